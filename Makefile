@@ -1,0 +1,32 @@
+# Everything runs in .venv, made once from the tested pins in constraints.txt.
+PYTHON ?= python3
+BIN := .venv/bin
+READY := .venv/ready
+
+.PHONY: test lint types demo benchmark clean
+
+test: $(READY) lint types
+	$(BIN)/python -m pytest -n 2
+
+lint: $(READY)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: $(READY)
+	$(BIN)/mypy
+
+demo: $(READY)
+	$(BIN)/python examples/digits.py
+
+benchmark: $(READY)
+	$(BIN)/python benchmarks/losses.py
+
+# torch comes first and by itself: its pin then satisfies whatever the other packages ask for.
+$(READY): pyproject.toml constraints.txt
+	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt torch
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
+	touch $@
+
+clean:
+	rm -rf .venv .mypy_cache .pytest_cache .ruff_cache .hypothesis

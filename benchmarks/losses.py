@@ -1,0 +1,121 @@
+"""Forward+backward time and memory of every loss, as ratios to `F.cross_entropy` in the same run.
+
+    python benchmarks/losses.py [--losses ce,cals-alm] [--repeat 30] [--threads 2] [--json FILE]
+
+Time: each loss takes turns with `F.cross_entropy`, and the ratio of the medians is printed. Memory:
+peak of what torch allocates during forward+backward beyond the logits themselves, gradient included,
+in units of the logits' size.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import sys
+import time
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+from torch.profiler import ProfilerActivity, profile
+
+from calibrant import LOSSES, create_loss
+
+SHAPES = [(4096, 1000), (128, 100), (8, 21, 256, 256)]
+PAIRWISE = "cpc"  # visits every pair of classes: O(K²) by definition
+BATCHWISE = ("mmce", "mmce-weighted", "kde-xe")  # have a term over the whole batch
+TOO_MANY_PAIRS = {("kde-xe", (8, 21, 256, 256)): "2.7e11 pairs of pixels"}
+
+LossFunction = Callable[[Tensor, Tensor], Tensor]
+
+
+def variants() -> dict[str, tuple[str, dict[str, object]]]:
+    """Every registered loss with its defaults, and CALS-ALM's other penalties."""
+    named: dict[str, tuple[str, dict[str, object]]] = {key: (key, {}) for key in LOSSES}
+    for penalty in ("p2", "p3"):
+        named[f"cals-alm[{penalty}]"] = ("cals-alm", {"penalty": penalty})
+    return named
+
+
+def step(function: LossFunction, logits: Tensor, target: Tensor) -> None:
+    logits.grad = None
+    function(logits, target).backward()
+
+
+def seconds(function: LossFunction, logits: Tensor, target: Tensor) -> float:
+    start = time.perf_counter()
+    step(function, logits, target)
+    return time.perf_counter() - start
+
+
+def ratio_of_times(
+    function: LossFunction, logits: Tensor, target: Tensor, repeat: int, budget: float = 20.0
+) -> tuple[float, float]:
+    """Median time over that of `F.cross_entropy`, measured in turns, and the latter in seconds."""
+    first = seconds(function, logits, target)
+    seconds(F.cross_entropy, logits, target)
+    repeat = max(3, min(repeat, int(budget / max(first, 1e-6))))
+    ours, torchs = [], []
+    for _ in range(repeat):
+        ours.append(seconds(function, logits, target))
+        torchs.append(seconds(F.cross_entropy, logits, target))
+    reference = statistics.median(torchs)
+    return statistics.median(ours) / reference, reference
+
+
+def peak_in_logits(function: LossFunction, logits: Tensor, target: Tensor) -> float:
+    """Peak extra memory of one step in units of the logits' size, from the allocator's own events."""
+    step(function, logits, target)
+    logits.grad = None
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as recorded:
+        step(function, logits, target)
+    level = peak = 0
+    events = recorded.profiler.kineto_results.events()
+    for event in sorted((e for e in events if e.name() == "[memory]"), key=lambda e: e.start_ns()):
+        level += event.nbytes()
+        peak = max(peak, level)
+    return peak / (logits.numel() * logits.element_size())
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--losses", default=",".join(variants()))
+    parser.add_argument("--repeat", type=int, default=30)
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    parser.add_argument("--json", help="also write the numbers to this file")
+    arguments = parser.parse_args()
+    torch.set_num_threads(arguments.threads)
+
+    chosen = {name: variants()[name] for name in arguments.losses.split(",")}
+    results: list[dict[str, object]] = []
+    print(f"torch {torch.__version__}, {arguments.threads} threads, float32; ratios to F.cross_entropy")
+    for shape in SHAPES:
+        torch.manual_seed(0)
+        logits = (3 * torch.randn(shape)).requires_grad_()
+        target = torch.randint(shape[1], shape[:1] + shape[2:])
+        reference = peak_in_logits(F.cross_entropy, logits, target)
+        print(f"\n{shape}\n{'loss':20}{'time':>8}{'memory in logits':>18}", flush=True)
+        for name, (key, hyperparameters) in chosen.items():
+            if (key, shape) in TOO_MANY_PAIRS:
+                print(f"{name:20}   not run: {TOO_MANY_PAIRS[key, shape]}")
+                continue
+            if sys.stderr.isatty():
+                print(f"measuring {name}", end="\r", file=sys.stderr, flush=True)
+            loss = create_loss(key, shape[1], **hyperparameters)
+            time_ratio, torch_seconds = ratio_of_times(loss, logits, target, arguments.repeat)
+            memory = peak_in_logits(loss, logits, target)
+            note = "O(K²)" if key == PAIRWISE else "over the batch" if key in BATCHWISE else ""
+            print(f"{name:20}{time_ratio:7.2f}x{memory:18.2f}  {note}", flush=True)
+            results.append(
+                {"shape": shape, "loss": name, "time_ratio": time_ratio, "memory_in_logits": memory}
+            )
+        print(f"{'F.cross_entropy':20}{1000 * torch_seconds:6.2f}ms{reference:18.2f}")
+    if arguments.json:
+        with open(arguments.json, "w") as file:
+            json.dump({"torch": torch.__version__, "results": results}, file, indent=1)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,150 @@
+"""One additive statistic behind calibration errors, reliability diagrams and AdaFocal's bins."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Self
+
+import torch
+from torch import Tensor
+
+from calibrant.kernels import Correctness, TopProbability, reduce_classes
+from calibrant.layout import Elements
+from calibrant.statistics import Statistics, sum_dtype
+
+_UNIFORM = 300  # so that 10, 12, 15, 20, 25, 30, 50 and 100 equal bins are unions of cells
+_PER_UNIT = 64  # cells per unit of log-odds: an over-confident network crowds into the last 1/300
+_LOW, _HIGH = -14, 30  # log-odds covered: confidence from 1e-6 to 1 - 1e-13
+
+
+@lru_cache
+def cell_edges(device: torch.device) -> Tensor:
+    """Edges of the cells ``(lo, hi]``: multiples of 1/300, and steps even in log-odds."""
+    dtype = sum_dtype(device)
+    uniform = torch.arange(_UNIFORM + 1, dtype=dtype, device=device) / _UNIFORM
+    # Half a step off, so that the two sets have no edge in common (they would meet at 1/2).
+    odds = torch.arange(_LOW * _PER_UNIT, _HIGH * _PER_UNIT, dtype=dtype, device=device)
+    return torch.cat([uniform, ((odds + 0.5) / _PER_UNIT).sigmoid()]).sort().values
+
+
+def _cell_of(confidence: Tensor) -> Tensor:
+    """The cell of each confidence.
+
+    The edges below a number are so many uniform ones and so many even in log-odds: arithmetic, where
+    a search through the sorted edges takes ten times longer. Rounding can miss by one, which a
+    look at the two edges around mends.
+    """
+    edges = cell_edges(confidence.device)
+    uniform = (confidence * _UNIFORM).ceil()
+    odds = (confidence.logit() * _PER_UNIT - 0.5 - _LOW * _PER_UNIT).ceil()
+    odds = odds.clamp(0, (_HIGH - _LOW) * _PER_UNIT)
+    cell = (uniform + odds).long().sub_(1).clamp_(0, len(edges) - 2)
+    exact = confidence.to(edges.dtype)
+    cell += (exact > edges[cell + 1]).long() - (exact <= edges[cell]).long()
+    return cell.clamp_(0, len(edges) - 2)
+
+
+@dataclass(frozen=True, eq=False)
+class Bins:
+    """Confidence and correctness in M bins.
+
+    Attributes:
+        edges: ``(M + 1,)``, never decreasing; bin b holds confidences in ``(edges[b], edges[b+1]]``.
+        count: ``(M,)``, elements per bin.
+        confidence: ``(M,)``, summed confidence per bin.
+        correct: ``(M,)``, number of correct elements per bin.
+    """
+
+    edges: Tensor
+    count: Tensor
+    confidence: Tensor
+    correct: Tensor
+
+    @property
+    def gap(self) -> Tensor:
+        """Mean confidence minus accuracy per bin, 0 where a bin is empty; above 0: over-confident."""
+        return (self.confidence - self.correct) / self.count.clamp_min(1)
+
+
+@dataclass(frozen=True, eq=False)
+class ConfidenceHistogram(Statistics):
+    """Confidence and correctness in some three thousand fine cells, whatever the number of elements.
+
+    Equal-width figures pooled from it are exact; equal-mass figures are exact up to cells that
+    straddle two bins.
+
+    Attributes:
+        count: ``(cells,)``, elements per cell.
+        confidence: ``(cells,)``, summed confidence per cell.
+        correct: ``(cells,)``, number of correct elements per cell.
+
+    >>> logits, target = torch.tensor([[2.0, 0.0], [0.0, 1.0]]), torch.tensor([0, 0])
+    >>> from calibrant.layout import arrange
+    >>> histogram = ConfidenceHistogram.of(arrange(logits, target))
+    >>> histogram.equal_width(2).count.tolist(), histogram.correct.sum().item()
+    ([0.0, 2.0], 1.0)
+    """
+
+    count: Tensor
+    confidence: Tensor
+    correct: Tensor
+
+    @classmethod
+    @torch.no_grad()
+    def of(cls, elements: Elements) -> Self:
+        """The histogram of the top class's probability, over the elements that are not ignored."""
+        confidence = reduce_classes(elements, TopProbability())
+        correct = reduce_classes(elements, Correctness())
+        dtype = sum_dtype(confidence.device)
+        weight = elements.valid.flatten().to(dtype)
+        confidence = torch.where(elements.valid, confidence, 1).flatten()
+        cell = _cell_of(confidence)
+
+        def total(values: Tensor) -> Tensor:
+            cells = values.new_zeros(len(cell_edges(values.device)) - 1)
+            return cells.index_add_(0, cell, values)
+
+        correct = correct.flatten().to(dtype) * weight
+        return cls(weight.sum(), total(weight), total(confidence.to(dtype) * weight), total(correct))
+
+    def equal_width(self, bins: int) -> Bins:
+        """Bins of equal width on ``(0, 1]``; exact.
+
+        Args:
+            bins: a divisor of 300.
+        """
+        if bins < 1 or _UNIFORM % bins:
+            divisors = [n for n in range(1, _UNIFORM + 1) if _UNIFORM % n == 0]
+            raise ValueError(f"equal-width bins must be a divisor of 300 ({divisors}), got {bins}")
+        edges = torch.arange(bins + 1, dtype=self.count.dtype, device=self.count.device) / bins
+        upper = cell_edges(self.count.device)[1:]
+        return self._pool(torch.bucketize(upper, edges[1:-1]), edges)
+
+    def equal_mass(self, bins: int) -> Bins:
+        """Bins of equal counts, as far as whole cells allow.
+
+        A cell goes where its middle element would go if the elements were sorted and cut into groups
+        whose sizes differ by at most one. Where more elements share a cell than a bin should hold,
+        some bins stay empty: they have no width.
+        """
+        before = self.count.cumsum(0) - self.count
+        middle = before + (self.count - 1) / 2
+        group = torch.arange(1, bins, dtype=self.count.dtype, device=self.count.device)
+        size = (self.samples / bins).floor()
+        ends = group * size + torch.minimum(group, self.samples - bins * size)
+        bin_of_cell = torch.bucketize(middle, ends, right=True)
+
+        cells = cell_edges(self.count.device)
+        filled = self.count > 0
+        lowest = torch.where(filled, cells[:-1], torch.inf).min().clamp_max(1)
+        upper = lowest.expand(bins).scatter_reduce(
+            0, bin_of_cell, torch.where(filled, cells[1:], lowest), "amax"
+        )
+        return self._pool(bin_of_cell, torch.cat([lowest.view(1), upper.cummax(0).values]))
+
+    def _pool(self, bin_of_cell: Tensor, edges: Tensor) -> Bins:
+        def total(values: Tensor) -> Tensor:
+            return values.new_zeros(len(edges) - 1).index_add_(0, bin_of_cell, values)
+
+        return Bins(edges, total(self.count), total(self.confidence), total(self.correct))

@@ -1,0 +1,43 @@
+"""Fused forward and backward passes; the losses choose them, users never see them."""
+
+from calibrant.kernels.reduction import Term, reduce_classes, sum_by_class
+from calibrant.kernels.terms import (
+    Correctness,
+    Discrimination,
+    Entropy,
+    Evaluation,
+    Evaluator,
+    Exclusion,
+    Formula,
+    LogLikelihood,
+    LowerProbability,
+    MarginPenalty,
+    MeanLogLikelihood,
+    Slope,
+    SquaredError,
+    TopProbability,
+    WeightedSum,
+    sum_over_classes,
+)
+
+__all__ = [
+    "Correctness",
+    "Discrimination",
+    "Entropy",
+    "Evaluation",
+    "Evaluator",
+    "Exclusion",
+    "Formula",
+    "LogLikelihood",
+    "LowerProbability",
+    "MarginPenalty",
+    "MeanLogLikelihood",
+    "Slope",
+    "SquaredError",
+    "Term",
+    "TopProbability",
+    "WeightedSum",
+    "reduce_classes",
+    "sum_by_class",
+    "sum_over_classes",
+]

@@ -1,0 +1,400 @@
+"""The numbers per element that losses are made of, each with its gradient written out.
+
+``l`` are the logits, ``s`` their softmax, ``y`` the label, ``1_y`` its one-hot vector.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from functools import reduce
+from operator import add
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from calibrant.kernels.block import Block
+from calibrant.kernels.reduction import Factor, Gradient, Linearization, Term
+
+# Pairs of classes held at once by `Exclusion`: bounds its memory, whatever K is.
+_PAIRS = 1 << 22
+
+
+def _add_at_maximum(block: Block, amount: Tensor, direction: Tensor) -> Tensor:
+    """Add an amount at the top class in place, shared evenly at a tie; writes over `shifted`."""
+    top = torch.eq(block.shifted, 0, out=block.shifted)
+    return direction.addcmul_(top, amount / top.sum(1, keepdim=True))
+
+
+class WeightedSum:
+    """``Σ_i c_i · term_i`` with fixed factors ``c``.
+
+    Args:
+        *parts: pairs ``(factor, term)``.
+    """
+
+    def __init__(self, *parts: tuple[float, Term]) -> None:
+        self.parts = parts
+
+    def value(self, block: Block) -> Tensor:
+        value = torch.zeros_like(block.total)
+        for factor, term in self.parts:
+            value = value + factor * term.value(block)
+        return value
+
+    def linearize(self, block: Block) -> Linearization:
+        value = torch.zeros_like(block.total)
+        parts = []
+        for weight, term in self.parts:
+            part = term.linearize(block)
+            value.add_(part.value, alpha=weight)
+            parts.append((weight, part.gradient))
+        return Linearization(
+            value, lambda factor: _sum([gradient(weight * factor) for weight, gradient in parts])
+        )
+
+
+class Formula:
+    """``function(term_1, term_2, …)``.
+
+    Args:
+        function: elementwise, from tensors ``(A, 1[, S])`` to the value and its partial derivatives.
+        *terms: its arguments.
+    """
+
+    def __init__(self, function: Callable[..., tuple[Tensor, ...]], *terms: Term) -> None:
+        self.function = function
+        self.terms = terms
+
+    def value(self, block: Block) -> Tensor:
+        return self.function(*(term.value(block) for term in self.terms))[0]
+
+    def linearize(self, block: Block) -> Linearization:
+        parts = [term.linearize(block) for term in self.terms]
+        value, *slopes = self.function(*(part.value for part in parts))
+        return Linearization(
+            value,
+            lambda factor: _sum([part.gradient(s * factor) for part, s in zip(parts, slopes, strict=True)]),
+        )
+
+
+def _sum(parts: list[Gradient]) -> Gradient:
+    along: Factor = 0.0
+    at_target: Factor | None = None
+    for part in parts:
+        along = along + part.along_softmax
+        if part.at_target is not None:
+            at_target = part.at_target if at_target is None else at_target + part.at_target
+    directions = [part.dense for part in parts if part.dense is not None]
+    if len(directions) < 2:
+        return Gradient(along, at_target, *directions)
+    return Gradient(along, at_target, lambda: reduce(add, (dense() for dense in directions)))
+
+
+class LogLikelihood:
+    """``log s_y``, or ``Σ t_k log s_k`` for probability targets; gradient ``1_y - s``."""
+
+    def value(self, block: Block) -> Tensor:
+        if block.soft:
+            mass = block.target.sum(1, keepdim=True)
+            return (block.target * block.shifted).sum(1, keepdim=True) - mass * block.total.log()
+        return block.shifted_at_target - block.total.log()
+
+    def linearize(self, block: Block) -> Linearization:
+        value = self.value(block)
+        if not block.soft:
+            return Linearization(value, lambda factor: Gradient(-factor, factor))
+        mass = block.target.sum(1, keepdim=True)
+        return Linearization(
+            value,
+            lambda factor: Gradient(
+                -factor * mass, dense=lambda: torch.mul(block.target, factor, out=block.new())
+            ),
+        )
+
+
+class MeanLogLikelihood:
+    """``mean_k w_k log s_k``; gradient ``(w_k - s_k Σ_j w_j) / K``.
+
+    Args:
+        weight: one factor per class, shaped like a class axis; None for ones.
+    """
+
+    def __init__(self, weight: Tensor | None = None) -> None:
+        self.weight = weight
+
+    def value(self, block: Block) -> Tensor:
+        if self.weight is None:
+            return block.shifted.mean(1, keepdim=True) - block.total.log()
+        weighted = (self.weight * block.shifted).mean(1, keepdim=True)
+        return weighted - self.weight.mean() * block.total.log()
+
+    def linearize(self, block: Block) -> Linearization:
+        classes = block.shifted.shape[1]
+        weight = torch.ones_like(block.total[:1]) if self.weight is None else self.weight
+        mean = 1.0 if self.weight is None else self.weight.mean()
+        return Linearization(
+            self.value(block),
+            lambda factor: Gradient(-factor * mean, dense=lambda: weight * (factor / classes)),
+        )
+
+
+class TopProbability:
+    """``r = max_k s_k``, the confidence; gradient ``r (1_top - s)``, shared evenly at a tie."""
+
+    def value(self, block: Block) -> Tensor:
+        return block.total.reciprocal()
+
+    def linearize(self, block: Block) -> Linearization:
+        value = self.value(block)
+
+        def gradient(factor: Factor) -> Gradient:
+            amount = value * factor
+            return Gradient(
+                -amount,
+                dense=lambda: _add_at_maximum(block, amount, torch.zeros_like(block.shifted)),
+            )
+
+        return Linearization(value, gradient)
+
+
+class Correctness:
+    """1 where the first of the top classes is the true one, else 0; without a gradient."""
+
+    def value(self, block: Block) -> Tensor:
+        return (block.prediction == block.target).to(block.total.dtype)
+
+    def linearize(self, block: Block) -> Linearization:
+        return Linearization(self.value(block), lambda factor: Gradient())
+
+
+class Entropy:
+    """``H = -Σ s_k log s_k``; gradient ``-s_k (log s_k + H)``."""
+
+    def value(self, block: Block) -> Tensor:
+        product = block.exponential * block.shifted
+        return block.total.log() - product.sum(1, keepdim=True) / block.total
+
+    def linearize(self, block: Block) -> Linearization:
+        product = torch.mul(block.exponential, block.shifted, out=block.new())
+        mean_shifted = product.sum(1, keepdim=True) / block.total
+        return Linearization(
+            block.total.log() - mean_shifted,
+            lambda factor: Gradient(factor * mean_shifted, dense=lambda: product.mul_(-factor / block.total)),
+        )
+
+
+class SquaredError:
+    """``Σ (s_k - t_k)²``; gradient ``2 s_k (r_k - Σ_j s_j r_j)`` with ``r = s - t``.
+
+    For labels it is put together from ``s_k²`` of the other classes and ``1 - p``, neither of which loses
+    digits where ``p`` is near 1.
+    """
+
+    def value(self, block: Block) -> Tensor:
+        if block.soft:
+            residual = block.exponential / block.total - block.target
+            return residual.square().sum(1, keepdim=True)
+        others = self._others(block).sum(1, keepdim=True)
+        return others / block.total.square() + self._doubt(block).square()
+
+    def linearize(self, block: Block) -> Linearization:
+        if block.soft:
+            probability = torch.div(block.exponential, block.total, out=block.new())
+            residual = torch.sub(probability, block.target, out=block.new())
+            product = probability.mul_(residual)
+            mean = product.sum(1, keepdim=True)
+            return Linearization(
+                residual.square_().sum(1, keepdim=True),
+                lambda factor: Gradient(-2 * factor * mean, dense=lambda: product.mul_(2 * factor)),
+            )
+        others, doubt = self._others(block), self._doubt(block)
+        scale = block.total.square().reciprocal()
+        sum_of_others = others.sum(1, keepdim=True) * scale
+        spread = (1 - doubt) * doubt
+        return Linearization(
+            sum_of_others + doubt.square(),
+            lambda factor: Gradient(
+                -2 * factor * (sum_of_others - spread),
+                -2 * factor * spread,
+                lambda: others.mul_(2 * factor * scale),
+            ),
+        )
+
+    @staticmethod
+    def _doubt(block: Block) -> Tensor:
+        """``1 - p``."""
+        return -(block.shifted_at_target - block.total.log()).expm1()
+
+    @staticmethod
+    def _others(block: Block) -> Tensor:
+        """``exponential²``, 0 at the true class."""
+        squared = torch.mul(block.exponential, block.exponential, out=block.new())
+        return squared.scatter_(1, block.target, torch.zeros_like(block.total))
+
+
+class LowerProbability:
+    """The probability of classes ranked strictly below the true one, for dual focal losses.
+
+    A weighted sum ``q = Σ a_k s_k`` with constant ``a``; gradient ``s_k (a_k - q)``. At a tie the
+    weight is shared evenly. Ranks that do not exist count as probability 0.
+
+    Args:
+        ranks: the mean over these ranks among the classes below, 1 for the best of them; empty for
+            the mean over all of them.
+    """
+
+    def __init__(self, ranks: tuple[int, ...]) -> None:
+        self.ranks = ranks
+
+    def value(self, block: Block) -> Tensor:
+        chosen = self._chosen(block, self._below(block))
+        return (chosen * block.exponential).sum(1, keepdim=True) / block.total
+
+    def linearize(self, block: Block) -> Linearization:
+        below = self._below(block)
+        if self.ranks == (1,):
+            # Where nothing is below, the best is 0, and so is what its hits are multiplied with.
+            best = below.amax(1, keepdim=True)
+            value = best / block.total
+            product = torch.eq(below, best, out=below)
+            share = value / product.sum(1, keepdim=True)
+        else:
+            product = self._chosen(block, below).mul_(block.exponential)
+            value = product.sum(1, keepdim=True) / block.total
+            share = block.total.reciprocal()
+        return Linearization(
+            value,
+            lambda factor: Gradient(-factor * value, dense=lambda: product.mul_(share * factor)),
+        )
+
+    @staticmethod
+    def _below(block: Block) -> Tensor:
+        """`exponential` where the class is below the true one, 0 elsewhere."""
+        below = block.indicator(torch.lt, block.shifted, block.shifted_at_target)
+        return below.mul_(block.exponential.detach())
+
+    def _chosen(self, block: Block, below: Tensor) -> Tensor:
+        """The weights ``a``, ``(A, K[, S])``."""
+        if not self.ranks:
+            present = block.indicator(torch.gt, below, 0)
+            return present.div_(present.sum(1, keepdim=True).clamp_min(1))
+        ranked = below.topk(max(self.ranks), dim=1).values
+        weights = torch.zeros_like(below)
+        for rank in self.ranks:
+            best = ranked.narrow(1, rank - 1, 1)
+            hits = block.indicator(torch.eq, below, best)
+            # Where the rank does not exist `best` is 0 and meets every class that is not below.
+            exists = (best > 0).to(best.dtype)
+            weights.addcmul_(hits, exists / (len(self.ranks) * hits.sum(1, keepdim=True)))
+        return weights
+
+
+Slope = tuple[Tensor, Factor]
+"""Slopes ``(A, K[, S])`` as a tensor and what to multiply it with: a number, or one per class."""
+
+Evaluation = tuple[Tensor, Callable[[], Slope]]
+"""A penalty summed over classes, ``(A, 1[, S])``, and how to get its slopes, once, when the sum has been
+used: they may be written over what it was made of."""
+
+Evaluator = Callable[[Tensor, Callable[[], Tensor | None]], Evaluation]
+"""A penalty with its parameters fixed, from logits minus their maximum, ``(A, K[, S])``, and where to write
+results of that shape."""
+
+
+def sum_over_classes(values: Tensor, weight: Factor) -> Tensor:
+    """``Σ_k w_k x_k``, ``(A, 1[, S])``, for one weight per class ``(1, K[, 1])`` or for all."""
+    if not isinstance(weight, Tensor):
+        return values.sum(1, keepdim=True) * weight
+    if torch.compiler.is_compiling() or torch.is_grad_enabled():
+        return (values * weight).sum(1, keepdim=True)
+    # A matrix product saves a pass. Autocast would round it, and is off where this runs.
+    return values @ weight.T if values.ndim == 2 else weight.transpose(1, 2) @ values
+
+
+class MarginPenalty:
+    """``Σ_k P_k(z_k)``, ``z_k = (max_j l_j - l_k - margin) / unit``.
+
+    The gradient is ``-P'_k / unit``, and ``Σ P' / unit`` at the maximum, shared evenly at a tie.
+
+    Args:
+        penalty: computes ``P`` and ``P'`` from the logits.
+        margin: logit distance allowed.
+        unit: logit distance in which violations are measured.
+    """
+
+    def __init__(self, penalty: Evaluator, *, margin: float, unit: float) -> None:
+        self.penalty = penalty
+        self.margin = margin
+        self.unit = unit
+
+    def value(self, block: Block) -> Tensor:
+        return self.penalty(block.shifted, block.new)[0]
+
+    def linearize(self, block: Block) -> Linearization:
+        value, slope_of = self.penalty(block.shifted, block.new)
+
+        def dense(factor: Factor) -> Tensor:
+            slope, weight = slope_of()
+            weight = weight * (-factor / self.unit)
+            total = sum_over_classes(slope, weight)
+            return _add_at_maximum(block, -total, slope.mul_(weight))
+
+        return Linearization(value, lambda factor: Gradient(dense=lambda: dense(factor)))
+
+    def slope_and_violation(self, shifted: Tensor) -> tuple[Tensor, Tensor]:
+        """``P'`` and ``z``, both ``(A, K[, S])``."""
+        violation = torch.rsub(shifted, -self.margin / self.unit, alpha=1 / self.unit)
+        slope, weight = self.penalty(shifted, lambda: None)[1]()
+        return slope * weight, violation
+
+
+class Discrimination:
+    """``-Σ_{j≠y} log σ(l_y - l_j)``; gradient ``σ(l_j - l_y)``, and minus their sum at ``y``."""
+
+    def value(self, block: Block) -> Tensor:
+        # The true class against itself would add log 2: taken out before summing, not after.
+        others = F.logsigmoid(block.shifted_at_target - block.shifted)
+        return -others.scatter(1, block.target, torch.zeros_like(block.total)).sum(1, keepdim=True)
+
+    def linearize(self, block: Block) -> Linearization:
+        slope = torch.sub(block.shifted, block.shifted_at_target, out=block.new()).sigmoid_()
+        slope.scatter_(1, block.target, torch.zeros_like(block.total))
+        slope.scatter_(1, block.target, -slope.sum(1, keepdim=True))
+        return Linearization(self.value(block), lambda factor: Gradient(dense=lambda: slope.mul_(factor)))
+
+
+class Exclusion:
+    """``-½ Σ_{i≠y} Σ_{j≠y,j≠i} log σ(l_i - l_j)``; gradient ``½ Σ_{j≠y} tanh((l_i - l_j) / 2)``.
+
+    All pairs are visited, a bounded number at a time.
+    """
+
+    def value(self, block: Block) -> Tensor:
+        # log σ(inf) = 0 takes every pair with the true class out of the sum.
+        left = block.shifted.scatter(1, block.target, torch.inf)
+        right = block.shifted.scatter(1, block.target, -torch.inf)
+        total = torch.zeros_like(block.total)
+        for start, length in self._parts(left):
+            pairs = F.logsigmoid(left.narrow(1, start, length).unsqueeze(2) - right.unsqueeze(1))
+            total = total - pairs.sum((1, 2)).unsqueeze(1)
+        # A class against itself adds log 2, once for each of the K - 1 others.
+        return 0.5 * (total - (left.shape[1] - 1) * math.log(2))
+
+    def linearize(self, block: Block) -> Linearization:
+        half = block.shifted * 0.5
+        slope = -(half - half.gather(1, block.target)).tanh()
+        for start, length in self._parts(half):
+            pairs = half.narrow(1, start, length).unsqueeze(2) - half.unsqueeze(1)
+            slope.narrow(1, start, length).add_(pairs.tanh_().sum(2))
+        slope.scatter_(1, block.target, torch.zeros_like(block.total))
+        return Linearization(
+            self.value(block), lambda factor: Gradient(dense=lambda: slope.mul_(0.5 * factor))
+        )
+
+    @staticmethod
+    def _parts(shifted: Tensor) -> list[tuple[int, int]]:
+        classes = shifted.shape[1]
+        step = max(1, min(classes, _PAIRS // max(1, shifted.numel())))
+        return [(start, min(step, classes - start)) for start in range(0, classes, step)]

@@ -1,0 +1,105 @@
+"""Calibration losses, by key."""
+
+from __future__ import annotations
+
+from difflib import get_close_matches
+from typing import Any
+
+from calibrant.losses.adaptation import adapt_on
+from calibrant.losses.adaptive_focal import AdaDualFocal, AdaFocal, CalFocal
+from calibrant.losses.base import AdaptiveLoss, Loss
+from calibrant.losses.brier import Brier
+from calibrant.losses.confidence_penalty import ConfidencePenalty
+from calibrant.losses.cross_entropy import CrossEntropy
+from calibrant.losses.dirichlet_kernel import DirichletKernelCalibration
+from calibrant.losses.dual_focal import DualFocal
+from calibrant.losses.focal import Focal, InverseFocal, SampleDependentFocal
+from calibrant.losses.heuristic import HeuristicMultipliers
+from calibrant.losses.kernel_calibration import KernelCalibration, WeightedKernelCalibration
+from calibrant.losses.label_smoothing import LabelSmoothing
+from calibrant.losses.lagrangian import AugmentedLagrangian
+from calibrant.losses.margin_smoothing import MarginSmoothing
+from calibrant.losses.pairwise_constraints import PairwiseConstraints
+from calibrant.losses.penalties import PENALTIES, Penalty
+
+__all__ = [
+    "LOSSES",
+    "PENALTIES",
+    "AdaDualFocal",
+    "AdaFocal",
+    "AdaptiveLoss",
+    "AugmentedLagrangian",
+    "Brier",
+    "CalFocal",
+    "ConfidencePenalty",
+    "CrossEntropy",
+    "DirichletKernelCalibration",
+    "DualFocal",
+    "Focal",
+    "HeuristicMultipliers",
+    "InverseFocal",
+    "KernelCalibration",
+    "LabelSmoothing",
+    "Loss",
+    "MarginSmoothing",
+    "PairwiseConstraints",
+    "Penalty",
+    "SampleDependentFocal",
+    "WeightedKernelCalibration",
+    "adapt_on",
+    "create_loss",
+]
+
+LOSSES: dict[str, type[Loss]] = {
+    "ce": CrossEntropy,
+    "ls": LabelSmoothing,
+    "ecp": ConfidencePenalty,
+    "brier": Brier,
+    "focal": Focal,
+    "flsd": SampleDependentFocal,
+    "inverse-focal": InverseFocal,
+    "dual-focal": DualFocal,
+    "mbls": MarginSmoothing,
+    "cpc": PairwiseConstraints,
+    "mmce": KernelCalibration,
+    "mmce-weighted": WeightedKernelCalibration,
+    "kde-xe": DirichletKernelCalibration,
+    "cals-alm": AugmentedLagrangian,
+    "cals-hr": HeuristicMultipliers,
+    "adafocal": AdaFocal,
+    "ada-dual-focal": AdaDualFocal,
+    "calfocal": CalFocal,
+}
+"""Every loss by its key."""
+
+
+def create_loss(key: str, num_classes: int, **hyperparameters: Any) -> Loss:
+    """The loss of that key.
+
+    Args:
+        key: one of `LOSSES`.
+        num_classes: K.
+        **hyperparameters: keyword arguments of the loss's class.
+
+    Raises:
+        ValueError: an unknown key.
+        TypeError: an unknown hyper-parameter.
+
+    >>> create_loss("cals-alm", 10, margin=6, penalty="p2")
+    AugmentedLagrangian(10, margin=6.0, penalty='p2')
+    """
+    if key not in LOSSES:
+        raise ValueError(f"unknown loss {key!r}{_nearest(key, LOSSES)}; known: {', '.join(LOSSES)}")
+    valid = LOSSES[key].hyperparameters()
+    for name in hyperparameters:
+        if name not in valid:
+            raise TypeError(
+                f"loss {key!r} has no hyper-parameter {name!r}{_nearest(name, valid)}; "
+                f"it takes: {', '.join(valid)}"
+            )
+    return LOSSES[key](num_classes, **hyperparameters)
+
+
+def _nearest(word: str, known: Any) -> str:
+    near = get_close_matches(word, known, n=1)
+    return f", did you mean {near[0]!r}?" if near else ""

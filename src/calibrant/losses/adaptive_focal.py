@@ -1,0 +1,230 @@
+"""Focal losses whose exponent follows the validation set's calibration, bin by bin."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from typing import Unpack
+
+import torch
+from torch import Tensor
+
+from calibrant.histogram import Bins, ConfidenceHistogram
+from calibrant.kernels import Formula, LogLikelihood, LowerProbability, reduce_classes
+from calibrant.layout import Elements
+from calibrant.losses.base import AdaptiveLoss, Shared, in_range, one_of, ordered_pair
+from calibrant.losses.focal import modulate, modulate_with_slopes
+from calibrant.statistics import Statistics
+
+
+class BinnedFocal(AdaptiveLoss):
+    """A focal loss with an exponent per confidence bin of the validation set.
+
+    Training elements are looked up by the probability of their true class, which is not
+    differentiated there: below the lowest edge they use the first bin, above the highest the last. A
+    pass regroups the validation confidences into bins of equal mass, from a histogram of fixed size.
+
+    Attributes:
+        gamma: ``(bins,)``, the exponents.
+        edges: ``(bins + 1,)``, bin b being ``(edges[b], edges[b+1]]``; equal widths at the start.
+    """
+
+    gamma: Tensor
+    edges: Tensor
+
+    def __init__(
+        self, num_classes: int, *, bins: int, initial_gamma: float, **shared: Unpack[Shared]
+    ) -> None:
+        super().__init__(num_classes, **shared)
+        self.bins = int(in_range("bins", bins, 1))
+        self.initial_gamma = initial_gamma
+        self.register_learned("gamma", [initial_gamma] * self.bins)
+        self.register_learned("edges", [b / self.bins for b in range(self.bins + 1)])
+
+    def bin_of(self, probability: Tensor) -> Tensor:
+        """The bin in which each probability is looked up; never one without width."""
+        # Above the highest edge, its first occurrence ends the last bin with a width; a probability
+        # on or below the lowest edge counts as just above it, where the first such bin begins.
+        lowest = torch.nextafter(self.edges[0], self.edges[-1])
+        inside = probability.to(self.edges.dtype).clamp(lowest, self.edges[-1])
+        return torch.bucketize(inside, self.edges) - 1
+
+    def measure(self, logits: Tensor, target: Tensor) -> ConfidenceHistogram:
+        return ConfidenceHistogram.of(self.elements(logits, target))
+
+    def update(self, statistics: Statistics) -> None:
+        assert isinstance(statistics, ConfidenceHistogram)
+        bins = statistics.equal_mass(self.bins)
+        self.edges.copy_(bins.edges)
+        self.update_bins(bins)
+
+    @abstractmethod
+    def update_bins(self, bins: Bins) -> None:
+        """Move the state of the bins that hold elements, in place."""
+
+
+class AdaFocal(BinnedFocal):
+    """AdaFocal (key ``adafocal``): ``-(1-p)^γ log p``, or ``-(1+p)^|γ| log p`` where γ < 0.
+
+    After each pass, with mean confidence C and accuracy A of a validation bin,
+    ``γ ← γ exp(±rate (C - A))``, + for γ > 0 and - for γ < 0: over-confidence raises γ. γ is clipped to
+    ``gamma_range``, and where ``|γ| < switch_at`` it changes sign: ``-switch_at`` coming from above and
+    ``+switch_at`` from below. Bins without elements keep their γ.
+
+    Ghosh, Schaaf and Gormley, *AdaFocal: Calibration-aware Adaptive Focal Loss*, NeurIPS 2022.
+
+    Shape: logits ``(B, K, *S)``; labels ``(B, *S)``.
+
+    Args:
+        num_classes: K.
+        bins: number of bins.
+        rate: λ of the paper, how strongly γ answers a gap.
+        gamma_range: bounds of γ.
+        switch_at: |γ| below which focal and inverse focal loss change places; 0 for never.
+        initial_gamma: γ at the start.
+        **shared: see `Loss`.
+
+    >>> import torch
+    >>> loss = AdaFocal(2, bins=1)
+    >>> logits, target = torch.tensor([[9.0, 0.0], [9.0, 0.0]]), torch.tensor([0, 1])
+    >>> loss.observe(logits, target)
+    >>> _ = loss.adapt()
+    >>> round(loss.gamma.item(), 3)  # half of it wrong at full confidence: exp(1 - 0.5)
+    1.649
+    """
+
+    def __init__(
+        self,
+        num_classes: int,
+        *,
+        bins: int = 15,
+        rate: float = 1.0,
+        gamma_range: tuple[float, float] = (-2.0, 20.0),
+        switch_at: float = 0.2,
+        initial_gamma: float = 1.0,
+        **shared: Unpack[Shared],
+    ) -> None:
+        super().__init__(num_classes, bins=bins, initial_gamma=initial_gamma, **shared)
+        self.rate = in_range("rate", rate)
+        self.gamma_range = ordered_pair("gamma_range", gamma_range)
+        self.switch_at = in_range("switch_at", switch_at)
+        low, high = self.gamma_range
+        if switch_at and not (low <= -switch_at and switch_at <= high):
+            raise ValueError(
+                f"gamma_range={gamma_range} must hold both -switch_at and switch_at ({switch_at}); "
+                "pass switch_at=0 to keep the sign of gamma"
+            )
+        if not (initial_gamma and low <= initial_gamma <= high):
+            raise ValueError(
+                f"initial_gamma must not be 0 and must lie in gamma_range={gamma_range}, got {initial_gamma}"
+            )
+
+    def per_sample(self, elements: Elements) -> Tensor:
+        log_likelihood = reduce_classes(elements, LogLikelihood())
+        gamma = self.gamma_of(log_likelihood)
+        doubt = -log_likelihood.expm1()
+        return modulate(log_likelihood, torch.where(gamma >= 0, doubt, 2 - doubt), gamma.abs())
+
+    def gamma_of(self, log_likelihood: Tensor) -> Tensor:
+        """The exponent of each element, by the bin of its probability of the true class."""
+        return self.gamma[self.bin_of(log_likelihood.detach().exp())].to(log_likelihood.dtype)
+
+    def update_bins(self, bins: Bins) -> None:
+        sign = self.gamma.sign()
+        moved = self.gamma * (sign * self.rate * bins.gap).exp()
+        moved = moved.clamp(*self.gamma_range)
+        moved = torch.where(moved.abs() < self.switch_at, -sign * self.switch_at, moved)
+        self.gamma.copy_(torch.where(bins.count > 0, moved, self.gamma))
+
+
+class AdaDualFocal(AdaFocal):
+    """AdaDualFocal (key ``ada-dual-focal``): `AdaFocal` on the gap of `DualFocal`.
+
+    ``-(1-p+q)^γ log p``, or ``-(1+p-q)^|γ| log p`` where γ < 0, with ``q`` the best probability strictly
+    below p. The bin is that of p.
+
+    Tao, Dong and Xu, *Dual Focal Loss for Calibration*, ICML 2023. (In its public code the update is
+    never reached; here it is.)
+
+    Shape and arguments as `AdaFocal`.
+
+    >>> import torch
+    >>> logits, target = torch.tensor([[2.0, 1.0, 0.0]]), torch.tensor([0])
+    >>> round(AdaDualFocal(3)(logits, target).item(), 4)
+    0.2362
+    """
+
+    def per_sample(self, elements: Elements) -> Tensor:
+        formula = Formula(self._dual_focal, LogLikelihood(), LowerProbability((1,)))
+        return reduce_classes(elements, formula)
+
+    def _dual_focal(self, log_likelihood: Tensor, lower: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        gamma = self.gamma_of(log_likelihood)
+        sign = torch.where(gamma >= 0, 1.0, -1.0).to(gamma.dtype)
+        minus_doubt = log_likelihood.expm1()
+        base = (1 - sign) + sign * (lower - minus_doubt)
+        value, direct, by_base = modulate_with_slopes(log_likelihood, base, gamma.abs())
+        by_base = sign * by_base
+        return value, direct - by_base * (1 + minus_doubt), by_base
+
+
+class CalFocal(BinnedFocal):
+    """CalFocal (key ``calfocal``): ``-(1-p)^γ log p`` with γ read off the validation gap.
+
+    ``γ = exp(rate (p - A_b))`` for each sample, or ``γ_b = exp(rate (C_b - A_b))`` for each bin, with mean
+    confidence C and accuracy A of the validation bin. γ is not differentiated, and is 1 before the
+    first pass.
+
+    Ghosh, Schaaf and Gormley, *AdaFocal: Calibration-aware Adaptive Focal Loss*, NeurIPS 2022,
+    section 4.
+
+    Shape: logits ``(B, K, *S)``; labels ``(B, *S)``.
+
+    Args:
+        num_classes: K.
+        bins: number of bins.
+        rate: λ of the paper.
+        per: ``"sample"`` or ``"bin"``.
+        **shared: see `Loss`.
+
+    Attributes:
+        accuracy: ``(bins,)``, accuracy of the validation bins.
+
+    >>> import torch
+    >>> loss = CalFocal(2, bins=1, per="bin")
+    >>> loss.observe(torch.tensor([[9.0, 0.0], [9.0, 0.0]]), torch.tensor([0, 1]))
+    >>> _ = loss.adapt()
+    >>> round(loss.gamma.item(), 1)  # exp(10 · 0.5)
+    148.2
+    """
+
+    accuracy: Tensor
+
+    def __init__(
+        self,
+        num_classes: int,
+        *,
+        bins: int = 15,
+        rate: float = 10.0,
+        per: str = "sample",
+        **shared: Unpack[Shared],
+    ) -> None:
+        super().__init__(num_classes, bins=bins, initial_gamma=1.0, **shared)
+        self.rate = in_range("rate", rate)
+        self.per = one_of("per", per, ["sample", "bin"])
+        self.register_learned("accuracy", [0.0] * self.bins)
+
+    def per_sample(self, elements: Elements) -> Tensor:
+        log_likelihood = reduce_classes(elements, LogLikelihood())
+        probability = log_likelihood.detach().exp()
+        index = self.bin_of(probability)
+        gamma = self.gamma[index]
+        if self.per == "sample":
+            adapted = (self.rate * (probability - self.accuracy[index])).exp()
+            gamma = torch.where(self.passes > 0, adapted, gamma)
+        return modulate(log_likelihood, -log_likelihood.expm1(), gamma.to(log_likelihood.dtype))
+
+    def update_bins(self, bins: Bins) -> None:
+        filled = bins.count > 0
+        accuracy = bins.correct / bins.count.clamp_min(1)
+        self.accuracy.copy_(torch.where(filled, accuracy, self.accuracy))
+        self.gamma.copy_(torch.where(filled, (self.rate * bins.gap).exp(), self.gamma))

@@ -1,0 +1,329 @@
+"""The two contracts: a loss, and a loss that learns from the validation set."""
+
+from __future__ import annotations
+
+import inspect
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import ClassVar, Literal, Self, TypedDict, TypeVar, Unpack, get_args
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from calibrant.layout import Elements, along_classes, arrange, computing_dtype
+from calibrant.statistics import Statistics, sum_dtype
+
+Reduction = Literal["mean", "sum", "none"]
+
+T = TypeVar("T")
+
+
+class Shared(TypedDict, total=False):
+    """The arguments that every loss takes."""
+
+    reduction: Reduction
+    ignore_index: int
+    class_weight: Tensor | Sequence[float] | None
+
+
+class Loss(nn.Module, ABC):
+    """A drop-in for `torch.nn.CrossEntropyLoss`: logits and targets in, a scalar out.
+
+    Subclasses write `per_sample`, and `over_batch` where a term does not split over samples.
+
+    Args:
+        num_classes: K, the size of the logits' axis 1.
+        reduction: ``"mean"`` over elements that are not ignored, ``"sum"``, or ``"none"`` for the
+            target's shape with 0 where ignored.
+        ignore_index: label of elements that count for nothing: no loss, no gradient, no statistics.
+        class_weight: ``(K,)``, how much an element of each class counts, as the ``weight`` of
+            `torch.nn.CrossEntropyLoss`: the mean divides by the sum of the weights of the elements
+            (for probability targets, by their number).
+
+    Shape:
+        logits ``(B, K, *S)`` in any floating type (16-bit types are computed in float32); integer
+        target ``(B, *S)``, or probabilities ``(B, K, *S)`` where `accepts_probabilities`. The result
+        is float64 for float64 logits, else float32.
+    """
+
+    accepts_probabilities: ClassVar[bool] = False
+
+    class_weight: Tensor | None
+
+    def __init__(
+        self,
+        num_classes: int,
+        *,
+        reduction: Reduction = "mean",
+        ignore_index: int = -100,
+        class_weight: Tensor | Sequence[float] | None = None,
+    ) -> None:
+        super().__init__()
+        if isinstance(num_classes, bool) or not isinstance(num_classes, int) or num_classes < 2:
+            raise ValueError(f"num_classes must be an integer of at least 2, got {num_classes!r}")
+        self.num_classes = num_classes
+        self.reduction = one_of("reduction", reduction, get_args(Reduction))
+        self.ignore_index = ignore_index
+        if class_weight is not None:
+            class_weight = torch.as_tensor(class_weight, dtype=torch.get_default_dtype()).clone()
+            if class_weight.shape != (num_classes,) or not bool((class_weight >= 0).all()):
+                raise ValueError(
+                    f"class_weight must hold num_classes={num_classes} numbers of at least 0, "
+                    f"got shape {tuple(class_weight.shape)}: {class_weight.tolist()}"
+                )
+        self.register_buffer("class_weight", class_weight)
+
+    @abstractmethod
+    def per_sample(self, elements: Elements) -> Tensor:
+        """The loss of each element, unweighted.
+
+        Returns:
+            ``(A[, S])``. What stands at ignored elements is thrown away.
+        """
+
+    def over_batch(self, elements: Elements) -> Tensor | None:
+        """A scalar that depends on the batch as a whole; it is added to every element's loss."""
+        return None
+
+    def forward(self, logits: Tensor, target: Tensor) -> Tensor:
+        """The reduced loss; see the class for shapes."""
+        elements = self.elements(logits, target)
+        valid = elements.valid
+        if self.reduction == "mean" and elements.all_valid and self.class_weight is None:
+            elements = replace(elements, expected=1 / max(1, valid.numel()))
+        values, weights = self._weighted(elements)
+        if not elements.all_valid:
+            values = torch.where(valid, values, 0)
+        if self.reduction == "none":
+            return values.reshape(logits.shape[:1] + logits.shape[2:])
+        if self.reduction == "sum":
+            return values.sum()
+        if weights is None and elements.all_valid:
+            return values.sum() * elements.expected
+        if weights is None or elements.soft:
+            count = valid.sum().to(values.dtype)
+        else:
+            count = torch.where(valid, weights, 0).sum()
+        # Nothing valid: 0 / 1, whose gradient is 0, where 0 / 0 would be NaN.
+        return values.sum() / torch.where(count > 0, count, 1)
+
+    def _weighted(self, elements: Elements) -> tuple[Tensor, Tensor | None]:
+        """The elements' losses times their class weights, and those weights."""
+        weights = None
+        if self.class_weight is not None:
+            target = elements.target
+            if elements.soft:
+                # w·t = (Σ w·t) · (a distribution again), so that cross-entropy comes out as torch's.
+                target = target * along_classes(self.class_weight, target)
+                weights = target.sum(1)
+                target = target / torch.where(weights > 0, weights, 1).unsqueeze(1)
+                elements = replace(elements, target=target)
+            else:
+                weights = self.class_weight.to(computing_dtype(elements.logits))[target]
+        values = self.per_sample(elements)
+        batch_term = self.over_batch(elements)
+        if batch_term is not None:
+            values = values + batch_term
+        return (values if weights is None else values * weights), weights
+
+    def elements(self, logits: Tensor, target: Tensor) -> Elements:
+        """The batch, checked against this loss; see `calibrant.layout.arrange` for the errors."""
+        state = next(self.buffers(), None)
+        if state is not None and state.device != logits.device:
+            raise ValueError(
+                f"logits are on {logits.device}, but the state of this loss is on {state.device}: "
+                f"call loss.to({str(logits.device)!r})"
+            )
+        return arrange(
+            logits,
+            target,
+            num_classes=self.num_classes,
+            ignore_index=self.ignore_index,
+            soft=self.accepts_probabilities,
+        )
+
+    def observe(self, logits: Tensor, target: Tensor) -> None:
+        """Take a validation batch into account; nothing to do for a loss that does not adapt."""
+
+    def adapt(self, group: dist.ProcessGroup | None = None) -> Statistics | None:
+        """Learn from what was observed; nothing to do for a loss that does not adapt."""
+        return None
+
+    def forget(self) -> None:
+        """Drop what was observed; nothing to do for a loss that does not adapt."""
+
+    @classmethod
+    def hyperparameters(cls) -> dict[str, inspect.Parameter]:
+        """The keyword arguments of this loss, its own first; each is also an attribute."""
+        found: dict[str, inspect.Parameter] = {}
+        for ancestor in cls.__mro__:
+            if "__init__" in vars(ancestor) and issubclass(ancestor, Loss):
+                parameters = inspect.signature(ancestor.__init__).parameters
+                named = {k: p for k, p in parameters.items() if p.kind is p.KEYWORD_ONLY}
+                found = {**found, **{k: p for k, p in named.items() if k not in found}}
+                if not any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
+                    break
+        return found
+
+    def extra_repr(self) -> str:
+        """The class count and the hyper-parameters that differ from their defaults."""
+        changed = [
+            f"{name}={getattr(self, name)!r}"
+            for name, parameter in self.hyperparameters().items()
+            if name != "class_weight" and getattr(self, name) != parameter.default
+        ]
+        if self.class_weight is not None:
+            changed.append(f"class_weight={self.class_weight.tolist()}")
+        return ", ".join([str(self.num_classes), *changed])
+
+
+class AdaptiveLoss(Loss):
+    """A loss whose buffers move with the validation set.
+
+    ``observe`` the validation batches, then ``adapt`` once; nothing else ever moves the state. What
+    is learned lives in persistent float64 buffers: saved, moved with the module, the same on every
+    rank. What is observed is a plain attribute: sums of fixed size, never saved and never broadcast.
+
+    Subclasses write `measure` and `update`.
+
+    Attributes:
+        passes: how many times the loss has adapted.
+    """
+
+    passes: Tensor
+
+    def __init__(self, num_classes: int, **shared: Unpack[Shared]) -> None:
+        super().__init__(num_classes, **shared)
+        self.register_buffer("passes", torch.zeros((), dtype=torch.int64))
+        self._observed: Statistics | None = None
+
+    @abstractmethod
+    def measure(self, logits: Tensor, target: Tensor) -> Statistics:
+        """Additive sums of a batch under the current state; must not change anything.
+
+        Takes what `forward` takes. An empty batch gives the neutral element.
+        """
+
+    @abstractmethod
+    def update(self, statistics: Statistics) -> None:
+        """Move the buffers, in place, by the statistics of a whole pass.
+
+        In place, because a compiled loss then sees the new values without being compiled again.
+        `passes` still counts the passes before this one.
+        """
+
+    @torch.no_grad()
+    def observe(self, logits: Tensor, target: Tensor) -> None:
+        """Add a validation batch to the sums; shapes as in `forward`."""
+        elements = self.elements(logits, target)
+        measured = self.measure(logits.detach(), target)
+        # 0·x is NaN just where x is not finite: one number carries the news through every sum.
+        sums = elements.logits.sum(1, dtype=computing_dtype(logits))
+        poison = torch.where(elements.valid, sums * 0, 0).sum()
+        measured = type(measured)(measured.samples + poison, *measured.tensors()[1:])
+        if self._observed is not None:
+            measured = self._observed.to(logits.device) + measured
+        self._observed = measured
+
+    @torch.no_grad()
+    def adapt(self, group: dist.ProcessGroup | None = None) -> Statistics:
+        """Pool the sums of all processes, move the state by them, and return them.
+
+        Every rank must call it, also one that observed nothing. The observed sums are spent, also
+        when the call fails; the learned state is then what it was.
+
+        Args:
+            group: the processes to pool over; all of them by default.
+
+        Raises:
+            RuntimeError: no rank observed any valid element.
+            ValueError: some observed logits were not finite.
+        """
+        observed = self._observed if self._observed is not None else self._nothing()
+        self.forget()
+        pooled = observed.all_reduce(group)
+        if pooled.samples == 0:
+            raise RuntimeError(
+                "adapt() has nothing to learn from: call observe(logits, target) on validation "
+                "batches with at least one element that is not ignored first"
+            )
+        if not all(bool(tensor.isfinite().all()) for tensor in pooled.tensors()):
+            raise ValueError(
+                "adapt() refused: some logits given to observe() were NaN or infinite; the learned "
+                "state is unchanged and the observed sums were dropped"
+            )
+        self.update(pooled)
+        self.passes += 1
+        return pooled
+
+    def forget(self) -> None:
+        """Drop what was observed since the last `adapt`; what was learned stays."""
+        self._observed = None
+
+    def _nothing(self) -> Statistics:
+        device = self.passes.device
+        return self.measure(
+            torch.empty(0, self.num_classes, device=device),
+            torch.empty(0, dtype=torch.int64, device=device),
+        )
+
+    def register_learned(self, name: str, values: Sequence[float]) -> None:
+        """Register learned state: a persistent buffer that keeps its precision under ``.half()``."""
+        self.register_buffer(name, torch.tensor(values, dtype=torch.float64))
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        # .half() and .to(dtype) are for weights. A multiplier of 1e-6 does not survive them, so
+        # learned state follows the device only.
+        learned = {
+            name: buffer
+            for name, buffer in self.named_buffers(recurse=False)
+            if buffer.dtype == torch.float64
+        }
+
+        def move(tensor: Tensor) -> Tensor:
+            try:
+                return fn(tensor)
+            except TypeError:  # a device without float64
+                return fn(tensor.float())
+
+        super()._apply(move, recurse)  # type: ignore[no-untyped-call]
+        for name, buffer in learned.items():
+            moved = self._buffers[name]
+            if moved is not None and moved.dtype != sum_dtype(moved.device):
+                self._buffers[name] = buffer.to(moved.device, sum_dtype(moved.device))
+        return self
+
+
+def one_of(name: str, value: T, allowed: Sequence[T]) -> T:
+    """``value`` if it is allowed; else an error that lists what is."""
+    if value not in allowed:
+        raise ValueError(f"{name} must be one of {', '.join(map(repr, allowed))}, got {value!r}")
+    return value
+
+
+def in_range(
+    name: str,
+    value: float,
+    low: float = 0.0,
+    high: float = float("inf"),
+    *,
+    open_low: bool = False,
+) -> float:
+    """``value`` as a float if it is finite and in the range; else an error that gives the range."""
+    number = float(value)
+    above = number > low if open_low else number >= low
+    if not (above and number <= high and number != float("inf")):
+        left = "(" if open_low else "["
+        right = "]" if high != float("inf") else ")"
+        raise ValueError(f"{name} must lie in {left}{low:g}, {high:g}{right}, got {value!r}")
+    return number
+
+
+def ordered_pair(name: str, value: Sequence[float]) -> tuple[float, float]:
+    """``value`` as ``(low, high)`` if it is one; else an error that says so."""
+    pair = tuple(float(bound) for bound in value)
+    if len(pair) != 2 or not pair[0] < pair[1]:
+        raise ValueError(f"{name} must be a pair (low, high) with low < high, got {value!r}")
+    return pair

@@ -1,0 +1,76 @@
+"""Dual focal loss: focal loss on the gap between the true class and the best class below it."""
+
+from __future__ import annotations
+
+from typing import Unpack
+
+from torch import Tensor
+
+from calibrant.kernels import Formula, LogLikelihood, LowerProbability, reduce_classes
+from calibrant.layout import Elements
+from calibrant.losses.base import Loss, Shared, in_range, one_of
+from calibrant.losses.focal import modulate, modulate_with_slopes
+
+RANKS: dict[int | str, tuple[int, ...]] = {
+    1: (1,),
+    2: (2,),
+    3: (3,),
+    "1+2": (1, 2),
+    "1+2+3": (1, 2, 3),
+    "all": (),
+}
+"""The variants of q: which ranks among the classes below the true one are averaged."""
+
+
+class DualFocal(Loss):
+    """Dual focal loss ``-(1-p+q)^γ log p`` (key ``dual-focal``).
+
+    ``q = max{s_k : s_k < p}``, the best probability strictly below the true class's, is
+    differentiated; it is 0 where the true class has the smallest.
+
+    Tao, Dong and Xu, *Dual Focal Loss for Calibration*, ICML 2023.
+
+    Shape: logits ``(B, K, *S)``; labels ``(B, *S)``.
+
+    Args:
+        num_classes: K.
+        gamma: γ, at least 0; 0 is cross-entropy.
+        rank: which probability below the true class's is q: the best (1), the second (2), the third
+            (3), the mean of the best two (``"1+2"``) or three (``"1+2+3"``), or of all below
+            (``"all"``). Ranks that do not exist count as 0.
+        constant: a fixed q in place of all that.
+        **shared: see `Loss`.
+
+    >>> import torch
+    >>> logits, target = torch.tensor([[2.0, 1.0, 0.0]]), torch.tensor([0])
+    >>> round(DualFocal(3, gamma=2)(logits, target).item(), 4)
+    0.1369
+    """
+
+    def __init__(
+        self,
+        num_classes: int,
+        *,
+        gamma: float = 5.0,
+        rank: int | str = 1,
+        constant: float | None = None,
+        **shared: Unpack[Shared],
+    ) -> None:
+        super().__init__(num_classes, **shared)
+        self.gamma = in_range("gamma", gamma)
+        self.rank = one_of("rank", rank, list(RANKS))
+        self.constant = None if constant is None else in_range("constant", constant, 0, 1)
+        if max(RANKS[rank], default=1) >= num_classes:
+            raise ValueError(f"rank={rank!r} needs more than {max(RANKS[rank])} classes, got {num_classes}")
+
+    def per_sample(self, elements: Elements) -> Tensor:
+        if self.constant is not None:
+            log_likelihood = reduce_classes(elements, LogLikelihood())
+            return modulate(log_likelihood, self.constant - log_likelihood.expm1(), self.gamma)
+        lower = LowerProbability(RANKS[self.rank])
+        return reduce_classes(elements, Formula(self._focal, LogLikelihood(), lower))
+
+    def _focal(self, log_likelihood: Tensor, lower: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        minus_doubt = log_likelihood.expm1()
+        value, direct, by_base = modulate_with_slopes(log_likelihood, lower - minus_doubt, self.gamma)
+        return value, direct - by_base * (1 + minus_doubt), by_base

@@ -1,0 +1,112 @@
+"""Class-adaptive label smoothing by a heuristic rule: multipliers that follow their penalty."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Unpack
+
+import torch
+from torch import Tensor
+
+from calibrant.kernels import (
+    LogLikelihood,
+    MarginPenalty,
+    WeightedSum,
+    reduce_classes,
+    sum_by_class,
+)
+from calibrant.layout import Elements, along_classes
+from calibrant.losses.base import AdaptiveLoss, Shared, in_range, ordered_pair
+from calibrant.losses.penalties import hinge
+from calibrant.statistics import Statistics
+
+# A raise with an unchanged raw penalty makes the ratio exactly the factor: rounding must not decide.
+_EQUAL_WITHIN = 1e-9
+
+
+@dataclass(frozen=True, eq=False)
+class ExcessStatistics(Statistics):
+    """Sums over elements of the logit distance beyond the margin.
+
+    Attributes:
+        excess: ``(K,)``, summed ``max(0, max_j l_j - l_k - m)``.
+    """
+
+    excess: Tensor
+
+
+class HeuristicMultipliers(AdaptiveLoss):
+    """Class-adaptive label smoothing by a heuristic rule, CALS-HR (key ``cals-hr``).
+
+    ``-log p + mean_k λ_k max(0, max_j l_j - l_k - m)``. After each pass over the validation data the
+    mean penalty of a class, ``c_k = λ_k mean max(0, max_j l_j - l_k - m)``, is compared with that of the
+    pass before: λ grows by ``factor`` where ``c`` grew by more than that, and shrinks by it where ``c``
+    shrank by more.
+
+    Liu et al., *Class Adaptive Network Calibration*, CVPR 2023.
+
+    Shape: logits ``(B, K, *S)``; labels ``(B, *S)`` or probabilities ``(B, K, *S)``.
+
+    Args:
+        num_classes: K.
+        margin: m (the paper takes 6 for text).
+        factor: the change of ``c`` that counts, and the change of λ that answers it.
+        multiplier_range: bounds of λ.
+        initial_multiplier: λ at the start.
+        **shared: see `Loss`.
+
+    >>> import torch
+    >>> loss, target = HeuristicMultipliers(2, margin=5), torch.tensor([0])
+    >>> for scale in (10.0, 20.0):
+    ...     loss.observe(torch.tensor([[scale, 0.0]]), target)
+    ...     _ = loss.adapt()
+    >>> [round(value, 4) for value in loss.multiplier.tolist()]
+    [0.1, 0.11]
+    """
+
+    accepts_probabilities = True
+
+    multiplier: Tensor
+    previous_penalty: Tensor
+
+    def __init__(
+        self,
+        num_classes: int,
+        *,
+        margin: float = 10.0,
+        factor: float = 1.1,
+        multiplier_range: tuple[float, float] = (1e-6, 1e6),
+        initial_multiplier: float = 0.1,
+        **shared: Unpack[Shared],
+    ) -> None:
+        super().__init__(num_classes, **shared)
+        self.margin = in_range("margin", margin)
+        self.factor = in_range("factor", factor, 1, open_low=True)
+        self.multiplier_range = ordered_pair("multiplier_range", multiplier_range)
+        self.initial_multiplier = in_range("initial_multiplier", initial_multiplier)
+        self.register_learned("multiplier", [self.initial_multiplier] * num_classes)
+        self.register_learned("previous_penalty", [0.0] * num_classes)
+
+    def per_sample(self, elements: Elements) -> Tensor:
+        penalty = hinge(self.margin, along_classes(self.multiplier, elements.logits))
+        excess = MarginPenalty(penalty, margin=self.margin, unit=1.0)
+        loss = WeightedSum((-1.0, LogLikelihood()), (1 / self.num_classes, excess))
+        return reduce_classes(elements, loss)
+
+    def measure(self, logits: Tensor, target: Tensor) -> ExcessStatistics:
+        def excess(shifted: Tensor) -> tuple[Tensor]:
+            return (torch.rsub(shifted, -self.margin).relu(),)
+
+        return ExcessStatistics(*sum_by_class(self.elements(logits, target), excess))
+
+    def update(self, statistics: Statistics) -> None:
+        assert isinstance(statistics, ExcessStatistics)
+        penalty = self.multiplier * statistics.excess / statistics.samples
+        before = self.previous_penalty
+        threshold = self.factor * (1 + _EQUAL_WITHIN)
+        step = torch.ones_like(penalty)
+        step = torch.where(penalty > threshold * before, self.factor, step)
+        step = torch.where(before > threshold * penalty, 1 / self.factor, step)
+        if self.passes > 0:
+            self.multiplier.copy_((self.multiplier * step).clamp(*self.multiplier_range))
+        self.previous_penalty.copy_(penalty)
