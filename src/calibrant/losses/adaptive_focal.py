@@ -31,9 +31,7 @@ class BinnedFocal(AdaptiveLoss):
     gamma: Tensor
     edges: Tensor
 
-    def __init__(
-        self, num_classes: int, *, bins: int, initial_gamma: float, **shared: Unpack[Shared]
-    ) -> None:
+    def __init__(self, num_classes: int, bins: int, initial_gamma: float, **shared: Unpack[Shared]) -> None:
         super().__init__(num_classes, **shared)
         self.bins = int(in_range("bins", bins, 1))
         self.initial_gamma = initial_gamma
@@ -103,7 +101,7 @@ class AdaFocal(BinnedFocal):
         initial_gamma: float = 1.0,
         **shared: Unpack[Shared],
     ) -> None:
-        super().__init__(num_classes, bins=bins, initial_gamma=initial_gamma, **shared)
+        super().__init__(num_classes, bins, initial_gamma, **shared)
         self.rate = in_range("rate", rate)
         self.gamma_range = ordered_pair("gamma_range", gamma_range)
         self.switch_at = in_range("switch_at", switch_at)
@@ -208,7 +206,7 @@ class CalFocal(BinnedFocal):
         per: str = "sample",
         **shared: Unpack[Shared],
     ) -> None:
-        super().__init__(num_classes, bins=bins, initial_gamma=1.0, **shared)
+        super().__init__(num_classes, bins, 1.0, **shared)
         self.rate = in_range("rate", rate)
         self.per = one_of("per", per, ["sample", "bin"])
         self.register_learned("accuracy", [0.0] * self.bins)

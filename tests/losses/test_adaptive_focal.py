@@ -1,0 +1,192 @@
+"""AdaFocal and its relatives against the published update, written out with sorting and loops."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from calibrant import create_loss
+
+
+def validation_set(size: int, seed: int, classes: int = 5, scale: float = 3.0) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    logits = scale * torch.randn(size, classes, generator=generator, dtype=torch.float64)
+    return logits, torch.randint(classes, (size,), generator=generator)
+
+
+def spread_validation_set(seed: int) -> tuple[Tensor, Tensor]:
+    """Forty samples of five classes, each in a cell of the histogram of its own."""
+    generator = torch.Generator().manual_seed(seed)
+    top = torch.linspace(0.5, 8, 40) + 0.1 * torch.rand(40, generator=generator)
+    logits = torch.zeros(40, 5, dtype=torch.float64)
+    logits[:, 2] = top[torch.randperm(40, generator=generator)]
+    right = torch.rand(40, generator=generator) < (0.97 if seed < 10 else 0.3)
+    return logits, torch.where(right, 2, 4)
+
+
+class Reference:
+    """AdaFocal's state by exact equal-mass bins."""
+
+    def __init__(self, bins: int = 15, rate: float = 1.0) -> None:
+        self.gamma = [1.0] * bins
+        self.rate = rate
+
+    def adapt(self, logits: Tensor, target: Tensor) -> list[np.ndarray]:
+        confidence, prediction = (values.numpy() for values in logits.softmax(1).max(1))
+        order = np.argsort(confidence)
+        groups = np.array_split(order, len(self.gamma))
+        for b, group in enumerate(groups):
+            if not len(group):
+                continue
+            gap = confidence[group].mean() - (prediction == target.numpy())[group].mean()
+            before = self.gamma[b]
+            after = before * math.exp(self.rate * gap if before > 0 else -self.rate * gap)
+            after = min(max(after, -2.0), 20.0)
+            if abs(after) < 0.2:
+                after = -0.2 if before > 0 else 0.2
+            self.gamma[b] = after
+        return [confidence[group] for group in groups]
+
+
+@pytest.mark.parametrize("key", ["adafocal", "ada-dual-focal"])
+@pytest.mark.parametrize("rate", [1.0, 4.0])
+def test_equals_the_exact_update_while_cells_hold_one_sample(key: str, rate: float) -> None:
+    loss, reference, switched = create_loss(key, 5, rate=rate), Reference(rate=rate), False
+    for number in range(25):
+        logits, target = spread_validation_set(number)
+        groups = reference.adapt(logits, target)
+        loss.observe(logits, target)
+        loss.adapt()
+        edges = loss.edges.tolist()
+        for b, group in enumerate(groups):
+            assert all(edges[b] <= value <= edges[b + 1] for value in group)
+        torch.testing.assert_close(
+            loss.gamma, torch.tensor(reference.gamma, dtype=torch.float64), rtol=1e-9, atol=0
+        )
+        switched = switched or bool((loss.gamma < 0).any())
+    assert switched
+    assert (loss.gamma > 1).any()
+
+
+def test_stays_near_the_exact_update_on_many_samples() -> None:
+    loss, reference = create_loss("adafocal", 5), Reference()
+    for number in range(10):
+        logits, target = validation_set(20_000, seed=number)
+        reference.adapt(logits, target)
+        loss.observe(logits, target)
+        loss.adapt()
+    torch.testing.assert_close(
+        loss.gamma, torch.tensor(reference.gamma, dtype=torch.float64), rtol=0.02, atol=0
+    )
+
+
+@pytest.mark.parametrize("key", ["adafocal", "ada-dual-focal"])
+def test_loss_is_focal_or_inverse_focal_by_the_bin_of_p(key: str) -> None:
+    loss = create_loss(key, 5, bins=3, reduction="none")
+    loss.edges.copy_(torch.tensor([0.3, 0.5, 0.8, 1.0]))
+    loss.gamma.copy_(torch.tensor([2.0, -1.5, 0.7]))
+    logits, target = validation_set(200, seed=3)
+    values = loss(logits, target)
+    s = logits.softmax(1)
+    seen = set()
+    for row, label, value in zip(s, target, values, strict=True):
+        p = row[label].item()
+        b = 0 if p <= 0.5 else 1 if p <= 0.8 else 2
+        seen.add(b)
+        q = max([k for k in row.tolist() if k < p], default=0.0) if key == "ada-dual-focal" else 0.0
+        gamma = [2.0, -1.5, 0.7][b]
+        factor = (1 - p + q) ** gamma if gamma >= 0 else (1 + p - q) ** -gamma
+        assert value.item() == pytest.approx(-factor * math.log(p), rel=1e-6)
+    assert seen == {0, 1, 2}
+
+
+def test_starts_as_focal_loss_with_gamma_one() -> None:
+    logits, target = validation_set(50, seed=0)
+    focal = create_loss("focal", 5, gamma=1)(logits, target)
+    dual = create_loss("dual-focal", 5, gamma=1)(logits, target)
+    torch.testing.assert_close(create_loss("adafocal", 5)(logits, target), focal)
+    torch.testing.assert_close(create_loss("calfocal", 5)(logits, target), focal)
+    torch.testing.assert_close(create_loss("ada-dual-focal", 5)(logits, target), dual)
+    assert create_loss("adafocal", 5).edges.tolist() == [b / 15 for b in range(16)]
+
+
+def test_equal_confidences_use_one_bin_and_leave_the_others() -> None:
+    loss = create_loss("adafocal", 2)
+    logits = torch.tensor([[2.0, 0.0]], dtype=torch.float64).expand(100, 2)
+    loss.observe(logits, torch.ones(100, dtype=torch.long))  # all wrong
+    loss.adapt()
+    moved = loss.gamma != 1
+    assert moved.sum() == 1
+    confidence = torch.tensor(2.0, dtype=torch.float64).sigmoid()
+    assert loss.gamma[moved].item() == pytest.approx(math.exp(confidence))
+    # Whatever the probability, the one bin with a width is looked up.
+    for p in (1e-9, 0.1, 0.5, 0.88, 0.95, 1.0):
+        assert moved[loss.bin_of(torch.tensor(p))]
+
+
+def test_bins_without_width_are_never_looked_up() -> None:
+    loss = create_loss("adafocal", 3, bins=5)
+    loss.edges.copy_(torch.tensor([0.2, 0.2, 0.4, 0.4, 0.9, 0.9]))
+    probabilities = torch.tensor([0.0, 0.1, 0.2, 0.3, 0.4, 0.41, 0.9, 0.95, 1.0], dtype=torch.float64)
+    assert loss.bin_of(probabilities).tolist() == [1, 1, 1, 1, 1, 3, 3, 3, 3]
+
+
+def test_switches_both_ways() -> None:
+    loss = create_loss("adafocal", 2, bins=1, rate=3)
+    right, wrong = torch.zeros(4, dtype=torch.long), torch.ones(4, dtype=torch.long)
+    unsure, sure = torch.tensor([[0.1, 0.0]]).expand(4, 2), torch.tensor([[9.0, 0.0]]).expand(4, 2)
+    found = []
+    for logits, target in [(unsure, right)] * 2 + [(sure, wrong)] * 2:
+        loss.observe(logits, target)
+        loss.adapt()
+        found.append(loss.gamma.item())
+    assert found[0] == pytest.approx(math.exp(-3 * (1 - 1 / (1 + math.exp(-0.1)))), rel=1e-4)
+    assert found[1] == -0.2  # under-confident: inverse focal
+    assert found[2] == 0.2  # over-confident: back to focal
+    assert found[3] == pytest.approx(0.2 * math.e**3, rel=1e-3)
+
+
+def test_gamma_stays_in_its_range() -> None:
+    loss = create_loss("adafocal", 2, bins=1, rate=50)
+    loss.observe(torch.tensor([[9.0, 0.0]]), torch.tensor([1]))
+    loss.adapt()
+    assert loss.gamma.item() == 20
+    never = create_loss("adafocal", 2, bins=1, rate=50, gamma_range=(0.1, 5), switch_at=0)
+    never.observe(torch.tensor([[0.1, 0.0]]), torch.tensor([0]))
+    never.adapt()
+    assert never.gamma.item() == 0.1
+
+
+@pytest.mark.parametrize("per", ["sample", "bin"])
+def test_calfocal(per: str) -> None:
+    loss = create_loss("calfocal", 5, bins=4, rate=3, per=per, reduction="none")
+    logits, target = spread_validation_set(1)
+    confidence, prediction = logits.softmax(1).max(1)
+    loss.observe(logits, target)
+    loss.adapt()
+    groups = np.array_split(np.argsort(confidence.numpy()), 4)
+    accuracy = [(prediction == target)[group].double().mean().item() for group in groups]
+    mean = [confidence[group].mean().item() for group in groups]
+    values = loss(logits, target)
+    slopes = torch.autograd.functional.jacobian(lambda x: loss(x, target).sum(), logits)
+    for row, label, value, slope in zip(logits, target, values, slopes, strict=True):
+        p = row.softmax(0)[label].item()
+        b = int(loss.bin_of(torch.tensor(p)))
+        gamma = math.exp(3 * ((p if per == "sample" else mean[b]) - accuracy[b]))
+        assert value.item() == pytest.approx(-((1 - p) ** gamma) * math.log(p), rel=1e-9)
+        by_p = gamma * (1 - p) ** (gamma - 1) * math.log(p) - (1 - p) ** gamma / p  # γ held fixed
+        assert slope[label].item() == pytest.approx(by_p * p * (1 - p), rel=1e-8)
+
+
+def test_any_frequency_of_passes() -> None:
+    """Every few batches, a pass may see fewer samples than there are bins."""
+    loss = create_loss("adafocal", 5)
+    for number in range(50):
+        logits, target = validation_set(1 + number % 7, seed=number)
+        loss.observe(logits, target)
+        loss.adapt()
+        assert (loss.edges.diff() >= 0).all()
+        assert loss(logits, target).isfinite()
+    assert loss.passes == 50

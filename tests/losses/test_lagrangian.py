@@ -1,0 +1,113 @@
+"""CALS-ALM: the rules of its state, and convergence to Lagrange multipliers that are known."""
+
+import math
+
+import pytest
+import torch
+from torch import Tensor
+
+from calibrant import create_loss
+from calibrant.losses import AugmentedLagrangian
+
+
+def lagrangian(num_classes: int, **arguments: object) -> AugmentedLagrangian:
+    loss = create_loss("cals-alm", num_classes, **arguments)
+    assert isinstance(loss, AugmentedLagrangian)
+    return loss
+
+
+def one_pass(loss: AugmentedLagrangian, distance: float) -> None:
+    """A pass in which class 1 of two lies that far below class 0."""
+    loss.observe(torch.tensor([[distance, 0.0]], dtype=torch.float64), torch.tensor([0]))
+    loss.adapt()
+
+
+def test_penalty_weight_grows_where_the_violation_does_not_fall() -> None:
+    loss = lagrangian(2, margin=1, every=3, growth=2, penalty_weight_max=5)
+    weights = []
+    for distance in (3, 3, 3, 3, 3, 1.5, 3, 3, 3, 3, 3, 3):
+        one_pass(loss, distance)
+        weights.append(loss.penalty_weight[1].item())
+    # Looked at on passes 3, 6, 9 and 12: stuck, fallen, stuck, stuck; and never above 5.
+    assert weights == [1, 1, 2, 2, 2, 2, 2, 2, 4, 4, 4, 5]
+    assert loss.penalty_weight[0] == 1  # its violation is -1, below 0.9·max(0, -1) = 0
+
+
+def test_the_first_pass_never_grows() -> None:
+    loss = lagrangian(2, margin=1, every=1)
+    one_pass(loss, 3)
+    assert loss.penalty_weight[1] == 1
+    one_pass(loss, 3)
+    assert loss.penalty_weight[1] == pytest.approx(1.2)
+
+
+def test_no_bound_on_the_penalty_weight() -> None:
+    loss = lagrangian(2, margin=1, every=1, growth=100, penalty_weight_max=None)
+    for _ in range(3):
+        one_pass(loss, 3)
+    assert loss.penalty_weight[1] == 1e4
+
+
+def test_multipliers_stay_in_their_range() -> None:
+    loss = lagrangian(2, margin=1, multiplier_range=(0.5, 2.0), initial_multiplier=1.0)
+    one_pass(loss, 100)
+    assert loss.multiplier.tolist() == [0.5, 2.0]
+
+
+def test_statistics_are_those_of_the_start_of_the_pass() -> None:
+    loss = lagrangian(2, margin=1)
+    logits = torch.tensor([[3.0, 0.0], [2.0, 0.0]], dtype=torch.float64)
+    for row in logits:
+        loss.observe(row.unsqueeze(0), torch.tensor([0]))
+    statistics = loss.adapt()
+    assert statistics.samples == 2
+    assert (statistics.violation / statistics.samples).tolist() == [-1.0, 1.5]
+    assert loss.multiplier[1].item() == pytest.approx(1e-6 + 1.5)
+
+
+def minimum(loss: AugmentedLagrangian, positive: float) -> Tensor:
+    """The logits (a, 0) that minimise the loss when a share ``positive`` of the labels is class 0."""
+    candidates = torch.linspace(-50, 50, 401, dtype=torch.float64)
+    for _ in range(5):  # the derivative by a is monotone: zoom in on where it changes sign
+        logit = candidates.clone().requires_grad_()
+        logits = torch.stack([logit, torch.zeros_like(logit)], 1)
+        value = positive * loss(logits, torch.zeros(401, dtype=torch.long))
+        value = value + (1 - positive) * loss(logits, torch.ones(401, dtype=torch.long))
+        (slope,) = torch.autograd.grad(value.sum(), logit)
+        first = int((slope > 0).nonzero()[0])
+        low, high = candidates[first - 1].item(), candidates[first].item()
+        candidates = torch.linspace(low, high, 401, dtype=torch.float64)
+    return torch.tensor([[low, 0.0]], dtype=torch.float64)
+
+
+@pytest.mark.parametrize("penalty", ["phr", "p2", "p3"])
+@pytest.mark.parametrize(("margin", "positive"), [(1.0, 0.9), (2.0, 0.99), (0.5, 0.2)])
+def test_multipliers_converge_to_those_of_the_constrained_problem(
+    penalty: str, margin: float, positive: float
+) -> None:
+    """Minimise the cross-entropy of logits (a, 0) under |a| <= margin.
+
+    Stationarity of CE(a) + ½ λ (|a|/margin - 1) at |a| = margin gives λ = 2 margin |share - σ(margin)|
+    for the class that is ranked below, and 0 for the other.
+    """
+    loss = lagrangian(2, margin=margin, penalty=penalty, reduction="none", penalty_weight_max=None)
+    for _ in range(150):
+        logits = minimum(loss, positive)
+        loss.observe(logits, torch.tensor([0]))
+        loss.adapt()
+    likely = max(positive, 1 - positive)
+    assert math.log(likely / (1 - likely)) > margin  # the constraint binds
+    known = 2 * margin * (likely - 1 / (1 + math.exp(-margin)))
+    below, above = (1, 0) if positive > 0.5 else (0, 1)
+    assert abs(minimum(loss, positive)[0, 0].item()) == pytest.approx(margin, abs=1e-4)
+    assert loss.multiplier[below].item() == pytest.approx(known, abs=1e-4)
+    assert loss.multiplier[above].item() < 1e-4
+
+
+def test_an_inactive_constraint_costs_nothing() -> None:
+    loss = lagrangian(2, margin=5.0, reduction="none")
+    for _ in range(20):
+        loss.observe(minimum(loss, 0.8), torch.tensor([0]))
+        loss.adapt()
+    assert minimum(loss, 0.8)[0, 0].item() == pytest.approx(math.log(4), abs=1e-5)
+    assert (loss.multiplier <= 1e-6).all()
