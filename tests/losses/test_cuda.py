@@ -1,12 +1,15 @@
 """Every loss on a GPU: the same numbers as on the CPU, and no waiting for the device."""
 
+import warnings
+from typing import Any
+
 import pytest
 import torch
 
 from calibrant import create_loss
 
 from .conftest import ADAPTIVE, adapted_loss
-from .test_contract import K, PER_SAMPLE, batch, gradient
+from .test_contract import PER_SAMPLE, K, batch, gradient
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
 
@@ -40,21 +43,24 @@ def test_state_equals_the_cpu_s(key: str) -> None:
         torch.testing.assert_close(there.state_dict()[name].cpu(), state, rtol=1e-10, atol=1e-14)
 
 
-def test_never_waits_for_the_device(key: str) -> None:
+@pytest.mark.parametrize("arguments", [{}, {"class_weight": [1.0, 2, 3, 4, 5, 6, 7]}])
+def test_never_waits_for_the_device(key: str, arguments: dict[str, Any]) -> None:
     logits, target = batch(64, dtype=torch.float32)
     logits, target = logits.cuda().requires_grad_(), target.cuda()
-    loss = adapted_loss(key, K).cuda()
+    loss = adapted_loss(key, K, **arguments).cuda()
     loss(logits, target).backward()  # warm up
     loss.observe(logits, target)
     torch.cuda.synchronize()
-    torch.cuda.set_sync_debug_mode("error")
     try:
+        with warnings.catch_warnings(action="ignore"):  # it warns of being a prototype
+            torch.cuda.set_sync_debug_mode("error")
         loss(logits, target).backward()
         loss.observe(logits, target)
     finally:
         torch.cuda.set_sync_debug_mode("default")
 
 
+@pytest.mark.filterwarnings("ignore::UserWarning")  # of the compiler, about its own choices
 @pytest.mark.parametrize("key", PER_SAMPLE)
 def test_compiles(key: str) -> None:
     torch._dynamo.reset()

@@ -66,7 +66,7 @@ class DirichletKernelCalibration(Loss):
         rows = torch.where(counted.unsqueeze(1), rows, 0)
         log_probability = F.log_softmax(rows, 1)
         probability = log_probability.exp()
-        labels = F.one_hot(target.flatten(), self.num_classes).to(rows.dtype)
+        labels = torch.zeros_like(rows).scatter(1, target.flatten().unsqueeze(1), 1)
         # The density's factor that depends on j alone cancels in the ratio.
         log_factor = -torch.lgamma(probability / self.bandwidth + 1).sum(1)
         log_factor = torch.where(counted, log_factor, -torch.inf)
@@ -101,9 +101,9 @@ class DirichletKernelCalibration(Loss):
     ) -> Tensor:
         """L1 errors ``(n,)`` of the elements from ``start`` on, each against all others."""
         log_kernel = log_probability @ probability.T / self.bandwidth + log_factor
-        rows = torch.arange(len(log_probability), device=labels.device)
-        itself = torch.zeros_like(log_kernel).index_put((rows, rows + start), labels.new_tensor(-torch.inf))
-        log_kernel = log_kernel + itself
+        others = torch.arange(len(labels), device=labels.device)
+        itself = others[start : start + len(log_kernel)].unsqueeze(1) == others
+        log_kernel = log_kernel.masked_fill(itself, -torch.inf)
         # Shift by hand: a row without any other element is all -inf, and must stay finite.
         top = log_kernel.detach().amax(1, keepdim=True).clamp_min(-1e300)
         kernel = (log_kernel - top).exp()

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Unpack
 
+import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from calibrant.kernels import LogLikelihood, MeanLogLikelihood, WeightedSum, reduce_classes
 from calibrant.layout import Elements, along_classes
@@ -53,7 +53,8 @@ class LabelSmoothing(Loss):
         weight = along_classes(self.class_weight, elements.logits)
         target = elements.target
         if not elements.soft:
-            target = F.one_hot(target, self.num_classes).movedim(-1, 1).to(weight.dtype)
+            zeros = torch.zeros_like(elements.logits, dtype=weight.dtype)
+            target = zeros.scatter(1, target.unsqueeze(1), 1)
         target = target * weight
         smoothed = self._log_likelihood(MeanLogLikelihood(weight))
         return -reduce_classes(replace(elements, target=target), smoothed), target.sum(1)

@@ -76,7 +76,7 @@ class Penalty:
 
 def _affine(x: Tensor, offset: float, scale: float, new: New) -> Tensor:
     """``offset + scale·x`` in one pass."""
-    return torch.add(x.new_tensor(offset), x, alpha=scale, out=new())
+    return torch.add(x.new_full((), offset), x, alpha=scale, out=new())
 
 
 def _per_class(x: Tensor, factor: Tensor, bias: Tensor, new: New) -> Tensor:
