@@ -1,10 +1,10 @@
 """Forward+backward time and memory of every loss, as ratios to `F.cross_entropy` in the same run.
 
-    python benchmarks/losses.py [--losses ce,cals-alm] [--repeat 30] [--threads 2] [--json FILE]
+    python benchmarks/losses.py [--losses ce,cals-alm] [--rounds 3] [--threads 2] [--json FILE]
 
-Time: each loss takes turns with `F.cross_entropy`, and the ratio of the medians is printed. Memory:
-peak of what torch allocates during forward+backward beyond the logits themselves, gradient included,
-in units of the logits' size.
+Time: rounds of a run of the loss between two runs of `F.cross_entropy`, each warmed up; the ratio of
+the medians over all rounds. Memory: the most that torch holds at once during forward+backward beyond
+the logits themselves, gradient included, in units of the logits' size.
 """
 
 from __future__ import annotations
@@ -44,29 +44,33 @@ def step(function: LossFunction, logits: Tensor, target: Tensor) -> None:
     function(logits, target).backward()
 
 
-def seconds(function: LossFunction, logits: Tensor, target: Tensor) -> float:
-    start = time.perf_counter()
-    step(function, logits, target)
-    return time.perf_counter() - start
+def seconds(function: LossFunction, logits: Tensor, target: Tensor, budget: float) -> list[float]:
+    """Times of a run of steps, as many as the budget allows, between 3 and 20 after two to warm up."""
+    times: list[float] = []
+    while len(times) < 5 or (len(times) < 22 and sum(times) < budget):
+        start = time.perf_counter()
+        step(function, logits, target)
+        times.append(time.perf_counter() - start)
+    return times[2:]
 
 
 def ratio_of_times(
-    function: LossFunction, logits: Tensor, target: Tensor, repeat: int, budget: float = 20.0
+    function: LossFunction, logits: Tensor, target: Tensor, rounds: int
 ) -> tuple[float, float]:
-    """Median time over that of `F.cross_entropy`, measured in turns, and the latter in seconds."""
-    first = seconds(function, logits, target)
-    seconds(F.cross_entropy, logits, target)
-    repeat = max(3, min(repeat, int(budget / max(first, 1e-6))))
-    ours, torchs = [], []
-    for _ in range(repeat):
-        ours.append(seconds(function, logits, target))
-        torchs.append(seconds(F.cross_entropy, logits, target))
+    """Median time over that of `F.cross_entropy`, and the latter in seconds."""
+    ours: list[float] = []
+    torchs = seconds(F.cross_entropy, logits, target, budget=1.0)
+    for _ in range(rounds):
+        ours += seconds(function, logits, target, budget=1.0)
+        torchs += seconds(F.cross_entropy, logits, target, budget=1.0)
+        if sum(ours) > 10:
+            break
     reference = statistics.median(torchs)
     return statistics.median(ours) / reference, reference
 
 
 def peak_in_logits(function: LossFunction, logits: Tensor, target: Tensor) -> float:
-    """Peak extra memory of one step in units of the logits' size, from the allocator's own events."""
+    """Peak extra memory of a step in units of the logits' size, from the allocator's own events."""
     step(function, logits, target)
     logits.grad = None
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as recorded:
@@ -82,12 +86,15 @@ def peak_in_logits(function: LossFunction, logits: Tensor, target: Tensor) -> fl
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--losses", default=",".join(variants()))
-    parser.add_argument("--repeat", type=int, default=30)
+    parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--json", help="also write the numbers to this file")
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
 
+    unknown = set(arguments.losses.split(",")) - set(variants())
+    if unknown:
+        parser.error(f"unknown losses {', '.join(sorted(unknown))}; known: {', '.join(variants())}")
     chosen = {name: variants()[name] for name in arguments.losses.split(",")}
     results: list[dict[str, object]] = []
     print(f"torch {torch.__version__}, {arguments.threads} threads, float32; ratios to F.cross_entropy")
@@ -104,7 +111,7 @@ def main() -> None:
             if sys.stderr.isatty():
                 print(f"measuring {name}", end="\r", file=sys.stderr, flush=True)
             loss = create_loss(key, shape[1], **hyperparameters)
-            time_ratio, torch_seconds = ratio_of_times(loss, logits, target, arguments.repeat)
+            time_ratio, torch_seconds = ratio_of_times(loss, logits, target, arguments.rounds)
             memory = peak_in_logits(loss, logits, target)
             note = "O(K²)" if key == PAIRWISE else "over the batch" if key in BATCHWISE else ""
             print(f"{name:20}{time_ratio:7.2f}x{memory:18.2f}  {note}", flush=True)

@@ -49,7 +49,7 @@ def adapt_on(
     """
     if not isinstance(loss, AdaptiveLoss):
         return None
-    total = len(batches) if isinstance(batches, Sized) else None
+    total = _length(batches)
     device = next((parameter.device for parameter in model.parameters()), None)
     modes = [(module, module.training) for module in model.modules()]
     loss.forget()
@@ -69,11 +69,20 @@ def adapt_on(
     return loss.adapt(group)
 
 
+def _length(batches: Iterable[Any]) -> int | None:
+    try:
+        return len(batches) if isinstance(batches, Sized) else None
+    except TypeError:  # a DataLoader has a length only if its data set does
+        return None
+
+
 def _to(value: Any, device: torch.device | None) -> Any:
     if isinstance(value, Tensor):
         return value if device is None else value.to(device, non_blocking=True)
     if isinstance(value, Mapping):
         return {key: _to(item, device) for key, item in value.items()}
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return type(value)(*(_to(item, device) for item in value))
     if isinstance(value, list | tuple):
         return type(value)(_to(item, device) for item in value)
     return value

@@ -67,7 +67,9 @@ class Loss(nn.Module, ABC):
         self.reduction = one_of("reduction", reduction, get_args(Reduction))
         self.ignore_index = ignore_index
         if class_weight is not None:
-            class_weight = torch.as_tensor(class_weight, dtype=torch.get_default_dtype()).clone()
+            class_weight = torch.as_tensor(class_weight).detach().clone()
+            if not class_weight.is_floating_point():
+                class_weight = class_weight.to(torch.get_default_dtype())
             if class_weight.shape != (num_classes,) or not bool((class_weight >= 0).all()):
                 raise ValueError(
                     f"class_weight must hold num_classes={num_classes} numbers of at least 0, "
@@ -220,8 +222,8 @@ class AdaptiveLoss(Loss):
         elements = self.elements(logits, target)
         measured = self.measure(logits.detach(), target)
         # 0·x is NaN just where x is not finite: one number carries the news through every sum.
-        sums = elements.logits.sum(1, dtype=computing_dtype(logits))
-        poison = torch.where(elements.valid, sums * 0, 0).sum()
+        extremes = elements.logits.amax(1) * 0 + elements.logits.amin(1) * 0
+        poison = torch.where(elements.valid, extremes, 0).sum()
         measured = type(measured)(measured.samples + poison, *measured.tensors()[1:])
         if self._observed is not None:
             measured = self._observed.to(logits.device) + measured
