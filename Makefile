@@ -6,7 +6,7 @@ READY := .venv/ready
 .PHONY: test lint types demo benchmark clean
 
 test: $(READY) lint types
-	$(BIN)/python -m pytest -n 2
+	$(BIN)/python -m pytest -n 2 --dist loadfile
 
 lint: $(READY)
 	$(BIN)/ruff check .

@@ -220,7 +220,7 @@ class TestRefusing:
             loss.adapt()
         assert differing(before, snapshot(loss)) == []
 
-    @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16, torch.bfloat16])
+    @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16, torch.bfloat16], ids=str)
     @pytest.mark.parametrize("bad", NOT_FINITE)
     @adaptive
     def test_logits_that_are_not_finite(self, key: str, bad: float, dtype: torch.dtype) -> None:
@@ -266,7 +266,7 @@ class TestRefusing:
         assert loss.adapt().samples == 28
         assert differing(snapshot(loss), snapshot(clean)) == []
 
-    @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+    @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
     @adaptive
     def test_huge_but_finite_logits_are_not_refused(self, key: str, dtype: torch.dtype) -> None:
         """The lowest number of a type is a usual way to mask classes."""

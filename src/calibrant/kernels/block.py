@@ -62,6 +62,7 @@ class Block:
         logits = logits.to(computing_dtype(logits))
         self._like = logits
         self._scratch = scratch
+        self._top: Tensor | None = None
         if scratch is not None:
             scratch.restart()
         self.target = target
@@ -93,6 +94,13 @@ class Block:
         countdown = torch.arange(classes, 0, -1, device=self.shifted.device)
         top = self.indicator(torch.eq, self.shifted, 0)
         return classes - top.mul_(along_classes(countdown, top)).amax(1, keepdim=True)
+
+    @property
+    def top(self) -> Tensor:
+        """1 for every class that attains the maximum, 0 elsewhere; takes the place of `shifted`."""
+        if self._top is None:
+            self._top = torch.eq(self.shifted, 0, out=self.shifted)
+        return self._top
 
     def indicator(self, comparison: Callable[..., Tensor], left: Tensor, right: Tensor | float) -> Tensor:
         """A comparison as numbers 0 and 1, in ``left``'s type and shape, without a gradient."""

@@ -105,7 +105,7 @@ class _BlockwiseReduction(torch.autograd.Function):
         # A look at the upstream gradient is free on a CPU, and mostly saves a pass over the logits.
         if upstream.device.type != "cpu" or not bool((upstream == ctx.expected).all()):
             gradient.mul_(upstream / ctx.expected)
-        return gradient, None, None, None
+        return gradient.to(logits.dtype), None, None, None
 
 
 def _evaluate(logits: Tensor, target: Tensor, term: Term) -> Tensor:
@@ -121,19 +121,15 @@ def _evaluate_with_gradient(
     logits: Tensor, target: Tensor, term: Term, factor: float
 ) -> tuple[Tensor, Tensor]:
     values = _one_per_element(logits)
-    gradient = torch.empty_like(logits)
-    direct = gradient.dtype == values.dtype
+    # In the computing type, also for 16-bit logits: a gradient scaler's factor comes only later.
+    gradient = torch.empty_like(logits, dtype=values.dtype)
     scratch = Scratch()
     with torch.no_grad(), torch.autocast(logits.device.type, enabled=False):
         for index in blocks(logits.shape, logits.device):
             block = Block(logits[index], target[index], scratch)
-            part = gradient[index]
             value, gradient_of = term.linearize(block)
             values[index] = value
-            exact = part if direct else scratch.take(block.shifted)
-            _write(gradient_of(factor), block, exact)
-            if not direct:
-                part.copy_(exact)
+            _write(gradient_of(factor), block, gradient[index])
     return values, gradient
 
 

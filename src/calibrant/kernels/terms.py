@@ -22,9 +22,8 @@ _PAIRS = 1 << 22
 
 
 def _add_at_maximum(block: Block, amount: Tensor, direction: Tensor) -> Tensor:
-    """Add an amount at the top class in place, shared evenly at a tie; writes over `shifted`."""
-    top = torch.eq(block.shifted, 0, out=block.shifted)
-    return direction.addcmul_(top, amount / top.sum(1, keepdim=True))
+    """Add an amount at the top class in place, shared evenly at a tie; takes `shifted`."""
+    return direction.addcmul_(block.top, amount / block.top.sum(1, keepdim=True))
 
 
 class WeightedSum:
@@ -188,8 +187,8 @@ class Entropy:
 class SquaredError:
     """``Σ (s_k - t_k)²``; gradient ``2 s_k (r_k - Σ_j s_j r_j)`` with ``r = s - t``.
 
-    For labels it is put together from ``s_k²`` of the other classes and ``1 - p``, neither of which loses
-    digits where ``p`` is near 1.
+    For labels it is put together from ``s_k²`` of the other classes and ``1 - p``: all positive, so that
+    rounding costs at most a few units in the last place of ``1 - p``.
     """
 
     def value(self, block: Block) -> Tensor:
@@ -337,9 +336,11 @@ class MarginPenalty:
 
         def dense(factor: Factor) -> Tensor:
             slope, weight = slope_of()
-            weight = weight * (-factor / self.unit)
-            total = sum_over_classes(slope, weight)
-            return _add_at_maximum(block, -total, slope.mul_(weight))
+            if isinstance(factor, Tensor):  # one per element: cannot be joined with one per class
+                slope.mul_(weight)
+                weight = 1.0
+            total = sum_over_classes(slope, weight) * (factor / self.unit)
+            return _add_at_maximum(block, total, slope.mul_(weight * (-factor / self.unit)))
 
         return Linearization(value, lambda factor: Gradient(dense=lambda: dense(factor)))
 

@@ -200,6 +200,7 @@ class AdaptiveLoss(Loss):
         super().__init__(num_classes, **shared)
         self.register_buffer("passes", torch.zeros((), dtype=torch.int64))
         self._observed: Statistics | None = None
+        self._learned: list[str] = []
 
     @abstractmethod
     def measure(self, logits: Tensor, target: Tensor) -> Statistics:
@@ -274,15 +275,12 @@ class AdaptiveLoss(Loss):
     def register_learned(self, name: str, values: Sequence[float]) -> None:
         """Register learned state: a persistent buffer that keeps its precision under ``.half()``."""
         self.register_buffer(name, torch.tensor(values, dtype=torch.float64))
+        self._learned.append(name)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
         # .half() and .to(dtype) are for weights. A multiplier of 1e-6 does not survive them, so
         # learned state follows the device only.
-        learned = {
-            name: buffer
-            for name, buffer in self.named_buffers(recurse=False)
-            if buffer.dtype == torch.float64
-        }
+        learned = {name: getattr(self, name) for name in self._learned}
 
         def move(tensor: Tensor) -> Tensor:
             try:
