@@ -362,3 +362,10 @@ def test_no_samples():
         assert pooled.gap.tolist() == [0] * 5
         assert (pooled.edges.diff() >= 0).all()
         assert pooled.edges.isfinite().all()
+
+
+@pytest.mark.parametrize("bins", [0, -1])
+def test_equal_mass_needs_a_bin(bins):
+    histogram = ConfidenceHistogram.of(arrange(torch.zeros(2, 3), torch.tensor([0, 1])))
+    with pytest.raises(ValueError, match=f"at least 1, got {bins}"):
+        histogram.equal_mass(bins)

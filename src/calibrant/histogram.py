@@ -128,6 +128,8 @@ class ConfidenceHistogram(Statistics):
         whose sizes differ by at most one. Where more elements share a cell than a bin should hold,
         some bins stay empty: they have no width.
         """
+        if bins < 1:
+            raise ValueError(f"equal-mass bins must be at least 1, got {bins}")
         before = self.count.cumsum(0) - self.count
         middle = before + (self.count - 1) / 2
         group = torch.arange(1, bins, dtype=self.count.dtype, device=self.count.device)

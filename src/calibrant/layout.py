@@ -171,7 +171,10 @@ def blocks(shape: Sequence[int], device: torch.device) -> Iterator[Index]:
     rows = max(1, limit // max(1, classes * spatial))
     columns = spatial if rows > 1 else max(1, limit // classes)
     everything = slice(None)
-    for start in range(0, max(1, outer), rows):
+    if not outer:
+        yield (everything,) * len(shape)
+        return
+    for start in range(0, outer, rows):
         chunk = slice(start, start + rows)
         if not inner:
             yield (chunk, everything)

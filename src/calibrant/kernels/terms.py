@@ -306,9 +306,10 @@ def sum_over_classes(values: Tensor, weight: Factor) -> Tensor:
     """``Σ_k w_k x_k``, ``(A, 1[, S])``, for one weight per class ``(1, K[, 1])`` or for all."""
     if not isinstance(weight, Tensor):
         return values.sum(1, keepdim=True) * weight
-    if torch.compiler.is_compiling() or torch.is_grad_enabled():
+    if torch.compiler.is_compiling() or torch.is_grad_enabled() or values.device.type != "cpu":
         return (values * weight).sum(1, keepdim=True)
-    # A matrix product saves a pass. Autocast would round it, and is off where this runs.
+    # A matrix product saves a pass. Autocast would round it, and is off where this runs; on a GPU
+    # the user may have allowed TF32, which would round it too.
     return values @ weight.T if values.ndim == 2 else weight.transpose(1, 2) @ values
 
 

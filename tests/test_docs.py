@@ -1,0 +1,79 @@
+"""What the documents say is so: every Python block runs, and the table of losses matches the code."""
+
+import ast
+import re
+import subprocess
+import sys
+from functools import partial
+from pathlib import Path
+from unittest.mock import patch
+
+import pytest
+import torch
+
+import calibrant
+from calibrant.losses import AdaptiveLoss, Loss
+
+ROOT = Path(__file__).parents[1]
+DOCUMENTS = [path for path in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))) if path.exists()]
+LOSS_PAGE = (ROOT / "docs" / "losses.md").read_text(encoding="utf-8")
+
+
+def python_blocks():
+    for document in DOCUMENTS:
+        text = document.read_text(encoding="utf-8")
+        for match in re.finditer(r"^```python\n(.*?)^```", text, re.MULTILINE | re.DOTALL):
+            line = text.count("\n", 0, match.start(1))
+            yield pytest.param(document, line, match[1], id=f"{document.name}:{line + 1}")
+
+
+@pytest.mark.parametrize(("document", "line", "source"), list(python_blocks()))
+def test_every_python_block_runs(document, line, source, monkeypatch):
+    # The same graphs without a C++ compiler at work on them: seconds instead of a minute.
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="eager"))
+    code = compile("\n" * line + source, str(document), "exec")
+    with patch.dict(calibrant.LOSSES):  # a block may register a loss
+        exec(code, {"__name__": "__main__"})
+
+
+def table_rows():
+    """The cells of each loss in the table, by key."""
+    rows = [line.strip("| ").split(" | ") for line in LOSS_PAGE.splitlines() if line.startswith("| `")]
+    return {cells[0].strip("`"): cells for cells in rows}
+
+
+def stated_defaults(text):
+    """The values of all code spans of the form ``name=value``."""
+    return {name: ast.literal_eval(value) for name, value in re.findall(r"`(\w+)=([^`]+)`", text)}
+
+
+def defaults(loss):
+    return {name: parameter.default for name, parameter in loss.hyperparameters().items()}
+
+
+def test_the_table_lists_every_loss_once_and_in_order():
+    assert re.findall(r"^\| `([^`]+)`", LOSS_PAGE, re.MULTILINE) == list(calibrant.LOSSES)
+
+
+@pytest.mark.parametrize("key", calibrant.LOSSES)
+def test_the_row_of_a_loss_matches_its_class(key):
+    loss = calibrant.LOSSES[key]
+    _, name, _, hyperparameters, probabilities, adaptive, _ = table_rows()[key]
+    shared = defaults(Loss)
+    own = {name: default for name, default in defaults(loss).items() if name not in shared}
+    assert name == f"`{loss.__name__}`"
+    assert stated_defaults(hyperparameters) == own
+    assert probabilities == ("yes" if loss.accepts_probabilities else "no")
+    assert adaptive == ("yes" if issubclass(loss, AdaptiveLoss) else "no")
+
+
+def test_the_shared_arguments_are_stated_below_the_table():
+    (sentence,) = re.findall(r"^Every loss also takes (.*?)\.\s", LOSS_PAGE, re.MULTILINE | re.DOTALL)
+    assert stated_defaults(sentence) == defaults(Loss)
+
+
+def test_the_demo_runs():
+    command = [sys.executable, str(ROOT / "examples" / "digits.py"), "--epochs", "2", "--seeds", "1"]
+    output = subprocess.run(command, check=True, capture_output=True, encoding="utf-8").stdout
+    assert re.search(r"^\W*ce\W+\d", output, re.MULTILINE)
+    assert re.search(r"^\W*cals-alm\W+\d", output, re.MULTILINE)
