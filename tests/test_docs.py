@@ -74,6 +74,6 @@ def test_the_shared_arguments_are_stated_below_the_table():
 
 def test_the_demo_runs():
     command = [sys.executable, str(ROOT / "examples" / "digits.py"), "--epochs", "2", "--seeds", "1"]
-    output = subprocess.run(command, check=True, capture_output=True, encoding="utf-8").stdout
+    output = subprocess.run(command, check=True, capture_output=True, text=True).stdout
     assert re.search(r"^\W*ce\W+\d", output, re.MULTILINE)
     assert re.search(r"^\W*cals-alm\W+\d", output, re.MULTILINE)

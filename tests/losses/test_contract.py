@@ -121,6 +121,15 @@ def test_ignoring_equals_deleting(key: str) -> None:
     assert (slope[~keep] == 0).all()
 
 
+def test_what_an_ignored_element_holds_does_not_reach_the_loss(key: str) -> None:
+    logits, target = batch(6)
+    target[2] = -100
+    loss = adapted_loss(key, K)
+    value = loss(logits, target)
+    logits[2] = torch.nan
+    assert torch.equal(loss(logits, target), value)
+
+
 def test_nothing_valid_is_zero_with_a_zero_gradient(key: str) -> None:
     logits, target = batch(3, 2)
     for reduction in ("mean", "sum"):

@@ -86,6 +86,8 @@ def test_unknown_hyperparameter_gets_the_nearest_and_the_list() -> None:
         ("cals-hr", {"factor": 1}),
         ("dual-focal", {"rank": 4}),
         ("adafocal", {"bins": 0}),
+        ("adafocal", {"bins": 1.7}),
+        ("cals-alm", {"every": 2.9}),
         ("adafocal", {"gamma_range": (0.1, 20)}),
         ("adafocal", {"initial_gamma": 0}),
         ("kde-xe", {"bandwidth": 0}),

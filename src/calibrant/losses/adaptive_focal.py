@@ -11,7 +11,7 @@ from torch import Tensor
 from calibrant.histogram import Bins, ConfidenceHistogram
 from calibrant.kernels import Formula, LogLikelihood, LowerProbability, reduce_classes
 from calibrant.layout import Elements
-from calibrant.losses.base import AdaptiveLoss, Shared, in_range, one_of, ordered_pair
+from calibrant.losses.base import AdaptiveLoss, Shared, in_range, one_of, ordered_pair, whole_number
 from calibrant.losses.focal import modulate, modulate_with_slopes
 from calibrant.statistics import Statistics
 
@@ -33,7 +33,7 @@ class BinnedFocal(AdaptiveLoss):
 
     def __init__(self, num_classes: int, bins: int, initial_gamma: float, **shared: Unpack[Shared]) -> None:
         super().__init__(num_classes, **shared)
-        self.bins = int(in_range("bins", bins, 1))
+        self.bins = whole_number("bins", bins)
         self.initial_gamma = initial_gamma
         self.register_learned("gamma", [initial_gamma] * self.bins)
         self.register_learned("edges", [b / self.bins for b in range(self.bins + 1)])
@@ -44,7 +44,8 @@ class BinnedFocal(AdaptiveLoss):
         # on or below the lowest edge counts as just above it, where the first such bin begins.
         lowest = torch.nextafter(self.edges[0], self.edges[-1])
         inside = probability.to(self.edges.dtype).clamp(lowest, self.edges[-1])
-        return torch.bucketize(inside, self.edges) - 1
+        # NaN would be sorted behind everything: it has no bin, but must not end in an index error.
+        return (torch.bucketize(inside, self.edges) - 1).clamp_max(self.bins - 1)
 
     def measure(self, logits: Tensor, target: Tensor) -> ConfidenceHistogram:
         return ConfidenceHistogram.of(self.elements(logits, target))

@@ -38,6 +38,7 @@ class Loss(nn.Module, ABC):
         reduction: ``"mean"`` over elements that are not ignored, ``"sum"``, or ``"none"`` for the
             target's shape with 0 where ignored.
         ignore_index: label of elements that count for nothing: no loss, no gradient, no statistics.
+            (Their logits must still be numbers: as in torch, a NaN there gets a gradient of NaN.)
         class_weight: ``(K,)``, how much an element of each class counts, as the ``weight`` of
             `torch.nn.CrossEntropyLoss`: the mean divides by the sum of the weights of the elements
             (for probability targets, by their number).
@@ -319,6 +320,13 @@ def in_range(
         right = "]" if high != float("inf") else ")"
         raise ValueError(f"{name} must lie in {left}{low:g}, {high:g}{right}, got {value!r}")
     return number
+
+
+def whole_number(name: str, value: int) -> int:
+    """``value`` if it is an integer of at least 1; else an error that says so."""
+    if isinstance(value, bool) or value != int(value) or value < 1:
+        raise ValueError(f"{name} must be a whole number of at least 1, got {value!r}")
+    return int(value)
 
 
 def ordered_pair(name: str, value: Sequence[float]) -> tuple[float, float]:

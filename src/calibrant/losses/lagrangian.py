@@ -16,7 +16,7 @@ from calibrant.kernels import (
     sum_by_class,
 )
 from calibrant.layout import Elements, along_classes
-from calibrant.losses.base import AdaptiveLoss, Shared, in_range, one_of, ordered_pair
+from calibrant.losses.base import AdaptiveLoss, Shared, in_range, one_of, ordered_pair, whole_number
 from calibrant.losses.penalties import PENALTIES
 from calibrant.statistics import Statistics
 
@@ -98,7 +98,7 @@ class AugmentedLagrangian(AdaptiveLoss):
         self.penalty = one_of("penalty", penalty, list(PENALTIES))
         self.growth = in_range("growth", growth, 1)
         self.required_decrease = in_range("required_decrease", required_decrease)
-        self.every = int(in_range("every", every, 1))
+        self.every = whole_number("every", every)
         self.multiplier_range = ordered_pair("multiplier_range", multiplier_range)
         self.penalty_weight_max = (
             None
