@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
-from calibrant.kernels import LogLikelihood, reduce_classes
+from calibrant.kernels import LogLikelihood, WeightedSum, reduce_classes
 from calibrant.layout import Elements
 from calibrant.losses.base import Loss, Shared, in_range
 from calibrant.statistics import sum_dtype
@@ -55,8 +55,7 @@ class DirichletKernelCalibration(Loss):
         self.bandwidth = in_range("bandwidth", bandwidth, open_low=True)
 
     def per_sample(self, elements: Elements) -> Tensor:
-        log_likelihood = reduce_classes(elements, LogLikelihood())
-        return -log_likelihood
+        return reduce_classes(elements, WeightedSum((-1.0, LogLikelihood())))
 
     def over_batch(self, elements: Elements) -> Tensor:
         logits, target, valid = elements.logits, elements.target, elements.valid

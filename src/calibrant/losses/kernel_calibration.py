@@ -7,7 +7,7 @@ from typing import Unpack
 import torch
 from torch import Tensor
 
-from calibrant.kernels import Correctness, LogLikelihood, TopProbability, reduce_classes
+from calibrant.kernels import Correctness, LogLikelihood, TopProbability, WeightedSum, reduce_classes
 from calibrant.layout import Elements
 from calibrant.losses.base import Loss, Shared, in_range
 from calibrant.statistics import sum_dtype
@@ -74,8 +74,7 @@ class KernelCalibration(Loss):
         self.kernel_width = in_range("kernel_width", kernel_width, 1 / 300)
 
     def per_sample(self, elements: Elements) -> Tensor:
-        log_likelihood = reduce_classes(elements, LogLikelihood())
-        return -log_likelihood
+        return reduce_classes(elements, WeightedSum((-1.0, LogLikelihood())))
 
     def over_batch(self, elements: Elements) -> Tensor:
         valid = elements.valid

@@ -41,10 +41,10 @@ class LabelSmoothing(Loss):
         self.smoothing = in_range("smoothing", smoothing, 0, 1)
 
     def per_sample(self, elements: Elements) -> Tensor:
-        return -reduce_classes(elements, self._log_likelihood(MeanLogLikelihood()))
+        return reduce_classes(elements, self._smoothed(MeanLogLikelihood()))
 
-    def _log_likelihood(self, uniform: MeanLogLikelihood) -> WeightedSum:
-        return WeightedSum((1 - self.smoothing, LogLikelihood()), (self.smoothing, uniform))
+    def _smoothed(self, uniform: MeanLogLikelihood) -> WeightedSum:
+        return WeightedSum((self.smoothing - 1, LogLikelihood()), (-self.smoothing, uniform))
 
     def _weighted(self, elements: Elements) -> tuple[Tensor, Tensor | None]:
         if self.class_weight is None:
@@ -56,5 +56,5 @@ class LabelSmoothing(Loss):
             zeros = torch.zeros_like(elements.logits, dtype=weight.dtype)
             target = zeros.scatter(1, target.unsqueeze(1), 1)
         target = target * weight
-        smoothed = self._log_likelihood(MeanLogLikelihood(weight))
-        return -reduce_classes(replace(elements, target=target), smoothed), target.sum(1)
+        smoothed = self._smoothed(MeanLogLikelihood(weight))
+        return reduce_classes(replace(elements, target=target), smoothed), target.sum(1)
