@@ -269,7 +269,7 @@ def test_probability_targets_where_they_have_no_form():
 @pytest.mark.parametrize("soft", [False, True])
 def test_float_labels(soft):
     error, wanted = (
-        (ValueError, message("(4, 3)", "got (4,)", "labels must be integers"))
+        (ValueError, message("(4, 3)", "got (4,)", "for labels pass target.long()"))
         if soft
         else (TypeError, message("integer labels", "torch.float32", "(4,)"))
     )

@@ -91,7 +91,7 @@ def arrange(
             raise ValueError(
                 f"target holds labels from {low} to {high}, but logits of shape {tuple(logits.shape)} "
                 f"have {logits.shape[1]} classes: expected 0 to {logits.shape[1] - 1}, "
-                f"or ignore_index={ignore_index}"
+                f"or ignore_index={ignore_index} (pass the label of elements to leave out as ignore_index)"
             )
     else:
         target = target.masked_fill(~valid, 0)
@@ -104,6 +104,8 @@ def _range(target: Tensor) -> tuple[int, int]:
 
 
 def _check_logits(logits: Tensor, num_classes: int | None) -> None:
+    if not isinstance(logits, Tensor):
+        raise TypeError(f"logits must be a torch.Tensor, got {type(logits).__name__}")
     if not logits.is_floating_point():
         raise TypeError(f"logits must be floating point, got {logits.dtype}")
     if logits.ndim < 2:
@@ -119,19 +121,21 @@ def _check_logits(logits: Tensor, num_classes: int | None) -> None:
 
 
 def _check_target(logits: Tensor, target: Tensor, soft: bool) -> None:
+    if not isinstance(target, Tensor):
+        raise TypeError(f"target must be a torch.Tensor, got {type(target).__name__}")
     if target.device != logits.device:
         raise ValueError(f"target is on {target.device}, but logits are on {logits.device}")
     labels = logits.shape[:1] + logits.shape[2:]
     if target.is_floating_point():
         if not soft:
             raise TypeError(
-                f"target must hold integer labels here, got {target.dtype} of shape "
-                f"{tuple(target.shape)}; this definition has no form for probability targets"
+                f"target must hold integer labels, got {target.dtype} of shape {tuple(target.shape)}: pass "
+                "target.long(); this loss has no form for probability targets"
             )
         if target.shape != logits.shape:
             raise ValueError(
                 f"a floating-point target holds probabilities and must have the logits' shape "
-                f"{tuple(logits.shape)}, got {tuple(target.shape)} (labels must be integers)"
+                f"{tuple(logits.shape)}, got {tuple(target.shape)}; for labels pass target.long()"
             )
     elif target.dtype == torch.bool or target.is_complex():
         raise TypeError(f"target must hold integer labels, got {target.dtype}")

@@ -351,3 +351,22 @@ class TestStructuredInputs:
         manual.observe(logits, target)
         manual.adapt()
         assert same(snapshot(loss), snapshot(manual))
+
+
+class TestWrongArguments:
+    def test_swapped(self) -> None:
+        with pytest.raises(TypeError, match="takes a calibrant loss first, got Linear"):
+            adapt_on(nn.Linear(2, 3), create_loss("cals-alm", 3), [])
+
+    @pytest.mark.parametrize("batch", [{"x": 1, "y": 2}, (1, 2, 3), torch.zeros(2, 2)])
+    def test_batches_that_are_not_pairs(self, batch: object) -> None:
+        with pytest.raises(TypeError, match=r"pairs \(input, target\), got"):
+            adapt_on(create_loss("cals-alm", 3), nn.Linear(2, 3), [batch])
+
+    def test_model_that_returns_no_tensor(self) -> None:
+        class Wrapped(nn.Module):
+            def forward(self, x: torch.Tensor) -> dict[str, torch.Tensor]:
+                return {"out": x}
+
+        with pytest.raises(TypeError, match="must return a tensor of logits, got dict of 1"):
+            adapt_on(create_loss("cals-alm", 3), Wrapped(), [(torch.zeros(2, 3), torch.tensor([0, 1]))])

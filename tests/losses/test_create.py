@@ -65,6 +65,19 @@ def test_unknown_key_gets_the_nearest_and_the_list() -> None:
         create_loss("cals-aml", 10)
 
 
+def test_case_does_not_hide_the_nearest() -> None:
+    with pytest.raises(ValueError, match="did you mean 'ce'"):
+        create_loss("CE", 10)
+
+
+def test_arrays_are_not_tensors() -> None:
+    for key in ("ce", "cals-alm"):
+        with pytest.raises(TypeError, match=r"logits must be a torch\.Tensor, got ndarray"):
+            create_loss(key, 3)(torch.zeros(2, 3).numpy(), torch.tensor([0, 1]))
+        with pytest.raises(TypeError, match=r"target must be a torch\.Tensor, got list"):
+            create_loss(key, 3)(torch.zeros(2, 3), [0, 1])
+
+
 def test_unknown_hyperparameter_gets_the_nearest_and_the_list() -> None:
     with pytest.raises(
         TypeError, match=r"'focal'.*'gama', did you mean 'gamma'\?; it takes: gamma, reduction"
@@ -76,6 +89,8 @@ def test_unknown_hyperparameter_gets_the_nearest_and_the_list() -> None:
     ("key", "arguments"),
     [
         ("ls", {"smoothing": 1.5}),
+        ("mbls", {"margin": "6"}),
+        ("cals-alm", {"multiplier_range": 3}),
         ("focal", {"gamma": -1}),
         ("focal", {"gamma": float("nan")}),
         ("mbls", {"margin": float("inf")}),

@@ -101,5 +101,5 @@ def create_loss(key: str, num_classes: int, **hyperparameters: Any) -> Loss:
 
 
 def _nearest(word: str, known: Any) -> str:
-    near = get_close_matches(word, known, n=1)
+    near = get_close_matches(word.lower(), known, n=1, cutoff=0.5)
     return f", did you mean {near[0]!r}?" if near else ""

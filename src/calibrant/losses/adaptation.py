@@ -47,6 +47,10 @@ def adapt_on(
     >>> adapt_on(loss, model, batches).samples.item()
     8.0
     """
+    if not isinstance(loss, Loss):
+        raise TypeError(
+            f"adapt_on(loss, model, batches) takes a calibrant loss first, got {type(loss).__name__}"
+        )
     if not isinstance(loss, AdaptiveLoss):
         return None
     total = _length(batches)
@@ -55,8 +59,19 @@ def adapt_on(
     loss.forget()
     model.eval()
     try:
-        for done, (inputs, target) in enumerate(batches, start=1):
+        for done, batch in enumerate(batches, start=1):
+            if not isinstance(batch, tuple | list) or len(batch) != 2:
+                raise TypeError(
+                    f"batches must be pairs (input, target), got {_describe(batch)}; for batches of another "
+                    "form call loss.observe(logits, target) on each, then loss.adapt()"
+                )
+            inputs, target = batch
             logits = model(_to(inputs, device))
+            if not isinstance(logits, Tensor):
+                raise TypeError(
+                    f"the model must return a tensor of logits, got {_describe(logits)}; call "
+                    "loss.observe(logits, target) on each batch, then loss.adapt()"
+                )
             loss.observe(logits, target.to(logits.device))
             if progress is not None:
                 progress(done, total)
@@ -67,6 +82,13 @@ def adapt_on(
         for module, training in modes:
             module.training = training
     return loss.adapt(group)
+
+
+def _describe(value: Any) -> str:
+    if isinstance(value, Tensor):
+        return f"a tensor of shape {tuple(value.shape)}"
+    size = f" of {len(value)}" if isinstance(value, Sized) else ""
+    return f"{type(value).__name__}{size}"
 
 
 def _length(batches: Iterable[Any]) -> int | None:

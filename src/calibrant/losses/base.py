@@ -134,7 +134,7 @@ class Loss(nn.Module, ABC):
     def elements(self, logits: Tensor, target: Tensor) -> Elements:
         """The batch, checked against this loss; see `calibrant.layout.arrange` for the errors."""
         state = next(self.buffers(), None)
-        if state is not None and state.device != logits.device:
+        if state is not None and isinstance(logits, Tensor) and state.device != logits.device:
             raise ValueError(
                 f"logits are on {logits.device}, but the state of this loss is on {state.device}: "
                 f"call loss.to({str(logits.device)!r})"
@@ -313,6 +313,8 @@ def in_range(
     open_low: bool = False,
 ) -> float:
     """``value`` as a float if it is finite and in the range; else an error that gives the range."""
+    if isinstance(value, str):
+        raise ValueError(f"{name} must be a number, got {value!r}")
     number = float(value)
     above = number > low if open_low else number >= low
     if not (above and number <= high and number != float("inf")):
@@ -331,7 +333,7 @@ def whole_number(name: str, value: int) -> int:
 
 def ordered_pair(name: str, value: Sequence[float]) -> tuple[float, float]:
     """``value`` as ``(low, high)`` if it is one; else an error that says so."""
-    pair = tuple(float(bound) for bound in value)
+    pair = tuple(float(bound) for bound in value) if isinstance(value, Sequence) else ()
     if len(pair) != 2 or not pair[0] < pair[1]:
         raise ValueError(f"{name} must be a pair (low, high) with low < high, got {value!r}")
     return pair
