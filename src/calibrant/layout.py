@@ -164,7 +164,8 @@ def computing_dtype(logits: Tensor) -> torch.dtype:
 
 def along_classes(values: Tensor, logits: Tensor) -> Tensor:
     """One value per class ``(K,)``, shaped and typed to meet ``(A, K)`` or ``(A, K, S)`` logits."""
-    return values.to(computing_dtype(logits)).view(1, -1, *(1,) * (logits.ndim - 2))
+    # A copy: a graph that is kept must not see what the next adaptation does to the values.
+    return values.to(computing_dtype(logits), copy=True).view(1, -1, *(1,) * (logits.ndim - 2))
 
 
 def blocks(shape: Sequence[int], device: torch.device) -> Iterator[Index]:

@@ -353,6 +353,13 @@ class TestStructuredInputs:
         assert same(snapshot(loss), snapshot(manual))
 
 
+def test_a_compiled_loss_adapts() -> None:
+    loss = create_loss("cals-alm", 3)
+    compiled = torch.compile(loss, backend="eager")
+    assert adapt_on(compiled, nn.Linear(2, 3), [(torch.zeros(2, 2), torch.tensor([0, 1]))]) is not None
+    assert loss.passes == 1
+
+
 class TestWrongArguments:
     def test_swapped(self) -> None:
         with pytest.raises(TypeError, match="takes a calibrant loss first, got Linear"):

@@ -71,6 +71,32 @@ def test_a_retained_graph_gives_the_same_gradient_again(key: str) -> None:
     torch.testing.assert_close(second, 3 * first, rtol=1e-12, atol=1e-15)
 
 
+def test_a_retained_graph_does_not_see_the_next_adaptation(key: str) -> None:
+    logits, target = batch(9)
+    logits.requires_grad_()
+    loss = adapted_loss(key, K)
+    value = loss(logits, target)
+    (first,) = torch.autograd.grad(value, logits, retain_graph=True)
+    loss.observe(3 * logits, target)
+    loss.adapt()
+    (second,) = torch.autograd.grad(value, logits)
+    torch.testing.assert_close(second, first, rtol=1e-12, atol=1e-15)
+
+
+@pytest.mark.parametrize("key", PER_SAMPLE)
+def test_functional_transforms(key: str) -> None:
+    logits, target = batch(5)
+    loss = smooth_loss(key, K)
+    slope = torch.func.grad(lambda x: loss(x, target))(logits)
+    torch.testing.assert_close(slope, gradient(loss, logits, target), rtol=1e-9, atol=1e-12)
+
+
+def test_logits_that_are_not_numbers_give_a_loss_that_is_none(key: str) -> None:
+    logits, target = batch(4)
+    logits[1, 2] = torch.nan
+    assert create_loss(key, K)(logits, target).isnan()
+
+
 def test_images_equal_their_flattened_pixels(key: str) -> None:
     logits, target = batch(2, 5, 3)
     target[0, 1, 1] = -100
@@ -162,15 +188,16 @@ def test_reductions(key: str) -> None:
 def test_class_weights(key: str) -> None:
     logits, target = batch(40)
     target[3] = -100
-    weight = torch.tensor([0.2, 1.0, 3.0, 0.0, 1.5, 0.7, 1.1])
+    weight = torch.tensor([0.2, 1.0, 3.0, 0.0, 1.5, 0.7, 1.1], dtype=torch.float64)
     each = adapted_loss(key, K, reduction="none")(logits, target)
-    weighted = adapted_loss(key, K, class_weight=weight)(logits, target)
     if key == "ls":
-        expected = F.cross_entropy(logits, target, weight.double(), label_smoothing=0.05)
+        expected = F.cross_entropy(logits, target, weight, label_smoothing=0.05)
     else:
-        factor = torch.where(target >= 0, weight.double()[target.clamp_min(0)], 0)
+        factor = torch.where(target >= 0, weight[target.clamp_min(0)], 0)
         expected = (factor * each).sum() / factor.sum()
-    torch.testing.assert_close(weighted, expected, rtol=1e-6, atol=1e-9)
+    for form in (weight, weight.tolist()):
+        weighted = adapted_loss(key, K, class_weight=form)(logits, target)
+        torch.testing.assert_close(weighted, expected, rtol=1e-11, atol=1e-13)
 
 
 def test_adding_a_constant_changes_nothing(key: str) -> None:
@@ -384,7 +411,6 @@ class TestAdaptive:
             torch.testing.assert_close(in_parts.state_dict()[name], state, rtol=1e-12, atol=1e-15)
 
 
-@pytest.mark.parametrize("key", PER_SAMPLE)
 def test_compiles_whole_and_is_not_compiled_again_by_adapt(key: str) -> None:
     torch._dynamo.reset()
     loss = adapted_loss(key, K)

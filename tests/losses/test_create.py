@@ -1,5 +1,6 @@
 """Making losses by key, and the errors for what does not exist."""
 
+import numpy as np
 import pytest
 import torch
 
@@ -100,6 +101,7 @@ def test_unknown_hyperparameter_gets_the_nearest_and_the_list() -> None:
         ("cals-alm", {"multiplier_range": (1, 0)}),
         ("cals-hr", {"factor": 1}),
         ("dual-focal", {"rank": 4}),
+        ("cals-alm", {"initial_penalty_weight": 50}),
         ("adafocal", {"bins": 0}),
         ("adafocal", {"bins": 1.7}),
         ("cals-alm", {"every": 2.9}),
@@ -121,6 +123,15 @@ def test_bad_values_are_named(key: str, arguments: dict[str, object]) -> None:
 def test_class_count(number: object) -> None:
     with pytest.raises(ValueError, match="num_classes"):
         create_loss("ce", number)  # type: ignore[arg-type]
+
+
+def test_rank_and_constant_exclude_one_another() -> None:
+    with pytest.raises(ValueError, match=r"constant=0\.3 takes the place of rank=2"):
+        create_loss("dual-focal", 5, rank=2, constant=0.3)
+
+
+def test_numpy_integers_count_classes() -> None:
+    assert create_loss("ce", np.int64(5)).num_classes == 5
 
 
 def test_rank_needs_enough_classes() -> None:

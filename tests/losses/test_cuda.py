@@ -43,6 +43,16 @@ def test_state_equals_the_cpu_s(key: str) -> None:
         torch.testing.assert_close(there.state_dict()[name].cpu(), state, rtol=1e-10, atol=1e-14)
 
 
+@pytest.mark.parametrize("key", ["cals-alm", "cals-hr", "adafocal", "calfocal"])
+def test_labels_out_of_range_are_not_learned(key: str) -> None:
+    logits, target = batch(32, dtype=torch.float32)
+    target[::2] = 255
+    loss = create_loss(key, K).cuda()
+    loss.observe(logits.cuda(), target.cuda())
+    with pytest.raises(ValueError, match="labels lay outside 0 to 6"):
+        loss.adapt()
+
+
 @pytest.mark.parametrize("arguments", [{}, {"class_weight": [1.0, 2, 3, 4, 5, 6, 7]}])
 def test_never_waits_for_the_device(key: str, arguments: dict[str, Any]) -> None:
     logits, target = batch(64, dtype=torch.float32)

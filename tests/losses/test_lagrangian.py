@@ -33,6 +33,14 @@ def test_penalty_weight_grows_where_the_violation_does_not_fall() -> None:
     assert loss.penalty_weight[0] == 1  # its violation is -1, below 0.9·max(0, -1) = 0
 
 
+def test_a_constraint_that_holds_never_grows() -> None:
+    loss = lagrangian(3, margin=10, every=1)
+    for distance in (0.0, 5.0, 8.0):  # violations -1, -0.5 and -0.2: rising, but none above 0
+        loss.observe(torch.tensor([[distance, 0.0, 0.0]], dtype=torch.float64), torch.tensor([0]))
+        loss.adapt()
+    assert (loss.penalty_weight == 1).all()
+
+
 def test_the_first_pass_never_grows() -> None:
     loss = lagrangian(2, margin=1, every=1)
     one_pass(loss, 3)

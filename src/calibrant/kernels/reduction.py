@@ -72,7 +72,9 @@ def reduce_classes(elements: Elements, term: Term) -> Tensor:
         ``(A[, S])``, float32 or float64; differentiable with respect to the logits.
     """
     target = elements.target if elements.soft else elements.target.unsqueeze(1)
-    if torch.compiler.is_compiling() or target.requires_grad:
+    # torch.func's transforms cannot see through a Function that writes into its own memory.
+    transformed = torch._C._are_functorch_transforms_active()
+    if torch.compiler.is_compiling() or transformed or target.requires_grad:
         value = term.value(Block(elements.logits, target))
     else:
         arguments = (elements.logits, target, term, elements.expected)

@@ -277,7 +277,7 @@ class LowerProbability:
     def _chosen(self, block: Block, below: Tensor) -> Tensor:
         """The weights ``a``, ``(A, K[, S])``."""
         if not self.ranks:
-            present = block.indicator(torch.gt, below, 0)
+            present = block.indicator(torch.lt, block.shifted, block.shifted_at_target)
             return present.div_(present.sum(1, keepdim=True).clamp_min(1))
         ranked = below.topk(max(self.ranks), dim=1).values
         weights = torch.zeros_like(below)
@@ -293,11 +293,11 @@ class LowerProbability:
 Slope = tuple[Tensor, Factor]
 """Slopes ``(A, K[, S])`` as a tensor and what to multiply it with: a number, or one per class."""
 
-Evaluation = tuple[Tensor, Callable[[], Slope]]
+SumAndSlope = tuple[Tensor, Callable[[], Slope]]
 """A penalty summed over classes, ``(A, 1[, S])``, and how to get its slopes, once, when the sum has been
 used: they may be written over what it was made of."""
 
-Evaluator = Callable[[Tensor, Callable[[], Tensor | None]], Evaluation]
+Evaluator = Callable[[Tensor, Callable[[], Tensor | None]], SumAndSlope]
 """A penalty with its parameters fixed, from logits minus their maximum, ``(A, K[, S])``, and where to write
 results of that shape."""
 
@@ -306,10 +306,10 @@ def sum_over_classes(values: Tensor, weight: Factor) -> Tensor:
     """``Σ_k w_k x_k``, ``(A, 1[, S])``, for one weight per class ``(1, K[, 1])`` or for all."""
     if not isinstance(weight, Tensor):
         return values.sum(1, keepdim=True) * weight
-    if torch.compiler.is_compiling() or torch.is_grad_enabled() or values.device.type != "cpu":
+    plain = torch.compiler.is_compiling() or torch.is_grad_enabled() or values.device.type != "cpu"
+    if plain or torch.get_float32_matmul_precision() != "highest":
         return (values * weight).sum(1, keepdim=True)
-    # A matrix product saves a pass. Autocast would round it, and is off where this runs; on a GPU
-    # the user may have allowed TF32, which would round it too.
+    # A matrix product saves a pass, where nothing has been allowed to round it (autocast is off here).
     return values @ weight.T if values.ndim == 2 else weight.transpose(1, 2) @ values
 
 

@@ -47,6 +47,7 @@ def adapt_on(
     >>> adapt_on(loss, model, batches).samples.item()
     8.0
     """
+    loss = getattr(loss, "_orig_mod", loss)  # of torch.compile, which hides the class
     if not isinstance(loss, Loss):
         raise TypeError(
             f"adapt_on(loss, model, batches) takes a calibrant loss first, got {type(loss).__name__}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
+from functools import partial
 from typing import Unpack
 
 import torch
@@ -38,14 +39,20 @@ class BinnedFocal(AdaptiveLoss):
         self.register_learned("gamma", [initial_gamma] * self.bins)
         self.register_learned("edges", [b / self.bins for b in range(self.bins + 1)])
 
-    def bin_of(self, probability: Tensor) -> Tensor:
-        """The bin in which each probability is looked up; never one without width."""
+    def bin_of(self, probability: Tensor, edges: Tensor | None = None) -> Tensor:
+        """The bin in which each probability is looked up; never one without width.
+
+        Args:
+            probability: any shape.
+            edges: other edges than the current ones.
+        """
+        edges = self.edges if edges is None else edges
         # Above the highest edge, its first occurrence ends the last bin with a width; a probability
         # on or below the lowest edge counts as just above it, where the first such bin begins.
-        lowest = torch.nextafter(self.edges[0], self.edges[-1])
-        inside = probability.to(self.edges.dtype).clamp(lowest, self.edges[-1])
+        lowest = torch.nextafter(edges[0], edges[-1])
+        inside = probability.to(edges.dtype).clamp(lowest, edges[-1])
         # NaN would be sorted behind everything: it has no bin, but must not end in an index error.
-        return (torch.bucketize(inside, self.edges) - 1).clamp_max(self.bins - 1)
+        return (torch.bucketize(inside, edges) - 1).clamp_max(self.bins - 1)
 
     def measure(self, logits: Tensor, target: Tensor) -> ConfidenceHistogram:
         return ConfidenceHistogram.of(self.elements(logits, target))
@@ -119,13 +126,9 @@ class AdaFocal(BinnedFocal):
 
     def per_sample(self, elements: Elements) -> Tensor:
         log_likelihood = reduce_classes(elements, LogLikelihood())
-        gamma = self.gamma_of(log_likelihood)
+        gamma = self.gamma[self.bin_of(log_likelihood.detach().exp())].to(log_likelihood.dtype)
         doubt = -log_likelihood.expm1()
         return modulate(log_likelihood, torch.where(gamma >= 0, doubt, 2 - doubt), gamma.abs())
-
-    def gamma_of(self, log_likelihood: Tensor) -> Tensor:
-        """The exponent of each element, by the bin of its probability of the true class."""
-        return self.gamma[self.bin_of(log_likelihood.detach().exp())].to(log_likelihood.dtype)
 
     def update_bins(self, bins: Bins) -> None:
         sign = self.gamma.sign()
@@ -153,11 +156,15 @@ class AdaDualFocal(AdaFocal):
     """
 
     def per_sample(self, elements: Elements) -> Tensor:
-        formula = Formula(self._dual_focal, LogLikelihood(), LowerProbability((1,)))
-        return reduce_classes(elements, formula)
+        # Copies: a graph that is kept must not see what the next adaptation does to them.
+        function = partial(self._dual_focal, self.gamma.clone(), self.edges.clone())
+        return reduce_classes(elements, Formula(function, LogLikelihood(), LowerProbability((1,))))
 
-    def _dual_focal(self, log_likelihood: Tensor, lower: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        gamma = self.gamma_of(log_likelihood)
+    def _dual_focal(
+        self, gammas: Tensor, edges: Tensor, log_likelihood: Tensor, lower: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        bins = self.bin_of(log_likelihood.detach().exp(), edges)
+        gamma = gammas[bins].to(log_likelihood.dtype)
         sign = torch.where(gamma >= 0, 1.0, -1.0).to(gamma.dtype)
         minus_doubt = log_likelihood.expm1()
         base = (1 - sign) + sign * (lower - minus_doubt)

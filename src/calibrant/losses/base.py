@@ -6,7 +6,8 @@ import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import ClassVar, Literal, Self, TypedDict, TypeVar, Unpack, get_args
+from operator import index
+from typing import ClassVar, Literal, Self, SupportsIndex, TypedDict, TypeVar, Unpack, get_args
 
 import torch
 import torch.distributed as dist
@@ -33,6 +34,12 @@ class Loss(nn.Module, ABC):
 
     Subclasses write `per_sample`, and `over_batch` where a term does not split over samples.
 
+    >>> class Doubled(Loss):
+    ...     def per_sample(self, elements):
+    ...         return -2 * elements.logits.log_softmax(1).gather(1, elements.target.unsqueeze(1)).squeeze(1)
+    >>> round(Doubled(2)(torch.zeros(3, 2), torch.tensor([0, 1, -100])).item(), 4)
+    1.3863
+
     Args:
         num_classes: K, the size of the logits' axis 1.
         reduction: ``"mean"`` over elements that are not ignored, ``"sum"``, or ``"none"`` for the
@@ -50,6 +57,9 @@ class Loss(nn.Module, ABC):
     """
 
     accepts_probabilities: ClassVar[bool] = False
+    linear_in_target: ClassVar[bool] = True
+    """Whether class weights weigh the classes of a probability target, as in cross-entropy, or only the
+    element as a whole, by the weight its target has on average."""
 
     class_weight: Tensor | None
 
@@ -62,15 +72,14 @@ class Loss(nn.Module, ABC):
         class_weight: Tensor | Sequence[float] | None = None,
     ) -> None:
         super().__init__()
-        if isinstance(num_classes, bool) or not isinstance(num_classes, int) or num_classes < 2:
+        if isinstance(num_classes, bool) or not isinstance(num_classes, SupportsIndex) or num_classes < 2:
             raise ValueError(f"num_classes must be an integer of at least 2, got {num_classes!r}")
-        self.num_classes = num_classes
+        self.num_classes = num_classes = index(num_classes)
         self.reduction = one_of("reduction", reduction, get_args(Reduction))
         self.ignore_index = ignore_index
         if class_weight is not None:
-            class_weight = torch.as_tensor(class_weight).detach().clone()
-            if not class_weight.is_floating_point():
-                class_weight = class_weight.to(torch.get_default_dtype())
+            dtype = class_weight.dtype if isinstance(class_weight, Tensor) else torch.float64
+            class_weight = torch.as_tensor(class_weight, dtype=dtype).detach().clone()
             if class_weight.shape != (num_classes,) or not bool((class_weight >= 0).all()):
                 raise ValueError(
                     f"class_weight must hold num_classes={num_classes} numbers of at least 0, "
@@ -118,11 +127,12 @@ class Loss(nn.Module, ABC):
         if self.class_weight is not None:
             target = elements.target
             if elements.soft:
-                # w·t = (Σ w·t) · (a distribution again), so that cross-entropy comes out as torch's.
                 target = target * along_classes(self.class_weight, target)
                 weights = target.sum(1)
-                target = target / torch.where(weights > 0, weights, 1).unsqueeze(1)
-                elements = replace(elements, target=target)
+                if self.linear_in_target:
+                    # w·t = (Σ w·t) · (a distribution again): cross-entropy comes out as torch's.
+                    target = target / torch.where(weights > 0, weights, 1).unsqueeze(1)
+                    elements = replace(elements, target=target)
             else:
                 weights = self.class_weight.to(computing_dtype(elements.logits))[target]
         values = self.per_sample(elements)
@@ -157,6 +167,16 @@ class Loss(nn.Module, ABC):
     def forget(self) -> None:
         """Drop what was observed; nothing to do for a loss that does not adapt."""
 
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        def move(tensor: Tensor) -> Tensor:
+            try:
+                return fn(tensor)
+            except TypeError:  # a device without float64
+                return fn(tensor.float())
+
+        super()._apply(move, recurse)  # type: ignore[no-untyped-call]
+        return self
+
     @classmethod
     def hyperparameters(cls) -> dict[str, inspect.Parameter]:
         """The keyword arguments of this loss, its own first; each is also an attribute."""
@@ -187,9 +207,16 @@ class AdaptiveLoss(Loss):
 
     ``observe`` the validation batches, then ``adapt`` once; nothing else ever moves the state. What
     is learned lives in persistent float64 buffers: saved, moved with the module, the same on every
-    rank. What is observed is a plain attribute: sums of fixed size, never saved and never broadcast.
+    rank. What is observed is a plain attribute: sums of fixed size, not in the ``state_dict`` and never
+    broadcast.
 
     Subclasses write `measure` and `update`.
+
+    >>> from calibrant import create_loss
+    >>> loss = create_loss("cals-hr", 2)
+    >>> loss.observe(torch.tensor([[30.0, 0.0]]), torch.tensor([0]))
+    >>> loss.adapt().samples.item(), loss.passes.item()
+    (1.0, 1)
 
     Attributes:
         passes: how many times the loss has adapted.
@@ -225,6 +252,9 @@ class AdaptiveLoss(Loss):
         measured = self.measure(logits.detach(), target)
         # 0·x is NaN just where x is not finite: one number carries the news through every sum.
         extremes = elements.logits.amax(1) * 0 + elements.logits.amin(1) * 0
+        if not elements.soft:  # on a GPU nobody has looked at the labels yet
+            outside = (elements.target < 0) | (elements.target >= self.num_classes)
+            extremes = extremes.masked_fill(outside, torch.nan)
         poison = torch.where(elements.valid, extremes, 0).sum()
         measured = type(measured)(measured.samples + poison, *measured.tensors()[1:])
         if self._observed is not None:
@@ -243,9 +273,9 @@ class AdaptiveLoss(Loss):
 
         Raises:
             RuntimeError: no rank observed any valid element.
-            ValueError: some observed logits were not finite.
+            ValueError: some observed logits were not finite, or some labels were out of range.
         """
-        observed = self._observed if self._observed is not None else self._nothing()
+        observed = self._nothing() if self._observed is None else self._observed.to(self.passes.device)
         self.forget()
         pooled = observed.all_reduce(group)
         if pooled.samples == 0:
@@ -255,8 +285,9 @@ class AdaptiveLoss(Loss):
             )
         if not all(bool(tensor.isfinite().all()) for tensor in pooled.tensors()):
             raise ValueError(
-                "adapt() refused: some logits given to observe() were NaN or infinite; the learned "
-                "state is unchanged and the observed sums were dropped"
+                "adapt() refused: some logits given to observe() were NaN or infinite, or too large to sum, "
+                f"or some labels lay outside 0 to {self.num_classes - 1}; the learned state is unchanged and "
+                "the observed sums were dropped"
             )
         self.update(pooled)
         self.passes += 1
@@ -282,14 +313,7 @@ class AdaptiveLoss(Loss):
         # .half() and .to(dtype) are for weights. A multiplier of 1e-6 does not survive them, so
         # learned state follows the device only.
         learned = {name: getattr(self, name) for name in self._learned}
-
-        def move(tensor: Tensor) -> Tensor:
-            try:
-                return fn(tensor)
-            except TypeError:  # a device without float64
-                return fn(tensor.float())
-
-        super()._apply(move, recurse)  # type: ignore[no-untyped-call]
+        super()._apply(fn, recurse)
         for name, buffer in learned.items():
             moved = self._buffers[name]
             if moved is not None and moved.dtype != sum_dtype(moved.device):

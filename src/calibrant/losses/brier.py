@@ -22,6 +22,7 @@ class Brier(Loss):
     """
 
     accepts_probabilities = True
+    linear_in_target = False
 
     def per_sample(self, elements: Elements) -> Tensor:
         return reduce_classes(elements, SquaredError())

@@ -104,7 +104,7 @@ class DirichletKernelCalibration(Loss):
         itself = others[start : start + len(log_kernel)].unsqueeze(1) == others
         log_kernel = log_kernel.masked_fill(itself, -torch.inf)
         # Shift by hand: a row without any other element is all -inf, and must stay finite.
-        top = log_kernel.detach().amax(1, keepdim=True).clamp_min(-1e300)
+        top = log_kernel.detach().amax(1, keepdim=True).clamp_min(torch.finfo(log_kernel.dtype).min)
         kernel = (log_kernel - top).exp()
-        ratio = kernel @ labels / kernel.sum(1, keepdim=True).clamp_min(1e-300)
+        ratio = kernel @ labels / kernel.sum(1, keepdim=True).clamp_min(torch.finfo(kernel.dtype).tiny)
         return (ratio - log_probability.exp()).abs().sum(1)

@@ -60,6 +60,8 @@ class DualFocal(Loss):
         self.gamma = in_range("gamma", gamma)
         self.rank = one_of("rank", rank, list(RANKS))
         self.constant = None if constant is None else in_range("constant", constant, 0, 1)
+        if constant is not None and rank != 1:
+            raise ValueError(f"constant={constant} takes the place of rank={rank!r}: pass one of them")
         if max(RANKS[rank], default=1) >= num_classes:
             raise ValueError(f"rank={rank!r} needs more than {max(RANKS[rank])} classes, got {num_classes}")
 

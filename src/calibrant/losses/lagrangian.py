@@ -109,6 +109,11 @@ class AugmentedLagrangian(AdaptiveLoss):
         self.initial_penalty_weight = in_range(
             "initial_penalty_weight", initial_penalty_weight, open_low=True
         )
+        if self.penalty_weight_max is not None and self.initial_penalty_weight > self.penalty_weight_max:
+            raise ValueError(
+                f"initial_penalty_weight={initial_penalty_weight} must not exceed "
+                f"penalty_weight_max={penalty_weight_max}"
+            )
         self.register_learned("multiplier", [self.initial_multiplier] * num_classes)
         self.register_learned("penalty_weight", [self.initial_penalty_weight] * num_classes)
         self.register_learned("previous_violation", [0.0] * num_classes)

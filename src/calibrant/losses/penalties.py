@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from calibrant.kernels import Evaluation, Evaluator, MarginPenalty, Slope, sum_over_classes
+from calibrant.kernels import Evaluator, MarginPenalty, Slope, SumAndSlope, sum_over_classes
 
 New = Callable[[], Tensor | None]
 
@@ -44,13 +44,13 @@ class Penalty:
     def slope(self, violation: Tensor, weight: Tensor, multiplier: Tensor) -> Tensor:
         """``∂P/∂z``, elementwise on broadcastable tensors."""
 
-        def select(result: Evaluation) -> Tensor:
+        def select(result: SumAndSlope) -> Tensor:
             slope, factor = result[1]()
             return slope * factor
 
         return self._elementwise(select, violation, weight, multiplier)
 
-    def _elementwise(self, select: Callable[[Evaluation], Tensor], *arguments: Tensor) -> Tensor:
+    def _elementwise(self, select: Callable[[SumAndSlope], Tensor], *arguments: Tensor) -> Tensor:
         shape = sum(arguments[1:], arguments[0]).shape
         violation, weight, multiplier = (argument.expand(shape).reshape(-1, 1) for argument in arguments)
         result = select(self.prepare(weight, multiplier, 0.0, 1.0)(violation, lambda: None))
@@ -96,7 +96,7 @@ def _phr(weight: Tensor, multiplier: Tensor, offset: float, scale: float) -> Eva
     bias, factor, half = multiplier + weight * offset, weight * scale, 0.5 / weight
     constant = (multiplier.square() * half).sum(1, keepdim=True)
 
-    def evaluate(x: Tensor, new: New) -> Evaluation:
+    def evaluate(x: Tensor, new: New) -> SumAndSlope:
         slope = _per_class(x, factor, bias, new).relu_()
         value = sum_over_classes(torch.mul(slope, slope, out=new()), half) - constant
         return value, lambda: (slope, 1.0)
@@ -114,7 +114,7 @@ def _p2(weight: Tensor, multiplier: Tensor, offset: float, scale: float) -> Eval
     ratio, product, square = multiplier / weight, multiplier * weight, weight.square()
     constant = ratio.sum(1, keepdim=True)
 
-    def evaluate(x: Tensor, new: New) -> Evaluation:
+    def evaluate(x: Tensor, new: New) -> SumAndSlope:
         violation = _affine(x, offset, scale, new)
         above = _positive_part(violation, new)
         shrinkage = violation.clamp_max_(0).mul_(-weight).add_(1).reciprocal_()
@@ -136,7 +136,7 @@ def _p3(weight: Tensor, multiplier: Tensor, offset: float, scale: float) -> Eval
     ratio, product = multiplier / weight, multiplier * weight
     constant = ratio.sum(1, keepdim=True)
 
-    def evaluate(x: Tensor, new: New) -> Evaluation:
+    def evaluate(x: Tensor, new: New) -> SumAndSlope:
         violation = _affine(x, offset, scale, new)
         above = _positive_part(violation, new)
         shrinkage = violation.clamp_max_(0).mul_(-weight).add_(1).reciprocal_()
@@ -164,7 +164,7 @@ def hinge(margin: float, multiplier: Tensor | None = None) -> Evaluator:
         multiplier: λ along the class axis, ``(1, K[, 1])``; None for ones.
     """
 
-    def evaluate(shifted: Tensor, new: New) -> Evaluation:
+    def evaluate(shifted: Tensor, new: New) -> SumAndSlope:
         # softshrink is shifted + margin below -margin and 0 above it: minus the excess, in one pass.
         out = new()
         if out is None:
