@@ -118,13 +118,12 @@ def _p2(weight: Tensor, multiplier: Tensor, offset: float, scale: float) -> Eval
         violation = _affine(x, offset, scale, new)
         above = _positive_part(violation, new)
         shrinkage = violation.clamp_max_(0).mul_(-weight).add_(1).reciprocal_()
-        upper = _per_class(above, square / 6, product, new)
-        upper = torch.addcmul(multiplier, above, upper, out=new())
-        value = torch.mul(above, upper, out=new()).sum(1, keepdim=True)
+        upper = _per_class(above, square / 6, product, new).mul_(above).add_(multiplier).mul_(above)
+        value = upper.sum(1, keepdim=True)
         value = value + sum_over_classes(shrinkage, ratio) - constant
 
         def slope() -> Slope:
-            linear = _per_class(above, square / 2, 2 * product, new)
+            linear = _per_class(above, square / 2, 2 * product, lambda: upper)
             return shrinkage.square_().mul_(multiplier).addcmul_(above, linear), 1.0
 
         return value, slope
@@ -140,8 +139,8 @@ def _p3(weight: Tensor, multiplier: Tensor, offset: float, scale: float) -> Eval
         violation = _affine(x, offset, scale, new)
         above = _positive_part(violation, new)
         shrinkage = violation.clamp_max_(0).mul_(-weight).add_(1).reciprocal_()
-        upper = _per_class(above, product, multiplier, new)
-        value = torch.mul(above, upper, out=new()).sum(1, keepdim=True)
+        upper = _per_class(above, product, multiplier, new).mul_(above)
+        value = upper.sum(1, keepdim=True)
         value = value + sum_over_classes(shrinkage, ratio) - constant
 
         def slope() -> Slope:
