@@ -77,3 +77,11 @@ def test_the_demo_runs():
     output = subprocess.run(command, check=True, capture_output=True, text=True).stdout
     assert re.search(r"^\W*ce\W+\d", output, re.MULTILINE)
     assert re.search(r"^\W*cals-alm\W+\d", output, re.MULTILINE)
+
+
+@pytest.mark.parametrize(
+    "document", [*DOCUMENTS, ROOT / "benchmarks" / "README.md"], ids=lambda path: path.name
+)
+def test_relative_links_lead_somewhere(document):
+    for link in re.findall(r"\]\(([^)#]+)", document.read_text(encoding="utf-8")):
+        assert link.startswith("http") or (document.parent / link).exists(), link
