@@ -357,15 +357,13 @@ def test_one_block_suffices_for_small_batches(shape):
 
 
 @settings(deadline=None, max_examples=300)
-@given(SHAPES, st.integers(1, 200), st.integers(1, 200))
-def test_blocks_cover_every_number_once(shape, rows_limit, image_limit):
+@given(SHAPES, st.integers(1, 200))
+def test_blocks_cover_every_number_once(shape, limit):
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(layout, "_CPU_BLOCK", rows_limit)
-        patch.setattr(layout, "_CPU_IMAGE_BLOCK", image_limit)
+        patch.setattr(layout, "_CPU_BLOCK", limit)
         count, sizes = visits(shape)
     assert (count == 1).all()
     assert len(sizes) >= 1
-    limit = image_limit if len(shape) == 3 else rows_limit
     assert max(sizes) <= max(limit, shape[1])  # at least one element at a time, otherwise within the limit
 
 
@@ -392,7 +390,6 @@ def test_device_blocks_cover_every_number_once(shape, limit):
 )
 def test_block_sizes(shape, limit, sizes, monkeypatch):
     monkeypatch.setattr(layout, "_CPU_BLOCK", limit)
-    monkeypatch.setattr(layout, "_CPU_IMAGE_BLOCK", limit)
     assert visits(shape)[1] == sizes
 
 

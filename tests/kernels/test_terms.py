@@ -232,7 +232,6 @@ def cut(monkeypatch):
 
     def apply(limit, shape, sizes=None):
         monkeypatch.setattr(layout, "_CPU_BLOCK", limit)
-        monkeypatch.setattr(layout, "_CPU_IMAGE_BLOCK", limit)
         probe = torch.empty(shape[0], 1, *shape[2:])
         found = [probe[index].numel() for index in blocks(shape, probe.device)]
         assert sizes is None or found == sizes[len(shape)]
