@@ -26,6 +26,7 @@ class Elements:
     holds probabilities.
 
     Attributes:
+        all_valid: whether it is known, without asking a device, that nothing is ignored.
         expected: the factor by which each element's loss will enter the total, if that is one and the
             same number for all; a gradient computed with it in place need not be scaled again.
     """
