@@ -74,11 +74,6 @@ class Penalty:
 # on a CPU a pass over a block costs about a tenth of a whole cross-entropy.
 
 
-def _affine(x: Tensor, offset: float, scale: float, new: New) -> Tensor:
-    """``offset + scale·x`` in one pass."""
-    return torch.add(x.new_full((), offset), x, alpha=scale, out=new())
-
-
 def _per_class(x: Tensor, factor: Tensor, bias: Tensor, new: New) -> Tensor:
     """``bias_k + factor_k·x_k``."""
     if x.ndim == 2:
@@ -104,27 +99,38 @@ def _phr(weight: Tensor, multiplier: Tensor, offset: float, scale: float) -> Eva
     return evaluate
 
 
-# P2 and P3 are smooth at 0, where both branches vanish: P(z) = above(max(z, 0)) + below(min(z, 0)).
-# With r = 1 / (1 - ρ min(z, 0)) the lower branch is λ/ρ (r - 1), its slope λr². No selection is
-# needed, which is the slow part on a CPU. relu, not clamp_min: one of max and min must have derivative
-# 0 at z = 0 for autograd to find the slope λ there and not 2λ.
+# P2 and P3 are smooth at 0, where both branches vanish, so with u = ρz they are sums of a function of
+# a = max(u, 0) and one of r = 1 / (1 - min(u, 0)): the lower branch is λ/ρ (r - 1), its slope λr². No
+# selection is needed, which is the slow part on a CPU. relu, not clamp_min: one of max and min must have
+# derivative 0 at u = 0 for autograd to find the slope λ there and not 2λ.
+
+
+def _branches(weight: Tensor, offset: float, scale: float) -> Callable[[Tensor, New], tuple[Tensor, Tensor]]:
+    """From ``x`` to ``a`` and ``-r``."""
+    bias, factor = weight * offset, weight * scale
+
+    def branches(x: Tensor, new: New) -> tuple[Tensor, Tensor]:
+        violation = _per_class(x, factor, bias, new)
+        above = _positive_part(violation, new)
+        return above, violation.clamp_max_(0).sub_(1).reciprocal_()
+
+    return branches
 
 
 def _p2(weight: Tensor, multiplier: Tensor, offset: float, scale: float) -> Evaluator:
-    ratio, product, square = multiplier / weight, multiplier * weight, weight.square()
+    # λ/ρ (a + a² + r - 1) + a³/6ρ, with slope λ (2a + r²) + a²/2.
+    branches, ratio, sixth = _branches(weight, offset, scale), multiplier / weight, 1 / (6 * weight)
     constant = ratio.sum(1, keepdim=True)
 
     def evaluate(x: Tensor, new: New) -> SumAndSlope:
-        violation = _affine(x, offset, scale, new)
-        above = _positive_part(violation, new)
-        shrinkage = violation.clamp_max_(0).mul_(-weight).add_(1).reciprocal_()
-        upper = _per_class(above, square / 6, product, new).mul_(above).add_(multiplier).mul_(above)
-        value = upper.sum(1, keepdim=True)
-        value = value + sum_over_classes(shrinkage, ratio) - constant
+        above, below = branches(x, new)
+        square = torch.mul(above, above, out=new())
+        cube = torch.mul(above, square, out=new())
+        value = sum_over_classes(above, ratio) + sum_over_classes(square, ratio)
+        value = value + sum_over_classes(cube, sixth) - sum_over_classes(below, ratio) - constant
 
         def slope() -> Slope:
-            linear = _per_class(above, square / 2, 2 * product, lambda: upper)
-            return shrinkage.square_().mul_(multiplier).addcmul_(above, linear), 1.0
+            return below.square_().add_(above, alpha=2).mul_(multiplier).add_(square, alpha=0.5), 1.0
 
         return value, slope
 
@@ -132,21 +138,15 @@ def _p2(weight: Tensor, multiplier: Tensor, offset: float, scale: float) -> Eval
 
 
 def _p3(weight: Tensor, multiplier: Tensor, offset: float, scale: float) -> Evaluator:
-    ratio, product = multiplier / weight, multiplier * weight
+    # λ/ρ (a + a² + r - 1), with slope λ (2a + r²).
+    branches, ratio = _branches(weight, offset, scale), multiplier / weight
     constant = ratio.sum(1, keepdim=True)
 
     def evaluate(x: Tensor, new: New) -> SumAndSlope:
-        violation = _affine(x, offset, scale, new)
-        above = _positive_part(violation, new)
-        shrinkage = violation.clamp_max_(0).mul_(-weight).add_(1).reciprocal_()
-        upper = _per_class(above, product, multiplier, new).mul_(above)
-        value = upper.sum(1, keepdim=True)
-        value = value + sum_over_classes(shrinkage, ratio) - constant
-
-        def slope() -> Slope:
-            return shrinkage.square_().addcmul_(above, 2 * weight), multiplier
-
-        return value, slope
+        above, below = branches(x, new)
+        upper = torch.addcmul(above, above, above, out=new())
+        value = sum_over_classes(upper, ratio) - sum_over_classes(below, ratio) - constant
+        return value, lambda: (below.square_().add_(above, alpha=2), multiplier)
 
     return evaluate
 
