@@ -1,0 +1,233 @@
+"""Telling data of another kind from the model's own by its logits: scores, and how well they separate."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from calibrant.layout import computing_dtype
+from calibrant.statistics import sum_dtype
+
+_PERCENT_TRUE_POSITIVES = 95
+
+
+def entropy(logits: Tensor) -> Tensor:
+    """Entropy ``-Σ s_k log s_k`` of the probabilities, in nats: from 0 to log K.
+
+    Args:
+        logits: floating point, ``(B, K, *S)``.
+
+    Returns:
+        Scores ``(B, *S)``, higher for what looks more out of distribution; float64 for float64
+        logits, else float32.
+
+    >>> entropy(torch.tensor([[0.0, 0.0], [30.0, 0.0]]))
+    tensor([6.9315e-01, 2.9009e-12])
+    """
+    shifted, others = _beside_the_top(logits)
+    rest = others.sum(1)
+    # exp(-∞) · -∞ would be NaN where it means 0.
+    summed = (others * shifted.clamp_min(torch.finfo(shifted.dtype).min)).sum(1)
+    return rest.log1p() - summed / (1 + rest)
+
+
+def maximum_probability(logits: Tensor) -> Tensor:
+    """What the most probable class leaves to the others, ``1 - max s``: from 0 to 1 - 1/K.
+
+    Summed over the others and not subtracted from 1, so that predictions as confident as
+    ``1 - 1e-30`` still differ, in float32 too.
+
+    Args:
+        logits: floating point, ``(B, K, *S)``.
+
+    Returns:
+        Scores ``(B, *S)``, higher for what looks more out of distribution; float64 for float64
+        logits, else float32.
+
+    >>> maximum_probability(torch.tensor([[0.0, 0.0], [30.0, 0.0]]))
+    tensor([5.0000e-01, 9.3576e-14])
+    """
+    rest = _beside_the_top(logits)[1].sum(1)
+    return rest / (1 + rest)
+
+
+def energy(logits: Tensor, *, temperature: float = 1.0) -> Tensor:
+    """Free energy ``-T log Σ exp(l_k / T)`` (Liu et al., Energy-based out-of-distribution detection, 2020).
+
+    Unlike the other scores it changes when a constant is added to an element's logits.
+
+    Args:
+        logits: floating point, ``(B, K, *S)``.
+        temperature: T, above 0.
+
+    Returns:
+        Scores ``(B, *S)``, higher for what looks more out of distribution; float64 for float64
+        logits, else float32.
+
+    >>> energy(torch.tensor([[0.0, 0.0], [30.0, 0.0]]))
+    tensor([ -0.6931, -30.0000])
+    """
+    if not temperature > 0:
+        raise ValueError(f"temperature must be above 0, got {temperature}")
+    _check_logits(logits, "logits")
+    return -temperature * (logits.to(computing_dtype(logits)) / temperature).logsumexp(1)
+
+
+SCORES: dict[str, Callable[[Tensor], Tensor]] = {
+    "entropy": entropy,
+    "maximum_probability": maximum_probability,
+    "energy": energy,
+}
+"""Scores by name: functions from logits ``(B, K, *S)`` to ``(B, *S)``, higher = more out of distribution."""
+
+
+@dataclass(frozen=True)
+class Detection:
+    """How well a score separates out-of-distribution from in-distribution elements; fractions.
+
+    Attributes:
+        auroc: probability that an out-of-distribution element scores higher than an in-distribution
+            one, ties counting one half. The same whichever of the two is called positive.
+        aupr: average precision of finding the out-of-distribution elements (the positive class) by high
+            scores: ``Σ (R_i - R_{i-1}) P_i`` over the distinct scores, without interpolation.
+        aupr_in: the same of finding the in-distribution elements by low scores.
+        fpr_at_95_tpr: with in-distribution as the positive class, as papers have it: the fraction of
+            out-of-distribution elements taken for in-distribution at the strictest threshold
+            that accepts at least 95 % of the in-distribution elements. Lower is better.
+    """
+
+    auroc: float
+    aupr: float
+    aupr_in: float
+    fpr_at_95_tpr: float
+
+
+@torch.no_grad()
+def detection(in_scores: Tensor, out_scores: Tensor) -> Detection:
+    """How well scores separate two sets; exact, with ties.
+
+    Args:
+        in_scores: of the in-distribution elements, floating point, any shape.
+        out_scores: of the out-of-distribution elements; expected to be the higher ones.
+
+    Raises:
+        TypeError: scores that are not floating point.
+        ValueError: no scores, NaN among them, or two devices.
+
+    >>> detection(torch.tensor([0.1, 0.2, 0.3, 0.6]), torch.tensor([0.5, 0.9]))
+    Detection(auroc=0.875, aupr=0.8333333333333333, aupr_in=0.95, fpr_at_95_tpr=0.5)
+    """
+    named = {"in_scores": in_scores, "out_scores": out_scores}
+    for name, scores in named.items():
+        _check_scores(scores, name)
+    _check_devices(in_scores, out_scores, "scores")
+    for name, scores in named.items():
+        if scores.isnan().any():
+            raise ValueError(f"{name} hold NaN")
+    # Each in its own type would not be comparable, and half precision cannot be searched everywhere.
+    dtype = torch.promote_types(torch.promote_types(in_scores.dtype, out_scores.dtype), torch.float32)
+    inside = in_scores.to(dtype).flatten().sort().values
+    outside = out_scores.to(dtype).flatten().sort().values
+    sizes = len(inside), len(outside)
+
+    # How many of `inside` lie below each of `outside`, and how many not above it: integers, so exact.
+    below = torch.searchsorted(inside, outside)
+    not_above = torch.searchsorted(inside, outside, right=True)
+    ranks = int(below.sum()) + int(not_above.sum())
+
+    # The step-wise sum is the mean, over the positives, of the precision at each one's own score.
+    found = sizes[1] - torch.searchsorted(outside, outside)
+    found_in = torch.searchsorted(inside, inside, right=True)
+    mistaken_in = torch.searchsorted(outside, inside, right=True)
+
+    # In integers: 0.95 · 20 must not become 19.000000000000004.
+    accepted = -(-_PERCENT_TRUE_POSITIVES * sizes[0] // 100)
+    return Detection(
+        auroc=ranks / (2 * sizes[0] * sizes[1]),
+        aupr=_mean_precision(found, sizes[0] - below),
+        aupr_in=_mean_precision(found_in, mistaken_in),
+        fpr_at_95_tpr=int(mistaken_in[accepted - 1]) / sizes[1],
+    )
+
+
+@torch.no_grad()
+def ood_detection(in_logits: Tensor, out_logits: Tensor) -> dict[str, Detection]:
+    """How well each of `SCORES` tells out-of-distribution data from in-distribution data.
+
+    To leave elements out, such as void pixels, apply a score, select, and call `detection`.
+
+    Args:
+        in_logits: of in-distribution data, floating point, ``(B, K, *S)``.
+        out_logits: of out-of-distribution data from the same model; B and S may differ.
+
+    Returns:
+        The figures by the name of the score.
+
+    Raises:
+        TypeError: logits that are not floating point.
+        ValueError: no elements, NaN or +∞, different numbers of classes, or two devices.
+
+    >>> in_logits = torch.tensor([[4.0, 0.0], [0.0, 6.0], [3.0, 0.0]])
+    >>> out_logits = torch.tensor([[1.0, 0.0], [0.0, 3.5]])
+    >>> round(ood_detection(in_logits, out_logits)["entropy"].auroc, 4)
+    0.8333
+    """
+    named = {"in_logits": in_logits, "out_logits": out_logits}
+    for name, logits in named.items():
+        _check_logits(logits, name)
+        if not logits.numel():
+            raise ValueError(f"{name} of shape {tuple(logits.shape)} hold no elements")
+    if in_logits.shape[1] != out_logits.shape[1]:
+        raise ValueError(
+            f"in_logits have {in_logits.shape[1]} classes on axis 1, but out_logits have "
+            f"{out_logits.shape[1]}: both must come from one model"
+        )
+    _check_devices(in_logits, out_logits, "logits")
+    for name, logits in named.items():
+        if not (logits < torch.inf).all():
+            raise ValueError(f"{name} hold NaN or +∞")
+    return {name: detection(score(in_logits), score(out_logits)) for name, score in SCORES.items()}
+
+
+def _beside_the_top(logits: Tensor) -> tuple[Tensor, Tensor]:
+    """Logits minus their largest, and the exponentials of these with the largest one's left out.
+
+    Both are ``(B, K, *S)``. The top class contributes exactly 1 to the sum of exponentials: adding it
+    last, by `log1p` or in a quotient, keeps what little a confident prediction leaves to the others.
+    """
+    _check_logits(logits, "logits")
+    logits = logits.to(computing_dtype(logits))
+    top, index = logits.max(1, keepdim=True)
+    shifted = logits - top
+    return shifted, shifted.exp().scatter(1, index, 0.0)
+
+
+def _mean_precision(true_positives: Tensor, false_positives: Tensor) -> float:
+    dtype = sum_dtype(true_positives.device)
+    return float((true_positives.to(dtype) / (true_positives + false_positives)).mean())
+
+
+def _check_logits(logits: Tensor, name: str) -> None:
+    if not isinstance(logits, Tensor):
+        raise TypeError(f"{name} must be a torch.Tensor, got {type(logits).__name__}")
+    if not logits.is_floating_point():
+        raise TypeError(f"{name} must be floating point, got {logits.dtype}")
+    if logits.ndim < 2 or not logits.shape[1]:
+        raise ValueError(f"{name} must have shape (B, K, *S) with K > 0, got {tuple(logits.shape)}")
+
+
+def _check_scores(scores: Tensor, name: str) -> None:
+    if not isinstance(scores, Tensor):
+        raise TypeError(f"{name} must be a torch.Tensor, got {type(scores).__name__}")
+    if not scores.is_floating_point():
+        raise TypeError(f"{name} must be floating point, got {scores.dtype}")
+    if not scores.numel():
+        raise ValueError(f"{name} of shape {tuple(scores.shape)} hold no elements")
+
+
+def _check_devices(first: Tensor, second: Tensor, what: str) -> None:
+    if first.device != second.device:
+        raise ValueError(f"the {what} must be on one device, got {first.device} and {second.device}")
