@@ -1,0 +1,454 @@
+"""Every format holds the same predictions, long files come in short batches, and bad ones say why."""
+
+import builtins
+import json
+import zipfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from calibrant.files import FLOOR, FORMATS, BadFileError, open_predictions, read_class_counts
+
+ROWS, CLASSES = 50, 4
+NAMES = ("cat", "dog", "a.b", "horse, grey")
+
+
+@pytest.fixture
+def logits():
+    return np.random.default_rng(0).normal(size=(ROWS, CLASSES)) * 3
+
+
+@pytest.fixture
+def labels():
+    labels = np.random.default_rng(1).integers(0, CLASSES, ROWS)
+    labels[[3, 17]] = -100
+    return labels
+
+
+def softmax(logits):
+    exponential = np.exp(logits - logits.max(1, keepdims=True))
+    return exponential / exponential.sum(1, keepdims=True)
+
+
+def write_npz(path, kind, scores, labels):
+    np.savez(path, **{kind: scores}, labels=labels, class_names=np.array(NAMES), other=np.zeros(3))
+
+
+def write_npz_compressed(path, kind, scores, labels):
+    np.savez_compressed(path, **{kind: scores}, labels=labels, class_names=np.array(NAMES))
+
+
+def write_npy(path, kind, scores, labels):
+    stem = path.name.split(".")[0]
+    np.save(path.with_name(f"{stem}.{kind}.npy"), scores)
+    np.save(path.with_name(f"{stem}.labels.npy"), labels)
+    path.with_name(f"{stem}.class_names.txt").write_text("\n".join(NAMES) + "\n")
+
+
+def write_pt(path, kind, scores, labels):
+    content = {kind: torch.from_numpy(scores), "labels": torch.from_numpy(labels), "class_names": list(NAMES)}
+    torch.save({**content, "epoch": 3}, path)
+
+
+def write_old_pt(path, kind, scores, labels):
+    content = {kind: torch.from_numpy(scores), "labels": torch.from_numpy(labels), "class_names": list(NAMES)}
+    torch.save(content, path, _use_new_zipfile_serialization=False)
+
+
+def write_safetensors(path, kind, scores, labels):
+    tensors = {kind: torch.from_numpy(scores), "labels": torch.from_numpy(labels)}
+    save_file(tensors, path, metadata={"class_names": json.dumps(NAMES)})
+
+
+PREFIX = {"logits": "logit_", "probabilities": "probability_"}
+
+
+def write_csv(path, kind, scores, labels):
+    header = ",".join(["image", *(f'"{PREFIX[kind]}{name}"' for name in NAMES), "label"])
+    rows = [
+        ",".join([f'"text, {row}"', *map(repr, map(float, scores[row])), str(labels[row])])
+        for row in range(len(labels))
+    ]
+    path.write_text("\n".join([header, *rows]) + "\n")
+
+
+def write_parquet(path, kind, scores, labels):
+    pyarrow = pytest.importorskip("pyarrow")
+    from pyarrow import parquet
+
+    columns = {f"{PREFIX[kind]}{name}": scores[:, index] for index, name in enumerate(NAMES)}
+    table = pyarrow.table({"image": [str(row) for row in range(len(labels))], **columns, "label": labels})
+    parquet.write_table(table, path, row_group_size=20)
+
+
+WRITERS = {
+    "model.npz": write_npz,
+    "model.NPZ": write_npz_compressed,
+    "model.logits.npy": write_npy,
+    "model.pt": write_pt,
+    "model.old.pt": write_old_pt,
+    "model.safetensors": write_safetensors,
+    "model.csv": write_csv,
+    "model.parquet": write_parquet,
+}
+
+
+def everything(path, **options):
+    batches = list(open_predictions(path, **options).batches())
+    return torch.cat([batch[0] for batch in batches]), torch.cat([batch[1] for batch in batches])
+
+
+def written(folder, name, kind, scores, labels):
+    path = folder / name.replace("logits", kind)
+    # NumPy adds a suffix of its own to a file name, but not to a file.
+    if name == "model.NPZ":
+        with path.open("wb") as stream:
+            WRITERS[name](stream, kind, scores, labels)
+    else:
+        WRITERS[name](path, kind, scores, labels)
+    return path
+
+
+def test_every_format_is_tested():
+    assert {Path(name).suffix.lower() for name in WRITERS} == set(FORMATS)
+
+
+@pytest.mark.parametrize("name", WRITERS)
+def test_every_format_round_trips(tmp_path, logits, labels, name):
+    file = open_predictions(written(tmp_path, name, "logits", logits, labels))
+    assert file.name == ("model.old" if "old" in name else "model")
+    assert (file.kind, file.rows, file.num_classes, file.spatial) == ("logits", ROWS, CLASSES, ())
+    assert file.class_names == NAMES
+    assert file.size == logits.nbytes
+    for batch in (file.load(), everything(file.path)):
+        assert batch[0].dtype == torch.float64
+        assert torch.equal(batch[0], torch.from_numpy(logits))
+        assert torch.equal(batch[1], torch.from_numpy(labels))
+
+
+@pytest.mark.parametrize("name", WRITERS)
+def test_probabilities_arrive_as_logarithms(tmp_path, logits, labels, name):
+    probabilities = softmax(logits)
+    probabilities[0] = [0, 1, 0, 0]
+    file = open_predictions(written(tmp_path, name, "probabilities", probabilities, labels))
+    assert file.kind == "probabilities"
+    read, _ = file.load()
+    torch.testing.assert_close(read[1:].softmax(1), torch.from_numpy(probabilities[1:]))
+    assert read[0, 1] == 0
+    assert torch.equal(read[0, [0, 2, 3]].exp(), torch.full((3,), FLOOR, dtype=torch.float64).log().exp())
+
+
+@pytest.mark.parametrize("name", WRITERS)
+def test_a_long_file_comes_in_short_batches(tmp_path, logits, labels, name):
+    file = open_predictions(written(tmp_path, name, "logits", logits, labels))
+    batches = list(file.batches(chunk=7 * CLASSES + 1))
+    assert max(len(batch) for batch, _ in batches) == 7
+    assert sum(len(batch) for batch, _ in batches) == ROWS
+    assert torch.equal(torch.cat([batch for batch, _ in batches]), torch.from_numpy(logits))
+    if name not in (
+        "model.pt",
+        "model.old.pt",
+        "model.safetensors",
+    ):  # mapped into memory as a whole, or read
+        assert all(batch.untyped_storage().nbytes() < logits.nbytes for batch, _ in batches)
+    assert len(list(file.batches(chunk=1))) == ROWS
+
+
+@pytest.mark.parametrize("name", ["model.npz", "model.NPZ"])
+def test_archives_are_decompressed_no_further_than_asked_for(tmp_path, name):
+    logits, labels = np.zeros((20_000, CLASSES)), np.zeros(20_000, int)
+    path = written(tmp_path, name, "logits", logits, labels)
+    asked = []
+    read = zipfile.ZipExtFile.read
+
+    def watched(stream, amount=-1):
+        asked.append(amount)
+        return read(stream, amount)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(zipfile.ZipExtFile, "read", watched)
+        assert sum(len(batch) for batch, _ in open_predictions(path).batches(chunk=4000)) == 20_000
+    assert 0 < max(asked) <= 4000 * 8
+    assert min(asked) >= 0
+
+
+@pytest.mark.parametrize("name", [name for name in WRITERS if name not in ("model.csv", "model.parquet")])
+def test_images(tmp_path, name):
+    logits = np.random.default_rng(0).normal(size=(6, CLASSES, 5, 3)).astype(np.float32)
+    labels = np.random.default_rng(1).integers(0, CLASSES, (6, 5, 3)).astype(np.uint8)
+    labels[:, 0] = 255
+    file = open_predictions(written(tmp_path, name, "logits", logits, labels), ignore_index=255)
+    assert file.spatial == (5, 3)
+    assert [len(batch) for batch, _ in file.batches(chunk=2 * CLASSES * 15)] == [2, 2, 2]
+    read, read_labels = file.load()
+    assert torch.equal(read, torch.from_numpy(logits))
+    assert torch.equal(read_labels, torch.from_numpy(labels).long())
+
+
+def test_every_way_numbers_are_stored(tmp_path, logits, labels):
+    half = torch.from_numpy(logits).bfloat16()
+    torch.save({"logits": half, "labels": torch.from_numpy(labels).short()}, tmp_path / "a.pt")
+    save_file({"logits": half, "labels": torch.from_numpy(labels).short()}, tmp_path / "a.safetensors")
+    half = half.float().numpy()
+    for index, array in enumerate((half.astype(">f4"), np.asfortranarray(half), half.astype(np.float64))):
+        np.savez(tmp_path / f"{index}.npz", logits=array, labels=labels.astype(">i2"))
+        np.savez_compressed(tmp_path / f"{index}c.npz", logits=array, labels=labels.astype(np.int8))
+        np.save(tmp_path / f"{index}.logits.npy", array)
+        np.save(tmp_path / f"{index}.labels.npy", labels)
+    files = [*tmp_path.glob("*.npz"), *tmp_path.glob("*.logits.npy"), *tmp_path.glob("a.*")]
+    assert len(files) == 11
+    for path in files:
+        read, read_labels = everything(path)
+        assert torch.equal(read.float(), torch.from_numpy(half)), path
+        assert torch.equal(read_labels, torch.from_numpy(labels)), path
+
+
+def test_half_precision_is_computed_with_in_single(tmp_path, logits, labels):
+    np.savez(tmp_path / "m.npz", probabilities=softmax(logits).astype(np.float16), labels=labels)
+    file = open_predictions(tmp_path / "m.npz")
+    assert file.dtype == torch.float32
+    assert file.load()[0].dtype == torch.float32
+    assert file.class_names is None
+
+
+def test_any_file_of_a_pair_will_do(tmp_path, logits, labels):
+    write_npy(tmp_path / "m.npy", "logits", logits, labels)
+    by_scores, by_labels = (open_predictions(tmp_path / f"m.{role}.npy") for role in ("logits", "labels"))
+    assert by_scores == by_labels
+    assert by_labels.path == tmp_path / "m.logits.npy"
+    assert by_labels.name == "m"
+    np.save(tmp_path / "m.probabilities.npy", softmax(logits))
+    assert open_predictions(tmp_path / "m.probabilities.npy").kind == "probabilities"
+    with pytest.raises(BadFileError, match="both logits and probabilities"):
+        open_predictions(tmp_path / "m.labels.npy")
+
+
+def test_csv_with_quotes_blank_lines_and_line_breaks(tmp_path):
+    path = tmp_path / "m.csv"
+    text = '\ufefftext,label,logit_no,logit_yes\r\n"a\r\nb, c",0,1,-1.5\r\n\r\n'
+    text += 'd,1.0,"2",3e-2\r\n   \r\ne,1,0,0\r\n\r\n'
+    path.write_bytes(text.encode())
+    logits, labels = open_predictions(path).load()
+    assert logits.tolist() == [[1, -1.5], [2, 0.03], [0, 0]]
+    assert labels.tolist() == [0, 1, 1]
+    assert [len(batch) for batch, _ in open_predictions(path).batches(chunk=4)] == [2, 1]
+
+
+def test_loading_reports_its_progress(tmp_path, logits, labels):
+    write_npz(tmp_path / "m.npz", "logits", logits, labels)
+    seen = []
+    open_predictions(tmp_path / "m.npz").load(seen.append)
+    assert sum(seen) == ROWS
+
+
+# ---------------------------------------------------------------------------------------------- bad files
+
+
+def refused(path, *words, **options):
+    """That reading fails with one line that names the file and has the words."""
+    with pytest.raises(BadFileError) as caught:
+        open_predictions(path, **options).load()
+    message = str(caught.value)
+    assert message.startswith(str(path.with_name(path.name.split(".")[0]))), message
+    assert "\n" not in message
+    for word in words:
+        assert word in message
+
+
+LOGITS, LABELS = np.zeros((3, 2), np.float32), np.zeros(3, int)
+
+
+@pytest.mark.parametrize(
+    ("arrays", "words"),
+    [
+        ({"labels": LABELS}, ["neither logits nor probabilities", "found labels"]),
+        ({"logits": LOGITS, "targets": LABELS}, ["no labels", "found logits, targets"]),
+        ({"logits": LOGITS, "probabilities": LOGITS, "labels": LABELS}, ["both", "exactly one"]),
+        ({}, ["neither", "found nothing"]),
+        ({"logits": LOGITS[:0], "labels": LABELS[:0]}, ["no predictions", "(0, 2)"]),
+        ({"logits": LOGITS[:, :1], "labels": LABELS}, ["1 class", "at least 2"]),
+        ({"logits": LOGITS[:, 0], "labels": LABELS}, ["shape (3,)", "(N, K)"]),
+        ({"logits": LOGITS, "labels": LABELS[:2]}, ["shape (2,)", "expected (3,)"]),
+        ({"logits": LOGITS, "labels": LOGITS.astype(int)}, ["shape (3, 2)", "expected (3,)"]),
+        ({"logits": np.zeros((3, 5, 2)), "labels": np.zeros((3, 5), int)}, ["class axis comes second"]),
+        ({"logits": LOGITS.astype(int), "labels": LABELS}, ["int64", "floating point"]),
+        ({"logits": LOGITS, "labels": LABELS.astype(float)}, ["float64", "integer"]),
+        ({"logits": LOGITS, "labels": LABELS.astype(bool)}, ["bool", "integer"]),
+        ({"logits": LOGITS, "labels": np.array([0, 0, 2])}, ["label 2 at row 2", "expected 0 to 1"]),
+        ({"logits": LOGITS, "labels": np.array([0, -1, 0])}, ["label -1 at row 1", "ignore_index=-100"]),
+        ({"logits": LOGITS, "labels": LABELS - 100}, ["every label is -100"]),
+        ({"logits": np.array([[0, 0], [np.nan, 0], [0, 0]]), "labels": LABELS}, ["NaN", "row 1"]),
+        ({"logits": np.array([[0, 0], [0, 0], [0, -np.inf]]), "labels": LABELS}, ["infinite", "row 2"]),
+        ({"probabilities": LOGITS, "labels": LABELS}, ["sum to 0", "row 0", "expected 1"]),
+        ({"probabilities": LOGITS + 50, "labels": LABELS}, ["50", "expected 0 to 1"]),
+        ({"probabilities": np.array([[-0.1, 1.1]] * 3), "labels": LABELS}, ["-0.1 to 1.1", "row 0"]),
+        (
+            {"logits": LOGITS, "labels": LABELS, "class_names": np.array(["a"])},
+            ["1 class_names", "2 classes"],
+        ),
+        ({"logits": LOGITS, "labels": LABELS, "class_names": np.array(["a", "a"])}, ["'a' twice"]),
+        ({"logits": LOGITS, "labels": LABELS, "class_names": np.array("a")}, ["list of strings"]),
+        ({"logits": LOGITS, "labels": np.array([0, 1, None])}, ["labels", "pickled"]),
+        (
+            {"logits": LOGITS, "labels": LABELS, "class_names": np.array(["a", None])},
+            ["class_names", "pickled"],
+        ),
+    ],
+)
+def test_arrays_that_will_not_do(tmp_path, arrays, words):
+    np.savez(tmp_path / "m.npz", **arrays)
+    refused(tmp_path / "m.npz", *words)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("", ["no scores", "logit_<class>"]),
+        ("label,logit_a,logit_b\n", ["no predictions"]),
+        ("label,a,b\n0,1,2\n", ["no scores", "found label, a, b"]),
+        ("target,logit_a,logit_b\n0,1,2\n", ["no labels", "named label"]),
+        ("label,logit_a\n0,1\n", ["1 class", "at least 2"]),
+        ("label,logit_a,probability_b\n0,1,2\n", ["both"]),
+        ("label,logit_a,logit_b,logits_c\n0,1,2,3\n", ["'logits_c'", "logit_<class>"]),
+        ("label,logit_a,logit_a\n0,1,2\n", ["'logit_a' twice"]),
+        ("label,logit_1,logit_2\n1,1,2\n", ["logit_1 to logit_2", "logit_0 to logit_1"]),
+        ("label,logit_0,logit_2,logit_1\n1,1,2,3\n", ["count columns from 0"]),
+        ("label,logit_a,logit_b\n0,1,2\n0,1,x\n", ["'x'", "row 1"]),
+        ("label,logit_a,logit_b\n0,1,2\n0,1,\n", ["''", "row 1"]),
+        ("label,logit_a,logit_b\n0,1,2\n0,1\n", ["row 1"]),
+        ("id,label,logit_a,logit_b\n0,0,1,2\n0,1\n", ["row 1"]),
+        ("label,logit_a,logit_b\n0,1,2,3\n", ["4 cells", "expected 3"]),
+        ("label,logit_a,logit_b\n0.5,1,2\n", ["label 0.5 at row 0", "integer"]),
+        ("label,logit_a,logit_b\nnan,1,2\n", ["label nan at row 0", "integer"]),
+        ("label,logit_a,logit_b\n0,1,nan\n", ["NaN", "row 0"]),
+        ("label,logit_a,logit_b\ncat,1,2\n", ["'cat'", "row 0"]),
+        ("label,probability_a,probability_b\n0,1,0.5\n", ["sum to 1.5"]),
+    ],
+)
+def test_tables_that_will_not_do(tmp_path, text, words):
+    (tmp_path / "m.csv").write_text(text)
+    refused(tmp_path / "m.csv", *words)
+
+
+def test_rows_are_counted_from_the_first_of_the_file(tmp_path):
+    rows = ["label,logit_a,logit_b", *["0,1,2"] * 10]
+    for row, words in {"0,1,x": "at row 10", "0,1": "at row 10", "7,1,2": "at row 10"}.items():
+        (tmp_path / "m.csv").write_text("\n".join([*rows, row]))
+        with pytest.raises(BadFileError, match=words):
+            list(open_predictions(tmp_path / "m.csv").batches(chunk=8))
+    np.savez(tmp_path / "m.npz", logits=np.zeros((9, 2)), labels=np.array([0] * 8 + [5]))
+    with pytest.raises(BadFileError, match="label 5 at row 8"):
+        list(open_predictions(tmp_path / "m.npz").batches(chunk=8))
+
+
+def test_parquet_that_will_not_do(tmp_path):
+    pyarrow = pytest.importorskip("pyarrow")
+    from pyarrow import parquet
+
+    columns = {"label": [0, 1], "logit_a": [0.0, 1.0], "logit_b": [0.0, 1.0]}
+    for change, words in (
+        ({"label": [0.0, 1.0]}, ["double", "integer"]),
+        ({"label": [0, None]}, ["'label' is empty at row 1"]),
+        ({"logit_a": ["x", "y"]}, ["'logit_a' is string"]),
+        ({"logit_a": [0.0, None]}, ["'logit_a' is empty at row 1"]),
+        ({"logit_a": [0.0, float("nan")]}, ["NaN", "row 1"]),
+        ({"label": [0, 2]}, ["label 2 at row 1"]),
+    ):
+        parquet.write_table(pyarrow.table({**columns, **change}), tmp_path / "m.parquet")
+        refused(tmp_path / "m.parquet", *words)
+
+
+def test_without_pyarrow_the_way_to_install_it_is_named(tmp_path, monkeypatch):
+    def without(name, *arguments, **options):
+        if name.startswith("pyarrow"):
+            raise ImportError(name)
+        return original(name, *arguments, **options)
+
+    original = builtins.__import__
+    (tmp_path / "m.parquet").write_bytes(b"PAR1")
+    monkeypatch.setattr(builtins, "__import__", without)
+    refused(tmp_path / "m.parquet", "pip install 'calibrant[parquet]'")
+
+
+def test_files_that_are_not_there(tmp_path):
+    refused(tmp_path / "m.npz", "does not exist")
+    refused(tmp_path / "m.txt", "unknown suffix", ".npz, .npy, .pt, .safetensors, .csv, .parquet")
+    (tmp_path / "d.npz").mkdir()
+    refused(tmp_path / "d.npz", "is a folder")
+    np.save(tmp_path / "m.npy", LOGITS)
+    refused(tmp_path / "m.npy", "one array", "NAME.labels.npy")
+    np.save(tmp_path / "m.logits.npy", LOGITS)
+    refused(tmp_path / "m.logits.npy", "expected m.labels.npy beside it")
+    np.save(tmp_path / "o.labels.npy", LABELS)
+    refused(tmp_path / "o.labels.npy", "expected o.logits.npy or o.probabilities.npy beside it")
+
+
+@pytest.mark.parametrize("name", [name for name in WRITERS if name != "model.csv"])
+@pytest.mark.parametrize("damage", ["empty", "text", "half"])
+def test_damaged_files(tmp_path, logits, labels, name, damage):
+    path = written(tmp_path, name, "logits", np.repeat(logits, 20, 0), np.repeat(labels, 20, 0))
+    data = path.read_bytes()
+    text = b"label,logit_a,logit_b\n0,1,2\n"
+    path.write_bytes({"empty": b"", "text": text, "half": data[: len(data) // 2]}[damage])
+    refused(path)
+
+
+@pytest.mark.parametrize("name", ["model.npz", "model.NPZ"])
+def test_archives_whose_numbers_changed(tmp_path, logits, labels, name):
+    path = written(tmp_path, name, "logits", np.repeat(logits, 20, 0), np.repeat(labels, 20, 0))
+    data = bytearray(path.read_bytes())
+    data[900] ^= 1
+    path.write_bytes(data)
+    refused(path, "cannot be read as")
+
+
+def test_a_damaged_csv(tmp_path):
+    (tmp_path / "m.csv").write_bytes(bytes(range(128, 256)) * 10)
+    refused(tmp_path / "m.csv", "cannot be read as .csv")
+
+
+class Surprise:
+    def __reduce__(self):
+        return print, ("code ran",)
+
+
+def test_pickled_code_does_not_run(tmp_path, capsys):
+    torch.save({"logits": torch.zeros(3, 2), "labels": Surprise()}, tmp_path / "m.pt")
+    refused(tmp_path / "m.pt", "pickled objects")
+    assert capsys.readouterr().out == ""
+
+
+def test_torch_files_that_hold_something_else(tmp_path):
+    torch.save(torch.zeros(3), tmp_path / "m.pt")
+    refused(tmp_path / "m.pt", "holds a Tensor", "dict of tensors")
+    torch.save({"logits": torch.zeros(3, 2).to_sparse(), "labels": torch.zeros(3)}, tmp_path / "m.pt")
+    refused(tmp_path / "m.pt", "found logits, labels")
+    torch.save(
+        {"logits": torch.zeros(3, 2), "labels": torch.zeros(3).long(), "class_names": "ab"}, tmp_path / "m.pt"
+    )
+    refused(tmp_path / "m.pt", "class_names")
+
+
+def test_safetensors_with_class_names_that_are_not_json(tmp_path):
+    tensors = {"logits": torch.zeros(3, 2), "labels": torch.zeros(3).long()}
+    save_file(tensors, tmp_path / "m.safetensors", metadata={"class_names": "cat, dog"})
+    refused(tmp_path / "m.safetensors", "class_names", "JSON")
+
+
+# ------------------------------------------------------------------------------------------- class counts
+
+
+@pytest.mark.parametrize("text", ["[30, 20, 0]", "30\n20\n0\n", "\ufeff30 20 0"])
+def test_class_counts(tmp_path, text):
+    (tmp_path / "counts").write_text(text, encoding="utf-8")
+    assert read_class_counts(tmp_path / "counts") == [30, 20, 0]
+
+
+@pytest.mark.parametrize("text", ["", "[]", "[1.5]", "[true]", "a b", "-3", "[1,", '{"a": 1}'])
+def test_class_counts_that_will_not_do(tmp_path, text):
+    (tmp_path / "counts").write_text(text)
+    with pytest.raises(BadFileError, match="class counts"):
+        read_class_counts(tmp_path / "counts")
