@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import chain
-from math import prod
+from math import isfinite, prod
 from pathlib import Path
 from typing import IO, Any
 
@@ -132,15 +132,14 @@ class PredictionFile:
         return int(valid.sum())
 
     def _logits(self, scores: Tensor, start: int) -> Tensor:
-        finite = scores.isfinite()
-        if not finite.all():
-            row = start + _first_row(~finite)
+        low, high = (float(bound) for bound in torch.aminmax(scores))  # NaN where there is any
+        if not (isfinite(low) and isfinite(high)):
+            row = start + _first_row(~scores.isfinite())
             raise BadFileError(
                 self.path, f"{self.kind} are NaN or infinite at row {row}; expected finite numbers"
             )
         if self.kind == "logits":
             return scores
-        low, high = (float(bound) for bound in torch.aminmax(scores))
         if low < 0 or high > 1 + TOLERANCE:
             outside = (scores < 0) | (scores > 1 + TOLERANCE)
             raise BadFileError(
@@ -639,7 +638,8 @@ def _open_parquet(path: Path) -> _Content:
     dtype = np.dtype(np.float64 if double else np.float32)
 
     def chunks(size: int) -> Iterator[Batch]:
-        with pyarrow.parquet.ParquetFile(path) as file:
+        # With a buffer, columns are read as they are needed and not by whole groups of rows.
+        with pyarrow.parquet.ParquetFile(path, buffer_size=1 << 16) as file:
             start = 0
             for batch in file.iter_batches(batch_size=size, columns=["label", *scores]):
                 for name in ("label", *scores):
