@@ -1,0 +1,504 @@
+"""The report: it says what is right, shows any name as text, and its script works in a browser."""
+
+import base64
+import re
+import shutil
+import subprocess
+from dataclasses import replace
+from html.parser import HTMLParser
+
+import matplotlib
+import numpy as np
+import pytest
+
+from calibrant.evaluation import ClassFigures, Difference, Evaluation, GroupFigures, Reliability
+from calibrant.metrics.catalogue import METRICS
+from calibrant.reports.html import render_report, write_report
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+HOSTILE = "<script>alert(1)</script><img src=http://example.org/x onerror=alert(1)>\"'&{{ 7 * 7 }}$x_1"
+
+
+def evaluation(name="resnet", *, over=0.05, accuracy=0.85, classes=20, samples=10_000, exact=True, seed=0):
+    """A model that is over-confident by about `over`, in plausible figures."""
+    rng = np.random.default_rng(seed)
+    bins = 15
+    edges = np.linspace(0, 1, bins + 1)
+    share = np.exp(6 * edges[1:])
+    share[:2] = 0
+    number = np.round(samples * share / share.sum()).astype(int)
+    confidence = edges[:-1] + 0.6 / bins
+    right = np.clip(confidence - over * np.linspace(0.3, 2, bins) + rng.normal(0, 0.01, bins), 0, 1)
+    wide = 1.96 * np.sqrt(right * (1 - right) / np.maximum(number, 1))
+    usual = 1.96 * np.sqrt(confidence * (1 - confidence) / np.maximum(number, 1))
+
+    def where(values):
+        return tuple(None if empty else value for empty, value in zip(number == 0, values, strict=True))
+
+    def around(centre, half):
+        pairs = zip(np.clip(centre - half, 0, 1).tolist(), np.clip(centre + half, 0, 1).tolist(), strict=True)
+        return where(list(pairs))
+
+    gap = abs(over) + 0.004
+    figures = {
+        "accuracy": accuracy,
+        "balanced_accuracy": accuracy - 0.021,
+        "mean_iou": accuracy - 0.12,
+        "nll": 0.4 + 3 * gap,
+        "nll_calibration": 2 * gap if exact else None,
+        "nll_refinement": 0.4 + gap if exact else None,
+        "brier": 0.21 + gap,
+        "root_brier": (0.21 + gap) ** 0.5,
+        "brier_calibration": 0.6 * gap if exact else None,
+        "brier_refinement": 0.21 + 0.4 * gap if exact else None,
+        "ece": gap,
+        "mce": 2.3 * gap,
+        "ece_l2": 1.2 * gap,
+        "adaptive_ece": 1.01 * gap,
+        "classwise_ece": 0.2 * gap,
+        "debiased_ece": 0.98 * gap,
+        "sweep_ece": 1.02 * gap,
+        "smooth_ece": 0.9 * gap,
+        "kde_ece": 0.7 * gap if exact else None,
+    }
+    present = {key: value for key, value in figures.items() if value is not None}
+    errors = rng.exponential(gap / 4, classes)
+    return Evaluation(
+        name=name,
+        samples=samples,
+        num_classes=classes,
+        bins=bins,
+        exact=exact,
+        **figures,
+        p_value=0.4 if over < 0.01 else 1e-9,
+        reliability=Reliability(
+            tuple(edges.tolist()),
+            tuple(number.tolist()),
+            where(confidence.tolist()),
+            where(right.tolist()),
+            around(right, wide),
+            around(confidence, usual),
+        ),
+        classes=tuple(
+            ClassFigures(f"class {k}", samples // classes, accuracy, accuracy - 0.1, error / 3, error)
+            for k, error in enumerate(errors.tolist())
+        ),
+        groups={
+            "head": GroupFigures(4, 6000, accuracy + 0.04, accuracy + 0.04 + over, gap),
+            "mid": GroupFigures(6, 3000, accuracy - 0.02, accuracy - 0.02 + over, gap),
+            "tail": GroupFigures(10, 1000, accuracy - 0.2, accuracy - 0.2 + 2 * over, 2 * gap),
+        },
+        intervals={key: (0.93 * value, 1.06 * value) for key, value in present.items()},
+    )
+
+
+def models():
+    return [
+        evaluation("cross-entropy", over=0.06, accuracy=0.86),
+        evaluation("label smoothing", over=-0.03, accuracy=0.87),
+        evaluation("CALS-ALM", over=0.004, accuracy=0.855),
+    ]
+
+
+class Page(HTMLParser):
+    """What the tests ask about: elements with their attributes, cells by figure, text."""
+
+    VOID = frozenset({"meta", "img", "br", "link", "input"})
+
+    def __init__(self, text):
+        super().__init__()
+        self.elements, self.open, self.text = [], [], {}
+        self.feed(text)
+        self.close()
+        assert self.open == []
+
+    def handle_starttag(self, tag, attributes):
+        self.elements.append((tag, dict(attributes)))
+        if tag not in self.VOID:
+            self.open.append((tag, len(self.elements) - 1))
+
+    def handle_endtag(self, tag):
+        opened, _ = self.open.pop()
+        assert opened == tag
+
+    def handle_data(self, data):
+        for _, number in self.open:
+            self.text[number] = self.text.get(number, "") + data
+
+    def find(self, tag, **wanted):
+        """Text and attributes of the elements of a kind, as lists."""
+        return [
+            (" ".join(self.text.get(number, "").split()), attributes)
+            for number, (found, attributes) in enumerate(self.elements)
+            if found == tag
+            and all(attributes.get(key.strip("_").replace("_", "-")) == wanted[key] for key in wanted)
+        ]
+
+    def best(self, figure):
+        """Which rows of a column are marked."""
+        return [
+            row
+            for row, (text, attributes) in enumerate(self.find("td", data_figure=figure))
+            if attributes.get("class") == "best" and "★" in text and "(best)" in text
+        ]
+
+
+@pytest.fixture
+def no_diagrams(monkeypatch):
+    """Drawing takes most of the time, and most tests look elsewhere."""
+    monkeypatch.setattr("calibrant.reports.html._diagram", lambda evaluation: "data:image/svg+xml;base64,")
+
+
+def with_replicates(evaluations):
+    return [replace(each, replicates=dict.fromkeys(each.intervals, (0.0,))) for each in evaluations]
+
+
+@pytest.mark.usefixtures("no_diagrams")
+class TestStructure:
+    def test_several_models(self):
+        page = Page(render_report(models(), title="On CIFAR"))
+        assert [text for text, _ in page.find("h1")] == ["On CIFAR"]
+        header = page.find("header")[0][0]
+        for part in ("cross-entropy, label smoothing, CALS-ALM", "3 models", "10,000 samples", "20 classes"):
+            assert part in header
+        assert "15 bins" in header
+        assert "exact" in header
+        assert "95% intervals" in header
+        headings = [
+            attributes["data-key"]
+            for _, attributes in page.find("th", scope="col")
+            if "data-key" in attributes
+        ]
+        assert {*headings} == {"model", "p_value", *METRICS}
+        assert len(page.find("table", class_="models")) == 3
+        assert len(page.find("img")) == len(page.find("table", class_="bins")) == 3
+        assert len(page.find("table", class_="classes")) == 3
+        assert "0.80%★ (best)[0.74, 0.85]" in page.find("td", data_figure="ece")[2][0]
+
+    def test_one_model_has_no_best_and_nothing_to_sort(self):
+        page = Page(render_report([evaluation()]))
+        assert [each["data-figure"] for _, each in page.find("td") if "data-figure" in each][:2] == [
+            "ece",
+            "mce",
+        ]
+        assert page.find("button") == []
+        assert "best" not in {attributes.get("class") for _, attributes in page.elements}
+        assert "★" not in page.find("main")[0][0]
+
+    @pytest.mark.parametrize("number", [1, 2])
+    def test_each_figure_is_explained_visibly(self, number):
+        main = Page(render_report(models()[:number])).find("main")[0][0]
+        for description in METRICS.values():
+            assert description.label in main
+            assert description.sentence in main
+
+    def test_headings_explain_themselves(self):
+        page = Page(render_report(models()))
+        for name, description in METRICS.items():
+            [(_, attributes)] = page.find("th", data_key=name)
+            assert attributes["title"] == description.sentence
+
+    def test_images_are_described_and_their_numbers_given(self):
+        page = Page(render_report(models()))
+        _, attributes = page.find("img")[0]
+        assert "Reliability diagram of cross-entropy" in attributes["alt"]
+        assert "over-confident by" in attributes["alt"]
+        assert "under-confident by" in page.find("img")[1][1]["alt"]
+        table = page.find("table", class_="bins")[0][0]
+        assert "0.933–1.000" in table
+
+    def test_worst_classes_come_first_and_are_few(self):
+        shown = evaluation(classes=40)
+        page = Page(render_report([shown]))
+        names = [text for text, _ in page.find("th", scope="row") if text.startswith("class ")]
+        assert names == [each.name for each in sorted(shown.classes, key=lambda each: -each.ece)[:15]]
+        assert page.find("caption")[0][0] == "15 of 40 classes"
+
+    def test_groups(self):
+        [(text, _)] = Page(render_report(models())).find("table", class_="groups")
+        assert text.count("tail") == 3
+        assert Page(render_report([replace(evaluation(), groups={})])).find("table", class_="groups") == []
+
+    def test_equal_names_are_told_apart(self):
+        page = Page(render_report([evaluation("net"), evaluation("net"), evaluation("net (2)")]))
+        rows = [text for text, _ in page.find("th", scope="row")][:3]
+        assert rows == ["net", "net (3)", "net (2)"]
+
+    def test_many_models(self):
+        page = Page(render_report([evaluation(f"net {k}", over=k / 100, seed=k) for k in range(8)]))
+        assert "and 2 more" in page.find("header")[0][0]
+        assert page.best("ece") == [0]
+
+    def test_no_classes(self):
+        assert Page(render_report([replace(evaluation(), classes=())])).find("table", class_="classes") == []
+
+
+@pytest.mark.usefixtures("no_diagrams")
+class TestMarks:
+    def test_best_by_what_is_better(self):
+        page = Page(render_report(models()))
+        assert page.best("accuracy") == [1]
+        for name in ("ece", "nll", "brier_calibration", "kde_ece"):
+            assert page.best(name) == [2]
+        assert page.best("p_value") == []
+        assert page.best("mean_iou_foreground") == []
+
+    @pytest.mark.parametrize("name", METRICS)
+    def test_every_metric(self, name):
+        pair = [replace(evaluation("one"), **{name: 0.2}), replace(evaluation("other"), **{name: 0.3})]
+        assert Page(render_report(pair)).best(name) == [int(METRICS[name].higher_is_better)]
+
+    def test_equal_values_are_all_best(self):
+        assert Page(render_report([evaluation("a"), evaluation("b")])).best("ece") == [0, 1]
+
+    def test_nan_and_infinity(self):
+        page = Page(render_report([replace(evaluation(), nll=float(value)) for value in ("inf", "nan", "3")]))
+        cells = page.find("td", data_figure="nll")
+        assert [attributes["data-value"] for _, attributes in cells] == ["Infinity", "", "3.0"]
+        assert cells[0][0].startswith("∞")
+        assert page.best("nll") == [2]
+
+    def test_missing_figures_say_why(self):
+        page = Page(render_report([evaluation("exact"), evaluation("streamed", exact=False)]))
+        text, attributes = page.find("td", data_figure="kde_ece")[1]
+        assert text.startswith("–")
+        assert "streamed evaluation does not keep" in attributes["title"]
+        assert page.best("kde_ece") == []
+        notes = [text for text, _ in page.find("p", class_="quiet") if text.startswith("– KDE-ECE")]
+        assert len(notes) == 1
+        assert "1 exact, 1 streamed" in page.find("header")[0][0]
+        [(single, _)] = Page(render_report([evaluation(exact=False)])).find("table", class_="figures")
+        assert "does not keep" in single
+
+    def test_p_values(self):
+        page = Page(render_report(models()))
+        first, *_, last = page.find("td", data_figure="p_value")
+        assert first[0].startswith("<0.001")
+        assert first[0].endswith(")rejected")
+        assert last[0].startswith("0.400")
+        assert last[0].endswith("not rejected")
+
+    def test_significance(self, monkeypatch):
+        def compare(self, other):
+            assert self.name == "CALS-ALM" or self.name == "label smoothing"
+            value = self.ece - other.ece
+            far = abs(value) > 0.03
+            return {"ece": Difference(value, (value - 0.03, value + 0.03), far, "first" if far else None)}
+
+        monkeypatch.setattr(Evaluation, "compare", compare, raising=False)
+        page = Page(render_report(with_replicates(models())))
+        cells = page.find("td", data_figure="ece")
+        assert [attributes["class"] for _, attributes in cells] == ["worse", "equal", "best"]
+        assert cells[0][1]["title"] == "significantly worse than CALS-ALM: +5.60% [2.60, 8.60]"
+        assert cells[1][1]["title"] == "not distinguishable from CALS-ALM: +2.60% [−0.40, 5.60]"
+        assert "▽" in cells[0][0]
+        assert "≈" in cells[1][0]
+        assert "significantly worse" in page.find("p", class_="quiet")[0][0]
+
+    def test_no_significance_without_resamples(self, monkeypatch):
+        def compare(self, other):
+            raise ValueError("nothing to compare")
+
+        monkeypatch.setattr(Evaluation, "compare", compare, raising=False)
+        for evaluations in (models(), with_replicates(models())):
+            page = Page(render_report(evaluations))
+            assert {attributes.get("class") for _, attributes in page.find("td", data_figure="ece")} == {
+                "best",
+                None,
+            }
+            assert "could not be tested" in page.find("p", class_="quiet")[0][0]
+
+    @pytest.mark.parametrize(
+        "change", [{"samples": 5}, {"num_classes": 3}, {"fingerprint": "b"}, {"bins": 10}]
+    )
+    def test_a_warning_where_figures_do_not_compare(self, change):
+        one = replace(evaluation("one"), fingerprint="a")
+        assert Page(render_report([one, one])).find("p", class_="warning") == []
+        assert len(Page(render_report([one, replace(one, **change)])).find("p", class_="warning")) == 1
+
+    def test_significance_by_resamples(self):
+        noise = np.random.default_rng(0).normal(0, 0.01, (3, 200))
+        values = (0.050, 0.051, 0.150)
+        evaluations = [
+            replace(evaluation(str(value)), ece=value, replicates={"ece": tuple((value + row).tolist())})
+            for value, row in zip(values, noise, strict=True)
+        ]
+        page = Page(render_report(evaluations))
+        marks = [attributes.get("class") for _, attributes in page.find("td", data_figure="ece")]
+        assert marks == ["best", "equal", "worse"]
+        assert {attributes.get("class") for _, attributes in page.find("td", data_figure="mce")} <= {
+            "best",
+            None,
+        }
+
+    def test_without_intervals(self):
+        for number in (1, 2):
+            text = render_report([replace(each, intervals={}) for each in models()[:number]])
+            assert "no intervals" in text
+            assert "[5.95" not in text
+
+
+@pytest.mark.usefixtures("no_diagrams")
+class TestSafety:
+    def test_names_are_text(self):
+        hostile = replace(
+            evaluation(HOSTILE),
+            classes=(ClassFigures(HOSTILE, 3, None, None, -0.1, 0.1),),
+            groups={HOSTILE: GroupFigures(1, 0, None, None, None)},
+        )
+        honest = replace(evaluation(), classes=hostile.classes[:1], groups={"head": hostile.groups[HOSTILE]})
+        for number in (1, 2):
+            page = Page(render_report([hostile] * number, title=HOSTILE))
+            plain = Page(
+                render_report(
+                    [replace(honest, classes=(ClassFigures("c", 3, None, None, -0.1, 0.1),))] * number
+                )
+            )
+            assert [tag for tag, _ in page.elements] == [tag for tag, _ in plain.elements]
+            assert page.find("h1")[0][0] == HOSTILE
+            assert page.find("title")[0][0] == HOSTILE
+            assert "onerror" not in {key for _, attributes in page.elements for key in attributes}
+
+    def test_nothing_is_fetched(self):
+        page = Page(render_report([evaluation(HOSTILE), *models()]))
+        for tag, attributes in page.elements:
+            assert tag not in {"link", "iframe", "object", "embed", "base", "form", "a"}
+            for key in ("src", "href", "srcset", "action"):
+                assert attributes.get(key, "data:").startswith("data:")
+        assert "url(" not in page.find("style")[0][0]
+        assert "@import" not in page.find("style")[0][0]
+        [policy] = [each["content"] for _, each in page.find("meta") if "http-equiv" in each]
+        assert policy.startswith("default-src 'none'")
+
+    def test_odd_letters_can_be_written(self, tmp_path):
+        write_report([evaluation("a\ud83db $x^2$ ☃")], tmp_path / "report.html")
+        assert "a?b $x^2$ ☃" in (tmp_path / "report.html").read_text(encoding="utf-8")
+
+
+class TestFile:
+    def test_equal_input_gives_equal_bytes(self, tmp_path):
+        write_report(models(), tmp_path / "one.html")
+        with matplotlib.rc_context({"font.size": 20, "axes.facecolor": "black", "svg.fonttype": "none"}):
+            write_report(models(), str(tmp_path / "two.html"))
+        assert (tmp_path / "one.html").read_bytes() == (tmp_path / "two.html").read_bytes()
+
+    def test_it_is_small_has_pictures_and_leaves_the_session_alone(self):
+        before = dict(matplotlib.rcParams)
+        text = render_report(models())
+        assert len(text) < 500_000
+        for _, attributes in Page(text).find("img"):
+            assert b"<svg" in base64.b64decode(attributes["src"].removeprefix("data:image/svg+xml;base64,"))
+        assert dict(matplotlib.rcParams) == before
+
+    def test_it_replaces_and_leaves_nothing_else(self, tmp_path):
+        path = tmp_path / "report.html"
+        path.write_text("old")
+        write_report([evaluation()], path)
+        assert path.read_text(encoding="utf-8").startswith("<!DOCTYPE html>")
+        assert [each.name for each in tmp_path.iterdir()] == ["report.html"]
+
+    def test_a_failure_leaves_the_old_report(self, tmp_path):
+        (tmp_path / "folder").mkdir()
+        with pytest.raises(OSError, match="folder"):
+            write_report([evaluation()], tmp_path / "folder")
+        assert [each.name for each in tmp_path.iterdir()] == ["folder"]
+
+    def test_no_evaluations(self, tmp_path):
+        with pytest.raises(ValueError, match="at least one evaluation"):
+            write_report([], tmp_path / "report.html")
+        assert list(tmp_path.iterdir()) == []
+
+    def test_no_folder(self, tmp_path):
+        with pytest.raises(FileNotFoundError, match=r"there is no folder .*missing"):
+            write_report([evaluation()], tmp_path / "missing" / "report.html")
+
+
+FLAGS = [
+    "--headless",
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+    "--disable-dev-shm-usage",
+    "--enable-logging=stderr",
+    "--log-level=0",
+]
+
+
+def browse(path, profile):
+    """The document after its scripts ran, and what the browser logged."""
+    done = subprocess.run(
+        [
+            CHROMIUM,
+            *FLAGS,
+            f"--user-data-dir={profile}",
+            "--dump-dom",
+            path.as_uri(),
+        ],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=True,
+    )
+    return done.stdout, [line for line in done.stderr.splitlines() if "CONSOLE" in line]
+
+
+PROBE = """
+<script>
+const results = [];
+const press = (key) => {
+  const header = document.querySelector(`th[data-key="${key}"]`);
+  header.querySelector("button").click();
+  const orders = [...document.querySelectorAll("table.models")].map(
+    (table) => [...table.tBodies[0].rows].map((row) => row.dataset.model).join(""));
+  const sorted = document.querySelectorAll("[aria-sort]").length;
+  results.push([key, header.getAttribute("aria-sort"), sorted, ...new Set(orders)].join(" "));
+};
+["ece", "ece", "accuracy", "kde_ece", "kde_ece", "model", "p_value"].forEach(press);
+const note = document.createElement("pre");
+note.id = "probe";
+note.textContent = results.join("\\n");
+document.body.append(note);
+console.log("probe ran");
+</script>
+</body>
+"""
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="no chromium is installed")
+class TestBrowser:
+    def test_sorting_sorts(self, tmp_path):
+        evaluations = [*models(), evaluation("Streamed", exact=False, over=0.09, accuracy=0.7)]
+        text = render_report(evaluations)
+        # The page's policy admits no script but its own.
+        without_policy = re.sub(r"<meta http-equiv=[^>]*>", "", text)
+        path = tmp_path / "probe.html"
+        path.write_text(without_policy.replace("</body>", PROBE), encoding="utf-8")
+        document, log = browse(path, tmp_path / "profile")
+        [(probe, _)] = Page(document).find("pre", id="probe")
+        assert (
+            probe.split()
+            == " ".join(
+                [
+                    "ece ascending 1 2103",
+                    "ece descending 1 3012",
+                    "accuracy descending 1 1023",
+                    "kde_ece ascending 1 2103",
+                    "kde_ece descending 1 0123",  # what is missing stays last
+                    "model ascending 1 2013",
+                    "p_value descending 1 2103",
+                ]
+            ).split()
+        )
+        assert len(log) == 1
+        assert "probe ran" in log[0]
+
+    def test_the_page_runs_as_it_is_and_hostile_names_do_not(self, tmp_path):
+        path = tmp_path / "report.html"
+        write_report([evaluation(HOSTILE), evaluation("net")], path, title=HOSTILE)
+        document, log = browse(path, tmp_path / "profile")
+        assert log == []
+        assert Page(document).find("h1")[0][0] == HOSTILE
