@@ -1,0 +1,266 @@
+"""Calibration of scikit-learn classifiers: a scorer for model selection, a display, a full evaluation."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Self
+
+import numpy as np
+import torch
+from numpy.typing import ArrayLike
+from torch import Tensor
+
+from calibrant.evaluation import Evaluation, Reliability, evaluate
+from calibrant.metrics.calibration import (
+    adaptive_ece,
+    debiased_ece,
+    ece,
+    ece_l2,
+    mce,
+    smooth_ece,
+    sweep_ece,
+)
+from calibrant.metrics.classwise import classwise_ece
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure, SubFigure
+
+__all__ = ["ReliabilityDisplay", "calibration_scorer", "evaluate_estimator"]
+
+_ERRORS: dict[str, Callable[[Tensor, Tensor, int], float]] = {
+    "ece": lambda logits, target, bins: ece(logits, target, bins=bins),
+    "mce": lambda logits, target, bins: mce(logits, target, bins=bins),
+    "ece_l2": lambda logits, target, bins: ece_l2(logits, target, bins=bins),
+    "adaptive_ece": lambda logits, target, bins: adaptive_ece(logits, target, bins=bins),
+    "classwise_ece": lambda logits, target, bins: classwise_ece(logits, target, bins=bins),
+    "debiased_ece": lambda logits, target, bins: debiased_ece(logits, target, bins=bins),
+    "sweep_ece": lambda logits, target, bins: sweep_ece(logits, target),
+    "smooth_ece": lambda logits, target, bins: smooth_ece(logits, target),
+}
+
+# How far probabilities may be from adding up to 1: what half precision does to a thousand of them.
+_TOLERANCE = 1e-3
+
+
+@dataclass(frozen=True)
+class _CalibrationScorer:
+    """A class, and not a function in a function, so that it can be sent to other processes."""
+
+    kind: str
+    bins: int
+
+    def __call__(self, estimator: Any, X: Any, y: Any) -> float:  # noqa: N803
+        logits, classes = _logits_of(estimator, X)
+        return -_ERRORS[self.kind](logits, _target(y, classes, len(logits)), self.bins)
+
+
+def calibration_scorer(kind: str = "ece", *, bins: int = 15) -> Callable[[Any, Any, Any], float]:
+    """A scorer ``(estimator, X, y) -> float`` for `cross_val_score`, `GridSearchCV` and their like.
+
+    It returns the error with a minus sign, since scikit-learn takes greater for better. A scorer made by
+    `sklearn.metrics.make_scorer` would be shown one column of a binary classifier's probabilities, and
+    would not know which label each column stands for.
+
+    Args:
+        kind: ``ece``, ``mce``, ``ece_l2``, ``adaptive_ece``, ``classwise_ece``, ``debiased_ece``,
+            ``sweep_ece`` or ``smooth_ece``.
+        bins: number of bins; ``sweep_ece`` and ``smooth_ece`` choose for themselves and ignore it.
+
+    >>> from sklearn.datasets import load_iris
+    >>> from sklearn.dummy import DummyClassifier
+    >>> X, y = load_iris(return_X_y=True)
+    >>> scorer = calibration_scorer("ece")
+    >>> round(scorer(DummyClassifier(strategy="most_frequent").fit(X, y), X, y), 4)
+    -0.6667
+    """
+    if kind not in _ERRORS:
+        raise ValueError(f"kind must be one of {', '.join(_ERRORS)}; got {kind!r}")
+    if bins < 1:
+        raise ValueError(f"bins must be at least 1, got {bins}")
+    return _CalibrationScorer(kind, bins)
+
+
+def evaluate_estimator(
+    estimator: Any,
+    X: Any,  # noqa: N803
+    y: ArrayLike,
+    *,
+    name: str | None = None,
+    **options: Any,
+) -> Evaluation:
+    """Every figure of a fitted classifier on one data set.
+
+    Args:
+        estimator: fitted, with ``predict_proba`` and ``classes_``; a pipeline or a search will do.
+        X: what its ``predict_proba`` takes, N rows.
+        y: labels ``(N,)``, of the kind in ``classes_``.
+        name: what to call it; None for the name of its class.
+        options: those of `calibrant.evaluation.evaluate`.
+
+    Raises:
+        TypeError: no classifier that gives probabilities.
+        ValueError: labels that are not in ``classes_``, or shapes that do not fit.
+
+    >>> from sklearn.datasets import load_iris
+    >>> from sklearn.naive_bayes import GaussianNB
+    >>> X, y = load_iris(return_X_y=True)
+    >>> evaluation = evaluate_estimator(GaussianNB().fit(X, y), X, y, resamples=0)
+    >>> evaluation.name, evaluation.samples, evaluation.accuracy
+    ('GaussianNB', 150, 0.96)
+    """
+    logits, classes = _logits_of(estimator, X)
+    target = _target(y, classes, len(logits))
+    options = {"class_names": [str(label) for label in classes]} | options
+    return evaluate(logits, target, name=name or type(estimator).__name__, **options)
+
+
+class ReliabilityDisplay:
+    """A reliability diagram in the manner of scikit-learn's displays.
+
+    Unlike `sklearn.calibration.CalibrationDisplay` it takes any number of classes, and shows the top
+    class's confidence. Make one with `from_estimator` or `from_predictions`, which draw it too.
+
+    Args:
+        reliability: the diagram in numbers.
+        ece: the calibration error to print; None to compute it from the bins.
+        name: the title.
+
+    Attributes:
+        ax_: the axes drawn on last.
+        figure_: their figure.
+
+    >>> from matplotlib.figure import Figure
+    >>> probabilities, y = [[0.9, 0.1], [0.2, 0.8], [0.7, 0.3]], [0, 1, 1]
+    >>> display = ReliabilityDisplay.from_predictions(probabilities, y, ax=Figure().subplots())
+    >>> sum(display.reliability.count), round(display.ece, 4)
+    (3, 0.3333)
+    """
+
+    ax_: Axes
+    figure_: Figure | SubFigure
+
+    def __init__(
+        self, reliability: Reliability, *, ece: float | None = None, name: str | None = None
+    ) -> None:
+        self.reliability = reliability
+        self.ece = ece
+        self.name = name
+
+    @classmethod
+    def from_estimator(
+        cls,
+        estimator: Any,
+        X: Any,  # noqa: N803
+        y: ArrayLike,
+        *,
+        bins: int = 15,
+        ax: Axes | None = None,
+        name: str | None = None,
+    ) -> Self:
+        """Draw the diagram of a fitted classifier.
+
+        Args:
+            estimator: as for `evaluate_estimator`.
+            X: what its ``predict_proba`` takes.
+            y: labels, of the kind in ``classes_``.
+            bins: number of equally wide bins of confidence.
+            ax: where to draw; None for a new figure.
+            name: the title; None for the name of the estimator's class.
+        """
+        logits, classes = _logits_of(estimator, X)
+        target = _target(y, classes, len(logits))
+        return cls._of(logits, target, bins, name or type(estimator).__name__).plot(ax)
+
+    @classmethod
+    def from_predictions(
+        cls,
+        probabilities: ArrayLike,
+        y: ArrayLike,
+        *,
+        classes: Sequence[Any] | None = None,
+        bins: int = 15,
+        ax: Axes | None = None,
+        name: str | None = None,
+    ) -> Self:
+        """Draw the diagram of predicted probabilities.
+
+        Args:
+            probabilities: ``(N, K)``, each row adding up to 1.
+            y: labels ``(N,)``.
+            classes: the label of each column; None for 0 to K - 1.
+            bins: number of equally wide bins of confidence.
+            ax: where to draw; None for a new figure.
+            name: the title.
+        """
+        logits = _logits(probabilities)
+        labels = list(range(logits.shape[1])) if classes is None else list(classes)
+        if len(labels) != logits.shape[1]:
+            raise ValueError(
+                f"probabilities have {logits.shape[1]} columns, but there are {len(labels)} classes"
+            )
+        return cls._of(logits, _target(y, labels, len(logits)), bins, name).plot(ax)
+
+    @classmethod
+    def _of(cls, logits: Tensor, target: Tensor, bins: int, name: str | None) -> Self:
+        evaluation = evaluate(logits, target, bins=bins, resamples=0)  # none of its intervals is drawn
+        return cls(evaluation.reliability, ece=evaluation.ece, name=name)
+
+    def plot(self, ax: Axes | None = None) -> Self:
+        """Draw, on ``ax`` or in a new figure, and return self."""
+        # Here and not above: a scorer in a process of its own has no use for matplotlib.
+        from calibrant.reports.plots import reliability_diagram
+
+        self.ax_ = reliability_diagram(self.reliability, ax, title=self.name, ece=self.ece)
+        self.figure_ = self.ax_.figure
+        return self
+
+
+def _logits_of(estimator: Any, X: Any) -> tuple[Tensor, list[Any]]:  # noqa: N803
+    """Logits ``(N, K)`` of a classifier, and the label of each column."""
+    kind = type(estimator).__name__
+    if not hasattr(estimator, "predict_proba"):
+        raise TypeError(
+            f"{kind} gives no probabilities: it has no predict_proba (some classifiers have one only with "
+            "probability=True or another loss; CalibratedClassifierCV gives one to any)"
+        )
+    probabilities = estimator.predict_proba(X)  # first: of an unfitted estimator it says just that
+    classes = getattr(estimator, "classes_", None)
+    if classes is None or isinstance(probabilities, list):
+        raise TypeError(f"{kind} must be a classifier with one output and classes_")
+    logits, labels = _logits(probabilities), np.asarray(classes).tolist()
+    if len(labels) != logits.shape[1]:
+        raise ValueError(f"{kind} gives {logits.shape[1]} probabilities for {len(labels)} classes")
+    return logits, labels
+
+
+def _logits(probabilities: ArrayLike) -> Tensor:
+    """Logarithms of probabilities ``(N, K)``, in float64."""
+    values = torch.from_numpy(np.array(probabilities, dtype=np.float64))
+    if values.ndim != 2:
+        hint = "; of a binary classifier pass both columns, np.stack([1 - p, p], axis=1)"
+        shape = tuple(values.shape)
+        raise ValueError(
+            f"probabilities must have shape (N, K), got {shape}{hint if len(shape) == 1 else ''}"
+        )
+    # Written so that NaN fails.
+    if not bool((values >= 0).all()) or not bool(((values.sum(1) - 1).abs() <= _TOLERANCE).all()):
+        raise ValueError("probabilities must be at least 0 and add up to 1 in each row")
+    # A probability of 0, as a tree gives, has no logarithm: the smallest that has one stands for it.
+    return values.clamp_min(torch.finfo(values.dtype).tiny).log()
+
+
+def _target(y: ArrayLike, classes: Sequence[Any], samples: int) -> Tensor:
+    """The column of each label."""
+    labels = np.asarray(y)
+    if labels.shape != (samples,):
+        raise ValueError(f"y must have shape ({samples},), one label for each row, got {labels.shape}")
+    column = {label: number for number, label in enumerate(classes)}
+    values = labels.tolist()
+    unknown = sorted({label for label in values if label not in column}, key=repr)
+    if unknown:
+        named = ", ".join(map(repr, unknown[:5])) + (", …" if len(unknown) > 5 else "")
+        known = ", ".join(map(repr, classes[:10])) + (", …" if len(classes) > 10 else "")
+        raise ValueError(f"y holds labels that are not among the classes: {named}; the classes are {known}")
+    return torch.tensor([column[label] for label in values], dtype=torch.long)
