@@ -12,8 +12,8 @@ import json
 import re
 import warnings
 import zipfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from itertools import chain
 from math import isfinite, prod
@@ -34,6 +34,7 @@ FLOOR = torch.finfo(torch.float32).tiny
 """What stands for a probability of 0 under the logarithm: about 1.2e-38, whose logarithm is -87.3."""
 
 Batch = tuple[Tensor, Tensor]
+Batches = Generator[Batch, None, None]
 
 _SCORES = ("logits", "probabilities")
 _COLUMNS = {"logits": "logit_", "probabilities": "probability_"}
@@ -71,14 +72,14 @@ class PredictionFile:
     dtype: torch.dtype
     class_names: tuple[str, ...] | None
     ignore_index: int
-    _chunks: Callable[[int], Iterator[Batch]] = field(repr=False, compare=False)
+    _chunks: Callable[[int], Batches] = field(repr=False, compare=False)
 
     @property
     def size(self) -> int:
         """Bytes that all logits take in memory."""
         return self.rows * self.num_classes * prod(self.spatial) * self.dtype.itemsize
 
-    def batches(self, *, chunk: int = CHUNK) -> Iterator[Batch]:
+    def batches(self, *, chunk: int = CHUNK) -> Batches:
         """The predictions in order as ``(logits, labels)``, of at most ``chunk`` numbers or one row each.
 
         Shapes: ``(n, K, *S)`` and ``(n, *S)``. Probabilities arrive as their logarithms.
@@ -88,16 +89,16 @@ class PredictionFile:
         """
         rows = max(1, chunk // (self.num_classes * prod(self.spatial)))
         start, valid = 0, 0
-        chunks = self._chunks(rows)
-        while True:
-            with _reading(self.path):
-                pair = next(chunks, None)
-            if pair is None:
-                break
-            scores, labels = pair
-            valid += self._check_labels(labels, start)
-            yield self._logits(scores, start), labels
-            start += len(labels)
+        with closing(self._chunks(rows)) as chunks:
+            while True:
+                with _reading(self.path):
+                    pair = next(chunks, None)
+                if pair is None:
+                    break
+                scores, labels = pair
+                valid += self._check_labels(labels, start)
+                yield self._logits(scores, start), labels
+                start += len(labels)
         if not valid:
             raise BadFileError(self.path, f"has no element to evaluate: every label is {self.ignore_index}")
 
@@ -110,12 +111,13 @@ class PredictionFile:
         logits = torch.empty(self.rows, self.num_classes, *self.spatial, dtype=self.dtype)
         labels = torch.empty(self.rows, *self.spatial, dtype=torch.long)
         start = 0
-        for batch_logits, batch_labels in self.batches():
-            end = start + len(batch_labels)
-            logits[start:end], labels[start:end] = batch_logits, batch_labels
-            if advance is not None:
-                advance(end - start)
-            start = end
+        with closing(self.batches()) as batches:
+            for batch_logits, batch_labels in batches:
+                end = start + len(batch_labels)
+                logits[start:end], labels[start:end] = batch_logits, batch_labels
+                if advance is not None:
+                    advance(end - start)
+                start = end
         return logits[:start], labels[:start]
 
     def _check_labels(self, labels: Tensor, start: int) -> int:
@@ -268,7 +270,7 @@ class _Content:
     shape: tuple[int, ...]
     dtype: torch.dtype
     class_names: tuple[str, ...] | None
-    chunks: Callable[[int], Iterator[Batch]]
+    chunks: Callable[[int], Batches]
     path: Path | None = None
 
 
@@ -284,7 +286,7 @@ class _Array:
     shape: tuple[int, ...]
     dtype: str
     computing: torch.dtype | None
-    chunks: Callable[[int], Iterator[Tensor]]
+    chunks: Callable[[int], Generator[Tensor, None, None]]
 
 
 def _predictions(
@@ -317,8 +319,9 @@ def _predictions(
             f"labels have shape {labels.shape}; expected {expected} for {kind} of shape {scores.shape}{hint}",
         )
 
-    def chunks(rows: int) -> Iterator[Batch]:
-        return zip(scores.chunks(rows), labels.chunks(rows), strict=True)
+    def chunks(rows: int) -> Batches:
+        with closing(scores.chunks(rows)) as some_scores, closing(labels.chunks(rows)) as some_labels:
+            yield from zip(some_scores, some_labels, strict=True)
 
     return _Content(kind, scores.shape, scores.computing, class_names, chunks)
 
@@ -338,7 +341,7 @@ def _to_tensor(array: np.ndarray[Any, Any]) -> Tensor:
 
 
 def _tensor_array(tensor: Tensor) -> _Array:
-    def chunks(rows: int) -> Iterator[Tensor]:
+    def chunks(rows: int) -> Generator[Tensor, None, None]:
         for start in range(0, len(tensor), rows):
             yield tensor[start : start + rows].to(computing)
 
@@ -400,7 +403,7 @@ def _npz_array(path: Path, archive: zipfile.ZipFile, member: zipfile.ZipInfo, na
             path, f"{name} of shape {shape} and type {dtype} has {length} bytes; it is damaged"
         )
 
-    def chunks(rows: int) -> Iterator[Tensor]:
+    def chunks(rows: int) -> Generator[Tensor, None, None]:
         with zipfile.ZipFile(path) as archive, archive.open(member) as stream:
             if fortran:  # the first row is complete only at the end
                 whole = np.lib.format.read_array(stream)
@@ -450,7 +453,7 @@ def _npy_array(path: Path, name: str) -> _Array:
             path, f"{name} of shape {shape} and type {dtype} has {length} bytes; it is damaged"
         )
 
-    def chunks(rows: int) -> Iterator[Tensor]:
+    def chunks(rows: int) -> Generator[Tensor, None, None]:
         data = np.memmap(path, dtype, "r", offset, shape, "F" if fortran else "C")
         for start in range(0, shape[0], rows):
             yield _to_tensor(data[start : start + rows])
@@ -514,7 +517,7 @@ def _safetensors_array(path: Path, name: str, header: Any) -> _Array:
         computing = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float32}.get(stored)
         computing = torch.float32 if stored == "BF16" else computing
 
-    def chunks(rows: int) -> Iterator[Tensor]:
+    def chunks(rows: int) -> Generator[Tensor, None, None]:
         with safe_open(path, framework="pt") as file:
             data = file.get_slice(name)
             for start in range(0, shape[0], rows):
@@ -574,7 +577,7 @@ def _open_csv(path: Path) -> _Content:
     order = [columns.index(name) for name in ("label", *scores)]
     selected = None if order == list(range(len(columns))) else order
 
-    def chunks(size: int) -> Iterator[Batch]:
+    def chunks(size: int) -> Batches:
         start = 0
         with path.open(encoding="utf-8-sig", newline="") as stream:
             next(csv.reader(stream))
@@ -637,7 +640,7 @@ def _open_parquet(path: Path) -> _Content:
     double = any(pyarrow.types.is_float64(schema.field(name).type) for name in scores)
     dtype = np.dtype(np.float64 if double else np.float32)
 
-    def chunks(size: int) -> Iterator[Batch]:
+    def chunks(size: int) -> Batches:
         # With a buffer, columns are read as they are needed and not by whole groups of rows.
         with pyarrow.parquet.ParquetFile(path, buffer_size=1 << 16) as file:
             start = 0

@@ -1,0 +1,355 @@
+"""The command line gives what the functions give, writes whole files or none, and fails in one line."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import save_file
+from typer.testing import CliRunner
+
+import calibrant
+from calibrant import cli
+from calibrant.evaluation import Evaluation, evaluate
+from calibrant.metrics.catalogue import METRICS
+
+ROWS, CLASSES = 300, 4
+PROGRAM = Path(sys.executable).with_name("calibrant")
+
+
+def run(*arguments):
+    return CliRunner().invoke(cli.app, [str(argument) for argument in arguments], catch_exceptions=False)
+
+
+def run_evaluate(*arguments, resamples=0):
+    """The command with few resamples, which are what takes time."""
+    return run("evaluate", "--resamples", resamples, *arguments)
+
+
+@pytest.fixture(scope="module")
+def logits():
+    return np.random.default_rng(0).normal(size=(ROWS, CLASSES)) * 2
+
+
+@pytest.fixture(scope="module")
+def labels(logits):
+    generator = np.random.default_rng(1)
+    labels = np.where(generator.random(ROWS) < 0.7, logits.argmax(1), generator.integers(0, CLASSES, ROWS))
+    labels[5] = -100
+    return labels
+
+
+@pytest.fixture
+def file(tmp_path, logits, labels):
+    np.savez(tmp_path / "model.npz", logits=logits, labels=labels)
+    return tmp_path / "model.npz"
+
+
+def evaluations(path):
+    return [Evaluation.from_dict(each) for each in json.loads(path.read_text())]
+
+
+def test_figures_are_those_of_the_function(tmp_path, file, logits, labels):
+    result = run_evaluate(file, "--json", tmp_path / "out.json", resamples=20)
+    assert result.exit_code == 0
+    expected = evaluate(torch.from_numpy(logits), torch.from_numpy(labels), name="model", resamples=20)
+    (evaluation,) = evaluations(tmp_path / "out.json")
+    assert evaluation.exact
+    assert evaluation == expected
+    assert METRICS["accuracy"].label in result.output
+    assert f"{100 * expected.ece:.2f}" in result.output
+
+
+def test_every_format_gives_identical_figures(tmp_path, file, logits, labels):
+    np.savez_compressed(tmp_path / "a.npz", logits=logits, labels=labels)
+    np.save(tmp_path / "b.logits.npy", logits)
+    np.save(tmp_path / "b.labels.npy", labels)
+    tensors = {"logits": torch.from_numpy(logits), "labels": torch.from_numpy(labels)}
+    torch.save(tensors, tmp_path / "c.pt")
+    save_file(tensors, tmp_path / "d.safetensors")
+    header = ",".join(["label", *(f"logit_{index}" for index in range(CLASSES))])
+    rows = [
+        ",".join(map(repr, [int(label), *row.tolist()])) for label, row in zip(labels, logits, strict=True)
+    ]
+    (tmp_path / "e.csv").write_text("\n".join([header, *rows]))
+    names = ["model.npz", "a.npz", "b.labels.npy", "c.pt", "d.safetensors", "e.csv"]
+    try:
+        import pyarrow
+        from pyarrow import parquet
+    except ImportError:
+        pass
+    else:
+        columns = {f"logit_{index}": logits[:, index] for index in range(CLASSES)}
+        parquet.write_table(pyarrow.table({"label": labels, **columns}), tmp_path / "f.parquet")
+        names.append("f.parquet")
+    result = run_evaluate(*(tmp_path / name for name in names), "--json", tmp_path / "out.json")
+    assert result.exit_code == 0
+    first, *others = evaluations(tmp_path / "out.json")
+    assert [each.name for each in others] == ["a", "b", "c", "d", "e", "f"][: len(others)]
+    for other in others:
+        assert other.metrics == first.metrics
+        assert other.fingerprint == first.fingerprint
+
+
+def test_options_reach_the_evaluation(tmp_path, file, logits, labels):
+    options = ["--bins", 10, "--ignore-index", 2, "--background", 0, "--level", 0.9, "--seed", 3]
+    labels = np.where(labels == -100, 2, labels)
+    np.savez(file, logits=logits, labels=labels, class_names=np.array(list("abcd")))
+    result = run_evaluate(file, *options, "--class-counts", "900,200,50,3", "--json", tmp_path / "out.json")
+    assert result.exit_code == 0
+    expected = evaluate(
+        torch.from_numpy(logits),
+        torch.from_numpy(labels),
+        name="model",
+        bins=10,
+        ignore_index=2,
+        class_names=list("abcd"),
+        class_counts=[900, 200, 50, 3],
+        background=0,
+        resamples=0,
+        level=0.9,
+        seed=3,
+    )
+    assert evaluations(tmp_path / "out.json") == [expected]
+    (tmp_path / "counts.txt").write_text("900\n200\n50\n3\n")
+    run_evaluate(file, *options, "--class-counts", tmp_path / "counts.txt", "--json", tmp_path / "out.json")
+    assert evaluations(tmp_path / "out.json") == [expected]
+
+
+def test_probabilities_give_the_figures_of_their_logits(tmp_path, file, logits, labels):
+    probabilities = torch.from_numpy(logits).softmax(1).numpy()
+    np.savez(tmp_path / "other.npz", probabilities=probabilities, labels=labels)
+    assert run_evaluate(file, tmp_path / "other.npz", "--json", tmp_path / "out.json").exit_code == 0
+    first, second = evaluations(tmp_path / "out.json")
+    assert second.metrics == pytest.approx(first.metrics, abs=1e-6)
+
+
+def test_a_stream_gives_the_figures_that_a_stream_can_give(tmp_path, file):
+    assert run_evaluate(file, "--stream", "--json", tmp_path / "stream.json").exit_code == 0
+    assert run_evaluate(file, "--exact", "--json", tmp_path / "exact.json").exit_code == 0
+    (stream,), (exact,) = evaluations(tmp_path / "stream.json"), evaluations(tmp_path / "exact.json")
+    assert (stream.exact, exact.exact) == (False, True)
+    for name in ("accuracy", "nll", "brier", "ece", "mce", "classwise_ece"):
+        assert stream.metrics[name] == pytest.approx(exact.metrics[name], abs=1e-6)
+
+
+@pytest.mark.parametrize("mode", ["--stream", "--exact"])
+def test_images(tmp_path, mode):
+    logits = torch.randn(6, CLASSES, 5, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    labels = logits.argmax(1).where(logits[:, 0] > 0, 0)
+    labels[:, 0] = 255
+    np.savez(tmp_path / "m.npz", logits=logits, labels=labels.to(torch.uint8))
+    options = ["--ignore-index", 255, "--per-image", mode, "--json", tmp_path / "out.json"]
+    assert run_evaluate(tmp_path / "m.npz", *options).exit_code == 0
+    expected = evaluate(logits, labels, ignore_index=255, per_image=True, resamples=0)
+    (evaluation,) = evaluations(tmp_path / "out.json")
+    assert evaluation.metrics["ece"] == pytest.approx(expected.metrics["ece"])
+    assert evaluation.metrics["accuracy"] == pytest.approx(expected.metrics["accuracy"])
+
+
+def test_large_files_are_streamed(tmp_path, file, monkeypatch):
+    monkeypatch.setattr(cli, "EXACT_LIMIT", ROWS * CLASSES * 8 - 1)
+    assert run_evaluate(file, "--json", tmp_path / "out.json").exit_code == 0
+    assert not evaluations(tmp_path / "out.json")[0].exact
+    assert run_evaluate(file, "--exact", "--json", tmp_path / "out.json").exit_code == 0
+    assert evaluations(tmp_path / "out.json")[0].exact
+
+
+# ---------------------------------------------------------------------------------------------- comparison
+
+
+def test_several_files_are_compared(tmp_path, file, logits, labels):
+    np.savez(tmp_path / "worse.npz", logits=logits / 50, labels=labels)
+    result = run_evaluate(file, tmp_path / "worse.npz", "--json", tmp_path / "out.json", resamples=20)
+    assert result.exit_code == 0
+    first, second = evaluations(tmp_path / "out.json")
+    heading = next(line for line in result.output.splitlines() if "worse" in line)
+    assert heading.split() == ["model", "worse"]
+    row = next(line for line in result.output.splitlines() if line.split()[:1] == ["ECE"])
+    assert row.split() == ["ECE", f"{100 * first.ece:.2f}%", "*", f"{100 * second.ece:.2f}%", "worse"]
+    row = next(line for line in result.output.splitlines() if line.split()[:1] == ["Accuracy"])
+    assert row.count("*") == 2
+    assert not re.search("better|worse", row)
+    assert "significantly" in result.output
+
+
+def test_whether_data_are_paired_is_said(tmp_path, file, logits, labels):
+    np.savez(tmp_path / "other.npz", logits=logits[:200] / 50, labels=labels[:200])
+    result = run_evaluate(file, tmp_path / "other.npz", resamples=20)
+    assert result.exit_code == 0
+    assert "not paired, as if from independent data, for other" in " ".join(result.output.split())
+    result = run_evaluate(file, tmp_path / "other.npz")
+    assert result.exit_code == 0
+    assert "not tested" in result.output
+    assert not re.search("better|worse", result.output)
+
+
+def test_equal_names_are_told_apart_by_their_paths(tmp_path, file, logits, labels):
+    (tmp_path / "b").mkdir()
+    other = tmp_path / "b" / "model.npz"
+    np.savez(other, logits=logits, labels=labels)
+    np.savez(tmp_path / "third.npz", logits=logits, labels=labels)
+    assert run_evaluate(file, other, tmp_path / "third.npz", "--json", tmp_path / "out.json").exit_code == 0
+    assert [each.name for each in evaluations(tmp_path / "out.json")] == [str(file), str(other), "third"]
+
+
+def test_a_pair_given_by_both_files_is_evaluated_once(tmp_path, file, logits, labels):
+    for role, array in (("logits", logits), ("labels", labels)):
+        np.save(tmp_path / f"pair.{role}.npy", array)
+    pair = [tmp_path / "pair.labels.npy", tmp_path / "pair.logits.npy"]
+    assert run_evaluate(pair[0], file, pair[1], "--json", tmp_path / "out.json").exit_code == 0
+    assert [each.name for each in evaluations(tmp_path / "out.json")] == ["pair", "model"]
+
+
+# ------------------------------------------------------------------------------------------------- outputs
+
+
+def test_the_report_is_written(tmp_path, file):
+    assert run_evaluate(file, "--report", tmp_path / "page.html").exit_code == 0
+    page = (tmp_path / "page.html").read_text()
+    assert page.lstrip().lower().startswith("<!doctype html>")
+    assert "model" in page
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["model.npz", "page.html"]
+
+
+def test_a_file_is_replaced_whole_or_not_at_all(tmp_path, monkeypatch):
+    path = tmp_path / "out.json"
+    path.write_text("before")
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "replace", lambda *_: (_ for _ in ()).throw(OSError("disk full")))
+        with pytest.raises(OSError, match="disk full"):
+            cli._replace(path, "after")
+    assert path.read_text() == "before"
+    assert [path.name for path in tmp_path.iterdir()] == ["out.json"]
+    cli._replace(path, "after")
+    assert path.read_text() == "after"
+
+
+def test_a_disk_that_is_full_is_one_line(tmp_path, file, monkeypatch):
+    monkeypatch.setattr(cli, "_replace", lambda *_: (_ for _ in ()).throw(OSError("disk full")))
+    fails(run_evaluate(file, "--json", tmp_path / "out.json"), "disk full")
+
+
+# ------------------------------------------------------------------------------------------------ failures
+
+
+def fails(result, *words):
+    assert result.exit_code == 2
+    assert result.stderr.startswith("calibrant: ")
+    assert result.stderr.count("\n") == 1
+    for word in words:
+        assert word in result.stderr
+
+
+@pytest.fixture
+def no_work(monkeypatch):
+    def work(*_):
+        raise AssertionError("work began before what can be known was checked")
+
+    monkeypatch.setattr(cli, "_evaluate", work)
+
+
+@pytest.mark.usefixtures("no_work")
+def test_what_cannot_be_done_is_refused_before_the_work(tmp_path, file):
+    out = tmp_path / "no" / "out"
+    fails(run_evaluate(file, "--json", out), "--json", f"no folder {out.parent}")
+    fails(run_evaluate(file, "--report", out), "--report", f"no folder {out.parent}")
+    fails(run_evaluate(file, "--json", tmp_path), "is a folder")
+    fails(run_evaluate(file, "--json", file), "one of the files to evaluate")
+    fails(run_evaluate(file, "--json", tmp_path / "a", "--report", tmp_path / "a"), "the same file")
+    fails(run_evaluate(file, tmp_path / "none.npz"), "none.npz: does not exist")
+    fails(run_evaluate(file, "--background", 4), "has 4 classes")
+    fails(run_evaluate(file, "--class-counts", "1,2"), "has 4 classes", "2 numbers")
+    fails(run_evaluate(file, "--per-image"), "--per-image needs logits of shape (N, K, *S)")
+    fails(run_evaluate(file, "--class-counts", "1,b"), "1,b", "does not exist")
+
+
+def test_bins_that_a_stream_cannot_have(file):
+    fails(run_evaluate(file, "--stream", "--bins", 7), "divisor of 300")
+    assert run_evaluate(file, "--bins", 7).exit_code == 0
+
+
+def test_bad_data_are_one_line(tmp_path, logits, labels):
+    np.savez(tmp_path / "m.npz", logits=logits * np.nan, labels=labels)
+    for mode in ("--exact", "--stream"):
+        fails(run_evaluate(tmp_path / "m.npz", mode, "--json", tmp_path / "out.json"), "m.npz", "NaN")
+    assert not (tmp_path / "out.json").exists()
+
+
+def test_what_the_evaluation_refuses_is_one_line(file, monkeypatch):
+    def refuse(*_, **__):
+        raise ValueError("no,\nnot this")
+
+    monkeypatch.setattr("calibrant.evaluation.evaluate", refuse)
+    fails(run_evaluate(file), str(file), "no, not this")
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [["--bins", "0"], ["--level", "1"], ["--resamples", "-1"], ["--background", "-1"], ["--nonsense"], []],
+)
+def test_wrong_usage(file, arguments):
+    assert run("evaluate", *arguments, *([file] if arguments else [])).exit_code == 2
+
+
+# ---------------------------------------------------------------------------------------------- the program
+
+
+def program(*arguments):
+    return subprocess.run([PROGRAM, *map(str, arguments)], capture_output=True, text=True, check=False)
+
+
+def test_the_program(tmp_path, file):
+    result = program("evaluate", file, "--resamples", 0, "--json", tmp_path / "out.json")
+    assert (result.returncode, result.stderr) == (0, "")
+    assert "Accuracy" in result.stdout
+    assert len(evaluations(tmp_path / "out.json")) == 1
+
+
+def test_the_program_fails_in_one_line(tmp_path):
+    (tmp_path / "m.npz").write_text("text")
+    result = program("evaluate", tmp_path / "m.npz")
+    assert (result.returncode, result.stdout) == (2, "")
+    assert result.stderr.count("\n") == 1
+    assert "m.npz: cannot be read as .npz" in result.stderr
+
+
+def test_version_and_help():
+    assert run("--version").output == f"calibrant {calibrant.__version__}\n"
+    assert "evaluate" in run("--help").output
+    help_text = run("evaluate", "--help").output
+    for option in ("--report", "--json", "--bins", "--ignore-index", "--class-counts", "--stream", "--exact"):
+        assert option in help_text
+
+
+def test_asking_for_help_computes_nothing():
+    code = "import sys, calibrant.cli; print(list(sys.modules))"
+    loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    for name in ("calibrant.files", "calibrant.reports", "matplotlib"):
+        assert f"'{name}'" not in loaded
+
+
+def test_every_command_of_the_page_runs(tmp_path):
+    page = Path(__file__).parents[1] / "docs" / "evaluate-command.md"
+    commands = re.findall(r"^```bash\n(.*?)^```", page.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
+    environment = {
+        **os.environ,
+        "OMP_NUM_THREADS": "1",
+        "PATH": f"{PROGRAM.parent}{os.pathsep}{os.environ['PATH']}",
+    }
+    command = ["bash", "-e", "-c", "\n".join(commands)]
+    result = subprocess.run(
+        command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
+    )
+    assert result.returncode == 0, result.stderr
+    (shown,) = re.findall(r"^```text\n(.*?)^```", page.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
+    error, code = shown.splitlines()
+    assert result.stderr == f"{error}\n"
+    assert code in result.stdout
+    assert "overconfident: ECE" in result.stdout
+    assert (tmp_path / "page.html").stat().st_size > 1000
