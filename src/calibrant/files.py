@@ -584,7 +584,7 @@ def _open_csv(path: Path) -> _Content:
             lines = (line for line in stream if not line.isspace())
             while (first := next(lines, None)) is not None:
                 try:
-                    # A C parser: twice as fast as the csv module, as fast as Arrow's on one core.
+                    # A C parser: in one trial 59 MB/s, against 27 of the csv module and 70 of Arrow.
                     table = np.loadtxt(
                         chain([first], lines),
                         dtype=np.float64,
