@@ -34,13 +34,6 @@ def of_confidences(confidence, correct):
     return of(logits, 1 - torch.as_tensor(correct).long())
 
 
-def injected(monkeypatch, confidence, correct):
-    """The histogram of exactly these confidences, which no logits may give to the last bit."""
-    values = iter([confidence, correct.to(confidence.dtype)])
-    monkeypatch.setattr(module, "reduce_classes", lambda elements, term: next(values))
-    return of(torch.zeros(len(confidence), 2), torch.zeros(len(confidence), dtype=torch.int64))
-
-
 def assert_same(left, right, tolerance=1e-12):
     assert left.samples.item() == right.samples.item()
     torch.testing.assert_close(left.count, right.count, rtol=0, atol=0)
@@ -245,12 +238,12 @@ def test_equal_width_is_exact(bins, dtype):
 
 @pytest.mark.parametrize("bins", DIVISORS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_equal_width_is_exact_for_confidences_at_the_edges(bins, dtype, monkeypatch):
+def test_equal_width_is_exact_for_confidences_at_the_edges(bins, dtype):
     multiples = torch.arange(1, 301, dtype=torch.float64).div(300).to(dtype)
     up, down = torch.tensor(2.0, dtype=dtype), torch.tensor(0.0, dtype=dtype)
     confidence = torch.cat([multiples, multiples.nextafter(up)[:-1], multiples.nextafter(down)])
     correct = torch.rand(len(confidence), generator=torch.Generator().manual_seed(8)) < 0.5
-    histogram = injected(monkeypatch, confidence, correct)
+    histogram = ConfidenceHistogram.of_outcomes(confidence, correct)
     assert_pooled(histogram.equal_width(bins), confidence, correct)
 
 

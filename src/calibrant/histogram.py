@@ -9,13 +9,15 @@ from typing import Self
 import torch
 from torch import Tensor
 
-from calibrant.kernels import Correctness, TopProbability, reduce_classes
+from calibrant.kernels import visit
 from calibrant.layout import Elements
 from calibrant.statistics import Statistics, sum_dtype
 
 _UNIFORM = 300  # so that 10, 12, 15, 20, 25, 30, 50 and 100 equal bins are unions of cells
 _PER_UNIT = 64  # cells per unit of log-odds: an over-confident network crowds into the last 1/300
 _LOW, _HIGH = -14, 30  # log-odds covered: confidence from 1e-6 to 1 - 1e-13
+
+_CHUNK = 1 << 16  # elements sorted into cells at once on a CPU: what they need stays in cache
 
 
 @lru_cache
@@ -45,9 +47,53 @@ def _cell_of(confidence: Tensor) -> Tensor:
     return cell.clamp_(0, len(edges) - 2)
 
 
+def equal_width_edges(bins: int, device: torch.device) -> Tensor:
+    """Edges of ``bins`` bins of equal width on ``[0, 1]``, ``(bins + 1,)``."""
+    if bins < 1:
+        raise ValueError(f"bins must be at least 1, got {bins}")
+    return torch.arange(bins + 1, dtype=sum_dtype(device), device=device) / bins
+
+
+def bin_of_cells(bins: int, device: torch.device) -> Tensor:
+    """Which of so many bins of equal width each cell lies in."""
+    if bins < 1 or _UNIFORM % bins:
+        divisors = [n for n in range(1, _UNIFORM + 1) if _UNIFORM % n == 0]
+        raise ValueError(f"equal-width bins must be a divisor of 300 ({divisors}), got {bins}")
+    upper = cell_edges(device)[1:]
+    return torch.bucketize(upper, equal_width_edges(bins, device)[1:-1])
+
+
+def equal_mass_ends(samples: Tensor, bins: int) -> Tensor:
+    """Where each group ends when so many samples are cut into groups whose sizes differ by at most one."""
+    if bins < 1:
+        raise ValueError(f"bins must be at least 1, got {bins}")
+    # samples may be a scalar, or a column of totals.
+    group = torch.arange(1, bins + 1, dtype=sum_dtype(samples.device), device=samples.device)
+    size = (samples / bins).floor()
+    return group * size + torch.minimum(group, samples - bins * size)
+
+
+def _empty_sums(device: torch.device) -> Tensor:
+    return torch.zeros(3, len(cell_edges(device)) - 1, dtype=sum_dtype(device), device=device)
+
+
+def _tally(sums: Tensor, confidence: Tensor, correct: Tensor, valid: Tensor | None) -> None:
+    """Add elements to the cells' sums ``(3, cells)`` of count, confidence and correctness."""
+    confidence, correct = confidence.flatten(), correct.flatten().to(sums.dtype)
+    if valid is None:
+        weight = torch.ones_like(correct)
+    else:
+        weight = valid.flatten().to(sums.dtype)
+        confidence = torch.where(valid.flatten(), confidence, 1)
+        correct = correct * weight
+    cell = _cell_of(confidence)
+    for total, values in zip(sums, (weight, confidence.to(sums.dtype) * weight, correct), strict=True):
+        total.index_add_(0, cell, values)
+
+
 @dataclass(frozen=True, eq=False)
 class Bins:
-    """Confidence and correctness in M bins.
+    """Confidence and correctness in M bins; leading axes, for resamples of the data, are allowed.
 
     Attributes:
         edges: ``(M + 1,)``, never decreasing; bin b holds confidences in ``(edges[b], edges[b+1]]``.
@@ -94,19 +140,27 @@ class ConfidenceHistogram(Statistics):
     @torch.no_grad()
     def of(cls, elements: Elements) -> Self:
         """The histogram of the top class's probability, over the elements that are not ignored."""
-        confidence = reduce_classes(elements, TopProbability())
-        correct = reduce_classes(elements, Correctness())
-        dtype = sum_dtype(confidence.device)
-        weight = elements.valid.flatten().to(dtype)
-        confidence = torch.where(elements.valid, confidence, 1).flatten()
-        cell = _cell_of(confidence)
+        sums = _empty_sums(elements.logits.device)
+        for (rows, _, *columns), block in visit(elements):
+            valid = None if elements.all_valid else elements.valid[rows, *columns]
+            _tally(sums, block.total.reciprocal().squeeze(1), block.correct.squeeze(1), valid)
+        return cls(sums[0].sum(), *sums)
 
-        def total(values: Tensor) -> Tensor:
-            cells = values.new_zeros(len(cell_edges(values.device)) - 1)
-            return cells.index_add_(0, cell, values)
+    @classmethod
+    @torch.no_grad()
+    def of_outcomes(cls, confidence: Tensor, correct: Tensor) -> Self:
+        """The histogram of given confidences.
 
-        correct = correct.flatten().to(dtype) * weight
-        return cls(weight.sum(), total(weight), total(confidence.to(dtype) * weight), total(correct))
+        Args:
+            confidence: of the predicted classes, any shape.
+            correct: whether the prediction is right, likewise.
+        """
+        sums = _empty_sums(confidence.device)
+        chunk = _CHUNK if confidence.device.type == "cpu" else max(1, confidence.numel())
+        parts = (torch.split(values.flatten(), chunk) for values in (confidence, correct))
+        for part, hits in zip(*parts, strict=True):
+            _tally(sums, part, hits, None)
+        return cls(sums[0].sum(), *sums)
 
     def equal_width(self, bins: int) -> Bins:
         """Bins of equal width on ``(0, 1]``; exact.
@@ -114,12 +168,7 @@ class ConfidenceHistogram(Statistics):
         Args:
             bins: a divisor of 300.
         """
-        if bins < 1 or _UNIFORM % bins:
-            divisors = [n for n in range(1, _UNIFORM + 1) if _UNIFORM % n == 0]
-            raise ValueError(f"equal-width bins must be a divisor of 300 ({divisors}), got {bins}")
-        edges = torch.arange(bins + 1, dtype=self.count.dtype, device=self.count.device) / bins
-        upper = cell_edges(self.count.device)[1:]
-        return self._pool(torch.bucketize(upper, edges[1:-1]), edges)
+        return self._pool(bin_of_cells(bins, self.count.device), equal_width_edges(bins, self.count.device))
 
     def equal_mass(self, bins: int) -> Bins:
         """Bins of equal counts, as far as whole cells allow.
@@ -128,13 +177,9 @@ class ConfidenceHistogram(Statistics):
         whose sizes differ by at most one. Where more elements share a cell than a bin should hold,
         some bins stay empty: they have no width.
         """
-        if bins < 1:
-            raise ValueError(f"equal-mass bins must be at least 1, got {bins}")
+        ends = equal_mass_ends(self.samples, bins)[:-1]
         before = self.count.cumsum(0) - self.count
         middle = before + (self.count - 1) / 2
-        group = torch.arange(1, bins, dtype=self.count.dtype, device=self.count.device)
-        size = (self.samples / bins).floor()
-        ends = group * size + torch.minimum(group, self.samples - bins * size)
         bin_of_cell = torch.bucketize(middle, ends, right=True)
 
         cells = cell_edges(self.count.device)
@@ -145,8 +190,27 @@ class ConfidenceHistogram(Statistics):
         )
         return self._pool(bin_of_cell, torch.cat([lowest.view(1), upper.cummax(0).values]))
 
+    def residual(self, cells: int) -> Tensor:
+        """``(correct - confidence) / N`` spread over cells of ``[0, 1]``.
+
+        What lies in one cell of the histogram is taken to lie at its mean confidence.
+        """
+        position = self.confidence / self.count.clamp_min(1)
+        return spread(position, (self.correct - self.confidence) / self.samples, cells)
+
     def _pool(self, bin_of_cell: Tensor, edges: Tensor) -> Bins:
         def total(values: Tensor) -> Tensor:
             return values.new_zeros(len(edges) - 1).index_add_(0, bin_of_cell, values)
 
         return Bins(edges, total(self.count), total(self.confidence), total(self.correct))
+
+
+def spread(position: Tensor, values: Tensor, cells: int) -> Tensor:
+    """Values at positions in ``[0, 1]``, shared between the two cell centres around each, ``(cells,)``."""
+    scaled = position * cells - 0.5
+    left = scaled.floor()
+    share = scaled - left
+    low = left.long().clamp_(0, cells - 1)
+    high = (left.long() + 1).clamp_(0, cells - 1)
+    total = torch.bincount(low, values * (1 - share), minlength=cells)
+    return total + torch.bincount(high, values * share, minlength=cells)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from calibrant.histogram import ConfidenceHistogram
 from calibrant.layout import arrange
-from calibrant.metrics import expected_calibration_error
+from calibrant.metrics import ece
 
 GOLDEN = json.loads((Path(__file__).parents[1] / "golden" / "metrics.json").read_text())
 
@@ -42,14 +42,14 @@ def golden_batch():
 
 def test_golden(golden_batch):
     assert GOLDEN["bins"] == 15
-    assert expected_calibration_error(of(*golden_batch)) == pytest.approx(GOLDEN["ece"], rel=0, abs=1e-9)
+    assert ece(of(*golden_batch)) == pytest.approx(GOLDEN["ece"], rel=0, abs=1e-9)
 
 
 @pytest.mark.parametrize("pieces", [2, 7, 500])
 def test_golden_streamed(golden_batch, pieces):
     logits, target = golden_batch
     parts = [of(*part) for part in zip(logits.tensor_split(pieces), target.tensor_split(pieces), strict=True)]
-    streamed = expected_calibration_error(reduce(add, parts), bins=15)
+    streamed = ece(reduce(add, parts), bins=15)
     assert streamed == pytest.approx(GOLDEN["ece"], rel=0, abs=1e-9)
 
 
@@ -58,15 +58,15 @@ def test_equals_the_definition(bins):
     generator = torch.Generator().manual_seed(bins)
     logits = torch.randn(3_000, 5, generator=generator, dtype=torch.float64) * 2
     target = torch.randint(5, (3_000,), generator=generator)
-    result = expected_calibration_error(of(logits, target), bins)
+    result = ece(of(logits, target), bins=bins)
     assert isinstance(result, float)
     assert result == pytest.approx(ece_by_numpy(logits, target, bins), rel=0, abs=1e-12)
 
 
 def test_perfect_and_worst():
     certain = torch.tensor([[200.0, 0.0]]).expand(10, 2)
-    assert expected_calibration_error(of(certain, torch.zeros(10, dtype=torch.int64))) == 0
-    assert expected_calibration_error(of(certain, torch.ones(10, dtype=torch.int64))) == 1
+    assert ece(of(certain, torch.zeros(10, dtype=torch.int64))) == 0
+    assert ece(of(certain, torch.ones(10, dtype=torch.int64))) == 1
 
 
 def test_ignored_elements_do_not_count(golden_batch):
@@ -74,7 +74,7 @@ def test_ignored_elements_do_not_count(golden_batch):
     padded = torch.cat([logits, torch.full((50, logits.shape[1]), 9.0)])
     padded[500:, 0] = 99.0
     labels = torch.cat([target, torch.full((50,), -100)])
-    assert expected_calibration_error(of(padded, labels)) == pytest.approx(GOLDEN["ece"], rel=0, abs=1e-9)
+    assert ece(of(padded, labels)) == pytest.approx(GOLDEN["ece"], rel=0, abs=1e-9)
 
 
 @settings(deadline=None, max_examples=40)
@@ -84,7 +84,7 @@ def test_merging_bins_never_raises_the_error(seed, size, classes, spread):
     logits = torch.randn(size, classes, generator=generator, dtype=torch.float64) * spread
     histogram = of(logits, torch.randint(classes, (size,), generator=generator))
     for chain in ([30, 15, 5, 1], [100, 50, 25]):
-        errors = [expected_calibration_error(histogram, bins) for bins in chain]
+        errors = [ece(histogram, bins=bins) for bins in chain]
         assert all(0 <= after <= before + 1e-12 for before, after in pairwise(errors))
         assert errors[0] <= 1
 
@@ -108,7 +108,7 @@ def test_a_hundredth_over_ten_million_streamed_samples(dtype):
         total = total + block
     assert total.samples.item() == 10_000_000
     tolerance = 1e-6 if dtype == torch.float32 else 1e-12
-    assert expected_calibration_error(total) == pytest.approx(0.01, rel=0, abs=tolerance)
+    assert ece(total) == pytest.approx(0.01, rel=0, abs=tolerance)
 
 
 def test_a_hundredth_over_one_large_batch():
@@ -117,22 +117,22 @@ def test_a_hundredth_over_one_large_batch():
     logits, target = logits.repeat(400, 1)[shuffled], target.repeat(400)[shuffled]
     histogram = of(logits, target)
     assert histogram.samples.item() == 2_000_000
-    assert expected_calibration_error(histogram) == pytest.approx(0.01, rel=0, abs=1e-6)
+    assert ece(histogram) == pytest.approx(0.01, rel=0, abs=1e-6)
 
 
 def test_unequal_blocks_are_weighted_by_their_samples():
     logits, target = hundredth(torch.float64)
     right = of(torch.tensor([[200.0, 0.0]]).expand(5_000, 2), torch.zeros(5_000, dtype=torch.int64))
     # As many samples again without any error: the sum stays, the number doubles.
-    assert expected_calibration_error(of(logits, target) + right) == pytest.approx(0.005, rel=0, abs=1e-12)
+    assert ece(of(logits, target) + right) == pytest.approx(0.005, rel=0, abs=1e-12)
 
 
 @pytest.mark.parametrize("target", [torch.empty(0, dtype=torch.int64), torch.full((4,), -100)])
 def test_the_error_of_nothing_is_an_error(target):
     with pytest.raises(ValueError, match="empty data set"):
-        expected_calibration_error(of(torch.randn(len(target), 3), target))
+        ece(of(torch.randn(len(target), 3), target))
 
 
 def test_bins_that_are_not_a_union_of_cells(golden_batch):
     with pytest.raises(ValueError, match="divisor of 300"):
-        expected_calibration_error(of(*golden_batch), bins=7)
+        ece(of(*golden_batch), bins=7)

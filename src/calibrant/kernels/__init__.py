@@ -1,6 +1,7 @@
 """Fused forward and backward passes; the losses choose them, users never see them."""
 
-from calibrant.kernels.reduction import Term, reduce_classes, sum_by_class
+from calibrant.kernels.dirichlet import dirichlet_bandwidth, dirichlet_errors
+from calibrant.kernels.reduction import Term, reduce_classes, sum_by_class, visit
 from calibrant.kernels.terms import (
     Correctness,
     Discrimination,
@@ -37,7 +38,10 @@ __all__ = [
     "Term",
     "TopProbability",
     "WeightedSum",
+    "dirichlet_bandwidth",
+    "dirichlet_errors",
     "reduce_classes",
     "sum_by_class",
     "sum_over_classes",
+    "visit",
 ]

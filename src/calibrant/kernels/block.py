@@ -96,6 +96,21 @@ class Block:
         return classes - top.mul_(along_classes(countdown, top)).amax(1, keepdim=True)
 
     @property
+    def correct(self) -> Tensor:
+        """Whether the true class is the first that attains the maximum, ``(A, 1[, S])``."""
+        attains = self.shifted_at_target == 0
+        if attains.device.type != "cpu":
+            return self.prediction == self.target
+        # Classes that share the maximum have a probability of at most 1/2 each: ties need to be looked for
+        # only there, which saves three passes over the block.
+        suspect = (attains & (self.total >= 2)).squeeze(1)
+        if bool(suspect.any()):
+            rows = self.shifted.movedim(1, -1)[suspect]
+            first = rows.argmax(1) == self.target.squeeze(1)[suspect]
+            attains.squeeze(1)[suspect] = first
+        return attains
+
+    @property
     def top(self) -> Tensor:
         """1 for every class that attains the maximum, 0 elsewhere; takes the place of `shifted`."""
         if self._top is None:

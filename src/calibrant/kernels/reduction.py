@@ -7,7 +7,7 @@ logits, so that the only tensor of the logits' size is the gradient itself.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -146,6 +146,16 @@ def _write(gradient: Gradient, block: Block, out: Tensor) -> None:
         if not isinstance(amount, Tensor):
             amount = torch.full_like(block.total, amount)
         out.scatter_add_(1, block.target, amount)
+
+
+@torch.no_grad()
+def visit(elements: Elements) -> Iterator[tuple[Index, Block]]:
+    """The batch block by block: where each belongs, and its softmax, which the next one overwrites."""
+    target = elements.target.unsqueeze(1)
+    scratch = Scratch()
+    with torch.autocast(elements.logits.device.type, enabled=False):
+        for index in blocks(elements.logits.shape, elements.logits.device):
+            yield index, Block(elements.logits[index], target[index], scratch)
 
 
 def _one_per_element(logits: Tensor) -> Tensor:

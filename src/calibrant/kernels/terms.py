@@ -162,7 +162,7 @@ class Correctness:
     """1 where the first of the top classes is the true one, else 0; without a gradient."""
 
     def value(self, block: Block) -> Tensor:
-        return (block.prediction == block.target).to(block.total.dtype)
+        return block.correct.to(block.total.dtype)
 
     def linearize(self, block: Block) -> Linearization:
         return Linearization(self.value(block), lambda factor: Gradient())

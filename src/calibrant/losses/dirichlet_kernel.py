@@ -6,16 +6,10 @@ from typing import Unpack
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
-from torch.utils.checkpoint import checkpoint
 
-from calibrant.kernels import LogLikelihood, WeightedSum, reduce_classes
+from calibrant.kernels import LogLikelihood, WeightedSum, dirichlet_errors, reduce_classes
 from calibrant.layout import Elements
 from calibrant.losses.base import Loss, Shared, in_range
-from calibrant.statistics import sum_dtype
-
-# Pairs of elements held at once: bounds the memory, whatever the batch.
-_PAIRS = 1 << 22
 
 
 class DirichletKernelCalibration(Loss):
@@ -58,53 +52,10 @@ class DirichletKernelCalibration(Loss):
         return reduce_classes(elements, WeightedSum((-1.0, LogLikelihood())))
 
     def over_batch(self, elements: Elements) -> Tensor:
-        logits, target, valid = elements.logits, elements.target, elements.valid
-        # Concentrations of 1/h and log-densities in the thousands: float32 would lose the kernel.
-        rows = logits.movedim(1, -1).reshape(-1, self.num_classes).to(sum_dtype(logits.device))
-        counted = valid.flatten()
-        rows = torch.where(counted.unsqueeze(1), rows, 0)
-        log_probability = F.log_softmax(rows, 1)
-        probability = log_probability.exp()
-        labels = torch.zeros_like(rows).scatter(1, target.flatten().unsqueeze(1), 1)
-        # The density's factor that depends on j alone cancels in the ratio.
-        log_factor = -torch.lgamma(probability / self.bandwidth + 1).sum(1)
-        log_factor = torch.where(counted, log_factor, -torch.inf)
-
-        step = max(1, _PAIRS // max(1, len(rows)))
-        total = rows.new_zeros(())
-        for start in range(0, len(rows), step):
-            chunk = slice(start, start + step)
-            errors = checkpoint(
-                self._errors,
-                log_probability[chunk],
-                probability,
-                log_factor,
-                labels,
-                start,
-                use_reentrant=False,
-                preserve_rng_state=False,
-            )
-            total = total + torch.where(counted[chunk], errors, 0).sum()
-        count = counted.sum()
+        logits, valid = elements.logits, elements.valid.flatten()
+        rows = logits.movedim(1, -1).reshape(-1, self.num_classes)
+        errors = torch.cat(list(dirichlet_errors(rows, elements.target.flatten(), self.bandwidth, valid)))
+        count = valid.sum()
         # One element has no other to be compared with: its error is undefined, and counts as 0.
-        error = torch.where(count > 1, total / count.clamp_min(1), 0)
+        error = torch.where(count > 1, torch.where(valid, errors, 0).sum() / count.clamp_min(1), 0)
         return (self.weight * error).to(torch.promote_types(logits.dtype, torch.float32))
-
-    def _errors(
-        self,
-        log_probability: Tensor,
-        probability: Tensor,
-        log_factor: Tensor,
-        labels: Tensor,
-        start: int,
-    ) -> Tensor:
-        """L1 errors ``(n,)`` of the elements from ``start`` on, each against all others."""
-        log_kernel = log_probability @ probability.T / self.bandwidth + log_factor
-        others = torch.arange(len(labels), device=labels.device)
-        itself = others[start : start + len(log_kernel)].unsqueeze(1) == others
-        log_kernel = log_kernel.masked_fill(itself, -torch.inf)
-        # Shift by hand: a row without any other element is all -inf, and must stay finite.
-        top = log_kernel.detach().amax(1, keepdim=True).clamp_min(torch.finfo(log_kernel.dtype).min)
-        kernel = (log_kernel - top).exp()
-        ratio = kernel @ labels / kernel.sum(1, keepdim=True).clamp_min(torch.finfo(kernel.dtype).tiny)
-        return (ratio - log_probability.exp()).abs().sum(1)

@@ -1,5 +1,56 @@
-"""Metrics: functions of statistics."""
+"""Metrics: functions of logits and target, or of what has been gathered from them."""
 
-from calibrant.metrics.calibration import expected_calibration_error
+from calibrant.metrics.accuracy import ClassCounts, accuracy, balanced_accuracy, mean_iou
+from calibrant.metrics.calibration import (
+    adaptive_ece,
+    debiased_ece,
+    ece,
+    ece_l2,
+    mce,
+    smooth_ece,
+    sweep_ece,
+)
+from calibrant.metrics.catalogue import METRICS, Description
+from calibrant.metrics.classwise import ClassGaps, classwise_ece
+from calibrant.metrics.ood import Detection, detection, ood_detection
+from calibrant.metrics.predictions import Predictions
+from calibrant.metrics.scores import Split, brier, brier_split, kde_ece, nll, nll_split, root_brier
+from calibrant.metrics.uncertainty import (
+    CalibrationTest,
+    binomial_interval,
+    calibration_test,
+    consistency_band,
+)
 
-__all__ = ["expected_calibration_error"]
+__all__ = [
+    "METRICS",
+    "CalibrationTest",
+    "ClassCounts",
+    "ClassGaps",
+    "Description",
+    "Detection",
+    "Predictions",
+    "Split",
+    "accuracy",
+    "adaptive_ece",
+    "balanced_accuracy",
+    "binomial_interval",
+    "brier",
+    "brier_split",
+    "calibration_test",
+    "classwise_ece",
+    "consistency_band",
+    "debiased_ece",
+    "detection",
+    "ece",
+    "ece_l2",
+    "kde_ece",
+    "mce",
+    "mean_iou",
+    "nll",
+    "nll_split",
+    "ood_detection",
+    "root_brier",
+    "smooth_ece",
+    "sweep_ece",
+]

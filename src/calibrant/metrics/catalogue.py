@@ -45,13 +45,19 @@ METRICS: dict[str, Description] = {
         "NLL, refinement part", "The NLL that is left with the best temperature.", percent=False
     ),
     "brier": Description(
-        "Brier", "The mean squared distance between probabilities and truth, summed over classes.", percent=False
+        "Brier",
+        "The mean squared distance between probabilities and truth, summed over classes.",
+        percent=False,
     ),
     "root_brier": Description(
-        "Root Brier", "The square root of the Brier score, an upper bound of calibration errors.", percent=False
+        "Root Brier",
+        "The square root of the Brier score, an upper bound of calibration errors.",
+        percent=False,
     ),
     "brier_calibration": Description(
-        "Brier, calibration part", "How much Brier score one temperature for all logits would save.", percent=False
+        "Brier, calibration part",
+        "How much Brier score one temperature for all logits would save.",
+        percent=False,
     ),
     "brier_refinement": Description(
         "Brier, refinement part", "The Brier score that is left with the best temperature.", percent=False
@@ -60,7 +66,9 @@ METRICS: dict[str, Description] = {
         "ECE", "The mean gap between confidence and accuracy over equally wide bins of confidence."
     ),
     "mce": Description("MCE", "The largest gap between confidence and accuracy in any bin."),
-    "ece_l2": Description("ECE, L2", "The root mean square gap over equally wide bins: large gaps weigh more."),
+    "ece_l2": Description(
+        "ECE, L2", "The root mean square gap over equally wide bins: large gaps weigh more."
+    ),
     "adaptive_ece": Description("Adaptive ECE", "ECE over bins that hold equally many elements."),
     "classwise_ece": Description(
         "Class-wise ECE", "ECE of each class's probability against its frequency, averaged over classes."

@@ -1,0 +1,89 @@
+"""Canonical calibration errors by a Dirichlet kernel: for a loss, and for the metric of that name."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
+
+from calibrant.statistics import sum_dtype
+
+# Pairs of elements held at once: bounds the memory, whatever the batch.
+_PAIRS = 1 << 22
+
+
+def dirichlet_errors(
+    logits: Tensor, target: Tensor, bandwidth: float, valid: Tensor | None = None
+) -> Iterator[Tensor]:
+    """The L1 distance between each softmax and the leave-one-out kernel mean of the labels around it.
+
+    All pairs of elements are visited, in float64 and a bounded number at a time; autograd can follow.
+
+    Args:
+        logits: ``(N, K)``.
+        target: labels ``(N,)``.
+        bandwidth: h.
+        valid: which elements count, ``(N,)``; None for all. What is returned for the others is arbitrary.
+
+    Yields:
+        The errors of some elements at a time, in their order.
+    """
+    # Concentrations of 1/h and log-densities in the thousands: float32 would lose the kernel.
+    rows = logits.to(sum_dtype(logits.device))
+    if valid is not None:
+        rows = torch.where(valid.unsqueeze(1), rows, 0)
+    log_probability = F.log_softmax(rows, 1)
+    probability = log_probability.exp()
+    labels = torch.zeros_like(rows).scatter(1, target.unsqueeze(1), 1)
+    # The density's factor that depends on j alone cancels in the ratio.
+    log_factor = -torch.lgamma(probability / bandwidth + 1).sum(1)
+    if valid is not None:
+        log_factor = torch.where(valid, log_factor, -torch.inf)
+    step = max(1, _PAIRS // max(1, len(rows)))
+    for start in range(0, max(1, len(rows)), step):
+        arguments = (log_probability[start : start + step], probability, log_factor, labels, start, bandwidth)
+        if torch.is_grad_enabled():
+            yield checkpoint(_errors, *arguments, use_reentrant=False, preserve_rng_state=False)
+        else:
+            yield _errors(*arguments)
+
+
+def _errors(
+    log_probability: Tensor,
+    probability: Tensor,
+    log_factor: Tensor,
+    labels: Tensor,
+    start: int,
+    bandwidth: float,
+) -> Tensor:
+    """Errors ``(n,)`` of the elements from ``start`` on, each against all others."""
+    log_kernel = log_probability @ probability.T / bandwidth + log_factor
+    others = torch.arange(len(labels), device=labels.device)
+    itself = others[start : start + len(log_kernel)].unsqueeze(1) == others
+    log_kernel = log_kernel.masked_fill(itself, -torch.inf)
+    # Shift by hand: a row without any other element is all -inf, and must stay finite.
+    top = log_kernel.detach().amax(1, keepdim=True).clamp_min(torch.finfo(log_kernel.dtype).min)
+    kernel = (log_kernel - top).exp()
+    ratio = kernel @ labels / kernel.sum(1, keepdim=True).clamp_min(torch.finfo(kernel.dtype).tiny)
+    return (ratio - log_probability.exp()).abs().sum(1)
+
+
+def dirichlet_bandwidth(logits: Tensor) -> float:
+    """The bandwidth under which predictions ``(N, K)`` are most likely, each given the others.
+
+    From 1e-4 to 1, two for each factor of ten; the smallest where all are equally good.
+    """
+    log_probability = F.log_softmax(logits.to(sum_dtype(logits.device)), 1)
+    probability = log_probability.exp()
+    alignment = log_probability @ probability.T
+
+    def likelihood(bandwidth: float) -> float:
+        concentration = probability / bandwidth + 1
+        log_kernel = alignment / bandwidth - torch.lgamma(concentration).sum(1)
+        log_kernel = log_kernel + torch.lgamma(concentration.sum(1))
+        return float(log_kernel.fill_diagonal_(-torch.inf).logsumexp(1).mean())
+
+    return max((10 ** (exponent / 2) for exponent in range(-8, 1)), key=likelihood)

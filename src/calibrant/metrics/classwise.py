@@ -1,0 +1,86 @@
+"""Calibration of every class's probability, not only the top one's."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Self
+
+import torch
+from torch import Tensor
+
+from calibrant.histogram import equal_width_edges
+from calibrant.kernels import visit
+from calibrant.layout import Elements
+from calibrant.metrics.predictions import Predictions, as_predictions
+from calibrant.statistics import Statistics, sum_dtype
+
+
+@dataclass(frozen=True, eq=False)
+class ClassGaps(Statistics):
+    """Probability minus occurrence of each class, summed over bins of that probability.
+
+    Attributes:
+        gap: ``(K, bins)``, the sum of ``s_k - 1[y=k]`` over elements whose ``s_k`` lies in the bin.
+
+    >>> from calibrant.layout import arrange
+    >>> gaps = ClassGaps.of(arrange(torch.zeros(3, 2), torch.tensor([0, 0, 1])), bins=1)
+    >>> gaps.gap.tolist()
+    [[-0.5], [0.5]]
+    """
+
+    gap: Tensor
+
+    @classmethod
+    @torch.no_grad()
+    def of(cls, elements: Elements, bins: int = 15) -> Self:
+        """The gaps of a batch, over the elements that are not ignored."""
+        classes, device = elements.logits.shape[1], elements.logits.device
+        dtype = sum_dtype(device)
+        edges = equal_width_edges(bins, device)[1:-1]
+        gap = torch.zeros(classes * bins, dtype=dtype, device=device)
+        in_first = torch.zeros(classes, dtype=dtype, device=device)
+        valid = elements.valid.unsqueeze(1)
+        for (rows, _, *columns), block in visit(elements):
+            counted = valid[rows, :, *columns]
+            # An ignored element gets probability 0 everywhere, which is no gap anywhere.
+            probability = block.exponential.mul_(counted / block.total)
+            in_first += probability.sum([axis for axis in range(probability.ndim) if axis != 1], dtype=dtype)
+            # Fewer than `bins` classes of an element can lie above the first bin: only they are sorted into
+            # bins, which leaves a few passes in all instead of one for each bin or each class.
+            large = (probability > (1 - 1e-6) / bins).nonzero(as_tuple=True)
+            values = probability[large].to(dtype)
+            gap.index_add_(0, large[1] * bins + torch.bucketize(values, edges), values)
+            in_first.index_add_(0, large[1], -values)
+            at_target = probability.gather(1, block.target).to(dtype)
+            place = block.target * bins + torch.bucketize(at_target, edges)
+            gap.index_add_(0, place.flatten(), -counted.flatten().to(dtype))
+        gap = gap.view(classes, bins)
+        gap[:, 0] += in_first
+        return cls(elements.valid.sum().to(dtype), gap)
+
+
+def classwise_ece(
+    source: Tensor | Predictions | ClassGaps,
+    target: Tensor | None = None,
+    *,
+    bins: int = 15,
+    ignore_index: int = -100,
+) -> float:
+    """Class-wise ECE: that of each ``s_k`` against ``1[y=k]``, averaged over all K classes; exact.
+
+    Kull et al., *Beyond temperature scaling*, NeurIPS 2019.
+
+    Args:
+        source: logits ``(B, K, *S)``, or `Predictions`, or `ClassGaps`, which bring their bins.
+        target: labels ``(B, *S)``, with logits.
+        bins: number of equal-width bins.
+        ignore_index: label of elements to leave out.
+
+    >>> round(classwise_ece(torch.zeros(3, 2), torch.tensor([0, 0, 1])), 4)
+    0.1667
+    """
+    if not isinstance(source, ClassGaps):
+        source = ClassGaps.of(as_predictions(source, target, ignore_index).elements, bins)
+    if source.samples == 0:
+        raise ValueError("the calibration error of an empty data set is undefined")
+    return float(source.gap.abs().sum() / (source.samples * len(source.gap)))

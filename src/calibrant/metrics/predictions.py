@@ -1,0 +1,173 @@
+"""What exact metrics are computed from: every prediction, where a stream keeps only sums."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Self
+
+import torch
+from torch import Tensor
+
+from calibrant.histogram import Bins, ConfidenceHistogram, equal_mass_ends, equal_width_edges, spread
+from calibrant.kernels import visit
+from calibrant.layout import Elements, arrange, computing_dtype
+
+
+@dataclass(frozen=True, eq=False)
+class Predictions:
+    """One entry for each of the N elements that are not ignored.
+
+    To compute several metrics, make it once and pass it to each of them in place of logits and target.
+
+    Attributes:
+        elements: the batch itself.
+        label: ``(N,)``.
+        prediction: the first class that attains the maximum, ``(N,)``.
+        confidence: its probability, ``(N,)``.
+        log_likelihood: log-probability of the true class, ``(N,)``.
+        squared_error: ``Σ_k (s_k - 1[y=k])²``, ``(N,)``.
+
+    >>> predictions = Predictions.of(torch.tensor([[2.0, 0.0], [0.0, 1.0]]), torch.tensor([0, 0]))
+    >>> predictions.prediction.tolist(), predictions.correct.tolist()
+    ([0, 1], [True, False])
+    """
+
+    elements: Elements
+    label: Tensor
+    prediction: Tensor
+    confidence: Tensor
+    log_likelihood: Tensor
+    squared_error: Tensor
+
+    @classmethod
+    @torch.no_grad()
+    def of(cls, logits: Tensor, target: Tensor, *, ignore_index: int = -100) -> Self:
+        """Check a batch and look at each of its elements once.
+
+        Args:
+            logits: ``(B, K, *S)``.
+            target: labels ``(B, *S)``.
+            ignore_index: the label of elements to leave out.
+
+        Raises:
+            ValueError: shapes or labels that do not fit, nothing to evaluate, or logits that are NaN or
+                infinite.
+        """
+        predictions = cls.of_elements(arrange(logits, target, ignore_index=ignore_index))
+        if not predictions.samples:
+            raise ValueError(
+                f"nothing to evaluate: logits of shape {tuple(logits.shape)} hold no element that is not "
+                "ignored"
+            )
+        return predictions
+
+    @classmethod
+    @torch.no_grad()
+    def of_elements(cls, elements: Elements) -> Self:
+        """The same, of a batch that has been checked already, and may be empty."""
+        shape, dtype = elements.valid.shape, computing_dtype(elements.logits)
+        prediction = torch.empty(shape, dtype=torch.int64, device=elements.logits.device)
+        numbers = torch.empty((3, *shape), dtype=dtype, device=elements.logits.device)
+        for (rows, _, *columns), block in visit(elements):
+            place = (rows, *columns)
+            log_likelihood = block.shifted_at_target - block.total.log()
+            # Put together from positive parts, as the loss of that name does.
+            squares = torch.mul(block.exponential, block.exponential, out=block.new())
+            squares.scatter_(1, block.target, torch.zeros_like(block.total))
+            error = squares.sum(1, keepdim=True) / block.total.square() + log_likelihood.expm1().square()
+            prediction[place] = block.prediction.squeeze(1).long()
+            for row, values in zip(numbers, (block.total.reciprocal(), log_likelihood, error), strict=True):
+                row[place] = values.squeeze(1)
+        numbers = numbers[:, elements.valid] if not elements.all_valid else numbers.flatten(1)
+        chosen = slice(None) if elements.all_valid else elements.valid.flatten()
+        label, prediction = elements.target.flatten()[chosen], prediction.flatten()[chosen]
+        if not bool(numbers.isfinite().all()):
+            raise ValueError(
+                "logits hold NaN or infinite numbers, or too large ones; metrics need finite logits"
+            )
+        return cls(elements, label, prediction, *numbers)
+
+    @property
+    def samples(self) -> int:
+        """N."""
+        return len(self.label)
+
+    @property
+    def num_classes(self) -> int:
+        """K."""
+        return self.elements.logits.shape[1]
+
+    @property
+    def correct(self) -> Tensor:
+        """Whether each prediction is right, ``(N,)``."""
+        return self.prediction == self.label
+
+    @cached_property
+    def rows(self) -> Tensor:
+        """The logits of the valid elements, ``(N, K)``, in the computing type."""
+        logits, valid = self.elements.logits, self.elements.valid
+        rows = logits if logits.ndim == 2 else logits.movedim(1, -1).flatten(0, 1)
+        rows = rows if self.elements.all_valid else rows[valid.flatten()]
+        return rows.to(computing_dtype(logits))
+
+    @cached_property
+    def histogram(self) -> ConfidenceHistogram:
+        """What a stream would keep of the confidences."""
+        return ConfidenceHistogram.of_outcomes(self.confidence, self.correct)
+
+    @cached_property
+    def order(self) -> Tensor:
+        """Indices by rising confidence, ``(N,)``; equal ones stay in the order of the data."""
+        return self.confidence.argsort(stable=True)
+
+    @cached_property
+    def _running_sums(self) -> tuple[Tensor, Tensor]:
+        """Confidence and correctness summed over the first n elements in that order, ``(N + 1,)``."""
+        zero = self.confidence.new_zeros(1, dtype=torch.float64)
+        sums = (values[self.order].double().cumsum(0) for values in (self.confidence, self.correct))
+        confidence, correct = (torch.cat([zero, total]) for total in sums)
+        return confidence, correct
+
+    def equal_width(self, bins: int) -> Bins:
+        """Bins of equal width on ``(0, 1]``, any number of them; exact."""
+        edges = equal_width_edges(bins, self.confidence.device)
+        confidence = self.confidence.double()
+        place = torch.bucketize(confidence, edges[1:-1])
+        return Bins(
+            edges,
+            torch.bincount(place, minlength=bins).double(),
+            torch.bincount(place, confidence, minlength=bins),
+            torch.bincount(place, self.correct.double(), minlength=bins),
+        )
+
+    def equal_mass(self, bins: int) -> Bins:
+        """Groups of the sorted confidences whose sizes differ by at most one; exact.
+
+        The first of them are the larger ones. With fewer elements than bins the last bins are empty.
+        """
+        ends = equal_mass_ends(torch.tensor(self.samples, device=self.label.device), bins).long()
+        starts = torch.cat([ends.new_zeros(1), ends[:-1]])
+        confidence, correct = self._running_sums
+        last = self.confidence[self.order[(ends - 1).clamp_min(0)]].double()
+        first = self.confidence[self.order[:1]].double()
+        return Bins(
+            torch.cat([first, last]),
+            (ends - starts).double(),
+            confidence[ends] - confidence[starts],
+            correct[ends] - correct[starts],
+        )
+
+    def residual(self, cells: int) -> Tensor:
+        """``(correct - confidence) / N`` in cells of ``[0, 1]``, each element over the nearest two."""
+        values = (self.correct.double() - self.confidence.double()) / self.samples
+        return spread(self.confidence.double(), values, cells)
+
+
+def as_predictions(source: Tensor | Predictions, target: Tensor | None, ignore_index: int) -> Predictions:
+    """Predictions as they are, or of logits and target."""
+    if isinstance(source, Predictions):
+        return source
+    if target is None:
+        raise TypeError("a metric of logits needs their target: pass logits and target, or Predictions")
+    return Predictions.of(source, target, ignore_index=ignore_index)

@@ -1,0 +1,240 @@
+"""Proper scores, and how much of each is miscalibration."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from calibrant.kernels import dirichlet_bandwidth, dirichlet_errors
+from calibrant.metrics.predictions import Predictions, as_predictions
+
+# Numbers held at once where all logits are looked at again.
+_BLOCK = 1 << 20
+
+# Elements that a bandwidth is chosen from.
+_CHOOSE_FROM = 1000
+
+# Temperatures outside this range are not looked for.
+_COLDEST, _HOTTEST = 1e-3, 1e3
+
+
+def nll(source: Tensor | Predictions, target: Tensor | None = None, *, ignore_index: int = -100) -> float:
+    """Mean negative log-likelihood of the true class; exact, streamed as well.
+
+    Args:
+        source: logits ``(B, K, *S)``, or `Predictions`.
+        target: labels ``(B, *S)``, with logits.
+        ignore_index: label of elements to leave out.
+
+    >>> round(nll(torch.zeros(3, 2), torch.tensor([0, 0, 1])), 4)
+    0.6931
+    """
+    return -float(as_predictions(source, target, ignore_index).log_likelihood.double().mean())
+
+
+def brier(source: Tensor | Predictions, target: Tensor | None = None, *, ignore_index: int = -100) -> float:
+    """Brier score ``mean_i Σ_k (s_k - 1[y=k])²``, between 0 and 2; exact, streamed as well.
+
+    Arguments as for `nll`.
+
+    >>> brier(torch.zeros(3, 2), torch.tensor([0, 0, 1]))
+    0.5
+    """
+    return float(as_predictions(source, target, ignore_index).squared_error.double().mean())
+
+
+def root_brier(
+    source: Tensor | Predictions, target: Tensor | None = None, *, ignore_index: int = -100
+) -> float:
+    """The square root of the Brier score, an upper bound of L2 calibration errors; exact, streamed as well.
+
+    Gruber and Buettner, *Better Uncertainty Calibration via Proper Scores*, NeurIPS 2022. Arguments as for
+    `nll`.
+
+    >>> round(root_brier(torch.zeros(3, 2), torch.tensor([0, 0, 1])), 4)
+    0.7071
+    """
+    return math.sqrt(brier(source, target, ignore_index=ignore_index))
+
+
+class Split(NamedTuple):
+    """A score as the sum of two parts.
+
+    Attributes:
+        calibration: what the best temperature saves, at least 0.
+        refinement: the score that is left with it.
+        temperature: the one that logits are best divided by.
+    """
+
+    calibration: float
+    refinement: float
+    temperature: float
+
+
+def nll_split(
+    source: Tensor | Predictions, target: Tensor | None = None, *, ignore_index: int = -100
+) -> Split:
+    """NLL as calibration plus refinement, ``NLL = (NLL - min_T NLL(l/T)) + min_T NLL(l/T)``.
+
+    Exact up to 1e-6 in ``log T``; needs every prediction, so a stream has no such figure.
+
+    Berta, Holzmüller, Jordan and Bach, *Rethinking Early Stopping: Refine, Then Calibrate*, 2025.
+    Arguments as for `nll`.
+
+    >>> split = nll_split(torch.tensor([[4.0, 0.0]] * 4), torch.tensor([0, 0, 0, 1]))
+    >>> round(split.temperature, 3), round(split.refinement, 4)
+    (3.641, 0.5623)
+    """
+    return _split(as_predictions(source, target, ignore_index), tempered_nll, _nll_slope)
+
+
+def brier_split(
+    source: Tensor | Predictions, target: Tensor | None = None, *, ignore_index: int = -100
+) -> Split:
+    """Brier score as calibration plus refinement, by the temperature that is best for the Brier score.
+
+    As `nll_split`. The Brier score may have several local optima in T; the one that lies downhill from T = 1
+    is taken.
+
+    >>> split = brier_split(torch.tensor([[4.0, 0.0]] * 4), torch.tensor([0, 0, 0, 1]))
+    >>> round(split.temperature, 3), round(split.refinement, 4)
+    (3.641, 0.375)
+    """
+    return _split(as_predictions(source, target, ignore_index), tempered_brier, _brier_slope)
+
+
+def kde_ece(
+    source: Tensor | Predictions,
+    target: Tensor | None = None,
+    *,
+    bandwidth: float | None = None,
+    ignore_index: int = -100,
+) -> float:
+    """Canonical calibration error: the L1 distance between ``s`` and the class frequencies seen near it.
+
+    ``1/N Σ_j ‖ Σ_{i≠j} k(s_j, s_i) 1_{y_i} / Σ_{i≠j} k(s_j, s_i) - s_j ‖₁`` with the Dirichlet density
+    ``k(·, s_i)`` of parameters ``s_i/h + 1``, between 0 and 2. Exact. All pairs are visited, a bounded number
+    at a time: time grows with N², memory does not.
+
+    Predictions must have neighbours for this to mean much. With ten classes and a thousand elements they
+    hardly have: the figure is then large for every model.
+
+    Popordanoska, Sayer and Blaschko, *A Consistent and Differentiable Lp Canonical Calibration Error
+    Estimator*, NeurIPS 2022.
+
+    Args:
+        source: as for `nll`.
+        target: as for `nll`.
+        bandwidth: h; None for the one from 1e-4 to 1 under which up to 1,000 of the predictions are most
+            likely, each given the others.
+        ignore_index: as for `nll`.
+
+    >>> kde_ece(torch.zeros(4, 2), torch.tensor([0, 0, 1, 1])) < 0.4
+    True
+    """
+    if bandwidth is not None and not bandwidth > 0:
+        raise ValueError(f"bandwidth must be above 0, got {bandwidth}")
+    return float(kde_errors(as_predictions(source, target, ignore_index), bandwidth).mean())
+
+
+@torch.no_grad()
+def kde_errors(predictions: Predictions, bandwidth: float | None = None) -> Tensor:
+    """What each element contributes to `kde_ece`, ``(N,)``."""
+    if predictions.samples < 2:
+        raise ValueError("the canonical calibration error needs at least two elements to compare")
+    if bandwidth is None:
+        step = -(-predictions.samples // _CHOOSE_FROM)
+        bandwidth = dirichlet_bandwidth(predictions.rows[::step])
+    return torch.cat(list(dirichlet_errors(predictions.rows, predictions.label, bandwidth)))
+
+
+def _split(
+    predictions: Predictions,
+    score: Callable[[Predictions, float], Tensor],
+    slope: Callable[[Predictions, float], float],
+) -> Split:
+    temperature = 1 / _root(lambda sharpness: slope(predictions, sharpness))
+    before, after = (float(score(predictions, t).mean()) for t in (1.0, temperature))
+    if after > before:  # no better than what it was: rounding, or another valley
+        temperature, after = 1.0, before
+    return Split(before - after, after, temperature)
+
+
+def _root(function: Callable[[float], float]) -> float:
+    """Where a function of a positive number rises through 0, found from 1 by its sign, to 1e-6.
+
+    Regula falsi on the logarithm, with the Illinois rule: about ten evaluations.
+    """
+    position, value = 0.0, function(1.0)
+    if value == 0:
+        return 1.0
+    step, limit = (-math.log(2), -math.log(_HOTTEST)) if value > 0 else (math.log(2), -math.log(_COLDEST))
+    other, other_value = position, value
+    while value * other_value > 0:
+        position, value = other, other_value
+        if position == limit:
+            return math.exp(limit)
+        other = position + step
+        other = max(other, limit) if step < 0 else min(other, limit)
+        step *= 2
+        other_value = function(math.exp(other))
+    while abs(other - position) > 1e-6 and other_value != 0:
+        middle = (position * other_value - other * value) / (other_value - value)
+        middle_value = function(math.exp(middle))
+        if middle_value * other_value < 0:
+            position, value = other, other_value
+        else:
+            value /= 2  # the Illinois rule: the end that stays is not to stay for ever
+        if abs(middle - other) < 1e-7:
+            return math.exp(middle)
+        other, other_value = middle, middle_value
+    return math.exp(other)
+
+
+def _blocks(predictions: Predictions) -> Iterator[tuple[Tensor, Tensor]]:
+    """Logits minus their maximum ``(n, K)`` and labels ``(n, 1)``, some elements at a time."""
+    step = max(1, _BLOCK // predictions.num_classes)
+    parts = (torch.split(values, step) for values in (predictions.rows, predictions.label))
+    for rows, label in zip(*parts, strict=True):
+        yield rows - rows.amax(1, keepdim=True), label.unsqueeze(1)
+
+
+def tempered_nll(predictions: Predictions, temperature: float) -> Tensor:
+    """The NLL of each element with its logits divided by a temperature, ``(N,)``."""
+    parts = [-(s / temperature).log_softmax(1).gather(1, y).squeeze(1) for s, y in _blocks(predictions)]
+    return torch.cat(parts).double()
+
+
+def tempered_brier(predictions: Predictions, temperature: float) -> Tensor:
+    """The Brier score of each element with its logits divided by a temperature, ``(N,)``."""
+    parts = [_residual(s, y, 1 / temperature)[1].square().sum(1) for s, y in _blocks(predictions)]
+    return torch.cat(parts).double()
+
+
+def _residual(shifted: Tensor, label: Tensor, sharpness: float) -> tuple[Tensor, Tensor]:
+    """Softmax ``s``, and ``s - 1_y``."""
+    probability = (shifted * sharpness).softmax(1)
+    return probability, probability.scatter_add(1, label, probability.new_full(label.shape, -1.0))
+
+
+def _nll_slope(predictions: Predictions, sharpness: float) -> float:
+    """``d NLL / d sharpness``, where the sharpness is 1/T; it only ever rises."""
+    total = 0.0
+    for shifted, label in _blocks(predictions):
+        mean = ((shifted * sharpness).softmax(1) * shifted).sum(1, dtype=torch.float64)
+        total += float((mean - shifted.gather(1, label).squeeze(1)).sum())
+    return total / predictions.samples
+
+
+def _brier_slope(predictions: Predictions, sharpness: float) -> float:
+    total = 0.0
+    for shifted, label in _blocks(predictions):
+        probability, residual = _residual(shifted, label, sharpness)
+        product = probability * residual
+        pull = product - probability * product.sum(1, keepdim=True)
+        total += 2 * float((pull * shifted).sum(dtype=torch.float64))
+    return total / predictions.samples
