@@ -6,6 +6,7 @@ validation data. The test data are used once, at the end.
 
     python examples/digits.py
     python examples/digits.py --loss adafocal --seeds 3
+    python examples/digits.py --report digits.html --diagram digits.png
 
 The default margin was chosen from 4, 6, 8, 10 and 12 by the validation column alone.
 """
@@ -16,6 +17,7 @@ from functools import partial
 from statistics import mean, stdev
 
 import torch
+from matplotlib.figure import Figure
 from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
@@ -23,10 +25,10 @@ from sklearn.datasets import load_digits
 from torch import Tensor, nn
 
 import calibrant
-from calibrant.histogram import ConfidenceHistogram
-from calibrant.layout import arrange
 from calibrant.losses import Loss
-from calibrant.metrics import expected_calibration_error
+from calibrant.metrics import Predictions, accuracy, ece
+from calibrant.reports.html import write_report
+from calibrant.reports.plots import reliability_diagram
 
 CLASSES = 10
 HEAD, TAIL = 80, 1  # training images of digit 0 and of digit 9
@@ -71,13 +73,31 @@ def fit(
 
 
 @torch.no_grad()
-def evaluate(model: nn.Module, data: Data) -> list[float]:
+def measure(model: nn.Module, data: Data) -> list[float]:
     """Accuracy, mean confidence and ECE, in percent."""
     images, labels = data
-    histogram = ConfidenceHistogram.of(arrange(model(images), labels))
-    accuracy = float(histogram.correct.sum() / histogram.samples)
-    confidence = float(histogram.confidence.sum() / histogram.samples)
-    return [100 * accuracy, 100 * confidence, 100 * expected_calibration_error(histogram, bins=15)]
+    predictions = Predictions.of(model(images), labels)
+    return [100 * accuracy(predictions), 100 * float(predictions.confidence.mean()), 100 * ece(predictions)]
+
+
+@torch.no_grad()
+def judge(models: dict[str, nn.Module], data: Data) -> list[calibrant.Evaluation]:
+    """Every figure of the models."""
+    images, labels = data
+    digits = [f"digit {digit}" for digit in range(CLASSES)]
+    return [
+        calibrant.evaluate(model(images), labels, name=name, class_names=digits)
+        for name, model in models.items()
+    ]
+
+
+def draw(evaluations: list[calibrant.Evaluation], path: str) -> None:
+    """Reliability diagrams side by side."""
+    figure = Figure(figsize=(3.4 * len(evaluations), 3.9), layout="constrained")
+    axes = figure.subplots(1, len(evaluations), squeeze=False)[0]
+    for evaluation, ax in zip(evaluations, axes, strict=True):
+        reliability_diagram(evaluation.reliability, ax, title=evaluation.name)
+    figure.savefig(path, dpi=160)
 
 
 def summarise(values: Sequence[float]) -> str:
@@ -91,6 +111,8 @@ def main() -> None:
     parser.add_argument("--margin", type=float, default=8.0, help="for a loss that has one (default 8)")
     parser.add_argument("--epochs", type=int, default=100)
     parser.add_argument("--seeds", type=int, default=5, help="how many (default 5)")
+    parser.add_argument("--report", metavar="FILE.html", help="write a page about the last seed's models")
+    parser.add_argument("--diagram", metavar="FILE.png", help="draw their reliability diagrams")
     options = parser.parse_args()
 
     torch.set_num_threads(1)  # matrices this small gain nothing from more
@@ -105,13 +127,15 @@ def main() -> None:
     if "margin" in calibrant.LOSSES[options.loss].hyperparameters():
         losses[options.loss]["margin"] = options.margin
     figures = {key: [] for key in losses}
+    models = {}
     with Progress(console=console) as progress:
         task = progress.add_task("training", total=options.seeds * len(losses) * options.epochs)
         for seed in range(options.seeds):
             for key, hyperparameters in losses.items():
                 loss = calibrant.create_loss(key, CLASSES, **hyperparameters)
                 model = fit(loss, seed, options.epochs, train, validation, partial(progress.advance, task))
-                figures[key].append(evaluate(model, test) + evaluate(model, validation)[-1:])
+                models[key] = model
+                figures[key].append(measure(model, test) + measure(model, validation)[-1:])
 
     table = Table(title=f"{options.epochs} epochs, {options.seeds} seed(s); in %, ECE with 15 bins")
     for heading in ("loss", "test accuracy", "test confidence", "test ECE", "validation ECE"):
@@ -119,6 +143,12 @@ def main() -> None:
     for key in losses:
         table.add_row(key, *(summarise(values) for values in zip(*figures[key], strict=True)))
     console.print(table)
+    if options.report or options.diagram:
+        evaluations = judge(models, test)
+        if options.report:
+            write_report(evaluations, options.report, title="Long-tailed digits")
+        if options.diagram:
+            draw(evaluations, options.diagram)
 
 
 if __name__ == "__main__":

@@ -54,6 +54,17 @@ def equal_width_edges(bins: int, device: torch.device) -> Tensor:
     return torch.arange(bins + 1, dtype=sum_dtype(device), device=device) / bins
 
 
+def bin_of(values: Tensor, edges: Tensor) -> Tensor:
+    """The bin ``(lo, hi]`` of each value in ``[0, 1]``, by the edges of bins of equal width.
+
+    Arithmetic, and a look at the two edges around, which takes half the time of a search.
+    """
+    bins = len(edges) - 1
+    place = (values * bins).ceil_().long().sub_(1).clamp_(0, bins - 1)
+    place += (values > edges[place + 1]).long() - (values <= edges[place]).long()
+    return place.clamp_(0, bins - 1)
+
+
 def bin_of_cells(bins: int, device: torch.device) -> Tensor:
     """Which of so many bins of equal width each cell lies in."""
     if bins < 1 or _UNIFORM % bins:

@@ -8,7 +8,7 @@ from typing import Self
 import torch
 from torch import Tensor
 
-from calibrant.histogram import equal_width_edges
+from calibrant.histogram import bin_of, equal_width_edges
 from calibrant.kernels import visit
 from calibrant.layout import Elements
 from calibrant.metrics.predictions import Predictions, as_predictions
@@ -36,7 +36,7 @@ class ClassGaps(Statistics):
         """The gaps of a batch, over the elements that are not ignored."""
         classes, device = elements.logits.shape[1], elements.logits.device
         dtype = sum_dtype(device)
-        edges = equal_width_edges(bins, device)[1:-1]
+        edges = equal_width_edges(bins, device)
         gap = torch.zeros(classes * bins, dtype=dtype, device=device)
         in_first = torch.zeros(classes, dtype=dtype, device=device)
         valid = elements.valid.unsqueeze(1)
@@ -49,10 +49,10 @@ class ClassGaps(Statistics):
             # bins, which leaves a few passes in all instead of one for each bin or each class.
             large = (probability > (1 - 1e-6) / bins).nonzero(as_tuple=True)
             values = probability[large].to(dtype)
-            gap.index_add_(0, large[1] * bins + torch.bucketize(values, edges), values)
+            gap.index_add_(0, large[1] * bins + bin_of(values, edges), values)
             in_first.index_add_(0, large[1], -values)
             at_target = probability.gather(1, block.target).to(dtype)
-            place = block.target * bins + torch.bucketize(at_target, edges)
+            place = block.target * bins + bin_of(at_target, edges)
             gap.index_add_(0, place.flatten(), -counted.flatten().to(dtype))
         gap = gap.view(classes, bins)
         gap[:, 0] += in_first

@@ -70,15 +70,14 @@ class Resamples:
 
     def residual(self, cells: int) -> Tensor:
         """``(correct - confidence) / N`` in cells of ``[0, 1]``, ``(R, cells)``."""
-        count, confidence, correct = self._between(equal_width_edges(cells, self._sorted.device))
-        return (correct - confidence) / count.sum(1, keepdim=True)
+        sums = self._between(equal_width_edges(cells, self._sorted.device))
+        return (sums[2] - sums[1]) / sums[0].sum(1, keepdim=True)
 
     def _between(self, edges: Tensor) -> Tensor:
         ends = torch.searchsorted(self._sorted, edges[1:], right=True)
         ends[-1] = len(self._sorted)  # rounding may have put a confidence a little above 1
         below: Tensor = F.pad(self._sums[..., ends], (1, 0))
-        between: Tensor = below.diff(dim=2)
-        return between
+        return below.diff(dim=2)
 
 
 def draws(samples: int, resamples: int, seed: int) -> Iterator[Tensor]:
