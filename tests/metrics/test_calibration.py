@@ -9,10 +9,20 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scipy.optimize import brentq
 
-from calibrant.histogram import ConfidenceHistogram
+from calibrant.histogram import ConfidenceHistogram, cell_edges
 from calibrant.layout import arrange
-from calibrant.metrics import ece
+from calibrant.metrics import (
+    Predictions,
+    adaptive_ece,
+    debiased_ece,
+    ece,
+    ece_l2,
+    mce,
+    smooth_ece,
+    sweep_ece,
+)
 
 GOLDEN = json.loads((Path(__file__).parents[1] / "golden" / "metrics.json").read_text())
 
@@ -136,3 +146,346 @@ def test_the_error_of_nothing_is_an_error(target):
 def test_bins_that_are_not_a_union_of_cells(golden_batch):
     with pytest.raises(ValueError, match="divisor of 300"):
         ece(of(*golden_batch), bins=7)
+
+
+# ------------------------------------------------------------------------------- the other definitions
+
+BINNED = [ece, mce, ece_l2, adaptive_ece, debiased_ece]
+EXACT_FROM_HISTOGRAM = [ece, mce, ece_l2]
+
+
+def batch(seed, size, classes=4, spread=2.0, rounded=False):
+    """Labels that are right more often for larger logits; rounded logits, as of float16, tie a lot."""
+    generator = torch.Generator().manual_seed(seed)
+    logits = torch.randn(size, classes, generator=generator, dtype=torch.float64) * spread
+    if rounded:
+        logits = (logits * 2).round() / 2
+    target = torch.multinomial((logits / 2).softmax(1), 1, generator=generator).squeeze(1)
+    return logits, target
+
+
+def outcomes(logits, target):
+    """Confidence and correctness; from `Predictions`, lest ties be broken by another rounding."""
+    predictions = Predictions.of(logits, target)
+    return predictions.confidence.numpy(), predictions.correct.numpy().astype(float)
+
+
+def equal_width_groups(confidence, bins):
+    places = [(confidence > b / bins) & (confidence <= (b + 1) / bins) for b in range(bins)]
+    return [np.flatnonzero(place) for place in places]
+
+
+def equal_mass_groups(confidence, bins):
+    return np.array_split(np.argsort(confidence, kind="stable"), bins)
+
+
+def gaps(groups, confidence, correct):
+    """Share and gap of each group that is not empty."""
+    groups = [group for group in groups if len(group)]
+    share = np.array([len(group) / len(confidence) for group in groups])
+    return share, np.array([abs(confidence[g].mean() - correct[g].mean()) for g in groups])
+
+
+def by_definition(metric, confidence, correct, bins):
+    if metric in EXACT_FROM_HISTOGRAM:
+        share, gap = gaps(equal_width_groups(confidence, bins), confidence, correct)
+        results = {ece: (share * gap).sum(), mce: gap.max(), ece_l2: np.sqrt((share * gap**2).sum())}
+        return results[metric]
+    groups = equal_mass_groups(confidence, bins)
+    if metric is adaptive_ece:
+        share, gap = gaps(groups, confidence, correct)
+        return (share * gap).sum()
+    total = 0.0
+    for group in groups:
+        if len(group) >= 2:
+            accuracy = correct[group].mean()
+            noise = accuracy * (1 - accuracy) / (len(group) - 1)
+            total += len(group) / len(correct) * ((confidence[group].mean() - accuracy) ** 2 - noise)
+    return np.sqrt(max(0, total))
+
+
+def sweep_by_definition(confidence, correct, norm, most=512):
+    chosen = 1
+    for bins in range(2, min(most, len(confidence)) + 1):
+        accuracies = [correct[group].mean() for group in equal_mass_groups(confidence, bins)]
+        if any(after < before for before, after in pairwise(accuracies)):
+            break
+        chosen = bins
+    share, gap = gaps(equal_mass_groups(confidence, chosen), confidence, correct)
+    return (share * gap**norm).sum() ** (1 / norm)
+
+
+def smooth_by_definition(confidence, correct, grid=1_500):
+    """The integral by the midpoint rule, with the kernel's mirror images written out; then its fixed point."""
+    t = ((np.arange(grid) + 0.5) / grid)[:, None]
+
+    def error(width):
+        kernel = sum(
+            np.exp(-0.5 * ((t - image) / width) ** 2)
+            for turn in (-2, 0, 2)
+            for image in (turn + confidence, turn - confidence)
+        )
+        kernel = kernel / (width * np.sqrt(2 * np.pi))
+        return np.abs((kernel * (correct - confidence)).mean(1)).mean()
+
+    width = brentq(lambda width: error(width) - width, 2e-3, 0.5, xtol=1e-9)
+    return error(width)
+
+
+@pytest.mark.parametrize("name", ["ece", "mce", "ece_l2", "adaptive_ece"])
+def test_golden_from_logits_predictions_and_streams(golden_batch, name):
+    metric = {"ece": ece, "mce": mce, "ece_l2": ece_l2, "adaptive_ece": adaptive_ece}[name]
+    logits, target = golden_batch
+    expected = pytest.approx(GOLDEN[name], rel=0, abs=1e-9)
+    assert metric(logits, target) == expected
+    assert metric(Predictions.of(logits, target), bins=GOLDEN["bins"]) == expected
+    for pieces in (1, 7, 500):
+        parts = zip(logits.tensor_split(pieces), target.tensor_split(pieces), strict=True)
+        histogram = reduce(add, [of(*part) for part in parts])
+        if metric in EXACT_FROM_HISTOGRAM:
+            assert metric(histogram) == expected
+        else:
+            error, bound = abs(metric(histogram) - GOLDEN[name]), straddling(histogram, 15)
+            assert error <= bound + 1e-12 < 0.05
+
+
+@pytest.mark.parametrize("rounded", [False, True])
+@pytest.mark.parametrize("bins", [1, 7, 15, 50])
+@pytest.mark.parametrize("metric", BINNED)
+def test_binned_errors_equal_their_definitions(metric, bins, rounded):
+    for size in (1, 2, 33, 1_000):
+        logits, target = batch(bins + size, size, rounded=rounded)
+        expected = by_definition(metric, *outcomes(logits, target), bins)
+        # The root of what is left of a difference is as good as half its digits.
+        expected = pytest.approx(expected, rel=0, abs=1e-7 if metric is debiased_ece else 1e-12)
+        assert metric(logits, target, bins=bins) == expected
+        assert metric(Predictions.of(logits, target), bins=bins) == expected
+
+
+@pytest.mark.parametrize("norm", [1, 2])
+@pytest.mark.parametrize("rounded", [False, True])
+def test_sweep_equals_its_definition(norm, rounded):
+    chosen = set()
+    for seed in range(25):
+        logits, target = batch(seed, [1, 2, 20, 300, 3_000][seed % 5], rounded=rounded)
+        expected = sweep_by_definition(*outcomes(logits, target), norm)
+        assert sweep_ece(logits, target, norm=norm) == pytest.approx(expected, rel=0, abs=1e-12)
+        chosen.add(round(expected, 6))
+    assert len(chosen) > 10
+
+
+def test_sweep_stops_at_the_first_number_of_bins_that_is_not_monotone():
+    # Two bins fall, three would rise again: one bin counts.
+    confidence = torch.tensor([0.6, 0.65, 0.7, 0.75, 0.8, 0.85], dtype=torch.float64)
+    correct = torch.tensor([0, 1, 1, 0, 0, 1], dtype=torch.bool)
+    logits = torch.stack([confidence.logit(), torch.zeros(6, dtype=torch.float64)], 1)
+    target = (~correct).long()
+    for bins, accuracies in ((2, [2 / 3, 1 / 3]), (3, [1 / 2, 1 / 2, 1 / 2])):
+        pooled = Predictions.of(logits, target).equal_mass(bins)
+        assert (pooled.correct / pooled.count).tolist() == pytest.approx(accuracies)
+    assert sweep_ece(logits, target) == pytest.approx(0.725 - 0.5, abs=1e-12)
+
+
+def test_sweep_tries_512_bins():
+    generator = torch.Generator().manual_seed(0)
+    logits = torch.rand(2_000, 2, generator=generator, dtype=torch.float64)
+    target = logits.argmax(1)  # never wrong, so that no number of bins falls
+    share, gap = gaps(equal_mass_groups(outcomes(logits, target)[0], 512), *outcomes(logits, target))
+    expected = np.sqrt((share * gap**2).sum())
+    assert sweep_ece(logits, target) == pytest.approx(expected, rel=0, abs=1e-12)
+
+
+@pytest.mark.parametrize("norm", [0, 3, 1.5, "2"])
+def test_sweep_norm(golden_batch, norm):
+    with pytest.raises(ValueError, match="norm must be 1 or 2"):
+        sweep_ece(*golden_batch, norm=norm)
+
+
+@pytest.mark.parametrize("rounded", [False, True])
+@pytest.mark.parametrize("spread", [1.0, 3.0, 10.0])
+def test_smooth_equals_its_definition(spread, rounded):
+    logits, target = batch(int(spread), 200, spread=spread, rounded=rounded)
+    expected = smooth_by_definition(*outcomes(logits, target))
+    assert 0.01 < expected < 0.6
+    assert smooth_ece(logits, target) == pytest.approx(expected, rel=1e-3)
+
+
+def test_smooth_of_small_errors():
+    """One error of 0.002 alone at each of two levels far apart: nothing cancels, whatever the width."""
+    rows, target = [], []
+    for level, accuracy in [(0.602, 0.6), (0.898, 0.9)]:
+        rows.append(torch.tensor([[np.log(level / (1 - level)), 0.0]], dtype=torch.float64).expand(1_000, 2))
+        target.append((torch.arange(1_000) >= round(1_000 * accuracy)).long())
+    logits, target = torch.cat(rows), torch.cat(target)
+    assert smooth_ece(logits, target) == pytest.approx(0.002, rel=2e-3)
+
+
+@pytest.mark.parametrize("accuracy", [0.0, 0.3, 1.0])
+def test_all_confidences_equal(accuracy):
+    logits = torch.tensor([[2.0, 0.0]], dtype=torch.float64).expand(40, 2)
+    target = (torch.arange(40) >= round(40 * accuracy)).long()
+    gap = abs(torch.tensor(2.0, dtype=torch.float64).sigmoid().item() - accuracy)
+    for metric in (ece, mce, ece_l2, smooth_ece):
+        assert metric(logits, target) == pytest.approx(gap, abs=1e-9)
+    assert adaptive_ece(logits, target, bins=1) == pytest.approx(gap, abs=1e-12)
+    assert adaptive_ece(logits, target) >= gap - 1e-12
+    assert adaptive_ece(of(logits, target)) == pytest.approx(gap, abs=1e-12)
+
+
+def test_certain_elements_lie_in_the_last_bin():
+    logits = torch.tensor([[1e4, 0.0], [0.0, 1e4], [3.0, 0.0], [0.0, 0.0]])
+    pooled = Predictions.of(logits, torch.zeros(4).long()).equal_width(15)
+    assert pooled.count.tolist() == [0] * 7 + [1] + [0] * 6 + [3]
+    assert mce(logits[:2], torch.zeros(2).long()) == 0.5
+
+
+@pytest.mark.parametrize("metric", BINNED)
+@pytest.mark.parametrize("bins", [0, -3])
+def test_no_bins(golden_batch, metric, bins):
+    with pytest.raises(ValueError, match="bins"):
+        metric(*golden_batch, bins=bins)
+    with pytest.raises(ValueError, match="bins"):
+        metric(of(*golden_batch), bins=bins)
+
+
+# ------------------------------------------------------------------------- exact figures, and streamed
+
+
+def straddling(histogram, bins):
+    """The documented bound: for each boundary between equal-mass bins, the share of the cell it cuts."""
+    count = histogram.count.numpy()
+    ends = np.cumsum([len(group) for group in np.array_split(np.arange(int(count.sum())), bins)])[:-1]
+    upper = np.cumsum(count)
+    cells = np.searchsorted(upper, ends)  # the cell that holds the last element before the boundary
+    cut = upper[cells] != ends
+    return (count[cells] * cut).sum() / count.sum()
+
+
+@settings(deadline=None, max_examples=40)
+@given(
+    st.integers(0, 2**31),
+    st.integers(1, 400),
+    st.floats(0.05, 20),
+    st.booleans(),
+    st.sampled_from([1, 2, 10, 15, 50]),
+)
+def test_streamed_figures(seed, size, spread, rounded, bins):
+    logits, target = batch(seed, size, spread=spread, rounded=rounded)
+    histogram = of(logits, target)
+    for metric in EXACT_FROM_HISTOGRAM:
+        exact, streamed = metric(logits, target, bins=bins), metric(histogram, bins=bins)
+        assert streamed == pytest.approx(exact, rel=0, abs=1e-12)
+    error = abs(adaptive_ece(histogram, bins=bins) - adaptive_ece(logits, target, bins=bins))
+    assert error <= straddling(histogram, bins) + 1e-12
+
+
+@pytest.mark.parametrize("spread", [0.5, 2.0, 6.0])
+def test_streamed_approximations_on_many_elements(spread):
+    logits, target = batch(1, 20_000, spread=spread)
+    histogram, predictions = of(logits, target), Predictions.of(logits, target)
+    assert straddling(histogram, 15) < 0.15
+    assert adaptive_ece(histogram) == pytest.approx(adaptive_ece(predictions), abs=2e-3)
+    assert debiased_ece(histogram) == pytest.approx(debiased_ece(predictions), abs=2e-3)
+    # Another number of bins may end the sweep.
+    assert sweep_ece(histogram) == pytest.approx(sweep_ece(predictions), abs=1e-2)
+    assert smooth_ece(predictions) > 0.01
+    assert smooth_ece(histogram) == pytest.approx(smooth_ece(predictions), rel=1e-2)
+
+
+def test_streamed_where_every_cell_holds_one_confidence():
+    """Then a histogram knows all, and approximations are exact but for cells cut in two."""
+    edges = cell_edges(torch.device("cpu"))
+    middle = ((edges[:-1] + edges[1:]) / 2)[500:1700:40]
+    logits = torch.stack([middle.logit(), torch.zeros_like(middle)], 1)[middle > 0.5]
+    target = torch.randint(2, (len(logits),), generator=torch.Generator().manual_seed(1))
+    histogram = of(logits, target)
+    assert histogram.count.max() == 1
+    for metric in (adaptive_ece, debiased_ece, sweep_ece, smooth_ece):
+        assert metric(histogram) == pytest.approx(metric(logits, target), rel=1e-7, abs=1e-9)
+
+
+@pytest.mark.xfail(
+    reason="histogram.py: confidences that are NaN leave `samples` finite, so the figure is NaN"
+)
+@pytest.mark.parametrize("metric", [ece, smooth_ece])
+def test_streamed_numbers_that_are_not_finite(golden_batch, metric):
+    logits, target = golden_batch
+    logits = logits.clone()
+    logits[3, 1] = torch.nan
+    histogram = of(logits, target)
+    with pytest.raises(ValueError, match="NaN or infinite"):
+        metric(histogram)
+
+
+def test_a_histogram_that_says_it_is_not_finite(golden_batch):
+    good = of(*golden_batch)
+    bad = ConfidenceHistogram(good.samples * torch.nan, *good.tensors()[1:])
+    for metric in (*BINNED, sweep_ece, smooth_ece):
+        with pytest.raises(ValueError, match="NaN or infinite"):
+            metric(good + bad)
+
+
+# ------------------------------------------------------------------------------------------------ bias
+
+
+def drawn(slope, size, generator):
+    """Ten classes, confidence even on (0.1, 1), and a known posterior: P(correct) = 0.55 + slope (c - 0.55)."""
+    confidence = 0.1 + 0.9 * torch.rand(size, generator=generator, dtype=torch.float64)
+    correct = torch.rand(size, generator=generator, dtype=torch.float64) < 0.55 + slope * (confidence - 0.55)
+    logits = torch.zeros(size, 10, dtype=torch.float64)
+    logits[:, 0] = (9 * confidence / (1 - confidence)).log()
+    return Predictions.of(logits, (~correct).long())
+
+
+# Bias, measured over 200 repetitions (standard errors 0.0003 to 0.0018), of the estimators with 15 bins. The
+# true mean gap is 0.225 (1 - slope), the true root mean square gap 0.26 (1 - slope).
+#
+#   slope   samples |     ECE   smooth ECE |   L2 ECE   debiased ECE
+#     0.6       500 | +0.0153      +0.0004 |  +0.0229        -0.0054
+#     0.6     5,000 | +0.0012      -0.0000 |  +0.0021        -0.0009
+#     0.9       500 | +0.0380      +0.0204 |  +0.0495        -0.0023
+#     0.9     5,000 | +0.0060      +0.0044 |  +0.0081        -0.0015
+#     1.0       500 | +0.0549      +0.0387 |  +0.0689        +0.0171
+#     1.0     5,000 | +0.0174      +0.0179 |  +0.0219        +0.0057
+#
+# So smooth ECE does not beat 15 bins where calibration is perfect and samples are many: its width shrinks with
+# the error. It does wherever there is an error to find.
+@pytest.mark.parametrize("size", [500, 5_000])
+@pytest.mark.parametrize("slope", [0.6, 0.9, 1.0])
+def test_debiased_and_smooth_errors_are_less_biased(slope, size):
+    generator = torch.Generator().manual_seed(size)
+    metrics = [ece, smooth_ece, ece_l2, debiased_ece]
+    repetitions = 100 if size == 500 else 60
+    samples = (drawn(slope, size, generator) for _ in range(repetitions))
+    mean = np.mean([[metric(sample) for metric in metrics] for sample in samples], 0)
+
+    # The population: mean and root mean square of the gap, and the smooth error of a million confidences that
+    # each come with a share of correct and of wrong elements.
+    gap = (1 - slope) * (np.linspace(0.1, 1, 200_001) - 0.55)
+    smooth = {0.6: 0.0867, 0.9: 0.0224, 1.0: 0.0}[slope]
+    true = [np.abs(gap).mean(), smooth, np.sqrt((gap**2).mean()), np.sqrt((gap**2).mean())]
+    plain_bias, smooth_bias, plain_l2_bias, debiased_bias = np.abs(mean - true)
+    assert debiased_bias < plain_l2_bias
+    assert debiased_bias < 0.5 * plain_l2_bias or plain_l2_bias < 0.005
+    if (slope, size) != (1.0, 5_000):
+        assert smooth_bias < plain_bias
+
+
+@pytest.mark.parametrize(("slope", "population"), [(0.6, 0.0867), (0.9, 0.0224)])
+def test_smooth_error_of_the_population(slope, population):
+    """What the test above takes for the truth: the fixed point of the definition for the true residuals."""
+    t = (np.arange(2_000) + 0.5) / 2_000
+    c = 0.1 + 0.9 * (np.arange(2_000) + 0.5) / 2_000
+    residual = (slope - 1) * (c - 0.55)
+
+    def error(width):
+        kernel = sum(
+            np.exp(-0.5 * ((t[:, None] - image) / width) ** 2)
+            for turn in (-2, 0, 2)
+            for image in (turn + c, turn - c)
+        )
+        return np.abs(kernel @ residual / len(c)).mean() / (width * np.sqrt(2 * np.pi))
+
+    assert brentq(lambda width: error(width) - width, 5e-3, 0.5, xtol=1e-5) == pytest.approx(
+        population, abs=6e-5
+    )

@@ -5,6 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from calibrant import layout
+from calibrant.histogram import ConfidenceHistogram
 from calibrant.layout import arrange
 from calibrant.metrics import Predictions
 from calibrant.metrics.predictions import as_predictions
@@ -141,8 +142,6 @@ def test_residual_keeps_sum_and_first_moment(seed, size, cells):
 
 def test_histogram_is_that_of_a_stream():
     logits, target = batch(7, 500)
-    from calibrant.histogram import ConfidenceHistogram
-
     ours, streamed = Predictions.of(logits, target).histogram, ConfidenceHistogram.of(arrange(logits, target))
     for left, right in zip(ours.tensors(), streamed.tensors(), strict=True):
         torch.testing.assert_close(left, right, rtol=1e-13, atol=1e-13)
@@ -167,7 +166,7 @@ def test_numbers_that_are_not_finite(value):
     assert Predictions.of(logits, target).samples == 9
 
 
-@pytest.mark.xfail(reason="predictions.py: minus infinity for a class that is not the true one goes unnoticed")
+@pytest.mark.xfail(reason="predictions.py: minus infinity for a class other than the true one goes unnoticed")
 def test_minus_infinity():
     logits, target = batch(8, 10)
     logits[3, (target[3] + 1) % 5] = -torch.inf

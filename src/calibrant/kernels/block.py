@@ -101,12 +101,10 @@ class Block:
         attains = self.shifted_at_target == 0
         if attains.device.type != "cpu":
             return self.prediction == self.target
-        # Classes that share the maximum have a probability of at most 1/2 each: ties are counted only where
-        # such elements are, and the first class is looked for only where there is a tie.
-        suspect = attains & (self.total >= 2)
-        if bool(suspect.any()):
-            suspect &= self.indicator(torch.eq, self.shifted, 0).sum(1, keepdim=True) > 1
-            tied = suspect.squeeze(1).nonzero(as_tuple=True)
+        # As many zeros as elements means that no two classes share a maximum: mostly so, and quickly seen.
+        zero = self.indicator(torch.eq, self.shifted, 0)
+        if int(zero.sum()) != attains.numel():  # a block is small enough to be counted in float32
+            tied = (attains & (zero.sum(1, keepdim=True) > 1)).squeeze(1).nonzero(as_tuple=True)
             rows = self.shifted.movedim(1, -1)[tied]
             attains.squeeze(1)[tied] = rows.argmax(1) == self.target.squeeze(1)[tied]
         return attains
