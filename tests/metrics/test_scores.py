@@ -161,7 +161,7 @@ def test_split_of_a_calibrated_model():
 
 
 def test_temperatures_at_the_ends():
-    logits, target = batch(5, 50)
+    logits, _ = batch(5, 50)
     right, wrong = logits.argmax(1), logits.argmin(1)
     for split in (nll_split, brier_split):
         assert split(logits, right).temperature == pytest.approx(1e-3)
