@@ -758,6 +758,8 @@ def _figures(
     if sums.samples == 0:
         return {}
     nll, brier = (sums.scores[0] / sums.samples).tolist()
+    # NaN also where nothing but background occurs or is predicted.
+    foreground = math.nan if background is None else mean_iou(sums.counts, background=background)
     figures: dict[str, float | None] = {
         name: float(figure(confidences, bins)) for name, figure in FIGURES.items()
     }
@@ -768,7 +770,7 @@ def _figures(
         "accuracy": accuracy(sums.counts),
         "balanced_accuracy": balanced_accuracy(sums.counts),
         "mean_iou": mean_iou(sums.counts),
-        "mean_iou_foreground": None if background is None else mean_iou(sums.counts, background=background),
+        "mean_iou_foreground": None if math.isnan(foreground) else foreground,
         "nll": nll,
         "brier": brier,
         "root_brier": math.sqrt(brier),

@@ -23,11 +23,13 @@ _CHUNK = 1 << 16  # elements sorted into cells at once on a CPU: what they need 
 @lru_cache
 def cell_edges(device: torch.device) -> Tensor:
     """Edges of the cells ``(lo, hi]``: multiples of 1/300, and steps even in log-odds."""
-    dtype = sum_dtype(device)
-    uniform = torch.arange(_UNIFORM + 1, dtype=dtype, device=device) / _UNIFORM
+    # On the CPU, also for a GPU: there a division is a multiplication by the reciprocal, which puts edges of
+    # cells and of bins that should be equal one unit in the last place apart.
+    uniform = torch.arange(_UNIFORM + 1, dtype=torch.float64) / _UNIFORM
     # Half a step off, so that the two sets have no edge in common (they would meet at 1/2).
-    odds = torch.arange(_LOW * _PER_UNIT, _HIGH * _PER_UNIT, dtype=dtype, device=device)
-    return torch.cat([uniform, ((odds + 0.5) / _PER_UNIT).sigmoid()]).sort().values
+    odds = torch.arange(_LOW * _PER_UNIT, _HIGH * _PER_UNIT, dtype=torch.float64)
+    edges = torch.cat([uniform, ((odds + 0.5) / _PER_UNIT).sigmoid()]).sort().values
+    return edges.to(device, sum_dtype(device))
 
 
 def _cell_of(confidence: Tensor) -> Tensor:
@@ -40,12 +42,12 @@ def _cell_of(confidence: Tensor) -> Tensor:
     edges = _edges_for(confidence.dtype, confidence.device)
     odds = torch.logit(confidence).mul_(_PER_UNIT).sub_(0.5 + _LOW * _PER_UNIT).ceil_()
     odds.clamp_(0, (_HIGH - _LOW) * _PER_UNIT)
-    cell = (confidence * _UNIFORM).ceil_().add_(odds).sub_(1).clamp_(0, len(edges) - 2)
-    near = cell.long()
+    cell = (confidence * _UNIFORM).ceil_().add_(odds).sub_(1)
+    near = cell.long().clamp_(0, len(edges) - 2)  # as integers, among which there is no NaN
     # Comparisons as numbers, and index_select: booleans and indexing by brackets take four times longer.
     above = torch.gt(confidence, edges.index_select(0, near + 1), out=torch.empty_like(cell))
     below = torch.le(confidence, edges.index_select(0, near), out=odds)
-    return cell.add_(above).sub_(below).clamp_(0, len(edges) - 2).long()
+    return cell.add_(above).sub_(below).long().clamp_(0, len(edges) - 2)
 
 
 @lru_cache
@@ -61,7 +63,7 @@ def equal_width_edges(bins: int, device: torch.device) -> Tensor:
     """Edges of ``bins`` bins of equal width on ``[0, 1]``, ``(bins + 1,)``."""
     if bins < 1:
         raise ValueError(f"bins must be at least 1, got {bins}")
-    return torch.arange(bins + 1, dtype=sum_dtype(device), device=device) / bins
+    return (torch.arange(bins + 1, dtype=torch.float64) / bins).to(device, sum_dtype(device))
 
 
 def bin_of(values: Tensor, edges: Tensor) -> Tensor:
@@ -71,11 +73,11 @@ def bin_of(values: Tensor, edges: Tensor) -> Tensor:
     """
     bins = len(edges) - 1
     shape, values = values.shape, values.flatten()
-    place = (values * bins).ceil_().sub_(1).clamp_(0, bins - 1)
-    near = place.long()
+    place = (values * bins).ceil_().sub_(1)
+    near = place.long().clamp_(0, bins - 1)
     above = torch.gt(values, edges.index_select(0, near + 1), out=torch.empty_like(place))
     below = torch.le(values, edges.index_select(0, near), out=torch.empty_like(place))
-    return place.add_(above).sub_(below).clamp_(0, bins - 1).long().view(shape)
+    return place.add_(above).sub_(below).long().clamp_(0, bins - 1).view(shape)
 
 
 def bin_of_cells(bins: int, device: torch.device) -> Tensor:

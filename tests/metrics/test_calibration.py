@@ -404,9 +404,6 @@ def test_streamed_where_every_cell_holds_one_confidence():
         assert metric(histogram) == pytest.approx(metric(logits, target), rel=1e-7, abs=1e-9)
 
 
-@pytest.mark.xfail(
-    reason="histogram.py: confidences that are NaN leave `samples` finite, so the figure is NaN"
-)
 @pytest.mark.parametrize("metric", [ece, smooth_ece])
 def test_streamed_numbers_that_are_not_finite(golden_batch, metric):
     logits, target = golden_batch

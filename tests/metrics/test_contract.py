@@ -15,7 +15,6 @@ from calibrant.metrics import (
     Predictions,
     Split,
     adaptive_ece,
-    classwise_ece,
     debiased_ece,
     sweep_ece,
 )
@@ -110,22 +109,8 @@ def test_ignoring_equals_deleting(metric, ignore_index):
     )
 
 
-@pytest.mark.parametrize(
-    ("metric", "value"),
-    [
-        pytest.param(
-            metric,
-            value,
-            id=f"{name}-{value}",
-            marks=pytest.mark.xfail(
-                metric is classwise_ece and value != -math.inf,
-                reason="classwise.py: an ignored element counts as 0 times its softmax, which may be NaN",
-            ),
-        )
-        for name, metric in ALL.items()
-        for value in (math.nan, math.inf, -math.inf)
-    ],
-)
+@every_metric
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
 def test_what_is_ignored_may_be_anything(metric, value):
     logits, target = batch()
     expected = metric(logits[10:], target[10:])
@@ -215,23 +200,23 @@ def test_one_class(metric):
 
 
 @every_metric
-@pytest.mark.parametrize(
-    "value",
-    [
-        torch.nan,
-        torch.inf,
-        pytest.param(
-            -torch.inf,
-            marks=pytest.mark.xfail(
-                reason="predictions.py: minus infinity off the true class is not refused"
-            ),
-        ),
-    ],
-)
+@pytest.mark.parametrize("value", [torch.nan, torch.inf])
 def test_numbers_that_are_not_finite(metric, value):
     logits, target = batch()
     logits[3, (target[3] + 1) % 4] = value
     with pytest.raises(ValueError, match="NaN or infinite"):
+        metric(logits, target)
+
+
+@every_metric
+def test_a_class_may_be_ruled_out(metric):
+    logits, target = batch()
+    logits[:, 3] = -torch.inf
+    logits, target = logits[target != 3], target[target != 3]
+    far = logits.nan_to_num(neginf=-2e4)
+    assert_same(metric(logits, target), metric(far, target), 1e-6)
+    target[0] = 3
+    with pytest.raises(ValueError, match="rule out a true class"):
         metric(logits, target)
 
 
@@ -280,19 +265,7 @@ def every_warning():
 
 
 @pytest.mark.usefixtures("every_warning")
-@pytest.mark.parametrize(
-    "metric",
-    [
-        pytest.param(
-            metric,
-            id=name,
-            marks=pytest.mark.xfail(
-                name.endswith("_split"), raises=UserWarning, reason="scores.py: splits record gradients"
-            ),
-        )
-        for name, metric in ALL.items()
-    ],
-)
+@every_metric
 def test_logits_with_a_gradient(metric):
     logits, target = batch()
     assert_same(metric(logits.clone().requires_grad_(), target), metric(logits, target))

@@ -98,9 +98,9 @@ class Block:
     @property
     def correct(self) -> Tensor:
         """Whether the true class is the first that attains the maximum, ``(A, 1[, S])``."""
-        attains = self.shifted_at_target == 0
-        if attains.device.type != "cpu":
+        if self.shifted.device.type != "cpu":  # where nobody has looked whether labels are in range
             return self.prediction == self.target
+        attains = self.shifted_at_target == 0
         # As many zeros as elements means that no two classes share a maximum: mostly so, and quickly seen.
         zero = self.indicator(torch.eq, self.shifted, 0)
         if int(zero.sum()) != attains.numel():  # a block is small enough to be counted in float32

@@ -42,8 +42,11 @@ def dirichlet_errors(
     log_factor = -torch.lgamma(probability / bandwidth + 1).sum(1)
     if valid is not None:
         log_factor = torch.where(valid, log_factor, -torch.inf)
-    step = max(1, _PAIRS // max(1, len(rows)))
-    for start in range(0, max(1, len(rows)), step):
+    if not len(rows):
+        yield log_probability.sum(1)
+        return
+    step = max(1, _PAIRS // len(rows))
+    for start in range(0, len(rows), step):
         arguments = (log_probability[start : start + step], probability, log_factor, labels, start, bandwidth)
         if torch.is_grad_enabled():
             yield checkpoint(_errors, *arguments, use_reentrant=False, preserve_rng_state=False)

@@ -165,7 +165,7 @@ def _confidences(
     if isinstance(source, ConfidenceHistogram):
         if source.samples == 0:
             raise ValueError("the calibration error of an empty data set is undefined")
-        if not math.isfinite(source.samples):
+        if not math.isfinite(source.samples + source.confidence.sum()):
             raise ValueError("the histogram was made of logits that hold NaN or infinite numbers")
         return source
     return as_predictions(source, target, ignore_index)

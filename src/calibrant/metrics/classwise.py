@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Self
 
@@ -42,8 +43,9 @@ class ClassGaps(Statistics):
         valid = elements.valid.unsqueeze(1)
         for (rows, _, *columns), block in visit(elements):
             counted = valid[rows, :, *columns]
-            # An ignored element gets probability 0 everywhere, which is no gap anywhere.
-            probability = block.exponential.mul_(counted / block.total)
+            probability = block.exponential.div_(block.total)
+            if not elements.all_valid:  # an ignored element gets probability 0 everywhere: no gap anywhere
+                probability.masked_fill_(~counted, 0)
             in_first += probability.sum([axis for axis in range(probability.ndim) if axis != 1], dtype=dtype)
             # Fewer than `bins` classes of an element can lie above the first bin: only they are sorted into
             # bins, which leaves a few passes in all instead of one for each bin or each class.
@@ -83,4 +85,6 @@ def classwise_ece(
         source = ClassGaps.of(as_predictions(source, target, ignore_index).elements, bins)
     if source.samples == 0:
         raise ValueError("the calibration error of an empty data set is undefined")
+    if not math.isfinite(source.gap.sum()):
+        raise ValueError("the gaps were made of logits that hold NaN or infinite numbers")
     return float(source.gap.abs().sum() / (source.samples * len(source.gap)))

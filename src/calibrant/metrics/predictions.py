@@ -13,6 +13,8 @@ from calibrant.histogram import Bins, ConfidenceHistogram, equal_mass_ends, equa
 from calibrant.kernels import visit
 from calibrant.layout import Elements, arrange, computing_dtype
 
+_RULED_OUT = -1e30
+
 
 @dataclass(frozen=True, eq=False)
 class Predictions:
@@ -51,8 +53,8 @@ class Predictions:
             ignore_index: the label of elements to leave out.
 
         Raises:
-            ValueError: shapes or labels that do not fit, nothing to evaluate, or logits that are NaN or
-                infinite.
+            ValueError: shapes or labels that do not fit, nothing to evaluate, logits that are NaN or
+                infinite, or a true class with probability 0.
         """
         predictions = cls.of_elements(arrange(logits, target, ignore_index=ignore_index))
         if not predictions.samples:
@@ -84,7 +86,7 @@ class Predictions:
         label, prediction = elements.target.flatten()[chosen], prediction.flatten()[chosen]
         if not bool(numbers.isfinite().all()):
             raise ValueError(
-                "logits hold NaN or infinite numbers, or too large ones; metrics need finite logits"
+                "logits hold NaN or infinite numbers, or rule out a true class; metrics need finite logits"
             )
         return cls(elements, label, prediction, *numbers)
 
@@ -105,11 +107,14 @@ class Predictions:
 
     @cached_property
     def rows(self) -> Tensor:
-        """The logits of the valid elements, ``(N, K)``, in the computing type."""
-        logits, valid = self.elements.logits, self.elements.valid
+        """The logits of the valid elements, ``(N, K)``, in the computing type.
+
+        Minus infinity, a class that is ruled out, becomes a large number: 0 times it must be 0.
+        """
+        logits, valid = self.elements.logits.detach(), self.elements.valid
         rows = logits if logits.ndim == 2 else logits.movedim(1, -1).flatten(0, 1)
         rows = rows if self.elements.all_valid else rows[valid.flatten()]
-        return rows.to(computing_dtype(logits))
+        return rows.to(computing_dtype(logits)).clamp_min(_RULED_OUT)
 
     @cached_property
     def histogram(self) -> ConfidenceHistogram:
@@ -167,6 +172,8 @@ class Predictions:
 def as_predictions(source: Tensor | Predictions, target: Tensor | None, ignore_index: int) -> Predictions:
     """Predictions as they are, or of logits and target."""
     if isinstance(source, Predictions):
+        if target is not None:
+            raise TypeError("Predictions have their target already: pass them alone")
         return source
     if target is None:
         raise TypeError("a metric of logits needs their target: pass logits and target, or Predictions")

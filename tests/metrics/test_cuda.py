@@ -1,0 +1,81 @@
+"""Figures of logits on a GPU equal those on the CPU."""
+
+import math
+
+import pytest
+import torch
+
+from calibrant import Evaluator, evaluate
+from calibrant.metrics import METRICS
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+
+
+@pytest.fixture(scope="module")
+def batch():
+    generator = torch.Generator().manual_seed(0)
+    logits = 2 * torch.randn(3, 6, 20, 20, generator=generator, dtype=torch.float64)
+    target = torch.randint(6, (3, 20, 20), generator=generator)
+    target[0, :5] = -100
+    return logits, target
+
+
+def assert_same(ours, theirs):
+    for name in METRICS:
+        first, second = getattr(ours, name), getattr(theirs, name)
+        if first is None:
+            assert second is None
+        else:
+            assert math.isclose(first, second, rel_tol=1e-6, abs_tol=1e-9), name
+    assert ours.reliability.count == theirs.reliability.count
+    assert ours.p_value == theirs.p_value
+    assert ours.fingerprint == theirs.fingerprint
+    assert ours.intervals.keys() == theirs.intervals.keys()
+    for name, ends in ours.intervals.items():
+        assert ends == pytest.approx(theirs.intervals[name], rel=1e-5, abs=1e-6), name
+
+
+@pytest.mark.parametrize("per_image", [False, True])
+def test_exact(batch, per_image):
+    logits, target = batch
+    options = {
+        "resamples": 50,
+        "background": 0,
+        "class_counts": [500, 200, 50, 30, 10, 2],
+        "per_image": per_image,
+    }
+    on_gpu = evaluate(logits.cuda(), target.cuda(), **options)
+    assert_same(evaluate(logits, target, **options), on_gpu)
+
+
+def test_streamed(batch):
+    logits, target = batch
+    here, there = Evaluator(resamples=50), Evaluator(resamples=50)
+    for image, labels in zip(logits.split(1), target.split(1), strict=True):
+        here.update(image, labels)
+        there.update(image.cuda(), labels.cuda())
+    assert_same(here.compute(), there.compute())
+
+
+def test_a_stream_may_change_its_device(batch):
+    logits, target = batch
+    mixed = Evaluator(resamples=0).update(logits, target).update(logits.cuda(), target.cuda())
+    assert mixed.compute().samples == 2 * int((target != -100).sum())
+
+
+def test_half_precision(batch):
+    logits, target = batch
+    half = logits.half()
+    assert_same(evaluate(half, target, resamples=0), evaluate(half.cuda(), target.cuda(), resamples=0))
+
+
+def test_torchmetrics(batch):
+    torchmetrics = pytest.importorskip("calibrant.integrations.torchmetrics")
+    logits, target = batch
+    for metric in (torchmetrics.CalibrationError(), torchmetrics.ClasswiseCalibrationError(6)):
+        metric.update(logits, target)
+        expected = float(metric.compute())
+        metric = metric.to("cuda")
+        metric.reset()
+        metric.update(logits.cuda(), target.cuda())
+        assert float(metric.compute()) == pytest.approx(expected, rel=1e-6)
