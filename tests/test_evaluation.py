@@ -756,6 +756,18 @@ def test_comparisons_are_antisymmetric(golden_batch: Batch, paired: bool) -> Non
         assert back[name].better == swapped[difference.better]
 
 
+def test_intervals_of_differences_follow_from_the_replicates(golden_batch: Batch) -> None:
+    logits, target = golden_batch
+    first, second = (evaluate(scale * logits, target, resamples=100) for scale in (1, 1.5))
+    for name, difference in first.compare(second).items():
+        ours, theirs = (torch.tensor(each.replicates[name], dtype=torch.float64) for each in (first, second))
+        drawn = ours - theirs
+        if name == "debiased_ece":  # it has no bias to take account of: its spread alone counts
+            drawn = drawn - drawn.mean() + difference.value
+        ends = 2 * difference.value - drawn.quantile(torch.tensor([0.975, 0.025], dtype=torch.float64))
+        assert difference.interval == pytest.approx(ends.tolist(), abs=1e-12), name
+
+
 def test_what_makes_a_comparison_unpaired(golden_batch: Batch) -> None:
     logits, target = golden_batch
     options: dict[str, Any] = {"resamples": 20}
