@@ -272,13 +272,16 @@ class Evaluation:
 
     def __rich__(self) -> Table:
         from rich.table import Table
+        from rich.text import Text
 
         kind = "exact" if self.exact else "streamed"
         title = (
             f"{self.name}: {self.samples:,} elements, {self.num_classes:,} classes, {self.bins} bins, {kind}"
         )
         caption = "Intervals are corrected for the bias of small samples." if self.intervals else None
-        table = Table("metric", title=title, title_justify="left", caption=caption, caption_justify="left")
+        table = Table(
+            "metric", title=Text(title), title_justify="left", caption=caption, caption_justify="left"
+        )
         table.add_column("value", justify="right")
         table.add_column(f"{100 * self.level:g} % interval", justify="right")
         for name, description in METRICS.items():
@@ -427,14 +430,14 @@ class Evaluator:
         self.bins = bins
         self.ignore_index = ignore_index
         self.class_names = None if class_names is None else [str(entry) for entry in class_names]
-        self.class_counts = None if class_counts is None else torch.as_tensor(class_counts)
+        self.class_counts = None if class_counts is None else torch.as_tensor(class_counts).tolist()
         self.background = background
         self.per_image = per_image
         self.resamples = resamples
         self.level = level
         self.seed = seed
         self._sums: _Sums | None = None
-        self.num_classes = num_classes
+        self.num_classes = self._given_classes = num_classes
         if num_classes is not None:
             self._check(num_classes)
 
@@ -444,7 +447,8 @@ class Evaluator:
         Raises:
             ValueError: shapes or labels that do not fit, or logits that are not finite; nothing is added.
         """
-        bin_of_cells(self.bins, torch.device("cpu"))  # the error for bins that a stream cannot have
+        if not self.per_image:
+            bin_of_cells(self.bins, torch.device("cpu"))  # the error for bins that a stream cannot have
         elements = arrange(logits, target, num_classes=self.num_classes, ignore_index=self.ignore_index)
         if self.num_classes is None:
             self._check(logits.shape[1])
@@ -479,12 +483,13 @@ class Evaluator:
     def reset(self) -> None:
         """Forget what was added."""
         self._sums = None
+        self.num_classes = self._given_classes
 
     def __add__(self, other: Evaluator) -> Evaluator:
         """An evaluator that has seen what both have seen, with the options of the first."""
         if not isinstance(other, Evaluator):
             return NotImplemented
-        for option in ("bins", "ignore_index", "per_image"):
+        for option in ("bins", "ignore_index", "per_image", "class_counts", "background"):
             if getattr(self, option) != getattr(other, option):
                 raise ValueError(
                     f"evaluators with different {option} do not add up: {getattr(self, option)} and "
@@ -527,7 +532,8 @@ class Evaluator:
     def _group_of_class(self) -> Tensor | None:
         if self.class_counts is None:
             return None
-        return (self.class_counts <= _HEAD).long() + (self.class_counts < _TAIL).long()
+        counts = torch.tensor(self.class_counts)
+        return (counts <= _HEAD).long() + (counts < _TAIL).long()
 
     def _measure(self, elements: Elements) -> _Sums:
         return _Sums.of(Predictions.of_elements(elements), self.bins, self._group_of_class())
@@ -558,6 +564,8 @@ class Evaluator:
             means["kde_ece"] = kde_errors(predictions)
         figures |= {name: float(values.mean()) for name, values in means.items()}
         if self.resamples * predictions.samples <= _MOST_DRAWS:
+            labels = predictions.label.cpu().numpy().tobytes()
+            fingerprint = hashlib.sha256(labels).hexdigest()
             replicates = bootstrap(
                 predictions,
                 bins=self.bins,
@@ -568,24 +576,24 @@ class Evaluator:
                 progress=progress,
             )
         else:
-            replicates = self._from_sums(sums)
-        labels = predictions.label.cpu().numpy().tobytes()
-        return self._assemble(
-            sums, figures, replicates, exact=True, fingerprint=hashlib.sha256(labels).hexdigest()
-        )
+            replicates = self._from_sums(sums, progress)
+            fingerprint = None  # not drawn element by element: there is nothing to pair
+        return self._assemble(sums, figures, replicates, exact=True, fingerprint=fingerprint)
 
     def _evaluation(self, group: dist.ProcessGroup | None = None) -> Evaluation:
         assert self._sums is not None
         sums = self._sums.all_reduce(group)
         if sums.samples == 0:
             raise ValueError("nothing to evaluate: every element that was added is ignored")
-        figures = _figures(sums.histogram, sums, self.bins, self.background)
         if self.per_image:
             means, intervals = sums.image_means(self.level)
-            return replace(self._assemble(sums, figures | means, {}, exact=False), intervals=intervals)
+            return replace(self._assemble(sums, means, {}, exact=False), intervals=intervals)
+        figures = _figures(sums.histogram, sums, self.bins, self.background)
         return self._assemble(sums, figures, self._from_sums(sums), exact=False)
 
-    def _from_sums(self, sums: _Sums) -> dict[str, Tensor]:
+    def _from_sums(
+        self, sums: _Sums, progress: Callable[[int, int], None] | None = None
+    ) -> dict[str, Tensor]:
         return bootstrap_histogram(
             sums.histogram,
             sums.counts,
@@ -593,6 +601,7 @@ class Evaluator:
             background=self.background,
             resamples=self.resamples,
             seed=self.seed,
+            progress=progress,
         )
 
     def _assemble(
@@ -604,6 +613,8 @@ class Evaluator:
         exact: bool,
         fingerprint: str | None = None,
     ) -> Evaluation:
+        # A resample may lack what a figure needs, such as any foreground: its spread is then not known.
+        replicates = {name: values for name, values in replicates.items() if bool(values.isfinite().all())}
         p_value = calibration_test(sums.histogram, bins=self.bins if 300 % self.bins == 0 else 15).p_value
         intervals = sums.score_intervals(self.level) if self.resamples else {}
         for name, values in replicates.items():

@@ -197,6 +197,7 @@ def bootstrap_histogram(
     background: int | None,
     resamples: int,
     seed: int,
+    progress: Callable[[int, int], None] | None = None,
 ) -> dict[str, Tensor]:
     """Figures on data drawn again from sums, ``(resamples,)`` each: of the top class, and of classes' counts.
 
@@ -212,6 +213,9 @@ def bootstrap_histogram(
         shape = (min(step, resamples - start), len(count))
         right = torch.poisson(correct.expand(shape), generator)
         drawn = right + torch.poisson((count - correct).expand(shape), generator)
+        # Of a handful of elements nothing at all may be drawn: the data themselves stand in.
+        nothing = drawn.sum(1, keepdim=True) == 0
+        right, drawn = torch.where(nothing, correct, right), torch.where(nothing, count, drawn)
         figures = _of_confidences(Resamples(position, torch.stack([drawn, drawn * position, right])), bins)
         drawn_counts = _poisson_counts(counts, shape[0], generator)
         figures["accuracy"] = right.sum(1) / drawn.sum(1)
@@ -220,6 +224,8 @@ def bootstrap_histogram(
         if background is not None:
             figures["mean_iou_foreground"] = _mean_iou(drawn_counts, background)
         rows.append(figures)
+        if progress is not None:
+            progress(start + shape[0], resamples)
     return {name: torch.cat([row[name] for row in rows]) for name in (rows[0] if rows else ())}
 
 
