@@ -6,7 +6,6 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from calibrant import histogram as module
 from calibrant.histogram import ConfidenceHistogram, _cell_of, cell_edges
 from calibrant.kernels import TopProbability, reduce_classes
 from calibrant.layout import arrange

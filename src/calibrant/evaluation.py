@@ -587,7 +587,8 @@ class Evaluator:
             raise ValueError("nothing to evaluate: every element that was added is ignored")
         if self.per_image:
             means, intervals = sums.image_means(self.level)
-            return replace(self._assemble(sums, means, {}, exact=False), intervals=intervals)
+            evaluation = self._assemble(sums, means, {}, exact=False)
+            return replace(evaluation, intervals=intervals if self.resamples else {})
         figures = _figures(sums.histogram, sums, self.bins, self.background)
         return self._assemble(sums, figures, self._from_sums(sums), exact=False)
 
