@@ -98,7 +98,8 @@ class Block:
     @property
     def correct(self) -> Tensor:
         """Whether the true class is the first that attains the maximum, ``(A, 1[, S])``."""
-        if self.shifted.device.type != "cpu":  # where nobody has looked whether labels are in range
+        # A device must not be waited for, and nobody has looked whether the labels there are in range.
+        if self.shifted.device.type != "cpu" or torch.compiler.is_compiling():
             return self.prediction == self.target
         attains = self.shifted_at_target == 0
         # As many zeros as elements means that no two classes share a maximum: mostly so, and quickly seen.
