@@ -1,0 +1,168 @@
+"""Bayesian binning: an average over many histograms, each weighed by how well it explains the data."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from calibrant.calibrators.base import Calibrator
+from calibrant.calibrators.binary import (
+    distributions,
+    precise,
+    probabilities,
+    questions,
+    stacked,
+    stepped,
+)
+from calibrant.calibrators.histogram_binning import midpoints
+
+# Histograms with a smaller share of the posterior than this are left out: together they would move a
+# probability by less than sampling noise does, and without them a map has a tenth of the steps.
+_NEGLIGIBLE = 1e-4
+
+# All histograms together have more bins than there are samples: fewer classes at once than elsewhere.
+_CLASSES = 4
+
+
+class BayesianBinning(Calibrator):
+    """Bayesian binning into quantiles, BBQ (key ``bayesian-binning``).
+
+    ``q(s) = Σ_M P(M | data) · (m_b + α_b) / (n_b + N'/B)`` over histograms M of B equal-mass bins, where
+    ``n_b`` samples with ``m_b`` successes are in the bin of s. The prior of a bin is a beta distribution
+    with ``α_b = N'/B · p_b`` and ``β_b = N'/B · (1 - p_b)``, ``p_b`` being its midpoint. All histograms are
+    equally likely beforehand, and ``P(M | data)`` is proportional to
+
+    ``Π_b Γ(N'/B) / Γ(n_b + N'/B) · Γ(m_b + α_b) / Γ(α_b) · Γ(n_b - m_b + β_b) / Γ(β_b)``.
+
+    One map for each class, scaled to sum to 1. Samples that tie fall in one bin; B counts the bins that
+    hold samples. Histograms with less than 1e-4 of the posterior are left out.
+
+    Naeini, Cooper and Hauskrecht, *Obtaining Well Calibrated Probabilities Using Bayesian Binning*,
+    AAAI 2015.
+
+    Shape: logits ``(B, K, *S)`` to log-probabilities ``(B, K, *S)``.
+
+    Args:
+        bins: the numbers of bins to average over; from ``N^(1/3) / 10`` to ``10 N^(1/3)``, and at most
+            ``N / 5``, unless given.
+        prior_samples: N', the samples that the prior counts for.
+
+    Attributes:
+        edges: ``(K, P)``, where any of the histograms has an edge; short rows repeat their last.
+        values: ``(K, P + 1)``, the maps between the edges.
+
+    >>> import torch
+    >>> probability = torch.tensor([0.1, 0.6, 0.8, 0.9])
+    >>> logits = torch.stack([1 - probability, probability], 1).log()
+    >>> calibrator = BayesianBinning(bins=[1]).fit(logits, torch.tensor([0, 1, 1, 1]))
+    >>> [round(number, 3) for number in calibrator(logits).exp()[:, 1].tolist()]  # (3 + 1) / (4 + 2)
+    [0.667, 0.667, 0.667, 0.667]
+    """
+
+    key: ClassVar[str] = "bayesian-binning"
+    edges: Tensor
+    values: Tensor
+
+    def __init__(self, *, bins: Sequence[int] | None = None, prior_samples: float = 2.0) -> None:
+        super().__init__()
+        if bins is not None and (not len(bins) or min(bins) < 1):
+            raise ValueError(f"bins must be numbers of bins, each at least 1, got {bins!r}")
+        if not 0 < prior_samples < math.inf:
+            raise ValueError(f"prior_samples must be a positive number, got {prior_samples}")
+        self.bins = bins
+        self.prior_samples = prior_samples
+
+    def fit_rows(self, rows: Tensor, labels: Tensor) -> None:
+        samples = len(rows)
+        histograms = _Histograms(self.bins or numbers_of_bins(samples), samples, rows.device)
+        edges, values = [], []
+        for block in questions(rows, labels, "one-vs-rest"):
+            for probability, outcome in zip(
+                *(torch.split(tensor, _CLASSES) for tensor in block), strict=True
+            ):
+                for steps, levels in histograms.averages(probability, outcome, self.prior_samples):
+                    edges.append(steps)
+                    values.append(levels)
+        self.learn("edges", stacked(edges, at_least=1))
+        self.learn("values", stacked(values, at_least=2))
+
+    def transform(self, rows: Tensor) -> Tensor:
+        rows = precise(rows)
+        edges, values = self.learned("edges", rows), self.learned("values", rows)
+        calibrated = stepped(edges, values, probabilities(rows, "one-vs-rest"))
+        return distributions(rows, calibrated, "one-vs-rest")
+
+
+def numbers_of_bins(samples: int) -> range:
+    """The numbers of bins that the paper averages over."""
+    root = math.cbrt(samples)
+    return range(max(1, math.floor(root / 10)), max(1, min(math.ceil(10 * root), math.ceil(samples / 5))) + 1)
+
+
+class _Histograms:
+    """Equal-mass histograms of N samples, the bins of all of them in one row of T."""
+
+    def __init__(self, bins: Sequence[int], samples: int, device: torch.device) -> None:
+        sizes = torch.tensor(list(bins), device=device)
+        self.samples = samples
+        self.count = len(sizes)
+        self.of_bin = torch.arange(self.count, device=device).repeat_interleave(sizes)
+        offset = (sizes.cumsum(0) - sizes)[self.of_bin]
+        rank = torch.arange(len(self.of_bin), device=device) - offset
+        self.starts = rank * samples // sizes[self.of_bin]
+        self.ends = (rank + 1) * samples // sizes[self.of_bin]
+        self.follows = rank > 0
+
+    def averages(self, probability: Tensor, outcome: Tensor, prior: float) -> list[tuple[Tensor, Tensor]]:
+        """Edges ``(P,)`` and values ``(P + 1,)`` of the average, for each row of ``(C, N)``."""
+        ordered, order = probability.sort(-1)
+        successes = torch.nn.functional.pad(outcome.gather(1, order).to(ordered.dtype).cumsum(-1), (1, 0))
+        position = _after_ties(ordered)
+        starts, ends = position[:, self.starts], position[:, self.ends]
+
+        count = (ends - starts).to(ordered.dtype)
+        success = successes.gather(1, ends) - successes.gather(1, starts)
+        inner = midpoints(ordered, position)
+        inner[:, 0], inner[:, -1] = 0, 1
+        # A midpoint of 0 or 1 would be a prior that no data can overrule.
+        middle = ((inner.gather(1, starts) + inner.gather(1, ends)) / 2).clamp(1e-12, 1 - 1e-12)
+        filled = self._sum((count > 0).to(ordered.dtype))
+        strength = prior / filled[:, self.of_bin]
+        alpha, beta = strength * middle, strength * (1 - middle)
+
+        evidence = torch.lgamma(strength) - torch.lgamma(count + strength)
+        evidence += torch.lgamma(success + alpha) - torch.lgamma(alpha)
+        evidence += torch.lgamma(count - success + beta) - torch.lgamma(beta)
+        weight = self._sum(evidence).softmax(-1)
+        weight = torch.where(weight < _NEGLIGIBLE, 0, weight)
+        weight = (weight / weight.sum(-1, keepdim=True))[:, self.of_bin]
+
+        # The average is a sum of steps: those of each histogram, gathered where they are.
+        level = weight * (success + alpha) / (count + strength)
+        rise = torch.where(self.follows, level - level.roll(1, -1), level)
+        rises = torch.zeros_like(successes).scatter_add_(1, starts, rise)
+        is_edge = torch.zeros_like(successes).scatter_add_(1, starts, weight * self.follows) > 0
+        # No row is without an edge.
+        is_edge[:, -1] = True
+        levels = rises.cumsum(-1).clamp(0, 1)
+        return [
+            (inner[row, edge], torch.cat([levels[row, :1], levels[row, edge]]))
+            for row, edge in enumerate(is_edge)
+        ]
+
+    def _sum(self, of_bins: Tensor) -> Tensor:
+        """Sums ``(C, M)`` over the bins of each histogram."""
+        sums = of_bins.new_zeros(len(of_bins), self.count)
+        return sums.index_add_(1, self.of_bin, of_bins)
+
+
+def _after_ties(ordered: Tensor) -> Tensor:
+    """The next position ``(C, N + 1)`` from each one in sorted rows that does not part equal numbers."""
+    classes, samples = ordered.shape
+    position = torch.arange(samples + 1, device=ordered.device).repeat(classes, 1)
+    position[:, 1:-1].masked_fill_(ordered[:, 1:] == ordered[:, :-1], samples)
+    return position.flip(-1).cummin(-1).values.flip(-1)

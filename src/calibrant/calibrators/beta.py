@@ -1,0 +1,90 @@
+"""Beta calibration: the map that is right when the scores of each class follow a beta distribution."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from calibrant.calibrators.base import Calibrator
+from calibrant.calibrators.binary import at_least_two, classes_at_once, log_probabilities, outcomes
+from calibrant.calibrators.logistic import fit_logistic
+from calibrant.calibrators.platt import normalised_sigmoids
+
+
+class Beta(Calibrator):
+    """Beta calibration of each class's probability (key ``beta``).
+
+    ``q_k = sigmoid(a_k log s_k - b_k log(1 - s_k) + c_k)`` with a and b at least 0, so that the map never
+    falls; ``a = b = 1, c = 0`` changes nothing. Fitted by maximum likelihood under the constraint, for more
+    than two classes one against the rest, scaled to sum to 1. For two classes the two maps are complements
+    and the result is the plain binary method.
+
+    Kull, Silva Filho and Flach, *Beta calibration: a well-founded and easily implemented improvement on
+    logistic calibration for binary classifiers*, AISTATS 2017.
+
+    Shape: logits ``(B, K, *S)`` to log-probabilities ``(B, K, *S)``.
+
+    Attributes:
+        slopes: a and b, ``(K, 2)``.
+        intercepts: c, ``(K,)``.
+
+    >>> import torch
+    >>> logits = torch.tensor([[0.0, -3.0], [0.0, -2.0], [0.0, 2.0], [0.0, 3.0]]).repeat(10, 1)
+    >>> target = torch.tensor([0, 0, 1, 1]).repeat(10)
+    >>> target[:4] = 1 - target[:4]
+    >>> calibrator = Beta().fit(logits, target)
+    >>> [round(number, 3) for number in calibrator(logits[:4]).exp()[:, 1].tolist()]
+    [0.068, 0.148, 0.852, 0.932]
+    """
+
+    key: ClassVar[str] = "beta"
+    slopes: Tensor
+    intercepts: Tensor
+
+    def fit_rows(self, rows: Tensor, labels: Tensor) -> None:
+        at_least_two(rows)
+        present, absent = log_probabilities(rows)
+        size = classes_at_once(rows)
+        blocks = zip(
+            torch.split(present, size, 1),
+            torch.split(absent, size, 1),
+            torch.split(outcomes(rows, labels, "one-vs-rest"), size),
+            strict=True,
+        )
+        fitted = [_constrained(torch.stack([one.T, -other.T], 1), outcome) for one, other, outcome in blocks]
+        coefficients = torch.cat(fitted)
+        self.learn("slopes", coefficients[:, :2])
+        self.learn("intercepts", coefficients[:, 2])
+
+    def transform(self, rows: Tensor) -> Tensor:
+        present, absent = log_probabilities(rows)
+        slopes = self.learned("slopes", present)
+        odds = slopes[:, 0] * present - slopes[:, 1] * absent + self.learned("intercepts", present)
+        return normalised_sigmoids(odds)
+
+
+def _constrained(features: Tensor, outcome: Tensor) -> Tensor:
+    """Coefficients ``(C, 3)`` of the best logistic regressions whose slopes are not negative."""
+    targets = outcome.to(features.dtype)
+    best, value = fit_logistic(features, targets)
+    negative = best[:, :2] < 0
+    value = value.masked_fill(negative.any(1), torch.inf)
+
+    def attempt(tried: Tensor, free: list[bool]) -> None:
+        problems = tried.nonzero().squeeze(1)
+        if not len(problems):
+            return
+        choice = torch.tensor(free, device=features.device).expand(len(problems), 2)
+        found, found_value = fit_logistic(features[problems], targets[problems], choice)
+        better = (found[:, :2] >= 0).all(1) & (found_value < value[problems])
+        value[problems] = torch.where(better, found_value, value[problems])
+        best[problems] = torch.where(better.unsqueeze(1), found, best[problems])
+
+    # The problem is convex: a slope that is negative where both are free is 0 in the answer, or, if both
+    # are negative, one of them is. Only where no answer with one slope is allowed are both 0.
+    attempt(negative[:, 0], [False, True])
+    attempt(negative[:, 1], [True, False])
+    attempt(value.isinf(), [False, False])
+    return best

@@ -1,0 +1,121 @@
+"""Histogram binning: each probability becomes the frequency of what happened in its bin."""
+
+from __future__ import annotations
+
+from typing import ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+from calibrant.calibrators.base import Calibrator
+from calibrant.calibrators.binary import (
+    Variant,
+    distributions,
+    one_of,
+    precise,
+    probabilities,
+    questions,
+    stepped,
+)
+
+Binning = Literal["equal-width", "equal-mass"]
+"""Bins of the same width, or bins with the same number of samples."""
+
+
+class HistogramBinning(Calibrator):
+    """Frequencies in bins of the probability (key ``histogram-binning``).
+
+    ``q(s) = Σ_{i in bin(s)} 1[y_i = k] / |bin(s)|`` over bins ``(lo, hi]``. An empty bin takes its centre:
+    where nothing was seen, a probability stays what it was, as far as bins can say it.
+
+    Bins of equal width are the default because they fit both variants. Equal mass is the better choice for
+    ``"top-label"`` on confident networks, and a poor one for one of many classes, nearly all of whose mass
+    lies close to 0. Samples that tie fall in one bin, so that equal-mass bins can differ in size, and some
+    be empty.
+
+    ``"one-vs-rest"`` has bins for each class and scales the answers to sum to 1 (a row of zeros keeps its
+    original probabilities). ``"top-label"`` bins the confidence; the other classes share the rest in
+    proportion, and the prediction stays what it was, as in `Isotonic`.
+
+    Zadrozny and Elkan, *Obtaining calibrated probability estimates from decision trees and naive Bayesian
+    classifiers*, ICML 2001.
+
+    Shape: logits ``(B, K, *S)`` to log-probabilities ``(B, K, *S)``.
+
+    Args:
+        bins: how many, at least 1.
+        variant: ``"one-vs-rest"`` or ``"top-label"``.
+        binning: ``"equal-width"`` or ``"equal-mass"``.
+
+    Attributes:
+        edges: ``(K, bins - 1)`` or ``(1, bins - 1)``, between the bins.
+        frequencies: ``(K, bins)`` or ``(1, bins)``.
+
+    >>> import torch
+    >>> probability = torch.tensor([0.1, 0.6, 0.8, 0.9])
+    >>> logits = torch.stack([1 - probability, probability], 1).log()
+    >>> calibrator = HistogramBinning(bins=2).fit(logits, torch.tensor([0, 1, 0, 1]))
+    >>> [round(number, 3) for number in calibrator(logits).exp()[:, 1].tolist()]
+    [0.0, 0.667, 0.667, 0.667]
+    """
+
+    key: ClassVar[str] = "histogram-binning"
+    edges: Tensor
+    frequencies: Tensor
+
+    def __init__(
+        self, *, bins: int = 15, variant: Variant = "one-vs-rest", binning: Binning = "equal-width"
+    ) -> None:
+        super().__init__()
+        if bins < 1:
+            raise ValueError(f"bins must be at least 1, got {bins}")
+        one_of("variant", variant, Variant)
+        one_of("binning", binning, Binning)
+        self.bins = bins
+        self.variant: Variant = variant
+        self.binning: Binning = binning
+        self.preserves_order = variant == "top-label"  # type: ignore[misc]  # one class, two answers
+
+    def fit_rows(self, rows: Tensor, labels: Tensor) -> None:
+        fitted = [self._bins(*block) for block in questions(rows, labels, self.variant)]
+        edges, frequencies = zip(*fitted, strict=True)
+        self.learn("edges", torch.cat(edges))
+        self.learn("frequencies", torch.cat(frequencies))
+
+    def transform(self, rows: Tensor) -> Tensor:
+        rows = precise(rows)
+        edges, frequencies = self.learned("edges", rows), self.learned("frequencies", rows)
+        return distributions(
+            rows, stepped(edges, frequencies, probabilities(rows, self.variant)), self.variant
+        )
+
+    def _bins(self, probability: Tensor, outcome: Tensor) -> tuple[Tensor, Tensor]:
+        """Edges ``(C, bins - 1)`` and frequencies ``(C, bins)`` for probabilities and outcomes ``(C, N)``."""
+        classes, samples = probability.shape
+        if self.binning == "equal-width":
+            edges = torch.arange(1, self.bins, dtype=probability.dtype, device=probability.device) / self.bins
+            edges = edges.expand(classes, -1).contiguous()
+        else:
+            ends = torch.arange(1, self.bins, device=probability.device) * samples // self.bins
+            edges = midpoints(probability.sort(-1).values, ends.expand(classes, -1))
+
+        place = torch.searchsorted(edges, probability)
+        zeros = probability.new_zeros(classes, self.bins)
+        count = zeros.scatter_add(1, place, torch.ones_like(probability))
+        successes = zeros.scatter_add(1, place, outcome.to(probability.dtype))
+        bounds = torch.cat([zeros[:, :1], edges, torch.ones_like(zeros[:, :1])], 1)
+        center = (bounds[:, 1:] + bounds[:, :-1]) / 2
+        return edges, torch.where(count > 0, successes / count.clamp_min(1), center)
+
+
+def midpoints(ordered: Tensor, positions: Tensor) -> Tensor:
+    """Edges that leave ``positions`` ``(C, E)`` of the sorted numbers ``(C, N)`` at or below them.
+
+    Half-way between two numbers; the first number at position 0, the last at N.
+    """
+    last = ordered.shape[1] - 1
+    below = ordered.gather(1, (positions - 1).clamp(0, last))
+    above = ordered.gather(1, positions.clamp(0, last))
+    middle = (below + above) / 2
+    # Between neighbouring floating-point numbers there is no middle.
+    return torch.where(middle < above, middle, below)

@@ -1,0 +1,90 @@
+"""Logistic regressions for many classes at once: the fit behind Platt scaling and beta calibration."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+# The weight of a penalty on the coefficients of standardised features, beside a sum over samples: it moves
+# the answer by about a millionth of a sample, and there is an answer also where the classes are separable.
+_RIDGE = 1e-6
+
+# A dozen are usual; where classes are separable, one for every unit of the exponent.
+_STEPS = 100
+
+
+@dataclass(frozen=True, eq=False)
+class _Place:
+    """Coefficients ``(C, G)`` with the objective there ``(C,)``, its gradient and Hessian ``(C, G, G)``."""
+
+    weights: Tensor
+    value: Tensor
+    slope: Tensor
+    curvature: Tensor
+
+    def better(self, other: _Place) -> tuple[_Place, Tensor]:
+        """The better place for each problem, and whether that is the other one."""
+        moved = other.value <= self.value
+        return _Place(
+            torch.where(moved.unsqueeze(-1), other.weights, self.weights),
+            torch.where(moved, other.value, self.value),
+            torch.where(moved.unsqueeze(-1), other.slope, self.slope),
+            torch.where(moved.view(-1, 1, 1), other.curvature, self.curvature),
+        ), moved
+
+
+def fit_logistic(features: Tensor, targets: Tensor, free: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """Minimise ``Σ softplus(z) - t z`` with ``z = w · x + v``, by Newton's method, for C problems at once.
+
+    Args:
+        features: x, ``(C, F, N)``, scores: with slopes of 1 they should be a fair guess of z.
+        targets: t, ``(C, N)``, from 0 to 1.
+        free: ``(C, F)``, false for coefficients that stay 0; all are free unless given.
+
+    Returns:
+        Coefficients ``(C, F + 1)``, the intercept v last, and the least value found ``(C,)``.
+    """
+    center = features.mean(-1, keepdim=True)
+    scale = (features - center).square().mean(-1, keepdim=True).sqrt()
+    # A constant feature says nothing; what rounding leaves of its deviation must not be blown up.
+    scale = torch.where(scale > 1e-12 * center.abs(), scale, torch.inf)
+    design = torch.cat([(features - center) / scale, torch.ones_like(features[:, :1])], 1)
+
+    moving = torch.ones_like(design[:, :, 0])
+    if free is not None:
+        moving[:, :-1] = free.to(moving.dtype)
+    pinned = torch.diag_embed(1 - moving)
+    ridge = _RIDGE * torch.eye(moving.shape[1], dtype=moving.dtype, device=moving.device)
+
+    def measure(weights: Tensor) -> _Place:
+        logits = (weights.unsqueeze(1) @ design).squeeze(1)
+        value = -(F.logsigmoid(-logits) + targets * logits).sum(-1) + _RIDGE / 2 * weights.square().sum(-1)
+        fitted = logits.sigmoid()
+        slope = (design @ (fitted - targets).unsqueeze(-1)).squeeze(-1) + _RIDGE * weights
+        curvature = (design * (fitted * (1 - fitted)).unsqueeze(1)) @ design.mT + ridge
+        curvature = curvature * moving.unsqueeze(-1) * moving.unsqueeze(-2) + pinned
+        return _Place(weights, value, slope * moving, curvature)
+
+    # Two places to start from: the scores as they are, mostly not far off, and the targets' mean, safe.
+    guess = torch.cat([scale.nan_to_num(posinf=0), center.sum(1, keepdim=True)], 1).squeeze(-1) * moving
+    safe = torch.zeros_like(guess)
+    safe[:, -1] = targets.mean(-1).clamp(1e-6, 1 - 1e-6).logit()
+    place, _ = measure(safe).better(measure(guess))
+    damping = torch.zeros_like(place.value)
+    for _ in range(_STEPS):
+        diagonal = place.curvature.diagonal(dim1=-2, dim2=-1)
+        damped = place.curvature + torch.diag_embed(damping.unsqueeze(-1) * diagonal)
+        step = torch.linalg.solve(damped, place.slope)
+        gain = (step * place.slope).sum(-1)
+        place, moved = place.better(measure(place.weights - step))
+        # Newton's steps converge quadratically: after one this small the answer is exact to rounding.
+        if bool((gain * (1 + damping) < 1e-8).all()):
+            break
+        damping = torch.where(moved, damping / 10, (damping * 10).clamp_min(1))
+        damping = torch.where(damping < 1e-2, 0.0, damping)
+    slopes = place.weights[:, :-1] / scale.squeeze(-1)
+    intercepts = place.weights[:, -1:] - (slopes * center.squeeze(-1)).sum(-1, keepdim=True)
+    return torch.cat([slopes, intercepts], 1), place.value

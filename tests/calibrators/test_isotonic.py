@@ -1,0 +1,67 @@
+"""Isotonic regression against scikit-learn."""
+
+import pytest
+import torch
+
+from calibrant.calibrators.isotonic import Isotonic
+from tests.calibrators.probabilities import binary_logits, overconfident, second
+
+sklearn_isotonic = pytest.importorskip("sklearn.isotonic")
+
+
+def reference(probability, outcome, at):
+    regression = sklearn_isotonic.IsotonicRegression(out_of_bounds="clip")
+    regression.fit(probability.numpy(), outcome.double().numpy())
+    return torch.from_numpy(regression.predict(at.numpy()))
+
+
+@pytest.mark.parametrize("rounded", [False, True], ids=["distinct", "ties"])
+def test_binary_equals_scikit_learn(rounded):
+    logits, target = overconfident(500, 2)
+    logits = (logits / 2).round() * 2 if rounded else logits
+    other = overconfident(300, 2, seed=1)[0]
+    expected = reference(second(logits), target == 1, second(other))
+    torch.testing.assert_close(second(Isotonic().fit(logits, target)(other)), expected, rtol=0, atol=1e-9)
+
+
+def test_many_classes_equal_scikit_learn_renormalised():
+    logits, target = overconfident(800, 5)
+    other = overconfident(300, 5, seed=1)[0]
+    before, at = logits.softmax(1), other.softmax(1)
+    expected = torch.stack([reference(before[:, k], target == k, at[:, k]) for k in range(5)], 1)
+    total = expected.sum(1, keepdim=True)
+    expected = torch.where(total > 0, expected / total, at)
+    actual = Isotonic().fit(logits, target)(other).softmax(1)
+    torch.testing.assert_close(actual, expected, rtol=0, atol=1e-9)
+
+
+def test_top_label_equals_scikit_learn():
+    logits, target = overconfident(800, 5)
+    other = overconfident(300, 5, seed=1)[0]
+    correct = logits.argmax(1) == target
+    expected = reference(logits.softmax(1).amax(1), correct, other.softmax(1).amax(1))
+    actual = Isotonic(variant="top-label").fit(logits, target)(other).softmax(1)
+    assert expected.min() > 0.21
+    torch.testing.assert_close(actual.amax(1), expected, rtol=0, atol=1e-9)
+
+
+def test_rows_of_zeros_keep_their_probabilities():
+    # Each class was wrong at 0.4 and right at 0.59, so that none has a chance in a row of thirds.
+    logits = torch.tensor([[0.4, 0.59, 0.01], [0.01, 0.4, 0.59], [0.59, 0.01, 0.4]]).log()
+    calibrator = Isotonic().fit(logits, torch.tensor([1, 2, 0]))
+    undecided = torch.tensor([[0.36, 0.34, 0.3]])
+    torch.testing.assert_close(calibrator(undecided.log()).exp(), undecided)
+
+
+def test_a_class_that_is_always_right_has_it_all():
+    logits = overconfident(20, 3)[0]
+    calibrated = Isotonic().fit(logits, torch.zeros(20).long())(logits)
+    assert calibrated.exp()[:, 0].min() > 1 - 1e-9
+
+
+def test_confidence_below_chance_becomes_chance():
+    # Always wrong when confident: the prediction stays, with hardly more than its rival.
+    logits = binary_logits(torch.linspace(0.6, 0.9, 50, dtype=torch.float64))
+    calibrated = Isotonic(variant="top-label").fit(logits, torch.zeros(50).long())(logits)
+    assert (calibrated.argmax(1) == 1).all()
+    torch.testing.assert_close(second(calibrated), torch.full((50,), 1 / 1.99, dtype=torch.float64))

@@ -1,0 +1,74 @@
+"""Platt scaling against scikit-learn."""
+
+import numpy as np
+import pytest
+import torch
+
+from calibrant.calibrators.platt import Platt
+from tests.calibrators.probabilities import overconfident, second
+
+
+@pytest.mark.parametrize("samples", [20, 3000])
+@pytest.mark.parametrize("scale", [1.0, 100.0])
+def test_binary_equals_scikit_learn(samples, scale):
+    calibration = pytest.importorskip("sklearn.calibration")
+    logits, target = overconfident(samples, 2)
+    logits = logits * scale
+    score = (logits[:, 1] - logits[:, 0]).numpy()
+    sigmoid = calibration._SigmoidCalibration().fit(score, target.numpy())
+    calibrator = Platt().fit(logits, target)
+    expected = torch.from_numpy(sigmoid.predict(score))
+    torch.testing.assert_close(second(calibrator(logits)), expected, rtol=0, atol=1e-4)
+    assert calibrator.slopes[1].item() == pytest.approx(-sigmoid.a_, rel=1e-3)
+
+
+def test_equals_a_calibrated_classifier_of_scikit_learn():
+    calibration = pytest.importorskip("sklearn.calibration")
+    from sklearn.base import BaseEstimator, ClassifierMixin
+    from sklearn.frozen import FrozenEstimator
+
+    class Scores(ClassifierMixin, BaseEstimator):
+        def fit(self, features, target):
+            self.classes_ = np.unique(target)
+            return self
+
+        def decision_function(self, features):
+            return features[:, 1] - features[:, 0]
+
+        def predict(self, features):
+            return self.classes_[(self.decision_function(features) > 0).astype(int)]
+
+    logits, target = overconfident(1000, 2)
+    scores = Scores().fit(logits.numpy(), target.numpy())
+    peer = calibration.CalibratedClassifierCV(FrozenEstimator(scores), method="sigmoid", ensemble=False)
+    peer.fit(logits.numpy(), target.numpy())
+    expected = torch.from_numpy(peer.predict_proba(logits.numpy()))
+    torch.testing.assert_close(Platt().fit(logits, target)(logits).exp(), expected, rtol=0, atol=1e-4)
+
+
+def test_recovers_known_parameters():
+    generator = torch.Generator().manual_seed(0)
+    score = 3 * torch.randn(50_000, generator=generator, dtype=torch.float64)
+    target = (torch.rand(50_000, generator=generator) < (0.5 * score - 1).sigmoid()).long()
+    calibrator = Platt().fit(torch.stack([torch.zeros_like(score), score], 1), target)
+    assert calibrator.slopes[1].item() == pytest.approx(0.5, abs=0.02)
+    assert calibrator.intercepts[1].item() == pytest.approx(-1, abs=0.05)
+
+
+def test_hard_targets_are_the_maximum_likelihood():
+    logits, target = overconfident(500, 2)
+    hard = Platt(smooth_targets=False).fit(logits, target)
+    score = logits[:, 1] - logits[:, 0]
+    residual = second(hard(logits)) - target
+    assert abs(residual.sum()) < 1e-5
+    assert abs((residual * score).sum()) < 1e-4
+    assert hard.slopes[1] > Platt().fit(logits, target).slopes[1]
+
+
+def test_separable_data_stay_finite():
+    score = torch.cat([torch.linspace(-2, -1, 20), torch.linspace(1, 2, 20)]).double()
+    logits = torch.stack([torch.zeros_like(score), score], 1)
+    target = (score > 0).long()
+    smooth, hard = Platt().fit(logits, target), Platt(smooth_targets=False).fit(logits, target)
+    assert 0 < smooth.slopes[1] < hard.slopes[1] < 100
+    assert (second(hard(logits))[target == 1] > 1 - 1e-4).all()
