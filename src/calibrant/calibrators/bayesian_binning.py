@@ -12,6 +12,7 @@ from torch import Tensor
 from calibrant.calibrators.base import Calibrator
 from calibrant.calibrators.binary import (
     distributions,
+    ordering,
     precise,
     probabilities,
     questions,
@@ -107,8 +108,7 @@ class _Histograms:
     """Equal-mass histograms of N samples, the bins of all of them in one row of T."""
 
     def __init__(self, bins: Sequence[int], samples: int, device: torch.device) -> None:
-        sizes = torch.tensor(list(bins), device=device)
-        self.samples = samples
+        self.sizes = sizes = torch.tensor(list(bins), device=device)
         self.count = len(sizes)
         self.of_bin = torch.arange(self.count, device=device).repeat_interleave(sizes)
         offset = (sizes.cumsum(0) - sizes)[self.of_bin]
@@ -119,7 +119,8 @@ class _Histograms:
 
     def averages(self, probability: Tensor, outcome: Tensor, prior: float) -> list[tuple[Tensor, Tensor]]:
         """Edges ``(P,)`` and values ``(P + 1,)`` of the average, for each row of ``(C, N)``."""
-        ordered, order = probability.sort(-1)
+        order = ordering(probability)
+        ordered = probability.gather(1, order)
         successes = torch.nn.functional.pad(outcome.gather(1, order).to(ordered.dtype).cumsum(-1), (1, 0))
         position = _after_ties(ordered)
         starts, ends = position[:, self.starts], position[:, self.ends]
@@ -131,13 +132,15 @@ class _Histograms:
         # A midpoint of 0 or 1 would be a prior that no data can overrule.
         middle = ((inner.gather(1, starts) + inner.gather(1, ends)) / 2).clamp(1e-12, 1 - 1e-12)
         filled = self._sum((count > 0).to(ordered.dtype))
-        strength = prior / filled[:, self.of_bin]
+        strengths = prior / filled
+        strength = strengths[:, self.of_bin]
         alpha, beta = strength * middle, strength * (1 - middle)
 
-        evidence = torch.lgamma(strength) - torch.lgamma(count + strength)
-        evidence += torch.lgamma(success + alpha) - torch.lgamma(alpha)
-        evidence += torch.lgamma(count - success + beta) - torch.lgamma(beta)
-        weight = self._sum(evidence).softmax(-1)
+        # Most bins of one among many classes hold no success, where the second factor is 1.
+        evidence = torch.lgamma(count - success + beta) - torch.lgamma(beta) - torch.lgamma(count + strength)
+        hit = success > 0
+        evidence[hit] += torch.lgamma((success + alpha)[hit]) - torch.lgamma(alpha[hit])
+        weight = (self._sum(evidence) + self.sizes * torch.lgamma(strengths)).softmax(-1)
         weight = torch.where(weight < _NEGLIGIBLE, 0, weight)
         weight = (weight / weight.sum(-1, keepdim=True))[:, self.of_bin]
 

@@ -127,6 +127,14 @@ def _is_top(rows: Tensor) -> Tensor:
     return torch.zeros_like(rows, dtype=torch.bool).scatter(-1, top, True)
 
 
+def ordering(numbers: Tensor) -> Tensor:
+    """Indices that sort the last axis; equal numbers in any order."""
+    if numbers.device.type != "cpu":
+        return numbers.argsort(-1)
+    # NumPy's is five times as fast on a CPU.
+    return torch.from_numpy(numbers.numpy().argsort(-1))
+
+
 def interpolated(points: Tensor, values: Tensor, at: Tensor) -> Tensor:
     """Piecewise-linear curves ``(C, P)``, P at least 2, at ``(C, N)``; constant beyond their ends."""
     at = at.clamp(points[:, :1], points[:, -1:])

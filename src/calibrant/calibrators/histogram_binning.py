@@ -12,6 +12,7 @@ from calibrant.calibrators.binary import (
     Variant,
     distributions,
     one_of,
+    ordering,
     precise,
     probabilities,
     questions,
@@ -97,7 +98,8 @@ class HistogramBinning(Calibrator):
             edges = edges.expand(classes, -1).contiguous()
         else:
             ends = torch.arange(1, self.bins, device=probability.device) * samples // self.bins
-            edges = midpoints(probability.sort(-1).values, ends.expand(classes, -1))
+            ordered = probability.gather(1, ordering(probability))
+            edges = midpoints(ordered, ends.expand(classes, -1))
 
         place = torch.searchsorted(edges, probability)
         zeros = probability.new_zeros(classes, self.bins)

@@ -13,6 +13,7 @@ from calibrant.calibrators.binary import (
     distributions,
     interpolated,
     one_of,
+    ordering,
     precise,
     probabilities,
     questions,
@@ -91,8 +92,9 @@ def _curve(probability: Tensor, outcome: Tensor) -> tuple[Tensor, Tensor]:
     below = probability[probability < first]
     rising = probability >= first
 
-    points, order = probability[rising].sort()
-    points, group, count = torch.unique_consecutive(points, return_inverse=True, return_counts=True)
+    above = probability[rising]
+    order = ordering(above)
+    points, group, count = torch.unique_consecutive(above[order], return_inverse=True, return_counts=True)
     sums = torch.zeros_like(points).index_add_(0, group, outcome[rising][order].to(points.dtype))
     means = (sums / count).cpu().numpy()
     values = means if len(means) < 2 else isotonic_regression(means, weights=count.cpu().numpy()).x

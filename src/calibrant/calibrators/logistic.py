@@ -81,7 +81,7 @@ def fit_logistic(features: Tensor, targets: Tensor, free: Tensor | None = None) 
         gain = (step * place.slope).sum(-1)
         place, moved = place.better(measure(place.weights - step))
         # Newton's steps converge quadratically: after one this small the answer is exact to rounding.
-        if bool((gain * (1 + damping) < 1e-8).all()):
+        if bool((gain * (1 + damping) < 1e-6).all()):
             break
         damping = torch.where(moved, damping / 10, (damping * 10).clamp_min(1))
         damping = torch.where(damping < 1e-2, 0.0, damping)
