@@ -14,7 +14,7 @@ from safetensors.torch import save_file
 from typer.testing import CliRunner
 
 import calibrant
-from calibrant import cli
+from calibrant import cli, files
 from calibrant.evaluation import Evaluation, evaluate
 from calibrant.metrics.catalogue import METRICS
 
@@ -171,7 +171,7 @@ def test_several_files_are_compared(tmp_path, file, logits, labels):
     heading = next(line for line in result.output.splitlines() if "worse" in line)
     assert heading.split() == ["model", "worse"]
     row = next(line for line in result.output.splitlines() if line.split()[:1] == ["ECE"])
-    assert row.split() == ["ECE", f"{100 * first.ece:.2f}%", "*", f"{100 * second.ece:.2f}%", "worse"]
+    assert row.split() == ["ECE", f"{100 * first.ece:.2f}", "%", "*", f"{100 * second.ece:.2f}", "%", "worse"]
     row = next(line for line in result.output.splitlines() if line.split()[:1] == ["Accuracy"])
     assert row.count("*") == 2
     assert not re.search("better|worse", row)
@@ -223,15 +223,15 @@ def test_a_file_is_replaced_whole_or_not_at_all(tmp_path, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(Path, "replace", lambda *_: (_ for _ in ()).throw(OSError("disk full")))
         with pytest.raises(OSError, match="disk full"):
-            cli._replace(path, "after")
+            files.replace_file(path, b"after")
     assert path.read_text() == "before"
     assert [path.name for path in tmp_path.iterdir()] == ["out.json"]
-    cli._replace(path, "after")
+    files.replace_file(path, b"after")
     assert path.read_text() == "after"
 
 
 def test_a_disk_that_is_full_is_one_line(tmp_path, file, monkeypatch):
-    monkeypatch.setattr(cli, "_replace", lambda *_: (_ for _ in ()).throw(OSError("disk full")))
+    monkeypatch.setattr(Path, "replace", lambda *_: (_ for _ in ()).throw(OSError("disk full")))
     fails(run_evaluate(file, "--json", tmp_path / "out.json"), "disk full")
 
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from calibrant.files import FLOOR, FORMATS, BadFileError, open_predictions, read_class_counts
+from calibrant.files import FORMATS, BadFileError, open_predictions, read_class_counts
 
 ROWS, CLASSES = 50, 4
 NAMES = ("cat", "dog", "a.b", "horse, grey")
@@ -138,7 +138,10 @@ def test_probabilities_arrive_as_logarithms(tmp_path, logits, labels, name):
     read, _ = file.load()
     torch.testing.assert_close(read[1:].softmax(1), torch.from_numpy(probabilities[1:]))
     assert read[0, 1] == 0
-    assert torch.equal(read[0, [0, 2, 3]].exp(), torch.full((3,), FLOOR, dtype=torch.float64).log().exp())
+    assert torch.equal(
+        read[0, [0, 2, 3]].exp(),
+        torch.full((3,), torch.finfo(torch.float32).tiny, dtype=torch.float64).log().exp(),
+    )
 
 
 @pytest.mark.parametrize("name", WRITERS)
@@ -281,7 +284,7 @@ LOGITS, LABELS = np.zeros((3, 2), np.float32), np.zeros(3, int)
         ({"logits": LOGITS, "labels": np.array([0, -1, 0])}, ["label -1 at row 1", "ignore_index=-100"]),
         ({"logits": LOGITS, "labels": LABELS - 100}, ["every label is -100"]),
         ({"logits": np.array([[0, 0], [np.nan, 0], [0, 0]]), "labels": LABELS}, ["NaN", "row 1"]),
-        ({"logits": np.array([[0, 0], [0, 0], [0, -np.inf]]), "labels": LABELS}, ["infinite", "row 2"]),
+        ({"logits": np.array([[0, 0], [0, 0], [0, np.inf]]), "labels": LABELS}, ["infinite", "row 2"]),
         ({"probabilities": LOGITS, "labels": LABELS}, ["sum to 0", "row 0", "expected 1"]),
         ({"probabilities": LOGITS + 50, "labels": LABELS}, ["50", "expected 0 to 1"]),
         ({"probabilities": np.array([[-0.1, 1.1]] * 3), "labels": LABELS}, ["-0.1 to 1.1", "row 0"]),

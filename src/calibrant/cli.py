@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import secrets
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
@@ -19,7 +18,6 @@ if TYPE_CHECKING:
 
     from calibrant.evaluation import Difference, Evaluation
     from calibrant.files import PredictionFile
-    from calibrant.metrics.catalogue import Description
 
 EXACT_LIMIT = 1 << 30
 """Bytes of logits up to which a file is evaluated in memory unless told otherwise."""
@@ -108,9 +106,10 @@ def evaluate(
 ) -> None:
     """Print how accurate and how calibrated predictions are.
 
-    Several files make a comparison: all of them must hold predictions for the same labels in the same order.
+    Several files make a comparison, which is sharpest where all hold predictions for the same labels in the
+    same order.
     """
-    from calibrant.files import BadFileError, open_predictions, read_class_counts
+    from calibrant.files import BadFileError, open_predictions, read_class_counts, replace_file
 
     with _failing_in_one_line(BadFileError):
         _check_outputs(files, report, json)
@@ -122,6 +121,13 @@ def evaluate(
         opened = [open_predictions(file, ignore_index=ignore_index) for file in files]
         # Both files of a pair, as *.npy gives them, are one file of predictions.
         opened = list({file.path.resolve(): file for file in opened}.values())
+        for file in opened[1:]:
+            if file.num_classes != opened[0].num_classes:
+                raise BadFileError(
+                    file.path,
+                    f"has {file.num_classes} classes, but {opened[0].path.name} has {opened[0].num_classes}; "
+                    "models that are compared must have the same classes",
+                )
         for file in opened:
             _check_options(file, background, counts, per_image)
         options: dict[str, Any] = {
@@ -141,7 +147,8 @@ def evaluate(
     _print(evaluations)
     with _failing_in_one_line(OSError):
         if json is not None:
-            _replace(json, "[" + ",\n".join(evaluation.to_json() for evaluation in evaluations) + "]\n")
+            listed = ",\n".join(evaluation.to_json() for evaluation in evaluations)
+            replace_file(json, f"[{listed}]\n".encode())
         if report is not None:
             from calibrant.reports.html import write_report
 
@@ -249,6 +256,7 @@ def _progress() -> Progress:
 
 def _print(evaluations: Sequence[Evaluation]) -> None:
     from rich.console import Console
+    from rich.measure import Measurement
 
     # In a file or a pipe nothing limits the width, and folded columns would be hard to read.
     width = None if sys.stdout.isatty() else 100 + sum(20 + len(each.name) for each in evaluations)
@@ -256,7 +264,10 @@ def _print(evaluations: Sequence[Evaluation]) -> None:
     if len(evaluations) == 1:
         console.print(evaluations[0])
         return
-    console.print(_comparison(evaluations))
+    table = _comparison(evaluations)
+    # Wider than the terminal rather than with digits left out.
+    console.width = max(console.width, Measurement.get(console, console.options, table).maximum)
+    console.print(table)
     console.print(_caption(evaluations), markup=False)
 
 
@@ -284,8 +295,8 @@ def _comparison(evaluations: Sequence[Evaluation]) -> Table:
         known = [value for value in values if value is not None]
         if not known:
             continue
-        best = _figure((max if description.higher_is_better else min)(known), description)
-        figures = [_figure(value, description) for value in values]
+        best = description.text((max if description.higher_is_better else min)(known))
+        figures = ["-" if value is None else description.text(value) for value in values]
         cells = []
         for figure, found in zip(figures, differences, strict=True):
             star = " *" if figure == best else ""
@@ -295,34 +306,20 @@ def _comparison(evaluations: Sequence[Evaluation]) -> Table:
                 verdict = " worse" if found[name].better == "first" else " better"
             cells.append(Text(f"{figure}{star}{verdict}", style="bold" if star else ""))
         table.add_row(description.label, *cells)
+    table.add_row("p-value of calibration", *(f"{evaluation.p_value:.3f}" for evaluation in evaluations))
     return table
-
-
-def _figure(value: float | None, description: Description) -> str:
-    if value is None:
-        return "-"
-    return f"{100 * value:.2f}%" if description.percent else f"{value:.4f}"
 
 
 def _caption(evaluations: Sequence[Evaluation]) -> str:
     first, *others = evaluations
     if not all(each.replicates for each in evaluations):
-        return "* best; without resamples, differences are not tested"
+        return "* best; without resamples, as for means over images, differences are not tested"
     meaning = f"* best; better, worse: significantly so than {first.name}, at the level {first.level:g}"
     unpaired = [other.name for other in others if not first.is_paired_with(other)]
     if not unpaired:
         return f"{meaning}, by a paired bootstrap"
     return (
         f"{meaning}, by the bootstrap; not paired, as if from independent data, for {', '.join(unpaired)}: "
-        "pairing needs the same labels in the same order, loaded (--exact)"
+        "pairing needs the same labels in the same order, loaded (--exact), and at most 200 million elements "
+        "times resamples"
     )
-
-
-def _replace(path: Path, text: str) -> None:
-    """Write a file, or replace it in one step."""
-    partial = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
-    try:
-        partial.write_text(text, encoding="utf-8")
-        partial.replace(path)
-    finally:
-        partial.unlink(missing_ok=True)

@@ -6,7 +6,9 @@ import hashlib
 import io
 import json
 import math
+import warnings
 from collections.abc import Callable, Mapping, Sequence
+from copy import copy
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any, Self
 
@@ -14,21 +16,21 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from calibrant.histogram import Bins, ConfidenceHistogram, bin_of_cells, equal_width_edges
+from calibrant.histogram import Bins, ConfidenceHistogram, bin_of, bin_of_cells, equal_width_edges
 from calibrant.layout import Elements, arrange
 from calibrant.metrics.accuracy import ClassCounts, accuracy, balanced_accuracy, mean_iou
-from calibrant.metrics.calibration import FIGURES, smooth_ece, sweep_ece
+from calibrant.metrics.calibration import ERRORS
 from calibrant.metrics.catalogue import METRICS
 from calibrant.metrics.classwise import ClassGaps, classwise_ece
 from calibrant.metrics.predictions import Predictions
-from calibrant.metrics.scores import brier_split, kde_errors, nll_split, tempered_brier, tempered_nll
+from calibrant.metrics.scores import brier_split, kde_ece, nll_split, tempered_brier, tempered_nll
 from calibrant.metrics.uncertainty import (
-    Interval as Interval,
-)
-from calibrant.metrics.uncertainty import (
+    Interval,
     binomial_interval,
     bootstrap,
     bootstrap_histogram,
+    calibrated_classwise_ece,
+    calibrated_gaps,
     calibration_test,
     consistency_band,
     interval,
@@ -41,11 +43,8 @@ if TYPE_CHECKING:
 # Beyond so many draws, elements times resamples, data are drawn from the histogram's cells instead.
 _MOST_DRAWS = 2 * 10**8
 
-# The canonical calibration error visits N² pairs of K numbers: computed unasked where that takes a second.
-_MOST_PAIRED_NUMBERS = 2 * 10**9
-
-# The errors of the top class's confidence.
-_ERRORS = (*FIGURES, "sweep_ece", "smooth_ece")
+# Simulations of a calibrated model, for the bias of errors that the bootstrap sees too little of.
+_SIMULATIONS = 100
 
 # Long-tailed data: classes with more training elements than the first number, at least the second, or fewer.
 _HEAD, _TAIL = 100, 20
@@ -134,8 +133,28 @@ class Difference:
 class Evaluation:
     """Plain numbers about one model on one data set; made by `evaluate` or an `Evaluator`.
 
-    Figures are fractions, not percent. A figure that could not be computed is None: from a stream,
-    those that need every prediction at once.
+    Figures are fractions, not percent; `calibrant.metrics.METRICS` says what each is. A figure that could not
+    be computed is None: from a stream, those that need every prediction at once; `mean_iou_foreground`
+    without a background class; `kde_ece` unless asked for.
+
+    Attributes:
+        name: of the model.
+        samples: elements that were not ignored.
+        num_classes: K.
+        bins: of the binned errors.
+        exact: whether every prediction was at hand, or only a stream's sums.
+        per_image: whether the figures are means over images. The p-value, the reliability diagram, classes
+            and groups are those of all elements together in any case.
+        p_value: how probable an ECE this large is, were the model calibrated; see `calibration_test`. Of 15
+            bins where `bins` is not a divisor of 300.
+        reliability: the reliability diagram in numbers.
+        classes: figures of each class.
+        groups: figures of the head, middle and tail, where class counts were given.
+        intervals: by figure; see `calibrant.metrics.uncertainty.interval`.
+        level: of the intervals.
+        seed: of the resamples.
+        replicates: figures of the resamples, for `compare`.
+        fingerprint: of the labels, where resamples were drawn element by element: equal ones can be paired.
     """
 
     name: str
@@ -143,6 +162,7 @@ class Evaluation:
     num_classes: int
     bins: int
     exact: bool
+    per_image: bool = False
     accuracy: float
     balanced_accuracy: float
     mean_iou: float
@@ -186,7 +206,8 @@ class Evaluation:
         differences. Otherwise the data sets are taken to be independent.
 
         Returns:
-            One entry for each figure that both have resampled.
+            One entry for each figure that both have resampled; without the binned ones where the numbers of
+            bins differ.
 
         Raises:
             ValueError: there is no such figure.
@@ -197,12 +218,16 @@ class Evaluation:
         >>> difference.significant, difference.better
         (True, 'second')
         """
+        if self.per_image or other.per_image:
+            raise ValueError("figures that are means over images are not resampled, and cannot be compared")
         names = [name for name in METRICS if name in self.replicates and name in other.replicates]
         if not names:
             raise ValueError(
                 "nothing to compare: one of the evaluations has no resampled figures; evaluate "
                 "with resamples > 0"
             )
+        if self.bins != other.bins:
+            names = [name for name in names if name not in ERRORS and name != "classwise_ece"]
         paired = self.is_paired_with(other)
         differences = {}
         for name in names:
@@ -274,7 +299,7 @@ class Evaluation:
         from rich.table import Table
         from rich.text import Text
 
-        kind = "exact" if self.exact else "streamed"
+        kind = ("exact" if self.exact else "streamed") + (", means over images" if self.per_image else "")
         title = (
             f"{self.name}: {self.samples:,} elements, {self.num_classes:,} classes, {self.bins} bins, {kind}"
         )
@@ -289,13 +314,15 @@ class Evaluation:
             if value is None:
                 continue
             ends = self.intervals.get(name)
-            between = "" if ends is None else " – ".join(_text(end, description.percent) for end in ends)
-            table.add_row(description.label, _text(value, description.percent), between)
+            between = "" if ends is None else " – ".join(description.text(end) for end in ends)
+            table.add_row(description.label, description.text(value), between)
         table.add_section()
         for name, group in self.groups.items():
             if group.ece is not None and group.accuracy is not None:
-                table.add_row(f"Accuracy, {name}", _text(group.accuracy, True), f"{group.classes} classes")
-                table.add_row(f"ECE, {name}", _text(group.ece, True), f"{group.count:,} elements")
+                table.add_row(
+                    f"Accuracy, {name}", METRICS["accuracy"].text(group.accuracy), f"{group.classes} classes"
+                )
+                table.add_row(f"ECE, {name}", METRICS["ece"].text(group.ece), f"{group.count:,} elements")
         table.add_row("p-value of calibration", f"{self.p_value:.3f}", "")
         return table
 
@@ -315,10 +342,6 @@ def _tuples(values: Any) -> Any:
     return tuple(_tuples(value) for value in values) if isinstance(values, list) else values
 
 
-def _text(value: float, percent: bool) -> str:
-    return f"{100 * value:.2f} %" if percent else f"{value:.4f}"
-
-
 def evaluate(
     logits: Tensor,
     target: Tensor,
@@ -330,6 +353,7 @@ def evaluate(
     class_counts: Sequence[int] | Tensor | None = None,
     background: int | None = None,
     per_image: bool = False,
+    kde: bool = False,
     resamples: int = 1000,
     level: float = 0.95,
     seed: int = 0,
@@ -349,6 +373,8 @@ def evaluate(
         background: a class to leave out of `mean_iou_foreground`.
         per_image: average the figures over the entries of the batch axis, with intervals from their spread,
             instead of taking all elements of the data set together.
+        kde: whether to compute `kde_ece` as well, which takes time that grows with N² and means something
+            only where predictions have neighbours: for few classes and many elements. It gets no interval.
         resamples: of the bootstrap behind the intervals; 0 for none.
         level: of the intervals.
         seed: of the bootstrap.
@@ -377,9 +403,14 @@ def evaluate(
         seed=seed,
     )
     predictions = Predictions.of(logits, target, ignore_index=ignore_index)
+    if not per_image:
+        _look_for_probabilities(logits)
     if per_image:
-        return replace(evaluator.update(logits, target)._evaluation(), exact=True)
-    return evaluator._exactly(predictions, progress)
+        sums = evaluator.update(logits, target)._sums
+        assert sums is not None
+        return replace(evaluator._evaluation(sums), exact=True)
+    evaluation = evaluator._exactly(predictions, progress)
+    return replace(evaluation, kde_ece=kde_ece(predictions)) if kde else evaluation
 
 
 class Evaluator:
@@ -388,7 +419,7 @@ class Evaluator:
     What is kept are sums: the confidence histogram, and per class some bins. Equal-width figures, scores
     and accuracies are exact; equal-mass and smooth ones are close (see `calibrant.metrics`); the calibration
     and refinement parts and `kde_ece`, which need every prediction at once, are None. Intervals cover the
-    figures of the top class, NLL and Brier.
+    figures of the top class, accuracy, balanced accuracy, NLL and Brier.
 
     Two evaluators add up (``+``). In a distributed run every rank calls `compute` and gets the figures of
     all.
@@ -447,9 +478,13 @@ class Evaluator:
         Raises:
             ValueError: shapes or labels that do not fit, or logits that are not finite; nothing is added.
         """
+        if self._sums is None:
+            _look_for_probabilities(logits)
         if not self.per_image:
             bin_of_cells(self.bins, torch.device("cpu"))  # the error for bins that a stream cannot have
-        elements = arrange(logits, target, num_classes=self.num_classes, ignore_index=self.ignore_index)
+        elements = arrange(
+            logits, target, num_classes=self.num_classes, ignore_index=self.ignore_index, look_at_labels=True
+        )
         if self.num_classes is None:
             self._check(logits.shape[1])
         sums = self._measure(elements)
@@ -476,9 +511,12 @@ class Evaluator:
                     "nothing to evaluate: call update(logits, target) first (a process that may see no data "
                     "needs num_classes)"
                 )
+            # On the device that the other processes' sums are on, which NCCL insists on.
+            on_gpu = dist.is_available() and dist.is_initialized() and dist.get_backend(group) == "nccl"
+            device = torch.device("cuda", torch.cuda.current_device()) if on_gpu else torch.device("cpu")
             empty = torch.empty(0, self.num_classes), torch.empty(0, dtype=torch.int64)
-            self._sums = self._measure(arrange(*empty))
-        return self._evaluation(group)
+            self._sums = self._measure(arrange(*(part.to(device) for part in empty)))
+        return self._evaluation(self._sums.all_reduce(group))
 
     def reset(self) -> None:
         """Forget what was added."""
@@ -499,19 +537,9 @@ class Evaluator:
             raise ValueError(
                 f"evaluators of {self.num_classes} and of {other.num_classes} classes do not add up"
             )
-        total = Evaluator(
-            self.num_classes or other.num_classes,
-            name=self.name,
-            bins=self.bins,
-            ignore_index=self.ignore_index,
-            class_names=self.class_names,
-            class_counts=self.class_counts,
-            background=self.background,
-            per_image=self.per_image,
-            resamples=self.resamples,
-            level=self.level,
-            seed=self.seed,
-        )
+        total = copy(self)
+        total.num_classes = self.num_classes or other.num_classes
+        total._sums = None
         parts = [part._sums for part in (self, other) if part._sums is not None]
         if parts:
             total._sums = parts[0] if len(parts) == 1 else parts[0] + parts[1].to(parts[0].samples.device)
@@ -557,12 +585,8 @@ class Evaluator:
         # to second order.
         means["nll_calibration"] = -predictions.log_likelihood.double() - means["nll_refinement"]
         means["brier_calibration"] = predictions.squared_error.double() - means["brier_refinement"]
-        if (
-            predictions.samples > 1
-            and predictions.samples**2 * predictions.num_classes <= _MOST_PAIRED_NUMBERS
-        ):
-            means["kde_ece"] = kde_errors(predictions)
         figures |= {name: float(values.mean()) for name, values in means.items()}
+        figures |= {"nll_calibration": nll.calibration, "brier_calibration": brier.calibration}
         if self.resamples * predictions.samples <= _MOST_DRAWS:
             labels = predictions.label.cpu().numpy().tobytes()
             fingerprint = hashlib.sha256(labels).hexdigest()
@@ -578,17 +602,21 @@ class Evaluator:
         else:
             replicates = self._from_sums(sums, progress)
             fingerprint = None  # not drawn element by element: there is nothing to pair
-        return self._assemble(sums, figures, replicates, exact=True, fingerprint=fingerprint)
+        biases = {}
+        if "classwise_ece" in replicates:
+            simulated = calibrated_classwise_ece(
+                predictions, bins=self.bins, simulations=_SIMULATIONS, seed=self.seed
+            )
+            biases["classwise_ece"] = float(simulated.mean())
+        return self._assemble(sums, figures, replicates, exact=True, fingerprint=fingerprint, biases=biases)
 
-    def _evaluation(self, group: dist.ProcessGroup | None = None) -> Evaluation:
-        assert self._sums is not None
-        sums = self._sums.all_reduce(group)
+    def _evaluation(self, sums: _Sums) -> Evaluation:
         if sums.samples == 0:
             raise ValueError("nothing to evaluate: every element that was added is ignored")
         if self.per_image:
             means, intervals = sums.image_means(self.level)
             evaluation = self._assemble(sums, means, {}, exact=False)
-            return replace(evaluation, intervals=intervals if self.resamples else {})
+            return replace(evaluation, per_image=True, intervals=intervals if self.resamples else {})
         figures = _figures(sums.histogram, sums, self.bins, self.background)
         return self._assemble(sums, figures, self._from_sums(sums), exact=False)
 
@@ -599,7 +627,6 @@ class Evaluator:
             sums.histogram,
             sums.counts,
             bins=self.bins,
-            background=self.background,
             resamples=self.resamples,
             seed=self.seed,
             progress=progress,
@@ -613,20 +640,31 @@ class Evaluator:
         *,
         exact: bool,
         fingerprint: str | None = None,
+        biases: Mapping[str, float] | None = None,
     ) -> Evaluation:
+        biases = {"mce": sums.mce_if_calibrated(self.seed), **(biases or {})}
         # A resample may lack what a figure needs, such as any foreground: its spread is then not known.
         replicates = {name: values for name, values in replicates.items() if bool(values.isfinite().all())}
-        p_value = calibration_test(sums.histogram, bins=self.bins if 300 % self.bins == 0 else 15).p_value
+        bins = self.bins if 300 % self.bins == 0 else 15
+        p_value = calibration_test(sums.histogram, bins=bins, seed=self.seed).p_value
         intervals = sums.score_intervals(self.level) if self.resamples else {}
         for name, values in replicates.items():
             estimate = figures[name]
             if estimate is None:
                 continue
             low, high = interval(estimate, values, self.level, debiased=name == "debiased_ece")
-            if name in _ERRORS and p_value >= 1 - self.level:
+            if name in biases:
+                # The bootstrap sees too little of this bias, which is largest for a calibrated model.
+                low = min(low, interval(estimate, values, self.level, debiased=True)[0] - biases[name])
+            if name in ERRORS and p_value >= 1 - self.level:
                 low = 0.0  # the bootstrap cannot see that no error at all is possible, but the test can
             intervals[name] = _clipped(name, (low, high))
-        bins = sums.reliability
+        if self.resamples and not self.per_image:
+            low, high = intervals["brier"]
+            intervals["root_brier"] = math.sqrt(low), math.sqrt(high)
+            hits, total = sums.recognised.sum(), sums.samples
+            low_end, high_end = binomial_interval(hits, total, self.level)
+            intervals["accuracy"] = float(low_end), float(high_end)
         return Evaluation(
             name=self.name,
             samples=int(sums.samples),
@@ -634,7 +672,7 @@ class Evaluator:
             bins=self.bins,
             exact=exact,
             p_value=p_value,
-            reliability=_reliability(bins, self.level),
+            reliability=_reliability(sums.reliability, self.level),
             classes=_classes(sums, self.class_names),
             groups=_groups(sums, self._group_of_class()),
             intervals=intervals,
@@ -685,7 +723,7 @@ class _Sums(Statistics):
         grouped = torch.zeros(3, len(GROUPS), bins, dtype=torch.float64, device=device)
         if group_of_class is not None:
             group = group_of_class.to(device)[predictions.label]
-            place = torch.bucketize(predictions.confidence.double(), equal_width_edges(bins, device)[1:-1])
+            place = bin_of(predictions.confidence.double(), equal_width_edges(bins, device))
             values = torch.ones_like(scores[0]), predictions.confidence.double(), predictions.correct.double()
             for row, value in zip(grouped.view(3, -1), values, strict=True):
                 row.index_add_(0, group * bins + place, value)
@@ -743,6 +781,13 @@ class _Sums(Statistics):
         }
         return {name: means[name] for name in present}, intervals
 
+    def mce_if_calibrated(self, seed: int) -> float:
+        """The MCE that chance alone gives a calibrated model, on average."""
+        bins = self.binned.shape[1] if 300 % self.binned.shape[1] == 0 else 15
+        gaps = calibrated_gaps(self.histogram, bins=bins, simulations=_SIMULATIONS, seed=seed)
+        count = self.histogram.equal_width(bins).count.cpu()
+        return float((gaps.abs() / count.clamp_min(1)).amax(1).mean())
+
     def score_intervals(self, level: float) -> dict[str, Interval]:
         """Intervals of NLL and Brier score from their variance."""
         mean, square = self.scores.cpu() / self.samples.cpu()
@@ -750,6 +795,21 @@ class _Sums(Statistics):
         low, high = (mean - reach).clamp_min(0).tolist(), (mean + reach).tolist()
         ends = {"nll": (low[0], high[0]), "brier": (low[1], high[1])}
         return ends | {"root_brier": (math.sqrt(low[1]), math.sqrt(high[1]))}
+
+
+def _look_for_probabilities(logits: Tensor) -> None:
+    """Warn of probabilities where logits belong; a look at some elements is enough to know."""
+    some = logits.detach()[:64].flatten(2)[..., :64] if logits.ndim > 2 else logits.detach()[:1024]
+    if (
+        some.numel()
+        and bool(((some >= 0) & (some <= 1)).all())
+        and bool(((some.sum(1) - 1).abs() < 1e-3).all())
+    ):
+        warnings.warn(
+            "these logits lie in [0, 1] and add up to 1, as probabilities do; pass the .log() of those",
+            UserWarning,
+            stacklevel=3,
+        )
 
 
 def _quantile(level: float) -> float:
@@ -773,11 +833,9 @@ def _figures(
     # NaN also where nothing but background occurs or is predicted.
     foreground = math.nan if background is None else mean_iou(sums.counts, background=background)
     figures: dict[str, float | None] = {
-        name: float(figure(confidences, bins)) for name, figure in FIGURES.items()
+        name: float(error(confidences, bins)) for name, error in ERRORS.items()
     }
     return figures | {
-        "sweep_ece": sweep_ece(confidences),
-        "smooth_ece": smooth_ece(confidences),
         "classwise_ece": classwise_ece(sums.gaps),
         "accuracy": accuracy(sums.counts),
         "balanced_accuracy": balanced_accuracy(sums.counts),

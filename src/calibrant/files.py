@@ -10,13 +10,14 @@ from __future__ import annotations
 import csv
 import json
 import re
+import secrets
 import warnings
 import zipfile
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from itertools import chain
-from math import isfinite, prod
+from math import inf, isinf, isnan, prod
 from pathlib import Path
 from typing import IO, Any
 
@@ -24,14 +25,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from calibrant.layout import SUM_TOLERANCE, as_logits
+
 CHUNK = 1 << 22
 """Numbers in one batch, unless a single row has more: 16 MiB of float32."""
-
-TOLERANCE = 1e-2
-"""How far probabilities may be from a sum of 1: rounded and half-precision ones are."""
-
-FLOOR = torch.finfo(torch.float32).tiny
-"""What stands for a probability of 0 under the logarithm: about 1.2e-38, whose logarithm is -87.3."""
 
 Batch = tuple[Tensor, Tensor]
 Batches = Generator[Batch, None, None]
@@ -97,7 +94,7 @@ class PredictionFile:
                     break
                 scores, labels = pair
                 valid += self._check_labels(labels, start)
-                yield self._logits(scores, start), labels
+                yield self._logits(scores, labels, start), labels
                 start += len(labels)
         if not valid:
             raise BadFileError(self.path, f"has no element to evaluate: every label is {self.ignore_index}")
@@ -129,35 +126,42 @@ class PredictionFile:
             raise BadFileError(
                 self.path,
                 f"has label {int(labels[wrong][0])} at row {start + row}; expected 0 to "
-                f"{self.num_classes - 1}, or ignore_index={self.ignore_index} for elements to leave out",
+                f"{self.num_classes - 1}, or ignore_index={self.ignore_index} for elements to leave out "
+                "(--ignore-index)",
             )
         return int(valid.sum())
 
-    def _logits(self, scores: Tensor, start: int) -> Tensor:
-        low, high = (float(bound) for bound in torch.aminmax(scores))  # NaN where there is any
-        if not (isfinite(low) and isfinite(high)):
-            row = start + _first_row(~scores.isfinite())
+    def _logits(self, scores: Tensor, labels: Tensor, start: int) -> Tensor:
+        counted = (labels != self.ignore_index).unsqueeze(1)
+        judged = scores
+        if not counted.all():  # what stands at ignored elements may be anything
+            judged = torch.where(counted, scores, 1 / self.num_classes)
+        low, high = (float(bound) for bound in torch.aminmax(judged))  # NaN where there is any
+        ruled_out = self.kind == "logits" and low == -inf  # a class may be, by a logit of minus infinity
+        if isnan(low) or isinf(high) or (isinf(low) and not ruled_out):
+            wrong = judged.isnan() | (judged == inf) | (judged.isinf() if not ruled_out else False)
+            row = start + _first_row(wrong)
             raise BadFileError(
                 self.path, f"{self.kind} are NaN or infinite at row {row}; expected finite numbers"
             )
         if self.kind == "logits":
             return scores
-        if low < 0 or high > 1 + TOLERANCE:
-            outside = (scores < 0) | (scores > 1 + TOLERANCE)
+        if low < 0 or high > 1 + SUM_TOLERANCE:
+            outside = (judged < 0) | (judged > 1 + SUM_TOLERANCE)
             raise BadFileError(
                 self.path,
                 f"probabilities range from {low:.4g} to {high:.4g} at row {start + _first_row(outside)}; "
                 "expected 0 to 1 (if these are logits, name them logits)",
             )
-        total = scores.sum(1)
-        wrong = (total - 1).abs() > TOLERANCE
+        total = judged.sum(1)
+        wrong = (total - 1).abs() > SUM_TOLERANCE
         if wrong.any():
             raise BadFileError(
                 self.path,
                 f"probabilities sum to {float(total[wrong][0]):.4g} over the classes at row "
-                f"{start + _first_row(wrong)}; expected 1 within {TOLERANCE}",
+                f"{start + _first_row(wrong)}; expected 1 within {SUM_TOLERANCE}",
             )
-        return scores.clamp(min=FLOOR).log()
+        return as_logits(scores)
 
 
 def open_predictions(path: Path | str, *, ignore_index: int = -100) -> PredictionFile:
@@ -668,3 +672,16 @@ FORMATS: dict[str, Callable[[Path], _Content]] = {
     ".parquet": _open_parquet,
 }
 """What reads a file, by its suffix."""
+
+
+def replace_file(path: Path | str, content: bytes) -> None:
+    """Write a file, or replace it in one step, so that nobody ever sees half of it."""
+    path = Path(path)
+    partial = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
+    try:
+        partial.write_bytes(content)
+        partial.replace(path)
+    except OSError as error:
+        raise type(error)(f"cannot write {path}: {error.strerror or error}") from None
+    finally:
+        partial.unlink(missing_ok=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Self
+from typing import ClassVar, Self
 
 import torch
 from torch import Tensor
@@ -157,6 +157,9 @@ class ConfidenceHistogram(Statistics):
     >>> histogram.equal_width(2).count.tolist(), histogram.correct.sum().item()
     ([0.0, 2.0], 1.0)
     """
+
+    most_bins: ClassVar[int] = 512
+    cells: ClassVar[int] = 1 << 14
 
     count: Tensor
     confidence: Tensor

@@ -8,6 +8,9 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+SUM_TOLERANCE = 1e-2
+"""How far probabilities may be from a sum of 1: rounded and half-precision ones are."""
+
 # Numbers in one block. On a CPU, few enough that temporaries of this size stay near the cores, and enough
 # that the operations outweigh their overhead; measured best for rows of 1,000 classes as for images.
 # Elsewhere launch overhead rules and blocks only bound the memory.
@@ -42,6 +45,19 @@ class Elements:
         """Whether the targets are probabilities."""
         return self.target.is_floating_point()
 
+    @property
+    def rows(self) -> Tensor:
+        """The logits of the valid elements, ``(N, K)``, in the computing type, without a gradient."""
+        logits = self.logits.detach()
+        rows = logits if logits.ndim == 2 else logits.movedim(1, -1).flatten(0, 1)
+        rows = rows if self.all_valid else rows[self.valid.flatten()]
+        return rows.to(computing_dtype(logits))
+
+    @property
+    def labels(self) -> Tensor:
+        """The labels of the valid elements, ``(N,)``."""
+        return self.target.flatten() if self.all_valid else self.target.flatten()[self.valid.flatten()]
+
     def detached(self) -> Elements:
         """The same elements without a path for gradients."""
         return replace(self, logits=self.logits.detach())
@@ -54,6 +70,7 @@ def arrange(
     num_classes: int | None = None,
     ignore_index: int = -100,
     soft: bool = False,
+    look_at_labels: bool = False,
 ) -> Elements:
     """Check a batch and return it as `Elements`.
 
@@ -63,6 +80,7 @@ def arrange(
         num_classes: the K to insist on.
         ignore_index: the label of elements to leave out.
         soft: whether probability targets are allowed.
+        look_at_labels: whether to check labels wherever they are, even if that means to wait for a device.
 
     Raises:
         TypeError: logits that are not floating point, or targets of the wrong kind.
@@ -82,7 +100,8 @@ def arrange(
     target = target.reshape(-1) if classes_last else target.flatten(1) if target.ndim > 1 else target
     valid = target != ignore_index
     all_valid = False
-    if target.device.type == "cpu" and not torch.compiler.is_compiling() and target.numel():
+    looked_at = target.device.type == "cpu" or look_at_labels
+    if looked_at and not torch.compiler.is_compiling() and target.numel():
         low, high = _range(target)
         all_valid = not low <= ignore_index <= high
         if not all_valid:
@@ -131,7 +150,7 @@ def _check_target(logits: Tensor, target: Tensor, soft: bool) -> None:
         if not soft:
             raise TypeError(
                 f"target must hold integer labels, got {target.dtype} of shape {tuple(target.shape)}: pass "
-                "target.long(); this loss has no form for probability targets"
+                "target.long(); probability targets have no meaning here"
             )
         if target.shape != logits.shape:
             raise ValueError(
@@ -161,6 +180,16 @@ def _flatten(tensor: Tensor, classes_last: bool) -> Tensor:
 def computing_dtype(logits: Tensor) -> torch.dtype:
     """The type a loss computes in: float64 for float64 logits, else float32."""
     return torch.float64 if logits.dtype == torch.float64 else torch.float32
+
+
+def as_logits(probabilities: Tensor) -> Tensor:
+    """The logarithms of probabilities, where 0 counts as the smallest normal float32, 1.2e-38.
+
+    Trees and rounding give probabilities of 0. A true class that got one costs 87.3 in NLL, and not
+    infinitely much, whatever the type of the probabilities.
+    """
+    floor = torch.finfo(torch.float32).tiny
+    return probabilities.to(computing_dtype(probabilities)).clamp_min(floor).log()
 
 
 def along_classes(values: Tensor, logits: Tensor) -> Tensor:

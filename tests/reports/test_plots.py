@@ -193,7 +193,8 @@ def test_reliability_diagram_draws_its_bins(ax):
     x = [0.375, 0.625, 0.875]
     np.testing.assert_allclose(ends, [[[c, c - 0.15], [c, c - 0.08]] for c in x])
     assert [[0, 0], [1, 1]] in [line.get_xydata().tolist() for line in ax.lines]
-    assert legend(ax) == ["If calibrated", "Accuracy", "Gap"]
+    drawn = ["Accuracy", "Gap", "If calibrated"]
+    assert legend(ax.figure.axes[-1]) == [*drawn, "Mean accuracy", "Mean confidence"]
 
 
 def test_reliability_diagram_has_the_histogram_below_in_the_place_of_the_axes(ax):

@@ -12,16 +12,10 @@ from numpy.typing import ArrayLike
 from torch import Tensor
 
 from calibrant.evaluation import Evaluation, Reliability, evaluate
-from calibrant.metrics.calibration import (
-    adaptive_ece,
-    debiased_ece,
-    ece,
-    ece_l2,
-    mce,
-    smooth_ece,
-    sweep_ece,
-)
+from calibrant.layout import SUM_TOLERANCE, as_logits
+from calibrant.metrics.calibration import ERRORS
 from calibrant.metrics.classwise import classwise_ece
+from calibrant.metrics.predictions import Predictions
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -29,19 +23,7 @@ if TYPE_CHECKING:
 
 __all__ = ["ReliabilityDisplay", "calibration_scorer", "evaluate_estimator"]
 
-_ERRORS: dict[str, Callable[[Tensor, Tensor, int], float]] = {
-    "ece": lambda logits, target, bins: ece(logits, target, bins=bins),
-    "mce": lambda logits, target, bins: mce(logits, target, bins=bins),
-    "ece_l2": lambda logits, target, bins: ece_l2(logits, target, bins=bins),
-    "adaptive_ece": lambda logits, target, bins: adaptive_ece(logits, target, bins=bins),
-    "classwise_ece": lambda logits, target, bins: classwise_ece(logits, target, bins=bins),
-    "debiased_ece": lambda logits, target, bins: debiased_ece(logits, target, bins=bins),
-    "sweep_ece": lambda logits, target, bins: sweep_ece(logits, target),
-    "smooth_ece": lambda logits, target, bins: smooth_ece(logits, target),
-}
-
-# How far probabilities may be from adding up to 1: what half precision does to a thousand of them.
-_TOLERANCE = 1e-3
+_KINDS = (*ERRORS, "classwise_ece")
 
 
 @dataclass(frozen=True)
@@ -53,7 +35,10 @@ class _CalibrationScorer:
 
     def __call__(self, estimator: Any, X: Any, y: Any) -> float:  # noqa: N803
         logits, classes = _logits_of(estimator, X)
-        return -_ERRORS[self.kind](logits, _target(y, classes, len(logits)), self.bins)
+        predictions = Predictions.of(logits, _target(y, classes, len(logits)))
+        if self.kind == "classwise_ece":
+            return -classwise_ece(predictions, bins=self.bins)
+        return -float(ERRORS[self.kind](predictions, self.bins))
 
 
 def calibration_scorer(kind: str = "ece", *, bins: int = 15) -> Callable[[Any, Any, Any], float]:
@@ -75,8 +60,8 @@ def calibration_scorer(kind: str = "ece", *, bins: int = 15) -> Callable[[Any, A
     >>> round(scorer(DummyClassifier(strategy="most_frequent").fit(X, y), X, y), 4)
     -0.6667
     """
-    if kind not in _ERRORS:
-        raise ValueError(f"kind must be one of {', '.join(_ERRORS)}; got {kind!r}")
+    if kind not in _KINDS:
+        raise ValueError(f"kind must be one of {', '.join(_KINDS)}; got {kind!r}")
     if bins < 1:
         raise ValueError(f"bins must be at least 1, got {bins}")
     return _CalibrationScorer(kind, bins)
@@ -245,10 +230,9 @@ def _logits(probabilities: ArrayLike) -> Tensor:
             f"probabilities must have shape (N, K), got {shape}{hint if len(shape) == 1 else ''}"
         )
     # Written so that NaN fails.
-    if not bool((values >= 0).all()) or not bool(((values.sum(1) - 1).abs() <= _TOLERANCE).all()):
+    if not bool((values >= 0).all()) or not bool(((values.sum(1) - 1).abs() <= SUM_TOLERANCE).all()):
         raise ValueError("probabilities must be at least 0 and add up to 1 in each row")
-    # A probability of 0, as a tree gives, has no logarithm: the smallest that has one stands for it.
-    return values.clamp_min(torch.finfo(values.dtype).tiny).log()
+    return as_logits(values)
 
 
 def _target(y: ArrayLike, classes: Sequence[Any], samples: int) -> Tensor:

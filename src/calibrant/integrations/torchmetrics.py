@@ -13,29 +13,11 @@ from torchmetrics import Metric
 
 from calibrant.histogram import ConfidenceHistogram
 from calibrant.layout import Elements, arrange
-from calibrant.metrics.calibration import (
-    adaptive_ece,
-    debiased_ece,
-    ece,
-    ece_l2,
-    mce,
-    smooth_ece,
-    sweep_ece,
-)
+from calibrant.metrics.calibration import ERRORS
 from calibrant.metrics.classwise import ClassGaps, classwise_ece
 from calibrant.statistics import Statistics, sum_dtype
 
 __all__ = ["CalibrationError", "ClasswiseCalibrationError"]
-
-_ERRORS: dict[str, Callable[[ConfidenceHistogram, int], float]] = {
-    "ece": lambda histogram, bins: ece(histogram, bins=bins),
-    "mce": lambda histogram, bins: mce(histogram, bins=bins),
-    "ece_l2": lambda histogram, bins: ece_l2(histogram, bins=bins),
-    "adaptive_ece": lambda histogram, bins: adaptive_ece(histogram, bins=bins),
-    "debiased_ece": lambda histogram, bins: debiased_ece(histogram, bins=bins),
-    "sweep_ece": lambda histogram, bins: sweep_ece(histogram),
-    "smooth_ece": lambda histogram, bins: smooth_ece(histogram),
-}
 
 Sums = TypeVar("Sums", bound=Statistics)
 
@@ -134,10 +116,10 @@ class CalibrationError(_ErrorOfSums[ConfidenceHistogram]):
     def __init__(
         self, kind: str = "ece", *, bins: int = 15, ignore_index: int = -100, **options: Any
     ) -> None:
-        if kind not in _ERRORS:
-            raise ValueError(f"kind must be one of {', '.join(_ERRORS)}; got {kind!r}")
+        if kind not in ERRORS:
+            raise ValueError(f"kind must be one of {', '.join(ERRORS)}; got {kind!r}")
         # Now and not at the end of the first epoch: a number of bins that does not work.
-        _ERRORS[kind](ConfidenceHistogram.of(_elements(1, 2)), bins)
+        ERRORS[kind](ConfidenceHistogram.of(_elements(1, 2)), bins)
         super().__init__(ConfidenceHistogram.of(_elements(0, 2)), None, ignore_index, **options)
         self.kind = kind
         self.bins = bins
@@ -146,7 +128,7 @@ class CalibrationError(_ErrorOfSums[ConfidenceHistogram]):
         return ConfidenceHistogram.of(elements)
 
     def _error(self, sums: ConfidenceHistogram) -> float:
-        return _ERRORS[self.kind](sums, self.bins)
+        return float(ERRORS[self.kind](sums, self.bins))
 
 
 class ClasswiseCalibrationError(_ErrorOfSums[ClassGaps]):

@@ -1,4 +1,4 @@
-"""Fused forward and backward passes; the losses choose them, users never see them."""
+"""Passes over logits in cache-sized blocks; losses and metrics choose them, users never see them."""
 
 from calibrant.kernels.dirichlet import dirichlet_bandwidth, dirichlet_errors
 from calibrant.kernels.reduction import Term, reduce_classes, sum_by_class, visit
@@ -6,13 +6,13 @@ from calibrant.kernels.terms import (
     Correctness,
     Discrimination,
     Entropy,
-    Evaluator,
     Exclusion,
     Formula,
     LogLikelihood,
     LowerProbability,
     MarginPenalty,
     MeanLogLikelihood,
+    PenaltyFunction,
     Slope,
     SquaredError,
     SumAndSlope,
@@ -25,13 +25,13 @@ __all__ = [
     "Correctness",
     "Discrimination",
     "Entropy",
-    "Evaluator",
     "Exclusion",
     "Formula",
     "LogLikelihood",
     "LowerProbability",
     "MarginPenalty",
     "MeanLogLikelihood",
+    "PenaltyFunction",
     "Slope",
     "SquaredError",
     "SumAndSlope",

@@ -297,7 +297,7 @@ SumAndSlope = tuple[Tensor, Callable[[], Slope]]
 """A penalty summed over classes, ``(A, 1[, S])``, and how to get its slopes, once, when the sum has been
 used: they may be written over what it was made of."""
 
-Evaluator = Callable[[Tensor, Callable[[], Tensor | None]], SumAndSlope]
+PenaltyFunction = Callable[[Tensor, Callable[[], Tensor | None]], SumAndSlope]
 """A penalty with its parameters fixed, from logits minus their maximum, ``(A, K[, S])``, and where to write
 results of that shape."""
 
@@ -324,7 +324,7 @@ class MarginPenalty:
         unit: logit distance in which violations are measured.
     """
 
-    def __init__(self, penalty: Evaluator, *, margin: float, unit: float) -> None:
+    def __init__(self, penalty: PenaltyFunction, *, margin: float, unit: float) -> None:
         self.penalty = penalty
         self.margin = margin
         self.unit = unit

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from calibrant.kernels import Evaluator, MarginPenalty, Slope, SumAndSlope, sum_over_classes
+from calibrant.kernels import MarginPenalty, PenaltyFunction, Slope, SumAndSlope, sum_over_classes
 
 New = Callable[[], Tensor | None]
 
@@ -22,7 +22,9 @@ class Prepare(Protocol):
     the penalty of ``z = offset + scale·x``.
     """
 
-    def __call__(self, weight: Tensor, multiplier: Tensor, offset: float, scale: float) -> Evaluator: ...
+    def __call__(
+        self, weight: Tensor, multiplier: Tensor, offset: float, scale: float
+    ) -> PenaltyFunction: ...
 
 
 @dataclass(frozen=True)
@@ -86,7 +88,7 @@ def _positive_part(x: Tensor, new: New) -> Tensor:
     return x.relu() if out is None else torch.clamp_min(x, 0, out=out)
 
 
-def _phr(weight: Tensor, multiplier: Tensor, offset: float, scale: float) -> Evaluator:
+def _phr(weight: Tensor, multiplier: Tensor, offset: float, scale: float) -> PenaltyFunction:
     # Both branches in one: (max(0, λ + ρz)² - λ²) / 2ρ, the slope being the maximum.
     bias, factor, half = multiplier + weight * offset, weight * scale, 0.5 / weight
     constant = (multiplier.square() * half).sum(1, keepdim=True)
@@ -117,7 +119,7 @@ def _branches(weight: Tensor, offset: float, scale: float) -> Callable[[Tensor, 
     return branches
 
 
-def _p2(weight: Tensor, multiplier: Tensor, offset: float, scale: float) -> Evaluator:
+def _p2(weight: Tensor, multiplier: Tensor, offset: float, scale: float) -> PenaltyFunction:
     # λ/ρ (a + a² + r - 1) + a³/6ρ, with slope λ (2a + r²) + a²/2.
     branches, ratio, sixth = _branches(weight, offset, scale), multiplier / weight, 1 / (6 * weight)
     constant = ratio.sum(1, keepdim=True)
@@ -137,7 +139,7 @@ def _p2(weight: Tensor, multiplier: Tensor, offset: float, scale: float) -> Eval
     return evaluate
 
 
-def _p3(weight: Tensor, multiplier: Tensor, offset: float, scale: float) -> Evaluator:
+def _p3(weight: Tensor, multiplier: Tensor, offset: float, scale: float) -> PenaltyFunction:
     # λ/ρ (a + a² + r - 1), with slope λ (2a + r²).
     branches, ratio = _branches(weight, offset, scale), multiplier / weight
     constant = ratio.sum(1, keepdim=True)
@@ -155,7 +157,7 @@ PENALTIES: dict[str, Penalty] = {"phr": Penalty(_phr), "p2": Penalty(_p2), "p3":
 """Augmented-Lagrangian penalties by name: Powell-Hestenes-Rockafellar, P2 and P3."""
 
 
-def hinge(margin: float, multiplier: Tensor | None = None) -> Evaluator:
+def hinge(margin: float, multiplier: Tensor | None = None) -> PenaltyFunction:
     """``Σ_k λ_k max(0, max_j l_j - l_k - margin)``, for `MarginPenalty` in units of 1.
 
     Args:

@@ -2,6 +2,7 @@
 
 from calibrant.metrics.accuracy import ClassCounts, accuracy, balanced_accuracy, mean_iou
 from calibrant.metrics.calibration import (
+    ERRORS,
     adaptive_ece,
     debiased_ece,
     ece,
@@ -12,7 +13,15 @@ from calibrant.metrics.calibration import (
 )
 from calibrant.metrics.catalogue import METRICS, Description
 from calibrant.metrics.classwise import ClassGaps, classwise_ece
-from calibrant.metrics.ood import Detection, detection, ood_detection
+from calibrant.metrics.ood import (
+    SCORES,
+    Detection,
+    detection,
+    energy,
+    entropy,
+    maximum_probability,
+    ood_detection,
+)
 from calibrant.metrics.predictions import Predictions
 from calibrant.metrics.scores import Split, brier, brier_split, kde_ece, nll, nll_split, root_brier
 from calibrant.metrics.uncertainty import (
@@ -23,7 +32,9 @@ from calibrant.metrics.uncertainty import (
 )
 
 __all__ = [
+    "ERRORS",
     "METRICS",
+    "SCORES",
     "CalibrationTest",
     "ClassCounts",
     "ClassGaps",
@@ -44,7 +55,10 @@ __all__ = [
     "detection",
     "ece",
     "ece_l2",
+    "energy",
+    "entropy",
     "kde_ece",
+    "maximum_probability",
     "mce",
     "mean_iou",
     "nll",

@@ -98,10 +98,11 @@ def mean_iou(
     >>> round(mean_iou(torch.eye(2)[[0, 0, 1, 1]], torch.tensor([0, 1, 1, 1])), 4)
     0.5833
     """
-    return float(_mean_iou(_counts(source, target, ignore_index), background))
+    return float(mean_of_ious(_counts(source, target, ignore_index), background))
 
 
-def _mean_iou(counts: ClassCounts, background: int | None) -> Tensor:
+def mean_of_ious(counts: ClassCounts, background: int | None) -> Tensor:
+    """`mean_iou` of counts that may have a leading axis; NaN where no class occurs or is predicted."""
     iou = counts.iou
     if background is not None:
         if not 0 <= background < iou.shape[-1]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 import torch
 from torch import Tensor
@@ -17,16 +17,17 @@ from torch import Tensor
 from calibrant.histogram import Bins, ConfidenceHistogram
 from calibrant.metrics.predictions import Predictions, as_predictions
 
-# Bins that the sweep tries at most. It stops far earlier unless hardly any prediction is wrong.
-_MOST_BINS = 512
-
-# Cells of [0, 1] on which the smooth error is integrated: the kernel is at least ten cells wide for an
-# error of 0.001.
-_CELLS = 1 << 14
-
 
 class Confidences(Protocol):
-    """Confidence and correctness, in whatever form; results may have a leading axis of resamples."""
+    """Confidence and correctness, in whatever form; results may have a leading axis of resamples.
+
+    Attributes:
+        most_bins: that the sweep tries. It stops far earlier unless hardly any prediction is wrong.
+        cells: of ``[0, 1]``, on which the smooth error is integrated.
+    """
+
+    most_bins: ClassVar[int]
+    cells: ClassVar[int]
 
     def equal_width(self, bins: int) -> Bins:
         """Bins of equal width."""
@@ -108,7 +109,8 @@ def debiased_ece(
     """L2 error over equal-mass bins, less what sampling noise adds to the squared gaps.
 
     ``√max(0, Σ |B|/N ((confidence - accuracy)² - accuracy (1 - accuracy) / (|B| - 1)))``; bins with fewer
-    than two elements contribute 0. Exact from predictions; from a histogram as `adaptive_ece`.
+    than two elements contribute 0. Exact from predictions; from a histogram over bins that hold whole cells,
+    typically within a hundredth of its value.
 
     Kumar, Liang and Ma, *Verified Uncertainty Calibration*, NeurIPS 2019. Arguments as for `ece`.
 
@@ -124,8 +126,8 @@ def sweep_ece(
     """Error over as many equal-mass bins as keep the accuracy from falling with confidence.
 
     Bins are added one at a time, up to 512, until the accuracies are no longer monotone; the last number
-    that was counts. Exact from predictions; from a histogram as `adaptive_ece`, with a number of bins
-    that may differ.
+    that was counts. Exact from predictions. From a histogram, whose bins hold whole cells, the number of bins
+    may come out differently, and the error with it: by a tenth of its value, say.
 
     Roelofs et al., *Mitigating Bias in Calibration Error Estimation*, AISTATS 2022.
 
@@ -147,8 +149,8 @@ def smooth_ece(source: Source, target: Tensor | None = None, *, ignore_index: in
     """The gap between confidence and accuracy, smoothed by a Gaussian kernel whose width is the error itself.
 
     ``∫ |Σ_i (correct_i - confidence_i) k_σ(t, confidence_i)| dt / N`` with a kernel reflected at 0 and 1, at
-    the σ where this equals σ. On a grid of 16,384 cells: within 1e-3 of its value for errors above 0.001. A
-    histogram's cells are at most 1/300 wide: within 1e-2 of its value for errors above 0.01.
+    the σ where this equals σ. On a grid of 16,384 cells: within 0.1 % of its value for errors above 0.001. A
+    histogram's cells are at most 1/300 wide: within 1 % of its value for errors above 0.01.
 
     Błasiok and Nakkiran, *Smooth ECE: Principled Reliability Diagrams via Kernel Smoothing*, ICLR 2024.
     Arguments as for `ece`.
@@ -156,7 +158,7 @@ def smooth_ece(source: Source, target: Tensor | None = None, *, ignore_index: in
     >>> round(smooth_ece(torch.tensor([[9.0, 0.0], [9.0, 0.0]]), torch.tensor([0, 1])), 4)
     0.4999
     """
-    return float(_smooth_ece(_confidences(source, target, ignore_index), _CELLS))
+    return float(_smooth_ece(_confidences(source, target, ignore_index)))
 
 
 def _confidences(
@@ -202,11 +204,11 @@ def _mean_gap(bins: Bins, norm: int) -> Tensor:
     return ((bins.count * bins.gap.square()).sum(-1) / bins.count.sum(-1)).sqrt()
 
 
-def _sweep_ece(confidences: Confidences, norm: int = 2, most: int = _MOST_BINS) -> Tensor:
+def _sweep_ece(confidences: Confidences, norm: int = 2) -> Tensor:
     pooled = confidences.equal_mass(1)
     result = _mean_gap(pooled, norm)
     rising = torch.ones_like(result, dtype=torch.bool)
-    for bins in range(2, min(most, int(pooled.count.max())) + 1):
+    for bins in range(2, min(confidences.most_bins, int(pooled.count.max())) + 1):
         pooled = confidences.equal_mass(bins)
         accuracy = pooled.correct / pooled.count.clamp_min(1)
         # An empty bin, which a histogram may have, takes the accuracy before it.
@@ -220,7 +222,8 @@ def _sweep_ece(confidences: Confidences, norm: int = 2, most: int = _MOST_BINS) 
     return result
 
 
-def _smooth_ece(confidences: Confidences, cells: int) -> Tensor:
+def _smooth_ece(confidences: Confidences) -> Tensor:
+    cells = confidences.cells
     residual = confidences.residual(cells)
     # Reflection at 0 and 1 makes the smoothing a multiplication of the cosine transform, which is the
     # Fourier transform of the residuals followed by their mirror image.
@@ -242,11 +245,13 @@ def _smooth_ece(confidences: Confidences, cells: int) -> Tensor:
     return error((low + high) / 2)
 
 
-FIGURES: dict[str, Callable[[Confidences, int], Tensor]] = {
+ERRORS: dict[str, Callable[[Confidences, int], Tensor]] = {
     "ece": _ece,
     "mce": _mce,
     "ece_l2": _ece_l2,
     "adaptive_ece": _adaptive_ece,
     "debiased_ece": _debiased_ece,
+    "sweep_ece": lambda confidences, bins: _sweep_ece(confidences),
+    "smooth_ece": lambda confidences, bins: _smooth_ece(confidences),
 }
-"""The binned errors by name, from any form of confidences and the number of bins."""
+"""The errors by name, from any form of confidences and a number of bins, which the last two do without."""

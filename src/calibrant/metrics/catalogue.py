@@ -21,6 +21,14 @@ class Description:
     higher_is_better: bool = False
     percent: bool = True
 
+    def text(self, value: float) -> str:
+        """The figure in print.
+
+        >>> METRICS["ece"].text(0.0412), METRICS["nll"].text(1.25)
+        ('4.12 %', '1.2500')
+        """
+        return f"{100 * value:.2f} %" if self.percent else f"{value:.4f}"
+
 
 METRICS: dict[str, Description] = {
     "accuracy": Description(

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Self
+from typing import ClassVar, Self
 
 import torch
 from torch import Tensor
 
-from calibrant.histogram import Bins, ConfidenceHistogram, equal_mass_ends, equal_width_edges, spread
+from calibrant.histogram import Bins, ConfidenceHistogram, bin_of, equal_mass_ends, equal_width_edges, spread
 from calibrant.kernels import visit
 from calibrant.layout import Elements, arrange, computing_dtype
 
@@ -35,6 +35,9 @@ class Predictions:
     ([0, 1], [True, False])
     """
 
+    most_bins: ClassVar[int] = 512
+    cells: ClassVar[int] = 1 << 14  # at least ten to the width of the kernel for a smooth error of 0.001
+
     elements: Elements
     label: Tensor
     prediction: Tensor
@@ -56,7 +59,8 @@ class Predictions:
             ValueError: shapes or labels that do not fit, nothing to evaluate, logits that are NaN or
                 infinite, or a true class with probability 0.
         """
-        predictions = cls.of_elements(arrange(logits, target, ignore_index=ignore_index))
+        elements = arrange(logits, target, ignore_index=ignore_index, look_at_labels=True)
+        predictions = cls.of_elements(elements)
         if not predictions.samples:
             raise ValueError(
                 f"nothing to evaluate: logits of shape {tuple(logits.shape)} hold no element that is not "
@@ -83,7 +87,7 @@ class Predictions:
                 row[place] = values.squeeze(1)
         numbers = numbers[:, elements.valid] if not elements.all_valid else numbers.flatten(1)
         chosen = slice(None) if elements.all_valid else elements.valid.flatten()
-        label, prediction = elements.target.flatten()[chosen], prediction.flatten()[chosen]
+        label, prediction = elements.labels, prediction.flatten()[chosen]
         if not bool(numbers.isfinite().all()):
             raise ValueError(
                 "logits hold NaN or infinite numbers, or rule out a true class; metrics need finite logits"
@@ -111,10 +115,8 @@ class Predictions:
 
         Minus infinity, a class that is ruled out, becomes a large number: 0 times it must be 0.
         """
-        logits, valid = self.elements.logits.detach(), self.elements.valid
-        rows = logits if logits.ndim == 2 else logits.movedim(1, -1).flatten(0, 1)
-        rows = rows if self.elements.all_valid else rows[valid.flatten()]
-        return rows.to(computing_dtype(logits)).clamp_min(_RULED_OUT)
+        rows = self.elements.rows
+        return rows if float(rows.amin()) >= _RULED_OUT else rows.clamp_min(_RULED_OUT)
 
     @cached_property
     def histogram(self) -> ConfidenceHistogram:
@@ -138,7 +140,7 @@ class Predictions:
         """Bins of equal width on ``(0, 1]``, any number of them; exact."""
         edges = equal_width_edges(bins, self.confidence.device)
         confidence = self.confidence.double()
-        place = torch.bucketize(confidence, edges[1:-1])
+        place = bin_of(confidence, edges)
         return Bins(
             edges,
             torch.bincount(place, minlength=bins).double(),

@@ -4,27 +4,29 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Self
+from typing import ClassVar, Self
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from calibrant.histogram import Bins, ConfidenceHistogram, bin_of_cells, equal_mass_ends, equal_width_edges
-from calibrant.metrics.accuracy import ClassCounts, _mean_iou
-from calibrant.metrics.calibration import FIGURES, _ece, _smooth_ece, _sweep_ece
+from calibrant.histogram import (
+    Bins,
+    ConfidenceHistogram,
+    bin_of,
+    bin_of_cells,
+    equal_mass_ends,
+    equal_width_edges,
+)
+from calibrant.metrics.accuracy import ClassCounts, mean_of_ious
+from calibrant.metrics.calibration import ERRORS
+from calibrant.metrics.classwise import ClassGaps
 from calibrant.metrics.predictions import Predictions
 
 Interval = tuple[float, float]
 
 # Numbers of drawn weights held at once, (resamples, N).
 _DRAWS = 1 << 21
-
-# Cells for the smooth error of a resample: coarser than for the estimate itself, far below its noise.
-_CELLS = 1 << 9
-
-# Bins that the sweep tries on a resample. Doubled elements end it earlier than on the data themselves.
-_MOST_BINS = 64
 
 
 class Resamples:
@@ -38,6 +40,9 @@ class Resamples:
         drawn: how often each was drawn, and the confidence and correctness that came with it, summed,
             ``(3, R, n)``.
     """
+
+    most_bins: ClassVar[int] = 64  # doubled elements end the sweep earlier than on the data themselves
+    cells: ClassVar[int] = 1 << 9  # what coarser cells change is far below the noise
 
     def __init__(self, position: Tensor, drawn: Tensor) -> None:
         self._sorted = position
@@ -80,13 +85,19 @@ class Resamples:
         return below.diff(dim=2)
 
 
-def draws(samples: int, resamples: int, seed: int) -> Iterator[Tensor]:
+def draws(samples: int, resamples: int, seed: int, numbers: int = 1) -> Iterator[Tensor]:
     """How often each of the samples is drawn, ``(r, N)`` float64 at a time, ``resamples`` rows in all.
 
-    The same for the same arguments: two models judged on the same data are judged on the same draws.
+    The same for the same samples and seed: two models judged on the same data are judged on the same draws.
+
+    Args:
+        samples: N.
+        resamples: how many rows.
+        seed: of the draws.
+        numbers: that will be held beside each row; it bounds r as N does.
     """
     generator = torch.Generator().manual_seed(seed)
-    rows = max(1, _DRAWS // samples)
+    rows = max(1, _DRAWS // max(samples, numbers))
     for start in range(0, resamples, rows):
         count = min(rows, resamples - start)
         drawn = torch.randint(samples, (count, samples), generator=generator)
@@ -125,17 +136,18 @@ def bootstrap(
     dense, sparse = _class_residuals(predictions, bins)
     rows: list[dict[str, Tensor]] = []
     done = 0
-    for weight in draws(predictions.samples, resamples, seed):
+    for weight in draws(predictions.samples, resamples, seed, predictions.num_classes * bins):
         weight = weight.to(device)
         figures = dict(zip(("nll", "brier", *means), (weight @ columns / predictions.samples).T, strict=True))
         figures["root_brier"] = figures["brier"].sqrt()
         counts = _drawn_counts(predictions, weight)
         figures["accuracy"] = counts.recognised.sum(1) / predictions.samples
         figures["balanced_accuracy"] = counts.accuracy.nanmean(1)
-        figures["mean_iou"] = _mean_iou(counts, None)
+        figures["mean_iou"] = mean_of_ious(counts, None)
         if background is not None:
-            figures["mean_iou_foreground"] = _mean_iou(counts, background)
-        figures |= _of_confidences(Resamples.of(predictions, weight), bins)
+            figures["mean_iou_foreground"] = mean_of_ious(counts, background)
+        drawn = Resamples.of(predictions, weight)
+        figures |= {name: error(drawn, bins) for name, error in ERRORS.items()}
         figures["classwise_ece"] = _drawn_classwise(weight, dense, sparse, bins)
         rows.append(figures)
         done += len(weight)
@@ -171,8 +183,8 @@ def _class_residuals(predictions: Predictions, bins: int) -> tuple[Tensor, Spars
     probability = predictions.rows.softmax(1)
     large = (probability > (1 - 1e-6) / bins).nonzero(as_tuple=True)
     values = probability[large].double()
-    edges = equal_width_edges(bins, values.device)[1:-1]
-    place = large[1] * bins + torch.bucketize(values, edges)
+    edges = equal_width_edges(bins, values.device)
+    place = large[1] * bins + bin_of(values, edges)
     hit = (large[1] == predictions.label[large[0]]).double()
     dense = probability.scatter_add_(1, predictions.label.unsqueeze(1), -torch.ones_like(probability[:, :1]))
     dense[large] = 0
@@ -194,12 +206,11 @@ def bootstrap_histogram(
     counts: ClassCounts,
     *,
     bins: int,
-    background: int | None,
     resamples: int,
     seed: int,
     progress: Callable[[int, int], None] | None = None,
 ) -> dict[str, Tensor]:
-    """Figures on data drawn again from sums, ``(resamples,)`` each: of the top class, and of classes' counts.
+    """Figures on data drawn again from sums, ``(resamples,)`` each: of the top class, and balanced accuracy.
 
     For data too large to be drawn element by element, and for streams. Counts are drawn from Poisson
     distributions, which for so many elements is as good as drawing a fixed number.
@@ -216,34 +227,18 @@ def bootstrap_histogram(
         # Of a handful of elements nothing at all may be drawn: the data themselves stand in.
         nothing = drawn.sum(1, keepdim=True) == 0
         right, drawn = torch.where(nothing, correct, right), torch.where(nothing, count, drawn)
-        figures = _of_confidences(Resamples(position, torch.stack([drawn, drawn * position, right])), bins)
-        drawn_counts = _poisson_counts(counts, shape[0], generator)
+        resampled = Resamples(position, torch.stack([drawn, drawn * position, right]))
+        figures = {name: error(resampled, bins) for name, error in ERRORS.items()}
         figures["accuracy"] = right.sum(1) / drawn.sum(1)
-        figures["balanced_accuracy"] = drawn_counts.accuracy.nanmean(1)
-        figures["mean_iou"] = _mean_iou(drawn_counts, None)
-        if background is not None:
-            figures["mean_iou_foreground"] = _mean_iou(drawn_counts, background)
+        recognised, missed = (
+            torch.poisson(expected.cpu().expand(shape[0], -1), generator)
+            for expected in (counts.recognised, counts.occurs - counts.recognised)
+        )
+        figures["balanced_accuracy"] = (recognised / (recognised + missed)).nanmean(1)
         rows.append(figures)
         if progress is not None:
             progress(start + shape[0], resamples)
     return {name: torch.cat([row[name] for row in rows]) for name in (rows[0] if rows else ())}
-
-
-def _poisson_counts(counts: ClassCounts, resamples: int, generator: torch.Generator) -> ClassCounts:
-    def drawn(expected: Tensor) -> Tensor:
-        return torch.poisson(expected.cpu().expand(resamples, -1), generator)
-
-    recognised = drawn(counts.recognised)
-    missed, mistaken = drawn(counts.occurs - counts.recognised), drawn(counts.predicted - counts.recognised)
-    return ClassCounts((recognised + missed).sum(1), recognised + missed, recognised, recognised + mistaken)
-
-
-def _of_confidences(confidences: Resamples, bins: int) -> dict[str, Tensor]:
-    figures = {name: figure(confidences, bins) for name, figure in FIGURES.items()}
-    return figures | {
-        "sweep_ece": _sweep_ece(confidences, most=_MOST_BINS),
-        "smooth_ece": _smooth_ece(confidences, _CELLS),
-    }
 
 
 def interval(estimate: float, replicates: Tensor, level: float, *, debiased: bool = False) -> Interval:
@@ -277,8 +272,8 @@ def binomial_interval(successes: Tensor, trials: Tensor, level: float = 0.95) ->
 
     tail = (1 - level) / 2
     k, n = successes.double().cpu().numpy(), trials.double().cpu().numpy()
-    low = torch.from_numpy(betaincinv(k.clip(1e-300), n - k + 1, tail))
-    high = torch.from_numpy(betaincinv(k + 1, (n - k).clip(1e-300), 1 - tail))
+    low = torch.as_tensor(betaincinv(k.clip(1e-300), n - k + 1, tail))
+    high = torch.as_tensor(betaincinv(k + 1, (n - k).clip(1e-300), 1 - tail))
     successes, trials = successes.double().cpu(), trials.double().cpu()
     return torch.where(successes > 0, low, 0.0), torch.where(successes < trials, high, 1.0)
 
@@ -333,18 +328,46 @@ def calibration_test(
     0.001
     """
     histogram = source if isinstance(source, ConfidenceHistogram) else source.histogram
-    histogram = histogram.to(torch.device("cpu"))
-    statistic = _ece(histogram, bins)
-    filled = histogram.count > 0
-    count, confidence = histogram.count[filled], histogram.confidence[filled]
-    generator = torch.Generator().manual_seed(seed)
-    probability = (confidence / count).clamp(0, 1)
-    shape = (simulations, len(count))
-    drawn = torch.binomial(count.expand(shape), probability.expand(shape), generator=generator)
-    gap = torch.zeros(simulations, bins, dtype=torch.float64).index_add_(
-        1, bin_of_cells(bins, count.device)[filled], drawn - confidence
-    )
-    simulated = gap.abs().sum(1) / histogram.samples
+    statistic = float(ERRORS["ece"](histogram, bins))
+    simulated = calibrated_gaps(histogram, bins=bins, simulations=simulations, seed=seed).abs().sum(1)
     # Equal up to rounding counts as equal: a model that is always sure and right has only ties.
-    reached = int((simulated >= statistic - 1e-12).sum())
-    return CalibrationTest(float(statistic), (1 + reached) / (1 + simulations))
+    reached = int((simulated / histogram.samples.cpu() >= statistic - 1e-12).sum())
+    return CalibrationTest(statistic, (1 + reached) / (1 + simulations))
+
+
+def calibrated_gaps(histogram: ConfidenceHistogram, *, bins: int, simulations: int, seed: int) -> Tensor:
+    """Correctness minus confidence, summed over each bin, had the model been calibrated.
+
+    Returns:
+        ``(simulations, bins)``, on the CPU.
+    """
+    filled = (histogram.count > 0).cpu()
+    count, confidence, _ = (values.cpu()[filled] for values in histogram.tensors()[1:])
+    shape = (simulations, len(count))
+    probability = (confidence / count).clamp(0, 1).expand(shape)
+    generator = torch.Generator().manual_seed(seed)
+    drawn = torch.binomial(count.expand(shape), probability, generator=generator)
+    place = bin_of_cells(bins, count.device)[filled]
+    return torch.zeros(simulations, bins, dtype=drawn.dtype).index_add_(1, place, drawn - confidence)
+
+
+@torch.no_grad()
+def calibrated_classwise_ece(predictions: Predictions, *, bins: int, simulations: int, seed: int) -> Tensor:
+    """Class-wise errors of labels drawn from the predicted probabilities, ``(simulations,)``."""
+    probability = predictions.rows.softmax(1)
+    generator = torch.Generator(probability.device).manual_seed(seed)
+    labels = torch.multinomial(probability, simulations, replacement=True, generator=generator)
+    edges = equal_width_edges(bins, probability.device)
+    place = labels * bins + bin_of(probability.gather(1, labels).double(), edges)
+    gaps = ClassGaps.of(predictions.elements, bins)
+    own = torch.bincount(
+        predictions.label * bins
+        + bin_of(probability.gather(1, predictions.label.unsqueeze(1)).double(), edges).squeeze(1),
+        minlength=gaps.gap.numel(),
+    )
+    expected = gaps.gap.flatten() + own  # the probabilities alone, without what occurred
+    errors = [
+        (expected - torch.bincount(column, minlength=gaps.gap.numel())).abs().sum()
+        for column in place.unbind(1)
+    ]
+    return torch.stack(errors).cpu() / gaps.gap.shape[0] / predictions.samples

@@ -7,7 +7,6 @@ import hashlib
 import io
 import math
 import os
-import secrets
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from importlib import resources
@@ -18,6 +17,7 @@ from jinja2 import Environment, StrictUndefined
 from matplotlib.figure import Figure
 
 from calibrant.evaluation import ClassFigures, Difference, Evaluation, Reliability
+from calibrant.files import replace_file
 from calibrant.metrics.catalogue import METRICS, Description
 from calibrant.metrics.uncertainty import Interval
 from calibrant.reports.plots import reliability_diagram
@@ -32,6 +32,8 @@ _SCORES = (
     "brier_refinement",
 )
 _RECOGNITION = ("accuracy", "balanced_accuracy", "mean_iou", "mean_iou_foreground")
+_ON_REQUEST = ("kde_ece", "mean_iou_foreground")
+
 _TABLES = {
     "Calibration": tuple(name for name in METRICS if name not in _SCORES + _RECOGNITION),
     "Scores of the probabilities": _SCORES,
@@ -106,13 +108,7 @@ def write_report(
     if not target.parent.is_dir():
         raise FileNotFoundError(f"cannot write {target.name}: there is no folder {target.parent}")
     # A name may hold half of a surrogate pair, which UTF-8 cannot.
-    page = render_report(evaluations, title=title).encode("utf-8", "replace")
-    partial = target.with_name(f".{target.name}.{secrets.token_hex(4)}")
-    try:
-        partial.write_bytes(page)
-        partial.replace(target)
-    finally:
-        partial.unlink(missing_ok=True)
+    replace_file(target, render_report(evaluations, title=title).encode("utf-8", "replace"))
 
 
 def render_report(evaluations: Sequence[Evaluation], *, title: str = "Calibration report") -> str:
@@ -121,8 +117,14 @@ def render_report(evaluations: Sequence[Evaluation], *, title: str = "Calibratio
         raise ValueError("a report needs at least one evaluation")
     names = _distinct_names([evaluation.name for evaluation in evaluations])
     comparisons = _Comparisons(evaluations)
+    # Figures that must be asked for are shown where somebody did.
+    asked = [name for name in _ON_REQUEST if any(each.metrics[name] is not None for each in evaluations)]
     tables = {
-        heading: [_column(name, evaluations, names, comparisons) for name in figures]
+        heading: [
+            _column(name, evaluations, names, comparisons)
+            for name in figures
+            if name in asked or name not in _ON_REQUEST
+        ]
         for heading, figures in _TABLES.items()
     }
     tables["Calibration"].append(_p_values(evaluations))
@@ -286,6 +288,10 @@ def _why_missing(name: str, evaluation: Evaluation) -> str:
         return "no background class was named"
     if not evaluation.exact:
         return "needs every prediction at once, which a streamed evaluation does not keep"
+    if name == "kde_ece":
+        return (
+            "takes long for so many elements, all pairs of which it visits; calibrant.metrics.kde_ece does it"
+        )
     return "not computed"
 
 

@@ -24,6 +24,7 @@ from torch import Tensor
 from calibrant.evaluation import ClassFigures, Reliability
 from calibrant.losses import PENALTIES, Penalty
 from calibrant.metrics.catalogue import METRICS
+from calibrant.metrics.ood import detection
 
 Array = NDArray[np.float64]
 Numbers = ArrayLike | Tensor | Sequence[Tensor]
@@ -61,8 +62,8 @@ def reliability_diagram(
 ) -> Axes:
     """Accuracy per bin of confidence, and how far from the confidence it is.
 
-    Bars are the accuracy with its interval, hatched bars the gap to the mean confidence; grey is where
-    the accuracy of a calibrated model would fall.
+    Bars are the accuracy with its interval, hatched bars the gap to the mean confidence; dotted boxes are
+    where the accuracy of a calibrated model would fall.
 
     Args:
         data: of an `Evaluation`.
@@ -90,10 +91,7 @@ def reliability_diagram(
     if not 0 <= ece <= 1:
         raise ValueError(f"ece must lie in [0, 1], got {ece}")
 
-    ax = _axes(ax, 3.7 if histogram else 2.9)
-    # From behind to front: what a calibrated model would do shows through the bars.
-    low, high, known = _intervals(data.consistency, filled)
-    ax.bar(centre[known], high - low, width[known], low, color="#BBBBBB", label="If calibrated")
+    ax = _axes(ax, 4.1 if histogram else 3.2)
     ax.bar(
         centre,
         accuracy,
@@ -114,6 +112,19 @@ def reliability_diagram(
         linewidth=0.6,
         label="Gap",
     )
+    # An outline: a filled band would mix with the colours of the bars.
+    low, high, known = _intervals(data.consistency, filled)
+    ax.bar(
+        centre[known],
+        high - low,
+        width[known],
+        low,
+        facecolor="none",
+        edgecolor="#444444",
+        linestyle=":",
+        linewidth=0.9,
+        label="If calibrated",
+    )
     low, high, known = _intervals(data.accuracy_interval, filled)
     middle = accuracy[known]
     spread = np.clip([middle - low, high - middle], 0, None)  # rounding must not make it negative
@@ -132,8 +143,8 @@ def reliability_diagram(
         bbox={"boxstyle": "round,pad=0.3", "facecolor": "white", "edgecolor": _GREY, "linewidth": 0.5},
     )
     ax.set(xlim=(0, 1), ylim=(0, 1))
-    _legend_inside(ax, "upper left")
     if not histogram:
+        _legend_below(ax)
         return _dress(ax, "Confidence", "Accuracy", title)
 
     below = _axes_below(ax)
@@ -142,8 +153,8 @@ def reliability_diagram(
     below.axvline(
         float(share @ confidence), color=_VERMILLION, linewidth=1.2, linestyle="--", label="Mean confidence"
     )
-    _legend_inside(below, "upper left")
     _dress(below, "Confidence", "Share (%)", None)
+    _legend_below(below, [*ax.get_legend_handles_labels()[0], *below.get_legend_handles_labels()[0]])
     ax.tick_params(labelbottom=False)
     return _dress(ax, "", "Accuracy", title)
 
@@ -505,7 +516,7 @@ def roc_curve(
     'entropy: 91.67'
     """
     _check_filled("data", data, "a mapping from method to (in_scores, out_scores)")
-    curves = {}
+    curves, areas = {}, {}
     for name, scores in data.items():
         if len(scores) != 2:
             raise ValueError(f"data[{name!r}] must be (in_scores, out_scores), got {len(scores)} items")
@@ -514,13 +525,13 @@ def roc_curve(
             for which, part in zip(("in_scores", "out_scores"), scores, strict=True)
         )
         curves[name] = _rates(inside, outside)
+        areas[name] = detection(torch.from_numpy(inside), torch.from_numpy(outside)).auroc
 
     few = len(data) <= 6
     ax = _axes(ax, 2.9 if few else 2.7 + _legend_height([f"{name}: 99.99" for name in data]))
     ax.plot([0, 100], [0, 100], color=_GREY, linestyle=":", linewidth=0.8)
     for number, (name, (false, true)) in enumerate(curves.items()):
-        area = float(np.diff(false) @ (true[1:] + true[:-1]) / 2)
-        label = f"{name}: {100 * area:.2f}"
+        label = f"{name}: {100 * areas[name]:.2f}"
         ax.plot(100 * false, 100 * true, label=label, linewidth=1.2, **_line_style(number))
     ax.set(xlim=(-1, 101), ylim=(-1, 101))
     _dress(ax, "False positive rate (%)", "True positive rate (%)", title)

@@ -1,0 +1,136 @@
+"""The contract of a calibrator: fitted once on held-out data, then a layer from logits to logits."""
+
+from __future__ import annotations
+
+import warnings
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping
+from typing import Any, ClassVar, Self
+
+import torch
+from torch import Tensor, nn
+
+from calibrant.layout import arrange, computing_dtype
+
+Batches = Iterable[tuple[Tensor, Tensor]]
+"""Batches of logits and targets that can be gone through again and again: a list, a data loader."""
+
+
+class Calibrator(nn.Module, ABC):
+    """Logits in, calibrated logits out; ``nn.Sequential(model, calibrator)`` is the calibrated model.
+
+    What is learned lives in float64 buffers, whose shapes may depend on the data: `load_state_dict` takes
+    them as they come. Methods that give probabilities return their logarithms. The softmax of what is
+    returned sums to 1.
+
+    Subclasses write `fit_rows` and `transform`, and register what they learn with `learn`.
+
+    Shape:
+        logits ``(B, K, *S)``, integer target ``(B, *S)``.
+    """
+
+    preserves_order: ClassVar[bool] = False
+    """Whether the order of an element's classes, and with it the prediction, stays what it was."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.num_classes: int | None = None
+
+    @abstractmethod
+    def fit_rows(self, rows: Tensor, labels: Tensor) -> None:
+        """Learn from float64 logits ``(N, K)`` and labels ``(N,)``, N at least 1."""
+
+    @abstractmethod
+    def transform(self, rows: Tensor) -> Tensor:
+        """Calibrate logits ``(N, K)``, by operations that `torch.export` can follow."""
+
+    def fit(self, logits: Tensor, target: Tensor, *, ignore_index: int = -100) -> Self:
+        """Learn from held-out data; what was learned before is replaced.
+
+        Args:
+            logits: ``(B, K, *S)``.
+            target: labels ``(B, *S)``.
+            ignore_index: label of elements to leave out.
+
+        Raises:
+            ValueError: shapes or labels that do not fit, nothing to learn from, or logits that are not
+                finite; what was learned before stays.
+        """
+        rows, labels = valid_rows(logits, target, ignore_index)
+        if not len(labels):
+            raise ValueError(
+                f"nothing to fit: logits of shape {tuple(logits.shape)} hold no element that is not ignored"
+            )
+        with torch.no_grad():
+            self.fit_rows(rows, labels)
+        self.num_classes = rows.shape[1]
+        return self
+
+    def forward(self, logits: Tensor) -> Tensor:
+        """Calibrated logits, in the shape and type of the logits."""
+        classes = self.check(logits)
+        rows = logits.movedim(1, -1)
+        flat = rows.reshape(-1, classes).to(computing_dtype(logits))
+        calibrated = self.transform(flat).to(logits.dtype)
+        return calibrated.view(rows.shape).movedim(-1, 1)
+
+    def check(self, logits: Tensor) -> int:
+        """The number of classes, once sure that logits are such as this was fitted to."""
+        if self.num_classes is None:
+            raise RuntimeError(
+                f"{type(self).__name__} has learned nothing yet: call fit(logits, target) first"
+            )
+        if logits.ndim < 2 or logits.shape[1] != self.num_classes:
+            raise ValueError(
+                f"logits must have shape (B, {self.num_classes}, *S), as when this was fitted, "
+                f"got {tuple(logits.shape)}"
+            )
+        return self.num_classes
+
+    def learn(self, name: str, value: Tensor) -> None:
+        """Keep what was learned as a float64 buffer."""
+        self.register_buffer(name, value.detach().to(torch.float64).clone())
+
+    def learned(self, name: str, like: Tensor) -> Tensor:
+        """What was learned, in another tensor's type and on its device."""
+        buffer: Tensor = getattr(self, name)
+        return buffer.to(like.device, like.dtype)
+
+    def get_extra_state(self) -> dict[str, int | None]:
+        """The number of classes, for `state_dict`."""
+        return {"num_classes": self.num_classes}
+
+    def set_extra_state(self, state: Mapping[str, int | None]) -> None:
+        """The number of classes, from `load_state_dict`."""
+        self.num_classes = state["num_classes"]
+
+    def _load_from_state_dict(self, state_dict: Mapping[str, Any], prefix: str, *rest: Any) -> None:
+        for key, value in state_dict.items():
+            name = key.removeprefix(prefix)
+            if key.startswith(prefix) and "." not in name and isinstance(value, Tensor):
+                self.register_buffer(name, torch.empty_like(value))
+        super()._load_from_state_dict(dict(state_dict), prefix, *rest)
+
+    def _apply(self, fn: Any, recurse: bool = True) -> Self:
+        # As for losses: .half() is for weights, what was learned keeps its precision and follows the device.
+        before = dict(self._buffers)
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        for name, buffer in before.items():
+            moved = self._buffers[name]
+            if buffer is not None and moved is not None and moved.dtype != buffer.dtype:
+                self._buffers[name] = buffer.to(moved.device)
+        return self
+
+
+def valid_rows(logits: Tensor, target: Tensor, ignore_index: int) -> tuple[Tensor, Tensor]:
+    """The elements of a batch that count: float64 logits ``(N, K)`` and labels ``(N,)``, checked."""
+    elements = arrange(logits, target, ignore_index=ignore_index)
+    rows, labels = elements.rows.double(), elements.labels
+    if not bool(rows.isfinite().all()):
+        raise ValueError("logits hold NaN or infinite numbers; a calibrator is fitted to finite logits")
+    return rows, labels
+
+
+def warn_at_bound(what: str, bound: float, why: str) -> None:
+    """Say that a parameter stopped at the edge of its range."""
+    warnings.warn(f"{what} stopped at its bound {bound:g}: {why}", UserWarning, stacklevel=4)
