@@ -1,0 +1,517 @@
+"""Scaling calibrators: they find what is there, never harm, and come out the same however data arrive."""
+
+import warnings
+from collections.abc import Callable, Iterator
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy.optimize import minimize
+from sklearn.calibration import _TemperatureScaling
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from calibrant.calibrators.ensemble import EnsembleTemperature
+from calibrant.calibrators.linear import (
+    Dirichlet,
+    MatrixScaling,
+    StructuredMatrixScaling,
+    StructuredVectorScaling,
+    VectorScaling,
+)
+from calibrant.calibrators.local import LocalTemperature
+from calibrant.calibrators.passes import Scaling
+from calibrant.calibrators.temperature import Temperature
+
+METHODS: list[type[Scaling]] = [
+    Temperature,
+    VectorScaling,
+    MatrixScaling,
+    Dirichlet,
+    StructuredVectorScaling,
+    StructuredMatrixScaling,
+    EnsembleTemperature,
+    LocalTemperature,
+]
+each_method = pytest.mark.parametrize("method", METHODS, ids=lambda method: method.key)
+
+
+def sampled(samples: int, classes: int, *, seed: int = 0, spread: float = 2.0) -> tuple[Tensor, Tensor]:
+    """Logits, and labels drawn from their softmax."""
+    generator = torch.Generator().manual_seed(seed)
+    logits = spread * torch.randn(samples, classes, generator=generator, dtype=torch.float64)
+    return logits, torch.multinomial(logits.softmax(1), 1, generator=generator).squeeze(1)
+
+
+def images(count: int = 12, classes: int = 4) -> tuple[Tensor, Tensor]:
+    """Images of unequal difficulty, three rows of each void."""
+    generator = torch.Generator().manual_seed(1)
+    sharpness = 0.5 + 3 * torch.rand(count, 1, 1, 1, generator=generator)
+    logits = sharpness * torch.randn(count, classes, 9, 7, generator=generator)
+    truth = (logits / sharpness**0.7).movedim(1, -1).reshape(-1, classes).softmax(1)
+    target = torch.multinomial(truth, 1, generator=generator).view(count, 9, 7)
+    target[:, :3] = 255
+    return logits, target
+
+
+def likelihood(logits: Tensor, target: Tensor) -> float:
+    return F.cross_entropy(logits, target).item()
+
+
+def stationary(logits: Tensor, target: Tensor) -> float:
+    """The derivative of the negative log-likelihood in log T, of logits that were divided by T."""
+    inverse = torch.ones((), dtype=torch.float64, requires_grad=True)
+    return torch.autograd.grad(F.cross_entropy(logits * inverse, target), inverse)[0].item()
+
+
+class TestTemperature:
+    @pytest.mark.parametrize("dtype", [torch.float16, torch.float32, torch.float64])
+    @pytest.mark.parametrize("true", [0.02, 0.1, 0.5, 1.0, 10.0, 50.0])
+    def test_recovers_what_the_logits_were_multiplied_by(self, true: float, dtype: torch.dtype) -> None:
+        logits, target = sampled(20_000, 10)
+        # What the sample itself asks for, by scikit-learn: 20,000 labels tell T to half a percent only.
+        itself = 1 / _TemperatureScaling().fit(logits.numpy(), target.numpy()).beta_
+        found = Temperature().fit((true * logits).to(dtype), target).temperature.item()
+        precision = {torch.float16: 1e-4, torch.float32: 1e-7, torch.float64: 1e-7}[dtype]
+        assert found / true == pytest.approx(itself, rel=precision)
+        assert found == pytest.approx(true, rel=0.02)
+
+    def test_derivative_vanishes_at_what_is_found(self) -> None:
+        for seed, (samples, classes) in enumerate([(30, 2), (400, 5), (3000, 30)]):
+            logits, target = sampled(samples, classes, seed=seed)
+            calibrated = Temperature().fit(37 * logits, target)(37 * logits)
+            assert abs(stationary(calibrated, target)) < 1e-12
+
+    @pytest.mark.parametrize("classes", [2, 7])
+    def test_equals_scikit_learn(self, classes: int) -> None:
+        logits, target = sampled(2000, classes, seed=3)
+        logits = 3 * logits
+        theirs = 1 / _TemperatureScaling().fit(logits.numpy(), target.numpy()).beta_
+        assert Temperature().fit(logits, target).temperature.item() == pytest.approx(theirs, rel=1e-6)
+
+    @pytest.mark.parametrize("factor", [2.0**-30, 0.001, 7.0, 2.0**20, 1e30])
+    def test_multiplying_logits_multiplies_the_temperature(self, factor: float) -> None:
+        logits, target = sampled(500, 6)
+        plain = Temperature().fit(logits, target)
+        scaled = Temperature().fit(factor * logits, target)
+        assert scaled.temperature.item() == pytest.approx(factor * plain.temperature.item(), rel=1e-12)
+        torch.testing.assert_close(scaled(factor * logits), plain(logits), rtol=1e-11, atol=1e-11)
+
+    def test_adding_a_constant_to_an_element_changes_nothing(self) -> None:
+        logits, target = sampled(500, 6)
+        shifted = Temperature().fit(logits + 100 * torch.randn(500, 1, dtype=torch.float64), target)
+        plain = Temperature().fit(logits, target)
+        assert shifted.temperature.item() == pytest.approx(plain.temperature.item(), rel=1e-9)
+
+    @pytest.mark.parametrize("dtype", [torch.float16, torch.float32, torch.float64])
+    def test_perfect_predictions_stop_at_the_lower_bound(self, dtype: torch.dtype) -> None:
+        logits = sampled(200, 5)[0].to(dtype)
+        with pytest.warns(UserWarning, match="predicted perfectly"):
+            calibrator = Temperature().fit(logits, logits.argmax(1))
+        assert 0 < calibrator.temperature.item() < 0.01
+        assert calibrator(logits).isfinite().all()
+
+    def test_opposite_labels_stop_at_the_upper_bound(self) -> None:
+        logits, _ = sampled(200, 5)
+        with pytest.warns(UserWarning, match="opposite"):
+            calibrator = Temperature().fit(logits, logits.argmin(1))
+        assert 1000 < calibrator.temperature.item() < 1e6
+
+    def test_one_mistake_is_not_perfect(self) -> None:
+        logits, _ = sampled(1000, 5)
+        target = logits.argmax(1)
+        target[0] = logits[0].argmin()
+        calibrator = Temperature().fit(logits, target)
+        assert abs(stationary(calibrator(logits), target)) < 1e-10
+
+    def test_absent_class(self) -> None:
+        logits, target = sampled(5000, 5)
+        kept = target != 3
+        found = Temperature().fit(10 * logits[kept], target[kept])
+        assert abs(stationary(found(10 * logits[kept]), target[kept])) < 1e-12
+
+    def test_one_outlier_does_not_hide_the_temperature(self) -> None:
+        logits, target = sampled(1000, 5)
+        logits[0] = torch.nn.functional.one_hot(target[0], 5) * 1e9
+        assert Temperature().fit(logits, target).temperature.item() == pytest.approx(1, rel=0.1)
+
+    def test_logits_without_differences_stay(self) -> None:
+        logits = torch.full((10, 3), 0.1)
+        assert Temperature().fit(logits, torch.zeros(10, dtype=torch.long)).temperature.item() == 1
+
+    def test_calibration_error_is_minimised_over_the_grid(self) -> None:
+        logits, target = sampled(3000, 5)
+        logits = 2.5 * logits
+
+        def error(temperature: float) -> float:
+            confidence, prediction = (logits / temperature).softmax(1).max(1)
+            gap = (confidence - (prediction == target).double()).numpy()
+            place = np.ceil(confidence.numpy() * 15).astype(int) - 1
+            return float(np.abs(np.bincount(place, gap, minlength=15)).sum() / len(gap))
+
+        grid = [tenths / 10 for tenths in range(1, 101)]
+        found = Temperature(objective="ece").fit(logits, target).temperature.item()
+        assert found == min(grid, key=error)
+
+    def test_unknown_objective(self) -> None:
+        with pytest.raises(ValueError, match="objective must be"):
+            Temperature(objective="accuracy")  # type: ignore[arg-type]
+
+
+class TestLinear:
+    def test_vector_scaling_recovers_factors_and_offsets(self) -> None:
+        generator = torch.Generator().manual_seed(5)
+        logits, _ = sampled(50_000, 4)
+        weight = torch.tensor([0.5, 1.0, 1.5, 0.8], dtype=torch.float64)
+        bias = torch.tensor([0.5, -0.5, 0.3, -0.3], dtype=torch.float64)
+        target = torch.multinomial((logits * weight + bias).softmax(1), 1, generator=generator).squeeze(1)
+        found = VectorScaling().fit(logits, target)
+        torch.testing.assert_close(found.weight, weight, rtol=0, atol=0.04)
+        torch.testing.assert_close(found.bias, bias, rtol=0, atol=0.04)
+
+    @pytest.mark.parametrize("method", [VectorScaling, MatrixScaling, Dirichlet])
+    def test_reaches_the_optimum_that_scipy_reaches(self, method: type[Scaling]) -> None:
+        generator = torch.Generator().manual_seed(6)
+        logits, target = sampled(800, 3, seed=2)
+        logits = 2 * logits + 0.3 * torch.randn(800, 3, generator=generator, dtype=torch.float64)
+        options = {} if method is VectorScaling else {"off_diagonal_penalty": 0.0, "bias_penalty": 0.0}
+        calibrator = method(ridge=0.0, **options).fit(logits, target)
+        features = logits.log_softmax(1) if method is Dirichlet else logits
+
+        def objective(flat: np.ndarray) -> tuple[float, np.ndarray]:
+            parameters = torch.tensor(flat, requires_grad=True)
+            weight, bias = parameters[:-3], parameters[-3:]
+            mapped = features * weight if method is VectorScaling else features @ weight.view(3, 3).T
+            value = F.cross_entropy(mapped + bias, target)
+            return value.item(), torch.autograd.grad(value, parameters)[0].numpy()
+
+        size = 6 if method is VectorScaling else 12
+        best = minimize(objective, np.zeros(size), jac=True, method="BFGS", options={"gtol": 1e-9}).fun
+        assert likelihood(calibrator(logits), target) == pytest.approx(best, abs=1e-9)
+
+    @pytest.mark.parametrize("method", [StructuredVectorScaling, StructuredMatrixScaling])
+    def test_structured_scaling_minimises_the_penalised_likelihood(self, method: type[Scaling]) -> None:
+        logits, target = sampled(300, 3, seed=2)
+        logits = 3 * logits + torch.tensor([1.0, 0.0, -1.0])
+        temperature = Temperature().fit(logits, target).temperature
+        calibrator = method(strength=2.0).fit(logits, target)
+        weight = calibrator.weight if calibrator.weight.ndim == 2 else calibrator.weight.diag()
+        mean, identity = logits.mean(0), torch.eye(3, dtype=torch.float64)
+        parameters = [
+            temperature * weight - identity,
+            calibrator.bias + (weight - identity / temperature) @ mean,
+        ]
+
+        def objective(deviation: Tensor, bias: Tensor) -> Tensor:
+            mapped = logits / temperature + (logits - mean) / temperature @ deviation.T + bias
+            off = deviation - deviation.diag().diag()
+            squares = 3 * deviation.diag().square().sum() + 6 * off.square().sum() + 3 * bias.square().sum()
+            return F.cross_entropy(mapped, target) + 2.0 / 300 * squares
+
+        for parameter in parameters:
+            parameter.requires_grad_()
+        slopes = torch.autograd.grad(objective(*parameters), parameters)
+        deviation = slopes[0] if method is StructuredMatrixScaling else slopes[0].diag()
+        assert parameters[0].abs().max() > 1e-3  # it did move
+        assert max(deviation.abs().max(), slopes[1].abs().max()) < 1e-6
+
+    @pytest.mark.parametrize("method", [StructuredVectorScaling, StructuredMatrixScaling])
+    def test_little_data_leave_a_temperature_and_many_do_not(self, method: type[Scaling]) -> None:
+        def loss(calibrator: Scaling, samples: int, factor: Tensor | float) -> float:
+            logits, target = sampled(samples + 4000, 10, seed=8)
+            logits = 2 * logits * factor
+            calibrated = calibrator.fit(logits[:samples], target[:samples])(logits[samples:])
+            return likelihood(calibrated, target[samples:])
+
+        assert loss(method(), 25, 1.0) < loss(Temperature(), 25, 1.0) + 0.05
+        assert loss(VectorScaling(), 25, 1.0) > loss(Temperature(), 25, 1.0) + 1
+        unequal = torch.linspace(0.5, 1.5, 10, dtype=torch.float64)
+        assert loss(method(), 10_000, unequal) < loss(Temperature(), 10_000, unequal) - 0.02
+
+    def test_penalties_hold_what_they_name(self) -> None:
+        logits, target = sampled(500, 4, seed=4)
+        target = (target + (torch.arange(500) % 5 == 0)) % 4
+        free = MatrixScaling(off_diagonal_penalty=0.0, bias_penalty=0.0).fit(logits, target)
+        held = MatrixScaling(off_diagonal_penalty=1e4, bias_penalty=1e4).fit(logits, target)
+        off = ~torch.eye(4, dtype=torch.bool)
+        assert held.weight[off].abs().max() < 1e-3 < free.weight[off].abs().max()
+        assert held.bias.abs().max() < 0.01
+
+    def test_negative_penalty(self) -> None:
+        with pytest.raises(ValueError, match="ridge must be"):
+            VectorScaling(ridge=-1)
+
+
+class TestEnsemble:
+    def test_recovers_a_mixture_with_uniform_noise(self) -> None:
+        generator = torch.Generator().manual_seed(3)
+        logits, _ = sampled(50_000, 5, spread=4.0)
+        truth = 0.7 * logits.softmax(1) + 0.3 / 5
+        target = torch.multinomial(truth, 1, generator=generator).squeeze(1)
+        calibrator = EnsembleTemperature().fit(logits, target)
+        assert calibrator.weights[0].item() == pytest.approx(0, abs=0.05)
+        assert calibrator.weights[2].item() == pytest.approx(0.3, abs=0.02)
+        assert (calibrator(logits).exp() - truth).abs().max() < 0.02
+
+    @pytest.mark.parametrize("seed", range(4))
+    def test_weights_are_the_best_on_the_simplex(self, seed: int) -> None:
+        logits, target = sampled(400, 4, seed=seed)
+        logits = [0.5, 1.0, 2.0, 5.0][seed] * logits
+        calibrator = EnsembleTemperature().fit(logits, target)
+        index = torch.arange(400)
+        parts = torch.stack(
+            [
+                (logits / calibrator.temperature).softmax(1)[index, target],
+                logits.softmax(1)[index, target],
+                torch.full((400,), 0.25, dtype=torch.float64),
+            ]
+        )
+        found = -(calibrator.weights @ parts).log().mean()
+        corners = torch.distributions.Dirichlet(torch.full((3,), 0.5, dtype=torch.float64)).sample((3000,))
+        others = -(corners @ parts).log().mean(1)
+        assert calibrator.weights.min() >= 0
+        assert calibrator.weights.sum().item() == pytest.approx(1, abs=1e-12)
+        assert found <= others.min() + 1e-9
+        # The condition of a minimum on the simplex, which no sample of other weights can show.
+        slope = -(parts / (calibrator.weights @ parts)).mean(1)
+        assert (slope - slope @ calibrator.weights).min() > -1e-6
+
+    def test_is_a_probability(self) -> None:
+        logits, target = sampled(300, 4)
+        total = EnsembleTemperature().fit(3 * logits, target)(3 * logits).exp().sum(1)
+        torch.testing.assert_close(total, torch.ones_like(total), rtol=0, atol=1e-12)
+
+
+class TestLocal:
+    def test_images_of_unequal_difficulty_get_unequal_temperatures(self) -> None:
+        logits, target = images(60)
+        one = Temperature().fit(logits, target, ignore_index=255)
+        many = LocalTemperature().fit(logits, target, ignore_index=255)
+        valid = target != 255
+
+        def loss(calibrated: Tensor) -> float:
+            return likelihood(calibrated.movedim(1, -1)[valid], target[valid])
+
+        assert loss(many(logits)) < loss(one(logits)) - 1e-3
+
+    def test_parameters_are_stationary(self) -> None:
+        logits, target = images(20)
+        calibrator = LocalTemperature(strength=0.0).fit(logits.double(), target, ignore_index=255)
+        for name in ("temperature", "slope"):
+            learned = getattr(calibrator, name).clone().requires_grad_()
+            calibrator._buffers[name] = learned
+            loss = F.cross_entropy(calibrator(logits.double()), target, ignore_index=255)
+            assert abs(torch.autograd.grad(loss, learned)[0].item()) < 1e-6
+            calibrator._buffers[name] = learned.detach()
+
+    def test_one_image_has_one_temperature(self) -> None:
+        logits, target = images(1)
+        one = Temperature().fit(logits, target, ignore_index=255)
+        many = LocalTemperature().fit(logits, target, ignore_index=255)
+        assert many.temperature.item() == pytest.approx(one.temperature.item(), rel=1e-6)
+        assert many.slope.item() == 0
+
+    def test_each_image_is_by_itself(self) -> None:
+        logits, target = images()
+        calibrator = LocalTemperature().fit(logits, target, ignore_index=255)
+        torch.testing.assert_close(calibrator(logits)[3:4], calibrator(logits[3:4]))
+
+    def test_units_do_not_matter(self) -> None:
+        logits, target = images()
+        plain = LocalTemperature().fit(logits.double(), target, ignore_index=255)
+        scaled = LocalTemperature().fit(1000 * logits.double(), target, ignore_index=255)
+        torch.testing.assert_close(scaled(1000 * logits.double()), plain(logits.double()))
+
+
+@st.composite
+def problems(draw: st.DrawFn) -> tuple[type[Scaling], Tensor, Tensor]:
+    method = draw(st.sampled_from(METHODS))
+    classes = draw(st.integers(2, 100) if draw(st.booleans()) else st.integers(2, 6))
+    samples = draw(st.integers(1, 40))
+    generator = torch.Generator().manual_seed(draw(st.integers(0, 2**31)))
+    logits = torch.randn(samples, classes, generator=generator, dtype=torch.float64)
+    logits = logits * 10 ** draw(st.floats(-1, 1)) + draw(st.sampled_from([0.0, 50.0]))
+    kind = draw(st.sampled_from(["likely", "perfect", "opposite", "random", "one class"]))
+    target = {
+        "likely": torch.multinomial(logits.softmax(1), 1, generator=generator).squeeze(1),
+        "perfect": logits.argmax(1),
+        "opposite": logits.argmin(1),
+        "random": torch.randint(0, classes, (samples,), generator=generator),
+        "one class": torch.zeros(samples, dtype=torch.long),
+    }[kind]
+    return method, logits * 10 ** draw(st.floats(-4, 4)), target
+
+
+@settings(max_examples=200, deadline=None)
+@given(problems())
+def test_never_less_likely_than_the_logits_as_they_are(problem: tuple[type[Scaling], Tensor, Tensor]) -> None:
+    method, logits, target = problem
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)
+        calibrator = method().fit(logits, target)
+    before, after = likelihood(logits, target), likelihood(calibrator(logits), target)
+    assert all(buffer.isfinite().all() for buffer in calibrator.buffers())
+    assert after <= before + 1e-9 * max(1, before)
+
+
+@each_method
+def test_learns_and_never_touches_its_input(method: type[Scaling]) -> None:
+    logits, target = sampled(400, 5)
+    logits = 4 * logits
+    copies = logits.clone(), target.clone()
+    calibrator = method().fit(logits, target)
+    assert torch.equal(logits, copies[0])
+    assert torch.equal(target, copies[1])
+    assert likelihood(calibrator(logits), target) < likelihood(logits, target) - 0.1
+
+
+@each_method
+def test_softmax_sums_to_one(method: type[Scaling]) -> None:
+    logits, target = sampled(400, 30)
+    calibrated = method().fit(logits.float() * 3, target)(logits.float() * 3)
+    assert (calibrated.softmax(1).sum(1) - 1).abs().max() < 1e-6
+
+
+@pytest.mark.parametrize("method", [method for method in METHODS if method.preserves_order])
+def test_order_stays(method: type[Scaling]) -> None:
+    assert method in (Temperature, EnsembleTemperature, LocalTemperature)
+    logits, target = sampled(500, 8)
+    calibrated = method().fit(3 * logits, target)(3 * logits)
+    assert torch.equal(calibrated.argsort(1), logits.argsort(1))
+
+
+@each_method
+def test_streamed_equals_in_memory(method: type[Scaling]) -> None:
+    logits, target = images(24)
+    whole = method().fit(logits, target, ignore_index=255)
+    cuts = [(logits[part], target[part]) for part in (slice(0, 5), slice(5, 6), slice(6, 6), slice(6, 24))]
+    streamed = method().fit_batches(cuts, ignore_index=255)
+    assert whole.num_classes == streamed.num_classes
+    for (name, buffer), other in zip(whole.named_buffers(), streamed.buffers(), strict=True):
+        torch.testing.assert_close(buffer, other, rtol=1e-5, atol=1e-6, msg=name)
+    torch.testing.assert_close(whole(logits), streamed(logits), rtol=1e-4, atol=1e-5)
+
+
+def test_streamed_error_grid_equals_in_memory() -> None:
+    logits, target = sampled(1000, 5)
+    whole = Temperature(objective="ece").fit(3 * logits, target)
+    streamed = Temperature(objective="ece").fit_batches(
+        [(3 * logits[:7], target[:7]), (3 * logits[7:], target[7:])]
+    )
+    assert whole.temperature == streamed.temperature
+
+
+@pytest.mark.parametrize("method", [method for method in METHODS if method is not LocalTemperature])
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
+def test_images_equal_their_pixels(method: type[Scaling], layout: torch.memory_format) -> None:
+    logits, target = images()
+    logits = logits.to(memory_format=layout)
+    valid = target != 255
+    flat = method().fit(logits.movedim(1, -1)[valid], target[valid])
+    logits[:, :, :3] = torch.nan  # void pixels hold anything
+    dense = method().fit(logits, target, ignore_index=255)
+    for one, other in zip(dense.buffers(), flat.buffers(), strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-6, atol=1e-7)
+    assert dense(logits).shape == logits.shape
+    torch.testing.assert_close(dense(logits).movedim(1, -1)[valid], flat(logits.movedim(1, -1)[valid]))
+
+
+@each_method
+def test_is_a_layer_that_exports(method: type[Scaling]) -> None:
+    torch.manual_seed(0)
+    features = torch.randn(300, 6)
+    network = nn.Linear(6, 4)
+    logits = network(features).detach()
+    target = torch.multinomial((logits / 3).softmax(1), 1).squeeze(1)
+    model = nn.Sequential(network, method().fit(logits, target)).eval()
+    exported = torch.export.export(model, (features,)).module()
+    torch.testing.assert_close(exported(features), model(features))
+    assert not torch.equal(model(features), logits)
+
+
+@each_method
+def test_state_goes_into_a_fresh_instance(method: type[Scaling]) -> None:
+    logits, target = sampled(200, 5)
+    fitted, fresh = method().fit(2 * logits, target), method()
+    fresh.load_state_dict(fitted.state_dict())
+    assert torch.equal(fresh(logits), fitted(logits))
+
+
+@each_method
+def test_half_keeps_what_was_learned(method: type[Scaling]) -> None:
+    logits, target = sampled(200, 5)
+    calibrator = method().fit(2 * logits, target)
+    before = [buffer.clone() for buffer in calibrator.buffers()]
+    calibrator.half()
+    assert before
+    for buffer, kept in zip(calibrator.buffers(), before, strict=True):
+        assert buffer.dtype == torch.float64
+        assert torch.equal(buffer, kept)
+
+
+@each_method
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+def test_gives_the_type_it_gets(method: type[Scaling], dtype: torch.dtype) -> None:
+    logits, target = sampled(200, 5)
+    calibrated = method().fit(logits.to(dtype), target)(logits.to(dtype))
+    assert calibrated.dtype == dtype
+    assert calibrated.isfinite().all()
+
+
+@each_method
+def test_refuses_what_it_cannot_use(method: type[Scaling]) -> None:
+    logits, target = sampled(50, 5)
+    with pytest.raises(RuntimeError, match="call fit"):
+        method()(logits)
+    with pytest.raises(ValueError, match="nothing to fit"):
+        method().fit(logits[:0], target[:0])
+    with pytest.raises(ValueError, match="nothing to fit"):
+        method().fit(logits, torch.full_like(target, -100))
+    with pytest.raises(ValueError, match="nothing to fit"):
+        method().fit_batches([])
+    with pytest.raises(ValueError, match="target holds labels"):
+        method().fit(logits, target + 1)
+    fitted = method().fit(logits, target)
+    before = [buffer.clone() for buffer in fitted.buffers()]
+    spoiled = logits.clone()
+    for bad in (torch.nan, torch.inf):
+        spoiled[3, 1] = bad
+        with pytest.raises(ValueError, match="NaN or infinite"):
+            fitted.fit(spoiled, target)
+    assert all(map(torch.equal, fitted.buffers(), before))
+    with pytest.raises(ValueError, match=r"\(B, 5, \*S\)"):
+        fitted(logits[:, :4])
+
+
+@each_method
+def test_batches_must_start_anew(method: type[Scaling]) -> None:
+    logits, target = sampled(50, 5)
+
+    class Once:
+        """An iterable that is empty from the second time on."""
+
+        def __init__(self) -> None:
+            self.batches = [(logits, target)]
+
+        def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
+            while self.batches:
+                yield self.batches.pop()
+
+    with pytest.raises(TypeError, match="several times"):
+        method().fit_batches(batch for batch in [(logits, target)])
+    with pytest.raises(ValueError, match="several times"):
+        method().fit_batches(Once())
+    with pytest.raises(ValueError, match="4 classes"):
+        method().fit_batches([(logits, target), (logits[:, :4], target.clamp_max(3))])
+
+
+@each_method
+def test_options_are_attributes(method: type[Scaling]) -> None:
+    parameters: Callable[..., Scaling] = method
+    options = {name: value for name, value in vars(method()).items() if isinstance(value, (str, float))}
+    assert vars(parameters(**options)).items() >= options.items()
+    if options:
+        with pytest.raises(TypeError, match="positional"):
+            parameters(next(iter(options.values())))
