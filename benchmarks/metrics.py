@@ -55,7 +55,7 @@ def images(count: int) -> None:
     uniform = torch.rand(logits.shape, generator=generator)
     target = (0.8 * logits - (-uniform.log()).log()).argmax(1)  # drawn from the softmax at temperature 1.25
 
-    theirs = MulticlassCalibrationError(num_classes=CLASSES, n_bins=15, norm="l1", validate_args=False)
+    theirs = MulticlassCalibrationError(num_classes=CLASSES, n_bins=15, norm="l1")
     ours = CalibrationError()
     reference = None
     for name, metric in (("torchmetrics", theirs), ("calibrant, torchmetrics", ours)):
@@ -157,7 +157,7 @@ def hundredth(samples: int) -> None:
         labels.append((torch.arange(per_level) >= round(per_level * accuracy)).long())
     logits, target = torch.cat(rows), torch.cat(labels)
     probability = logits.softmax(1)
-    theirs = MulticlassCalibrationError(num_classes=2, n_bins=15, norm="l1", validate_args=False)
+    theirs = MulticlassCalibrationError(num_classes=2, n_bins=15, norm="l1")
     batch = ConfidenceHistogram.of(arrange(logits, target))
     histogram = batch
     for number in range(samples // 100_000):

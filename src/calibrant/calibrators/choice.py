@@ -1,0 +1,173 @@
+"""Which calibrator to take, by what each does for data it was not fitted to."""
+
+from __future__ import annotations
+
+import io
+import math
+import time
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from calibrant.calibrators.base import Calibrator, valid_rows
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+# Beyond so many classes, methods with a parameter for every pair of them are not tried unasked.
+_FEW_CLASSES = 20
+
+
+@dataclass(frozen=True)
+class Ranked:
+    """One candidate.
+
+    Attributes:
+        key: of `CALIBRATORS`.
+        nll: mean negative log-likelihood on data that it was not fitted to.
+        standard_error: of the difference to doing nothing.
+        seconds: to fit it, on all folds together.
+    """
+
+    key: str
+    nll: float
+    standard_error: float
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Ranking:
+    """Candidates from the best to the worst; ``identity``, doing nothing, is always among them."""
+
+    candidates: tuple[Ranked, ...]
+
+    @property
+    def best(self) -> Ranked:
+        """The candidate with the smallest held-out NLL."""
+        return self.candidates[0]
+
+    def __rich__(self) -> Table:
+        from rich.table import Table
+
+        nothing = next(each.nll for each in self.candidates if each.key == "identity")
+        table = Table("calibrator", title="Held-out NLL", title_justify="left")
+        for heading in ("NLL", "against doing nothing", "seconds"):
+            table.add_column(heading, justify="right")
+        for each in self.candidates:
+            change = (
+                "" if each.key == "identity" else f"{each.nll - nothing:+.4f} ± {each.standard_error:.4f}"
+            )
+            table.add_row(each.key, f"{each.nll:.4f}", change, f"{each.seconds:.2f}")
+        return table
+
+    def __str__(self) -> str:
+        from rich.console import Console
+
+        stream = io.StringIO()
+        Console(file=stream, width=100, color_system=None).print(self)
+        return stream.getvalue().rstrip()
+
+
+def rank(
+    logits: Tensor,
+    target: Tensor,
+    *,
+    candidates: Sequence[str] | None = None,
+    folds: int = 5,
+    ignore_index: int = -100,
+    seed: int = 0,
+) -> Ranking:
+    """Compare calibrators by cross-validated NLL.
+
+    Args:
+        logits: ``(B, K, *S)``.
+        target: labels ``(B, *S)``.
+        candidates: keys of `CALIBRATORS`; None for those that suit the number of classes.
+        folds: parts that the elements are cut into at random; each candidate is fitted to all but one of
+            them and judged on that one.
+        ignore_index: label of elements to leave out.
+        seed: of the cut.
+
+    Raises:
+        ValueError: an unknown key, fewer than two folds or more than elements, or data that cannot be fitted.
+    """
+    from calibrant.calibrators import create_calibrator
+
+    rows, labels = valid_rows(logits, target, ignore_index)
+    if not 2 <= folds <= len(labels):
+        raise ValueError(f"folds must be from 2 to the number of elements, {len(labels)}, got {folds}")
+    chosen = dict.fromkeys(["identity", *(_suited(rows.shape[1]) if candidates is None else candidates)])
+    order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(seed)).to(labels.device)
+    losses = {}
+    seconds = {}
+    for key in chosen:
+        calibrator = create_calibrator(key)
+        start = time.perf_counter()
+        loss = torch.empty(len(labels), dtype=rows.dtype, device=rows.device)
+        for part in order.chunk(folds):
+            others = torch.ones_like(labels, dtype=torch.bool)
+            others[part] = False
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", UserWarning)  # a bound reached on a fold decides nothing
+                calibrator.fit(rows[others], labels[others])
+            loss[part] = F.cross_entropy(calibrator(rows[part]), labels[part], reduction="none")
+        losses[key], seconds[key] = loss, time.perf_counter() - start
+    count = math.sqrt(len(labels))
+    ranked = [
+        Ranked(
+            key,
+            float(loss.mean()),
+            float((loss - losses["identity"]).std(correction=0)) / count,
+            seconds[key],
+        )
+        for key, loss in losses.items()
+    ]
+    return Ranking(tuple(sorted(ranked, key=lambda each: each.nll)))
+
+
+def choose(
+    logits: Tensor,
+    target: Tensor,
+    *,
+    candidates: Sequence[str] | None = None,
+    folds: int = 5,
+    ignore_index: int = -100,
+    seed: int = 0,
+    show: Callable[[Ranking], object] | None = None,
+) -> Calibrator:
+    """The calibrator with the smallest cross-validated NLL, fitted to all of the data.
+
+    Doing nothing is a candidate: where nothing helps, an `Identity` comes back.
+
+    Args:
+        logits: as for `rank`.
+        target: as for `rank`.
+        candidates: as for `rank`.
+        folds: as for `rank`.
+        ignore_index: as for `rank`.
+        seed: as for `rank`.
+        show: called with the ranking; ``print`` prints it as a table.
+
+    >>> generator = torch.Generator().manual_seed(0)
+    >>> logits = torch.randn(1000, 3, generator=generator)
+    >>> target = (logits - (-torch.rand(1000, 3, generator=generator).log()).log()).argmax(1)
+    >>> choose(5 * logits, target, candidates=["temperature"]).key
+    'temperature'
+    """
+    from calibrant.calibrators import create_calibrator
+
+    ranking = rank(logits, target, candidates=candidates, folds=folds, ignore_index=ignore_index, seed=seed)
+    if show is not None:
+        show(ranking)
+    return create_calibrator(ranking.best.key).fit(logits, target, ignore_index=ignore_index)
+
+
+def _suited(classes: int) -> list[str]:
+    always = ["temperature", "ensemble-temperature", "structured-vector", "spline"]
+    few = ["structured-matrix", "dirichlet", "isotonic", "beta"]
+    return always + (few if classes <= _FEW_CLASSES else [])

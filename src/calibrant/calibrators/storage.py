@@ -1,0 +1,91 @@
+"""Calibrators on disk: one safetensors file, with what they are in its header."""
+
+from __future__ import annotations
+
+import json
+import os
+from inspect import signature
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from calibrant.calibrators.base import Calibrator
+from calibrant.files import replace_file
+
+_FORMAT = "calibrant-calibrator-1"
+
+
+def save_calibrator(calibrator: Calibrator, path: str | os.PathLike[str]) -> None:
+    """Write a fitted calibrator, or replace the file in one step.
+
+    What was learned becomes tensors of a safetensors file; its header has the method, its options, the number
+    of classes and the version of the format, as JSON.
+
+    Raises:
+        RuntimeError: the calibrator has not been fitted.
+    """
+    from safetensors.torch import save
+
+    if calibrator.num_classes is None:
+        raise RuntimeError(
+            f"{type(calibrator).__name__} has learned nothing yet: call fit(logits, target) first"
+        )
+    description = {
+        "method": calibrator.key,
+        "num_classes": calibrator.num_classes,
+        "options": {name: getattr(calibrator, name) for name in signature(type(calibrator)).parameters},
+    }
+    tensors = {name: buffer.cpu().contiguous() for name, buffer in calibrator.named_buffers()}
+    tensors = tensors or {"nothing": torch.zeros(1)}  # a file without tensors is not one to all readers
+    replace_file(
+        Path(path), save(tensors, metadata={"format": _FORMAT, "calibrator": json.dumps(description)})
+    )
+
+
+def load_calibrator(path: str | os.PathLike[str]) -> Calibrator:
+    """Read a calibrator that `save_calibrator` wrote.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        ValueError: the file is damaged or something else; the message says what is wrong.
+
+    >>> import tempfile
+    >>> from calibrant.calibrators import Temperature
+    >>> path = Path(tempfile.mkdtemp(), "calibrator.safetensors")
+    >>> logits, target = torch.randn(50, 3), torch.randint(3, (50,))
+    >>> calibrator = Temperature().fit(logits, target)
+    >>> save_calibrator(calibrator, path)
+    >>> torch.equal(load_calibrator(path)(logits), calibrator(logits))
+    True
+    """
+    from safetensors import SafetensorError, safe_open
+
+    from calibrant.calibrators import create_calibrator
+
+    name = Path(path).name
+    if not Path(path).is_file():
+        raise FileNotFoundError(f"there is no calibrator {path}")
+    try:
+        with safe_open(path, framework="pt") as file:
+            header: dict[str, str] = file.metadata() or {}
+            tensors: dict[str, Tensor] = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
+    except SafetensorError as error:
+        raise ValueError(f"{name} is no safetensors file, or damaged: {error}") from None
+    if header.get("format") != _FORMAT:
+        raise ValueError(
+            f"{name} is not a calibrator that this version can read: its format is {header.get('format')!r}, "
+            f"expected {_FORMAT!r}"
+        )
+    try:
+        description: dict[str, Any] = json.loads(header["calibrator"])
+        calibrator = create_calibrator(description["method"], **description["options"])
+        calibrator.num_classes = int(description["num_classes"])
+        for key, tensor in tensors.items():
+            if key != "nothing":
+                calibrator.learn(key, tensor)
+        calibrator(torch.zeros(1, calibrator.num_classes, 2, 2))
+    except (KeyError, TypeError, ValueError, AttributeError, RuntimeError) as error:
+        raise ValueError(f"{name} is a damaged calibrator: {type(error).__name__} {error}") from None
+    return calibrator
