@@ -1,0 +1,178 @@
+"""A calibrated scikit-learn classifier: scikit-learn's own checks, and what calibration is for."""
+
+# ruff: noqa: N806 (scikit-learn's matrix is called X)
+
+import pickle
+
+import numpy as np
+import pytest
+import torch
+from sklearn.base import clone
+from sklearn.datasets import load_iris, make_classification
+from sklearn.ensemble import RandomForestClassifier
+from sklearn.exceptions import NotFittedError
+from sklearn.linear_model import LogisticRegression
+from sklearn.model_selection import GridSearchCV, train_test_split
+from sklearn.naive_bayes import GaussianNB
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler
+from sklearn.svm import LinearSVC
+from sklearn.utils.estimator_checks import parametrize_with_checks
+
+from calibrant.calibrators import CALIBRATORS, Temperature
+from calibrant.integrations.sklearn import calibration_scorer
+from calibrant.integrations.sklearn_calibrator import CalibratedClassifier
+from calibrant.layout import as_logits
+
+# The checks' data are tiny: some are separable, some are noise.
+pytestmark = pytest.mark.filterwarnings("ignore:the temperature stopped at its bound:UserWarning")
+
+
+@parametrize_with_checks(
+    [
+        CalibratedClassifier(LogisticRegression(), random_state=0),
+        CalibratedClassifier(GaussianNB(), method="isotonic", random_state=0),
+    ]
+)
+def test_scikit_learns_own_checks(estimator, check):
+    check(estimator)
+
+
+@pytest.fixture(scope="module")
+def problem():
+    """Features that repeat one another, which makes naive Bayes overconfident; labels are names."""
+    X, y = make_classification(
+        2000, n_features=20, n_informative=4, n_redundant=14, n_classes=3, flip_y=0.1, random_state=0
+    )
+    return train_test_split(X, np.array(["ash", "elm", "oak"])[y], test_size=0.5, random_state=0)
+
+
+@pytest.mark.parametrize("method", CALIBRATORS)
+def test_every_method_beats_an_overconfident_classifier(problem, method):
+    X, X_test, y, y_test = problem
+    fitted = CalibratedClassifier(GaussianNB(), method=method, random_state=0).fit(X, y)
+    probabilities = fitted.predict_proba(X_test)
+    assert probabilities.shape == (1000, 3)
+    assert np.allclose(probabilities.sum(1), 1, atol=1e-9)
+    assert fitted.classes_.tolist() == ["ash", "elm", "oak"]
+    assert (fitted.predict(X_test) == fitted.classes_[probabilities.argmax(1)]).all()
+    before, after = (-calibration_scorer()(each, X_test, y_test) for each in (fitted.estimator_, fitted))
+    assert after == pytest.approx(before) if method == "identity" else after < 0.6 * before
+    if fitted.calibrator_.preserves_order:
+        assert (fitted.predict(X_test) == fitted.estimator_.predict(X_test)).all()
+
+
+def test_fits_the_calibrator_to_what_the_classifier_has_not_seen(problem):
+    X, _, y, _ = problem
+    fitted = CalibratedClassifier(GaussianNB(), holdout=0.3, random_state=5).fit(X, y)
+    train, held_out = train_test_split(np.arange(len(y)), test_size=0.3, stratify=y, random_state=5)
+    classifier = GaussianNB().fit(X[train], y[train])
+    logits = as_logits(torch.from_numpy(classifier.predict_proba(X[held_out])))
+    target = torch.from_numpy(np.searchsorted(classifier.classes_, y[held_out]))
+    assert torch.equal(fitted.calibrator_.temperature, Temperature().fit(logits, target).temperature)
+
+
+def test_a_classifier_fitted_before_stays_as_it_is(problem):
+    X, X_test, y, y_test = problem
+    classifier = GaussianNB().fit(X, y)
+    means = classifier.theta_.copy()
+    fitted = CalibratedClassifier(classifier, prefit=True).fit(X_test, y_test)
+    assert fitted.estimator_ is classifier
+    assert (classifier.theta_ == means).all()
+    logits = as_logits(torch.from_numpy(classifier.predict_proba(X_test)))
+    target = torch.from_numpy(np.searchsorted(classifier.classes_, y_test))
+    assert torch.equal(fitted.calibrator_.temperature, Temperature().fit(logits, target).temperature)
+
+
+def test_a_part_of_the_classes_suffices_for_a_classifier_fitted_before(problem):
+    X, X_test, y, y_test = problem
+    some = y_test != "elm"
+    fitted = CalibratedClassifier(GaussianNB().fit(X, y), prefit=True).fit(X_test[some], y_test[some])
+    assert fitted.classes_.tolist() == ["ash", "elm", "oak"]
+    assert fitted.predict_proba(X_test).shape == (1000, 3)
+
+
+def test_the_same_seed_gives_the_same(problem):
+    X, X_test, y, _ = problem
+    once, again, other = (
+        CalibratedClassifier(GaussianNB(), random_state=seed).fit(X, y).predict_proba(X_test)
+        for seed in (1, 1, 2)
+    )
+    assert (once == again).all()
+    assert (once != other).any()
+
+
+def test_goes_through_pipelines_searches_clones_and_pickles(problem):
+    X, X_test, y, _ = problem
+    calibrated = CalibratedClassifier(make_pipeline(StandardScaler(), GaussianNB()), random_state=0)
+    search = GridSearchCV(
+        calibrated,
+        {"method": ["identity", "temperature"], "estimator__gaussiannb__var_smoothing": [1e-9, 1e-3]},
+        scoring="neg_log_loss",
+        cv=2,
+    ).fit(X, y)
+    assert search.best_params_["method"] == "temperature"
+    best = search.best_estimator_
+    copy = pickle.loads(pickle.dumps(best))
+    assert (copy.predict_proba(X_test) == best.predict_proba(X_test)).all()
+    assert clone(best).get_params()["method"] == "temperature"
+
+
+def test_options_reach_the_calibrator(problem):
+    X, _, y, _ = problem
+    fitted = CalibratedClassifier(GaussianNB(), method="spline", options={"knots": 4}).fit(X, y)
+    assert fitted.calibrator_.knots == 4
+
+
+def test_probabilities_of_zero_are_no_obstacle(problem):
+    X, X_test, y, _ = problem
+    forest = RandomForestClassifier(5, random_state=0)
+    for method in ("temperature", "beta", "structured-matrix"):
+        fitted = CalibratedClassifier(forest, method=method, random_state=0).fit(X, y)
+        assert np.isfinite(fitted.predict_proba(X_test)).all()
+
+
+@pytest.mark.parametrize("labels", [[False, True], [3, 7], ["no", "yes"]])
+def test_binary_labels_of_any_kind(labels):
+    X, y = make_classification(200, flip_y=0.2, random_state=0)
+    y = np.array(labels)[y]
+    fitted = CalibratedClassifier(LogisticRegression(), random_state=0).fit(X, y)
+    assert fitted.classes_.tolist() == labels
+    assert set(fitted.predict(X).tolist()) == set(labels)
+    assert fitted.score(X, y) > 0.8
+
+
+@pytest.mark.parametrize(
+    ("options", "kind", "message"),
+    [
+        ({"method": "temprature"}, ValueError, "did you mean 'temperature'"),
+        ({"method": "spline", "options": {"knot": 3}}, TypeError, "did you mean 'knots'"),
+        ({"holdout": 0}, ValueError, "holdout must be a share of the data, between 0 and 1, got 0"),
+        ({"holdout": 1.0}, ValueError, "between 0 and 1, got 1.0"),
+        ({"holdout": 30}, ValueError, "between 0 and 1, got 30"),
+        ({"estimator": LinearSVC()}, TypeError, "LinearSVC gives no probabilities"),
+        ({"prefit": True}, NotFittedError, "not fitted"),
+    ],
+)
+def test_errors(options, kind, message):
+    X, y = load_iris(return_X_y=True)
+    with pytest.raises(kind, match=message):
+        CalibratedClassifier(**({"estimator": GaussianNB()} | options)).fit(X, y)
+
+
+def test_labels_that_cannot_be_used():
+    X, y = load_iris(return_X_y=True)
+    calibrated = CalibratedClassifier(GaussianNB())
+    with pytest.raises(ValueError, match="at least 2 classes, got 1 class"):
+        calibrated.fit(X, np.zeros(150, dtype=int))
+    with pytest.raises(ValueError, match="class 2 has 1 sample, but each needs at least 2"):
+        calibrated.fit(X[:101], y[:101])
+    with pytest.raises(ValueError, match="Unknown label type"):
+        calibrated.fit(X, X[:, 0])
+    with pytest.raises(ValueError, match="inconsistent numbers of samples"):
+        calibrated.fit(X, y[:100])
+    with pytest.raises(NotFittedError):
+        calibrated.predict(X)
+    half = CalibratedClassifier(GaussianNB().fit(X[:100], y[:100]), prefit=True)
+    with pytest.raises(ValueError, match="not among the classes: 2"):
+        half.fit(X, y)
