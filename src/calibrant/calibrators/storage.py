@@ -54,7 +54,7 @@ def load_calibrator(path: str | os.PathLike[str]) -> Calibrator:
     >>> import tempfile
     >>> from calibrant.calibrators import Temperature
     >>> path = Path(tempfile.mkdtemp(), "calibrator.safetensors")
-    >>> logits, target = torch.randn(50, 3), torch.randint(3, (50,))
+    >>> logits, target = torch.eye(3)[[0, 1, 2, 0]], torch.tensor([0, 1, 2, 1])
     >>> calibrator = Temperature().fit(logits, target)
     >>> save_calibrator(calibrator, path)
     >>> torch.equal(load_calibrator(path)(logits), calibrator(logits))
