@@ -2,25 +2,36 @@
 
 from __future__ import annotations
 
+import json as json_format
 import os
 import re
+import secrets
 import sys
-from collections.abc import Iterator, Sequence
+import warnings
+import zipfile
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
+from difflib import get_close_matches
+from itertools import chain, combinations
+from math import prod
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+from typing import IO, TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
 if TYPE_CHECKING:
     from rich.progress import Progress
     from rich.table import Table
+    from torch import Tensor
 
+    from calibrant.calibrators import Calibrator, Ranking
     from calibrant.evaluation import Difference, Evaluation
     from calibrant.files import PredictionFile
 
+    Batch = tuple[Tensor, Tensor]
+
 EXACT_LIMIT = 1 << 30
-"""Bytes of logits up to which a file is evaluated in memory unless told otherwise."""
+"""Bytes of logits up to which a file is taken into memory unless told otherwise."""
 
 app = typer.Typer(
     name="calibrant",
@@ -109,10 +120,10 @@ def evaluate(
     Several files make a comparison, which is sharpest where all hold predictions for the same labels in the
     same order.
     """
-    from calibrant.files import BadFileError, open_predictions, read_class_counts, replace_file
+    from calibrant.files import BadFileError, open_predictions, read_class_counts
 
     with _failing_in_one_line(BadFileError):
-        _check_outputs(files, report, json)
+        _check_outputs("files to evaluate", files, {"--report": report, "--json": json})
         counts = None
         if class_counts is not None and re.fullmatch(r"\d+(,\d+)*", class_counts):
             counts = [int(count) for count in class_counts.split(",")]
@@ -146,13 +157,148 @@ def evaluate(
         ]
     _print(evaluations)
     with _failing_in_one_line(OSError):
-        if json is not None:
-            listed = ",\n".join(evaluation.to_json() for evaluation in evaluations)
-            replace_file(json, f"[{listed}]\n".encode())
-        if report is not None:
-            from calibrant.reports.html import write_report
+        _write(evaluations, report, json)
 
-            write_report(evaluations, report)
+
+@app.command()
+def calibrate(
+    file: Annotated[
+        Path,
+        typer.Argument(
+            metavar="FILE", help="Held-out predictions to fit to, as for evaluate.", show_default=False
+        ),
+    ],
+    method: Annotated[
+        str,
+        typer.Option(
+            help="auto, which takes the best by cross-validation, or one of identity, temperature, "
+            "local-temperature, ensemble-temperature, vector, structured-vector, matrix, structured-matrix, "
+            "dirichlet, spline, isotonic, histogram-binning, bayesian-binning, beta, platt.",
+        ),
+    ] = "temperature",
+    test: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE", help="Predictions to compare before and after on; else the fitted ones."
+        ),
+    ] = None,
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="CALIBRATOR.safetensors", help="Write the calibrator, for apply and for Python."
+        ),
+    ] = None,
+    report: Annotated[
+        Path | None, typer.Option(metavar="PAGE.html", help="Write a page about before and after.")
+    ] = None,
+    json: Annotated[
+        Path | None,
+        typer.Option(metavar="OUT.json", help="Write all figures: a list of two evaluations."),
+    ] = None,
+    ignore_index: Annotated[int, typer.Option(help="The label of elements to leave out.")] = -100,
+    bins: Annotated[int, typer.Option(min=1, help="Bins of confidence.")] = 15,
+    folds: Annotated[int, typer.Option(min=2, help="Parts of the cross-validation of auto.")] = 5,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the resampling and of the folds.")] = 0,
+    resamples: Annotated[
+        int, typer.Option(min=0, help="Bootstrap resamples behind the intervals; 0 for no intervals.")
+    ] = 1000,
+) -> None:
+    """Fit a calibrator to held-out predictions and print what it changes.
+
+    Where the logits take more than 1 GiB, they are read again and again instead of loaded, by the methods
+    that can be fitted so.
+    """
+    from calibrant.files import BadFileError, open_predictions
+
+    with _failing_in_one_line(BadFileError):
+        _check_method(method)
+        inputs = [file] if test is None else [file, test]
+        outputs = {"--output": output, "--report": report, "--json": json}
+        _check_outputs("files of predictions", inputs, outputs)
+        if output is not None and output.suffix.lower() != ".safetensors":
+            _fail(f"--output {output}: expected a name that ends in .safetensors")
+        held_out = open_predictions(file, ignore_index=ignore_index)
+        judged = held_out if test is None else open_predictions(test, ignore_index=ignore_index)
+        _check_same_classes(held_out, judged)
+        fitted_to = held_out.path.resolve() == judged.path.resolve()
+        _check_fits_in_memory(held_out, method)
+        loaded = _load(judged)
+        options = {"bins": bins, "ignore_index": ignore_index, "resamples": resamples, "seed": seed}
+        # First, for what cannot be evaluated need not be fitted.
+        before = _evaluate(judged, "before", loaded is None, options, loaded=loaded)
+        calibrator, ranking = _fit(
+            held_out, method, loaded if fitted_to else _load(held_out), folds=folds, seed=seed
+        )
+        after = _evaluate(judged, "after", loaded is None, options, loaded=loaded, calibrator=calibrator)
+    if ranking is not None:
+        from rich.console import Console
+
+        Console(highlight=False).print(ranking)
+    typer.echo(f"{_in_words(calibrator)}, fitted to {held_out.path.name}")
+    _print([before, after])
+    if fitted_to:
+        typer.echo(
+            "Note: these are the data that the calibrator was fitted to, which flatters it; --test FILE "
+            "compares on others."
+        )
+    with _failing_in_one_line(OSError):
+        if output is not None:
+            from calibrant.calibrators import save_calibrator
+
+            save_calibrator(calibrator, output)
+        _write([before, after], report, json)
+
+
+@app.command()
+def apply(
+    calibrator: Annotated[
+        Path,
+        typer.Argument(metavar="CALIBRATOR", help="What calibrate --output wrote.", show_default=False),
+    ],
+    file: Annotated[
+        Path, typer.Argument(metavar="FILE", help="Predictions, as for evaluate.", show_default=False)
+    ],
+    output: Annotated[
+        Path,
+        typer.Option(
+            metavar="OUT", help="Where to write them: .npz or .safetensors, with logits and labels."
+        ),
+    ],
+    ignore_index: Annotated[int, typer.Option(help="The label of elements that do not count.")] = -100,
+) -> None:
+    """Write the calibrated predictions of a file."""
+    from calibrant.calibrators import load_calibrator
+    from calibrant.files import BadFileError, open_predictions
+
+    with _failing_in_one_line(OSError, ValueError):
+        _check_outputs("files to read", [calibrator, file], {"--output": output})
+        write = _WRITERS.get(output.suffix.lower())
+        if write is None:
+            _fail(f"--output {output}: expected a name that ends in {' or '.join(_WRITERS)}")
+        layer = load_calibrator(calibrator)
+        predictions = open_predictions(file, ignore_index=ignore_index)
+        if predictions.num_classes != layer.num_classes:
+            raise BadFileError(
+                predictions.path,
+                f"has {predictions.num_classes} classes, but {calibrator.name} was fitted to "
+                f"{layer.num_classes}",
+            )
+        with _progress() as progress:
+            batches = _Passes(predictions, progress, "reading")
+            labels = [labels for _, labels in batches]
+            batches.purpose = "calibrating"
+            calibrated = (_calibrated(layer, predictions, *batch) for batch in batches)
+            rows = sum(len(part) for part in labels)
+            with _replacing(output) as stream:
+                write(
+                    stream,
+                    {
+                        "logits": ((rows, predictions.num_classes, *predictions.spatial), calibrated),
+                        "labels": ((rows, *predictions.spatial), labels),
+                    },
+                    predictions.class_names,
+                )
+    typer.echo(f"{output}: {rows:,} rows of {predictions.path.name}, calibrated by {_in_words(layer)}")
 
 
 # ------------------------------------------------------------------------------------------------- reading
@@ -164,19 +310,18 @@ def _fail(problem: str) -> NoReturn:
 
 
 @contextmanager
-def _failing_in_one_line(error: type[Exception]) -> Iterator[None]:
+def _failing_in_one_line(*errors: type[Exception]) -> Iterator[None]:
     try:
         yield
-    except error as problem:
-        _fail(str(problem))
+    except errors as problem:
+        _fail(" ".join(str(problem).split()))
 
 
-def _check_outputs(files: Sequence[Path], report: Path | None, json: Path | None) -> None:
+def _check_outputs(what: str, files: Sequence[Path], options: Mapping[str, Path | None]) -> None:
     """Refuse before the work what could not, or should not, be written after it."""
     inputs = {file.resolve() for file in files}
-    for option, path in (("--report", report), ("--json", json)):
-        if path is None:
-            continue
+    outputs = {option: path for option, path in options.items() if path is not None}
+    for option, path in outputs.items():
         if path.is_dir():
             _fail(f"{option} {path}: is a folder; expected the name of a file")
         if not path.parent.is_dir():
@@ -184,9 +329,10 @@ def _check_outputs(files: Sequence[Path], report: Path | None, json: Path | None
         if not os.access(path.parent, os.W_OK):
             _fail(f"{option} {path}: the folder {path.parent} cannot be written to")
         if path.resolve() in inputs:
-            _fail(f"{option} {path}: is one of the files to evaluate")
-    if report is not None and json is not None and report.resolve() == json.resolve():
-        _fail(f"--report and --json are the same file {json}")
+            _fail(f"{option} {path}: is one of the {what}")
+    for first, second in combinations(outputs, 2):
+        if outputs[first].resolve() == outputs[second].resolve():
+            _fail(f"{first} and {second} are the same file {outputs[second]}")
 
 
 def _check_options(
@@ -208,25 +354,39 @@ def _distinct_names(files: Sequence[PredictionFile]) -> list[str]:
     ]
 
 
-def _evaluate(file: PredictionFile, name: str, stream: bool, options: dict[str, Any]) -> Evaluation:
+def _evaluate(
+    file: PredictionFile,
+    name: str,
+    stream: bool,
+    options: dict[str, Any],
+    *,
+    loaded: Batch | None = None,
+    calibrator: Calibrator | None = None,
+) -> Evaluation:
+    """Evaluate what is in a file, or what was loaded from it, or what a calibrator makes of it."""
     from calibrant.evaluation import Evaluator, evaluate
     from calibrant.files import BadFileError
 
     options = {**options, "name": name, "class_names": file.class_names}
     with _progress() as progress:
-        reading = progress.add_task(f"{name}: reading", total=file.rows)
+        reading = progress.add_task(f"{name}: reading", total=file.rows, visible=loaded is None)
         resampling = progress.add_task(f"{name}: resampling", total=options["resamples"], visible=not stream)
         try:
             if not stream:
-                predictions = file.load(lambda rows: progress.advance(reading, rows))
+                logits, labels = loaded or file.load(lambda rows: progress.advance(reading, rows))
+                if calibrator is not None:
+                    logits = _calibrated(calibrator, file, logits, labels)
                 return evaluate(
-                    *predictions,
+                    logits,
+                    labels,
                     **options,
                     progress=lambda done, total: progress.update(resampling, completed=done, total=total),
                 )
             evaluator = Evaluator(file.num_classes, **options)
             with closing(file.batches()) as batches:
                 for logits, labels in batches:
+                    if calibrator is not None:
+                        logits = _calibrated(calibrator, file, logits, labels)
                     evaluator.update(logits, labels)
                     progress.advance(reading, len(labels))
             return evaluator.compute()
@@ -249,6 +409,245 @@ def _progress() -> Progress:
     )
     console = Console(stderr=True)
     return Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
+
+
+# ---------------------------------------------------------------------------------------------- calibration
+
+
+def _check_method(method: str) -> None:
+    from calibrant.calibrators import CALIBRATORS
+
+    known = ["auto", *CALIBRATORS]
+    if method not in known:
+        near = get_close_matches(method.lower(), known, n=1, cutoff=0.5)
+        guess = f", did you mean {near[0]}?" if near else ";"
+        _fail(f"--method {method}: there is no such method{guess} Known: {', '.join(known)}")
+
+
+def _check_same_classes(held_out: PredictionFile, test: PredictionFile) -> None:
+    from calibrant.files import BadFileError
+
+    if test.num_classes != held_out.num_classes:
+        raise BadFileError(
+            test.path,
+            f"has {test.num_classes} classes, but {held_out.path.name} has {held_out.num_classes}",
+        )
+    names, expected = test.class_names, held_out.class_names
+    # Other names may be translations, but the same ones in another order are other classes.
+    if names and expected and names != expected and set(names) == set(expected):
+        raise BadFileError(test.path, f"has the classes of {held_out.path.name} in another order")
+
+
+def _check_fits_in_memory(file: PredictionFile, method: str) -> None:
+    from calibrant.calibrators import CALIBRATORS
+    from calibrant.calibrators.passes import Scaling
+    from calibrant.files import BadFileError
+
+    passing = [key for key, kind in CALIBRATORS.items() if issubclass(kind, Scaling)]
+    if file.size > EXACT_LIMIT and method not in passing:
+        raise BadFileError(
+            file.path,
+            f"has {file.size / 2**30:.3g} GiB of logits, and --method {method} takes no more than "
+            f"{EXACT_LIMIT / 2**30:.3g} GiB; those that read a file in passes are {', '.join(passing)}",
+        )
+
+
+class _Passes:
+    """The batches of a file, as often as they are asked for; small files are kept after the first time."""
+
+    def __init__(self, file: PredictionFile, progress: Progress, purpose: str) -> None:
+        self.file, self.progress, self.purpose = file, progress, purpose
+        self.kept: list[Batch] | None = [] if file.size <= EXACT_LIMIT else None
+        self.passes = 0
+        self.task = progress.add_task(f"{file.name}: {purpose}", total=file.rows)
+
+    def __iter__(self) -> Iterator[Batch]:
+        self.passes += 1
+        description = f"{self.file.name}: {self.purpose}, pass {self.passes}"
+        self.progress.reset(self.task, total=self.file.rows, description=description)
+        if self.kept:
+            for batch in self.kept:
+                yield batch
+                self.progress.advance(self.task, len(batch[1]))
+            return
+        batches: list[Batch] = []
+        with closing(self.file.batches()) as source:
+            for batch in source:
+                if self.kept is not None:
+                    batches.append(batch)
+                yield batch
+                self.progress.advance(self.task, len(batch[1]))
+        if self.kept is not None:
+            self.kept = batches
+
+
+def _load(file: PredictionFile) -> Batch | None:
+    """All predictions, or None where they are to be streamed."""
+    if file.size > EXACT_LIMIT:
+        return None
+    with _progress() as progress:
+        reading = progress.add_task(f"{file.name}: reading", total=file.rows)
+        return file.load(lambda rows: progress.advance(reading, rows))
+
+
+def _fit(
+    file: PredictionFile, method: str, loaded: Batch | None, *, folds: int, seed: int
+) -> tuple[Calibrator, Ranking | None]:
+    """The calibrator, fitted to what was loaded or else in passes; with the ranking it was taken from."""
+    from calibrant.calibrators import choose, create_calibrator
+    from calibrant.calibrators.passes import Scaling
+    from calibrant.files import BadFileError
+
+    rankings: list[Ranking] = []
+    with _progress() as progress:
+        try:
+            with _warning_in_one_line(file):
+                if loaded is None:
+                    scaling = create_calibrator(method)
+                    assert isinstance(scaling, Scaling)
+                    batches = _Passes(file, progress, f"fitting {method}")
+                    return scaling.fit_batches(batches, ignore_index=file.ignore_index), None
+                progress.add_task(f"{file.name}: fitting {method}", total=None)
+                if method != "auto":
+                    return create_calibrator(method).fit(*loaded, ignore_index=file.ignore_index), None
+                calibrator = choose(
+                    *loaded, folds=folds, ignore_index=file.ignore_index, seed=seed, show=rankings.append
+                )
+                return calibrator, rankings[0]
+        except BadFileError:
+            raise
+        except ValueError as problem:
+            raise BadFileError(file.path, str(problem)) from problem
+
+
+@contextmanager
+def _warning_in_one_line(file: PredictionFile) -> Iterator[None]:
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("ignore")
+        for kind in (UserWarning, RuntimeWarning):
+            warnings.simplefilter("always", kind)
+        yield
+    for message in dict.fromkeys(" ".join(str(warning.message).split()) for warning in caught):
+        typer.echo(f"calibrant: warning: {file.path}: {message}", err=True)
+
+
+def _calibrated(calibrator: Calibrator, file: PredictionFile, logits: Tensor, labels: Tensor) -> Tensor:
+    from torch import cat, no_grad, split
+
+    from calibrant.files import CHUNK, BadFileError
+
+    # Some methods need a multiple of the logits' memory for what they return.
+    rows = max(1, CHUNK // prod(logits.shape[1:]))
+    with no_grad():
+        calibrated = cat([calibrator(part) for part in split(logits, rows)])
+    wrong = calibrated.isnan().any(1) & (labels != file.ignore_index)
+    if wrong.any():
+        raise BadFileError(
+            file.path, "has logits that come out of the calibrator as NaN: infinite ones, or too large ones"
+        )
+    return calibrated
+
+
+def _in_words(calibrator: Calibrator) -> str:
+    temperature = getattr(calibrator, "temperature", None)
+    value = "" if temperature is None else f" (T = {float(temperature):.4g})"
+    return f"{calibrator.key}{value}"
+
+
+# ------------------------------------------------------------------------------------------------- writing
+
+
+def _write(evaluations: Sequence[Evaluation], report: Path | None, json: Path | None) -> None:
+    from calibrant.files import replace_file
+
+    if json is not None:
+        listed = ",\n".join(evaluation.to_json() for evaluation in evaluations)
+        replace_file(json, f"[{listed}]\n".encode())
+    if report is not None:
+        from calibrant.reports.html import write_report
+
+        write_report(evaluations, report)
+
+
+@contextmanager
+def _replacing(path: Path) -> Iterator[IO[bytes]]:
+    """A stream into a file that takes the place of another when it is complete: `replace_file` for much."""
+    partial = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
+    try:
+        with partial.open("wb") as stream:
+            yield stream
+        partial.replace(path)
+    except OSError as error:
+        raise type(error)(f"cannot write {path}: {error.strerror or error}") from None
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+# Arrays by name: the shape of each, and its parts in order, of which there is at least one.
+_Arrays = Mapping[str, tuple[tuple[int, ...], Iterable["Tensor"]]]
+
+
+def _bytes_of(part: Tensor) -> bytes:
+    """The numbers of a tensor, little-endian, in C order."""
+    array = part.detach().cpu().contiguous().numpy()
+    return array.astype(array.dtype.newbyteorder("<"), copy=False).tobytes()
+
+
+def _first(parts: Iterable[Tensor]) -> tuple[Tensor, Iterator[Tensor]]:
+    """The first part, for its type, and all of them."""
+    rest = iter(parts)
+    first = next(rest)
+    return first, chain([first], rest)
+
+
+def _write_npz(stream: IO[bytes], arrays: _Arrays, class_names: Sequence[str] | None) -> None:
+    """Write arrays part by part, which NumPy does only with whole ones."""
+    with zipfile.ZipFile(stream, "w") as archive:
+        for name, (shape, parts) in arrays.items():
+            first, parts = _first(parts)
+            kind = "f" if first.is_floating_point() else "i"
+            with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
+                member.write(_npy_header(f"<{kind}{first.itemsize}", shape))
+                for part in parts:
+                    member.write(_bytes_of(part))
+        if class_names is not None:
+            longest = max(map(len, class_names))
+            padded = "".join(name.ljust(longest, "\0") for name in class_names)
+            header = _npy_header(f"<U{longest}", (len(class_names),))
+            archive.writestr("class_names.npy", header + padded.encode("utf-32-le", "surrogatepass"))
+
+
+def _npy_header(dtype: str, shape: tuple[int, ...]) -> bytes:
+    """What stands before the numbers in version 1.0 of NumPy's format."""
+    text = f"{{'descr': '{dtype}', 'fortran_order': False, 'shape': {shape}, }}"
+    text += " " * (-(10 + len(text) + 1) % 64) + "\n"
+    return b"\x93NUMPY\x01\x00" + len(text).to_bytes(2, "little") + text.encode("latin-1")
+
+
+def _write_safetensors(stream: IO[bytes], arrays: _Arrays, class_names: Sequence[str] | None) -> None:
+    """Write tensors part by part, which safetensors does only with whole ones."""
+    header: dict[str, Any] = {}
+    if class_names is not None:
+        header["__metadata__"] = {"class_names": json_format.dumps(class_names)}
+    contents, end = [], 0
+    for name, (shape, parts) in arrays.items():
+        first, parts = _first(parts)
+        start, end = end, end + prod(shape) * first.itemsize
+        dtype = f"{'F' if first.is_floating_point() else 'I'}{8 * first.itemsize}"
+        header[name] = {"dtype": dtype, "shape": shape, "data_offsets": (start, end)}
+        contents.append(parts)
+    text = json_format.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    stream.write(len(text).to_bytes(8, "little") + text)
+    for parts in contents:
+        for part in parts:
+            stream.write(_bytes_of(part))
+
+
+_WRITERS: dict[str, Callable[[IO[bytes], _Arrays, Sequence[str] | None], None]] = {
+    ".npz": _write_npz,
+    ".safetensors": _write_safetensors,
+}
 
 
 # ------------------------------------------------------------------------------------------------ printing
@@ -320,6 +719,6 @@ def _caption(evaluations: Sequence[Evaluation]) -> str:
         return f"{meaning}, by a paired bootstrap"
     return (
         f"{meaning}, by the bootstrap; not paired, as if from independent data, for {', '.join(unpaired)}: "
-        "pairing needs the same labels in the same order, loaded (--exact), and at most 200 million elements "
-        "times resamples"
+        "pairing needs the same labels in the same order, loaded (evaluate --exact), and at most 200 million "
+        "elements times resamples"
     )
