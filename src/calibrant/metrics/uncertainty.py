@@ -355,8 +355,10 @@ def calibrated_gaps(histogram: ConfidenceHistogram, *, bins: int, simulations: i
 def calibrated_classwise_ece(predictions: Predictions, *, bins: int, simulations: int, seed: int) -> Tensor:
     """Class-wise errors of labels drawn from the predicted probabilities, ``(simulations,)``."""
     probability = predictions.rows.softmax(1)
-    generator = torch.Generator(probability.device).manual_seed(seed)
-    labels = torch.multinomial(probability, simulations, replacement=True, generator=generator)
+    # On the CPU, as all draws: the same wherever the logits are.
+    generator = torch.Generator().manual_seed(seed)
+    labels = torch.multinomial(probability.cpu(), simulations, replacement=True, generator=generator)
+    labels = labels.to(probability.device)
     edges = equal_width_edges(bins, probability.device)
     place = labels * bins + bin_of(probability.gather(1, labels).double(), edges)
     gaps = ClassGaps.of(predictions.elements, bins)
