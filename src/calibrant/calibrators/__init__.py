@@ -101,8 +101,8 @@ def create_calibrator(key: str, **options: Any) -> Calibrator:
     return CALIBRATORS[key](**options)
 
 
-def _nearest(word: str, known: Any) -> str:
-    near = get_close_matches(word.lower(), known, n=1, cutoff=0.5)
+def _nearest(word: object, known: Any) -> str:
+    near = get_close_matches(str(word).lower(), known, n=1, cutoff=0.5)
     return f", did you mean {near[0]!r}?" if near else ""
 
 

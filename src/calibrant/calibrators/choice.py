@@ -94,22 +94,27 @@ def rank(
         seed: of the cut.
 
     Raises:
+        TypeError: candidates that are one string.
         ValueError: an unknown key, fewer than two folds or more than elements, or data that cannot be fitted.
     """
     from calibrant.calibrators import create_calibrator
 
+    if isinstance(candidates, str):
+        raise TypeError(f"candidates must be a list of keys, got the string {candidates!r}")
     rows, labels = valid_rows(logits, target, ignore_index)
+    if not len(labels):
+        raise ValueError("nothing to fit: the data hold no element that is not ignored")
     if not 2 <= folds <= len(labels):
         raise ValueError(f"folds must be from 2 to the number of elements, {len(labels)}, got {folds}")
-    chosen = dict.fromkeys(["identity", *(_suited(rows.shape[1]) if candidates is None else candidates)])
+    keys = _suited(rows.shape[1]) if candidates is None else candidates
+    chosen = {key: create_calibrator(key) for key in ["identity", *keys]}
     order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(seed)).to(labels.device)
     losses = {}
     seconds = {}
-    for key in chosen:
-        calibrator = create_calibrator(key)
+    for key, calibrator in chosen.items():
         start = time.perf_counter()
         loss = torch.empty(len(labels), dtype=rows.dtype, device=rows.device)
-        for part in order.chunk(folds):
+        for part in order.tensor_split(folds):
             others = torch.ones_like(labels, dtype=torch.bool)
             others[part] = False
             with warnings.catch_warnings():

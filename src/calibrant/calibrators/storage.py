@@ -39,9 +39,8 @@ def save_calibrator(calibrator: Calibrator, path: str | os.PathLike[str]) -> Non
     }
     tensors = {name: buffer.cpu().contiguous() for name, buffer in calibrator.named_buffers()}
     tensors = tensors or {"nothing": torch.zeros(1)}  # a file without tensors is not one to all readers
-    replace_file(
-        Path(path), save(tensors, metadata={"format": _FORMAT, "calibrator": json.dumps(description)})
-    )
+    written = json.dumps(description, default=_plain)
+    replace_file(Path(path), save(tensors, metadata={"format": _FORMAT, "calibrator": written}))
 
 
 def load_calibrator(path: str | os.PathLike[str]) -> Calibrator:
@@ -85,7 +84,12 @@ def load_calibrator(path: str | os.PathLike[str]) -> Calibrator:
         for key, tensor in tensors.items():
             if key != "nothing":
                 calibrator.learn(key, tensor)
-        calibrator(torch.zeros(1, calibrator.num_classes, 2, 2))
-    except (KeyError, TypeError, ValueError, AttributeError, RuntimeError) as error:
+        calibrator(torch.zeros(5, calibrator.num_classes, 2, 3))  # tensors that do not fit show here
+    except (LookupError, TypeError, ValueError, AttributeError, RuntimeError) as error:
         raise ValueError(f"{name} is a damaged calibrator: {type(error).__name__} {error}") from None
     return calibrator
+
+
+def _plain(option: Any) -> Any:
+    """A range or one of NumPy's numbers as what JSON has a word for."""
+    return option.tolist() if hasattr(option, "tolist") else list(option)

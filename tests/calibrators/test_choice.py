@@ -1,0 +1,200 @@
+"""Choosing a calibrator by what it does for data that it was not fitted to."""
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+from calibrant.calibrators import CALIBRATORS, Identity, Ranking, Temperature, choose, create_calibrator, rank
+from tests.calibrators.test_contract import sampled
+
+
+def by_hand(key, logits, target, folds, seed):
+    """The cross-validated NLL, sample by sample, of a plain loop over the folds."""
+    order = torch.randperm(len(target), generator=torch.Generator().manual_seed(seed))
+    losses = torch.empty(len(target), dtype=torch.float64)
+    for part in order.tensor_split(folds):
+        others = torch.tensor([index for index in range(len(target)) if index not in set(part.tolist())])
+        calibrator = create_calibrator(key).fit(logits[others].double(), target[others])
+        losses[part] = F.cross_entropy(calibrator(logits[part].double()), target[part], reduction="none")
+    return losses
+
+
+def test_the_ranking_is_of_held_out_nll():
+    logits, target = sampled(150, 3)
+    keys = ["temperature", "beta", "isotonic"]
+    ranking = rank(logits, target, candidates=keys, folds=4, seed=3)
+    nothing = by_hand("identity", logits, target, 4, 3)
+    assert {each.key for each in ranking.candidates} == {"identity", *keys}
+    for each in ranking.candidates:
+        losses = by_hand(each.key, logits, target, 4, 3)
+        assert each.nll == pytest.approx(losses.mean().item(), rel=1e-9)
+        error = (losses - nothing).std(correction=0).item() / 150**0.5
+        assert each.standard_error == pytest.approx(error, rel=1e-6, abs=1e-12)
+        assert each.seconds >= 0
+    held_out = [each.nll for each in ranking.candidates]
+    assert held_out == sorted(held_out)
+    assert ranking.best is ranking.candidates[0]
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_the_winner_has_the_smallest_held_out_nll(seed):
+    sharpness = (0.3, 1.0, 3.0)[seed % 3]
+    logits, target = sampled((60, 300)[seed % 2], 3 + seed % 2, seed=seed, sharpness=sharpness)
+    shown = []
+    winner = choose(logits, target, folds=3, show=shown.append)
+    (ranking,) = shown
+    assert winner.key == ranking.best.key
+    assert ranking.best.nll == min(each.nll for each in ranking.candidates)
+    nothing = next(each for each in ranking.candidates if each.key == "identity")
+    assert ranking.best.nll <= nothing.nll
+    assert nothing.standard_error == 0
+
+
+def test_the_winner_is_fitted_to_all_of_the_data():
+    logits, target = sampled(400, 3, sharpness=0.2)
+    winner = choose(logits, target, candidates=["temperature"])
+    assert isinstance(winner, Temperature)
+    assert torch.equal(winner.temperature, Temperature().fit(logits, target).temperature)
+
+
+def test_nothing_is_done_where_nothing_helps():
+    wins = 0
+    for seed in range(5):
+        # Binning what is calibrated can only lose.
+        logits, target = sampled(300, 4, seed=seed, sharpness=1.0)
+        winner = choose(logits, target, candidates=["histogram-binning", "isotonic"])
+        wins += isinstance(winner, Identity)
+        assert winner.num_classes == 4
+    assert wins == 5
+
+
+def test_the_winner_helps_on_data_of_its_own():
+    logits, target = sampled(1500, 4, spread=6.0, sharpness=0.3)
+    winner = choose(logits[:750], target[:750], folds=3)
+    before, after = (F.cross_entropy(each[750:], target[750:]) for each in (logits, winner(logits)))
+    assert after < before - 0.3
+
+
+def test_structure_that_no_temperature_has_is_found():
+    logits, target = sampled(3000, 3, sharpness=1.0)
+    shifted = logits + torch.tensor([3.0, 0.0, -3.0])
+    ranking = rank(shifted, target, candidates=["temperature", "structured-vector"], folds=3)
+    assert ranking.best.key == "structured-vector"
+    assert ranking.candidates[0].nll < ranking.candidates[1].nll - 0.1
+
+
+def test_the_same_seed_gives_the_same():
+    logits, target = sampled(200, 3)
+
+    def numbers(seed):
+        ranking = rank(logits, target, candidates=["temperature", "platt"], folds=3, seed=seed)
+        return [(each.key, each.nll, each.standard_error) for each in ranking.candidates]
+
+    state = torch.get_rng_state()
+    assert numbers(1) == numbers(1)
+    assert numbers(1) != numbers(2)
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_candidates_are_tried_once_and_doing_nothing_always():
+    logits, target = sampled(60, 3)
+    ranking = rank(logits, target, candidates=["beta", "identity", "beta"], folds=2)
+    assert sorted(each.key for each in ranking.candidates) == ["beta", "identity"]
+    assert [each.key for each in rank(logits, target, candidates=[], folds=2).candidates] == ["identity"]
+
+
+def test_all_calibrators_can_be_candidates():
+    logits, target = sampled(120, 3)
+    ranking = rank(logits, target, candidates=list(CALIBRATORS), folds=2)
+    assert {each.key for each in ranking.candidates} == set(CALIBRATORS)
+
+
+def test_pairs_of_classes_are_left_out_where_there_are_many():
+    few, many = (
+        {each.key for each in rank(*sampled(80, classes), folds=2).candidates} for classes in (4, 21)
+    )
+    assert {"identity", "temperature", "structured-vector", "spline"} <= many < few
+    assert not many & {"matrix", "structured-matrix", "dirichlet", "isotonic"}
+    assert few <= set(CALIBRATORS)
+
+
+def test_void_pixels_are_left_out():
+    logits, target = sampled(3, 4, 6, 5)
+    target[:, 0] = 255
+    rows, labels = logits[:, :, 1:].movedim(1, -1).reshape(-1, 4), target[:, 1:].reshape(-1)
+    options = {"candidates": ["temperature", "beta"], "folds": 3}
+    ours = rank(logits, target, ignore_index=255, **options)
+    theirs = rank(rows, labels, **options)
+    assert [(each.key, each.nll) for each in ours.candidates] == [
+        (each.key, pytest.approx(each.nll)) for each in theirs.candidates
+    ]
+    winner = choose(logits, target, ignore_index=255, **options)
+    assert winner(logits).shape == logits.shape
+
+
+@pytest.mark.parametrize(("samples", "folds"), [(5, 4), (10, 7), (6, 6), (2, 2)])
+def test_there_are_as_many_folds_as_asked_for(monkeypatch, samples, folds):
+    sizes = []
+    fit = Identity.fit_rows
+    monkeypatch.setattr(
+        Identity, "fit_rows", lambda self, rows, labels: (sizes.append(len(labels)), fit(self, rows, labels))
+    )
+    rank(*sampled(samples, 3), candidates=[], folds=folds)
+    assert len(sizes) == folds
+    assert sum(samples - size for size in sizes) == samples
+    assert max(sizes) - min(sizes) <= 1
+
+
+def test_of_equals_doing_nothing_wins():
+    logits = torch.zeros(30, 3)
+    assert choose(logits, torch.arange(3).repeat(10), candidates=["temperature"], folds=2).key == "identity"
+
+
+def test_bounds_reached_on_a_fold_are_not_worth_a_warning():
+    logits = 5 * torch.eye(3).repeat(10, 1)
+    ranking = rank(logits, torch.arange(3).repeat(10), candidates=["temperature"], folds=2)  # none: an error
+    assert ranking.best.key == "temperature"
+
+
+def test_the_table_has_every_candidate(capsys):
+    logits, target = sampled(100, 3)
+    choose(logits, target, candidates=["temperature", "platt"], folds=2, show=print)
+    printed = capsys.readouterr().out
+    ranking = rank(logits, target, candidates=["temperature", "platt"], folds=2)
+    assert isinstance(ranking, Ranking)
+    for each in ranking.candidates:
+        line = next(line for line in printed.splitlines() if f" {each.key} " in line)
+        assert f"{each.nll:.4f}" in line
+        assert ("±" in line) == (each.key != "identity")
+    assert "Held-out NLL" in printed
+
+
+def test_nothing_is_shown_unasked(capsys):
+    choose(*sampled(50, 3), candidates=["temperature"], folds=2)
+    assert capsys.readouterr().out == ""
+
+
+@pytest.mark.parametrize("function", [rank, choose])
+def test_errors(function):
+    logits, target = sampled(20, 3)
+    for folds in (1, 0, -3, 21):
+        with pytest.raises(
+            ValueError, match=f"folds must be from 2 to the number of elements, 20, got {folds}"
+        ):
+            function(logits, target, folds=folds)
+    with pytest.raises(ValueError, match="unknown calibrator 'temprature', did you mean 'temperature'"):
+        function(logits, target, candidates=["temprature"])
+    with pytest.raises(ValueError, match="nothing to fit"):
+        function(logits, torch.full_like(target, -100))
+    with pytest.raises(ValueError, match="NaN or infinite"):
+        function(logits.masked_fill(logits > 1, torch.nan), target)
+    with pytest.raises(ValueError, match="target must have shape"):
+        function(logits, target[1:])
+    with pytest.raises(TypeError, match="candidates must be a list of keys, got the string 'temperature'"):
+        function(logits, target, candidates="temperature")
+
+
+def test_unknown_keys_are_refused_before_anything_is_fitted(monkeypatch):
+    monkeypatch.setattr(Temperature, "fit", lambda *_, **__: pytest.fail("fitted"))
+    with pytest.raises(ValueError, match="unknown calibrator"):
+        rank(*sampled(20, 3), candidates=["temperature", "unheard-of"])

@@ -1,0 +1,283 @@
+"""What every registered calibrator owes, whatever it does."""
+
+import copy
+import math
+import pickle
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from calibrant.calibrators import CALIBRATORS, create_calibrator
+from calibrant.calibrators.passes import Scaling
+from tests.calibrators.test_create import OPTIONS
+
+VARIANTS = {key: (key, {}) for key in CALIBRATORS} | {
+    f"{key}, options": (key, options) for key, options in OPTIONS.items()
+}
+every = pytest.mark.parametrize(("key", "options"), VARIANTS.values(), ids=VARIANTS)
+types = pytest.mark.parametrize("dtype", [torch.float16, torch.float32, torch.float64], ids=str)
+
+
+def sampled(*shape, seed=0, spread=2.0, sharpness=0.5):
+    """Logits ``(B, K, *S)``, and labels drawn from their softmax with ``sharpness`` times the logits."""
+    generator = torch.Generator().manual_seed(seed)
+    logits = spread * torch.randn(shape, generator=generator)
+    uniform = torch.rand(shape, generator=generator)
+    return logits, (sharpness * logits - (-uniform.log()).log()).argmax(1)
+
+
+@pytest.fixture(scope="module")
+def fitted():
+    """Every variant, fitted to 400 samples of 5 classes; tests must not change it."""
+    logits, target = sampled(400, 5)
+    return {
+        name: create_calibrator(key, **options).fit(logits, target)
+        for name, (key, options) in VARIANTS.items()
+    }
+
+
+every_fitted = pytest.mark.parametrize("name", VARIANTS)
+
+
+@types
+@every_fitted
+def test_softmax_sums_to_one(fitted, name, dtype):
+    for shape, spread in (((300, 5), 2.0), ((4, 5, 6, 3), 20.0)):
+        output = fitted[name](sampled(*shape, seed=1, spread=spread)[0].to(dtype))
+        total = output.double().softmax(1).sum(1)
+        assert output.isfinite().all()
+        assert (total - 1).abs().max() < 1e-6
+        # Also in the type they come in, as far as that can tell.
+        own = output.softmax(1).double().sum(1)
+        assert (own - 1).abs().max() < (2e-3 if dtype == torch.float16 else 1e-6)
+
+
+@types
+@every_fitted
+def test_shape_type_and_input_are_kept(fitted, name, dtype):
+    for shape in ((7, 5), (1, 5), (2, 5, 4, 3), (2, 5, 1, 1), (2, 5, 6), (1, 5, 2, 3, 4)):
+        logits = sampled(*shape, seed=2)[0].to(dtype)
+        before = logits.clone()
+        output = fitted[name](logits)
+        assert output.shape == logits.shape
+        assert output.dtype == dtype
+        assert torch.equal(logits, before)
+
+
+@pytest.mark.parametrize("shape", [(0, 5), (0, 5, 2, 3), (2, 5, 0)], ids=str)
+@every_fitted
+def test_empty_batches_stay_empty(request, fitted, name, shape):
+    if name.startswith("local-temperature") and shape[0] == 0:
+        request.applymarker(pytest.mark.xfail(reason="cannot reshape an empty batch", raises=RuntimeError))
+    output = fitted[name](torch.zeros(shape, dtype=torch.float16))
+    assert output.shape == shape
+    assert output.dtype == torch.float16
+
+
+@every_fitted
+def test_memory_layouts_agree(fitted, name):
+    logits = sampled(3, 5, 4, 6, seed=3)[0]
+    expected = fitted[name](logits)
+    torch.testing.assert_close(fitted[name](logits.contiguous(memory_format=torch.channels_last)), expected)
+    strided = torch.empty(3, 5, 4, 12)[..., ::2].copy_(logits)
+    torch.testing.assert_close(fitted[name](strided), expected)
+
+
+@pytest.mark.parametrize("name", [name for name in VARIANTS if not name.startswith("local")])  # by image
+def test_pixels_are_calibrated_one_by_one(fitted, name):
+    logits = sampled(2, 5, 4, 3, seed=4)[0]
+    rows = fitted[name](logits.movedim(1, -1).reshape(-1, 5))
+    torch.testing.assert_close(fitted[name](logits), rows.view(2, 4, 3, 5).movedim(-1, 1))
+
+
+@pytest.mark.parametrize("void", [-100, 255])
+@pytest.mark.parametrize(
+    ("key", "options"),
+    # Its entropies count ignored pixels, which nobody knows at test time.
+    [variant for variant in VARIANTS.values() if variant[0] != "local-temperature"],
+)
+def test_ignored_is_as_good_as_deleted(key, options, void):
+    logits, target = sampled(200, 3, seed=5)
+    target[::3] = void
+    keep = target != void
+    # What ignored elements hold must not matter, be it far from all else.
+    logits[::3] = 1e4
+    ours = create_calibrator(key, **options).fit(logits, target, ignore_index=void)
+    theirs = create_calibrator(key, **options).fit(logits[keep], target[keep])
+    probe = sampled(50, 3, seed=6)[0]
+    assert torch.equal(ours(probe), theirs(probe))
+
+
+@every
+def test_void_pixels_are_as_good_as_deleted(key, options):
+    logits, target = sampled(6, 3, 7, 5, seed=7)
+    target[:, 2:4] = 255
+    ours = create_calibrator(key, **options).fit(logits, target, ignore_index=255)
+    keep = [0, 1, 4, 5, 6]
+    if key == "local-temperature":
+        target[:, 2:4] = -100
+        theirs = create_calibrator(key, **options).fit(logits, target)
+    else:
+        theirs = create_calibrator(key, **options).fit(logits[:, :, keep], target[:, keep])
+    # The order of pixels is the same: nothing but rounding in sums may differ.
+    probe = sampled(4, 3, 2, 2, seed=8)[0]
+    torch.testing.assert_close(ours(probe), theirs(probe))
+
+
+def keeps_order(name):
+    key, options = VARIANTS[name]
+    return create_calibrator(key, **options).preserves_order
+
+
+@types
+@pytest.mark.parametrize("name", list(filter(keeps_order, VARIANTS)))
+def test_order_is_kept_where_promised(fitted, name, dtype):
+    calibrator = fitted[name]
+    logits = sampled(2000, 5, seed=9, spread=3)[0].to(dtype)
+    # Ties are nobody's fault, and half precision makes some.
+    output, predicted = calibrator(logits), logits.argmax(1, keepdim=True)
+    assert torch.equal(output.gather(1, predicted).squeeze(1), output.amax(1))
+    if dtype != torch.float16:
+        assert torch.equal(output.argmax(1), predicted.squeeze(1))
+    if dtype == torch.float64:
+        ranked = output.gather(1, logits.argsort(1))
+        assert (ranked.diff(dim=1) >= -1e-9).all()
+
+
+@every_fitted
+def test_state_goes_into_a_fresh_instance(fitted, name, tmp_path):
+    key, options = VARIANTS[name]
+    torch.save(fitted[name].state_dict(), tmp_path / "state.pt")
+    fresh = create_calibrator(key, **options)
+    fresh.load_state_dict(torch.load(tmp_path / "state.pt", weights_only=True))
+    logits = sampled(50, 5, seed=10)[0]
+    assert fresh.num_classes == 5
+    assert torch.equal(fresh(logits), fitted[name](logits))
+
+
+@every_fitted
+def test_state_goes_into_a_fresh_model_and_over_another_fit(fitted, name):
+    key, options = VARIANTS[name]
+    other = create_calibrator(key, **options).fit(*sampled(150, 3, seed=11))
+    model = nn.Sequential(nn.Flatten(), other)
+    model.load_state_dict(nn.Sequential(nn.Flatten(), fitted[name]).state_dict())
+    logits = sampled(50, 5, seed=12)[0]
+    assert torch.equal(model(logits), fitted[name](logits))
+
+
+@every_fitted
+def test_copies_and_pickles(fitted, name):
+    logits = sampled(20, 5, seed=13)[0]
+    expected = fitted[name](logits)
+    assert torch.equal(copy.deepcopy(fitted[name])(logits), expected)
+    assert torch.equal(pickle.loads(pickle.dumps(fitted[name]))(logits), expected)
+
+
+@every_fitted
+def test_half_keeps_what_was_learned(fitted, name):
+    halved = copy.deepcopy(fitted[name]).half()
+    assert all(buffer.dtype == torch.float64 for buffer in halved.buffers())
+    logits = sampled(20, 5, seed=14)[0]
+    assert torch.equal(halved(logits), fitted[name](logits))
+
+
+def test_nothing_is_trained(fitted):
+    assert not any(list(calibrator.parameters()) for calibrator in fitted.values())
+
+
+@pytest.mark.parametrize("key", CALIBRATORS)
+def test_exports_behind_a_model(fitted, key):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(2, 5, 1), fitted[key]).eval()
+    exported = torch.export.export(
+        model, (torch.randn(4, 2, 3, 6),), dynamic_shapes=({0: torch.export.Dim("batch")},)
+    )
+    other = torch.randn(3, 2, 3, 6)
+    torch.testing.assert_close(exported.module()(other), model(other))
+
+
+@every
+def test_refuses_to_work_before_it_is_fitted(key, options):
+    with pytest.raises(RuntimeError, match=r"has learned nothing yet: call fit\(logits, target\) first"):
+        create_calibrator(key, **options)(torch.zeros(2, 3))
+
+
+@every_fitted
+def test_refuses_another_number_of_classes(fitted, name):
+    for shape in ((2, 4), (2, 6, 3, 3), (5,), (2, 3, 5)):
+        with pytest.raises(
+            ValueError, match=r"logits must have shape \(B, 5, \*S\), as when this was fitted"
+        ):
+            fitted[name](torch.zeros(shape))
+
+
+@every
+def test_refuses_data_it_cannot_learn_from_and_keeps_what_it_has(key, options):
+    calibrator = create_calibrator(key, **options).fit(*sampled(100, 3, seed=15))
+    probe, _ = sampled(20, 3, seed=16)
+    expected = calibrator(probe)
+    logits, target = sampled(30, 4, seed=17)
+    for number in (math.nan, math.inf, -math.inf):
+        bad = logits.clone()
+        bad[3, 1] = number
+        with pytest.raises(ValueError, match="NaN or infinite"):
+            calibrator.fit(bad, target)
+    for data in (
+        (logits[:0], target[:0]),
+        (logits, torch.full_like(target, -100)),
+        (torch.zeros(2, 4, 0, 3), torch.zeros(2, 0, 3, dtype=torch.long)),
+    ):
+        with pytest.raises(ValueError, match="nothing to fit"):
+            calibrator.fit(*data)
+    with pytest.raises(ValueError, match="expected 0 to 3"):
+        calibrator.fit(logits, target + 1)
+    with pytest.raises(ValueError, match=r"target must have shape \(30,\)"):
+        calibrator.fit(logits, target[:-1])
+    with pytest.raises(TypeError, match="integer labels"):
+        calibrator.fit(logits, target.float())
+    with pytest.raises(TypeError, match="floating point"):
+        calibrator.fit(logits.long(), target)
+    assert torch.equal(calibrator(probe), expected)
+
+
+@every
+def test_fitting_again_replaces_what_was_learned(key, options):
+    first, second = sampled(150, 4, seed=18), sampled(120, 3, seed=19, sharpness=0.9)
+    calibrator = create_calibrator(key, **options)
+    assert calibrator.fit(*first) is calibrator
+    assert calibrator.fit(*second) is calibrator
+    fresh = create_calibrator(key, **options).fit(*second)
+    probe = sampled(40, 3, seed=20)[0]
+    assert torch.equal(calibrator(probe), fresh(probe))
+    assert calibrator.state_dict().keys() == fresh.state_dict().keys()
+
+
+@every
+def test_fitting_is_deterministic_and_leaves_the_data_alone(key, options):
+    logits, target = sampled(150, 3, seed=21)
+    before = logits.clone(), target.clone()
+    once = create_calibrator(key, **options).fit(logits, target)
+    state = torch.get_rng_state()
+    again = create_calibrator(key, **options).fit(logits.requires_grad_(), target)
+    assert torch.equal(torch.get_rng_state(), state)
+    assert torch.equal(logits, before[0])
+    assert torch.equal(target, before[1])
+    for ours, theirs in zip(once.buffers(), again.buffers(), strict=True):
+        assert torch.equal(ours, theirs)
+        assert not theirs.requires_grad
+
+
+@pytest.mark.filterwarnings("ignore:the temperature stopped at its bound:UserWarning")
+@pytest.mark.parametrize(
+    "key", [key for key, kind in CALIBRATORS.items() if issubclass(kind, Scaling) or key == "identity"]
+)
+def test_scaling_never_fits_worse_than_doing_nothing(key):
+    for seed in range(12):
+        samples, classes = (3, 20, 90, 400)[seed % 4], (2, 3, 7)[seed % 3]
+        spread, sharpness = (0.1, 3.0, 30.0)[seed // 4], (0.3, 1.0, 4.0)[seed % 3]
+        logits, target = sampled(samples, classes, seed=seed, spread=spread, sharpness=sharpness)
+        logits = logits.double()
+        calibrated = create_calibrator(key).fit(logits, target)(logits)
+        assert F.cross_entropy(calibrated, target) <= F.cross_entropy(logits, target) + 1e-9
