@@ -540,10 +540,10 @@ def _calibrated(calibrator: Calibrator, file: PredictionFile, logits: Tensor, la
     rows = max(1, CHUNK // prod(logits.shape[1:]))
     with no_grad():
         calibrated = cat([calibrator(part) for part in split(logits, rows)])
-    wrong = calibrated.isnan().any(1) & (labels != file.ignore_index)
-    if wrong.any():
+    # NaN, plus infinity and nothing but minus infinity have no softmax.
+    if not calibrated.logsumexp(1)[labels != file.ignore_index].isfinite().all():
         raise BadFileError(
-            file.path, "has logits that come out of the calibrator as NaN: infinite ones, or too large ones"
+            file.path, f"has infinite or too large logits, of which {calibrator.key} makes no probabilities"
         )
     return calibrated
 

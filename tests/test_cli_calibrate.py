@@ -1,0 +1,401 @@
+"""The commands give what the calibrators give, whatever the format or size, and fail in one line."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import typer
+from safetensors.torch import load_file, save_file
+from typer.testing import CliRunner
+
+from calibrant import cli
+from calibrant.calibrators import CALIBRATORS, choose, create_calibrator, load_calibrator, save_calibrator
+from calibrant.calibrators.passes import Scaling
+from calibrant.evaluation import Evaluation, evaluate
+from calibrant.files import open_predictions
+
+ROWS, CLASSES = 240, 3
+PROGRAM = Path(sys.executable).with_name("calibrant")
+SCALING = [key for key, kind in CALIBRATORS.items() if issubclass(kind, Scaling)]
+
+
+def run(*arguments):
+    return CliRunner().invoke(cli.app, [str(argument) for argument in arguments], catch_exceptions=False)
+
+
+def run_calibrate(*arguments, resamples=0):
+    """The command with few resamples, which are what takes time."""
+    return run("calibrate", "--resamples", resamples, *arguments)
+
+
+def fails(result, *words):
+    assert result.exit_code == 2
+    assert result.stderr.startswith("calibrant: ")
+    assert result.stderr.count("\n") == 1
+    for word in words:
+        assert word in result.stderr
+
+
+def data(seed):
+    """Logits three times too large, as float64, and labels of which one is ignored."""
+    generator = torch.Generator().manual_seed(seed)
+    logits = 2 * torch.randn(ROWS, CLASSES, generator=generator, dtype=torch.float64)
+    labels = logits.softmax(1).multinomial(1, generator=generator)[:, 0]
+    labels[5] = -100
+    return 3 * logits, labels
+
+
+def save(path, logits, labels, **more):
+    np.savez(path, logits=logits.numpy(), labels=labels.numpy(), **more)
+    return path
+
+
+@pytest.fixture
+def file(tmp_path):
+    return save(tmp_path / "validation.npz", *data(0))
+
+
+@pytest.fixture
+def judged(tmp_path):
+    return save(tmp_path / "test.npz", *data(1))
+
+
+def evaluations(path):
+    return [Evaluation.from_dict(each) for each in json.loads(path.read_text())]
+
+
+# ----------------------------------------------------------------------------------------------- calibrate
+
+
+@pytest.mark.parametrize("method", CALIBRATORS)
+def test_every_method_is_fitted_and_written(tmp_path, file, method):
+    output = tmp_path / "calibrator.safetensors"
+    result = run_calibrate(file, "--method", method, "--output", output)
+    assert (result.exit_code, result.stderr) == (0, "")
+    logits, labels = data(0)
+    expected = create_calibrator(method).fit(logits, labels)(logits)
+    torch.testing.assert_close(load_calibrator(output)(logits), expected)
+    assert method in result.stdout
+    assert "was fitted to, which flatters it" in result.stdout
+
+
+def test_temperature_is_the_default_and_printed(tmp_path, file):
+    output = tmp_path / "calibrator.safetensors"
+    result = run_calibrate(file, "--output", output)
+    temperature = float(load_calibrator(output).temperature)
+    assert 2 < temperature < 4.5
+    assert f"temperature (T = {temperature:.4g}), fitted to validation.npz" in result.stdout
+
+
+def test_before_and_after_are_those_of_the_judged(tmp_path, file, judged):
+    options = ["--bins", 10, "--seed", 3, "--json", tmp_path / "out.json", "--report", tmp_path / "page.html"]
+    result = run_calibrate(file, "--test", judged, *options, resamples=20)
+    assert result.exit_code == 0
+    calibrator = create_calibrator("temperature").fit(*data(0))
+    logits, labels = data(1)
+    before, after = evaluations(tmp_path / "out.json")
+    assert before == evaluate(logits, labels, name="before", bins=10, resamples=20, seed=3)
+    assert after == evaluate(calibrator(logits), labels, name="after", bins=10, resamples=20, seed=3)
+    heading = next(line for line in result.stdout.splitlines() if "before" in line)
+    assert heading.split() == ["before", "after"]
+    row = next(line for line in result.stdout.splitlines() if line.split()[:1] == ["NLL"])
+    assert row.split()[-2:] == ["*", "better"]
+    assert "than before, at the level 0.95, by a paired bootstrap" in result.stdout
+    assert "flatters" not in result.stdout
+    page = (tmp_path / "page.html").read_text()
+    assert "before" in page
+    assert "after" in page
+
+
+def test_auto_takes_the_best_and_prints_the_ranking(tmp_path, file):
+    output = tmp_path / "calibrator.safetensors"
+    result = run_calibrate(file, "--method", "auto", "--folds", 3, "--seed", 2, "--output", output)
+    assert result.exit_code == 0
+    rankings = []
+    expected = choose(*data(0), folds=3, seed=2, show=rankings.append)
+    assert load_calibrator(output).key == expected.key
+    lines = result.stdout.splitlines()
+    listed = [line for line in lines for word in line.split()[1:2] if word in CALIBRATORS]
+    assert [line.split()[1] for line in listed] == [each.key for each in rankings[0].candidates]
+    assert all(f"{each.nll:.4f}" in line for each, line in zip(rankings[0].candidates, listed, strict=True))
+
+
+def test_images_with_ignored_pixels(tmp_path):
+    generator = torch.Generator().manual_seed(0)
+    logits = 3 * torch.randn(8, CLASSES, 5, 4, generator=generator)
+    labels = logits.argmax(1).where(logits[:, 0] > 0, 0)
+    labels[:, 0] = 255
+    path = save(tmp_path / "images.npz", logits, labels)
+    for method in ("temperature", "local-temperature"):
+        output = tmp_path / f"{method}.safetensors"
+        options = ["--ignore-index", 255, "--method", method, "--output", output]
+        assert run_calibrate(path, *options).exit_code == 0
+        expected = create_calibrator(method).fit(logits, labels, ignore_index=255)(logits)
+        torch.testing.assert_close(load_calibrator(output)(logits), expected)
+        options = ["--ignore-index", 255, "--output", tmp_path / "out.npz"]
+        assert run("apply", output, path, *options).exit_code == 0
+        found = open_predictions(tmp_path / "out.npz", ignore_index=255).load()
+        torch.testing.assert_close(found[0], expected)
+        assert torch.equal(found[1], labels)
+
+
+@pytest.fixture
+def all_is_large(monkeypatch):
+    """Every file is beyond the limit, and read in several batches."""
+    monkeypatch.setattr(cli, "EXACT_LIMIT", 100)
+    monkeypatch.setattr("calibrant.files.PredictionFile.batches.__kwdefaults__", {"chunk": 60 * CLASSES})
+
+
+@pytest.mark.usefixtures("all_is_large")
+@pytest.mark.parametrize("method", SCALING)
+def test_large_files_are_fitted_in_passes(tmp_path, file, judged, method):
+    output = tmp_path / "calibrator.safetensors"
+    options = ["--method", method, "--output", output, "--json", tmp_path / "out.json"]
+    result = run_calibrate(file, "--test", judged, *options)
+    assert result.exit_code == 0
+    logits, labels = data(0)
+    expected = create_calibrator(method).fit(logits, labels)(logits)
+    torch.testing.assert_close(load_calibrator(output)(logits), expected, rtol=1e-4, atol=1e-4)
+    assert [each.exact for each in evaluations(tmp_path / "out.json")] == [False, False]
+
+
+@pytest.mark.usefixtures("all_is_large")
+def test_what_needs_all_data_at_once_refuses_large_files(file):
+    for method in ("auto", "isotonic"):
+        fails(run_calibrate(file, "--method", method), "validation.npz", method, "temperature, local-temp")
+
+
+def test_a_warning_is_one_line(tmp_path, file):
+    logits, _ = data(0)
+    path = save(tmp_path / "perfect.npz", logits, logits.argmax(1))
+    result = run_calibrate(path)
+    assert result.exit_code == 0
+    assert result.stderr.startswith(f"calibrant: warning: {path}: the temperature stopped at its bound")
+    assert result.stderr.count("\n") == 1
+
+
+# --------------------------------------------------------------------------------------------------- apply
+
+
+@pytest.fixture
+def calibrator(tmp_path, file):
+    path = tmp_path / "calibrator.safetensors"
+    assert run_calibrate(file, "--method", "vector", "--output", path).exit_code == 0
+    return path
+
+
+def applied(calibrator, path, output):
+    result = run("apply", calibrator, path, "--output", output)
+    assert (result.exit_code, result.stderr) == (0, "")
+    assert f"{ROWS} rows of {path.name}, calibrated by vector" in result.stdout
+    return open_predictions(output)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("suffix", [".npz", ".safetensors"])
+def test_apply_gives_what_the_calibrator_gives(tmp_path, calibrator, suffix, dtype):
+    logits, labels = data(1)
+    logits = logits.to(dtype)
+    names = ["cat", "perro grande", "馬"]
+    path = save(tmp_path / "more.npz", logits, labels, class_names=np.array(names))
+    written = applied(calibrator, path, tmp_path / f"out{suffix}")
+    assert written.class_names == tuple(names)
+    found_logits, found_labels = written.load()
+    assert found_logits.dtype == dtype
+    assert torch.equal(found_logits, load_calibrator(calibrator)(logits))
+    assert torch.equal(found_labels, labels)
+
+
+def test_what_is_written_is_read_by_others(tmp_path, calibrator, judged):
+    logits, labels = data(1)
+    expected = load_calibrator(calibrator)(logits).numpy()
+    applied(calibrator, judged, tmp_path / "out.npz")
+    with np.load(tmp_path / "out.npz") as arrays:
+        assert sorted(arrays) == ["labels", "logits"]
+        assert np.array_equal(arrays["logits"], expected)
+        assert np.array_equal(arrays["labels"], labels.numpy())
+    applied(calibrator, judged, tmp_path / "out.safetensors")
+    tensors = load_file(tmp_path / "out.safetensors")
+    assert np.array_equal(tensors["logits"].numpy(), expected)
+    assert torch.equal(tensors["labels"], labels)
+
+
+@pytest.mark.usefixtures("all_is_large")
+@pytest.mark.parametrize("suffix", [".npz", ".safetensors"])
+def test_large_files_are_written_in_batches(tmp_path, calibrator, judged, suffix):
+    logits, labels = data(1)
+    found = applied(calibrator, judged, tmp_path / f"out{suffix}").load()
+    torch.testing.assert_close(found[0], load_calibrator(calibrator)(logits))
+    assert torch.equal(found[1], labels)
+
+
+def test_a_table_with_line_breaks_has_fewer_rows_than_lines(tmp_path, calibrator):
+    logits, labels = data(1)
+    rows = [",".join(map(repr, row)) for row in logits.tolist()]
+    lines = [f'"a\nb",{label},{row}' for label, row in zip(labels.tolist(), rows, strict=True)]
+    path = tmp_path / "table.csv"
+    path.write_text("\n".join(["note,label,logit_a,logit_b,logit_c", *lines]))
+    for suffix in (".npz", ".safetensors"):
+        found = applied(calibrator, path, tmp_path / f"out{suffix}").load()
+        assert torch.equal(found[0], load_calibrator(calibrator)(logits))
+
+
+def test_probabilities_come_out_as_logits(tmp_path, calibrator):
+    logits, labels = data(1)
+    probabilities = (logits / 4).softmax(1)
+    np.savez(tmp_path / "p.npz", probabilities=probabilities.numpy(), labels=labels.numpy())
+    written = applied(calibrator, tmp_path / "p.npz", tmp_path / "out.npz")
+    assert written.kind == "logits"
+    torch.testing.assert_close(written.load()[0], load_calibrator(calibrator)(probabilities.log()))
+
+
+# ------------------------------------------------------------------------------------------------ failures
+
+
+@pytest.fixture
+def no_work(monkeypatch):
+    def work(*_, **__):
+        raise AssertionError("work began before what can be known was checked")
+
+    monkeypatch.setattr(cli, "_load", work)
+    monkeypatch.setattr(cli, "_evaluate", work)
+    monkeypatch.setattr(cli, "_Passes", work)
+
+
+@pytest.mark.usefixtures("no_work")
+def test_what_cannot_be_fitted_is_refused_before_the_work(tmp_path, file):
+    out = tmp_path / "no" / "out.safetensors"
+    for option in ("--output", "--report", "--json"):
+        fails(run_calibrate(file, option, out), option, f"no folder {out.parent}")
+        fails(run_calibrate(file, option, tmp_path), "is a folder")
+        fails(run_calibrate(file, option, file), "one of the files of predictions")
+    fails(run_calibrate(file, "--output", tmp_path / "c.pt"), "ends in .safetensors")
+    same = tmp_path / "a.safetensors"
+    fails(run_calibrate(file, "--output", same, "--json", same), "--output and --json are the same file")
+    fails(run_calibrate(file, "--test", tmp_path / "none.npz"), "none.npz: does not exist")
+    fails(run_calibrate(tmp_path / "none.npz"), "none.npz: does not exist")
+
+
+@pytest.mark.usefixtures("no_work")
+def test_an_unknown_method_is_guessed(file):
+    result = run_calibrate(file, "--method", "Temprature")
+    fails(result, "Temprature", "did you mean temperature?", "auto", *CALIBRATORS)
+    result = run_calibrate(file, "--method", "xyz")
+    fails(result, "xyz", *CALIBRATORS)
+    assert "did you mean" not in result.stderr
+
+
+@pytest.mark.usefixtures("no_work")
+def judgeds_with_other_classes_are_refused(tmp_path):
+    logits, labels = data(0)
+    file = save(tmp_path / "a.npz", logits, labels, class_names=np.array(list("abc")))
+    other = save(tmp_path / "b.npz", logits, labels, class_names=np.array(list("bac")))
+    fails(run_calibrate(file, "--test", other), "b.npz", "in another order")
+    other = save(tmp_path / "c.npz", torch.cat([logits, logits], 1), labels)
+    fails(run_calibrate(file, "--test", other), "c.npz: has 6 classes, but a.npz has 3")
+
+
+def test_data_that_cannot_be_fitted_are_one_line(tmp_path, file):
+    logits, labels = data(0)
+    nan = save(tmp_path / "nan.npz", logits * torch.nan, labels)
+    infinite = logits.clone()
+    infinite[3, 1] = -torch.inf
+    infinite = save(tmp_path / "infinite.npz", infinite, labels)
+    few = save(tmp_path / "few.npz", logits[:3], labels[:3])
+    output = tmp_path / "calibrator.safetensors"
+    fails(run_calibrate(nan, "--output", output), "nan.npz", "NaN")
+    fails(run_calibrate(file, "--test", nan, "--output", output), "nan.npz", "NaN")
+    fails(run_calibrate(infinite, "--test", file, "--output", output), "infinite.npz", "finite logits")
+    fails(run_calibrate(few, "--method", "auto", "--output", output), "few.npz", "folds must be from 2 to")
+    assert not output.exists()
+
+
+@pytest.mark.usefixtures("no_work")
+def test_what_cannot_be_applied_is_refused_before_the_work(tmp_path, judged):
+    calibrator = tmp_path / "calibrator.safetensors"
+    logits, labels = data(0)
+    save_calibrator(create_calibrator("temperature").fit(logits, labels), calibrator)
+    out = tmp_path / "out.npz"
+    fails(run("apply", calibrator, judged, "--output", tmp_path / "no" / "out.npz"), "there is no folder")
+    fails(run("apply", calibrator, judged, "--output", judged), "one of the files to read")
+    fails(run("apply", calibrator, judged, "--output", calibrator), "one of the files to read")
+    fails(run("apply", calibrator, judged, "--output", tmp_path / "out.csv"), ".npz or .safetensors")
+    fails(run("apply", tmp_path / "none", judged, "--output", out), "there is no calibrator")
+    fails(run("apply", calibrator, tmp_path / "none.npz", "--output", out), "none.npz: does not exist")
+    fails(run("apply", judged, judged, "--output", out), "test.npz is no safetensors file, or damaged")
+    damaged = tmp_path / "damaged.safetensors"
+    damaged.write_bytes(calibrator.read_bytes()[:-3])
+    fails(run("apply", damaged, judged, "--output", out), "damaged")
+    save_file({"logits": logits, "labels": labels}, damaged)
+    fails(run("apply", damaged, judged, "--output", out), "not a calibrator")
+    fails(run("apply", calibrator, calibrator, "--output", out), "neither logits nor probabilities")
+    four = save(tmp_path / "four.npz", torch.cat([logits, logits[:, :1]], 1), labels)
+    fails(run("apply", calibrator, four, "--output", out), "has 4 classes", "was fitted to 3")
+    assert not out.exists()
+
+
+def test_half_a_file_is_never_left(tmp_path, calibrator, judged, monkeypatch):
+    before = sorted(tmp_path.iterdir())
+    logits, labels = data(1)
+    labels[-1] = 7
+    wrong = save(judged, logits, labels)
+    fails(run("apply", calibrator, wrong, "--output", tmp_path / "out.npz"), "has label 7")
+    labels[-1] = 0
+    logits[-1, 0] = -torch.inf
+    save_calibrator(create_calibrator("matrix").fit(*data(0)), calibrator)
+    infinite = save(judged, logits, labels)
+    fails(run("apply", calibrator, infinite, "--output", tmp_path / "out.npz"), "matrix makes no prob")
+    save(judged, *data(1))
+    monkeypatch.setattr(Path, "replace", lambda *_: (_ for _ in ()).throw(OSError("disk full")))
+    fails(run("apply", calibrator, judged, "--output", tmp_path / "out.npz"), "disk full")
+    fails(run_calibrate(judged, "--output", tmp_path / "other.safetensors"), "disk full")
+    assert sorted(tmp_path.iterdir()) == before
+
+
+# ---------------------------------------------------------------------------------------------- the program
+
+
+def test_the_help_lists_every_method():
+    commands = typer.main.get_command(cli.app).commands
+    assert {"evaluate", "calibrate", "apply"} <= set(commands)
+    (method,) = [option for option in commands["calibrate"].params if option.name == "method"]
+    assert re.findall(r"[a-z-]+", method.help.partition("one of ")[2]) == list(CALIBRATORS)
+
+
+PAGE = (Path(__file__).parents[1] / "docs" / "calibrate-command.md").read_text(encoding="utf-8")
+
+
+def test_the_page_lists_every_method():
+    marks = re.findall(r"^\| `([a-z][a-z-]*)`( †)?( ∞)? \|", PAGE, re.MULTILINE)
+    assert [key for key, _, _ in marks] == list(CALIBRATORS)
+    for key, preserves_order, passes in marks:
+        assert bool(preserves_order) == create_calibrator(key).preserves_order
+        assert bool(passes) == (key in SCALING)
+
+
+def test_every_command_of_the_page_runs(tmp_path):
+    commands = re.findall(r"^```bash\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
+    environment = {
+        **os.environ,
+        "OMP_NUM_THREADS": "1",
+        "PATH": f"{PROGRAM.parent}{os.pathsep}{os.environ['PATH']}",
+    }
+    command = ["bash", "-e", "-c", "\n".join(commands)]
+    result = subprocess.run(
+        command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
+    )
+    assert result.returncode == 0, result.stderr
+    (shown,) = re.findall(r"^```text\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
+    error, code = shown.splitlines()
+    assert result.stderr == f"{error}\n"
+    assert code in result.stdout
+    assert re.search(r"temperature \(T = [23]\.\d+\), fitted to validation\.npz", result.stdout)
+    assert "Held-out NLL" in result.stdout
+    assert re.search(r"ECE 0\.\d+ before, 0\.\d+ after", result.stdout)
+    assert (tmp_path / "page.html").stat().st_size > 1000
