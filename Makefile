@@ -21,6 +21,7 @@ demo: $(READY)
 benchmark: $(READY)
 	$(BIN)/python benchmarks/losses.py
 	$(BIN)/python benchmarks/metrics.py
+	$(BIN)/python benchmarks/calibrators.py
 
 # torch comes first and by itself: its pin then satisfies whatever the other packages ask for.
 $(READY): pyproject.toml constraints.txt

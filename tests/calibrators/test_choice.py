@@ -121,10 +121,10 @@ def test_pairs_of_classes_are_left_out_where_there_are_many():
 def test_void_pixels_are_left_out():
     logits, target = sampled(3, 4, 6, 5)
     target[:, 0] = 255
-    rows, labels = logits[:, :, 1:].movedim(1, -1).reshape(-1, 4), target[:, 1:].reshape(-1)
+    cropped, labels = logits[:, :, 1:], target[:, 1:]
     options = {"candidates": ["temperature", "beta"], "folds": 3}
     ours = rank(logits, target, ignore_index=255, **options)
-    theirs = rank(rows, labels, **options)
+    theirs = rank(cropped, labels, **options)
     assert [(each.key, each.nll) for each in ours.candidates] == [
         (each.key, pytest.approx(each.nll)) for each in theirs.candidates
     ]
@@ -198,3 +198,26 @@ def test_unknown_keys_are_refused_before_anything_is_fitted(monkeypatch):
     monkeypatch.setattr(Temperature, "fit", lambda *_, **__: pytest.fail("fitted"))
     with pytest.raises(ValueError, match="unknown calibrator"):
         rank(*sampled(20, 3), candidates=["temperature", "unheard-of"])
+
+
+def test_an_image_is_never_on_both_sides():
+    """Folds are made of images: with two of them each is judged by what was fitted to the other."""
+    generator = torch.Generator().manual_seed(0)
+    posterior = torch.randn(2, 3, 20, 20, generator=generator)
+    target = (posterior - (-torch.rand(posterior.shape, generator=generator).log()).log()).argmax(1)
+    target[:, :2] = 255
+    logits = posterior * torch.tensor([2.0, 4.0]).view(2, 1, 1, 1)
+    ranking = rank(logits, target, candidates=["temperature"], folds=2, ignore_index=255)
+    found = next(each.nll for each in ranking.candidates if each.key == "temperature")
+    losses = []
+    for fitted, judged in ((0, 1), (1, 0)):
+        temperature = create_calibrator("temperature").fit(
+            logits[fitted : fitted + 1], target[fitted : fitted + 1], ignore_index=255
+        )
+        calibrated = temperature(logits[judged : judged + 1].double())
+        losses.append(
+            torch.nn.functional.cross_entropy(calibrated, target[judged : judged + 1], ignore_index=255)
+        )
+    assert found == pytest.approx(float(sum(losses) / 2), rel=1e-6)
+    with pytest.raises(ValueError, match="number of images, 2"):
+        rank(logits, target, ignore_index=255)

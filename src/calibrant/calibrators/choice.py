@@ -88,14 +88,15 @@ def rank(
         logits: ``(B, K, *S)``.
         target: labels ``(B, *S)``.
         candidates: keys of `CALIBRATORS`; None for those that suit the number of classes.
-        folds: parts that the elements are cut into at random; each candidate is fitted to all but one of
-            them and judged on that one.
+        folds: parts that the elements, or whole images, are cut into at random; each candidate is fitted to
+            all but one of them and judged on that one.
         ignore_index: label of elements to leave out.
         seed: of the cut.
 
     Raises:
         TypeError: candidates that are one string.
-        ValueError: an unknown key, fewer than two folds or more than elements, or data that cannot be fitted.
+        ValueError: an unknown key, fewer than two folds or more than there are elements or images, or data
+            that cannot be fitted.
     """
     from calibrant.calibrators import create_calibrator
 
@@ -104,25 +105,34 @@ def rank(
     rows, labels = valid_rows(logits, target, ignore_index)
     if not len(labels):
         raise ValueError("nothing to fit: the data hold no element that is not ignored")
+    # Elements of one image are alike: an image must not be in the fitting and in the judging part.
+    images = logits.ndim > 2
+    if images:
+        rows, labels = logits.detach().double(), target
     if not 2 <= folds <= len(labels):
-        raise ValueError(f"folds must be from 2 to the number of elements, {len(labels)}, got {folds}")
+        what = "images" if images else "elements"
+        raise ValueError(f"folds must be from 2 to the number of {what}, {len(labels)}, got {folds}")
     keys = _suited(rows.shape[1]) if candidates is None else candidates
     chosen = {key: create_calibrator(key) for key in ["identity", *keys]}
     order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(seed)).to(labels.device)
+    valid = labels != ignore_index
     losses = {}
     seconds = {}
     for key, calibrator in chosen.items():
         start = time.perf_counter()
-        loss = torch.empty(len(labels), dtype=rows.dtype, device=rows.device)
+        loss = torch.empty(labels.shape, dtype=rows.dtype, device=rows.device)
         for part in order.tensor_split(folds):
-            others = torch.ones_like(labels, dtype=torch.bool)
+            others = torch.ones(len(labels), dtype=torch.bool, device=labels.device)
             others[part] = False
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", UserWarning)  # a bound reached on a fold decides nothing
-                calibrator.fit(rows[others], labels[others])
-            loss[part] = F.cross_entropy(calibrator(rows[part]), labels[part], reduction="none")
-        losses[key], seconds[key] = loss, time.perf_counter() - start
-    count = math.sqrt(len(labels))
+                calibrator.fit(rows[others], labels[others], ignore_index=ignore_index)
+            calibrated = calibrator(rows[part])
+            loss[part] = F.cross_entropy(
+                calibrated, labels[part], reduction="none", ignore_index=ignore_index
+            )
+        losses[key], seconds[key] = loss[valid], time.perf_counter() - start
+    count = math.sqrt(int(valid.sum()))
     ranked = [
         Ranked(
             key,

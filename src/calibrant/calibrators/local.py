@@ -138,7 +138,7 @@ class LocalTemperature(Scaling):
     def forward(self, logits: Tensor) -> Tensor:
         classes = self.check(logits)
         computing = logits.to(computing_dtype(logits))
-        pixels = computing.movedim(1, -1).reshape(logits.shape[0], -1, classes)
+        pixels = computing.movedim(1, -1).reshape(logits.shape[0], math.prod(logits.shape[2:]), classes)
         entropy = _entropy(pixels / self.learned("reference", computing)).mean(1)
         temperature = self._temperatures(entropy).view(-1, *(1,) * (logits.ndim - 1))
         return (computing / temperature).to(logits.dtype)
