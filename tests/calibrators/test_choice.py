@@ -221,3 +221,12 @@ def test_an_image_is_never_on_both_sides():
     assert found == pytest.approx(float(sum(losses) / 2), rel=1e-6)
     with pytest.raises(ValueError, match="number of images, 2"):
         rank(logits, target, ignore_index=255)
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int32])
+def test_labels_of_images_in_any_type_and_images_without_labels(dtype):
+    logits, target = sampled(6, 4, 6, 5)
+    target[:3] = 255
+    ranking = rank(logits, target.to(dtype), candidates=["temperature"], folds=3, ignore_index=255)
+    expected = rank(logits[3:], target[3:], candidates=["temperature"], folds=3)
+    assert [each.nll for each in ranking.candidates] == [each.nll for each in expected.candidates]

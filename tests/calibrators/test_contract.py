@@ -279,3 +279,25 @@ def test_scaling_never_fits_worse_than_doing_nothing(key):
         logits = logits.double()
         calibrated = create_calibrator(key).fit(logits, target)(logits)
         assert F.cross_entropy(calibrated, target) <= F.cross_entropy(logits, target) + 1e-9
+
+
+def test_the_state_of_another_method_is_refused():
+    generator = torch.Generator().manual_seed(0)
+    logits = torch.randn(60, 4, generator=generator)
+    target = (logits + torch.randn(60, 4, generator=generator)).argmax(1)
+    matrix = create_calibrator("structured-matrix").fit(logits, target)
+    with pytest.raises(ValueError, match="method 'StructuredMatrixScaling' into one with 'Dirichlet'"):
+        create_calibrator("dirichlet").load_state_dict(matrix.state_dict())
+    top = create_calibrator("isotonic", variant="top-label").fit(logits, target)
+    with pytest.raises(ValueError, match="options"):
+        create_calibrator("isotonic").load_state_dict(top.state_dict())
+    assert all(isinstance(value, torch.Tensor) for value in top.state_dict().values())  # as safetensors wants
+
+
+@pytest.mark.parametrize("key", ["temperature", "ensemble-temperature", "local-temperature", "spline"])
+@pytest.mark.filterwarnings("ignore:.*bound")
+def test_order_is_kept_also_where_logits_are_wrong(key):
+    logits = 3 * torch.randn(400, 5, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    for target in (logits.argmin(1), torch.arange(400) % 5):
+        calibrator = create_calibrator(key).fit(logits, target)
+        assert torch.equal(calibrator(logits).argmax(1), logits.argmax(1))

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
+from inspect import signature
 from typing import Any, ClassVar, Self
 
 import torch
@@ -96,18 +98,38 @@ class Calibrator(nn.Module, ABC):
         buffer: Tensor = getattr(self, name)
         return buffer.to(like.device, like.dtype)
 
-    def get_extra_state(self) -> dict[str, int | None]:
-        """The number of classes, for `state_dict`."""
-        return {"num_classes": self.num_classes}
+    def options(self) -> dict[str, Any]:
+        """The keyword arguments this was created with."""
+        return {name: getattr(self, name) for name in signature(type(self)).parameters}
 
-    def set_extra_state(self, state: Mapping[str, int | None]) -> None:
-        """The number of classes, from `load_state_dict`."""
-        self.num_classes = state["num_classes"]
+    def get_extra_state(self) -> Tensor:
+        """The method, its options and the number of classes, for `state_dict`; bytes of JSON in a tensor."""
+        state = {"num_classes": self.num_classes, "method": type(self).__name__, "options": self.options()}
+        return torch.tensor(list(json.dumps(state, default=str).encode()), dtype=torch.uint8)
+
+    def set_extra_state(self, state: Tensor) -> None:
+        """The number of classes, from `load_state_dict`.
+
+        Raises:
+            ValueError: the state is that of another method, or of one with other options.
+        """
+        found = json.loads(bytes(state.tolist()))
+        own = json.loads(bytes(self.get_extra_state().tolist()))
+        for what in ("method", "options"):
+            if found[what] != own[what]:
+                raise ValueError(
+                    f"cannot load the state of a calibrator with {what} {found[what]!r} into one with "
+                    f"{own[what]!r}"
+                )
+        self.num_classes = found["num_classes"]
 
     def _load_from_state_dict(self, state_dict: Mapping[str, Any], prefix: str, *rest: Any) -> None:
+        if f"{prefix}_extra_state" in state_dict:
+            self.set_extra_state(state_dict[f"{prefix}_extra_state"])
         for key, value in state_dict.items():
             name = key.removeprefix(prefix)
-            if key.startswith(prefix) and "." not in name and isinstance(value, Tensor):
+            buffer = key.startswith(prefix) and "." not in name and name != "_extra_state"
+            if buffer and isinstance(value, Tensor):
                 self.register_buffer(name, torch.empty_like(value))
         super()._load_from_state_dict(dict(state_dict), prefix, *rest)
 

@@ -108,7 +108,8 @@ def rank(
     # Elements of one image are alike: an image must not be in the fitting and in the judging part.
     images = logits.ndim > 2
     if images:
-        rows, labels = logits.detach().double(), target
+        labelled = (target != ignore_index).flatten(1).any(1)
+        rows, labels = logits.detach().double()[labelled], target.long()[labelled]
     if not 2 <= folds <= len(labels):
         what = "images" if images else "elements"
         raise ValueError(f"folds must be from 2 to the number of {what}, {len(labels)}, got {folds}")

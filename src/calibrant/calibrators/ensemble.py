@@ -13,6 +13,9 @@ from torch import Tensor
 from calibrant.calibrators.passes import HeldOut, Scaling, totals
 from calibrant.calibrators.temperature import likeliest
 
+# What the two components that know the order of the classes weigh at least.
+_LEAST = 1e-2
+
 _LARGEST = 60.0  # of log(q / mixture): squares of what it stands for stay finite
 _KEPT = 1 << 24  # elements whose components' probabilities are kept in memory, 400 MB of them at most
 
@@ -104,6 +107,11 @@ def _likeliest_weights(data: HeldOut, temperature: float) -> Tensor:
         weights, (value, gradient, hessian) = trial, result
         if moved < 1e-9:
             break
+    # Equal probabilities alone would forget the order of the classes. A little of the tempered ones, which
+    # costs less than they do by themselves, keeps it.
+    if float(weights[:2].sum()) < _LEAST:
+        weights = (1 - _LEAST) * weights + _LEAST * tempered
+        value = evaluate(weights)[0]
     # Never worse than temperature scaling: where that is best, rounding may have kept the steps from it.
     return tempered if evaluate(tempered)[0] <= value else weights
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
-from inspect import signature
 from pathlib import Path
 from typing import Any
 
@@ -32,13 +32,14 @@ def save_calibrator(calibrator: Calibrator, path: str | os.PathLike[str]) -> Non
         raise RuntimeError(
             f"{type(calibrator).__name__} has learned nothing yet: call fit(logits, target) first"
         )
-    description = {
+    description: dict[str, Any] = {
         "method": calibrator.key,
         "num_classes": calibrator.num_classes,
-        "options": {name: getattr(calibrator, name) for name in signature(type(calibrator)).parameters},
+        "options": calibrator.options(),
     }
     tensors = {name: buffer.cpu().contiguous() for name, buffer in calibrator.named_buffers()}
     tensors = tensors or {"nothing": torch.zeros(1)}  # a file without tensors is not one to all readers
+    description["checksum"] = _checksum(tensors)
     written = json.dumps(description, default=_plain)
     replace_file(Path(path), save(tensors, metadata={"format": _FORMAT, "calibrator": written}))
 
@@ -79,6 +80,8 @@ def load_calibrator(path: str | os.PathLike[str]) -> Calibrator:
         )
     try:
         description: dict[str, Any] = json.loads(header["calibrator"])
+        if description["checksum"] != _checksum(tensors):
+            raise ValueError("its numbers are not those that were saved")
         calibrator = create_calibrator(description["method"], **description["options"])
         calibrator.num_classes = int(description["num_classes"])
         for key, tensor in tensors.items():
@@ -88,6 +91,15 @@ def load_calibrator(path: str | os.PathLike[str]) -> Calibrator:
     except (LookupError, TypeError, ValueError, AttributeError, RuntimeError) as error:
         raise ValueError(f"{name} is a damaged calibrator: {type(error).__name__} {error}") from None
     return calibrator
+
+
+def _checksum(tensors: dict[str, Tensor]) -> str:
+    """Of names, shapes and numbers: a damaged number is as good as any other to whoever reads it."""
+    digest = hashlib.sha256()
+    for name in sorted(tensors):
+        digest.update(f"{name}{tuple(tensors[name].shape)}".encode())
+        digest.update(tensors[name].numpy().tobytes())
+    return digest.hexdigest()
 
 
 def _plain(option: Any) -> Any:
