@@ -28,7 +28,8 @@ def python_blocks():
 
 
 @pytest.mark.parametrize(("document", "line", "source"), list(python_blocks()))
-def test_every_python_block_runs(document, line, source, monkeypatch):
+def test_every_python_block_runs(document, line, source, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)  # a block may write files
     # The same graphs without a C++ compiler at work on them: seconds instead of a minute.
     monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="eager"))
     code = compile("\n" * line + source, str(document), "exec")
