@@ -103,6 +103,14 @@ def write_report(
         evaluations: at least one; models of the same name are numbered.
         path: the HTML file, in a folder that exists.
         title: its heading.
+
+    >>> import tempfile, torch
+    >>> from calibrant.evaluation import evaluate
+    >>> evaluation = evaluate(5 * torch.eye(3), torch.arange(3), resamples=0)
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     write_report([evaluation], Path(folder, "report.html"))
+    ...     os.listdir(folder)
+    ['report.html']
     """
     target = Path(path)
     if not target.parent.is_dir():
@@ -112,7 +120,18 @@ def write_report(
 
 
 def render_report(evaluations: Sequence[Evaluation], *, title: str = "Calibration report") -> str:
-    """Return the page of `write_report` as text."""
+    """Return the page of `write_report` as text.
+
+    Args:
+        evaluations: at least one; models of the same name are numbered.
+        title: its heading.
+
+    >>> import torch
+    >>> from calibrant.evaluation import evaluate
+    >>> evaluation = evaluate(5 * torch.eye(3), torch.arange(3), resamples=0)
+    >>> "<h1>Three classes</h1>" in render_report([evaluation], title="Three classes")
+    True
+    """
     if not evaluations:
         raise ValueError("a report needs at least one evaluation")
     names = _distinct_names([evaluation.name for evaluation in evaluations])

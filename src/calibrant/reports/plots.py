@@ -167,10 +167,16 @@ def class_gaps(
     Where the names do not all fit, the worst are listed beside the bars.
 
     Args:
-        data: of an `Evaluation`, in any order.
+        data: one entry per class, those of an `Evaluation`, in any order.
         ax: where to draw; None for a new figure.
         title: above the chart.
         named: how many to list of those given too often, and of those given too rarely.
+
+    >>> from matplotlib.figure import Figure
+    >>> classes = [ClassFigures("cat", 2, 1.0, 1.0, 0.1, 0.1), ClassFigures("dog", 2, 0.5, 0.5, -0.1, 0.1)]
+    >>> ax = class_gaps(classes, Figure().subplots())
+    >>> [label.get_text() for label in ax.get_yticklabels()]  # from the bottom
+    ['dog', 'cat']
     """
     _check_filled("data", data, "a sequence of ClassFigures")
     for figures in data:
@@ -278,6 +284,11 @@ def training_curves(
         ax: where to draw; None for a new figure.
         metric: which of `calibrant.metrics.METRICS` it is: "ece", "accuracy" and so on.
         title: above the curves.
+
+    >>> from matplotlib.figure import Figure
+    >>> ax = training_curves({"ce": [[0.25, 0.5], [0.75, 0.5]]}, Figure().subplots(), metric="accuracy")
+    >>> ax.get_ylabel(), ax.lines[0].get_ydata().tolist()  # the mean of two seeds
+    ('Accuracy (%)', [50.0, 50.0])
     """
     if metric not in METRICS:
         raise ValueError(f"unknown metric {metric!r}; known: {', '.join(METRICS)}")
@@ -313,6 +324,11 @@ def multipliers(
         ax: where to draw; None for a new figure.
         title: above the curves.
         ylabel: what the numbers are; penalty weights can be drawn likewise.
+
+    >>> from matplotlib.figure import Figure
+    >>> ax = multipliers([[1.0, 1.0], [0.5, 2.0]], Figure().subplots())
+    >>> {line.get_label(): line.get_ydata().tolist() for line in ax.lines}
+    {'Max': [1.0, 2.0], 'Mean': [1.0, 1.25], 'Min': [1.0, 0.5]}
     """
     values = _array("data", data, "(passes, K)")
     passes = _counted(len(values))
@@ -347,6 +363,11 @@ def gammas(data: Numbers, ax: Axes | None = None, *, title: str | None = None) -
         data: ``(passes, bins)``, such as a copy of the loss's `gamma` after each pass.
         ax: where to draw; None for a new figure.
         title: above the curves.
+
+    >>> from matplotlib.figure import Figure
+    >>> ax = gammas([[1.0, 1.0], [0.5, 2.0], [0.25, 4.0]], Figure().subplots())
+    >>> ax.lines[-1].get_ydata().tolist()  # of the last bin
+    [1.0, 2.0, 4.0]
     """
     return _per_bin(_array("data", data, "(passes, bins)"), ax, "Exponent γ", title, "Bin", zero=True)
 
@@ -358,6 +379,11 @@ def gaps(data: Numbers, ax: Axes | None = None, *, title: str | None = None) -> 
         data: ``(passes, bins)``, as fractions; NaN where a bin was empty, which interrupts its line.
         ax: where to draw; None for a new figure.
         title: above the curves.
+
+    >>> from matplotlib.figure import Figure
+    >>> ax = gaps([[0.0, 0.5], [float("nan"), 0.25]], Figure().subplots())
+    >>> ax.lines[-1].get_ydata().tolist()  # of the last bin
+    [50.0, 25.0]
     """
     values = 100 * _array("data", data, "(passes, bins)", missing=True)
     return _per_bin(values, ax, "Confidence − accuracy (%)", title, "Bin", zero=True)
@@ -370,6 +396,11 @@ def edges(data: Numbers, ax: Axes | None = None, *, title: str | None = None) ->
         data: ``(passes, bins + 1)``, such as a copy of the loss's `edges` after each pass.
         ax: where to draw; None for a new figure.
         title: above the curves.
+
+    >>> from matplotlib.figure import Figure
+    >>> ax = edges([[0.0, 0.5, 1.0], [0.0, 0.75, 1.0]], Figure().subplots())
+    >>> ax.lines[1].get_ydata().tolist()  # of the edge between two bins
+    [0.5, 0.75]
     """
     return _per_bin(_array("data", data, "(passes, bins + 1)"), ax, "Confidence", title, "Edge", first=0)
 
@@ -389,6 +420,12 @@ def bin_confidences(
         ax: where to draw; None for a new figure.
         bins: which to draw, from 0; None for at most four, evenly spread.
         title: above the curves.
+
+    >>> from matplotlib.figure import Figure
+    >>> passes = {"training": [[0.4, 0.9], [0.3, 0.9]], "validation": [[0.4, 0.8], [0.4, 0.7]]}
+    >>> ax = bin_confidences(passes, Figure().subplots(), bins=[1])
+    >>> [text.get_text() for text in ax.get_legend().get_texts()]
+    ['training', 'validation', 'Bin 2']
     """
     _check_filled("data", data, "a mapping from data set to the confidence per pass and bin")
     checked = {
@@ -473,6 +510,11 @@ def penalties(
         penalty_weight: ρ.
         violations: the range of z.
         title: above the curves.
+
+    >>> from matplotlib.figure import Figure
+    >>> ax = penalties(ax=Figure().subplots(), penalty_weight=2.0)
+    >>> ax.get_ylabel(), [text.get_text() for text in ax.get_legend().get_texts()]
+    ('Penalty, λ = 1, ρ = 2', ['PHR', 'P2', 'P3'])
     """
     _check_filled("data", data, "a mapping from name to Penalty")
     for name, value in (("multiplier", multiplier), ("penalty_weight", penalty_weight)):
@@ -552,6 +594,12 @@ def maximum_logits(
         ax: where to draw; None for a new figure.
         bins: of equal width, the same for all.
         title: above the histograms.
+
+    >>> from matplotlib.figure import Figure
+    >>> logits = torch.tensor([[0.0, 1.0], [0.0, 3.0], [5.0, 0.0], [0.0, 5.0]])
+    >>> ax = maximum_logits({"ce": logits}, Figure().subplots(), bins=2)
+    >>> ax.patches[0].get_data().values.tolist()  # the share of [1, 3) and of [3, 5], in percent
+    [25.0, 75.0]
     """
     largest = {name: logits.amax(1).flatten().numpy() for name, logits in _check_logits(data, bins).items()}
     limits = np.histogram_bin_edges(np.concatenate(list(largest.values())), bins)
@@ -568,6 +616,12 @@ def confidences(
         ax: where to draw; None for a new figure.
         bins: of equal width on [0, 1].
         title: above the histograms.
+
+    >>> from matplotlib.figure import Figure
+    >>> logits = torch.tensor([[0.9, 0.1], [0.3, 0.7], [0.2, 0.8], [0.6, 0.4]]).log()
+    >>> ax = confidences({"ce": logits}, Figure().subplots(), bins=4)
+    >>> ax.patches[0].get_data().values.tolist()  # the share of each quarter, in percent
+    [0.0, 0.0, 50.0, 50.0]
     """
     largest = {
         name: logits.softmax(1).amax(1).flatten().numpy()
