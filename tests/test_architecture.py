@@ -15,10 +15,10 @@ import calibrant.metrics
 
 PACKAGE = Path(calibrant.__file__).parent
 
-BELOW_LOSSES = {"histogram", "kernels", "statistics", "layout"}
+BELOW_LOSSES = {"histogram", "kernels", "statistics", "layout", "arguments"}
 
 MAY_IMPORT = {
-    "cli": {"calibrant", "calibrators", "reports", "evaluation", "files", "metrics"},
+    "cli": {"calibrant", "arguments", "calibrators", "reports", "evaluation", "files", "metrics"},
     "integrations": {"calibrators", "reports", "evaluation", "metrics", *BELOW_LOSSES},
     "reports": {"evaluation", "files", "losses", "metrics"},
     "files": {"layout"},
@@ -30,6 +30,7 @@ MAY_IMPORT = {
     "kernels": {"statistics", "layout"},
     "statistics": set(),
     "layout": set(),
+    "arguments": set(),
 }
 """What each part of the package may import of the others; `calibrant` itself gathers all of them."""
 
@@ -97,7 +98,7 @@ def test_every_layer_exists_and_is_used():
 
 
 def test_the_layers_have_no_cycle():
-    order = ["layout", "statistics", "kernels", "histogram", "metrics", "losses", "files"]
+    order = ["arguments", "layout", "statistics", "kernels", "histogram", "metrics", "losses", "files"]
     order += ["calibrators", "evaluation", "reports", "integrations", "cli"]
     assert sorted(order) == sorted(MAY_IMPORT)
     for position, part in enumerate(order):

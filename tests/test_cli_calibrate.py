@@ -285,7 +285,7 @@ def test_what_cannot_be_fitted_is_refused_before_the_work(tmp_path, file):
 @pytest.mark.usefixtures("no_work")
 def test_an_unknown_method_is_guessed(file):
     result = run_calibrate(file, "--method", "Temprature")
-    fails(result, "Temprature", "did you mean temperature?", "auto", *CALIBRATORS)
+    fails(result, "Temprature", "did you mean 'temperature'?", "auto", *CALIBRATORS)
     result = run_calibrate(file, "--method", "xyz")
     fails(result, "xyz", *CALIBRATORS)
     assert "did you mean" not in result.stderr

@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import json as json_format
 import os
 import re
-import secrets
 import sys
 import warnings
-import zipfile
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
-from difflib import get_close_matches
-from itertools import chain, combinations
+from itertools import combinations
 from math import prod
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Annotated, Any, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
@@ -132,14 +128,8 @@ def evaluate(
         opened = [open_predictions(file, ignore_index=ignore_index) for file in files]
         # Both files of a pair, as *.npy gives them, are one file of predictions.
         opened = list({file.path.resolve(): file for file in opened}.values())
-        for file in opened[1:]:
-            if file.num_classes != opened[0].num_classes:
-                raise BadFileError(
-                    file.path,
-                    f"has {file.num_classes} classes, but {opened[0].path.name} has {opened[0].num_classes}; "
-                    "models that are compared must have the same classes",
-                )
         for file in opened:
+            _check_same_classes(opened[0], file)
             _check_options(file, background, counts, per_image)
         options: dict[str, Any] = {
             "bins": bins,
@@ -268,13 +258,13 @@ def apply(
 ) -> None:
     """Write the calibrated predictions of a file."""
     from calibrant.calibrators import load_calibrator
-    from calibrant.files import BadFileError, open_predictions
+    from calibrant.files import WRITERS, BadFileError, open_predictions, replacing
 
     with _failing_in_one_line(OSError, ValueError):
         _check_outputs("files to read", [calibrator, file], {"--output": output})
-        write = _WRITERS.get(output.suffix.lower())
+        write = WRITERS.get(output.suffix.lower())
         if write is None:
-            _fail(f"--output {output}: expected a name that ends in {' or '.join(_WRITERS)}")
+            _fail(f"--output {output}: expected a name that ends in {' or '.join(WRITERS)}")
         layer = load_calibrator(calibrator)
         predictions = open_predictions(file, ignore_index=ignore_index)
         if predictions.num_classes != layer.num_classes:
@@ -289,7 +279,7 @@ def apply(
             batches.purpose = "calibrating"
             calibrated = (_calibrated(layer, predictions, *batch) for batch in batches)
             rows = sum(len(part) for part in labels)
-            with _replacing(output) as stream:
+            with replacing(output) as stream:
                 write(
                     stream,
                     {
@@ -415,27 +405,28 @@ def _progress() -> Progress:
 
 
 def _check_method(method: str) -> None:
+    from calibrant.arguments import nearest
     from calibrant.calibrators import CALIBRATORS
 
     known = ["auto", *CALIBRATORS]
     if method not in known:
-        near = get_close_matches(method.lower(), known, n=1, cutoff=0.5)
-        guess = f", did you mean {near[0]}?" if near else ";"
-        _fail(f"--method {method}: there is no such method{guess} Known: {', '.join(known)}")
+        _fail(
+            f"--method {method}: there is no such method{nearest(method, known)}; known: {', '.join(known)}"
+        )
 
 
-def _check_same_classes(held_out: PredictionFile, test: PredictionFile) -> None:
+def _check_same_classes(first: PredictionFile, other: PredictionFile) -> None:
+    """Refuse to compare what is not about the same classes."""
     from calibrant.files import BadFileError
 
-    if test.num_classes != held_out.num_classes:
+    if other.num_classes != first.num_classes:
         raise BadFileError(
-            test.path,
-            f"has {test.num_classes} classes, but {held_out.path.name} has {held_out.num_classes}",
+            other.path, f"has {other.num_classes} classes, but {first.path.name} has {first.num_classes}"
         )
-    names, expected = test.class_names, held_out.class_names
+    names, expected = other.class_names, first.class_names
     # Other names may be translations, but the same ones in another order are other classes.
     if names and expected and names != expected and set(names) == set(expected):
-        raise BadFileError(test.path, f"has the classes of {held_out.path.name} in another order")
+        raise BadFileError(other.path, f"has the classes of {first.path.name} in another order")
 
 
 def _check_fits_in_memory(file: PredictionFile, method: str) -> None:
@@ -567,87 +558,6 @@ def _write(evaluations: Sequence[Evaluation], report: Path | None, json: Path | 
         from calibrant.reports.html import write_report
 
         write_report(evaluations, report)
-
-
-@contextmanager
-def _replacing(path: Path) -> Iterator[IO[bytes]]:
-    """A stream into a file that takes the place of another when it is complete: `replace_file` for much."""
-    partial = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
-    try:
-        with partial.open("wb") as stream:
-            yield stream
-        partial.replace(path)
-    except OSError as error:
-        raise type(error)(f"cannot write {path}: {error.strerror or error}") from None
-    finally:
-        partial.unlink(missing_ok=True)
-
-
-# Arrays by name: the shape of each, and its parts in order, of which there is at least one.
-_Arrays = Mapping[str, tuple[tuple[int, ...], Iterable["Tensor"]]]
-
-
-def _bytes_of(part: Tensor) -> bytes:
-    """The numbers of a tensor, little-endian, in C order."""
-    array = part.detach().cpu().contiguous().numpy()
-    return array.astype(array.dtype.newbyteorder("<"), copy=False).tobytes()
-
-
-def _first(parts: Iterable[Tensor]) -> tuple[Tensor, Iterator[Tensor]]:
-    """The first part, for its type, and all of them."""
-    rest = iter(parts)
-    first = next(rest)
-    return first, chain([first], rest)
-
-
-def _write_npz(stream: IO[bytes], arrays: _Arrays, class_names: Sequence[str] | None) -> None:
-    """Write arrays part by part, which NumPy does only with whole ones."""
-    with zipfile.ZipFile(stream, "w") as archive:
-        for name, (shape, parts) in arrays.items():
-            first, parts = _first(parts)
-            kind = "f" if first.is_floating_point() else "i"
-            with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
-                member.write(_npy_header(f"<{kind}{first.itemsize}", shape))
-                for part in parts:
-                    member.write(_bytes_of(part))
-        if class_names is not None:
-            longest = max(map(len, class_names))
-            padded = "".join(name.ljust(longest, "\0") for name in class_names)
-            header = _npy_header(f"<U{longest}", (len(class_names),))
-            archive.writestr("class_names.npy", header + padded.encode("utf-32-le", "surrogatepass"))
-
-
-def _npy_header(dtype: str, shape: tuple[int, ...]) -> bytes:
-    """What stands before the numbers in version 1.0 of NumPy's format."""
-    text = f"{{'descr': '{dtype}', 'fortran_order': False, 'shape': {shape}, }}"
-    text += " " * (-(10 + len(text) + 1) % 64) + "\n"
-    return b"\x93NUMPY\x01\x00" + len(text).to_bytes(2, "little") + text.encode("latin-1")
-
-
-def _write_safetensors(stream: IO[bytes], arrays: _Arrays, class_names: Sequence[str] | None) -> None:
-    """Write tensors part by part, which safetensors does only with whole ones."""
-    header: dict[str, Any] = {}
-    if class_names is not None:
-        header["__metadata__"] = {"class_names": json_format.dumps(class_names)}
-    contents, end = [], 0
-    for name, (shape, parts) in arrays.items():
-        first, parts = _first(parts)
-        start, end = end, end + prod(shape) * first.itemsize
-        dtype = f"{'F' if first.is_floating_point() else 'I'}{8 * first.itemsize}"
-        header[name] = {"dtype": dtype, "shape": shape, "data_offsets": (start, end)}
-        contents.append(parts)
-    text = json_format.dumps(header).encode()
-    text += b" " * (-len(text) % 8)
-    stream.write(len(text).to_bytes(8, "little") + text)
-    for parts in contents:
-        for part in parts:
-            stream.write(_bytes_of(part))
-
-
-_WRITERS: dict[str, Callable[[IO[bytes], _Arrays, Sequence[str] | None], None]] = {
-    ".npz": _write_npz,
-    ".safetensors": _write_safetensors,
-}
 
 
 # ------------------------------------------------------------------------------------------------ printing

@@ -402,13 +402,12 @@ def evaluate(
         level=level,
         seed=seed,
     )
-    predictions = Predictions.of(logits, target, ignore_index=ignore_index)
-    if not per_image:
-        _look_for_probabilities(logits)
     if per_image:
         sums = evaluator.update(logits, target)._sums
         assert sums is not None
         return replace(evaluator._evaluation(sums), exact=True)
+    _look_for_probabilities(logits)
+    predictions = Predictions.of(logits, target, ignore_index=ignore_index)
     evaluation = evaluator._exactly(predictions, progress)
     return replace(evaluation, kde_ece=kde_ece(predictions)) if kde else evaluation
 
@@ -642,11 +641,12 @@ class Evaluator:
         fingerprint: str | None = None,
         biases: Mapping[str, float] | None = None,
     ) -> Evaluation:
-        biases = {"mce": sums.mce_if_calibrated(self.seed), **(biases or {})}
         # A resample may lack what a figure needs, such as any foreground: its spread is then not known.
         replicates = {name: values for name, values in replicates.items() if bool(values.isfinite().all())}
-        bins = self.bins if 300 % self.bins == 0 else 15
-        p_value = calibration_test(sums.histogram, bins=bins, seed=self.seed).p_value
+        biases = dict(biases or {})
+        if "mce" in replicates:
+            biases["mce"] = sums.mce_if_calibrated(self.seed)
+        p_value = calibration_test(sums.histogram, bins=sums.histogram_bins, seed=self.seed).p_value
         intervals = sums.score_intervals(self.level) if self.resamples else {}
         for name, values in replicates.items():
             estimate = figures[name]
@@ -755,6 +755,12 @@ class _Sums(Statistics):
         return ClassCounts(self.samples, self.occurs, self.recognised, self.predicted)
 
     @property
+    def histogram_bins(self) -> int:
+        """The number of bins, or 15 where the cells of the histogram are not cut into so many."""
+        bins = self.binned.shape[1]
+        return bins if 300 % bins == 0 else 15
+
+    @property
     def reliability(self) -> Bins:
         return Bins(equal_width_edges(self.binned.shape[1], self.binned.device), *self.binned)
 
@@ -783,7 +789,7 @@ class _Sums(Statistics):
 
     def mce_if_calibrated(self, seed: int) -> float:
         """The MCE that chance alone gives a calibrated model, on average."""
-        bins = self.binned.shape[1] if 300 % self.binned.shape[1] == 0 else 15
+        bins = self.histogram_bins
         gaps = calibrated_gaps(self.histogram, bins=bins, simulations=_SIMULATIONS, seed=seed)
         count = self.histogram.equal_width(bins).count.cpu()
         return float((gaps.abs() / count.clamp_min(1)).amax(1).mean())
@@ -793,8 +799,7 @@ class _Sums(Statistics):
         mean, square = self.scores.cpu() / self.samples.cpu()
         reach = _quantile(level) * ((square - mean.square()).clamp_min(0) / self.samples.cpu()).sqrt()
         low, high = (mean - reach).clamp_min(0).tolist(), (mean + reach).tolist()
-        ends = {"nll": (low[0], high[0]), "brier": (low[1], high[1])}
-        return ends | {"root_brier": (math.sqrt(low[1]), math.sqrt(high[1]))}
+        return {"nll": (low[0], high[0]), "brier": (low[1], high[1])}
 
 
 def _look_for_probabilities(logits: Tensor) -> None:

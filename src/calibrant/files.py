@@ -13,7 +13,7 @@ import re
 import secrets
 import warnings
 import zipfile
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from itertools import chain
@@ -674,14 +674,88 @@ FORMATS: dict[str, Callable[[Path], _Content]] = {
 """What reads a file, by its suffix."""
 
 
-def replace_file(path: Path | str, content: bytes) -> None:
-    """Write a file, or replace it in one step, so that nobody ever sees half of it."""
+# ------------------------------------------------------------------------------------------------- writing
+
+Arrays = Mapping[str, tuple[tuple[int, ...], Iterable[Tensor]]]
+"""Arrays by name: the shape of each, and its parts in order, of which there is at least one."""
+
+
+@contextmanager
+def replacing(path: Path | str) -> Iterator[IO[bytes]]:
+    """A stream into a file that takes its place when it is complete, so that nobody ever sees half of it.
+
+    Raises:
+        OSError: of the kind that prevented it, naming the file.
+    """
     path = Path(path)
     partial = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     try:
-        partial.write_bytes(content)
+        with partial.open("wb") as stream:
+            yield stream
         partial.replace(path)
     except OSError as error:
         raise type(error)(f"cannot write {path}: {error.strerror or error}") from None
     finally:
         partial.unlink(missing_ok=True)
+
+
+def replace_file(path: Path | str, content: bytes) -> None:
+    """Write a file, or replace it in one step; see `replacing`."""
+    with replacing(path) as stream:
+        stream.write(content)
+
+
+def _write_npz(stream: IO[bytes], arrays: Arrays, class_names: Sequence[str] | None) -> None:
+    """Write arrays part by part, which NumPy does only with whole ones."""
+    with zipfile.ZipFile(stream, "w") as archive:
+        for name, (shape, parts) in arrays.items():
+            first, parts = _first(parts)
+            with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
+                description = np.lib.format.dtype_to_descr(first.numpy().dtype.newbyteorder("<"))
+                header = {"descr": description, "fortran_order": False, "shape": shape}
+                np.lib.format.write_array_header_1_0(member, header)
+                for part in parts:
+                    member.write(_bytes_of(part))
+        if class_names is not None:
+            with archive.open("class_names.npy", "w") as member:
+                np.lib.format.write_array(member, np.array(class_names, dtype=str), allow_pickle=False)
+
+
+def _write_safetensors(stream: IO[bytes], arrays: Arrays, class_names: Sequence[str] | None) -> None:
+    """Write tensors part by part, which safetensors does only with whole ones."""
+    header: dict[str, Any] = {}
+    if class_names is not None:
+        header["__metadata__"] = {"class_names": json.dumps(class_names)}
+    contents, end = [], 0
+    for name, (shape, parts) in arrays.items():
+        first, parts = _first(parts)
+        start, end = end, end + prod(shape) * first.itemsize
+        dtype = f"{'F' if first.is_floating_point() else 'I'}{8 * first.itemsize}"
+        header[name] = {"dtype": dtype, "shape": shape, "data_offsets": (start, end)}
+        contents.append(parts)
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    stream.write(len(text).to_bytes(8, "little") + text)
+    for parts in contents:
+        for part in parts:
+            stream.write(_bytes_of(part))
+
+
+def _first(parts: Iterable[Tensor]) -> tuple[Tensor, Iterator[Tensor]]:
+    """The first part, for its type, and all of them."""
+    rest = iter(parts)
+    first = next(rest).detach().cpu()
+    return first, chain([first], rest)
+
+
+def _bytes_of(part: Tensor) -> bytes:
+    """The numbers of a tensor, little-endian, in C order."""
+    array = part.detach().cpu().contiguous().numpy()
+    return array.astype(array.dtype.newbyteorder("<"), copy=False).tobytes()
+
+
+WRITERS: dict[str, Callable[[IO[bytes], Arrays, Sequence[str] | None], None]] = {
+    ".npz": _write_npz,
+    ".safetensors": _write_safetensors,
+}
+"""How predictions are written to a stream, by the suffix of the file; `open_predictions` reads them."""

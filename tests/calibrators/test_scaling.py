@@ -240,7 +240,7 @@ class TestLinear:
         assert held.bias.abs().max() < 0.01
 
     def test_negative_penalty(self) -> None:
-        with pytest.raises(ValueError, match="ridge must be"):
+        with pytest.raises(ValueError, match="ridge must lie in"):
             VectorScaling(ridge=-1)
 
 

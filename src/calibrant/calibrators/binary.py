@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from typing import Literal, get_args
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -25,14 +25,6 @@ _TRACE = 1e-30
 
 # Numbers in one block of classes during a fit: few enough that temporaries stay near the cores.
 _BLOCK = 1 << 19
-
-
-def one_of(name: str, value: str, choices: object) -> str:
-    """The value, if it is among the choices of a `Literal`."""
-    allowed = get_args(choices)
-    if value not in allowed:
-        raise ValueError(f"{name} must be one of {', '.join(map(repr, allowed))}, got {value!r}")
-    return value
 
 
 def precise(rows: Tensor) -> Tensor:

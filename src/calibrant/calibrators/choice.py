@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from calibrant.calibrators.base import Calibrator, valid_rows
+from calibrant.calibrators.registry import create_calibrator
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -98,8 +99,6 @@ def rank(
         ValueError: an unknown key, fewer than two folds or more than there are elements or images, or data
             that cannot be fitted.
     """
-    from calibrant.calibrators import create_calibrator
-
     if isinstance(candidates, str):
         raise TypeError(f"candidates must be a list of keys, got the string {candidates!r}")
     rows, labels = valid_rows(logits, target, ignore_index)
@@ -175,8 +174,6 @@ def choose(
     >>> choose(5 * logits, target, candidates=["temperature"]).key
     'temperature'
     """
-    from calibrant.calibrators import create_calibrator
-
     ranking = rank(logits, target, candidates=candidates, folds=folds, ignore_index=ignore_index, seed=seed)
     if show is not None:
         show(ranking)

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, get_args
 
 import torch
 from torch import Tensor
 
+from calibrant.arguments import one_of
 from calibrant.calibrators.base import Calibrator
 from calibrant.calibrators.binary import (
     Variant,
     distributions,
-    one_of,
     ordering,
     precise,
     probabilities,
@@ -70,8 +70,8 @@ class HistogramBinning(Calibrator):
         super().__init__()
         if bins < 1:
             raise ValueError(f"bins must be at least 1, got {bins}")
-        one_of("variant", variant, Variant)
-        one_of("binning", binning, Binning)
+        one_of("variant", variant, get_args(Variant))
+        one_of("binning", binning, get_args(Binning))
         self.bins = bins
         self.variant: Variant = variant
         self.binning: Binning = binning

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import ClassVar, get_args
 
 import torch
 from torch import Tensor
 
+from calibrant.arguments import one_of
 from calibrant.calibrators.base import Calibrator
 from calibrant.calibrators.binary import (
     Variant,
     distributions,
     interpolated,
-    one_of,
     ordering,
     precise,
     probabilities,
@@ -60,7 +60,7 @@ class Isotonic(Calibrator):
 
     def __init__(self, *, variant: Variant = "one-vs-rest") -> None:
         super().__init__()
-        one_of("variant", variant, Variant)
+        one_of("variant", variant, get_args(Variant))
         self.variant: Variant = variant
         self.preserves_order = variant == "top-label"  # type: ignore[misc]  # one class, two answers
 

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from calibrant.arguments import in_range
 from calibrant.calibrators.passes import HeldOut, Scaling
 from calibrant.calibrators.temperature import likeliest
 
@@ -137,7 +138,7 @@ class VectorScaling(Linear):
 
     def __init__(self, *, ridge: float = 1e-7) -> None:
         super().__init__()
-        self.ridge = at_least_zero("ridge", ridge)
+        self.ridge = in_range("ridge", ridge)
 
     def penalties(self, classes: int, samples: int) -> tuple[float, float, float]:
         return self.ridge, 0.0, self.ridge
@@ -175,9 +176,9 @@ class MatrixScaling(Linear):
         self, *, off_diagonal_penalty: float = 1e-2, bias_penalty: float = 1e-2, ridge: float = 1e-7
     ) -> None:
         super().__init__()
-        self.off_diagonal_penalty = at_least_zero("off_diagonal_penalty", off_diagonal_penalty)
-        self.bias_penalty = at_least_zero("bias_penalty", bias_penalty)
-        self.ridge = at_least_zero("ridge", ridge)
+        self.off_diagonal_penalty = in_range("off_diagonal_penalty", off_diagonal_penalty)
+        self.bias_penalty = in_range("bias_penalty", bias_penalty)
+        self.ridge = in_range("ridge", ridge)
 
     def penalties(self, classes: int, samples: int) -> tuple[float, float, float]:
         off_diagonal = max(1, classes * (classes - 1))
@@ -241,7 +242,7 @@ class StructuredVectorScaling(Linear):
 
     def __init__(self, *, strength: float = 1.0) -> None:
         super().__init__()
-        self.strength = at_least_zero("strength", strength)
+        self.strength = in_range("strength", strength)
 
     def penalties(self, classes: int, samples: int) -> tuple[float, float, float]:
         each = self.strength / samples
@@ -273,13 +274,6 @@ class StructuredMatrixScaling(StructuredVectorScaling):
 
     key: ClassVar[str] = "structured-matrix"
     diagonal = False
-
-
-def at_least_zero(name: str, value: float) -> float:
-    """A number that must not be negative, checked."""
-    if not 0 <= value < float("inf"):
-        raise ValueError(f"{name} must be a finite number of at least 0, got {value}")
-    return value
 
 
 def minimise(objective: Callable[[Tensor], tuple[Tensor, Tensor]], start: Tensor, what: str) -> Tensor:

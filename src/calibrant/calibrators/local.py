@@ -9,7 +9,7 @@ from typing import ClassVar, Self
 import torch
 from torch import Tensor
 
-from calibrant.calibrators.linear import at_least_zero
+from calibrant.arguments import in_range
 from calibrant.calibrators.passes import HeldOut, Scaling, totals
 from calibrant.calibrators.temperature import likeliest, sharpness_terms
 from calibrant.layout import arrange, blocks, computing_dtype
@@ -59,7 +59,7 @@ class LocalTemperature(Scaling):
 
     def __init__(self, *, strength: float = 1.0) -> None:
         super().__init__()
-        self.strength = at_least_zero("strength", strength)
+        self.strength = in_range("strength", strength)
 
     def fit(self, logits: Tensor, target: Tensor, *, ignore_index: int = -100) -> Self:
         return self.fit_batches([(logits, target)], ignore_index=ignore_index)

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from calibrant.calibrators.base import Calibrator
+from calibrant.calibrators.registry import create_calibrator
 from calibrant.files import replace_file
 
 _FORMAT = "calibrant-calibrator-1"
@@ -61,8 +62,6 @@ def load_calibrator(path: str | os.PathLike[str]) -> Calibrator:
     True
     """
     from safetensors import SafetensorError, safe_open
-
-    from calibrant.calibrators import create_calibrator
 
     name = Path(path).name
     if not Path(path).is_file():

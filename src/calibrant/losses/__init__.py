@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from difflib import get_close_matches
 from typing import Any
 
+from calibrant import arguments
 from calibrant.losses.adaptation import adapt_on
 from calibrant.losses.adaptive_focal import AdaDualFocal, AdaFocal, CalFocal
 from calibrant.losses.base import AdaptiveLoss, Loss
@@ -89,17 +89,12 @@ def create_loss(key: str, num_classes: int, **hyperparameters: Any) -> Loss:
     AugmentedLagrangian(10, margin=6.0, penalty='p2')
     """
     if key not in LOSSES:
-        raise ValueError(f"unknown loss {key!r}{_nearest(key, LOSSES)}; known: {', '.join(LOSSES)}")
+        raise ValueError(f"unknown loss {key!r}{arguments.nearest(key, LOSSES)}; known: {', '.join(LOSSES)}")
     valid = LOSSES[key].hyperparameters()
     for name in hyperparameters:
         if name not in valid:
             raise TypeError(
-                f"loss {key!r} has no hyper-parameter {name!r}{_nearest(name, valid)}; "
+                f"loss {key!r} has no hyper-parameter {name!r}{arguments.nearest(name, valid)}; "
                 f"it takes: {', '.join(valid)}"
             )
     return LOSSES[key](num_classes, **hyperparameters)
-
-
-def _nearest(word: str, known: Any) -> str:
-    near = get_close_matches(word.lower(), known, n=1, cutoff=0.5)
-    return f", did you mean {near[0]!r}?" if near else ""

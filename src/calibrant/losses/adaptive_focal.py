@@ -9,10 +9,11 @@ from typing import Unpack
 import torch
 from torch import Tensor
 
+from calibrant.arguments import in_range, one_of, ordered_pair, whole_number
 from calibrant.histogram import Bins, ConfidenceHistogram
 from calibrant.kernels import Formula, LogLikelihood, LowerProbability, reduce_classes
 from calibrant.layout import Elements
-from calibrant.losses.base import AdaptiveLoss, Shared, in_range, one_of, ordered_pair, whole_number
+from calibrant.losses.base import AdaptiveLoss, Shared
 from calibrant.losses.focal import modulate, modulate_with_slopes
 from calibrant.statistics import Statistics
 

@@ -7,18 +7,17 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from operator import index
-from typing import ClassVar, Literal, Self, SupportsIndex, TypedDict, TypeVar, Unpack, get_args
+from typing import ClassVar, Literal, Self, SupportsIndex, TypedDict, Unpack, get_args
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from calibrant.arguments import one_of
 from calibrant.layout import Elements, along_classes, arrange, computing_dtype
 from calibrant.statistics import Statistics, sum_dtype
 
 Reduction = Literal["mean", "sum", "none"]
-
-T = TypeVar("T")
 
 
 class Shared(TypedDict, total=False):
@@ -319,45 +318,3 @@ class AdaptiveLoss(Loss):
             if moved is not None and moved.dtype != sum_dtype(moved.device):
                 self._buffers[name] = buffer.to(moved.device, sum_dtype(moved.device))
         return self
-
-
-def one_of(name: str, value: T, allowed: Sequence[T]) -> T:
-    """``value`` if it is allowed; else an error that lists what is."""
-    if value not in allowed:
-        raise ValueError(f"{name} must be one of {', '.join(map(repr, allowed))}, got {value!r}")
-    return value
-
-
-def in_range(
-    name: str,
-    value: float,
-    low: float = 0.0,
-    high: float = float("inf"),
-    *,
-    open_low: bool = False,
-) -> float:
-    """``value`` as a float if it is finite and in the range; else an error that gives the range."""
-    if isinstance(value, str):
-        raise ValueError(f"{name} must be a number, got {value!r}")
-    number = float(value)
-    above = number > low if open_low else number >= low
-    if not (above and number <= high and number != float("inf")):
-        left = "(" if open_low else "["
-        right = "]" if high != float("inf") else ")"
-        raise ValueError(f"{name} must lie in {left}{low:g}, {high:g}{right}, got {value!r}")
-    return number
-
-
-def whole_number(name: str, value: int) -> int:
-    """``value`` if it is an integer of at least 1; else an error that says so."""
-    if isinstance(value, bool) or value != int(value) or value < 1:
-        raise ValueError(f"{name} must be a whole number of at least 1, got {value!r}")
-    return int(value)
-
-
-def ordered_pair(name: str, value: Sequence[float]) -> tuple[float, float]:
-    """``value`` as ``(low, high)`` if it is one; else an error that says so."""
-    pair = tuple(float(bound) for bound in value) if isinstance(value, Sequence) else ()
-    if len(pair) != 2 or not pair[0] < pair[1]:
-        raise ValueError(f"{name} must be a pair (low, high) with low < high, got {value!r}")
-    return pair

@@ -6,9 +6,10 @@ from typing import Unpack
 
 from torch import Tensor
 
+from calibrant.arguments import in_range
 from calibrant.kernels import Entropy, LogLikelihood, WeightedSum, reduce_classes
 from calibrant.layout import Elements
-from calibrant.losses.base import Loss, Shared, in_range
+from calibrant.losses.base import Loss, Shared
 
 
 class ConfidencePenalty(Loss):

@@ -6,9 +6,10 @@ from typing import Unpack
 
 from torch import Tensor
 
+from calibrant.arguments import in_range, one_of
 from calibrant.kernels import Formula, LogLikelihood, LowerProbability, reduce_classes
 from calibrant.layout import Elements
-from calibrant.losses.base import Loss, Shared, in_range, one_of
+from calibrant.losses.base import Loss, Shared
 from calibrant.losses.focal import modulate, modulate_with_slopes
 
 RANKS: dict[int | str, tuple[int, ...]] = {

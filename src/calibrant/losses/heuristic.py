@@ -8,6 +8,7 @@ from typing import Unpack
 import torch
 from torch import Tensor
 
+from calibrant.arguments import in_range, ordered_pair
 from calibrant.kernels import (
     LogLikelihood,
     MarginPenalty,
@@ -16,7 +17,7 @@ from calibrant.kernels import (
     sum_by_class,
 )
 from calibrant.layout import Elements, along_classes
-from calibrant.losses.base import AdaptiveLoss, Shared, in_range, ordered_pair
+from calibrant.losses.base import AdaptiveLoss, Shared
 from calibrant.losses.penalties import hinge
 from calibrant.statistics import Statistics
 

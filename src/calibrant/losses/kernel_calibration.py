@@ -7,9 +7,10 @@ from typing import Unpack
 import torch
 from torch import Tensor
 
+from calibrant.arguments import in_range
 from calibrant.kernels import Correctness, LogLikelihood, TopProbability, WeightedSum, reduce_classes
 from calibrant.layout import Elements
-from calibrant.losses.base import Loss, Shared, in_range
+from calibrant.losses.base import Loss, Shared
 from calibrant.statistics import sum_dtype
 
 

@@ -8,9 +8,10 @@ from typing import Unpack
 import torch
 from torch import Tensor
 
+from calibrant.arguments import in_range
 from calibrant.kernels import LogLikelihood, MeanLogLikelihood, WeightedSum, reduce_classes
 from calibrant.layout import Elements, along_classes
-from calibrant.losses.base import Loss, Shared, in_range
+from calibrant.losses.base import Loss, Shared
 
 
 class LabelSmoothing(Loss):

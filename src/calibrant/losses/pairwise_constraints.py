@@ -6,6 +6,7 @@ from typing import Unpack
 
 from torch import Tensor
 
+from calibrant.arguments import in_range
 from calibrant.kernels import (
     Discrimination,
     Exclusion,
@@ -15,7 +16,7 @@ from calibrant.kernels import (
     reduce_classes,
 )
 from calibrant.layout import Elements
-from calibrant.losses.base import Loss, Shared, in_range
+from calibrant.losses.base import Loss, Shared
 
 
 class PairwiseConstraints(Loss):

@@ -20,8 +20,7 @@ from sklearn.svm import LinearSVC
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
 from calibrant.calibrators import CALIBRATORS, Temperature
-from calibrant.integrations.sklearn import calibration_scorer
-from calibrant.integrations.sklearn_calibrator import CalibratedClassifier
+from calibrant.integrations.sklearn import CalibratedClassifier, calibration_scorer
 from calibrant.layout import as_logits
 
 # The checks' data are tiny: some are separable, some are noise.

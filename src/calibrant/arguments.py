@@ -1,0 +1,61 @@
+"""Arguments checked, with errors that say what was expected."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from difflib import get_close_matches
+from typing import TypeVar
+
+T = TypeVar("T")
+
+
+def one_of(name: str, value: T, allowed: Sequence[T]) -> T:
+    """``value`` if it is allowed; else an error that lists what is."""
+    if value not in allowed:
+        raise ValueError(f"{name} must be one of {', '.join(map(repr, allowed))}, got {value!r}")
+    return value
+
+
+def in_range(
+    name: str,
+    value: float,
+    low: float = 0.0,
+    high: float = float("inf"),
+    *,
+    open_low: bool = False,
+) -> float:
+    """``value`` as a float if it is finite and in the range; else an error that gives the range."""
+    if isinstance(value, str):
+        raise ValueError(f"{name} must be a number, got {value!r}")
+    number = float(value)
+    above = number > low if open_low else number >= low
+    if not (above and number <= high and number != float("inf")):
+        left = "(" if open_low else "["
+        right = "]" if high != float("inf") else ")"
+        raise ValueError(f"{name} must lie in {left}{low:g}, {high:g}{right}, got {value!r}")
+    return number
+
+
+def whole_number(name: str, value: int) -> int:
+    """``value`` if it is an integer of at least 1; else an error that says so."""
+    if isinstance(value, bool) or value != int(value) or value < 1:
+        raise ValueError(f"{name} must be a whole number of at least 1, got {value!r}")
+    return int(value)
+
+
+def ordered_pair(name: str, value: Sequence[float]) -> tuple[float, float]:
+    """``value`` as ``(low, high)`` if it is one; else an error that says so."""
+    pair = tuple(float(bound) for bound in value) if isinstance(value, Sequence) else ()
+    if len(pair) != 2 or not pair[0] < pair[1]:
+        raise ValueError(f"{name} must be a pair (low, high) with low < high, got {value!r}")
+    return pair
+
+
+def nearest(word: object, known: Iterable[str]) -> str:
+    """What to add to an error about an unknown word: the known one that is spelt most like it, if any is.
+
+    >>> nearest("temprature", ["spline", "temperature"])
+    ", did you mean 'temperature'?"
+    """
+    near = get_close_matches(str(word).lower(), list(known), n=1, cutoff=0.5)
+    return f", did you mean {near[0]!r}?" if near else ""
