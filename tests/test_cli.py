@@ -1,7 +1,6 @@
 """The command line gives what the functions give, writes whole files or none, and fails in one line."""
 
 import json
-import os
 import re
 import subprocess
 import sys
@@ -332,24 +331,3 @@ def test_asking_for_help_computes_nothing():
     loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
     for name in ("calibrant.files", "calibrant.reports", "matplotlib"):
         assert f"'{name}'" not in loaded
-
-
-def test_every_command_of_the_page_runs(tmp_path):
-    page = Path(__file__).parents[1] / "docs" / "evaluate-command.md"
-    commands = re.findall(r"^```bash\n(.*?)^```", page.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
-    environment = {
-        **os.environ,
-        "OMP_NUM_THREADS": "1",
-        "PATH": f"{PROGRAM.parent}{os.pathsep}{os.environ['PATH']}",
-    }
-    command = ["bash", "-e", "-c", "\n".join(commands)]
-    result = subprocess.run(
-        command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
-    )
-    assert result.returncode == 0, result.stderr
-    (shown,) = re.findall(r"^```text\n(.*?)^```", page.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
-    error, code = shown.splitlines()
-    assert result.stderr == f"{error}\n"
-    assert code in result.stdout
-    assert "overconfident: ECE" in result.stdout
-    assert (tmp_path / "page.html").stat().st_size > 1000

@@ -1,6 +1,7 @@
 """What the documents say is so: every Python block runs, and the table of losses matches the code."""
 
 import ast
+import os
 import re
 import subprocess
 import sys
@@ -71,6 +72,44 @@ def test_the_row_of_a_loss_matches_its_class(key):
 def test_the_shared_arguments_are_stated_below_the_table():
     (sentence,) = re.findall(r"^Every loss also takes (.*?)\.\s", LOSS_PAGE, re.MULTILINE | re.DOTALL)
     assert stated_defaults(sentence) == defaults(Loss)
+
+
+@pytest.mark.parametrize(
+    ("page", "printed"),
+    [
+        ("evaluate-command", [r"overconfident: ECE"]),
+        (
+            "calibrate-command",
+            [
+                r"temperature \(T = [23]\.\d+\), fitted to validation\.npz",
+                r"Held-out NLL",
+                r"ECE 0\.\d+ before, 0\.\d+ after",
+            ],
+        ),
+    ],
+)
+def test_every_command_of_a_page_runs(page, printed, tmp_path):
+    """In an empty folder and in the order of the page; its last error is what the page shows."""
+    text = (ROOT / "docs" / f"{page}.md").read_text(encoding="utf-8")
+    commands = re.findall(r"^```bash\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
+    programs = str(Path(sys.executable).parent)
+    environment = {
+        **os.environ,
+        "OMP_NUM_THREADS": "1",
+        "PATH": f"{programs}{os.pathsep}{os.environ['PATH']}",
+    }
+    command = ["bash", "-e", "-c", "\n".join(commands)]
+    result = subprocess.run(
+        command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
+    )
+    assert result.returncode == 0, result.stderr
+    (shown,) = re.findall(r"^```text\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
+    error, code = shown.splitlines()
+    assert result.stderr == f"{error}\n"
+    assert code in result.stdout
+    for pattern in printed:
+        assert re.search(pattern, result.stdout), pattern
+    assert (tmp_path / "page.html").stat().st_size > 1000
 
 
 def test_the_demo_runs():

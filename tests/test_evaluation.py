@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import json
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import FrozenInstanceError, fields, replace
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,8 @@ from calibrant import metrics
 from calibrant.evaluation import Evaluation, Evaluator, evaluate
 from calibrant.histogram import ConfidenceHistogram
 from calibrant.metrics import METRICS, ClassGaps, Predictions, calibration_test, uncertainty
+
+from .evaluations import assert_same, leaves
 
 GOLDEN = json.loads((Path(__file__).parent / "golden" / "metrics.json").read_text())
 
@@ -50,36 +52,6 @@ def images(count: int = 2, seed: int = 0) -> Batch:
     target[torch.rand(target.shape, generator=generator) < 0.2] = -100
     shape = (count, 16, 16)
     return logits.view(*shape, 5).movedim(-1, 1).contiguous(), target.view(shape)
-
-
-def leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
-    """The numbers, strings and Nones of nested dictionaries and lists, with where they lie."""
-    if isinstance(value, dict | list):
-        for key, entry in value.items() if isinstance(value, dict) else enumerate(value):
-            yield from leaves(entry, f"{path}.{key}")
-    else:
-        yield path, value
-
-
-def assert_same(one: Evaluation, other: Evaluation, tolerance: float = 1e-12, without: Any = ()) -> None:
-    """Every number of the two is the same up to the tolerance, and all else is the same altogether."""
-    parts = [
-        {key: value for key, value in evaluation.to_dict().items() if key not in without}
-        for evaluation in (one, other)
-    ]
-    first, second = (dict(leaves(part)) for part in parts)
-    assert first.keys() == second.keys()
-    different = {
-        path: (value, second[path])
-        for path, value in first.items()
-        if value != second[path]
-        and not (
-            isinstance(value, float)
-            and isinstance(second[path], float)
-            and abs(value - second[path]) <= tolerance
-        )
-    }
-    assert different == {}
 
 
 @pytest.fixture(scope="module")

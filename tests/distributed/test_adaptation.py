@@ -5,20 +5,18 @@ Starting processes takes seconds, so one start serves all losses; the tests look
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from datetime import timedelta
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from calibrant import LOSSES, adapt_on, create_loss
 from calibrant.losses import AdaptiveLoss
+
+from .processes import Results, in_processes
 
 ADAPTIVE = [key for key, loss in LOSSES.items() if issubclass(loss, AdaptiveLoss)]
 
@@ -29,45 +27,24 @@ RANKS = range(len(SHARES))
 WAYS = ["silent", "empty batch", "adapt_on"]
 
 State = dict[str, Tensor]
-Results = dict[str, Any]
-Scenario = Callable[[str, int], Any]
-
-
-def in_processes(scenario: Scenario, folder: Path) -> list[Results]:
-    """What the scenario returns, by rank and key."""
-    mp.spawn(process, (scenario, folder), nprocs=len(RANKS))
-    return [torch.load(folder / f"{rank}.pt", weights_only=True) for rank in RANKS]
-
-
-def process(rank: int, scenario: Scenario, folder: Path) -> None:
-    torch.set_num_threads(1)
-    dist.init_process_group(
-        "gloo",
-        init_method=(folder / "rendezvous").as_uri(),
-        rank=rank,
-        world_size=len(RANKS),
-        timeout=timedelta(seconds=60),
-    )
-    torch.save({key: scenario(key, rank) for key in ADAPTIVE}, folder / f"{rank}.pt")
-    dist.destroy_process_group()
 
 
 @pytest.fixture(scope="module")
 def adapted(tmp_path_factory: pytest.TempPathFactory) -> list[Results]:
-    return in_processes(adapt_apart, tmp_path_factory.mktemp("adapted"))
+    return in_processes(adapt_apart, len(RANKS), tmp_path_factory.mktemp("adapted"))
 
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> list[Results]:
-    return in_processes(train_apart, tmp_path_factory.mktemp("trained"))
+    return in_processes(train_apart, len(RANKS), tmp_path_factory.mktemp("trained"))
 
 
-def adapt_apart(key: str, rank: int) -> dict[str, Any]:
-    return {**learn_apart(key, rank), "spoiled": spoil(key, rank)}
+def adapt_apart(rank: int) -> Results:
+    return {key: {**learn_apart(key, rank), "spoiled": spoil(key, rank)} for key in ADAPTIVE}
 
 
-def train_apart(key: str, rank: int) -> dict[str, Any]:
-    return train(key, slice(rank, None, len(RANKS)), SHARES[rank], rank)
+def train_apart(rank: int) -> Results:
+    return {key: train(key, slice(rank, None, len(RANKS)), SHARES[rank], rank) for key in ADAPTIVE}
 
 
 def validation_logits(number: int) -> tuple[Tensor, Tensor]:

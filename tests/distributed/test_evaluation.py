@@ -5,18 +5,17 @@ Starting processes takes seconds, so one start serves all tests; they look at wh
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from datetime import timedelta
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
 from torch import Tensor
 
 from calibrant.evaluation import Evaluation, Evaluator, evaluate
+
+from ..evaluations import assert_same
+from .processes import Results, in_processes
 
 CLASSES = 5
 SHARES = [slice(0, 70), slice(70, 100), slice(100, 100)]
@@ -39,8 +38,6 @@ NOT_STREAMED = ["exact", "fingerprint", "replicates", "intervals", "adaptive_ece
 NOT_STREAMED += ["sweep_ece", "smooth_ece", "nll_calibration", "nll_refinement", "kde_ece"]
 NOT_STREAMED += ["brier_calibration", "brier_refinement"]
 
-Results = dict[str, Any]
-
 
 def data() -> tuple[Tensor, Tensor]:
     """A hundred samples. The second rank's are tamer, which a mean of means would not survive."""
@@ -58,24 +55,9 @@ def pictures() -> tuple[Tensor, Tensor]:
     return logits, torch.randint(CLASSES, (3, 6, 6), generator=generator)
 
 
-def process(rank: int, folder: Path) -> None:
-    torch.set_num_threads(1)
-    dist.init_process_group(
-        "gloo",
-        init_method=(folder / "rendezvous").as_uri(),
-        rank=rank,
-        world_size=len(RANKS),
-        timeout=timedelta(seconds=60),
-    )
-    torch.save(evaluate_apart(rank), folder / f"{rank}.pt")
-    dist.destroy_process_group()
-
-
 @pytest.fixture(scope="module")
 def apart(tmp_path_factory: pytest.TempPathFactory) -> list[Results]:
-    folder = tmp_path_factory.mktemp("evaluated")
-    mp.spawn(process, (folder,), nprocs=len(RANKS))
-    return [torch.load(folder / f"{rank}.pt", weights_only=True) for rank in RANKS]
+    return in_processes(evaluate_apart, len(RANKS), tmp_path_factory.mktemp("evaluated"))
 
 
 def evaluator(share: slice, way: str = "silent") -> Evaluator:
@@ -122,29 +104,9 @@ def evaluate_apart(rank: int) -> Results:
     found["ignored"] = outcome(Evaluator().update(logits, torch.full_like(target, -100)))
     # One process's own business: no other takes part.
     found["exact"] = evaluate(logits[: 20 + rank], target[: 20 + rank], resamples=5).samples
+    if rank == 0:
+        found["per image, alone"] = evaluate(*pictures(), per_image=True).samples
     return found
-
-
-def leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
-    if isinstance(value, dict | list):
-        for key, entry in value.items() if isinstance(value, dict) else enumerate(value):
-            yield from leaves(entry, f"{path}.{key}")
-    else:
-        yield path, value
-
-
-def assert_same(text: str, expected: Evaluation, without: Any = ()) -> None:
-    """Every figure, interval, bin, class and group, up to rounding."""
-    parts = [
-        {key: value for key, value in evaluation.to_dict().items() if key not in without}
-        for evaluation in (Evaluation.from_json(text), expected)
-    ]
-    for kind, tolerance in ((float, 1e-12), (int | str | None, 0)):
-        found, wanted = (
-            {path: value for path, value in leaves(part) if isinstance(value, kind)} for part in parts
-        )
-        assert len(wanted) > 20
-        assert found == (pytest.approx(wanted, rel=0, abs=tolerance) if tolerance else wanted)
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -153,13 +115,13 @@ def test_seventy_thirty_and_no_samples_equal_a_hundred(way: str, apart: list[Res
     assert alone.samples == 98
     assert alone.intervals["ece"][0] < alone.ece
     for rank in RANKS:
-        assert_same(apart[rank][way], alone)
+        assert_same(Evaluation.from_json(apart[rank][way]), alone)
 
 
 def test_they_equal_one_evaluation_of_all_data(apart: list[Results]) -> None:
     whole = evaluate(*data(), **OPTIONS)
     for rank in RANKS:
-        assert_same(apart[rank]["silent"], whole, without=NOT_STREAMED)
+        assert_same(Evaluation.from_json(apart[rank]["silent"]), whole, without=NOT_STREAMED)
 
 
 def test_no_share_would_do(apart: list[Results]) -> None:
@@ -181,13 +143,13 @@ def test_more_can_be_added_after_computing(apart: list[Results]) -> None:
     assert alone.samples == 101
     for rank in RANKS:
         assert apart[rank]["again"] == apart[rank]["silent"]
-        assert_same(apart[rank]["later"], alone)
+        assert_same(Evaluation.from_json(apart[rank]["later"]), alone)
 
 
 def test_images_are_averaged_over_all_processes(apart: list[Results]) -> None:
     alone = Evaluator(per_image=True, background=0).update(*pictures()).compute()
     for rank in RANKS:
-        assert_same(apart[rank]["per image"], alone)
+        assert_same(Evaluation.from_json(apart[rank]["per image"]), alone)
     logits, target = pictures()
     singles = [evaluate(logits[i : i + 1], target[i : i + 1], resamples=0).ece for i in range(3)]
     assert Evaluation.from_json(apart[2]["per image"]).ece == pytest.approx(sum(singles) / 3, abs=1e-12)
@@ -196,7 +158,7 @@ def test_images_are_averaged_over_all_processes(apart: list[Results]) -> None:
 def test_a_group_pools_over_its_own_processes_only(apart: list[Results]) -> None:
     pair, single = evaluator(EVERYTHING).compute(), evaluator(slice(0, 40)).compute()
     for rank, expected in enumerate([pair, pair, single]):
-        assert_same(apart[rank]["group"], expected)
+        assert_same(Evaluation.from_json(apart[rank]["group"]), expected)
 
 
 @pytest.mark.parametrize("key", ["nothing", "ignored"])
@@ -207,3 +169,4 @@ def test_every_rank_refuses_where_none_has_data(key: str, apart: list[Results]) 
 
 def test_exact_evaluations_are_of_one_process(apart: list[Results]) -> None:
     assert [apart[rank]["exact"] for rank in RANKS] == [19, 20, 21]
+    assert apart[0]["per image, alone"] == 3 * 6 * 6

@@ -98,6 +98,12 @@ def rank(
         TypeError: candidates that are one string.
         ValueError: an unknown key, fewer than two folds or more than there are elements or images, or data
             that cannot be fitted.
+
+    >>> generator = torch.Generator().manual_seed(0)
+    >>> logits = torch.randn(1000, 3, generator=generator)
+    >>> target = (logits - (-torch.rand(1000, 3, generator=generator).log()).log()).argmax(1)
+    >>> [each.key for each in rank(5 * logits, target, candidates=["temperature"]).candidates]
+    ['temperature', 'identity']
     """
     if isinstance(candidates, str):
         raise TypeError(f"candidates must be a list of keys, got the string {candidates!r}")

@@ -26,6 +26,14 @@ def save_calibrator(calibrator: Calibrator, path: str | os.PathLike[str]) -> Non
 
     Raises:
         RuntimeError: the calibrator has not been fitted.
+
+    >>> import tempfile
+    >>> from calibrant.calibrators import Temperature
+    >>> calibrator = Temperature().fit(torch.eye(3)[[0, 1, 2, 0]], torch.tensor([0, 1, 2, 1]))
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     save_calibrator(calibrator, Path(folder, "calibrator.safetensors"))
+    ...     [path.name for path in Path(folder).iterdir()]
+    ['calibrator.safetensors']
     """
     from safetensors.torch import save
 

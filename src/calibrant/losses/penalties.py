@@ -35,6 +35,10 @@ class Penalty:
 
     Attributes:
         prepare: how both are computed together, class by class; `value` and `slope` follow from it.
+
+    >>> violation, weight, multiplier = torch.tensor([-1.0, 0.5]), torch.tensor(2.0), torch.tensor(1.0)
+    >>> PENALTIES["phr"].slope(violation, weight, multiplier)  # max(0, λ + ρz)
+    tensor([0., 2.])
     """
 
     prepare: Prepare

@@ -283,6 +283,18 @@ def consistency_band(bins: Bins, level: float = 0.95) -> tuple[Tensor, Tensor]:
 
     Bröcker and Smith, *Increasing the Reliability of Reliability Diagrams*, 2007. The confidences of a bin
     are taken to be their mean, which makes the band wider by about a hundredth, never narrower.
+
+    Args:
+        bins: M of them.
+        level: how probable it is that a calibrated model's accuracy falls into its bin's band.
+
+    Returns:
+        Lower and upper ends, each ``(M,)``.
+
+    >>> one = Bins(torch.tensor([0.0, 1.0]), *torch.tensor([[100.0], [80.0], [70.0]]))
+    >>> low, high = consistency_band(one)
+    >>> low.item(), high.item()
+    (0.72, 0.88)
     """
     from scipy.stats import binom  # type: ignore[import-untyped]
 

@@ -1,0 +1,39 @@
+"""When two evaluations are the same."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from calibrant.evaluation import Evaluation
+
+
+def leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+    """The numbers, strings and Nones of nested dictionaries and lists, with where they lie."""
+    if isinstance(value, dict | list):
+        for key, entry in value.items() if isinstance(value, dict) else enumerate(value):
+            yield from leaves(entry, f"{path}.{key}")
+    else:
+        yield path, value
+
+
+def assert_same(one: Evaluation, other: Evaluation, tolerance: float = 1e-12, without: Any = ()) -> None:
+    """Every number of the two is the same up to the tolerance, and all else is the same altogether."""
+    parts = [
+        {key: value for key, value in evaluation.to_dict().items() if key not in without}
+        for evaluation in (one, other)
+    ]
+    first, second = (dict(leaves(part)) for part in parts)
+    assert first.keys() == second.keys()
+    assert len(first) > 20
+    different = {
+        path: (value, second[path])
+        for path, value in first.items()
+        if value != second[path]
+        and not (
+            isinstance(value, float)
+            and isinstance(second[path], float)
+            and abs(value - second[path]) <= tolerance
+        )
+    }
+    assert different == {}
