@@ -290,13 +290,95 @@ def test_an_unknown_method_is_guessed(file):
 
 
 @pytest.mark.usefixtures("no_work")
-def judgeds_with_other_classes_are_refused(tmp_path):
+def test_data_with_other_classes_are_refused(tmp_path):
     logits, labels = data(0)
     file = save(tmp_path / "a.npz", logits, labels, class_names=np.array(list("abc")))
     other = save(tmp_path / "b.npz", logits, labels, class_names=np.array(list("bac")))
     fails(run_calibrate(file, "--test", other), "b.npz", "in another order")
+    other = save(tmp_path / "b.npz", logits, labels, class_names=np.array(list("abd")))
+    fails(run_calibrate(file, "--test", other), "b.npz", "class 2 is 'd', expected 'c'")
     other = save(tmp_path / "c.npz", torch.cat([logits, logits], 1), labels)
     fails(run_calibrate(file, "--test", other), "c.npz: has 6 classes, but a.npz has 3")
+
+
+def test_a_calibrator_keeps_the_names_of_its_classes(tmp_path):
+    logits, labels = data(0)
+    file = save(tmp_path / "a.npz", logits, labels, class_names=np.array(list("abc")))
+    calibrator, out = tmp_path / "calibrator.safetensors", tmp_path / "out.npz"
+    assert run_calibrate(file, "--method", "vector", "--output", calibrator).exit_code == 0
+    assert load_calibrator(calibrator).class_names == ("a", "b", "c")
+    for names, problem in (("bac", "'b', expected 'a': the same classes in another order"), ("abd", "'d'")):
+        other = save(tmp_path / "b.npz", logits, labels, class_names=np.array(list(names)))
+        fails(run("apply", calibrator, other, "--output", out), "b.npz", "calibrator.safetensors", problem)
+        assert not out.exists()
+    # Where there are no names, or nothing but numbers, nobody can tell.
+    table = tmp_path / "table.csv"
+    numbers = torch.cat([labels[:, None], logits], 1).tolist()
+    rows = [f"{int(label)},{','.join(map(repr, row))}" for label, *row in numbers]
+    table.write_text("\n".join(["label,logit_0,logit_1,logit_2", *rows]))
+    for path in (file, table, save(tmp_path / "b.npz", logits, labels)):
+        applied(calibrator, path, out)
+
+
+@pytest.mark.parametrize(
+    ("method", "given", "expected"),
+    [
+        ("histogram-binning", ["bins=20", "binning=equal-mass"], {"bins": 20, "binning": "equal-mass"}),
+        ("temperature", ["objective=ece"], {"objective": "ece"}),
+        ("vector", ["ridge = 1e-3"], {"ridge": 1e-3}),
+        ("platt", ["smooth-targets=false"], {"smooth_targets": False}),
+        ("bayesian-binning", ["bins=3,5", "prior_samples=4"], {"bins": [3, 5], "prior_samples": 4.0}),
+        ("bayesian-binning", ["bins=none"], {"bins": None}),
+    ],
+)
+def test_options_of_the_method(tmp_path, file, method, given, expected):
+    output = tmp_path / "calibrator.safetensors"
+    options = [word for text in given for word in ("--option", text)]
+    result = run_calibrate(file, "--method", method, *options, "--output", output)
+    assert (result.exit_code, result.stderr) == (0, "")
+    found = load_calibrator(output).options()
+    assert {name: found[name] for name in expected} == expected
+
+
+@pytest.mark.usefixtures("all_is_large")
+def test_options_of_the_method_for_large_files(tmp_path, file):
+    output = tmp_path / "calibrator.safetensors"
+    options = ["--method", "vector", "--option", "ridge=0.5", "--output", output]
+    assert run_calibrate(file, *options).exit_code == 0
+    assert load_calibrator(output).ridge == 0.5
+
+
+@pytest.mark.usefixtures("no_work")
+@pytest.mark.parametrize(
+    ("method", "given", "words"),
+    [
+        ("histogram-binning", ["bin=20"], ["--option bin=20", "no option 'bin', did you mean 'bins'?"]),
+        ("histogram-binning", ["bins=many"], ["bins must be a whole number, got 'many'"]),
+        ("histogram-binning", ["bins=0"], ["bins must be at least 1"]),
+        ("histogram-binning", ["bins"], ["expected NAME=VALUE"]),
+        ("histogram-binning", ["bins=2", "bins=3"], ["bins is given twice"]),
+        ("histogram-binning", ["variant=toplabel"], ["did you mean 'top-label'?"]),
+        ("bayesian-binning", ["bins=3,x"], ["bins must be a whole number, got 'x'"]),
+        ("platt", ["smooth_targets=maybe"], ["smooth_targets must be true or false, got 'maybe'"]),
+        ("vector", ["ridge=-1"], ["ridge must lie in"]),
+        ("vector", ["ridge=x"], ["ridge must be a number, got 'x'"]),
+        ("beta", ["bins=3"], ["'beta' has no option 'bins'; it takes: none"]),
+        ("temperature", ["return=3"], ["no option 'return'"]),
+        ("auto", ["bins=3"], ["auto takes none"]),
+    ],
+)
+def test_options_that_a_method_does_not_take(file, method, given, words):
+    options = [word for text in given for word in ("--option", text)]
+    fails(run_calibrate(file, "--method", method, *options), "--option", *words)
+
+
+def test_an_absent_class_is_a_warning(tmp_path):
+    logits, labels = data(0)
+    path = save(tmp_path / "absent.npz", logits, labels.where(labels != 1, 0))
+    result = run_calibrate(path, "--method", "isotonic")
+    assert result.exit_code == 0
+    assert result.stderr.startswith(f"calibrant: warning: {path}: of 3 classes the data lack 1 (1): ")
+    assert result.stderr.count("\n") == 1
 
 
 def test_data_that_cannot_be_fitted_are_one_line(tmp_path, file):
@@ -345,7 +427,7 @@ def test_half_a_file_is_never_left(tmp_path, calibrator, judged, monkeypatch):
     wrong = save(judged, logits, labels)
     fails(run("apply", calibrator, wrong, "--output", tmp_path / "out.npz"), "has label 7")
     labels[-1] = 0
-    logits[-1, 0] = -torch.inf
+    logits[-1] = -torch.inf
     save_calibrator(create_calibrator("matrix").fit(*data(0)), calibrator)
     infinite = save(judged, logits, labels)
     fails(run("apply", calibrator, infinite, "--output", tmp_path / "out.npz"), "matrix makes no prob")

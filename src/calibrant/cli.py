@@ -166,6 +166,14 @@ def calibrate(
             "dirichlet, spline, isotonic, histogram-binning, bayesian-binning, beta, platt.",
         ),
     ] = "temperature",
+    option: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME=VALUE",
+            help="An option of the method, as bins=20 of histogram-binning; may be given several times.",
+            show_default=False,
+        ),
+    ] = None,
     test: Annotated[
         Path | None,
         typer.Option(
@@ -202,6 +210,7 @@ def calibrate(
 
     with _failing_in_one_line(BadFileError):
         _check_method(method)
+        method_options = _method_options(method, option or [])
         inputs = [file] if test is None else [file, test]
         outputs = {"--output": output, "--report": report, "--json": json}
         _check_outputs("files of predictions", inputs, outputs)
@@ -210,6 +219,7 @@ def calibrate(
         held_out = open_predictions(file, ignore_index=ignore_index)
         judged = held_out if test is None else open_predictions(test, ignore_index=ignore_index)
         _check_same_classes(held_out, judged)
+        _check_class_names(judged, held_out.class_names, held_out.path.name)
         fitted_to = held_out.path.resolve() == judged.path.resolve()
         _check_fits_in_memory(held_out, method)
         loaded = _load(judged)
@@ -217,7 +227,7 @@ def calibrate(
         # First, for what cannot be evaluated need not be fitted.
         before = _evaluate(judged, "before", loaded is None, options, loaded=loaded)
         calibrator, ranking = _fit(
-            held_out, method, loaded if fitted_to else _load(held_out), folds=folds, seed=seed
+            held_out, method, method_options, loaded if fitted_to else _load(held_out), folds=folds, seed=seed
         )
         after = _evaluate(judged, "after", loaded is None, options, loaded=loaded, calibrator=calibrator)
     if ranking is not None:
@@ -235,7 +245,7 @@ def calibrate(
         if output is not None:
             from calibrant.calibrators import save_calibrator
 
-            save_calibrator(calibrator, output)
+            save_calibrator(calibrator, output, class_names=held_out.class_names)
         _write([before, after], report, json)
 
 
@@ -273,6 +283,7 @@ def apply(
                 f"has {predictions.num_classes} classes, but {calibrator.name} was fitted to "
                 f"{layer.num_classes}",
             )
+        _check_class_names(predictions, layer.class_names, calibrator.name)
         with _progress() as progress:
             batches = _Passes(predictions, progress, "reading")
             labels = [labels for _, labels in batches]
@@ -415,6 +426,43 @@ def _check_method(method: str) -> None:
         )
 
 
+def _method_options(method: str, given: Sequence[str]) -> dict[str, Any]:
+    """The arguments of a calibrator, from texts; what it would not take is refused."""
+    from typing import get_type_hints
+
+    from calibrant.arguments import from_text
+    from calibrant.calibrators import CALIBRATORS, create_calibrator
+
+    if method == "auto" and given:
+        _fail(f"--option {given[0]}: auto takes none; options are those of one --method")
+    options: dict[str, Any] = {}
+    for text in given:
+        name, equals, value = text.partition("=")
+        name = name.strip().replace("-", "_")
+        if not equals:
+            _fail(f"--option {text}: expected NAME=VALUE")
+        if name in options:
+            _fail(f"--option {text}: {name} is given twice")
+        kinds = get_type_hints(CALIBRATORS[method].__init__)
+        del kinds["return"]
+        try:
+            options[name] = from_text(name, value.strip(), kinds[name]) if name in kinds else value
+            create_calibrator(method, **options)  # one by one: the error is about this one
+        except (TypeError, ValueError) as problem:
+            _fail(f"--option {text}: {problem}")
+    return options
+
+
+def _check_class_names(file: PredictionFile, names: Sequence[str] | None, source: str) -> None:
+    """Refuse to calibrate what is not about the classes that a calibrator is fitted to."""
+    from calibrant.calibrators.storage import other_classes
+    from calibrant.files import BadFileError
+
+    problem = other_classes(file.class_names, names)
+    if problem is not None:
+        raise BadFileError(file.path, f"has other classes than {source}: {problem}")
+
+
 def _check_same_classes(first: PredictionFile, other: PredictionFile) -> None:
     """Refuse to compare what is not about the same classes."""
     from calibrant.files import BadFileError
@@ -482,7 +530,13 @@ def _load(file: PredictionFile) -> Batch | None:
 
 
 def _fit(
-    file: PredictionFile, method: str, loaded: Batch | None, *, folds: int, seed: int
+    file: PredictionFile,
+    method: str,
+    options: Mapping[str, Any],
+    loaded: Batch | None,
+    *,
+    folds: int,
+    seed: int,
 ) -> tuple[Calibrator, Ranking | None]:
     """The calibrator, fitted to what was loaded or else in passes; with the ranking it was taken from."""
     from calibrant.calibrators import choose, create_calibrator
@@ -494,13 +548,14 @@ def _fit(
         try:
             with _warning_in_one_line(file):
                 if loaded is None:
-                    scaling = create_calibrator(method)
+                    scaling = create_calibrator(method, **options)
                     assert isinstance(scaling, Scaling)
                     batches = _Passes(file, progress, f"fitting {method}")
                     return scaling.fit_batches(batches, ignore_index=file.ignore_index), None
                 progress.add_task(f"{file.name}: fitting {method}", total=None)
                 if method != "auto":
-                    return create_calibrator(method).fit(*loaded, ignore_index=file.ignore_index), None
+                    calibrator = create_calibrator(method, **options)
+                    return calibrator.fit(*loaded, ignore_index=file.ignore_index), None
                 calibrator = choose(
                     *loaded, folds=folds, ignore_index=file.ignore_index, seed=seed, show=rankings.append
                 )

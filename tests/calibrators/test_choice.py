@@ -230,3 +230,50 @@ def test_labels_of_images_in_any_type_and_images_without_labels(dtype):
     ranking = rank(logits, target.to(dtype), candidates=["temperature"], folds=3, ignore_index=255)
     expected = rank(logits[3:], target[3:], candidates=["temperature"], folds=3)
     assert [each.nll for each in ranking.candidates] == [each.nll for each in expected.candidates]
+
+
+def test_pixels_of_an_image_are_not_independent():
+    # Each image four times over says no more about the images than once.
+    logits, target = sampled(60, 3, 2, 2, seed=30)
+    target[:, 0, 0] = -100
+    keys = ["temperature", "structured-vector"]
+    once = rank(logits, target, candidates=keys, folds=3)
+    often = rank(logits.repeat(1, 1, 4, 1), target.repeat(1, 4, 1), candidates=["temperature"], folds=3)
+    one, many = (
+        next(each.standard_error for each in ranking.candidates if each.key == "temperature")
+        for ranking in (once, often)
+    )
+    assert one == pytest.approx(many, rel=1e-3)
+    # As the spread of the images' means says, where all have the same number of pixels.
+    flat = by_image("temperature", logits, target, 3) - by_image("identity", logits, target, 3)
+    assert one == pytest.approx(flat.std(correction=0).item() / 60**0.5, rel=1e-6)
+
+
+def by_image(key, logits, target, folds):
+    order = torch.randperm(len(target), generator=torch.Generator().manual_seed(0))
+    means = torch.empty(len(target), dtype=torch.float64)
+    for part in order.tensor_split(folds):
+        others = torch.tensor([index for index in range(len(target)) if index not in set(part.tolist())])
+        calibrator = create_calibrator(key).fit(logits[others].double(), target[others])
+        losses = F.cross_entropy(calibrator(logits[part].double()), target[part], reduction="none")
+        means[part] = losses.flatten(1).sum(1) / 3
+    return means
+
+
+def test_a_temperature_for_each_image_is_tried_on_images():
+    logits, target = sampled(30, 3, 4, 4, seed=31)
+    keys = {each.key for each in rank(logits, target, folds=2).candidates}
+    assert "local-temperature" in keys
+    # It counts ignored pixels too, and cannot where they hold nothing.
+    target[:, 0] = -100
+    logits[:, :, 0] = torch.nan
+    assert "local-temperature" not in {each.key for each in rank(logits, target, folds=2).candidates}
+    flat = sampled(100, 3, seed=32)
+    assert "local-temperature" not in {each.key for each in rank(*flat, folds=2).candidates}
+
+
+def test_images_of_unequal_difficulty_choose_their_own_temperatures():
+    logits, target = sampled(80, 4, 12, 12, seed=33, spread=1.0, sharpness=1.0)
+    factor = torch.linspace(0.5, 6, 80).view(-1, 1, 1, 1)
+    target = logits - (-torch.rand(logits.shape, generator=torch.Generator().manual_seed(1)).log()).log()
+    assert choose(factor * logits, target.argmax(1), folds=3).key == "local-temperature"

@@ -52,11 +52,11 @@ def test_top_label_is_calibrated_on_its_own_data():
 
 
 def test_empty_bins_take_their_centre():
-    logits = torch.tensor([[0.05, 0.95]]).log()
-    calibrator = HistogramBinning(bins=4).fit(logits, torch.tensor([1]))
+    logits = torch.tensor([[0.05, 0.95], [0.05, 0.95]]).log()
+    calibrator = HistogramBinning(bins=4).fit(logits, torch.tensor([1, 0]))
     torch.testing.assert_close(
         calibrator.frequencies,
-        torch.tensor([[0, 0.375, 0.625, 0.875], [0.125, 0.375, 0.625, 1]], dtype=torch.float64),
+        torch.tensor([[0.5, 0.375, 0.625, 0.875], [0.125, 0.375, 0.625, 0.5]], dtype=torch.float64),
     )
 
 

@@ -85,9 +85,10 @@ def test_types(make, dtype):
     logits = logits.to(dtype)
     calibrator = make().fit(logits, target)
     calibrated = calibrator(logits)
-    assert calibrated.dtype == dtype
+    assert calibrated.dtype == (torch.float64 if dtype == torch.float64 else torch.float32)
     # In double precision the very same numbers give the very same map: only the answer is rounded.
-    torch.testing.assert_close(calibrated, calibrator(logits.double()).to(dtype), rtol=0, atol=0)
+    expected = calibrator(logits.double()).to(calibrated.dtype)
+    torch.testing.assert_close(calibrated, expected, rtol=0, atol=0)
     assert all(buffer.dtype == torch.float64 for buffer in calibrator.half().buffers())
 
 
@@ -103,14 +104,48 @@ def test_images_with_void_pixels_equal_their_pixels(make):
     torch.testing.assert_close(dense(images).movedim(1, -1).reshape(-1, 3), flat(logits))
 
 
-@every
-def test_a_class_that_never_occurs(make):
+one_vs_rest = pytest.mark.parametrize(
+    "make",
+    [make for make in MAKERS.values() if not make().preserves_order],
+    ids=[name for name, make in MAKERS.items() if not make().preserves_order],
+)
+
+
+@pytest.mark.filterwarnings("ignore:of 4 classes the data lack 1")
+@one_vs_rest
+def test_a_class_that_never_occurs_stays_improbable(make):
     logits, target = overconfident(300, 4)
     target[target == 3] = 0
     calibrator = make().fit(logits, target)
-    assert_distributions(calibrator(logits))
+    # Also where it alone is predicted, and what is known of the others makes them impossible.
+    certain = torch.full((3, 4), -1000.0).index_fill(1, torch.tensor([3]), 0)
+    sure = torch.tensor([[-9.0, -9.0, -9.0, 9.0], [3.0, 3.0, 3.0, 3.0], [0.0, 0.0, 0.0, -50.0]])
+    for rows in (logits, certain, sure):
+        calibrated = calibrator(rows.double())
+        assert_distributions(calibrated)
+        original = rows.double().log_softmax(1)[:, 3].exp()
+        expected = original.clamp(1e-12, 1 / 304)
+        torch.testing.assert_close(calibrated[:, 3].exp(), expected, rtol=1e-9, atol=0)
 
 
+@one_vs_rest
+def test_many_classes_that_never_occur_leave_room_for_those_that_do(make):
+    logits, target = overconfident(40, 100)
+    with pytest.warns(UserWarning, match=r"of 100 classes the data lack 97 \(3, 4, 5, 6, 7, …\): "):
+        calibrator = make().fit(logits, target % 3)
+    calibrated = calibrator(logits)
+    assert_distributions(calibrated)
+    assert calibrated.exp()[:, :3].sum(1).min() > 1 - 97 / 140 - 1e-6
+
+
+def test_files_of_older_versions_have_no_ceilings():
+    logits, target = overconfident(300, 4)
+    old, new = (Isotonic().fit(logits, target) for _ in range(2))
+    old.ceilings = None
+    torch.testing.assert_close(old(logits), new(logits))
+
+
+@pytest.mark.filterwarnings("ignore:of 3 classes the data lack 2")
 @every
 @pytest.mark.parametrize("label", [0, 2])
 def test_a_single_sample(make, label):
@@ -148,7 +183,10 @@ def test_extreme_logits(make):
 @every
 def test_classes_ruled_out_when_calibrating(make):
     calibrator = make().fit(*overconfident(300, 3))
-    assert_distributions(calibrator(torch.tensor([[0.0, 1.0, -math.inf], [-math.inf, 0.0, -math.inf]])))
+    rows = torch.tensor([[0.0, 1.0, -math.inf], [-math.inf, 0.0, -math.inf]])
+    probabilities = calibrator(rows).softmax(1)
+    assert torch.equal(probabilities == 0, rows == -math.inf)
+    assert probabilities[1, 1] == 1
 
 
 @every

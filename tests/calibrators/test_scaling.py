@@ -113,6 +113,20 @@ class TestTemperature:
         assert 0 < calibrator.temperature.item() < 0.01
         assert calibrator(logits).isfinite().all()
 
+    def test_a_warning_is_about_the_line_that_fits(self) -> None:
+        logits = torch.eye(3).repeat(5, 1)
+        for objective in ("nll", "ece"):
+            with pytest.warns(UserWarning, match="the temperature stopped at its bound") as caught:
+                Temperature(objective=objective).fit(logits, logits.argmax(1))
+            assert [each.filename for each in caught] == [__file__]
+
+    def test_the_edges_of_the_grid_are_bounds(self) -> None:
+        logits, target = sampled(2000, 5)
+        for factor, edge in ((50.0, 10), (0.02, 0.1)):
+            with pytest.warns(UserWarning, match=f"at its bound {edge}: .* the edge of the grid"):
+                calibrator = Temperature(objective="ece").fit(factor * logits, target)
+            assert calibrator.temperature == edge
+
     def test_opposite_labels_stop_at_the_upper_bound(self) -> None:
         logits, _ = sampled(200, 5)
         with pytest.warns(UserWarning, match="opposite"):
@@ -217,6 +231,7 @@ class TestLinear:
         assert parameters[0].abs().max() > 1e-3  # it did move
         assert max(deviation.abs().max(), slopes[1].abs().max()) < 1e-6
 
+    @pytest.mark.filterwarnings("ignore:of 10 classes the data lack")
     @pytest.mark.parametrize("method", [StructuredVectorScaling, StructuredMatrixScaling])
     def test_little_data_leave_a_temperature_and_many_do_not(self, method: type[Scaling]) -> None:
         def loss(calibrator: Scaling, samples: int, factor: Tensor | float) -> float:
@@ -453,10 +468,10 @@ def test_half_keeps_what_was_learned(method: type[Scaling]) -> None:
 
 @each_method
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
-def test_gives_the_type_it_gets(method: type[Scaling], dtype: torch.dtype) -> None:
+def test_gives_single_precision_for_half(method: type[Scaling], dtype: torch.dtype) -> None:
     logits, target = sampled(200, 5)
     calibrated = method().fit(logits.to(dtype), target)(logits.to(dtype))
-    assert calibrated.dtype == dtype
+    assert calibrated.dtype == (torch.float64 if dtype == torch.float64 else torch.float32)
     assert calibrated.isfinite().all()
 
 
@@ -515,3 +530,38 @@ def test_options_are_attributes(method: type[Scaling]) -> None:
     if options:
         with pytest.raises(TypeError, match="positional"):
             parameters(next(iter(options.values())))
+
+
+class Counted(list):
+    """Batches that count how often they are gone through."""
+
+    passes = 0
+
+    def __iter__(self):
+        self.passes += 1
+        return super().__iter__()
+
+
+@pytest.mark.filterwarnings("ignore:of 200 classes the data lack")
+def test_many_classes_do_not_take_many_passes() -> None:
+    # Some classes are rare, some absent: without a curvature for each this took more than a thousand.
+    logits, target = sampled(1000, 200)
+    batches = Counted([(2 * logits, target)])
+    calibrator = VectorScaling().fit_batches(batches)
+    assert batches.passes < 150
+    output = calibrator(2 * logits).detach()
+    residual = output.softmax(1) - torch.nn.functional.one_hot(target, 200)
+    assert residual.mean(0).abs().max() < 1e-5  # the pull on the bias is all that is left
+
+
+@pytest.mark.parametrize("method", [MatrixScaling, Dirichlet, StructuredMatrixScaling])
+def test_very_many_parameters_are_fitted_nearly_as_well(
+    method: type[Scaling], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    logits, target = sampled(2000, 20)
+    logits = (2 * logits * torch.linspace(0.5, 1.5, 20)).float()
+    exact = likelihood(method().fit(logits, target)(logits), target)
+    monkeypatch.setattr("calibrant.calibrators.linear._MANY", 100)
+    nearly = likelihood(method().fit(logits, target)(logits), target)
+    assert nearly < exact + 1e-4
+    assert nearly < likelihood(logits, target)

@@ -71,6 +71,7 @@ def test_the_header_says_what_it_is(saved):
     assert description == {
         "method": "histogram-binning",
         "num_classes": 4,
+        "class_names": None,
         "options": {"bins": 7, "variant": "one-vs-rest", "binning": "equal-width"},
     }
 
@@ -81,6 +82,38 @@ def test_options_that_json_has_no_word_for(tmp_path, bins):
     save_calibrator(calibrator, tmp_path / "calibrator")
     loaded = load_calibrator(tmp_path / "calibrator")
     assert loaded.bins == [1, 2, 3]
+
+
+def test_class_names_are_kept_and_checked(tmp_path):
+    path, names = tmp_path / "calibrator", ["cat", "dog", "horse"]
+    calibrator = Temperature().fit(*sampled(50, 3))
+    with pytest.raises(ValueError, match="2 class_names for 3 classes"):
+        save_calibrator(calibrator, path, class_names=names[:2])
+    save_calibrator(calibrator, path, class_names=names)
+    for given in (None, names, tuple(names), ["0", "1", "2"]):
+        assert load_calibrator(path, class_names=given).class_names == tuple(names)
+    with pytest.raises(ValueError, match="class 0 is 'dog', expected 'cat': the same classes in another"):
+        load_calibrator(path, class_names=["dog", "cat", "horse"])
+    with pytest.raises(ValueError, match=r"class 2 is 'ox', expected 'horse'$"):
+        load_calibrator(path, class_names=["cat", "dog", "ox"])
+    with pytest.raises(ValueError, match="there are 2, expected 3"):
+        load_calibrator(path, class_names=names[:2])
+    # Saved once more, they stay; fitted to other data, they are gone.
+    loaded = load_calibrator(path)
+    save_calibrator(loaded, path)
+    assert load_calibrator(path).class_names == tuple(names)
+    assert loaded.fit(*sampled(50, 4)).class_names is None
+
+
+def test_files_without_class_names_still_load(tmp_path):
+    path = tmp_path / "calibrator"
+    save_calibrator(Temperature().fit(*sampled(50, 3)), path)
+    with safe_open(path, framework="pt") as file:
+        header, tensors = file.metadata(), {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
+    description = json.loads(header["calibrator"])
+    del description["class_names"]
+    save_file(tensors, path, metadata=header | {"calibrator": json.dumps(description)})
+    assert load_calibrator(path, class_names=["a", "b", "c"]).class_names is None
 
 
 def test_what_is_not_fitted_is_not_written(tmp_path):

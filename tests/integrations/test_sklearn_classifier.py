@@ -19,7 +19,7 @@ from sklearn.preprocessing import StandardScaler
 from sklearn.svm import LinearSVC
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
-from calibrant.calibrators import CALIBRATORS, Temperature
+from calibrant.calibrators import CALIBRATORS, Temperature, choose
 from calibrant.integrations.sklearn import CalibratedClassifier, calibration_scorer
 from calibrant.layout import as_logits
 
@@ -121,6 +121,22 @@ def test_options_reach_the_calibrator(problem):
     X, _, y, _ = problem
     fitted = CalibratedClassifier(GaussianNB(), method="spline", options={"knots": 4}).fit(X, y)
     assert fitted.calibrator_.knots == 4
+
+
+def test_auto_takes_what_choose_takes(problem):
+    X, X_test, y, _ = problem
+    classifier = CalibratedClassifier(GaussianNB(), method="auto", random_state=5, options={"folds": 3})
+    fitted = classifier.fit(X, y)
+    train, held_out = train_test_split(np.arange(len(y)), test_size=0.2, stratify=y, random_state=5)
+    base = GaussianNB().fit(X[train], y[train])
+    logits = as_logits(torch.from_numpy(base.predict_proba(X[held_out])))
+    target = torch.from_numpy(np.searchsorted(base.classes_, y[held_out]))
+    expected = choose(logits, target, folds=3)
+    assert fitted.calibrator_.key == expected.key != "identity"
+    test = as_logits(torch.from_numpy(base.predict_proba(X_test)))
+    assert np.allclose(fitted.predict_proba(X_test), expected(test).softmax(1).numpy())
+    with pytest.raises(TypeError, match="unheard_of"):
+        clone(classifier).set_params(options={"unheard_of": 3}).fit(X, y)
 
 
 def test_probabilities_of_zero_are_no_obstacle(problem):

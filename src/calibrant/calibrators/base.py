@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import json
+import sys
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
 from inspect import signature
+from pathlib import Path
 from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor, nn
 
 from calibrant.layout import arrange, computing_dtype
+
+_PACKAGE = str(Path(__file__).parents[1] / "_")[:-1]
+_NAMED = 5  # classes that a warning names
 
 Batches = Iterable[tuple[Tensor, Tensor]]
 """Batches of logits and targets that can be gone through again and again: a list, a data loader."""
@@ -28,15 +33,25 @@ class Calibrator(nn.Module, ABC):
     Subclasses write `fit_rows` and `transform`, and register what they learn with `learn`.
 
     Shape:
-        logits ``(B, K, *S)``, integer target ``(B, *S)``.
+        logits ``(B, K, *S)``, integer target ``(B, *S)``. The result is float64 for float64 logits, else
+        float32: in 16 bits, classes that were told apart may tie. A logit of -inf, a class that is ruled
+        out, stays -inf.
+
+    Attributes:
+        num_classes: K, once fitted.
+        class_names: of the classes in their order, where known; kept by `save_calibrator`.
     """
 
     preserves_order: ClassVar[bool] = False
     """Whether the order of an element's classes, and with it the prediction, stays what it was."""
 
+    per_class: ClassVar[bool] = False
+    """Whether each class has parameters of its own, of which data without that class say nothing."""
+
     def __init__(self) -> None:
         super().__init__()
         self.num_classes: int | None = None
+        self.class_names: tuple[str, ...] | None = None
 
     @abstractmethod
     def fit_rows(self, rows: Tensor, labels: Tensor) -> None:
@@ -55,6 +70,7 @@ class Calibrator(nn.Module, ABC):
             ignore_index: label of elements to leave out.
 
         Raises:
+            TypeError: logits or target that are no tensors, or of the wrong kind.
             ValueError: shapes or labels that do not fit, nothing to learn from, or logits that are not
                 finite; what was learned before stays.
         """
@@ -65,15 +81,28 @@ class Calibrator(nn.Module, ABC):
             )
         with torch.no_grad():
             self.fit_rows(rows, labels)
-        self.num_classes = rows.shape[1]
+        self.fitted_to(labels.bincount(minlength=rows.shape[1]))
         return self
 
+    def fitted_to(self, counts: Tensor) -> None:
+        """Take note, after a fit, of how many elements each class had, ``(K,)``."""
+        self.num_classes, self.class_names = len(counts), None
+        absent = (counts == 0).nonzero().flatten().tolist()
+        if self.per_class and absent:
+            named = ", ".join(map(str, absent[:_NAMED])) + (", …" if len(absent) > _NAMED else "")
+            warn(
+                f"of {len(counts)} classes the data lack {len(absent)} ({named}): "
+                f"{type(self).__name__} fits each class by itself, and has nothing to fit those to"
+            )
+
     def forward(self, logits: Tensor) -> Tensor:
-        """Calibrated logits, in the shape and type of the logits."""
+        """Calibrated logits, in the shape of the logits, float64 for float64 ones, else float32."""
         classes = self.check(logits)
         rows = logits.movedim(1, -1)
         flat = rows.reshape(-1, classes).to(computing_dtype(logits))
-        calibrated = self.transform(flat).to(logits.dtype)
+        calibrated = self.transform(flat).to(flat.dtype)
+        # In probabilities: what was impossible stays so, and softmax shares it out among the others.
+        calibrated = calibrated.masked_fill(flat == -torch.inf, -torch.inf)
         return calibrated.view(rows.shape).movedim(-1, 1)
 
     def check(self, logits: Tensor) -> int:
@@ -82,6 +111,10 @@ class Calibrator(nn.Module, ABC):
             raise RuntimeError(
                 f"{type(self).__name__} has learned nothing yet: call fit(logits, target) first"
             )
+        if not isinstance(logits, Tensor):
+            raise TypeError(f"logits must be a torch.Tensor, got {type(logits).__name__}")
+        if not logits.is_floating_point():
+            raise TypeError(f"logits must be floating point, got {logits.dtype}")
         if logits.ndim < 2 or logits.shape[1] != self.num_classes:
             raise ValueError(
                 f"logits must have shape (B, {self.num_classes}, *S), as when this was fitted, "
@@ -155,4 +188,12 @@ def valid_rows(logits: Tensor, target: Tensor, ignore_index: int) -> tuple[Tenso
 
 def warn_at_bound(what: str, bound: float, why: str) -> None:
     """Say that a parameter stopped at the edge of its range."""
-    warnings.warn(f"{what} stopped at its bound {bound:g}: {why}", UserWarning, stacklevel=4)
+    warn(f"{what} stopped at its bound {bound:g}: {why}")
+
+
+def warn(message: str) -> None:
+    """Warn of a fit, at the line outside of this package that asked for it."""
+    level, frame = 2, sys._getframe(1)
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(_PACKAGE):
+        level, frame = level + 1, frame.f_back
+    warnings.warn(message, UserWarning, stacklevel=level)

@@ -9,8 +9,8 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from calibrant.calibrators.base import Calibrator
 from calibrant.calibrators.binary import (
+    BinaryMaps,
     distributions,
     ordering,
     precise,
@@ -29,7 +29,7 @@ _NEGLIGIBLE = 1e-4
 _CLASSES = 4
 
 
-class BayesianBinning(Calibrator):
+class BayesianBinning(BinaryMaps):
     """Bayesian binning into quantiles, BBQ (key ``bayesian-binning``).
 
     ``q(s) = Σ_M P(M | data) · (m_b + α_b) / (n_b + N'/B)`` over histograms M of B equal-mass bins, where
@@ -55,6 +55,7 @@ class BayesianBinning(Calibrator):
     Attributes:
         edges: ``(K, P)``, where any of the histograms has an edge; short rows repeat their last.
         values: ``(K, P + 1)``, the maps between the edges.
+        ceilings: as in `Isotonic`.
 
     >>> import torch
     >>> probability = torch.tensor([0.1, 0.6, 0.8, 0.9])
@@ -90,12 +91,13 @@ class BayesianBinning(Calibrator):
                     values.append(levels)
         self.learn("edges", stacked(edges, at_least=1))
         self.learn("values", stacked(values, at_least=2))
+        self.learn_ceilings(rows, labels)
 
     def transform(self, rows: Tensor) -> Tensor:
         rows = precise(rows)
         edges, values = self.learned("edges", rows), self.learned("values", rows)
         calibrated = stepped(edges, values, probabilities(rows, "one-vs-rest"))
-        return distributions(rows, calibrated, "one-vs-rest")
+        return distributions(rows, calibrated, "one-vs-rest", self.limits(rows))
 
 
 def numbers_of_bins(samples: int) -> range:

@@ -7,13 +7,18 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from calibrant.calibrators.base import Calibrator
-from calibrant.calibrators.binary import at_least_two, classes_at_once, log_probabilities, outcomes
+from calibrant.calibrators.binary import (
+    BinaryMaps,
+    at_least_two,
+    classes_at_once,
+    log_probabilities,
+    outcomes,
+)
 from calibrant.calibrators.logistic import fit_logistic
 from calibrant.calibrators.platt import normalised_sigmoids
 
 
-class Beta(Calibrator):
+class Beta(BinaryMaps):
     """Beta calibration of each class's probability (key ``beta``).
 
     ``q_k = sigmoid(a_k log s_k - b_k log(1 - s_k) + c_k)`` with a and b at least 0, so that the map never
@@ -29,6 +34,7 @@ class Beta(Calibrator):
     Attributes:
         slopes: a and b, ``(K, 2)``.
         intercepts: c, ``(K,)``.
+        ceilings: as in `Isotonic`.
 
     >>> import torch
     >>> logits = torch.tensor([[0.0, -3.0], [0.0, -2.0], [0.0, 2.0], [0.0, 3.0]]).repeat(10, 1)
@@ -57,12 +63,13 @@ class Beta(Calibrator):
         coefficients = torch.cat(fitted)
         self.learn("slopes", coefficients[:, :2])
         self.learn("intercepts", coefficients[:, 2])
+        self.learn_ceilings(rows, labels)
 
     def transform(self, rows: Tensor) -> Tensor:
         present, absent = log_probabilities(rows)
         slopes = self.learned("slopes", present)
         odds = slopes[:, 0] * present - slopes[:, 1] * absent + self.learned("intercepts", present)
-        return normalised_sigmoids(odds)
+        return normalised_sigmoids(odds, present, self.limits(present))
 
 
 def _constrained(features: Tensor, outcome: Tensor) -> Tensor:

@@ -9,6 +9,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from calibrant.calibrators.base import Calibrator
+
 Variant = Literal["one-vs-rest", "top-label"]
 """What is asked: of every class whether it is this one, or only whether the prediction is right."""
 
@@ -25,6 +27,34 @@ _TRACE = 1e-30
 
 # Numbers in one block of classes during a fit: few enough that temporaries stay near the cores.
 _BLOCK = 1 << 19
+
+
+class BinaryMaps(Calibrator):
+    """Calibrators with a map of one probability for each class.
+
+    Attributes:
+        ceilings: ``(K,)``, the most that a class may get: 1, or ``1/(N + K)``, Laplace's estimate, for a
+            class that did not occur in the N samples. A single map of the confidence has none.
+    """
+
+    per_class = True
+    ceilings: Tensor | None
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("ceilings", None)
+
+    def learn_ceilings(self, rows: Tensor, labels: Tensor) -> None:
+        """Keep which classes occur."""
+        samples, classes = rows.shape
+        if self.per_class:
+            absent = labels.bincount(minlength=classes) == 0
+            ones = torch.ones(classes, dtype=torch.float64, device=rows.device)
+            self.learn("ceilings", ones.masked_fill(absent, 1 / (samples + classes)))
+
+    def limits(self, like: Tensor) -> Tensor | None:
+        """The ceilings, in another tensor's type and on its device; files of older versions lack them."""
+        return None if self.ceilings is None else self.learned("ceilings", like)
 
 
 def precise(rows: Tensor) -> Tensor:
@@ -77,11 +107,31 @@ def at_least_two(rows: Tensor) -> None:
         raise ValueError(f"there must be at least 2 classes to calibrate, got {rows.shape[1]}")
 
 
-def distributions(rows: Tensor, calibrated: Tensor, variant: Variant) -> Tensor:
+def distributions(rows: Tensor, calibrated: Tensor, variant: Variant, limits: Tensor | None = None) -> Tensor:
     """Log-probabilities ``(N, K)`` from what became of `probabilities`."""
     if variant == "top-label":
         return with_confidence(rows, calibrated.squeeze(0))
-    return normalised(calibrated.T, precise(rows).softmax(-1))
+    rows, shares = precise(rows), calibrated.T
+    if limits is None:
+        return normalised(shares, rows.softmax(-1))
+    # What data without a class say of it must not keep a row from being one of zeros.
+    unseen = limits < 1
+    original = rows.masked_fill(unseen, -torch.inf).softmax(-1)
+    return within(limits, rows, normalised(shares.masked_fill(unseen, 0), original))
+
+
+def within(limits: Tensor, rows: Tensor, logarithms: Tensor) -> Tensor:
+    """Log-probabilities ``(N, K)`` in which no class that did not occur has more than its limit.
+
+    Such a class keeps its original probability, or gets the limit if that is less; the other classes
+    share the rest as ``logarithms`` say. One-versus-rest maps alone cannot tell: where every class that
+    did occur is improbable, scaling to a sum of 1 would make a class certain that was never seen.
+    """
+    unseen = limits < 1
+    kept = torch.minimum(rows.log_softmax(-1), limits.log()).clamp_min(math.log(FLOOR))
+    taken = kept.exp().masked_fill(~unseen, 0).sum(-1, keepdim=True)
+    others = logarithms.masked_fill(unseen, -torch.inf).log_softmax(-1)
+    return torch.where(unseen, kept, others + torch.log1p(-taken))
 
 
 def normalised(calibrated: Tensor, original: Tensor) -> Tensor:

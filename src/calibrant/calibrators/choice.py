@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import math
 import time
 import warnings
 from collections.abc import Callable, Sequence
@@ -31,7 +30,8 @@ class Ranked:
     Attributes:
         key: of `CALIBRATORS`.
         nll: mean negative log-likelihood on data that it was not fitted to.
-        standard_error: of the difference to doing nothing.
+        standard_error: of the difference to doing nothing; pixels of one image are not taken to be
+            independent.
         seconds: to fit it, on all folds together.
     """
 
@@ -88,7 +88,7 @@ def rank(
     Args:
         logits: ``(B, K, *S)``.
         target: labels ``(B, *S)``.
-        candidates: keys of `CALIBRATORS`; None for those that suit the number of classes.
+        candidates: keys of `CALIBRATORS`; None for those that suit the number of classes, and images.
         folds: parts that the elements, or whole images, are cut into at random; each candidate is fitted to
             all but one of them and judged on that one.
         ignore_index: label of elements to leave out.
@@ -118,7 +118,7 @@ def rank(
     if not 2 <= folds <= len(labels):
         what = "images" if images else "elements"
         raise ValueError(f"folds must be from 2 to the number of {what}, {len(labels)}, got {folds}")
-    keys = _suited(rows.shape[1]) if candidates is None else candidates
+    keys = _suited(logits) if candidates is None else candidates
     chosen = {key: create_calibrator(key) for key in ["identity", *keys]}
     order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(seed)).to(labels.device)
     valid = labels != ignore_index
@@ -137,13 +137,12 @@ def rank(
             loss[part] = F.cross_entropy(
                 calibrated, labels[part], reduction="none", ignore_index=ignore_index
             )
-        losses[key], seconds[key] = loss[valid], time.perf_counter() - start
-    count = math.sqrt(int(valid.sum()))
+        losses[key], seconds[key] = torch.where(valid, loss, 0), time.perf_counter() - start
     ranked = [
         Ranked(
             key,
-            float(loss.mean()),
-            float((loss - losses["identity"]).std(correction=0)) / count,
+            float(loss.sum() / valid.sum()),
+            _standard_error(loss - losses["identity"], valid),
             seconds[key],
         )
         for key, loss in losses.items()
@@ -186,7 +185,16 @@ def choose(
     return create_calibrator(ranking.best.key).fit(logits, target, ignore_index=ignore_index)
 
 
-def _suited(classes: int) -> list[str]:
+def _standard_error(differences: Tensor, valid: Tensor) -> float:
+    """Of the mean of differences that are 0 where not valid, each row of axis 0 being one observation."""
+    sums, counts = differences.view(len(valid), -1).sum(1), valid.view(len(valid), -1).sum(1)
+    mean = sums.sum() / counts.sum()
+    return float((sums - mean * counts).square().sum().sqrt() / counts.sum())
+
+
+def _suited(logits: Tensor) -> list[str]:
     always = ["temperature", "ensemble-temperature", "structured-vector", "spline"]
     few = ["structured-matrix", "dirichlet", "isotonic", "beta"]
-    return always + (few if classes <= _FEW_CLASSES else [])
+    # The temperature of an image depends on all of its pixels, also on those that are ignored.
+    images = ["local-temperature"] if logits.ndim > 2 and bool(logits.isfinite().all()) else []
+    return always + images + (few if logits.shape[1] <= _FEW_CLASSES else [])

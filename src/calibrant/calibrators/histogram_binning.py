@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from calibrant.arguments import one_of
-from calibrant.calibrators.base import Calibrator
 from calibrant.calibrators.binary import (
+    BinaryMaps,
     Variant,
     distributions,
     ordering,
@@ -23,7 +23,7 @@ Binning = Literal["equal-width", "equal-mass"]
 """Bins of the same width, or bins with the same number of samples."""
 
 
-class HistogramBinning(Calibrator):
+class HistogramBinning(BinaryMaps):
     """Frequencies in bins of the probability (key ``histogram-binning``).
 
     ``q(s) = Σ_{i in bin(s)} 1[y_i = k] / |bin(s)|`` over bins ``(lo, hi]``. An empty bin takes its centre:
@@ -51,6 +51,7 @@ class HistogramBinning(Calibrator):
     Attributes:
         edges: ``(K, bins - 1)`` or ``(1, bins - 1)``, between the bins.
         frequencies: ``(K, bins)`` or ``(1, bins)``.
+        ceilings: as in `Isotonic`.
 
     >>> import torch
     >>> probability = torch.tensor([0.1, 0.6, 0.8, 0.9])
@@ -76,19 +77,20 @@ class HistogramBinning(Calibrator):
         self.variant: Variant = variant
         self.binning: Binning = binning
         self.preserves_order = variant == "top-label"  # type: ignore[misc]  # one class, two answers
+        self.per_class = not self.preserves_order  # type: ignore[misc]
 
     def fit_rows(self, rows: Tensor, labels: Tensor) -> None:
         fitted = [self._bins(*block) for block in questions(rows, labels, self.variant)]
         edges, frequencies = zip(*fitted, strict=True)
         self.learn("edges", torch.cat(edges))
         self.learn("frequencies", torch.cat(frequencies))
+        self.learn_ceilings(rows, labels)
 
     def transform(self, rows: Tensor) -> Tensor:
         rows = precise(rows)
         edges, frequencies = self.learned("edges", rows), self.learned("frequencies", rows)
-        return distributions(
-            rows, stepped(edges, frequencies, probabilities(rows, self.variant)), self.variant
-        )
+        calibrated = stepped(edges, frequencies, probabilities(rows, self.variant))
+        return distributions(rows, calibrated, self.variant, self.limits(rows))
 
     def _bins(self, probability: Tensor, outcome: Tensor) -> tuple[Tensor, Tensor]:
         """Edges ``(C, bins - 1)`` and frequencies ``(C, bins)`` for probabilities and outcomes ``(C, N)``."""

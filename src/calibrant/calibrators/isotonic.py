@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from calibrant.arguments import one_of
-from calibrant.calibrators.base import Calibrator
 from calibrant.calibrators.binary import (
+    BinaryMaps,
     Variant,
     distributions,
     interpolated,
@@ -21,7 +21,7 @@ from calibrant.calibrators.binary import (
 )
 
 
-class Isotonic(Calibrator):
+class Isotonic(BinaryMaps):
     """Isotonic regression of what happened on what was predicted (key ``isotonic``).
 
     ``q = argmin Σ (1[y = k] - q(s_k))²`` over functions that never fall, by pooling adjacent violators;
@@ -45,6 +45,8 @@ class Isotonic(Calibrator):
     Attributes:
         points: ``(K, P)`` or ``(1, P)``, the corners of the maps; short ones repeat their last.
         values: the maps at the points.
+        ceilings: ``(K,)``, in the first variant: 1, or ``1/(N + K)`` for a class that did not occur in the N
+            samples, which keeps its probability up to that.
 
     >>> import torch
     >>> probability = torch.tensor([0.1, 0.6, 0.8, 0.9])
@@ -63,6 +65,7 @@ class Isotonic(Calibrator):
         one_of("variant", variant, get_args(Variant))
         self.variant: Variant = variant
         self.preserves_order = variant == "top-label"  # type: ignore[misc]  # one class, two answers
+        self.per_class = not self.preserves_order  # type: ignore[misc]
 
     def fit_rows(self, rows: Tensor, labels: Tensor) -> None:
         curves = [
@@ -73,13 +76,13 @@ class Isotonic(Calibrator):
         points, values = zip(*curves, strict=True)
         self.learn("points", stacked(points, at_least=2))
         self.learn("values", stacked(values, at_least=2))
+        self.learn_ceilings(rows, labels)
 
     def transform(self, rows: Tensor) -> Tensor:
         rows = precise(rows)
         points, values = self.learned("points", rows), self.learned("values", rows)
-        return distributions(
-            rows, interpolated(points, values, probabilities(rows, self.variant)), self.variant
-        )
+        calibrated = interpolated(points, values, probabilities(rows, self.variant))
+        return distributions(rows, calibrated, self.variant, self.limits(rows))
 
 
 def _curve(probability: Tensor, outcome: Tensor) -> tuple[Tensor, Tensor]:

@@ -141,7 +141,7 @@ class LocalTemperature(Scaling):
         pixels = computing.movedim(1, -1).reshape(logits.shape[0], math.prod(logits.shape[2:]), classes)
         entropy = _entropy(pixels / self.learned("reference", computing)).mean(1)
         temperature = self._temperatures(entropy).view(-1, *(1,) * (logits.ndim - 1))
-        return (computing / temperature).to(logits.dtype)
+        return computing / temperature
 
     def transform(self, rows: Tensor) -> Tensor:
         entropy = _entropy(rows / self.learned("reference", rows))
@@ -157,7 +157,8 @@ class LocalTemperature(Scaling):
 def _entropy(scaled: Tensor) -> Tensor:
     """The entropy of the softmax over the last axis."""
     logarithm = scaled.log_softmax(-1)
-    return -(logarithm.exp() * logarithm).sum(-1)
+    # Of a class that is ruled out the logarithm is -inf, and 0·log 0 counts as 0.
+    return -(logarithm.exp() * logarithm.clamp_min(-1e30)).sum(-1)
 
 
 def _entropies(logits: Tensor, reference: float) -> Tensor:

@@ -19,6 +19,7 @@ class HeldOut:
     Attributes:
         num_classes: K.
         samples: number of elements that are not ignored.
+        counts: how many of them each class has, ``(K,)``.
     """
 
     def __init__(self, batches: Batches, ignore_index: int = -100) -> None:
@@ -29,6 +30,7 @@ class HeldOut:
             )
         self.batches, self.ignore_index = batches, ignore_index
         self.num_classes, self.samples = 0, 0
+        counts: Any = 0
         for elements in self.elements():
             classes = elements.logits.shape[1]
             if self.num_classes not in (0, classes):
@@ -43,13 +45,15 @@ class HeldOut:
             # Elsewhere than on a CPU nobody has looked at them yet, and a wrong one would end the process.
             if len(labels) and not 0 <= int(labels.min()) <= int(labels.max()) < classes:
                 raise ValueError(f"target holds labels outside 0 to {classes - 1}")
+            counts = counts + labels.bincount(minlength=classes).cpu()
         if not self.samples:
             raise ValueError("nothing to fit: the data hold no element that is not ignored")
+        self.counts: Tensor = counts
 
     def elements(self) -> Iterator[Elements]:
         """The batches, one after the other."""
         for logits, target in self.batches:
-            yield arrange(logits.detach(), target, ignore_index=self.ignore_index)
+            yield arrange(logits, target, ignore_index=self.ignore_index)
 
     def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
         """One pass: blocks of logits ``(n, K)``, float32 or float64, and labels ``(n,)``.
@@ -86,7 +90,7 @@ class Scaling(Calibrator):
         """Learn from data that can be gone through several times."""
 
     def fit(self, logits: Tensor, target: Tensor, *, ignore_index: int = -100) -> Self:
-        elements = arrange(logits.detach(), target, ignore_index=ignore_index)
+        elements = arrange(logits, target, ignore_index=ignore_index)
         # Views and types are settled here, once, rather than in every pass.
         return self.fit_batches([(elements.rows, elements.labels)], ignore_index=ignore_index)
 
@@ -108,7 +112,7 @@ class Scaling(Calibrator):
         with torch.no_grad():
             data = HeldOut(batches, ignore_index)
             self.fit_passes(data)
-        self.num_classes = data.num_classes
+        self.fitted_to(data.counts)
         return self
 
 

@@ -8,12 +8,18 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from calibrant.calibrators.base import Calibrator
-from calibrant.calibrators.binary import at_least_two, classes_at_once, log_probabilities, outcomes
+from calibrant.calibrators.binary import (
+    BinaryMaps,
+    at_least_two,
+    classes_at_once,
+    log_probabilities,
+    outcomes,
+    within,
+)
 from calibrant.calibrators.logistic import fit_logistic
 
 
-class Platt(Calibrator):
+class Platt(BinaryMaps):
     """A sigmoid of each class's log-odds (key ``platt``).
 
     ``q_k = sigmoid(a_k · z_k + b_k)`` with ``z_k = log(s_k / (1 - s_k))``, which for two classes is the
@@ -27,11 +33,14 @@ class Platt(Calibrator):
 
     Args:
         smooth_targets: fit to Platt's targets ``(n₊ + 1)/(n₊ + 2)`` and ``1/(n₋ + 2)`` instead of 1 and 0,
-            as scikit-learn does; for separable data they keep the slope small.
+            as scikit-learn does; for separable data they keep the slope small. On few samples that can cost
+            likelihood: unlike scaling methods, this one may fit the data it was fitted to worse than the
+            logits as they are.
 
     Attributes:
         slopes: a, ``(K,)``.
         intercepts: b, ``(K,)``.
+        ceilings: as in `Isotonic`.
 
     >>> import torch
     >>> logits = torch.tensor([[0.0, -3.0], [0.0, -3.0], [0.0, 3.0], [0.0, 3.0]])
@@ -62,11 +71,12 @@ class Platt(Calibrator):
         slopes, intercepts = torch.cat(coefficients).unbind(1)
         self.learn("slopes", slopes)
         self.learn("intercepts", intercepts)
+        self.learn_ceilings(rows, labels)
 
     def transform(self, rows: Tensor) -> Tensor:
         present, absent = log_probabilities(rows)
         odds = self.learned("slopes", present) * (present - absent) + self.learned("intercepts", present)
-        return normalised_sigmoids(odds)
+        return normalised_sigmoids(odds, present, self.limits(present))
 
     def _targets(self, outcome: Tensor) -> Tensor:
         if not self.smooth_targets:
@@ -76,7 +86,10 @@ class Platt(Calibrator):
         return torch.where(outcome, (successes + 1) / (successes + 2), 1 / (failures + 2))
 
 
-def normalised_sigmoids(odds: Tensor) -> Tensor:
-    """Log-probabilities ``(N, K)`` from one log-odds per class, each against the rest."""
+def normalised_sigmoids(odds: Tensor, original: Tensor, limits: Tensor | None) -> Tensor:
+    """Log-probabilities ``(N, K)`` from one log-odds per class, each against the rest, and the originals."""
+    logarithms = F.logsigmoid(odds).log_softmax(-1)
+    if limits is not None:
+        logarithms = within(limits, original, logarithms)
     # The bound is what float16 can hold, and far below anything that could matter.
-    return F.logsigmoid(odds).log_softmax(-1).clamp_min(-1e4)
+    return logarithms.clamp_min(-1e4)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,14 +19,22 @@ from calibrant.files import replace_file
 _FORMAT = "calibrant-calibrator-1"
 
 
-def save_calibrator(calibrator: Calibrator, path: str | os.PathLike[str]) -> None:
+def save_calibrator(
+    calibrator: Calibrator, path: str | os.PathLike[str], *, class_names: Sequence[str] | None = None
+) -> None:
     """Write a fitted calibrator, or replace the file in one step.
 
     What was learned becomes tensors of a safetensors file; its header has the method, its options, the number
-    of classes and the version of the format, as JSON.
+    of classes, their names where given and the version of the format, as JSON.
+
+    Args:
+        calibrator: fitted.
+        path: of the file.
+        class_names: of the classes in the order of the logits; None for the calibrator's own, if it has any.
 
     Raises:
         RuntimeError: the calibrator has not been fitted.
+        ValueError: more or fewer names than classes.
 
     >>> import tempfile
     >>> from calibrant.calibrators import Temperature
@@ -41,9 +50,13 @@ def save_calibrator(calibrator: Calibrator, path: str | os.PathLike[str]) -> Non
         raise RuntimeError(
             f"{type(calibrator).__name__} has learned nothing yet: call fit(logits, target) first"
         )
+    names = calibrator.class_names if class_names is None else tuple(map(str, class_names))
+    if names is not None and len(names) != calibrator.num_classes:
+        raise ValueError(f"there are {len(names)} class_names for {calibrator.num_classes} classes")
     description: dict[str, Any] = {
         "method": calibrator.key,
         "num_classes": calibrator.num_classes,
+        "class_names": names,
         "options": calibrator.options(),
     }
     tensors = {name: buffer.cpu().contiguous() for name, buffer in calibrator.named_buffers()}
@@ -53,12 +66,18 @@ def save_calibrator(calibrator: Calibrator, path: str | os.PathLike[str]) -> Non
     replace_file(Path(path), save(tensors, metadata={"format": _FORMAT, "calibrator": written}))
 
 
-def load_calibrator(path: str | os.PathLike[str]) -> Calibrator:
+def load_calibrator(path: str | os.PathLike[str], *, class_names: Sequence[str] | None = None) -> Calibrator:
     """Read a calibrator that `save_calibrator` wrote.
+
+    Args:
+        path: of the file.
+        class_names: of the logits that it is for, in their order: those it was saved with, if it was saved
+            with any, must be the same.
 
     Raises:
         FileNotFoundError: there is no such file.
-        ValueError: the file is damaged or something else; the message says what is wrong.
+        ValueError: the file is damaged or something else, or is for other classes; the message says what is
+            wrong.
 
     >>> import tempfile
     >>> from calibrant.calibrators import Temperature
@@ -91,13 +110,42 @@ def load_calibrator(path: str | os.PathLike[str]) -> Calibrator:
             raise ValueError("its numbers are not those that were saved")
         calibrator = create_calibrator(description["method"], **description["options"])
         calibrator.num_classes = int(description["num_classes"])
+        names = description.get("class_names")  # older files have none
+        calibrator.class_names = None if names is None else tuple(map(str, names))
+        if names is not None and len(names) != calibrator.num_classes:
+            raise ValueError(f"there are {len(names)} class_names for {calibrator.num_classes} classes")
         for key, tensor in tensors.items():
             if key != "nothing":
                 calibrator.learn(key, tensor)
         calibrator(torch.zeros(5, calibrator.num_classes, 2, 3))  # tensors that do not fit show here
     except (LookupError, TypeError, ValueError, AttributeError, RuntimeError) as error:
         raise ValueError(f"{name} is a damaged calibrator: {type(error).__name__} {error}") from None
+    problem = other_classes(class_names, calibrator.class_names)
+    if problem is not None:
+        raise ValueError(f"{name} was fitted to other classes than are asked for: {problem}")
     return calibrator
+
+
+def other_classes(found: Sequence[str] | None, expected: Sequence[str] | None) -> str | None:
+    """What is wrong with class names, if anything is; where either are not known, nothing is.
+
+    >>> other_classes(["cat", "dog"], ["dog", "cat"])
+    "class 0 is 'cat', expected 'dog': the same classes in another order"
+    """
+    if found is None or expected is None or _only_numbered(found) or _only_numbered(expected):
+        return None
+    if len(found) != len(expected):
+        return f"there are {len(found)}, expected {len(expected)}"
+    for number, (one, other) in enumerate(zip(found, expected, strict=True)):
+        if one != other:
+            again = ": the same classes in another order" if set(found) == set(expected) else ""
+            return f"class {number} is {one!r}, expected {other!r}{again}"
+    return None
+
+
+def _only_numbered(names: Sequence[str]) -> bool:
+    """Whether names are 0 to K - 1, as in tables whose columns are numbered: these are no names."""
+    return list(names) == [str(number) for number in range(len(names))]
 
 
 def _checksum(tensors: dict[str, Tensor]) -> str:

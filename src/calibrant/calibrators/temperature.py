@@ -30,7 +30,8 @@ class Temperature(Scaling):
     T = 0.1, 0.2, ..., 10, the one with the least expected calibration error (15 bins of equal width).
 
     Where every label is predicted perfectly no T is best: T stays at its lower bound, with a warning;
-    likewise at the upper bound where the logits tell nothing, or the opposite of the truth.
+    likewise at the upper bound where the logits tell nothing, or the opposite of the truth, and at
+    either end of the grid.
 
     Guo et al., *On Calibration of Modern Neural Networks*, ICML 2017; the grid: Mukhoti et al.,
     *Calibrating Deep Neural Networks using Focal Loss*, NeurIPS 2020.
@@ -199,4 +200,7 @@ def _best_calibrated(data: HeldOut) -> float:
         return float((bins.confidence - bins.correct).abs().sum() / histogram.samples)
 
     errors = [error(histogram) for histogram in histograms]
-    return _GRID[errors.index(min(errors))]
+    best = _GRID[errors.index(min(errors))]
+    if best in (_GRID[0], _GRID[-1]):
+        warn_at_bound("the temperature", best, "the least calibration error is at the edge of the grid")
+    return best

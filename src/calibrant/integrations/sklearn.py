@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from inspect import signature
 from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
@@ -24,7 +25,7 @@ from sklearn.utils.validation import (  # type: ignore[import-untyped]
 )
 from torch import Tensor
 
-from calibrant.calibrators import create_calibrator
+from calibrant.calibrators import choose, create_calibrator
 from calibrant.evaluation import Evaluation, Reliability, evaluate
 from calibrant.layout import SUM_TOLERANCE, as_logits
 from calibrant.metrics.calibration import ERRORS
@@ -224,8 +225,8 @@ class CalibratedClassifier(ClassifierMixin, MetaEstimatorMixin, BaseEstimator): 
 
     Args:
         estimator: a classifier with ``predict_proba``; a pipeline or a search will do.
-        method: key of the calibrator.
-        options: keyword arguments of the calibrator.
+        method: key of the calibrator, or ``"auto"`` for what `calibrant.calibrators.choose` takes.
+        options: keyword arguments of the calibrator; with ``"auto"``, of `choose`.
         holdout: share of the data, drawn class by class, that the classifier is not fitted to and the
             calibrator is.
         prefit: whether the classifier is fitted already: then it stays as it is, and all of the data, which
@@ -274,7 +275,9 @@ class CalibratedClassifier(ClassifierMixin, MetaEstimatorMixin, BaseEstimator): 
             ValueError: an unknown method, a holdout that is no share, fewer than two classes, or a class
                 with too few samples to be in both parts.
         """
-        calibrator = create_calibrator(self.method, **(self.options or {}))
+        options = self.options or {}
+        calibrator = None if self.method == "auto" else create_calibrator(self.method, **options)
+        signature(choose).bind("logits", "target", **(options if calibrator is None else {}))  # in time
         labels = np.asarray(_check_y(y, multi_output=False, estimator=self))
         X, labels = indexable(X, labels)  # noqa: N806
         check_classification_targets(labels)
@@ -286,7 +289,10 @@ class CalibratedClassifier(ClassifierMixin, MetaEstimatorMixin, BaseEstimator): 
             self.estimator_ = clone(self.estimator)
             self.estimator_.fit(_safe_indexing(X, fitted_to), labels[fitted_to])
         logits, classes = _logits_of(self.estimator_, _safe_indexing(X, held_out))
-        self.calibrator_ = calibrator.fit(logits, _target(labels[held_out], classes, len(logits)))
+        target = _target(labels[held_out], classes, len(logits))
+        self.calibrator_ = (
+            choose(logits, target, **options) if calibrator is None else calibrator.fit(logits, target)
+        )
         self.classes_ = np.asarray(self.estimator_.classes_)
         for name in ("n_features_in_", "feature_names_in_"):
             if hasattr(self.estimator_, name):
