@@ -16,12 +16,14 @@ types: $(READY)
 	$(BIN)/mypy
 
 demo: $(READY)
-	$(BIN)/python examples/digits.py
+	$(BIN)/calibrant compare digits-lt --losses ce,ls,mbls,dual-focal,adafocal,cals-alm --seeds 0,1 --output demo
+	@echo "Open demo/report.html in a browser."
 
 benchmark: $(READY)
 	$(BIN)/python benchmarks/losses.py
 	$(BIN)/python benchmarks/metrics.py
 	$(BIN)/python benchmarks/calibrators.py
+	$(BIN)/python benchmarks/training.py
 
 # torch comes first and by itself: its pin then satisfies whatever the other packages ask for.
 $(READY): pyproject.toml constraints.txt

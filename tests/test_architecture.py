@@ -18,9 +18,22 @@ PACKAGE = Path(calibrant.__file__).parent
 BELOW_LOSSES = {"histogram", "kernels", "statistics", "layout", "arguments"}
 
 MAY_IMPORT = {
-    "cli": {"calibrant", "arguments", "calibrators", "reports", "evaluation", "files", "metrics"},
+    "cli": {
+        "calibrant",
+        "arguments",
+        "calibrators",
+        "comparison",
+        "evaluation",
+        "files",
+        "losses",
+        "metrics",
+        "reports",
+        "training",
+    },
+    "training": {"calibrators", "comparison", "evaluation", "files", "losses", "metrics", *BELOW_LOSSES},
     "integrations": {"calibrators", "reports", "evaluation", "metrics", *BELOW_LOSSES},
-    "reports": {"evaluation", "files", "losses", "metrics"},
+    "reports": {"comparison", "evaluation", "files", "losses", "metrics"},
+    "comparison": {"evaluation", "metrics"},
     "files": {"layout"},
     "evaluation": {"metrics", *BELOW_LOSSES},
     "calibrators": {"files", *BELOW_LOSSES},
@@ -36,7 +49,9 @@ MAY_IMPORT = {
 
 
 STRANGERS = {
-    "cli": {"typer", "rich"},
+    "cli": {"typer", "rich", "lightning_fabric"},
+    "training": {"PIL", "lightning_fabric", "numpy", "rich", "safetensors", "scipy", "sklearn"},
+    "comparison": {"scipy"},
     "files": {"numpy", "pyarrow", "safetensors"},
     "evaluation": {"rich"},
     "metrics": {"scipy"},
@@ -99,7 +114,7 @@ def test_every_layer_exists_and_is_used():
 
 def test_the_layers_have_no_cycle():
     order = ["arguments", "layout", "statistics", "kernels", "histogram", "metrics", "losses", "files"]
-    order += ["calibrators", "evaluation", "reports", "integrations", "cli"]
+    order += ["calibrators", "evaluation", "comparison", "reports", "integrations", "training", "cli"]
     assert sorted(order) == sorted(MAY_IMPORT)
     for position, part in enumerate(order):
         assert MAY_IMPORT[part] - {"calibrant"} <= set(order[:position])

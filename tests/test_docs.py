@@ -77,6 +77,7 @@ def test_the_shared_arguments_are_stated_below_the_table():
 @pytest.mark.parametrize(
     ("page", "printed"),
     [
+        ("training", [r"runs/a: digits-lt, cals-alm, seed 0, 4 epochs", r"cals-alm\[margin=6\]"]),
         ("evaluate-command", [r"overconfident: ECE"]),
         (
             "calibrate-command",

@@ -50,18 +50,18 @@ _P_VALUE = Description(
     percent=False,
 )
 
-_MARKS = {"best": "★", "equal": "≈", "worse": "▽", "": ""}
+_MARKS = {"best": "★", "equal": "≈", "better": "△", "worse": "▽", "": ""}
 
 
 @dataclass(frozen=True)
-class _Cell:
+class Cell:
     """One figure of one model, ready to print.
 
     Attributes:
         text: the figure, or a dash.
         key: what it sorts by; empty where the figure is missing.
         interval: in brackets, or empty.
-        mark: "best", "equal" (not distinguishable from the best), "worse" (significantly), or "".
+        mark: "best", "equal" (not distinguishable from the best), "better" or "worse" (significantly), or "".
         note: the mark or the dash in words.
     """
 
@@ -78,6 +78,43 @@ class _Cell:
 
 
 @dataclass(frozen=True)
+class Picture:
+    """A picture of a page.
+
+    Attributes:
+        caption: what it shows, in words.
+        svg: the picture.
+    """
+
+    caption: str
+    svg: bytes
+
+    @property
+    def address(self) -> str:
+        """An address that holds the whole picture."""
+        return "data:image/svg+xml;base64," + base64.b64encode(self.svg).decode("ascii")
+
+
+@dataclass(frozen=True)
+class Summary:
+    """What a page says first, where it is about more than the evaluations on it.
+
+    Attributes:
+        heading: of the section.
+        note: below the heading.
+        columns: headings of the table.
+        rows: the models, each with a cell per column.
+        pictures: below the table.
+    """
+
+    heading: str
+    note: str
+    columns: tuple[str, ...]
+    rows: tuple[tuple[str, tuple[Cell, ...]], ...]
+    pictures: tuple[Picture, ...] = ()
+
+
+@dataclass(frozen=True)
 class _Column:
     """One figure of every model.
 
@@ -89,11 +126,15 @@ class _Column:
 
     name: str
     description: Description
-    cells: tuple[_Cell, ...]
+    cells: tuple[Cell, ...]
 
 
 def write_report(
-    evaluations: Sequence[Evaluation], path: str | os.PathLike[str], *, title: str = "Calibration report"
+    evaluations: Sequence[Evaluation],
+    path: str | os.PathLike[str],
+    *,
+    title: str = "Calibration report",
+    summary: Summary | None = None,
 ) -> None:
     """Write a page about one or several models, or replace it in one step.
 
@@ -103,6 +144,7 @@ def write_report(
         evaluations: at least one; models of the same name are numbered.
         path: the HTML file, in a folder that exists.
         title: its heading.
+        summary: what to say before the evaluations.
 
     >>> import tempfile, torch
     >>> from calibrant.evaluation import evaluate
@@ -116,15 +158,18 @@ def write_report(
     if not target.parent.is_dir():
         raise FileNotFoundError(f"cannot write {target.name}: there is no folder {target.parent}")
     # A name may hold half of a surrogate pair, which UTF-8 cannot.
-    replace_file(target, render_report(evaluations, title=title).encode("utf-8", "replace"))
+    replace_file(target, render_report(evaluations, title=title, summary=summary).encode("utf-8", "replace"))
 
 
-def render_report(evaluations: Sequence[Evaluation], *, title: str = "Calibration report") -> str:
+def render_report(
+    evaluations: Sequence[Evaluation], *, title: str = "Calibration report", summary: Summary | None = None
+) -> str:
     """Return the page of `write_report` as text.
 
     Args:
         evaluations: at least one; models of the same name are numbered.
         title: its heading.
+        summary: what to say before the evaluations.
 
     >>> import torch
     >>> from calibrant.evaluation import evaluate
@@ -159,6 +204,7 @@ def render_report(evaluations: Sequence[Evaluation], *, title: str = "Calibratio
     template = resources.files("calibrant.reports").joinpath("report.html.jinja").read_text("utf-8")
     return environment.from_string(template).render(
         title=title,
+        summary=summary,
         names=names,
         evaluations=evaluations,
         facts=_facts(evaluations),
@@ -246,7 +292,7 @@ def _column(
     cells = []
     for index, (evaluation, value) in enumerate(zip(evaluations, values, strict=True)):
         if value is None:
-            cells.append(_Cell("–", "", note=_why_missing(name, evaluation)))
+            cells.append(Cell("–", "", note=_why_missing(name, evaluation)))
             continue
         mark = note = ""
         if value == best:
@@ -257,7 +303,7 @@ def _column(
                 mark, note = _against_best(difference, description, names[winner])
         interval = evaluation.intervals.get(name)
         cells.append(
-            _Cell(
+            Cell(
                 _figure(value, description.percent),
                 repr(value).replace("inf", "Infinity"),
                 "" if interval is None else _bracket(interval, description.percent),
@@ -287,12 +333,12 @@ def _p_values(evaluations: Sequence[Evaluation]) -> _Column:
     for evaluation in evaluations:
         value = _known(evaluation.p_value)
         if value is None:
-            cells.append(_Cell("–", "", note="not computed"))
+            cells.append(Cell("–", "", note="not computed"))
         else:
             text = "<0.001" if value < 0.001 else f"{value:.3f}"
             verdict = "rejected" if value < 1 - evaluation.level else "not rejected"
             note = f"calibration is {verdict} at the {100 * (1 - evaluation.level):g}% level"
-            cells.append(_Cell(text, repr(value), verdict, note=note))
+            cells.append(Cell(text, repr(value), verdict, note=note))
     return _Column("p_value", _P_VALUE, tuple(cells))
 
 
@@ -390,7 +436,7 @@ def _diagram(evaluation: Evaluation) -> str:
         reliability_diagram(evaluation.reliability, canvas.add_subplot(), ece=evaluation.ece)
         buffer = io.BytesIO()
         canvas.savefig(buffer, format="svg", transparent=True, metadata={"Date": None, "Creator": None})
-    return "data:image/svg+xml;base64," + base64.b64encode(buffer.getvalue()).decode("ascii")
+    return Picture("", buffer.getvalue()).address
 
 
 def _in_words(name: str, evaluation: Evaluation) -> str:

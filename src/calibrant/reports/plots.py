@@ -21,6 +21,7 @@ from matplotlib.transforms import ScaledTranslation
 from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
+from calibrant.comparison import Figure
 from calibrant.evaluation import ClassFigures, Reliability
 from calibrant.losses import PENALTIES, Penalty
 from calibrant.metrics.catalogue import METRICS
@@ -264,6 +265,71 @@ def accuracy_against_ece(
     ax.grid(linewidth=0.3, color="#CCCCCC")
     ax.set_axisbelow(True)
     _dress(ax, "ECE (%)", "Accuracy (%)", title)
+    _legend_below(ax, points)
+    return ax
+
+
+def methods_side_by_side(
+    data: Mapping[str, Mapping[str, Figure]],
+    ax: Axes | None = None,
+    *,
+    metric: str = "ece",
+    title: str | None = None,
+) -> Axes:
+    """One figure of several methods, a row for each, with intervals: before and after something was done.
+
+    Args:
+        data: by state, such as "before" and "after", the methods' figures as `Comparison.figures` gives them.
+        ax: where to draw; None for a new figure.
+        metric: which of `calibrant.metrics.METRICS` it is.
+        title: above the chart.
+
+    >>> from matplotlib.figure import Figure as Canvas
+    >>> data = {"before": {"ce": Figure(0.05, None, (0.04, 0.06)), "ls": Figure(0.02, None, None)}}
+    >>> ax = methods_side_by_side(data, Canvas().subplots())
+    >>> [label.get_text() for label in ax.get_yticklabels()]
+    ['ce', 'ls']
+    """
+    if metric not in METRICS:
+        raise ValueError(f"unknown metric {metric!r}; known: {', '.join(METRICS)}")
+    _check_filled("data", data, "a mapping from state to figures by method")
+    description = METRICS[metric]
+    scale = 100 if description.percent else 1
+    names = list(dict.fromkeys(name for figures in data.values() for name in figures))
+    ax = _axes(ax, 0.8 + 0.22 * len(names) + _legend_height(data))
+    points = []
+    for number, (state, figures) in enumerate(data.items()):
+        shift = 0.16 * (number - (len(data) - 1) / 2)
+        for row, name in enumerate(names):
+            figure = figures.get(name)
+            if figure is None:
+                continue
+            low, high = figure.interval or (figure.mean, figure.mean)
+            ax.plot(
+                [scale * low, scale * high],
+                [row + shift, row + shift],
+                color=_COLOURS[number % len(_COLOURS)],
+                linewidth=1.0,
+            )
+        shown = [
+            (scale * figures[name].mean, row + shift) for row, name in enumerate(names) if name in figures
+        ]
+        points += ax.plot(
+            *zip(*shown, strict=True),
+            _MARKERS[number % len(_MARKERS)],
+            color=_COLOURS[number % len(_COLOURS)],
+            markersize=4.5,
+            label=state,
+        )
+    ax.set_yticks(range(len(names)), [_shortened(name) for name in names])
+    for label in ax.get_yticklabels():
+        label.set_parse_math(False)
+    ax.invert_yaxis()
+    if description.percent:
+        ax.set_xlim(left=0)
+    ax.grid(axis="x", linewidth=0.3, color="#CCCCCC")
+    ax.set_axisbelow(True)
+    _dress(ax, description.label + (" (%)" if description.percent else ""), "", title)
     _legend_below(ax, points)
     return ax
 

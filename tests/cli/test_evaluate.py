@@ -152,7 +152,7 @@ def test_images(tmp_path, mode):
 
 
 def test_large_files_are_streamed(tmp_path, file, monkeypatch):
-    monkeypatch.setattr(cli, "EXACT_LIMIT", ROWS * CLASSES * 8 - 1)
+    monkeypatch.setattr(cli.evaluating, "EXACT_LIMIT", ROWS * CLASSES * 8 - 1)
     assert run_evaluate(file, "--json", tmp_path / "out.json").exit_code == 0
     assert not evaluations(tmp_path / "out.json")[0].exact
     assert run_evaluate(file, "--exact", "--json", tmp_path / "out.json").exit_code == 0
@@ -250,7 +250,7 @@ def no_work(monkeypatch):
     def work(*_):
         raise AssertionError("work began before what can be known was checked")
 
-    monkeypatch.setattr(cli, "_evaluate", work)
+    monkeypatch.setattr(cli.evaluating, "_evaluate", work)
 
 
 @pytest.mark.usefixtures("no_work")

@@ -146,7 +146,7 @@ def test_images_with_ignored_pixels(tmp_path):
 @pytest.fixture
 def all_is_large(monkeypatch):
     """Every file is beyond the limit, and read in several batches."""
-    monkeypatch.setattr(cli, "EXACT_LIMIT", 100)
+    monkeypatch.setattr(cli.evaluating, "EXACT_LIMIT", 100)
     monkeypatch.setattr("calibrant.files.PredictionFile.batches.__kwdefaults__", {"chunk": 60 * CLASSES})
 
 
@@ -261,9 +261,9 @@ def no_work(monkeypatch):
     def work(*_, **__):
         raise AssertionError("work began before what can be known was checked")
 
-    monkeypatch.setattr(cli, "_load", work)
-    monkeypatch.setattr(cli, "_evaluate", work)
-    monkeypatch.setattr(cli, "_Passes", work)
+    monkeypatch.setattr(cli.evaluating, "_load", work)
+    monkeypatch.setattr(cli.evaluating, "_evaluate", work)
+    monkeypatch.setattr(cli.evaluating, "_Passes", work)
 
 
 @pytest.mark.usefixtures("no_work")
@@ -448,7 +448,7 @@ def test_the_help_lists_every_method():
     assert re.findall(r"[a-z-]+", method.help.partition("one of ")[2]) == list(CALIBRATORS)
 
 
-PAGE = (Path(__file__).parents[1] / "docs" / "calibrate-command.md").read_text(encoding="utf-8")
+PAGE = (Path(__file__).parents[2] / "docs" / "calibrate-command.md").read_text(encoding="utf-8")
 
 
 def test_the_page_lists_every_method():

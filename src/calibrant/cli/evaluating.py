@@ -1,4 +1,4 @@
-"""The command line: parse, call, print."""
+"""The commands that judge and calibrate predictions: evaluate, calibrate, apply."""
 
 from __future__ import annotations
 
@@ -11,9 +11,11 @@ from contextlib import closing, contextmanager
 from itertools import combinations
 from math import prod
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+
+from calibrant.cli.terminal import app, fail, failing_in_one_line
 
 if TYPE_CHECKING:
     from rich.progress import Progress
@@ -28,36 +30,6 @@ if TYPE_CHECKING:
 
 EXACT_LIMIT = 1 << 30
 """Bytes of logits up to which a file is taken into memory unless told otherwise."""
-
-app = typer.Typer(
-    name="calibrant",
-    help="Does a classifier's confidence mean what it says?",
-    no_args_is_help=True,
-    add_completion=False,
-    pretty_exceptions_enable=False,
-)
-
-
-def main() -> None:
-    """Run the command line."""
-    app()
-
-
-def _print_version(wanted: bool) -> None:
-    if wanted:
-        from calibrant import __version__
-
-        typer.echo(f"calibrant {__version__}")
-        raise typer.Exit
-
-
-@app.callback()
-def calibrant(
-    version: Annotated[
-        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
-    ] = False,
-) -> None:
-    """Does a classifier's confidence mean what it says?"""
 
 
 @app.command()
@@ -118,7 +90,7 @@ def evaluate(
     """
     from calibrant.files import BadFileError, open_predictions, read_class_counts
 
-    with _failing_in_one_line(BadFileError):
+    with failing_in_one_line(BadFileError):
         _check_outputs("files to evaluate", files, {"--report": report, "--json": json})
         counts = None
         if class_counts is not None and re.fullmatch(r"\d+(,\d+)*", class_counts):
@@ -146,7 +118,7 @@ def evaluate(
             for file, name in zip(opened, _distinct_names(opened), strict=True)
         ]
     _print(evaluations)
-    with _failing_in_one_line(OSError):
+    with failing_in_one_line(OSError):
         _write(evaluations, report, json)
 
 
@@ -208,14 +180,14 @@ def calibrate(
     """
     from calibrant.files import BadFileError, open_predictions
 
-    with _failing_in_one_line(BadFileError):
+    with failing_in_one_line(BadFileError):
         _check_method(method)
         method_options = _method_options(method, option or [])
         inputs = [file] if test is None else [file, test]
         outputs = {"--output": output, "--report": report, "--json": json}
         _check_outputs("files of predictions", inputs, outputs)
         if output is not None and output.suffix.lower() != ".safetensors":
-            _fail(f"--output {output}: expected a name that ends in .safetensors")
+            fail(f"--output {output}: expected a name that ends in .safetensors")
         held_out = open_predictions(file, ignore_index=ignore_index)
         judged = held_out if test is None else open_predictions(test, ignore_index=ignore_index)
         _check_same_classes(held_out, judged)
@@ -241,7 +213,7 @@ def calibrate(
             "Note: these are the data that the calibrator was fitted to, which flatters it; --test FILE "
             "compares on others."
         )
-    with _failing_in_one_line(OSError):
+    with failing_in_one_line(OSError):
         if output is not None:
             from calibrant.calibrators import save_calibrator
 
@@ -270,11 +242,11 @@ def apply(
     from calibrant.calibrators import load_calibrator
     from calibrant.files import WRITERS, BadFileError, open_predictions, replacing
 
-    with _failing_in_one_line(OSError, ValueError):
+    with failing_in_one_line(OSError, ValueError):
         _check_outputs("files to read", [calibrator, file], {"--output": output})
         write = WRITERS.get(output.suffix.lower())
         if write is None:
-            _fail(f"--output {output}: expected a name that ends in {' or '.join(WRITERS)}")
+            fail(f"--output {output}: expected a name that ends in {' or '.join(WRITERS)}")
         layer = load_calibrator(calibrator)
         predictions = open_predictions(file, ignore_index=ignore_index)
         if predictions.num_classes != layer.num_classes:
@@ -305,46 +277,33 @@ def apply(
 # ------------------------------------------------------------------------------------------------- reading
 
 
-def _fail(problem: str) -> NoReturn:
-    typer.echo(f"calibrant: {problem}", err=True)
-    raise typer.Exit(2)
-
-
-@contextmanager
-def _failing_in_one_line(*errors: type[Exception]) -> Iterator[None]:
-    try:
-        yield
-    except errors as problem:
-        _fail(" ".join(str(problem).split()))
-
-
 def _check_outputs(what: str, files: Sequence[Path], options: Mapping[str, Path | None]) -> None:
     """Refuse before the work what could not, or should not, be written after it."""
     inputs = {file.resolve() for file in files}
     outputs = {option: path for option, path in options.items() if path is not None}
     for option, path in outputs.items():
         if path.is_dir():
-            _fail(f"{option} {path}: is a folder; expected the name of a file")
+            fail(f"{option} {path}: is a folder; expected the name of a file")
         if not path.parent.is_dir():
-            _fail(f"{option} {path}: there is no folder {path.parent}")
+            fail(f"{option} {path}: there is no folder {path.parent}")
         if not os.access(path.parent, os.W_OK):
-            _fail(f"{option} {path}: the folder {path.parent} cannot be written to")
+            fail(f"{option} {path}: the folder {path.parent} cannot be written to")
         if path.resolve() in inputs:
-            _fail(f"{option} {path}: is one of the {what}")
+            fail(f"{option} {path}: is one of the {what}")
     for first, second in combinations(outputs, 2):
         if outputs[first].resolve() == outputs[second].resolve():
-            _fail(f"{first} and {second} are the same file {outputs[second]}")
+            fail(f"{first} and {second} are the same file {outputs[second]}")
 
 
 def _check_options(
     file: PredictionFile, background: int | None, counts: Sequence[int] | None, per_image: bool
 ) -> None:
     if background is not None and background >= file.num_classes:
-        _fail(f"{file.path}: has {file.num_classes} classes; --background {background} is none of them")
+        fail(f"{file.path}: has {file.num_classes} classes; --background {background} is none of them")
     if counts is not None and len(counts) != file.num_classes:
-        _fail(f"{file.path}: has {file.num_classes} classes; --class-counts has {len(counts)} numbers")
+        fail(f"{file.path}: has {file.num_classes} classes; --class-counts has {len(counts)} numbers")
     if per_image and not file.spatial:
-        _fail(f"{file.path}: has one element in a row; --per-image needs logits of shape (N, K, *S)")
+        fail(f"{file.path}: has one element in a row; --per-image needs logits of shape (N, K, *S)")
 
 
 def _distinct_names(files: Sequence[PredictionFile]) -> list[str]:
@@ -421,9 +380,7 @@ def _check_method(method: str) -> None:
 
     known = ["auto", *CALIBRATORS]
     if method not in known:
-        _fail(
-            f"--method {method}: there is no such method{nearest(method, known)}; known: {', '.join(known)}"
-        )
+        fail(f"--method {method}: there is no such method{nearest(method, known)}; known: {', '.join(known)}")
 
 
 def _method_options(method: str, given: Sequence[str]) -> dict[str, Any]:
@@ -434,22 +391,22 @@ def _method_options(method: str, given: Sequence[str]) -> dict[str, Any]:
     from calibrant.calibrators import CALIBRATORS, create_calibrator
 
     if method == "auto" and given:
-        _fail(f"--option {given[0]}: auto takes none; options are those of one --method")
+        fail(f"--option {given[0]}: auto takes none; options are those of one --method")
     options: dict[str, Any] = {}
     for text in given:
         name, equals, value = text.partition("=")
         name = name.strip().replace("-", "_")
         if not equals:
-            _fail(f"--option {text}: expected NAME=VALUE")
+            fail(f"--option {text}: expected NAME=VALUE")
         if name in options:
-            _fail(f"--option {text}: {name} is given twice")
+            fail(f"--option {text}: {name} is given twice")
         kinds = get_type_hints(CALIBRATORS[method].__init__)
         del kinds["return"]
         try:
             options[name] = from_text(name, value.strip(), kinds[name]) if name in kinds else value
             create_calibrator(method, **options)  # one by one: the error is about this one
         except (TypeError, ValueError) as problem:
-            _fail(f"--option {text}: {problem}")
+            fail(f"--option {text}: {problem}")
     return options
 
 

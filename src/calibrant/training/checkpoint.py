@@ -1,0 +1,85 @@
+"""Checkpoints that survive being killed, a full disk and damage: the last good one is always there."""
+
+from __future__ import annotations
+
+import errno
+import os
+import warnings
+import zipfile
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from calibrant.files import replacing
+
+LAST, PREVIOUS, BEST = "last.pt", "previous.pt", "best.pt"
+
+
+def save(path: Path, state: Mapping[str, Any]) -> None:
+    """Write a state, or replace it in one step once it is on the disk.
+
+    Raises:
+        OSError: it could not be written; what was there before is still there.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with replacing(path) as stream:
+        try:
+            torch.save(dict(state), stream)
+        except RuntimeError as error:  # torch's own writer has no other way to say that a disk is full
+            raise (
+                error.__context__ if isinstance(error.__context__, OSError) else OSError(str(error))
+            ) from None
+        stream.flush()
+        os.fsync(stream.fileno())
+
+
+def save_last(folder: Path, state: Mapping[str, Any]) -> None:
+    """Write the newest checkpoint, and keep the one before it."""
+    for left in folder.glob(".*.pt.*"):  # by a process that was killed while it wrote
+        left.unlink()
+    newest = folder / f"new-{LAST}"
+    save(newest, state)
+    if (folder / LAST).exists():
+        (folder / LAST).replace(folder / PREVIOUS)
+    newest.replace(folder / LAST)
+
+
+def load_last(folder: Path) -> dict[str, Any] | None:
+    """The newest checkpoint that is whole, on the CPU; None where there is none.
+
+    A damaged one gives a warning, and the one before it is taken.
+    """
+    for name, instead in ((LAST, "going back to the one before"), (PREVIOUS, "starting anew")):
+        path = folder / name
+        with suppress(FileNotFoundError):  # there is none, or another process has just set it aside
+            try:
+                return load(path)
+            except ValueError as error:
+                warnings.warn(f"{error}; {instead}", stacklevel=2)
+                # Else it would be kept as the one before, in the place of the one that is whole.
+                path.replace(path.with_suffix(".damaged"))
+    return None
+
+
+def load(path: Path) -> dict[str, Any]:
+    """A state that `save` wrote.
+
+    Raises:
+        ValueError: the file is damaged, or is something else.
+    """
+    try:
+        with zipfile.ZipFile(path) as archive:  # torch itself does not look at the check sums
+            damaged = archive.testzip()
+        if damaged is not None:
+            raise zipfile.BadZipFile(damaged)
+        state = torch.load(path, "cpu", weights_only=True)
+    except Exception as error:  # what is raised depends on where the damage is, and on no list of errors
+        if isinstance(error, OSError) and error.errno is not None and error.errno != errno.EINVAL:
+            raise  # the file could not be read at all; a damaged one may ask for an impossible position
+        raise ValueError(f"the checkpoint {path} is damaged") from error
+    if not isinstance(state, dict):
+        raise ValueError(f"the checkpoint {path} holds a {type(state).__name__}; expected a dict")
+    return state

@@ -1,0 +1,209 @@
+"""A name with options, as recipes and command lines write it, checked against what stands behind the name."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import re
+import tomllib
+import types
+import typing
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal, Union, get_args, get_origin
+
+from calibrant.arguments import nearest
+
+
+class RecipeError(ValueError):
+    """A recipe, or a change to one, that cannot be followed; the message says what was expected."""
+
+
+@dataclass(frozen=True)
+class Choice:
+    """Which one, and with which options: a loss, a model, a data set.
+
+    >>> Choice.parse("cals-alm[margin=6, penalty=p2]")
+    Choice(name='cals-alm', options={'margin': 6, 'penalty': 'p2'})
+    >>> str(Choice("adafocal", {"bins": 20}))
+    'adafocal[bins=20]'
+    """
+
+    name: str
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def parse(cls, text: str) -> Choice:
+        """The choice that ``name[option=value, …]`` stands for; the brackets may be left out.
+
+        Raises:
+            RecipeError: the text has another form.
+        """
+        match = re.fullmatch(r"\s*([^\[\]]+?)\s*(?:\[(.*)\])?\s*", text, re.DOTALL)
+        if match is None:
+            raise RecipeError(f"cannot read {text!r}; expected name or name[option=value,option=value]")
+        options = {}
+        for part in split_outside_brackets(match[2] or ""):
+            key, equals, value = part.partition("=")
+            if not equals or not key.strip():
+                raise RecipeError(f"cannot read {part!r} in {text!r}; expected option=value")
+            options[key.strip()] = parse_value(value)
+        return cls(match[1], options)
+
+    def __str__(self) -> str:
+        inside = ",".join(f"{key}={_written(value)}" for key, value in self.options.items())
+        return f"{self.name}[{inside}]" if inside else self.name
+
+    def with_options(self, options: Mapping[str, Any]) -> Choice:
+        """The same with these options over its own."""
+        return Choice(self.name, {**self.options, **options})
+
+
+def split_outside_brackets(text: str) -> list[str]:
+    """The parts between commas that are not inside brackets or quotes, without those that are empty.
+
+    >>> split_outside_brackets("ce, cals-alm[margin=6,penalty=p2]")
+    ['ce', 'cals-alm[margin=6,penalty=p2]']
+    """
+    parts, depth = [""], 0
+    # A quote that does not begin a value is an apostrophe.
+    for piece in re.findall(r'(?<=[=,\[\s])"(?:\\.|[^"\\])*"|(?<=[=,\[\s])\'[^\']*\'|.', text, re.DOTALL):
+        depth += (piece == "[") - (piece == "]")
+        if piece == "," and depth <= 0:
+            parts.append("")
+        else:
+            parts[-1] += piece
+    return [part.strip() for part in parts if part.strip()]
+
+
+def parse_value(text: str) -> Any:
+    """What a text stands for in TOML; the text itself where that is nothing."""
+    text = text.strip()
+    try:
+        return tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        return text
+
+
+def _written(value: Any) -> str:
+    """The text that `parse_value` reads back; words stand without quotes."""
+    if isinstance(value, str) and parse_value(value) == value and not set(value) & set(",[]=\"'"):
+        return value
+    return to_toml_value(value)
+
+
+def to_toml_value(value: Any) -> str:
+    """A value as TOML writes it."""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, int | float):
+        return repr(value)
+    if isinstance(value, Mapping):
+        inside = ", ".join(f"{to_toml_key(key)} = {to_toml_value(item)}" for key, item in value.items())
+        return f"{{ {inside} }}" if inside else "{}"
+    if isinstance(value, list | tuple):
+        return f"[{', '.join(map(to_toml_value, value))}]"
+    return json.dumps(str(value), ensure_ascii=False)
+
+
+def to_toml_key(key: str) -> str:
+    """A key as TOML writes it."""
+    return key if re.fullmatch(r"[A-Za-z0-9_-]+", key) else json.dumps(key, ensure_ascii=False)
+
+
+def options_of(function: Callable[..., Any]) -> dict[str, Any]:
+    """The types of a function's keyword-only parameters, by name."""
+    hints = typing.get_type_hints(function)
+    parameters = inspect.signature(function).parameters.values()
+    return {each.name: hints.get(each.name, Any) for each in parameters if each.kind is each.KEYWORD_ONLY}
+
+
+def check_option(where: str, key: str, options: Iterable[str]) -> None:
+    """Refuse an option that is not among those there are, and say which one may have been meant."""
+    options = list(options)
+    if key not in options:
+        known = ", ".join(options) or "none"
+        raise RecipeError(f"{where} has no option {key!r}{nearest(key, options)}; its options: {known}")
+
+
+def check_options(
+    where: str, options: Mapping[str, Any], *functions: Callable[..., Any], complete: bool = True
+) -> dict[str, Any]:
+    """The options, each of the type that a signature says.
+
+    Args:
+        where: what the options belong to, for errors.
+        options: by name.
+        *functions: their keyword-only parameters are the options there are.
+        complete: whether options without a default must be there.
+
+    Raises:
+        RecipeError: an unknown option, one that is missing, or a value of another type.
+    """
+    hints = {key: hint for function in functions for key, hint in options_of(function).items()}
+    checked = {}
+    for key, value in options.items():
+        check_option(where, key, hints)
+        checked[key] = check_type(f"{where}: {key}", value, hints[key])
+    for function in functions if complete else ():
+        for key, parameter in inspect.signature(function).parameters.items():
+            if key in hints and parameter.default is parameter.empty and key not in checked:
+                raise RecipeError(f"{where} needs the option {key!r}")
+    return checked
+
+
+def check_type(where: str, value: Any, hint: Any) -> Any:
+    """The value, if it is of the type; whole numbers pass as floats and lists as tuples.
+
+    Raises:
+        RecipeError: it is of another type.
+
+    >>> check_type("lr", 1, float), check_type("milestones", [40, 60], tuple[int, ...])
+    (1.0, (40, 60))
+    """
+    if hint is Any:
+        return value
+    origin = get_origin(hint)
+    if origin in (Union, types.UnionType):
+        for option in get_args(hint):
+            try:
+                return check_type(where, value, option)
+            except RecipeError:
+                continue
+    elif origin is Literal:
+        if value in get_args(hint):
+            return value
+    elif origin is tuple:
+        if isinstance(value, list | tuple):
+            arguments = get_args(hint)
+            if arguments[-1:] == (Ellipsis,):
+                return tuple(check_type(where, item, arguments[0]) for item in value)
+            if len(arguments) == len(value):
+                pairs = zip(value, arguments, strict=True)
+                return tuple(check_type(where, item, argument) for item, argument in pairs)
+    elif origin in (dict, Mapping) or hint is dict:
+        if isinstance(value, Mapping):
+            return dict(value)
+    elif hint is float:
+        if isinstance(value, int | float) and not isinstance(value, bool):
+            return float(value)
+    elif isinstance(hint, type) and type(value) is hint:
+        return value
+    raise RecipeError(f"{where} must be {_described(hint)}, got {value!r}")
+
+
+def _described(hint: Any) -> str:
+    """A type in words."""
+    words = {int: "a whole number", float: "a number", str: "a text", bool: "true or false"}
+    if hint in words:
+        return words[hint]
+    origin, arguments = get_origin(hint), get_args(hint)
+    if origin is Literal:
+        return "one of " + ", ".join(map(repr, arguments))
+    if origin in (Union, types.UnionType):
+        return " or ".join(_described(option) for option in arguments if option is not type(None))
+    if origin is tuple and arguments[-1:] == (Ellipsis,):
+        return f"a list, each {_described(arguments[0])}"
+    if origin is tuple:
+        return f"a list of {len(arguments)}: {', '.join(map(_described, arguments))}"
+    return "a table" if origin in (dict, Mapping) or hint is dict else getattr(hint, "__name__", str(hint))

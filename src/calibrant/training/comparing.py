@@ -1,0 +1,94 @@
+"""Train several losses from several seeds, and evaluate what comes out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from lightning_fabric import Fabric
+
+from calibrant.comparison import Comparison, Method
+from calibrant.training.choice import Choice, RecipeError
+from calibrant.training.engine import is_finished, make_fabric, train
+from calibrant.training.recipe import Recipe
+from calibrant.training.runs import Run, folder_of
+
+
+def compare(
+    recipe: Recipe,
+    losses: Sequence[str],
+    seeds: Sequence[int],
+    output: str | Path,
+    *,
+    data_root: str | Path | None = None,
+    outside: Sequence[Choice] = (),
+    resamples: int = 1000,
+    fabric: Fabric | None = None,
+    progress: bool = False,
+    evaluating: Callable[[str, int], None] | None = None,
+) -> Comparison | None:
+    """Train what is missing, evaluate every run, and put them side by side.
+
+    Args:
+        recipe: what to train; its own loss and seed do not count.
+        losses: as `Recipe.loss`; the first is what the others are tested against.
+        seeds: of the runs.
+        output: the folder of all runs; finished ones in it are reused.
+        data_root: where the data sets' files are.
+        outside: data sets that the models were not trained on, to be told from the test data.
+        resamples: of the bootstrap behind the intervals.
+        fabric: of processes that were launched already.
+        progress: whether to show it.
+        evaluating: called before each run is evaluated, with its loss and seed.
+
+    Returns:
+        The comparison, in the first process; None in the others.
+    """
+    if not losses or not seeds:
+        raise RecipeError("compare needs at least one loss and one seed")
+    recipes = [
+        [replace(recipe, loss=loss, seed=seed) for seed in seeds] for loss in losses
+    ]  # all first: a loss that cannot be built is refused before anything is trained
+    written = [row[0].loss for row in recipes]
+    for what, values in (("loss", written), ("seed", [str(seed) for seed in seeds])):
+        repeated = next((value for value in values if values.count(value) > 1), None)
+        if repeated is not None:
+            raise RecipeError(f"{what} {repeated} is there twice; expected each once")
+    if fabric is None:
+        fabric = make_fabric(recipe)
+        fabric.launch()
+    folders = [[folder_of(Path(output), each.loss, each.seed) for each in row] for row in recipes]
+    for row, places in zip(recipes, folders, strict=True):
+        for each, place in zip(row, places, strict=True):
+            train(each, place, data_root=data_root, fabric=fabric, progress=progress)
+    if not fabric.is_global_zero:
+        return None
+    root = None if data_root is None else Path(data_root)
+    methods = []
+    for loss, row, places in zip(written, recipes, folders, strict=True):
+        before, after, temperatures = [], [], []
+        detection: dict[str, list[float]] = {str(other): [] for other in outside}
+        for each, place in zip(row, places, strict=True):
+            if evaluating is not None:
+                evaluating(loss, each.seed)
+            run = Run(place, root)
+            plain, calibrated, temperature = run.evaluations(resamples=resamples)
+            before.append(plain)
+            after.append(calibrated)
+            temperatures.append(temperature)
+            for other in outside:
+                detection[str(other)].append(run.auroc(other))
+        found = {name: tuple(values) for name, values in detection.items()}
+        methods.append(Method(loss, tuple(before), tuple(after), tuple(temperatures), found))
+    return Comparison(recipe.name, tuple(seeds), tuple(methods))
+
+
+def missing_runs(recipe: Recipe, losses: Sequence[str], seeds: Sequence[int], output: Path) -> int:
+    """How many runs a comparison has yet to train."""
+    places = [
+        folder_of(output, replace(recipe, loss=loss, seed=seed).loss, seed)
+        for loss in losses
+        for seed in seeds
+    ]
+    return sum(not is_finished(place) for place in places)

@@ -1,0 +1,273 @@
+"""What is done to images between the file and the model; all chance comes from numbers given."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from math import exp, log, sqrt
+
+import numpy as np
+import torch
+from PIL import Image, ImageEnhance
+from torch import Tensor
+from torch.nn import functional as F
+
+Range = tuple[float, float]
+
+
+@dataclass(frozen=True)
+class Normalisation:
+    """Bytes to float32 numbers of about zero mean and unit deviation in each channel.
+
+    >>> Normalisation((0.5,), (0.25,))(torch.tensor([[[0, 255]]], dtype=torch.uint8)).round()
+    tensor([[[-2.,  2.]]])
+
+    Args:
+        mean: of each channel, where a pixel is in [0, 1].
+        std: the standard deviation of each.
+    """
+
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+
+    def __call__(self, images: Tensor) -> Tensor:
+        """``(..., C, H, W)`` bytes as float32."""
+        if images.shape[-3] != len(self.mean):
+            raise ValueError(
+                f"images have {images.shape[-3]} channels, expected {len(self.mean)} for this normalisation"
+            )
+        shift, scale = _shift_and_scale(self, images.device)
+        return torch.addcmul(shift, images.float(), scale)
+
+    @classmethod
+    def of(cls, images: Tensor) -> Normalisation:
+        """The one that gives these ``(N, C, H, W)`` bytes zero mean and unit deviation.
+
+        A channel that is constant keeps its scale.
+        """
+        # Counting the 256 values of a byte is exact, and needs no copy of the images in floating point.
+        levels = torch.arange(256, dtype=torch.float64) / 255
+        means, deviations = [], []
+        for channel in images.unbind(1):
+            shares = torch.bincount(channel.flatten().long(), minlength=256).cpu().double() / channel.numel()
+            mean = float(shares @ levels)
+            means.append(mean)
+            deviations.append(sqrt(float(shares @ (levels - mean).square())) or 1.0)
+        return cls(tuple(means), tuple(deviations))
+
+
+@lru_cache(maxsize=64)  # a copy to a GPU with every batch would make the host wait for it
+def _shift_and_scale(normalisation: Normalisation, device: torch.device) -> tuple[Tensor, Tensor]:
+    mean = torch.tensor(normalisation.mean, dtype=torch.float64).view(-1, 1, 1)
+    std = torch.tensor(normalisation.std, dtype=torch.float64).view(-1, 1, 1)
+    return (-mean / std).float().to(device), (1 / (255 * std)).float().to(device)
+
+
+NORMALISATIONS = {
+    "cifar10": Normalisation((0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)),
+    "cifar100": Normalisation((0.5071, 0.4865, 0.4409), (0.2673, 0.2564, 0.2762)),
+    "svhn": Normalisation((0.4377, 0.4438, 0.4728), (0.1980, 0.2010, 0.1970)),
+    "tiny-imagenet": Normalisation((0.4802, 0.4481, 0.3975), (0.2770, 0.2691, 0.2821)),
+    "imagenet": Normalisation((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)),
+}
+"""Means and standard deviations of the training images of well-known data sets."""
+
+
+def crop_flip(images: Tensor, draws: Tensor, padding: int = 4) -> Tensor:
+    """Images shifted by up to ``padding`` pixels, black moving in, and mirrored or not.
+
+    Args:
+        images: ``(n, C, H, W)``, on any device.
+        draws: ``(n, 3 or more)`` uniform numbers: row, column, mirror.
+        padding: the greatest shift.
+
+    >>> image = torch.arange(1, 5).reshape(1, 1, 2, 2)
+    >>> crop_flip(image, torch.tensor([[0.0, 0.5, 0.9]]), padding=1)  # moved down, in the middle, as it was
+    tensor([[[[0, 0],
+              [1, 2]]]])
+    """
+    _, channels, height, width = images.shape
+    draws = draws.to(images.device)
+    shifts = (draws[:, :2] * (2 * padding + 1)).long().clamp_(max=2 * padding)
+    rows = torch.arange(height, device=images.device) + shifts[:, :1]
+    columns = torch.arange(width, device=images.device)
+    columns = torch.where(draws[:, 2:3] < 0.5, columns.flip(0), columns) + shifts[:, 1:]
+    # One look-up does both: where in the flattened padded image each pixel comes from.
+    places = rows.unsqueeze(2) * (width + 2 * padding) + columns.unsqueeze(1)
+    padded = F.pad(images, (padding,) * 4).flatten(2)
+    return padded.gather(2, places.flatten(1).unsqueeze(1).expand(-1, channels, -1)).view(images.shape)
+
+
+def pixels(image: Image.Image) -> Tensor:
+    """A Pillow image as ``(C, H, W)`` bytes.
+
+    >>> pixels(Image.new("RGB", (5, 2))).shape
+    torch.Size([3, 2, 5])
+    """
+    array = np.array(image)
+    return torch.from_numpy(
+        array[None] if array.ndim == 2 else np.ascontiguousarray(array.transpose(2, 0, 1))
+    )
+
+
+def centre_crop(image: Image.Image, size: int, share: float = 0.875) -> Image.Image:
+    """The middle of an image, as it is tested on: the short side is ``share`` larger than the square taken.
+
+    >>> centre_crop(Image.new("RGB", (90, 60)), 28).size
+    (28, 28)
+    """
+    scale = round(size / share) / min(image.size)
+    width, height = (max(size, round(side * scale)) for side in image.size)
+    image = image.resize((width, height), Image.Resampling.BILINEAR)
+    left, top = (width - size) // 2, (height - size) // 2
+    return image.crop((left, top, left + size, top + size))
+
+
+def random_resized_crop(
+    image: Image.Image,
+    draws: Sequence[float],
+    size: int,
+    scale: Range = (0.08, 1.0),
+    ratio: Range = (3 / 4, 4 / 3),
+) -> Image.Image:
+    """A random rectangle of an image, scaled to a square (Szegedy et al., *Going Deeper*, CVPR 2015).
+
+    The rectangle's shape is drawn from those of its area that the image has room for, so that the first try
+    always succeeds and the number of random numbers is fixed.
+
+    Args:
+        image: of any size.
+        draws: four uniform numbers: area, shape, row, column.
+        size: of the square.
+        scale: the least and the greatest share of the image's area.
+        ratio: the least and the greatest width over height, even in the logarithm.
+
+    >>> random_resized_crop(Image.new("RGB", (90, 60)), [0.5, 0.5, 0.5, 0.5], 28).size
+    (28, 28)
+    """
+    width, height = image.size
+    across, down = _rectangle(width, height, draws[0], draws[1], scale, ratio)
+    top, left = int(draws[2] * (height - down + 1)), int(draws[3] * (width - across + 1))
+    box = (left, top, left + across, top + down)
+    return image.resize((size, size), Image.Resampling.BILINEAR, box=box)
+
+
+_ORDERS = ((0, 1, 2), (0, 2, 1), (1, 0, 2), (1, 2, 0), (2, 0, 1), (2, 1, 0))
+
+
+def colour_jitter(image: Image.Image, draws: Sequence[float], strength: float) -> Image.Image:
+    """Brightness, contrast and saturation each times a factor within ``strength`` of 1, in random order.
+
+    Args:
+        image: in colour.
+        draws: four uniform numbers: brightness, contrast, saturation, order.
+        strength: at least 0; 0 gives the image as it is.
+
+    >>> colour_jitter(Image.new("RGB", (1, 1), (100, 100, 100)), [0.0, 0.5, 0.5, 0.0], 0.4).getpixel((0, 0))
+    (60, 60, 60)
+    """
+    if strength == 0:
+        return image
+    enhancements = (ImageEnhance.Brightness, ImageEnhance.Contrast, ImageEnhance.Color)
+    for index in _ORDERS[int(draws[3] * len(_ORDERS))]:
+        factor = max(0.0, 1 + strength * (2 * draws[index] - 1))
+        image = enhancements[index](image).enhance(factor)
+    return image
+
+
+def random_erasing(
+    image: Tensor,
+    draws: Sequence[float],
+    probability: float,
+    scale: Range = (0.02, 1 / 3),
+    ratio: Range = (0.3, 10 / 3),
+) -> Tensor:
+    """With this probability, an image with a random rectangle set to 0 (Zhong et al., AAAI 2020).
+
+    Args:
+        image: ``(C, H, W)``, normalised, so that 0 is the mean colour.
+        draws: five uniform numbers: whether, area, shape, row, column.
+        probability: of erasing.
+        scale: the least and the greatest share of the image's area.
+        ratio: the least and the greatest width over height, even in the logarithm.
+
+    >>> int((random_erasing(torch.ones(1, 10, 10), [0.1, 0.5, 0.5, 0.5, 0.5], 0.25) == 0).sum())
+    16
+    """
+    if draws[0] >= probability:
+        return image
+    height, width = image.shape[-2:]
+    across, down = _rectangle(width, height, draws[1], draws[2], scale, ratio)
+    top, left = int(draws[3] * (height - down + 1)), int(draws[4] * (width - across + 1))
+    erased = image.clone()
+    erased[:, top : top + down, left : left + across] = 0
+    return erased
+
+
+def _rectangle(
+    width: int, height: int, area_draw: float, ratio_draw: float, scale: Range, ratio: Range
+) -> tuple[int, int]:
+    """Width and height of a rectangle that fits."""
+    area = width * height * (scale[0] + (scale[1] - scale[0]) * area_draw)
+    least, greatest = area / height**2, width**2 / area
+    low, high = min(max(ratio[0], least), greatest), max(min(ratio[1], greatest), least)
+    shape = exp(log(low) + (log(high) - log(low)) * ratio_draw)
+    return (
+        min(width, max(1, round(sqrt(area * shape)))),
+        min(height, max(1, round(sqrt(area / shape)))),
+    )
+
+
+@dataclass(frozen=True)
+class CropFlip:
+    """Images on disk of one small size: shifted by up to four pixels and mirrored for training.
+
+    Args:
+        normalisation: of the pixels.
+        size: of the images given; one of another size is scaled.
+        augmented: False for no chance at all.
+    """
+
+    normalisation: Normalisation
+    size: int
+    augmented: bool = True
+
+    def __call__(self, image: Image.Image, draws: Tensor | None) -> Tensor:
+        """``(C, H, W)``, float32; ``draws`` as in `Split.batch`, of one element."""
+        if image.size != (self.size, self.size):
+            image = image.resize((self.size, self.size), Image.Resampling.BILINEAR)
+        content = pixels(image)
+        if self.augmented and draws is not None:
+            content = crop_flip(content[None], draws[None])[0]
+        return self.normalisation(content)
+
+
+@dataclass(frozen=True)
+class ResizedCrop:
+    """Images on disk of any size: the centre for evaluation, a random, altered part for training.
+
+    Args:
+        normalisation: of the pixels.
+        size: of the images given.
+        jitter: strength of `colour_jitter`.
+        erasing: probability of `random_erasing`.
+        augmented: False for no chance at all.
+    """
+
+    normalisation: Normalisation
+    size: int
+    jitter: float = 0.0
+    erasing: float = 0.0
+    augmented: bool = True
+
+    def __call__(self, image: Image.Image, draws: Tensor | None) -> Tensor:
+        """``(C, H, W)``, float32; ``draws`` as in `Split.batch`, of one element."""
+        if draws is None or not self.augmented:
+            return self.normalisation(pixels(centre_crop(image, self.size)))
+        numbers: list[float] = draws.tolist()
+        image = random_resized_crop(image, numbers[:4], self.size)
+        if numbers[4] < 0.5:
+            image = image.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
+        image = colour_jitter(image, numbers[5:9], self.jitter)
+        return random_erasing(self.normalisation(pixels(image)), numbers[9:14], self.erasing)

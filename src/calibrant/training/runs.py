@@ -1,0 +1,221 @@
+"""Runs that are finished: what they predict, and how good that is before and after temperature scaling."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Literal
+
+import torch
+from safetensors.torch import load_file
+from torch import Tensor, nn
+
+from calibrant.calibrators import Temperature
+from calibrant.evaluation import Evaluation, Evaluator, evaluate
+from calibrant.files import open_predictions, replace_file
+from calibrant.metrics.ood import detection as detect
+from calibrant.metrics.ood import entropy
+from calibrant.training.batches import evaluation_batches
+from calibrant.training.choice import Choice, RecipeError
+from calibrant.training.data import DataSets, Split, load_data
+from calibrant.training.engine import (
+    LEARNED,
+    RECIPE,
+    RESULT,
+    WEIGHTS,
+    is_finished,
+    load_weights,
+    write_predictions,
+)
+from calibrant.training.models import create_model
+from calibrant.training.recipe import Recipe
+
+Part = Literal["train", "validation", "test"]
+
+_STARTING_POINTS = ("weights", "replace_head", "pretrained", "encoder_weights")
+
+
+@dataclass(frozen=True)
+class Run:
+    """The folder of a finished run.
+
+    Args:
+        folder: what `calibrant.training.train` wrote.
+        data_root: where the data sets' files are.
+    """
+
+    folder: Path
+    data_root: Path | None = None
+
+    def __post_init__(self) -> None:
+        if not (self.folder / RECIPE).is_file():
+            raise RecipeError(f"{self.folder} is not the folder of a run: it has no {RECIPE}")
+        if not is_finished(self.folder):
+            raise RecipeError(
+                f"the run in {self.folder} is not finished; give the command that trains it again"
+            )
+
+    @cached_property
+    def recipe(self) -> Recipe:
+        """What was followed."""
+        path = self.folder / RECIPE
+        return Recipe.from_toml(path.read_text(encoding="utf-8"), where=str(path))
+
+    @cached_property
+    def data(self) -> DataSets:
+        """What was trained, validated and tested with."""
+        return load_data(self.recipe.data, self.data_root)
+
+    @cached_property
+    def model(self) -> nn.Module:
+        """The weights that were kept, ready to predict with, on the best device."""
+        choice = self.recipe.model
+        # What training started from need not be there any more.
+        options = {name: value for name, value in choice.options.items() if name not in _STARTING_POINTS}
+        model = create_model(choice.name, self.data.num_classes, self.data.about, **options)
+        load_weights(model, self.folder / WEIGHTS)
+        return model.to("cuda" if torch.cuda.is_available() else "cpu").eval()
+
+    @cached_property
+    def history(self) -> list[dict[str, float]]:
+        """The figures after each epoch."""
+        result = json.loads((self.folder / RESULT).read_text(encoding="utf-8"))
+        return list(result["history"])
+
+    @cached_property
+    def learned(self) -> dict[str, Tensor]:
+        """What an adaptive loss had learned after each epoch, ``(epochs, …)``."""
+        path = self.folder / LEARNED
+        return load_file(path) if path.is_file() else {}
+
+    def predictions(self, part: Part) -> Iterable[tuple[Tensor, Tensor]]:
+        """Logits and labels of a part, batch by batch, as often as asked for."""
+        stored = self.folder / f"{part}.npz"
+        if stored.is_file():
+            file = open_predictions(stored, ignore_index=self.data.ignore_index)
+            return [file.load()]
+        return Predicted(self.model, getattr(self.data, part), self._batch_size)
+
+    @property
+    def _batch_size(self) -> int:
+        return self.recipe.evaluation_batch_size or self.recipe.batch_size
+
+    def predict(self, part: Part, output: Path) -> int:
+        """Write logits and labels of a part as `calibrant evaluate` reads them; return how many rows."""
+        split = self._present(part)
+        write_predictions(output, self.predictions(part), len(split), self.data.class_names)
+        return len(split)
+
+    def _present(self, part: Part) -> Split:
+        split: Split = getattr(self.data, part)
+        if len(split) == 0:
+            raise RecipeError(f"data {self.recipe.data.name!r} have no {part} part")
+        return split
+
+    def evaluations(self, *, resamples: int = 1000) -> tuple[Evaluation, Evaluation, float]:
+        """Test figures before and after temperature scaling, and the temperature of the validation data.
+
+        Kept in the run's folder, and read from there the next time.
+        """
+        path = self.folder / "evaluation.json"
+        if path.is_file():
+            plain = json.loads(path.read_text(encoding="utf-8"))
+            if plain.get("resamples") == resamples:
+                before, after = (Evaluation.from_dict(each) for each in plain["evaluations"])
+                return before, after, plain["temperature"]
+        self._present("test")
+        calibrator = Temperature().fit_batches(
+            self.predictions("validation"), ignore_index=self.data.ignore_index
+        )
+        test = self.predictions("test")
+        before = self._evaluate(test, self.recipe.loss, None, resamples)
+        after = self._evaluate(test, f"{self.recipe.loss} + temperature", calibrator, resamples)
+        temperature = float(calibrator.temperature)
+        plain = {
+            "resamples": resamples,
+            "temperature": temperature,
+            "evaluations": [before.to_dict(), after.to_dict()],
+        }
+        replace_file(path, json.dumps(plain, allow_nan=False).encode())
+        return before, after, temperature
+
+    def _evaluate(
+        self,
+        batches: Iterable[tuple[Tensor, Tensor]],
+        name: str,
+        calibrator: nn.Module | None,
+        resamples: int,
+    ) -> Evaluation:
+        def calibrated(logits: Tensor) -> Tensor:
+            return logits if calibrator is None else calibrator.to(logits.device)(logits)
+
+        counts = self.data.class_counts
+        uneven = counts if counts is not None and max(counts) > 2 * max(1, min(counts)) else None
+        if isinstance(batches, list):
+            ((logits, labels),) = batches
+            return evaluate(
+                calibrated(logits),
+                labels,
+                name=name,
+                ignore_index=self.data.ignore_index,
+                class_names=self.data.class_names,
+                class_counts=uneven,
+                resamples=resamples,
+            )
+        evaluator = Evaluator(
+            name=name,
+            ignore_index=self.data.ignore_index,
+            class_names=self.data.class_names,
+            class_counts=uneven,
+            resamples=resamples,
+        )
+        for logits, labels in batches:
+            evaluator.update(calibrated(logits), labels)
+        return evaluator.compute()
+
+    @torch.no_grad()
+    def auroc(self, other: Choice) -> float:
+        """How well the entropy tells the test data from those of another data set: AUROC, before scaling."""
+        outside = load_data(other, self.data_root).test
+        if len(outside) == 0:
+            raise RecipeError(f"data {other} have no test part to detect")
+        inside = torch.cat([entropy(logits).flatten().cpu() for logits, _ in self.predictions("test")])
+        found = Predicted(self.model, outside, self._batch_size)
+        return detect(inside, torch.cat([entropy(logits).flatten().cpu() for logits, _ in found])).auroc
+
+
+class Predicted:
+    """What a model predicts for a part of a data set; iterated over, it predicts it again.
+
+    Args:
+        model: in evaluation mode.
+        split: what to predict.
+        batch_size: how many elements at once.
+    """
+
+    def __init__(self, model: nn.Module, split: Split, batch_size: int) -> None:
+        self.model, self.split, self.batch_size = model, split, batch_size
+
+    @torch.no_grad()
+    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
+        device = next((parameter.device for parameter in self.model.parameters()), torch.device("cpu"))
+        for inputs, labels in evaluation_batches(self.split, batch_size=self.batch_size):
+            moved = (
+                {name: tensor.to(device) for name, tensor in inputs.items()}
+                if isinstance(inputs, dict)
+                else inputs.to(device)
+            )
+            yield self.model(moved).float(), labels.to(device)
+
+
+def folder_of(output: Path, loss: str, seed: int, *, within: str = "runs") -> Path:
+    """Where the run of a loss and a seed is kept by default; brackets and the like become hyphens.
+
+    >>> folder_of(Path("out"), "cals-alm[margin=6,penalty=p2]", 1).as_posix()
+    'out/runs/cals-alm-margin=6-penalty=p2-seed1'
+    """
+    name = "".join(character if character.isalnum() or character in "-_.=" else "-" for character in loss)
+    return output / within / f"{name.strip('-')}-seed{seed}"

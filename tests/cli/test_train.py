@@ -1,0 +1,185 @@
+"""The commands that train, as a user types them."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from calibrant import LOSSES, cli
+from calibrant.files import open_predictions
+from calibrant.training.recipe import Recipe, shipped_recipes
+
+QUICK = ("--set", "epochs=2", "--accelerator", "cpu")
+
+
+@pytest.fixture(autouse=True)
+def _in_an_empty_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+
+def invoke(*arguments):
+    return CliRunner().invoke(cli.app, [str(argument) for argument in arguments])
+
+
+def succeed(*arguments):
+    result = invoke(*arguments)
+    assert result.exit_code == 0, result.output
+    return result.output
+
+
+def fail(*arguments):
+    """The one line of an error."""
+    result = invoke(*arguments)
+    assert result.exit_code == 2, result.output
+    (line,) = [line for line in result.stderr.splitlines() if line.startswith("calibrant: ")]
+    assert result.stderr.rstrip().endswith(line)
+    return line
+
+
+def logits_and_labels(path):
+    with np.load(path) as content:
+        return content["logits"], content["labels"]
+
+
+def test_train_then_predict_then_evaluate():
+    output = succeed("train", "digits-lt", "--loss", "cals-alm[margin=6]", *QUICK, "--output", "runs/a")
+    assert re.search(
+        r"runs/a: digits-lt, cals-alm\[margin=6\], seed 0, 2 epochs; validation accuracy", output
+    )
+    recipe = Recipe.load("runs/a/recipe.toml")
+    assert (recipe.loss, recipe.epochs, recipe.seed) == ("cals-alm[margin=6]", 2, 0)
+    succeed("predict", "runs/a", "--split", "validation", "--output", "v.npz")
+    file = open_predictions(Path("v.npz"))
+    assert (file.rows, file.num_classes, file.class_names[0]) == (400, 10, "0")
+    assert "ECE" in succeed("evaluate", "v.npz", "--resamples", "0")
+    for found, stored in zip(
+        logits_and_labels("v.npz"), logits_and_labels("runs/a/validation.npz"), strict=True
+    ):
+        np.testing.assert_array_equal(found, stored)
+
+
+def test_a_part_that_was_not_stored_is_predicted_by_the_model():
+    succeed("train", "digits-lt", *QUICK, "--output", "a")
+    before, _ = logits_and_labels("a/test.npz")
+    Path("a/test.npz").unlink()
+    succeed("predict", "a", "--output", "again.npz")
+    np.testing.assert_allclose(logits_and_labels("again.npz")[0], before, rtol=1e-5, atol=1e-5)
+    succeed("predict", "a", "--split", "train", "--output", "train.safetensors")
+    assert open_predictions(Path("train.safetensors")).rows == 206
+
+
+def test_output_has_a_default_of_its_own_for_each_loss_and_seed():
+    succeed("train", "digits-lt", "--loss", "ls[smoothing=0.1]", "--seed", "3", *QUICK)
+    assert Path("runs/digits-lt/ls-smoothing=0.1-seed3/result.json").is_file()
+
+
+def test_compare_writes_tables_pictures_and_a_page_and_trains_only_what_is_missing():
+    losses = "ce,cals-alm[margin=6,penalty=p2],adafocal[adapt=3]"
+    arguments = ("compare", "digits-lt", "--losses", losses, *QUICK, "--resamples", "50", "--output", "out")
+    first = succeed(*arguments, "--seeds", "0")
+    assert re.search(r"^ *ce +\d", first, re.MULTILINE)
+    assert re.search(r"cals-alm\[margin=6,penalty=p2\] +\d", first)
+    kept = Path("out/runs/ce-seed0/model.safetensors").stat().st_mtime_ns
+    succeed(*arguments, "--seeds", "0,1")
+    assert Path("out/runs/ce-seed0/model.safetensors").stat().st_mtime_ns == kept
+    results = json.loads(Path("out/results.json").read_text())
+    assert results["seeds"] == [0, 1]
+    assert set(results["before"]) == {"ce", "cals-alm[margin=6,penalty=p2]", "adafocal[adapt=3]"}
+    assert len(results["runs"]["ce"]["temperature"]) == 2
+    mean = np.mean([run["ece"] for run in results["runs"]["ce"]["before"]])
+    assert results["before"]["ce"]["ece"]["mean"] == pytest.approx(mean)
+    assert f"{100 * mean:.2f} ±" in Path("out/results.md").read_text()
+    assert r"\toprule" in Path("out/results.tex").read_text()
+    assert "adafocal[adapt=3]" in Path("out/report.html").read_text()
+    pictures = {path.name for path in Path("out/plots").iterdir()}
+    assert {"ece.png", "reliability.png", "training-ece.png", "gamma-adafocal-adapt=3.png"} <= pictures
+
+
+def test_compare_detects_other_data():
+    rng = np.random.default_rng(0)
+    Path("data").mkdir()
+    np.savez("data/noise.npz", features=rng.random((50, 64), dtype=np.float32), labels=np.arange(50) % 10)
+    ood = "npz[file=noise.npz,validation=0,test=1,normalisation=none]"
+    output = succeed(
+        "compare", "digits-lt", "--losses", "ce", "--seeds", "0", *QUICK, "--ood", ood, "--output", "o"
+    )
+    assert "AUROC" in output
+    (found,) = json.loads(Path("o/results.json").read_text())["runs"]["ce"]["detection"].values()
+    assert 0 <= found[0] <= 1
+
+
+def test_losses_and_recipes_are_listed():
+    text = succeed("losses")
+    for key in LOSSES:
+        assert re.search(rf"^{key} ", text, re.MULTILINE)
+    listed = succeed("recipes")
+    for name in shipped_recipes():
+        assert re.search(rf"^{name} ", listed, re.MULTILINE)
+    assert succeed("recipes", "digits-lt") == shipped_recipes()["digits-lt"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (("train", "digits-lt", "--loss", "cals-alx"), "unknown loss 'cals-alx', did you mean 'cals-alm'?"),
+        (("train", "digits-lt", "--loss", "cals-alm[margni=3]"), "did you mean 'margin'?"),
+        (("train", "digits-lt", "--loss", "cals-alm[margin=far]"), "margin must be a number, got 'far'"),
+        (("train", "digits-lx"), "unknown recipe 'digits-lx', did you mean 'digits-lt'?"),
+        (("train", "nowhere.toml"), "there is no recipe file nowhere.toml"),
+        (("train", "digits-lt", "--set", "epoch=3"), "unknown key 'epoch', did you mean 'epochs'?"),
+        (("train", "digits-lt", "--set", "epochs=many"), "epochs must be a whole number, got 'many'"),
+        (("train", "digits-lt", "--set", "optimizer.lrr=1"), "has no option 'lrr', did you mean 'lr'?"),
+        (("train", "digits-lt", "--set", "model=mpl"), "unknown model 'mpl', did you mean 'mlp'?"),
+        (("train", "digits-lt", "--devices", "some"), "--devices some: expected a whole number"),
+        (("train", "cifar10-resnet-50"), "cifar-10-python.tar.gz"),
+        (("train", "digits-lt", "--set", "data.head=999"), "digit 0 has 178 images"),
+        (("compare", "digits-lt", "--seeds", "one"), "--seeds one: expected whole numbers"),
+        (("compare", "digits-lt", "--losses", "ce,ce"), "loss ce is there twice"),
+        (("predict", "nowhere", "--output", "p.npz"), "nowhere is not the folder of a run"),
+        (("predict", "nowhere", "--output", "p.txt"), "expected a name that ends in .npz or .safetensors"),
+        (("predict", "nowhere", "--output", "p.npz", "--split", "all"), "expected train, validation or test"),
+        (("recipes", "digit"), "did you mean 'digits'?"),
+    ],
+)
+def test_errors_are_one_clear_line(arguments, expected):
+    assert expected in fail(*arguments)
+
+
+def test_a_folder_of_another_recipe_is_left_alone():
+    succeed("train", "digits-lt", *QUICK, "--output", "a")
+    before = Path("a/model.safetensors").read_bytes()
+    line = fail("train", "digits-lt", "--loss", "ls", *QUICK, "--output", "a")
+    assert 'a holds a run of another recipe (there: loss = "ce")' in line
+    assert Path("a/model.safetensors").read_bytes() == before
+
+
+def test_a_network_with_another_number_of_classes_is_refused(monkeypatch):
+    Path("networks.py").write_text(
+        "from torch import nn\ndef seven(num_classes):\n    return nn.Linear(64, 7)\n"
+    )
+    monkeypatch.syspath_prepend(".")
+    line = fail("train", "digits-lt", *QUICK, "--set", "model=networks:seven", "--output", "a")
+    assert "7" in line
+    assert "10" in line
+
+
+def test_the_program_starts_from_any_folder_and_under_torchrun(tmp_path):
+    programs = Path(sys.executable).parent
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PATH": f"{programs}:{os.environ['PATH']}"}
+    command = ["torchrun", "--nproc-per-node", "2", "--no-python", "calibrant", "train", "digits-lt"]
+    arguments = ["--loss", "cals-alm", *QUICK, "--set", "drop_last=true", "--output", "two"]
+    result = subprocess.run(
+        [*command, *arguments], env=environment, capture_output=True, text=True, check=False
+    )
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.count("two: digits-lt, cals-alm, seed 0, 2 epochs") == 1
+    succeed("train", "digits-lt", *arguments[:-1], "one")
+    one, two = (logits_and_labels(f"{name}/test.npz") for name in ("one", "two"))
+    np.testing.assert_array_equal(one[1], two[1])
+    np.testing.assert_allclose(one[0], two[0], rtol=1e-3, atol=1e-4)

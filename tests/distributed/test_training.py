@@ -1,0 +1,171 @@
+"""Two processes train what one process trains with the same batches.
+
+Starting processes takes seconds, so one start follows many recipes; the tests look at what it left behind.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from calibrant.training import checkpoint
+from calibrant.training.data import DATA_SETS, load_data
+from calibrant.training.recipe import Recipe
+from calibrant.training.runs import Predicted, Run
+from tests.training import program
+from tests.training.outcomes import assert_close, assert_identical, tensors
+
+ROOT = Path(__file__).parents[2]
+
+SYNTHETIC = [
+    "data=synthetic[classes=4,features=5,train_size=96,validation_size=61,test_size=31]",
+    "model=mlp",
+    "model.hidden=[8]",
+]
+SPOTTED = ["data=spotted", "model=tests.training.program:pixelwise"]
+COMMON = [
+    "epochs=3",
+    "batch_size=16",
+    "optimizer=sgd[lr=0.1]",
+    "loss=cals-alm[margin=1]",
+    "drop_last=true",
+]
+RECIPES = {
+    "plain": [*SYNTHETIC, "select=nll-after-temperature"],
+    "averaged": [*SYNTHETIC, "average=0.8", "adapt=4", "gradient_clip=0.1"],
+    "void": SPOTTED,
+    "void-accumulated": [*SPOTTED, "accumulate=2", "optimizer=adam[lr=0.01]"],
+    "normalised": [SYNTHETIC[0], "model=tests.training.program:normalised"],
+    "dropout": [SYNTHETIC[0], "model=tests.training.program:forgetful", "checkpoint_batches=2"],
+    "refused": SYNTHETIC,
+    "odd": [*SYNTHETIC, "batch_size=15"],
+}
+RECIPES["stopped"] = [*RECIPES["dropout"]]
+AS_ONE = ["plain", "averaged", "void", "void-accumulated"]
+"""Those whose outcome does not depend on how a batch is divided."""
+
+WAYS = {
+    "torchrun": ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m"],
+    "launcher": ["-m"],
+}
+
+
+@pytest.fixture(autouse=True, scope="module")
+def spotted() -> object:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(DATA_SETS, "spotted", program.spotted)
+        yield
+
+
+def recipe_of(name: str) -> Recipe:
+    return Recipe.load("digits-lt").override([*COMMON, *RECIPES[name]])
+
+
+def start(way: str, folder: Path, names: list[str]) -> subprocess.CompletedProcess[str]:
+    paths = [folder / f"{name}.toml" for name in names]
+    for name, path in zip(names, paths, strict=True):
+        path.write_text(recipe_of(name).to_toml())
+    command = [sys.executable, *WAYS[way], "tests.training.program", str(folder), *map(str, paths)]
+    command += ["--devices=2", "--stop-at-step=9"]
+    environment = {
+        **os.environ,
+        "OMP_NUM_THREADS": "1",
+        "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path]),
+    }
+    return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=180)
+
+
+@pytest.fixture(scope="module")
+def pairs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """By the way they were started: the folder with what two processes left."""
+    folders = {}
+    for way, names in (("torchrun", list(RECIPES)), ("launcher", ["plain"])):
+        folders[way] = tmp_path_factory.mktemp(way)
+        (folders[way] / "refused").mkdir()
+        (folders[way] / "refused" / "recipe.toml").write_text(recipe_of("averaged").to_toml())
+        finished = start(way, folders[way], names)
+        assert finished.returncode == 0, finished.stderr
+    return folders
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What one process left."""
+    folder = tmp_path_factory.mktemp("alone")
+    for name in AS_ONE:
+        program.follow(recipe_of(name), folder / name)
+    return folder
+
+
+CASES = [*(("torchrun", name) for name in AS_ONE), ("launcher", "plain")]
+
+
+@pytest.mark.parametrize(("way", "name"), CASES)
+def test_two_processes_equal_one(way: str, name: str, pairs: dict[str, Path], alone: Path) -> None:
+    assert_close(pairs[way] / name, alone / name)
+    fresh = recipe_of(name).create_loss(4).state_dict()["multiplier"]
+    assert not torch.equal(tensors(alone / name)["loss.safetensors/multiplier"], fresh)
+
+
+@pytest.mark.parametrize(("way", "name"), [*CASES, ("torchrun", "dropout")])
+def test_both_hold_the_same_bits(way: str, name: str, pairs: dict[str, Path]) -> None:
+    first, second = (
+        torch.load(pairs[way] / name / f"process{rank}.pt", weights_only=True) for rank in range(2)
+    )
+    for part in ("loss", "model"):
+        assert first[part].keys() == second[part].keys()
+        assert [key for key in first[part] if not torch.equal(first[part][key], second[part][key])] == []
+
+
+@pytest.mark.parametrize(("way", "name"), CASES)
+def test_every_element_is_evaluated_once_and_in_order(way: str, name: str, pairs: dict[str, Path]) -> None:
+    data = load_data(recipe_of(name).data)
+    assert len(data.test) % 2 == 1
+    for part, split in (("test", data.test), ("validation", data.validation)):
+        with np.load(pairs[way] / name / f"{part}.npz") as archive:
+            assert split.targets is not None
+            np.testing.assert_array_equal(archive["labels"], split.targets.numpy())
+            assert len(archive["logits"]) == len(split)
+
+
+@pytest.mark.parametrize("name", ["normalised", "averaged"])
+def test_what_both_predicted_is_what_the_kept_weights_predict(name: str, pairs: dict[str, Path]) -> None:
+    """Statistics of batches differ between processes, and only those of the first are kept."""
+    run = Run(pairs["torchrun"] / name)
+    for part in ("validation", "test"):
+        ((stored, _),) = run.predictions(part)
+        logits = torch.cat([part for part, _ in Predicted(run.model, getattr(run.data, part), 8)])
+        torch.testing.assert_close(stored, logits, rtol=1e-5, atol=1e-5)
+
+
+def test_processes_draw_different_random_numbers(pairs: dict[str, Path]) -> None:
+    first, second = (
+        torch.load(pairs["torchrun"] / "dropout" / f"process{rank}.pt", weights_only=True)["draws"]
+        for rank in range(2)
+    )
+    assert not torch.equal(first, second)
+
+
+def test_two_stopped_processes_go_on_exactly(pairs: dict[str, Path]) -> None:
+    folder = pairs["torchrun"]
+    kept = checkpoint.load(folder / "left0" / "checkpoints" / "last.pt")
+    assert (kept["epoch"], kept["step"]) == (1, 2)
+    assert_identical(folder / "stopped", folder / "dropout")
+
+
+def test_every_process_says_why_a_folder_is_refused(pairs: dict[str, Path]) -> None:
+    for rank in range(2):
+        said = (pairs["torchrun"] / f"refused.error{rank}").read_text()
+        assert "refused holds a run of another recipe (there: " in said
+
+
+def test_a_batch_that_two_processes_cannot_share_is_refused(pairs: dict[str, Path]) -> None:
+    for rank in range(2):
+        said = (pairs["torchrun"] / f"odd.error{rank}").read_text()
+        assert said == "batch_size 15 cannot be shared among 2 processes equally"

@@ -1,0 +1,263 @@
+"""Embedded digits, the problem with a known posterior, and archives of arrays."""
+
+import sys
+
+import numpy as np
+import pytest
+import torch
+
+from calibrant.metrics import Predictions, accuracy, ece
+from calibrant.training.data.arrays import digits, npz, synthetic, synthetic_posterior
+from calibrant.training.data.augmentation import NORMALISATIONS
+from calibrant.training.data.sources import MissingDataError
+from calibrant.training.data.split import random_numbers
+
+
+def sizes(data):
+    return [len(data.train), len(data.validation), len(data.test)]
+
+
+def everything(part):
+    return part.batch(torch.arange(len(part)))
+
+
+def test_digits_are_balanced_unless_asked_otherwise(tmp_path):
+    data = digits(tmp_path)
+    assert sizes(data) == [800, 400, 540]
+    assert data.class_counts == (80,) * 10
+    assert data.about == {"features": 64}
+    inputs, _ = everything(data.train)
+    assert inputs.shape == (800, 64)
+    assert [inputs.min(), inputs.max()] == [0, 1]
+
+
+def test_long_tailed_digits():
+    data = digits(imbalance=80)
+    assert data.class_counts == tuple(round(80 * 80 ** (-digit / 9)) for digit in range(10))
+    assert torch.bincount(data.validation.targets).tolist() == [40] * 10
+    assert torch.bincount(data.test.targets).tolist() == [54] * 10
+    images = torch.cat([everything(part)[0] for part in (data.train, data.validation, data.test)])
+    # Some digits of the data set are the same image; no image of it is drawn twice.
+    assert len(images.unique(dim=0)) == len(images)
+
+
+def test_digits_as_images():
+    data = digits(flat=False)
+    inputs, targets = data.test.batch(torch.tensor([4, 5]))
+    assert inputs.shape == (2, 1, 8, 8)
+    assert data.about == {"channels": 1, "image_size": 8}
+    flat, same = digits().test.batch(torch.tensor([4, 5]))
+    assert torch.equal(inputs.flatten(1), flat)
+    assert torch.equal(targets, same)
+
+
+def test_digits_depend_on_the_seed_alone():
+    first, again, other = digits(), digits(), digits(split_seed=1)
+    assert torch.equal(everything(first.test)[0], everything(again.test)[0])
+    assert not torch.equal(everything(first.test)[0], everything(other.test)[0])
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"head": 81}, "digit 8 has 174 images, too few for 81 to train, 40 to validate and 54 to test with"),
+        ({"test_per_class": -1}, "too few"),
+        ({"head": 0}, "head must be"),
+        ({"imbalance": 0.5}, "imbalance must lie in"),
+    ],
+)
+def test_digits_that_cannot_be_are_refused(options, message):
+    with pytest.raises(ValueError, match=message):
+        digits(**options)
+
+
+def test_digits_without_scikit_learn_say_what_to_install(monkeypatch):
+    monkeypatch.setitem(sys.modules, "sklearn.datasets", None)
+    with pytest.raises(ModuleNotFoundError, match=r"pip install \"calibrant\[sklearn\]\""):
+        digits()
+
+
+def test_the_known_posterior_is_calibrated():
+    options = {"classes": 5, "features": 4, "separation": 1.5, "imbalance": 10.0, "split_seed": 3}
+    data = synthetic(test_size=40_000, **options)
+    inputs, targets = everything(data.test)
+    posterior = synthetic_posterior(inputs, **options)
+    torch.testing.assert_close(posterior.exp().sum(1), torch.ones(40_000, dtype=torch.float64))
+    predictions = Predictions.of(posterior, targets)
+    assert ece(predictions) < 0.01
+    assert 0.3 < accuracy(predictions) < 0.95
+    # No temperature makes the best model better.
+    nll = torch.nn.functional.nll_loss(posterior, targets)
+    for temperature in (0.8, 1.25):
+        assert nll < torch.nn.functional.cross_entropy(posterior / temperature, targets)
+
+
+def test_the_posterior_is_that_of_bayes_rule():
+    inputs, _ = everything(synthetic(classes=3, features=2, imbalance=4, test_size=6).test)
+    posterior = synthetic_posterior(inputs, classes=3, features=2, imbalance=4).exp()
+    means = torch.stack([everything_of_class(label) for label in range(3)])
+    density = torch.exp(-(inputs.double()[:, None] - means).square().sum(2) / 2)
+    joint = density * torch.tensor([4.0, 2.0, 1.0], dtype=torch.float64)
+    torch.testing.assert_close(posterior, joint / joint.sum(1, keepdim=True), atol=0.03, rtol=0)
+
+
+def everything_of_class(label):
+    """The mean of a class, from so many elements that it is nearly exact."""
+    inputs, targets = everything(synthetic(classes=3, features=2, imbalance=4, train_size=300_000).train)
+    return inputs[targets == label].double().mean(0)
+
+
+def test_the_synthetic_problem_has_the_sizes_and_the_prior_asked_for():
+    data = synthetic(classes=4, features=7, train_size=8000, validation_size=20, test_size=30, imbalance=8)
+    assert sizes(data) == [8000, 20, 30]
+    assert data.class_names == ("class 0", "class 1", "class 2", "class 3")
+    assert data.about == {"features": 7}
+    shares = torch.tensor(data.class_counts) / 8000
+    expected = torch.tensor([8.0, 4.0, 2.0, 1.0]) / 15
+    torch.testing.assert_close(shares, expected, atol=0.03, rtol=0)
+
+
+def test_a_larger_training_part_leaves_the_test_part_as_it_was():
+    small, large = synthetic(train_size=10), synthetic(train_size=20)
+    assert torch.equal(everything(small.test)[0], everything(large.test)[0])
+    assert not torch.equal(everything(small.test)[0], everything(synthetic(split_seed=1).test)[0])
+
+
+@pytest.mark.parametrize("option", ["classes", "features", "train_size", "separation", "imbalance"])
+def test_a_synthetic_problem_that_cannot_be_is_refused(option):
+    with pytest.raises(ValueError, match=f"{option} must"):
+        synthetic(**{option: -1})
+
+
+def pixels(count=40, shape=(6, 5, 3), seed=0):
+    return np.random.default_rng(seed).integers(0, 256, (count, *shape), dtype=np.uint8)
+
+
+LABELS = np.arange(40) % 4
+
+
+def test_images_of_an_archive_are_divided_and_normalised(tmp_path):
+    np.savez(tmp_path / "data.npz", images=pixels(), labels=LABELS, class_names=["a", "b", "c", "d", "e"])
+    data = npz(tmp_path, validation=0.1, test=0.2)
+    assert sizes(data) == [28, 4, 8]
+    assert data.class_counts == (7, 7, 7, 7, 0)
+    assert torch.bincount(data.test.targets).tolist() == [2, 2, 2, 2]
+    assert data.class_names == ("a", "b", "c", "d", "e")
+    inputs, _ = everything(data.train)
+    assert inputs.shape == (28, 3, 6, 5)
+    torch.testing.assert_close(inputs.mean((0, 2, 3)), torch.zeros(3), atol=1e-5, rtol=0)
+    assert data.test.normalisation == data.train.normalisation
+
+
+@pytest.mark.parametrize("shape", [(6, 5, 3), (6, 5, 1), (3, 6, 5), (1, 6, 5), (6, 5)])
+def test_orders_of_axes_are_recognised(tmp_path, shape):
+    stored = pixels(shape=shape)
+    np.savez(tmp_path / "data.npz", images=stored, labels=LABELS)
+    data = npz(tmp_path, normalisation="none", validation=0, test=1)
+    inputs, _ = everything(data.test)
+    channels = 3 if 3 in shape else 1
+    assert inputs.shape == (40, channels, 6, 5)
+    assert data.about == {"channels": channels, "image_size": 5}
+    expected = stored.transpose(0, 3, 1, 2) if shape[-1] in (1, 3) else stored.reshape(40, channels, 6, 5)
+    np.testing.assert_allclose(inputs.numpy(), expected / 255, rtol=1e-6)
+
+
+def test_an_archive_that_is_only_for_testing(tmp_path):
+    np.savez(tmp_path / "other.npz", images=pixels(), labels=LABELS)
+    data = npz(tmp_path, file="other.npz", validation=0, test=1, normalisation="cifar10")
+    assert sizes(data) == [0, 0, 40]
+    expected = NORMALISATIONS["cifar10"](torch.from_numpy(pixels().transpose(0, 3, 1, 2)))
+    found, targets = everything(data.test)
+    torch.testing.assert_close(found, expected)
+    assert targets.tolist() == LABELS.tolist()
+    assert sizes(npz(tmp_path, file="other.npz", validation=0, test=1)) == [0, 0, 40]
+
+
+@pytest.mark.parametrize("prefix", ["validation_", "val_"])
+def test_parts_of_an_archive_are_used_whole(tmp_path, prefix):
+    parts = {f"{prefix}images": pixels(6), f"{prefix}labels": LABELS[:6]}
+    np.savez(tmp_path / "data.npz", images=pixels(), labels=LABELS[:, None], **parts)
+    assert sizes(npz(tmp_path, test=0.5)) == [20, 6, 20]
+    parts |= {"test_images": pixels(7), "test_labels": LABELS[:7]}
+    np.savez(tmp_path / "data.npz", train_images=pixels(), train_labels=LABELS, **parts)
+    data = npz(tmp_path, imbalance=5)
+    assert sizes(data) == [10 + 5 + 3 + 2, 6, 7]
+
+
+def test_only_training_images_are_augmented_and_only_when_asked(tmp_path):
+    np.savez(tmp_path / "data.npz", images=pixels(), labels=LABELS)
+    indices = torch.arange(4)
+    draws = random_numbers(0, 0, indices)
+    for augmentation, changed in (("crop-flip", True), ("none", False)):
+        data = npz(tmp_path, augmentation=augmentation)
+        assert torch.equal(data.train.batch(indices, draws)[0], data.train.batch(indices)[0]) is not changed
+        assert torch.equal(data.test.batch(indices, draws)[0], data.test.batch(indices)[0])
+
+
+@pytest.mark.parametrize("name", ["features", "inputs"])
+def test_features_of_an_archive(tmp_path, name):
+    features = np.random.default_rng(0).normal(5, 3, (40, 3))
+    features[:, 2] = 7
+    np.savez(tmp_path / "data.npz", **{name: features, "labels": LABELS})
+    data = npz(tmp_path)
+    assert data.about == {"features": 3}
+    inputs, _ = everything(data.train)
+    assert inputs.dtype == torch.float32
+    torch.testing.assert_close(inputs.mean(0), torch.zeros(3), atol=1e-5, rtol=0)
+    torch.testing.assert_close(inputs.std(0, correction=0), torch.tensor([1.0, 1.0, 0.0]))
+    raw, _ = everything(npz(tmp_path, normalisation="none", validation=0, test=1).test)
+    np.testing.assert_allclose(raw.numpy(), features, rtol=1e-6)
+    with pytest.raises(ValueError, match="expected images"):
+        npz(tmp_path, augmentation="crop-flip")
+    with pytest.raises(ValueError, match="expected images"):
+        npz(tmp_path, normalisation="imagenet")
+
+
+@pytest.mark.parametrize(
+    ("arrays", "message"),
+    [
+        ({"images": pixels()}, "expected labels and exactly one of images, inputs, features"),
+        ({"images": pixels(), "inputs": pixels(), "labels": LABELS}, "exactly one of"),
+        ({"pictures": pixels()}, "has pictures, expected images and labels"),
+        ({"images": pixels(), "labels": LABELS[:9]}, r"expected \(9, \.\.\.\) numbers"),
+        ({"images": pixels(), "labels": LABELS / 2}, "has labels of type float64"),
+        ({"images": pixels(), "labels": LABELS - 1}, "whole numbers from 0"),
+        ({"images": pixels(), "labels": LABELS, "class_names": ["a"]}, "expected 4 or more names"),
+        (
+            {
+                "images": pixels(),
+                "labels": LABELS,
+                "test_images": pixels(4, (2, 2, 3)),
+                "test_labels": [0] * 4,
+            },
+            "parts of different shapes",
+        ),
+    ],
+)
+def test_archives_that_cannot_be_used(tmp_path, arrays, message):
+    np.savez(tmp_path / "data.npz", **arrays)
+    with pytest.raises(ValueError, match=r"data\.npz .*" + message):
+        npz(tmp_path)
+
+
+def test_files_that_are_no_archives(tmp_path):
+    with pytest.raises(MissingDataError, match=r"data\.npz is missing"):
+        npz(tmp_path)
+    for content in (b"", b"text", b"PK\3\4 broken"):
+        (tmp_path / "data.npz").write_bytes(content)
+        with pytest.raises(ValueError, match=r"data\.npz cannot be read as a NumPy archive"):
+            npz(tmp_path)
+    np.save(tmp_path / "one.npy", pixels())
+    with pytest.raises(ValueError, match=r"one\.npy cannot be read .* it has a single array"):
+        npz(tmp_path, file="one.npy")
+    np.savez(tmp_path / "data.npz", images=np.array([{}], dtype=object), labels=[0])
+    with pytest.raises(ValueError, match="cannot be read as a NumPy archive of numbers"):
+        npz(tmp_path)
+
+
+def test_grey_images_have_no_constants_of_colour_images(tmp_path):
+    np.savez(tmp_path / "data.npz", images=pixels(shape=(6, 5)), labels=LABELS)
+    with pytest.raises(ValueError, match="images of 1 channel, expected 3 for 'cifar10'"):
+        npz(tmp_path, normalisation="cifar10")
+    with pytest.raises(ValueError, match="normalisation must be one of"):
+        npz(tmp_path, normalisation="mnist")

@@ -1,0 +1,274 @@
+"""The networks written here have the shapes and the parameters that their definitions give them."""
+
+import inspect
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from calibrant.training.models import MODELS, create_model
+
+ABOUT = {"channels": 3, "image_size": 32, "vocabulary_size": 50}
+LARGE = {"cifar-resnet-50", "cifar-resnet-110", "wide-resnet-26-10", "cifar-densenet-121"}
+
+
+def parameters(model):
+    return sum(parameter.numel() for parameter in model.parameters())
+
+
+def on_meta(name, num_classes, **options):
+    with torch.device("meta"):
+        return create_model(name, num_classes, ABOUT, **options)
+
+
+def inputs_for(name, count):
+    if name == "text-cnn":
+        return torch.randint(50, (count, 30))
+    return torch.randn(count, 3, 32, 32)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_every_model_is_a_function_of_the_classes_and_keywords(name):
+    first, *others = inspect.signature(MODELS[name]).parameters.values()
+    assert first.name == "num_classes"
+    assert all(each.kind is each.KEYWORD_ONLY and each.default is not each.empty for each in others)
+
+
+@pytest.mark.parametrize("name", sorted(MODELS.keys() - LARGE))
+def test_every_parameter_gets_a_gradient(name):
+    model = create_model(name, 7, ABOUT)
+    logits = model(inputs_for(name, 3))
+    assert logits.shape == (3, 7)
+    F.cross_entropy(logits, torch.tensor([0, 3, 6])).backward()
+    for parameter in model.parameters():
+        assert parameter.grad is not None
+        assert parameter.grad.isfinite().all()
+
+
+@pytest.mark.parametrize("name", sorted(LARGE))
+def test_large_networks_give_finite_logits(name):
+    torch.manual_seed(0)
+    model = create_model(name, 7, ABOUT).eval()
+    with torch.no_grad():
+        # as after training: statistics of the data in place of those that an untrained network has
+        for module in model.modules():
+            if isinstance(module, nn.BatchNorm2d):
+                module.train()
+        logits = model(torch.randn(1, 3, 32, 32))
+    assert logits.shape == (1, 7)
+    assert logits.isfinite().all()
+    assert 0.01 < logits.std() < 100
+
+
+@pytest.mark.parametrize("name", sorted(LARGE))
+def test_large_networks_have_gradients_by_shape(name):
+    model = on_meta(name, 7)
+    model(torch.zeros(2, 3, 32, 32, device="meta")).sum().backward()
+    assert all(parameter.grad is not None for parameter in model.parameters())
+
+
+@pytest.mark.parametrize("name", [name for name in MODELS if name not in ("mlp", "text-cnn")])
+def test_images_may_have_any_size(name):
+    model = on_meta(name, 7)
+    for size in (8, 32, 64):
+        assert model(torch.zeros(2, 3, size, size, device="meta")).shape == (2, 7)
+
+
+@pytest.mark.parametrize("name", [name for name in MODELS if name not in ("mlp", "text-cnn")])
+def test_images_may_have_any_number_of_channels(name):
+    model = on_meta(name, 7, channels=1)
+    assert model(torch.zeros(2, 1, 32, 32, device="meta")).shape == (2, 7)
+
+
+@pytest.mark.parametrize("name", ["cifar-resnet-18", "cifar-resnet-50", "wide-resnet-26-10"])
+def test_the_stem_keeps_the_resolution(name):
+    model = on_meta(name, 7)
+    stem = model.stem(torch.zeros(1, 3, 32, 32, device="meta"))
+    assert stem.shape[2:] == (32, 32)
+    assert model.stages[0](stem).shape[2:] == (32, 32)
+    assert model.stages(stem).shape[2] == 32 >> (len(model.stages) - 1)
+
+
+# ----------------------------------------------------------------------------------------- parameter counts
+
+
+def bottlenecks(depths, num_classes):
+    total, channels = 3 * 64 * 9 + 2 * 64, 64
+    for stage, depth in enumerate(depths):
+        width = 64 * 2**stage
+        for block in range(depth):
+            total += channels * width + 9 * width**2 + 4 * width**2 + 2 * (width + width + 4 * width)
+            if block == 0:
+                total += channels * 4 * width + 2 * 4 * width
+            channels = 4 * width
+    return total + (channels + 1) * num_classes
+
+
+def pairs(depths, widths, stem, num_classes, projected):
+    total, channels = 3 * stem * 9 + 2 * stem, stem
+    for depth, width in zip(depths, widths, strict=True):
+        for _ in range(depth):
+            total += 9 * channels * width + 9 * width**2 + 4 * width
+            if projected and channels != width:
+                total += channels * width + 2 * width
+            channels = width
+    return total + (channels + 1) * num_classes
+
+
+def dense(depths, growth, num_classes):
+    channels = 2 * growth
+    total = 3 * channels * 9
+    for block, depth in enumerate(depths):
+        if block:
+            total += 2 * channels + channels * (channels // 2)
+            channels //= 2
+        for _ in range(depth):
+            total += 2 * channels + channels * 4 * growth + 2 * 4 * growth + 9 * 4 * growth * growth
+            channels += growth
+    return total + 2 * channels + (channels + 1) * num_classes
+
+
+@pytest.mark.parametrize(
+    ("name", "num_classes", "expected", "millions"),
+    [
+        ("cifar-resnet-18", 10, pairs([2] * 4, [64, 128, 256, 512], 64, 10, True), 11.17),
+        ("cifar-resnet-32", 10, pairs([5] * 3, [16, 32, 64], 16, 10, False), 0.46),
+        ("cifar-resnet-50", 100, bottlenecks([3, 4, 6, 3], 100), 23.71),
+        ("cifar-resnet-110", 100, bottlenecks([3, 4, 26, 3], 100), 46.05),
+        ("wide-resnet-26-10", 10, pairs([4] * 3, [160, 320, 640], 16, 10, True), 36.48),
+        ("cifar-densenet-121", 10, dense([6, 12, 24, 16], 32, 10), 6.96),
+    ],
+)
+def test_parameters_are_as_many_as_the_definition_has(name, num_classes, expected, millions):
+    model = on_meta(name, num_classes)
+    assert parameters(model) == expected
+    assert expected / 1e6 == pytest.approx(millions, abs=0.005)
+
+
+def test_text_cnn_has_the_parameters_of_its_definition():
+    model = create_model("text-cnn", 20, {"embedding": torch.randn(500, 100), "vocabulary_size": 500})
+    convolutions = (5 * 100 + 1) * 128 + 2 * (5 * 128 + 1) * 128
+    learned = sum(each.numel() for each in model.parameters() if each.requires_grad)
+    assert learned == convolutions + 129 * 128 + 129 * 20
+    assert parameters(model) == learned + 500 * 100
+
+
+# ---------------------------------------------------------------------------------------------- text-cnn
+
+
+def test_text_cnn_keeps_a_frozen_embedding():
+    embedding = torch.randn(50, 8)
+    model = create_model("text-cnn", 3, {"embedding": embedding})
+    model(torch.randint(50, (2, 21))).sum().backward()
+    assert model.words.weight.grad is None
+    assert torch.equal(model.words.weight, embedding)
+    model.words.weight.data.zero_()
+    assert embedding.abs().sum() > 0
+
+
+def test_text_cnn_trains_an_embedding_if_asked_or_drawn():
+    given = create_model("text-cnn", 3, {"embedding": torch.randn(50, 8)}, frozen=False)
+    drawn = create_model("text-cnn", 3, {"vocabulary_size": 50}, dimension=12)
+    assert given.words.weight.requires_grad
+    assert drawn.words.weight.requires_grad
+    assert drawn.words.weight.shape == (50, 12)
+
+
+def test_text_cnn_takes_the_largest_value_over_positions():
+    model = create_model("text-cnn", 3, {"vocabulary_size": 50}).eval()
+    text = torch.randint(1, 50, (1, 40))
+    padded = torch.zeros(1, 300, dtype=torch.long)
+    early, late = padded.clone(), padded.clone()
+    early[:, 100:140], late[:, 200:240] = text, text
+    torch.testing.assert_close(model(early), model(late))
+
+
+@pytest.mark.parametrize(
+    ("about", "message"),
+    [
+        ({}, "needs embedding or vocabulary_size"),
+        ({"embedding": torch.zeros(5, 2), "vocabulary_size": 6}, "5 words and vocabulary_size is 6"),
+        ({"embedding": torch.zeros(5)}, r"must have shape \(V, d\)"),
+    ],
+)
+def test_text_cnn_refuses_words_that_do_not_fit(about, message):
+    with pytest.raises(ValueError, match=message):
+        create_model("text-cnn", 3, about)
+
+
+def test_text_cnn_refuses_texts_that_are_too_short():
+    model = create_model("text-cnn", 3, {"vocabulary_size": 50})
+    with pytest.raises(ValueError, match="at least 21 positions, got 20"):
+        model(torch.zeros(2, 20, dtype=torch.long))
+
+
+# -------------------------------------------------------------------------------------------------- others
+
+
+def test_mlp_takes_features_or_images():
+    assert create_model("mlp", 3, {"features": 5})(torch.randn(2, 5)).shape == (2, 3)
+    images = create_model("mlp", 3, {"channels": 1, "image_size": 8}, hidden=[16])
+    assert images(torch.randn(2, 1, 8, 8)).shape == (2, 3)
+    assert parameters(create_model("mlp", 3, features=5, hidden=())) == 18
+    with pytest.raises(ValueError, match="mlp needs features"):
+        create_model("mlp", 3)
+
+
+def test_cnn_gives_an_element_the_same_logits_in_any_batch():
+    model = create_model("cnn", 3, {"channels": 1})
+    images = torch.randn(6, 1, 8, 8)
+    torch.testing.assert_close(model(images)[:2], model(images[:2]))
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "message"),
+    [
+        ("cnn", {"width": 12}, "multiple of 8"),
+        ("wide-resnet-26-10", {"depth": 28}, "depth must be"),
+        ("wide-resnet-26-10", {"dropout": 1.5}, "dropout must lie"),
+        ("wide-resnet-26-10", {"width": 0}, "width must be a whole number"),
+    ],
+)
+def test_options_out_of_range_are_refused(name, options, message):
+    with pytest.raises(ValueError, match=message):
+        create_model(name, 3, **options)
+
+
+def test_wide_resnet_takes_depth_width_and_dropout():
+    model = create_model("wide-resnet-26-10", 3, depth=8, width=1, dropout=0.3)
+    assert sum(isinstance(module, nn.Dropout) for module in model.modules()) == 3
+    model(torch.randn(2, 3, 16, 16)).sum().backward()
+    assert parameters(model) == pairs([1] * 3, [16, 32, 64], 16, 3, True)
+
+
+def test_convolutions_start_with_the_variance_of_kaiming():
+    torch.manual_seed(0)
+    model = create_model("cifar-resnet-18", 10)
+    for module in model.modules():
+        if isinstance(module, nn.Conv2d) and module.weight.numel() > 30_000:
+            fan_out = module.out_channels * module.kernel_size[0] ** 2
+            assert module.weight.std().item() == pytest.approx((2 / fan_out) ** 0.5, rel=0.03)
+
+
+def test_padded_shortcuts_pass_the_input_on():
+    block = on_meta("cifar-resnet-32", 10).stages[1][0]
+    images = torch.randn(2, 16, 8, 8)
+    passed = block.shortcut(images)
+    assert passed.shape == (2, 32, 4, 4)
+    assert torch.equal(passed[:, 8:24], images[:, :, ::2, ::2])
+    assert passed[:, :8].abs().sum() + passed[:, 24:].abs().sum() == 0
+
+
+def test_networks_learn():
+    torch.manual_seed(0)
+    model = create_model("cnn", 2, {"channels": 1}, width=8)
+    images = torch.randn(32, 1, 8, 8)
+    labels = (images[:, 0, 2:6, 2:6].mean((1, 2)) > 0).long()
+    optimizer = torch.optim.Adam(model.parameters(), 0.01)
+    for _ in range(60):
+        optimizer.zero_grad()
+        loss = F.cross_entropy(model(images), labels)
+        loss.backward()
+        optimizer.step()
+    assert loss < 0.2

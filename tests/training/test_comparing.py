@@ -1,0 +1,132 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from calibrant.training import comparing, engine
+from calibrant.training.choice import Choice, RecipeError
+from calibrant.training.comparing import compare, missing_runs
+from calibrant.training.engine import train
+from calibrant.training.recipe import Recipe
+from calibrant.training.runs import folder_of
+
+RECIPE = Recipe.load("digits-lt").override(
+    [
+        "epochs=2",
+        "data=synthetic[classes=3,features=4,train_size=60,validation_size=40,test_size=41]",
+        "model.hidden=[4]",
+        "optimizer.lr=0.05",
+    ]
+)
+LOSSES = ["ce", "cals-alm[margin=6, penalty=p2]"]
+WRITTEN = ["ce", "cals-alm[margin=6,penalty=p2]"]
+
+
+@pytest.fixture
+def trained(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int]]:
+    """Losses and seeds of the runs that were trained and not only found."""
+    found: list[tuple[str, int]] = []
+    plain = engine._Training.run
+
+    def noting(training: engine._Training) -> None:
+        found.append((training.recipe.loss, training.recipe.seed))
+        plain(training)
+
+    monkeypatch.setattr(engine._Training, "run", noting)
+    return found
+
+
+def test_every_loss_is_trained_from_every_seed(trained: list[tuple[str, int]], tmp_path: Path) -> None:
+    evaluated: list[tuple[str, int]] = []
+    assert missing_runs(RECIPE, LOSSES, [0, 4], tmp_path) == 4
+    comparison = compare(
+        RECIPE,
+        LOSSES,
+        [0, 4],
+        tmp_path,
+        resamples=20,
+        outside=[Choice("synthetic", {"classes": 3, "features": 4, "separation": 0.0, "test_size": 30})],
+        evaluating=lambda loss, seed: evaluated.append((loss, seed)),
+    )
+    assert comparison is not None
+    expected = [(loss, seed) for loss in WRITTEN for seed in (0, 4)]
+    assert trained == evaluated == expected
+    assert [method.name for method in comparison.methods] == WRITTEN
+    assert comparison.seeds == (0, 4)
+    for method in comparison.methods:
+        assert [len(each) for each in (method.before, method.after, method.temperatures)] == [2, 2, 2]
+        assert method.before[0] != method.before[1]
+        ((name, values),) = method.detection.items()
+        assert name.startswith("synthetic[")
+        assert len(values) == 2
+    json.loads(comparison.to_json())
+    run = Recipe.load(folder_of(tmp_path, WRITTEN[1], 4) / "recipe.toml")
+    assert (run.loss, run.seed) == (WRITTEN[1], 4)
+
+
+def test_only_what_is_missing_is_trained(trained: list[tuple[str, int]], tmp_path: Path) -> None:
+    first = compare(RECIPE, ["ce"], [0], tmp_path, resamples=20)
+    assert trained == [("ce", 0)]
+    assert missing_runs(RECIPE, LOSSES, [0, 1], tmp_path) == 3
+    second = compare(RECIPE, LOSSES, [0, 1], tmp_path, resamples=20)
+    assert trained == [("ce", 0), ("ce", 1), (WRITTEN[1], 0), (WRITTEN[1], 1)]
+    assert missing_runs(RECIPE, LOSSES, [0, 1], tmp_path) == 0
+    assert first is not None
+    assert second is not None
+    assert second.methods[0].before[0] == first.methods[0].before[0]
+    again = compare(RECIPE, LOSSES, [0, 1], tmp_path, resamples=20)
+    assert len(trained) == 4
+    assert again == second
+
+
+def test_a_run_that_was_stopped_is_finished(
+    trained: list[tuple[str, int]], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    place = folder_of(tmp_path, "ce", 0)
+    with monkeypatch.context() as patch:
+
+        def stop(*_: Any) -> None:
+            raise KeyboardInterrupt
+
+        patch.setattr(engine._Training, "_finish", stop)
+        with pytest.raises(KeyboardInterrupt):
+            train(RECIPE, place)
+    assert missing_runs(RECIPE, ["ce"], [0], tmp_path) == 1
+    monkeypatch.setattr(engine._Training, "_train_step", lambda *_: pytest.fail("trained anew"))
+    assert compare(RECIPE, ["ce"], [0], tmp_path, resamples=20) is not None
+    assert trained == [("ce", 0), ("ce", 0)]
+
+
+@pytest.mark.parametrize(
+    ("losses", "seeds", "said"),
+    [
+        (["ce", "cee"], [0], "unknown loss 'cee'"),
+        (["ce", "cals-alm[margn=3]"], [0], "margn"),
+        ([], [0], "needs at least one loss and one seed"),
+        (["ce"], [], "needs at least one loss and one seed"),
+        (["ce", " ce"], [0], "loss ce is there twice"),
+        (["ls[smoothing=0.1]", "ls[ smoothing=0.1 ]"], [0], r"loss ls\[smoothing=0.1\] is there twice"),
+        (["ce"], [1, 1], "seed 1 is there twice"),
+    ],
+)
+def test_refused_before_anything_is_trained(
+    losses: list[str], seeds: list[int], said: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(comparing, "train", lambda *_, **__: pytest.fail("trained"))
+    with pytest.raises(RecipeError, match=said):
+        compare(RECIPE, losses, seeds, tmp_path)
+
+
+def test_the_folder_of_another_recipe_is_refused(tmp_path: Path) -> None:
+    compare(RECIPE, ["ce"], [0], tmp_path, resamples=10)
+    with pytest.raises(RecipeError, match="holds a run of another recipe"):
+        compare(RECIPE.override(["epochs=3"]), ["ce"], [0], tmp_path, resamples=10)
+
+
+def test_the_recipes_own_loss_and_seed_do_not_count(trained: list[tuple[str, int]], tmp_path: Path) -> None:
+    compare(RECIPE, ["ce"], [0], tmp_path, resamples=10)
+    compare(RECIPE.override(["loss=ls", "seed=7"]), ["ce"], [0], tmp_path, resamples=10)
+    assert trained == [("ce", 0)]

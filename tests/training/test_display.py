@@ -1,0 +1,84 @@
+from __future__ import annotations
+
+import io
+from typing import Any
+
+import pytest
+import torch
+from rich.console import Console
+
+from calibrant.training import display
+from calibrant.training.display import Display
+from calibrant.training.recipe import Recipe
+
+RECIPE = Recipe.load("digits-lt").override(["epochs=3", "loss=cals-alm[margin=6]", "seed=2"])
+
+
+def row(epoch: int, **more: float) -> dict[str, float]:
+    return {"epoch": epoch, "train_loss": 1.2345, "validation_accuracy": 0.5, "validation_ece": 0.043, **more}
+
+
+def shown(
+    monkeypatch: pytest.MonkeyPatch, *, terminal: bool, visible: bool = True, start: int = 0, done: int = 0
+) -> str:
+    """What is seen of a run."""
+    screen = io.StringIO()
+
+    def console(**_: Any) -> Console:
+        return Console(file=screen, force_terminal=terminal, width=200, color_system=None)
+
+    monkeypatch.setattr(display, "Console", console)
+    with Display(RECIPE, shown=visible) as board:
+        if start or done:
+            board.resumed(start, done)
+        for epoch in range(start, 3):
+            board.start_epoch(epoch, 2, done)
+            for step in range(done, 2):
+                board.step(torch.tensor(2.0 * (step + 1)), step + 1)
+            done = 0
+            board.end_epoch(row(epoch + 1, multiplier_mean=0.2, multiplier_min=0.1, multiplier_max=0.3))
+        board.message("predicting test")
+    return screen.getvalue()
+
+
+def test_a_terminal_has_a_bar_with_figures(monkeypatch: pytest.MonkeyPatch) -> None:
+    text = shown(monkeypatch, terminal=True)
+    assert "cals-alm[margin=6], seed 2" in text
+    assert "6/6" in text
+    assert "predicting test" in text
+
+
+def test_a_bar_shows_the_figures_of_the_last_epoch(monkeypatch: pytest.MonkeyPatch) -> None:
+    screen = io.StringIO()
+    monkeypatch.setattr(
+        display,
+        "Console",
+        lambda **_: Console(file=screen, force_terminal=True, width=200, color_system=None),
+    )
+    with Display(RECIPE, shown=True) as board:
+        board.start_epoch(0, 2, 0)
+        board.end_epoch(row(1, gamma_mean=0.2, gamma_min=-0.1, gamma_max=3.0))
+    assert "loss 1.234 accuracy 50.0 % ECE 4.3 % γ -0.1…3" in screen.getvalue()
+    assert "2/6" in screen.getvalue()
+
+
+def test_a_file_has_lines_now_and_then_and_the_last(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(display.time, "monotonic", lambda: 100.0)  # no time passes after the first line
+    lines = shown(monkeypatch, terminal=False).splitlines()
+    name = "cals-alm[margin=6], seed 2: "
+    assert lines == [
+        f"{name}epoch 1/3 loss 1.234 accuracy 50.0 % ECE 4.3 % λ 0.1…0.3",
+        f"{name}epoch 3/3 loss 1.234 accuracy 50.0 % ECE 4.3 % λ 0.1…0.3",
+        f"{name}predicting test",
+    ]
+
+
+def test_a_resumed_run_says_where_it_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    first = shown(monkeypatch, terminal=False, start=1, done=1).splitlines()[0]
+    assert first == "cals-alm[margin=6], seed 2: going on after 1 of 3 epochs and 1 batches"
+    assert "4/6" not in first
+
+
+@pytest.mark.parametrize("terminal", [False, True])
+def test_nothing_is_shown_unless_asked_for(terminal: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert shown(monkeypatch, terminal=terminal, visible=False) == ""

@@ -1,0 +1,664 @@
+from __future__ import annotations
+
+import json
+import math
+import os
+import random
+import subprocess
+import sys
+import warnings
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from calibrant.calibrators import Temperature
+from calibrant.evaluation import evaluate
+from calibrant.losses import AdaptiveLoss, create_loss
+from calibrant.training import checkpoint, engine, logs
+from calibrant.training.choice import RecipeError
+from calibrant.training.data import DATA_SETS, MissingDataError, load_data
+from calibrant.training.engine import TrainingError, make_fabric, train
+from calibrant.training.optimization import SCHEDULES
+from calibrant.training.recipe import Choice, Recipe
+
+from . import program
+from .outcomes import assert_close, assert_identical, result, rows, tensors
+
+ROOT = Path(__file__).parents[2]
+
+SMALL = [
+    "epochs=3",
+    "batch_size=32",
+    "data=synthetic[classes=4,features=5,train_size=100,validation_size=60,test_size=31]",
+    "model=mlp",
+    "model.hidden=[8]",
+    "optimizer.lr=0.01",
+]
+ADAPTIVE = "loss=cals-alm[margin=1]"
+
+
+def small(*changes: str) -> Recipe:
+    return Recipe.load("digits-lt").override([*SMALL, *changes])
+
+
+@pytest.fixture
+def spotted(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Changes to a recipe for data with void pixels."""
+    monkeypatch.setitem(DATA_SETS, "spotted", program.spotted)
+    return ["data=spotted", "model=tests.training.program:pixelwise", "epochs=2"]
+
+
+def same(state: dict[str, Any], other: dict[str, Any]) -> bool:
+    return state.keys() == other.keys() and all(torch.equal(state[name], other[name]) for name in state)
+
+
+# ---- What a run leaves behind ---------------------------------------------------------------------
+
+
+def test_a_run_learns_and_leaves_everything_behind(tmp_path: Path) -> None:
+    recipe = small(ADAPTIVE, "epochs=12")
+    folder = train(recipe, tmp_path / "deep" / "run")
+    assert Recipe.load(folder / "recipe.toml") == recipe
+    history = rows(folder)
+    assert [row["epoch"] for row in history] == list(range(1, 13))
+    assert history[-1]["train_loss"] < 0.8 * history[0]["train_loss"]
+    assert result(folder) == {"format": 1, "epoch": 12, "epochs": 12, "history": history}
+    assert list((folder / "tensorboard").iterdir())
+    found = tensors(folder)
+    assert found["learned.safetensors/multiplier"].shape == (12, 4)
+    assert torch.equal(found["learned.safetensors/multiplier"][-1], found["loss.safetensors/multiplier"])
+    assert found["test/logits"].shape == (31, 4)
+    assert torch.equal(found["test/labels"], load_data(recipe.data).test.targets)
+
+
+def test_what_is_logged_is_what_was_predicted(tmp_path: Path) -> None:
+    folder = train(small(), tmp_path)
+    found = tensors(folder)
+    expected = evaluate(found["validation/logits"], found["validation/labels"], resamples=0)
+    row = rows(folder)[-1]
+    for name in ("accuracy", "nll", "ece"):
+        assert row[f"validation_{name}"] == pytest.approx(getattr(expected, name), rel=1e-5)
+
+
+def test_seeds_differ_and_repeat(tmp_path: Path) -> None:
+    first, again, other = (
+        train(small(f"seed={seed}"), tmp_path / name) for seed, name in ((0, "a"), (0, "b"), (1, "c"))
+    )
+    assert_identical(first, again)
+    assert not torch.equal(
+        tensors(first)["model.safetensors/1.weight"], tensors(other)["model.safetensors/1.weight"]
+    )
+
+
+def test_the_last_smaller_batch_counts_unless_dropped(tmp_path: Path) -> None:
+    kept = train(small("drop_last=false"), tmp_path / "kept")
+    dropped = train(small("drop_last=true"), tmp_path / "dropped")
+    assert rows(kept)[0]["train_loss"] != rows(dropped)[0]["train_loss"]
+
+
+def test_a_batch_larger_than_the_data_is_all_of_them(tmp_path: Path) -> None:
+    large = train(small("batch_size=4096", "drop_last=true"), tmp_path / "large")
+    exact = train(small("batch_size=100", "drop_last=true"), tmp_path / "exact")
+    assert tensors(large).keys() == tensors(exact).keys()
+    assert rows(large) == rows(exact)
+
+
+def test_workers_change_nothing(tmp_path: Path) -> None:
+    assert_identical(
+        train(small("workers=2", "epochs=2"), tmp_path / "two"),
+        train(small("epochs=2"), tmp_path / "none"),
+    )
+
+
+def test_dropout_is_the_same_with_workers(tmp_path: Path) -> None:
+    model = "model=tests.training.program:forgetful"
+    assert_identical(
+        train(small("workers=2", "epochs=2", model), tmp_path / "two"),
+        train(small("epochs=2", model), tmp_path / "none"),
+    )
+
+
+# ---- The arithmetic of a step ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("loss", ["ce", "cals-alm[margin=1]", "ce[class_weight=[1, 5]]"])
+def test_accumulated_parts_equal_the_whole(loss: str, tmp_path: Path) -> None:
+    changes = [f"loss={loss}", "optimizer=sgd[lr=0.1]", "drop_last=false", "data.classes=2"]
+    whole = train(small(*changes), tmp_path / "whole")
+    parts = train(small(*changes, "accumulate=4"), tmp_path / "parts")
+    assert_close(parts, whole)
+
+
+def test_accumulated_parts_equal_the_whole_with_void_pixels(spotted: list[str], tmp_path: Path) -> None:
+    changes = [*spotted, ADAPTIVE, "optimizer=sgd[lr=0.1]"]
+    whole = train(small(*changes), tmp_path / "whole")
+    parts = train(small(*changes, "accumulate=4"), tmp_path / "parts")
+    assert_close(parts, whole)
+    labels = tensors(whole)["test/labels"]
+    assert 0.2 < float((labels == 255).double().mean()) < 0.8
+
+
+def steps(recipe: Recipe, count: int) -> torch.nn.Module:
+    """The recipe's network after so many steps written out, with cross-entropy and all data in each."""
+    torch.manual_seed(recipe.seed)
+    data = load_data(recipe.data)
+    model = engine.create_model(recipe.model.name, 4, data.about, **recipe.model.options)
+    optimizer = torch.optim.SGD(model.parameters(), lr=recipe.optimizer.options["lr"])
+    clip = recipe.gradient_clip
+    for _ in range(count):
+        inputs, target = data.train.batch(torch.arange(len(data.train)))
+        optimizer.zero_grad()
+        torch.nn.functional.cross_entropy(model(inputs), target).backward()
+        if clip:
+            norm = torch.nn.utils.clip_grad_norm_(model.parameters(), clip)
+            assert norm > clip
+        optimizer.step()
+    return model
+
+
+@pytest.mark.parametrize("clip", [0, 0.05])
+def test_a_run_of_whole_batches_is_gradient_descent(clip: float, tmp_path: Path) -> None:
+    recipe = small(
+        "batch_size=100", "optimizer=sgd[lr=0.5,momentum=0,weight_decay=0]", f"gradient_clip={clip}"
+    )
+    found = load_file(train(recipe, tmp_path) / "model.safetensors")
+    expected = steps(recipe, 3).state_dict()
+    for name, value in expected.items():
+        torch.testing.assert_close(found[name], value)
+
+
+def test_the_average_of_weights_is_what_is_kept(tmp_path: Path) -> None:
+    changes = ["batch_size=100", "optimizer=sgd[lr=0.5,momentum=0,weight_decay=0]"]
+    found = load_file(train(small(*changes, "average=0.75"), tmp_path) / "model.safetensors")
+    first, second, third = (steps(small(*changes), count).state_dict() for count in (1, 2, 3))
+    for name, value in found.items():
+        average = 0.75 * (0.75 * first[name] + 0.25 * second[name]) + 0.25 * third[name]
+        torch.testing.assert_close(value, average)
+
+
+def test_the_learning_rate_follows_the_schedule_within_epochs(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    asked = []
+
+    def noting(epoch: float, epochs: int) -> float:
+        asked.append((epoch, epochs))
+        return 1 / (1 + epoch)
+
+    monkeypatch.setitem(SCHEDULES, "noting", noting)
+    folder = train(small("schedule=noting", "epochs=2", "batch_size=50"), tmp_path)
+    assert asked == [(0.0, 2), (0.5, 2), (1.0, 2), (1.5, 2)]
+    assert [row["lr"] for row in rows(folder)] == pytest.approx([0.01 / 1.5, 0.01 / 2.5])
+
+
+# ---- Adaptation -----------------------------------------------------------------------------------
+
+
+def passes(recipe: Recipe, folder: Path, monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
+    """The epoch and the batches of it that were done whenever the loss adapted."""
+    found: list[tuple[int, int]] = []
+    validate = engine._Training._validate
+
+    def noting(training: engine._Training, *, adapt: bool, select: str = "last") -> dict[str, float]:
+        if adapt:
+            found.append((training.epoch, training.step))
+        return validate(training, adapt=adapt, select=select)
+
+    monkeypatch.setattr(engine._Training, "_validate", noting)
+    train(recipe, folder)
+    return found
+
+
+def test_adaptation_follows_its_schedule(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    recipe = small("loss=cals-alm[adapt=0:epoch/2:3/4:1]", "epochs=5", "batch_size=25")  # 4 batches an epoch
+    expected = [(0, 4), (1, 4)]  # at the ends of epochs
+    expected += [(2, 1), (2, 4), (3, 3)]  # batches 9, 12 and 15, counted from the start
+    expected += [(4, 1), (4, 2), (4, 3), (4, 4)]
+    assert passes(recipe, tmp_path, monkeypatch) == expected
+    assert load_file(tmp_path / "loss.safetensors")["passes"] == len(expected)
+
+
+@pytest.mark.parametrize(("adapt", "count"), [("epoch", 3), ("5", 2), ("1", 12)])
+def test_adaptation_every_so_many_batches(
+    adapt: str, count: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    assert len(passes(small(ADAPTIVE, f"adapt={adapt}", "batch_size=25"), tmp_path, monkeypatch)) == count
+
+
+def test_a_loss_that_cannot_adapt_is_not_validated_for_that(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    assert passes(small("loss=ce", "adapt=1"), tmp_path, monkeypatch) == []
+
+
+def test_the_loss_learns_from_the_validation_data_alone(tmp_path: Path) -> None:
+    recipe = small("loss=cals-alm[margin=0.5]", "epochs=1")
+    folder = train(recipe, tmp_path)
+    found = tensors(folder)
+    loss = create_loss("cals-alm", 4, margin=0.5)
+    assert isinstance(loss, AdaptiveLoss)
+    loss.observe(found["validation/logits"], found["validation/labels"])
+    loss.adapt()
+    fresh = create_loss("cals-alm", 4, margin=0.5).state_dict()
+    assert not torch.equal(fresh["multiplier"], loss.state_dict()["multiplier"])
+    for name, value in loss.state_dict().items():
+        torch.testing.assert_close(found[f"loss.safetensors/{name}"], value, rtol=1e-5, atol=1e-9)
+
+
+def test_options_in_brackets_reach_the_loss(tmp_path: Path) -> None:
+    wide, narrow = (
+        train(small(f"loss=cals-alm[margin={margin},penalty=p2]"), tmp_path / str(margin))
+        for margin in (20, 0.1)
+    )
+    plain = train(small("loss=ce"), tmp_path / "plain")
+    weights = "model.safetensors/1.weight"
+    torch.testing.assert_close(tensors(wide)[weights], tensors(plain)[weights])
+    assert not torch.allclose(tensors(narrow)[weights], tensors(plain)[weights])
+
+
+# ---- Which weights are kept -----------------------------------------------------------------------
+
+
+# A step that is far too large makes the later epochs worse than the first ones.
+STUMBLING = "schedule=multistep[milestones=[5],factor=12]"
+
+
+@pytest.mark.parametrize("criterion", ["accuracy", "nll", "ece", "nll-after-temperature"])
+def test_the_best_epoch_is_kept(criterion: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Weights jump about, and each criterion has a best epoch of its own."""
+    recipe = small(f"select={criterion}", "epochs=8", "optimizer=sgd[lr=0.3,momentum=0]", STUMBLING)
+    logits: list[torch.Tensor] = []
+    validate = engine._Training._validate
+
+    def noting(training: engine._Training, *, adapt: bool, select: str = "last") -> dict[str, float]:
+        logits.append(torch.cat([part for part, _ in training.predictions(training.data.validation)]))
+        return validate(training, adapt=adapt, select=select)
+
+    monkeypatch.setattr(engine._Training, "_validate", noting)
+    folder = train(recipe, tmp_path)
+    labels = tensors(folder)["validation/labels"]
+
+    def value(scores: torch.Tensor) -> float:
+        if criterion == "nll-after-temperature":
+            calibrator = Temperature().fit(scores, labels)
+            return -evaluate(calibrator(scores), labels, resamples=0).nll
+        figure = getattr(evaluate(scores, labels, resamples=0), criterion)
+        return figure if criterion == "accuracy" else -figure
+
+    values = [value(scores) for scores in logits]
+    best = max(range(8), key=values.__getitem__)
+    assert best < 7  # or it could as well have kept the last
+    assert result(folder)["epoch"] == best + 1
+    torch.testing.assert_close(tensors(folder)["validation/logits"], logits[best])
+    logged = [row[f"validation_{criterion.replace('-', '_')}"] for row in rows(folder)]
+    assert [abs(each) for each in logged] == pytest.approx([abs(each) for each in values], rel=1e-4)
+
+
+# ---- Killed and resumed ---------------------------------------------------------------------------
+
+EXACT = [
+    *SMALL,
+    "loss=cals-alm[margin=1]",
+    "adapt=5",
+    "drop_last=true",
+    "average=0.9",
+    "checkpoint_batches=3",
+    "model=tests.training.program:forgetful",
+    "optimizer=adam[lr=0.01]",
+    "schedule=cosine[warmup=1]",
+    "select=nll",
+    "batch_size=12",
+    "epochs=4",
+]
+
+
+def exact(*changes: str) -> Recipe:
+    return Recipe.load("digits-lt").override(
+        [*(each for each in EXACT if not each.startswith("model.")), *changes]
+    )
+
+
+def start(output: Path, recipe: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "tests.training.program", str(output), str(recipe), *arguments]
+    environment = {
+        **os.environ,
+        "OMP_NUM_THREADS": "1",
+        "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path]),
+    }
+    return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=120)
+
+
+def test_five_kills_at_random_moments_change_nothing(tmp_path: Path) -> None:
+    undisturbed = train(exact("epochs=8"), tmp_path / "undisturbed")
+    path = tmp_path / "killed.toml"
+    # 64 steps of at least 0.05 s take longer than the five lives together.
+    path.write_text(exact("epochs=8", "model.pause=0.05").to_toml())
+    moments = random.Random()
+    for _ in range(5):
+        assert start(tmp_path, path, "--kill-after", str(moments.uniform(0.05, 0.5))).returncode == -9
+    assert (tmp_path / "killed" / "checkpoints" / "last.pt").exists()
+    finished = start(tmp_path, path)
+    assert finished.returncode == 0, finished.stderr
+    assert_identical(tmp_path / "killed", undisturbed)
+    done = len((tmp_path / "killed.steps").read_text())
+    assert 64 <= done <= 64 + 5 * 4  # no kill threw it back by more than three steps and the one begun
+
+
+class Killed(BaseException):
+    """Nothing catches it on the way out, as nothing catches a kill."""
+
+
+def die_at(call: int, place: Any, name: str, monkeypatch: pytest.MonkeyPatch, *, after: bool = False) -> None:
+    """Make the so-many-th call of a function the last."""
+    plain = getattr(place, name)
+    calls = 0
+
+    def dying(*arguments: Any, **named: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        if calls == call and not after:
+            raise Killed
+        found = plain(*arguments, **named)
+        if calls == call:
+            raise Killed
+        return found
+
+    monkeypatch.setattr(place, name, dying)
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return train(exact(), tmp_path_factory.mktemp("undisturbed"))
+
+
+@pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
+@pytest.mark.parametrize(
+    ("place", "name", "call"),
+    [
+        pytest.param(engine._Training, "_train_step", 13, id="step"),
+        pytest.param(engine._Training, "_validate", 3, id="validation"),
+        pytest.param(engine._Training, "_keep_best", 4, id="best"),
+        pytest.param(checkpoint, "save_last", 5, id="checkpoint"),
+        pytest.param(checkpoint, "save_last", 12, id="last-checkpoint"),
+        pytest.param(checkpoint.torch, "save", 4, id="half-a-file"),
+        pytest.param(Path, "replace", 9, id="rename"),
+        pytest.param(Path, "replace", 10, id="next-rename"),
+        pytest.param(Path, "replace", 11, id="rename-after-that"),
+        pytest.param(logs.Logs, "write", 2, id="logs"),
+        pytest.param(logs.Logs, "write", 4, id="last-logs"),
+        pytest.param(engine, "save_weights", 1, id="weights"),
+        pytest.param(engine, "write_predictions", 2, id="predictions"),
+    ],
+)
+def test_killed_at_any_place(
+    place: Any,
+    name: str,
+    call: int,
+    after: bool,
+    undisturbed: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    with monkeypatch.context() as patch:
+        die_at(call, place, name, patch, after=after)
+        with pytest.raises(Killed):
+            train(exact(), tmp_path)
+    assert not engine.is_finished(tmp_path)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        train(exact(), tmp_path)
+    assert_identical(tmp_path, undisturbed)
+
+
+def test_resuming_does_not_start_anew(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    with monkeypatch.context() as patch:
+        die_at(14, engine._Training, "_train_step", patch)
+        with pytest.raises(Killed):
+            train(exact(), tmp_path)
+    taken = []
+    plain = engine._Training._train_step
+
+    def noting(training: engine._Training, batch: Any) -> None:
+        taken.append((training.epoch, training.step))
+        plain(training, batch)
+
+    monkeypatch.setattr(engine._Training, "_train_step", noting)
+    train(exact(), tmp_path)
+    # Eight batches an epoch and a checkpoint after each third: the 13th step was the fifth of its epoch.
+    assert taken[0] == (1, 3)
+    assert len(taken) == 32 - 11
+
+
+def test_a_finished_run_is_left_alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    train(small(), tmp_path)
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    die_at(1, engine, "load_data", monkeypatch)
+    assert train(small(), tmp_path) == tmp_path
+    assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
+
+
+# ---- Damage and full disks ------------------------------------------------------------------------
+
+
+def interrupted(folder: Path, monkeypatch: pytest.MonkeyPatch, step: int = 14) -> None:
+    with monkeypatch.context() as patch:
+        die_at(step, engine._Training, "_train_step", patch)
+        with pytest.raises(Killed):
+            train(exact(), folder)
+
+
+@pytest.mark.parametrize("damage", ["flipped", "truncated", "empty", "foreign"])
+def test_a_damaged_checkpoint_gives_way_to_the_one_before(
+    damage: str, undisturbed: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    interrupted(tmp_path, monkeypatch)
+    path = tmp_path / "checkpoints" / "last.pt"
+    content = bytearray(path.read_bytes())
+    weights = checkpoint.load(path)["model"]["layers.0.weight"].numpy().tobytes()
+    content[content.index(weights) + 5] ^= 16
+    path.write_bytes(
+        {"flipped": bytes(content), "truncated": content[:-1000], "empty": b"", "foreign": b"a text"}[damage]
+    )
+    with pytest.warns(UserWarning, match=r"last\.pt is damaged; going back to the one before"):
+        train(exact(), tmp_path)
+    assert_identical(tmp_path, undisturbed)
+
+
+def test_with_every_checkpoint_damaged_a_run_starts_anew(
+    undisturbed: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    interrupted(tmp_path, monkeypatch)
+    for name in ("last.pt", "previous.pt"):
+        (tmp_path / "checkpoints" / name).write_bytes(b"")
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        train(exact(), tmp_path)
+    said = [str(each.message) for each in caught]
+    assert len(said) == 2
+    assert "last.pt is damaged" in said[0]
+    assert "previous.pt is damaged" in said[1]
+    assert_identical(tmp_path, undisturbed)
+
+
+def test_a_damaged_best_checkpoint_says_what_to_do(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    with monkeypatch.context() as patch:
+        die_at(1, engine._Training, "_finish", patch)
+        with pytest.raises(Killed):
+            train(exact(), tmp_path)
+    (tmp_path / "checkpoints" / "best.pt").write_bytes(b"")
+    with pytest.raises(TrainingError, match=r"best\.pt is damaged.*delete"):
+        train(exact(), tmp_path)
+
+
+@pytest.mark.parametrize("call", [2, 9, 14])
+def test_a_full_disk_loses_nothing(
+    call: int, undisturbed: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    with monkeypatch.context() as patch:
+        saved = 0
+        plain = torch.save
+
+        def full(state: Any, stream: Any) -> None:
+            nonlocal saved
+            saved += 1
+            if saved >= call:
+                stream.write(b"half of it")
+                raise OSError(28, "No space left on device")
+            plain(state, stream)
+
+        patch.setattr(checkpoint.torch, "save", full)
+        with pytest.raises(OSError, match=r"^cannot write .*\.pt: No space left on device$"):
+            train(exact(), tmp_path)
+    names = {path.name for path in (tmp_path / "checkpoints").iterdir()}
+    assert names <= {"last.pt", "previous.pt", "best.pt"}
+    assert "last.pt" in names
+    kept = checkpoint.load(tmp_path / "checkpoints" / "last.pt")
+    assert kept["epoch"] * 8 + kept["step"] >= {2: 3, 9: 16, 14: 27}[call] - 3
+    train(exact(), tmp_path)
+    assert_identical(tmp_path, undisturbed)
+
+
+def test_a_disk_that_really_is_too_small(undisturbed: Path, tmp_path: Path) -> None:
+    path = tmp_path / "full.toml"
+    path.write_text(exact().to_toml())
+    # Checkpoints grow with the history: the first ones fit, the last ones do not.
+    folder = tmp_path / "full"
+    sizes = (undisturbed / "checkpoints" / "last.pt").stat().st_size
+    refused = start(tmp_path, path, "--largest-file", str(sizes - 600))
+    assert refused.returncode == 1
+    assert refused.stderr.splitlines()[-1].startswith(f"OSError: cannot write {folder / 'checkpoints'}")
+    assert "File too large" in refused.stderr.splitlines()[-1]
+    kept = checkpoint.load(folder / "checkpoints" / "last.pt")
+    assert kept["epoch"] >= 1
+    train(exact(), folder)
+    assert_identical(folder, undisturbed)
+
+
+# ---- Refusals -------------------------------------------------------------------------------------
+
+
+def test_the_folder_of_another_recipe_is_refused(tmp_path: Path) -> None:
+    train(small(), tmp_path)
+    before = (tmp_path / "recipe.toml").read_bytes()
+    with pytest.raises(
+        RecipeError, match=r"holds a run of another recipe \(there: epochs = 3\); choose another"
+    ):
+        train(small("epochs=4"), tmp_path)
+    with pytest.raises(RecipeError, match=r"there: loss = \"ce\""):
+        train(small("loss=cals-alm[margin=6,penalty=p2]"), tmp_path)
+    assert (tmp_path / "recipe.toml").read_bytes() == before
+
+
+def test_a_file_is_no_output_folder(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    path.write_text("")
+    with pytest.raises(NotADirectoryError, match="file is a file; expected a folder"):
+        train(small(), path)
+
+
+@pytest.mark.parametrize("loss", ["ce", "cals-alm"])
+@pytest.mark.parametrize("classes", [4, 10])
+def test_a_model_of_another_class_count_is_refused(loss: str, classes: int, tmp_path: Path) -> None:
+    recipe = small(f"loss={loss}", f"data.classes={classes}", "model=tests.training.program:of_seven")
+    with pytest.raises(RecipeError, match=rf"of_seven' gives 7 classes; the data have {classes}"):
+        train(recipe, tmp_path)
+
+
+def test_missing_data_are_named(tmp_path: Path) -> None:
+    recipe = small("data=cifar10", "model=cifar-resnet-18")
+    with pytest.raises(MissingDataError, match="cifar-10"):
+        train(recipe, tmp_path / "run", data_root=tmp_path)
+
+
+@pytest.mark.parametrize("adapt", ["epoch", "1"])
+@pytest.mark.parametrize("every", [0, 1])
+def test_a_loss_that_is_not_finite_ends_training(
+    adapt: str, every: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The weights of the last checkpoint are finite, wherever in an epoch it was written."""
+    plain = engine._Training._train_step
+
+    def spoiling(training: engine._Training, batch: Any) -> None:
+        if (training.epoch, training.step) == (1, 1):
+            with torch.no_grad():
+                next(training.network.parameters()).fill_(math.nan)
+        plain(training, batch)
+
+    monkeypatch.setattr(engine._Training, "_train_step", spoiling)
+    recipe = small(ADAPTIVE, f"adapt={adapt}", f"checkpoint_batches={every}")
+    with pytest.raises(TrainingError, match=r"loss became nan in epoch 2; .*optimizer\.lr"):
+        train(recipe, tmp_path)
+    kept = checkpoint.load(tmp_path / "checkpoints" / "last.pt")
+    assert (kept["epoch"], kept["step"]) == (1, every)
+    assert all(torch.isfinite(value).all() for value in kept["model"].values())
+
+
+@pytest.mark.parametrize("loss", ["ce", "cals-alm"])
+def test_weights_that_the_last_step_of_an_epoch_spoiled_end_training(
+    loss: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    plain = engine._Training._train_step
+
+    def spoiling(training: engine._Training, batch: Any) -> None:
+        plain(training, batch)
+        if (training.epoch, training.step) == (1, training.steps - 1):
+            with torch.no_grad():
+                next(training.network.parameters()).fill_(math.nan)
+
+    monkeypatch.setattr(engine._Training, "_train_step", spoiling)
+    with pytest.raises(TrainingError, match="in epoch 2"):
+        train(small(f"loss={loss}"), tmp_path)
+    assert checkpoint.load(tmp_path / "checkpoints" / "last.pt")["epoch"] == 1
+
+
+def test_validation_data_that_are_all_void_are_refused(
+    spotted: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def void(root: Path, **options: Any) -> Any:
+        data = program.spotted(root)
+        assert data.validation.targets is not None
+        data.validation.targets.fill_(255)
+        return data
+
+    monkeypatch.setitem(DATA_SETS, "spotted", void)
+    with pytest.raises(TrainingError, match="validation data have no element that is not ignored"):
+        train(small(*spotted), tmp_path)
+
+
+def test_precision_that_does_not_exist_is_refused() -> None:
+    with pytest.raises(RecipeError, match=r"cannot set up training: .*precision"):
+        make_fabric(small("precision=17"))
+
+
+def test_a_batch_that_processes_cannot_share_is_refused(tmp_path: Path) -> None:
+    class Three:
+        world_size, global_rank = 3, 0
+
+    recipe = small()
+    with pytest.raises(RecipeError, match="batch_size 32 cannot be shared among 3 processes equally"):
+        engine._Training(recipe, load_data(recipe.data), Three(), tmp_path, None, None)  # type: ignore[arg-type]
+
+
+def test_results_are_json_that_others_read(tmp_path: Path) -> None:
+    train(small(ADAPTIVE), tmp_path)
+
+    def refuse(word: str) -> None:
+        raise AssertionError(word)
+
+    json.loads((tmp_path / "result.json").read_text(), parse_constant=refuse)
+    with np.load(tmp_path / "test.npz", allow_pickle=False) as archive:
+        assert archive["logits"].dtype == np.float32
+
+
+def test_channels_last_and_half_precision_train(tmp_path: Path) -> None:
+    recipe = Recipe.load("digits-lt").override(
+        ["epochs=1", "data.flat=false", "model=cnn[width=8]", "precision=bf16-mixed", "channels_last=true"]
+    )
+    folder = train(recipe, tmp_path)
+    assert math.isfinite(rows(folder)[0]["validation_nll"])
+    assert tensors(folder)["model.safetensors/head.weight"].dtype == torch.float32
+    assert recipe.model == Choice("cnn", {"width": 8})

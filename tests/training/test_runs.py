@@ -1,0 +1,150 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from calibrant.calibrators import Temperature
+from calibrant.evaluation import evaluate
+from calibrant.files import open_predictions
+from calibrant.metrics.ood import detection, entropy
+from calibrant.training import engine, runs
+from calibrant.training.choice import Choice, RecipeError
+from calibrant.training.data import load_data
+from calibrant.training.engine import train
+from calibrant.training.recipe import Recipe
+from calibrant.training.runs import Run, folder_of
+from tests.evaluations import assert_same
+
+RECIPE = Recipe.load("digits-lt").override(
+    [
+        "epochs=3",
+        "data=synthetic[classes=4,features=5,train_size=100,validation_size=60,test_size=81,imbalance=8]",
+        "model.hidden=[8]",
+        "optimizer.lr=0.02",
+        "average=0.5",
+        "select=accuracy",
+    ]
+)
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    return Run(train(RECIPE, tmp_path_factory.mktemp("run")))
+
+
+def test_the_model_is_the_one_that_predicted(run: Run) -> None:
+    ((stored, labels),) = run.predictions("test")
+    inputs, expected = run.data.test.batch(torch.arange(81))
+    assert not run.model.training
+    torch.testing.assert_close(run.model(inputs), stored)
+    assert torch.equal(labels, expected)
+    assert run.recipe == RECIPE
+
+
+def test_without_stored_predictions_the_model_predicts_again(
+    run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(engine, "STORED", 0)
+    bare = Run(train(RECIPE, tmp_path))
+    assert not (tmp_path / "test.npz").exists()
+    for _ in range(2):  # a Predicted can be read again
+        parts = list(bare.predictions("test"))
+        assert [len(labels) for _, labels in parts] == [32, 32, 17]
+        ((stored, labels),) = run.predictions("test")
+        torch.testing.assert_close(torch.cat([logits for logits, _ in parts]), stored)
+        assert torch.equal(torch.cat([target for _, target in parts]), labels)
+    before, after, temperature = bare.evaluations(resamples=10)
+    plain, scaled, expected = run.evaluations(resamples=10)
+    assert temperature == pytest.approx(expected, rel=1e-4)
+    for one, other in ((before, plain), (after, scaled)):
+        assert one.nll == pytest.approx(other.nll, rel=1e-4)
+        assert one.ece == pytest.approx(other.ece, abs=1e-4)
+
+
+def test_evaluations_are_of_the_test_data_before_and_after_scaling(run: Run) -> None:
+    before, after, temperature = run.evaluations(resamples=20)
+    ((logits, labels),) = run.predictions("test")
+    expected = evaluate(
+        logits,
+        labels,
+        name="ce",
+        class_names=run.data.class_names,
+        class_counts=run.data.class_counts,
+        resamples=20,
+    )
+    assert_same(before, expected)
+    assert before.groups
+    calibrator = Temperature().fit(*run.predictions("validation")[0])  # type: ignore[index]
+    assert temperature == pytest.approx(float(calibrator.temperature))
+    assert temperature != pytest.approx(1, abs=0.01)
+    assert after.nll == pytest.approx(evaluate(calibrator(logits), labels, resamples=0).nll)
+    assert after.accuracy == before.accuracy
+    assert after.name == "ce + temperature"
+
+
+def test_evaluations_are_kept(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = run.evaluations(resamples=20)
+    json.loads((run.folder / "evaluation.json").read_text(), parse_constant=pytest.fail)
+    with monkeypatch.context() as patch:
+        patch.setattr(runs, "evaluate", lambda *_, **__: pytest.fail("evaluated again"))
+        assert Run(run.folder).evaluations(resamples=20) == found
+    assert len(run.evaluations(resamples=30)[0].replicates["nll"]) == 30
+
+
+def test_predictions_are_written_as_others_read_them(run: Run, tmp_path: Path) -> None:
+    for part, size in (("train", 100), ("validation", 60), ("test", 81)):
+        for suffix in (".npz", ".safetensors"):
+            path = tmp_path / f"{part}{suffix}"
+            assert run.predict(part, path) == size  # type: ignore[arg-type]
+            logits, labels = open_predictions(path).load()
+            split = getattr(load_data(RECIPE.data), part)
+            assert torch.equal(labels, split.targets)
+            torch.testing.assert_close(logits, run.model(split.batch(torch.arange(size))[0]))
+    with np.load(tmp_path / "train.npz") as archive:
+        assert list(archive["class_names"]) == list(run.data.class_names)
+
+
+def test_a_part_that_is_empty_cannot_be_predicted(run: Run, tmp_path: Path) -> None:
+    np.savez(
+        tmp_path / "data.npz",
+        features=np.random.default_rng(0).normal(size=(40, 3)),
+        labels=np.arange(40) % 2,
+    )
+    recipe = RECIPE.override(["data=npz[validation=0.5,test=0]"])
+    bare = Run(train(recipe, tmp_path / "run", data_root=tmp_path), tmp_path)
+    with pytest.raises(RecipeError, match="data 'npz' have no test part"):
+        bare.predict("test", tmp_path / "test.npz")
+    with pytest.raises(RecipeError, match="data 'npz' have no test part"):
+        bare.evaluations()
+
+
+def test_other_data_are_told_by_their_entropy(run: Run) -> None:
+    other = Choice("synthetic", {"classes": 4, "features": 5, "separation": 0.0, "test_size": 50})
+    ((inside, _),) = run.predictions("test")
+    outside = run.model(load_data(other).test.batch(torch.arange(50))[0])
+    expected = detection(entropy(inside), entropy(outside.detach())).auroc
+    assert run.auroc(other) == pytest.approx(expected)
+    assert run.auroc(other) > 0.55
+
+
+def test_folders_that_are_no_finished_runs_are_refused(run: Run, tmp_path: Path) -> None:
+    with pytest.raises(RecipeError, match=r"is not the folder of a run: it has no recipe\.toml"):
+        Run(tmp_path)
+    (tmp_path / "recipe.toml").write_text(RECIPE.to_toml())
+    with pytest.raises(RecipeError, match="is not finished; give the command that trains it again"):
+        Run(tmp_path)
+
+
+def test_folders_of_a_comparison_have_plain_names() -> None:
+    names: list[Any] = [
+        folder_of(Path("out"), loss, 3).name
+        for loss in ("ce", "cals-alm[margin=6]", "cals-alm[margin=-6]", "x[adapt=0:epoch/2:3]", 'x[a="/../"]')
+    ]
+    assert names[0] == "ce-seed3"
+    assert len(set(names)) == len(names)
+    assert not any(set(name) & set('/\\:[]"*? ') for name in names)
