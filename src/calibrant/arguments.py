@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from difflib import get_close_matches
-from types import NoneType, UnionType
-from typing import Any, Literal, TypeVar, Union, get_args, get_origin
+from typing import TypeVar
 
 T = TypeVar("T")
 
@@ -60,42 +59,3 @@ def nearest(word: object, known: Iterable[str]) -> str:
     """
     near = get_close_matches(str(word).lower(), list(known), n=1, cutoff=0.5)
     return f", did you mean {near[0]!r}?" if near else ""
-
-
-def from_text(name: str, text: str, kind: Any) -> Any:
-    """An argument as its annotation wants it, from what was typed on a command line.
-
-    Args:
-        name: of the argument, for errors.
-        text: what was typed; several numbers have commas between.
-        kind: ``int``, ``float``, ``bool``, ``str``, a ``Literal`` of texts, a ``Sequence`` of these, or any
-            of them or None.
-
-    Raises:
-        ValueError: a text that does not stand for such a value.
-
-    >>> from_text("bins", "20", int), from_text("bins", "5,10", Sequence[int] | None)
-    (20, [5, 10])
-    """
-    origin, inner = get_origin(kind), get_args(kind)
-    if origin in (Union, UnionType):
-        if text.lower() == "none" and NoneType in inner:
-            return None
-        (kind,) = (each for each in inner if each is not NoneType)
-        return from_text(name, text, kind)
-    if origin is Literal:
-        if text not in inner:
-            listed = ", ".join(map(repr, inner))
-            raise ValueError(f"{name} must be one of {listed}, got {text!r}{nearest(text, inner)}")
-        return text
-    if origin is not None and issubclass(origin, Sequence):
-        return [from_text(name, part.strip(), inner[0]) for part in text.split(",")]
-    if kind is bool:
-        if text.lower() not in ("true", "false"):
-            raise ValueError(f"{name} must be true or false, got {text!r}")
-        return text.lower() == "true"
-    try:
-        return kind(text)
-    except ValueError:
-        what = {int: "a whole number", float: "a number"}.get(kind, f"a {kind.__name__}")
-        raise ValueError(f"{name} must be {what}, got {text!r}") from None

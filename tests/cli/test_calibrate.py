@@ -326,15 +326,13 @@ def test_a_calibrator_keeps_the_names_of_its_classes(tmp_path):
         ("histogram-binning", ["bins=20", "binning=equal-mass"], {"bins": 20, "binning": "equal-mass"}),
         ("temperature", ["objective=ece"], {"objective": "ece"}),
         ("vector", ["ridge = 1e-3"], {"ridge": 1e-3}),
-        ("platt", ["smooth-targets=false"], {"smooth_targets": False}),
-        ("bayesian-binning", ["bins=3,5", "prior_samples=4"], {"bins": [3, 5], "prior_samples": 4.0}),
-        ("bayesian-binning", ["bins=none"], {"bins": None}),
+        ("platt", ["smooth_targets=false"], {"smooth_targets": False}),
+        ("bayesian-binning", ["bins=[3,5]", "prior_samples=4"], {"bins": [3, 5], "prior_samples": 4.0}),
     ],
 )
 def test_options_of_the_method(tmp_path, file, method, given, expected):
     output = tmp_path / "calibrator.safetensors"
-    options = [word for text in given for word in ("--option", text)]
-    result = run_calibrate(file, "--method", method, *options, "--output", output)
+    result = run_calibrate(file, "--method", f"{method}[{','.join(given)}]", "--output", output)
     assert (result.exit_code, result.stderr) == (0, "")
     found = load_calibrator(output).options()
     assert {name: found[name] for name in expected} == expected
@@ -343,7 +341,7 @@ def test_options_of_the_method(tmp_path, file, method, given, expected):
 @pytest.mark.usefixtures("all_is_large")
 def test_options_of_the_method_for_large_files(tmp_path, file):
     output = tmp_path / "calibrator.safetensors"
-    options = ["--method", "vector", "--option", "ridge=0.5", "--output", output]
+    options = ["--method", "vector[ridge=0.5]", "--output", output]
     assert run_calibrate(file, *options).exit_code == 0
     assert load_calibrator(output).ridge == 0.5
 
@@ -352,24 +350,23 @@ def test_options_of_the_method_for_large_files(tmp_path, file):
 @pytest.mark.parametrize(
     ("method", "given", "words"),
     [
-        ("histogram-binning", ["bin=20"], ["--option bin=20", "no option 'bin', did you mean 'bins'?"]),
+        ("histogram-binning", ["bin=20"], ["no option 'bin', did you mean 'bins'?"]),
         ("histogram-binning", ["bins=many"], ["bins must be a whole number, got 'many'"]),
         ("histogram-binning", ["bins=0"], ["bins must be at least 1"]),
-        ("histogram-binning", ["bins"], ["expected NAME=VALUE"]),
-        ("histogram-binning", ["bins=2", "bins=3"], ["bins is given twice"]),
-        ("histogram-binning", ["variant=toplabel"], ["did you mean 'top-label'?"]),
-        ("bayesian-binning", ["bins=3,x"], ["bins must be a whole number, got 'x'"]),
+        ("histogram-binning", ["bins"], ["expected option=value"]),
+        ("histogram-binning", ["bins=2", "bins=3"], ["bins is there twice"]),
+        ("histogram-binning", ["variant=toplabel"], ["variant must be one of", "'top-label'"]),
+        ("bayesian-binning", ['bins=[3,"x"]'], ["bins must be a list, each a whole number"]),
         ("platt", ["smooth_targets=maybe"], ["smooth_targets must be true or false, got 'maybe'"]),
         ("vector", ["ridge=-1"], ["ridge must lie in"]),
         ("vector", ["ridge=x"], ["ridge must be a number, got 'x'"]),
-        ("beta", ["bins=3"], ["'beta' has no option 'bins'; it takes: none"]),
+        ("beta", ["bins=3"], ["beta has no option 'bins'; its options: none"]),
         ("temperature", ["return=3"], ["no option 'return'"]),
-        ("auto", ["bins=3"], ["auto takes none"]),
+        ("auto", ["bins=3"], ["auto takes no options"]),
     ],
 )
 def test_options_that_a_method_does_not_take(file, method, given, words):
-    options = [word for text in given for word in ("--option", text)]
-    fails(run_calibrate(file, "--method", method, *options), "--option", *words)
+    fails(run_calibrate(file, "--method", f"{method}[{','.join(given)}]"), "--method", *words)
 
 
 def test_an_absent_class_is_a_warning(tmp_path):
@@ -445,7 +442,7 @@ def test_the_help_lists_every_method():
     commands = typer.main.get_command(cli.app).commands
     assert {"evaluate", "calibrate", "apply"} <= set(commands)
     (method,) = [option for option in commands["calibrate"].params if option.name == "method"]
-    assert re.findall(r"[a-z-]+", method.help.partition("one of ")[2]) == list(CALIBRATORS)
+    assert re.findall(r"[a-z-]+", method.help.partition("one of ")[2].partition(";")[0]) == list(CALIBRATORS)
 
 
 PAGE = (Path(__file__).parents[2] / "docs" / "calibrate-command.md").read_text(encoding="utf-8")

@@ -6,6 +6,7 @@ Starting processes takes seconds, so one start follows many recipes; the tests l
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -78,7 +79,22 @@ def start(way: str, folder: Path, names: list[str]) -> subprocess.CompletedProce
         "OMP_NUM_THREADS": "1",
         "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path]),
     }
-    return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=180)
+    # A session of their own, so that none of them outlives a test that waited in vain.
+    with subprocess.Popen(
+        command,
+        cwd=ROOT,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    ) as process:
+        try:
+            output, errors = process.communicate(timeout=180)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            raise
+    return subprocess.CompletedProcess(command, process.returncode, output, errors)
 
 
 @pytest.fixture(scope="module")

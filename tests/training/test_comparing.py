@@ -8,7 +8,7 @@ import pytest
 
 from calibrant.training import comparing, engine
 from calibrant.training.choice import Choice, RecipeError
-from calibrant.training.comparing import compare, missing_runs
+from calibrant.training.comparing import compare
 from calibrant.training.engine import train
 from calibrant.training.recipe import Recipe
 from calibrant.training.runs import folder_of
@@ -41,7 +41,6 @@ def trained(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int]]:
 
 def test_every_loss_is_trained_from_every_seed(trained: list[tuple[str, int]], tmp_path: Path) -> None:
     evaluated: list[tuple[str, int]] = []
-    assert missing_runs(RECIPE, LOSSES, [0, 4], tmp_path) == 4
     comparison = compare(
         RECIPE,
         LOSSES,
@@ -70,10 +69,8 @@ def test_every_loss_is_trained_from_every_seed(trained: list[tuple[str, int]], t
 def test_only_what_is_missing_is_trained(trained: list[tuple[str, int]], tmp_path: Path) -> None:
     first = compare(RECIPE, ["ce"], [0], tmp_path, resamples=20)
     assert trained == [("ce", 0)]
-    assert missing_runs(RECIPE, LOSSES, [0, 1], tmp_path) == 3
     second = compare(RECIPE, LOSSES, [0, 1], tmp_path, resamples=20)
     assert trained == [("ce", 0), ("ce", 1), (WRITTEN[1], 0), (WRITTEN[1], 1)]
-    assert missing_runs(RECIPE, LOSSES, [0, 1], tmp_path) == 0
     assert first is not None
     assert second is not None
     assert second.methods[0].before[0] == first.methods[0].before[0]
@@ -94,7 +91,6 @@ def test_a_run_that_was_stopped_is_finished(
         patch.setattr(engine._Training, "_finish", stop)
         with pytest.raises(KeyboardInterrupt):
             train(RECIPE, place)
-    assert missing_runs(RECIPE, ["ce"], [0], tmp_path) == 1
     monkeypatch.setattr(engine._Training, "_train_step", lambda *_: pytest.fail("trained anew"))
     assert compare(RECIPE, ["ce"], [0], tmp_path, resamples=20) is not None
     assert trained == [("ce", 0), ("ce", 0)]

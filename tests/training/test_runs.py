@@ -124,9 +124,10 @@ def test_a_part_that_is_empty_cannot_be_predicted(run: Run, tmp_path: Path) -> N
 
 
 def test_other_data_are_told_by_their_entropy(run: Run) -> None:
-    other = Choice("synthetic", {"classes": 4, "features": 5, "separation": 0.0, "test_size": 50})
+    choice = Choice("synthetic", {"classes": 4, "features": 5, "separation": 0.0, "test_size": 50})
+    other = load_data(choice).test
     ((inside, _),) = run.predictions("test")
-    outside = run.model(load_data(other).test.batch(torch.arange(50))[0])
+    outside = run.model(other.batch(torch.arange(50))[0])
     expected = detection(entropy(inside), entropy(outside.detach())).auroc
     assert run.auroc(other) == pytest.approx(expected)
     assert run.auroc(other) > 0.55

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from calibrant.calibrators import Calibrator, Ranking
     from calibrant.evaluation import Difference, Evaluation
     from calibrant.files import PredictionFile
+    from calibrant.training.choice import Choice
 
     Batch = tuple[Tensor, Tensor]
 
@@ -135,17 +136,10 @@ def calibrate(
         typer.Option(
             help="auto, which takes the best by cross-validation, or one of identity, temperature, "
             "local-temperature, ensemble-temperature, vector, structured-vector, matrix, structured-matrix, "
-            "dirichlet, spline, isotonic, histogram-binning, bayesian-binning, beta, platt.",
+            "dirichlet, spline, isotonic, histogram-binning, bayesian-binning, beta, platt; with options in "
+            "brackets, as histogram-binning[bins=20].",
         ),
     ] = "temperature",
-    option: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="NAME=VALUE",
-            help="An option of the method, as bins=20 of histogram-binning; may be given several times.",
-            show_default=False,
-        ),
-    ] = None,
     test: Annotated[
         Path | None,
         typer.Option(
@@ -181,8 +175,7 @@ def calibrate(
     from calibrant.files import BadFileError, open_predictions
 
     with failing_in_one_line(BadFileError):
-        _check_method(method)
-        method_options = _method_options(method, option or [])
+        chosen = _method(method)
         inputs = [file] if test is None else [file, test]
         outputs = {"--output": output, "--report": report, "--json": json}
         _check_outputs("files of predictions", inputs, outputs)
@@ -193,13 +186,13 @@ def calibrate(
         _check_same_classes(held_out, judged)
         _check_class_names(judged, held_out.class_names, held_out.path.name)
         fitted_to = held_out.path.resolve() == judged.path.resolve()
-        _check_fits_in_memory(held_out, method)
+        _check_fits_in_memory(held_out, chosen.name)
         loaded = _load(judged)
         options = {"bins": bins, "ignore_index": ignore_index, "resamples": resamples, "seed": seed}
         # First, for what cannot be evaluated need not be fitted.
         before = _evaluate(judged, "before", loaded is None, options, loaded=loaded)
         calibrator, ranking = _fit(
-            held_out, method, method_options, loaded if fitted_to else _load(held_out), folds=folds, seed=seed
+            held_out, chosen, loaded if fitted_to else _load(held_out), folds=folds, seed=seed
         )
         after = _evaluate(judged, "after", loaded is None, options, loaded=loaded, calibrator=calibrator)
     if ranking is not None:
@@ -374,40 +367,29 @@ def _progress() -> Progress:
 # ---------------------------------------------------------------------------------------------- calibration
 
 
-def _check_method(method: str) -> None:
+def _method(text: str) -> Choice:
+    """The method with its options; what there is not, or would not be taken, is refused."""
     from calibrant.arguments import nearest
-    from calibrant.calibrators import CALIBRATORS
-
-    known = ["auto", *CALIBRATORS]
-    if method not in known:
-        fail(f"--method {method}: there is no such method{nearest(method, known)}; known: {', '.join(known)}")
-
-
-def _method_options(method: str, given: Sequence[str]) -> dict[str, Any]:
-    """The arguments of a calibrator, from texts; what it would not take is refused."""
-    from typing import get_type_hints
-
-    from calibrant.arguments import from_text
     from calibrant.calibrators import CALIBRATORS, create_calibrator
+    from calibrant.training.choice import Choice, check_options
 
-    if method == "auto" and given:
-        fail(f"--option {given[0]}: auto takes none; options are those of one --method")
-    options: dict[str, Any] = {}
-    for text in given:
-        name, equals, value = text.partition("=")
-        name = name.strip().replace("-", "_")
-        if not equals:
-            fail(f"--option {text}: expected NAME=VALUE")
-        if name in options:
-            fail(f"--option {text}: {name} is given twice")
-        kinds = get_type_hints(CALIBRATORS[method].__init__)
-        del kinds["return"]
-        try:
-            options[name] = from_text(name, value.strip(), kinds[name]) if name in kinds else value
-            create_calibrator(method, **options)  # one by one: the error is about this one
-        except (TypeError, ValueError) as problem:
-            fail(f"--option {text}: {problem}")
-    return options
+    try:
+        method = Choice.parse(text)
+        known = ["auto", *CALIBRATORS]
+        if method.name not in known:
+            raise ValueError(
+                f"there is no such method{nearest(method.name, known)}; known: {', '.join(known)}"
+            )
+        if method.name == "auto":
+            if method.options:
+                raise ValueError("auto takes no options; those in brackets belong to one method")
+            return method
+        kind = CALIBRATORS[method.name]
+        method = Choice(method.name, check_options(method.name, method.options, kind.__init__))
+        create_calibrator(method.name, **method.options)
+    except (TypeError, ValueError) as problem:
+        fail(f"--method {text}: {problem}")
+    return method
 
 
 def _check_class_names(file: PredictionFile, names: Sequence[str] | None, source: str) -> None:
@@ -488,8 +470,7 @@ def _load(file: PredictionFile) -> Batch | None:
 
 def _fit(
     file: PredictionFile,
-    method: str,
-    options: Mapping[str, Any],
+    method: Choice,
     loaded: Batch | None,
     *,
     folds: int,
@@ -505,13 +486,13 @@ def _fit(
         try:
             with _warning_in_one_line(file):
                 if loaded is None:
-                    scaling = create_calibrator(method, **options)
+                    scaling = create_calibrator(method.name, **method.options)
                     assert isinstance(scaling, Scaling)
-                    batches = _Passes(file, progress, f"fitting {method}")
+                    batches = _Passes(file, progress, f"fitting {method.name}")
                     return scaling.fit_batches(batches, ignore_index=file.ignore_index), None
-                progress.add_task(f"{file.name}: fitting {method}", total=None)
-                if method != "auto":
-                    calibrator = create_calibrator(method, **options)
+                progress.add_task(f"{file.name}: fitting {method.name}", total=None)
+                if method.name != "auto":
+                    calibrator = create_calibrator(method.name, **method.options)
                     return calibrator.fit(*loaded, ignore_index=file.ignore_index), None
                 calibrator = choose(
                     *loaded, folds=folds, ignore_index=file.ignore_index, seed=seed, show=rankings.append

@@ -262,7 +262,7 @@ def recipes(
 @contextmanager
 def _training_errors() -> Iterator[None]:
     """One line for what a user can mend; what is a fault of ours keeps its traceback."""
-    from calibrant.training.engine import TrainingError
+    from calibrant.training.choice import TrainingError
 
     try:
         with failing_in_one_line(ValueError, OSError, ImportError, TypeError, TrainingError):

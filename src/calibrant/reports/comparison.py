@@ -124,8 +124,8 @@ def notes(comparison: Comparison) -> str:
     return (
         f"Test set of {comparison.methods[0].before[0].samples:,} elements, {spread}; percent but for NLL "
         "and T. + T: after temperature scaling, fitted to the validation data. Best mean in bold. "
-        f"Significance at 5 % against {first}, by seeds and resampled test data together, corrected for the number of "
-        "methods (Holm)."
+        f"Significance at 5 % against {first}, by seeds and resampled test data together, corrected for the "
+        "number of methods (Holm)."
     )
 
 

@@ -8,7 +8,7 @@ import re
 import tomllib
 import types
 import typing
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Union, get_args, get_origin
 
@@ -17,6 +17,10 @@ from calibrant.arguments import nearest
 
 class RecipeError(ValueError):
     """A recipe, or a change to one, that cannot be followed; the message says what was expected."""
+
+
+class TrainingError(RuntimeError):
+    """Training cannot go on; the message says why."""
 
 
 @dataclass(frozen=True)
@@ -47,6 +51,8 @@ class Choice:
             key, equals, value = part.partition("=")
             if not equals or not key.strip():
                 raise RecipeError(f"cannot read {part!r} in {text!r}; expected option=value")
+            if key.strip() in options:
+                raise RecipeError(f"{key.strip()} is there twice in {text!r}; expected each option once")
             options[key.strip()] = parse_value(value)
         return cls(match[1], options)
 
@@ -181,6 +187,9 @@ def check_type(where: str, value: Any, hint: Any) -> Any:
             if len(arguments) == len(value):
                 pairs = zip(value, arguments, strict=True)
                 return tuple(check_type(where, item, argument) for item, argument in pairs)
+    elif origin is Sequence:
+        if isinstance(value, list | tuple):
+            return tuple(check_type(where, item, get_args(hint)[0]) for item in value)
     elif origin in (dict, Mapping) or hint is dict:
         if isinstance(value, Mapping):
             return dict(value)
@@ -202,7 +211,7 @@ def _described(hint: Any) -> str:
         return "one of " + ", ".join(map(repr, arguments))
     if origin in (Union, types.UnionType):
         return " or ".join(_described(option) for option in arguments if option is not type(None))
-    if origin is tuple and arguments[-1:] == (Ellipsis,):
+    if origin is Sequence or (origin is tuple and arguments[-1:] == (Ellipsis,)):
         return f"a list, each {_described(arguments[0])}"
     if origin is tuple:
         return f"a list of {len(arguments)}: {', '.join(map(_described, arguments))}"

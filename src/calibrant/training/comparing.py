@@ -10,7 +10,8 @@ from lightning_fabric import Fabric
 
 from calibrant.comparison import Comparison, Method
 from calibrant.training.choice import Choice, RecipeError
-from calibrant.training.engine import is_finished, make_fabric, train
+from calibrant.training.data import load_data
+from calibrant.training.engine import make_fabric, train
 from calibrant.training.recipe import Recipe
 from calibrant.training.runs import Run, folder_of
 
@@ -58,37 +59,33 @@ def compare(
     if fabric is None:
         fabric = make_fabric(recipe)
         fabric.launch()
+    data = load_data(recipe.data, data_root)
+    if len(data.test) == 0:
+        raise RecipeError(f"data {recipe.data.name!r} have no test part to compare on")
+    others = {str(other): load_data(other, data_root).test for other in outside}
+    for name, other in others.items():
+        if len(other) == 0:
+            raise RecipeError(f"data {name} have no test part to be told from the other")
     folders = [[folder_of(Path(output), each.loss, each.seed) for each in row] for row in recipes]
     for row, places in zip(recipes, folders, strict=True):
         for each, place in zip(row, places, strict=True):
-            train(each, place, data_root=data_root, fabric=fabric, progress=progress)
+            train(each, place, data=data, fabric=fabric, progress=progress)
     if not fabric.is_global_zero:
         return None
-    root = None if data_root is None else Path(data_root)
     methods = []
     for loss, row, places in zip(written, recipes, folders, strict=True):
         before, after, temperatures = [], [], []
-        detection: dict[str, list[float]] = {str(other): [] for other in outside}
+        detection: dict[str, list[float]] = {name: [] for name in others}
         for each, place in zip(row, places, strict=True):
             if evaluating is not None:
                 evaluating(loss, each.seed)
-            run = Run(place, root)
+            run = Run(place, loaded=data)
             plain, calibrated, temperature = run.evaluations(resamples=resamples)
             before.append(plain)
             after.append(calibrated)
             temperatures.append(temperature)
-            for other in outside:
-                detection[str(other)].append(run.auroc(other))
+            for name, other in others.items():
+                detection[name].append(run.auroc(other))
         found = {name: tuple(values) for name, values in detection.items()}
         methods.append(Method(loss, tuple(before), tuple(after), tuple(temperatures), found))
     return Comparison(recipe.name, tuple(seeds), tuple(methods))
-
-
-def missing_runs(recipe: Recipe, losses: Sequence[str], seeds: Sequence[int], output: Path) -> int:
-    """How many runs a comparison has yet to train."""
-    places = [
-        folder_of(output, replace(recipe, loss=loss, seed=seed).loss, seed)
-        for loss in losses
-        for seed in seeds
-    ]
-    return sum(not is_finished(place) for place in places)

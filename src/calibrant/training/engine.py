@@ -31,7 +31,7 @@ from calibrant.losses import AdaptiveLoss, Loss
 from calibrant.statistics import Statistics, sum_dtype
 from calibrant.training import checkpoint
 from calibrant.training.batches import Batch, evaluation_batches, steps_per_epoch, training_batches
-from calibrant.training.choice import RecipeError
+from calibrant.training.choice import RecipeError, TrainingError
 from calibrant.training.data import DataSets, Inputs, Split, load_data
 from calibrant.training.display import Display
 from calibrant.training.logs import Logs
@@ -46,10 +46,6 @@ STORED = 1 << 30
 """Bytes of logits up to which the predictions of a run are kept in its folder."""
 
 _HIGHER_IS_BETTER = {"accuracy": True, "nll": False, "ece": False, "nll-after-temperature": False}
-
-
-class TrainingError(RuntimeError):
-    """Training cannot go on; the message says why."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -117,6 +113,7 @@ def train(
     output: str | Path,
     *,
     data_root: str | Path | None = None,
+    data: DataSets | None = None,
     fabric: Fabric | None = None,
     progress: bool = False,
 ) -> Path:
@@ -129,6 +126,7 @@ def train(
         recipe: what to train.
         output: the run's folder, made if need be. A finished run is left as it is.
         data_root: where the data sets' files are.
+        data: the recipe's data, where they have been loaded already.
         fabric: of processes that were launched already; by default one process on the best device.
         progress: whether to show it.
 
@@ -157,9 +155,9 @@ def train(
         raise problem
     if is_finished(folder):
         return folder
+    data = data or load_data(recipe.data, data_root)
     torch.manual_seed(recipe.seed)
     random.seed(recipe.seed)
-    data = load_data(recipe.data, data_root)
     with ExitStack() as stack:
         logs = stack.enter_context(Logs(folder)) if fabric.is_global_zero else None
         display = stack.enter_context(Display(recipe, shown=progress and fabric.is_global_zero))

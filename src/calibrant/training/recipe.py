@@ -88,6 +88,14 @@ class Recipe:
     losses: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        for name in _CHOICES:  # as TOML has them: without None, and lists for tuples
+            choice = getattr(self, name)
+            options = {
+                key: list(value) if isinstance(value, tuple) else value
+                for key, value in choice.options.items()
+                if value is not None
+            }
+            object.__setattr__(self, name, Choice(choice.name, options))
         hints = typing.get_type_hints(type(self))
         for name in _plain_fields():
             object.__setattr__(self, name, check_type(name, getattr(self, name), hints[name]))
@@ -117,8 +125,8 @@ class Recipe:
                     complete=name != "model",  # the data tell the rest
                 )
                 object.__setattr__(self, name, Choice(choice.name, checked))
-        for key, options in self.losses.items():
-            _check_loss(Choice(key, options))
+        for key, hyperparameters in self.losses.items():
+            _check_loss(Choice(key, hyperparameters))
         choice = Choice.parse(self.loss)
         _check_loss(choice)
         object.__setattr__(self, "loss", str(choice))
@@ -140,7 +148,7 @@ class Recipe:
 
     @property
     def adaptation(self) -> tuple[tuple[int, int], ...]:
-        """Pairs of the epoch from which, and the batches after which, a loss adapts; 0 for each epoch's end."""
+        """Pairs: from which epoch on, after how many batches a loss adapts; 0 for at each epoch's end."""
         text = str(self.loss_choice.options.get("adapt", self.adapt))
         pairs = []
         for number, part in enumerate(text.split("/")):
@@ -323,8 +331,9 @@ def _check_loss(choice: Choice) -> None:
             f"unknown loss {choice.name!r}{nearest(choice.name, LOSSES)}; known: {', '.join(LOSSES)}"
         )
     options = {name: value for name, value in choice.options.items() if name != "adapt"}
+    weights = options.get("class_weight")
     try:
-        create_loss(choice.name, 2, **options)
+        create_loss(choice.name, len(weights) if isinstance(weights, list | tuple) else 2, **options)
     except (TypeError, ValueError) as error:
         raise RecipeError(f"loss {choice}: {error}") from None
 

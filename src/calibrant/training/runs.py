@@ -19,7 +19,7 @@ from calibrant.files import open_predictions, replace_file
 from calibrant.metrics.ood import detection as detect
 from calibrant.metrics.ood import entropy
 from calibrant.training.batches import evaluation_batches
-from calibrant.training.choice import Choice, RecipeError
+from calibrant.training.choice import RecipeError
 from calibrant.training.data import DataSets, Split, load_data
 from calibrant.training.engine import (
     LEARNED,
@@ -45,10 +45,12 @@ class Run:
     Args:
         folder: what `calibrant.training.train` wrote.
         data_root: where the data sets' files are.
+        loaded: the data, where they have been loaded already.
     """
 
     folder: Path
     data_root: Path | None = None
+    loaded: DataSets | None = None
 
     def __post_init__(self) -> None:
         if not (self.folder / RECIPE).is_file():
@@ -67,7 +69,7 @@ class Run:
     @cached_property
     def data(self) -> DataSets:
         """What was trained, validated and tested with."""
-        return load_data(self.recipe.data, self.data_root)
+        return self.loaded or load_data(self.recipe.data, self.data_root)
 
     @cached_property
     def model(self) -> nn.Module:
@@ -177,11 +179,8 @@ class Run:
         return evaluator.compute()
 
     @torch.no_grad()
-    def auroc(self, other: Choice) -> float:
+    def auroc(self, outside: Split) -> float:
         """How well the entropy tells the test data from those of another data set: AUROC, before scaling."""
-        outside = load_data(other, self.data_root).test
-        if len(outside) == 0:
-            raise RecipeError(f"data {other} have no test part to detect")
         inside = torch.cat([entropy(logits).flatten().cpu() for logits, _ in self.predictions("test")])
         found = Predicted(self.model, outside, self._batch_size)
         return detect(inside, torch.cat([entropy(logits).flatten().cpu() for logits, _ in found])).auroc
