@@ -18,6 +18,7 @@ PACKAGE = Path(calibrant.__file__).parent
 BELOW_LOSSES = {"histogram", "kernels", "statistics", "layout", "arguments"}
 
 MAY_IMPORT = {
+    "__main__": {"cli"},
     "cli": {
         "calibrant",
         "arguments",
@@ -114,7 +115,16 @@ def test_every_layer_exists_and_is_used():
 
 def test_the_layers_have_no_cycle():
     order = ["arguments", "layout", "statistics", "kernels", "histogram", "metrics", "losses", "files"]
-    order += ["calibrators", "evaluation", "comparison", "reports", "integrations", "training", "cli"]
+    order += [
+        "calibrators",
+        "evaluation",
+        "comparison",
+        "reports",
+        "integrations",
+        "training",
+        "cli",
+        "__main__",
+    ]
     assert sorted(order) == sorted(MAY_IMPORT)
     for position, part in enumerate(order):
         assert MAY_IMPORT[part] - {"calibrant"} <= set(order[:position])

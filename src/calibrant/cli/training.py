@@ -307,6 +307,9 @@ def _traces(comparison: Comparison, folder: Path) -> Any:
     return Traces(history, {name: each[0].learned for name, each in runs.items()})
 
 
+_NOT_ON_THE_TERMINAL = ("NLL + T", "Class-wise ECE", "Class-wise ECE + T")
+
+
 def _wide_console(table: Table) -> Console:
     """Wider than the terminal rather than with digits left out."""
     from rich.console import Console
@@ -326,7 +329,8 @@ def _print(comparison: Comparison) -> None:
     from calibrant.reports.comparison import columns, notes
 
     marks = {"better": " ↑", "worse": " ↓", "": ""}
-    shown = columns(comparison)
+    # The rest is in the files: more would not fit beside one another.
+    shown = [each for each in columns(comparison) if each.heading not in _NOT_ON_THE_TERMINAL]
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
     table.add_column("")
     for column in shown:
