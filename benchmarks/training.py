@@ -2,6 +2,9 @@
 
 Every loss trains the same network on the same generated images, validation pass included, in turns, so that
 whatever else the machine does meets all of them alike. The first epoch of each turn warms up and is left out.
+Whole epochs vary by several percent on a busy machine, so the last column adds up what the loss itself does in
+one, timed without the network: forward and backward of every step, `observe` of every validation batch and
+`adapt`, beyond what the first loss takes, as a share of the first loss's epoch.
 
     python benchmarks/training.py
     python benchmarks/training.py --rounds 2 --images 512
@@ -10,6 +13,8 @@ whatever else the machine does meets all of them alike. The first epoch of each 
 import argparse
 import json
 import tempfile
+import time
+from collections.abc import Callable
 from pathlib import Path
 from statistics import median
 
@@ -19,14 +24,16 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
+from calibrant.losses import Loss
 from calibrant.training.engine import train
 from calibrant.training.recipe import Recipe
 
-LOSSES = ("ce", "cals-alm", "cals-hr", "adafocal", "dual-focal", "mbls")
+LOSSES = "ce,cals-alm,cals-hr,adafocal,dual-focal,mbls"
 
+BATCH = 128
 RECIPE = """
 epochs = 3
-batch_size = 128
+batch_size = {batch}
 
 [data]
 name = "npz"
@@ -51,24 +58,52 @@ def generate(folder: Path, images: int, classes: int) -> None:
     np.savez(folder / "images.npz", images=pixels, labels=labels)
 
 
+def own_seconds(loss: Loss, images: int, classes: int) -> float:
+    """What a loss takes in an epoch, timed without the network."""
+    validation = images // 10
+    steps, batches = (images - validation) // BATCH, -(-validation // BATCH)
+    logits = torch.randn(BATCH, classes, requires_grad=True)
+    labels = torch.randint(classes, (BATCH,))
+
+    def timed(action: Callable[[], object]) -> float:
+        seconds = []
+        for _ in range(200):
+            started = time.perf_counter()
+            action()
+            seconds.append(time.perf_counter() - started)
+        return median(seconds)
+
+    def adapted() -> None:
+        loss.observe(logits.detach(), labels)
+        loss.adapt()
+
+    step = timed(lambda: loss(logits, labels).backward())
+    observed = timed(lambda: loss.observe(logits.detach(), labels))
+    return steps * step + (batches - 1) * observed + timed(adapted)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--rounds", type=int, default=5, help="turns of every loss (default 5)")
     parser.add_argument("--images", type=int, default=2560, help="a tenth validate (default 2560)")
     parser.add_argument("--classes", type=int, default=100)
+    parser.add_argument(
+        "--losses", default=LOSSES, help=f"the first is what the others are divided by ({LOSSES})"
+    )
     parser.add_argument("--model", default="cifar-resnet-32")
     parser.add_argument("--json", type=Path, help="write all seconds there")
     options = parser.parse_args()
 
-    recipe = Recipe.from_toml(RECIPE.format(model=options.model), name="benchmark")
-    seconds: dict[str, list[float]] = {loss: [] for loss in LOSSES}
+    recipe = Recipe.from_toml(RECIPE.format(model=options.model, batch=BATCH), name="benchmark")
+    losses = options.losses.split(",")
+    seconds: dict[str, list[float]] = {loss: [] for loss in losses}
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         generate(folder, options.images, options.classes)
-        for number in track(range(options.rounds * len(LOSSES)), description="training"):
+        for number in track(range(options.rounds * len(losses)), description="training"):
             # Another order in every round: the first after a change is not always the same.
-            round_number, place = divmod(number, len(LOSSES))
-            loss = LOSSES[(place + round_number) % len(LOSSES)]
+            round_number, place = divmod(number, len(losses))
+            loss = losses[(place + round_number) % len(losses)]
             run = train(recipe.override([f"loss={loss}"]), folder / f"{number}", data_root=folder)
             rows = [json.loads(line) for line in (run / "log.jsonl").read_text().splitlines()]
             seconds[loss] += [row["seconds"] for row in rows[1:]]
@@ -77,11 +112,35 @@ def main() -> None:
         title=f"{options.model}, {options.images} images, {options.classes} classes, "
         f"{torch.get_num_threads()} threads; median of {2 * options.rounds} epochs"
     )
-    for heading in ("loss", "seconds an epoch", "fastest", "over ce", "fastest over ce"):
+    first = losses[0]
+    for heading in (
+        "loss",
+        "seconds an epoch",
+        "fastest",
+        f"over {first}",
+        f"fastest over {first}",
+        "own share",
+    ):
         table.add_column(heading, justify="left" if heading == "loss" else "right")
+    own = {
+        loss: own_seconds(
+            recipe.override([f"loss={loss}"]).create_loss(options.classes), options.images, options.classes
+        )
+        for loss in losses
+    }
     for loss, values in seconds.items():
-        ratio, least = median(values) / median(seconds["ce"]), min(values) / min(seconds["ce"])
-        table.add_row(loss, f"{median(values):.3f}", f"{min(values):.3f}", f"{ratio:.3f}", f"{least:.3f}")
+        # Epoch by epoch, for neighbours in time have had much the same machine.
+        ratio = median(ours / theirs for ours, theirs in zip(values, seconds[first], strict=True))
+        least = min(values) / min(seconds[first])
+        share = (own[loss] - own[first]) / median(seconds[first])
+        row = (
+            f"{median(values):.3f}",
+            f"{min(values):.3f}",
+            f"{ratio:.3f}",
+            f"{least:.3f}",
+            f"{100 * share:.2f} %",
+        )
+        table.add_row(loss, *row)
     Console().print(table)
     if options.json:
         options.json.write_text(json.dumps(seconds, indent=1) + "\n")

@@ -558,7 +558,7 @@ class _Training:
         for logits, target in self.predictions(split):
             if not shares and logits[0].numel() * 4 * len(split) > STORED:
                 return  # of every process alike; `calibrant.training.runs` predicts them anew
-            shares.append((logits.cpu(), target.cpu()))
+            shares.append((logits.cpu(), as_written(target.cpu(), self.data.ignore_index)))
         gathered = gather(shares, self.fabric)
         if self.fabric.is_global_zero:
             logits, labels = in_order(gathered, len(split))
@@ -612,6 +612,11 @@ def in_order(shares: list[list[tuple[Tensor, Tensor]]], size: int) -> tuple[Tens
     positions = torch.cat([torch.arange(size)[rank :: len(shares)] for rank in range(len(shares))])
     order = positions.argsort()
     return logits[order], labels[order]
+
+
+def as_written(target: Tensor, ignore_index: int) -> Tensor:
+    """The labels as files of predictions have them: -100 for what the data set says to ignore."""
+    return target.masked_fill(target == ignore_index, -100)
 
 
 def write_predictions(

@@ -26,6 +26,7 @@ from calibrant.training.engine import (
     RECIPE,
     RESULT,
     WEIGHTS,
+    as_written,
     is_finished,
     load_weights,
     write_predictions,
@@ -94,12 +95,14 @@ class Run:
         return load_file(path) if path.is_file() else {}
 
     def predictions(self, part: Part) -> Iterable[tuple[Tensor, Tensor]]:
-        """Logits and labels of a part, batch by batch, as often as asked for."""
+        """Logits and labels of a part, batch by batch, as often as asked for; -100 counts for nothing."""
         stored = self.folder / f"{part}.npz"
         if stored.is_file():
-            file = open_predictions(stored, ignore_index=self.data.ignore_index)
-            return [file.load()]
-        return Predicted(self.model, getattr(self.data, part), self._batch_size)
+            return [open_predictions(stored).load()]
+        return self._predicted(getattr(self.data, part))
+
+    def _predicted(self, split: Split) -> Predicted:
+        return Predicted(self.model, split, self._batch_size, self.data.ignore_index)
 
     @property
     def _batch_size(self) -> int:
@@ -129,9 +132,7 @@ class Run:
                 before, after = (Evaluation.from_dict(each) for each in plain["evaluations"])
                 return before, after, plain["temperature"]
         self._present("test")
-        calibrator = Temperature().fit_batches(
-            self.predictions("validation"), ignore_index=self.data.ignore_index
-        )
+        calibrator = Temperature().fit_batches(self.predictions("validation"))
         test = self.predictions("test")
         before = self._evaluate(test, self.recipe.loss, None, resamples)
         after = self._evaluate(test, f"{self.recipe.loss} + temperature", calibrator, resamples)
@@ -162,14 +163,12 @@ class Run:
                 calibrated(logits),
                 labels,
                 name=name,
-                ignore_index=self.data.ignore_index,
                 class_names=self.data.class_names,
                 class_counts=uneven,
                 resamples=resamples,
             )
         evaluator = Evaluator(
             name=name,
-            ignore_index=self.data.ignore_index,
             class_names=self.data.class_names,
             class_counts=uneven,
             resamples=resamples,
@@ -181,9 +180,11 @@ class Run:
     @torch.no_grad()
     def auroc(self, outside: Split) -> float:
         """How well the entropy tells the test data from those of another data set: AUROC, before scaling."""
-        inside = torch.cat([entropy(logits).flatten().cpu() for logits, _ in self.predictions("test")])
-        found = Predicted(self.model, outside, self._batch_size)
-        return detect(inside, torch.cat([entropy(logits).flatten().cpu() for logits, _ in found])).auroc
+
+        def scores(batches: Iterable[tuple[Tensor, Tensor]]) -> Tensor:
+            return torch.cat([entropy(logits)[labels != -100].cpu() for logits, labels in batches])
+
+        return detect(scores(self.predictions("test")), scores(self._predicted(outside))).auroc
 
 
 class Predicted:
@@ -193,10 +194,12 @@ class Predicted:
         model: in evaluation mode.
         split: what to predict.
         batch_size: how many elements at once.
+        ignore_index: the label of elements that count for nothing, which becomes -100.
     """
 
-    def __init__(self, model: nn.Module, split: Split, batch_size: int) -> None:
+    def __init__(self, model: nn.Module, split: Split, batch_size: int, ignore_index: int = -100) -> None:
         self.model, self.split, self.batch_size = model, split, batch_size
+        self.ignore_index = ignore_index
 
     @torch.no_grad()
     def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
@@ -207,7 +210,7 @@ class Predicted:
                 if isinstance(inputs, dict)
                 else inputs.to(device)
             )
-            yield self.model(moved).float(), labels.to(device)
+            yield self.model(moved).float(), as_written(labels, self.ignore_index).to(device)
 
 
 def folder_of(output: Path, loss: str, seed: int, *, within: str = "runs") -> Path:
