@@ -2,8 +2,8 @@
 
 Every loss trains the same network on the same generated images, validation pass included, in turns, so that
 whatever else the machine does meets all of them alike. The first epoch of each turn warms up and is left out.
-Whole epochs vary by several percent on a busy machine, so the last column adds up what the loss itself does in
-one, timed without the network: forward and backward of every step, `observe` of every validation batch and
+Whole epochs vary by several percent on a busy machine, so the last column adds up what the loss itself does
+in one, timed without the network: forward and backward of every step, `observe` of every validation batch and
 `adapt`, beyond what the first loss takes, as a share of the first loss's epoch.
 
     python benchmarks/training.py

@@ -17,7 +17,7 @@ from torch import Tensor
 from calibrant.comparison import Comparison, Figure, Method
 from calibrant.files import replace_file
 from calibrant.metrics.catalogue import METRICS
-from calibrant.reports.html import Cell, Picture, Summary, write_report
+from calibrant.reports.html import MARKS, Cell, Picture, Summary, write_report
 from calibrant.reports.plots import (
     accuracy_against_ece,
     gammas,
@@ -234,20 +234,12 @@ def write_comparison(
 
 
 def _cell(column: Column, method: Method) -> Cell:
-    verdict = column.verdict(method.name)
-    notes = {
-        "better": "significantly better than the first",
-        "worse": "significantly worse than the first",
-        "": "",
-    }
-    mark = "best" if column.best == method.name else {"better": "better", "worse": "worse", "": ""}[verdict]
-    figure = column.figures.get(method.name)
-    note = notes[verdict] + (
-        f" (p = {figure.p_value:.2g})"
-        if figure is not None and figure.p_value is not None and verdict
-        else ""
-    )
-    return Cell(column.text(method.name), "", column.between(method.name), mark, note)
+    text, mark, note = column.text(method.name), column.verdict(method.name), ""
+    if mark:
+        note = f"significantly {mark} than the first (p = {column.figures[method.name].p_value:.2g})"
+    if column.best == method.name:
+        text, mark = f"{text} {MARKS[mark]}".rstrip(), "best"
+    return Cell(text, "", column.between(method.name), mark, note)
 
 
 def _pictures(comparison: Comparison, traces: Traces) -> dict[str, tuple[Canvas, str]]:

@@ -50,7 +50,7 @@ _P_VALUE = Description(
     percent=False,
 )
 
-_MARKS = {"best": "★", "equal": "≈", "better": "△", "worse": "▽", "": ""}
+MARKS = {"best": "★", "equal": "≈", "better": "△", "worse": "▽", "": ""}
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,7 @@ class Cell:
     @property
     def symbol(self) -> str:
         """The mark as one character."""
-        return _MARKS[self.mark]
+        return MARKS[self.mark]
 
 
 @dataclass(frozen=True)
@@ -212,7 +212,7 @@ def render_report(
         tables=tables,
         direction=_direction,
         missing=_missing_reasons(tables.values()),
-        marks=_MARKS,
+        marks=MARKS,
         compared=comparisons.found,
         uncompared=[names[index] for index in sorted(comparisons.refused)],
         level=_levels(evaluations),
