@@ -15,8 +15,9 @@ lint: $(READY)
 types: $(READY)
 	$(BIN)/mypy
 
+# One thread: matrices this small gain nothing from more, and lose where the cores are busy.
 demo: $(READY)
-	$(BIN)/calibrant compare digits-lt --losses ce,ls,mbls,dual-focal,adafocal,cals-alm --seeds 0,1 --output demo
+	OMP_NUM_THREADS=1 $(BIN)/calibrant compare digits-lt --losses ce,ls,mbls,dual-focal,adafocal,cals-alm --seeds 0,1 --output demo
 	@echo "Open demo/report.html in a browser."
 
 benchmark: $(READY)

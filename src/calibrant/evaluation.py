@@ -495,11 +495,12 @@ class Evaluator:
         self._sums = sums if self._sums is None else self._sums.to(logits.device) + sums
         return self
 
-    def compute(self, group: dist.ProcessGroup | None = None) -> Evaluation:
+    def compute(self, group: dist.ProcessGroup | None = None, *, pooled: bool = True) -> Evaluation:
         """The figures of all that was added, by all processes; more can be added afterwards.
 
         Args:
             group: the processes to pool over; all of them by default.
+            pooled: False for the figures of what this process added alone, without waiting for others.
 
         Raises:
             ValueError: nothing that is not ignored was added.
@@ -515,7 +516,7 @@ class Evaluator:
             device = torch.device("cuda", torch.cuda.current_device()) if on_gpu else torch.device("cpu")
             empty = torch.empty(0, self.num_classes), torch.empty(0, dtype=torch.int64)
             self._sums = self._measure(arrange(*(part.to(device) for part in empty)))
-        return self._evaluation(self._sums.all_reduce(group))
+        return self._evaluation(self._sums.all_reduce(group) if pooled else self._sums)
 
     def reset(self) -> None:
         """Forget what was added."""

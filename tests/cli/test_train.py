@@ -76,7 +76,7 @@ def test_a_part_that_was_not_stored_is_predicted_by_the_model():
 
 def test_output_has_a_default_of_its_own_for_each_loss_and_seed():
     succeed("train", "digits-lt", "--loss", "ls[smoothing=0.1]", "--seed", "3", *QUICK)
-    assert Path("runs/digits-lt/ls-smoothing=0.1-seed3/result.json").is_file()
+    assert Path("runs/digits-lt/runs/ls-smoothing=0.1-seed3/result.json").is_file()
 
 
 def test_compare_writes_tables_pictures_and_a_page_and_trains_only_what_is_missing():
@@ -114,6 +114,20 @@ def test_compare_detects_other_data():
     assert 0 <= found[0] <= 1
 
 
+@pytest.mark.parametrize(
+    ("ood", "expected"),
+    [
+        ("synthetic", "data synthetic have inputs of shape (16,); the models take (64,)"),
+        ("npz[file=a.npz]", "would be normalised by their own mean"),
+        ("newsgroups", "would be encoded by a vocabulary of their own"),
+    ],
+)
+def test_other_data_that_the_models_cannot_take_are_refused_before_training(ood, expected):
+    arguments = ("compare", "digits-lt", "--losses", "ce", "--seeds", "0", *QUICK, "--output", "o")
+    assert expected in fail(*arguments, "--ood", ood)
+    assert not Path("o").exists()
+
+
 def test_losses_and_recipes_are_listed():
     text = succeed("losses")
     for key in LOSSES:
@@ -137,6 +151,10 @@ def test_losses_and_recipes_are_listed():
         (("train", "digits-lt", "--set", "optimizer.lrr=1"), "has no option 'lrr', did you mean 'lr'?"),
         (("train", "digits-lt", "--set", "model=mpl"), "unknown model 'mpl', did you mean 'mlp'?"),
         (("train", "digits-lt", "--devices", "some"), "--devices some: expected a whole number"),
+        (
+            ("train", "digits-lt", "--devices", "3", "--accelerator", "cpu"),
+            "3 processes equally; 30 can",
+        ),
         (("train", "cifar10-resnet-50"), "cifar-10-python.tar.gz"),
         (("train", "digits-lt", "--set", "data.head=999"), "digit 0 has 178 images"),
         (("compare", "digits-lt", "--seeds", "one"), "--seeds one: expected whole numbers"),

@@ -15,6 +15,7 @@ from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 from sklearn import metrics
 
+from calibrant.comparison import MeanFigure
 from calibrant.evaluation import ClassFigures, Reliability
 from calibrant.losses import LOSSES, PENALTIES
 from calibrant.reports import plots
@@ -64,6 +65,11 @@ METHODS = {name: [(0.7 + n / 100, 0.02 + n / 500), (0.72, 0.03)] for n, name in 
 PASSES = np.random.default_rng(0).normal(size=(20, 15))
 LOGITS = {"ce": torch.randn(50, 10, generator=torch.Generator().manual_seed(0)) * 9, "ls": torch.eye(10)}
 
+FIGURES = {
+    "before": {"ce": MeanFigure(0.08, 0.01, (0.06, 0.1)), "$ls$": MeanFigure(0.04, None, None)},
+    "after": {"ce": MeanFigure(0.03, 0.01, (0.01, 0.05))},
+}
+
 PICTURES = {
     "reliability_diagram, 15 bins": lambda **o: plots.reliability_diagram(reliability(15), **o),
     "reliability_diagram, 25 bins": lambda **o: plots.reliability_diagram(reliability(25), **o),
@@ -72,6 +78,7 @@ PICTURES = {
     "class_gaps, 100": lambda **o: plots.class_gaps(classes(100), **o),
     "class_gaps, 1000": lambda **o: plots.class_gaps(classes(1000), **o),
     "accuracy_against_ece": lambda **o: plots.accuracy_against_ece(METHODS, **o),
+    "methods_side_by_side": lambda **o: plots.methods_side_by_side(FIGURES, **o),
     "training_curves": lambda **o: plots.training_curves({name: [0.1, 0.2] for name in LOSSES}, **o),
     "multipliers": lambda **o: plots.multipliers(PASSES, **o),
     "multipliers, 100 classes": lambda **o: plots.multipliers(np.ones((3, 100)), **o),
@@ -637,3 +644,14 @@ def test_histograms_refuse(picture, data, message):
 def test_histograms_need_a_bin(picture):
     with pytest.raises(ValueError, match="bins must be at least 1, got 0"):
         picture(LOGITS, bins=0)
+
+
+def test_methods_side_by_side_draws_means_and_intervals(ax):
+    plots.methods_side_by_side(FIGURES, ax)
+    assert [label.get_text() for label in ax.get_yticklabels()] == ["ce", "$ls$"]
+    points = {line.get_label(): line.get_xdata() for line in ax.lines if line.get_label() in FIGURES}
+    assert points["before"] == pytest.approx([8, 4])
+    assert points["after"] == pytest.approx([3])
+    assert [6, 10] in [pytest.approx(line.get_xdata()) for line in ax.lines]
+    with pytest.raises(ValueError, match="unknown metric 'speed'"):
+        plots.methods_side_by_side(FIGURES, ax, metric="speed")

@@ -7,6 +7,8 @@ import random
 import subprocess
 import sys
 import warnings
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -484,13 +486,31 @@ def test_with_every_checkpoint_damaged_a_run_starts_anew(
     assert_identical(tmp_path, undisturbed)
 
 
-def test_a_damaged_best_checkpoint_says_what_to_do(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_damaged_best_weights_give_way_to_the_best_before(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     with monkeypatch.context() as patch:
         die_at(1, engine._Training, "_finish", patch)
         with pytest.raises(Killed):
             train(exact(), tmp_path)
-    (tmp_path / "checkpoints" / "best.pt").write_bytes(b"")
-    with pytest.raises(TrainingError, match=r"best\.pt is damaged.*delete"):
+    checkpoints = tmp_path / "checkpoints"
+    before = checkpoint.load(checkpoints / "second-best.pt")
+    (checkpoints / "best.pt").write_bytes(b"")
+    with pytest.warns(UserWarning, match=r"best\.pt is damaged; taking the best before it"):
+        train(exact(), tmp_path)
+    assert json.loads((tmp_path / "result.json").read_text())["epoch"] == before["epoch"]
+
+
+def test_best_weights_that_are_all_damaged_say_what_to_do(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    with monkeypatch.context() as patch:
+        die_at(1, engine._Training, "_finish", patch)
+        with pytest.raises(Killed):
+            train(exact(), tmp_path)
+    for name in ("best.pt", "second-best.pt"):
+        (tmp_path / "checkpoints" / name).unlink()
+    with pytest.raises(TrainingError, match=r"best weights are damaged; delete"):
         train(exact(), tmp_path)
 
 
@@ -514,7 +534,7 @@ def test_a_full_disk_loses_nothing(
         with pytest.raises(OSError, match=r"^cannot write .*\.pt: No space left on device$"):
             train(exact(), tmp_path)
     names = {path.name for path in (tmp_path / "checkpoints").iterdir()}
-    assert names <= {"last.pt", "previous.pt", "best.pt"}
+    assert names <= {"last.pt", "previous.pt", "best.pt", "second-best.pt"}
     assert "last.pt" in names
     kept = checkpoint.load(tmp_path / "checkpoints" / "last.pt")
     assert kept["epoch"] * 8 + kept["step"] >= {2: 3, 9: 16, 14: 27}[call] - 3
@@ -640,7 +660,7 @@ def test_a_batch_that_processes_cannot_share_is_refused(tmp_path: Path) -> None:
 
     recipe = small()
     with pytest.raises(RecipeError, match="batch_size 32 cannot be shared among 3 processes equally"):
-        engine._Training(recipe, load_data(recipe.data), Three(), tmp_path, None, None)  # type: ignore[arg-type]
+        engine._Training(recipe, load_data(recipe.data), Three(), tmp_path, None)  # type: ignore[arg-type]
 
 
 def test_results_are_json_that_others_read(tmp_path: Path) -> None:
@@ -662,3 +682,50 @@ def test_channels_last_and_half_precision_train(tmp_path: Path) -> None:
     assert math.isfinite(rows(folder)[0]["validation_nll"])
     assert tensors(folder)["model.safetensors/head.weight"].dtype == torch.float32
     assert recipe.model == Choice("cnn", {"width": 8})
+
+
+def test_what_cannot_be_followed_leaves_no_folder(tmp_path: Path) -> None:
+    missing = small("data=npz[file=nope.npz]")
+    with pytest.raises(FileNotFoundError):
+        train(missing, tmp_path / "run", data_root=tmp_path)
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_network_that_does_not_take_the_data_is_refused_in_words(tmp_path: Path) -> None:
+    recipe = small("model=mlp[features=7]")
+    with pytest.raises(RecipeError, match=r"model mlp\[features=7\] does not take an input of these data"):
+        train(recipe, tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ("loss=ce[reduction=sum]", "reduction is not for a recipe to choose"),
+        ("loss=ce[ignore_index=0]", "ignore_index is not for a recipe to choose"),
+        ("loss=ce[adapt=3]", "ce does not adapt"),
+        ("gradient_clip=nan", "gradient_clip must be at least 0"),
+        ("schedule.warmup=-1", "warmup must be at least 0"),
+    ],
+)
+def test_what_would_spoil_training_is_refused(change: str, words: str) -> None:
+    with pytest.raises(RecipeError, match=words):
+        small(change)
+
+
+def test_a_learning_rate_below_0_names_its_place(tmp_path: Path) -> None:
+    with pytest.raises(RecipeError, match=r"optimizer .*lr=-1.*: Invalid learning rate"):
+        train(small("optimizer.lr=-1"), tmp_path / "run")
+
+
+def test_recipes_made_in_python_can_be_resumed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    recipe = replace(small(), losses={"cals-alm": {"multiplier_range": (1e-3, 10.0)}})
+    assert Recipe.from_toml(recipe.to_toml()) == recipe
+    train(recipe, tmp_path)
+    train(recipe, tmp_path)
+
+
+def test_a_compiled_model_trains_like_a_plain_one(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    # The same graphs without a C++ compiler at work on them.
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="eager"))
+    assert_close(train(small("compile=true"), tmp_path / "a"), train(small(), tmp_path / "b"))

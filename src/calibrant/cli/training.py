@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from calibrant.cli.terminal import app, fail, failing_in_one_line
+from calibrant.cli.terminal import app, fail
 
 if TYPE_CHECKING:
     from lightning_fabric import Fabric
@@ -65,7 +65,7 @@ def train(
     ] = None,
     output: Annotated[
         Path | None,
-        typer.Option(metavar="DIR", help="The run's folder.", show_default="runs/RECIPE/LOSS-seedN"),
+        typer.Option(metavar="DIR", help="The run's folder.", show_default="runs/RECIPE/runs/LOSS-seedN"),
     ] = None,
     data_root: DataRoot = None,
     changes: Changes = None,
@@ -79,15 +79,16 @@ def train(
         from calibrant.training.engine import train
         from calibrant.training.runs import Run, folder_of
 
-        folder = output or folder_of(Path("runs", followed.name), followed.loss, followed.seed, within="")
+        folder = output or folder_of(Path("runs", followed.name), followed.loss, followed.seed)
         fabric = _launched(followed, accelerator, devices, nodes)
         train(followed, folder, data_root=data_root, fabric=fabric, progress=True)
         if not fabric.is_global_zero:
             return
         run = Run(folder, data_root)
         last = run.history[-1]
+    epochs = f"{len(run.history)} epoch{'s' if len(run.history) > 1 else ''}"
     typer.echo(
-        f"{folder}: {followed.name}, {followed.loss}, seed {followed.seed}, {len(run.history)} epochs; "
+        f"{folder}: {followed.name}, {followed.loss}, seed {followed.seed}, {epochs}; "
         f"validation accuracy {100 * last['validation_accuracy']:.2f} %, "
         f"ECE {100 * last['validation_ece']:.2f} %, NLL {last['validation_nll']:.4f}"
     )
@@ -119,7 +120,7 @@ def compare(
         str,
         typer.Option(
             metavar="DATA,DATA[OPTION=VALUE],…",
-            help="Data sets to be told from the test data by the entropy, as svhn or cifar10-c[severity=5].",
+            help="Data sets to be told from the test data by the entropy, as svhn or cifar10-c[severity=3].",
             show_default=False,
         ),
     ] = "",
@@ -261,15 +262,29 @@ def recipes(
 
 @contextmanager
 def _training_errors() -> Iterator[None]:
-    """One line for what a user can mend; what is a fault of ours keeps its traceback."""
+    """One line for what a user can mend, from the first process alone; warnings in one line too."""
+    import os
+    import warnings
+
     from calibrant.training.choice import TrainingError
 
+    first = os.environ.get("RANK", os.environ.get("LOCAL_RANK", "0")) == "0"
+
+    def show(message: Warning | str, *_: Any) -> None:
+        if first:
+            typer.echo(f"calibrant: warning: {' '.join(str(message).split())}", err=True)
+
     try:
-        with failing_in_one_line(ValueError, OSError, ImportError, TypeError, TrainingError):
+        with warnings.catch_warnings():
+            warnings.showwarning = show  # type: ignore[assignment]
             yield
     except KeyboardInterrupt:
         typer.echo("calibrant: stopped; the same command goes on from the last checkpoint", err=True)
         raise typer.Exit(130) from None
+    except (ValueError, OSError, ImportError, TrainingError) as problem:
+        if first:
+            fail(" ".join(str(problem).split()))
+        raise typer.Exit(2) from None
 
 
 def _recipe(

@@ -14,7 +14,7 @@ import matplotlib.style
 from matplotlib.figure import Figure as Canvas
 from torch import Tensor
 
-from calibrant.comparison import Comparison, Figure, Method
+from calibrant.comparison import Comparison, MeanFigure, Method
 from calibrant.files import replace_file
 from calibrant.metrics.catalogue import METRICS
 from calibrant.reports.html import MARKS, Cell, Picture, Summary, write_report
@@ -58,7 +58,7 @@ class Column:
     heading: str
     percent: bool
     best: str | None
-    figures: Mapping[str, Figure]
+    figures: Mapping[str, MeanFigure]
 
     def text(self, name: str, times: str = "±") -> str:
         """Mean and standard deviation, in percent where that reads best."""
@@ -89,6 +89,8 @@ class Column:
 def columns(comparison: Comparison) -> list[Column]:
     """The columns of the tables."""
     found = [_column(comparison, "accuracy", False)]
+    if comparison.dense:
+        found.append(_column(comparison, "mean_iou", False))
     for metric in _BEFORE_AND_AFTER:
         found.append(_column(comparison, metric, False))
         if all(method.after for method in comparison.methods):
@@ -112,20 +114,27 @@ def _column(comparison: Comparison, metric: str, after: bool) -> Column:
     return Column(heading, description.percent, best, figures)
 
 
-def _over_seeds(values: Sequence[float]) -> Figure:
-    return Figure(fmean(values), stdev(values) if len(values) > 1 else None, None)
+def _over_seeds(values: Sequence[float]) -> MeanFigure:
+    return MeanFigure(fmean(values), stdev(values) if len(values) > 1 else None, None)
 
 
 def notes(comparison: Comparison) -> str:
     """What the tables show."""
-    seeds = len(comparison.seeds)
-    first = comparison.methods[0].name
+    seeds, first = len(comparison.seeds), comparison.methods[0].name
     spread = f"mean ± standard deviation over {seeds} seeds" if seeds > 1 else "one seed"
+    if comparison.dense:
+        tested = "No intervals and no significance: pixels of an image are not independent of one another."
+    elif seeds == 1:
+        tested = (
+            "Intervals are over other test data only; with one seed nothing is known about other seeds, and "
+        )
+        tested += "significance is not tested."
+    else:
+        tested = f"Significance at 5 % against {first}, by seeds and resampled test data together, corrected "
+        tested += "for the number of methods (Holm)."
     return (
         f"Test set of {comparison.methods[0].before[0].samples:,} elements, {spread}; percent but for NLL "
-        "and T. + T: after temperature scaling, fitted to the validation data. Best mean in bold. "
-        f"Significance at 5 % against {first}, by seeds and resampled test data together, corrected for the "
-        "number of methods (Holm)."
+        "and T. + T: after temperature scaling, fitted to the validation data. Best mean in bold. " + tested
     )
 
 
@@ -152,8 +161,10 @@ def markdown(comparison: Comparison) -> str:
     note = notes(comparison)
     lines += ["", f"{note} ↑ significantly better, ↓ significantly worse.", ""]
     with_intervals = [each for each in shown if any(figure.interval for figure in each.figures.values())]
+    if not with_intervals:
+        return "\n".join(lines)
     lines += [
-        "95 % intervals of the means, over other seeds and other test data:",
+        "95 % intervals of the means:",
         "",
         "| loss | " + " | ".join(column.heading for column in with_intervals) + " |",
         "| --- |" + " ---: |" * len(with_intervals),

@@ -21,7 +21,7 @@ from matplotlib.transforms import ScaledTranslation
 from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
-from calibrant.comparison import Figure
+from calibrant.comparison import MeanFigure
 from calibrant.evaluation import ClassFigures, Reliability
 from calibrant.losses import PENALTIES, Penalty
 from calibrant.metrics.catalogue import METRICS
@@ -270,7 +270,7 @@ def accuracy_against_ece(
 
 
 def methods_side_by_side(
-    data: Mapping[str, Mapping[str, Figure]],
+    data: Mapping[str, Mapping[str, MeanFigure]],
     ax: Axes | None = None,
     *,
     metric: str = "ece",
@@ -284,9 +284,9 @@ def methods_side_by_side(
         metric: which of `calibrant.metrics.METRICS` it is.
         title: above the chart.
 
-    >>> from matplotlib.figure import Figure as Canvas
-    >>> data = {"before": {"ce": Figure(0.05, None, (0.04, 0.06)), "ls": Figure(0.02, None, None)}}
-    >>> ax = methods_side_by_side(data, Canvas().subplots())
+    >>> from matplotlib.figure import Figure
+    >>> data = {"before": {"ce": MeanFigure(0.05, None, (0.04, 0.06)), "ls": MeanFigure(0.02, None, None)}}
+    >>> ax = methods_side_by_side(data, Figure().subplots())
     >>> [label.get_text() for label in ax.get_yticklabels()]
     ['ce', 'ls']
     """
@@ -296,7 +296,7 @@ def methods_side_by_side(
     description = METRICS[metric]
     scale = 100 if description.percent else 1
     names = list(dict.fromkeys(name for figures in data.values() for name in figures))
-    ax = _axes(ax, 0.8 + 0.22 * len(names) + _legend_height(data))
+    ax = _axes(ax, 1.7 + 0.22 * len(names) + _legend_height(data))
     points = []
     for number, (state, figures) in enumerate(data.items()):
         shift = 0.16 * (number - (len(data) - 1) / 2)

@@ -15,7 +15,8 @@ import torch
 
 from calibrant.files import replacing
 
-LAST, PREVIOUS, BEST = "last.pt", "previous.pt", "best.pt"
+LAST, PREVIOUS = "last.pt", "previous.pt"
+BEST, SECOND_BEST = "best.pt", "second-best.pt"
 
 
 def save(path: Path, state: Mapping[str, Any]) -> None:
@@ -40,11 +41,20 @@ def save_last(folder: Path, state: Mapping[str, Any]) -> None:
     """Write the newest checkpoint, and keep the one before it."""
     for left in folder.glob(".*.pt.*"):  # by a process that was killed while it wrote
         left.unlink()
-    newest = folder / f"new-{LAST}"
+    _save_beside(folder, state, LAST, PREVIOUS)
+
+
+def save_best(folder: Path, state: Mapping[str, Any]) -> None:
+    """Write the best weights so far, and keep those that were the best before them."""
+    _save_beside(folder, state, BEST, SECOND_BEST)
+
+
+def _save_beside(folder: Path, state: Mapping[str, Any], name: str, former: str) -> None:
+    newest = folder / f"new-{name}"
     save(newest, state)
-    if (folder / LAST).exists():
-        (folder / LAST).replace(folder / PREVIOUS)
-    newest.replace(folder / LAST)
+    if (folder / name).exists():
+        (folder / name).replace(folder / former)
+    newest.replace(folder / name)
 
 
 def load_last(folder: Path) -> dict[str, Any] | None:
@@ -52,13 +62,25 @@ def load_last(folder: Path) -> dict[str, Any] | None:
 
     A damaged one gives a warning, and the one before it is taken.
     """
-    for name, instead in ((LAST, "going back to the one before"), (PREVIOUS, "starting anew")):
+    return _load_whole(folder, {LAST: "going back to the one before", PREVIOUS: "starting anew"})
+
+
+def load_best(folder: Path) -> dict[str, Any] | None:
+    """The best weights that are whole, on the CPU; None where there are none.
+
+    Damaged ones give a warning, and those that were the best before them are taken.
+    """
+    return _load_whole(folder, {BEST: "taking the best before it", SECOND_BEST: "there is no other"})
+
+
+def _load_whole(folder: Path, names: Mapping[str, str]) -> dict[str, Any] | None:
+    for name, instead in names.items():
         path = folder / name
         with suppress(FileNotFoundError):  # there is none, or another process has just set it aside
             try:
                 return load(path)
             except ValueError as error:
-                warnings.warn(f"{error}; {instead}", stacklevel=2)
+                warnings.warn(f"{error}; {instead}", stacklevel=3)
                 # Else it would be kept as the one before, in the place of the one that is whole.
                 path.replace(path.with_suffix(".damaged"))
     return None

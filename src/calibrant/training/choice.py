@@ -109,7 +109,7 @@ def to_toml_value(value: Any) -> str:
         return f"{{ {inside} }}" if inside else "{}"
     if isinstance(value, list | tuple):
         return f"[{', '.join(map(to_toml_value, value))}]"
-    return json.dumps(str(value), ensure_ascii=False)
+    return json.dumps(str(value), ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
 def to_toml_key(key: str) -> str:

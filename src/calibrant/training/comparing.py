@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import get_args
 
+import torch
 from lightning_fabric import Fabric
 
 from calibrant.comparison import Comparison, Method
-from calibrant.training.choice import Choice, RecipeError
-from calibrant.training.data import load_data
+from calibrant.training.choice import Choice, RecipeError, options_of
+from calibrant.training.data import DATA_SETS, DataSets, Inputs, Split, load_data
 from calibrant.training.engine import make_fabric, train
 from calibrant.training.recipe import Recipe
 from calibrant.training.runs import Run, folder_of
@@ -37,7 +39,8 @@ def compare(
         seeds: of the runs.
         output: the folder of all runs; finished ones in it are reused.
         data_root: where the data sets' files are.
-        outside: data sets that the models were not trained on, to be told from the test data.
+        outside: data sets that the models were not trained on, to be told from the test data; normalised
+            as those, where they can be.
         resamples: of the bootstrap behind the intervals.
         fabric: of processes that were launched already.
         progress: whether to show it.
@@ -62,10 +65,7 @@ def compare(
     data = load_data(recipe.data, data_root)
     if len(data.test) == 0:
         raise RecipeError(f"data {recipe.data.name!r} have no test part to compare on")
-    others = {str(other): load_data(other, data_root).test for other in outside}
-    for name, other in others.items():
-        if len(other) == 0:
-            raise RecipeError(f"data {name} have no test part to be told from the other")
+    others = {str(other): _outside(other, recipe, data, data_root) for other in outside}
     folders = [[folder_of(Path(output), each.loss, each.seed) for each in row] for row in recipes]
     for row, places in zip(recipes, folders, strict=True):
         for each, place in zip(row, places, strict=True):
@@ -88,4 +88,40 @@ def compare(
                 detection[name].append(run.auroc(other))
         found = {name: tuple(values) for name, values in detection.items()}
         methods.append(Method(loss, tuple(before), tuple(after), tuple(temperatures), found))
-    return Comparison(recipe.name, tuple(seeds), tuple(methods))
+    return Comparison(recipe.name, tuple(seeds), tuple(methods), data.dense)
+
+
+def _outside(choice: Choice, recipe: Recipe, data: DataSets, data_root: str | Path | None) -> Split:
+    """The test part of another data set, as the models would meet it: encoded as their own data are."""
+    known = DATA_SETS.get(choice.name)
+    options = {} if known is None else options_of(known)
+    if "normalisation" in options and recipe.data.name in get_args(options["normalisation"]):
+        choice = Choice(choice.name, {"normalisation": recipe.data.name, **choice.options})
+    if choice.name == "npz" and choice.options.get("normalisation", "own") == "own":
+        raise RecipeError(
+            f"data {choice} would be normalised by their own mean, and not as {recipe.data.name}: set "
+            "normalisation to none or to the name of the constants"
+        )
+    if "tokenizer" in options and not (
+        choice.options.get("tokenizer")
+        and choice.options.get("tokenizer") == recipe.data.options.get("tokenizer")
+    ):
+        raise RecipeError(
+            f"data {choice} would be encoded by a vocabulary of their own: to detect other texts, both data "
+            "sets need the same tokenizer"
+        )
+    other = load_data(choice, data_root).test
+    if len(other) == 0:
+        raise RecipeError(f"data {choice} have no test part to be told from the test data")
+    first = torch.zeros(1, dtype=torch.long)
+    theirs, ours = (_shapes(split.batch(first)[0]) for split in (other, data.test))
+    if theirs != ours:
+        raise RecipeError(f"data {choice} have inputs of shape {theirs}; the models take {ours}")
+    return other
+
+
+def _shapes(inputs: Inputs) -> object:
+    """The shape of an input, or of each of its parts."""
+    if isinstance(inputs, dict):
+        return {name: tuple(tensor.shape[1:]) for name, tensor in inputs.items()}
+    return tuple(inputs.shape[1:])

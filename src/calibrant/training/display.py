@@ -59,7 +59,7 @@ class Display:
         if self._progress is not None:
             self._progress.update(self._task, figures=text)
         elif self.shown:
-            self.console.print(f"{self.name}: {text}", markup=False, highlight=False)
+            self.console.print(f"{self.name}: {text}", markup=False, highlight=False, soft_wrap=True)
 
     def start_epoch(self, epoch: int, steps: int, done: int) -> None:
         """An epoch begins, or goes on."""

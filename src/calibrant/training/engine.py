@@ -7,12 +7,12 @@ import math
 import os
 import random
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 import torch
 import torch.distributed as dist
@@ -96,6 +96,8 @@ def make_fabric(
     if devices == "auto" and (accelerator == "cpu" or not torch.cuda.is_available()):
         devices = 1
     several = nodes > 1 or (isinstance(devices, int) and devices > 1)
+    if isinstance(devices, int):
+        _check_shares(recipe, devices * nodes)
     try:
         return Fabric(
             accelerator=accelerator,
@@ -106,6 +108,14 @@ def make_fabric(
         )
     except (ValueError, RuntimeError) as error:
         raise RecipeError(f"cannot set up training: {' '.join(str(error).split())}") from error
+
+
+def _check_shares(recipe: Recipe, processes: int) -> None:
+    if recipe.batch_size % processes:
+        raise RecipeError(
+            f"batch_size {recipe.batch_size} cannot be shared among {processes} processes equally; "
+            f"{recipe.batch_size // processes * processes or processes} can"
+        )
 
 
 def train(
@@ -144,26 +154,51 @@ def train(
     if fabric is None:
         fabric = make_fabric(recipe)
         fabric.launch()
-    problem: Exception | None = None
-    if fabric.is_global_zero:
-        try:
-            _claim(folder, recipe)
-        except (OSError, ValueError) as error:
-            problem = error
-    problem = gather(problem, fabric)[0]  # or the others would only say that they lost the first process
-    if problem is not None:
-        raise problem
-    if is_finished(folder):
+    _together(lambda: _check_folder(folder, recipe), fabric)
+    if _agreed("whether the run is finished", is_finished(folder), fabric):
         return folder
-    data = data or load_data(recipe.data, data_root)
-    torch.manual_seed(recipe.seed)
-    random.seed(recipe.seed)
     with ExitStack() as stack:
-        logs = stack.enter_context(Logs(folder)) if fabric.is_global_zero else None
         display = stack.enter_context(Display(recipe, shown=progress and fabric.is_global_zero))
-        _Training(recipe, data, fabric, folder, logs, display).run()
+        if data is None:
+            display.message("reading the data")
+            data = _together(lambda: load_data(recipe.data, data_root), fabric)
+        torch.manual_seed(recipe.seed)
+        random.seed(recipe.seed)
+        training = _Training(recipe, data, fabric, folder, display)
+        if fabric.is_global_zero:  # not before: a recipe that cannot be followed leaves no folder behind
+            folder.mkdir(parents=True, exist_ok=True)
+            replace_file(folder / RECIPE, recipe.to_toml().encode())
+            training.logs = stack.enter_context(Logs(folder))
+        training.run()
     fabric.barrier()
     return folder
+
+
+T = TypeVar("T")
+
+
+def _together(action: Callable[[], T], fabric: Fabric) -> T:
+    """Do something in every process; what fails in one fails in all, where else the others would wait."""
+    result: T | None = None
+    problem: Exception | None = None
+    try:
+        result = action()
+    except (OSError, ValueError, ImportError, TypeError) as error:
+        problem = error
+    problem = next((each for each in gather(problem, fabric) if each is not None), None)
+    if problem is not None:
+        raise problem
+    return cast(T, result)
+
+
+def _agreed(what: str, value: T, fabric: Fabric) -> T:
+    """The value, if every process has the same; machines must see the same folder."""
+    values = gather(value, fabric)
+    if any(each != value for each in values):
+        raise TrainingError(
+            f"the processes do not agree on {what} ({values}): the output folder must be one that all see"
+        )
+    return value
 
 
 def is_finished(folder: Path) -> bool:
@@ -171,23 +206,23 @@ def is_finished(folder: Path) -> bool:
     return (folder / RESULT).is_file()
 
 
-def _claim(folder: Path, recipe: Recipe) -> None:
-    """Write the recipe into a new folder, or see that the folder's own is the same."""
+def _check_folder(folder: Path, recipe: Recipe) -> None:
+    """See that a folder is new and can be made, or that its run is of the same recipe."""
+    if folder.exists() and not folder.is_dir():
+        raise NotADirectoryError(f"{folder} is a file; expected a folder to write the run to")
+    parent = next(each for each in (folder, *folder.absolute().parents) if each.exists())
+    if not os.access(parent, os.W_OK):
+        raise PermissionError(f"{folder} cannot be written to: {parent} does not allow it")
     path = folder / RECIPE
     if not path.exists():
-        if folder.exists() and not folder.is_dir():
-            raise NotADirectoryError(f"{folder} is a file; expected a folder to write the run to")
-        folder.mkdir(parents=True, exist_ok=True)
-        replace_file(path, recipe.to_toml().encode())
         return
     other = Recipe.from_toml(path.read_text(encoding="utf-8"), where=str(path))
     if other != recipe:
         ours, theirs = recipe.to_toml().splitlines(), other.to_toml().splitlines()
-        changed = [line for line in theirs if line not in ours] or [
-            line for line in ours if line not in theirs
-        ]
+        changed = [line for line in theirs if line not in ours]
+        there = changed or [f"without {line}" for line in ours if line not in theirs]
         raise RecipeError(
-            f"{folder} holds a run of another recipe (there: {'; '.join(changed[:3])}); choose another "
+            f"{folder} holds a run of another recipe (there: {'; '.join(there[:3])}); choose another "
             "output folder, or delete this one"
         )
 
@@ -201,26 +236,27 @@ class _Training:
         data: DataSets,
         fabric: Fabric,
         folder: Path,
-        logs: Logs | None,
         display: Display,
     ) -> None:
         self.recipe, self.data, self.fabric, self.folder = recipe, data, fabric, folder
-        self.logs, self.display = logs, display
-        if recipe.batch_size % fabric.world_size:
-            raise RecipeError(
-                f"batch_size {recipe.batch_size} cannot be shared among {fabric.world_size} processes equally"
-            )
-        if len(data.train) == 0 or len(data.validation) == 0:
+        self.display = display
+        self.logs: Logs | None = None
+        _check_shares(recipe, fabric.world_size)
+        if len(data.train) < fabric.world_size or len(data.validation) == 0:
             raise RecipeError(
                 f"data {recipe.data.name!r} have {len(data.train)} training and {len(data.validation)} "
-                "validation elements; expected some of both"
+                f"validation elements; expected some of both, and to train with one for each of the "
+                f"{fabric.world_size} processes"
             )
         self.batch_size = min(recipe.batch_size, len(data.train) // fabric.world_size * fabric.world_size)
         self.steps = steps_per_epoch(len(data.train), self.batch_size, self._drop_last)
-        self.network = create_model(recipe.model.name, data.num_classes, data.about, **recipe.model.options)
+        self.network = self._create_network()
         if recipe.channels_last:
             self.network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-        optimizer = OPTIMIZERS[recipe.optimizer.name](self.network, **recipe.optimizer.options)
+        try:
+            optimizer = OPTIMIZERS[recipe.optimizer.name](self.network, **recipe.optimizer.options)
+        except ValueError as error:
+            raise RecipeError(f"optimizer {recipe.optimizer}: {error}") from None
         self.learning_rates = [group["lr"] for group in optimizer.param_groups]
         self.network.to(fabric.device)
         wrapped = cast(nn.Module, torch.compile(self.network)) if recipe.compile else self.network
@@ -239,10 +275,30 @@ class _Training:
             torch.manual_seed(recipe.seed + (fabric.global_rank << 32))
             random.seed(recipe.seed + (fabric.global_rank << 32))
 
+    def _create_network(self) -> nn.Module:
+        """The model, tried on one element so that what does not fit is said before anything is trained."""
+        choice, data = self.recipe.model, self.data
+        try:
+            network = create_model(choice.name, data.num_classes, data.about, **choice.options)
+        except (TypeError, ValueError) as error:
+            raise RecipeError(f"model {choice}: {error}") from error
+        inputs, _ = data.validation.batch(torch.zeros(1, dtype=torch.long))
+        with torch.no_grad(), torch.random.fork_rng(devices=[]):
+            try:
+                logits = network.eval()(inputs)
+            except (RuntimeError, ValueError, IndexError, TypeError) as error:
+                shape = tuple(inputs.shape) if isinstance(inputs, Tensor) else sorted(inputs)
+                first = str(error).strip().partition("\n")[0]
+                raise RecipeError(
+                    f"model {choice} does not take an input of these data, {shape}: {first}"
+                ) from error
+        self._check_classes(logits)
+        return network.train()
+
     @property
     def _drop_last(self) -> bool:
         # Processes with empty batches could not take part in a step.
-        return self.recipe.drop_last or self.fabric.world_size > 1
+        return self.recipe.drop_last or len(self.data.train) % self.batch_size < self.fabric.world_size
 
     @property
     def evaluated(self) -> nn.Module:
@@ -402,8 +458,8 @@ class _Training:
         if math.isnan(self.best) or (value > self.best if higher else value < self.best):
             self.best = value
             if self.fabric.is_global_zero:
-                checkpoint.save(
-                    self._checkpoints / checkpoint.BEST,
+                checkpoint.save_best(
+                    self._checkpoints,
                     {"epoch": self.epoch, "value": value, "model": self.evaluated.state_dict()},
                 )
 
@@ -422,6 +478,11 @@ class _Training:
             found = _Validation.of(logits, target, self.data.ignore_index)
             sums = found if sums is None else sums + found
             if select == "nll-after-temperature":
+                if not kept and logits[0].numel() * 4 * len(self.data.validation) > STORED:
+                    raise RecipeError(
+                        "select = 'nll-after-temperature' keeps the validation logits, which take more than "
+                        f"{STORED >> 30} GiB here; choose 'nll'"
+                    )
                 kept.append((logits.cpu(), target.cpu()))
         if sums is None:  # a process without a share
             empty = torch.zeros(0, self.data.num_classes, device=self.fabric.device)
@@ -484,30 +545,29 @@ class _Training:
 
     def _save(self) -> None:
         shares = gather((_random_state(), self.total_loss.cpu()), self.fabric)
-        if not self.fabric.is_global_zero:
-            return
-        checkpoint.save_last(
-            self._checkpoints,
-            {
-                "recipe": self.recipe.to_toml(),
-                "epoch": self.epoch,
-                "step": self.step,
-                "total_loss": [total_loss for _, total_loss in shares],
-                "model": self.network.state_dict(),
-                "optimizer": self.optimizer.optimizer.state_dict(),
-                "precision": self.fabric.strategy.precision.state_dict(),
-                "averaged": None if self.averaged is None else self.averaged.state_dict(),
-                "loss": self.loss.state_dict(),
-                "randomness": [randomness for randomness, _ in shares],
-                "history": self.history,
-                "learned": self.learned,
-                "best": self.best,
-            },
-        )
+        state = {
+            "recipe": self.recipe.to_toml(),
+            "epoch": self.epoch,
+            "step": self.step,
+            "total_loss": [total_loss for _, total_loss in shares],
+            "model": self.network.state_dict(),
+            "optimizer": self.optimizer.optimizer.state_dict(),
+            "precision": self.fabric.strategy.precision.state_dict(),
+            "averaged": None if self.averaged is None else self.averaged.state_dict(),
+            "loss": self.loss.state_dict(),
+            "randomness": [randomness for randomness, _ in shares],
+            "history": self.history,
+            "learned": self.learned,
+            "best": self.best,
+        }
+        # A full disk must not leave the others waiting.
+        write = self.fabric.is_global_zero
+        _together(lambda: checkpoint.save_last(self._checkpoints, state) if write else None, self.fabric)
 
     def _resume(self) -> None:
         state = checkpoint.load_last(self._checkpoints)
         if state is None:
+            _agreed("how far the run has come", (self.epoch, self.step), self.fabric)
             return
         self.network.load_state_dict(state["model"])
         self.optimizer.optimizer.load_state_dict(state["optimizer"])
@@ -523,6 +583,7 @@ class _Training:
             self.total_loss.copy_(state["total_loss"][rank])
         elif rank == 0:  # with more or fewer processes than before, one takes the losses of them all
             self.total_loss.copy_(torch.stack(state["total_loss"]).mean() * processes)
+        _agreed("how far the run has come", (self.epoch, self.step), self.fabric)
         self.display.resumed(self.epoch, self.step)
 
     # ---------------------------------------------------------------------------------------------- the end
@@ -531,10 +592,11 @@ class _Training:
         """Keep the selected weights and what they predict."""
         epoch = self.epoch
         if self.recipe.select != "last":
-            try:
-                best = checkpoint.load(self._checkpoints / checkpoint.BEST)
-            except ValueError as error:
-                raise TrainingError(f"{error}; delete {self.folder} and train anew") from None
+            best = checkpoint.load_best(self._checkpoints)
+            if best is None:
+                raise TrainingError(
+                    f"the best weights are damaged; delete the folder {self.folder} and train anew"
+                )
             self.evaluated.load_state_dict(best["model"])
             epoch = best["epoch"]
         if self.fabric.is_global_zero:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import tomllib
 import typing
@@ -12,7 +13,7 @@ from pathlib import Path
 from typing import Any, Literal, Self
 
 from calibrant.arguments import nearest
-from calibrant.losses import LOSSES, Loss, create_loss
+from calibrant.losses import LOSSES, AdaptiveLoss, Loss, create_loss
 from calibrant.training.choice import (
     Choice,
     RecipeError,
@@ -88,19 +89,15 @@ class Recipe:
     losses: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        for name in _CHOICES:  # as TOML has them: without None, and lists for tuples
+        for name in _CHOICES:
             choice = getattr(self, name)
-            options = {
-                key: list(value) if isinstance(value, tuple) else value
-                for key, value in choice.options.items()
-                if value is not None
-            }
-            object.__setattr__(self, name, Choice(choice.name, options))
+            object.__setattr__(self, name, Choice(choice.name, _as_toml_has_it(choice.options)))
+        object.__setattr__(self, "losses", _as_toml_has_it(self.losses))
         hints = typing.get_type_hints(type(self))
         for name in _plain_fields():
             object.__setattr__(self, name, check_type(name, getattr(self, name), hints[name]))
         for name, low in _AT_LEAST.items():
-            if getattr(self, name) < low:
+            if not low <= getattr(self, name) < math.inf:
                 raise RecipeError(f"{name} must be at least {low}, got {getattr(self, name)}")
         if not 0 <= self.average < 1:
             raise RecipeError(f"average must lie in [0, 1), got {self.average}")
@@ -125,6 +122,8 @@ class Recipe:
                     complete=name != "model",  # the data tell the rest
                 )
                 object.__setattr__(self, name, Choice(choice.name, checked))
+        if self.schedule.options.get("warmup", 0) < 0:
+            raise RecipeError(f"schedule: warmup must be at least 0, got {self.schedule.options['warmup']}")
         for key, hyperparameters in self.losses.items():
             _check_loss(Choice(key, hyperparameters))
         choice = Choice.parse(self.loss)
@@ -295,6 +294,13 @@ _CHOICES: dict[str, Mapping[str, Any]] = {
 _KEYS = tuple(entry.name for entry in fields(Recipe))
 
 
+def _as_toml_has_it(value: Any) -> Any:
+    """A value as it comes back from a TOML document: without None, and with lists for tuples."""
+    if isinstance(value, Mapping):
+        return {key: _as_toml_has_it(item) for key, item in value.items() if item is not None}
+    return [_as_toml_has_it(item) for item in value] if isinstance(value, list | tuple) else value
+
+
 def _plain_fields() -> tuple[str, ...]:
     return tuple(name for name in _KEYS if name not in _CHOICES and name != "losses")
 
@@ -330,6 +336,13 @@ def _check_loss(choice: Choice) -> None:
         raise RecipeError(
             f"unknown loss {choice.name!r}{nearest(choice.name, LOSSES)}; known: {', '.join(LOSSES)}"
         )
+    for name in ("reduction", "ignore_index"):
+        if name in choice.options:
+            raise RecipeError(
+                f"loss {choice}: {name} is not for a recipe to choose; training and data decide it"
+            )
+    if "adapt" in choice.options and not issubclass(LOSSES[choice.name], AdaptiveLoss):
+        raise RecipeError(f"loss {choice}: {choice.name} does not adapt; adapt is for losses that do")
     options = {name: value for name, value in choice.options.items() if name != "adapt"}
     weights = options.get("class_weight")
     try:

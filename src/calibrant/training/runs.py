@@ -36,7 +36,13 @@ from calibrant.training.recipe import Recipe
 
 Part = Literal["train", "validation", "test"]
 
-_STARTING_POINTS = ("weights", "replace_head", "pretrained", "encoder_weights")
+_STARTING_POINTS = {
+    "timm": ("pretrained",),
+    "torchvision": ("pretrained",),
+    "hf": ("pretrained",),
+    "smp": ("pretrained", "encoder_weights"),
+}
+"""Options that say what training started from, by the prefix of the model's name."""
 
 
 @dataclass(frozen=True)
@@ -77,7 +83,8 @@ class Run:
         """The weights that were kept, ready to predict with, on the best device."""
         choice = self.recipe.model
         # What training started from need not be there any more.
-        options = {name: value for name, value in choice.options.items() if name not in _STARTING_POINTS}
+        left_out = ("weights", "replace_head", *_STARTING_POINTS.get(choice.name.partition(":")[0], ()))
+        options = {name: value for name, value in choice.options.items() if name not in left_out}
         model = create_model(choice.name, self.data.num_classes, self.data.about, **options)
         load_weights(model, self.folder / WEIGHTS)
         return model.to("cuda" if torch.cuda.is_available() else "cpu").eval()
@@ -157,6 +164,8 @@ class Run:
 
         counts = self.data.class_counts
         uneven = counts if counts is not None and max(counts) > 2 * max(1, min(counts)) else None
+        if self.data.dense:  # pixels of an image are not independent of one another
+            resamples = 0
         if isinstance(batches, list):
             ((logits, labels),) = batches
             return evaluate(
@@ -168,6 +177,7 @@ class Run:
                 resamples=resamples,
             )
         evaluator = Evaluator(
+            self.data.num_classes,
             name=name,
             class_names=self.data.class_names,
             class_counts=uneven,
@@ -175,7 +185,7 @@ class Run:
         )
         for logits, labels in batches:
             evaluator.update(calibrated(logits), labels)
-        return evaluator.compute()
+        return evaluator.compute(pooled=False)  # other processes may have left
 
     @torch.no_grad()
     def auroc(self, outside: Split) -> float:
@@ -213,11 +223,11 @@ class Predicted:
             yield self.model(moved).float(), as_written(labels, self.ignore_index).to(device)
 
 
-def folder_of(output: Path, loss: str, seed: int, *, within: str = "runs") -> Path:
+def folder_of(output: Path, loss: str, seed: int) -> Path:
     """Where the run of a loss and a seed is kept by default; brackets and the like become hyphens.
 
     >>> folder_of(Path("out"), "cals-alm[margin=6,penalty=p2]", 1).as_posix()
     'out/runs/cals-alm-margin=6-penalty=p2-seed1'
     """
     name = "".join(character if character.isalnum() or character in "-_.=" else "-" for character in loss)
-    return output / within / f"{name.strip('-')}-seed{seed}"
+    return output / "runs" / f"{name.strip('-')}-seed{seed}"

@@ -111,9 +111,14 @@ class DataSets:
         return len(self.class_names)
 
     @property
+    def dense(self) -> bool:
+        """Whether an element has a label for each of its parts, as an image for each of its pixels."""
+        return self.train.targets is None or self.train.targets.ndim > 1
+
+    @property
     def class_counts(self) -> tuple[int, ...] | None:
         """How many training elements each class has; None where a target is not one label."""
-        if self.train.targets is None or self.train.targets.ndim != 1:
+        if self.dense or self.train.targets is None:
             return None
         return tuple(torch.bincount(self.train.targets, minlength=self.num_classes).tolist())
 
