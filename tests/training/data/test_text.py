@@ -300,7 +300,7 @@ class TestTextTable:
         ("name", "content", "message"),
         [
             ("a.csv", "text,label\nx,0\ny\n", r"a\.csv, line 3: nothing in column 'label'"),
-            ("a.csv", "text,labels\nx,0\n", r"line 2: nothing in column 'label'.*'text', 'labels'"),
+            ("a.csv", "text,labels\nx,0\n", r"line 2: no column 'label'.*'text', 'labels'"),
             ("a.csv", "text,label\nx,y,0\n", r"line 2: 3 values, expected 2"),
             ("a.csv", "text,label\nx,\n", r"line 2: column 'label' has '', expected a string or an integer"),
             ("a.csv", 'text,label\n"x" y,0\n', r"a\.csv, line 2: "),
@@ -312,7 +312,7 @@ class TestTextTable:
             ("a.jsonl", '{"text": 3, "label": 0}\n', r"line 1: column 'text' has 3, expected a string"),
             ("a.jsonl", '{"text": "x", "label": 0.5}\n', r"line 1: column 'label' has 0\.5, expected"),
             ("a.jsonl", '{"text": "x", "label": true}\n', r"line 1: column 'label' has True, expected"),
-            ("a.jsonl", '{"text": "x"}\n', r"line 1: nothing in column 'label'"),
+            ("a.jsonl", '{"text": "x"}\n', r"line 1: no column 'label'"),
             ("a.xlsx", "", r"ends in '\.xlsx': expected one of '\.csv', '\.tsv', '\.jsonl'"),
         ],
     )

@@ -282,7 +282,9 @@ def _npz_content(path: Path) -> tuple[dict[str, Part], tuple[str, ...]]:
                 raise ValueError("it has a single array, expected an archive of several")
             arrays = {name: archive[name] for name in archive.files}
     except (ValueError, EOFError, zipfile.BadZipFile) as error:
-        raise ValueError(f"{path} cannot be read as a NumPy archive of numbers: {error}") from error
+        # NumPy's own message on other files advises to allow pickles.
+        why = "it holds something else" if "pickle" in str(error) else str(error)
+        raise ValueError(f"{path} cannot be read as a NumPy archive of numbers: {why}") from error
     parts = {}
     for name, prefixes in _PREFIXES.items():
         part = _npz_part(path, arrays, prefixes)
@@ -315,7 +317,11 @@ def _npz_part(path: Path, arrays: Mapping[str, Array], prefixes: Sequence[str]) 
         inputs, labels = arrays[found[0]], arrays[prefix + "labels"]
         if labels.ndim == 2 and labels.shape[1] == 1:
             labels = labels[:, 0]
-        if labels.ndim != 1 or labels.dtype.kind not in "iu" or (len(labels) and labels.min() < 0):
+        if labels.ndim == 1 and labels.dtype.kind in "iu" and len(labels) and labels.min() < 0:
+            raise ValueError(
+                f"{path} has the label {labels.min()} in {prefix}labels, expected whole numbers from 0"
+            )
+        if labels.ndim != 1 or labels.dtype.kind not in "iu":
             raise ValueError(
                 f"{path} has {prefix}labels of type {labels.dtype} and shape {labels.shape}, expected (N,) "
                 "whole numbers from 0"

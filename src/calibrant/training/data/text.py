@@ -584,7 +584,12 @@ def _rows(file: Path, text: str, label: str) -> Iterator[_Row]:
     present(file, f"a table with the columns {text!r} and {label!r}", file.parent, "put")
     try:
         for line, row in readers[file.suffix.lower()](file):
-            for column in (text, label):
+            for option, column in (("text", text), ("label", label)):
+                if column not in row:
+                    raise ValueError(
+                        f"{file}, line {line}: no column {column!r}, expected one of that name; there are "
+                        f"{', '.join(map(repr, row))}: say {option}=NAME for another"
+                    )
                 if row.get(column) is None:
                     raise ValueError(
                         f"{file}, line {line}: nothing in column {column!r}, expected a value; there are "
