@@ -7,24 +7,22 @@ import math
 import os
 import random
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
-from itertools import chain
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import Any, cast
 
 import torch
 import torch.distributed as dist
 from lightning_fabric import Fabric
-from safetensors.torch import load_file
 from safetensors.torch import save as save_tensors
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from calibrant.calibrators import Temperature
-from calibrant.files import WRITERS, replace_file, replacing
+from calibrant.files import replace_file
 from calibrant.histogram import ConfidenceHistogram
 from calibrant.layout import arrange
 from calibrant.losses import AdaptiveLoss, Loss
@@ -34,16 +32,25 @@ from calibrant.training.batches import Batch, evaluation_batches, steps_per_epoc
 from calibrant.training.choice import RecipeError, TrainingError
 from calibrant.training.data import DataSets, Inputs, Split, load_data
 from calibrant.training.display import Display
+from calibrant.training.folder import (
+    LEARNED,
+    LOSS,
+    RECIPE,
+    RESULT,
+    STORED,
+    WEIGHTS,
+    as_written,
+    check_folder,
+    in_order,
+    is_finished,
+    save_weights,
+    write_predictions,
+)
 from calibrant.training.logs import Logs
 from calibrant.training.models import create_model
 from calibrant.training.optimization import OPTIMIZERS, SCHEDULES
+from calibrant.training.processes import agreed, gather, together
 from calibrant.training.recipe import Recipe
-
-RECIPE, RESULT = "recipe.toml", "result.json"
-WEIGHTS, LOSS, LEARNED = "model.safetensors", "loss.safetensors", "learned.safetensors"
-
-STORED = 1 << 30
-"""Bytes of logits up to which the predictions of a run are kept in its folder."""
 
 _HIGHER_IS_BETTER = {"accuracy": True, "nll": False, "ece": False, "nll-after-temperature": False}
 
@@ -154,14 +161,14 @@ def train(
     if fabric is None:
         fabric = make_fabric(recipe)
         fabric.launch()
-    _together(lambda: _check_folder(folder, recipe), fabric)
-    if _agreed("whether the run is finished", is_finished(folder), fabric):
+    together(lambda: check_folder(folder, recipe), fabric)
+    if agreed("whether the run is finished", is_finished(folder), fabric):
         return folder
     with ExitStack() as stack:
         display = stack.enter_context(Display(recipe, shown=progress and fabric.is_global_zero))
         if data is None:
             display.message("reading the data")
-            data = _together(lambda: load_data(recipe.data, data_root), fabric)
+            data = together(lambda: load_data(recipe.data, data_root), fabric)
         torch.manual_seed(recipe.seed)
         random.seed(recipe.seed)
         training = _Training(recipe, data, fabric, folder, display)
@@ -172,59 +179,6 @@ def train(
         training.run()
     fabric.barrier()
     return folder
-
-
-T = TypeVar("T")
-
-
-def _together(action: Callable[[], T], fabric: Fabric) -> T:
-    """Do something in every process; what fails in one fails in all, where else the others would wait."""
-    result: T | None = None
-    problem: Exception | None = None
-    try:
-        result = action()
-    except (OSError, ValueError, ImportError, TypeError) as error:
-        problem = error
-    problem = next((each for each in gather(problem, fabric) if each is not None), None)
-    if problem is not None:
-        raise problem
-    return cast(T, result)
-
-
-def _agreed(what: str, value: T, fabric: Fabric) -> T:
-    """The value, if every process has the same; machines must see the same folder."""
-    values = gather(value, fabric)
-    if any(each != value for each in values):
-        raise TrainingError(
-            f"the processes do not agree on {what} ({values}): the output folder must be one that all see"
-        )
-    return value
-
-
-def is_finished(folder: Path) -> bool:
-    """Whether a folder holds a run that came to its end."""
-    return (folder / RESULT).is_file()
-
-
-def _check_folder(folder: Path, recipe: Recipe) -> None:
-    """See that a folder is new and can be made, or that its run is of the same recipe."""
-    if folder.exists() and not folder.is_dir():
-        raise NotADirectoryError(f"{folder} is a file; expected a folder to write the run to")
-    parent = next(each for each in (folder, *folder.absolute().parents) if each.exists())
-    if not os.access(parent, os.W_OK):
-        raise PermissionError(f"{folder} cannot be written to: {parent} does not allow it")
-    path = folder / RECIPE
-    if not path.exists():
-        return
-    other = Recipe.from_toml(path.read_text(encoding="utf-8"), where=str(path))
-    if other != recipe:
-        ours, theirs = recipe.to_toml().splitlines(), other.to_toml().splitlines()
-        changed = [line for line in theirs if line not in ours]
-        there = changed or [f"without {line}" for line in ours if line not in theirs]
-        raise RecipeError(
-            f"{folder} holds a run of another recipe (there: {'; '.join(there[:3])}); choose another "
-            "output folder, or delete this one"
-        )
 
 
 class _Training:
@@ -562,12 +516,12 @@ class _Training:
         }
         # A full disk must not leave the others waiting.
         write = self.fabric.is_global_zero
-        _together(lambda: checkpoint.save_last(self._checkpoints, state) if write else None, self.fabric)
+        together(lambda: checkpoint.save_last(self._checkpoints, state) if write else None, self.fabric)
 
     def _resume(self) -> None:
         state = checkpoint.load_last(self._checkpoints)
         if state is None:
-            _agreed("how far the run has come", (self.epoch, self.step), self.fabric)
+            agreed("how far the run has come", (self.epoch, self.step), self.fabric)
             return
         self.network.load_state_dict(state["model"])
         self.optimizer.optimizer.load_state_dict(state["optimizer"])
@@ -583,7 +537,7 @@ class _Training:
             self.total_loss.copy_(state["total_loss"][rank])
         elif rank == 0:  # with more or fewer processes than before, one takes the losses of them all
             self.total_loss.copy_(torch.stack(state["total_loss"]).mean() * processes)
-        _agreed("how far the run has come", (self.epoch, self.step), self.fabric)
+        agreed("how far the run has come", (self.epoch, self.step), self.fabric)
         self.display.resumed(self.epoch, self.step)
 
     # ---------------------------------------------------------------------------------------------- the end
@@ -655,67 +609,6 @@ def _state_of(loss: Loss) -> dict[str, float]:
         for name, buffer in _learned(loss).items()
         for what, value in (("mean", buffer.mean()), ("min", buffer.min()), ("max", buffer.max()))
     }
-
-
-def gather(value: Any, fabric: Fabric) -> list[Any]:
-    """The values of all processes, in every process."""
-    if fabric.world_size == 1:
-        return [value]
-    values: list[Any] = [None] * fabric.world_size
-    dist.all_gather_object(values, value)
-    return values
-
-
-def in_order(shares: list[list[tuple[Tensor, Tensor]]], size: int) -> tuple[Tensor, Tensor]:
-    """Predictions of all processes, each with every so-many-th element, as one process would have them."""
-    present = [share for share in shares if share]
-    logits = torch.cat([part for share in present for part, _ in share])
-    labels = torch.cat([part for share in present for _, part in share])
-    positions = torch.cat([torch.arange(size)[rank :: len(shares)] for rank in range(len(shares))])
-    order = positions.argsort()
-    return logits[order], labels[order]
-
-
-def as_written(target: Tensor, ignore_index: int) -> Tensor:
-    """The labels as files of predictions have them: -100 for what the data set says to ignore."""
-    return target.masked_fill(target == ignore_index, -100)
-
-
-def write_predictions(
-    path: Path,
-    batches: Iterable[tuple[Tensor, Tensor]],
-    size: int,
-    class_names: tuple[str, ...],
-) -> None:
-    """Write logits and labels as `calibrant evaluate` reads them; only labels and one batch are in memory."""
-    labels: list[Tensor] = []
-
-    def logits() -> Iterator[Tensor]:
-        for batch in batches:
-            labels.append(batch[1].cpu())
-            yield batch[0].cpu()
-
-    rest = logits()
-    first = next(rest)
-    shape, spatial = first.shape[1:], labels[0].shape[1:]
-    with replacing(path) as stream:
-        WRITERS[path.suffix.lower()](
-            stream,
-            {"logits": ((size, *shape), chain([first], rest)), "labels": ((size, *spatial), labels)},
-            class_names,
-        )
-
-
-def save_weights(module: nn.Module, path: Path) -> None:
-    """Write a module's weights as safetensors, or replace them in one step."""
-    # Copies, for safetensors refuses tensors that share memory.
-    state = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in module.state_dict().items()}
-    replace_file(path, save_tensors(state))
-
-
-def load_weights(module: nn.Module, path: Path) -> None:
-    """Load what `save_weights` wrote."""
-    module.load_state_dict(load_file(path))
 
 
 def _random_state() -> dict[str, Any]:

@@ -21,7 +21,7 @@ from calibrant.metrics.ood import entropy
 from calibrant.training.batches import evaluation_batches
 from calibrant.training.choice import RecipeError
 from calibrant.training.data import DataSets, Split, load_data
-from calibrant.training.engine import (
+from calibrant.training.folder import (
     LEARNED,
     RECIPE,
     RESULT,

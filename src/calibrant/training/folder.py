@@ -1,0 +1,100 @@
+"""What the folder of a run holds, and how it is written and read."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator
+from itertools import chain
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file, save
+from torch import Tensor, nn
+
+from calibrant.files import WRITERS, replace_file, replacing
+from calibrant.training.choice import RecipeError
+from calibrant.training.recipe import Recipe
+
+RECIPE, RESULT = "recipe.toml", "result.json"
+WEIGHTS, LOSS, LEARNED = "model.safetensors", "loss.safetensors", "learned.safetensors"
+
+STORED = 1 << 30
+"""Bytes of logits up to which the predictions of a run are kept in its folder."""
+
+
+def is_finished(folder: Path) -> bool:
+    """Whether a folder holds a run that came to its end."""
+    return (folder / RESULT).is_file()
+
+
+def check_folder(folder: Path, recipe: Recipe) -> None:
+    """See that a folder is new and can be made, or that its run is of the same recipe."""
+    if folder.exists() and not folder.is_dir():
+        raise NotADirectoryError(f"{folder} is a file; expected a folder to write the run to")
+    parent = next(each for each in (folder, *folder.absolute().parents) if each.exists())
+    if not os.access(parent, os.W_OK):
+        raise PermissionError(f"{folder} cannot be written to: {parent} does not allow it")
+    path = folder / RECIPE
+    if not path.exists():
+        return
+    other = Recipe.from_toml(path.read_text(encoding="utf-8"), where=str(path))
+    if other != recipe:
+        ours, theirs = recipe.to_toml().splitlines(), other.to_toml().splitlines()
+        changed = [line for line in theirs if line not in ours]
+        there = changed or [f"without {line}" for line in ours if line not in theirs]
+        raise RecipeError(
+            f"{folder} holds a run of another recipe (there: {'; '.join(there[:3])}); choose another "
+            "output folder, or delete this one"
+        )
+
+
+def save_weights(module: nn.Module, path: Path) -> None:
+    """Write a module's weights as safetensors, or replace them in one step."""
+    # Copies, for safetensors refuses tensors that share memory.
+    state = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in module.state_dict().items()}
+    replace_file(path, save(state))
+
+
+def load_weights(module: nn.Module, path: Path) -> None:
+    """Load what `save_weights` wrote."""
+    module.load_state_dict(load_file(path))
+
+
+def in_order(shares: list[list[tuple[Tensor, Tensor]]], size: int) -> tuple[Tensor, Tensor]:
+    """Predictions of all processes, each with every so-many-th element, as one process would have them."""
+    present = [share for share in shares if share]
+    logits = torch.cat([part for share in present for part, _ in share])
+    labels = torch.cat([part for share in present for _, part in share])
+    positions = torch.cat([torch.arange(size)[rank :: len(shares)] for rank in range(len(shares))])
+    order = positions.argsort()
+    return logits[order], labels[order]
+
+
+def as_written(target: Tensor, ignore_index: int) -> Tensor:
+    """The labels as files of predictions have them: -100 for what the data set says to ignore."""
+    return target.masked_fill(target == ignore_index, -100)
+
+
+def write_predictions(
+    path: Path,
+    batches: Iterable[tuple[Tensor, Tensor]],
+    size: int,
+    class_names: tuple[str, ...],
+) -> None:
+    """Write logits and labels as `calibrant evaluate` reads them; only labels and one batch are in memory."""
+    labels: list[Tensor] = []
+
+    def logits() -> Iterator[Tensor]:
+        for batch in batches:
+            labels.append(batch[1].cpu())
+            yield batch[0].cpu()
+
+    rest = logits()
+    first = next(rest)
+    shape, spatial = first.shape[1:], labels[0].shape[1:]
+    with replacing(path) as stream:
+        WRITERS[path.suffix.lower()](
+            stream,
+            {"logits": ((size, *shape), chain([first], rest)), "labels": ((size, *spatial), labels)},
+            class_names,
+        )
