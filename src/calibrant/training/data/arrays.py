@@ -45,12 +45,8 @@ def digits(
         flat: give 64 features; else images of shape ``(1, 8, 8)``.
         split_seed: of the draw of the parts.
     """
-    try:
-        from sklearn.datasets import load_digits  # type: ignore[import-untyped]
-    except ModuleNotFoundError as error:
-        raise ModuleNotFoundError(
-            'the digits are a part of scikit-learn: pip install "calibrant[sklearn]"', name="sklearn"
-        ) from error
+    from sklearn.datasets import load_digits  # type: ignore[import-untyped]
+
     in_range("imbalance", imbalance, 1)
     whole_number("head", head)
     content = load_digits()
