@@ -1,7 +1,5 @@
 """Embedded digits, the problem with a known posterior, and archives of arrays."""
 
-import sys
-
 import numpy as np
 import pytest
 import torch
@@ -69,12 +67,6 @@ def test_digits_depend_on_the_seed_alone():
 def test_digits_that_cannot_be_are_refused(options, message):
     with pytest.raises(ValueError, match=message):
         digits(**options)
-
-
-def test_digits_without_scikit_learn_say_what_to_install(monkeypatch):
-    monkeypatch.setitem(sys.modules, "sklearn.datasets", None)
-    with pytest.raises(ModuleNotFoundError, match=r"pip install \"calibrant\[sklearn\]\""):
-        digits()
 
 
 def test_the_known_posterior_is_calibrated():
