@@ -214,7 +214,7 @@ def reduced(name, roots):
 
 
 @pytest.mark.parametrize("name", RECIPES)
-def test_two_steps_and_an_adaptation(name, roots, folder, offline, torchvision_operators):
+def test_two_steps_and_an_adaptation(name, roots, folder, offline):
     recipe, root = reduced(name, roots)
     data = load_data(recipe.data, root)
     steps = []

@@ -142,6 +142,12 @@ def markdown(comparison: Comparison) -> str:
     """The table for a README.
 
     ``↑`` and ``↓`` mark what is significantly better and worse than the first method.
+
+    >>> import torch
+    >>> from calibrant.evaluation import evaluate
+    >>> evaluation = evaluate(5 * torch.eye(3), torch.arange(3), resamples=0)
+    >>> print(markdown(Comparison("toy", (0,), (Method("ce", (evaluation,)),))).splitlines()[4])
+    | ce | 100.00 | 0.013 | 1.33 | 1.33 | 0.89 |
     """
     shown = columns(comparison)
     marks = {"better": " ↑", "worse": " ↓", "": ""}

@@ -43,7 +43,11 @@ def _load(batches: _Batches, parts: Sequence[Tensor], workers: int, pinned: bool
 
 
 def steps_per_epoch(size: int, batch_size: int, drop_last: bool) -> int:
-    """How many batches an epoch has; at least one."""
+    """How many batches an epoch has; at least one.
+
+    >>> steps_per_epoch(206, 32, drop_last=True), steps_per_epoch(206, 32, drop_last=False)
+    (6, 7)
+    """
     return max(1, size // batch_size if drop_last else -(-size // batch_size))
 
 
@@ -89,6 +93,12 @@ def evaluation_batches(
     workers: int = 0,
     pinned: bool = False,
 ) -> Iterable[Batch]:
-    """This process's share of a part, in order and as it is; the shares hold every element just once."""
+    """This process's share of a part, in order and as it is; the shares hold every element just once.
+
+    >>> from calibrant.training.data import TensorSplit
+    >>> part = TensorSplit(torch.zeros(5, 1), torch.arange(5))
+    >>> [labels.tolist() for _, labels in evaluation_batches(part, batch_size=2, rank=0, processes=2)]
+    [[0, 2], [4]]
+    """
     parts = torch.split(torch.arange(len(split))[rank::processes], batch_size)
     return _load(_Batches(split, None, 0), [part for part in parts if len(part)], workers, pinned)

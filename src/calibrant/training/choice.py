@@ -83,7 +83,11 @@ def split_outside_brackets(text: str) -> list[str]:
 
 
 def parse_value(text: str) -> Any:
-    """What a text stands for in TOML; the text itself where that is nothing."""
+    """What a text stands for in TOML; the text itself where that is nothing.
+
+    >>> parse_value("0.1"), parse_value("p2")
+    (0.1, 'p2')
+    """
     text = text.strip()
     try:
         return tomllib.loads(f"value = {text}")["value"]
@@ -118,7 +122,12 @@ def to_toml_key(key: str) -> str:
 
 
 def options_of(function: Callable[..., Any]) -> dict[str, Any]:
-    """The types of a function's keyword-only parameters, by name."""
+    """The types of a function's keyword-only parameters, by name.
+
+    >>> def pool(images, *, size: int = 2): ...
+    >>> options_of(pool)
+    {'size': <class 'int'>}
+    """
     hints = typing.get_type_hints(function)
     parameters = inspect.signature(function).parameters.values()
     return {each.name: hints.get(each.name, Any) for each in parameters if each.kind is each.KEYWORD_ONLY}

@@ -48,6 +48,18 @@ def compare(
 
     Returns:
         The comparison, in the first process; None in the others.
+
+    Raises:
+        RecipeError: a loss, a seed or data that cannot be compared; before anything is trained.
+        TrainingError: as `train`.
+        OSError: as `train`.
+
+    >>> from tempfile import TemporaryDirectory
+    >>> recipe = Recipe.load("digits-lt").override(["epochs=1"])
+    >>> with TemporaryDirectory() as folder:
+    ...     comparison = compare(recipe, ["ce", "ls"], [0], folder, resamples=10)
+    >>> [method.name for method in comparison.methods]
+    ['ce', 'ls']
     """
     if not losses or not seeds:
         raise RecipeError("compare needs at least one loss and one seed")

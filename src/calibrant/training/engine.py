@@ -156,6 +156,12 @@ def train(
         RecipeError: the recipe cannot be followed, or the folder holds a run of another one.
         TrainingError: the loss became infinite.
         OSError: missing data, or a disk that cannot be written to; what was saved stays.
+
+    >>> from tempfile import TemporaryDirectory
+    >>> recipe = Recipe.load("digits-lt").override(["epochs=1", "loss=cals-alm"])
+    >>> with TemporaryDirectory() as folder:
+    ...     [path.name for path in sorted(train(recipe, folder).glob("*.npz"))]
+    ['test.npz', 'validation.npz']
     """
     folder = Path(output)
     if fabric is None:

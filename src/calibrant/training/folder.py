@@ -61,7 +61,13 @@ def load_weights(module: nn.Module, path: Path) -> None:
 
 
 def in_order(shares: list[list[tuple[Tensor, Tensor]]], size: int) -> tuple[Tensor, Tensor]:
-    """Predictions of all processes, each with every so-many-th element, as one process would have them."""
+    """Predictions of all processes, each with every so-many-th element, as one process would have them.
+
+    >>> first, second = torch.tensor([[0.0], [2.0]]), torch.tensor([[1.0]])
+    >>> logits, _ = in_order([[(first, first[:, 0].long())], [(second, second[:, 0].long())]], 3)
+    >>> logits.flatten()
+    tensor([0., 1., 2.])
+    """
     present = [share for share in shares if share]
     logits = torch.cat([part for share in present for part, _ in share])
     labels = torch.cat([part for share in present for _, part in share])
@@ -71,7 +77,11 @@ def in_order(shares: list[list[tuple[Tensor, Tensor]]], size: int) -> tuple[Tens
 
 
 def as_written(target: Tensor, ignore_index: int) -> Tensor:
-    """The labels as files of predictions have them: -100 for what the data set says to ignore."""
+    """The labels as files of predictions have them: -100 for what the data set says to ignore.
+
+    >>> as_written(torch.tensor([0, 255, 2]), 255)
+    tensor([   0, -100,    2])
+    """
     return target.masked_fill(target == ignore_index, -100)
 
 

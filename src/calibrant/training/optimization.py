@@ -21,6 +21,9 @@ def sgd(
 ) -> Optimizer:
     """Stochastic gradient descent.
 
+    >>> [len(group["params"]) for group in sgd(nn.Linear(3, 2), decay_vectors=False).param_groups]
+    [1, 1]
+
     Args:
         model: whose parameters to move.
         lr: learning rate, before the schedule.

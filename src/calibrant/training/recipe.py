@@ -62,6 +62,10 @@ class Recipe:
         compile: whether the model goes through `torch.compile`.
         workers: processes that prepare batches.
         checkpoint_batches: batches between checkpoints within an epoch; 0 for one after each epoch only.
+
+    >>> recipe = Recipe(data=Choice("digits"), model=Choice("mlp"), loss="cals-alm[margin=6]", epochs=2)
+    >>> recipe.create_loss(10)
+    AugmentedLagrangian(10, margin=6.0)
     """
 
     name: str = "recipe"

@@ -53,6 +53,14 @@ class Run:
         folder: what `calibrant.training.train` wrote.
         data_root: where the data sets' files are.
         loaded: the data, where they have been loaded already.
+
+    >>> from tempfile import TemporaryDirectory
+    >>> from calibrant.training import train
+    >>> with TemporaryDirectory() as folder:
+    ...     run = Run(train(Recipe.load("digits-lt").override(["epochs=1"]), folder))
+    ...     ((logits, labels),) = run.predictions("test")
+    >>> logits.shape, labels.shape
+    (torch.Size([540, 10]), torch.Size([540]))
     """
 
     folder: Path

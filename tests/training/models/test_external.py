@@ -17,22 +17,22 @@ TINY_BERT = {
 
 
 @pytest.fixture
-def timm(torchvision_operators):
+def timm():
     return pytest.importorskip("timm")
 
 
 @pytest.fixture
-def torchvision(torchvision_operators):
+def torchvision():
     return pytest.importorskip("torchvision")
 
 
 @pytest.fixture
-def smp(torchvision_operators):
+def smp():
     return pytest.importorskip("segmentation_models_pytorch")
 
 
 @pytest.fixture
-def transformers(torchvision_operators, monkeypatch):
+def transformers(monkeypatch):
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     return pytest.importorskip("transformers")
 
