@@ -15,7 +15,7 @@ import calibrant.metrics
 
 PACKAGE = Path(calibrant.__file__).parent
 
-BELOW_LOSSES = {"histogram", "kernels", "statistics", "layout", "arguments"}
+BELOW_LOSSES = {"histogram", "inference", "kernels", "processes", "statistics", "layout", "arguments"}
 
 MAY_IMPORT = {
     "__main__": {"cli"},
@@ -32,7 +32,7 @@ MAY_IMPORT = {
         "training",
     },
     "training": {"calibrators", "comparison", "evaluation", "files", "losses", "metrics", *BELOW_LOSSES},
-    "integrations": {"calibrators", "reports", "evaluation", "metrics", *BELOW_LOSSES},
+    "integrations": {"calibrators", "reports", "evaluation", "losses", "metrics", *BELOW_LOSSES},
     "reports": {"comparison", "evaluation", "files", "losses", "metrics"},
     "comparison": {"evaluation", "metrics"},
     "files": {"layout"},
@@ -42,7 +42,9 @@ MAY_IMPORT = {
     "metrics": BELOW_LOSSES,
     "histogram": {"kernels", "statistics", "layout"},
     "kernels": {"statistics", "layout"},
-    "statistics": set(),
+    "statistics": {"processes"},
+    "inference": set(),
+    "processes": set(),
     "layout": set(),
     "arguments": set(),
 }
@@ -58,7 +60,16 @@ STRANGERS = {
     "metrics": {"scipy"},
     "calibrators": {"rich", "safetensors", "scipy"},
     "reports": {"jinja2", "markupsafe", "matplotlib", "mpl_toolkits", "numpy"},
-    "integrations": {"matplotlib", "numpy", "sklearn", "torchmetrics"},
+    "integrations": {
+        "accelerate",
+        "lightning",
+        "matplotlib",
+        "numpy",
+        "pytorch_lightning",
+        "sklearn",
+        "torchmetrics",
+        "transformers",
+    },
 }
 """What else each part may import beside torch and the standard library."""
 
@@ -114,8 +125,17 @@ def test_every_layer_exists_and_is_used():
 
 
 def test_the_layers_have_no_cycle():
-    order = ["arguments", "layout", "statistics", "kernels", "histogram", "metrics", "losses", "files"]
-    order += [
+    order = [
+        "arguments",
+        "layout",
+        "inference",
+        "processes",
+        "statistics",
+        "kernels",
+        "histogram",
+        "metrics",
+        "losses",
+        "files",
         "calibrators",
         "evaluation",
         "comparison",

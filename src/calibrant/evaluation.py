@@ -7,16 +7,18 @@ import io
 import json
 import math
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import closing
 from copy import copy
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any, Self
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 
 from calibrant.histogram import Bins, ConfidenceHistogram, bin_of, bin_of_cells, equal_width_edges
+from calibrant.inference import Forward, OwnRows, Progress, predictions_on
 from calibrant.layout import Elements, arrange
 from calibrant.metrics.accuracy import ClassCounts, accuracy, balanced_accuracy, mean_iou
 from calibrant.metrics.calibration import ERRORS
@@ -35,6 +37,7 @@ from calibrant.metrics.uncertainty import (
     consistency_band,
     interval,
 )
+from calibrant.processes import all_reduce, fail_together, talking_device
 from calibrant.statistics import Statistics
 
 if TYPE_CHECKING:
@@ -412,6 +415,55 @@ def evaluate(
     return replace(evaluation, kde_ece=kde_ece(predictions)) if kde else evaluation
 
 
+def evaluate_on(
+    model: nn.Module,
+    batches: Iterable[Any],
+    *,
+    forward: Forward | None = None,
+    own_rows: OwnRows | None = None,
+    progress: Progress | None = None,
+    group: dist.ProcessGroup | None = None,
+    timeout: float | None = None,
+    **options: Any,
+) -> Evaluation:
+    """Every metric of a model on a stream of batches, in constant memory: an `Evaluator` in a loop.
+
+    In a distributed run every process makes the call, each with its own share of the data, which may be
+    none, and gets the figures of all of it. Elements that a `torch.utils.data.DistributedSampler` repeats are
+    left out. If a batch fails in one process, the call fails in all of them.
+
+    Args:
+        model: from an input to logits ``(B, K, *S)``; runs in evaluation mode and without gradients.
+        batches: pairs ``(input, target)``; the input is a tensor, or tuples, lists and dicts of them.
+        forward: from the model and a batch to logits and target, for batches of another form.
+        own_rows: as in `calibrant.inference.predictions_on`.
+        progress: called after every batch with the number of batches done and their total, or None.
+        group: the processes to pool over; all of them by default.
+        timeout: seconds to wait for the other processes; by default as long as the process group does.
+        **options: of `Evaluator`.
+
+    >>> batches = [(9 * torch.eye(3), torch.tensor([0, 1, 2])), (9 * torch.eye(3), torch.tensor([0, 1, 1]))]
+    >>> round(evaluate_on(nn.Identity(), batches).accuracy, 3)
+    0.833
+    """
+    evaluator = Evaluator(**options)
+    problem: Exception | None = None
+    predictions = predictions_on(model, batches, forward=forward, own_rows=own_rows, progress=progress)
+    try:
+        with closing(predictions):
+            for logits, target in predictions:
+                evaluator.update(logits, target)
+    except Exception as error:
+        problem = error
+    fail_together(problem, "evaluating batches", group=group, timeout=timeout)
+    classes = torch.tensor(evaluator.num_classes or 0, device=talking_device(group))
+    all_reduce(
+        classes, maximum=True, group=group, timeout=timeout
+    )  # a process without data has not seen them
+    evaluator.num_classes = int(classes) or None
+    return evaluator.compute(group, timeout=timeout)
+
+
 class Evaluator:
     """The same figures from a stream, in constant memory.
 
@@ -495,15 +547,19 @@ class Evaluator:
         self._sums = sums if self._sums is None else self._sums.to(logits.device) + sums
         return self
 
-    def compute(self, group: dist.ProcessGroup | None = None, *, pooled: bool = True) -> Evaluation:
+    def compute(
+        self, group: dist.ProcessGroup | None = None, *, pooled: bool = True, timeout: float | None = None
+    ) -> Evaluation:
         """The figures of all that was added, by all processes; more can be added afterwards.
 
         Args:
             group: the processes to pool over; all of them by default.
             pooled: False for the figures of what this process added alone, without waiting for others.
+            timeout: seconds to wait for the other processes; by default as long as the process group does.
 
         Raises:
             ValueError: nothing that is not ignored was added.
+            RuntimeError: another process did not come in time.
         """
         if self._sums is None:
             if self.num_classes is None:
@@ -511,12 +567,10 @@ class Evaluator:
                     "nothing to evaluate: call update(logits, target) first (a process that may see no data "
                     "needs num_classes)"
                 )
-            # On the device that the other processes' sums are on, which NCCL insists on.
-            on_gpu = dist.is_available() and dist.is_initialized() and dist.get_backend(group) == "nccl"
-            device = torch.device("cuda", torch.cuda.current_device()) if on_gpu else torch.device("cpu")
+            device = talking_device(group)  # where the other processes' sums are
             empty = torch.empty(0, self.num_classes), torch.empty(0, dtype=torch.int64)
             self._sums = self._measure(arrange(*(part.to(device) for part in empty)))
-        return self._evaluation(self._sums.all_reduce(group) if pooled else self._sums)
+        return self._evaluation(self._sums.all_reduce(group, timeout=timeout) if pooled else self._sums)
 
     def reset(self) -> None:
         """Forget what was added."""

@@ -9,6 +9,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from calibrant.processes import all_reduce, several_processes
+
 
 def sum_dtype(device: torch.device) -> torch.dtype:
     """The type of sums on a device: float64, or float32 where the device has no float64."""
@@ -39,12 +41,17 @@ class Statistics:
         """The same sums on another device."""
         return type(self)(*(tensor.to(device) for tensor in self.tensors()))
 
-    def all_reduce(self, group: dist.ProcessGroup | None = None) -> Self:
-        """The sums of all processes, in one collective call; ``self`` where there is one process."""
-        if not (dist.is_available() and dist.is_initialized()):
+    def all_reduce(self, group: dist.ProcessGroup | None = None, *, timeout: float | None = None) -> Self:
+        """The sums of all processes, in one collective call; ``self`` where there is one process.
+
+        Args:
+            group: the processes to pool over; all of them by default.
+            timeout: seconds to wait for the others; by default as long as the process group does.
+        """
+        if not several_processes():
             return self
         tensors = self.tensors()
         flat = torch.cat([tensor.reshape(-1) for tensor in tensors])
-        dist.all_reduce(flat, group=group)
+        all_reduce(flat, group=group, timeout=timeout)
         parts = torch.split_with_sizes(flat, [tensor.numel() for tensor in tensors])
         return type(self)(*(part.view_as(tensor) for part, tensor in zip(parts, tensors, strict=True)))

@@ -2,45 +2,56 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sized
+from collections.abc import Iterable
+from contextlib import closing
 from typing import Any
 
-import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import nn
 
+from calibrant.inference import Forward, OwnRows, Progress, predictions_on
 from calibrant.losses.base import AdaptiveLoss, Loss
+from calibrant.processes import fail_together
 from calibrant.statistics import Statistics
 
 
-@torch.no_grad()
 def adapt_on(
     loss: Loss,
     model: nn.Module,
-    batches: Iterable[tuple[Any, Tensor]],
+    batches: Iterable[Any],
     *,
-    progress: Callable[[int, int | None], None] | None = None,
+    forward: Forward | None = None,
+    own_rows: OwnRows | None = None,
+    progress: Progress | None = None,
     group: dist.ProcessGroup | None = None,
+    timeout: float | None = None,
 ) -> Statistics | None:
     """Observe every validation batch, then adapt: `AdaptiveLoss.observe` and `AdaptiveLoss.adapt`.
 
     The model runs in evaluation mode and without gradients; every module's own mode is restored
-    afterwards. Inputs are moved to the model's device, targets to the logits'. Sums left over from
-    earlier calls of ``observe`` are dropped first, and if a batch fails, so are those of this call. A
-    loss that does not adapt costs nothing: the batches are not even read.
+    afterwards. Sums left over from earlier calls of ``observe`` are dropped first, and if a batch fails, so
+    are those of this call. A loss that does not adapt costs nothing: the batches are not even read.
+
+    In a distributed run every process makes the call, each with its own share of the data, which may be
+    none. Elements that a `torch.utils.data.DistributedSampler` repeats are left out. If a batch fails in one
+    process, the call fails in all of them.
 
     Args:
         loss: any loss.
         model: from an input to logits ``(B, K, *S)``.
         batches: pairs ``(input, target)``; the input is a tensor, or tuples, lists and dicts of them.
+        forward: from the model and a batch to logits and target, for batches of another form.
+        own_rows: from the number of rows seen and of those in a batch to the number of rows to keep, for
+            samplers that `calibrant.inference.own_rows` does not know.
         progress: called after every batch with the number of batches done and their total, or None
             where ``batches`` has no length.
-        group: the processes to pool over; all of them by default. Every rank must make the call, each
-            with its own share of the data.
+        group: the processes to pool over; all of them by default.
+        timeout: seconds to wait for the other processes; by default as long as the process group does.
 
     Returns:
         The pooled statistics, or None for a loss that does not adapt.
 
+    >>> import torch
     >>> from calibrant import create_loss
     >>> loss, model = create_loss("cals-alm", 3), nn.Linear(5, 3)
     >>> batches = [(torch.randn(4, 5), torch.tensor([0, 1, 2, 0])) for _ in range(2)]
@@ -54,58 +65,22 @@ def adapt_on(
         )
     if not isinstance(loss, AdaptiveLoss):
         return None
-    total = _length(batches)
-    device = next((parameter.device for parameter in model.parameters()), None)
-    modes = [(module, module.training) for module in model.modules()]
     loss.forget()
-    model.eval()
+    problem: Exception | None = None
+    predictions = predictions_on(model, batches, forward=forward, own_rows=own_rows, progress=progress)
     try:
-        for done, batch in enumerate(batches, start=1):
-            if not isinstance(batch, tuple | list) or len(batch) != 2:
-                raise TypeError(
-                    f"batches must be pairs (input, target), got {_describe(batch)}; for batches of another "
-                    "form call loss.observe(logits, target) on each, then loss.adapt()"
-                )
-            inputs, target = batch
-            logits = model(_to(inputs, device))
-            if not isinstance(logits, Tensor):
-                raise TypeError(
-                    f"the model must return a tensor of logits, got {_describe(logits)}; call "
-                    "loss.observe(logits, target) on each batch, then loss.adapt()"
-                )
-            loss.observe(logits, target.to(logits.device))
-            if progress is not None:
-                progress(done, total)
+        with closing(predictions):  # now, not when the traceback is gone: the modes are put back by it
+            for logits, target in predictions:
+                loss.observe(logits, target)
+    except Exception as error:
+        problem = error
+        loss.forget()
     except BaseException:
         loss.forget()
         raise
-    finally:
-        for module, training in modes:
-            module.training = training
-    return loss.adapt(group)
-
-
-def _describe(value: Any) -> str:
-    if isinstance(value, Tensor):
-        return f"a tensor of shape {tuple(value.shape)}"
-    size = f" of {len(value)}" if isinstance(value, Sized) else ""
-    return f"{type(value).__name__}{size}"
-
-
-def _length(batches: Iterable[Any]) -> int | None:
     try:
-        return len(batches) if isinstance(batches, Sized) else None
-    except TypeError:  # a DataLoader has a length only if its data set does
-        return None
-
-
-def _to(value: Any, device: torch.device | None) -> Any:
-    if isinstance(value, Tensor):
-        return value if device is None else value.to(device, non_blocking=True)
-    if isinstance(value, Mapping):
-        return {key: _to(item, device) for key, item in value.items()}
-    if isinstance(value, tuple) and hasattr(value, "_fields"):
-        return type(value)(*(_to(item, device) for item in value))
-    if isinstance(value, list | tuple):
-        return type(value)(_to(item, device) for item in value)
-    return value
+        fail_together(problem, "observing validation batches", group=group, timeout=timeout)
+    except Exception:
+        loss.forget()
+        raise
+    return loss.adapt(group, timeout=timeout)

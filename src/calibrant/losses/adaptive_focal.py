@@ -38,7 +38,8 @@ class BinnedFocal(AdaptiveLoss):
         self.bins = whole_number("bins", bins)
         self.initial_gamma = initial_gamma
         self.register_learned("gamma", [initial_gamma] * self.bins)
-        self.register_learned("edges", [b / self.bins for b in range(self.bins + 1)])
+        edges = [b / self.bins for b in range(self.bins + 1)]
+        self.register_learned("edges", edges, worth_a_look=False)
 
     def bin_of(self, probability: Tensor, edges: Tensor | None = None) -> Tensor:
         """The bin in which each probability is looked up; never one without width.
@@ -218,7 +219,7 @@ class CalFocal(BinnedFocal):
         super().__init__(num_classes, bins, 1.0, **shared)
         self.rate = in_range("rate", rate)
         self.per = one_of("per", per, ["sample", "bin"])
-        self.register_learned("accuracy", [0.0] * self.bins)
+        self.register_learned("accuracy", [0.0] * self.bins, worth_a_look=False)
 
     def per_sample(self, elements: Elements) -> Tensor:
         log_likelihood = reduce_classes(elements, LogLikelihood())

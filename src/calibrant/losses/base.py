@@ -159,12 +159,18 @@ class Loss(nn.Module, ABC):
     def observe(self, logits: Tensor, target: Tensor) -> None:
         """Take a validation batch into account; nothing to do for a loss that does not adapt."""
 
-    def adapt(self, group: dist.ProcessGroup | None = None) -> Statistics | None:
+    def adapt(
+        self, group: dist.ProcessGroup | None = None, *, timeout: float | None = None
+    ) -> Statistics | None:
         """Learn from what was observed; nothing to do for a loss that does not adapt."""
         return None
 
     def forget(self) -> None:
         """Drop what was observed; nothing to do for a loss that does not adapt."""
+
+    def learned(self) -> dict[str, Tensor]:
+        """What an adaptive loss has learned that is worth a look: multipliers, exponents; else nothing."""
+        return {}
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
         def move(tensor: Tensor) -> Tensor:
@@ -228,6 +234,18 @@ class AdaptiveLoss(Loss):
         self.register_buffer("passes", torch.zeros((), dtype=torch.int64))
         self._observed: Statistics | None = None
         self._learned: list[str] = []
+        self._worth_a_look: list[str] = []
+
+    def elements(self, logits: Tensor, target: Tensor) -> Elements:
+        for name in self._learned:
+            state = getattr(self, name)
+            if state.dtype != sum_dtype(state.device):
+                raise TypeError(
+                    f"the learned {name} has become {state.dtype}, too coarse to learn in (FSDP does that to "
+                    "the buffers of what it wraps, by MixedPrecision(buffer_dtype=...)): keep the loss out "
+                    "of the wrapped module, or wrap with ignored_modules=[loss]"
+                )
+        return super().elements(logits, target)
 
     @abstractmethod
     def measure(self, logits: Tensor, target: Tensor) -> Statistics:
@@ -261,7 +279,7 @@ class AdaptiveLoss(Loss):
         self._observed = measured
 
     @torch.no_grad()
-    def adapt(self, group: dist.ProcessGroup | None = None) -> Statistics:
+    def adapt(self, group: dist.ProcessGroup | None = None, *, timeout: float | None = None) -> Statistics:
         """Pool the sums of all processes, move the state by them, and return them.
 
         Every rank must call it, also one that observed nothing. The observed sums are spent, also
@@ -269,14 +287,15 @@ class AdaptiveLoss(Loss):
 
         Args:
             group: the processes to pool over; all of them by default.
+            timeout: seconds to wait for the other processes; by default as long as the process group does.
 
         Raises:
-            RuntimeError: no rank observed any valid element.
+            RuntimeError: no rank observed any valid element, or another process did not come in time.
             ValueError: some observed logits were not finite, or some labels were out of range.
         """
         observed = self._nothing() if self._observed is None else self._observed.to(self.passes.device)
         self.forget()
-        pooled = observed.all_reduce(group)
+        pooled = observed.all_reduce(group, timeout=timeout)
         if pooled.samples == 0:
             raise RuntimeError(
                 "adapt() has nothing to learn from: call observe(logits, target) on validation "
@@ -303,10 +322,21 @@ class AdaptiveLoss(Loss):
             torch.empty(0, dtype=torch.int64, device=device),
         )
 
-    def register_learned(self, name: str, values: Sequence[float]) -> None:
-        """Register learned state: a persistent buffer that keeps its precision under ``.half()``."""
+    def learned(self) -> dict[str, Tensor]:
+        return {name: getattr(self, name) for name in self._worth_a_look}
+
+    def register_learned(self, name: str, values: Sequence[float], *, worth_a_look: bool = True) -> None:
+        """Register learned state: a persistent buffer that keeps its precision under ``.half()``.
+
+        Args:
+            name: of the buffer.
+            values: at the start.
+            worth_a_look: whether `learned` shows it, or it only serves the next update.
+        """
         self.register_buffer(name, torch.tensor(values, dtype=torch.float64))
         self._learned.append(name)
+        if worth_a_look:
+            self._worth_a_look.append(name)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
         # .half() and .to(dtype) are for weights. A multiplier of 1e-6 does not survive them, so

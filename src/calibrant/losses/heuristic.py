@@ -86,7 +86,7 @@ class HeuristicMultipliers(AdaptiveLoss):
         self.multiplier_range = ordered_pair("multiplier_range", multiplier_range)
         self.initial_multiplier = in_range("initial_multiplier", initial_multiplier)
         self.register_learned("multiplier", [self.initial_multiplier] * num_classes)
-        self.register_learned("previous_penalty", [0.0] * num_classes)
+        self.register_learned("previous_penalty", [0.0] * num_classes, worth_a_look=False)
 
     def per_sample(self, elements: Elements) -> Tensor:
         penalty = hinge(self.margin, along_classes(self.multiplier, elements.logits))

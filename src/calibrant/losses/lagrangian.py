@@ -117,7 +117,7 @@ class AugmentedLagrangian(AdaptiveLoss):
             )
         self.register_learned("multiplier", [self.initial_multiplier] * num_classes)
         self.register_learned("penalty_weight", [self.initial_penalty_weight] * num_classes)
-        self.register_learned("previous_violation", [0.0] * num_classes)
+        self.register_learned("previous_violation", [0.0] * num_classes, worth_a_look=False)
 
     def _term(self, logits: Tensor) -> MarginPenalty:
         return PENALTIES[self.penalty].on_margin(

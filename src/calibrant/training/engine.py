@@ -400,7 +400,7 @@ class _Training:
             "seconds": time.perf_counter() - started,
         }
         self.history.append(row)
-        for name, buffer in _learned(self.loss).items():
+        for name, buffer in self.loss.learned().items():
             self.learned.setdefault(name, []).append(buffer.detach().cpu().clone())
         self.epoch, self.step = self.epoch + 1, 0
         self.total_loss.zero_()
@@ -600,19 +600,11 @@ def _parts(inputs: Inputs, target: Tensor, count: int) -> Iterator[Batch]:
         yield part, target[chosen]
 
 
-def _learned(loss: Loss) -> dict[str, Tensor]:
-    """What an adaptive loss has learned that is worth a look while training goes on."""
-    if not isinstance(loss, AdaptiveLoss):
-        return {}
-    buffers = dict(loss.named_buffers())
-    return {name: buffers[name] for name in ("multiplier", "penalty_weight", "gamma") if name in buffers}
-
-
 def _state_of(loss: Loss) -> dict[str, float]:
-    """The same in a few numbers."""
+    """What it has learned in a few numbers."""
     return {
         f"{name}_{what}": float(value)
-        for name, buffer in _learned(loss).items()
+        for name, buffer in loss.learned().items()
         for what, value in (("mean", buffer.mean()), ("min", buffer.min()), ("max", buffer.max()))
     }
 

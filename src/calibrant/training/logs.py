@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from calibrant.files import replace_file
-from calibrant.losses import AdaptiveLoss, Loss
+from calibrant.losses import Loss
 
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
@@ -57,8 +57,6 @@ class Logs:
         for name, value in row.items():
             if name != "epoch":
                 self._board.add_scalar(name, value, epoch)
-        if isinstance(loss, AdaptiveLoss):
-            for name, buffer in loss.named_buffers():
-                if buffer.ndim == 1 and name != "edges":
-                    self._board.add_histogram(f"loss/{name}", buffer, epoch)
+        for name, buffer in loss.learned().items():
+            self._board.add_histogram(f"loss/{name}", buffer, epoch)
         self._board.flush()

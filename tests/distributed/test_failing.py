@@ -1,0 +1,204 @@
+"""No process waits for ever: not for one without data, nor one that failed, nor one that never comes."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
+
+from calibrant import adapt_on, create_loss, evaluate_on
+
+from .processes import Results, in_processes
+
+K, FEATURES, SIZE = 3, 5, 11
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory: pytest.TempPathFactory) -> list[Results]:
+    return in_processes(scenarios, 2, tmp_path_factory.mktemp("failing"))
+
+
+def data() -> TensorDataset:
+    generator = torch.Generator().manual_seed(0)
+    inputs = 3 * torch.randn(SIZE, FEATURES, generator=generator, dtype=torch.float64)
+    return TensorDataset(inputs, torch.randint(K, (SIZE,), generator=generator))
+
+
+def network() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(FEATURES, 8), nn.BatchNorm1d(8), nn.Linear(8, K)).double()
+
+
+def outcome(action: Callable[[], Any]) -> str:
+    try:
+        action()
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    return "done"
+
+
+def broken(batches: list[tuple[Tensor, Tensor]]) -> Any:
+    yield batches[0]
+    raise OSError("the disk is gone")
+
+
+def figures(evaluation: Any) -> list[float]:
+    return [evaluation.samples, evaluation.accuracy, evaluation.ece, evaluation.nll, evaluation.brier]
+
+
+def scenarios(rank: int) -> Results:
+    found: Results = {}
+    batches = [data()[:4], data()[4:]]
+
+    # A rank that fails, with the other none the wiser; and a clean pass afterwards.
+    for key in ("cals-alm", "adafocal"):
+        loss = create_loss(key, K)
+        share = broken(batches) if rank == 1 else batches
+        found[f"{key} fails"] = outcome(lambda loss=loss, share=share: adapt_on(loss, network(), share))
+        found[f"{key} passes"] = loss.passes.item()
+        found[f"{key} then"] = outcome(lambda loss=loss: adapt_on(loss, network(), batches))
+    share = broken(batches) if rank == 1 else batches
+    found["evaluation fails"] = outcome(lambda: evaluate_on(network(), share))
+
+    # Uneven numbers of batches through DDP, whose forward would broadcast the buffers of batch normalisation.
+    model = DistributedDataParallel(network())
+    if rank == 1:
+        model.module[1].running_mean += 1  # as after its last step, on data of its own
+    loss = create_loss("cals-alm", K)
+    share = batches if rank == 0 else []
+    found["uneven samples"] = adapt_on(loss, model, share).samples.item()
+    found["uneven figures"] = figures(evaluate_on(model, share, resamples=0))
+    found["uneven multiplier"] = loss.multiplier.clone()
+    loader = DataLoader(data(), 4, sampler=DistributedSampler(data(), shuffle=False))
+    loss = create_loss("cals-alm", K)
+    found["padded samples"] = adapt_on(loss, model, loader).samples.item()
+    found["padded figures"] = figures(evaluate_on(model, loader, resamples=0))
+    found["padded multiplier"] = loss.multiplier.clone()
+
+    # One that never comes. The last scenario: after a time-out gloo's connection cannot be used any more.
+    if rank == 0:
+        loss.observe(torch.randn(4, K), torch.tensor([0, 1, 2, 0]))
+        state = loss.multiplier.clone()
+        found["timeout"] = outcome(lambda: loss.adapt(timeout=0.5))
+        found["unchanged"] = torch.equal(state, loss.multiplier) and loss._observed is None
+    else:
+        time.sleep(2)
+        found["timeout"] = "did something else"
+    return found
+
+
+@pytest.mark.parametrize("what", ["cals-alm", "adafocal", "evaluation"])
+def test_all_fail_if_one_does(what: str, found: list[Results]) -> None:
+    assert found[1][f"{what} fails"] == "OSError: the disk is gone"
+    assert found[0][f"{what} fails"].startswith("RuntimeError: 1 of 2 processes failed while ")
+
+
+@pytest.mark.parametrize("key", ["cals-alm", "adafocal"])
+def test_nothing_was_learned_and_the_next_pass_is_clean(key: str, found: list[Results]) -> None:
+    for each in found:
+        assert each[f"{key} passes"] == 0
+        assert each[f"{key} then"] == "done"
+
+
+@pytest.mark.parametrize("way", ["uneven", "padded"])
+def test_shares_of_any_size_through_ddp_equal_one_process(way: str, found: list[Results]) -> None:
+    loss = create_loss("cals-alm", K)
+    statistics = adapt_on(loss, network(), [data()[:]])
+    alone = figures(evaluate_on(network(), [data()[:]], resamples=0))
+    for each in found:
+        assert each[f"{way} samples"] == statistics.samples == SIZE
+        assert torch.equal(each[f"{way} multiplier"], found[0][f"{way} multiplier"])
+        torch.testing.assert_close(each[f"{way} multiplier"], loss.multiplier, rtol=1e-12, atol=0)
+        assert each[f"{way} figures"] == pytest.approx(alone, rel=1e-9)
+
+
+def test_a_process_that_never_comes_is_not_waited_for(found: list[Results]) -> None:
+    assert found[0]["timeout"].startswith("RuntimeError: process 0 of 2 waited for the others")
+    assert "within 0.5 seconds" in found[0]["timeout"]
+    assert found[0]["unchanged"]
+
+
+def leave(rank: int) -> Results:
+    loss = create_loss("cals-alm", K)
+    loss.observe(torch.randn(4, K), torch.tensor([0, 1, 2, 0]))
+    if rank == 1:
+        return {"outcome": "left"}
+    return {"outcome": outcome(loss.adapt)}
+
+
+def test_a_process_that_is_gone_is_reported(tmp_path: Any) -> None:
+    stayed, left = in_processes(leave, 2, tmp_path)
+    assert left["outcome"] == "left"
+    assert stayed["outcome"].startswith("RuntimeError: process 0 of 2 waited for the others")
+
+
+# ---- FSDP -----------------------------------------------------------------------------------------
+
+
+class Classifier(nn.Module):
+    """A network with its loss inside of what is wrapped."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(1)
+        self.network = nn.Sequential(nn.Linear(FEATURES, 8), nn.ReLU(), nn.Linear(8, K)).double()
+        self.loss = create_loss("cals-alm", K, margin=1)
+
+    def forward(self, inputs: Tensor, target: Tensor | None = None) -> Tensor:
+        logits = self.network(inputs)
+        return logits if target is None else self.loss(logits, target)
+
+
+def train(classifier: Classifier, rows: slice, loader: Any) -> Results:
+    optimizer = torch.optim.SGD(classifier.parameters(), lr=0.1)
+    inputs, target = (tensor[:10][rows] for tensor in data()[:])
+    samples = []
+    for _ in range(4):
+        optimizer.zero_grad()
+        classifier(inputs, target).backward()
+        optimizer.step()
+        samples.append(adapt_on(classifier.loss, classifier, loader).samples.item())
+    return {
+        "loss": {name: value.clone() for name, value in classifier.loss.state_dict().items()},
+        "samples": samples,
+    }
+
+
+def train_sharded(rank: int) -> Results:
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    classifier = Classifier()
+    fully_shard(classifier, mesh=init_device_mesh("cpu", (2,)))
+    sharded = all(type(parameter).__name__ == "DTensor" for parameter in classifier.parameters())
+    loader = DataLoader(data(), 4, sampler=DistributedSampler(data(), shuffle=False))
+    return {**train(classifier, slice(rank, None, 2), loader), "sharded": sharded}
+
+
+def test_fully_sharded_data_parallel_keeps_the_state_of_the_loss_whole(tmp_path: Any) -> None:
+    alone = train(Classifier(), slice(None), [data()[:]])
+    assert alone["samples"] == [SIZE] * 4
+    assert not torch.equal(alone["loss"]["multiplier"], Classifier().loss.multiplier)
+    first, second = in_processes(train_sharded, 2, tmp_path)
+    assert first["sharded"]
+    for each in (first, second):
+        assert each["samples"] == alone["samples"]
+        for name, value in alone["loss"].items():
+            assert torch.equal(each["loss"][name], first["loss"][name])
+            torch.testing.assert_close(each["loss"][name], value, rtol=1e-9, atol=1e-12)
+
+
+def test_state_cast_behind_the_losss_back_is_refused() -> None:
+    loss = create_loss("cals-alm", K)
+    loss.multiplier.data = loss.multiplier.data.bfloat16()  # what FSDP's MixedPrecision(buffer_dtype=) does
+    for use in (loss, loss.observe):
+        with pytest.raises(
+            TypeError, match=r"multiplier has become torch.bfloat16.*ignored_modules=\[loss\]"
+        ):
+            use(torch.randn(2, K), torch.tensor([0, 1]))
