@@ -3,10 +3,14 @@ PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/ready
 
-.PHONY: test lint types demo benchmark clean
+.PHONY: test test-oldest lint types demo examples benchmark clean
 
 test: $(READY) lint types
 	$(BIN)/python -m pytest -n 2 --dist loadfile
+
+# The oldest versions of the trainers that pyproject.toml allows, which `make test` does not see.
+test-oldest: .venv-oldest/ready
+	OMP_NUM_THREADS=1 .venv-oldest/bin/python -m pytest -n 2 --dist loadfile tests/integrations tests/distributed
 
 lint: $(READY)
 	$(BIN)/ruff check .
@@ -19,6 +23,10 @@ types: $(READY)
 demo: $(READY)
 	OMP_NUM_THREADS=1 $(BIN)/calibrant compare digits-lt --losses ce,ls,mbls,dual-focal,adafocal,cals-alm --seeds 0,1 --output demo
 	@echo "Open demo/report.html in a browser."
+
+# By way of the tests, which make torchvision importable beside a CPU build of torch.
+examples: $(READY)
+	for program in examples/*.py; do echo "$$program"; $(BIN)/python -m tests.example $$program || exit 1; done
 
 benchmark: $(READY)
 	$(BIN)/python benchmarks/losses.py
@@ -33,5 +41,11 @@ $(READY): pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
 	touch $@
 
+.venv-oldest/ready: pyproject.toml constraints-oldest.txt
+	$(PYTHON) -m venv .venv-oldest
+	.venv-oldest/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints-oldest.txt torch
+	.venv-oldest/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints-oldest.txt --editable '.[accelerate,lightning,torchmetrics,transformers]' hypothesis pytest pytest-xdist
+	touch $@
+
 clean:
-	rm -rf .venv .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf .venv .venv-oldest .mypy_cache .pytest_cache .ruff_cache .hypothesis
