@@ -1,0 +1,783 @@
+"""The callback makes Lightning's Trainer do what a plain loop with `adapt_on` does, and nothing more."""
+
+import sys
+import warnings
+from types import SimpleNamespace
+
+import lightning.pytorch
+import pytest
+import pytorch_lightning
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
+from torchmetrics import MetricCollection
+from torchmetrics.classification import MulticlassAccuracy
+
+import calibrant
+from calibrant.integrations import lightning as integration
+from calibrant.integrations.lightning import Calibration
+from calibrant.integrations.torchmetrics import CalibrationError
+from calibrant.losses import AdaptiveLoss
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:.*does not have many workers"),
+    pytest.mark.filterwarnings("ignore:The number of training batches"),
+    pytest.mark.filterwarnings("ignore:.*treespec, LeafSpec"),
+    pytest.mark.filterwarnings("ignore:Checkpoint directory .* exists and is not empty"),
+]
+
+PACKAGES = {"lightning": lightning.pytorch, "pytorch_lightning": pytorch_lightning}
+ADAPTIVE = [key for key, loss in calibrant.LOSSES.items() if issubclass(loss, AdaptiveLoss)]
+CLASSES, FEATURES, BATCH, EPOCHS = 4, 6, 8, 3
+
+
+def labelled(count, seed, scale=20.0):
+    generator = torch.Generator().manual_seed(seed)
+    inputs = scale * torch.randn(count, FEATURES, generator=generator)
+    return TensorDataset(inputs, torch.randint(CLASSES, (count,), generator=generator))
+
+
+TRAIN, VALIDATION, OTHER = labelled(32, 1), labelled(21, 2), labelled(13, 3, 5.0)
+
+
+def loader(data, **options):
+    return DataLoader(data, BATCH, **options)
+
+
+def network():
+    torch.manual_seed(0)
+    return nn.Linear(FEATURES, CLASSES)
+
+
+def module(key="cals-alm", pl=lightning.pytorch, **overrides):
+    """A LightningModule as people write them; ``overrides`` are methods and what __init__ puts into it."""
+
+    def training_step(self, batch):
+        return self.loss(self.network(batch[0]), batch[1])
+
+    def validation_step(self, batch, batch_idx=0, dataloader_idx=0):
+        self.log("val/loss", self.loss(self.network(batch[0]), batch[1]))
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=1e-3, momentum=0.9)
+
+    methods = {
+        "training_step": training_step,
+        "validation_step": validation_step,
+        "test_step": validation_step,
+        "configure_optimizers": configure_optimizers,
+        **{name: value for name, value in overrides.items() if not isinstance(value, nn.Module)},
+    }
+    made = type("Classifier", (pl.LightningModule,), methods)()
+    made.network = network()
+    if key is not None:
+        made.loss = calibrant.create_loss(key, CLASSES)
+    for name, value in overrides.items():
+        if isinstance(value, nn.Module):
+            setattr(made, name, value)
+    return made
+
+
+def trainer(callback=None, pl=lightning.pytorch, callbacks=(), **options):
+    settings = {
+        "max_epochs": EPOCHS,
+        "accelerator": "cpu",
+        "logger": False,
+        "enable_checkpointing": False,
+        "enable_progress_bar": False,
+        "enable_model_summary": False,
+        **options,
+    }
+    return pl.Trainer(callbacks=[Calibration() if callback is None else callback, *callbacks], **settings)
+
+
+def fit(made, callback=None, validation=None, *, pl=lightning.pytorch, ckpt_path=None, **options):
+    run = trainer(callback, pl, **options)
+    validation = loader(VALIDATION) if validation is None else validation
+    run.fit(made, loader(TRAIN), validation, ckpt_path=ckpt_path)
+    return run
+
+
+def plain_loop(key="cals-alm", *, every=None, data=VALIDATION, epochs=EPOCHS):
+    """What the callback is to be equal to: adapt after every so many steps, or after the epoch."""
+    model, loss = network(), calibrant.create_loss(key, CLASSES)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3, momentum=0.9)
+    every = len(loader(TRAIN)) if every is None else every
+    for _ in range(epochs):
+        for number, (inputs, target) in enumerate(loader(TRAIN), start=1):
+            optimizer.zero_grad()
+            loss(model(inputs), target).backward()
+            optimizer.step()
+            if number % every == 0:
+                calibrant.adapt_on(loss, model, loader(data))
+    return nn.ModuleDict({"network": model, "loss": loss}).state_dict()
+
+
+def state(made):
+    return {name: value.clone() for name, value in made.state_dict().items()}
+
+
+def assert_equal(found, expected):
+    assert found.keys() == expected.keys()
+    assert [name for name in expected if not torch.equal(found[name], expected[name])] == []
+
+
+def moved(found, key="cals-alm"):
+    fresh = calibrant.create_loss(key, CLASSES).state_dict(prefix="loss.")
+    return {name for name in fresh if not torch.equal(found[name], fresh[name])}
+
+
+class Note(lightning.pytorch.Callback):
+    """Notes at some hook what the test wants to know of the moment."""
+
+    def __init__(self, hook, look):
+        self.found = []
+        setattr(self, hook, lambda run, made, *_: self.found.append(look(run, made)))
+
+
+def assert_clean(made):
+    """No hook and no sums are left."""
+    assert not made.loss._forward_hooks
+    assert getattr(made.loss, "_observed", None) is None
+
+
+# ------------------------------------------------------------------------------ equal to the plain loop
+
+
+@pytest.mark.parametrize("key", ADAPTIVE)
+def test_equals_the_plain_loop(key):
+    expected = plain_loop(key)
+    assert "loss.passes" in moved(expected, key)
+    assert len(moved(expected, key)) > 1
+    made = module(key)
+    fit(made)
+    assert_equal(state(made), expected)
+    assert_clean(made)
+
+
+@pytest.mark.parametrize("options", [{"inference_mode": False}, {"num_sanity_val_steps": 0}], ids=str)
+@pytest.mark.parametrize("pl", PACKAGES.values(), ids=PACKAGES)
+def test_both_packages_and_modes(pl, options):
+    made = module(pl=pl)
+    fit(made, pl=pl, **options)
+    assert_equal(state(made), plain_loop())
+
+
+def test_every_validation_run_of_an_epoch_adapts():
+    made = module()
+    fit(made, val_check_interval=2)
+    assert made.loss.passes == 2 * EPOCHS
+    assert_equal(state(made), plain_loop(every=2))
+
+
+def test_the_sanity_check_is_not_counted():
+    seen = Note(
+        "on_sanity_check_end", lambda run, made: (state(made), made.loss._observed, run.callback_metrics)
+    )
+    made = module()
+    fresh = state(made)
+    fit(made, callbacks=[seen], num_sanity_val_steps=2)
+    ((then, observed, logged),) = seen.found
+    assert_equal(then, fresh)
+    assert observed is None
+    assert not any(name.startswith(("loss/", "val/ece")) for name in logged)
+
+
+def test_outside_of_fit_nothing_is_learned():
+    made = module()
+    fit(made)
+    fitted = state(made)
+    validated = trainer().validate(made, loader(OTHER), verbose=False)
+    tested = trainer().test(made, loader(OTHER), verbose=False)
+    assert_equal(state(made), fitted)
+    assert_clean(made)
+    expected = calibrant.evaluate_on(made.network, loader(OTHER), resamples=0)
+    for (figures,), stage in ((validated, "val"), (tested, "test")):
+        assert figures[f"{stage}/ece"] == pytest.approx(expected.ece)
+        assert figures[f"{stage}/classwise_ece"] == pytest.approx(expected.classwise_ece)
+        assert not any(name.startswith("loss/") for name in figures)
+
+
+def test_the_fitted_trainer_validates_and_tests_without_learning():
+    made = module()
+    run = fit(made)
+    fitted = state(made)
+    (validated,) = run.validate(made, loader(OTHER), verbose=False)
+    (tested,) = run.test(made, loader(OTHER), verbose=False)
+    assert_equal(state(made), fitted)
+    assert validated["val/ece"] == tested["test/ece"]
+
+
+def test_a_loss_that_does_not_adapt_is_only_measured():
+    made = module("ce")
+    run = fit(made)
+    assert {name for name in run.callback_metrics if name != "val/loss"} == {
+        "val/ece",
+        "val/adaptive_ece",
+        "val/classwise_ece",
+    }
+    assert_clean(made)
+
+
+def test_sums_from_elsewhere_do_not_count():
+    made = module()
+    made.loss.observe(10 * torch.eye(CLASSES), torch.zeros(CLASSES, dtype=torch.long))
+    fit(made, num_sanity_val_steps=0)
+    assert_equal(state(made), plain_loop())
+
+
+# ------------------------------------------------------------------------------------------ checkpoints
+
+
+def test_a_checkpoint_of_a_validation_run_holds_what_it_taught(tmp_path):
+    keeper = lightning.pytorch.callbacks.ModelCheckpoint(
+        tmp_path, "{epoch}", monitor="val/ece", save_top_k=-1, save_on_train_epoch_end=False
+    )
+    made = module()
+    # The Trainer puts checkpoint callbacks last; should it ever not, the first place is the hard one.
+    run = lightning.pytorch.Trainer(
+        max_epochs=EPOCHS,
+        accelerator="cpu",
+        logger=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        callbacks=[keeper, Calibration()],
+    )
+    run.fit(made, loader(TRAIN), loader(VALIDATION))
+    for epoch in range(EPOCHS):
+        saved = torch.load(tmp_path / f"epoch={epoch}.ckpt", weights_only=True)["state_dict"]
+        assert_equal(saved, plain_loop(epochs=epoch + 1))
+
+
+@pytest.mark.parametrize("key", ADAPTIVE)
+def test_resuming_equals_never_having_stopped(key, tmp_path):
+    whole = module(key)
+    fit(whole, max_epochs=4)
+    first = fit(module(key), max_epochs=2)
+    first.save_checkpoint(tmp_path / "half.ckpt")
+    second = module(key)
+    fit(second, ckpt_path=tmp_path / "half.ckpt", max_epochs=4)
+    assert second.loss.passes == 4
+    assert_equal(state(second), state(whole))
+
+
+@pytest.mark.filterwarnings("ignore:You're resuming from a checkpoint that ended before the epoch")
+def test_resuming_in_the_middle_of_an_epoch_keeps_count(tmp_path):
+    def keeper():
+        return lightning.pytorch.callbacks.ModelCheckpoint(
+            tmp_path, "{step}", save_top_k=-1, save_on_train_epoch_end=False
+        )
+
+    options = {"enable_checkpointing": True, "val_check_interval": 2}
+    whole, second = module(), module()
+    fit(whole, callbacks=[keeper()], **options)
+    half = tmp_path / "step=6.ckpt"
+    assert torch.load(half, weights_only=True)["state_dict"]["loss.passes"] == 3
+    fit(second, callbacks=[keeper()], ckpt_path=half, **options)
+    assert second.loss.passes == whole.loss.passes == 2 * EPOCHS
+    # The weights are not compared: Lightning begins again with the first batch of the loader.
+
+
+# ------------------------------------------------------------------------------------------ interruptions
+
+
+@pytest.mark.parametrize("error", [ValueError, SystemExit])
+@pytest.mark.parametrize("place", ["validation_step", "on_validation_epoch_end"])
+def test_an_interrupted_validation_leaves_nothing_behind(place, error):
+    def fail(self, *args):
+        if place == "validation_step":
+            self.loss(self.network(args[0][0]), args[0][1])
+            if args[1] == 0 or self.trainer.sanity_checking:
+                return
+        if self.healthy or self.trainer.sanity_checking:
+            return
+        raise error("on purpose")
+
+    if place == "validation_step":
+        broken = module(validation_step=lambda self, batch, batch_idx: fail(self, batch, batch_idx))
+    else:
+        broken = module(on_validation_epoch_end=fail)
+    broken.healthy = False
+    callback = Calibration()
+    fresh = state(broken)
+    with pytest.raises(error, match="on purpose"):
+        fit(broken, callback)
+    assert_clean(broken)
+    if place == "validation_step":
+        assert not moved(state(broken))
+    else:
+        assert broken.loss.passes == 1  # the callback's hook comes before the module's
+    broken.healthy = True
+    broken.load_state_dict(fresh)
+    broken.train()  # Lightning leaves it in the mode of the validation
+    fit(broken, callback)
+    assert_equal(state(broken), plain_loop())
+
+
+def test_what_the_loss_refuses_ends_the_fit_and_leaves_the_state():
+    bad = TensorDataset(torch.full((9, FEATURES), torch.nan), torch.zeros(9, dtype=torch.long))
+    made = module()
+    with pytest.raises(ValueError, match=r"adapt\(\) refused: some logits"):
+        fit(made, validation=loader(bad))
+    assert not moved(state(made))
+    assert_clean(made)
+
+
+# --------------------------------------------------------------------------------- where the logits are
+
+
+def test_keyword_arguments_are_understood():
+    def validation_step(self, batch):
+        self.loss(target=batch[1], logits=self.network(batch[0]))
+
+    def half_keywords(self, batch):
+        self.loss(self.network(batch[0]), target=batch[1])
+
+    for step in (validation_step, half_keywords):
+        made = module(validation_step=step)
+        fit(made)
+        assert_equal(state(made), plain_loop())
+
+
+def twice(self, batch):
+    self.loss(self.network(batch[0]) / 2, batch[1])
+    self.loss(self.network(batch[0]), batch[1])
+    return {"logits": self.network(batch[0])}
+
+
+def never(self, batch):
+    return {"logits": self.network(batch[0])}
+
+
+@pytest.mark.parametrize(
+    ("step", "message"),
+    [(twice, "validation_step called the loss 2 times for one batch"), (never, "did not call the loss")],
+)
+@pytest.mark.parametrize("sanity", [0, 2])
+def test_a_step_that_does_not_call_the_loss_once(step, message, sanity):
+    made = module(validation_step=step)
+    with pytest.raises(RuntimeError, match=message) as caught:
+        fit(made, num_sanity_val_steps=sanity)
+    assert "self.loss(logits, target)" in str(caught.value)
+    assert "Calibration(predictions=" in str(caught.value)
+    assert_clean(made)
+    made = module(validation_step=step)
+    fit(made, Calibration(predictions=lambda outputs, batch: (outputs["logits"], batch[1])))
+    assert_equal(state(made), plain_loop())
+
+
+@pytest.mark.parametrize("step", [twice, never])
+def test_a_test_step_of_that_kind_is_not_measured_but_runs(step):
+    made = module(test_step=step)
+    with pytest.warns(
+        UserWarning, match="no calibration metrics in this test: test_step .* the loss"
+    ) as caught:
+        (figures,) = trainer().test(made, loader(OTHER), verbose=False) or [{}]
+    assert len([warning for warning in caught if "no calibration metrics" in str(warning.message)]) == 1
+    assert figures == {}
+    predictions = Calibration(predictions=lambda outputs, batch: (outputs["logits"], batch[1]))
+    (figures,) = trainer(predictions).test(made, loader(OTHER), verbose=False)
+    assert "test/ece" in figures
+
+
+@pytest.mark.parametrize(
+    ("found", "got"),
+    [(None, "got NoneType"), (([1.0], [0]), "got tuple of list, list"), ([], "got list of nothing")],
+)
+def test_predictions_of_the_wrong_form(found, got):
+    with pytest.raises(TypeError, match=f"must return two tensors, logits and target; {got}"):
+        fit(module(), Calibration(predictions=lambda outputs, batch: found))
+
+
+# ------------------------------------------------------------------------------------- where the loss is
+
+
+def test_no_loss():
+    made = module(None, loss=nn.CrossEntropyLoss())
+    with pytest.raises(ValueError, match="Classifier has no calibrant loss: give it one"):
+        fit(made)
+
+
+def test_several_losses():
+    def both():
+        return module(auxiliary=calibrant.create_loss("cals-hr", CLASSES))
+
+    with pytest.raises(ValueError, match=r"several calibrant losses \(loss, auxiliary\): .*\(loss='loss'\)"):
+        fit(both())
+    with pytest.raises(
+        ValueError, match=r"\(loss='los'\): Classifier has no .* of that name, only loss, auxiliary"
+    ):
+        fit(both(), Calibration(loss="los"))
+    made = both()
+    fit(made, Calibration(loss="loss"))
+    assert made.auxiliary.passes == 0
+    assert_equal(made.loss.state_dict(prefix="loss."), {k: v for k, v in plain_loop().items() if "loss" in k})
+
+
+def test_a_loss_inside_another_module_is_found():
+    head = nn.Module()
+    head.loss = calibrant.create_loss("cals-alm", CLASSES)
+
+    def step(self, batch):
+        return self.head.loss(self.network(batch[0]), batch[1])
+
+    for name in (None, "head.loss"):
+        made = module(None, head=head, training_step=step, validation_step=step)
+        fit(made, Calibration(loss=name))
+    assert head.loss.passes == 2 * EPOCHS
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")
+@pytest.mark.parametrize("name", [None, "loss"])
+def test_a_compiled_loss(name):
+    made = module(None, loss=torch.compile(calibrant.create_loss("cals-alm", CLASSES), backend="eager"))
+    hooks = Note(
+        "on_validation_batch_start",
+        lambda run, made: (len(made.loss._forward_hooks), len(made.loss._orig_mod._forward_hooks)),
+    )
+    fit(made, Calibration(loss=name), callbacks=[hooks])
+    assert set(hooks.found) == {(1, 0)}  # inside, it would become a part of what is compiled
+    assert not made.loss._forward_hooks
+    assert not made.loss._orig_mod._forward_hooks
+    found = {key.replace("_orig_mod.", ""): value for key, value in state(made).items()}
+    for key, value in plain_loop().items():
+        torch.testing.assert_close(found[key], value, rtol=1e-5, atol=1e-6)
+
+
+# -------------------------------------------------------------------------------------- several loaders
+
+
+@pytest.mark.parametrize(
+    "gather",
+    [list, tuple, lambda loaders: dict(zip("ab", loaders, strict=True))],
+    ids=["list", "tuple", "dict"],
+)
+def test_one_loader_counts(gather):
+    for index, data in enumerate([OTHER, VALIDATION]):
+        made = module()
+        run = fit(made, Calibration(dataloader_idx=index), gather([loader(OTHER), loader(VALIDATION)]))
+        assert_equal(state(made), plain_loop(data=data))
+        expected = calibrant.evaluate_on(made.network, loader(data), resamples=0)
+        assert run.callback_metrics["val/ece"].item() == pytest.approx(expected.ece)
+
+
+def test_test_loaders():
+    made = module()
+    fitted = Calibration(dataloader_idx=1)
+    ece = [calibrant.evaluate_on(made.network, loader(data), resamples=0).ece for data in (OTHER, VALIDATION)]
+    (only,) = trainer(fitted).test(made, loader(OTHER), verbose=False)
+    assert only["test/ece"] == pytest.approx(ece[0])
+    both = trainer(fitted).test(made, [loader(OTHER), loader(VALIDATION)], verbose=False)
+    assert both[0]["test/ece"] == pytest.approx(ece[1])
+
+
+def test_a_loader_that_is_not_there():
+    with pytest.raises(ValueError, match=r"\(dataloader_idx=2\): there is no such loader, only 0 to 1"):
+        fit(module(), Calibration(dataloader_idx=2), [loader(OTHER), loader(VALIDATION)])
+    with pytest.raises(ValueError, match="at least 0, got -1"):
+        Calibration(dataloader_idx=-1)
+
+
+# -------------------------------------------------------------------------------------------- repetitions
+
+
+def second_half(data, **options):
+    sampler = DistributedSampler(data, num_replicas=2, rank=1, shuffle=False)
+    return loader(data, sampler=sampler, **options)
+
+
+SECOND_HALF = TensorDataset(*(tensor[1::2] for tensor in VALIDATION.tensors))
+
+
+@pytest.mark.parametrize("gather", [lambda found: found, lambda found: {"a": loader(OTHER), "b": [found]}])
+def test_repeats_of_a_sampler_do_not_count(gather):
+    assert len(VALIDATION) % 2 == 1
+    assert len(second_half(VALIDATION).sampler) == len(SECOND_HALF) + 1
+    loaders = gather(second_half(VALIDATION))
+    callback = Calibration(dataloader_idx=1 if isinstance(loaders, dict) else 0)
+    made = module()
+    run = fit(made, callback, loaders, use_distributed_sampler=False)
+    assert_equal(state(made), plain_loop(data=SECOND_HALF))
+    expected = calibrant.evaluate_on(made.network, loader(SECOND_HALF), resamples=0).ece
+    assert run.callback_metrics["val/ece"].item() == pytest.approx(expected)
+    new = trainer(callback, use_distributed_sampler=False)
+    (validated,) = new.validate(made, loaders, verbose=False)[-1:]
+    (tested,) = trainer(callback, use_distributed_sampler=False).test(made, loaders, verbose=False)[-1:]
+    assert validated["val/ece"] == pytest.approx(expected)
+    assert tested["test/ece"] == pytest.approx(expected)
+
+
+def test_repeats_among_flattened_rows():
+    """Three rows of logits for every element, as token classification has them after a reshape."""
+
+    def validation_step(self, batch):
+        logits = (
+            self.network(batch[0]).repeat_interleave(3, 0)
+            * torch.tensor([1.0, 2, 3]).repeat(len(batch[0]))[:, None]
+        )
+        self.loss(logits, batch[1].repeat_interleave(3))
+
+    made, expected = (module(validation_step=validation_step) for _ in range(2))
+    fit(made, validation=second_half(VALIDATION), use_distributed_sampler=False)
+    fit(expected, validation=loader(SECOND_HALF))
+    assert_equal(state(made), state(expected))
+
+
+def test_repeats_among_ready_made_batches():
+    """A data set whose elements are batches, of which the last is a repeat."""
+    inputs, target = VALIDATION.tensors
+    batches = list(zip(inputs.split(3), target.split(3), strict=True))
+    assert len(batches) == 7
+    sampler = DistributedSampler(batches, num_replicas=2, rank=1, shuffle=False)
+    made, expected = module(), module()
+    fit(made, validation=DataLoader(batches, batch_size=None, sampler=sampler), use_distributed_sampler=False)
+    fit(expected, validation=DataLoader(batches[1::2], batch_size=None))
+    assert_equal(state(made), state(expected))
+
+
+def test_repeats_among_rows_that_cannot_be_told_apart():
+    def validation_step(self, batch):
+        logits = self.network(batch[0])
+        keep = logits.argmax(1) != 0
+        self.loss(logits[keep], batch[1][keep])
+
+    with pytest.raises(
+        RuntimeError, match="1 of 3 elements in this batch are repeats of the sampler, but which of"
+    ):
+        fit(
+            module(validation_step=validation_step),
+            validation=second_half(VALIDATION),
+            use_distributed_sampler=False,
+        )
+    fit(module(validation_step=validation_step))
+
+
+# ------------------------------------------------------------------------------------------------ figures
+
+
+def test_what_is_logged():
+    made = module()
+    run = fit(made)
+    logged = {name: value.item() for name, value in run.callback_metrics.items()}
+    expected = calibrant.evaluate_on(made.network, loader(VALIDATION), resamples=0)
+    assert logged["val/ece"] == pytest.approx(expected.ece)
+    assert logged["val/classwise_ece"] == pytest.approx(expected.classwise_ece)
+    assert logged["val/adaptive_ece"] == pytest.approx(expected.adaptive_ece, abs=0.02)
+    assert logged["loss/passes"] == EPOCHS
+    assert logged["loss/multiplier_mean"] == pytest.approx(made.loss.multiplier.mean().item())
+    assert logged["loss/multiplier_min"] == pytest.approx(made.loss.multiplier.min().item())
+    assert logged["loss/multiplier_max"] == pytest.approx(made.loss.multiplier.max().item())
+    assert logged["loss/multiplier_min"] < logged["loss/multiplier_mean"] < logged["loss/multiplier_max"]
+
+
+def test_adaptive_focal_loss_logs_its_exponents():
+    run = fit(module("adafocal"))
+    assert {"loss/gamma_mean", "loss/gamma_min", "loss/gamma_max"} < set(run.callback_metrics)
+    assert not any("edges" in name for name in run.callback_metrics)
+
+
+def test_a_collection_of_ones_own():
+    metrics = MetricCollection(
+        {"accuracy": MulticlassAccuracy(CLASSES, average="micro"), "mce": CalibrationError("mce")},
+        prefix="my_",
+    )
+    metrics.update(torch.eye(CLASSES), torch.arange(CLASSES))
+    made = module()
+    run = fit(made, Calibration(metrics=metrics))
+    expected = calibrant.evaluate_on(made.network, loader(VALIDATION), resamples=0)
+    assert run.callback_metrics["val/my_accuracy"].item() == pytest.approx(expected.accuracy)
+    assert run.callback_metrics["val/my_mce"].item() == pytest.approx(expected.mce)
+    assert "val/ece" not in run.callback_metrics
+    assert metrics["mce"].update_count == 1  # the user's own is left alone
+    (tested,) = trainer(Calibration(metrics=metrics)).test(made, loader(VALIDATION), verbose=False)
+    assert tested["test/my_mce"] == pytest.approx(expected.mce)
+
+
+def test_one_metric_none_and_no_metric():
+    run = fit(module(), Calibration(metrics=CalibrationError("mce")))
+    assert "val/CalibrationError" in run.callback_metrics
+    run = fit(module(), Calibration(metrics=MetricCollection({})))
+    assert {name.partition("/")[0] for name in run.callback_metrics} == {"val", "loss"}
+    assert {name for name in run.callback_metrics if name.startswith("val/")} == {"val/loss"}
+    with pytest.raises(TypeError, match="must be a torchmetrics Metric or MetricCollection, got list"):
+        Calibration(metrics=[CalibrationError()])
+
+
+def test_metrics_begin_anew_with_every_run():
+    callback = Calibration()
+    made = module()
+    fit(made, callback)
+    first, second = (
+        trainer(callback).validate(made, loader(data), verbose=False)[0]["val/ece"]
+        for data in (VALIDATION, OTHER)
+    )
+    expected = [calibrant.evaluate_on(made.network, loader(d), resamples=0).ece for d in (VALIDATION, OTHER)]
+    assert [first, second] == pytest.approx(expected)
+
+
+def test_ignored_labels_do_not_count_in_the_metrics():
+    inputs, target = VALIDATION.tensors
+    ignored = torch.where(torch.arange(len(target)) % 3 == 0, 255, target)
+    kept = TensorDataset(inputs[ignored != 255], target[ignored != 255])
+
+    def losses():
+        return calibrant.create_loss("cals-alm", CLASSES, ignore_index=255)
+
+    made, expected = module(None, loss=losses()), module(None, loss=losses())
+    found = fit(made, validation=loader(TensorDataset(inputs, ignored))).callback_metrics
+    for name, value in fit(expected, validation=loader(kept)).callback_metrics.items():
+        if name != "val/loss":
+            torch.testing.assert_close(found[name], value)
+
+
+# ------------------------------------------------------------------------------------ care and warnings
+
+
+def test_a_fit_without_validation_warns():
+    for key, expected in (("cals-alm", 1), ("ce", 0)):
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            trainer().fit(module(key), loader(TRAIN))
+        messages = [
+            str(warning.message) for warning in caught if "this fit has no validation" in str(warning.message)
+        ]
+        assert len(messages) == expected
+    with pytest.warns(
+        UserWarning, match="AugmentedLagrangian adapts to validation data, but this fit has no"
+    ):
+        fit(module(), limit_val_batches=0)
+
+
+def test_the_time_out_is_passed_on(monkeypatch):
+    found = []
+    adapt = calibrant.losses.AugmentedLagrangian.adapt
+
+    def noted(self, group=None, *, timeout=None):
+        found.append((group, timeout))
+        return adapt(self, group)
+
+    monkeypatch.setattr(calibrant.losses.AugmentedLagrangian, "adapt", noted)
+    fit(module(), Calibration(timeout=12.5), max_epochs=1)
+    fit(module(), max_epochs=1)
+    assert found == [(None, 12.5), (None, None)]
+
+
+@pytest.mark.skipif(
+    not hasattr(lightning.pytorch.callbacks, "EMAWeightAveraging"),
+    reason="this Lightning does not average weights",
+)
+def test_averaged_weights():
+    """Such a callback validates an average, buffers included, then puts the module's own values back."""
+
+    def average():
+        return lightning.pytorch.callbacks.EMAWeightAveraging(decay=0.5)
+
+    passes = Note("on_validation_end", lambda run, made: made.loss.passes.item())
+    run = trainer(average(), callbacks=[Calibration(), passes])
+    run.fit(module(), loader(TRAIN), loader(VALIDATION))
+    assert passes.found == [0, 1, 2, 3]  # the sanity check first
+    with pytest.raises(RuntimeError, match=r"exchanged during validation.*: put Calibration after"):
+        fit(module(), callbacks=[average()])
+
+
+class FSDPStrategy:
+    """Stands in for Lightning's, which cannot be made without a GPU."""
+
+    root_device = torch.device("cpu")
+
+    def __init__(self, **options):
+        self.kwargs = options
+
+
+class Derived(FSDPStrategy):
+    pass
+
+
+@pytest.mark.parametrize("strategy", [FSDPStrategy(), Derived(ignored_modules=None)])
+def test_sharding_leaves_the_loss_alone(strategy):
+    callback, run = Calibration(), SimpleNamespace(strategy=strategy)
+    for stage in ("fit", "validate"):
+        made = module()
+        callback.setup(run, made, stage)
+        assert strategy.kwargs["ignored_modules"] == [made.loss]
+
+
+def test_sharding_as_the_user_wants_it():
+    other = nn.Linear(2, 2)
+    for options in ({"ignored_modules": [other]}, {"ignored_states": [other]}):
+        strategy = FSDPStrategy(**options)
+        Calibration().setup(SimpleNamespace(strategy=strategy), module(), "fit")
+        assert strategy.kwargs == options
+
+
+def test_sharding_a_compiled_loss_and_a_loss_not_made_yet():
+    strategy = FSDPStrategy()
+    made = module(None, loss=torch.compile(calibrant.create_loss("cals-alm", CLASSES), backend="eager"))
+    Calibration().setup(SimpleNamespace(strategy=strategy), made, "fit")
+    assert strategy.kwargs["ignored_modules"] == [made.loss._orig_mod]
+    strategy = FSDPStrategy()
+    Calibration().setup(SimpleNamespace(strategy=strategy), module(None), "fit")
+    assert strategy.kwargs == {}
+
+
+def test_sharding_leaves_all_losses_alone():
+    strategy = FSDPStrategy()
+    made = module(auxiliary=calibrant.create_loss("cals-hr", CLASSES))
+    Calibration(loss="loss").setup(SimpleNamespace(strategy=strategy), made, "fit")
+    assert strategy.kwargs["ignored_modules"] == [made.loss, made.auxiliary]
+
+
+def test_lightnings_strategy_keeps_what_is_asked_for():
+    """The stand-in is like what it stands for."""
+    strategy = lightning.pytorch.strategies.FSDPStrategy(ignored_modules=[])
+    assert strategy.kwargs["ignored_modules"] == []
+    assert type(strategy).__name__ == FSDPStrategy.__name__
+
+
+# --------------------------------------------------------------------------------------------- packages
+
+
+@pytest.mark.parametrize(
+    ("loaded", "installed", "expected"),
+    [
+        (["pytorch_lightning"], ["lightning", "pytorch_lightning"], "pytorch_lightning"),
+        (["pytorch_lightning", "lightning.pytorch"], [], "lightning.pytorch"),
+        ([], ["lightning", "pytorch_lightning"], "lightning.pytorch"),
+        ([], ["pytorch_lightning"], "pytorch_lightning"),
+    ],
+)
+def test_the_package_is_the_one_in_use_else_one_that_is_there(loaded, installed, expected, monkeypatch):
+    pretend(monkeypatch, loaded, installed)
+    assert integration._package().__name__ == expected
+
+
+def test_no_package(monkeypatch):
+    pretend(monkeypatch, [], [])
+    with pytest.raises(ImportError, match=r'pip install "calibrant\[lightning\]"'):
+        integration._package()
+
+
+def test_a_package_that_is_there_but_broken(monkeypatch):
+    pretend(monkeypatch, [], ["lightning", "pytorch_lightning"], lacking="yaml")
+    with pytest.raises(ModuleNotFoundError, match="yaml"):
+        integration._package()
+
+
+def pretend(monkeypatch, loaded, installed, lacking=None):
+    for name in integration.PACKAGES:
+        if name not in loaded:
+            monkeypatch.delitem(sys.modules, name)
+
+    def import_module(name):
+        root = name.partition(".")[0]
+        missing = lacking or root
+        if root not in installed or lacking:
+            raise ModuleNotFoundError(f"No module named {missing!r}", name=missing)
+        return SimpleNamespace(__name__=name)
+
+    monkeypatch.setattr(integration.importlib, "import_module", import_module)
+
+
+def test_the_package_chosen_here():
+    assert issubclass(Calibration, lightning.pytorch.Callback)
+    assert integration._package() is lightning.pytorch
