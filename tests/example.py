@@ -1,4 +1,4 @@
-"""Run a program as `python FILE` would, where the tests make torchvision importable: python -m tests.example FILE."""
+"""Run a program where the tests make torchvision importable: python -m tests.example FILE."""
 
 import runpy
 import sys
