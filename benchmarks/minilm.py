@@ -62,6 +62,7 @@ def fine_tune(
         eval_strategy="epoch",
         save_strategy="epoch",
         save_total_limit=1,
+        save_only_model=True,
         load_best_model_at_end=True,
         metric_for_best_model="accuracy",
         seed=seed,
@@ -132,20 +133,20 @@ def main() -> None:
     parts = [Rows(part) for part in (data.train, data.validation, data.test)]
     console, seeds = Console(), [int(seed) for seed in options.seeds.split(",")]
     methods = []
-    for choice in map(Choice.parse, split_outside_brackets(options.losses)):
-        found = []
+    for name in split_outside_brackets(options.losses):
+        choice, found = Choice.parse(name), []
         for seed in seeds:
-            console.print(f"[bold]{choice}, seed {seed}")
+            console.print(f"{name}, seed {seed}", style="bold", markup=False)
             loss = calibrant.create_loss(choice.name, len(data.class_names), **choice.options)
             with tempfile.TemporaryDirectory() as options.checkpoints:
                 trainer = fine_tune(loss, seed, parts, options)
-            found.append(judge(trainer, parts, str(choice), data.class_names, options.resamples))
+            found.append(judge(trainer, parts, name, data.class_names, options.resamples))
             console.print({name: buffer.tolist() for name, buffer in loss.learned().items()})
         before, after, temperatures = zip(*found, strict=True)
-        methods.append(Method(str(choice), before, after, temperatures))
+        methods.append(Method(name, before, after, temperatures))
     comparison = Comparison("MiniLM on 20 Newsgroups", tuple(seeds), tuple(methods), dense=False)
     write_comparison(comparison, options.output)
-    console.print(markdown(comparison))
+    console.print(markdown(comparison), markup=False)
 
 
 if __name__ == "__main__":

@@ -734,6 +734,20 @@ def test_lightnings_strategy_keeps_what_is_asked_for():
     assert type(strategy).__name__ == FSDPStrategy.__name__
 
 
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="Lightning's FSDP needs a GPU")
+@pytest.mark.filterwarnings("ignore")
+def test_sharding_in_mixed_precision_on_a_gpu(tmp_path):
+    made = module()
+    strategy = lightning.pytorch.strategies.FSDPStrategy(state_dict_type="full")
+    run = fit(made, accelerator="gpu", devices=1, strategy=strategy, precision="bf16-mixed")
+    assert made.loss.passes == EPOCHS
+    assert made.loss.multiplier.dtype == torch.float64
+    assert not torch.equal(made.loss.multiplier.cpu(), calibrant.create_loss("cals-alm", CLASSES).multiplier)
+    run.save_checkpoint(tmp_path / "sharded.ckpt")
+    saved = torch.load(tmp_path / "sharded.ckpt", weights_only=False)["state_dict"]
+    assert torch.equal(saved["loss.multiplier"].cpu(), made.loss.multiplier.cpu())
+
+
 # --------------------------------------------------------------------------------------------- packages
 
 
