@@ -16,7 +16,7 @@ import calibrant
 from calibrant.losses import AdaptiveLoss, Loss
 
 ROOT = Path(__file__).parents[1]
-DOCUMENTS = [path for path in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))) if path.exists()]
+DOCUMENTS = [path for path in (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))) if path.exists()]
 LOSS_PAGE = (ROOT / "docs" / "losses.md").read_text(encoding="utf-8")
 
 

@@ -88,6 +88,7 @@ def run(folder: Path, size: int, processes: int, resume: int | None = None) -> R
         args=TrainingArguments(
             str(folder / f"{size} on {processes}"),
             per_device_train_batch_size=1,
+            average_tokens_across_devices=True,  # the default since transformers 4.54
             gradient_accumulation_steps=STEP // processes,
             per_device_eval_batch_size=2,
             num_train_epochs=3,

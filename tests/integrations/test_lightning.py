@@ -1,6 +1,5 @@
 """The callback makes Lightning's Trainer do what a plain loop with `adapt_on` does, and nothing more."""
 
-import sys
 import warnings
 from types import SimpleNamespace
 
@@ -752,36 +751,26 @@ def test_sharding_in_mixed_precision_on_a_gpu(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("loaded", "installed", "expected"),
-    [
-        (["pytorch_lightning"], ["lightning", "pytorch_lightning"], "pytorch_lightning"),
-        (["pytorch_lightning", "lightning.pytorch"], [], "lightning.pytorch"),
-        ([], ["lightning", "pytorch_lightning"], "lightning.pytorch"),
-        ([], ["pytorch_lightning"], "pytorch_lightning"),
-    ],
+    "installed", [["lightning", "pytorch_lightning"], ["lightning"], ["pytorch_lightning"]]
 )
-def test_the_package_is_the_one_in_use_else_one_that_is_there(loaded, installed, expected, monkeypatch):
-    pretend(monkeypatch, loaded, installed)
-    assert integration._package().__name__ == expected
+def test_every_package_that_is_there_counts(installed, monkeypatch):
+    pretend(monkeypatch, installed)
+    assert [package.__name__.partition(".")[0] for package in integration._packages()] == installed
 
 
 def test_no_package(monkeypatch):
-    pretend(monkeypatch, [], [])
+    pretend(monkeypatch, [])
     with pytest.raises(ImportError, match=r'pip install "calibrant\[lightning\]"'):
-        integration._package()
+        integration._packages()
 
 
 def test_a_package_that_is_there_but_broken(monkeypatch):
-    pretend(monkeypatch, [], ["lightning", "pytorch_lightning"], lacking="yaml")
+    pretend(monkeypatch, ["lightning", "pytorch_lightning"], lacking="yaml")
     with pytest.raises(ModuleNotFoundError, match="yaml"):
-        integration._package()
+        integration._packages()
 
 
-def pretend(monkeypatch, loaded, installed, lacking=None):
-    for name in integration.PACKAGES:
-        if name not in loaded:
-            monkeypatch.delitem(sys.modules, name)
-
+def pretend(monkeypatch, installed, lacking=None):
     def import_module(name):
         root = name.partition(".")[0]
         missing = lacking or root
@@ -792,6 +781,6 @@ def pretend(monkeypatch, loaded, installed, lacking=None):
     monkeypatch.setattr(integration.importlib, "import_module", import_module)
 
 
-def test_the_package_chosen_here():
+def test_the_callback_is_one_of_both_packages():
     assert issubclass(Calibration, lightning.pytorch.Callback)
-    assert integration._package() is lightning.pytorch
+    assert issubclass(Calibration, pytorch_lightning.Callback)

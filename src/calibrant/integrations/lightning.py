@@ -23,27 +23,28 @@ PACKAGES = ("lightning.pytorch", "pytorch_lightning")
 """The two names under which the same library is installed."""
 
 
-def _package() -> ModuleType:
-    """The package that is in use already, else the first that can be imported."""
-    for name in PACKAGES:
-        if sys.modules.get(name) is not None:
-            return sys.modules[name]
+def _packages() -> list[ModuleType]:
+    """Those that are installed: with `lightning` mostly both, of which the user imports one."""
+    found = []
     for name in PACKAGES:
         try:
-            return importlib.import_module(name)
+            found.append(importlib.import_module(name))
         except ModuleNotFoundError as error:
             if error.name not in (name, name.partition(".")[0]):
                 raise
-    raise ImportError(
-        "calibrant.integrations.lightning needs the package lightning or pytorch_lightning: "
-        'pip install "calibrant[lightning]"'
-    )
+    if not found:
+        raise ImportError(
+            "calibrant.integrations.lightning needs the package lightning or pytorch_lightning: "
+            'pip install "calibrant[lightning]"'
+        )
+    return found
 
 
 if TYPE_CHECKING:
     from lightning.pytorch import Callback, LightningModule, Trainer
 else:
-    Callback = _package().Callback
+    # A callback of both, because each package's Trainer takes its own only.
+    Callback = type("Callback", tuple(package.Callback for package in _packages()), {})
 
 # After Lightning, which brings torchmetrics along: who has neither is told about the former.
 from torchmetrics import Metric, MetricCollection  # noqa: E402
