@@ -99,15 +99,32 @@ class TestPredictions:
         assert found[1][1].shape == (0,)
 
     def test_the_callers_word_on_repeats_counts(self) -> None:
-        asked = []
+        found = list(predictions_on(nn.Identity(), pairs(4, 4, 1), own_rows=lambda rows: rows // 2))
+        assert [len(target) for _, target in found] == [2, 2, 0]
 
-        def first_six(seen: int, rows: int) -> int:
-            asked.append((seen, rows))
-            return min(rows, max(0, 6 - seen))
+    def test_rows_of_flattened_logits_belong_to_elements(self) -> None:
+        inputs, target = torch.randn(5, 2, K), torch.randint(K, (5, 2))
+        data = TensorDataset(inputs, target)
+        loader = DataLoader(data, 2, sampler=DistributedSampler(data, 2, 1, shuffle=False))
 
-        found = list(predictions_on(nn.Identity(), pairs(4, 4, 1), own_rows=first_six))
-        assert [len(target) for _, target in found] == [4, 2, 0]
-        assert asked == [(0, 4), (4, 4), (8, 1)]
+        def flat(model: nn.Module, batch: list[Tensor]) -> tuple[Tensor, Tensor]:
+            return model(batch[0]).flatten(0, 1), batch[1].flatten()
+
+        found = list(predictions_on(nn.Identity(), loader, forward=flat))
+        assert [len(logits) for logits, _ in found] == [4, 0]
+        assert torch.equal(found[0][1], target[[1, 3]].flatten())
+
+        def uneven(model: nn.Module, batch: list[Tensor]) -> tuple[Tensor, Tensor]:
+            logits, labels = flat(model, batch)
+            return logits[:3], labels[:3]
+
+        loader = DataLoader(data, 4, sampler=DistributedSampler(data, 2, 1, shuffle=False))
+        with pytest.raises(ValueError, match="1 of 3 elements in this batch are repeats"):
+            list(
+                predictions_on(
+                    nn.Identity(), loader, forward=lambda m, b: (uneven(m, b)[0][:2], b[1][:, 0][:2])
+                )
+            )
 
     def test_batches_of_another_form(self) -> None:
         batches = [{"pixels": inputs, "labels": target} for inputs, target in pairs(4, 2)]

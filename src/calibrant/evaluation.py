@@ -8,7 +8,6 @@ import json
 import math
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import closing
 from copy import copy
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any, Self
@@ -18,7 +17,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from calibrant.histogram import Bins, ConfidenceHistogram, bin_of, bin_of_cells, equal_width_edges
-from calibrant.inference import Forward, OwnRows, Progress, predictions_on
+from calibrant.inference import Forward, OwnRows, Progress, feed
 from calibrant.layout import Elements, arrange
 from calibrant.metrics.accuracy import ClassCounts, accuracy, balanced_accuracy, mean_iou
 from calibrant.metrics.calibration import ERRORS
@@ -37,7 +36,7 @@ from calibrant.metrics.uncertainty import (
     consistency_band,
     interval,
 )
-from calibrant.processes import all_reduce, fail_together, talking_device
+from calibrant.processes import all_reduce, talking_device
 from calibrant.statistics import Statistics
 
 if TYPE_CHECKING:
@@ -447,20 +446,17 @@ def evaluate_on(
     0.833
     """
     evaluator = Evaluator(**options)
-    problem: Exception | None = None
-    predictions = predictions_on(model, batches, forward=forward, own_rows=own_rows, progress=progress)
-    try:
-        with closing(predictions):
-            for logits, target in predictions:
-                evaluator.update(logits, target)
-    except Exception as error:
-        problem = error
-    fail_together(problem, "evaluating batches", group=group, timeout=timeout)
-    classes = torch.tensor(evaluator.num_classes or 0, device=talking_device(group))
-    all_reduce(
-        classes, maximum=True, group=group, timeout=timeout
-    )  # a process without data has not seen them
-    evaluator.num_classes = int(classes) or None
+    feed(
+        evaluator.update,
+        "evaluating batches",
+        model,
+        batches,
+        forward=forward,
+        own_rows=own_rows,
+        progress=progress,
+        group=group,
+        timeout=timeout,
+    )
     return evaluator.compute(group, timeout=timeout)
 
 
@@ -476,7 +472,7 @@ class Evaluator:
     all.
 
     Args:
-        num_classes: K; needed only where a process may see no data at all.
+        num_classes: K; by default that of the first batch, or of the other processes'.
         **options: as for `evaluate`.
 
     >>> evaluator = Evaluator()
@@ -561,15 +557,18 @@ class Evaluator:
             ValueError: nothing that is not ignored was added.
             RuntimeError: another process did not come in time.
         """
+        device = None if self._sums is None else self._sums.samples.device
+        classes = self.num_classes
+        if pooled:
+            classes = _agreed(classes, talking_device(device, group), group, timeout)
+        if classes is None:
+            raise ValueError("nothing to evaluate: call update(logits, target) first")
         if self._sums is None:
-            if self.num_classes is None:
-                raise ValueError(
-                    "nothing to evaluate: call update(logits, target) first (a process that may see no data "
-                    "needs num_classes)"
-                )
-            device = talking_device(group)  # where the other processes' sums are
-            empty = torch.empty(0, self.num_classes), torch.empty(0, dtype=torch.int64)
-            self._sums = self._measure(arrange(*(part.to(device) for part in empty)))
+            device = talking_device(None, group)  # where the other processes' sums are
+            self._check(classes)
+            empty = torch.empty(0, classes, device=device), torch.empty(0, dtype=torch.int64, device=device)
+            self._sums = self._measure(arrange(*empty))
+            self.num_classes = classes
         return self._evaluation(self._sums.all_reduce(group, timeout=timeout) if pooled else self._sums)
 
     def reset(self) -> None:
@@ -855,6 +854,19 @@ class _Sums(Statistics):
         reach = _quantile(level) * ((square - mean.square()).clamp_min(0) / self.samples.cpu()).sqrt()
         low, high = (mean - reach).clamp_min(0).tolist(), (mean + reach).tolist()
         return {"nll": (low[0], high[0]), "brier": (low[1], high[1])}
+
+
+def _agreed(
+    classes: int | None, device: torch.device, group: dist.ProcessGroup | None, timeout: float | None
+) -> int | None:
+    """The number of classes, which a process without data learns from the others; None where nobody knows."""
+    known = [-1, -math.inf] if classes is None else [classes, -classes]
+    most, least = all_reduce(
+        torch.tensor(known, dtype=torch.float64, device=device), maximum=True, group=group, timeout=timeout
+    ).tolist()
+    if most > 0 and most != -least:
+        raise ValueError(f"the processes evaluate different numbers of classes, from {-least:g} to {most:g}")
+    return int(most) if most > 0 else None
 
 
 def _look_for_probabilities(logits: Tensor) -> None:

@@ -52,6 +52,6 @@ class Statistics:
             return self
         tensors = self.tensors()
         flat = torch.cat([tensor.reshape(-1) for tensor in tensors])
-        all_reduce(flat, group=group, timeout=timeout)
-        parts = torch.split_with_sizes(flat, [tensor.numel() for tensor in tensors])
+        pooled = all_reduce(flat, group=group, timeout=timeout)
+        parts = torch.split_with_sizes(pooled, [tensor.numel() for tensor in tensors])
         return type(self)(*(part.view_as(tensor) for part, tensor in zip(parts, tensors, strict=True)))

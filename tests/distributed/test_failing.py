@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
-from calibrant import adapt_on, create_loss, evaluate_on
+from calibrant import Evaluator, adapt_on, create_loss, evaluate_on
 
 from .processes import Results, in_processes
 
@@ -21,7 +24,8 @@ K, FEATURES, SIZE = 3, 5, 11
 
 @pytest.fixture(scope="module")
 def found(tmp_path_factory: pytest.TempPathFactory) -> list[Results]:
-    return in_processes(scenarios, 2, tmp_path_factory.mktemp("failing"))
+    folder = tmp_path_factory.mktemp("failing")
+    return in_processes(partial(scenarios, folder), 2, folder)
 
 
 def data() -> TensorDataset:
@@ -52,7 +56,18 @@ def figures(evaluation: Any) -> list[float]:
     return [evaluation.samples, evaluation.accuracy, evaluation.ece, evaluation.nll, evaluation.brier]
 
 
-def scenarios(rank: int) -> Results:
+class Wrapper(nn.Module):
+    """A module around DDP, such as Fabric's."""
+
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return self.inner(inputs)
+
+
+def scenarios(folder: Path, rank: int) -> Results:
     found: Results = {}
     batches = [data()[:4], data()[4:]]
 
@@ -67,14 +82,26 @@ def scenarios(rank: int) -> Results:
     found["evaluation fails"] = outcome(lambda: evaluate_on(network(), share))
 
     # Uneven numbers of batches through DDP, whose forward would broadcast the buffers of batch normalisation.
-    model = DistributedDataParallel(network())
-    if rank == 1:
-        model.module[1].running_mean += 1  # as after its last step, on data of its own
-    loss = create_loss("cals-alm", K)
     share = batches if rank == 0 else []
-    found["uneven samples"] = adapt_on(loss, model, share).samples.item()
-    found["uneven figures"] = figures(evaluate_on(model, share, resamples=0))
-    found["uneven multiplier"] = loss.multiplier.clone()
+    for way in ("uneven", "wrapped"):
+        model = DistributedDataParallel(network())
+        if rank == 1:
+            model.module[1].running_mean += 1  # as after its last step, on data of its own
+        used = model if way == "uneven" else Wrapper(model)
+        loss = create_loss("cals-alm", K)
+        found[f"{way} samples"] = adapt_on(loss, used, share).samples.item()
+        found[f"{way} figures"] = figures(evaluate_on(used, share, resamples=0))
+        found[f"{way} multiplier"] = loss.multiplier.clone()
+        found[f"{way} in step"] = model.require_forward_param_sync
+
+    # Evaluators that know nothing, or something else, about the number of classes.
+    evaluator = Evaluator(resamples=0)
+    if rank == 0:
+        evaluator.update(torch.randn(4, K), torch.tensor([0, 1, 2, 0]))
+    found["empty evaluator"] = evaluator.compute().samples
+    found["nobody has data"] = outcome(Evaluator().compute)
+    other = Evaluator(resamples=0).update(torch.randn(2, K + rank), torch.tensor([0, 1]))
+    found["other classes"] = outcome(other.compute)
     loader = DataLoader(data(), 4, sampler=DistributedSampler(data(), shuffle=False))
     loss = create_loss("cals-alm", K)
     found["padded samples"] = adapt_on(loss, model, loader).samples.item()
@@ -87,8 +114,12 @@ def scenarios(rank: int) -> Results:
         state = loss.multiplier.clone()
         found["timeout"] = outcome(lambda: loss.adapt(timeout=0.5))
         found["unchanged"] = torch.equal(state, loss.multiplier) and loss._observed is None
+        (folder / "gave up").touch()
     else:
-        time.sleep(2)
+        for _ in range(300):  # alive all the time, but busy with something else
+            if (folder / "gave up").exists():
+                break
+            time.sleep(0.1)
         found["timeout"] = "did something else"
     return found
 
@@ -106,7 +137,7 @@ def test_nothing_was_learned_and_the_next_pass_is_clean(key: str, found: list[Re
         assert each[f"{key} then"] == "done"
 
 
-@pytest.mark.parametrize("way", ["uneven", "padded"])
+@pytest.mark.parametrize("way", ["uneven", "wrapped", "padded"])
 def test_shares_of_any_size_through_ddp_equal_one_process(way: str, found: list[Results]) -> None:
     loss = create_loss("cals-alm", K)
     statistics = adapt_on(loss, network(), [data()[:]])
@@ -118,9 +149,21 @@ def test_shares_of_any_size_through_ddp_equal_one_process(way: str, found: list[
         assert each[f"{way} figures"] == pytest.approx(alone, rel=1e-9)
 
 
+def test_the_next_training_step_of_ddp_is_as_it_was(found: list[Results]) -> None:
+    assert all(each[f"{way} in step"] for each in found for way in ("uneven", "wrapped"))
+
+
+def test_evaluators_agree_on_the_number_of_classes(found: list[Results]) -> None:
+    for each in found:
+        assert each["empty evaluator"] == 4
+        assert each["nobody has data"].startswith("ValueError: nothing to evaluate")
+        assert each["other classes"].endswith("different numbers of classes, from 3 to 4")
+
+
 def test_a_process_that_never_comes_is_not_waited_for(found: list[Results]) -> None:
     assert found[0]["timeout"].startswith("RuntimeError: process 0 of 2 waited for the others")
     assert "within 0.5 seconds" in found[0]["timeout"]
+    assert re.search(r"\(.*timed? ?out.*\)$", found[0]["timeout"], re.IGNORECASE)  # and not: closed by peer
     assert found[0]["unchanged"]
 
 

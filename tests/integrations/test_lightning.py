@@ -541,7 +541,7 @@ def test_repeats_among_rows_that_cannot_be_told_apart():
         self.loss(logits[keep], batch[1][keep])
 
     with pytest.raises(
-        RuntimeError, match="1 of 3 elements in this batch are repeats of the sampler, but which of"
+        ValueError, match="1 of 3 elements in this batch are repeats of the sampler, but which of"
     ):
         fit(
             module(validation_step=validation_step),
@@ -672,10 +672,28 @@ def test_averaged_weights():
         return lightning.pytorch.callbacks.EMAWeightAveraging(decay=0.5)
 
     passes = Note("on_validation_end", lambda run, made: made.loss.passes.item())
-    run = trainer(average(), callbacks=[Calibration(), passes])
-    run.fit(module(), loader(TRAIN), loader(VALIDATION))
+    own = Note("on_validation_start", lambda run, made: made.loss.multiplier.clone())
+    made, averages, used = module(), [], []
+    observe, forward = made.loss.observe, made.loss.forward
+
+    def observing(logits, target):
+        used.append((len(own.found), made.loss.multiplier.clone()))
+        observe(logits, target)
+
+    def calling(logits, target):
+        averages.append(made.loss.multiplier.clone())
+        return forward(logits, target)
+
+    made.loss.observe, made.loss.forward = observing, calling
+    run = trainer(average(), callbacks=[Calibration(), passes, own])
+    run.fit(made, loader(TRAIN), loader(VALIDATION))
     assert passes.found == [0, 1, 2, 3]  # the sanity check first
-    with pytest.raises(RuntimeError, match=r"exchanged during validation.*: put Calibration after"):
+    assert len(used) == 3 * len(loader(VALIDATION))
+    assert all(torch.equal(multiplier, own.found[number - 1]) for number, multiplier in used)
+    assert any(
+        not any(torch.equal(each, mine) for mine in own.found) for each in averages
+    )  # there were others
+    with pytest.raises(RuntimeError, match=r"not its own at the end of validation.*: put Calibration after"):
         fit(module(), callbacks=[average()])
 
 

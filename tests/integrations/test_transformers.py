@@ -1,6 +1,7 @@
 """What a Trainer with `Calibration` does is what the plain loop does, and nothing else moves the loss."""
 
 import copy
+import functools
 import json
 import math
 
@@ -437,7 +438,9 @@ class Interrupting(TrainerCallback):
             raise KeyboardInterrupt
 
 
-@pytest.mark.parametrize("event", ["on_step_begin", "on_step_end", "on_evaluate", "on_save"])
+@pytest.mark.parametrize(
+    "event", ["on_step_begin", "on_step_end", "on_prediction_step", "on_evaluate", "on_save"]
+)
 def test_an_evaluation_after_an_interruption_leaves_the_loss_alone(event, tmp_path, observed):
     calibration, interrupting = Calibration(alm()), Interrupting(event)
     trainer = trainer_for(calibration, tmp_path, callbacks=[interrupting], save_strategy="epoch")
@@ -454,6 +457,26 @@ def test_an_evaluation_after_an_interruption_leaves_the_loss_alone(event, tmp_pa
     assert observed[passes:] == [7, 7]  # what was observed before the interruption is forgotten
 
 
+def test_an_evaluation_that_fails_at_its_first_batch_is_not_continued(tmp_path, observed, monkeypatch):
+    calibration, model = Calibration(alm()), bert()
+    trainer = trainer_for(calibration, tmp_path, model=model)
+    forward = type(model).forward
+
+    @functools.wraps(forward)  # Trainer looks at its signature
+    def failing(self, *arguments, **options):
+        if not torch.is_grad_enabled():
+            raise MemoryError
+        return forward(self, *arguments, **options)
+
+    monkeypatch.setattr(type(model), "forward", failing)
+    with pytest.raises(MemoryError):
+        trainer.train()
+    monkeypatch.setattr(type(model), "forward", forward)
+    assert trainer.control.should_evaluate  # the trainer itself still believes that it is asked to
+    trainer.evaluate(sentences(20, seed=9))
+    assert observed == []
+
+
 class Meddling(TrainerCallback):
     """The well-known way to evaluate on other data after an epoch, which copies the control object."""
 
@@ -461,13 +484,15 @@ class Meddling(TrainerCallback):
 
     def on_epoch_end(self, args, state, control, **rest):
         own = copy.deepcopy(control)
-        self.trainer.evaluate(sentences(20, seed=9), metric_key_prefix="train")
+        self.trainer.evaluate(sentences(20, seed=9), metric_key_prefix=self.prefix)
         return own
 
 
+@pytest.mark.parametrize("prefix", ["eval", "train"])
 @pytest.mark.parametrize("first", [False, True])
-def test_evaluations_of_other_callbacks_do_not_count_nor_disturb(first, tmp_path, observed):
+def test_evaluations_of_other_callbacks_do_not_count_nor_disturb(prefix, first, tmp_path, observed):
     calibration, meddling = Calibration(alm()), Meddling()
+    meddling.prefix = prefix
     trainer = trainer_for(calibration, tmp_path, callbacks=[] if first else [meddling])
     if first:
         trainer.remove_callback(calibration)
@@ -607,6 +632,14 @@ def test_arguments_that_would_have_no_effect_are_told(tmp_path):
     trainer_for(Calibration(create_loss("ce", 3)), tmp_path, eval_strategy="no", max_steps=1).train()
     with pytest.raises(ValueError, match=r"label_smoothing_factor=0\.1"):
         trainer_for(Calibration(alm()), tmp_path, label_smoothing_factor=0.1).train()
+
+
+def test_several_gpus_in_one_process_are_refused(tmp_path):
+    trainer = trainer_for(Calibration(alm()), tmp_path)
+    trainer.args._n_gpu = 2
+    state, control = TrainerState(), TrainerControl()
+    with pytest.raises(ValueError, match=r"one process with 2 GPUs.*torchrun"):
+        trainer.callback_handler.on_train_begin(trainer.args, state, control)
 
 
 def test_a_trainer_that_does_not_use_the_loss_is_told(tmp_path):

@@ -18,6 +18,7 @@ from torch.utils.data import BatchSampler
 import calibrant.evaluation
 import calibrant.losses
 from calibrant.evaluation import Evaluation
+from calibrant.inference import scaled_rows
 from calibrant.losses import Loss
 from calibrant.statistics import Statistics
 
@@ -90,7 +91,7 @@ def adapt_on(
     7.0
     """
     _require_shares(accelerator, batches)
-    return calibrant.losses.adapt_on(loss, model, batches, own_rows=_own_rows_of_pass, **options)  # type: ignore[arg-type]
+    return calibrant.losses.adapt_on(loss, model, batches, own_rows=own_rows, **options)  # type: ignore[arg-type]
 
 
 def evaluate_on(accelerator: Accelerator, model: nn.Module, batches: Any, **options: Any) -> Evaluation:
@@ -118,7 +119,7 @@ def evaluate_on(accelerator: Accelerator, model: nn.Module, batches: Any, **opti
     (9, 1.0)
     """
     _require_shares(accelerator, batches)
-    return calibrant.evaluation.evaluate_on(model, batches, own_rows=_own_rows_of_pass, **options)
+    return calibrant.evaluation.evaluate_on(model, batches, own_rows=own_rows, **options)
 
 
 def own_rows(rows: int) -> int:
@@ -158,12 +159,10 @@ def own_rows(rows: int) -> int:
     if shard.batch_size is None:  # whole batches are repeated, so that every process has equally many
         batches = len(shard.batch_sampler) % processes
         return rows if batches == 0 or place < batches else 0
-    together = shard.batch_size if shard.split_batches else shard.batch_size * processes
-    return _part(elements % together or together, rows, place)
-
-
-def _own_rows_of_pass(seen: int, rows: int) -> int:
-    return own_rows(rows)
+    # The last batch of every process is full, by repeats. A row of logits need not be an element of the data.
+    full = shard.batch_size // processes if shard.split_batches else shard.batch_size
+    keep = _part(elements % (full * processes) or full * processes, full, place)
+    return rows if keep == full else scaled_rows(keep, full, rows)
 
 
 def _part(elements: int, rows: int, place: int) -> int:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import importlib
-import sys
 import warnings
+import weakref
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
@@ -14,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from calibrant.inference import own_rows
+from calibrant.inference import Share
 from calibrant.losses import AdaptiveLoss, Loss
 
 __all__ = ["Calibration"]
@@ -60,8 +61,8 @@ class _Run:
     metrics: MetricCollection
     index: int
     """Of the loader that counts."""
-    loader: object
-    """Where its batches are from, as far as this is known."""
+    share: Share
+    """Of the rows of its batches."""
     state: dict[str, Tensor]
     """Of the loss, at the beginning."""
     hook: RemovableHandle | None = None
@@ -69,8 +70,8 @@ class _Run:
     """Of the loss, in this batch."""
     last: tuple[Tensor, Tensor] | None = None
     """What it was called with."""
-    seen: int = 0
-    """Elements of the data set that this process had so far, repeats included."""
+    exchanged: bool | None = None
+    """Whether its values are others during the run; None before the first batch."""
     unmeasured: bool = False
     """Whether a test run turned out not to show its logits."""
 
@@ -127,7 +128,7 @@ class Calibration(Callback):
         self.dataloader_idx = dataloader_idx
         self.timeout = timeout
         self._run: _Run | None = None
-        self._fitted: int | None = None
+        self._fitted: weakref.ref[Trainer] | None = None
         self._ignored: list[Loss] = []
 
     # ---- Before training --------------------------------------------------------------------------
@@ -149,7 +150,7 @@ class Calibration(Callback):
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Look for the loss, so that a missing one is known before the first epoch."""
         self._find(pl_module)
-        self._fitted = id(trainer)
+        self._fitted = weakref.ref(trainer)
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Warn of a loss that would never adapt."""
@@ -215,10 +216,11 @@ class Calibration(Callback):
         run.last = None
         if trainer.sanity_checking:
             return
-        keep = _own(run, len(logits))
+        keep = run.share.rows(len(logits))
         logits, target = logits[:keep].detach(), target[:keep]
         if trainer.state.fn == "fit":
-            run.loss.observe(logits, target)
+            with _own_state(run):
+                run.loss.observe(logits, target)
         if keep:
             run.metrics.update(logits, target)
 
@@ -232,7 +234,12 @@ class Calibration(Callback):
         figures: dict[str, Any] = {}
         if not trainer.sanity_checking:
             if trainer.state.fn == "fit" and isinstance(run.loss, AdaptiveLoss):
-                _check_same(run)
+                if not _same(run):
+                    raise RuntimeError(
+                        "the state of the loss is not its own at the end of validation, as callbacks that "
+                        "average weights exchange it: put Calibration after them in "
+                        "Trainer(callbacks=[...]), so that they have put it back"
+                    )
                 # First, because it is the one exchange between processes that can be given a time-out.
                 run.loss.adapt(timeout=self.timeout)
                 figures |= _summary(run.loss)
@@ -271,7 +278,8 @@ class Calibration(Callback):
         metrics.reset()
         metrics = metrics.to(trainer.strategy.root_device)
         state = {name: value.clone() for name, value in loss.named_buffers()}
-        self._run = run = _Run(loss, metrics, index, self._loader(trainer, index), state)
+        share = Share(self._loader(trainer, index))
+        self._run = run = _Run(loss, metrics, index, share, state)
         if self.predictions is None:
             run.hook = module.register_forward_hook(self._listen, with_kwargs=True)
 
@@ -312,7 +320,7 @@ class Calibration(Callback):
 
     def _loader(self, trainer: Trainer, index: int) -> object:
         # After a fit, Lightning's val_dataloaders keep naming the fit's, also while others are validated.
-        if trainer.state.fn == "validate" and self._fitted == id(trainer):
+        if trainer.state.fn == "validate" and self._fitted is not None and self._fitted() is trainer:
             if trainer.world_size > 1 and trainer.is_global_zero:
                 warnings.warn(
                     "elements that the validation loader repeats to serve all processes alike count twice "
@@ -366,32 +374,6 @@ def _pair(found: Any) -> tuple[Tensor, Tensor]:
     raise TypeError(f"predictions(outputs, batch) must return two tensors, logits and target; got {got}")
 
 
-def _own(run: _Run, rows: int) -> int:
-    """How many of the logits' rows are not repeats; always the first ones."""
-    loader: Any = run.loader
-    seen = run.seen
-    if own_rows(loader, seen, sys.maxsize) == sys.maxsize:
-        return rows  # nothing is repeated
-    # A step may flatten the logits to (B·S, K), and a data set may have batches for elements, which the
-    # loader then does not put together: a row is not an element then.
-    elements = rows
-    if getattr(loader, "batch_size", None) is not None:
-        elements = min(loader.batch_size, len(loader.sampler) - seen)
-    elif getattr(loader, "batch_sampler", loader) is None:
-        elements = 1
-    keep = own_rows(loader, seen, elements)
-    run.seen += elements
-    if keep == elements:
-        return rows
-    if rows % elements:
-        raise RuntimeError(
-            f"{elements - keep} of {elements} elements in this batch are repeats of the sampler, but "
-            f"which of {rows} rows of logits are theirs is not known: give the loss all elements, equally "
-            "many rows each, with ignore_index as the label of those that do not count"
-        )
-    return rows // elements * keep
-
-
 def _flat(loaders: Any) -> Iterator[object]:
     if isinstance(loaders, Mapping):
         loaders = list(loaders.values())
@@ -402,13 +384,30 @@ def _flat(loaders: Any) -> Iterator[object]:
         yield loaders
 
 
-def _check_same(run: _Run) -> None:
-    """Raise if the loss has other values than at the beginning, which are not the ones that training uses."""
-    if not all(torch.equal(value, run.state[name]) for name, value in run.loss.named_buffers()):
-        raise RuntimeError(
-            "the state of the loss was exchanged during validation, as callbacks that average weights do: "
-            "put Calibration after them in Trainer(callbacks=[...]), so that the loss has its own state again"
-        )
+def _same(run: _Run) -> bool:
+    """Whether the loss has the values of the beginning, which are those that training uses."""
+    return all(torch.equal(value, run.state[name]) for name, value in run.loss.named_buffers())
+
+
+@contextmanager
+def _own_state(run: _Run) -> Iterator[None]:
+    """The loss with its own values, where a callback has put averages into the module for this run."""
+    if run.exchanged is None:
+        run.exchanged = not _same(run)
+    if not run.exchanged:
+        yield
+        return
+    others = {name: value.clone() for name, value in run.loss.named_buffers()}
+    try:
+        _put(run.loss, run.state)
+        yield
+    finally:
+        _put(run.loss, others)
+
+
+def _put(loss: Loss, values: Mapping[str, Tensor]) -> None:
+    for name, buffer in loss.named_buffers():
+        buffer.copy_(values[name])
 
 
 def _summary(loss: AdaptiveLoss) -> dict[str, Tensor]:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
+from types import FrameType
 from typing import Any
 
 import torch
@@ -50,10 +52,10 @@ class Calibration(TrainerCallback):
             callbacks=[calibration],
         )
 
-    The loss adapts at the end of every evaluation that training asks for (``eval_strategy``), and learns from
-    nothing else: not from ``eval_on_start``, nor from ``trainer.evaluate`` and ``trainer.predict`` before or
-    after training. What it has learned is in the checkpoints, in ``trainer_state.json``;
-    ``trainer.train(resume_from_checkpoint=...)`` takes it up.
+    The loss adapts at the end of every evaluation that training itself runs (``eval_strategy``), and learns
+    from nothing else: not from ``eval_on_start``, nor from ``trainer.evaluate`` and ``trainer.predict``,
+    before training, after it, after an interruption, or in another callback. What it has learned is in the
+    checkpoints, in ``trainer_state.json``; ``trainer.train(resume_from_checkpoint=...)`` takes it up.
 
     Shapes: logits ``(B, K)`` with labels ``(B,)`` or, where the loss takes them, probabilities ``(B, K)``; of
     tokens ``(B, T, K)`` with ``(B, T)``; of pixels ``(B, K, h, w)`` with ``(B, H, W)``, to whose size the
@@ -106,7 +108,7 @@ class Calibration(TrainerCallback):
         self._initial = _plain(itself)
         self._evaluator = Evaluator(itself.num_classes, ignore_index=itself.ignore_index, resamples=0)
         self._loader: object = None
-        self._due = False
+        self._loop: FrameType | None = None
         self._loss_used = False
         self._left_out: set[str] = set()
         self._adaptations = 0
@@ -123,7 +125,8 @@ class Calibration(TrainerCallback):
             labels: see the class for shapes.
             num_items_in_batch: how many labels other than -100 all batches of an optimizer step have, on all
                 processes. The mean over this batch then enters by its share of them, so that the
-                accumulated gradient is that of one large batch.
+                accumulated gradient is that of one large batch (with class weights, or another
+                ``ignore_index`` than -100, the mean of the batches' means, weighted by those shares).
 
         Raises:
             ValueError: no labels or logits, or shapes that do not fit.
@@ -138,7 +141,11 @@ class Calibration(TrainerCallback):
         self._loss_used = True
         arranged = self._arranged(logits, labels)
         value: Tensor = self._forward(*arranged)
-        if self._due and isinstance(self.loss, AdaptiveLoss) and not torch.is_grad_enabled():
+        if (
+            isinstance(self.loss, AdaptiveLoss)
+            and not torch.is_grad_enabled()
+            and self._training_runs(sys._getframe())
+        ):
             rows = own_rows(len(labels))
             if 0 < rows < len(labels):
                 arranged = self._arranged(logits[:rows], labels[:rows])
@@ -177,15 +184,31 @@ class Calibration(TrainerCallback):
 
     # ---- Which evaluations count ------------------------------------------------------------------
 
+    def _training_runs(self, frame: FrameType | None) -> bool:
+        """Whether the training loop itself, and no callback, runs this evaluation.
+
+        Test data must never tune the loss, and `TrainerControl.should_evaluate` cannot tell: it is still set
+        after an evaluation that was interrupted, set while another callback runs an evaluation of its own,
+        and cleared after the first of several evaluation sets. The stack can: the function that ended a step
+        or an epoch must be on it, with no callback in between.
+        """
+        if self._loop is None:
+            return False
+        while frame is not None and frame is not self._loop:
+            if _hands_out_events(frame):
+                return False
+            frame = frame.f_back
+        return frame is not None
+
     def _expect_none(self) -> None:
-        self._due = False
+        self._loop = None
         self.loss.forget()
         self._evaluator.reset()
 
     def on_step_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **rest: Any
     ) -> None:
-        """Expect the evaluation that is due, if one is.
+        """Take what is evaluated from here, until the next step, as asked for by training.
 
         Raises:
             RuntimeError: the trainer does not use the loss.
@@ -195,13 +218,13 @@ class Calibration(TrainerCallback):
                 "the training step did without the loss: pass compute_loss_func=calibration.compute_loss to "
                 "the Trainer"
             )
-        self._due |= control.should_evaluate
+        self._loop = _origin_of_the_event()
 
     def on_epoch_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **rest: Any
     ) -> None:
-        """Expect the evaluation that is due, if one is."""
-        self._due |= control.should_evaluate
+        """Take what is evaluated from here, until the next step, as asked for by training."""
+        self._loop = _origin_of_the_event()
 
     def on_step_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **rest: Any
@@ -217,7 +240,7 @@ class Calibration(TrainerCallback):
         metrics: Mapping[str, float] | None = None,
         **rest: Any,
     ) -> None:
-        """Adapt, if an evaluation was due and this is the one to learn from.
+        """Adapt, if the training loop ran this evaluation and it is the one to learn from.
 
         Raises:
             ValueError: there are several evaluation sets, and ``learn_from`` does not name one.
@@ -227,11 +250,11 @@ class Calibration(TrainerCallback):
             return
         # By the one figure that Trainer always reports, also of data without labels: those then fail loudly.
         names = [name.removesuffix("_runtime") for name in metrics or {} if name.endswith("_runtime")]
-        if not self._due:
+        if not self._training_runs(_origin_of_the_event()):
             self._left_out.update(names)
             return
         if ("eval" if self.learn_from is None else f"eval_{self.learn_from}") in names:
-            self._due = False
+            self._loop = None
             self.loss.adapt(timeout=self.timeout)
             self._adaptations += 1
             self._keep(state)
@@ -269,6 +292,11 @@ class Calibration(TrainerCallback):
             raise ValueError(
                 f"label_smoothing_factor={args.label_smoothing_factor} has no effect beside a loss of one's "
                 "own: set it to 0, or smooth by a loss, create_loss('ls', num_classes)"
+            )
+        if args.n_gpu > 1:
+            raise ValueError(
+                f"one process with {args.n_gpu} GPUs scales the loss wrongly: start one process per GPU, by "
+                "torchrun --nproc_per_node, or let the program see one of them, by CUDA_VISIBLE_DEVICES"
             )
         _check_task(model)
         if not isinstance(self.loss, AdaptiveLoss):
@@ -344,8 +372,7 @@ class Calibration(TrainerCallback):
         finally:
             self._evaluator.reset()
         figures = {name: evaluation.metrics[name] for name in self.metrics}
-        learned = self.loss.learned() if isinstance(self.loss, AdaptiveLoss) else {}
-        means = {f"{name}_mean": values.mean().item() for name, values in learned.items()}
+        means = {f"{name}_mean": values.mean().item() for name, values in self.loss.learned().items()}
         return {name: value for name, value in figures.items() if value is not None} | means
 
     def on_prediction_step(
@@ -366,6 +393,20 @@ class Calibration(TrainerCallback):
     ) -> None:
         """Let go of the data."""
         self._loader = None
+
+
+def _origin_of_the_event() -> FrameType | None:
+    """The running function that set off the event whose callbacks are being called."""
+    frame: FrameType | None = sys._getframe()
+    while frame is not None and not _hands_out_events(frame):
+        frame = frame.f_back
+    while frame is not None and _hands_out_events(frame):
+        frame = frame.f_back
+    return frame
+
+
+def _hands_out_events(frame: FrameType) -> bool:
+    return frame.f_globals.get("__name__") == TrainerCallback.__module__
 
 
 def _check_task(model: Any) -> None:

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from contextlib import closing
 from typing import Any
 
 import torch.distributed as dist
 from torch import nn
 
-from calibrant.inference import Forward, OwnRows, Progress, predictions_on
+from calibrant.inference import Forward, OwnRows, Progress, feed
 from calibrant.losses.base import AdaptiveLoss, Loss
-from calibrant.processes import fail_together
 from calibrant.statistics import Statistics
 
 
@@ -41,8 +39,8 @@ def adapt_on(
         model: from an input to logits ``(B, K, *S)``.
         batches: pairs ``(input, target)``; the input is a tensor, or tuples, lists and dicts of them.
         forward: from the model and a batch to logits and target, for batches of another form.
-        own_rows: from the number of rows seen and of those in a batch to the number of rows to keep, for
-            samplers that `calibrant.inference.own_rows` does not know.
+        own_rows: from the number of rows of the current batch to how many of them, the first ones, are not
+            repeats; for samplers that `calibrant.inference.own_rows` does not know.
         progress: called after every batch with the number of batches done and their total, or None
             where ``batches`` has no length.
         group: the processes to pool over; all of them by default.
@@ -66,21 +64,19 @@ def adapt_on(
     if not isinstance(loss, AdaptiveLoss):
         return None
     loss.forget()
-    problem: Exception | None = None
-    predictions = predictions_on(model, batches, forward=forward, own_rows=own_rows, progress=progress)
     try:
-        with closing(predictions):  # now, not when the traceback is gone: the modes are put back by it
-            for logits, target in predictions:
-                loss.observe(logits, target)
-    except Exception as error:
-        problem = error
-        loss.forget()
+        feed(
+            loss.observe,
+            "observing validation batches",
+            model,
+            batches,
+            forward=forward,
+            own_rows=own_rows,
+            progress=progress,
+            group=group,
+            timeout=timeout,
+        )
     except BaseException:
-        loss.forget()
-        raise
-    try:
-        fail_together(problem, "observing validation batches", group=group, timeout=timeout)
-    except Exception:
         loss.forget()
         raise
     return loss.adapt(group, timeout=timeout)
