@@ -136,7 +136,7 @@ def _check_logits(logits: Tensor, num_classes: int | None) -> None:
             hint = "; the class axis comes second: pass logits.movedim(-1, 1)"
         raise ValueError(
             f"logits of shape {tuple(logits.shape)} have {logits.shape[1]} classes on axis 1, "
-            f"expected num_classes={num_classes}{hint}"
+            f"expected num_classes={num_classes}, the number given to the loss or metric{hint}"
         )
 
 
@@ -148,9 +148,10 @@ def _check_target(logits: Tensor, target: Tensor, soft: bool) -> None:
     labels = logits.shape[:1] + logits.shape[2:]
     if target.is_floating_point():
         if not soft:
+            advice = "target.argmax(1)" if target.shape == logits.shape else "target.long()"
             raise TypeError(
                 f"target must hold integer labels, got {target.dtype} of shape {tuple(target.shape)}: pass "
-                "target.long(); probability targets have no meaning here"
+                f"{advice}; probability targets have no meaning here"
             )
         if target.shape != logits.shape:
             raise ValueError(

@@ -339,6 +339,7 @@ def test_evaluation_is_that_of_all_data(accelerator: Accelerator) -> None:
 
 def test_options_go_on_to_calibrants_own_functions(accelerator: Accelerator) -> None:
     model, _, _, validation, loss = setting("cals-alm")
+    prepare_loss(accelerator, loss)
     loader = accelerator.prepare(validation)
     done: list[tuple[int, int | None]] = []
 
@@ -357,7 +358,9 @@ def test_options_go_on_to_calibrants_own_functions(accelerator: Accelerator) -> 
 
 def test_alone_any_batches_do(accelerator: Accelerator) -> None:
     model, _, _, validation, loss = setting("cals-alm")
-    assert adapt_on(accelerator, loss, model, list(validation)).samples == 23
+    with pytest.warns(UserWarning, match="not given to prepare_loss"):
+        assert adapt_on(accelerator, loss, model, list(validation)).samples == 23
+    assert adapt_on(accelerator, loss, model, list(validation)).samples == 23  # told once
     assert evaluate_on(accelerator, model, list(validation), resamples=0).samples == 23
 
 

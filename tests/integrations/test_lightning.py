@@ -369,10 +369,10 @@ def test_a_step_that_does_not_call_the_loss_once(step, message, sanity):
 def test_a_test_step_of_that_kind_is_not_measured_but_runs(step):
     made = module(test_step=step)
     with pytest.warns(
-        UserWarning, match="no calibration metrics in this test: test_step .* the loss"
+        UserWarning, match="calibrant: no metrics in this test: test_step .* the loss"
     ) as caught:
         (figures,) = trainer().test(made, loader(OTHER), verbose=False) or [{}]
-    assert len([warning for warning in caught if "no calibration metrics" in str(warning.message)]) == 1
+    assert len([warning for warning in caught if "no metrics in this test" in str(warning.message)]) == 1
     assert figures == {}
     predictions = Calibration(predictions=lambda outputs, batch: (outputs["logits"], batch[1]))
     (figures,) = trainer(predictions).test(made, loader(OTHER), verbose=False)
@@ -590,6 +590,17 @@ def test_a_collection_of_ones_own():
     assert metrics["mce"].update_count == 1  # the user's own is left alone
     (tested,) = trainer(Calibration(metrics=metrics)).test(made, loader(VALIDATION), verbose=False)
     assert tested["test/my_mce"] == pytest.approx(expected.mce)
+
+
+def test_mistakes_in_the_making_are_named():
+    with pytest.raises(TypeError, match=r"the name of an attribute.*got AugmentedLagrangian.*finds it"):
+        Calibration(calibrant.create_loss("cals-alm", CLASSES))
+    with pytest.raises(ValueError, match="two Calibration callbacks for the same loss"):
+        fit(module(), callbacks=[Calibration()])
+    two = module(other=calibrant.create_loss("cals-hr", CLASSES))
+    scalar = Calibration(loss="other", predictions=lambda outputs, batch: (batch[0].sum(), batch[1]))
+    with pytest.raises(ValueError, match=r"logits of shape \(B, K, \*S\) first, got shape \(\)"):
+        fit(two, Calibration("loss"), callbacks=[scalar])
 
 
 def test_one_metric_none_and_no_metric():

@@ -535,10 +535,9 @@ def test_several_evaluation_sets_need_a_word_on_which_to_learn_from(tmp_path, ob
     with pytest.raises(ValueError, match=r"'test'.*learn_from="):
         trainer_for(Calibration(alm()), tmp_path, evaluate=sets).train()
     trainer_for(Calibration(create_loss("ce", CLASSES)), tmp_path, evaluate=sets).train()
-    with pytest.warns(
-        UserWarning, match=r"never adapted: with learn_from='dev'.*\(eval_test, eval_validation\)"
-    ):
-        trainer_for(Calibration(alm(), learn_from="dev"), tmp_path, evaluate=sets).train()
+    for evaluate, names in ((sets, "eval_test, eval_validation"), (sentences(7), "eval")):
+        with pytest.raises(ValueError, match=rf"learn_from='dev' names none.*has evaluated {names}\."):
+            trainer_for(Calibration(alm(), learn_from="dev"), tmp_path, evaluate=evaluate).train()
     assert observed == []
 
 
@@ -605,7 +604,7 @@ def test_checkpoints_without_the_loss_or_of_another_are_told(tmp_path):
     trainer_for(Calibration(create_loss("ce", CLASSES)), tmp_path / "ce", **options).train()
     trainer_for(Calibration(create_loss("adafocal", CLASSES)), tmp_path / "adafocal", **options).train()
     trainer = trainer_for(Calibration(alm()), tmp_path / "new")
-    with pytest.warns(UserWarning, match="saved without calibrant's callback"):
+    with pytest.warns(UserWarning, match="calibrant: the checkpoint was saved without Calibration"):
         trainer.train(resume_from_checkpoint=str(tmp_path / "ce" / "checkpoint-4"))
     trainer = trainer_for(Calibration(alm()), tmp_path / "new")
     with pytest.raises(ValueError, match="of another loss than AugmentedLagrangian"):
@@ -632,6 +631,15 @@ def test_arguments_that_would_have_no_effect_are_told(tmp_path):
     trainer_for(Calibration(create_loss("ce", 3)), tmp_path, eval_strategy="no", max_steps=1).train()
     with pytest.raises(ValueError, match=r"label_smoothing_factor=0\.1"):
         trainer_for(Calibration(alm()), tmp_path, label_smoothing_factor=0.1).train()
+
+
+def test_a_trainer_without_the_callback_is_told(tmp_path):
+    calibration = Calibration(alm())
+    trainer = trainer_for(calibration, tmp_path)
+    trainer.remove_callback(calibration)
+    with pytest.warns(UserWarning, match=r"will never adapt.*callbacks=\[calibration\]") as told:
+        trainer.train()
+    assert len(told) == 1
 
 
 def test_several_gpus_in_one_process_are_refused(tmp_path):

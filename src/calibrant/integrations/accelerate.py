@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Any, TypeVar
+from weakref import WeakSet
 
 from accelerate import Accelerator  # type: ignore[import-untyped]
 from accelerate.data_loader import (  # type: ignore[import-untyped]
@@ -19,12 +21,14 @@ import calibrant.evaluation
 import calibrant.losses
 from calibrant.evaluation import Evaluation
 from calibrant.inference import scaled_rows
-from calibrant.losses import Loss
+from calibrant.losses import AdaptiveLoss, Loss
 from calibrant.statistics import Statistics
 
 __all__ = ["adapt_on", "evaluate_on", "own_rows", "prepare_loss"]
 
 AnyLoss = TypeVar("AnyLoss", bound=nn.Module)
+
+_PREPARED: WeakSet[nn.Module] = WeakSet()
 
 
 def prepare_loss(accelerator: Accelerator, loss: AnyLoss) -> AnyLoss:
@@ -57,6 +61,7 @@ def prepare_loss(accelerator: Accelerator, loss: AnyLoss) -> AnyLoss:
     itself.to(accelerator.device)
     # The loss itself, so that a compiled loss and a plain one can read each other's checkpoints.
     accelerator.register_for_checkpointing(itself)
+    _PREPARED.add(itself)
     return loss
 
 
@@ -91,6 +96,14 @@ def adapt_on(
     7.0
     """
     _require_shares(accelerator, batches)
+    itself = getattr(loss, "_orig_mod", loss)
+    if isinstance(itself, AdaptiveLoss) and itself not in _PREPARED:
+        _PREPARED.add(itself)  # once is enough
+        warnings.warn(
+            "calibrant: this loss was not given to prepare_loss(accelerator, loss), so that the "
+            "accelerator's checkpoints do not carry what it learns",
+            stacklevel=2,
+        )
     return calibrant.losses.adapt_on(loss, model, batches, own_rows=own_rows, **options)  # type: ignore[arg-type]
 
 

@@ -107,13 +107,18 @@ class Calibration(Callback):
 
     def __init__(
         self,
-        *,
         loss: str | None = None,
+        *,
         predictions: Callable[[Any, Any], tuple[Tensor, Tensor]] | None = None,
         metrics: Metric | MetricCollection | None = None,
         dataloader_idx: int = 0,
         timeout: float | None = None,
     ) -> None:
+        if loss is not None and not isinstance(loss, str):
+            raise TypeError(
+                f"loss must be the name of an attribute of the LightningModule, such as 'loss', got "
+                f"{type(loss).__name__}; where there is one loss, Calibration() finds it"
+            )
         if metrics is not None and not isinstance(metrics, Metric | MetricCollection):
             raise TypeError(
                 f"metrics must be a torchmetrics Metric or MetricCollection, got {type(metrics).__name__}"
@@ -149,7 +154,11 @@ class Calibration(Callback):
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Look for the loss, so that a missing one is known before the first epoch."""
-        self._find(pl_module)
+        _, loss = self._find(pl_module)
+        callbacks: list[Any] = trainer.callbacks  # type: ignore[attr-defined]
+        others = [other for other in callbacks if isinstance(other, Calibration) and other is not self]
+        if any(other._find(pl_module)[1] is loss for other in others):
+            raise ValueError("there are two Calibration callbacks for the same loss: one is enough")
         self._fitted = weakref.ref(trainer)
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -157,8 +166,8 @@ class Calibration(Callback):
         _, loss = self._find(pl_module)
         if isinstance(loss, AdaptiveLoss) and not trainer.enable_validation and trainer.is_global_zero:
             warnings.warn(
-                f"{type(loss).__name__} adapts to validation data, but this fit has no validation: it "
-                "needs a validation loader, a validation_step, and limit_val_batches other than 0",
+                f"calibrant: {type(loss).__name__} adapts to validation data, but this fit has no validation: "
+                "it needs a validation loader, a validation_step, and limit_val_batches other than 0",
                 stacklevel=2,
             )
 
@@ -207,7 +216,7 @@ class Calibration(Callback):
                 # A program that tests in its own way keeps running.
                 run.unmeasured = True
                 if trainer.is_global_zero:
-                    warnings.warn(f"no calibration metrics in this test: {problem}", stacklevel=2)
+                    warnings.warn(f"calibrant: no metrics in this test: {problem}", stacklevel=2)
                 return
             assert run.last is not None
             logits, target = run.last
@@ -323,8 +332,9 @@ class Calibration(Callback):
         if trainer.state.fn == "validate" and self._fitted is not None and self._fitted() is trainer:
             if trainer.world_size > 1 and trainer.is_global_zero:
                 warnings.warn(
-                    "elements that the validation loader repeats to serve all processes alike count twice "
-                    "in these metrics, because this Trainer was used for fit before: validate with a new one",
+                    "calibrant: elements that the validation loader repeats to serve all processes alike "
+                    "count twice in these metrics, because this Trainer was used for fit before: validate "
+                    "with a new one",
                     stacklevel=2,
                 )
             return None
@@ -369,6 +379,11 @@ def _problem(calls: int, step: str) -> str | None:
 def _pair(found: Any) -> tuple[Tensor, Tensor]:
     kinds = [type(part).__name__ for part in found] if isinstance(found, tuple | list) else None
     if kinds is not None and len(kinds) == 2 and all(isinstance(part, Tensor) for part in found):
+        if found[0].ndim < 2:
+            raise ValueError(
+                "predictions(outputs, batch) must return logits of shape (B, K, *S) first, got shape "
+                f"{tuple(found[0].shape)}"
+            )
         return found[0], found[1]
     got = type(found).__name__ + ("" if kinds is None else f" of {', '.join(kinds) or 'nothing'}")
     raise TypeError(f"predictions(outputs, batch) must return two tensors, logits and target; got {got}")

@@ -111,7 +111,7 @@ class Calibration(TrainerCallback):
         self._loop: FrameType | None = None
         self._loss_used = False
         self._left_out: set[str] = set()
-        self._adaptations = 0
+        self._began = False
 
     # ---- The loss ---------------------------------------------------------------------------------
 
@@ -138,6 +138,13 @@ class Calibration(TrainerCallback):
         state = next(self.loss.buffers(), None)
         if state is not None and state.device != logits.device:
             self.loss.to(logits.device)
+        if logits.requires_grad and not self._began and isinstance(self.loss, AdaptiveLoss):
+            self._began = True  # once is enough
+            warnings.warn(
+                "calibrant: the loss will never adapt, because Calibration is not among the Trainer's "
+                "callbacks: pass callbacks=[calibration]",
+                stacklevel=2,
+            )
         self._loss_used = True
         arranged = self._arranged(logits, labels)
         value: Tensor = self._forward(*arranged)
@@ -215,8 +222,8 @@ class Calibration(TrainerCallback):
         """
         if not self._loss_used:
             raise RuntimeError(
-                "the training step did without the loss: pass compute_loss_func=calibration.compute_loss to "
-                "the Trainer"
+                "the training step did without the loss: pass compute_loss_func=calibration.compute_loss, of "
+                "the same Calibration as among the callbacks, to the Trainer"
             )
         self._loop = _origin_of_the_event()
 
@@ -229,8 +236,13 @@ class Calibration(TrainerCallback):
     def on_step_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **rest: Any
     ) -> None:
-        """Expect no evaluation until the step has ended."""
+        """Expect no evaluation until the step has ended.
+
+        Raises:
+            ValueError: training has just evaluated, and not what ``learn_from`` names.
+        """
         self._expect_none()
+        self._check_name()
 
     def on_evaluate(
         self,
@@ -251,12 +263,11 @@ class Calibration(TrainerCallback):
         # By the one figure that Trainer always reports, also of data without labels: those then fail loudly.
         names = [name.removesuffix("_runtime") for name in metrics or {} if name.endswith("_runtime")]
         if not self._training_runs(_origin_of_the_event()):
-            self._left_out.update(names)
             return
         if ("eval" if self.learn_from is None else f"eval_{self.learn_from}") in names:
             self._loop = None
+            self._left_out.clear()
             self.loss.adapt(timeout=self.timeout)
-            self._adaptations += 1
             self._keep(state)
             return
         self.loss.forget()
@@ -266,6 +277,16 @@ class Calibration(TrainerCallback):
             raise ValueError(
                 f"eval_dataset has several sets, among them {others[0]!r}: say from which one the loss "
                 "learns, Calibration(loss, learn_from=...)"
+            )
+
+    def _check_name(self) -> None:
+        """Raise if the evaluation sets of training do not have the one to learn from among them."""
+        if self._left_out and self.learn_from is not None:
+            names = ", ".join(sorted(self._left_out))
+            raise ValueError(
+                f"learn_from={self.learn_from!r} names none of the evaluation sets: training has evaluated "
+                f"{names}. Name a key of the dictionary eval_dataset, without eval_; with a single set leave "
+                "learn_from out"
             )
 
     # ---- What is learned, in checkpoints ----------------------------------------------------------
@@ -287,7 +308,7 @@ class Calibration(TrainerCallback):
         self._expect_none()
         self._loss_used = False
         self._left_out.clear()
-        self._adaptations = 0
+        self._began = True
         if args.label_smoothing_factor:
             raise ValueError(
                 f"label_smoothing_factor={args.label_smoothing_factor} has no effect beside a loss of one's "
@@ -303,8 +324,8 @@ class Calibration(TrainerCallback):
             return
         if args.eval_strategy == "no":
             warnings.warn(
-                "the loss adapts to evaluations during training, but eval_strategy='no' asks for none: it "
-                "will stay as it is",
+                "calibrant: the loss adapts to evaluations in training, but eval_strategy='no' asks for none: "
+                "it will stay as it is",
                 stacklevel=2,
             )
         kept: Any = state.stateful_callbacks
@@ -312,7 +333,7 @@ class Calibration(TrainerCallback):
             self._load(kept[_KEY])
         elif state.global_step > 0:
             warnings.warn(
-                "the checkpoint was saved without calibrant's callback: training resumes, but the loss "
+                "calibrant: the checkpoint was saved without Calibration: training resumes, but the loss "
                 "begins with what it has learned in this program, if anything",
                 stacklevel=2,
             )
@@ -325,12 +346,7 @@ class Calibration(TrainerCallback):
     ) -> None:
         """Leave the loss alone from now on."""
         self._expect_none()
-        if self._left_out and not self._adaptations:
-            warnings.warn(
-                f"the loss never adapted: with learn_from={self.learn_from!r}, none of the evaluations "
-                f"during training was one to learn from ({', '.join(sorted(self._left_out))})",
-                stacklevel=2,
-            )
+        self._check_name()
 
     def _keep(self, state: TrainerState) -> None:
         # The key is not a callback's name, so that Trainer does not try to construct one from it.
