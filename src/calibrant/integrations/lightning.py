@@ -166,8 +166,8 @@ class Calibration(Callback):
         _, loss = self._find(pl_module)
         if isinstance(loss, AdaptiveLoss) and not trainer.enable_validation and trainer.is_global_zero:
             warnings.warn(
-                f"calibrant: {type(loss).__name__} adapts to validation data, but this fit has no validation: "
-                "it needs a validation loader, a validation_step, and limit_val_batches other than 0",
+                f"calibrant: {type(loss).__name__} adapts to validation data, but this fit has no validation:"
+                " it needs a validation loader, a validation_step, and limit_val_batches other than 0",
                 stacklevel=2,
             )
 

@@ -324,8 +324,8 @@ class Calibration(TrainerCallback):
             return
         if args.eval_strategy == "no":
             warnings.warn(
-                "calibrant: the loss adapts to evaluations in training, but eval_strategy='no' asks for none: "
-                "it will stay as it is",
+                "calibrant: the loss adapts to evaluations in training, but eval_strategy='no' asks for none:"
+                " it will stay as it is",
                 stacklevel=2,
             )
         kept: Any = state.stateful_callbacks
