@@ -1061,7 +1061,7 @@ def test_nothing_to_evaluate() -> None:
             with pytest.raises(ValueError, match="nothing to evaluate"):
                 stream.compute()
             assert stream.update(*batch(3)).compute().samples == 3
-    with pytest.raises(ValueError, match=r"update\(logits, target\) first.*num_classes"):
+    with pytest.raises(ValueError, match=r"update\(logits, target\) first"):
         Evaluator().compute()
     with pytest.raises(ValueError, match="nothing to evaluate"):
         Evaluator(5).compute()

@@ -102,8 +102,11 @@ def fail_together(
     Traceback (most recent call last):
     ValueError: no data
     """
-    if problem is not None and several_processes():
-        # Now, because the others may come late.
+    if not several_processes():
+        if problem is not None:
+            raise problem
+        return
+    if problem is not None:  # now, because the others may come late
         _LOG.error("process %d failed while %s: %s", dist.get_rank(), what, problem)
     failures = torch.tensor(float(problem is not None), device=device)
     try:
