@@ -55,6 +55,7 @@ STRANGERS = {
     "cli": {"typer", "rich", "lightning_fabric"},
     "training": {"PIL", "lightning_fabric", "numpy", "rich", "safetensors", "scipy", "sklearn"},
     "comparison": {"scipy"},
+    "kernels": {"triton"},
     "files": {"numpy", "pyarrow", "safetensors"},
     "evaluation": {"rich"},
     "metrics": {"scipy"},

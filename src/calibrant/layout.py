@@ -87,8 +87,7 @@ def arrange(
         ValueError: shapes, class counts, devices or labels that do not fit. Labels are looked at on
             the CPU only: elsewhere that would make every step wait for the device.
     """
-    _check_logits(logits, num_classes)
-    _check_target(logits, target, soft)
+    check(logits, target, num_classes=num_classes, soft=soft)
     classes_last = logits.ndim > 2 and _classes_are_adjacent(logits)
     if target.is_floating_point():
         rows = _flatten(logits, classes_last)
@@ -116,6 +115,12 @@ def arrange(
     else:
         target = target.masked_fill(~valid, 0)
     return Elements(_flatten(logits, classes_last), target, valid, all_valid)
+
+
+def check(logits: Tensor, target: Tensor, *, num_classes: int | None, soft: bool) -> None:
+    """The checks of `arrange` that need no look at the values, and so do not wait for a device."""
+    _check_logits(logits, num_classes)
+    _check_target(logits, target, soft)
 
 
 def _range(target: Tensor) -> tuple[int, int]:

@@ -1,6 +1,7 @@
 """Passes over logits in cache-sized blocks; losses and metrics choose them, users never see them."""
 
 from calibrant.kernels.dirichlet import dirichlet_bandwidth, dirichlet_errors
+from calibrant.kernels.fused import Fused, can_fuse, fused_loss
 from calibrant.kernels.reduction import Term, reduce_classes, sum_by_class, visit
 from calibrant.kernels.terms import (
     Correctness,
@@ -27,6 +28,7 @@ __all__ = [
     "Entropy",
     "Exclusion",
     "Formula",
+    "Fused",
     "LogLikelihood",
     "LowerProbability",
     "MarginPenalty",
@@ -38,8 +40,10 @@ __all__ = [
     "Term",
     "TopProbability",
     "WeightedSum",
+    "can_fuse",
     "dirichlet_bandwidth",
     "dirichlet_errors",
+    "fused_loss",
     "reduce_classes",
     "sum_by_class",
     "sum_over_classes",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
+from dataclasses import replace
 from functools import partial
 from typing import Unpack
 
@@ -11,7 +12,7 @@ from torch import Tensor
 
 from calibrant.arguments import in_range, one_of, ordered_pair, whole_number
 from calibrant.histogram import Bins, ConfidenceHistogram
-from calibrant.kernels import Formula, LogLikelihood, LowerProbability, reduce_classes
+from calibrant.kernels import Formula, Fused, LogLikelihood, LowerProbability, reduce_classes
 from calibrant.layout import Elements
 from calibrant.losses.base import AdaptiveLoss, Shared
 from calibrant.losses.focal import modulate, modulate_with_slopes
@@ -126,6 +127,9 @@ class AdaFocal(BinnedFocal):
                 f"initial_gamma must not be 0 and must lie in gamma_range={gamma_range}, got {initial_gamma}"
             )
 
+    def fused(self) -> Fused:
+        return Fused(base="doubt", exponent="binned", gammas=self.gamma, edges=self.edges)
+
     def per_sample(self, elements: Elements) -> Tensor:
         log_likelihood = reduce_classes(elements, LogLikelihood())
         gamma = self.gamma[self.bin_of(log_likelihood.detach().exp())].to(log_likelihood.dtype)
@@ -156,6 +160,9 @@ class AdaDualFocal(AdaFocal):
     >>> round(AdaDualFocal(3)(logits, target).item(), 4)
     0.2362
     """
+
+    def fused(self) -> Fused:
+        return replace(super().fused(), base="dual")
 
     def per_sample(self, elements: Elements) -> Tensor:
         # Copies: a graph that is kept must not see what the next adaptation does to them.
@@ -220,6 +227,17 @@ class CalFocal(BinnedFocal):
         self.rate = in_range("rate", rate)
         self.per = one_of("per", per, ["sample", "bin"])
         self.register_learned("accuracy", [0.0] * self.bins, worth_a_look=False)
+
+    def fused(self) -> Fused:
+        return Fused(
+            base="doubt",
+            exponent="rated" if self.per == "sample" else "binned",
+            gamma=self.rate,
+            gammas=self.gamma,
+            edges=self.edges,
+            accuracies=self.accuracy,
+            passes=self.passes,
+        )
 
     def per_sample(self, elements: Elements) -> Tensor:
         log_likelihood = reduce_classes(elements, LogLikelihood())

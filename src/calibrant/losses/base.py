@@ -14,7 +14,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from calibrant.arguments import one_of
-from calibrant.layout import Elements, along_classes, arrange, computing_dtype
+from calibrant.kernels import Fused, can_fuse, fused_loss
+from calibrant.layout import Elements, along_classes, arrange, check, computing_dtype
 from calibrant.statistics import Statistics, sum_dtype
 
 Reduction = Literal["mean", "sum", "none"]
@@ -94,12 +95,33 @@ class Loss(nn.Module, ABC):
             ``(A[, S])``. What stands at ignored elements is thrown away.
         """
 
+    def fused(self) -> Fused | None:
+        """How the GPU kernel computes this loss; None where it does not."""
+        return None
+
     def over_batch(self, elements: Elements) -> Tensor | None:
         """A scalar that depends on the batch as a whole; it is added to every element's loss."""
         return None
 
     def forward(self, logits: Tensor, target: Tensor) -> Tensor:
         """The reduced loss; see the class for shapes."""
+        if isinstance(logits, Tensor) and isinstance(target, Tensor) and can_fuse(logits, target):
+            recipe = self.fused()
+            if recipe is not None and not (target.is_floating_point() and self.class_weight is not None):
+                self._check_state(logits)
+                check(logits, target, num_classes=self.num_classes, soft=self.accepts_probabilities)
+                return fused_loss(
+                    recipe,
+                    logits,
+                    target,
+                    self._eager,
+                    reduction=self.reduction,
+                    ignore_index=self.ignore_index,
+                    class_weight=self.class_weight,
+                )
+        return self._eager(logits, target)
+
+    def _eager(self, logits: Tensor, target: Tensor) -> Tensor:
         elements = self.elements(logits, target)
         valid = elements.valid
         if self.reduction == "mean" and elements.all_valid and self.class_weight is None:
@@ -142,12 +164,7 @@ class Loss(nn.Module, ABC):
 
     def elements(self, logits: Tensor, target: Tensor) -> Elements:
         """The batch, checked against this loss; see `calibrant.layout.arrange` for the errors."""
-        state = next(self.buffers(), None)
-        if state is not None and isinstance(logits, Tensor) and state.device != logits.device:
-            raise ValueError(
-                f"logits are on {logits.device}, but the state of this loss is on {state.device}: "
-                f"call loss.to({str(logits.device)!r})"
-            )
+        self._check_state(logits)
         return arrange(
             logits,
             target,
@@ -155,6 +172,15 @@ class Loss(nn.Module, ABC):
             ignore_index=self.ignore_index,
             soft=self.accepts_probabilities,
         )
+
+    def _check_state(self, logits: Tensor) -> None:
+        """Raise if the buffers are not as they must be for these logits."""
+        state = next(self.buffers(), None)
+        if state is not None and isinstance(logits, Tensor) and state.device != logits.device:
+            raise ValueError(
+                f"logits are on {logits.device}, but the state of this loss is on {state.device}: "
+                f"call loss.to({str(logits.device)!r})"
+            )
 
     def observe(self, logits: Tensor, target: Tensor) -> None:
         """Take a validation batch into account; nothing to do for a loss that does not adapt."""
@@ -236,7 +262,8 @@ class AdaptiveLoss(Loss):
         self._learned: list[str] = []
         self._worth_a_look: list[str] = []
 
-    def elements(self, logits: Tensor, target: Tensor) -> Elements:
+    def _check_state(self, logits: Tensor) -> None:
+        super()._check_state(logits)
         for name in self._learned:
             state = getattr(self, name)
             if state.dtype != sum_dtype(state.device):
@@ -245,7 +272,6 @@ class AdaptiveLoss(Loss):
                     "the buffers of what it wraps, by MixedPrecision(buffer_dtype=...)): keep the loss out "
                     "of the wrapped module, or wrap with ignored_modules=[loss]"
                 )
-        return super().elements(logits, target)
 
     @abstractmethod
     def measure(self, logits: Tensor, target: Tensor) -> Statistics:

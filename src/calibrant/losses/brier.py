@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from calibrant.kernels import SquaredError, reduce_classes
+from calibrant.kernels import Fused, SquaredError, reduce_classes
 from calibrant.layout import Elements
 from calibrant.losses.base import Loss
 
@@ -23,6 +23,9 @@ class Brier(Loss):
 
     accepts_probabilities = True
     linear_in_target = False
+
+    def fused(self) -> Fused:
+        return Fused("squared")
 
     def per_sample(self, elements: Elements) -> Tensor:
         return reduce_classes(elements, SquaredError())

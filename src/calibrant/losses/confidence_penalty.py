@@ -7,7 +7,7 @@ from typing import Unpack
 from torch import Tensor
 
 from calibrant.arguments import in_range
-from calibrant.kernels import Entropy, LogLikelihood, WeightedSum, reduce_classes
+from calibrant.kernels import Entropy, Fused, LogLikelihood, WeightedSum, reduce_classes
 from calibrant.layout import Elements
 from calibrant.losses.base import Loss, Shared
 
@@ -36,6 +36,9 @@ class ConfidencePenalty(Loss):
     def __init__(self, num_classes: int, *, weight: float = 0.1, **shared: Unpack[Shared]) -> None:
         super().__init__(num_classes, **shared)
         self.weight = in_range("weight", weight)
+
+    def fused(self) -> Fused:
+        return Fused("entropy", amount=self.weight)
 
     def per_sample(self, elements: Elements) -> Tensor:
         loss = WeightedSum((-1.0, LogLikelihood()), (-self.weight, Entropy()))

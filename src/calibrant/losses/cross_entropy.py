@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from calibrant.kernels import LogLikelihood, WeightedSum, reduce_classes
+from calibrant.kernels import Fused, LogLikelihood, WeightedSum, reduce_classes
 from calibrant.layout import Elements
 from calibrant.losses.base import Loss
 
@@ -20,6 +20,9 @@ class CrossEntropy(Loss):
     """
 
     accepts_probabilities = True
+
+    def fused(self) -> Fused:
+        return Fused()
 
     def per_sample(self, elements: Elements) -> Tensor:
         return reduce_classes(elements, WeightedSum((-1.0, LogLikelihood())))

@@ -7,7 +7,7 @@ from typing import Unpack
 from torch import Tensor
 
 from calibrant.arguments import in_range, one_of
-from calibrant.kernels import Formula, LogLikelihood, LowerProbability, reduce_classes
+from calibrant.kernels import Formula, Fused, LogLikelihood, LowerProbability, reduce_classes
 from calibrant.layout import Elements
 from calibrant.losses.base import Loss, Shared
 from calibrant.losses.focal import modulate, modulate_with_slopes
@@ -65,6 +65,11 @@ class DualFocal(Loss):
             raise ValueError(f"constant={constant} takes the place of rank={rank!r}: pass one of them")
         if max(RANKS[rank], default=1) >= num_classes:
             raise ValueError(f"rank={rank!r} needs more than {max(RANKS[rank])} classes, got {num_classes}")
+
+    def fused(self) -> Fused | None:
+        if self.rank != 1 or self.constant is not None:
+            return None
+        return Fused(base="dual", gamma=self.gamma)
 
     def per_sample(self, elements: Elements) -> Tensor:
         if self.constant is not None:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from calibrant.arguments import in_range
-from calibrant.kernels import LogLikelihood, reduce_classes
+from calibrant.kernels import Fused, LogLikelihood, reduce_classes
 from calibrant.layout import Elements
 from calibrant.losses.base import Loss, Shared
 
@@ -54,6 +54,9 @@ class Focal(Loss):
         super().__init__(num_classes, **shared)
         self.gamma = in_range("gamma", gamma)
 
+    def fused(self) -> Fused:
+        return Fused(base="doubt", gamma=self.gamma)
+
     def per_sample(self, elements: Elements) -> Tensor:
         log_likelihood = reduce_classes(elements, LogLikelihood())
         return modulate(log_likelihood, -log_likelihood.expm1(), self.gamma)
@@ -95,6 +98,15 @@ class SampleDependentFocal(Loss):
         self.gamma_above = in_range("gamma_above", gamma_above)
         self.threshold = in_range("threshold", threshold, 0, 1)
 
+    def fused(self) -> Fused:
+        return Fused(
+            base="doubt",
+            exponent="threshold",
+            gamma=self.gamma_below,
+            other_gamma=self.gamma_above,
+            threshold=self.threshold,
+        )
+
     def per_sample(self, elements: Elements) -> Tensor:
         log_likelihood = reduce_classes(elements, LogLikelihood())
         below = log_likelihood.detach().exp() < self.threshold
@@ -123,6 +135,9 @@ class InverseFocal(Loss):
     def __init__(self, num_classes: int, *, gamma: float = 2.0, **shared: Unpack[Shared]) -> None:
         super().__init__(num_classes, **shared)
         self.gamma = in_range("gamma", gamma)
+
+    def fused(self) -> Fused:
+        return Fused(base="belief", gamma=self.gamma)
 
     def per_sample(self, elements: Elements) -> Tensor:
         log_likelihood = reduce_classes(elements, LogLikelihood())

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from calibrant.arguments import in_range, ordered_pair
 from calibrant.kernels import (
+    Fused,
     LogLikelihood,
     MarginPenalty,
     WeightedSum,
@@ -87,6 +88,9 @@ class HeuristicMultipliers(AdaptiveLoss):
         self.initial_multiplier = in_range("initial_multiplier", initial_multiplier)
         self.register_learned("multiplier", [self.initial_multiplier] * num_classes)
         self.register_learned("previous_penalty", [0.0] * num_classes, worth_a_look=False)
+
+    def fused(self) -> Fused:
+        return Fused("hinge", amount=1 / self.num_classes, margin=self.margin, multiplier=self.multiplier)
 
     def per_sample(self, elements: Elements) -> Tensor:
         penalty = hinge(self.margin, along_classes(self.multiplier, elements.logits))

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from calibrant.arguments import in_range
-from calibrant.kernels import LogLikelihood, MeanLogLikelihood, WeightedSum, reduce_classes
+from calibrant.kernels import Fused, LogLikelihood, MeanLogLikelihood, WeightedSum, reduce_classes
 from calibrant.layout import Elements, along_classes
 from calibrant.losses.base import Loss, Shared
 
@@ -40,6 +40,11 @@ class LabelSmoothing(Loss):
     def __init__(self, num_classes: int, *, smoothing: float = 0.05, **shared: Unpack[Shared]) -> None:
         super().__init__(num_classes, **shared)
         self.smoothing = in_range("smoothing", smoothing, 0, 1)
+
+    def fused(self) -> Fused | None:
+        if self.class_weight is not None:
+            return None
+        return Fused("uniform", likelihood=1 - self.smoothing, amount=self.smoothing)
 
     def per_sample(self, elements: Elements) -> Tensor:
         return reduce_classes(elements, self._smoothed(MeanLogLikelihood()))

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from calibrant.arguments import in_range, one_of, ordered_pair, whole_number
 from calibrant.kernels import (
+    Fused,
     LogLikelihood,
     MarginPenalty,
     WeightedSum,
@@ -125,6 +126,16 @@ class AugmentedLagrangian(AdaptiveLoss):
             unit=self.margin,
             weight=along_classes(self.penalty_weight, logits),
             multiplier=along_classes(self.multiplier, logits),
+        )
+
+    def fused(self) -> Fused:
+        return Fused(
+            self.penalty,
+            amount=1 / self.num_classes,
+            margin=self.margin,
+            unit=self.margin,
+            multiplier=self.multiplier,
+            penalty_weight=self.penalty_weight,
         )
 
     def per_sample(self, elements: Elements) -> Tensor:

@@ -7,7 +7,7 @@ from typing import Unpack
 from torch import Tensor
 
 from calibrant.arguments import in_range
-from calibrant.kernels import LogLikelihood, MarginPenalty, WeightedSum, reduce_classes
+from calibrant.kernels import Fused, LogLikelihood, MarginPenalty, WeightedSum, reduce_classes
 from calibrant.layout import Elements
 from calibrant.losses.base import Loss, Shared
 from calibrant.losses.penalties import hinge
@@ -46,6 +46,9 @@ class MarginSmoothing(Loss):
         super().__init__(num_classes, **shared)
         self.margin = in_range("margin", margin)
         self.weight = in_range("weight", weight)
+
+    def fused(self) -> Fused:
+        return Fused("hinge", amount=self.weight / self.num_classes, margin=self.margin)
 
     def per_sample(self, elements: Elements) -> Tensor:
         excess = MarginPenalty(hinge(self.margin), margin=self.margin, unit=1.0)

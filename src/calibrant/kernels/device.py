@@ -1,0 +1,551 @@
+"""The one GPU kernel behind the per-sample losses: it reads the logits once and writes their gradient once.
+
+A tile holds ``R`` elements and ``BK`` classes. ``shifted`` are the logits minus their maximum, ``e`` is the
+exponential of that. What differs between losses are the small functions above the kernel, chosen when it is
+compiled.
+"""
+
+# mypy: ignore-errors
+# Triton's language is Python to read, but not to run: it has no types that a checker could follow.
+
+import triton
+import triton.language as tl
+
+# What is added to -c log p …
+NOTHING = tl.constexpr(0)
+UNIFORM = tl.constexpr(1)  # minus the mean of log s, times `amount`
+ENTROPY = tl.constexpr(2)  # minus the entropy, times `amount`
+SQUARED = tl.constexpr(3)  # the squared error, in place of log p
+HINGE = tl.constexpr(4)  # penalties of the distance below the maximum, times `amount`
+PHR = tl.constexpr(5)
+P2 = tl.constexpr(6)
+P3 = tl.constexpr(7)
+
+# … or the base of the power of which -log p is a multiple …
+PLAIN = tl.constexpr(0)
+DOUBT = tl.constexpr(1)  # 1 - p
+BELIEF = tl.constexpr(2)  # 1 + p
+DUAL = tl.constexpr(3)  # 1 - p + q
+
+# … and where its exponent is from.
+FIXED = tl.constexpr(0)
+THRESHOLD = tl.constexpr(1)  # two exponents, by p
+BINNED = tl.constexpr(2)  # one per bin of p; a negative one turns 1 - p into 1 + p
+RATED = tl.constexpr(3)  # exp(rate (p - accuracy of the bin))
+
+
+@triton.jit
+def _penalty(shifted, weight, multiplier, margin, per_unit, EXTRA: tl.constexpr):
+    """The penalty of each class, and its slope by the violation."""
+    violation = (-shifted - margin) * per_unit
+    if EXTRA == HINGE:
+        value = multiplier * tl.maximum(violation, 0.0)
+        slope = tl.where(violation > 0, multiplier, 0.0)
+    elif EXTRA == PHR:
+        slope = tl.maximum(multiplier + weight * violation, 0.0)
+        value = (slope * slope - multiplier * multiplier) * (0.5 / weight)
+    else:
+        scaled = weight * violation
+        above = tl.maximum(scaled, 0.0)
+        below = 1 / (1 - tl.minimum(scaled, 0.0))
+        value = multiplier / weight * (above + above * above + below - 1)
+        slope = multiplier * (2 * above + below * below)
+        if EXTRA == P2:
+            value += above * above * above * (1 / (6 * weight))
+            slope += 0.5 * above * above
+    return value, slope
+
+
+@triton.jit
+def _sums(
+    shifted,
+    e,
+    inside,
+    is_target,
+    target,
+    weight,
+    multiplier,
+    margin,
+    per_unit,
+    EXTRA: tl.constexpr,
+    SOFT: tl.constexpr,
+):
+    """Two sums over the classes of a tile, and how many attain the maximum: what `_outcome` needs."""
+    first = tl.sum(tl.zeros_like(e), 1)
+    second = first
+    ties = first
+    if EXTRA == UNIFORM:
+        first = tl.sum(tl.where(inside, shifted, 0.0), 1)
+    elif EXTRA == ENTROPY:
+        first = tl.sum(tl.where(inside, e * shifted, 0.0), 1)
+    elif EXTRA == SQUARED:
+        if SOFT:
+            first = tl.sum(e * target, 1)
+            second = tl.sum(e * e, 1)
+            ties = tl.sum(target * target, 1)
+        else:
+            first = tl.sum(tl.where(is_target, 0.0, e * e), 1)
+    elif EXTRA >= HINGE:
+        value, slope = _penalty(shifted, weight, multiplier, margin, per_unit, EXTRA)
+        first = tl.sum(tl.where(inside, value, 0.0), 1)
+        second = tl.sum(tl.where(inside, slope, 0.0), 1)
+        ties = tl.sum(tl.where(inside & (shifted == 0), 1.0, 0.0), 1)
+    return first, second, ties
+
+
+@triton.jit
+def _exponent(
+    p,
+    gamma,
+    other_gamma,
+    threshold,
+    gammas,
+    edges,
+    accuracies,
+    passes,
+    BINS: tl.constexpr,
+    GAMMA: tl.constexpr,
+):
+    """The exponent of each element, by the probability of its true class."""
+    exponent = tl.zeros_like(p) + gamma
+    if GAMMA == THRESHOLD:
+        exponent = tl.where(p < threshold, gamma, other_gamma)
+    elif GAMMA >= BINNED:
+        lowest = tl.load(edges)
+        position = tl.minimum(p.to(tl.float64), tl.load(edges + BINS))
+        index = tl.zeros_like(p).to(tl.int32)
+        for number in tl.static_range(1, BINS):
+            edge = tl.zeros_like(position) + tl.load(edges + number)
+            # On or below the lowest edge counts as just above it; no bin without width is ever met.
+            index += ((edge < position) | (edge == lowest)).to(tl.int32)
+        exponent = tl.load(gammas + index).to(tl.float32)
+        if GAMMA == RATED:
+            rated = tl.exp(gamma * (p - tl.load(accuracies + index).to(tl.float32)))
+            exponent = tl.where(tl.load(passes) > 0, rated, exponent)
+    return exponent
+
+
+@triton.jit
+def _expm1(x):
+    """exp(x) - 1 for x ≤ 0, without cancellation near 0."""
+    series = x * (1 + x * (0.5 + x * (0.16666667 + x * (0.041666668 + x * (0.008333334 + x * 0.0013888889)))))
+    return tl.where(x > -0.35, series, tl.exp(x) - 1)
+
+
+@triton.jit
+def _power(base, exponent):
+    """Base ** exponent for a base that is not negative; its floor keeps slopes finite where base is 0."""
+    return tl.exp2(exponent * tl.log2(base))
+
+
+@triton.jit
+def _outcome(
+    shifted_at_target,
+    mass,
+    total,
+    first,
+    second,
+    ties,
+    best,
+    hits,
+    K,
+    likelihood,
+    amount,
+    per_unit,
+    gamma,
+    other_gamma,
+    threshold,
+    gammas,
+    edges,
+    accuracies,
+    passes,
+    BINS: tl.constexpr,
+    EXTRA: tl.constexpr,
+    BASE: tl.constexpr,
+    GAMMA: tl.constexpr,
+    SOFT: tl.constexpr,
+):
+    """The loss of each element, and its gradient as three numbers.
+
+    The gradient is ``along · s + at_target · 1_y`` and `_rest`, which gets ``aside``.
+    """
+    log_total = tl.log(total)
+    log_p = shifted_at_target - mass * log_total
+    aside = tl.zeros_like(total)
+    if EXTRA == SQUARED:
+        if SOFT:
+            mean = (second / total - first) / total  # Σ s (s - t)
+            value = second / (total * total) - 2 * first / total + ties
+            along = -2 * mean
+            at_target = aside
+            aside = 2 / total
+        else:
+            doubt = -_expm1(log_p)
+            spread = (1 - doubt) * doubt
+            others = first / (total * total)
+            value = others + doubt * doubt
+            along = -2 * (others - spread)
+            at_target = -2 * spread
+            aside = 2 / (total * total)
+    elif BASE != PLAIN:
+        minus_doubt = _expm1(log_p)
+        p = 1 + minus_doubt
+        exponent = _exponent(p, gamma, other_gamma, threshold, gammas, edges, accuracies, passes, BINS, GAMMA)
+        sign = tl.where(exponent < 0, -1.0, 1.0)
+        lower = tl.zeros_like(total)
+        if BASE == DUAL:
+            lower = best / total
+        if BASE == BELIEF:
+            sign = -1.0 + aside
+        if GAMMA == BINNED:
+            exponent = tl.abs(exponent)
+        base = (1 - sign) + sign * (lower - minus_doubt)
+        base = tl.maximum(base, 1.1754943508222875e-38)
+        power = -_power(base, exponent)
+        value = power * log_p
+        by_base = sign * exponent * value / base
+        at_target = power - by_base * p
+        along = -at_target
+        if BASE == DUAL:
+            along -= by_base * lower
+            aside = by_base * lower / tl.maximum(hits, 1.0)
+    else:
+        value = -likelihood * log_p
+        along = likelihood * mass
+        at_target = tl.zeros_like(total) - likelihood
+        if EXTRA == UNIFORM:
+            value -= amount * (first / K - log_total)
+            along += amount
+        elif EXTRA == ENTROPY:
+            mean_shifted = first / total
+            value -= amount * (log_total - mean_shifted)
+            along -= amount * mean_shifted
+            aside = amount / total
+        elif EXTRA >= HINGE:
+            value += amount * first
+            aside = amount * per_unit * second / ties
+    return value, along, at_target, aside
+
+
+@triton.jit
+def _rest(
+    shifted,
+    e,
+    is_target,
+    target,
+    shifted_at_target,
+    best,
+    aside,
+    K,
+    likelihood,
+    amount,
+    weight,
+    multiplier,
+    margin,
+    per_unit,
+    EXTRA: tl.constexpr,
+    BASE: tl.constexpr,
+    SOFT: tl.constexpr,
+):
+    """What a class gets beside the multiple of its probability and the amount at the true class."""
+    rest = tl.zeros_like(e)
+    if EXTRA == UNIFORM:
+        rest -= amount / K
+    elif EXTRA == ENTROPY:
+        rest += aside[:, None] * e * shifted
+    elif EXTRA == SQUARED:
+        if SOFT:
+            rest += aside[:, None] * e * (e * aside[:, None] / 2 - target)
+        else:
+            rest += tl.where(is_target, 0.0, aside[:, None] * e * e)
+    elif EXTRA >= HINGE:
+        _, slope = _penalty(shifted, weight, multiplier, margin, per_unit, EXTRA)
+        rest += tl.where(shifted == 0, aside[:, None], 0.0) - slope * (amount * per_unit)
+    if BASE == DUAL:
+        hit = (shifted < shifted_at_target[:, None]) & (e == best[:, None]) & (best[:, None] > 0)
+        rest += tl.where(hit, aside[:, None], 0.0)
+    if SOFT and EXTRA != SQUARED:
+        rest -= likelihood * target
+    return rest
+
+
+@triton.jit
+def loss_and_gradient(
+    logits,
+    target,
+    class_weight,
+    penalty_weight,
+    multiplier,
+    gammas,
+    edges,
+    accuracies,
+    passes,
+    found,
+    values,
+    gradient,
+    K,
+    S,
+    logits_b,
+    logits_k,
+    logits_s,
+    target_b,
+    target_k,
+    target_s,
+    gradient_b,
+    gradient_k,
+    gradient_s,
+    ignore_index,
+    scale,
+    upstream,
+    likelihood,
+    amount,
+    margin,
+    per_unit,
+    gamma,
+    other_gamma,
+    threshold,
+    BINS: tl.constexpr,
+    EXTRA: tl.constexpr,
+    BASE: tl.constexpr,
+    GAMMA: tl.constexpr,
+    SOFT: tl.constexpr,
+    WEIGHTED: tl.constexpr,
+    MULTIPLIED: tl.constexpr,
+    COUNT: tl.constexpr,
+    GRADIENT: tl.constexpr,
+    EACH: tl.constexpr,
+    UPSTREAM: tl.constexpr,
+    SINGLE: tl.constexpr,
+    R: tl.constexpr,
+    BK: tl.constexpr,
+):
+    """Losses of R elements, their sum, and the gradient of their logits.
+
+    Element ``s`` of batch entry ``b`` has its class ``k`` at ``b·logits_b + k·logits_k + s·logits_s``. Each
+    element enters by ``scale``. For P programs `found` has P sums of losses, P sums of what the mean ought to
+    divide by, and two places for what `finish` makes of them: the loss, and the gradient's correction.
+    """
+    block, b = tl.program_id(0), tl.program_id(1).to(tl.int64)
+    s = block * R + tl.arange(0, R)
+    present = s < S
+    row = logits + b * logits_b + s.to(tl.int64) * logits_s
+    out = gradient + b * gradient_b + s.to(tl.int64) * gradient_s
+    k = tl.arange(0, BK)
+    factor = tl.zeros((R,), tl.float32) + scale
+    if SOFT:
+        label = tl.zeros((R,), tl.int64)
+        valid = present
+        soft_row = target + b * target_b + s.to(tl.int64) * target_s
+    else:
+        label = tl.load(
+            target + b * target_b + s.to(tl.int64) * target_s, mask=present, other=ignore_index
+        ).to(tl.int64)
+        valid = present & (label != ignore_index)
+        label = tl.where(valid, label, 0)
+        known = (label >= 0) & (label < K)
+        soft_row = target
+        if WEIGHTED:
+            factor *= tl.load(class_weight + label, mask=valid & known, other=0.0).to(tl.float32)
+    factor = tl.where(valid, factor, 0.0)
+    place = b * tl.num_programs(0) + block
+    programs = tl.num_programs(0) * tl.num_programs(1)
+    if COUNT:
+        weighed = tl.where(valid, 1.0, 0.0)
+        if WEIGHTED:
+            weighed = factor / scale
+        tl.store(found + programs + place, tl.sum(weighed))
+    if UPSTREAM > 0:
+        factor *= tl.load(found + 2 * programs + 1)
+
+    # The maximum and the sum of exponentials: in one go, or while the row passes by.
+    top = tl.full((R,), float("-inf"), tl.float32)
+    total = tl.zeros((R,), tl.float32)
+    if SINGLE:
+        inside = k < K
+        here = present[:, None] & inside[None, :]
+        x = tl.load(row[:, None] + k[None, :] * logits_k, mask=here, other=float("-inf")).to(tl.float32)
+        top = tl.max(x, 1)
+        top = tl.where(top == float("-inf"), 0.0, top)
+        e = tl.exp(x - top[:, None])
+        total = tl.sum(e, 1)
+    else:
+        for start in range(0, K, BK):
+            here = present[:, None] & ((start + k) < K)[None, :]
+            x = tl.load(
+                row[:, None] + (start + k).to(tl.int64)[None, :] * logits_k, mask=here, other=float("-inf")
+            ).to(tl.float32)
+            higher = tl.maximum(top, tl.max(x, 1))
+            safe = tl.where(higher == float("-inf"), 0.0, higher)
+            total = total * tl.exp(top - safe) + tl.sum(tl.exp(x - safe[:, None]), 1)
+            top = higher
+        top = tl.where(top == float("-inf"), 0.0, top)
+    total = tl.where(present, total, 1.0)
+
+    shifted_at_target = tl.zeros((R,), tl.float32)
+    mass = tl.zeros((R,), tl.float32) + 1
+    if not SOFT:
+        at = tl.load(row + label * logits_k, mask=valid & known, other=float("nan")).to(tl.float32)
+        shifted_at_target = tl.where(valid, at - top, 0.0)
+
+    # What this loss needs beside them, over all classes.
+    first = tl.zeros((R,), tl.float32)
+    second = tl.zeros((R,), tl.float32)
+    ties = tl.zeros((R,), tl.float32)
+    best = tl.zeros((R,), tl.float32)
+    hits = tl.zeros((R,), tl.float32)
+    if SOFT or EXTRA != NOTHING or BASE == DUAL:
+        if SOFT:
+            mass = tl.zeros((R,), tl.float32)
+        for start in range(0, 1 if SINGLE else K, BK):
+            column = start + k
+            inside = column < K
+            here = present[:, None] & inside[None, :]
+            if not SINGLE:
+                x = tl.load(
+                    row[:, None] + column.to(tl.int64)[None, :] * logits_k, mask=here, other=float("-inf")
+                ).to(tl.float32)
+                e = tl.exp(x - top[:, None])
+            shifted = x - top[:, None]
+            is_target = column[None, :] == label[:, None]
+            t = tl.zeros_like(e)
+            if SOFT:
+                t = tl.load(
+                    soft_row[:, None] + column.to(tl.int64)[None, :] * target_k, mask=here, other=0.0
+                ).to(tl.float32)
+                mass += tl.sum(t, 1)
+                shifted_at_target += tl.sum(tl.where(here, t * shifted, 0.0), 1)
+            weights = tl.zeros((1, BK), tl.float32) + 1
+            multipliers = tl.zeros((1, BK), tl.float32) + 1
+            if EXTRA > HINGE:
+                weights = tl.load(penalty_weight + column, mask=inside, other=1.0).to(tl.float32)[None, :]
+            if MULTIPLIED:
+                multipliers = tl.load(multiplier + column, mask=inside, other=1.0).to(tl.float32)[None, :]
+            more = _sums(shifted, e, here, is_target, t, weights, multipliers, margin, per_unit, EXTRA, SOFT)
+            first += more[0]
+            second += more[1]
+            ties += more[2]
+            if BASE == DUAL:
+                below = tl.where(here & (shifted < shifted_at_target[:, None]), e, 0.0)
+                leader = tl.max(below, 1)
+                number = tl.sum(tl.where((below == leader[:, None]) & (below > 0), 1.0, 0.0), 1)
+                hits = tl.where(leader > best, number, tl.where(leader == best, hits + number, hits))
+                best = tl.maximum(best, leader)
+
+    value, along, at_target, aside = _outcome(
+        shifted_at_target,
+        mass,
+        total,
+        first,
+        second,
+        ties,
+        best,
+        hits,
+        K,
+        likelihood,
+        amount,
+        per_unit,
+        gamma,
+        other_gamma,
+        threshold,
+        gammas,
+        edges,
+        accuracies,
+        passes,
+        BINS,
+        EXTRA,
+        BASE,
+        GAMMA,
+        SOFT,
+    )
+    value = tl.where(valid, value * factor, 0.0)
+    if UPSTREAM == 0:
+        if EACH:
+            tl.store(values + b * S + s, value, mask=present)
+        else:
+            tl.store(found + place, tl.sum(value))
+    elif UPSTREAM == 1:
+        factor *= tl.load(upstream).to(tl.float32)
+    else:
+        factor *= tl.load(upstream + b * S + s, mask=present, other=0.0).to(tl.float32)
+    if GRADIENT:
+        along = along * factor / total
+        at_target = at_target * factor
+        for start in range(0, 1 if SINGLE else K, BK):
+            column = start + k
+            inside = column < K
+            here = present[:, None] & inside[None, :]
+            if not SINGLE:
+                x = tl.load(
+                    row[:, None] + column.to(tl.int64)[None, :] * logits_k, mask=here, other=float("-inf")
+                ).to(tl.float32)
+                e = tl.exp(x - top[:, None])
+            shifted = x - top[:, None]
+            is_target = column[None, :] == label[:, None]
+            slope = along[:, None] * e
+            if not SOFT:
+                slope += tl.where(is_target, at_target[:, None], 0.0)
+            if SOFT or EXTRA != NOTHING or BASE == DUAL:
+                t = tl.zeros_like(e)
+                if SOFT:
+                    t = tl.load(
+                        soft_row[:, None] + column.to(tl.int64)[None, :] * target_k, mask=here, other=0.0
+                    ).to(tl.float32)
+                weights = tl.zeros((1, BK), tl.float32) + 1
+                multipliers = tl.zeros((1, BK), tl.float32) + 1
+                if EXTRA > HINGE:
+                    weights = tl.load(penalty_weight + column, mask=inside, other=1.0).to(tl.float32)[None, :]
+                if MULTIPLIED:
+                    multipliers = tl.load(multiplier + column, mask=inside, other=1.0).to(tl.float32)[None, :]
+                rest = _rest(
+                    shifted,
+                    e,
+                    is_target,
+                    t,
+                    shifted_at_target,
+                    best,
+                    aside,
+                    K,
+                    likelihood,
+                    amount,
+                    weights,
+                    multipliers,
+                    margin,
+                    per_unit,
+                    EXTRA,
+                    BASE,
+                    SOFT,
+                )
+                slope += tl.where(here, rest, 0.0) * factor[:, None]
+            # An ignored element has a gradient of exactly 0 whatever its logits are.
+            slope = tl.where(valid[:, None], slope, 0.0)
+            tl.store(out[:, None] + column.to(tl.int64)[None, :] * gradient_k, slope, mask=here)
+
+
+@triton.jit
+def finish(found, programs, scale, COUNT: tl.constexpr, BLOCK: tl.constexpr):
+    """Add up what all programs found, in a fixed order, and correct the mean by what really counted."""
+    index = tl.arange(0, BLOCK)
+    value = tl.zeros((BLOCK,), tl.float32)
+    count = tl.zeros((BLOCK,), tl.float32)
+    for start in range(0, programs, BLOCK):
+        inside = start + index < programs
+        value += tl.load(found + start + index, mask=inside, other=0.0)
+        if COUNT:
+            count += tl.load(found + programs + start + index, mask=inside, other=0.0)
+    by = 1.0
+    if COUNT:
+        total = tl.sum(count) * scale
+        by = tl.where(total > 0, 1 / total, 1.0)
+    tl.store(found + 2 * programs, tl.sum(value) * by)
+    tl.store(found + 2 * programs + 1, by)
+
+
+@triton.jit
+def scale_in_place(tensor, factor, found, programs, size, BLOCK: tl.constexpr):
+    """Multiply by two numbers on the device; by 1, which it mostly is, without a look at the tensor."""
+    by = tl.load(factor).to(tl.float32) * tl.load(found + 2 * programs + 1)
+    if by != 1.0:
+        for start in range(tl.program_id(0).to(tl.int64) * BLOCK, size, tl.num_programs(0) * BLOCK):
+            index = start + tl.arange(0, BLOCK)
+            inside = index < size
+            tl.store(tensor + index, tl.load(tensor + index, mask=inside).to(tl.float32) * by, mask=inside)

@@ -1,0 +1,239 @@
+"""The GPU kernel computes what the losses compute by operations of torch.
+
+Without a GPU Triton interprets it, which is slow and exact: every branch runs, on few elements.
+"""
+
+import pytest
+import torch
+from torch import Tensor
+
+import calibrant
+from calibrant.kernels import Fused, fused, fused_loss
+from calibrant.losses import Loss
+
+pytest.importorskip("triton")
+HERE = "cuda" if torch.cuda.is_available() else "cpu"
+pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # numpy's, at elements that are masked
+
+COVERED = {
+    "ce": {},
+    "ls": {"smoothing": 0.1},
+    "ecp": {},
+    "brier": {},
+    "focal": {},
+    "flsd": {},
+    "inverse-focal": {},
+    "dual-focal": {},
+    "mbls": {"margin": 3},
+    "cals-alm": {"margin": 3},
+    "cals-alm p2": {"margin": 3, "penalty": "p2"},
+    "cals-alm p3": {"margin": 3, "penalty": "p3"},
+    "cals-hr": {"margin": 3},
+    "adafocal": {},
+    "ada-dual-focal": {},
+    "calfocal": {},
+    "calfocal bin": {"per": "bin"},
+}
+SOFT = [name for name in COVERED if calibrant.LOSSES[name.split()[0]].accepts_probabilities]
+every_loss = pytest.mark.parametrize("name", COVERED)
+
+
+def create(name: str, classes: int, **shared: object) -> Loss:
+    """A loss that has learned something different for every class or bin."""
+    loss = calibrant.create_loss(name.split()[0], classes, **COVERED[name], **shared)
+    generator = torch.Generator().manual_seed(1)
+    for buffer, low, high in (
+        ("multiplier", 0, 1),
+        ("penalty_weight", 1, 2),
+        ("accuracy", 0, 1),
+        ("gamma", -2, 5),
+    ):
+        values = dict(loss.named_buffers()).get(buffer)
+        if values is not None:
+            low = 0.5 if buffer == "gamma" and name.startswith("calfocal") else low
+            values.copy_(low + (high - low) * torch.rand(values.shape, generator=generator))
+    if "accuracy" in dict(loss.named_buffers()):
+        loss.passes += 1
+    return loss.to(HERE)
+
+
+def batch(*shape: int, seed: int = 0) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    logits = 4 * torch.randn(shape, generator=generator)
+    target = torch.randint(shape[1], (shape[0], *shape[2:]), generator=generator)
+    return logits.to(HERE), target.to(HERE)
+
+
+def run(loss: Loss, logits: Tensor, target: Tensor, upstream: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """Value and gradient by the kernel."""
+    logits = logits.detach().requires_grad_()
+    recipe = loss.fused()
+    assert recipe is not None
+    options = {name: getattr(loss, name) for name in ("reduction", "ignore_index", "class_weight")}
+    value = fused_loss(recipe, logits, target, loss._eager, **options)
+    value.backward(torch.ones_like(value) if upstream is None else upstream)
+    return value.detach(), logits.grad
+
+
+def expected(
+    loss: Loss, logits: Tensor, target: Tensor, upstream: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """The same in float64, by operations of torch."""
+    logits = logits.detach().double().requires_grad_()
+    target = target.double() if target.is_floating_point() else target
+    value = loss._eager(logits, target)
+    value.backward(torch.ones_like(value) if upstream is None else upstream.double())
+    return value.detach(), logits.grad
+
+
+def assert_same(found: tuple[Tensor, Tensor], wanted: tuple[Tensor, Tensor], tolerance: float = 1e-5) -> None:
+    for ours, theirs in zip(found, wanted, strict=True):
+        assert ours.shape == theirs.shape
+        assert (ours.double() - theirs).norm() <= tolerance * theirs.norm()
+
+
+@every_loss
+@pytest.mark.parametrize("shape", [(1, 2), (7, 5), (2, 21, 3, 2)])
+def test_values_and_gradients(name: str, shape: tuple[int, ...]) -> None:
+    logits, target = batch(*shape)
+    if target.numel() > 1:
+        target.view(-1)[::3] = -100
+    loss = create(name, shape[1])
+    assert_same(run(loss, logits, target), expected(loss, logits, target))
+
+
+@every_loss
+def test_more_classes_than_a_tile_holds(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fused, "_MOST_CLASSES", 4)
+    monkeypatch.setattr(fused, "_PART", 4)
+    logits, target = batch(5, 11)
+    loss = create(name, 11)
+    assert_same(run(loss, logits, target), expected(loss, logits, target))
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+@pytest.mark.parametrize("name", ["ce", "cals-alm", "dual-focal"])
+def test_reductions_and_class_weights(name: str, reduction: str, weighted: bool) -> None:
+    logits, target = batch(3, 4, 5)
+    target[0, ::2] = 255
+    weight = [0.5, 2.0, 0.0, 1.0] if weighted else None
+    loss = create(name, 4, reduction=reduction, class_weight=weight, ignore_index=255)
+    upstream = 1 + torch.rand(target.shape if reduction == "none" else (), device=HERE)
+    assert_same(run(loss, logits, target, upstream), expected(loss, logits, target, upstream))
+
+
+@pytest.mark.parametrize("shape", [(4, 5), (2, 3, 4)])
+@pytest.mark.parametrize("name", SOFT)
+def test_probabilities(name: str, shape: tuple[int, ...]) -> None:
+    logits, _ = batch(*shape)
+    target = batch(*shape, seed=3)[0].softmax(1)
+    loss = create(name, shape[1])
+    assert_same(run(loss, logits, target), expected(loss, logits, target))
+
+
+@every_loss
+def test_ties(name: str) -> None:
+    logits = torch.tensor([[2.0, 2.0, -9.0, -9.0], [1.0, 0.0, 0.0, -9.0], [0.0, 0.0, 0.0, 0.0]], device=HERE)
+    target = torch.tensor([1, 0, 3], device=HERE)
+    loss = create(name, 4)
+    assert_same(run(loss, logits, target), expected(loss, logits, target))
+
+
+@pytest.mark.parametrize("name", ["ce", "cals-alm"])
+@pytest.mark.parametrize("layout", ["transposed", "strided", "channels last"])
+def test_any_strides(name: str, layout: str) -> None:
+    if layout == "channels last":
+        logits, target = batch(2, 5, 3, 4)
+        logits = logits.to(memory_format=torch.channels_last)
+    else:
+        logits, target = batch(6, 5)
+        logits = (
+            logits.T.contiguous().T if layout == "transposed" else torch.stack([logits, logits], 2)[..., 1]
+        )
+    loss = create(name, 5)
+    assert_same(run(loss, logits, target), expected(loss, logits, target))
+
+
+@pytest.mark.parametrize("dtype", [torch.float16] if HERE == "cpu" else [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("name", ["ce", "cals-alm", "adafocal"])
+def test_half_precision(name: str, dtype: torch.dtype) -> None:
+    logits, target = batch(6, 5)
+    logits = logits.to(dtype)
+    loss = create(name, 5)
+    value, slope = run(loss, logits, target)
+    assert (value.dtype, slope.dtype) == (torch.float32, dtype)
+    assert_same((value, slope), expected(loss, logits, target), 1e-2)
+
+
+def test_float16_survives_a_gradient_scaler() -> None:
+    logits, target = batch(4, 5)
+    logits = logits.half()
+    tiny = create("ce", 5)
+    scaled = run(tiny, logits, target, torch.tensor(2.0**14, device=HERE))[1]
+    wanted = expected(tiny, logits, target)[1] * 2**14
+    assert (scaled.double() - wanted).norm() <= 1e-3 * wanted.norm()
+
+
+def test_nothing_counts_where_all_is_ignored() -> None:
+    logits, target = batch(3, 4)
+    value, slope = run(create("cals-alm", 4), logits, torch.full_like(target, -100))
+    assert value == 0
+    assert torch.equal(slope, torch.zeros_like(slope))
+
+
+def test_a_label_out_of_range_shows() -> None:
+    logits, target = batch(3, 4)
+    target[1] = 7
+    assert run(create("ce", 4), logits, target)[0].isnan()
+
+
+@pytest.mark.parametrize("reduction", ["mean", "none"])
+def test_a_graph_that_is_kept_does_not_see_the_next_adaptation(reduction: str) -> None:
+    logits, target = batch(6, 5)
+    loss = create("cals-alm", 5, reduction=reduction)
+    wanted = expected(loss, logits, target)[1]
+    logits.requires_grad_()
+    value = fused_loss(loss.fused(), logits, target, loss._eager, reduction=reduction)
+    loss.multiplier.mul_(100)
+    (first,) = torch.autograd.grad(value.sum(), logits, retain_graph=True)
+    assert (first - wanted).norm() <= 1e-5 * wanted.norm()
+
+
+def test_a_second_backward_pass() -> None:
+    logits, target = batch(6, 5)
+    loss = create("dual-focal", 5)
+    logits.requires_grad_()
+    value = fused_loss(loss.fused(), logits, target, loss._eager)
+    (first,) = torch.autograd.grad(3 * value, logits, retain_graph=True)
+    (second,) = torch.autograd.grad(3 * value, logits)
+    torch.testing.assert_close(first, second)
+
+
+def test_gradients_of_gradients() -> None:
+    logits, target = batch(3, 4)
+    loss = create("focal", 4)
+    logits.requires_grad_()
+    value = fused_loss(loss.fused(), logits, target, loss._eager)
+    (slope,) = torch.autograd.grad(value, logits, create_graph=True)
+    (curvature,) = torch.autograd.grad(slope.square().sum(), logits)
+    (wanted,) = torch.autograd.grad(loss._eager(logits, target), logits, create_graph=True)
+    (wanted,) = torch.autograd.grad(wanted.square().sum(), logits)
+    torch.testing.assert_close(curvature, wanted, rtol=1e-4, atol=1e-7)
+
+
+def test_what_the_kernel_does_not_know_is_left_to_torch() -> None:
+    weight = [1.0, 2.0, 3.0, 4.0]
+    for loss in (
+        calibrant.create_loss("mmce", 4),
+        calibrant.create_loss("cpc", 4),
+        calibrant.create_loss("dual-focal", 4, rank=2),
+        calibrant.create_loss("dual-focal", 4, constant=0.5),
+        calibrant.create_loss("ls", 4, class_weight=weight),
+    ):
+        assert loss.fused() is None
+    assert isinstance(calibrant.create_loss("ce", 4, class_weight=weight).fused(), Fused)
+    logits, target = batch(3, 4)
+    assert fused.can_fuse(logits, target) == (HERE == "cuda")
+    assert not fused.can_fuse(logits.double(), target)
+    assert not fused.can_fuse(logits[:0], target[:0])
