@@ -5,8 +5,9 @@ READY := .venv/ready
 
 .PHONY: test test-oldest lint types demo examples benchmark clean
 
+# One thread for each of the two processes: more would wait for one another.
 test: $(READY) lint types
-	$(BIN)/python -m pytest -n 2 --dist loadfile
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile
 
 # The oldest versions of the trainers that pyproject.toml allows, which `make test` does not see.
 test-oldest: .venv-oldest/ready

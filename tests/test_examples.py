@@ -19,10 +19,11 @@ PAGES = {
     "segmentation": "segmentation",
     "token_classification": "token-classification",
 }
-# `tests` makes torchvision importable; else as if the program were started itself: its folder is in the path.
+# As if the program were started itself: its folder is in the path. `tests` makes torchvision importable.
 START = """
 import os, sys
-import tests
+if os.path.basename(sys.argv[1]) not in ("plain_loop.py", "segmentation.py", "accelerate.py"):
+    import tests
 sys.argv = sys.argv[1:]
 sys.path[0] = os.path.dirname(sys.argv[0])
 exec(compile(open(sys.argv[0], encoding="utf-8").read(), sys.argv[0], "exec"))

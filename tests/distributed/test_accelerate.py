@@ -29,7 +29,7 @@ KEYS = ["cals-alm", "adafocal"]  # of every kind of state; `test_adaptation.py` 
 
 CLASSES, FEATURES, VALIDATION = 4, 6, 23
 EPOCHS = 12  # enough for schedules that look every tenth time
-PROCESSES = [2, 3]
+PROCESSES = [3]
 
 WAYS: dict[str, dict[str, Any]] = {
     "whole batches": {},
