@@ -25,9 +25,12 @@ demo: $(READY)
 	OMP_NUM_THREADS=1 $(BIN)/calibrant compare digits-lt --losses ce,ls,mbls,dual-focal,adafocal,cals-alm --seeds 0,1 --output demo
 	@echo "Open demo/report.html in a browser."
 
-# By way of the tests, which make torchvision importable beside a CPU build of torch.
+# By way of the tests, which make torchvision importable beside a CPU build of torch; in a folder of their own, since
+# some leave checkpoints.
 examples: $(READY)
-	for program in examples/*.py; do echo "$$program"; $(BIN)/python -m tests.example $$program || exit 1; done
+	folder=$$(mktemp -d) && cd $$folder && for program in $(CURDIR)/examples/*.py; do \
+	    echo "$$program"; OMP_NUM_THREADS=1 PYTHONPATH=$(CURDIR) $(CURDIR)/$(BIN)/python -m tests.example $$program || exit 1; \
+	done; rm -rf $$folder
 
 benchmark: $(READY)
 	$(BIN)/python benchmarks/losses.py
