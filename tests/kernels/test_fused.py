@@ -200,6 +200,25 @@ def test_a_graph_that_is_kept_does_not_see_the_next_adaptation(reduction: str) -
     assert (first - wanted).norm() <= 1e-5 * wanted.norm()
 
 
+@pytest.mark.parametrize("reduction", ["mean", "none"])
+def test_the_loss_may_be_changed_in_place(reduction: str) -> None:
+    logits, target = batch(6, 5)
+    loss = create("ce", 5, reduction=reduction)
+    logits.requires_grad_()
+    value = fused_loss(loss.fused(), logits, target, loss._eager, reduction=reduction)
+    value /= 4  # as people do who accumulate gradients
+    value.sum().backward()
+    wanted = expected(loss, logits, target)[1] / 4
+    assert (logits.grad - wanted).norm() <= 1e-5 * wanted.norm()
+
+
+def test_an_upstream_gradient_from_within_another_tensor() -> None:
+    logits, target = batch(6, 5)
+    loss = create("ce", 5, reduction="none")
+    upstream = torch.rand(7, device=HERE)[1:]  # begins at an odd place
+    assert_same(run(loss, logits, target, upstream), expected(loss, logits, target, upstream))
+
+
 def test_a_second_backward_pass() -> None:
     logits, target = batch(6, 5)
     loss = create("dual-focal", 5)

@@ -323,10 +323,12 @@ def loss_and_gradient(
 
     Element ``s`` of batch entry ``b`` has its class ``k`` at ``b·logits_b + k·logits_k + s·logits_s``. Each
     element enters by ``scale``. For P programs `found` has P sums of losses, P sums of what the mean ought to
-    divide by, and two places for what `finish` makes of them: the loss, and the gradient's correction.
+    divide by, and a place for the gradient's correction, which `finish` makes of them.
     """
-    block, b = tl.program_id(0), tl.program_id(1).to(tl.int64)
-    s = block * R + tl.arange(0, R)
+    blocks = tl.cdiv(S, R)
+    place, programs = tl.program_id(0), tl.num_programs(0)
+    b = (place // blocks).to(tl.int64)
+    s = place % blocks * R + tl.arange(0, R)
     present = s < S
     row = logits + b * logits_b + s.to(tl.int64) * logits_s
     out = gradient + b * gradient_b + s.to(tl.int64) * gradient_s
@@ -347,15 +349,13 @@ def loss_and_gradient(
         if WEIGHTED:
             factor *= tl.load(class_weight + label, mask=valid & known, other=0.0).to(tl.float32)
     factor = tl.where(valid, factor, 0.0)
-    place = b * tl.num_programs(0) + block
-    programs = tl.num_programs(0) * tl.num_programs(1)
     if COUNT:
         weighed = tl.where(valid, 1.0, 0.0)
         if WEIGHTED:
             weighed = factor / scale
         tl.store(found + programs + place, tl.sum(weighed))
     if UPSTREAM > 0:
-        factor *= tl.load(found + 2 * programs + 1)
+        factor *= tl.load(found + 2 * programs)
 
     # The maximum and the sum of exponentials: in one go, or while the row passes by.
     top = tl.full((R,), float("-inf"), tl.float32)
@@ -363,7 +363,9 @@ def loss_and_gradient(
     if SINGLE:
         inside = k < K
         here = present[:, None] & inside[None, :]
-        x = tl.load(row[:, None] + k[None, :] * logits_k, mask=here, other=float("-inf")).to(tl.float32)
+        x = tl.load(row[:, None] + k.to(tl.int64)[None, :] * logits_k, mask=here, other=float("-inf")).to(
+            tl.float32
+        )
         top = tl.max(x, 1)
         top = tl.where(top == float("-inf"), 0.0, top)
         e = tl.exp(x - top[:, None])
@@ -522,7 +524,7 @@ def loss_and_gradient(
 
 
 @triton.jit
-def finish(found, programs, scale, COUNT: tl.constexpr, BLOCK: tl.constexpr):
+def finish(found, result, programs, scale, COUNT: tl.constexpr, BLOCK: tl.constexpr):
     """Add up what all programs found, in a fixed order, and correct the mean by what really counted."""
     index = tl.arange(0, BLOCK)
     value = tl.zeros((BLOCK,), tl.float32)
@@ -536,14 +538,14 @@ def finish(found, programs, scale, COUNT: tl.constexpr, BLOCK: tl.constexpr):
     if COUNT:
         total = tl.sum(count) * scale
         by = tl.where(total > 0, 1 / total, 1.0)
-    tl.store(found + 2 * programs, tl.sum(value) * by)
-    tl.store(found + 2 * programs + 1, by)
+    tl.store(result, tl.sum(value) * by)
+    tl.store(found + 2 * programs, by)
 
 
 @triton.jit
 def scale_in_place(tensor, factor, found, programs, size, BLOCK: tl.constexpr):
     """Multiply by two numbers on the device; by 1, which it mostly is, without a look at the tensor."""
-    by = tl.load(factor).to(tl.float32) * tl.load(found + 2 * programs + 1)
+    by = tl.load(factor).to(tl.float32) * tl.load(found + 2 * programs)
     if by != 1.0:
         for start in range(tl.program_id(0).to(tl.int64) * BLOCK, size, tl.num_programs(0) * BLOCK):
             index = start + tl.arange(0, BLOCK)

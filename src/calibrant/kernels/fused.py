@@ -139,7 +139,7 @@ class _FusedLoss(torch.autograd.Function):
         # Where the upstream gradient is one number, 1 almost always, the gradient is computed right away. In
         # float16 it could vanish before a gradient scaler's factor arrives: there it waits for it.
         early = options[0] != "none" and logits.dtype != torch.float16 and ctx.needs_input_grad[0]
-        if not early:
+        if not early and ctx.needs_input_grad[0]:
             recipe = recipe.kept()
         value, ctx.gradient, ctx.found = launch(recipe, logits, target, options, early)
         ctx.recipe, ctx.options, ctx.eager = recipe, options, eager
@@ -173,24 +173,29 @@ def run(
     Args:
         kernel: of Triton.
         grid: of programs.
-        key: all that the compiled kernel depends on.
+        key: all that the compiled kernel depends on beside the tensors' types and places.
         *arguments: all of the kernel's, in order.
         **settings: of the launch.
     """
+    tensors = [argument for argument in arguments if isinstance(argument, Tensor)]
+    # Triton compiles for the types of tensors and for whether they begin at a multiple of 16 bytes.
+    key = (*key, *((tensor.dtype, tensor.data_ptr() % 16) for tensor in tensors), tensors[0].device)
     plan = _PLANS.get(key)
-    if plan is None:
-        _PLANS[key] = kernel[grid](*arguments, **settings)
-    else:
-        plan[grid](*arguments)
+    # Triton launches on the current device, wherever the data are.
+    with torch.cuda.device_of(tensors[0]):  # type: ignore[no-untyped-call]
+        if plan is None:
+            _PLANS[key] = kernel[grid](*arguments, **settings)
+        else:
+            plan[grid](*arguments)
 
 
 def scale(tensor: Tensor, factor: Tensor, found: Tensor) -> None:
     """Multiply a dense tensor by a number and by the correction that was found, both on its device."""
     from calibrant.kernels.device import scale_in_place
 
-    size, programs = tensor.numel(), (found.numel() - 2) // 2
+    size, programs = tensor.numel(), found.numel() // 2
     grid = (max(1, min(-(-size // 4096), 528)), 1, 1)
-    key = ("scale", tensor.dtype, factor.dtype, size, programs, tensor.device)
+    key = ("scale", size, programs)
     run(scale_in_place, grid, key, tensor, factor, found, programs, size, 4096, num_warps=8)
 
 
@@ -239,10 +244,12 @@ def launch(
     each = reduction == "none"
     programs = blocks * outer
     if found is None:
-        found = torch.empty(2 * programs + 2, dtype=torch.float32, device=logits.device)
+        found = torch.empty(2 * programs + 1, dtype=torch.float32, device=logits.device)
         if each:
             found.fill_(1)  # nothing to correct
-    values = torch.empty(outer * inner, dtype=torch.float32, device=logits.device) if each else found
+    # Not a part of a larger tensor: autograd forbids to change those in place, as `loss /= steps` does.
+    shape = logits.shape[:1] + logits.shape[2:] if each else ()
+    value = torch.empty(shape, dtype=torch.float32, device=logits.device)
     factor = 1 / max(1, outer * inner) if reduction == "mean" else 1.0
     count = reduction == "mean" and not soft
     bins = 1 if recipe.gammas is None else len(recipe.gammas)
@@ -265,23 +272,16 @@ def launch(
     key = (
         flags,
         warps,
-        logits.dtype,
-        target.dtype,
-        None if class_weight is None else class_weight.dtype,
-        None if upstream is None else upstream.dtype,
         classes,
         inner,
         strides,
         target_strides,
         slope_strides,
         ignore_index,
-        view.data_ptr() % 16 == 0,
-        target.data_ptr() % 16 == 0,
-        logits.device,
     )
     run(
         device.loss_and_gradient,
-        (blocks, outer, 1),
+        (programs, 1, 1),
         key,
         view,
         target,
@@ -293,7 +293,7 @@ def launch(
         view if recipe.accuracies is None else recipe.accuracies,
         view if recipe.passes is None else recipe.passes,
         found,
-        values,
+        value,
         slopes,
         classes,
         inner,
@@ -314,10 +314,7 @@ def launch(
         num_warps=warps,
     )
     out = slopes.view(logits.shape) if gradient else None
-    if upstream is not None:
-        return found, out, found
-    if each:
-        return values.view(logits.shape[:1] + logits.shape[2:]), out, found
-    name = ("finish", count, programs, logits.device)
-    run(device.finish, (1, 1, 1), name, found, programs, factor, count, 1024, num_warps=4)
-    return found[2 * programs], out, found
+    if upstream is None and not each:
+        name = ("finish", count, programs)
+        run(device.finish, (1, 1, 1), name, found, value, programs, factor, count, 1024, num_warps=4)
+    return value, out, found
