@@ -9,7 +9,7 @@ from torch import Tensor
 
 import calibrant
 from calibrant.kernels import Fused, fused, fused_loss
-from calibrant.losses import Loss
+from calibrant.losses import Loss, base
 
 pytest.importorskip("triton")
 HERE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -102,19 +102,34 @@ def test_values_and_gradients(name: str, shape: tuple[int, ...]) -> None:
     assert_same(run(loss, logits, target), expected(loss, logits, target))
 
 
+def use_tiles(monkeypatch: pytest.MonkeyPatch, elements: int, classes: int) -> None:
+    monkeypatch.setattr(fused, "tiling", lambda *shape: (elements, classes, 1))
+    monkeypatch.setattr(fused, "_LAUNCHES", {})
+
+
 @every_loss
-def test_more_classes_than_a_tile_holds(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fused, "_MOST_CLASSES", 4)
-    monkeypatch.setattr(fused, "_PART", 4)
+@pytest.mark.parametrize("tile", [(2, 16), (4, 1)])
+def test_more_than_a_tile_holds(name: str, tile: tuple[int, int], monkeypatch: pytest.MonkeyPatch) -> None:
+    use_tiles(monkeypatch, *tile)
     logits, target = batch(5, 11)
+    target[3] = -100
     loss = create(name, 11)
     assert_same(run(loss, logits, target), expected(loss, logits, target))
 
 
+@pytest.mark.parametrize("tile", [None, (2, 4)])
 @pytest.mark.parametrize("weighted", [False, True])
 @pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
 @pytest.mark.parametrize("name", ["ce", "cals-alm", "dual-focal"])
-def test_reductions_and_class_weights(name: str, reduction: str, weighted: bool) -> None:
+def test_reductions_and_class_weights(
+    name: str,
+    reduction: str,
+    weighted: bool,
+    tile: tuple[int, int] | None,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    if tile is not None:
+        use_tiles(monkeypatch, *tile)
     logits, target = batch(3, 4, 5)
     target[0, ::2] = 255
     weight = [0.5, 2.0, 0.0, 1.0] if weighted else None
@@ -123,9 +138,14 @@ def test_reductions_and_class_weights(name: str, reduction: str, weighted: bool)
     assert_same(run(loss, logits, target, upstream), expected(loss, logits, target, upstream))
 
 
+@pytest.mark.parametrize("tile", [None, (2, 2)])
 @pytest.mark.parametrize("shape", [(4, 5), (2, 3, 4)])
 @pytest.mark.parametrize("name", SOFT)
-def test_probabilities(name: str, shape: tuple[int, ...]) -> None:
+def test_probabilities(
+    name: str, shape: tuple[int, ...], tile: tuple[int, int] | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if tile is not None:
+        use_tiles(monkeypatch, *tile)
     logits, _ = batch(*shape)
     target = batch(*shape, seed=3)[0].softmax(1)
     loss = create(name, shape[1])
@@ -142,7 +162,8 @@ def test_ties(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["ce", "cals-alm"])
 @pytest.mark.parametrize("layout", ["transposed", "strided", "channels last"])
-def test_any_strides(name: str, layout: str) -> None:
+def test_any_strides(name: str, layout: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    use_tiles(monkeypatch, 2, 8)
     if layout == "channels last":
         logits, target = batch(2, 5, 3, 4)
         logits = logits.to(memory_format=torch.channels_last)
@@ -256,3 +277,38 @@ def test_what_the_kernel_does_not_know_is_left_to_torch() -> None:
     assert fused.can_fuse(logits, target) == (HERE == "cuda")
     assert not fused.can_fuse(logits.double(), target)
     assert not fused.can_fuse(logits[:0], target[:0])
+
+
+@pytest.mark.parametrize(
+    ("name", "reduction", "weighted"),
+    [
+        ("ce", "mean", True),
+        ("cals-alm", "mean", False),
+        ("adafocal", "sum", False),
+        ("dual-focal", "none", True),
+    ],
+)
+def test_compiles(name: str, reduction: str, weighted: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(base, "can_fuse", lambda logits, target: True)
+    use_tiles(monkeypatch, 4, 8)
+    torch._dynamo.reset()
+    weight = [0.5, 2.0, 0.0, 1.0, 3.0] if weighted else None
+    loss = create(name, 5, reduction=reduction, class_weight=weight)
+    compiled = torch.compile(loss, fullgraph=True, backend="aot_eager")
+    for seed in range(2):
+        logits, target = batch(6, 5, seed=seed)
+        target[2] = -100
+        wanted = expected(loss, logits, target)
+        logits.requires_grad_()
+        value = compiled(logits, target)
+        value.backward(torch.ones_like(value))
+        assert_same((value.detach(), logits.grad), wanted)
+        for learned in loss.learned().values():
+            learned += 0.5  # a compiled loss sees what it learns
+
+
+def test_the_compiler_is_told_the_truth() -> None:
+    logits, target = batch(6, 5)
+    loss = create("cals-alm", 5)
+    arguments = (logits.requires_grad_(), target, *fused._flat(loss.fused(), ("mean", -100, None)))
+    torch.library.opcheck(torch.ops.calibrant.loss, arguments)

@@ -35,6 +35,12 @@ RATED = tl.constexpr(3)  # exp(rate (p - accuracy of the bin))
 
 
 @triton.jit
+def _exp(x):
+    """exp(x), or 0 where that is below the smallest normal number; `tl.exp` takes twice as long."""
+    return tl.exp2(x * 1.4426950408889634)
+
+
+@triton.jit
 def _penalty(shifted, weight, multiplier, margin, per_unit, EXTRA: tl.constexpr):
     """The penalty of each class, and its slope by the violation."""
     violation = (-shifted - margin) * per_unit
@@ -71,13 +77,13 @@ def _sums(
     SOFT: tl.constexpr,
 ):
     """Two sums over the classes of a tile, and how many attain the maximum: what `_outcome` needs."""
-    first = tl.sum(tl.zeros_like(e), 1)
+    first = tl.zeros((e.shape[0],), tl.float32)
     second = first
     ties = first
     if EXTRA == UNIFORM:
         first = tl.sum(tl.where(inside, shifted, 0.0), 1)
     elif EXTRA == ENTROPY:
-        first = tl.sum(tl.where(inside, e * shifted, 0.0), 1)
+        first = tl.sum(e * tl.maximum(shifted, -1e30), 1)  # not 0 times infinity
     elif EXTRA == SQUARED:
         if SOFT:
             first = tl.sum(e * target, 1)
@@ -86,10 +92,11 @@ def _sums(
         else:
             first = tl.sum(tl.where(is_target, 0.0, e * e), 1)
     elif EXTRA >= HINGE:
-        value, slope = _penalty(shifted, weight, multiplier, margin, per_unit, EXTRA)
-        first = tl.sum(tl.where(inside, value, 0.0), 1)
-        second = tl.sum(tl.where(inside, slope, 0.0), 1)
-        ties = tl.sum(tl.where(inside & (shifted == 0), 1.0, 0.0), 1)
+        # Beyond the last class there is no violation, and then no penalty.
+        value, slope = _penalty(tl.where(inside, shifted, 0.0), weight, multiplier, margin, per_unit, EXTRA)
+        first = tl.sum(value, 1)
+        second = tl.sum(slope, 1)
+        ties = tl.sum(tl.where(shifted == 0, 1.0, 0.0), 1)
     return first, second, ties
 
 
@@ -120,7 +127,7 @@ def _exponent(
             index += ((edge < position) | (edge == lowest)).to(tl.int32)
         exponent = tl.load(gammas + index).to(tl.float32)
         if GAMMA == RATED:
-            rated = tl.exp(gamma * (p - tl.load(accuracies + index).to(tl.float32)))
+            rated = _exp(gamma * (p - tl.load(accuracies + index).to(tl.float32)))
             exponent = tl.where(tl.load(passes) > 0, rated, exponent)
     return exponent
 
@@ -129,7 +136,7 @@ def _exponent(
 def _expm1(x):
     """exp(x) - 1 for x ≤ 0, without cancellation near 0."""
     series = x * (1 + x * (0.5 + x * (0.16666667 + x * (0.041666668 + x * (0.008333334 + x * 0.0013888889)))))
-    return tl.where(x > -0.35, series, tl.exp(x) - 1)
+    return tl.where(x > -0.35, series, _exp(x) - 1)
 
 
 @triton.jit
@@ -248,28 +255,49 @@ def _rest(
     SOFT: tl.constexpr,
 ):
     """What a class gets beside the multiple of its probability and the amount at the true class."""
-    rest = tl.zeros_like(e)
+    rest = 0.0
     if EXTRA == UNIFORM:
-        rest -= amount / K
+        rest = -amount / K
     elif EXTRA == ENTROPY:
-        rest += aside[:, None] * e * shifted
+        rest = aside[:, None] * e * tl.maximum(shifted, -1e30)
     elif EXTRA == SQUARED:
         if SOFT:
-            rest += aside[:, None] * e * (e * aside[:, None] / 2 - target)
+            rest = aside[:, None] * e * (e * aside[:, None] / 2 - target)
         else:
-            rest += tl.where(is_target, 0.0, aside[:, None] * e * e)
+            rest = tl.where(is_target, 0.0, aside[:, None] * e * e)
     elif EXTRA >= HINGE:
         _, slope = _penalty(shifted, weight, multiplier, margin, per_unit, EXTRA)
-        rest += tl.where(shifted == 0, aside[:, None], 0.0) - slope * (amount * per_unit)
+        rest = tl.where(shifted == 0, aside[:, None], 0.0) - slope * (amount * per_unit)
     if BASE == DUAL:
-        hit = (shifted < shifted_at_target[:, None]) & (e == best[:, None]) & (best[:, None] > 0)
-        rest += tl.where(hit, aside[:, None], 0.0)
+        hit = (shifted < shifted_at_target[:, None]) & (e == best[:, None])
+        rest = tl.where(hit, aside[:, None], 0.0)
     if SOFT and EXTRA != SQUARED:
         rest -= likelihood * target
     return rest
 
 
 @triton.jit
+def _tile(rows, columns, stride, present, K: tl.constexpr, other: tl.constexpr):
+    """Some classes of some elements, in float32; ``other`` beyond the last class and element."""
+    here = present[:, None] & (columns < K)[None, :]
+    places = rows[:, None] + columns.to(tl.int64)[None, :] * stride
+    return tl.load(places, mask=here, other=other).to(tl.float32)
+
+
+@triton.jit
+def _per_class(values, columns, other: tl.constexpr, K: tl.constexpr, GIVEN: tl.constexpr):
+    """One number for each class of a tile, ``(1, BK)``; 1 where none are given."""
+    if GIVEN:
+        numbers = tl.load(values + columns, mask=columns < K, other=other).to(tl.float32)[None, :]
+    else:
+        numbers = tl.full((1, columns.shape[0]), 1.0, tl.float32)
+    return numbers
+
+
+_PER_CLASS = ["class_weight", "penalty_weight", "multiplier", "gammas", "edges", "accuracies", "passes"]
+
+
+@triton.jit(do_not_specialize_on_alignment=[*_PER_CLASS, "upstream"])
 def loss_and_gradient(
     logits,
     target,
@@ -283,7 +311,6 @@ def loss_and_gradient(
     found,
     values,
     gradient,
-    K,
     S,
     logits_b,
     logits_k,
@@ -304,6 +331,7 @@ def loss_and_gradient(
     gamma,
     other_gamma,
     threshold,
+    K: tl.constexpr,
     BINS: tl.constexpr,
     EXTRA: tl.constexpr,
     BASE: tl.constexpr,
@@ -316,26 +344,31 @@ def loss_and_gradient(
     EACH: tl.constexpr,
     UPSTREAM: tl.constexpr,
     SINGLE: tl.constexpr,
+    ALONE: tl.constexpr,
+    ALIGNED: tl.constexpr,
     R: tl.constexpr,
     BK: tl.constexpr,
 ):
     """Losses of R elements, their sum, and the gradient of their logits.
 
-    Element ``s`` of batch entry ``b`` has its class ``k`` at ``b·logits_b + k·logits_k + s·logits_s``. Each
-    element enters by ``scale``. For P programs `found` has P sums of losses, P sums of what the mean ought to
-    divide by, and a place for the gradient's correction, which `finish` makes of them.
+    Element ``s`` of batch entry ``b`` has its class ``k`` at ``b·logits_b + k·logits_k + s·logits_s``, where
+    ``ALIGNED`` divides ``logits_s`` and ``gradient_s``. Each element enters by ``scale``. For P programs
+    `found` has a place for the gradient's correction, P sums of losses, and P sums of what the mean ought to
+    divide by, of which `finish` makes it. A program that is ``ALONE`` needs no correction.
     """
     blocks = tl.cdiv(S, R)
     place, programs = tl.program_id(0), tl.num_programs(0)
     b = (place // blocks).to(tl.int64)
     s = place % blocks * R + tl.arange(0, R)
     present = s < S
-    row = logits + b * logits_b + s.to(tl.int64) * logits_s
-    out = gradient + b * gradient_b + s.to(tl.int64) * gradient_s
+    # Known to be aligned, the numbers of a row travel in groups.
+    row = logits + b * logits_b + tl.multiple_of(s.to(tl.int64) * logits_s, ALIGNED)
+    out = gradient + b * gradient_b + tl.multiple_of(s.to(tl.int64) * gradient_s, ALIGNED)
     k = tl.arange(0, BK)
-    factor = tl.zeros((R,), tl.float32) + scale
+    factor = tl.full((R,), 1.0, tl.float32) * scale
+    known = present
     if SOFT:
-        label = tl.zeros((R,), tl.int64)
+        label = tl.zeros((R,), tl.int32)
         valid = present
         soft_row = target + b * target_b + s.to(tl.int64) * target_s
     else:
@@ -343,51 +376,49 @@ def loss_and_gradient(
             target + b * target_b + s.to(tl.int64) * target_s, mask=present, other=ignore_index
         ).to(tl.int64)
         valid = present & (label != ignore_index)
-        label = tl.where(valid, label, 0)
-        known = (label >= 0) & (label < K)
+        known = valid & (label >= 0) & (label < K)
+        label = tl.where(known, label, 0).to(tl.int32)
         soft_row = target
         if WEIGHTED:
-            factor *= tl.load(class_weight + label, mask=valid & known, other=0.0).to(tl.float32)
+            factor *= tl.load(class_weight + label, mask=known, other=0.0).to(tl.float32)
     factor = tl.where(valid, factor, 0.0)
     if COUNT:
         weighed = tl.where(valid, 1.0, 0.0)
         if WEIGHTED:
             weighed = factor / scale
-        tl.store(found + programs + place, tl.sum(weighed))
-    if UPSTREAM > 0:
-        factor *= tl.load(found + 2 * programs)
+        if ALONE:
+            counted = tl.sum(weighed) * scale
+            factor *= tl.where(counted > 0, 1 / counted, 1.0)
+        else:
+            tl.store(found + 1 + programs + place, tl.sum(weighed))
+    at = tl.zeros((R,), tl.float32)
+    if not SOFT:
+        at = tl.load(row + label.to(tl.int64) * logits_k, mask=known, other=float("nan")).to(tl.float32)
 
     # The maximum and the sum of exponentials: in one go, or while the row passes by.
-    top = tl.full((R,), float("-inf"), tl.float32)
-    total = tl.zeros((R,), tl.float32)
     if SINGLE:
-        inside = k < K
-        here = present[:, None] & inside[None, :]
-        x = tl.load(row[:, None] + k.to(tl.int64)[None, :] * logits_k, mask=here, other=float("-inf")).to(
-            tl.float32
-        )
+        x = _tile(row, k, logits_k, present, K, float("-inf"))
         top = tl.max(x, 1)
         top = tl.where(top == float("-inf"), 0.0, top)
-        e = tl.exp(x - top[:, None])
+        x -= top[:, None]
+        e = _exp(x)
         total = tl.sum(e, 1)
+        weights = _per_class(penalty_weight, k, 1.0, K, EXTRA > HINGE)
+        multipliers = _per_class(multiplier, k, 0.0, K, MULTIPLIED)
     else:
+        top = tl.full((R,), float("-inf"), tl.float32)
+        total = tl.zeros((R,), tl.float32)
         for start in range(0, K, BK):
-            here = present[:, None] & ((start + k) < K)[None, :]
-            x = tl.load(
-                row[:, None] + (start + k).to(tl.int64)[None, :] * logits_k, mask=here, other=float("-inf")
-            ).to(tl.float32)
+            x = _tile(row, start + k, logits_k, present, K, float("-inf"))
             higher = tl.maximum(top, tl.max(x, 1))
             safe = tl.where(higher == float("-inf"), 0.0, higher)
-            total = total * tl.exp(top - safe) + tl.sum(tl.exp(x - safe[:, None]), 1)
+            total = total * _exp(top - safe) + tl.sum(_exp(x - safe[:, None]), 1)
             top = higher
         top = tl.where(top == float("-inf"), 0.0, top)
     total = tl.where(present, total, 1.0)
 
-    shifted_at_target = tl.zeros((R,), tl.float32)
-    mass = tl.zeros((R,), tl.float32) + 1
-    if not SOFT:
-        at = tl.load(row + label * logits_k, mask=valid & known, other=float("nan")).to(tl.float32)
-        shifted_at_target = tl.where(valid, at - top, 0.0)
+    shifted_at_target = tl.where(valid, at - top, 0.0)
+    mass = tl.full((R,), 1.0, tl.float32)
 
     # What this loss needs beside them, over all classes.
     first = tl.zeros((R,), tl.float32)
@@ -398,38 +429,29 @@ def loss_and_gradient(
     if SOFT or EXTRA != NOTHING or BASE == DUAL:
         if SOFT:
             mass = tl.zeros((R,), tl.float32)
+            shifted_at_target = tl.zeros((R,), tl.float32)
         for start in range(0, 1 if SINGLE else K, BK):
-            column = start + k
-            inside = column < K
-            here = present[:, None] & inside[None, :]
+            columns = start + k
             if not SINGLE:
-                x = tl.load(
-                    row[:, None] + column.to(tl.int64)[None, :] * logits_k, mask=here, other=float("-inf")
-                ).to(tl.float32)
-                e = tl.exp(x - top[:, None])
-            shifted = x - top[:, None]
-            is_target = column[None, :] == label[:, None]
-            t = tl.zeros_like(e)
+                x = _tile(row, columns, logits_k, present, K, float("-inf")) - top[:, None]
+                e = _exp(x)
+                weights = _per_class(penalty_weight, columns, 1.0, K, EXTRA > HINGE)
+                multipliers = _per_class(multiplier, columns, 0.0, K, MULTIPLIED)
+            inside = (columns < K)[None, :]
+            is_target = columns[None, :] == label[:, None]
+            t = e
             if SOFT:
-                t = tl.load(
-                    soft_row[:, None] + column.to(tl.int64)[None, :] * target_k, mask=here, other=0.0
-                ).to(tl.float32)
+                t = _tile(soft_row, columns, target_k, present, K, 0.0)
                 mass += tl.sum(t, 1)
-                shifted_at_target += tl.sum(tl.where(here, t * shifted, 0.0), 1)
-            weights = tl.zeros((1, BK), tl.float32) + 1
-            multipliers = tl.zeros((1, BK), tl.float32) + 1
-            if EXTRA > HINGE:
-                weights = tl.load(penalty_weight + column, mask=inside, other=1.0).to(tl.float32)[None, :]
-            if MULTIPLIED:
-                multipliers = tl.load(multiplier + column, mask=inside, other=1.0).to(tl.float32)[None, :]
-            more = _sums(shifted, e, here, is_target, t, weights, multipliers, margin, per_unit, EXTRA, SOFT)
+                shifted_at_target += tl.sum(tl.where(t == 0, 0.0, t * x), 1)
+            more = _sums(x, e, inside, is_target, t, weights, multipliers, margin, per_unit, EXTRA, SOFT)
             first += more[0]
             second += more[1]
             ties += more[2]
             if BASE == DUAL:
-                below = tl.where(here & (shifted < shifted_at_target[:, None]), e, 0.0)
+                below = tl.where(x < shifted_at_target[:, None], e, 0.0)
                 leader = tl.max(below, 1)
-                number = tl.sum(tl.where((below == leader[:, None]) & (below > 0), 1.0, 0.0), 1)
+                number = tl.sum(tl.where(below == leader[:, None], 1.0, 0.0), 1)
                 hits = tl.where(leader > best, number, tl.where(leader == best, hits + number, hits))
                 best = tl.maximum(best, leader)
 
@@ -463,8 +485,10 @@ def loss_and_gradient(
     if UPSTREAM == 0:
         if EACH:
             tl.store(values + b * S + s, value, mask=present)
+        elif ALONE:
+            tl.store(values, tl.sum(value))
         else:
-            tl.store(found + place, tl.sum(value))
+            tl.store(found + 1 + place, tl.sum(value))
     elif UPSTREAM == 1:
         factor *= tl.load(upstream).to(tl.float32)
     else:
@@ -473,33 +497,22 @@ def loss_and_gradient(
         along = along * factor / total
         at_target = at_target * factor
         for start in range(0, 1 if SINGLE else K, BK):
-            column = start + k
-            inside = column < K
-            here = present[:, None] & inside[None, :]
+            columns = start + k
             if not SINGLE:
-                x = tl.load(
-                    row[:, None] + column.to(tl.int64)[None, :] * logits_k, mask=here, other=float("-inf")
-                ).to(tl.float32)
-                e = tl.exp(x - top[:, None])
-            shifted = x - top[:, None]
-            is_target = column[None, :] == label[:, None]
+                x = _tile(row, columns, logits_k, present, K, float("-inf")) - top[:, None]
+                e = _exp(x)
+                weights = _per_class(penalty_weight, columns, 1.0, K, EXTRA > HINGE)
+                multipliers = _per_class(multiplier, columns, 0.0, K, MULTIPLIED)
+            is_target = columns[None, :] == label[:, None]
             slope = along[:, None] * e
             if not SOFT:
-                slope += tl.where(is_target, at_target[:, None], 0.0)
+                slope = tl.where(is_target, slope + at_target[:, None], slope)
             if SOFT or EXTRA != NOTHING or BASE == DUAL:
-                t = tl.zeros_like(e)
+                t = e
                 if SOFT:
-                    t = tl.load(
-                        soft_row[:, None] + column.to(tl.int64)[None, :] * target_k, mask=here, other=0.0
-                    ).to(tl.float32)
-                weights = tl.zeros((1, BK), tl.float32) + 1
-                multipliers = tl.zeros((1, BK), tl.float32) + 1
-                if EXTRA > HINGE:
-                    weights = tl.load(penalty_weight + column, mask=inside, other=1.0).to(tl.float32)[None, :]
-                if MULTIPLIED:
-                    multipliers = tl.load(multiplier + column, mask=inside, other=1.0).to(tl.float32)[None, :]
-                rest = _rest(
-                    shifted,
+                    t = _tile(soft_row, columns, target_k, present, K, 0.0)
+                slope += factor[:, None] * _rest(
+                    x,
                     e,
                     is_target,
                     t,
@@ -517,10 +530,10 @@ def loss_and_gradient(
                     BASE,
                     SOFT,
                 )
-                slope += tl.where(here, rest, 0.0) * factor[:, None]
             # An ignored element has a gradient of exactly 0 whatever its logits are.
             slope = tl.where(valid[:, None], slope, 0.0)
-            tl.store(out[:, None] + column.to(tl.int64)[None, :] * gradient_k, slope, mask=here)
+            here = present[:, None] & (columns < K)[None, :]
+            tl.store(out[:, None] + columns.to(tl.int64)[None, :] * gradient_k, slope, mask=here)
 
 
 @triton.jit
@@ -531,21 +544,21 @@ def finish(found, result, programs, scale, COUNT: tl.constexpr, BLOCK: tl.conste
     count = tl.zeros((BLOCK,), tl.float32)
     for start in range(0, programs, BLOCK):
         inside = start + index < programs
-        value += tl.load(found + start + index, mask=inside, other=0.0)
+        value += tl.load(found + 1 + start + index, mask=inside, other=0.0)
         if COUNT:
-            count += tl.load(found + programs + start + index, mask=inside, other=0.0)
+            count += tl.load(found + 1 + programs + start + index, mask=inside, other=0.0)
     by = 1.0
     if COUNT:
         total = tl.sum(count) * scale
         by = tl.where(total > 0, 1 / total, 1.0)
     tl.store(result, tl.sum(value) * by)
-    tl.store(found + 2 * programs, by)
+    tl.store(found, by)
 
 
-@triton.jit
-def scale_in_place(tensor, factor, found, programs, size, BLOCK: tl.constexpr):
+@triton.jit(do_not_specialize_on_alignment=["factor"])
+def scale_in_place(tensor, factor, correction, size, BLOCK: tl.constexpr):
     """Multiply by two numbers on the device; by 1, which it mostly is, without a look at the tensor."""
-    by = tl.load(factor).to(tl.float32) * tl.load(found + 2 * programs)
+    by = tl.load(factor).to(tl.float32) * tl.load(correction)
     if by != 1.0:
         for start in range(tl.program_id(0).to(tl.int64) * BLOCK, size, tl.num_programs(0) * BLOCK):
             index = start + tl.arange(0, BLOCK)

@@ -6,17 +6,16 @@ they are read once, and the gradient, the only tensor of their size, is written 
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, fields
-from functools import cache
-from typing import Any
+import math
+from collections.abc import Callable, Sequence
+from importlib.util import find_spec
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 
-@dataclass(frozen=True)
-class Fused:
+class Fused(NamedTuple):
     """A loss as the kernel knows it: ``-c log p`` plus something, or a power times ``-log p``.
 
     Attributes:
@@ -33,8 +32,8 @@ class Fused:
         gamma: the exponent; below a threshold; or the rate of a rated one.
         other_gamma: the exponent above the threshold.
         threshold: of p.
-        multiplier: ``(K,)``, λ.
         penalty_weight: ``(K,)``, ρ.
+        multiplier: ``(K,)``, λ.
         gammas: ``(bins,)``.
         edges: ``(bins + 1,)``.
         accuracies: ``(bins,)``.
@@ -51,8 +50,8 @@ class Fused:
     gamma: float = 0.0
     other_gamma: float = 0.0
     threshold: float = 0.0
-    multiplier: Tensor | None = None
     penalty_weight: Tensor | None = None
+    multiplier: Tensor | None = None
     gammas: Tensor | None = None
     edges: Tensor | None = None
     accuracies: Tensor | None = None
@@ -60,28 +59,18 @@ class Fused:
 
     def kept(self) -> Fused:
         """The same with copies of the tensors: a graph must not see what the next adaptation does to them."""
-        values: dict[str, Any] = {field.name: getattr(self, field.name) for field in fields(self)}
-        for name, value in values.items():
-            if isinstance(value, Tensor):
-                values[name] = value.clone()
-        return Fused(**values)
+        copies: dict[str, Any] = {
+            name: value.clone() for name, value in self._asdict().items() if isinstance(value, Tensor)
+        }
+        return self._replace(**copies)
 
 
 EXTRAS = ("nothing", "uniform", "entropy", "squared", "hinge", "phr", "p2", "p3")
 BASES = ("plain", "doubt", "belief", "dual")
 EXPONENTS = ("fixed", "threshold", "binned", "rated")
 
-# Numbers of logits in a tile; the most classes that are held at once; how many are where there are more.
-_TILE, _MOST_CLASSES, _PART = 4096, 16384, 8192
 
-
-@cache
-def _triton_is_there() -> bool:
-    try:
-        import triton  # type: ignore[import-not-found, import-untyped, unused-ignore]  # noqa: F401
-    except ImportError:
-        return False
-    return True
+_TRITON = find_spec("triton") is not None
 
 
 def can_fuse(logits: Tensor, target: Tensor) -> bool:
@@ -91,9 +80,8 @@ def can_fuse(logits: Tensor, target: Tensor) -> bool:
         and logits.dtype in (torch.float32, torch.bfloat16, torch.float16)
         and logits.numel() > 0
         and not target.requires_grad
-        and not torch.compiler.is_compiling()
         and not torch._C._are_functorch_transforms_active()
-        and _triton_is_there()
+        and _TRITON
     )
 
 
@@ -122,6 +110,9 @@ def fused_loss(
         A float32 scalar, or ``(B, *S)`` for ``reduction="none"``.
     """
     options = (reduction, ignore_index, class_weight)
+    if torch.compiler.is_compiling():
+        compiled: Tensor = _loss(logits, target, *_flat(recipe, options))[0]
+        return compiled
     value: Tensor = _FusedLoss.apply(logits, target, recipe, options, eager)  # type: ignore[no-untyped-call]
     return value
 
@@ -155,48 +146,271 @@ class _FusedLoss(torch.autograd.Function):
             (gradient,) = torch.autograd.grad(value, logits, upstream, create_graph=True)
         elif gradient is None:  # also in a second pass over a retained graph
             logits, target = ctx.saved_tensors
-            upstream = upstream.contiguous()
-            gradient = launch(ctx.recipe, logits, target, ctx.options, True, upstream, ctx.found)[1]
+            upstream = upstream.contiguous() if ctx.found is None else upstream * ctx.found[0]
+            gradient = launch(ctx.recipe, logits, target, ctx.options, True, upstream)[1]
         else:
             scale(gradient, upstream, ctx.found)
         return gradient, None, None, None, None
 
 
-_PLANS: dict[tuple[Any, ...], Any] = {}
+# What `torch.compile` calls: it needs functions of plain arguments, whose results it can foretell.
 
 
-def run(
-    kernel: Any, grid: tuple[int, int, int], key: tuple[Any, ...], *arguments: Any, **settings: Any
-) -> None:
-    """Launch a kernel; the second time with the same key without Triton's look at every argument.
+def _flat(recipe: Fused, options: tuple[Any, ...]) -> tuple[Any, ...]:
+    return (*recipe[:3], list(recipe[3:10]), *recipe[10:], *options)
+
+
+@torch.library.custom_op("calibrant::loss", mutates_args=())
+def _loss(
+    logits: Tensor,
+    target: Tensor,
+    extra: str,
+    base: str,
+    exponent: str,
+    numbers: Sequence[float],
+    penalty_weight: Tensor | None,
+    multiplier: Tensor | None,
+    gammas: Tensor | None,
+    edges: Tensor | None,
+    accuracies: Tensor | None,
+    passes: Tensor | None,
+    reduction: str,
+    ignore_index: int,
+    class_weight: Tensor | None,
+) -> tuple[Tensor, Tensor]:
+    """The loss, and what the gradient has to be multiplied by in the backward pass."""
+    learned = penalty_weight, multiplier, gammas, edges, accuracies, passes
+    recipe = Fused._make((extra, base, exponent, *numbers, *learned))
+    value, _, found = launch(recipe, logits, target, (reduction, ignore_index, class_weight), False)
+    return value, value.new_ones(()) if found is None else found[0].clone()
+
+
+@torch.library.custom_op("calibrant::loss_backward", mutates_args=())
+def _loss_backward(
+    upstream: Tensor,
+    logits: Tensor,
+    target: Tensor,
+    extra: str,
+    base: str,
+    exponent: str,
+    numbers: Sequence[float],
+    penalty_weight: Tensor | None,
+    multiplier: Tensor | None,
+    gammas: Tensor | None,
+    edges: Tensor | None,
+    accuracies: Tensor | None,
+    passes: Tensor | None,
+    reduction: str,
+    ignore_index: int,
+    class_weight: Tensor | None,
+) -> Tensor:
+    """The gradient, from a second look at the logits: the compiler could not have it changed in place."""
+    learned = penalty_weight, multiplier, gammas, edges, accuracies, passes
+    recipe = Fused._make((extra, base, exponent, *numbers, *learned))
+    options = reduction, ignore_index, class_weight
+    gradient = launch(recipe, logits, target, options, True, upstream.contiguous())[1]
+    assert gradient is not None
+    return gradient
+
+
+@_loss.register_fake
+def _(logits: Tensor, target: Tensor, *flat: Any) -> tuple[Tensor, Tensor]:
+    each = flat[-3] == "none"
+    shape = logits.shape[:1] + logits.shape[2:] if each else ()
+    return logits.new_empty(shape, dtype=torch.float32), logits.new_empty((), dtype=torch.float32)
+
+
+@_loss_backward.register_fake
+def _(upstream: Tensor, logits: Tensor, *rest: Any) -> Tensor:
+    return torch.empty_like(logits)
+
+
+def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+    places = [number for number, value in enumerate(inputs) if isinstance(value, Tensor)]
+    ctx.places, ctx.plain = places, [None if isinstance(value, Tensor) else value for value in inputs]
+    ctx.save_for_backward(output[1], *(inputs[number] for number in places))
+
+
+def _backward(ctx: Any, upstream: Tensor, _: Any) -> tuple[Tensor | None, ...]:
+    correction, *tensors = ctx.saved_tensors
+    inputs = list(ctx.plain)
+    for number, tensor in zip(ctx.places, tensors, strict=True):
+        inputs[number] = tensor
+    gradient = _loss_backward(upstream * correction, *inputs)
+    return gradient, *(None for _ in inputs[1:])
+
+
+_loss.register_autograd(_backward, setup_context=_keep)
+
+
+class Starter:
+    """Launches a kernel again and again, all but the first time without Triton's look at every argument.
+
+    What the compiled kernel depends on must then be the same each time: types of tensors, whether they begin
+    at a multiple of 16 bytes, and numbers but for those in floating point.
 
     Args:
         kernel: of Triton.
-        grid: of programs.
-        key: all that the compiled kernel depends on beside the tensors' types and places.
+        programs: how many there are.
+        device: where the tensors are.
+        **settings: of the launch.
+    """
+
+    def __init__(self, kernel: Any, programs: int, device: torch.device, **settings: Any) -> None:
+        self._kernel, self._grid, self._settings = kernel, (programs, 1, 1), settings
+        self._device = device.index
+        self._compiled: Callable[..., None] | None = None
+
+    def __call__(self, *arguments: Any) -> None:
+        """Launch with these arguments, all of the kernel's, in order."""
+        # Triton launches on the current device, wherever the data are.
+        if self._device is not None and self._device != torch.cuda.current_device():
+            with torch.cuda.device(self._device):
+                self(*arguments)
+        elif self._compiled is not None:
+            self._compiled(*arguments)
+        else:
+            compiled = self._kernel[self._grid](*arguments, **self._settings)
+            if compiled is not None:  # else it was interpreted
+                self._compiled = compiled[self._grid]
+
+
+_STARTERS: dict[tuple[Any, ...], Starter] = {}
+
+
+def run(kernel: Any, programs: int, key: tuple[Any, ...], *arguments: Any, **settings: Any) -> None:
+    """Launch a kernel.
+
+    Args:
+        kernel: of Triton.
+        programs: how many there are.
+        key: the numbers among the arguments but for those in floating point, which are compiled in.
         *arguments: all of the kernel's, in order.
         **settings: of the launch.
     """
     tensors = [argument for argument in arguments if isinstance(argument, Tensor)]
-    # Triton compiles for the types of tensors and for whether they begin at a multiple of 16 bytes.
-    key = (*key, *((tensor.dtype, tensor.data_ptr() % 16) for tensor in tensors), tensors[0].device)
-    plan = _PLANS.get(key)
-    # Triton launches on the current device, wherever the data are.
-    with torch.cuda.device_of(tensors[0]):  # type: ignore[no-untyped-call]
-        if plan is None:
-            _PLANS[key] = kernel[grid](*arguments, **settings)
-        else:
-            plan[grid](*arguments)
+    places = ((tensor.dtype, tensor.data_ptr() % 16) for tensor in tensors)
+    key = (kernel, programs, *key, *places, tensors[0].device)
+    starter = _STARTERS.get(key)
+    if starter is None:
+        starter = _STARTERS[key] = Starter(kernel, programs, tensors[0].device, **settings)
+    starter(*arguments)
 
 
-def scale(tensor: Tensor, factor: Tensor, found: Tensor) -> None:
-    """Multiply a dense tensor by a number and by the correction that was found, both on its device."""
+def scale(tensor: Tensor, factor: Tensor, found: Tensor | None) -> None:
+    """Multiply a dense tensor by a number, and by the correction that was found, both on its device."""
+    if found is None:
+        tensor.mul_(factor)
+        return
     from calibrant.kernels.device import scale_in_place
 
-    size, programs = tensor.numel(), found.numel() // 2
-    grid = (max(1, min(-(-size // 4096), 528)), 1, 1)
-    key = ("scale", size, programs)
-    run(scale_in_place, grid, key, tensor, factor, found, programs, size, 4096, num_warps=8)
+    size = tensor.numel()
+    programs = max(1, min(-(-size // 4096), 528))
+    run(scale_in_place, programs, (size,), tensor, factor, found, size, 4096, num_warps=8)
+
+
+_FEW = 1 << 14
+"""So many logits are left to a single program: then a second kernel need not add up what several found."""
+
+
+def tiling(
+    classes: int, elements: int, adjacent: bool, bytes_each: int, numbers_per_class: int
+) -> tuple[int, int, int]:
+    """Elements and classes of a tile, and the warps that work on it; as measured best on an H200.
+
+    Args:
+        classes: K.
+        elements: that lie in a row.
+        adjacent: whether memory holds the classes of an element side by side.
+        bytes_each: of a logit.
+        numbers_per_class: that the loss has learned, and a warp keeps at hand.
+    """
+    most = max(2, 1 << max(0, classes - 1).bit_length())
+    together = max(1, 1 << max(0, elements - 1).bit_length())
+    if most * together <= _FEW:
+        return together, most, 8 if most * together > 4096 else 4
+    if not adjacent:  # every thread has elements of its own, and passes through their classes
+        return 512, 1 if bytes_each == 2 else 4, 4
+    if most > 16384:  # more than fit at once
+        return 1, 8192, 8
+    # Few warps, which need not wait for one another, with as many logits as their registers hold.
+    rows = max(1, 2048 // most)
+    return rows, most, max(1, rows * most // (2048 if numbers_per_class > 1 else 1024))
+
+
+class _Launch:
+    """A call of the kernel, ready but for the tensors: all that depends on shapes and hyper-parameters.
+
+    Attributes:
+        programs: how many there are; 0 if one does it all.
+    """
+
+    def __init__(
+        self,
+        recipe: Fused,
+        logits: Tensor,
+        slopes: Tensor,
+        target: Tensor,
+        options: tuple[Any, ...],
+        gradient: bool,
+        upstream: Tensor | None,
+    ) -> None:
+        from calibrant.kernels import device
+
+        reduction, ignore_index, class_weight = options
+        classes, soft = logits.shape[1], target.is_floating_point()
+        strides: tuple[int, ...]
+        slope_strides: tuple[int, ...]
+        target_strides: tuple[int, ...]
+        if logits.ndim == 2:
+            outer, inner = 1, logits.shape[0]
+            strides, slope_strides = ((0, part.stride(1), part.stride(0)) for part in (logits, slopes))
+            target_strides = (0, target.stride(1) if soft else 0, target.stride(0))
+        else:
+            outer, inner = logits.shape[0], logits.shape[2]
+            strides, slope_strides = logits.stride(), slopes.stride()
+            target_strides = target.stride() if soft else (target.stride(0), 0, target.stride(1))
+        numbers = sum(numbers is not None for numbers in (recipe.penalty_weight, recipe.multiplier))
+        rows, tile, warps = tiling(classes, inner, strides[1] == 1, logits.element_size(), numbers)
+        programs = -(-inner // rows) * outer
+        each = reduction == "none"
+        alone = programs == 1 and not each
+        count = reduction == "mean" and not soft
+        self.programs = 0 if alone else programs
+        self.start = Starter(device.loss_and_gradient, programs, logits.device, num_warps=warps)
+        self.finish = Starter(device.finish, 1, logits.device, num_warps=4)
+        self.count = count
+        self.factor = 1 / max(1, outer * inner) if reduction == "mean" else 1.0
+        self.places = (inner, *strides, *target_strides, *slope_strides, ignore_index, self.factor)
+        self.choices = (
+            recipe.likelihood,
+            recipe.amount,
+            recipe.margin,
+            1 / recipe.unit,
+            recipe.gamma,
+            recipe.other_gamma,
+            recipe.threshold,
+            classes,
+            1 if recipe.gammas is None else len(recipe.gammas),
+            EXTRAS.index(recipe.extra),
+            BASES.index(recipe.base),
+            EXPONENTS.index(recipe.exponent),
+            soft,
+            class_weight is not None,
+            recipe.multiplier is not None,
+            count,
+            gradient,
+            each,
+            0 if upstream is None else 2 if upstream.ndim else 1,
+            tile >= classes,
+            alone,
+            math.gcd(strides[2], slope_strides[2], 16),
+            rows,
+            tile,
+        )
+
+
+_LAUNCHES: dict[tuple[Any, ...], _Launch] = {}
 
 
 def launch(
@@ -206,115 +420,65 @@ def launch(
     options: tuple[Any, ...],
     gradient: bool,
     upstream: Tensor | None = None,
-    found: Tensor | None = None,
-) -> tuple[Tensor, Tensor | None, Tensor]:
+) -> tuple[Tensor, Tensor | None, Tensor | None]:
     """Run the kernel: the loss, the gradient if asked for, and what was found on the way.
 
-    In the backward pass it gets that again, with the upstream gradient.
+    That begins with what the gradient has to be multiplied by; None if by nothing. With an upstream gradient,
+    which must have been multiplied by it, the loss is left out.
     """
-    from calibrant.kernels import device
-
     reduction, ignore_index, class_weight = options
-    classes = logits.shape[1]
-    soft = target.is_floating_point()
-    if logits.ndim == 2:
-        outer, inner = 1, logits.shape[0]
-        view = logits
-        slopes = torch.empty_like(view) if gradient else view
-        strides: tuple[int, ...] = (0, view.stride(1), view.stride(0))
-        slope_strides: tuple[int, ...] = (0, slopes.stride(1), slopes.stride(0))
-        target_strides: tuple[int, ...] = (
-            (0, target.stride(1), target.stride(0)) if soft else (0, 0, target.stride(0))
-        )
-    else:
-        view = logits.flatten(2)  # a copy only of pixels that do not lie in a row
-        outer, inner = logits.shape[0], view.shape[2]
-        slopes = torch.empty_like(view) if gradient else view
-        target = target.flatten(2) if soft else target.flatten(1)
-        strides, slope_strides = view.stride(), slopes.stride()
-        target_strides = target.stride() if soft else (target.stride(0), 0, target.stride(1))
-
-    tile = max(2, 1 << max(0, classes - 1).bit_length())
-    single = tile <= _MOST_CLASSES
-    tile = tile if single else _PART
-    # Pixels lie side by side, so many of them make wide reads; otherwise the classes do.
-    rows = max(1, min(128, (_TILE if strides[1] == 1 else 2 * _TILE) // tile))
-    blocks = -(-inner // rows)
-    warps = 4 if rows * tile <= 2 * _TILE else 8
-    each = reduction == "none"
-    programs = blocks * outer
-    if found is None:
-        found = torch.empty(2 * programs + 1, dtype=torch.float32, device=logits.device)
-        if each:
-            found.fill_(1)  # nothing to correct
-    # Not a part of a larger tensor: autograd forbids to change those in place, as `loss /= steps` does.
-    shape = logits.shape[:1] + logits.shape[2:] if each else ()
-    value = torch.empty(shape, dtype=torch.float32, device=logits.device)
-    factor = 1 / max(1, outer * inner) if reduction == "mean" else 1.0
-    count = reduction == "mean" and not soft
-    bins = 1 if recipe.gammas is None else len(recipe.gammas)
-    flags = (
-        bins,
-        EXTRAS.index(recipe.extra),
-        BASES.index(recipe.base),
-        EXPONENTS.index(recipe.exponent),
-        soft,
-        class_weight is not None,
-        recipe.multiplier is not None,
-        count,
-        gradient,
-        each,
-        0 if upstream is None else 2 if upstream.ndim else 1,
-        single,
-        rows,
-        tile,
-    )
+    shape, place = logits.shape, logits.device
+    dense = logits.ndim > 2
+    view = logits.flatten(2) if dense else logits  # a copy only of pixels that do not lie in a row
+    labels = (target.flatten(2 if target.is_floating_point() else 1)) if dense else target
+    slopes = torch.empty_like(view) if gradient else view
     key = (
-        flags,
-        warps,
-        classes,
-        inner,
-        strides,
-        target_strides,
-        slope_strides,
+        recipe[:10],  # all but the tensors
+        reduction,
         ignore_index,
+        None if class_weight is None else class_weight.dtype,
+        view.shape,
+        view.stride(),
+        view.dtype,
+        view.data_ptr() % 16,
+        labels.stride(),
+        labels.dtype,
+        labels.data_ptr() % 16,
+        gradient,
+        None if upstream is None else upstream.dtype,
+        place,
     )
-    run(
-        device.loss_and_gradient,
-        (programs, 1, 1),
-        key,
+    plan = _LAUNCHES.get(key)
+    if plan is None:
+        plan = _Launch(recipe, view, slopes, labels, options, gradient, upstream)
+        _LAUNCHES[key] = plan
+    each = reduction == "none"
+    programs = plan.programs
+    found = None
+    if programs and not each:
+        found = torch.empty(2 * programs + 1, dtype=torch.float32, device=place)
+    # Not a part of a larger tensor: autograd forbids to change those in place, as `loss /= steps` does.
+    value = torch.empty(shape[:1] + shape[2:] if each else (), dtype=torch.float32, device=place)
+    weights, multipliers, gammas, edges, accuracies, passes = recipe[10:]
+    plan.start(
         view,
-        target,
+        labels,
         view if class_weight is None else class_weight,
-        view if recipe.penalty_weight is None else recipe.penalty_weight,
-        view if recipe.multiplier is None else recipe.multiplier,
-        view if recipe.gammas is None else recipe.gammas,
-        view if recipe.edges is None else recipe.edges,
-        view if recipe.accuracies is None else recipe.accuracies,
-        view if recipe.passes is None else recipe.passes,
-        found,
+        view if weights is None else weights,
+        view if multipliers is None else multipliers,
+        view if gammas is None else gammas,
+        view if edges is None else edges,
+        view if accuracies is None else accuracies,
+        view if passes is None else passes,
+        value if found is None else found,
         value,
         slopes,
-        classes,
-        inner,
-        *strides,
-        *target_strides,
-        *slope_strides,
-        ignore_index,
-        factor,
-        found if upstream is None else upstream,
-        recipe.likelihood,
-        recipe.amount,
-        recipe.margin,
-        1 / recipe.unit,
-        recipe.gamma,
-        recipe.other_gamma,
-        recipe.threshold,
-        *flags,
-        num_warps=warps,
+        *plan.places,
+        value if upstream is None else upstream,
+        *plan.choices,
     )
-    out = slopes.view(logits.shape) if gradient else None
-    if upstream is None and not each:
-        name = ("finish", count, programs)
-        run(device.finish, (1, 1, 1), name, found, value, programs, factor, count, 1024, num_warps=4)
-    return value, out, found
+    if upstream is None and found is not None:
+        plan.finish(found, value, programs, plan.factor, plan.count, 1024)
+    if not gradient:
+        return value, None, found
+    return value, slopes.view(shape) if dense else slopes, found

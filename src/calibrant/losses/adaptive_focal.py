@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from dataclasses import replace
 from functools import partial
 from typing import Unpack
 
@@ -30,6 +29,8 @@ class BinnedFocal(AdaptiveLoss):
         gamma: ``(bins,)``, the exponents.
         edges: ``(bins + 1,)``, bin b being ``(edges[b], edges[b+1]]``; equal widths at the start.
     """
+
+    measure_finds_flaws = True
 
     gamma: Tensor
     edges: Tensor
@@ -58,7 +59,7 @@ class BinnedFocal(AdaptiveLoss):
         return (torch.bucketize(inside, edges) - 1).clamp_max(self.bins - 1)
 
     def measure(self, logits: Tensor, target: Tensor) -> ConfidenceHistogram:
-        return ConfidenceHistogram.of(self.elements(logits, target))
+        return ConfidenceHistogram.of(self.elements(logits, target), strict=True)
 
     def update(self, statistics: Statistics) -> None:
         assert isinstance(statistics, ConfidenceHistogram)
@@ -162,7 +163,7 @@ class AdaDualFocal(AdaFocal):
     """
 
     def fused(self) -> Fused:
-        return replace(super().fused(), base="dual")
+        return super().fused()._replace(base="dual")
 
     def per_sample(self, elements: Elements) -> Tensor:
         # Copies: a graph that is kept must not see what the next adaptation does to them.
