@@ -1,30 +1,65 @@
-"""What a loss costs on a GPU: forward and backward over those of `F.cross_entropy`, in the same run.
+"""What calibration costs on a GPU, and whether the kernels compute what they should.
 
-Each loss is called as a user calls it, and once more from a CUDA graph, where the time that Python takes to
-start kernels does not count; "torch" is the same loss by operations of torch, without the fused kernel. The
-memory is what a call takes beyond the logits, in tensors of their size. Random logits, nothing ignored,
-medians of seven runs.
+Four parts, each a table with ratios against the peer in the same run:
+
+- correctness: loss and gradient of every fused loss against float64, at odd shapes, as relative errors.
+- losses: forward and backward over those of `F.cross_entropy`, as a user calls them, and from a CUDA graph,
+  where the time that Python takes to start kernels does not count. "torch" is the same loss by operations of
+  torch, without the kernel; "floor" is the time over that of reading the logits and writing their gradient
+  at the bandwidth of a copy. The memory is what a call takes beyond the logits, in tensors of their size.
+- measuring: `observe` and streaming metrics over the same by operations of torch.
+- training: CIFAR ResNet-50 on generated images, batch 128, validation included: `calibrant train` over a
+  plain loop in float32 whose data are on the GPU too; and adaptive losses over cross-entropy.
 
     python benchmarks/gpu.py
-    python benchmarks/gpu.py --losses ce,cals-alm --json gpu.json
+    python benchmarks/gpu.py --only losses,training --json gpu.json
 """
 
 import argparse
 import json
-from collections.abc import Callable
+import os
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager
+from copy import deepcopy
 from functools import partial
+from multiprocessing import get_context
 from pathlib import Path
 from statistics import median
+from typing import Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from rich.console import Console
 from rich.table import Table
+from torch import Tensor, nn
 
 import calibrant
+from calibrant.losses import Loss
 
-LOSSES = "ce,ls,ecp,brier,focal,flsd,inverse-focal,dual-focal,mbls,cals-alm,cals-hr,"
-LOSSES += "adafocal,ada-dual-focal,calfocal"
+Rows = list[dict[str, Any]]
+
+LOSSES = {
+    "ce": {},
+    "ls": {},
+    "ecp": {},
+    "brier": {},
+    "focal": {},
+    "flsd": {},
+    "inverse-focal": {},
+    "dual-focal": {},
+    "mbls": {},
+    "cals-alm": {},
+    "cals-alm p2": {"penalty": "p2"},
+    "cals-alm p3": {"penalty": "p3"},
+    "cals-hr": {},
+    "adafocal": {},
+    "ada-dual-focal": {},
+    "calfocal": {},
+}
 SIZES = [
     ((128, 100), torch.float32),
     ((16384, 1000), torch.float32),
@@ -33,9 +68,105 @@ SIZES = [
     ((8, 21, 512, 512), torch.bfloat16),
     ((4, 150, 512, 512), torch.bfloat16),
 ]
+console = Console(width=120)
 
 
-def microseconds(call: Callable[[], object], repeats: int) -> float:
+def create(name: str, classes: int) -> Loss:
+    return calibrant.create_loss(name.split()[0], classes, **LOSSES[name]).cuda()
+
+
+def batch(shape: tuple[int, ...], dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    logits = (3 * torch.randn(shape, device="cuda")).to(dtype).requires_grad_()
+    return logits, torch.randint(shape[1], (shape[0], *shape[2:]), device="cuda")
+
+
+def print_table(title: str, rows: Rows) -> None:
+    table = Table(*rows[0], title=title, title_justify="left")
+    for row in rows:
+        table.add_row(*(f"{value:.3g}" if isinstance(value, float) else str(value) for value in row.values()))
+    console.print(table)
+
+
+# ------------------------------------------------------------------------------------------------ correctness
+
+
+def correctness() -> Rows:
+    """The worst relative errors of each loss, over many shapes."""
+    rows = side_by_side(errors_of, ["F.cross_entropy", *LOSSES])
+    print_table(
+        "Relative errors against float64: K in 2 … 50257, N in 1 … 16384, images with void pixels", rows
+    )
+    return rows
+
+
+def side_by_side(job: Callable[[str], Any], names: list[str]) -> list[Any]:
+    """Do a job for every name in processes of their own: most of the time goes into compiling kernels."""
+    with ProcessPoolExecutor(min(8, os.cpu_count() or 1), get_context("spawn")) as pool:
+        found = []
+        for name, result in zip(names, pool.map(job, names), strict=True):
+            console.print(f"{name}: {result or 'compiled'}", soft_wrap=True, highlight=False)
+            found.append(result)
+        return found
+
+
+def errors_of(name: str) -> dict[str, Any]:
+    torch.manual_seed(int.from_bytes(os.urandom(4), "little"))
+    worst: dict[str, float] = {}
+    checked = 0
+    for dtype in (torch.float32, torch.bfloat16):
+        for logits, target in odd_batches(dtype):
+            checked += 1
+            torch.cuda.empty_cache()  # others need it too
+            for what, error in relative_errors(name, logits, target).items():
+                key = f"{str(dtype).removeprefix('torch.')} {what}"
+                worst[key] = max(worst.get(key, 0.0), error)
+    return {"loss": name, "shapes": checked, **worst}
+
+
+def odd_batches(dtype: torch.dtype) -> Iterator[tuple[Tensor, Tensor]]:
+    for classes in (2, 3, 10, 21, 100, 1000, 50257):
+        for elements in (1, 127, 16384):
+            yield batch((elements, classes), dtype)
+    for shape in ((3, 21, 65, 37), (2, 21, 64, 64), (2, 150, 33, 40)):
+        logits, target = batch(shape, dtype)
+        target[torch.rand(target.shape, device="cuda") < 0.2] = -100
+        yield logits, target
+        yield logits.detach().to(memory_format=torch.channels_last).requires_grad_(), target
+    wide, target = batch((127, 100), dtype)
+    for strided in (wide.detach()[:, ::2], wide.detach().T.contiguous().T[:, :50], wide.detach()[:, 3:53]):
+        yield strided.requires_grad_(), target % 50
+
+
+def relative_errors(name: str, logits: Tensor, target: Tensor) -> dict[str, float]:
+    if name == "F.cross_entropy":  # how far off torch itself is
+        whole, exactly = F.cross_entropy, partial(F.cross_entropy, reduction="sum")
+    else:
+        whole = create(name, logits.shape[1])
+        with torch.no_grad():  # something learned, and different for every class or bin
+            for learned in whole.learned().values():
+                learned.mul_(0.5 + torch.rand_like(learned))
+        summed = deepcopy(whole)
+        summed.reduction = "sum"
+        exactly = summed._eager
+    value = whole(logits, target)
+    (gradient,) = torch.autograd.grad(value, logits)
+    total, error, size = 0.0, 0.0, 0.0
+    valid = max(1, int((target != -100).sum()))
+    rows = max(1, 2**24 // logits[0].numel())  # a float64 copy of the largest batch would not fit
+    for part, labels, slope in zip(*(x.split(rows) for x in (logits, target, gradient)), strict=True):
+        exact = part.detach().double().requires_grad_()
+        wanted = exactly(exact, labels)
+        (wanted_slope,) = torch.autograd.grad(wanted, exact)
+        total += wanted.item() / valid
+        error += (slope.double() - wanted_slope / valid).square().sum().item()
+        size += (wanted_slope / valid).square().sum().item()
+    return {"value": abs(value.item() - total) / max(abs(total), 1e-30), "gradient": (error / size) ** 0.5}
+
+
+# ----------------------------------------------------------------------------------------------------- losses
+
+
+def microseconds(call: Callable[[], object], repeats: int = 20) -> float:
     for _ in range(3):
         call()
     torch.cuda.synchronize()
@@ -61,17 +192,15 @@ def from_graph(call: Callable[[], object]) -> float:
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         call()
-    return microseconds(graph.replay, 20)
+    return microseconds(graph.replay)
 
 
-def forward_and_backward(
-    logits: torch.Tensor, target: torch.Tensor, loss: Callable[..., torch.Tensor]
-) -> None:
+def forward_and_backward(logits: Tensor, target: Tensor, loss: Callable[..., Tensor]) -> None:
     logits.grad = None
     loss(logits, target).backward()
 
 
-def memory(call: Callable[[], object], logits: torch.Tensor) -> float:
+def memory(call: Callable[[], object], logits: Tensor) -> float:
     call()
     logits.grad = None  # what the call before left
     torch.cuda.synchronize()
@@ -82,45 +211,225 @@ def memory(call: Callable[[], object], logits: torch.Tensor) -> float:
     return (torch.cuda.max_memory_allocated() - before) / (logits.numel() * logits.element_size())
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--losses", default=LOSSES)
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there")
-    options = parser.parse_args()
-    if not torch.cuda.is_available():
-        parser.error("this benchmark needs a GPU")
-    console, rows = Console(width=120), []
-    for shape, dtype in SIZES:
-        logits = (3 * torch.randn(shape, device="cuda")).to(dtype).requires_grad_()
-        target = torch.randint(shape[1], (shape[0], *shape[2:]), device="cuda")
-        repeats = 20 if logits.numel() > 10**5 else 100
+class Nothing(torch.autograd.Function):
+    """The least that a function written in Python can do: its cost is that of being called."""
 
+    @staticmethod
+    def forward(ctx: Any, logits: Tensor, target: Tensor) -> Tensor:
+        ctx.save_for_backward(torch.empty_like(logits))
+        return logits.new_empty(())
+
+    @staticmethod
+    def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor, None]:
+        return ctx.saved_tensors[0], None
+
+
+def compile_for_all_sizes(name: str) -> None:
+    for shape, dtype in SIZES:
+        forward_and_backward(*batch(shape, dtype), create(name, shape[1]))
+
+
+def losses() -> Rows:
+    """Times and memory of each loss at each size."""
+    side_by_side(compile_for_all_sizes, list(LOSSES))
+    everything = []
+    for shape, dtype in SIZES:
+        logits, target = batch(shape, dtype)
+        repeats = 20 if logits.numel() > 10**5 else 100
         step = partial(forward_and_backward, logits, target)
         base = microseconds(partial(step, F.cross_entropy), repeats)
         base_graph = from_graph(partial(step, F.cross_entropy))
         held = memory(partial(step, F.cross_entropy), logits)
-        name = f"{shape} {str(dtype).removeprefix('torch.')}"
-        title = f"{name}: F.cross_entropy {base:.0f} µs, from a graph {base_graph:.0f} µs"
-        headings = "loss", "as called", "from a graph", "torch", f"memory (F.cross_entropy {held:.1f})"
-        table = Table(*headings, title=title)
-        for key in options.losses.split(","):
-            loss = calibrant.create_loss(key, shape[1]).cuda()
-            row = {
-                "shape": shape,
-                "dtype": str(dtype),
-                "loss": key,
-                "as called": microseconds(partial(step, loss), repeats) / base,
-                "from a graph": from_graph(partial(step, loss)) / base_graph,
-                "torch": microseconds(partial(step, loss._eager), 5) / base,
-                "memory": memory(partial(step, loss), logits),
-            }
-            rows.append(row)
-            table.add_row(
-                key, *(f"{row[name]:.2f}" for name in ("as called", "from a graph", "torch", "memory"))
+        nothing = microseconds(partial(step, Nothing.apply), repeats)
+        copied = torch.empty_like(logits)
+        floor = from_graph(partial(copied.copy_, logits.detach()))
+        rows = []
+        for name in LOSSES:
+            loss = create(name, shape[1])
+            graph = from_graph(partial(step, loss))
+            rows.append(
+                {
+                    "loss": name,
+                    "as called": microseconds(partial(step, loss), repeats) / base,
+                    "from a graph": graph / base_graph,
+                    "torch": microseconds(partial(step, loss._eager), 5) / base,
+                    "floor": graph / floor,
+                    "memory": memory(partial(step, loss), logits),
+                }
             )
-        console.print(table)
+        name = f"{shape} {str(dtype).removeprefix('torch.')}"
+        print_table(
+            f"{name}: F.cross_entropy {base:.0f} µs as called, {base_graph:.0f} µs from a graph, memory "
+            f"{held:.2f}; a function that does nothing {nothing:.0f} µs; a copy {floor:.0f} µs",
+            rows,
+        )
+        everything += [{"shape": shape, "dtype": str(dtype), **row} for row in rows]
+        del logits, target, copied
+    return everything
+
+
+# -------------------------------------------------------------------------------------------------- measuring
+
+
+def measuring() -> Rows:
+    """Observing a validation batch, and streaming metrics, over the same by operations of torch."""
+    rows = []
+    for shape, dtype in SIZES[1:]:
+        logits, target = batch(shape, dtype)
+        logits = logits.detach()
+        read = microseconds(partial(torch.amax, logits.flatten(), 0))
+        jobs = {
+            f"{key}.observe": create(key, shape[1]).observe for key in ("cals-alm", "cals-hr", "adafocal")
+        }
+        jobs["Evaluator.update"] = calibrant.Evaluator(shape[1]).update
+        for name, job in jobs.items():
+            with operations_of_torch():
+                by_torch = microseconds(partial(job, logits, target), 3)
+            ours = microseconds(partial(job, logits, target), 3)
+            rows.append(
+                {
+                    "job": name,
+                    "shape": f"{shape} {str(dtype).removeprefix('torch.')}",
+                    "µs": ours,
+                    "over torch": ours / by_torch,
+                    "over one read": ours / read,
+                }
+            )
+    print_table("Measuring: one read of the logits; `amax` over them is the read", rows)
+    return rows
+
+
+@contextmanager
+def operations_of_torch() -> Iterator[None]:
+    """Without the kernels that measure."""
+    from calibrant.kernels import measuring
+
+    before, measuring._TRITON = measuring._TRITON, False
+    try:
+        yield
+    finally:
+        measuring._TRITON = before
+
+
+# --------------------------------------------------------------------------------------------------- training
+
+IMAGES, VALIDATION, CLASSES, BATCH, EPOCHS = 30_000, 3_000, 100, 128, 5
+
+RECIPE = f"""
+epochs = {EPOCHS}
+batch_size = {BATCH}
+evaluation_batch_size = 1000
+
+[data]
+name = "npz"
+file = "images.npz"
+augmentation = "crop-flip"
+validation = {VALIDATION / IMAGES}
+test = 0.0
+
+[model]
+name = "cifar-resnet-50"
+
+[optimizer]
+name = "sgd"
+lr = 0.05
+"""
+
+
+def training() -> Rows:
+    """Images per second, validation included, and what adaptive losses add."""
+    from calibrant.training.engine import train
+    from calibrant.training.recipe import Recipe
+
+    size = IMAGES - VALIDATION
+    rows: Rows = []
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        random = np.random.default_rng(0)
+        pixels = random.integers(0, 256, (IMAGES, 32, 32, 3), dtype=np.uint8)
+        np.savez(folder / "images.npz", images=pixels, labels=np.arange(IMAGES) % CLASSES)
+        console.print("a plain loop …")
+        plain = median(plain_loop(pixels))
+        rows.append({"training": "plain loop, float32", "images/s": size / plain, "ratio": 1.0})
+        recipe = Recipe.from_toml(RECIPE)
+        seconds: dict[tuple[str, bool], list[float]] = {}
+        for turn in range(2):  # in turns, so that whatever else the machine does meets all of them alike
+            for loss, compiled in (("ce", False), ("ce", True), ("cals-alm", True), ("adafocal", True)):
+                console.print(
+                    f"calibrant train, {loss}, compile={str(compiled).lower()}, turn {turn + 1} of 2 …"
+                )
+                changed = recipe.override([f"loss={loss}", f"compile={str(compiled).lower()}"])
+                run = train(changed, folder / f"{loss}-{compiled}-{turn}", data_root=folder)
+                history = json.loads((run / "result.json").read_text(encoding="utf-8"))["history"]
+                seconds.setdefault((loss, compiled), []).extend(row["seconds"] for row in history[1:])
+        for (loss, compiled), times in seconds.items():
+            speed = size / median(times)
+            name = f"calibrant train, {loss}" + (", compiled" if compiled else "")
+            rows.append({"training": name, "images/s": speed, "ratio": speed * plain / size})
+        print_table("CIFAR ResNet-50, batch 128, validation included", rows)
+        base = median(seconds["ce", True])
+        over = [
+            {"loss": loss, "share that it adds, in %": 100 * (median(times) / base - 1)}
+            for (loss, compiled), times in seconds.items()
+            if compiled
+        ]
+        print_table(f"Epochs of {base:.3f} s", over)
+    return rows + over
+
+
+def plain_loop(pixels: np.ndarray[Any, Any]) -> list[float]:
+    """Seconds of epochs as a loop without any care takes them; the data are on the GPU at least."""
+    from calibrant.training.data.augmentation import NORMALISATIONS, crop_flip
+    from calibrant.training.models import create_model
+
+    images = torch.from_numpy(pixels).permute(0, 3, 1, 2).contiguous().cuda()
+    labels = (torch.arange(IMAGES) % CLASSES).cuda()
+    normalise = NORMALISATIONS["cifar100"]
+    model: nn.Module = create_model("cifar-resnet-50", CLASSES, {"channels": 3, "image_size": 32}).cuda()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9, weight_decay=5e-4)
+    times = []
+    for _ in range(3):
+        torch.cuda.synchronize()
+        started = time.perf_counter()
+        model.train()
+        order = torch.randperm(IMAGES - VALIDATION, device="cuda")
+        for indices in order.split(BATCH):
+            inputs = normalise(crop_flip(images[indices], torch.rand(len(indices), 3, device="cuda")))
+            optimizer.zero_grad()
+            F.cross_entropy(model(inputs), labels[indices]).backward()
+            optimizer.step()
+        model.eval()
+        with torch.no_grad():
+            held_out = zip(images[-VALIDATION:].split(1000), labels[-VALIDATION:].split(1000), strict=True)
+            correct = [(model(normalise(part)).argmax(1) == label).sum() for part, label in held_out]
+            torch.stack(correct).sum().item()
+        times.append(time.perf_counter() - started)
+    return times[1:]
+
+
+PARTS: dict[str, Callable[[], Rows]] = {
+    "correctness": correctness,
+    "losses": losses,
+    "measuring": measuring,
+    "training": training,
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--only", default=",".join(PARTS), help="parts, separated by commas")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there")
+    options = parser.parse_args()
+    if not torch.cuda.is_available():
+        parser.error("this benchmark needs a GPU")
+    if unknown := set(options.only.split(",")) - set(PARTS):
+        parser.error(f"unknown parts {', '.join(sorted(unknown))}; there are {', '.join(PARTS)}")
+    found: dict[str, Any] = {"device": torch.cuda.get_device_name(), "torch": torch.__version__}
+    for part in options.only.split(","):
+        found[part] = PARTS[part]()
+        torch.cuda.empty_cache()
     if options.json:
-        options.json.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
+        options.json.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

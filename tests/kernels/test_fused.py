@@ -117,6 +117,16 @@ def test_more_than_a_tile_holds(name: str, tile: tuple[int, int], monkeypatch: p
     assert_same(run(loss, logits, target), expected(loss, logits, target))
 
 
+@pytest.mark.skipif(HERE == "cpu", reason="no GPU")
+@every_loss
+@pytest.mark.parametrize("shape", [(2, 21, 65, 37), (2, 21, 64, 64), (300, 1000), (20, 20_000)])
+def test_tiles_of_a_gpu(name: str, shape: tuple[int, ...]) -> None:
+    logits, target = batch(*shape)
+    target.view(-1)[::3] = -100
+    loss = create(name, shape[1])
+    assert_same(run(loss, logits, target), expected(loss, logits, target))
+
+
 @pytest.mark.parametrize("tile", [None, (2, 4)])
 @pytest.mark.parametrize("weighted", [False, True])
 @pytest.mark.parametrize("reduction", ["mean", "sum", "none"])

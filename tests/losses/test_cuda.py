@@ -43,6 +43,43 @@ def test_state_equals_the_cpu_s(key: str) -> None:
         torch.testing.assert_close(there.state_dict()[name].cpu(), state, rtol=1e-10, atol=1e-14)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("shape", [(1_000_000, 10), (5_000, 1_000), (300, 20_000), (4, 19, 500, 501)])
+@pytest.mark.parametrize("key", ["cals-alm", "cals-hr", "adafocal"])
+def test_sums_of_a_large_batch(key: str, shape: tuple[int, ...], dtype: torch.dtype) -> None:
+    generator = torch.Generator("cuda").manual_seed(0)
+    logits = (4 * torch.randn(shape, generator=generator, device="cuda")).to(dtype)
+    target = torch.randint(shape[1], (shape[0], *shape[2:]), generator=generator, device="cuda")
+    target.view(-1)[::5] = -100
+    loss = create_loss(key, shape[1], **({} if key == "adafocal" else {"margin": 3})).cuda()
+    first, again = loss.measure(logits, target), loss.measure(logits, target)
+    wanted = loss.measure(logits.double(), target)
+    assert first.samples == wanted.samples == (target != -100).sum()
+    for ours, twice, theirs in zip(first.tensors(), again.tensors(), wanted.tensors(), strict=True):
+        if key == "adafocal":  # what lies on an edge between two cells may change sides
+            ours, twice, theirs = ours.sum(), twice.sum(), theirs.sum()
+            torch.testing.assert_close(twice, ours, rtol=1e-12, atol=0)
+        else:
+            assert torch.equal(ours, twice)
+        assert (ours - theirs).norm() <= 1e-6 * theirs.norm()
+
+
+@pytest.mark.parametrize("flaw", [torch.nan, torch.inf, -torch.inf])
+@pytest.mark.parametrize("shape", [(32,), (2, 8, 8)])
+@pytest.mark.parametrize("key", ADAPTIVE)
+def test_what_is_not_finite_is_not_learned(key: str, shape: tuple[int, ...], flaw: float) -> None:
+    logits, target = batch(*shape, dtype=torch.float32)
+    loss = create_loss(key, K).cuda()
+    target[0] = -100
+    logits[0] = flaw
+    loss.observe(logits.cuda(), target.cuda())
+    loss.adapt()
+    logits[1, 2] = flaw
+    loss.observe(logits.cuda(), target.cuda())
+    with pytest.raises(ValueError, match="NaN or infinite"):
+        loss.adapt()
+
+
 @pytest.mark.parametrize("key", ["cals-alm", "cals-hr", "adafocal", "calfocal"])
 def test_labels_out_of_range_are_not_learned(key: str) -> None:
     logits, target = batch(32, dtype=torch.float32)

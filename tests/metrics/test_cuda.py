@@ -1,12 +1,16 @@
 """Figures of logits on a GPU equal those on the CPU."""
 
 import math
+import warnings
 
 import pytest
 import torch
 
 from calibrant import Evaluator, evaluate
-from calibrant.metrics import METRICS
+from calibrant.histogram import ConfidenceHistogram
+from calibrant.layout import arrange
+from calibrant.metrics import METRICS, Predictions
+from calibrant.metrics.classwise import ClassGaps
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 
@@ -67,6 +71,44 @@ def test_half_precision(batch):
     logits, target = batch
     half = logits.half()
     assert_same(evaluate(half, target, resamples=0), evaluate(half.cuda(), target.cuda(), resamples=0))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("shape", [(200_000, 10), (2_000, 1_000), (100, 20_000), (4, 19, 200, 201)])
+def test_the_kernels_find_what_torch_finds(shape, dtype):
+    generator = torch.Generator("cuda").manual_seed(0)
+    logits = (4 * torch.randn(shape, generator=generator, device="cuda")).to(dtype)
+    target = torch.randint(shape[1], (shape[0], *shape[2:]), generator=generator, device="cuda")
+    target.view(-1)[::5] = -100
+    ours, theirs = Predictions.of(logits, target), Predictions.of(logits.double(), target)
+    assert torch.equal(ours.prediction, theirs.prediction)
+    torch.testing.assert_close(ours.confidence.double(), theirs.confidence, rtol=1e-5, atol=0)
+    for name in ("confidence", "log_likelihood", "squared_error"):
+        found, wanted = getattr(ours, name).double().sum(), getattr(theirs, name).sum()
+        torch.testing.assert_close(found, wanted, rtol=1e-6, atol=0)
+    histogram = ConfidenceHistogram.of(ours.elements)
+    assert histogram.samples == ours.samples
+    assert histogram.correct.sum() == theirs.correct.sum()
+    gaps, again = ClassGaps.of(ours.elements), ClassGaps.of(ours.elements)
+    wanted = ClassGaps.of(theirs.elements)
+    assert torch.equal(gaps.gap, again.gap)
+    assert gaps.samples == wanted.samples
+    # Summed over bins: what lies on an edge between two may change sides.
+    torch.testing.assert_close(gaps.gap.sum(1), wanted.gap.sum(1), rtol=1e-5, atol=1e-3)
+    assert (gaps.gap - wanted.gap).norm() <= 1e-2 * wanted.gap.norm()
+
+
+def test_a_histogram_does_not_wait_for_the_device(batch):
+    logits, target = (values.cuda() for values in batch)
+    elements = arrange(logits.float(), target)
+    ConfidenceHistogram.of(elements)  # warm up
+    torch.cuda.synchronize()
+    try:
+        with warnings.catch_warnings(action="ignore"):  # it warns of being a prototype
+            torch.cuda.set_sync_debug_mode("error")
+        ConfidenceHistogram.of(elements)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
 
 
 def test_torchmetrics(batch):

@@ -7,8 +7,11 @@ import pytest
 import torch
 from torch import Tensor
 
+from calibrant.training import batches as module
 from calibrant.training.batches import evaluation_batches, steps_per_epoch, training_batches
-from calibrant.training.data import Split, TensorSplit
+from calibrant.training.data import Split, TensorSplit, random_numbers
+from calibrant.training.data.augmentation import NORMALISATIONS
+from calibrant.training.data.in_memory import ImageSplit
 
 
 class Noting(Split):
@@ -117,3 +120,79 @@ def test_workers_give_the_same_tensors() -> None:
     for (inputs, target), (other, labels) in zip(plain, loaded, strict=True):
         assert torch.equal(inputs, other)
         assert torch.equal(target, labels)
+
+
+# ---- Many at once -----------------------------------------------------------------------------------
+
+
+def images(count: int = 23) -> ImageSplit:
+    generator = torch.Generator().manual_seed(0)
+    pixels = torch.randint(256, (count, 3, 8, 8), generator=generator, dtype=torch.uint8)
+    return ImageSplit(pixels, torch.arange(count), NORMALISATIONS["cifar10"], "crop-flip")
+
+
+@pytest.mark.parametrize("first", [0, 2, 6])
+@pytest.mark.parametrize("room", [1, 3 * 4 * 3 * 8 * 8 * 4, 1 << 28], ids=["one", "three", "all"])
+def test_batches_made_together_are_those_made_one_by_one(
+    first: int, room: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[int] = []
+    plain = ImageSplit.batch
+
+    def noting(split: ImageSplit, indices: Tensor, draws: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        asked.append(len(indices))
+        return plain(split, indices, draws)
+
+    options = {"seed": 3, "epoch": 5, "batch_size": 4, "drop_last": False, "first": first}
+    expected = list(training_batches(images(), **options))
+    monkeypatch.setattr(module, "_load", lambda batches, parts, *_: module._together(batches, parts))
+    monkeypatch.setattr(module, "_BYTES_AT_ONCE", room)
+    monkeypatch.setattr(ImageSplit, "batch", noting)
+    found = list(training_batches(images(), **options))
+    assert len(found) == len(expected) == 6 - first
+    for (inputs, target), (other, labels) in zip(found, expected, strict=True):
+        assert torch.equal(inputs, other)
+        assert torch.equal(target, labels)
+    if first == 0:
+        assert asked == {1: [4, 4, 4, 4, 4, 3], 1 << 28: [4, 19]}.get(room, [4, 12, 7])
+
+
+def test_named_inputs_are_made_together_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    split = TensorSplit({"a": torch.arange(7.0), "b": torch.randn(7, 2)}, torch.arange(7))
+    expected = list(evaluation_batches(split, batch_size=3))
+    monkeypatch.setattr(module, "_load", lambda batches, parts, *_: module._together(batches, parts))
+    for (inputs, target), (other, labels) in zip(
+        evaluation_batches(split, batch_size=3), expected, strict=True
+    ):
+        assert all(torch.equal(inputs[name], other[name]) for name in ("a", "b"))
+        assert torch.equal(target, labels)
+
+
+def test_data_move_only_where_there_is_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    part = images()
+    assert part.nbytes == 23 * (3 * 8 * 8 + 8)
+    data = module.DataSets(part, part, Noting(5), ("a", "b"))
+    meta = torch.device("meta")
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (8 * part.nbytes - 1, 1 << 40))
+    assert module.on_device(data, meta) is data
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (8 * part.nbytes, 1 << 40))
+    moved = module.on_device(data, meta)
+    assert moved.train.device == moved.validation.device == meta
+    assert moved.test is data.test
+    assert data.train.device.type == "cpu"
+    assert moved.train.normalisation == part.normalisation
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_a_gpu_makes_the_same_batches() -> None:
+    device, split = torch.device("cuda"), images(300)
+    indices = torch.arange(300)
+    numbers = random_numbers(7, 11, indices)
+    assert torch.equal(random_numbers(7, 11, indices.to(device)).cpu(), numbers)
+    options = {"seed": 3, "epoch": 5, "batch_size": 16, "drop_last": False, "first": 2}
+    found = list(training_batches(split.to(device), workers=2, **options))
+    for (inputs, target), (other, labels) in zip(found, training_batches(split, **options), strict=True):
+        assert inputs.is_cuda
+        assert inputs.is_contiguous(memory_format=torch.channels_last)
+        torch.testing.assert_close(inputs.cpu(), other, rtol=0, atol=1e-6)
+        assert torch.equal(target.cpu(), labels)

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import os
 import random
+import threading
 import warnings
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ import pytest
 import torch
 
 from calibrant.training import checkpoint
-from calibrant.training.checkpoint import load, load_last, save, save_last
+from calibrant.training.checkpoint import Writer, load, load_best, load_last, save, save_last
 
 STATE = {
     "number": 3,
@@ -198,3 +199,69 @@ def test_a_full_disk_is_one_clear_error(
         save_last(tmp_path, STATE)
     assert {path.name for path in tmp_path.iterdir()} == {"last.pt"}
     assert load_last(tmp_path) == {"number": 1}
+
+
+# ---- In the background ------------------------------------------------------------------------------
+
+
+def test_what_is_written_is_the_state_of_the_moment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    allowed = threading.Event()
+    plain = checkpoint.save_last
+
+    def waiting(folder: Path, state: Any) -> None:
+        assert allowed.wait(10)
+        plain(folder, state)
+
+    monkeypatch.setattr(checkpoint, "save_last", waiting)
+    state = {"weights": torch.zeros(3), "history": [1]}
+    with Writer(tmp_path, background=True) as writer:
+        writer.write(state, {"weights": state["weights"]})
+        state["weights"] += 1  # type: ignore[operator]
+        state["history"].append(2)  # type: ignore[union-attr]
+        assert load_last(tmp_path) is None  # training has gone on before it was written
+        allowed.set()
+    last, best = load_last(tmp_path), load_best(tmp_path)
+    assert last is not None
+    assert best is not None
+    assert last["history"] == [1]
+    assert not last["weights"].any()
+    assert not best["weights"].any()
+
+
+@pytest.mark.parametrize("how", ["next", "wait", "end"])
+def test_a_full_disk_is_noticed_in_the_background(
+    how: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def full(state: Any, stream: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    save_last(tmp_path, {"epoch": 1})
+    monkeypatch.setattr(checkpoint.torch, "save", full)
+    writer = Writer(tmp_path, background=True)
+    writer.write({"epoch": 2}, {"epoch": 2})
+    notice = {
+        "next": lambda: writer.write({"epoch": 3}),
+        "wait": writer.wait,
+        "end": lambda: writer.__exit__(None),
+    }
+    with pytest.raises(OSError, match="No space left on device"):
+        notice[how]()
+    monkeypatch.undo()
+    assert load_last(tmp_path) == {"epoch": 1}
+
+
+def test_an_error_of_training_is_not_hidden_by_one_of_the_disk(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def full(state: Any, stream: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(checkpoint.torch, "save", full)
+
+    def fail() -> None:
+        with Writer(tmp_path, background=True) as writer:
+            writer.write({"epoch": 2})
+            raise KeyError("training")
+
+    with pytest.raises(KeyError, match="training"):
+        fail()

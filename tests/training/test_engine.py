@@ -7,6 +7,7 @@ import random
 import subprocess
 import sys
 import warnings
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -45,6 +46,14 @@ ADAPTIVE = "loss=cals-alm[margin=1]"
 
 def small(*changes: str) -> Recipe:
     return Recipe.load("digits-lt").override([*SMALL, *changes])
+
+
+@pytest.fixture(scope="module", autouse=True)
+def on_the_cpu() -> Iterator[None]:
+    """Only there are runs promised to be the same bit for bit."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(engine, "make_fabric", partial(make_fabric, accelerator="cpu"))
+        yield
 
 
 @pytest.fixture
@@ -674,9 +683,23 @@ def test_results_are_json_that_others_read(tmp_path: Path) -> None:
         assert archive["logits"].dtype == np.float32
 
 
-def test_channels_last_and_half_precision_train(tmp_path: Path) -> None:
+def test_precision_is_chosen_by_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    def precision(accelerator: str, *, gpu: bool, native: bool = True) -> str:
+        monkeypatch.setattr(torch.cuda, "is_available", lambda: gpu)
+        monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: native)
+        chosen = []
+        monkeypatch.setattr(engine, "Fabric", lambda **options: chosen.append(options["precision"]))
+        make_fabric(small(), accelerator=accelerator)
+        return chosen[0]
+
+    assert precision("auto", gpu=True) == "bf16-mixed"
+    assert precision("auto", gpu=True, native=False) == "32-true"
+    assert precision("cpu", gpu=True) == precision("auto", gpu=False) == "32-true"
+
+
+def test_half_precision_trains(tmp_path: Path) -> None:
     recipe = Recipe.load("digits-lt").override(
-        ["epochs=1", "data.flat=false", "model=cnn[width=8]", "precision=bf16-mixed", "channels_last=true"]
+        ["epochs=1", "data.flat=false", "model=cnn[width=8]", "precision=bf16-mixed"]
     )
     folder = train(recipe, tmp_path)
     assert math.isfinite(rows(folder)[0]["validation_nll"])

@@ -1,20 +1,27 @@
 from __future__ import annotations
 
+import copy
 import math
+from typing import Any
 
 import pytest
 import torch
 from torch import nn
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from calibrant.training.optimization import (
     OPTIMIZERS,
     SCHEDULES,
+    RunningAverage,
     adam,
     adamw,
     constant,
     cosine,
     linear,
+    load_moments,
+    make_recordable,
     multistep,
+    set_rates,
     sgd,
 )
 
@@ -67,6 +74,77 @@ def test_decay_of_adamw_is_decoupled() -> None:
     weight.weight.grad = torch.zeros_like(before)
     optimizer.step()
     torch.testing.assert_close(weight.weight.detach(), before * (1 - 0.1 * 0.5))
+
+
+def descend(model: nn.Module, optimizer: torch.optim.Optimizer, rates: list[float]) -> None:
+    generator = torch.Generator().manual_seed(1)
+    for rate in rates:
+        set_rates(optimizer, [rate] * len(optimizer.param_groups))
+        optimizer.zero_grad()
+        model(torch.randn(8, 1, 3, 3, generator=generator)).square().mean().backward()
+        optimizer.step()
+
+
+def same_networks(count: int) -> list[nn.Module]:
+    torch.manual_seed(0)
+    model = network()
+    model[0].bias.requires_grad_(False)  # normalised away, its gradient is rounding, which Adam blows up
+    return [copy.deepcopy(model) for _ in range(count)]
+
+
+@pytest.mark.parametrize("make", OPTIMIZERS.values(), ids=OPTIMIZERS)
+def test_recordable_steps_are_the_same_steps(make: Any) -> None:
+    one, other = same_networks(2)
+    plain, recordable = make(one), make(other)
+    make_recordable(recordable, torch.device("cpu"))
+    descend(one, plain, [0.1, 0.05, 0.2])
+    descend(other, recordable, [0.1, 0.05, 0.2])
+    assert all(group["lr"].item() == pytest.approx(0.2) for group in recordable.param_groups)
+    assert plain.param_groups[0]["lr"] == 0.2
+    for name, value in one.state_dict().items():
+        torch.testing.assert_close(other.state_dict()[name], value)
+
+
+@pytest.mark.parametrize("make", OPTIMIZERS.values(), ids=OPTIMIZERS)
+@pytest.mark.parametrize("recorded", [False, True], ids=["to-recorded", "from-recorded"])
+def test_moments_go_over_to_the_other_kind_of_device(make: Any, recorded: bool) -> None:
+    whole, begun, resumed = same_networks(3)
+    descend(whole, make(whole), [0.1] * 4)
+    first, second = make(begun), make(resumed)
+    make_recordable(first if recorded else second, torch.device("cpu"))
+    generator = torch.Generator().manual_seed(1)
+    batches = [torch.randn(8, 1, 3, 3, generator=generator) for _ in range(4)]
+    for model, optimizer, part in ((begun, first, batches[:2]), (resumed, second, batches[2:])):
+        if model is resumed:
+            resumed.load_state_dict(begun.state_dict())
+            resumed.to(memory_format=torch.channels_last)
+            load_moments(second, first.state_dict()["state"])
+        for inputs in part:
+            set_rates(optimizer, [0.1] * len(optimizer.param_groups))
+            optimizer.zero_grad()
+            model(inputs).square().mean().backward()
+            optimizer.step()
+    assert isinstance(second.param_groups[0]["lr"], torch.Tensor) is not recorded
+    for name, value in whole.state_dict().items():
+        torch.testing.assert_close(resumed.state_dict()[name], value)
+
+
+def test_the_running_average_is_that_of_torch() -> None:
+    (model,) = same_networks(1)
+    average = RunningAverage(model, 0.75)
+    theirs = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(0.75), use_buffers=True)
+    optimizer = sgd(model)
+    for step in range(5):
+        descend(model, optimizer, [0.1])
+        if step == 3:  # as a resumed run does
+            former, average = average, RunningAverage(model, 0.75)
+            average.load_state_dict(former.module.state_dict())
+        average.update()
+        theirs.update_parameters(model)
+    expected = theirs.module.state_dict()
+    for name, value in average.module.state_dict().items():
+        assert torch.equal(value, model.state_dict()[name] if "tracked" in name else expected[name])
+    assert not torch.equal(average.module[0].weight, model[0].weight)
 
 
 # ---- Schedules ------------------------------------------------------------------------------------

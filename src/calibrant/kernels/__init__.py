@@ -2,7 +2,8 @@
 
 from calibrant.kernels.dirichlet import dirichlet_bandwidth, dirichlet_errors
 from calibrant.kernels.fused import Fused, can_fuse, fused_loss
-from calibrant.kernels.reduction import Term, reduce_classes, sum_by_class, visit
+from calibrant.kernels.measuring import can_measure, gap_sums, margin_sums, outcomes, top_classes
+from calibrant.kernels.reduction import Term, flaw, reduce_classes, sum_by_class, visit
 from calibrant.kernels.terms import (
     Correctness,
     Discrimination,
@@ -41,11 +42,17 @@ __all__ = [
     "TopProbability",
     "WeightedSum",
     "can_fuse",
+    "can_measure",
     "dirichlet_bandwidth",
     "dirichlet_errors",
+    "flaw",
     "fused_loss",
+    "gap_sums",
+    "margin_sums",
+    "outcomes",
     "reduce_classes",
     "sum_by_class",
     "sum_over_classes",
+    "top_classes",
     "visit",
 ]

@@ -76,27 +76,26 @@ def _sums(
     EXTRA: tl.constexpr,
     SOFT: tl.constexpr,
 ):
-    """Two sums over the classes of a tile, and how many attain the maximum: what `_outcome` needs."""
-    first = tl.zeros((e.shape[0],), tl.float32)
+    """What `_outcome` needs the sums of: two numbers for each class, and whether it attains the maximum."""
+    first = tl.zeros_like(e)
     second = first
     ties = first
     if EXTRA == UNIFORM:
-        first = tl.sum(tl.where(inside, shifted, 0.0), 1)
+        first = tl.where(inside, shifted, 0.0)
     elif EXTRA == ENTROPY:
-        first = tl.sum(e * tl.maximum(shifted, -1e30), 1)  # not 0 times infinity
+        first = e * tl.maximum(shifted, -1e30)  # not 0 times infinity
     elif EXTRA == SQUARED:
         if SOFT:
-            first = tl.sum(e * target, 1)
-            second = tl.sum(e * e, 1)
-            ties = tl.sum(target * target, 1)
+            first = e * target
+            second = e * e
+            ties = target * target
         else:
-            first = tl.sum(tl.where(is_target, 0.0, e * e), 1)
+            first = tl.where(is_target, 0.0, e * e)
     elif EXTRA >= HINGE:
         # Beyond the last class there is no violation, and then no penalty.
-        value, slope = _penalty(tl.where(inside, shifted, 0.0), weight, multiplier, margin, per_unit, EXTRA)
-        first = tl.sum(value, 1)
-        second = tl.sum(slope, 1)
-        ties = tl.sum(tl.where(shifted == 0, 1.0, 0.0), 1)
+        inner = tl.where(inside, shifted, 0.0)
+        first, second = _penalty(inner, weight, multiplier, margin, per_unit, EXTRA)
+        ties = tl.where(shifted == 0, 1.0, 0.0)
     return first, second, ties
 
 
@@ -420,16 +419,19 @@ def loss_and_gradient(
     shifted_at_target = tl.where(valid, at - top, 0.0)
     mass = tl.full((R,), 1.0, tl.float32)
 
-    # What this loss needs beside them, over all classes.
+    # What this loss needs beside them, over all classes. Sums are taken when the loop is over: within it, a
+    # pass of the compiler that tries to do just that has been seen to lose classes.
     first = tl.zeros((R,), tl.float32)
     second = tl.zeros((R,), tl.float32)
     ties = tl.zeros((R,), tl.float32)
     best = tl.zeros((R,), tl.float32)
     hits = tl.zeros((R,), tl.float32)
     if SOFT or EXTRA != NOTHING or BASE == DUAL:
-        if SOFT:
-            mass = tl.zeros((R,), tl.float32)
-            shifted_at_target = tl.zeros((R,), tl.float32)
+        firsts = tl.zeros((R, BK), tl.float32)
+        seconds = tl.zeros((R, BK), tl.float32)
+        thirds = tl.zeros((R, BK), tl.float32)
+        masses = tl.zeros((R, BK), tl.float32)
+        products = tl.zeros((R, BK), tl.float32)
         for start in range(0, 1 if SINGLE else K, BK):
             columns = start + k
             if not SINGLE:
@@ -442,18 +444,26 @@ def loss_and_gradient(
             t = e
             if SOFT:
                 t = _tile(soft_row, columns, target_k, present, K, 0.0)
-                mass += tl.sum(t, 1)
-                shifted_at_target += tl.sum(tl.where(t == 0, 0.0, t * x), 1)
+                masses += t
+                products += tl.where(t == 0, 0.0, t * x)
             more = _sums(x, e, inside, is_target, t, weights, multipliers, margin, per_unit, EXTRA, SOFT)
-            first += more[0]
-            second += more[1]
-            ties += more[2]
+            firsts += more[0]
+            seconds += more[1]
+            thirds += more[2]
             if BASE == DUAL:
                 below = tl.where(x < shifted_at_target[:, None], e, 0.0)
                 leader = tl.max(below, 1)
                 number = tl.sum(tl.where(below == leader[:, None], 1.0, 0.0), 1)
                 hits = tl.where(leader > best, number, tl.where(leader == best, hits + number, hits))
                 best = tl.maximum(best, leader)
+        if SOFT:
+            mass = tl.sum(masses, 1)
+            shifted_at_target = tl.sum(products, 1)
+        if EXTRA != NOTHING:
+            first = tl.sum(firsts, 1)
+        if EXTRA >= HINGE or (EXTRA == SQUARED and SOFT):
+            second = tl.sum(seconds, 1)
+            ties = tl.sum(thirds, 1)
 
     value, along, at_target, aside = _outcome(
         shifted_at_target,

@@ -171,7 +171,8 @@ def sum_by_class(elements: Elements, function: Callable[[Tensor], tuple[Tensor, 
         function: from logits minus their maximum, ``(A, K[, S])``, to tensors of that shape.
 
     Returns:
-        The number of valid elements, then one ``(K,)`` sum per tensor, in `sum_dtype`.
+        The number of valid elements, NaN where there is a `flaw`, then one ``(K,)`` sum per tensor, in
+        `sum_dtype`.
     """
     device = elements.logits.device
     dtype = sum_dtype(device)
@@ -188,4 +189,16 @@ def sum_by_class(elements: Elements, function: Callable[[Tensor], tuple[Tensor, 
         ]
 
     parts = [sums(index) for index in blocks(elements.logits.shape, device)]
-    return [torch.stack(column).sum(0) for column in zip(*parts, strict=True)]
+    count, *totals = (torch.stack(column).sum(0) for column in zip(*parts, strict=True))
+    return [count + flaw(elements), *totals]
+
+
+@torch.no_grad()
+def flaw(elements: Elements) -> Tensor:
+    """NaN where a valid element has a logit that is not finite, or a label that is no class; else 0."""
+    # 0·x is NaN just where x is not finite: one number carries the news through every sum.
+    extremes = elements.logits.amax(1) * 0 + elements.logits.amin(1) * 0
+    if not elements.soft:  # on a GPU nobody has looked at the labels yet
+        outside = (elements.target < 0) | (elements.target >= elements.logits.shape[1])
+        extremes = extremes.masked_fill(outside, torch.nan)
+    return torch.where(elements.valid, extremes, 0).sum()

@@ -14,7 +14,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from calibrant.arguments import one_of
-from calibrant.kernels import Fused, can_fuse, fused_loss
+from calibrant.kernels import Fused, can_fuse, flaw, fused_loss
 from calibrant.layout import Elements, along_classes, arrange, check, computing_dtype
 from calibrant.statistics import Statistics, sum_dtype
 
@@ -175,7 +175,7 @@ class Loss(nn.Module, ABC):
 
     def _check_state(self, logits: Tensor) -> None:
         """Raise if the buffers are not as they must be for these logits."""
-        state = next(self.buffers(), None)
+        state = next((buffer for buffer in self._buffers.values() if buffer is not None), None)
         if state is not None and isinstance(logits, Tensor) and state.device != logits.device:
             raise ValueError(
                 f"logits are on {logits.device}, but the state of this loss is on {state.device}: "
@@ -253,6 +253,10 @@ class AdaptiveLoss(Loss):
         passes: how many times the loss has adapted.
     """
 
+    measure_finds_flaws: ClassVar[bool] = False
+    """Whether `measure` itself counts NaN samples where there is a `calibrant.kernels.flaw`; else `observe`
+    looks for one, which takes one more pass over the logits."""
+
     passes: Tensor
 
     def __init__(self, num_classes: int, **shared: Unpack[Shared]) -> None:
@@ -265,7 +269,8 @@ class AdaptiveLoss(Loss):
     def _check_state(self, logits: Tensor) -> None:
         super()._check_state(logits)
         for name in self._learned:
-            state = getattr(self, name)
+            state = self._buffers[name]
+            assert state is not None
             if state.dtype != sum_dtype(state.device):
                 raise TypeError(
                     f"the learned {name} has become {state.dtype}, too coarse to learn in (FSDP does that to "
@@ -291,15 +296,10 @@ class AdaptiveLoss(Loss):
     @torch.no_grad()
     def observe(self, logits: Tensor, target: Tensor) -> None:
         """Add a validation batch to the sums; shapes as in `forward`."""
-        elements = self.elements(logits, target)
         measured = self.measure(logits.detach(), target)
-        # 0·x is NaN just where x is not finite: one number carries the news through every sum.
-        extremes = elements.logits.amax(1) * 0 + elements.logits.amin(1) * 0
-        if not elements.soft:  # on a GPU nobody has looked at the labels yet
-            outside = (elements.target < 0) | (elements.target >= self.num_classes)
-            extremes = extremes.masked_fill(outside, torch.nan)
-        poison = torch.where(elements.valid, extremes, 0).sum()
-        measured = type(measured)(measured.samples + poison, *measured.tensors()[1:])
+        if not self.measure_finds_flaws:
+            samples = measured.samples + flaw(self.elements(logits, target))
+            measured = type(measured)(samples, *measured.tensors()[1:])
         if self._observed is not None:
             measured = self._observed.to(logits.device) + measured
         self._observed = measured

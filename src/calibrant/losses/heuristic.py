@@ -14,6 +14,8 @@ from calibrant.kernels import (
     LogLikelihood,
     MarginPenalty,
     WeightedSum,
+    can_measure,
+    margin_sums,
     reduce_classes,
     sum_by_class,
 )
@@ -67,6 +69,7 @@ class HeuristicMultipliers(AdaptiveLoss):
     """
 
     accepts_probabilities = True
+    measure_finds_flaws = True
 
     multiplier: Tensor
     previous_penalty: Tensor
@@ -102,7 +105,10 @@ class HeuristicMultipliers(AdaptiveLoss):
         def excess(shifted: Tensor) -> tuple[Tensor]:
             return (torch.rsub(shifted, -self.margin).relu(),)
 
-        return ExcessStatistics(*sum_by_class(self.elements(logits, target), excess))
+        elements = self.elements(logits, target)
+        if can_measure(logits):
+            return ExcessStatistics(*margin_sums(elements, self.fused()))
+        return ExcessStatistics(*sum_by_class(elements, excess))
 
     def update(self, statistics: Statistics) -> None:
         assert isinstance(statistics, ExcessStatistics)

@@ -14,6 +14,8 @@ from calibrant.kernels import (
     LogLikelihood,
     MarginPenalty,
     WeightedSum,
+    can_measure,
+    margin_sums,
     reduce_classes,
     sum_by_class,
 )
@@ -75,6 +77,7 @@ class AugmentedLagrangian(AdaptiveLoss):
     """
 
     accepts_probabilities = True
+    measure_finds_flaws = True
 
     multiplier: Tensor
     penalty_weight: Tensor
@@ -144,8 +147,9 @@ class AugmentedLagrangian(AdaptiveLoss):
 
     def measure(self, logits: Tensor, target: Tensor) -> MarginStatistics:
         elements = self.elements(logits, target)
+        if can_measure(logits):
+            return MarginStatistics(*margin_sums(elements, self.fused()))
         term = self._term(elements.logits)
-
         return MarginStatistics(*sum_by_class(elements, term.slope_and_violation))
 
     def update(self, statistics: Statistics) -> None:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import copy
 import errno
 import os
 import warnings
 import zipfile
 from collections.abc import Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import torch
 
@@ -55,6 +57,75 @@ def _save_beside(folder: Path, state: Mapping[str, Any], name: str, former: str)
     if (folder / name).exists():
         (folder / name).replace(folder / former)
     newest.replace(folder / name)
+
+
+class Writer:
+    """Writes checkpoints, the best weights before what tells of them.
+
+    Args:
+        folder: of the checkpoints.
+        background: whether a thread writes, from copies on the device, while training goes on. An error of
+            its is raised by the next call, or at the end. No more than one checkpoint is on its way.
+    """
+
+    def __init__(self, folder: Path, *, background: bool) -> None:
+        self.folder = folder
+        self._thread = ThreadPoolExecutor(1) if background else None
+        self._stream: torch.cuda.Stream | None = None
+        if background and torch.cuda.is_available():
+            self._stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        self._pending: Future[None] | None = None
+
+    def write(self, last: Mapping[str, Any], best: Mapping[str, Any] | None = None) -> None:
+        """Write the newest state, and the best weights where they have changed.
+
+        Raises:
+            OSError: it could not be written, or what came before it.
+        """
+        self.wait()
+        if self._thread is None:
+            self._write(last, best)
+            return
+        try:
+            last, best = copy.deepcopy((last, best))
+        except torch.OutOfMemoryError:  # no room for copies
+            self._write(last, best)
+            return
+        if self._stream is not None:
+            self._stream.wait_stream(torch.cuda.current_stream())
+        self._pending = self._thread.submit(self._write_aside, last, best)
+
+    def wait(self) -> None:
+        """See that everything is on the disk.
+
+        Raises:
+            OSError: it is not.
+        """
+        pending, self._pending = self._pending, None
+        if pending is not None:
+            pending.result()
+
+    def _write_aside(self, last: Mapping[str, Any], best: Mapping[str, Any] | None) -> None:
+        with torch.cuda.stream(self._stream):  # its copies to the host do not wait for training
+            self._write(last, best)
+
+    def _write(self, last: Mapping[str, Any], best: Mapping[str, Any] | None) -> None:
+        if best is not None:
+            save_best(self.folder, best)
+        save_last(self.folder, last)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, problem: type[BaseException] | None, *_: object) -> None:
+        try:
+            self.wait()
+        except Exception:
+            if problem is None:  # else it is not the one to see
+                raise
+        finally:
+            if self._thread is not None:
+                self._thread.shutdown()
 
 
 def load_last(folder: Path) -> dict[str, Any] | None:

@@ -6,14 +6,38 @@ import time
 from collections.abc import Mapping
 from typing import Any, Self
 
+import torch
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from torch import Tensor
 
 from calibrant.training.recipe import Recipe
 
-_SECONDS_BETWEEN_FIGURES = 0.5  # reading the loss makes a GPU wait
+_SECONDS_BETWEEN_FIGURES = 0.5
 _SECONDS_BETWEEN_LINES = 10.0
+
+
+class _Glance:
+    """Looks at a sum and never waits for it: on a GPU, it sees what it was the last time it looked."""
+
+    def __init__(self) -> None:
+        self._copy, self._count = torch.zeros(()), 0
+        self._arrived: torch.cuda.Event | None = None
+
+    def mean(self, total: Tensor, count: int) -> float | None:
+        """The sum over its count, now or a moment ago; None where it is not known yet."""
+        if not total.is_cuda:
+            return float(total) / count
+        mean = None
+        if self._arrived is not None:
+            if not self._arrived.query():  # type: ignore[no-untyped-call]
+                return None
+            mean = float(self._copy) / self._count
+        self._copy, self._count = torch.empty_like(total, device="cpu", pin_memory=True), count
+        self._copy.copy_(total, non_blocking=True)
+        self._arrived = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        self._arrived.record()
+        return mean
 
 
 class Display:
@@ -30,6 +54,7 @@ class Display:
         self.name = f"{recipe.loss}, seed {recipe.seed}"
         self._progress: Progress | None = None
         self._figures, self._line_at, self._figures_at = "", 0.0, 0.0
+        self._loss = _Glance()
 
     def __enter__(self) -> Self:
         if self.shown and self.console.is_terminal:
@@ -76,8 +101,9 @@ class Display:
         now = time.monotonic()
         if now - self._figures_at > _SECONDS_BETWEEN_FIGURES:
             self._figures_at = now
-            loss = f"loss {float(total_loss) / steps:.3f}"
-            self._progress.update(self._task, figures=f"{loss} {self._figures}")
+            mean = self._loss.mean(total_loss, steps)
+            if mean is not None:
+                self._progress.update(self._task, figures=f"loss {mean:.3f} {self._figures}")
             self._progress.update(self._task, completed=self._epoch * self._steps + steps)
 
     def end_epoch(self, row: Mapping[str, float]) -> None:

@@ -7,7 +7,7 @@ import math
 import os
 import random
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +19,6 @@ from lightning_fabric import Fabric
 from safetensors.torch import save as save_tensors
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from calibrant.calibrators import Temperature
 from calibrant.files import replace_file
@@ -28,7 +27,14 @@ from calibrant.layout import arrange
 from calibrant.losses import AdaptiveLoss, Loss
 from calibrant.statistics import Statistics, sum_dtype
 from calibrant.training import checkpoint
-from calibrant.training.batches import Batch, evaluation_batches, steps_per_epoch, training_batches
+from calibrant.training.batches import (
+    Batch,
+    evaluation_batches,
+    laid_out,
+    on_device,
+    steps_per_epoch,
+    training_batches,
+)
 from calibrant.training.choice import RecipeError, TrainingError
 from calibrant.training.data import DataSets, Inputs, Split, load_data
 from calibrant.training.display import Display
@@ -48,9 +54,17 @@ from calibrant.training.folder import (
 )
 from calibrant.training.logs import Logs
 from calibrant.training.models import create_model
-from calibrant.training.optimization import OPTIMIZERS, SCHEDULES
-from calibrant.training.processes import agreed, gather, together
+from calibrant.training.optimization import (
+    OPTIMIZERS,
+    SCHEDULES,
+    RunningAverage,
+    load_moments,
+    make_recordable,
+    set_rates,
+)
+from calibrant.training.processes import agreed, alone_on_gpu, gather, together
 from calibrant.training.recipe import Recipe
+from calibrant.training.step import Recorded, Step, check_classes
 
 _HIGHER_IS_BETTER = {"accuracy": True, "nll": False, "ece": False, "nll-after-temperature": False}
 
@@ -105,12 +119,17 @@ def make_fabric(
     several = nodes > 1 or (isinstance(devices, int) and devices > 1)
     if isinstance(devices, int):
         _check_shares(recipe, devices * nodes)
+    precision = recipe.precision
+    if precision == "auto":
+        gpu = accelerator in ("auto", "gpu", "cuda") and torch.cuda.is_available()
+        made_for_it = gpu and torch.cuda.is_bf16_supported(including_emulation=False)
+        precision = "bf16-mixed" if made_for_it else "32-true"
     try:
         return Fabric(
             accelerator=accelerator,
             devices=devices,
             num_nodes=nodes,
-            precision=recipe.precision,  # type: ignore[arg-type]
+            precision=precision,  # type: ignore[arg-type]
             strategy="ddp" if several else "auto",
         )
     except (ValueError, RuntimeError) as error:
@@ -182,6 +201,10 @@ def train(
             folder.mkdir(parents=True, exist_ok=True)
             replace_file(folder / RECIPE, recipe.to_toml().encode())
             training.logs = stack.enter_context(Logs(folder))
+        if fabric.device.type == "cuda":
+            stack.callback(setattr, torch.backends.cudnn, "benchmark", torch.backends.cudnn.benchmark)
+            torch.backends.cudnn.benchmark = True
+        stack.enter_context(training.writer)
         training.run()
     fabric.barrier()
     return folder
@@ -211,26 +234,34 @@ class _Training:
         self.batch_size = min(recipe.batch_size, len(data.train) // fabric.world_size * fabric.world_size)
         self.steps = steps_per_epoch(len(data.train), self.batch_size, self._drop_last)
         self.network = self._create_network()
-        if recipe.channels_last:
-            self.network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         try:
             optimizer = OPTIMIZERS[recipe.optimizer.name](self.network, **recipe.optimizer.options)
         except ValueError as error:
             raise RecipeError(f"optimizer {recipe.optimizer}: {error}") from None
-        self.learning_rates = [group["lr"] for group in optimizer.param_groups]
-        self.network.to(fabric.device)
+        self.rates = self.learning_rates = [group["lr"] for group in optimizer.param_groups]
+        alone = alone_on_gpu(fabric)
+        recorded = alone and getattr(fabric.strategy.precision, "scaler", None) is None
+        if alone:
+            self.data = on_device(data, fabric.device)
+        if recorded:
+            make_recordable(optimizer, fabric.device)
         wrapped = cast(nn.Module, torch.compile(self.network)) if recipe.compile else self.network
         self.model, self.optimizer = fabric.setup(wrapped, optimizer)
         self.loss = recipe.create_loss(data.num_classes, ignore_index=data.ignore_index).to(fabric.device)
-        self.averaged: AveragedModel | None = None
-        if recipe.average:
-            decay = get_ema_multi_avg_fn(recipe.average)  # type: ignore[no-untyped-call]
-            self.averaged = AveragedModel(self.network, multi_avg_fn=decay, use_buffers=True)
+        self.averaged = RunningAverage(self.network, recipe.average) if recipe.average else None
         self.epoch, self.step = 0, 0  # complete epochs, and batches of the one that has begun
         self.total_loss = torch.zeros((), device=fabric.device, dtype=sum_dtype(fabric.device))
         self.history: list[dict[str, float]] = []
         self.learned: dict[str, list[Tensor]] = {}
         self.best = math.nan
+        self.writer = checkpoint.Writer(folder / "checkpoints", background=alone)
+        self.take_step: Callable[[Inputs, Tensor], None] = Step(
+            recipe, data, fabric, self.model, self.optimizer, self.loss, self.averaged, self.total_loss
+        )
+        if recorded:
+            self.take_step = Recorded(self.take_step, self.batch_size, display.message)
+        elif alone:
+            display.message(f"{recipe.precision} cannot be recorded as a CUDA graph; bf16-mixed is faster")
         if fabric.global_rank:  # the weights were drawn alike, but dropout should not be
             torch.manual_seed(recipe.seed + (fabric.global_rank << 32))
             random.seed(recipe.seed + (fabric.global_rank << 32))
@@ -252,8 +283,12 @@ class _Training:
                 raise RecipeError(
                     f"model {choice} does not take an input of these data, {shape}: {first}"
                 ) from error
-        self._check_classes(logits)
-        return network.train()
+        check_classes(logits, self.recipe, data)
+        weights = [*network.parameters(), *network.buffers()]
+        images = isinstance(inputs, Tensor) and inputs.ndim == 4 and all(each.ndim < 5 for each in weights)
+        if images and self.fabric.device.type == "cuda":  # whose convolutions are made for that
+            network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        return network.to(self.fabric.device).train()
 
     @property
     def _drop_last(self) -> bool:
@@ -313,58 +348,12 @@ class _Training:
         return [every for start, every in self.recipe.adaptation if start <= self.epoch][-1]
 
     def _train_step(self, batch: Batch) -> None:
-        inputs, target = batch
         epoch = self.epoch + self.step / self.steps
         schedule = SCHEDULES[self.recipe.schedule.name]
         factor = schedule(epoch, self.recipe.epochs, **self.recipe.schedule.options)
-        for group, rate in zip(self.optimizer.param_groups, self.learning_rates, strict=True):
-            group["lr"] = rate * factor
-        parts = list(_parts(inputs, target, self.recipe.accumulate))
-        shares = self._shares([part for _, part in parts])
-        for number, ((part, labels), share) in enumerate(zip(parts, shares, strict=True), start=1):
-            with self.fabric.no_backward_sync(self.model, enabled=number < len(parts)):
-                logits = self.model(part)
-                self._check_classes(logits)
-                loss = self.loss(logits, labels)
-                if share is not None:
-                    loss = loss * share
-                self.fabric.backward(loss)
-                self.total_loss += loss.detach()
-        if self.recipe.gradient_clip:
-            self.fabric.clip_gradients(
-                self.model, self.optimizer, max_norm=self.recipe.gradient_clip, error_if_nonfinite=False
-            )
-        self.optimizer.step()
-        self.optimizer.zero_grad(set_to_none=True)
-        if self.averaged is not None:
-            self.averaged.update_parameters(self.network)
-
-    def _shares(self, targets: list[Tensor]) -> list[Tensor | None]:
-        """What each part's mean counts, so that all together are the mean over the batch of all processes.
-
-        Gradients are averaged over processes, hence the factor of their number.
-        """
-        if len(targets) == 1 and self.fabric.world_size == 1:
-            return [None]
-        counts = torch.stack([self._weight_of(target) for target in targets]).float()
-        total = counts.sum()
-        if self.fabric.world_size > 1:
-            dist.all_reduce(total)
-        return list(counts * self.fabric.world_size / torch.where(total > 0, total, 1))
-
-    def _weight_of(self, target: Tensor) -> Tensor:
-        """What the loss divides by for its mean over a target."""
-        valid = target != self.data.ignore_index
-        weights = self.loss.class_weight
-        return valid.sum() if weights is None else (weights[target.where(valid, 0)] * valid).sum()
-
-    def _check_classes(self, logits: Tensor) -> None:
-        name, classes = self.recipe.model.name, self.data.num_classes
-        if not isinstance(logits, Tensor) or logits.ndim < 2:
-            found = f"shape {tuple(logits.shape)}" if isinstance(logits, Tensor) else type(logits).__name__
-            raise RecipeError(f"model {name!r} gives {found}; expected logits of shape (B, {classes}, …)")
-        if logits.shape[1] != classes:
-            raise RecipeError(f"model {name!r} gives {logits.shape[1]} classes; the data have {classes}")
+        self.rates = [rate * factor for rate in self.learning_rates]
+        set_rates(self.optimizer, self.rates)
+        self.take_step(*batch)
 
     def _mean_loss(self) -> float:
         """The loss over the batches of this epoch and all processes; an error where training has diverged.
@@ -378,7 +367,8 @@ class _Training:
         mean = float(total) / max(1, self.step) / self.fabric.world_size
         if not math.isfinite(mean):
             raise self._diverged(f"the training loss became {mean}")
-        if not torch.stack([weight.isfinite().all() for weight in self.network.parameters()]).all():
+        weights = [weight.detach() for weight in self.network.parameters() if weight.numel()]
+        if not torch.stack(torch._foreach_norm(weights, math.inf)).isfinite().all():
             raise self._diverged("weights became infinite or NaN")
         return mean
 
@@ -393,7 +383,7 @@ class _Training:
         figures = self._validate(adapt=adapt, select=self.recipe.select)
         row = {
             "epoch": self.epoch + 1,
-            "lr": self.optimizer.param_groups[0]["lr"],
+            "lr": self.rates[0],
             "train_loss": mean_loss,
             **{f"validation_{name.replace('-', '_')}": value for name, value in figures.items()},
             **_state_of(self.loss),
@@ -404,24 +394,22 @@ class _Training:
             self.learned.setdefault(name, []).append(buffer.detach().cpu().clone())
         self.epoch, self.step = self.epoch + 1, 0
         self.total_loss.zero_()
-        self._keep_best(figures)
+        best = self._keep_best(figures)
         if self.logs is not None:  # first: a run killed after the checkpoint would never write the last row
             self.logs.write(self.history, self.loss)
-        self._save()
+        self._save(best)
         self.display.end_epoch(row)
 
-    def _keep_best(self, figures: Mapping[str, float]) -> None:
+    def _keep_best(self, figures: Mapping[str, float]) -> dict[str, Any] | None:
+        """The weights to keep, where they are better than all before."""
         if self.recipe.select == "last":
-            return
+            return None
         value = figures[self.recipe.select]
         higher = _HIGHER_IS_BETTER[self.recipe.select]
-        if math.isnan(self.best) or (value > self.best if higher else value < self.best):
-            self.best = value
-            if self.fabric.is_global_zero:
-                checkpoint.save_best(
-                    self._checkpoints,
-                    {"epoch": self.epoch, "value": value, "model": self.evaluated.state_dict()},
-                )
+        if not (math.isnan(self.best) or (value > self.best if higher else value < self.best)):
+            return None
+        self.best = value
+        return {"epoch": self.epoch, "value": value, "model": self.evaluated.state_dict()}
 
     # ------------------------------------------------------------------------------------------- validation
 
@@ -493,17 +481,11 @@ class _Training:
 
     def _on_device(self, batch: Batch) -> Batch:
         inputs, target = self.fabric.to_device(batch)
-        if self.recipe.channels_last and isinstance(inputs, Tensor) and inputs.ndim == 4:
-            inputs = inputs.contiguous(memory_format=torch.channels_last)
-        return inputs, target
+        return laid_out(inputs), target
 
     # ------------------------------------------------------------------------------------------ checkpoints
 
-    @property
-    def _checkpoints(self) -> Path:
-        return self.folder / "checkpoints"
-
-    def _save(self) -> None:
+    def _save(self, best: dict[str, Any] | None = None) -> None:
         shares = gather((_random_state(), self.total_loss.cpu()), self.fabric)
         state = {
             "recipe": self.recipe.to_toml(),
@@ -511,9 +493,9 @@ class _Training:
             "step": self.step,
             "total_loss": [total_loss for _, total_loss in shares],
             "model": self.network.state_dict(),
-            "optimizer": self.optimizer.optimizer.state_dict(),
+            "optimizer": self.optimizer.optimizer.state_dict()["state"],
             "precision": self.fabric.strategy.precision.state_dict(),
-            "averaged": None if self.averaged is None else self.averaged.state_dict(),
+            "averaged": None if self.averaged is None else self.averaged.module.state_dict(),
             "loss": self.loss.state_dict(),
             "randomness": [randomness for randomness, _ in shares],
             "history": self.history,
@@ -522,15 +504,15 @@ class _Training:
         }
         # A full disk must not leave the others waiting.
         write = self.fabric.is_global_zero
-        together(lambda: checkpoint.save_last(self._checkpoints, state) if write else None, self.fabric)
+        together(lambda: self.writer.write(state, best) if write else None, self.fabric)
 
     def _resume(self) -> None:
-        state = checkpoint.load_last(self._checkpoints)
+        state = checkpoint.load_last(self.writer.folder)
         if state is None:
             agreed("how far the run has come", (self.epoch, self.step), self.fabric)
             return
         self.network.load_state_dict(state["model"])
-        self.optimizer.optimizer.load_state_dict(state["optimizer"])
+        load_moments(self.optimizer.optimizer, state["optimizer"])
         self.fabric.strategy.precision.load_state_dict(state["precision"])
         if self.averaged is not None:
             self.averaged.load_state_dict(state["averaged"])
@@ -550,9 +532,10 @@ class _Training:
 
     def _finish(self) -> None:
         """Keep the selected weights and what they predict."""
+        self.writer.wait()
         epoch = self.epoch
         if self.recipe.select != "last":
-            best = checkpoint.load_best(self._checkpoints)
+            best = checkpoint.load_best(self.writer.folder)
             if best is None:
                 raise TrainingError(
                     f"the best weights are damaged; delete the folder {self.folder} and train anew"
@@ -585,19 +568,6 @@ class _Training:
         if self.fabric.is_global_zero:
             logits, labels = in_order(gathered, len(split))
             write_predictions(path, [(logits, labels)], len(split), self.data.class_names)
-
-
-def _parts(inputs: Inputs, target: Tensor, count: int) -> Iterator[Batch]:
-    """A batch cut into parts of equal size, but for the last."""
-    size = -(-len(target) // count)
-    for start in range(0, len(target), size):
-        chosen = slice(start, start + size)
-        part = (
-            {name: tensor[chosen] for name, tensor in inputs.items()}
-            if isinstance(inputs, dict)
-            else inputs[chosen]
-        )
-        yield part, target[chosen]
 
 
 def _state_of(loss: Loss) -> dict[str, float]:

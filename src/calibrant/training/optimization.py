@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from copy import deepcopy
+from itertools import chain
 from typing import Any
 
+import torch
 from torch import nn
 from torch.optim import SGD, Adam, AdamW, Optimizer
 
@@ -70,6 +73,77 @@ def _groups(model: nn.Module, weight_decay: float, decay_vectors: bool) -> list[
 
 OPTIMIZERS: dict[str, Callable[..., Optimizer]] = {"sgd": sgd, "adam": adam, "adamw": adamw}
 """Optimizers by name: functions of a model and options."""
+
+
+def make_recordable(optimizer: Optimizer, device: torch.device) -> None:
+    """Let an optimizer's steps be recorded as a CUDA graph: all that changes with them is on the device."""
+    for group in optimizer.param_groups:
+        group.update(lr=torch.tensor(group["lr"], dtype=torch.float32, device=device), fused=True)
+        if "capturable" in group:
+            group["capturable"] = True
+
+
+def set_rates(optimizer: Optimizer, rates: list[float]) -> None:
+    """Give each group of parameters its learning rate, without waiting for a device."""
+    for group, rate in zip(optimizer.param_groups, rates, strict=True):
+        if isinstance(group["lr"], torch.Tensor):
+            group["lr"].fill_(rate)
+        else:
+            group["lr"] = rate
+
+
+def load_moments(optimizer: Optimizer, state: Mapping[Any, Any]) -> None:
+    """Load the ``state`` of an optimizer's `state_dict`, of whatever device, into one of the same parameters.
+
+    Its groups are left alone: the recipe has made them, for the device that is there now.
+    """
+    groups = optimizer.state_dict()["param_groups"]
+    optimizer.load_state_dict({"state": dict(state), "param_groups": groups})
+    for parameter, moments in optimizer.state.items():
+        for name, moment in moments.items():
+            # Fused steps want the memory layout of the parameter, which another device may have another of.
+            if isinstance(moment, torch.Tensor) and moment.shape == parameter.shape and moment.ndim:
+                moments[name] = torch.empty_like(parameter, dtype=moment.dtype).copy_(moment)
+
+
+class RunningAverage:
+    """An exponential average of a network's weights and buffers; whole numbers are those of the network.
+
+    >>> network = nn.Linear(1, 1, bias=False)
+    >>> average = RunningAverage(network, decay=0.75)
+    >>> for value in (1.0, 5.0):
+    ...     _ = nn.init.constant_(network.weight, value)
+    ...     average.update()
+    >>> average.module.weight.item()
+    2.0
+
+    Args:
+        network: whose average to keep.
+        decay: what remains of the average at each update; the first one takes the network as it is.
+    """
+
+    def __init__(self, network: nn.Module, decay: float) -> None:
+        self.module = deepcopy(network)
+        self._decay, self._begun = decay, False
+        tensors = [chain(each.parameters(), each.buffers()) for each in (self.module, network)]
+        pairs = [(average.detach(), current.detach()) for average, current in zip(*tensors, strict=True)]
+        self._averaged = [pair for pair in pairs if pair[0].is_floating_point()]
+        self._copied = [pair for pair in pairs if not pair[0].is_floating_point()]
+
+    @torch.no_grad()
+    def update(self) -> None:
+        """Take in the network as it is now."""
+        for average, current in self._copied if self._begun else self._averaged + self._copied:
+            average.copy_(current)
+        if self._begun and self._averaged:
+            averages, weights = zip(*self._averaged, strict=True)
+            torch._foreach_lerp_(averages, weights, 1 - self._decay)
+        self._begun = True
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from the `state_dict` of a ``module``."""
+        self.module.load_state_dict(state)
+        self._begun = True
 
 
 def constant(epoch: float, epochs: int, *, warmup: float = 0.0) -> float:

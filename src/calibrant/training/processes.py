@@ -7,10 +7,16 @@ from typing import Any, TypeVar, cast
 
 import torch.distributed as dist
 from lightning_fabric import Fabric
+from lightning_fabric.strategies.single_device import SingleDeviceStrategy
 
 from calibrant.training.choice import TrainingError
 
 T = TypeVar("T")
+
+
+def alone_on_gpu(fabric: Fabric) -> bool:
+    """Whether there is one process, on a GPU."""
+    return isinstance(fabric.strategy, SingleDeviceStrategy) and fabric.device.type == "cuda"
 
 
 def together(action: Callable[[], T], fabric: Fabric) -> T:

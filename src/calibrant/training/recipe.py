@@ -57,8 +57,8 @@ class Recipe:
             intervals by the epoch they start with, as in ``0:epoch/10:100/20:1``.
         select: which weights are kept: the last ones, or the best on the validation data.
         average: decay of the running average of weights that is evaluated and kept; 0 for none.
-        precision: of the arithmetic, as Lightning Fabric names it.
-        channels_last: memory layout of images.
+        precision: of the arithmetic, as Lightning Fabric names it; ``auto`` for ``bf16-mixed`` on a GPU made
+            for it, and ``32-true`` elsewhere.
         compile: whether the model goes through `torch.compile`.
         workers: processes that prepare batches.
         checkpoint_batches: batches between checkpoints within an epoch; 0 for one after each epoch only.
@@ -81,8 +81,7 @@ class Recipe:
     adapt: str = "epoch"
     select: Criterion = "last"
     average: float = 0.0
-    precision: str = "32-true"
-    channels_last: bool = False
+    precision: str = "auto"
     compile: bool = False
     workers: int = 0
     checkpoint_batches: int = 0

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor
@@ -49,6 +50,20 @@ class Split(ABC):
     def subset(self, indices: Tensor) -> Split:
         """The part that has only these elements, in this order."""
 
+    @property
+    def device(self) -> torch.device:
+        """Where batches are made."""
+        return torch.device("cpu")
+
+    @property
+    def nbytes(self) -> int:
+        """What it would take on a device; 0 for what is on disk, and stays there."""
+        return 0
+
+    def to(self, device: torch.device) -> Self:
+        """The same part, its batches made on a device; what is on disk stays as it is."""
+        return self
+
 
 class TensorSplit(Split):
     """Elements that are in memory, given as they are.
@@ -82,6 +97,25 @@ class TensorSplit(Split):
 
     def subset(self, indices: Tensor) -> TensorSplit:
         return TensorSplit(*self.batch(indices))
+
+    @property
+    def device(self) -> torch.device:
+        return self.targets.device
+
+    @property
+    def nbytes(self) -> int:
+        tensors = self.inputs.values() if isinstance(self.inputs, dict) else [self.inputs]
+        return sum(tensor.nbytes for tensor in (*tensors, self.targets))
+
+    def to(self, device: torch.device) -> Self:
+        moved = copy(self)
+        moved.targets = self.targets.to(device)
+        moved.inputs = (
+            {name: tensor.to(device) for name, tensor in self.inputs.items()}
+            if isinstance(self.inputs, dict)
+            else self.inputs.to(device)
+        )
+        return moved
 
 
 @dataclass(frozen=True)
@@ -136,9 +170,14 @@ def random_numbers(seed: int, epoch: int, indices: Tensor, count: int = DRAWS) -
     >>> numbers.shape, bool((numbers[1] == random_numbers(0, 5, torch.tensor([3]))[0]).all())
     (torch.Size([2, 16]), True)
     """
-    stream = _mix(_mix(torch.tensor(seed, device=indices.device)) + epoch)
+    stream = _stream(seed, epoch)
     keys = _mix(_mix(stream + indices.long()).unsqueeze(1) + torch.arange(count, device=indices.device))
     return (_shifted(keys, 40)).to(torch.float32) / (1 << 24)
+
+
+def _stream(seed: int, epoch: int) -> int:
+    """One number for both; not a tensor, which a device would have to be given."""
+    return int(_mix(_mix(torch.tensor(seed)) + epoch))
 
 
 def _shifted(values: Tensor, bits: int) -> Tensor:
@@ -159,7 +198,7 @@ def _signed(bits: int) -> int:
 
 def shuffled(size: int, seed: int, epoch: int = 0) -> Tensor:
     """A permutation of ``0 … size - 1`` that depends on the seed and the epoch alone."""
-    generator = torch.Generator().manual_seed(int(_mix(_mix(torch.tensor(seed)) + epoch)) & ((1 << 63) - 1))
+    generator = torch.Generator().manual_seed(_stream(seed, epoch) & ((1 << 63) - 1))
     return torch.randperm(size, generator=generator)
 
 
