@@ -198,11 +198,11 @@ def test_half_precision(name: str, dtype: torch.dtype) -> None:
 
 
 def test_float16_survives_a_gradient_scaler() -> None:
-    logits, target = batch(4, 5)
+    logits, target = batch(4096, 2)  # divided by so many, a gradient has few digits left in float16
     logits = logits.half()
-    tiny = create("ce", 5)
-    scaled = run(tiny, logits, target, torch.tensor(2.0**14, device=HERE))[1]
-    wanted = expected(tiny, logits, target)[1] * 2**14
+    loss = create("ce", 2)
+    scaled = run(loss, logits, target, torch.tensor(2.0**14, device=HERE))[1]
+    wanted = expected(loss, logits, target)[1] * 2**14
     assert (scaled.double() - wanted).norm() <= 1e-3 * wanted.norm()
 
 
@@ -220,7 +220,7 @@ def test_a_label_out_of_range_shows() -> None:
 
 
 @pytest.mark.parametrize("reduction", ["mean", "none"])
-def test_a_graph_that_is_kept_does_not_see_the_next_adaptation(reduction: str) -> None:
+def test_a_graph_does_not_see_the_next_adaptation(reduction: str) -> None:
     logits, target = batch(6, 5)
     loss = create("cals-alm", 5, reduction=reduction)
     wanted = expected(loss, logits, target)[1]
@@ -229,6 +229,27 @@ def test_a_graph_that_is_kept_does_not_see_the_next_adaptation(reduction: str) -
     loss.multiplier.mul_(100)
     (first,) = torch.autograd.grad(value.sum(), logits, retain_graph=True)
     assert (first - wanted).norm() <= 1e-5 * wanted.norm()
+    if reduction == "mean":  # the gradient was there already, and has been given away
+        with pytest.raises(RuntimeError, match="the loss has adapted between two backward passes"):
+            torch.autograd.grad(value, logits)
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        (("adafocal", {"bins": 15}), ("adafocal", {"bins": 4})),
+        (("mbls", {"weight": 1.0, "margin": 3.0}), ("cals-hr", {"margin": 3.0})),
+        (("cals-hr", {"margin": 3.0}), ("mbls", {"weight": 1.0, "margin": 3.0})),
+        (("ce", {}), ("ce", {"class_weight": [1.0, 2.0, 3.0, 4.0, 5.0]})),
+    ],
+)
+def test_one_loss_after_another(first: tuple[str, dict], second: tuple[str, dict]) -> None:
+    logits, target = batch(6, 5)
+    for key, options in (first, second):
+        loss = calibrant.create_loss(key, 5, **options).to(HERE)
+        for learned in loss.learned().values():
+            learned.mul_(1 + torch.rand_like(learned))
+        assert_same(run(loss, logits, target), expected(loss, logits, target))
 
 
 @pytest.mark.parametrize("reduction", ["mean", "none"])
@@ -322,3 +343,42 @@ def test_the_compiler_is_told_the_truth() -> None:
     loss = create("cals-alm", 5)
     arguments = (logits.requires_grad_(), target, *fused._flat(loss.fused(), ("mean", -100, None)))
     torch.library.opcheck(torch.ops.calibrant.loss, arguments)
+
+
+@pytest.mark.parametrize("layout", ["rows", "cropped", "channels last", "turned"])
+def test_the_compiler_is_told_how_a_gradient_lies(layout: str) -> None:
+    logits, target = batch(2, 5, 3, 4)
+    if layout == "rows":
+        logits, target = batch(6, 5)
+    elif layout == "turned":
+        logits, target = logits.transpose(2, 3), target.transpose(1, 2)
+    else:
+        logits = logits.to(memory_format=torch.channels_last)
+    if layout == "cropped":
+        logits, target = logits[..., :-1], target[..., :-1]
+    arguments = (target, *fused._flat(create("cals-alm", 5).fused(), ("mean", -100, None)))
+    upstream = torch.ones((), device=HERE)
+    torch.library.opcheck(torch.ops.calibrant.loss_backward, (upstream, logits, *arguments))
+
+
+def test_a_triton_that_fails_is_done_without(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*arguments: object) -> None:
+        raise RuntimeError("Failed to find C compiler\nand more")
+
+    works = fused._triton_works.__wrapped__
+    assert works(torch.device(HERE))
+    monkeypatch.setattr(fused, "scale", fail)
+    with pytest.warns(UserWarning, match="do without their kernels: Triton fails with 'Failed to find C"):
+        assert not works(torch.device(HERE))
+
+
+def test_not_all_shapes_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fused, "_MOST_KEPT", 2)
+    monkeypatch.setattr(fused, "_LAUNCHES", {})
+    monkeypatch.setattr(fused, "_STARTERS", {})
+    loss = create("ce", 3)
+    use_tiles(monkeypatch, 2, 4)
+    for size in range(3, 8):
+        assert_same(run(loss, *batch(size, 3)), expected(loss, *batch(size, 3)))
+    assert len(fused._LAUNCHES) <= 2
+    assert len(fused._STARTERS) <= 2

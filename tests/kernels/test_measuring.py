@@ -276,3 +276,11 @@ def test_what_the_kernels_do_not_know_is_left_to_torch() -> None:
     assert not measuring.can_measure(logits[:0])
     samples, _ = sum_by_class(arrange(logits[:0], target[:0]), lambda shifted: (shifted,))
     assert samples == 0
+
+
+def test_what_is_summed_has_a_number_of_its_own() -> None:
+    from calibrant.kernels import device, measuring_device
+    from calibrant.kernels.fused import EXTRAS
+
+    assert measuring_device.GAPS.value == len(EXTRAS) == measuring._GAPS
+    assert device.HINGE.value == EXTRAS.index("hinge")

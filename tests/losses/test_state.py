@@ -10,7 +10,8 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from calibrant import LOSSES, create_loss
-from calibrant.losses import Loss
+from calibrant.losses import AugmentedLagrangian, Loss
+from calibrant.losses.lagrangian import MarginStatistics
 
 from .conftest import ADAPTIVE
 
@@ -357,3 +358,18 @@ def test_losses_that_do_not_adapt_take_part_in_the_same_loop(key: str) -> None:
     assert loss.adapt() is None
     assert differing(before, snapshot(loss)) == []
     assert torch.equal(loss(logits, target), value)
+
+
+def test_a_measure_of_one_s_own_is_still_guarded() -> None:
+    class Mine(AugmentedLagrangian):
+        def measure(self, logits: Tensor, target: Tensor) -> MarginStatistics:
+            return super().measure(logits.nan_to_num(), target)
+
+    loss = Mine(3)
+    logits = torch.zeros(4, 3)
+    logits[1, 0] = torch.nan
+    loss.observe(logits, torch.zeros(4, dtype=torch.long))
+    with pytest.raises(ValueError, match="NaN or infinite"):
+        loss.adapt()
+    assert AugmentedLagrangian.measure_finds_flaws
+    assert not Mine.measure_finds_flaws

@@ -7,7 +7,10 @@ they are read once, and the gradient, the only tensor of their size, is written 
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Callable, Sequence
+from functools import cache
+from importlib.metadata import version
 from importlib.util import find_spec
 from typing import Any, NamedTuple
 
@@ -57,6 +60,10 @@ class Fused(NamedTuple):
     accuracies: Tensor | None = None
     passes: Tensor | None = None
 
+    def versions(self) -> tuple[int, ...]:
+        """Numbers that change when the tensors do."""
+        return tuple(tensor._version for tensor in self[10:] if tensor is not None)
+
     def kept(self) -> Fused:
         """The same with copies of the tensors: a graph must not see what the next adaptation does to them."""
         copies: dict[str, Any] = {
@@ -70,19 +77,37 @@ BASES = ("plain", "doubt", "belief", "dual")
 EXPONENTS = ("fixed", "threshold", "binned", "rated")
 
 
-_TRITON = find_spec("triton") is not None
-
-
-def can_fuse(logits: Tensor, target: Tensor) -> bool:
-    """Whether the kernel can run: on a GPU, with Triton, in a type it knows, and not under a transform."""
+def runs_triton(logits: Tensor) -> bool:
+    """Whether kernels can run on these logits: on a GPU, in a type they know, and not under a transform."""
     return (
         logits.is_cuda
         and logits.dtype in (torch.float32, torch.bfloat16, torch.float16)
         and logits.numel() > 0
-        and not target.requires_grad
         and not torch._C._are_functorch_transforms_active()
-        and _TRITON
+        and (torch.compiler.is_compiling() or _triton_works(logits.device))
     )
+
+
+@cache
+def _triton_works(device: torch.device) -> bool:
+    """Try the smallest kernel: Triton may be there without a compiler that it needs, or not know the GPU."""
+    if find_spec("triton") is None:
+        return False
+    try:
+        one = torch.ones(1, device=device)
+        scale(one, one, one)
+    except Exception as error:  # whatever goes wrong, there is another way
+        reason = str(error).strip().partition("\n")[0]
+        warnings.warn(
+            f"losses and metrics do without their kernels: Triton fails with {reason!r}", stacklevel=2
+        )
+        return False
+    return True
+
+
+def can_fuse(logits: Tensor, target: Tensor) -> bool:
+    """Whether the kernel can compute a loss of these."""
+    return runs_triton(logits) and not target.requires_grad
 
 
 def fused_loss(
@@ -134,12 +159,18 @@ class _FusedLoss(torch.autograd.Function):
             recipe = recipe.kept()
         value, ctx.gradient, ctx.found = launch(recipe, logits, target, options, early)
         ctx.recipe, ctx.options, ctx.eager = recipe, options, eager
+        ctx.versions = recipe.versions()
         ctx.save_for_backward(logits, target)
         return value
 
     @staticmethod
     def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor, None, None, None, None]:
         gradient, ctx.gradient = ctx.gradient, None
+        if gradient is None and ctx.recipe.versions() != ctx.versions:
+            raise RuntimeError(
+                "the loss has adapted between two backward passes over the same graph: its gradient is gone; "
+                "call the loss again"
+            )
         if torch.is_grad_enabled():  # somebody asked for a gradient of the gradient
             logits, target = ctx.saved_tensors
             value = ctx.eager(logits, target)
@@ -222,7 +253,11 @@ def _(logits: Tensor, target: Tensor, *flat: Any) -> tuple[Tensor, Tensor]:
 
 @_loss_backward.register_fake
 def _(upstream: Tensor, logits: Tensor, *rest: Any) -> Tensor:
-    return torch.empty_like(logits)
+    return (
+        torch.empty_like(logits.flatten(2)).view(logits.shape)
+        if logits.ndim > 2
+        else torch.empty_like(logits)
+    )
 
 
 def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
@@ -241,6 +276,11 @@ def _backward(ctx: Any, upstream: Tensor, _: Any) -> tuple[Tensor | None, ...]:
 
 
 _loss.register_autograd(_backward, setup_context=_keep)
+
+
+@cache
+def _triton_version() -> tuple[int, ...]:
+    return tuple(int(part) for part in version("triton").split(".")[:2])
 
 
 class Starter:
@@ -271,11 +311,13 @@ class Starter:
             self._compiled(*arguments)
         else:
             compiled = self._kernel[self._grid](*arguments, **self._settings)
-            if compiled is not None:  # else it was interpreted
+            # None if it was interpreted. Triton 3.2 wants another list of arguments the second time.
+            if compiled is not None and _triton_version() >= (3, 3):
                 self._compiled = compiled[self._grid]
 
 
 _STARTERS: dict[tuple[Any, ...], Starter] = {}
+_MOST_KEPT = 4096  # launches that are remembered, where shapes never end
 
 
 def run(kernel: Any, programs: int, key: tuple[Any, ...], *arguments: Any, **settings: Any) -> None:
@@ -293,6 +335,8 @@ def run(kernel: Any, programs: int, key: tuple[Any, ...], *arguments: Any, **set
     key = (kernel, programs, *key, *places, tensors[0].device)
     starter = _STARTERS.get(key)
     if starter is None:
+        if len(_STARTERS) >= _MOST_KEPT:
+            _STARTERS.clear()
         starter = _STARTERS[key] = Starter(kernel, programs, tensors[0].device, **settings)
     starter(*arguments)
 
@@ -434,6 +478,7 @@ def launch(
     slopes = torch.empty_like(view) if gradient else view
     key = (
         recipe[:10],  # all but the tensors
+        *(None if tensor is None else (tensor.dtype, tensor.shape) for tensor in recipe[10:]),
         reduction,
         ignore_index,
         None if class_weight is None else class_weight.dtype,
@@ -450,6 +495,8 @@ def launch(
     )
     plan = _LAUNCHES.get(key)
     if plan is None:
+        if len(_LAUNCHES) >= _MOST_KEPT:
+            _LAUNCHES.clear()
         plan = _Launch(recipe, view, slopes, labels, options, gradient, upstream)
         _LAUNCHES[key] = plan
     each = reduction == "none"

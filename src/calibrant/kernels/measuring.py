@@ -6,16 +6,14 @@ Operations of torch would move logits and temporaries of their size a dozen time
 from __future__ import annotations
 
 import math
-from importlib.util import find_spec
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from calibrant.kernels.fused import EXTRAS, Fused, run
+from calibrant.kernels.fused import EXTRAS, Fused, run, runs_triton
 from calibrant.layout import Elements
 
-_TRITON = find_spec("triton") is not None
 _GAPS = len(EXTRAS)
 
 _MOST_CLASSES = 4096  # that a tile holds at once
@@ -26,15 +24,8 @@ _CACHE = 1 << 25  # bytes of logits that are read twice while they are near
 
 
 def can_measure(logits: Tensor) -> bool:
-    """Whether the kernels can run: on a GPU, with Triton, in a type they know, and not under a transform."""
-    return (
-        logits.is_cuda
-        and logits.dtype in (torch.float32, torch.bfloat16, torch.float16)
-        and logits.numel() > 0
-        and not torch.compiler.is_compiling()
-        and not torch._C._are_functorch_transforms_active()
-        and _TRITON
-    )
+    """Whether the kernels can sum these up; a compiler is left to make its own of the plain operations."""
+    return runs_triton(logits) and not torch.compiler.is_compiling()
 
 
 class Outcomes(NamedTuple):

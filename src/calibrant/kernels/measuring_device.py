@@ -12,11 +12,9 @@ A tile holds ``R`` elements and ``BK`` classes. Element ``s`` of batch entry ``b
 import triton
 import triton.language as tl
 
-from calibrant.kernels.device import _exp, _penalty
+from calibrant.kernels.device import HINGE, _exp, _penalty
 
-# What is summed by class: the numbers that `device` has for penalties, and one more.
-HINGE = tl.constexpr(4)
-GAPS = tl.constexpr(8)
+GAPS = tl.constexpr(8)  # what is summed by class: one of the extras of `device`, or this
 
 FIXED_POINT = tl.constexpr(2147483648.0)  # 2^31: as many probabilities as int32 can count fit into int64
 

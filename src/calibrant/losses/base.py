@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from operator import index
-from typing import ClassVar, Literal, Self, SupportsIndex, TypedDict, Unpack, get_args
+from typing import Any, ClassVar, Literal, Self, SupportsIndex, TypedDict, Unpack, get_args
 
 import torch
 import torch.distributed as dist
@@ -45,7 +45,7 @@ class Loss(nn.Module, ABC):
         reduction: ``"mean"`` over elements that are not ignored, ``"sum"``, or ``"none"`` for the
             target's shape with 0 where ignored.
         ignore_index: label of elements that count for nothing: no loss, no gradient, no statistics.
-            (Their logits must still be numbers: as in torch, a NaN there gets a gradient of NaN.)
+            (Their logits must still be numbers: as in torch, a NaN there may get a gradient of NaN.)
         class_weight: ``(K,)``, how much an element of each class counts, as the ``weight`` of
             `torch.nn.CrossEntropyLoss`: the mean divides by the sum of the weights of the elements
             (for probability targets, by their number).
@@ -258,6 +258,11 @@ class AdaptiveLoss(Loss):
     looks for one, which takes one more pass over the logits."""
 
     passes: Tensor
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        if "measure" in vars(cls) and "measure_finds_flaws" not in vars(cls):
+            cls.measure_finds_flaws = False  # whatever the measure that it replaces does
 
     def __init__(self, num_classes: int, **shared: Unpack[Shared]) -> None:
         super().__init__(num_classes, **shared)
