@@ -263,5 +263,8 @@ def test_an_error_of_training_is_not_hidden_by_one_of_the_disk(
             writer.write({"epoch": 2})
             raise KeyError("training")
 
-    with pytest.raises(KeyError, match="training"):
+    with (
+        pytest.warns(UserWarning, match=r"checkpoint is lost: cannot write .*: No space left on device"),
+        pytest.raises(KeyError, match="training"),
+    ):
         fail()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from calibrant.training.data.in_memory import ImageSplit
 from calibrant.training.display import Display, _Glance
 from calibrant.training.engine import TrainingError, make_fabric, train
 from calibrant.training.recipe import Recipe
+from calibrant.training.runs import Run
 from calibrant.training.step import Recorded
 
 from .outcomes import assert_close, result, rows, tensors
@@ -62,22 +64,23 @@ class Small(nn.Module):
 
     Args:
         num_classes: K.
-        habit: what: ``none``, ``wait`` for a number, or ``stop`` until the device is done.
+        habit: what: ``none``, ``wait`` for a number, ``stop`` until the device is done, or ``view`` images as
+            if their channels were the outer axis.
     """
 
     def __init__(self, num_classes: int, habit: str) -> None:
         super().__init__()
         self.habit = habit
-        self.layers = nn.Sequential(
-            nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Dropout(0.2), nn.Flatten(), nn.Linear(800, num_classes)
-        )
+        self.layers = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Dropout(0.2))
+        self.head = nn.Linear(800, num_classes)
 
     def forward(self, images: Tensor) -> Tensor:
         if self.habit == "wait" and float(images.sum()) == 0.123:
             raise AssertionError
         if self.habit == "stop" and images.is_cuda:
             torch.cuda.synchronize()
-        return self.layers(images)
+        found = self.layers(images)
+        return self.head(found.view(len(found), -1) if self.habit == "view" else found.flatten(1))
 
 
 def small(num_classes: int, *, habit: str = "none") -> nn.Module:
@@ -97,7 +100,7 @@ def exact_arithmetic(monkeypatch: pytest.MonkeyPatch) -> None:
 def said(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """What the display was told."""
     found: list[str] = []
-    monkeypatch.setattr(Display, "message", lambda self, text: found.append(text))
+    monkeypatch.setattr(Display, "note", lambda self, text: found.append(text))
     return found
 
 
@@ -119,7 +122,7 @@ def recordings(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Recorded]]:
 def plainly(recipe: Recipe, folder: Path, data: DataSets | None = None) -> Path:
     """The run of a loop without recordings, with floats for learning rates and batches from the CPU."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(engine, "Recorded", lambda step, size, message: step)
+        patch.setattr(engine, "Recorded", lambda step, *_: step)
         patch.setattr(engine, "make_recordable", lambda optimizer, device: None)
         patch.setattr(engine, "on_device", lambda data, device: data)
         return train(recipe, folder, data=data or made_up())
@@ -212,7 +215,48 @@ def test_the_data_lie_on_the_device_and_the_channels_last(
     assert "bf16" in str(training.fabric.strategy.precision.precision)
     weights = [each for each in training.network.parameters() if each.ndim == 4 and each.shape[1] > 1]
     assert weights
-    assert all(each.is_contiguous(memory_format=torch.channels_last) for each in weights)
+    images, _ = training._on_device(training.data.validation.batch(torch.arange(5, device="cuda")))
+    assert all(each.is_contiguous(memory_format=torch.channels_last) for each in (*weights, images))
+    assert isinstance(training.take_step, Recorded)
+    assert training.take_step._batch is not None
+    assert training.take_step._batch[0].is_contiguous(memory_format=torch.channels_last)
+
+
+def test_a_network_that_relies_on_another_layout_gets_it(recordings: list[Recorded], tmp_path: Path) -> None:
+    recipe = recipe_of(f"{SMALL}[habit=view]")
+    viewing = train(recipe, tmp_path / "viewing", data=made_up())
+    assert [each.graph is not None for each in recordings] == [True]
+    assert_close(viewing, plainly(recipe, tmp_path / "plain"), tolerance=1e-4)
+
+
+def test_a_checkpoint_being_written_is_not_taken_for_waiting(
+    recordings: list[Recorded], said: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    write, take = checkpoint.Writer._write_aside, Recorded._take_aside
+
+    def write_during_a_watched_step(*arguments: Any) -> None:
+        for _ in range(20):
+            if torch.cuda.get_sync_debug_mode():
+                break
+            time.sleep(0.01)
+        write(*arguments)
+
+    def take_slowly(*arguments: Any) -> None:
+        take(*arguments)
+        if torch.cuda.get_sync_debug_mode():
+            time.sleep(0.3)
+
+    monkeypatch.setattr(checkpoint.Writer, "_write_aside", write_during_a_watched_step)
+    monkeypatch.setattr(Recorded, "_take_aside", take_slowly)
+    train(recipe_of("checkpoint_batches=2", "epochs=1"), tmp_path, data=made_up())
+    assert recordings[0].graph is not None, said
+
+
+def test_what_is_stored_is_not_rounded(tmp_path: Path) -> None:
+    run = Run(train(recipe_of("precision=bf16-mixed"), tmp_path, data=made_up()), loaded=made_up())
+    ((stored, _),) = run.predictions("test")
+    again = torch.cat([logits for logits, _ in run._predicted(run.data.test)])
+    torch.testing.assert_close(stored, again.cpu(), rtol=1e-4, atol=1e-4)
 
 
 class Killed(BaseException):

@@ -62,6 +62,22 @@ def test_a_bar_shows_the_figures_of_the_last_epoch(monkeypatch: pytest.MonkeyPat
     assert "2/6" in screen.getvalue()
 
 
+@pytest.mark.parametrize("terminal", [False, True])
+def test_a_note_has_a_line_of_its_own(terminal: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    screen = io.StringIO()
+    monkeypatch.setattr(
+        display,
+        "Console",
+        lambda **_: Console(file=screen, force_terminal=terminal, width=40, color_system=None),
+    )
+    with Display(RECIPE, shown=True) as board:
+        board.start_epoch(0, 2, 0)
+        board.note("what a step cannot be, and why [not]")
+        board.step(torch.tensor(2.0), 1)
+    note = "cals-alm[margin=6], seed 2: what a step cannot be, and why [not]\n"
+    assert screen.getvalue().count(note) == 1
+
+
 def test_a_file_has_lines_now_and_then_and_the_last(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(display.time, "monotonic", lambda: 100.0)  # no time passes after the first line
     lines = shown(monkeypatch, terminal=False).splitlines()

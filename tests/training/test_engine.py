@@ -26,7 +26,7 @@ from calibrant.training.choice import RecipeError
 from calibrant.training.data import DATA_SETS, MissingDataError, load_data
 from calibrant.training.engine import TrainingError, make_fabric, train
 from calibrant.training.optimization import SCHEDULES
-from calibrant.training.recipe import Choice, Recipe
+from calibrant.training.recipe import Recipe
 
 from . import program
 from .outcomes import assert_close, assert_identical, result, rows, tensors
@@ -697,14 +697,84 @@ def test_precision_is_chosen_by_the_device(monkeypatch: pytest.MonkeyPatch) -> N
     assert precision("cpu", gpu=True) == precision("auto", gpu=False) == "32-true"
 
 
-def test_half_precision_trains(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("precision", "dtype"), [("bf16-mixed", torch.float32), ("bf16-true", torch.bfloat16)]
+)
+def test_half_precision_trains_and_is_evaluated_as_the_weights_are(
+    precision: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     recipe = Recipe.load("digits-lt").override(
-        ["epochs=1", "data.flat=false", "model=cnn[width=8]", "precision=bf16-mixed"]
+        ["epochs=1", "data.flat=false", "model=cnn[width=8]", f"precision={precision}", "average=0.5"]
     )
+    contexts = []
+    observe = engine._Validation.of
+
+    def noting(*arguments: Any) -> Any:
+        contexts.append((torch.is_autocast_enabled("cpu"), torch.get_default_dtype()))
+        return observe(*arguments)
+
+    monkeypatch.setattr(engine._Validation, "of", noting)
     folder = train(recipe, tmp_path)
+    assert set(contexts) == {(False, torch.float32)}
     assert math.isfinite(rows(folder)[0]["validation_nll"])
-    assert tensors(folder)["model.safetensors/head.weight"].dtype == torch.float32
-    assert recipe.model == Choice("cnn", {"width": 8})
+    weights = load_file(folder / "model.safetensors")
+    assert weights["head.weight"].dtype == dtype
+    data = load_data(recipe.data)
+    network = engine.create_model("cnn", 10, data.about, width=8).to(dtype).eval()
+    network.load_state_dict(weights)
+    inputs, _ = data.test.batch(torch.arange(len(data.test)))
+    with torch.no_grad():
+        expected = network(inputs.to(dtype)).float()
+    tolerance = 1e-4 if dtype == torch.float32 else 0.1
+    torch.testing.assert_close(tensors(folder)["test/logits"], expected, rtol=tolerance, atol=tolerance)
+
+
+def test_gradients_do_not_live_through_validation(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    held: list[Any] = []
+    validate = engine._Training._validate
+
+    def noting(training: engine._Training, **options: Any) -> dict[str, float]:
+        held.extend(weight.grad for weight in training.network.parameters())
+        return validate(training, **options)
+
+    monkeypatch.setattr(engine._Training, "_validate", noting)
+    train(small("epochs=1"), tmp_path)
+    assert set(held) == {None}
+
+
+class Viewing(torch.nn.Module):
+    """A network that relies on the channels being the outer axis."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.convolution, self.head = torch.nn.Conv2d(3, 8, 3), torch.nn.Linear(800, 4)
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        return self.head(self.convolution(images).view(len(images), -1))
+
+
+@pytest.mark.parametrize(
+    ("network", "shape", "last"),
+    [
+        pytest.param(torch.nn.Sequential(torch.nn.Conv2d(3, 8, 3), torch.nn.Flatten()), (3, 12, 12), True),
+        pytest.param(Viewing(), (3, 12, 12), False),
+        pytest.param(torch.nn.Linear(5, 4), (5,), False),
+        pytest.param(torch.nn.Conv3d(3, 8, 3), (3, 5, 5, 5), False),
+    ],
+    ids=["flattening", "viewing", "vectors", "volumes"],
+)
+def test_channels_lie_last_where_the_network_takes_that(
+    network: torch.nn.Module, shape: tuple[int, ...], last: bool
+) -> None:
+    inputs = torch.randn(1, *shape)
+    expected = network(inputs)
+    assert engine._lay_channels_last(network, inputs) == last
+    assert all(
+        weight.is_contiguous(memory_format=torch.channels_last) == last
+        for weight in network.parameters()
+        if weight.ndim == 4
+    )
+    torch.testing.assert_close(network(inputs), expected)
 
 
 def test_what_cannot_be_followed_leaves_no_folder(tmp_path: Path) -> None:

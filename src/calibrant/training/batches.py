@@ -20,7 +20,8 @@ _AT_ONCE, _BYTES_AT_ONCE = 64, 1 << 28  # batches, and their inputs, that a devi
 def on_device(data: DataSets, device: torch.device) -> DataSets:
     """The data on a GPU, if they are in memory and take no more than a quarter of what is free there."""
     parts = (data.train, data.validation, data.test)
-    if 4 * sum(part.nbytes for part in parts) > torch.cuda.mem_get_info(device)[0]:
+    kept_back = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)  # by torch, to reuse
+    if 4 * sum(part.nbytes for part in parts) > torch.cuda.mem_get_info(device)[0] + kept_back:
         return data
     train, validation, test = (part.to(device) for part in parts)
     return replace(data, train=train, validation=validation, test=test)
@@ -32,13 +33,6 @@ def rows_of(batch: Batch, rows: slice) -> Batch:
     if isinstance(inputs, dict):
         return {name: tensor[rows] for name, tensor in inputs.items()}, target[rows]
     return inputs[rows], target[rows]
-
-
-def laid_out(inputs: Inputs) -> Inputs:
-    """Inputs with the channels of images last on a GPU, whose convolutions are made for that."""
-    if isinstance(inputs, Tensor) and inputs.is_cuda and inputs.ndim == 4:
-        return inputs.contiguous(memory_format=torch.channels_last)
-    return inputs
 
 
 class _Batches(Dataset[Batch]):
@@ -57,13 +51,13 @@ def _together(batches: _Batches, parts: Sequence[Tensor]) -> Iterator[Batch]:
     start, count = 0, 1  # the first one alone shows how much memory one takes
     while start < len(parts):
         chosen = parts[start : start + count]
-        inputs, target = batches[torch.cat(list(chosen))]
-        made, first = (laid_out(inputs), target), 0
+        made, first = batches[torch.cat(list(chosen))], 0
         for part in chosen:
             yield rows_of(made, slice(first, first + len(part)))
             first += len(part)
         start += count
         if count == 1:
+            inputs, _ = made
             tensors = inputs.values() if isinstance(inputs, dict) else [inputs]
             size = sum(tensor.nbytes for tensor in tensors)
             count = max(1, min(_AT_ONCE, _BYTES_AT_ONCE // max(1, size)))

@@ -120,9 +120,11 @@ class Writer:
     def __exit__(self, problem: type[BaseException] | None, *_: object) -> None:
         try:
             self.wait()
-        except Exception:
-            if problem is None:  # else it is not the one to see
+        except Exception as error:
+            if problem is None:
                 raise
+            # The other error is the one to raise.
+            warnings.warn(f"the last checkpoint is lost: {error}", stacklevel=2)
         finally:
             if self._thread is not None:
                 self._thread.shutdown()

@@ -77,13 +77,18 @@ class Display:
     def resumed(self, epoch: int, step: int) -> None:
         """Say from where a run goes on."""
         within = f" and {step} batches" if step else ""
-        self.message(f"going on after {epoch} of {self.recipe.epochs} epochs{within}")
+        self.note(f"going on after {epoch} of {self.recipe.epochs} epochs{within}")
 
     def message(self, text: str) -> None:
-        """Say something beside the bar."""
+        """Say something beside the bar, where the next figures take its place."""
         if self._progress is not None:
             self._progress.update(self._task, figures=text)
-        elif self.shown:
+        else:
+            self.note(text)
+
+    def note(self, text: str) -> None:
+        """Say something in a line that stays, above the bar."""
+        if self.shown:
             self.console.print(f"{self.name}: {text}", markup=False, highlight=False, soft_wrap=True)
 
     def start_epoch(self, epoch: int, steps: int, done: int) -> None:

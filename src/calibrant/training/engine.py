@@ -16,6 +16,7 @@ from typing import Any, cast
 import torch
 import torch.distributed as dist
 from lightning_fabric import Fabric
+from lightning_fabric.plugins.precision import MixedPrecision, Precision
 from safetensors.torch import save as save_tensors
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -30,7 +31,6 @@ from calibrant.training import checkpoint
 from calibrant.training.batches import (
     Batch,
     evaluation_batches,
-    laid_out,
     on_device,
     steps_per_epoch,
     training_batches,
@@ -259,9 +259,9 @@ class _Training:
             recipe, data, fabric, self.model, self.optimizer, self.loss, self.averaged, self.total_loss
         )
         if recorded:
-            self.take_step = Recorded(self.take_step, self.batch_size, display.message)
+            self.take_step = Recorded(self.take_step, self.batch_size, display.note, self.writer.wait)
         elif alone:
-            display.message(f"{recipe.precision} cannot be recorded as a CUDA graph; bf16-mixed is faster")
+            display.note(f"{recipe.precision} cannot be recorded as a CUDA graph; bf16-mixed is faster")
         if fabric.global_rank:  # the weights were drawn alike, but dropout should not be
             torch.manual_seed(recipe.seed + (fabric.global_rank << 32))
             random.seed(recipe.seed + (fabric.global_rank << 32))
@@ -283,11 +283,9 @@ class _Training:
                 raise RecipeError(
                     f"model {choice} does not take an input of these data, {shape}: {first}"
                 ) from error
-        check_classes(logits, self.recipe, data)
-        weights = [*network.parameters(), *network.buffers()]
-        images = isinstance(inputs, Tensor) and inputs.ndim == 4 and all(each.ndim < 5 for each in weights)
-        if images and self.fabric.device.type == "cuda":  # whose convolutions are made for that
-            network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+            check_classes(logits, self.recipe, data)
+            gpu = self.fabric.device.type == "cuda"  # whose convolutions are made for that
+            self.channels_last = gpu and _lay_channels_last(network, inputs)
         return network.to(self.fabric.device).train()
 
     @property
@@ -455,19 +453,22 @@ class _Training:
         """This process's share of a part: logits and targets, batch by batch, on the device."""
         network = self.evaluated
         network.eval()
-        # Not the wrapped model: its calls wait for other processes, whose shares may have fewer batches.
-        with self.fabric.autocast():
-            for batch in evaluation_batches(
-                split,
-                batch_size=self._evaluation_batch_size,
-                rank=self.fabric.global_rank,
-                processes=self.fabric.world_size,
-                workers=self.recipe.workers,
-                pinned=self.fabric.device.type == "cuda",
-            ):
-                inputs, target = self._on_device(batch)
-                logits = network(inputs)
-                yield logits.float(), target
+        precision = self.fabric.strategy.precision
+        if isinstance(precision, MixedPrecision):  # only for steps: it would round the confidences
+            precision = Precision()
+        for batch in evaluation_batches(
+            split,
+            batch_size=self._evaluation_batch_size,
+            rank=self.fabric.global_rank,
+            processes=self.fabric.world_size,
+            workers=self.recipe.workers,
+            pinned=self.fabric.device.type == "cuda",
+        ):
+            inputs, target = self._on_device(batch)
+            # Not the wrapped model: its calls wait for other processes, whose shares may have fewer batches.
+            with precision.forward_context():
+                logits = network(precision.convert_input(inputs))
+            yield logits.float(), target
 
     def _share_buffers(self) -> None:
         """Give all processes the first one's statistics of batches, which are kept with the weights."""
@@ -481,7 +482,9 @@ class _Training:
 
     def _on_device(self, batch: Batch) -> Batch:
         inputs, target = self.fabric.to_device(batch)
-        return laid_out(inputs), target
+        if self.channels_last:
+            inputs = inputs.contiguous(memory_format=torch.channels_last)
+        return inputs, target
 
     # ------------------------------------------------------------------------------------------ checkpoints
 
@@ -568,6 +571,20 @@ class _Training:
         if self.fabric.is_global_zero:
             logits, labels = in_order(gathered, len(split))
             write_predictions(path, [(logits, labels)], len(split), self.data.class_names)
+
+
+def _lay_channels_last(network: nn.Module, inputs: Inputs) -> bool:
+    """Move a network's channels last in memory, and say so, if it takes images that lie so too."""
+    weights = [*network.parameters(), *network.buffers()]
+    if not isinstance(inputs, Tensor) or inputs.ndim != 4 or any(each.ndim > 4 for each in weights):
+        return False
+    network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    try:
+        network(inputs.contiguous(memory_format=torch.channels_last))
+    except Exception:  # it takes them as they were: only a layout that it relies on can be the reason
+        network.to(memory_format=torch.contiguous_format)  # type: ignore[call-overload]
+        return False
+    return True
 
 
 def _state_of(loss: Loss) -> dict[str, float]:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import pickle
 import random
 import warnings
 from collections.abc import Callable
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from lightning_fabric import Fabric
@@ -65,8 +67,12 @@ class Step:
 
     def __call__(self, inputs: Inputs, target: Tensor) -> None:
         """Take it."""
-        # Not at the end: a recording that failed may have left gradients behind.
-        self.optimizer.zero_grad(set_to_none=True)
+        try:
+            self._descend(inputs, target)
+        finally:  # a recording that failed must not leave gradients behind either
+            self.optimizer.zero_grad(set_to_none=True)
+
+    def _descend(self, inputs: Inputs, target: Tensor) -> None:
         size = -(-len(target) // self.recipe.accumulate)
         starts = range(0, len(target), size)
         parts = [rows_of((inputs, target), slice(start, start + size)) for start in starts]
@@ -122,12 +128,18 @@ class Recorded:
         step: to take; must change tensors in place only.
         batch_size: how many elements the batches have that are recorded.
         message: called with the reason where steps cannot be recorded.
+        quieten: waits for other threads that use the device; called before a step in which any waiting is
+            taken for the step's own.
     """
 
     def __init__(
-        self, step: Callable[[Inputs, Tensor], None], batch_size: int, message: Callable[[str], None]
+        self,
+        step: Callable[[Inputs, Tensor], None],
+        batch_size: int,
+        message: Callable[[str], None],
+        quieten: Callable[[], None],
     ) -> None:
-        self.step, self.batch_size, self.message = step, batch_size, message
+        self.step, self.batch_size, self.message, self.quieten = step, batch_size, message, quieten
         self.graph: torch.cuda.CUDAGraph | None = None
         self._possible, self._taken = True, 0
         self._batch: Batch | None = None  # the tensors that the recording reads
@@ -171,6 +183,7 @@ class Recorded:
 
     def _take_watched(self, inputs: Inputs, target: Tensor) -> None:
         """Take a step and find out whether it can be recorded."""
+        self.quieten()
         before, mode = _host_randomness(), torch.cuda.get_sync_debug_mode()
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
@@ -179,7 +192,13 @@ class Recorded:
                 self._take_aside(inputs, target)
             finally:
                 torch.cuda.set_sync_debug_mode(mode)
-        if any("synchronizing CUDA operation" in str(each.message) for each in caught):
+        waited = False
+        for each in caught:
+            if "synchronizing CUDA operation" in str(each.message):
+                waited = True
+            elif "Synchronization debug mode" not in str(each.message):  # which torch warns of itself
+                warnings.warn_explicit(each.message, each.category, each.filename, each.lineno)
+        if waited:
             self._give_up("it makes the host wait for the GPU")
         elif _host_randomness() != before:
             self._give_up("it draws random numbers on the host")
@@ -198,7 +217,8 @@ class Recorded:
             fresh = torch.Generator(current.device)  # the old one may take itself for being recorded still
             fresh.set_state(randomness)
             generator.graphsafe_set_state(fresh.graphsafe_get_state())
-            self._give_up(str(error).strip().partition("\n")[0])
+            reason = error.__context__ or error  # the end of a recording fails because of what failed in it
+            self._give_up(str(reason).strip().partition("\n")[0])
         else:
             self.graph = graph
 
@@ -212,5 +232,6 @@ def _tensors(batch: Batch) -> list[Tensor]:
     return [*(inputs.values() if isinstance(inputs, dict) else [inputs]), target]
 
 
-def _host_randomness() -> tuple[object, bytes]:
-    return random.getstate(), torch.get_rng_state().numpy().tobytes()
+def _host_randomness() -> tuple[object, bytes, bytes]:
+    of_numpy = pickle.dumps(np.random.get_state(legacy=False))
+    return random.getstate(), of_numpy, torch.get_rng_state().numpy().tobytes()
