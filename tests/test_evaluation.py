@@ -1153,3 +1153,11 @@ def test_the_histogram_is_the_one_of_the_predictions(golden_batch: Batch) -> Non
     assert stream._sums is not None
     expected = ConfidenceHistogram.of(Predictions.of(*golden_batch).elements)
     assert torch.equal(stream._sums.histogram.count, expected.count)
+
+
+@pytest.mark.parametrize("given", [[[0.0, 1.0]], torch.zeros(1, 2).numpy()])
+def test_arrays_and_lists_are_refused_by_name(given):
+    with pytest.raises(TypeError, match=r"logits must be a torch\.Tensor, got (list|ndarray): pass torch"):
+        evaluate(given, given)
+    with pytest.raises(TypeError, match=r"logits must be a torch\.Tensor, got (list|ndarray)"):
+        Evaluator().update(given, given)

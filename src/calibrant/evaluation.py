@@ -871,6 +871,9 @@ def _agreed(
 
 def _look_for_probabilities(logits: Tensor) -> None:
     """Warn of probabilities where logits belong; a look at some elements is enough to know."""
+    if not isinstance(logits, Tensor):
+        found = type(logits).__name__
+        raise TypeError(f"logits must be a torch.Tensor, got {found}: pass torch.as_tensor of both")
     some = logits.detach()[:64].flatten(2)[..., :64] if logits.ndim > 2 else logits.detach()[:1024]
     if (
         some.numel()

@@ -336,6 +336,12 @@ def test_a_gradient_scaler_is_not_recorded(
     assert all(value.isfinite().all() for value in tensors(folder).values())
 
 
+def test_recording_can_be_left_alone(recordings: list[Recorded], said: list[str], tmp_path: Path) -> None:
+    train(recipe_of("record=false"), tmp_path, data=made_up())
+    assert recordings == []
+    assert not any("recorded" in text for text in said)
+
+
 def test_a_full_disk_ends_the_run_and_loses_nothing(tmp_path: Path) -> None:
     recipe = recipe_of(*EXACT)
     undisturbed = train(recipe, tmp_path / "undisturbed", data=made_up())

@@ -240,7 +240,8 @@ class _Training:
             raise RecipeError(f"optimizer {recipe.optimizer}: {error}") from None
         self.rates = self.learning_rates = [group["lr"] for group in optimizer.param_groups]
         alone = alone_on_gpu(fabric)
-        recorded = alone and getattr(fabric.strategy.precision, "scaler", None) is None
+        scaled = getattr(fabric.strategy.precision, "scaler", None) is not None
+        recorded = alone and recipe.record and not scaled
         if alone:
             self.data = on_device(data, fabric.device)
         if recorded:
@@ -260,7 +261,7 @@ class _Training:
         )
         if recorded:
             self.take_step = Recorded(self.take_step, self.batch_size, display.note, self.writer.wait)
-        elif alone:
+        elif alone and recipe.record:
             display.note(f"{recipe.precision} cannot be recorded as a CUDA graph; bf16-mixed is faster")
         if fabric.global_rank:  # the weights were drawn alike, but dropout should not be
             torch.manual_seed(recipe.seed + (fabric.global_rank << 32))

@@ -60,6 +60,8 @@ class Recipe:
         precision: of the arithmetic, as Lightning Fabric names it; ``auto`` for ``bf16-mixed`` on a GPU made
             for it, and ``32-true`` elsewhere.
         compile: whether the model goes through `torch.compile`.
+        record: whether steps on a single GPU are recorded as a CUDA graph; not for a model whose ``forward``
+            does something else in Python from step to step.
         workers: processes that prepare batches.
         checkpoint_batches: batches between checkpoints within an epoch; 0 for one after each epoch only.
 
@@ -83,6 +85,7 @@ class Recipe:
     average: float = 0.0
     precision: str = "auto"
     compile: bool = False
+    record: bool = True
     workers: int = 0
     checkpoint_batches: int = 0
     data: Choice

@@ -216,6 +216,10 @@ def test_features_of_an_archive(tmp_path, name):
         ({"images": pixels(), "labels": LABELS - 1}, "the label -1 in labels, expected whole numbers from 0"),
         ({"images": pixels(), "labels": LABELS, "class_names": ["a"]}, "expected 4 or more names"),
         (
+            {"inputs": np.full((len(LABELS), 2), np.nan), "labels": LABELS},
+            "NaN or infinite numbers in inputs",
+        ),
+        (
             {
                 "images": pixels(),
                 "labels": LABELS,
@@ -230,6 +234,12 @@ def test_archives_that_cannot_be_used(tmp_path, arrays, message):
     np.savez(tmp_path / "data.npz", **arrays)
     with pytest.raises(ValueError, match=r"data\.npz .*" + message):
         npz(tmp_path)
+
+
+def test_labels_with_gaps_are_told(tmp_path):
+    np.savez(tmp_path / "data.npz", images=pixels(), labels=LABELS + 1)
+    with pytest.warns(UserWarning, match=r"no training element of 1 of 5 classes \(labels 0\).* from 0"):
+        assert npz(tmp_path).num_classes == 5
 
 
 def test_files_that_are_no_archives(tmp_path):

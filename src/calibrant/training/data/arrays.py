@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 import zipfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -297,6 +298,14 @@ def _npz_content(path: Path) -> tuple[dict[str, Part], tuple[str, ...]]:
         raise ValueError(
             f"{path} has class_names of shape {names.shape}, expected {largest + 1} or more names"
         )
+    unseen = sorted(set(range(largest + 1)) - set(parts["train"][1].tolist()))
+    if unseen and "class_names" not in arrays:
+        some = ", ".join(map(str, unseen[:5])) + (", …" if len(unseen) > 5 else "")
+        warnings.warn(
+            f"{path} has no training element of {len(unseen)} of {largest + 1} classes (labels {some}): "
+            "labels should count from 0 without gaps, unless there are class_names",
+            stacklevel=3,
+        )
     return parts, tuple(map(str, names.tolist()))
 
 
@@ -327,6 +336,8 @@ def _npz_part(path: Path, arrays: Mapping[str, Array], prefixes: Sequence[str]) 
                 f"{path} has {found[0]} of type {inputs.dtype} and shape {inputs.shape}, expected "
                 f"({len(labels)}, ...) numbers"
             )
+        if inputs.dtype.kind == "f" and not np.isfinite(inputs).all():
+            raise ValueError(f"{path} has NaN or infinite numbers in {found[0]}, expected finite ones")
         return _as_inputs(inputs), torch.from_numpy(labels.astype(np.int64))
     return None
 
