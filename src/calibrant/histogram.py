@@ -56,7 +56,11 @@ def _edges_for(dtype: torch.dtype, device: torch.device) -> Tensor:
 
 
 def rounded_down(edges: Tensor, dtype: torch.dtype) -> Tensor:
-    """Edges, rounded down to a type: a number of that type is above an edge or not, as before."""
+    """Edges, rounded down to a type: a number of that type is above an edge or not, as before.
+
+    >>> rounded_down(torch.tensor([0.1], dtype=torch.float64), torch.float32).double() <= 0.1
+    tensor([True])
+    """
     rounded = edges.to(dtype)
     down = torch.full_like(rounded, -torch.inf)
     return torch.where(rounded.to(edges.dtype) > edges, rounded.nextafter(down), rounded)

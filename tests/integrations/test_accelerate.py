@@ -7,6 +7,7 @@ there are several, which is fast enough to try every size.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from importlib.metadata import version
 from itertools import pairwise, product
 from pathlib import Path
 from typing import Any
@@ -180,6 +181,7 @@ def test_batch_samplers_without_a_size(processes: int) -> None:
         except ValueError as refusal:
             if "the batch sampler has no batch size" not in str(refusal):
                 raise
+            assert version("accelerate") != "1.15.0", "the newest one that is tested takes them"
             pytest.skip("this version of accelerate refuses them")
         assert kept == list(range(sum(sizes)))
 

@@ -18,16 +18,22 @@ def row(epoch: int, **more: float) -> dict[str, float]:
     return {"epoch": epoch, "train_loss": 1.2345, "validation_accuracy": 0.5, "validation_ece": 0.043, **more}
 
 
+def watched(monkeypatch: pytest.MonkeyPatch, terminal: bool, width: int = 200) -> io.StringIO:
+    """What every display from now on writes to."""
+    screen = io.StringIO()
+
+    def console(**_: Any) -> Console:
+        return Console(file=screen, force_terminal=terminal, width=width, color_system=None)
+
+    monkeypatch.setattr(display, "Console", console)
+    return screen
+
+
 def shown(
     monkeypatch: pytest.MonkeyPatch, *, terminal: bool, visible: bool = True, start: int = 0, done: int = 0
 ) -> str:
     """What is seen of a run."""
-    screen = io.StringIO()
-
-    def console(**_: Any) -> Console:
-        return Console(file=screen, force_terminal=terminal, width=200, color_system=None)
-
-    monkeypatch.setattr(display, "Console", console)
+    screen = watched(monkeypatch, terminal)
     with Display(RECIPE, shown=visible) as board:
         if start or done:
             board.resumed(start, done)
@@ -49,12 +55,7 @@ def test_a_terminal_has_a_bar_with_figures(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_a_bar_shows_the_figures_of_the_last_epoch(monkeypatch: pytest.MonkeyPatch) -> None:
-    screen = io.StringIO()
-    monkeypatch.setattr(
-        display,
-        "Console",
-        lambda **_: Console(file=screen, force_terminal=True, width=200, color_system=None),
-    )
+    screen = watched(monkeypatch, terminal=True)
     with Display(RECIPE, shown=True) as board:
         board.start_epoch(0, 2, 0)
         board.end_epoch(row(1, gamma_mean=0.2, gamma_min=-0.1, gamma_max=3.0))
@@ -64,12 +65,7 @@ def test_a_bar_shows_the_figures_of_the_last_epoch(monkeypatch: pytest.MonkeyPat
 
 @pytest.mark.parametrize("terminal", [False, True])
 def test_a_note_has_a_line_of_its_own(terminal: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    screen = io.StringIO()
-    monkeypatch.setattr(
-        display,
-        "Console",
-        lambda **_: Console(file=screen, force_terminal=terminal, width=40, color_system=None),
-    )
+    screen = watched(monkeypatch, terminal, width=40)
     with Display(RECIPE, shown=True) as board:
         board.start_epoch(0, 2, 0)
         board.note("what a step cannot be, and why [not]")

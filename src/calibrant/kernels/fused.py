@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import cache
 from importlib.metadata import version
 from importlib.util import find_spec
@@ -186,59 +186,39 @@ class _FusedLoss(torch.autograd.Function):
 
 # What `torch.compile` calls: it needs functions of plain arguments, whose results it can foretell.
 
+_PLAIN = (
+    "str extra, str base, str exponent, float[] numbers, Tensor? penalty_weight, Tensor? multiplier, "
+    "Tensor? gammas, Tensor? edges, Tensor? accuracies, Tensor? passes, str reduction, int ignore_index, "
+    "Tensor? class_weight"
+)
+
 
 def _flat(recipe: Fused, options: tuple[Any, ...]) -> tuple[Any, ...]:
     return (*recipe[:3], list(recipe[3:10]), *recipe[10:], *options)
 
 
-@torch.library.custom_op("calibrant::loss", mutates_args=())
-def _loss(
-    logits: Tensor,
-    target: Tensor,
-    extra: str,
-    base: str,
-    exponent: str,
-    numbers: Sequence[float],
-    penalty_weight: Tensor | None,
-    multiplier: Tensor | None,
-    gammas: Tensor | None,
-    edges: Tensor | None,
-    accuracies: Tensor | None,
-    passes: Tensor | None,
-    reduction: str,
-    ignore_index: int,
-    class_weight: Tensor | None,
-) -> tuple[Tensor, Tensor]:
+def _unflat(flat: tuple[Any, ...]) -> tuple[Fused, tuple[Any, ...]]:
+    return Fused._make((*flat[:3], *flat[3], *flat[4:10])), flat[10:]
+
+
+@torch.library.custom_op(
+    "calibrant::loss", mutates_args=(), schema=f"(Tensor logits, Tensor target, {_PLAIN}) -> (Tensor, Tensor)"
+)
+def _loss(logits: Tensor, target: Tensor, *flat: Any) -> tuple[Tensor, Tensor]:
     """The loss, and what the gradient has to be multiplied by in the backward pass."""
-    learned = penalty_weight, multiplier, gammas, edges, accuracies, passes
-    recipe = Fused._make((extra, base, exponent, *numbers, *learned))
-    value, _, found = launch(recipe, logits, target, (reduction, ignore_index, class_weight), False)
+    recipe, options = _unflat(flat)
+    value, _, found = launch(recipe, logits, target, options, False)
     return value, value.new_ones(()) if found is None else found[0].clone()
 
 
-@torch.library.custom_op("calibrant::loss_backward", mutates_args=())
-def _loss_backward(
-    upstream: Tensor,
-    logits: Tensor,
-    target: Tensor,
-    extra: str,
-    base: str,
-    exponent: str,
-    numbers: Sequence[float],
-    penalty_weight: Tensor | None,
-    multiplier: Tensor | None,
-    gammas: Tensor | None,
-    edges: Tensor | None,
-    accuracies: Tensor | None,
-    passes: Tensor | None,
-    reduction: str,
-    ignore_index: int,
-    class_weight: Tensor | None,
-) -> Tensor:
+@torch.library.custom_op(
+    "calibrant::loss_backward",
+    mutates_args=(),
+    schema=f"(Tensor upstream, Tensor logits, Tensor target, {_PLAIN}) -> Tensor",
+)
+def _loss_backward(upstream: Tensor, logits: Tensor, target: Tensor, *flat: Any) -> Tensor:
     """The gradient, from a second look at the logits: the compiler could not have it changed in place."""
-    learned = penalty_weight, multiplier, gammas, edges, accuracies, passes
-    recipe = Fused._make((extra, base, exponent, *numbers, *learned))
-    options = reduction, ignore_index, class_weight
+    recipe, options = _unflat(flat)
     gradient = launch(recipe, logits, target, options, True, upstream.contiguous())[1]
     assert gradient is not None
     return gradient

@@ -6,7 +6,6 @@ A tile holds ``R`` elements and ``BK`` classes. Element ``s`` of batch entry ``b
 """
 
 # mypy: ignore-errors
-# ruff: noqa: N803 -- what is known when a kernel is compiled has capitals, as in Triton
 # Triton's language is Python to read, but not to run: it has no types that a checker could follow.
 
 import triton

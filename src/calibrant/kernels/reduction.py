@@ -195,7 +195,13 @@ def sum_by_class(elements: Elements, function: Callable[[Tensor], tuple[Tensor, 
 
 @torch.no_grad()
 def flaw(elements: Elements) -> Tensor:
-    """NaN where a valid element has a logit that is not finite, or a label that is no class; else 0."""
+    """NaN where a valid element has a logit that is not finite, or a label that is no class; else 0.
+
+    >>> from calibrant.layout import arrange
+    >>> logits = torch.tensor([[0.0, torch.inf], [0.0, 1.0]])
+    >>> flaw(arrange(logits, torch.tensor([0, 1]))), flaw(arrange(logits, torch.tensor([-100, 1])))
+    (tensor(nan), tensor(0.))
+    """
     # 0·x is NaN just where x is not finite: one number carries the news through every sum.
     extremes = elements.logits.amax(1) * 0 + elements.logits.amin(1) * 0
     if not elements.soft:  # on a GPU nobody has looked at the labels yet

@@ -28,7 +28,11 @@ def on_device(data: DataSets, device: torch.device) -> DataSets:
 
 
 def rows_of(batch: Batch, rows: slice) -> Batch:
-    """Some consecutive elements of a batch."""
+    """Some consecutive elements of a batch.
+
+    >>> rows_of((torch.arange(4.0), torch.arange(4)), slice(1, 3))
+    (tensor([1., 2.]), tensor([1, 2]))
+    """
     inputs, target = batch
     if isinstance(inputs, dict):
         return {name: tensor[rows] for name, tensor in inputs.items()}, target[rows]
