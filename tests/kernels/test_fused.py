@@ -170,6 +170,13 @@ def test_ties(name: str) -> None:
     assert_same(run(loss, logits, target), expected(loss, logits, target))
 
 
+@every_loss
+def test_a_confident_prediction_keeps_its_digits(name: str) -> None:
+    logits, target = torch.tensor([[12.0, -1.0, 0.5]], device=HERE), torch.tensor([0], device=HERE)
+    loss = create(name, 3)
+    assert_same(run(loss, logits, target), expected(loss, logits, target))
+
+
 @pytest.mark.parametrize("name", ["ce", "cals-alm"])
 @pytest.mark.parametrize("layout", ["transposed", "strided", "channels last"])
 def test_any_strides(name: str, layout: str, monkeypatch: pytest.MonkeyPatch) -> None:

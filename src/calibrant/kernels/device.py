@@ -43,7 +43,7 @@ def _exp(x):
 @triton.jit
 def _penalty(shifted, weight, multiplier, margin, per_unit, EXTRA: tl.constexpr):
     """The penalty of each class, and its slope by the violation."""
-    violation = (-shifted - margin) * per_unit
+    violation = -shifted * per_unit - margin * per_unit
     if EXTRA == HINGE:
         value = multiplier * tl.maximum(violation, 0.0)
         slope = tl.where(violation > 0, multiplier, 0.0)
@@ -53,12 +53,15 @@ def _penalty(shifted, weight, multiplier, margin, per_unit, EXTRA: tl.constexpr)
     else:
         scaled = weight * violation
         above = tl.maximum(scaled, 0.0)
-        below = 1 / (1 - tl.minimum(scaled, 0.0))
-        value = multiplier / weight * (above + above * above + below - 1)
+        root = tl.rsqrt(1 - tl.minimum(scaled, 0.0))
+        below = root * root  # by two instructions, where a division takes a dozen
+        ratio = multiplier / weight
+        highest = ratio
         slope = multiplier * (2 * above + below * below)
         if EXTRA == P2:
-            value += above * above * above * (1 / (6 * weight))
+            highest += above * (1 / (6 * weight))
             slope += 0.5 * above * above
+        value = above * (ratio + above * highest) + ratio * (below - 1)
     return value, slope
 
 
@@ -132,10 +135,14 @@ def _exponent(
 
 
 @triton.jit
-def _expm1(x):
-    """exp(x) - 1 for x ≤ 0, without cancellation near 0."""
-    series = x * (1 + x * (0.5 + x * (0.16666667 + x * (0.041666668 + x * (0.008333334 + x * 0.0013888889)))))
-    return tl.where(x > -0.35, series, _exp(x) - 1)
+def _log1p(x):
+    """log(1 + x) for x ≥ 0, without cancellation near 0."""
+    z = x / (2 + x)
+    square = z * z
+    series = (
+        2 * z * (1 + square * (0.33333334 + square * (0.2 + square * (0.14285715 + square * 0.11111111))))
+    )
+    return tl.where(x < 0.5, series, tl.log(1 + x))
 
 
 @triton.jit
@@ -147,8 +154,9 @@ def _power(base, exponent):
 @triton.jit
 def _outcome(
     shifted_at_target,
+    at_target,
+    others,
     mass,
-    total,
     first,
     second,
     ties,
@@ -170,32 +178,40 @@ def _outcome(
     BASE: tl.constexpr,
     GAMMA: tl.constexpr,
     SOFT: tl.constexpr,
+    ALONE: tl.constexpr,
 ):
     """The loss of each element, and its gradient as three numbers.
 
-    The gradient is ``along · s + at_target · 1_y`` and `_rest`, which gets ``aside``.
+    The gradient is ``along · s``, but ``slope`` at the true class, and `_rest`, which gets ``aside``.
+    ``at_target`` is the exponential of the true class, ``others`` is the sum of all others: of a confident
+    prediction that keeps what is left of 1.
     """
-    log_total = tl.log(total)
-    log_p = shifted_at_target - mass * log_total
+    total = others + at_target
+    doubt = others / total
+    p = at_target / total
+    if SOFT:
+        log_total = tl.log(total)
+        log_p = shifted_at_target - mass * log_total
+    else:
+        log_p = shifted_at_target - tl.log(total)
+        if ALONE:
+            log_p = tl.where(shifted_at_target > -1, -_log1p(others / at_target), log_p)
+        log_total = shifted_at_target - log_p
     aside = tl.zeros_like(total)
     if EXTRA == SQUARED:
         if SOFT:
-            mean = (second / total - first) / total  # Σ s (s - t)
             value = second / (total * total) - 2 * first / total + ties
-            along = -2 * mean
-            at_target = aside
+            along = -2 * (second / total - first) / total  # Σ s (s - t)
+            slope = aside
             aside = 2 / total
         else:
-            doubt = -_expm1(log_p)
-            spread = (1 - doubt) * doubt
-            others = first / (total * total)
-            value = others + doubt * doubt
-            along = -2 * (others - spread)
-            at_target = -2 * spread
+            spread = p * doubt
+            squares = first / (total * total)
+            value = squares + doubt * doubt
+            along = -2 * (squares - spread)
+            slope = -2 * (p * squares + spread * doubt)
             aside = 2 / (total * total)
     elif BASE != PLAIN:
-        minus_doubt = _expm1(log_p)
-        p = 1 + minus_doubt
         exponent = _exponent(p, gamma, other_gamma, threshold, gammas, edges, accuracies, passes, BINS, GAMMA)
         sign = tl.where(exponent < 0, -1.0, 1.0)
         lower = tl.zeros_like(total)
@@ -205,20 +221,20 @@ def _outcome(
             sign = -1.0 + aside
         if GAMMA == BINNED:
             exponent = tl.abs(exponent)
-        base = (1 - sign) + sign * (lower - minus_doubt)
+        base = (1 - sign) + sign * (lower + doubt)
         base = tl.maximum(base, 1.1754943508222875e-38)
         power = -_power(base, exponent)
         value = power * log_p
         by_base = sign * exponent * value / base
-        at_target = power - by_base * p
-        along = -at_target
+        along = by_base * p - power
+        slope = -along * doubt
         if BASE == DUAL:
             along -= by_base * lower
+            slope -= by_base * lower * p
             aside = by_base * lower / tl.maximum(hits, 1.0)
     else:
         value = -likelihood * log_p
-        along = likelihood * mass
-        at_target = tl.zeros_like(total) - likelihood
+        along = aside
         if EXTRA == UNIFORM:
             value -= amount * (first / K - log_total)
             along += amount
@@ -230,13 +246,16 @@ def _outcome(
         elif EXTRA >= HINGE:
             value += amount * first
             aside = amount * per_unit * second / ties
-    return value, along, at_target, aside
+        slope = along * p - likelihood * doubt
+        along += likelihood * mass
+    return value, along / total, slope, aside
 
 
 @triton.jit
 def _rest(
     shifted,
     e,
+    inside,
     is_target,
     target,
     shifted_at_target,
@@ -265,7 +284,9 @@ def _rest(
         else:
             rest = tl.where(is_target, 0.0, aside[:, None] * e * e)
     elif EXTRA >= HINGE:
-        _, slope = _penalty(shifted, weight, multiplier, margin, per_unit, EXTRA)
+        # As in `_sums`, so that the compiler sees that it has it already.
+        inner = tl.where(inside, shifted, 0.0)
+        _, slope = _penalty(inner, weight, multiplier, margin, per_unit, EXTRA)
         rest = tl.where(shifted == 0, aside[:, None], 0.0) - slope * (amount * per_unit)
     if BASE == DUAL:
         hit = (shifted < shifted_at_target[:, None]) & (e == best[:, None])
@@ -291,6 +312,13 @@ def _per_class(values, columns, other: tl.constexpr, K: tl.constexpr, GIVEN: tl.
     else:
         numbers = tl.full((1, columns.shape[0]), 1.0, tl.float32)
     return numbers
+
+
+@triton.jit
+def _correction(counted, scale, elements):
+    """What makes a mean over all elements one over those that count; exactly 1 where all do."""
+    share = counted * scale
+    return tl.where((counted == elements) | (share <= 0), 1.0, 1 / share)
 
 
 _PER_CLASS = ["class_weight", "penalty_weight", "multiplier", "gammas", "edges", "accuracies", "passes"]
@@ -322,6 +350,7 @@ def loss_and_gradient(
     gradient_s,
     ignore_index,
     scale,
+    elements,
     upstream,
     likelihood,
     amount,
@@ -345,6 +374,7 @@ def loss_and_gradient(
     SINGLE: tl.constexpr,
     ALONE: tl.constexpr,
     ALIGNED: tl.constexpr,
+    UNROLL: tl.constexpr,
     R: tl.constexpr,
     BK: tl.constexpr,
 ):
@@ -367,7 +397,7 @@ def loss_and_gradient(
     factor = tl.full((R,), 1.0, tl.float32) * scale
     known = present
     if SOFT:
-        label = tl.zeros((R,), tl.int32)
+        label = tl.full((R,), -1, tl.int32)
         valid = present
         soft_row = target + b * target_b + s.to(tl.int64) * target_s
     else:
@@ -386,8 +416,7 @@ def loss_and_gradient(
         if WEIGHTED:
             weighed = factor / scale
         if ALONE:
-            counted = tl.sum(weighed) * scale
-            factor *= tl.where(counted > 0, 1 / counted, 1.0)
+            factor *= _correction(tl.sum(weighed), scale, elements)
         else:
             tl.store(found + 1 + programs + place, tl.sum(weighed))
     at = tl.zeros((R,), tl.float32)
@@ -401,22 +430,31 @@ def loss_and_gradient(
         top = tl.where(top == float("-inf"), 0.0, top)
         x -= top[:, None]
         e = _exp(x)
-        total = tl.sum(e, 1)
+        if ALONE and not SOFT:
+            total = tl.sum(tl.where(k[None, :] == label[:, None], 0.0, e), 1)
+        else:
+            total = tl.sum(e, 1)
         weights = _per_class(penalty_weight, k, 1.0, K, EXTRA > HINGE)
         multipliers = _per_class(multiplier, k, 0.0, K, MULTIPLIED)
     else:
         top = tl.full((R,), float("-inf"), tl.float32)
         total = tl.zeros((R,), tl.float32)
-        for start in range(0, K, BK):
+        for start in tl.range(0, K, BK, loop_unroll_factor=UNROLL):
             x = _tile(row, start + k, logits_k, present, K, float("-inf"))
             higher = tl.maximum(top, tl.max(x, 1))
             safe = tl.where(higher == float("-inf"), 0.0, higher)
             total = total * _exp(top - safe) + tl.sum(_exp(x - safe[:, None]), 1)
             top = higher
         top = tl.where(top == float("-inf"), 0.0, top)
-    total = tl.where(present, total, 1.0)
 
-    shifted_at_target = tl.where(valid, at - top, 0.0)
+    shifted_at_target = tl.zeros((R,), tl.float32)
+    at_target = tl.zeros((R,), tl.float32)
+    if not SOFT:
+        shifted_at_target = tl.where(valid, at - top, 0.0)
+        at_target = _exp(shifted_at_target)
+    # A confident prediction leaves few digits for what is not the true class. In a large batch that does not
+    # show; in a small one, where time does not count, it was left out of the sum.
+    others = total if ALONE and SINGLE else tl.maximum(total - at_target, 0.0)
     mass = tl.full((R,), 1.0, tl.float32)
 
     # What this loss needs beside them, over all classes. Sums are taken when the loop is over: within it, a
@@ -432,7 +470,7 @@ def loss_and_gradient(
         thirds = tl.zeros((R, BK), tl.float32)
         masses = tl.zeros((R, BK), tl.float32)
         products = tl.zeros((R, BK), tl.float32)
-        for start in range(0, 1 if SINGLE else K, BK):
+        for start in tl.range(0, 1 if SINGLE else K, BK, loop_unroll_factor=UNROLL):
             columns = start + k
             if not SINGLE:
                 x = _tile(row, columns, logits_k, present, K, float("-inf")) - top[:, None]
@@ -465,10 +503,11 @@ def loss_and_gradient(
             second = tl.sum(seconds, 1)
             ties = tl.sum(thirds, 1)
 
-    value, along, at_target, aside = _outcome(
+    value, along, slope_at_target, aside = _outcome(
         shifted_at_target,
+        at_target,
+        others,
         mass,
-        total,
         first,
         second,
         ties,
@@ -490,6 +529,7 @@ def loss_and_gradient(
         BASE,
         GAMMA,
         SOFT,
+        ALONE,
     )
     value = tl.where(valid, value * factor, 0.0)
     if UPSTREAM == 0:
@@ -504,19 +544,20 @@ def loss_and_gradient(
     else:
         factor *= tl.load(upstream + b * S + s, mask=present, other=0.0).to(tl.float32)
     if GRADIENT:
-        along = along * factor / total
-        at_target = at_target * factor
-        for start in range(0, 1 if SINGLE else K, BK):
+        along *= factor
+        slope_at_target *= factor
+        for start in tl.range(0, 1 if SINGLE else K, BK, loop_unroll_factor=UNROLL):
             columns = start + k
             if not SINGLE:
                 x = _tile(row, columns, logits_k, present, K, float("-inf")) - top[:, None]
                 e = _exp(x)
                 weights = _per_class(penalty_weight, columns, 1.0, K, EXTRA > HINGE)
                 multipliers = _per_class(multiplier, columns, 0.0, K, MULTIPLIED)
+            inside = (columns < K)[None, :]
             is_target = columns[None, :] == label[:, None]
             slope = along[:, None] * e
             if not SOFT:
-                slope = tl.where(is_target, slope + at_target[:, None], slope)
+                slope = tl.where(is_target, slope_at_target[:, None], slope)
             if SOFT or EXTRA != NOTHING or BASE == DUAL:
                 t = e
                 if SOFT:
@@ -524,6 +565,7 @@ def loss_and_gradient(
                 slope += factor[:, None] * _rest(
                     x,
                     e,
+                    inside,
                     is_target,
                     t,
                     shifted_at_target,
@@ -542,12 +584,15 @@ def loss_and_gradient(
                 )
             # An ignored element has a gradient of exactly 0 whatever its logits are.
             slope = tl.where(valid[:, None], slope, 0.0)
-            here = present[:, None] & (columns < K)[None, :]
-            tl.store(out[:, None] + columns.to(tl.int64)[None, :] * gradient_k, slope, mask=here)
+            tl.store(
+                out[:, None] + columns.to(tl.int64)[None, :] * gradient_k,
+                slope,
+                mask=present[:, None] & inside,
+            )
 
 
 @triton.jit
-def finish(found, result, programs, scale, COUNT: tl.constexpr, BLOCK: tl.constexpr):
+def finish(found, result, programs, scale, elements, COUNT: tl.constexpr, BLOCK: tl.constexpr):
     """Add up what all programs found, in a fixed order, and correct the mean by what really counted."""
     index = tl.arange(0, BLOCK)
     value = tl.zeros((BLOCK,), tl.float32)
@@ -559,8 +604,7 @@ def finish(found, result, programs, scale, COUNT: tl.constexpr, BLOCK: tl.conste
             count += tl.load(found + 1 + programs + start + index, mask=inside, other=0.0)
     by = 1.0
     if COUNT:
-        total = tl.sum(count) * scale
-        by = tl.where(total > 0, 1 / total, 1.0)
+        by = _correction(tl.sum(count), scale, elements)
     tl.store(result, tl.sum(value) * by)
     tl.store(found, by)
 

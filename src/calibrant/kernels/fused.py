@@ -352,7 +352,7 @@ def tiling(
     most = max(2, 1 << max(0, classes - 1).bit_length())
     together = max(1, 1 << max(0, elements - 1).bit_length())
     if most * together <= _FEW:
-        return together, most, 8 if most * together > 4096 else 4
+        return together, most, max(4, most * together // 1024)
     if not adjacent:  # every thread has elements of its own, and passes through their classes
         return 512, 1 if bytes_each == 2 else 4, 4
     if most > 16384:  # more than fit at once
@@ -405,7 +405,9 @@ class _Launch:
         self.finish = Starter(device.finish, 1, logits.device, num_warps=4)
         self.count = count
         self.factor = 1 / max(1, outer * inner) if reduction == "mean" else 1.0
-        self.places = (inner, *strides, *target_strides, *slope_strides, ignore_index, self.factor)
+        self.elements = float(outer * inner)
+        ints = (inner, *strides, *target_strides, *slope_strides, ignore_index)
+        self.places = (*ints, self.factor, self.elements)
         self.choices = (
             recipe.likelihood,
             recipe.amount,
@@ -429,6 +431,7 @@ class _Launch:
             tile >= classes,
             alone,
             math.gcd(strides[2], slope_strides[2], 16),
+            1 if tile >= classes else 4,  # classes on their way at once
             rows,
             tile,
         )
@@ -505,7 +508,7 @@ def launch(
         *plan.choices,
     )
     if upstream is None and found is not None:
-        plan.finish(found, value, programs, plan.factor, plan.count, 1024)
+        plan.finish(found, value, programs, plan.factor, plan.elements, plan.count, 1024)
     if not gradient:
         return value, None, found
     return value, slopes.view(shape) if dense else slopes, found
