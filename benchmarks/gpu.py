@@ -8,8 +8,9 @@ Four parts, each a table with ratios against the peer in the same run:
   torch, without the kernel; "floor" is the time over that of reading the logits and writing their gradient
   at the bandwidth of a copy. The memory is what a call takes beyond the logits, in tensors of their size.
 - measuring: `observe` and streaming metrics over the same by operations of torch.
-- training: CIFAR ResNet-50 on generated images, batch 128, validation included: `calibrant train` over a
-  plain loop in float32 whose data are on the GPU too; and adaptive losses over cross-entropy.
+- training: CIFAR ResNet-50 on generated images, batch 128: `calibrant train` over a plain loop in float32
+  whose data are on the GPU too, with and without the validation after each epoch; and epochs with adaptive
+  losses over those with cross-entropy.
 
     python benchmarks/gpu.py
     python benchmarks/gpu.py --only losses,training --json gpu.json
@@ -28,7 +29,7 @@ from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -321,7 +322,7 @@ def operations_of_torch() -> Iterator[None]:
 
 # --------------------------------------------------------------------------------------------------- training
 
-IMAGES, VALIDATION, CLASSES, BATCH, EPOCHS = 30_000, 3_000, 100, 128, 5
+IMAGES, VALIDATION, CLASSES, BATCH, EPOCHS = 30_000, 3_000, 100, 128, 4
 
 RECIPE = f"""
 epochs = {EPOCHS}
@@ -345,48 +346,79 @@ lr = 0.05
 
 
 def training() -> Rows:
-    """Images per second, validation included, and what adaptive losses add."""
+    """Images per second, and what adaptive losses add to an epoch."""
     from calibrant.training.engine import train
     from calibrant.training.recipe import Recipe
 
     size = IMAGES - VALIDATION
-    rows: Rows = []
+    epochs: dict[str, list[Epoch]] = {}
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         random = np.random.default_rng(0)
         pixels = random.integers(0, 256, (IMAGES, 32, 32, 3), dtype=np.uint8)
         np.savez(folder / "images.npz", images=pixels, labels=np.arange(IMAGES) % CLASSES)
         console.print("a plain loop …")
-        plain = median(plain_loop(pixels))
-        rows.append({"training": "plain loop, float32", "images/s": size / plain, "ratio": 1.0})
+        epochs["plain loop, float32"] = plain_loop(pixels)
         recipe = Recipe.from_toml(RECIPE)
-        seconds: dict[tuple[str, bool], list[float]] = {}
-        for turn in range(2):  # in turns, so that whatever else the machine does meets all of them alike
-            for loss, compiled in (("ce", False), ("ce", True), ("cals-alm", True), ("adafocal", True)):
-                console.print(
-                    f"calibrant train, {loss}, compile={str(compiled).lower()}, turn {turn + 1} of 2 …"
-                )
-                changed = recipe.override([f"loss={loss}", f"compile={str(compiled).lower()}"])
-                run = train(changed, folder / f"{loss}-{compiled}-{turn}", data_root=folder)
-                history = json.loads((run / "result.json").read_text(encoding="utf-8"))["history"]
-                seconds.setdefault((loss, compiled), []).extend(row["seconds"] for row in history[1:])
-        for (loss, compiled), times in seconds.items():
-            speed = size / median(times)
-            name = f"calibrant train, {loss}" + (", compiled" if compiled else "")
-            rows.append({"training": name, "images/s": speed, "ratio": speed * plain / size})
-        print_table("CIFAR ResNet-50, batch 128, validation included", rows)
-        base = median(seconds["ce", True])
-        over = [
-            {"loss": loss, "share that it adds, in %": 100 * (median(times) / base - 1)}
-            for (loss, compiled), times in seconds.items()
-            if compiled
-        ]
-        print_table(f"Epochs of {base:.3f} s", over)
-    return rows + over
+        # Cross-entropy before and after what is compared with it, in case the machine changes meanwhile.
+        jobs = [("ce", False), ("cals-alm", False), ("adafocal", False), ("ce", False), ("ce", True)]
+        for number, (loss, compiled) in enumerate(jobs, start=1):
+            job = f"calibrant train, {loss}" + (", compile=true" if compiled else "")
+            console.print(f"{job}, run {number} of {len(jobs)} …")
+            changed = recipe.override([f"loss={loss}", f"compile={str(compiled).lower()}"])
+            with timed_validation() as validations:
+                run = train(changed, folder / str(number), data_root=folder)
+            history = json.loads((run / "result.json").read_text(encoding="utf-8"))["history"]
+            found = [Epoch(row["seconds"], part) for row, part in zip(history, validations, strict=True)]
+            epochs.setdefault(job, []).extend(found[1:])  # in the first, kernels are compiled
+    alone = {job: median(each.seconds - each.validation for each in found) for job, found in epochs.items()}
+    whole = {job: median(each.seconds for each in found) for job, found in epochs.items()}
+    plain, base = "plain loop, float32", "calibrant train, ce"
+    rows: Rows = [
+        {
+            "training": job,
+            "images/s": size / alone[job],
+            "ratio": alone[plain] / alone[job],
+            "with validation": size / whole[job],
+            "its ratio": whole[plain] / whole[job],
+            "epoch over ce's": whole[job] / whole[base],
+        }
+        for job in epochs
+    ]
+    print_table(f"CIFAR ResNet-50, batch 128; epochs of {base!r}: {whole[base]:.3f} s", rows)
+    return rows
 
 
-def plain_loop(pixels: np.ndarray[Any, Any]) -> list[float]:
-    """Seconds of epochs as a loop without any care takes them; the data are on the GPU at least."""
+class Epoch(NamedTuple):
+    """How long an epoch took, and the validation in it."""
+
+    seconds: float
+    validation: float
+
+
+@contextmanager
+def timed_validation() -> Iterator[list[float]]:
+    """Seconds that each validation takes; before and after it the engine waits for the GPU anyway."""
+    from calibrant.training.engine import _Training
+
+    validate = _Training._validate
+    seconds: list[float] = []
+
+    def timed(self: _Training, **options: Any) -> Any:
+        started = time.perf_counter()
+        figures = validate(self, **options)
+        seconds.append(time.perf_counter() - started)
+        return figures
+
+    _Training._validate = timed
+    try:
+        yield seconds
+    finally:
+        _Training._validate = validate
+
+
+def plain_loop(pixels: np.ndarray[Any, Any]) -> list[Epoch]:
+    """Epochs of a loop without any care; the data are on the GPU at least."""
     from calibrant.training.data.augmentation import NORMALISATIONS, crop_flip
     from calibrant.training.models import create_model
 
@@ -406,12 +438,14 @@ def plain_loop(pixels: np.ndarray[Any, Any]) -> list[float]:
             optimizer.zero_grad()
             F.cross_entropy(model(inputs), labels[indices]).backward()
             optimizer.step()
+        torch.cuda.synchronize()
+        trained = time.perf_counter()
         model.eval()
         with torch.no_grad():
             held_out = zip(images[-VALIDATION:].split(1000), labels[-VALIDATION:].split(1000), strict=True)
             correct = [(model(normalise(part)).argmax(1) == label).sum() for part, label in held_out]
             torch.stack(correct).sum().item()
-        times.append(time.perf_counter() - started)
+        times.append(Epoch(time.perf_counter() - started, time.perf_counter() - trained))
     return times[1:]
 
 
@@ -436,8 +470,8 @@ def main() -> None:
     for part in options.only.split(","):
         found[part] = PARTS[part]()
         torch.cuda.empty_cache()
-    if options.json:
-        options.json.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+        if options.json:  # after each part: what has been measured is not lost with the next
+            options.json.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

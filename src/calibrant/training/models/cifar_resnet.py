@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from calibrant.training.models.initialisation import initialised
+from calibrant.training.models.normalisation import Norm
 
 
 class _PaddedShortcut(nn.Module):
@@ -25,7 +26,7 @@ class _PaddedShortcut(nn.Module):
 
 
 def _projected(channels: int, out: int, stride: int) -> nn.Module:
-    return nn.Sequential(nn.Conv2d(channels, out, 1, stride, bias=False), nn.BatchNorm2d(out))
+    return nn.Sequential(nn.Conv2d(channels, out, 1, stride, bias=False), Norm(out, relu=False))
 
 
 def _padded(channels: int, out: int, stride: int) -> nn.Module:
@@ -36,16 +37,17 @@ Shortcut = Callable[[int, int, int], nn.Module]
 
 
 class _Residual(nn.Module):
-    """ReLU of what the layers make of the input plus the input, brought to the same shape by the shortcut."""
+    """ReLU of the layers' result, normalised, plus the input, brought to the same shape by the shortcut."""
 
     def __init__(self, layers: nn.Module, channels: int, out: int, stride: int, shortcut: Shortcut) -> None:
         super().__init__()
-        self.layers = layers
+        self.layers, self.norm = layers, Norm(out)
         same = channels == out and stride == 1
         self.shortcut = nn.Identity() if same else shortcut(channels, out, stride)
 
     def forward(self, images: Tensor) -> Tensor:
-        return F.relu(self.layers(images) + self.shortcut(images))
+        result: Tensor = self.norm(self.layers(images), self.shortcut(images))
+        return result
 
 
 def basic_block(
@@ -59,11 +61,9 @@ def basic_block(
     """
     layers = [
         nn.Conv2d(channels, width, 3, stride, padding=1, bias=False),
-        nn.BatchNorm2d(width),
-        nn.ReLU(),
+        Norm(width),
         *([nn.Dropout(dropout)] if dropout > 0 else []),
         nn.Conv2d(width, width, 3, padding=1, bias=False),
-        nn.BatchNorm2d(width),
     ]
     return _Residual(nn.Sequential(*layers), channels, width, stride, shortcut)
 
@@ -78,13 +78,10 @@ def bottleneck_block(channels: int, width: int, stride: int) -> nn.Module:
     out = 4 * width
     layers = nn.Sequential(
         nn.Conv2d(channels, width, 1, bias=False),
-        nn.BatchNorm2d(width),
-        nn.ReLU(),
+        Norm(width),
         nn.Conv2d(width, width, 3, stride, padding=1, bias=False),
-        nn.BatchNorm2d(width),
-        nn.ReLU(),
+        Norm(width),
         nn.Conv2d(width, out, 1, bias=False),
-        nn.BatchNorm2d(out),
     )
     return _Residual(layers, channels, out, stride, _projected)
 
@@ -122,9 +119,7 @@ class CifarResNet(nn.Module):
     ) -> None:
         super().__init__()
         features = width if stem is None else stem
-        self.stem = nn.Sequential(
-            nn.Conv2d(channels, features, 3, padding=1, bias=False), nn.BatchNorm2d(features), nn.ReLU()
-        )
+        self.stem = nn.Sequential(nn.Conv2d(channels, features, 3, padding=1, bias=False), Norm(features))
         stages = []
         for number, depth in enumerate(depths):
             blocks = []

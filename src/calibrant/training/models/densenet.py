@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from calibrant.training.models.initialisation import initialised
+from calibrant.training.models.normalisation import Norm
 
 
 class _DenseLayer(nn.Module):
@@ -16,11 +17,9 @@ class _DenseLayer(nn.Module):
     def __init__(self, channels: int, growth: int) -> None:
         super().__init__()
         self.layers = nn.Sequential(
-            nn.BatchNorm2d(channels),
-            nn.ReLU(),
+            Norm(channels),
             nn.Conv2d(channels, 4 * growth, 1, bias=False),
-            nn.BatchNorm2d(4 * growth),
-            nn.ReLU(),
+            Norm(4 * growth),
             nn.Conv2d(4 * growth, growth, 3, padding=1, bias=False),
         )
 
@@ -29,9 +28,7 @@ class _DenseLayer(nn.Module):
 
 
 def _transition(channels: int, out: int) -> nn.Module:
-    return nn.Sequential(
-        nn.BatchNorm2d(channels), nn.ReLU(), nn.Conv2d(channels, out, 1, bias=False), nn.AvgPool2d(2)
-    )
+    return nn.Sequential(Norm(channels), nn.Conv2d(channels, out, 1, bias=False), nn.AvgPool2d(2))
 
 
 class CifarDenseNet(nn.Module):
@@ -61,7 +58,7 @@ class CifarDenseNet(nn.Module):
             block = [_DenseLayer(features + position * growth, growth) for position in range(depth)]
             layers.append(nn.Sequential(*block))
             features += depth * growth
-        self.layers = nn.Sequential(*layers, nn.BatchNorm2d(features), nn.ReLU())
+        self.layers = nn.Sequential(*layers, Norm(features))
         self.head = nn.Linear(features, num_classes)
         initialised(self)
 

@@ -1,0 +1,256 @@
+"""Batch normalisation on a GPU with what follows it, a sum and a ReLU, where channels lie side by side.
+
+A network of convolutions spends as much time here as in the convolutions, and all of it on moving images.
+Here they are read twice in either direction; a normalisation, a sum and a ReLU of torch read them four times.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from calibrant.kernels.fused import run, runs_triton
+
+
+def normalised(norm: nn.BatchNorm2d, images: Tensor, added: Tensor | None = None, *, relu: bool) -> Tensor:
+    """``norm(images)``, plus what is added, without what is negative if ``relu``.
+
+    On a GPU, in training and with channels that lie side by side, by kernels that keep all of it in float32
+    until the result; otherwise by operations of torch.
+
+    Args:
+        norm: the layer; its running averages move as ever.
+        images: ``(B, C, H, W)``.
+        added: of the same shape.
+        relu: whether negative numbers become 0.
+
+    >>> normalised(nn.BatchNorm2d(2).eval(), -torch.ones(1, 2, 1, 1), relu=True).flatten().tolist()
+    [0.0, 0.0]
+    """
+    if not _by_kernels(norm, images, added):
+        result = norm(images)
+        if added is not None:
+            result = result + added
+        return F.relu(result) if relu else result
+    value: Tensor = _Normalised.apply(  # type: ignore[no-untyped-call]
+        images,
+        norm.weight,
+        norm.bias,
+        added,
+        norm.running_mean,
+        norm.running_var,
+        norm.num_batches_tracked,
+        norm.momentum,
+        norm.eps,
+        relu,
+    )
+    return value
+
+
+def _by_kernels(norm: nn.BatchNorm2d, images: Tensor, added: Tensor | None) -> bool:
+    return (
+        type(norm) is nn.BatchNorm2d  # one for several processes takes statistics of all of them
+        and norm.training
+        and norm.affine
+        and norm.running_mean is not None
+        and norm.momentum is not None
+        and images.ndim == 4
+        and images.shape[1] == norm.num_features
+        and images.numel() > images.shape[1]  # of a single pixel there is no variance: torch says so
+        and runs_triton(images)
+        and not torch.compiler.is_compiling()  # which makes its own of the operations
+        and _side_by_side(images)
+        and (
+            added is None
+            or (added.shape == images.shape and added.dtype == images.dtype and _side_by_side(added))
+        )
+    )
+
+
+def _side_by_side(images: Tensor) -> bool:
+    return images.is_contiguous(memory_format=torch.channels_last)
+
+
+class _Normalised(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        images: Tensor,
+        weight: Tensor,
+        bias: Tensor,
+        added: Tensor | None,
+        running_mean: Tensor,
+        running_var: Tensor,
+        batches: Tensor,
+        momentum: float,
+        eps: float,
+        relu: bool,
+    ) -> Tensor:
+        running = (running_mean, running_var, batches)
+        result, kept = forward(images, weight, bias, added, running, momentum, eps, relu)
+        ctx.save_for_backward(images, weight, bias, added, kept)
+        ctx.eps, ctx.relu = eps, relu
+        return result
+
+    @staticmethod
+    def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, ...]:
+        images, weight, bias, added, kept = ctx.saved_tensors
+        nothing = (None,) * 6
+        if torch.is_grad_enabled():  # somebody asked for a gradient of the gradient
+            wanted = [
+                each for each in (images, weight, bias, added) if each is not None and each.requires_grad
+            ]
+            result = F.batch_norm(images, None, None, weight, bias, True, 0.0, ctx.eps)
+            result = result if added is None else result + added
+            result = F.relu(result) if ctx.relu else result
+            found = iter(torch.autograd.grad(result, wanted, upstream, create_graph=True))
+            each_in_turn = (
+                next(found) if each is not None and each.requires_grad else None
+                for each in (images, weight, bias, added)
+            )
+            return *each_in_turn, *nothing
+        return *backward(images, added, upstream, kept, ctx.relu), *nothing
+
+
+class _Tiles(NamedTuple):
+    """How a kernel is shared out; as measured best on an H200.
+
+    Attributes:
+        rows: of a tile.
+        unroll: tiles on their way at once.
+        programs: about how many there are.
+        warps: of each.
+    """
+
+    rows: int
+    unroll: int
+    programs: int
+    warps: int
+
+
+_MOMENTS = _Tiles(64, 4, 528, 4)
+_NORMALISE = _Tiles(32, 1, 8448, 4)
+_GRADIENT_SUMS = _Tiles(64, 2, 264, 8)
+_GRADIENTS = _Tiles(64, 1, 2112, 4)
+_TOGETHER, _CHANNELS, _WARPS = 256, 16, 8  # parts and channels of a tile, where parts are put together
+
+
+class _Shares(NamedTuple):
+    """What that comes to for some images.
+
+    Attributes:
+        channels: of a tile.
+        span: rows of a program.
+        parts: programs that a channel has.
+        programs: in all.
+    """
+
+    channels: int
+    span: int
+    parts: int
+    programs: int
+
+    @classmethod
+    def of(cls, rows: int, channels: int, tiles: _Tiles) -> _Shares:
+        together = min(64, 1 << max(0, channels - 1).bit_length())
+        blocks = -(-channels // together)
+        wanted = max(1, tiles.programs // blocks)
+        span = -(-rows // (wanted * tiles.rows)) * tiles.rows
+        parts = -(-rows // span)
+        return cls(together, span, parts, blocks * parts)
+
+
+def forward(
+    images: Tensor,
+    weight: Tensor,
+    bias: Tensor,
+    added: Tensor | None,
+    running: tuple[Tensor, Tensor, Tensor],
+    momentum: float,
+    eps: float,
+    relu: bool,
+) -> tuple[Tensor, Tensor]:
+    """The result, and what the backward pass needs of the statistics. Running ones and their count move."""
+    from calibrant.kernels import normalising_device as device
+
+    channels = images.shape[1]
+    rows = images.numel() // channels
+    share = _Shares.of(rows, channels, _MOMENTS)
+    sums = torch.empty((2, share.parts, channels), dtype=torch.float32, device=images.device)
+    kept = torch.empty((4, channels), dtype=torch.float32, device=images.device)
+    numbers: tuple[int, ...] = (
+        rows,
+        channels,
+        share.span,
+        share.parts,
+        _MOMENTS.unroll,
+        _MOMENTS.rows,
+        share.channels,
+    )
+    run(device.moments, share.programs, numbers, images, sums, *numbers, num_warps=_MOMENTS.warps)
+    run(
+        device.statistics,
+        -(-channels // _CHANNELS),
+        (rows, channels, share.parts),
+        images,
+        sums,
+        weight,
+        bias,
+        *running,
+        kept,
+        rows,
+        channels,
+        share.parts,
+        float(momentum),
+        float(eps),
+        _TOGETHER,
+        _CHANNELS,
+        num_warps=_WARPS,
+    )
+    share = _Shares.of(rows, channels, _NORMALISE)
+    choices = (relu, added is not None, _NORMALISE.unroll, _NORMALISE.rows, share.channels)
+    numbers = (rows, channels, share.span, *choices)
+    result = torch.empty_like(images)
+    tensors = (images, images if added is None else added, kept, result)
+    run(device.normalise, share.programs, numbers, *tensors, *numbers, num_warps=_NORMALISE.warps)
+    return result, kept
+
+
+def backward(
+    images: Tensor, added: Tensor | None, upstream: Tensor, kept: Tensor, relu: bool
+) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+    """The gradients of the images, of weight and bias, and of what was added."""
+    from calibrant.kernels import normalising_device as device
+
+    upstream = upstream.contiguous(memory_format=torch.channels_last)
+    channels = images.shape[1]
+    rows = images.numel() // channels
+    share = _Shares.of(rows, channels, _GRADIENT_SUMS)
+    sums = torch.empty((2, share.parts, channels), dtype=torch.float32, device=images.device)
+    totals = torch.empty((2, channels), dtype=torch.float32, device=images.device)
+    given = (images, images if added is None else added, upstream, kept)
+    choices = (relu, added is not None, _GRADIENT_SUMS.unroll, _GRADIENT_SUMS.rows, share.channels)
+    numbers: tuple[int, ...] = (rows, channels, share.span, share.parts, *choices)
+    run(device.gradient_sums, share.programs, numbers, *given, sums, *numbers, num_warps=_GRADIENT_SUMS.warps)
+    numbers = (channels, share.parts, _TOGETHER, _CHANNELS)
+    run(device.gradient_totals, -(-channels // _CHANNELS), numbers, sums, totals, *numbers, num_warps=_WARPS)
+    share = _Shares.of(rows, channels, _GRADIENTS)
+    choices = (relu, added is not None, _GRADIENTS.unroll, _GRADIENTS.rows, share.channels)
+    numbers = (rows, channels, share.span, *choices)
+    of_images = torch.empty_like(images)
+    of_added = None if added is None else torch.empty_like(images)
+    found = (of_images, of_images if of_added is None else of_added)
+    run(
+        device.gradients,
+        share.programs,
+        numbers,
+        *given,
+        totals,
+        *found,
+        *numbers,
+        num_warps=_GRADIENTS.warps,
+    )
+    return of_images, totals[1], totals[0], of_added
