@@ -361,8 +361,7 @@ def _print(comparison: Comparison) -> None:
     console = _wide_console(table)
     console.print(table)
     console.print(
-        f"{notes(comparison)} ↑ significantly better, ↓ significantly worse. "
-        "In brackets: 95 % intervals of the means.",
+        f"{notes(comparison)} In brackets: 95 % intervals of the means.",
         markup=False,
         soft_wrap=True,
     )

@@ -118,8 +118,14 @@ def _over_seeds(values: Sequence[float]) -> MeanFigure:
     return MeanFigure(fmean(values), stdev(values) if len(values) > 1 else None, None)
 
 
-def notes(comparison: Comparison) -> str:
-    """What the tables show."""
+def notes(comparison: Comparison, *, better: str = "↑", worse: str = "↓") -> str:
+    """What the tables show.
+
+    Args:
+        comparison: of the tables.
+        better: the mark of what is significantly better than the first method.
+        worse: likewise.
+    """
     seeds, first = len(comparison.seeds), comparison.methods[0].name
     spread = f"mean ± standard deviation over {seeds} seeds" if seeds > 1 else "one seed"
     if comparison.dense:
@@ -131,7 +137,7 @@ def notes(comparison: Comparison) -> str:
         tested += "significance is not tested."
     else:
         tested = f"Significance at 5 % against {first}, by seeds and resampled test data together, corrected "
-        tested += "for the number of methods (Holm)."
+        tested += f"for the number of methods (Holm): {better} better, {worse} worse."
     return (
         f"Test set of {comparison.methods[0].before[0].samples:,} elements, {spread}; percent but for NLL "
         "and T. + T: after temperature scaling, fitted to the validation data. Best mean in bold. " + tested
@@ -164,8 +170,7 @@ def markdown(comparison: Comparison) -> str:
             text = f"**{text}**" if column.best == method.name else text
             cells.append(text + marks[column.verdict(method.name)])
         lines.append(f"| {_escaped(method.name)} | " + " | ".join(cells) + " |")
-    note = notes(comparison)
-    lines += ["", f"{note} ↑ significantly better, ↓ significantly worse.", ""]
+    lines += ["", notes(comparison), ""]
     with_intervals = [each for each in shown if any(figure.interval for figure in each.figures.values())]
     if not with_intervals:
         return "\n".join(lines)
@@ -240,7 +245,7 @@ def write_comparison(
     )
     summary = Summary(
         "Comparison",
-        notes(comparison),
+        notes(comparison, better=MARKS["better"], worse=MARKS["worse"]),
         tuple(column.heading for column in shown),
         rows,
         tuple(pictures),
