@@ -204,7 +204,7 @@ def latex(comparison: Comparison) -> str:
             cells.append(text + marks[column.verdict(method.name)])
         lines.append(f"{_tex(method.name)} & " + " & ".join(cells) + r" \\")
     lines += [r"\bottomrule", r"\end{tabular}"]
-    note = _tex(notes(comparison)).replace("±", r"$\pm$")
+    note = _tex(notes(comparison, better="up", worse="down")).replace("±", r"$\pm$")
     return "\n".join([f"% {note}", *lines]) + "\n"
 
 
