@@ -3,26 +3,34 @@
 Without a GPU Triton interprets them, which is slow and exact: every branch runs, on few pixels.
 """
 
+import copy
+from collections.abc import Callable
+
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.autograd import forward_ad
 from torch.nn import functional as F
 
 from calibrant.kernels import normalised, normalising
+from calibrant.training.models import create_model
+from calibrant.training.models.cifar_resnet import CifarResNet, basic_block
 
 pytest.importorskip("triton")
 HERE = "cuda" if torch.cuda.is_available() else "cpu"
 ON_GPU = pytest.mark.skipif(HERE == "cpu", reason="no GPU")
+pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # numpy's, at what is not finite
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 
 
 @pytest.fixture(autouse=True)
 def kernels_run_here(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(normalising, "runs_triton", lambda images: True)
-    if HERE == "cpu":
-        for name in ("_MOMENTS", "_NORMALISE", "_GRADIENT_SUMS", "_GRADIENTS"):
-            tiles = getattr(normalising, name)  # so small that there are several to be put together
-            monkeypatch.setattr(normalising, name, tiles._replace(rows=2, programs=3))
+    if HERE == "cuda":
+        return
+    monkeypatch.setattr(normalising, "runs_triton", lambda images: images.dtype in DTYPES)
+    for name in ("_MOMENTS", "_NORMALISE", "_GRADIENT_SUMS", "_GRADIENTS"):
+        tiles = getattr(normalising, name)  # so small that there are several to be put together
+        monkeypatch.setattr(normalising, name, tiles._replace(rows=2, programs=3))
 
 
 def channels_last(*shape: int, seed: int, dtype: torch.dtype = torch.float32) -> Tensor:
@@ -81,7 +89,7 @@ def test_values_gradients_and_running_averages(
     # Among millions of pixels some are so near 0 that rounding takes them to the other side of the ReLU.
     at_zero = 3e-3 if relu and images.numel() > 10_000 else 1e-5
     rounding = {torch.float32: at_zero, torch.bfloat16: 1e-2, torch.float16: 4e-3}[dtype]
-    assert type(result.grad_fn).__name__ == "_NormalisedBackward"
+    assert by_kernels(result)
     assert result.dtype == dtype
     assert result.is_contiguous(memory_format=torch.channels_last)
     close(result, wanted, rounding)
@@ -94,34 +102,76 @@ def test_values_gradients_and_running_averages(
         close(tensor, exact_norm.get_buffer(name), 1e-5)
 
 
-@pytest.mark.parametrize(
-    "change", ["eval", "rows", "no statistics", "no momentum", "other shape", "subclass"]
-)
-def test_what_the_kernels_cannot_do_is_left_to_torch(change: str) -> None:
-    images, added = channels_last(2, 3, 4, 5, seed=1), channels_last(2, 3, 4, 5, seed=2)
+def by_kernels(result: Tensor) -> bool:
+    return type(result.grad_fn).__name__ == "_NormalisedBackward"
+
+
+def double(norm: nn.BatchNorm2d) -> None:
+    """Make it give twice as much."""
+
+    def forward(images: Tensor) -> Tensor:
+        return 2 * F.batch_norm(images, None, None, training=True)
+
+    norm.forward = forward  # type: ignore[method-assign]
+
+
+CHANGES: dict[str, Callable[[nn.BatchNorm2d], object]] = {
+    "evaluation": lambda norm: norm.eval(),
+    "no statistics": lambda norm: setattr(norm, "track_running_stats", False),
+    "no count": lambda norm: setattr(norm, "num_batches_tracked", None),
+    "no momentum": lambda norm: setattr(norm, "momentum", None),
+    "a hook": lambda norm: norm.register_forward_hook(lambda norm, images, result: 2 * result),
+    "a hook before": lambda norm: norm.register_forward_pre_hook(lambda norm, images: 2 * images[0]),
+    "another function": double,
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_layers_that_the_kernels_do_not_know_are_left_to_torch(change: str) -> None:
+    images, added = (channels_last(2, 3, 4, 5, seed=seed) for seed in (1, 2))
     norms = [layer(3), layer(3)]
-    if change == "eval":
-        norms = [norm.eval() for norm in norms]
-    elif change == "rows":
-        images = images.contiguous()
-    elif change == "no statistics":
-        norms = [nn.BatchNorm2d(3, track_running_stats=False).to(HERE) for _ in norms]
-    elif change == "no momentum":
-        norms = [nn.BatchNorm2d(3, momentum=None).to(HERE) for _ in norms]
-    elif change == "other shape":
-        added = added[:1]
-    else:
-
-        class Doubled(nn.BatchNorm2d):
-            def forward(self, images: Tensor) -> Tensor:
-                return 2 * super().forward(images)
-
-        norms = [Doubled(3).to(HERE) for _ in norms]
+    for norm in norms:
+        CHANGES[change](norm)
     ours = normalised(norms[0], images, added, relu=True)
-    theirs = by_torch(norms[1], images, added, True)
-    assert torch.equal(ours, theirs)
+    assert torch.equal(ours, by_torch(norms[1], images, added, True))
     for name, tensor in norms[0].named_buffers():
         assert torch.equal(tensor, norms[1].get_buffer(name))
+
+
+def test_other_classes_of_layers_are_left_to_torch() -> None:
+    class Doubled(nn.BatchNorm2d):
+        def forward(self, images: Tensor) -> Tensor:
+            return 2 * super().forward(images)
+
+    images = channels_last(2, 3, 4, 5, seed=1)
+    ours, theirs = Doubled(3).to(HERE), Doubled(3).to(HERE)
+    assert torch.equal(normalised(ours, images, relu=False), theirs(images))
+
+
+def test_types_that_do_not_go_together() -> None:
+    with pytest.raises(RuntimeError):  # torch's own
+        normalised(layer(3).double(), channels_last(2, 3, 4, 5, seed=1), relu=True)
+
+
+def layouts() -> dict[str, tuple[Tensor, Tensor | None]]:
+    images, added = (channels_last(2, 3, 4, 5, seed=seed) for seed in (1, 2))
+    return {
+        "rows": (images.contiguous(), None),
+        "cropped": (images[..., 1:], None),
+        "other rows": (images, added.contiguous()),
+        "one for all": (images, added[:1]),
+        "another type": (images, added.bfloat16()),
+        "double": (images.double(), None),
+    }
+
+
+@pytest.mark.parametrize("layout", layouts())
+def test_images_that_the_kernels_cannot_take_are_left_to_torch(layout: str) -> None:
+    images, added = layouts()[layout]
+    ours, theirs = (layer(3).to(torch.double if layout == "double" else torch.float) for _ in range(2))
+    result = normalised(ours, images, added, relu=True)
+    assert not by_kernels(result)
+    assert torch.equal(result, by_torch(theirs, images, added, True))
 
 
 def test_a_single_pixel_has_no_variance() -> None:
@@ -129,24 +179,126 @@ def test_a_single_pixel_has_no_variance() -> None:
         normalised(layer(3), channels_last(1, 3, 1, 1, seed=1), relu=True)
 
 
-@pytest.mark.parametrize("adds", [False, True])
-def test_gradients_of_gradients(adds: bool) -> None:
+@pytest.mark.parametrize("odd", [float("inf"), float("nan")])
+def test_what_is_not_finite_spreads(odd: float) -> None:
+    images = channels_last(2, 3, 2, 2, seed=1)
+    images[0, 0, 1, 1] = odd
     norm = layer(3)
-    images = channels_last(2, 3, 2, 2, seed=1).double().requires_grad_()
+    result = normalised(norm, images, relu=True)
+    assert result[:, 0].isnan().all()
+    assert result[:, 1:].isfinite().all()
+    assert norm.running_var is not None
+    assert norm.running_var[0].isnan()
+
+
+def test_a_mean_far_from_0_and_from_the_first_pixel() -> None:
+    images = 300 + channels_last(4, 1, 16, 16, seed=1) / 2
+    images[0, 0, 0, 0] = 0
+    norm, exact = layer(1), layer(1).double()
+    close(normalised(norm, images, relu=False), exact(images.double()), 1e-5)
+    close(norm.running_var, exact.running_var, 1e-5)
+
+
+def test_an_upstream_gradient_that_lies_otherwise() -> None:
     found = []
     for dtype in (torch.float32, torch.float64):
-        leaf = images.detach().to(dtype).requires_grad_()
-        added = leaf.detach() % 2 - 1 if adds else None
-        call = normalised(norm, leaf, added, relu=True) if dtype == torch.float32 else None
-        if call is None:
-            call = by_torch(layer(3).double(), leaf, added, True)
-        (slope,) = torch.autograd.grad(call.square().sum(), leaf, create_graph=True)
-        (second,) = torch.autograd.grad(slope.square().sum(), leaf)
-        found.append(second)
-    close(found[0], found[1], 1e-3)
+        images = channels_last(2, 3, 2, 2, seed=1, dtype=dtype).requires_grad_()
+        norm = layer(3).to(dtype)
+        result = normalised(norm, images, relu=True)
+        result.mean((2, 3)).square().sum().backward()
+        found.append(images.grad)
+    close(found[0], found[1], 1e-5)
 
 
+@pytest.mark.parametrize("trained", ["images", "weight", "bias", "added"])
+def test_only_some_need_a_gradient(trained: str) -> None:
+    found = []
+    for dtype in (torch.float32, torch.float64):
+        images = channels_last(2, 3, 2, 2, seed=1).to(dtype)
+        added = channels_last(2, 3, 2, 2, seed=2).to(dtype) % 2 - 1
+        norm = layer(3).to(dtype).requires_grad_(False)
+        parts = {"images": images, "weight": norm.weight, "bias": norm.bias, "added": added}
+        parts[trained].requires_grad_()
+        result = normalised(norm, images, added, relu=True)
+        (gradient,) = torch.autograd.grad(result.square().sum(), parts[trained])
+        found.append(gradient)
+    close(found[0], found[1], 1e-4)
+
+
+@pytest.mark.parametrize("relu", [False, True])
+@pytest.mark.parametrize("adds", ["nothing", "another", "itself"])
+def test_gradients_of_gradients(adds: str, relu: bool) -> None:
+    found = []
+    for dtype in (torch.float32, torch.float64):
+        norm = layer(3).to(dtype)
+        images = channels_last(2, 3, 2, 2, seed=1).to(dtype).requires_grad_()
+        other = (channels_last(2, 3, 2, 2, seed=2).to(dtype) % 2 - 1).requires_grad_()
+        added = {"nothing": None, "another": other, "itself": images}[adds]
+        result = normalised(norm, images, added, relu=relu)
+        assert by_kernels(result) == (dtype == torch.float32)
+        inputs = [images, norm.weight, norm.bias, *([other] if adds == "another" else [])]
+        slopes = torch.autograd.grad(result.pow(3).sum(), inputs, create_graph=True)
+        total = torch.stack([slope.square().sum() for slope in slopes]).sum()
+        found.append([*slopes, *torch.autograd.grad(total, inputs)])
+    for ours, theirs in zip(*found, strict=True):
+        close(ours, theirs, 1e-3)
+
+
+def test_what_was_added_may_change_afterwards() -> None:
+    images, added = (channels_last(2, 3, 2, 2, seed=seed).requires_grad_() for seed in (1, 2))
+    changed = added * 1
+    result = normalised(layer(3), images, changed, relu=True)
+    changed.add_(1)
+    result.sum().backward()
+    assert added.grad is not None
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script:DeprecationWarning")  # of torch's own formulas
+def test_forward_mode() -> None:
+    images = channels_last(2, 3, 2, 2, seed=1)
+    with forward_ad.dual_level():
+        dual = forward_ad.make_dual(images, torch.ones_like(images))
+        tangent = forward_ad.unpack_dual(normalised(layer(3), dual, relu=False)).tangent
+    assert tangent.abs().max() < 1e-4  # the same for all pixels is nothing
+
+
+@ON_GPU
 def test_same_every_time() -> None:
-    images = channels_last(4, 16, 5, 5, seed=1)
-    first, second = (normalised(layer(16), images, relu=True) for _ in range(2))
-    assert torch.equal(first, second)
+    found = []
+    for _ in range(3):
+        images = channels_last(64, 100, 16, 16, seed=1).requires_grad_()
+        norm = layer(100)
+        normalised(norm, images, images, relu=True).square().sum().backward()
+        found.append((images.grad, norm.weight.grad, norm.running_var))
+    for other in found[1:]:
+        for ours, theirs in zip(found[0], other, strict=True):
+            assert ours is not None
+            assert theirs is not None
+            assert torch.equal(ours, theirs)
+
+
+@pytest.mark.parametrize("deep", [False, pytest.param(True, marks=ON_GPU)])
+def test_a_network(deep: bool) -> None:
+    torch.manual_seed(0)
+    network = (
+        create_model("cifar-resnet-50", 5, {"channels": 3, "image_size": 32})
+        if deep
+        else CifarResNet(5, basic_block, 1, (1, 1), width=4, channels=3)
+    )
+    network = network.to(HERE).to(memory_format=torch.channels_last)
+    exact = copy.deepcopy(network).double()
+    images = channels_last(32 if deep else 3, 3, 32 if deep else 4, 32 if deep else 4, seed=1) / 10
+    logits, wanted = network(images), exact(images.double())
+    close(logits, wanted, 1e-3)
+    logits.square().sum().backward()
+    wanted.square().sum().backward()
+    for ours, theirs in zip(network.parameters(), exact.parameters(), strict=True):
+        close(ours.grad, theirs.grad, 2e-2)
+
+
+def test_a_network_for_several_processes() -> None:
+    network = nn.SyncBatchNorm.convert_sync_batchnorm(create_model("cifar-resnet-18", 5, {"channels": 3}))
+    norms = [each for each in network.modules() if isinstance(each, nn.SyncBatchNorm)]
+    assert len(norms) == 20
+    result = normalised(norms[0].eval().to(HERE), channels_last(1, 64, 2, 2, seed=1), relu=True)
+    assert not by_kernels(result)

@@ -99,7 +99,8 @@ def _triton_works(device: torch.device) -> bool:
     except Exception as error:  # whatever goes wrong, there is another way
         reason = str(error).strip().partition("\n")[0]
         warnings.warn(
-            f"losses and metrics do without their kernels: Triton fails with {reason!r}", stacklevel=2
+            f"losses, metrics and normalisation do without their kernels: Triton fails with {reason!r}",
+            stacklevel=2,
         )
         return False
     return True

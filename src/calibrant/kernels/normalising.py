@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.autograd import forward_ad
 from torch.nn import functional as F
 
 from calibrant.kernels.fused import run, runs_triton
@@ -30,7 +31,7 @@ def normalised(norm: nn.BatchNorm2d, images: Tensor, added: Tensor | None = None
     >>> normalised(nn.BatchNorm2d(2).eval(), -torch.ones(1, 2, 1, 1), relu=True).flatten().tolist()
     [0.0, 0.0]
     """
-    if not _by_kernels(norm, images, added):
+    if not (_is_plain(norm) and _by_kernels(norm, images, added)):
         result = norm(images)
         if added is not None:
             result = result + added
@@ -40,9 +41,7 @@ def normalised(norm: nn.BatchNorm2d, images: Tensor, added: Tensor | None = None
         norm.weight,
         norm.bias,
         added,
-        norm.running_mean,
-        norm.running_var,
-        norm.num_batches_tracked,
+        (norm.running_mean, norm.running_var, norm.num_batches_tracked),
         norm.momentum,
         norm.eps,
         relu,
@@ -50,18 +49,33 @@ def normalised(norm: nn.BatchNorm2d, images: Tensor, added: Tensor | None = None
     return value
 
 
-def _by_kernels(norm: nn.BatchNorm2d, images: Tensor, added: Tensor | None) -> bool:
+def _is_plain(norm: nn.BatchNorm2d) -> bool:
+    """Whether a layer trains as it was made. One for several processes takes statistics of all of them."""
+    hooks = (norm._forward_hooks, norm._forward_pre_hooks, norm._backward_hooks, norm._backward_pre_hooks)
     return (
-        type(norm) is nn.BatchNorm2d  # one for several processes takes statistics of all of them
+        type(norm) is nn.BatchNorm2d
+        and "forward" not in vars(norm)
+        and not any(hooks)
         and norm.training
         and norm.affine
+        and norm.track_running_stats
         and norm.running_mean is not None
+        and norm.num_batches_tracked is not None
         and norm.momentum is not None
+    )
+
+
+def _by_kernels(norm: nn.BatchNorm2d, images: Tensor, added: Tensor | None) -> bool:
+    """Whether the kernels can compute this."""
+    return (
+        isinstance(images, Tensor)  # which what traces a network is not
         and images.ndim == 4
         and images.shape[1] == norm.num_features
-        and images.numel() > images.shape[1]  # of a single pixel there is no variance: torch says so
+        and images.shape[1] < images.numel() < images.shape[1] << 31  # for one pixel torch has an error
+        and norm.weight.dtype in (torch.float32, images.dtype)
         and runs_triton(images)
         and not torch.compiler.is_compiling()  # which makes its own of the operations
+        and forward_ad._current_level < 0
         and _side_by_side(images)
         and (
             added is None
@@ -82,37 +96,38 @@ class _Normalised(torch.autograd.Function):
         weight: Tensor,
         bias: Tensor,
         added: Tensor | None,
-        running_mean: Tensor,
-        running_var: Tensor,
-        batches: Tensor,
+        running: tuple[Tensor, Tensor, Tensor],
         momentum: float,
         eps: float,
         relu: bool,
     ) -> Tensor:
-        running = (running_mean, running_var, batches)
         result, kept = forward(images, weight, bias, added, running, momentum, eps, relu)
-        ctx.save_for_backward(images, weight, bias, added, kept)
-        ctx.eps, ctx.relu = eps, relu
+        ctx.adds, ctx.relu, ctx.eps = added is not None, relu, eps
+        ctx.save_for_backward(images, weight, kept, result if ctx.adds and relu else None)
         return result
 
     @staticmethod
     def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, ...]:
-        images, weight, bias, added, kept = ctx.saved_tensors
-        nothing = (None,) * 6
+        images, weight, kept, result = ctx.saved_tensors
+        nothing = (None,) * 4
         if torch.is_grad_enabled():  # somebody asked for a gradient of the gradient
-            wanted = [
-                each for each in (images, weight, bias, added) if each is not None and each.requires_grad
-            ]
-            result = F.batch_norm(images, None, None, weight, bias, True, 0.0, ctx.eps)
-            result = result if added is None else result + added
-            result = F.relu(result) if ctx.relu else result
-            found = iter(torch.autograd.grad(result, wanted, upstream, create_graph=True))
-            each_in_turn = (
-                next(found) if each is not None and each.requires_grad else None
-                for each in (images, weight, bias, added)
-            )
-            return *each_in_turn, *nothing
-        return *backward(images, added, upstream, kept, ctx.relu), *nothing
+            return *_differentiable(images, weight, kept[3], result, upstream, ctx), *nothing
+        found = backward(images, result, upstream, kept, ctx.adds, ctx.relu)
+        return *found, *nothing
+
+
+def _differentiable(
+    images: Tensor, weight: Tensor, bias: Tensor, result: Tensor | None, upstream: Tensor, ctx: Any
+) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+    """The gradients by operations that autograd can follow."""
+    # Of themselves, for they may be the same tensor, or be used elsewhere.
+    images, weight = images.view_as(images).requires_grad_(), weight.view_as(weight).requires_grad_()
+    bias = bias.to(weight.dtype).requires_grad_()
+    plain = F.batch_norm(images, None, None, weight, bias, True, 0.0, ctx.eps)
+    if ctx.relu:
+        upstream = upstream * ((plain if result is None else result) > 0)
+    first, second, third = torch.autograd.grad(plain, (images, weight, bias), upstream, create_graph=True)
+    return first, second, third, upstream if ctx.adds else None
 
 
 class _Tiles(NamedTuple):
@@ -120,21 +135,19 @@ class _Tiles(NamedTuple):
 
     Attributes:
         rows: of a tile.
-        unroll: tiles on their way at once.
         programs: about how many there are.
         warps: of each.
     """
 
     rows: int
-    unroll: int
     programs: int
     warps: int
 
 
-_MOMENTS = _Tiles(64, 4, 528, 4)
-_NORMALISE = _Tiles(32, 1, 8448, 4)
-_GRADIENT_SUMS = _Tiles(64, 2, 264, 8)
-_GRADIENTS = _Tiles(64, 1, 2112, 4)
+_MOMENTS = _Tiles(64, 528, 4)
+_NORMALISE = _Tiles(32, 8448, 4)
+_GRADIENT_SUMS = _Tiles(64, 264, 8)
+_GRADIENTS = _Tiles(64, 2112, 4)
 _TOGETHER, _CHANNELS, _WARPS = 256, 16, 8  # parts and channels of a tile, where parts are put together
 
 
@@ -179,23 +192,14 @@ def forward(
     channels = images.shape[1]
     rows = images.numel() // channels
     share = _Shares.of(rows, channels, _MOMENTS)
-    sums = torch.empty((2, share.parts, channels), dtype=torch.float32, device=images.device)
+    sums = torch.empty((2 * share.parts + 1, channels), dtype=torch.float32, device=images.device)
     kept = torch.empty((4, channels), dtype=torch.float32, device=images.device)
-    numbers: tuple[int, ...] = (
-        rows,
-        channels,
-        share.span,
-        share.parts,
-        _MOMENTS.unroll,
-        _MOMENTS.rows,
-        share.channels,
-    )
+    numbers: tuple[int, ...] = (rows, channels, share.span, share.parts, _MOMENTS.rows, share.channels)
     run(device.moments, share.programs, numbers, images, sums, *numbers, num_warps=_MOMENTS.warps)
     run(
         device.statistics,
         -(-channels // _CHANNELS),
         (rows, channels, share.parts),
-        images,
         sums,
         weight,
         bias,
@@ -211,8 +215,7 @@ def forward(
         num_warps=_WARPS,
     )
     share = _Shares.of(rows, channels, _NORMALISE)
-    choices = (relu, added is not None, _NORMALISE.unroll, _NORMALISE.rows, share.channels)
-    numbers = (rows, channels, share.span, *choices)
+    numbers = (rows, channels, share.span, relu, added is not None, _NORMALISE.rows, share.channels)
     result = torch.empty_like(images)
     tensors = (images, images if added is None else added, kept, result)
     run(device.normalise, share.programs, numbers, *tensors, *numbers, num_warps=_NORMALISE.warps)
@@ -220,37 +223,31 @@ def forward(
 
 
 def backward(
-    images: Tensor, added: Tensor | None, upstream: Tensor, kept: Tensor, relu: bool
+    images: Tensor, result: Tensor | None, upstream: Tensor, kept: Tensor, adds: bool, relu: bool
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-    """The gradients of the images, of weight and bias, and of what was added."""
+    """The gradients of the images, of weight and bias, and of what was added.
+
+    The result is needed where something was added and what was negative left out.
+    """
     from calibrant.kernels import normalising_device as device
 
     upstream = upstream.contiguous(memory_format=torch.channels_last)
     channels = images.shape[1]
     rows = images.numel() // channels
     share = _Shares.of(rows, channels, _GRADIENT_SUMS)
-    sums = torch.empty((2, share.parts, channels), dtype=torch.float32, device=images.device)
-    totals = torch.empty((2, channels), dtype=torch.float32, device=images.device)
-    given = (images, images if added is None else added, upstream, kept)
-    choices = (relu, added is not None, _GRADIENT_SUMS.unroll, _GRADIENT_SUMS.rows, share.channels)
-    numbers: tuple[int, ...] = (rows, channels, share.span, share.parts, *choices)
+    sums = torch.empty((2 * share.parts, channels), dtype=torch.float32, device=images.device)
+    of_weight, of_bias = torch.empty_like(kept[0]), torch.empty_like(kept[0])
+    given = (images, images if result is None else result, upstream, kept)
+    tile = (_GRADIENT_SUMS.rows, share.channels)
+    numbers: tuple[int, ...] = (rows, channels, share.span, share.parts, relu, adds, *tile)
     run(device.gradient_sums, share.programs, numbers, *given, sums, *numbers, num_warps=_GRADIENT_SUMS.warps)
     numbers = (channels, share.parts, _TOGETHER, _CHANNELS)
-    run(device.gradient_totals, -(-channels // _CHANNELS), numbers, sums, totals, *numbers, num_warps=_WARPS)
+    programs = -(-channels // _CHANNELS)
+    run(device.gradient_totals, programs, numbers, sums, of_weight, of_bias, *numbers, num_warps=_WARPS)
     share = _Shares.of(rows, channels, _GRADIENTS)
-    choices = (relu, added is not None, _GRADIENTS.unroll, _GRADIENTS.rows, share.channels)
-    numbers = (rows, channels, share.span, *choices)
+    numbers = (rows, channels, share.span, relu, adds, _GRADIENTS.rows, share.channels)
     of_images = torch.empty_like(images)
-    of_added = None if added is None else torch.empty_like(images)
-    found = (of_images, of_images if of_added is None else of_added)
-    run(
-        device.gradients,
-        share.programs,
-        numbers,
-        *given,
-        totals,
-        *found,
-        *numbers,
-        num_warps=_GRADIENTS.warps,
-    )
-    return of_images, totals[1], totals[0], of_added
+    of_added = torch.empty_like(images) if adds else None
+    found = (of_weight, of_bias, of_images, of_images if of_added is None else of_added)
+    run(device.gradients, share.programs, numbers, *given, *found, *numbers, num_warps=_GRADIENTS.warps)
+    return of_images, of_weight, of_bias, of_added

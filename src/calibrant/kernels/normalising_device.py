@@ -39,23 +39,24 @@ def _per_channel(values, channel, C):
 
 
 @triton.jit
-def moments(
-    images,
-    sums,
-    rows,
-    C,
-    span,
-    parts,
-    UNROLL: tl.constexpr,
-    R: tl.constexpr,
-    BC: tl.constexpr,
-):
-    """Sums of pixels minus the first of their channel, and of squares: so the variance keeps its digits."""
+def _origin(images, channel, rows, C):
+    """The mean of sixteen pixels from all over the batch."""
+    few = tl.arange(0, 16).to(tl.int64) * tl.maximum(rows // 16, 1)
+    places, here = _tile(few, channel, rows, C)
+    return (tl.sum(_load(images, places, here), 0) / tl.minimum(rows, 16))[None, :]
+
+
+@triton.jit
+def moments(images, sums, rows, C, span, parts, R: tl.constexpr, BC: tl.constexpr):
+    """Sums of the pixels minus an origin near their mean, and of squares: so the variance keeps its digits.
+
+    ``sums`` has a row for each part, another one for its squares, and a last one for the origin.
+    """
     channel, first, last = _place(rows, C, span, BC)
-    origin = _per_channel(images, channel, C)
+    origin = _origin(images, channel, rows, C)
     total = tl.zeros((R, BC), tl.float32)
     squares = tl.zeros((R, BC), tl.float32)
-    for start in tl.range(first, last, R, loop_unroll_factor=UNROLL):
+    for start in tl.range(first, last, R, loop_unroll_factor=4):
         places, here = _tile(start + tl.arange(0, R), channel, last, C)
         x = tl.where(here, _load(images, places, here) - origin, 0.0)
         total += x
@@ -63,6 +64,8 @@ def moments(
     part = first // span
     tl.store(sums + part * C + channel, tl.sum(total, 0), mask=channel < C)
     tl.store(sums + (parts + part) * C + channel, tl.sum(squares, 0), mask=channel < C)
+    if part == 0:
+        tl.store(sums + 2 * parts * C + channel[None, :], origin, mask=(channel < C)[None, :])
 
 
 @triton.jit
@@ -79,7 +82,6 @@ def _together(sums, channel, C, parts, R: tl.constexpr, BC: tl.constexpr):
 
 @triton.jit
 def statistics(
-    images,
     sums,
     weight,
     bias,
@@ -102,7 +104,7 @@ def statistics(
     channel = tl.program_id(0) * BC + tl.arange(0, BC)
     there = channel < C
     # All that is read, before anything is written: the compiler may not know that they are not the same.
-    origin = tl.load(images + channel, mask=there, other=0.0).to(tl.float32)
+    origin = tl.load(sums + 2 * parts * C + channel, mask=there, other=0.0)
     factor = tl.load(weight + channel, mask=there, other=0.0).to(tl.float32)
     offset = tl.load(bias + channel, mask=there, other=0.0).to(tl.float32)
     old_mean = tl.load(running_mean + channel, mask=there, other=0.0).to(tl.float32)
@@ -111,7 +113,8 @@ def statistics(
     total, squares = _together(sums, channel, C, parts, R, BC)
     shifted = total / rows
     mean = origin + shifted
-    variance = tl.maximum(squares / rows - shifted * shifted, 0.0)
+    variance = squares / rows - shifted * shifted
+    variance = tl.where(variance < 0, 0.0, variance)  # NaN stays
     inverse = 1 / tl.sqrt(variance + eps)
     unbiased = variance * (rows / tl.maximum(rows - 1.0, 1.0))
     tl.store(kept + channel, mean, mask=there)
@@ -135,7 +138,6 @@ def normalise(
     span,
     RELU: tl.constexpr,
     ADDED: tl.constexpr,
-    UNROLL: tl.constexpr,
     R: tl.constexpr,
     BC: tl.constexpr,
 ):
@@ -144,7 +146,7 @@ def normalise(
     mean = _per_channel(kept, channel, C)
     slope = _per_channel(kept + 2 * C, channel, C)
     offset = _per_channel(kept + 3 * C, channel, C)
-    for start in tl.range(first, last, R, loop_unroll_factor=UNROLL):
+    for start in range(first, last, R):
         places, here = _tile(start + tl.arange(0, R), channel, last, C)
         value = (_load(images, places, here) - mean) * slope + offset
         if ADDED:
@@ -156,15 +158,15 @@ def normalise(
 
 @triton.jit
 def _slopes(
-    images, added, upstream, places, here, mean, slope, offset, RELU: tl.constexpr, ADDED: tl.constexpr
+    images, result, upstream, places, here, mean, slope, offset, RELU: tl.constexpr, ADDED: tl.constexpr
 ):
     """A tile of the images minus their mean, and of the gradient before the ReLU."""
     x = _load(images, places, here) - mean
     g = _load(upstream, places, here)
     if RELU:
         value = x * slope + offset
-        if ADDED:
-            value += _load(added, places, here)
+        if ADDED:  # then it takes no more to read the result
+            value = _load(result, places, here)
         g = tl.where(value <= 0, 0.0, g)
     return x, g
 
@@ -172,7 +174,7 @@ def _slopes(
 @triton.jit
 def gradient_sums(
     images,
-    added,
+    result,
     upstream,
     kept,
     sums,
@@ -182,7 +184,6 @@ def gradient_sums(
     parts,
     RELU: tl.constexpr,
     ADDED: tl.constexpr,
-    UNROLL: tl.constexpr,
     R: tl.constexpr,
     BC: tl.constexpr,
 ):
@@ -194,9 +195,9 @@ def gradient_sums(
     offset = _per_channel(kept + 3 * C, channel, C)
     total = tl.zeros((R, BC), tl.float32)
     products = tl.zeros((R, BC), tl.float32)
-    for start in tl.range(first, last, R, loop_unroll_factor=UNROLL):
+    for start in tl.range(first, last, R, loop_unroll_factor=2):
         places, here = _tile(start + tl.arange(0, R), channel, last, C)
-        x, g = _slopes(images, added, upstream, places, here, mean, slope, offset, RELU, ADDED)
+        x, g = _slopes(images, result, upstream, places, here, mean, slope, offset, RELU, ADDED)
         total += g
         products += tl.where(here, g * x * inverse, 0.0)
     part = first // span
@@ -205,21 +206,22 @@ def gradient_sums(
 
 
 @triton.jit
-def gradient_totals(sums, totals, C, parts, R: tl.constexpr, BC: tl.constexpr):
-    """The gradients of bias and weight, two rows."""
+def gradient_totals(sums, of_weight, of_bias, C, parts, R: tl.constexpr, BC: tl.constexpr):
+    """The gradients of weight and bias."""
     channel = tl.program_id(0) * BC + tl.arange(0, BC)
     total, products = _together(sums, channel, C, parts, R, BC)
-    tl.store(totals + channel, total, mask=channel < C)
-    tl.store(totals + C + channel, products, mask=channel < C)
+    tl.store(of_bias + channel, total, mask=channel < C)
+    tl.store(of_weight + channel, products, mask=channel < C)
 
 
 @triton.jit
 def gradients(
     images,
-    added,
+    result,
     upstream,
     kept,
-    totals,
+    of_weight,
+    of_bias,
     of_images,
     of_added,
     rows,
@@ -227,7 +229,6 @@ def gradients(
     span,
     RELU: tl.constexpr,
     ADDED: tl.constexpr,
-    UNROLL: tl.constexpr,
     R: tl.constexpr,
     BC: tl.constexpr,
 ):
@@ -237,11 +238,11 @@ def gradients(
     inverse = _per_channel(kept + C, channel, C)
     slope = _per_channel(kept + 2 * C, channel, C)
     offset = _per_channel(kept + 3 * C, channel, C)
-    shift = _per_channel(totals, channel, C) / rows
-    tilt = _per_channel(totals + C, channel, C) / rows
-    for start in tl.range(first, last, R, loop_unroll_factor=UNROLL):
+    shift = _per_channel(of_bias, channel, C) / rows
+    tilt = _per_channel(of_weight, channel, C) / rows
+    for start in range(first, last, R):
         places, here = _tile(start + tl.arange(0, R), channel, last, C)
-        x, g = _slopes(images, added, upstream, places, here, mean, slope, offset, RELU, ADDED)
+        x, g = _slopes(images, result, upstream, places, here, mean, slope, offset, RELU, ADDED)
         tl.store(of_images + places, slope * (g - shift - x * inverse * tilt), mask=here)
         if ADDED:
             tl.store(of_added + places, g, mask=here)

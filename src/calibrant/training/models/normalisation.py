@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from torch import Tensor, nn
+from torch._jit_internal import is_scripting
+from torch.nn import functional as F
 
 from calibrant.kernels import normalised
 
 
 class Norm(nn.Module):
-    """Batch normalisation, then a sum if something is to be added, then ReLU: on a GPU in one go.
+    """Batch normalisation, then a sum if something is to be added, then ReLU if there is to be one.
+
+    On a GPU, in training and with channels that lie side by side, kernels do all of it together.
 
     Args:
         channels: of the images ``(B, channels, H, W)``.
@@ -25,4 +29,12 @@ class Norm(nn.Module):
         self.norm, self.relu = nn.BatchNorm2d(channels), relu
 
     def forward(self, images: Tensor, added: Tensor | None = None) -> Tensor:
+        if is_scripting():  # TorchScript knows no functions of layers
+            result = self.norm(images)
+            if added is not None:
+                result = result + added
+            return F.relu(result) if self.relu else result
         return normalised(self.norm, images, added, relu=self.relu)
+
+    def extra_repr(self) -> str:
+        return f"relu={self.relu}"

@@ -1,0 +1,94 @@
+"""Compiles the GPU kernels for a GPU that is not there, at sizes at which they would run; launches none.
+
+What Triton interprets it need not be able to compile: it takes less of Python then. Run by itself, since a
+process either interprets kernels or compiles them.
+"""
+
+import torch
+from torch import Tensor, nn
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+from triton.compiler import compile as compile_kernel
+
+import calibrant
+from calibrant.kernels import Fused, fused, gap_sums, margin_sums, normalising, outcomes, top_classes
+from calibrant.layout import arrange
+
+TYPES = {
+    torch.float64: "fp64",
+    torch.float32: "fp32",
+    torch.bfloat16: "bf16",
+    torch.float16: "fp16",
+    torch.int64: "i64",
+    torch.int32: "i32",
+    torch.uint8: "u8",
+    torch.bool: "i1",
+}
+HOPPER = GPUTarget("cuda", 90, 32)
+done: set[str] = set()
+
+
+def compile_only(self: fused.Starter, *arguments: object) -> None:
+    """In place of a launch."""
+    kernel = self._kernel
+    signature, constants, attributes = {}, {}, {}
+    for number, (parameter, argument) in enumerate(zip(kernel.params, arguments, strict=True)):
+        name = parameter.name
+        if parameter.is_constexpr or (isinstance(argument, int) and argument == 1):
+            signature[name], constants[(number,)] = "constexpr", argument
+            continue
+        if isinstance(argument, Tensor):
+            signature[name] = f"*{TYPES[argument.dtype]}"
+        elif isinstance(argument, float):
+            signature[name] = "fp32"
+        else:
+            signature[name] = "i32"
+        if isinstance(argument, Tensor) or (isinstance(argument, int) and argument % 16 == 0):
+            attributes[(number,)] = [["tt.divisibility", 16]]
+    source = ASTSource(kernel, signature, constants, attributes)
+    compiled = compile_kernel(source, target=HOPPER, options=self._settings)
+    assert compiled.asm["cubin"]
+    done.add(kernel.__name__)
+
+
+def batch(*shape: int, dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor]:
+    return torch.empty(shape, dtype=dtype), torch.zeros((shape[0], *shape[2:]), dtype=torch.long)
+
+
+def main() -> None:
+    fused.Starter.__call__ = compile_only  # type: ignore[method-assign]
+    normalising.runs_triton = lambda images: True  # type: ignore[assignment]
+    for name, shape, dtype in (
+        ("cals-alm", (16384, 1000), torch.bfloat16),
+        ("cals-alm", (2, 150, 64, 64), torch.bfloat16),
+        ("ada-dual-focal", (2, 21, 64, 64), torch.float32),
+        ("calfocal", (128, 100), torch.float32),
+        ("brier", (4, 50257), torch.float32),
+        ("ls", (300, 10), torch.float16),
+    ):
+        loss = calibrant.create_loss(name, shape[1])
+        recipe = loss.fused()
+        assert recipe is not None
+        logits, target = batch(*shape, dtype=dtype)
+        value = fused.fused_loss(recipe, logits.requires_grad_(), target, loss._eager)
+        value.backward()
+    for shape in ((16384, 1000), (2, 21, 64, 64), (300, 10)):
+        elements = arrange(*batch(*shape), num_classes=shape[1])
+        outcomes(elements)
+        top_classes(elements)
+        gap_sums(elements, torch.linspace(0, 1, 16))
+        for loss in (calibrant.create_loss("cals-alm", shape[1]), calibrant.create_loss("cals-hr", shape[1])):
+            recipe = loss.fused()
+            assert isinstance(recipe, Fused)
+            margin_sums(elements, recipe)
+    for dtype, channels in ((torch.bfloat16, 64), (torch.float32, 100)):
+        for adds in (False, True):
+            images = torch.empty(8, channels, 16, 16, dtype=dtype).to(memory_format=torch.channels_last)
+            images.requires_grad_()
+            added = torch.empty_like(images) if adds else None
+            normalising.normalised(nn.BatchNorm2d(channels), images, added, relu=True).sum().backward()
+    print(*sorted(done))
+
+
+if __name__ == "__main__":
+    main()
