@@ -869,17 +869,26 @@ def _agreed(
     return int(most) if most > 0 else None
 
 
+def look_like_probabilities(logits: Tensor) -> bool:
+    """Whether some of these elements, which is enough to know, are in [0, 1] and add up to 1.
+
+    >>> look_like_probabilities(torch.tensor([[0.25, 0.75]])), look_like_probabilities(torch.eye(2) * 2)
+    (True, False)
+    """
+    some = logits.detach()[:64].flatten(2)[..., :64] if logits.ndim > 2 else logits.detach()[:1024]
+    return (
+        some.numel() > 0
+        and bool(((some >= 0) & (some <= 1)).all())
+        and bool(((some.sum(1) - 1).abs() < 1e-3).all())
+    )
+
+
 def _look_for_probabilities(logits: Tensor) -> None:
     """Warn of probabilities where logits belong; a look at some elements is enough to know."""
     if not isinstance(logits, Tensor):
         found = type(logits).__name__
         raise TypeError(f"logits must be a torch.Tensor, got {found}: pass torch.as_tensor of both")
-    some = logits.detach()[:64].flatten(2)[..., :64] if logits.ndim > 2 else logits.detach()[:1024]
-    if (
-        some.numel()
-        and bool(((some >= 0) & (some <= 1)).all())
-        and bool(((some.sum(1) - 1).abs() < 1e-3).all())
-    ):
+    if look_like_probabilities(logits):
         warnings.warn(
             "these logits lie in [0, 1] and add up to 1, as probabilities do; pass the .log() of those",
             UserWarning,

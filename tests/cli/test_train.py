@@ -9,11 +9,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from typer.testing import CliRunner
 
 from calibrant import LOSSES, cli
 from calibrant.files import open_predictions
+from calibrant.training.data import TensorSplit
 from calibrant.training.recipe import Recipe, shipped_recipes
+from calibrant.training.runs import Run
 
 QUICK = ("--set", "epochs=2", "--accelerator", "cpu")
 
@@ -112,6 +115,29 @@ def test_compare_detects_other_data():
     assert "AUROC" in output
     (found,) = json.loads(Path("o/results.json").read_text())["runs"]["ce"]["detection"].values()
     assert 0 <= found[0] <= 1
+
+
+@pytest.mark.filterwarnings("ignore:the temperature stopped at its bound")
+@pytest.mark.parametrize("kind", ["images", "features"])
+def test_other_data_are_normalised_as_the_models_were(kind):
+    rng = np.random.default_rng(0)
+    Path("data").mkdir()
+    content = rng.integers(100, 140, (90, 8, 8, 3), dtype=np.uint8)
+    content += (np.arange(90) % 3 * 40).astype(np.uint8)[:, None, None, None]
+    if kind == "features":
+        content = content.reshape(90, -1)[:, :20].astype(np.float32)
+    np.savez("data/own.npz", **{kind: content, "labels": np.arange(90) % 3})
+    np.savez("data/other.npz", **{kind: content[:40] // 2, "labels": np.arange(40) % 3})
+    recipe = ["data=npz[file=own.npz]", "model=mlp" if kind == "features" else "model=cnn", "epochs=1"]
+    changes = [part for change in recipe for part in ("--set", change)]
+    arguments = ("compare", "digits-lt", "--losses", "ce", "--seeds", "0", *changes, "--output", "o")
+    succeed(*arguments, "--ood", "npz[file=other.npz,validation=0,test=1]")
+    (found,) = json.loads(Path("o/results.json").read_text())["runs"]["ce"]["detection"].values()
+    run = Run("o/runs/ce-seed0", Path("data"))
+    constants = run.data.test.normalisation
+    raw = torch.tensor(content[:40] // 2)
+    inputs = constants(raw.permute(0, 3, 1, 2) if kind == "images" else raw)
+    assert found[0] == pytest.approx(run.auroc(TensorSplit(inputs, torch.arange(40) % 3)))
 
 
 @pytest.mark.parametrize(

@@ -77,7 +77,8 @@ def test_a_run_learns_and_leaves_everything_behind(tmp_path: Path) -> None:
     history = rows(folder)
     assert [row["epoch"] for row in history] == list(range(1, 13))
     assert history[-1]["train_loss"] < 0.8 * history[0]["train_loss"]
-    assert result(folder) == {"format": 1, "epoch": 12, "epochs": 12, "history": history}
+    about = {"data": load_data(recipe.data).fingerprint, "normalisation": None}
+    assert result(folder) == {"format": 1, "epoch": 12, "epochs": 12, **about, "history": history}
     assert list((folder / "tensorboard").iterdir())
     found = tensors(folder)
     assert found["learned.safetensors/multiplier"].shape == (12, 4)
@@ -580,6 +581,43 @@ def test_the_folder_of_another_recipe_is_refused(tmp_path: Path) -> None:
     with pytest.raises(RecipeError, match=r"there: loss = \"ce\""):
         train(small("loss=cals-alm[margin=6,penalty=p2]"), tmp_path)
     assert (tmp_path / "recipe.toml").read_bytes() == before
+
+
+def test_a_folder_in_which_nothing_was_trained_is_free(tmp_path: Path) -> None:
+    with pytest.raises(TrainingError, match=r"nan in epoch 1\. A lower"):
+        train(small("optimizer=sgd", "optimizer.lr=1e30"), tmp_path)
+    train(small(), tmp_path)
+    assert Recipe.load(tmp_path / "recipe.toml") == small()
+
+
+def write_archive(folder: Path, seed: int) -> None:
+    random = np.random.default_rng(seed)
+    np.savez(folder / "data.npz", features=random.normal(size=(120, 5)), labels=np.arange(120) % 4)
+
+
+def test_data_that_have_changed_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    recipe = small("data=npz")
+    write_archive(tmp_path, 0)
+
+    def stop(self: object, *arguments: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(engine._Training, "_finish", stop)
+        with pytest.raises(KeyboardInterrupt):
+            train(recipe, tmp_path / "run", data_root=tmp_path)
+    write_archive(tmp_path, 1)
+    with pytest.raises(RecipeError, match=r"not those that the run in .*run was begun with"):
+        train(recipe, tmp_path / "run", data_root=tmp_path)
+    write_archive(tmp_path, 0)
+    folder = train(recipe, tmp_path / "run", data_root=tmp_path)
+    constants = result(folder)["normalisation"]
+    assert len(constants["mean"]) == len(constants["std"]) == 5
+
+
+def test_a_network_that_ends_in_a_softmax_is_told(tmp_path: Path) -> None:
+    with pytest.warns(UserWarning, match=r"as_probabilities.* add up to 1, .*leave its softmax out"):
+        train(small("epochs=1", "model=tests.training.program:as_probabilities"), tmp_path)
 
 
 def test_a_file_is_no_output_folder(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -131,6 +132,26 @@ def test_other_data_are_told_by_their_entropy(run: Run) -> None:
     expected = detection(entropy(inside), entropy(outside.detach())).auroc
     assert run.auroc(other) == pytest.approx(expected)
     assert run.auroc(other) > 0.55
+
+
+def test_a_folder_may_be_a_text(run: Run) -> None:
+    assert Run(str(run.folder)).recipe == run.recipe
+
+
+def test_other_data_than_those_of_the_run_are_refused(run: Run, tmp_path: Path) -> None:
+    others = load_data(Choice("synthetic", {"classes": 4, "features": 5, "split_seed": 1}))
+    with pytest.raises(RecipeError, match="are not those that the run in"):
+        Run(run.folder, loaded=others)
+    folder = tmp_path / "run"
+    shutil.copytree(run.folder, folder)
+    changed = run.recipe.override(["data.split_seed=1"])
+    (folder / "recipe.toml").write_text(changed.to_toml())
+    with pytest.raises(RecipeError, match="are not those that the run in"):
+        Run(folder).predict("train", tmp_path / "train.npz")
+    content = json.loads((folder / "result.json").read_text())
+    del content["data"]  # as runs had it once
+    (folder / "result.json").write_text(json.dumps(content))
+    Run(folder).predict("train", tmp_path / "train.npz")
 
 
 def test_folders_that_are_no_finished_runs_are_refused(run: Run, tmp_path: Path) -> None:

@@ -1,10 +1,11 @@
-"""What all commands share: the program they belong to, and errors in one line."""
+"""What all commands share: the program they belong to, and errors and warnings in one line."""
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Annotated, NoReturn
+from typing import Annotated, Any, NoReturn
 
 import typer
 
@@ -41,9 +42,23 @@ def fail(problem: str) -> NoReturn:
 
 
 @contextmanager
-def failing_in_one_line(*errors: type[Exception]) -> Iterator[None]:
-    """Turn errors of these kinds into the end of the command."""
-    try:
+def warning_in_one_line(*, shown: bool = True) -> Iterator[None]:
+    """Warnings without the line of code that they come from."""
+
+    def show(message: Warning | str, *_: Any) -> None:
+        if shown:
+            typer.echo(f"calibrant: warning: {' '.join(str(message).split())}", err=True)
+
+    with warnings.catch_warnings():
+        warnings.showwarning = show  # type: ignore[assignment]
         yield
+
+
+@contextmanager
+def failing_in_one_line(*errors: type[Exception]) -> Iterator[None]:
+    """Turn errors of these kinds into the end of the command; warnings take one line too."""
+    try:
+        with warning_in_one_line():
+            yield
     except errors as problem:
         fail(" ".join(str(problem).split()))

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from calibrant.cli.terminal import app, fail
+from calibrant.cli.terminal import app, fail, warning_in_one_line
 
 if TYPE_CHECKING:
     from lightning_fabric import Fabric
@@ -264,19 +264,12 @@ def recipes(
 def _training_errors() -> Iterator[None]:
     """One line for what a user can mend, from the first process alone; warnings in one line too."""
     import os
-    import warnings
 
     from calibrant.training.choice import TrainingError
 
     first = os.environ.get("RANK", os.environ.get("LOCAL_RANK", "0")) == "0"
-
-    def show(message: Warning | str, *_: Any) -> None:
-        if first:
-            typer.echo(f"calibrant: warning: {' '.join(str(message).split())}", err=True)
-
     try:
-        with warnings.catch_warnings():
-            warnings.showwarning = show  # type: ignore[assignment]
+        with warning_in_one_line(shown=first):
             yield
     except KeyboardInterrupt:
         typer.echo("calibrant: stopped; the same command goes on from the last checkpoint", err=True)

@@ -7,6 +7,7 @@ import math
 import os
 import random
 import time
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -22,6 +23,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from calibrant.calibrators import Temperature
+from calibrant.evaluation import look_like_probabilities
 from calibrant.files import replace_file
 from calibrant.histogram import ConfidenceHistogram
 from calibrant.layout import arrange
@@ -39,6 +41,7 @@ from calibrant.training.choice import RecipeError, TrainingError
 from calibrant.training.data import DataSets, Inputs, Split, load_data
 from calibrant.training.display import Display
 from calibrant.training.folder import (
+    CHECKPOINTS,
     LEARNED,
     LOSS,
     RECIPE,
@@ -46,6 +49,7 @@ from calibrant.training.folder import (
     STORED,
     WEIGHTS,
     as_written,
+    check_data,
     check_folder,
     in_order,
     is_finished,
@@ -222,7 +226,7 @@ class _Training:
         display: Display,
     ) -> None:
         self.recipe, self.data, self.fabric, self.folder = recipe, data, fabric, folder
-        self.display = display
+        self.display, self.fingerprint = display, data.fingerprint
         self.logs: Logs | None = None
         _check_shares(recipe, fabric.world_size)
         if len(data.train) < fabric.world_size or len(data.validation) == 0:
@@ -255,7 +259,7 @@ class _Training:
         self.history: list[dict[str, float]] = []
         self.learned: dict[str, list[Tensor]] = {}
         self.best = math.nan
-        self.writer = checkpoint.Writer(folder / "checkpoints", background=alone)
+        self.writer = checkpoint.Writer(folder / CHECKPOINTS, background=alone)
         self.take_step: Callable[[Inputs, Tensor], None] = Step(
             recipe, data, fabric, self.model, self.optimizer, self.loss, self.averaged, self.total_loss
         )
@@ -285,6 +289,12 @@ class _Training:
                     f"model {choice} does not take an input of these data, {shape}: {first}"
                 ) from error
             check_classes(logits, self.recipe, data)
+            if look_like_probabilities(logits):
+                warnings.warn(
+                    f"model {choice} gives numbers in [0, 1] that add up to 1, as probabilities do; losses "
+                    "take logits: leave its softmax out",
+                    stacklevel=2,
+                )
             gpu = self.fabric.device.type == "cuda"  # whose convolutions are made for that
             self.channels_last = gpu and _lay_channels_last(network, inputs)
         return network.to(self.fabric.device).train()
@@ -372,9 +382,10 @@ class _Training:
         return mean
 
     def _diverged(self, what: str) -> TrainingError:
+        saved = any(self.writer.folder.glob("*"))
+        kept = "; the last checkpoint is from before it" if saved else ""
         return TrainingError(
-            f"{what} in epoch {self.epoch + 1}; the last checkpoint is from before it. A lower optimizer.lr, "
-            "or a gradient_clip, may help"
+            f"{what} in epoch {self.epoch + 1}{kept}. A lower optimizer.lr, or a gradient_clip, may help"
         )
 
     def _end_epoch(self, started: float, *, adapt: bool) -> None:
@@ -493,6 +504,7 @@ class _Training:
         shares = gather((_random_state(), self.total_loss.cpu()), self.fabric)
         state = {
             "recipe": self.recipe.to_toml(),
+            "data": self.fingerprint,
             "epoch": self.epoch,
             "step": self.step,
             "total_loss": [total_loss for _, total_loss in shares],
@@ -515,6 +527,7 @@ class _Training:
         if state is None:
             agreed("how far the run has come", (self.epoch, self.step), self.fabric)
             return
+        check_data(self.folder, state.get("data"), self.fingerprint)
         self.network.load_state_dict(state["model"])
         load_moments(self.optimizer.optimizer, state["optimizer"])
         self.fabric.strategy.precision.load_state_dict(state["precision"])
@@ -558,7 +571,15 @@ class _Training:
                 self.display.message(f"predicting {name}")
                 self._store(split, self.folder / f"{name}.npz")
         if self.fabric.is_global_zero:
-            result = {"format": 1, "epoch": epoch, "epochs": self.epoch, "history": self.history}
+            constants = self.data.test.normalisation
+            result = {
+                "format": 1,
+                "epoch": epoch,
+                "epochs": self.epoch,
+                "data": self.fingerprint,
+                "normalisation": constants and {"mean": constants.mean, "std": constants.std},
+                "history": self.history,
+            }
             replace_file(self.folder / RESULT, (json.dumps(result, indent=1) + "\n").encode())
 
     def _store(self, split: Split, path: Path) -> None:

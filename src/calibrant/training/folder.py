@@ -15,7 +15,7 @@ from calibrant.files import WRITERS, replace_file, replacing
 from calibrant.training.choice import RecipeError
 from calibrant.training.recipe import Recipe
 
-RECIPE, RESULT = "recipe.toml", "result.json"
+RECIPE, RESULT, CHECKPOINTS = "recipe.toml", "result.json", "checkpoints"
 WEIGHTS, LOSS, LEARNED = "model.safetensors", "loss.safetensors", "learned.safetensors"
 
 STORED = 1 << 30
@@ -38,13 +38,23 @@ def check_folder(folder: Path, recipe: Recipe) -> None:
     if not path.exists():
         return
     other = Recipe.from_toml(path.read_text(encoding="utf-8"), where=str(path))
-    if other != recipe:
+    begun = is_finished(folder) or any((folder / CHECKPOINTS).glob("*"))
+    if other != recipe and begun:
         ours, theirs = recipe.to_toml().splitlines(), other.to_toml().splitlines()
         changed = [line for line in theirs if line not in ours]
         there = changed or [f"without {line}" for line in ours if line not in theirs]
         raise RecipeError(
             f"{folder} holds a run of another recipe (there: {'; '.join(there[:3])}); choose another "
             "output folder, or delete this one"
+        )
+
+
+def check_data(folder: Path, kept: str | None, fingerprint: str) -> None:
+    """See that data are those of the run in a folder, which has kept their fingerprint."""
+    if kept is not None and kept != fingerprint:
+        raise RecipeError(
+            f"the data are not those that the run in {folder} was begun with: images, labels or their split "
+            "have changed; put them back as they were, or choose another output folder"
         )
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from safetensors.torch import load_file
@@ -27,6 +27,7 @@ from calibrant.training.folder import (
     RESULT,
     WEIGHTS,
     as_written,
+    check_data,
     is_finished,
     load_weights,
     write_predictions,
@@ -68,12 +69,15 @@ class Run:
     loaded: DataSets | None = None
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "folder", Path(self.folder))
         if not (self.folder / RECIPE).is_file():
             raise RecipeError(f"{self.folder} is not the folder of a run: it has no {RECIPE}")
         if not is_finished(self.folder):
             raise RecipeError(
                 f"the run in {self.folder} is not finished; give the command that trains it again"
             )
+        if self.loaded is not None:
+            check_data(self.folder, self._result.get("data"), self.loaded.fingerprint)
 
     @cached_property
     def recipe(self) -> Recipe:
@@ -84,7 +88,11 @@ class Run:
     @cached_property
     def data(self) -> DataSets:
         """What was trained, validated and tested with."""
-        return self.loaded or load_data(self.recipe.data, self.data_root)
+        if self.loaded is not None:
+            return self.loaded
+        data = load_data(self.recipe.data, self.data_root)
+        check_data(self.folder, self._result.get("data"), data.fingerprint)
+        return data
 
     @cached_property
     def model(self) -> nn.Module:
@@ -100,8 +108,12 @@ class Run:
     @cached_property
     def history(self) -> list[dict[str, float]]:
         """The figures after each epoch."""
-        result = json.loads((self.folder / RESULT).read_text(encoding="utf-8"))
-        return list(result["history"])
+        return list(self._result["history"])
+
+    @cached_property
+    def _result(self) -> dict[str, Any]:
+        content: dict[str, Any] = json.loads((self.folder / RESULT).read_text(encoding="utf-8"))
+        return content
 
     @cached_property
     def learned(self) -> dict[str, Tensor]:

@@ -1,5 +1,7 @@
 """Embedded digits, the problem with a known posterior, and archives of arrays."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
@@ -219,6 +221,14 @@ def test_features_of_an_archive(tmp_path, name):
             {"inputs": np.full((len(LABELS), 2), np.nan), "labels": LABELS},
             "NaN or infinite numbers in inputs",
         ),
+        ({"inputs": np.full((len(LABELS), 2), 1e300), "labels": LABELS}, "too large for float32"),
+        ({"images": pixels(), "labels": 0 * LABELS}, "labels of a single class, expected two"),
+        ({"images": pixels().astype(float), "labels": LABELS}, r"channels last; expected pixels as bytes"),
+        ({"images": pixels().astype(np.int64), "labels": LABELS}, r"channels last; expected pixels as bytes"),
+        (
+            {"images": pixels(shape=(6, 5, 4)), "labels": LABELS},
+            r"expected 1 or 3 channels: leave out the transparency, images\[\.\.\., :3\]",
+        ),
         (
             {
                 "images": pixels(),
@@ -234,6 +244,26 @@ def test_archives_that_cannot_be_used(tmp_path, arrays, message):
     np.savez(tmp_path / "data.npz", **arrays)
     with pytest.raises(ValueError, match=r"data\.npz .*" + message):
         npz(tmp_path)
+
+
+def test_a_file_that_is_not_below_the_data_root(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    np.savez("data.npz", images=pixels(), labels=LABELS)
+    with pytest.raises(FileNotFoundError, match=r"data\.npz is there: file is relative to the data root"):
+        npz(Path("elsewhere"))
+
+
+def test_constants_are_kept(tmp_path):
+    features = np.random.default_rng(0).normal(3, 2, (len(LABELS), 4))
+    np.savez(tmp_path / "data.npz", features=features, labels=LABELS)
+    data = npz(tmp_path)
+    raw = npz(tmp_path, normalisation="none")
+    assert raw.test.normalisation is None
+    for part in (data.test, data.train.subset(torch.arange(3)), data.test.to(torch.device("cpu"))):
+        assert part.normalisation is not None
+        assert len(part.normalisation.mean) == len(part.normalisation.std) == 4
+    inputs, _ = everything(raw.test)
+    torch.testing.assert_close(data.test.normalisation(inputs), everything(data.test)[0])
 
 
 def test_labels_with_gaps_are_told(tmp_path):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 import zipfile
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
@@ -215,6 +216,10 @@ def npz(
     """
     one_of("normalisation", normalisation, ("own", "none", *NORMALISATIONS))
     path = root / file
+    if not path.exists() and Path(file).exists():
+        raise FileNotFoundError(
+            f"{path} is missing, but {file} is there: file is relative to the data root {root}"
+        )
     given, names = _npz_content(present(path, "such an archive, or make it with numpy.savez,", root, "put"))
     inputs, labels = given["train"]
     drawn = drawn_sizes(len(labels), given, validation=validation, test=test)
@@ -255,16 +260,42 @@ def npz(
             f"{path} has {inputs.ndim - 1}-dimensional numbers, expected images (uint8) for augmentation "
             f"{augmentation!r} with normalisation {normalisation!r}"
         )
-    mean, std = _moments(reference) if normalisation == "own" else (torch.zeros(()), torch.ones(()))
-    splits = {name: TensorSplit((part - mean) / std, target) for name, (part, target) in parts.items()}
+    if normalisation == "none":
+        return _joined({name: TensorSplit(*part) for name, part in parts.items()}, names, about)
+    standardised = Standardisation.of(reference)
+    splits = {
+        name: TensorSplit(standardised(part), target, standardised) for name, (part, target) in parts.items()
+    }
     return _joined(splits, names, about)
 
 
-def _moments(inputs: Tensor) -> tuple[Tensor, Tensor]:
-    """Mean and standard deviation over all axes but the second; 1 for a deviation of 0."""
-    axes = [axis for axis in range(inputs.ndim) if axis != 1]
-    std, mean = torch.std_mean(inputs.double(), axes, correction=0, keepdim=True)
-    return mean.float(), torch.where(std > 0, std, 1.0).float()
+@dataclass(frozen=True)
+class Standardisation:
+    """Numbers of about zero mean and unit deviation along the second axis.
+
+    >>> Standardisation((1.0, 0.0), (2.0, 1.0))(torch.tensor([[5.0, 5.0]]))
+    tensor([[2., 5.]])
+
+    Args:
+        mean: of each feature or channel.
+        std: the standard deviation of each.
+    """
+
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+
+    def __call__(self, inputs: Tensor) -> Tensor:
+        """``(N, C, ...)`` as float32."""
+        shape = (-1, *(1,) * (inputs.ndim - 2))
+        mean, std = (torch.tensor(each, dtype=torch.float32).view(shape) for each in (self.mean, self.std))
+        return (inputs - mean) / std
+
+    @classmethod
+    def of(cls, inputs: Tensor) -> Standardisation:
+        """The one that gives these inputs zero mean and unit deviation; what is constant keeps its scale."""
+        axes = [axis for axis in range(inputs.ndim) if axis != 1]
+        std, mean = torch.std_mean(inputs.double(), axes, correction=0)
+        return cls(tuple(mean.tolist()), tuple(torch.where(std > 0, std, 1.0).tolist()))
 
 
 Part = tuple[Tensor, Tensor]
@@ -292,12 +323,17 @@ def _npz_content(path: Path) -> tuple[dict[str, Part], tuple[str, ...]]:
     shapes = {name: (part[0].shape[1:], part[0].dtype) for name, part in parts.items()}
     if len(set(shapes.values())) > 1:
         raise ValueError(f"{path} has parts of different shapes or types: {shapes}")
+    for name, (inputs, _) in parts.items():
+        if not (inputs.dtype == torch.uint8 or bool(inputs.isfinite().all())):
+            raise ValueError(f"{path} has numbers in its {name} part that are too large for float32")
     largest = max((int(labels.max()) for _, labels in parts.values() if len(labels)), default=0)
     names = arrays.get("class_names", np.array([str(label) for label in range(largest + 1)]))
     if names.ndim != 1 or len(names) <= largest:
         raise ValueError(
             f"{path} has class_names of shape {names.shape}, expected {largest + 1} or more names"
         )
+    if len(names) < 2:
+        raise ValueError(f"{path} has labels of a single class, expected two classes or more")
     unseen = sorted(set(range(largest + 1)) - set(parts["train"][1].tolist()))
     if unseen and "class_names" not in arrays:
         some = ", ".join(map(str, unseen[:5])) + (", …" if len(unseen) > 5 else "")
@@ -338,6 +374,17 @@ def _npz_part(path: Path, arrays: Mapping[str, Array], prefixes: Sequence[str]) 
             )
         if inputs.dtype.kind == "f" and not np.isfinite(inputs).all():
             raise ValueError(f"{path} has NaN or infinite numbers in {found[0]}, expected finite ones")
+        if inputs.ndim == 4 and inputs.shape[3] in (1, 3, 4) and inputs.shape[1] not in (1, 3, 4):
+            advice = ""
+            if inputs.dtype != np.uint8:
+                advice = "pixels as bytes (uint8), or floating-point ones as (N, C, H, W)"
+            elif inputs.shape[3] == 4:
+                advice = f"1 or 3 channels: leave out the transparency, {found[0]}[..., :3]"
+            if advice:
+                raise ValueError(
+                    f"{path} has {found[0]} of type {inputs.dtype} and shape {inputs.shape}, which look like "
+                    f"images with their channels last; expected {advice}"
+                )
         return _as_inputs(inputs), torch.from_numpy(labels.astype(np.int64))
     return None
 
@@ -350,4 +397,5 @@ def _as_inputs(array: Array) -> Tensor:
         return torch.from_numpy(np.ascontiguousarray(array.transpose(0, 3, 1, 2)))
     if array.dtype == np.uint8 and array.ndim == 4 and array.shape[1] in (1, 3):
         return torch.from_numpy(array)
-    return torch.from_numpy(array.astype(np.float32))
+    with np.errstate(over="ignore"):  # what becomes infinite is told of with the file's name
+        return torch.from_numpy(array.astype(np.float32))

@@ -13,7 +13,7 @@ from torch import Tensor
 from calibrant.arguments import one_of
 from calibrant.training.data.augmentation import NORMALISATIONS, Normalisation, crop_flip
 from calibrant.training.data.sources import Array, present, read_mat, read_pickle
-from calibrant.training.data.split import DataSets, TensorSplit, long_tail, stratified
+from calibrant.training.data.split import DataSets, Normalising, TensorSplit, long_tail, stratified
 
 Augmentation = Literal["crop-flip", "none"]
 
@@ -38,16 +38,16 @@ class ImageSplit(TensorSplit):
 
     inputs: Tensor
     targets: Tensor
+    normalisation: Normalising
 
     def __init__(
         self,
         images: Tensor,
         targets: Tensor,
-        normalisation: Normalisation,
+        normalisation: Normalising,
         augmentation: Augmentation = "none",
     ) -> None:
-        super().__init__(images, targets)
-        self.normalisation = normalisation
+        super().__init__(images, targets, normalisation)
         self.augmentation: Augmentation = one_of("augmentation", augmentation, ("crop-flip", "none"))
 
     def batch(self, indices: Tensor, draws: Tensor | None = None) -> tuple[Tensor, Tensor]:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, field
-from typing import Any, Self
+from functools import cached_property
+from typing import Any, Protocol, Self
 
 import torch
 from torch import Tensor
@@ -18,6 +20,23 @@ DRAWS = 16
 """How many random numbers an element may use for its augmentation."""
 
 
+class Normalising(Protocol):
+    """Makes inputs of about zero mean and unit deviation of what a file has.
+
+    Attributes:
+        mean: of each channel or feature.
+        std: the standard deviation of each.
+    """
+
+    @property
+    def mean(self) -> tuple[float, ...]: ...
+
+    @property
+    def std(self) -> tuple[float, ...]: ...
+
+    def __call__(self, inputs: Tensor, /) -> Tensor: ...
+
+
 class Split(ABC):
     """One part of a data set; batches are pure functions of the indices and of the random numbers given.
 
@@ -26,9 +45,11 @@ class Split(ABC):
 
     Attributes:
         targets: ``(N,)`` labels, or for images ``None``: they are read with each batch.
+        normalisation: what inputs have been through; None for nothing, or where that is not known.
     """
 
     targets: Tensor | None
+    normalisation: Normalising | None = None
 
     @abstractmethod
     def __len__(self) -> int: ...
@@ -49,6 +70,10 @@ class Split(ABC):
     @abstractmethod
     def subset(self, indices: Tensor) -> Split:
         """The part that has only these elements, in this order."""
+
+    def content(self) -> Iterable[Tensor]:
+        """What is in memory, by which to tell other data from these."""
+        return [] if self.targets is None else [self.targets]
 
     @property
     def device(self) -> torch.device:
@@ -75,17 +100,18 @@ class TensorSplit(Split):
     Args:
         inputs: ``(N, ...)``, or such tensors by name.
         targets: ``(N, *S)`` labels.
+        normalisation: what the inputs have been through.
     """
 
     targets: Tensor
 
-    def __init__(self, inputs: Inputs, targets: Tensor) -> None:
+    def __init__(self, inputs: Inputs, targets: Tensor, normalisation: Normalising | None = None) -> None:
         tensors = inputs.values() if isinstance(inputs, dict) else [inputs]
         if any(len(tensor) != len(targets) for tensor in tensors):
             raise ValueError(
                 f"inputs have {[len(tensor) for tensor in tensors]} elements and targets {len(targets)}"
             )
-        self.inputs, self.targets = inputs, targets.long()
+        self.inputs, self.targets, self.normalisation = inputs, targets.long(), normalisation
 
     def __len__(self) -> int:
         return len(self.targets)
@@ -96,7 +122,11 @@ class TensorSplit(Split):
         return self.inputs[indices], self.targets[indices]
 
     def subset(self, indices: Tensor) -> TensorSplit:
-        return TensorSplit(*self.batch(indices))
+        return TensorSplit(*self.batch(indices), self.normalisation)
+
+    def content(self) -> Iterable[Tensor]:
+        inputs = self.inputs.values() if isinstance(self.inputs, dict) else [self.inputs]
+        return [*inputs, self.targets]
 
     @property
     def device(self) -> torch.device:
@@ -155,6 +185,17 @@ class DataSets:
         if self.dense or self.train.targets is None:
             return None
         return tuple(torch.bincount(self.train.targets, minlength=self.num_classes).tolist())
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """What other data do not have: made of all labels, and of the inputs that are in memory."""
+        digest = hashlib.blake2b(repr(self.class_names).encode(), digest_size=16)
+        for part in (self.train, self.validation, self.test):
+            digest.update(f"{type(part).__name__} {len(part)}".encode())
+            for tensor in part.content():
+                digest.update(f"{tensor.dtype} {tuple(tensor.shape)}".encode())
+                digest.update(tensor.cpu().contiguous().flatten().view(torch.uint8).numpy().data)
+        return digest.hexdigest()
 
 
 def random_numbers(seed: int, epoch: int, indices: Tensor, count: int = DRAWS) -> Tensor:

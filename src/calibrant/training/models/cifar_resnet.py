@@ -8,6 +8,7 @@ from functools import partial
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from calibrant import arguments
 from calibrant.training.models.initialisation import initialised
 from calibrant.training.models.normalisation import Norm
 
@@ -118,6 +119,7 @@ class CifarResNet(nn.Module):
         stem: int | None = None,
     ) -> None:
         super().__init__()
+        arguments.whole_number("channels", channels)
         features = width if stem is None else stem
         self.stem = nn.Sequential(nn.Conv2d(channels, features, 3, padding=1, bias=False), Norm(features))
         stages = []

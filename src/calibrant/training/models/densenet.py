@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
+from calibrant import arguments
 from calibrant.training.models.initialisation import initialised
 from calibrant.training.models.normalisation import Norm
 
@@ -49,6 +50,8 @@ class CifarDenseNet(nn.Module):
 
     def __init__(self, num_classes: int, depths: Sequence[int], *, growth: int, channels: int) -> None:
         super().__init__()
+        arguments.whole_number("channels", channels)
+        arguments.whole_number("growth", growth)
         features = 2 * growth
         layers: list[nn.Module] = [nn.Conv2d(channels, features, 3, padding=1, bias=False)]
         for number, depth in enumerate(depths):
