@@ -4,11 +4,16 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
+from PIL import Image
 
 from calibrant.training import comparing, engine
 from calibrant.training.choice import Choice, RecipeError
 from calibrant.training.comparing import compare
+from calibrant.training.data import load_data
+from calibrant.training.data.augmentation import NORMALISATIONS
 from calibrant.training.engine import train
 from calibrant.training.recipe import Recipe
 from calibrant.training.runs import folder_of
@@ -114,6 +119,61 @@ def test_refused_before_anything_is_trained(
     monkeypatch.setattr(comparing, "train", lambda *_, **__: pytest.fail("trained"))
     with pytest.raises(RecipeError, match=said):
         compare(RECIPE, losses, seeds, tmp_path)
+
+
+def colours(folder: Path, count: int, seed: int) -> None:
+    """Images in folders, and the same in an archive."""
+    pixels = np.random.default_rng(seed).integers(0, 256, (count, 8, 8, 3), dtype=np.uint8)
+    labels = np.arange(count) % 2
+    np.savez(folder / f"{seed}.npz", images=pixels, labels=labels)
+    for number, image in enumerate(pixels):
+        path = folder / f"images{seed}" / "train" / str(labels[number]) / f"{number:03}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(image).save(path)
+
+
+OWN = "npz[file=0.npz]"
+ON_DISK = "image-folder[folder=images0,image_size=8,augmentation=none,normalisation=svhn]"
+
+
+@pytest.mark.parametrize("ours", [OWN, ON_DISK])
+@pytest.mark.parametrize(
+    "theirs",
+    [
+        "npz[file=1.npz,test=1,validation=0]",
+        "image-folder[folder=images1,image_size=8,augmentation=crop-flip,test=1,validation=0]",
+    ],
+)
+def test_images_from_outside_are_normalised_as_those_inside(ours: str, theirs: str, tmp_path: Path) -> None:
+    for seed in range(2):
+        colours(tmp_path, 20, seed)
+    recipe = RECIPE.override([f"data={ours}", "model=cnn"])
+    data = load_data(recipe.data, tmp_path)
+    other = comparing._outside(Choice.parse(theirs), recipe, data, tmp_path)
+    found, _ = other.batch(torch.arange(20))
+    assert data.test.normalisation is not None
+    with np.load(tmp_path / "1.npz") as archive:
+        raw = torch.from_numpy(archive["images"]).permute(0, 3, 1, 2)
+    wanted = data.test.normalisation(raw)
+    assert torch.allclose(found.sum((1, 2, 3)).sort()[0], wanted.sum((1, 2, 3)).sort()[0], atol=1e-3)
+    kept = comparing._outside(Choice.parse(theirs[:-1] + ",normalisation=imagenet]"), recipe, data, tmp_path)
+    assert kept.normalisation == NORMALISATIONS["imagenet"]
+
+
+def test_inputs_of_another_kind_from_outside_are_refused(tmp_path: Path) -> None:
+    colours(tmp_path, 20, 0)
+    numbers = np.random.default_rng(1).normal(size=(20, 3, 8, 8))
+    np.savez(tmp_path / "numbers.npz", images=numbers, labels=np.arange(20) % 2)
+    recipe = RECIPE.override([f"data={OWN}", "model=cnn"])
+    data = load_data(recipe.data, tmp_path)
+    with pytest.raises(RecipeError, match=r"these are numbers, and the constants are for bytes"):
+        comparing._outside(Choice("npz", {"file": "numbers.npz"}), recipe, data, tmp_path)
+    recipe = RECIPE.override(["data=npz[file=numbers.npz]", "model=cnn"])
+    data = load_data(recipe.data, tmp_path)
+    with pytest.raises(RecipeError, match=r"bytes of images cannot be normalised by constants of other"):
+        comparing._outside(Choice("npz", {"file": "0.npz"}), recipe, data, tmp_path)
+    with pytest.raises(RecipeError, match="would be normalised by their own mean"):
+        comparing._outside(Choice("npz", {"file": "0.npz", "normalisation": "own"}), recipe, data, tmp_path)
 
 
 def test_the_folder_of_another_recipe_is_refused(tmp_path: Path) -> None:

@@ -5,18 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import get_args
 
 import torch
 from lightning_fabric import Fabric
-from torch import Tensor
 
 from calibrant.comparison import Comparison, Method
 from calibrant.training.choice import Choice, RecipeError, options_of
-from calibrant.training.data import DATA_SETS, DataSets, Inputs, Split, TensorSplit, load_data
-from calibrant.training.data.arrays import Standardisation
-from calibrant.training.data.augmentation import Normalisation
-from calibrant.training.data.in_memory import ImageSplit
+from calibrant.training.data import DATA_SETS, DataSets, Inputs, Split, load_data
 from calibrant.training.engine import make_fabric, train
 from calibrant.training.recipe import Recipe
 from calibrant.training.runs import Run, folder_of
@@ -111,17 +106,15 @@ def _outside(choice: Choice, recipe: Recipe, data: DataSets, data_root: str | Pa
     """The test part of another data set, as the models would meet it: encoded as their own data are."""
     known = DATA_SETS.get(choice.name)
     options = {} if known is None else options_of(known)
-    if "normalisation" in options and recipe.data.name in get_args(options["normalisation"]):
-        choice = Choice(choice.name, {"normalisation": recipe.data.name, **choice.options})
+    given = "normalisation" in choice.options
     ours = data.test.normalisation
-    by_ours = choice.name == "npz" and ours is not None and "normalisation" not in choice.options
-    if by_ours:
+    if choice.name == "npz" and choice.options.get("normalisation", "own") == "own":
+        if ours is None or given:
+            raise RecipeError(
+                f"data {choice} would be normalised by their own mean, and not as {recipe.data.name}: set "
+                "normalisation, to none or to the name of the constants"
+            )
         choice = Choice(choice.name, {"normalisation": "none", **choice.options})
-    elif choice.name == "npz" and choice.options.get("normalisation", "own") == "own":
-        raise RecipeError(
-            f"data {choice} would be normalised by their own mean, and not as {recipe.data.name}: set "
-            "normalisation to none or to the name of the constants"
-        )
     if "tokenizer" in options and not (
         choice.options.get("tokenizer")
         and choice.options.get("tokenizer") == recipe.data.options.get("tokenizer")
@@ -137,19 +130,12 @@ def _outside(choice: Choice, recipe: Recipe, data: DataSets, data_root: str | Pa
     theirs, wanted = (_shapes(split.batch(first)[0]) for split in (other, data.test))
     if theirs != wanted:
         raise RecipeError(f"data {choice} have inputs of shape {theirs}; the models take {wanted}")
-    if not by_ours:
+    if given or ours is None or (other.normalisation is None and choice.name != "npz"):
         return other
-    if isinstance(other, ImageSplit) and isinstance(ours, Normalisation):
-        return ImageSplit(other.inputs, other.targets, ours)
-    if (
-        isinstance(other, TensorSplit)
-        and isinstance(other.inputs, Tensor)
-        and isinstance(ours, Standardisation)
-    ):
-        return TensorSplit(ours(other.inputs), other.targets, ours)
-    raise RecipeError(
-        f"data {choice} must be bytes (uint8) where the models' are, and numbers where they are not"
-    )
+    try:
+        return other.normalised_by(ours)
+    except TypeError as error:
+        raise RecipeError(f"data {choice} cannot be given to the models: {error}") from error
 
 
 def _shapes(inputs: Inputs) -> object:

@@ -56,6 +56,11 @@ class ImageSplit(TensorSplit):
             images = crop_flip(images, draws)
         return self.normalisation(images), self.targets[indices]
 
+    def normalised_by(self, normalisation: Normalising) -> ImageSplit:
+        if not isinstance(normalisation, Normalisation):
+            raise TypeError("bytes of images cannot be normalised by constants of other numbers")
+        return ImageSplit(self.inputs, self.targets, normalisation, self.augmentation)
+
     def subset(self, indices: Tensor) -> ImageSplit:
         return ImageSplit(self.inputs[indices], self.targets[indices], self.normalisation, self.augmentation)
 

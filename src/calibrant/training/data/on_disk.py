@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
@@ -14,10 +15,10 @@ from PIL import Image
 from torch import Tensor
 
 from calibrant.arguments import in_range, one_of, whole_number
-from calibrant.training.data.augmentation import NORMALISATIONS, CropFlip, ResizedCrop
+from calibrant.training.data.augmentation import NORMALISATIONS, CropFlip, Normalisation, ResizedCrop
 from calibrant.training.data.shares import drawn_sizes
 from calibrant.training.data.sources import present
-from calibrant.training.data.split import DataSets, Split, long_tail, stratified
+from calibrant.training.data.split import DataSets, Normalising, Split, long_tail, stratified
 
 Transform = CropFlip | ResizedCrop
 
@@ -46,6 +47,7 @@ class ImageFileSplit(Split):
         if len(paths) != len(targets):
             raise ValueError(f"there are {len(paths)} paths and {len(targets)} targets")
         self.folder, self.targets, self.transform = folder, targets.long(), transform
+        self.normalisation = transform.normalisation
         # One array and not a million texts: worker processes share its memory, and take no copy of it.
         encoded = paths if isinstance(paths, np.ndarray) else [os.fsencode(path) for path in paths]
         self.paths = np.asarray(encoded, dtype=np.bytes_)
@@ -60,6 +62,12 @@ class ImageFileSplit(Split):
         ]
         size = self.transform.size
         return torch.stack(images) if images else torch.empty(0, 3, size, size), self.targets[indices]
+
+    def normalised_by(self, normalisation: Normalising) -> ImageFileSplit:
+        if not isinstance(normalisation, Normalisation):
+            raise TypeError("images cannot be normalised by constants of other numbers")
+        transform = replace(self.transform, normalisation=normalisation)
+        return ImageFileSplit(self.folder, self.paths, self.targets, transform)
 
     def subset(self, indices: Tensor) -> ImageFileSplit:
         return ImageFileSplit(self.folder, self.paths[indices.numpy()], self.targets[indices], self.transform)

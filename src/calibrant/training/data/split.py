@@ -71,6 +71,14 @@ class Split(ABC):
     def subset(self, indices: Tensor) -> Split:
         """The part that has only these elements, in this order."""
 
+    def normalised_by(self, normalisation: Normalising) -> Split:
+        """The same part, its inputs through this normalisation in place of their own.
+
+        Raises:
+            TypeError: that is for inputs of another kind.
+        """
+        raise TypeError(f"{type(self).__name__} cannot be normalised by {type(normalisation).__name__}")
+
     def content(self) -> Iterable[Tensor]:
         """What is in memory, by which to tell other data from these."""
         return [] if self.targets is None else [self.targets]
@@ -120,6 +128,16 @@ class TensorSplit(Split):
         if isinstance(self.inputs, dict):
             return {name: tensor[indices] for name, tensor in self.inputs.items()}, self.targets[indices]
         return self.inputs[indices], self.targets[indices]
+
+    def normalised_by(self, normalisation: Normalising) -> TensorSplit:
+        from calibrant.training.data.augmentation import Normalisation
+
+        inputs = self.inputs
+        if isinstance(normalisation, Normalisation):
+            raise TypeError("these are numbers, and the constants are for bytes (uint8) of images")
+        if self.normalisation is not None or not isinstance(inputs, Tensor):
+            raise TypeError("inputs that have been normalised already cannot be normalised anew")
+        return TensorSplit(normalisation(inputs), self.targets, normalisation)
 
     def subset(self, indices: Tensor) -> TensorSplit:
         return TensorSplit(*self.batch(indices), self.normalisation)
