@@ -104,7 +104,8 @@ def pairs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     folders = {}
     for way, names in (("torchrun", list(RECIPES)), ("launcher", ["plain"])):
         folders[way] = tmp_path_factory.mktemp(way)
-        (folders[way] / "refused").mkdir()
+        (folders[way] / "refused" / "checkpoints").mkdir(parents=True)
+        (folders[way] / "refused" / "checkpoints" / "last.pt").touch()
         (folders[way] / "refused" / "recipe.toml").write_text(recipe_of("averaged").to_toml())
         finished = start(way, folders[way], names)
         assert finished.returncode == 0, finished.stderr
