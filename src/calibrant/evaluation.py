@@ -870,7 +870,10 @@ def _agreed(
 
 
 def look_like_probabilities(logits: Tensor) -> bool:
-    """Whether some of these elements, which is enough to know, are in [0, 1] and add up to 1.
+    """Whether numbers in the place of logits are in [0, 1] and add up to 1; some are enough to know.
+
+    Args:
+        logits: ``(N, K, *S)``.
 
     >>> look_like_probabilities(torch.tensor([[0.25, 0.75]])), look_like_probabilities(torch.eye(2) * 2)
     (True, False)

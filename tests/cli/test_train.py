@@ -127,7 +127,7 @@ def test_other_data_are_normalised_as_the_models_were(kind):
     if kind == "features":
         content = content.reshape(90, -1)[:, :20].astype(np.float32)
     np.savez("data/own.npz", **{kind: content, "labels": np.arange(90) % 3})
-    np.savez("data/other.npz", **{kind: content[:40] // 2, "labels": np.arange(40) % 3})
+    np.savez("data/other.npz", **{kind: content[:40] // 2, "labels": np.zeros(40, dtype=int)})
     recipe = ["data=npz[file=own.npz]", "model=mlp" if kind == "features" else "model=cnn", "epochs=1"]
     changes = [part for change in recipe for part in ("--set", change)]
     arguments = ("compare", "digits-lt", "--losses", "ce", "--seeds", "0", *changes, "--output", "o")
@@ -137,7 +137,7 @@ def test_other_data_are_normalised_as_the_models_were(kind):
     constants = run.data.test.normalisation
     raw = torch.tensor(content[:40] // 2)
     inputs = constants(raw.permute(0, 3, 1, 2) if kind == "images" else raw)
-    assert found[0] == pytest.approx(run.auroc(TensorSplit(inputs, torch.arange(40) % 3)))
+    assert found[0] == pytest.approx(run.auroc(TensorSplit(inputs, torch.zeros(40))))
 
 
 @pytest.mark.parametrize(

@@ -166,7 +166,7 @@ def test_inputs_of_another_kind_from_outside_are_refused(tmp_path: Path) -> None
     np.savez(tmp_path / "numbers.npz", images=numbers, labels=np.arange(20) % 2)
     recipe = RECIPE.override([f"data={OWN}", "model=cnn"])
     data = load_data(recipe.data, tmp_path)
-    with pytest.raises(RecipeError, match=r"these are numbers, and the constants are for bytes"):
+    with pytest.raises(RecipeError, match=r"images are torch\.float32, expected bytes \(uint8\)"):
         comparing._outside(Choice("npz", {"file": "numbers.npz"}), recipe, data, tmp_path)
     recipe = RECIPE.override(["data=npz[file=numbers.npz]", "model=cnn"])
     data = load_data(recipe.data, tmp_path)

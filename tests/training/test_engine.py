@@ -615,6 +615,13 @@ def test_data_that_have_changed_are_refused(tmp_path: Path, monkeypatch: pytest.
     assert len(constants["mean"]) == len(constants["std"]) == 5
 
 
+def test_a_single_class_is_refused(tmp_path: Path) -> None:
+    np.savez(tmp_path / "data.npz", features=np.eye(60, 5), labels=np.zeros(60, dtype=int))
+    with pytest.raises(RecipeError, match="data 'npz' have the single class '0'; expected two or more"):
+        train(small("data=npz"), tmp_path / "run", data_root=tmp_path)
+    assert not (tmp_path / "run").exists()
+
+
 def test_a_network_that_ends_in_a_softmax_is_told(tmp_path: Path) -> None:
     with pytest.warns(UserWarning, match=r"as_probabilities.* add up to 1, .*leave its softmax out"):
         train(small("epochs=1", "model=tests.training.program:as_probabilities"), tmp_path)

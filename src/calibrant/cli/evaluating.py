@@ -484,7 +484,7 @@ def _fit(
     rankings: list[Ranking] = []
     with _progress() as progress:
         try:
-            with _warning_in_one_line(file):
+            with _warnings_of(file):
                 if loaded is None:
                     scaling = create_calibrator(method.name, **method.options)
                     assert isinstance(scaling, Scaling)
@@ -505,7 +505,7 @@ def _fit(
 
 
 @contextmanager
-def _warning_in_one_line(file: PredictionFile) -> Iterator[None]:
+def _warnings_of(file: PredictionFile) -> Iterator[None]:
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("ignore")
         for kind in (UserWarning, RuntimeWarning):

@@ -1,4 +1,4 @@
-"""Passes over logits in cache-sized blocks; losses and metrics choose them, users never see them."""
+"""Passes over logits in cache-sized blocks, and kernels for GPUs; users never see them."""
 
 from calibrant.kernels.dirichlet import dirichlet_bandwidth, dirichlet_errors
 from calibrant.kernels.fused import Fused, can_fuse, fused_loss

@@ -88,48 +88,6 @@ def _side_by_side(images: Tensor) -> bool:
     return images.is_contiguous(memory_format=torch.channels_last)
 
 
-class _Normalised(torch.autograd.Function):
-    @staticmethod
-    def forward(
-        ctx: Any,
-        images: Tensor,
-        weight: Tensor,
-        bias: Tensor,
-        added: Tensor | None,
-        running: tuple[Tensor, Tensor, Tensor],
-        momentum: float,
-        eps: float,
-        relu: bool,
-    ) -> Tensor:
-        result, kept = forward(images, weight, bias, added, running, momentum, eps, relu)
-        ctx.adds, ctx.relu, ctx.eps = added is not None, relu, eps
-        ctx.save_for_backward(images, weight, kept, result if ctx.adds and relu else None)
-        return result
-
-    @staticmethod
-    def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, ...]:
-        images, weight, kept, result = ctx.saved_tensors
-        nothing = (None,) * 4
-        if torch.is_grad_enabled():  # somebody asked for a gradient of the gradient
-            return *_differentiable(images, weight, kept[3], result, upstream, ctx), *nothing
-        found = backward(images, result, upstream, kept, ctx.adds, ctx.relu)
-        return *found, *nothing
-
-
-def _differentiable(
-    images: Tensor, weight: Tensor, bias: Tensor, result: Tensor | None, upstream: Tensor, ctx: Any
-) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-    """The gradients by operations that autograd can follow."""
-    # Of themselves, for they may be the same tensor, or be used elsewhere.
-    images, weight = images.view_as(images).requires_grad_(), weight.view_as(weight).requires_grad_()
-    bias = bias.to(weight.dtype).requires_grad_()
-    plain = F.batch_norm(images, None, None, weight, bias, True, 0.0, ctx.eps)
-    if ctx.relu:
-        upstream = upstream * ((plain if result is None else result) > 0)
-    first, second, third = torch.autograd.grad(plain, (images, weight, bias), upstream, create_graph=True)
-    return first, second, third, upstream if ctx.adds else None
-
-
 class _Tiles(NamedTuple):
     """How a kernel is shared out; as measured best on an H200.
 
@@ -176,78 +134,103 @@ class _Shares(NamedTuple):
         return cls(together, span, parts, blocks * parts)
 
 
-def forward(
-    images: Tensor,
-    weight: Tensor,
-    bias: Tensor,
-    added: Tensor | None,
-    running: tuple[Tensor, Tensor, Tensor],
-    momentum: float,
-    eps: float,
-    relu: bool,
-) -> tuple[Tensor, Tensor]:
-    """The result, and what the backward pass needs of the statistics. Running ones and their count move."""
-    from calibrant.kernels import normalising_device as device
+class _Normalised(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        images: Tensor,
+        weight: Tensor,
+        bias: Tensor,
+        added: Tensor | None,
+        running: tuple[Tensor, Tensor, Tensor],
+        momentum: float,
+        eps: float,
+        relu: bool,
+    ) -> Tensor:
+        from calibrant.kernels import normalising_device as device
 
-    channels = images.shape[1]
-    rows = images.numel() // channels
-    share = _Shares.of(rows, channels, _MOMENTS)
-    sums = torch.empty((2 * share.parts + 1, channels), dtype=torch.float32, device=images.device)
-    kept = torch.empty((4, channels), dtype=torch.float32, device=images.device)
-    numbers: tuple[int, ...] = (rows, channels, share.span, share.parts, _MOMENTS.rows, share.channels)
-    run(device.moments, share.programs, numbers, images, sums, *numbers, num_warps=_MOMENTS.warps)
-    run(
-        device.statistics,
-        -(-channels // _CHANNELS),
-        (rows, channels, share.parts),
-        sums,
-        weight,
-        bias,
-        *running,
-        kept,
-        rows,
-        channels,
-        share.parts,
-        float(momentum),
-        float(eps),
-        _TOGETHER,
-        _CHANNELS,
-        num_warps=_WARPS,
-    )
-    share = _Shares.of(rows, channels, _NORMALISE)
-    numbers = (rows, channels, share.span, relu, added is not None, _NORMALISE.rows, share.channels)
-    result = torch.empty_like(images)
-    tensors = (images, images if added is None else added, kept, result)
-    run(device.normalise, share.programs, numbers, *tensors, *numbers, num_warps=_NORMALISE.warps)
-    return result, kept
+        channels = images.shape[1]
+        rows = images.numel() // channels
+        share = _Shares.of(rows, channels, _MOMENTS)
+        sums = torch.empty((2 * share.parts + 1, channels), dtype=torch.float32, device=images.device)
+        kept = torch.empty((4, channels), dtype=torch.float32, device=images.device)
+        numbers: tuple[int, ...] = (rows, channels, share.span, share.parts, _MOMENTS.rows, share.channels)
+        run(device.moments, share.programs, numbers, images, sums, *numbers, num_warps=_MOMENTS.warps)
+        run(
+            device.statistics,
+            -(-channels // _CHANNELS),
+            (rows, channels, share.parts),
+            sums,
+            weight,
+            bias,
+            *running,
+            kept,
+            rows,
+            channels,
+            share.parts,
+            float(momentum),
+            float(eps),
+            _TOGETHER,
+            _CHANNELS,
+            num_warps=_WARPS,
+        )
+        share = _Shares.of(rows, channels, _NORMALISE)
+        numbers = (rows, channels, share.span, relu, added is not None, _NORMALISE.rows, share.channels)
+        result = torch.empty_like(images)
+        tensors = (images, images if added is None else added, kept, result)
+        run(device.normalise, share.programs, numbers, *tensors, *numbers, num_warps=_NORMALISE.warps)
+        ctx.adds, ctx.relu, ctx.eps = added is not None, relu, eps
+        # Of the result only what was negative is asked for, and only where the images do not tell.
+        ctx.save_for_backward(images, weight, kept, result if ctx.adds and relu else None)
+        return result
+
+    @staticmethod
+    def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, ...]:
+        images, weight, kept, result = ctx.saved_tensors
+        nothing = (None,) * 4
+        if torch.is_grad_enabled():  # somebody asked for a gradient of the gradient
+            return *_differentiable(images, weight, kept[3], result, upstream, ctx), *nothing
+        from calibrant.kernels import normalising_device as device
+
+        upstream = upstream.contiguous(memory_format=torch.channels_last)
+        channels = images.shape[1]
+        rows = images.numel() // channels
+        share = _Shares.of(rows, channels, _GRADIENT_SUMS)
+        sums = torch.empty((2 * share.parts, channels), dtype=torch.float32, device=images.device)
+        of_weight, of_bias = torch.empty_like(kept[0]), torch.empty_like(kept[0])
+        given = (images, images if result is None else result, upstream, kept)
+        tile = (_GRADIENT_SUMS.rows, share.channels)
+        numbers: tuple[int, ...] = (rows, channels, share.span, share.parts, ctx.relu, ctx.adds, *tile)
+        run(
+            device.gradient_sums,
+            share.programs,
+            numbers,
+            *given,
+            sums,
+            *numbers,
+            num_warps=_GRADIENT_SUMS.warps,
+        )
+        numbers = (channels, share.parts, _TOGETHER, _CHANNELS)
+        programs = -(-channels // _CHANNELS)
+        run(device.gradient_totals, programs, numbers, sums, of_weight, of_bias, *numbers, num_warps=_WARPS)
+        share = _Shares.of(rows, channels, _GRADIENTS)
+        numbers = (rows, channels, share.span, ctx.relu, ctx.adds, _GRADIENTS.rows, share.channels)
+        of_images = torch.empty_like(images)
+        of_added = torch.empty_like(images) if ctx.adds else None
+        found = (of_weight, of_bias, of_images, of_images if of_added is None else of_added)
+        run(device.gradients, share.programs, numbers, *given, *found, *numbers, num_warps=_GRADIENTS.warps)
+        return of_images, of_weight, of_bias, of_added, *nothing
 
 
-def backward(
-    images: Tensor, result: Tensor | None, upstream: Tensor, kept: Tensor, adds: bool, relu: bool
+def _differentiable(
+    images: Tensor, weight: Tensor, bias: Tensor, result: Tensor | None, upstream: Tensor, ctx: Any
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-    """The gradients of the images, of weight and bias, and of what was added.
-
-    The result is needed where something was added and what was negative left out.
-    """
-    from calibrant.kernels import normalising_device as device
-
-    upstream = upstream.contiguous(memory_format=torch.channels_last)
-    channels = images.shape[1]
-    rows = images.numel() // channels
-    share = _Shares.of(rows, channels, _GRADIENT_SUMS)
-    sums = torch.empty((2 * share.parts, channels), dtype=torch.float32, device=images.device)
-    of_weight, of_bias = torch.empty_like(kept[0]), torch.empty_like(kept[0])
-    given = (images, images if result is None else result, upstream, kept)
-    tile = (_GRADIENT_SUMS.rows, share.channels)
-    numbers: tuple[int, ...] = (rows, channels, share.span, share.parts, relu, adds, *tile)
-    run(device.gradient_sums, share.programs, numbers, *given, sums, *numbers, num_warps=_GRADIENT_SUMS.warps)
-    numbers = (channels, share.parts, _TOGETHER, _CHANNELS)
-    programs = -(-channels // _CHANNELS)
-    run(device.gradient_totals, programs, numbers, sums, of_weight, of_bias, *numbers, num_warps=_WARPS)
-    share = _Shares.of(rows, channels, _GRADIENTS)
-    numbers = (rows, channels, share.span, relu, adds, _GRADIENTS.rows, share.channels)
-    of_images = torch.empty_like(images)
-    of_added = torch.empty_like(images) if adds else None
-    found = (of_weight, of_bias, of_images, of_images if of_added is None else of_added)
-    run(device.gradients, share.programs, numbers, *given, *found, *numbers, num_warps=_GRADIENTS.warps)
-    return of_images, of_weight, of_bias, of_added
+    """The gradients by operations that autograd can follow."""
+    # Of themselves, for they may be the same tensor, or be used elsewhere.
+    images, weight = images.view_as(images).requires_grad_(), weight.view_as(weight).requires_grad_()
+    bias = bias.to(weight.dtype).requires_grad_()
+    plain = F.batch_norm(images, None, None, weight, bias, True, 0.0, ctx.eps)
+    if ctx.relu:
+        upstream = upstream * ((plain if result is None else result) > 0)
+    first, second, third = torch.autograd.grad(plain, (images, weight, bias), upstream, create_graph=True)
+    return first, second, third, upstream if ctx.adds else None

@@ -128,6 +128,16 @@ def statistics(
 
 
 @triton.jit
+def _kept(kept, channel, C):
+    """The four rows of `statistics`."""
+    mean = _per_channel(kept, channel, C)
+    inverse = _per_channel(kept + C, channel, C)
+    slope = _per_channel(kept + 2 * C, channel, C)
+    offset = _per_channel(kept + 3 * C, channel, C)
+    return mean, inverse, slope, offset
+
+
+@triton.jit
 def normalise(
     images,
     added,
@@ -143,9 +153,7 @@ def normalise(
 ):
     """The normalised images, plus what is added, without what is negative."""
     channel, first, last = _place(rows, C, span, BC)
-    mean = _per_channel(kept, channel, C)
-    slope = _per_channel(kept + 2 * C, channel, C)
-    offset = _per_channel(kept + 3 * C, channel, C)
+    mean, _, slope, offset = _kept(kept, channel, C)
     for start in range(first, last, R):
         places, here = _tile(start + tl.arange(0, R), channel, last, C)
         value = (_load(images, places, here) - mean) * slope + offset
@@ -189,10 +197,7 @@ def gradient_sums(
 ):
     """Sums of the gradient before the ReLU, and of it times the normalised images."""
     channel, first, last = _place(rows, C, span, BC)
-    mean = _per_channel(kept, channel, C)
-    inverse = _per_channel(kept + C, channel, C)
-    slope = _per_channel(kept + 2 * C, channel, C)
-    offset = _per_channel(kept + 3 * C, channel, C)
+    mean, inverse, slope, offset = _kept(kept, channel, C)
     total = tl.zeros((R, BC), tl.float32)
     products = tl.zeros((R, BC), tl.float32)
     for start in tl.range(first, last, R, loop_unroll_factor=2):
@@ -234,10 +239,7 @@ def gradients(
 ):
     """The gradients of the images and of what was added."""
     channel, first, last = _place(rows, C, span, BC)
-    mean = _per_channel(kept, channel, C)
-    inverse = _per_channel(kept + C, channel, C)
-    slope = _per_channel(kept + 2 * C, channel, C)
-    offset = _per_channel(kept + 3 * C, channel, C)
+    mean, inverse, slope, offset = _kept(kept, channel, C)
     shift = _per_channel(of_bias, channel, C) / rows
     tilt = _per_channel(of_weight, channel, C) / rows
     for start in range(first, last, R):

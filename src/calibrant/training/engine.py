@@ -235,6 +235,11 @@ class _Training:
                 f"validation elements; expected some of both, and to train with one for each of the "
                 f"{fabric.world_size} processes"
             )
+        if data.num_classes < 2:
+            raise RecipeError(
+                f"data {recipe.data.name!r} have the single class {data.class_names[0]!r}; expected two "
+                "or more"
+            )
         self.batch_size = min(recipe.batch_size, len(data.train) // fabric.world_size * fabric.world_size)
         self.steps = steps_per_epoch(len(data.train), self.batch_size, self._drop_last)
         self.network = self._create_network()

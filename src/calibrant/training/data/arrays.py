@@ -332,8 +332,6 @@ def _npz_content(path: Path) -> tuple[dict[str, Part], tuple[str, ...]]:
         raise ValueError(
             f"{path} has class_names of shape {names.shape}, expected {largest + 1} or more names"
         )
-    if len(names) < 2:
-        raise ValueError(f"{path} has labels of a single class, expected two classes or more")
     unseen = sorted(set(range(largest + 1)) - set(parts["train"][1].tolist()))
     if unseen and "class_names" not in arrays:
         some = ", ".join(map(str, unseen[:5])) + (", …" if len(unseen) > 5 else "")

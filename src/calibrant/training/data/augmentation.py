@@ -33,6 +33,10 @@ class Normalisation:
 
     def __call__(self, images: Tensor) -> Tensor:
         """``(..., C, H, W)`` bytes as float32."""
+        if images.dtype != torch.uint8:
+            raise TypeError(
+                f"images are {images.dtype}, expected bytes (uint8) for constants of pixels in [0, 1]"
+            )
         if images.shape[-3] != len(self.mean):
             raise ValueError(
                 f"images have {images.shape[-3]} channels, expected {len(self.mean)} for this normalisation"

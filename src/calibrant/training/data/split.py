@@ -130,11 +130,7 @@ class TensorSplit(Split):
         return self.inputs[indices], self.targets[indices]
 
     def normalised_by(self, normalisation: Normalising) -> TensorSplit:
-        from calibrant.training.data.augmentation import Normalisation
-
         inputs = self.inputs
-        if isinstance(normalisation, Normalisation):
-            raise TypeError("these are numbers, and the constants are for bytes (uint8) of images")
         if self.normalisation is not None or not isinstance(inputs, Tensor):
             raise TypeError("inputs that have been normalised already cannot be normalised anew")
         return TensorSplit(normalisation(inputs), self.targets, normalisation)
