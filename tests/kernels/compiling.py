@@ -4,6 +4,9 @@ What Triton interprets it need not be able to compile: it takes less of Python t
 process either interprets kernels or compiles them.
 """
 
+import re
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 from triton.backends.compiler import GPUTarget
@@ -11,7 +14,16 @@ from triton.compiler import ASTSource
 from triton.compiler import compile as compile_kernel
 
 import calibrant
-from calibrant.kernels import Fused, fused, gap_sums, margin_sums, normalising, outcomes, top_classes
+from calibrant.kernels import (
+    Fused,
+    fused,
+    gap_sums,
+    margin_sums,
+    native,
+    normalising,
+    outcomes,
+    top_classes,
+)
 from calibrant.layout import arrange
 
 TYPES = {
@@ -30,7 +42,7 @@ done: set[str] = set()
 
 def compile_only(self: fused.Starter, *arguments: object) -> None:
     """In place of a launch."""
-    kernel = self._kernel
+    kernel = self.kernel
     signature, constants, attributes = {}, {}, {}
     for number, (parameter, argument) in enumerate(zip(kernel.params, arguments, strict=True)):
         name = parameter.name
@@ -48,7 +60,23 @@ def compile_only(self: fused.Starter, *arguments: object) -> None:
     source = ASTSource(kernel, signature, constants, attributes)
     compiled = compile_kernel(source, target=HOPPER, options=self._settings)
     assert compiled.asm["cubin"]
+    check_parameters(kernel, compiled, arguments)
     done.add(kernel.__name__)
+
+
+def check_parameters(kernel: Any, compiled: Any, arguments: tuple[object, ...]) -> None:
+    """See that C++ would give the kernel the parameters that it has."""
+    compiled.function = 1  # without a driver it has not been loaded
+    numbered = [native.Number(0) if isinstance(each, Tensor) else each for each in arguments]
+    given = native.described(compiled, 1, kernel.arg_names, numbered)[4]
+    (listed,) = re.findall(r"\.entry[^(]*\((.*?)\)", compiled.asm["ptx"], re.DOTALL)
+    wanted = re.findall(r"\.param \.(\w+)", listed)
+    kinds = [kind for kind in compiled.src.signature.values() if kind != "constexpr"]
+    types = ["u64" if kind.startswith("*") else {"i32": "u32", "fp32": "f32"}[kind] for kind in kinds]
+    assert len(given) == len(types)
+    assert wanted[: len(types)] == types
+    assert set(wanted[len(types) :]) <= {"u64"}  # memory of Triton's own
+    assert len(wanted) <= len(types) + 4
 
 
 def batch(*shape: int, dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor]:

@@ -103,7 +103,7 @@ def test_values_and_gradients(name: str, shape: tuple[int, ...]) -> None:
 
 
 def use_tiles(monkeypatch: pytest.MonkeyPatch, elements: int, classes: int) -> None:
-    monkeypatch.setattr(fused, "tiling", lambda *shape: (elements, classes, 1))
+    monkeypatch.setattr(fused, "tiling", lambda *shape: fused.Tiling(elements, classes, 1, 4))
     monkeypatch.setattr(fused, "_LAUNCHES", {})
 
 
@@ -114,6 +114,21 @@ def test_more_than_a_tile_holds(name: str, tile: tuple[int, int], monkeypatch: p
     logits, target = batch(5, 11)
     target[3] = -100
     loss = create(name, 11)
+    assert_same(run(loss, logits, target), expected(loss, logits, target))
+
+
+@pytest.mark.parametrize("tile", [None, (2, 2)])
+def test_a_runner_up_that_is_hardly_ahead(
+    tile: tuple[int, int] | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if tile:
+        use_tiles(monkeypatch, *tile)
+    quarter = torch.tensor(0.25)
+    behind = torch.nextafter(quarter, quarter - 1)
+    # As far below the highest as these are, the two would be equal.
+    logits = torch.stack([quarter + 8, quarter + 0.25, behind, quarter]).to(HERE)[None]
+    target = torch.tensor([1], device=HERE)
+    loss = create("dual-focal", 4)
     assert_same(run(loss, logits, target), expected(loss, logits, target))
 
 
@@ -374,7 +389,7 @@ def test_a_triton_that_fails_is_done_without(monkeypatch: pytest.MonkeyPatch) ->
 
     works = fused._triton_works.__wrapped__
     assert works(torch.device(HERE))
-    monkeypatch.setattr(fused, "scale", fail)
+    monkeypatch.setattr(fused, "Starter", fail)
     with pytest.warns(UserWarning, match="do without their kernels: Triton fails with 'Failed to find C"):
         assert not works(torch.device(HERE))
 

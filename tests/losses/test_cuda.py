@@ -5,8 +5,11 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
 from calibrant import create_loss
+from calibrant.kernels import native
+from calibrant.losses import Loss
 
 from .conftest import ADAPTIVE, adapted_loss
 from .test_contract import PER_SAMPLE, K, batch, gradient
@@ -120,3 +123,170 @@ def test_compiles(key: str) -> None:
         assert (gradient(compiled, logits, target) - expected).norm() <= 1e-4 * expected.norm()
         loss.observe(3 * logits, target)
         loss.adapt()
+
+
+# ---- Called from C++ ------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def built() -> None:
+    if native.BUILDER.wait() is None:
+        pytest.skip("C++ cannot be compiled here")
+
+
+def outcome(loss: Loss, logits: Tensor, target: Tensor, factor: float = 1.0) -> tuple[Tensor, Tensor]:
+    leaf = logits.detach().requires_grad_()
+    value = loss(leaf, target)
+    (factor * value).backward()
+    assert leaf.grad is not None
+    return value.detach(), leaf.grad
+
+
+def by_way_of_python(loss: Loss, *arguments: Any) -> tuple[Tensor, Tensor]:
+    loss.__dict__.pop("_again", None)
+    return outcome(loss, *arguments)
+
+
+def remembered(loss: Loss, logits: Tensor, target: Tensor) -> Loss:
+    """The same, after as many calls as it takes to hand its kernels over."""
+    for _ in range(3):
+        outcome(loss, logits, target)
+    assert loss._again is not None
+    return loss
+
+
+def assert_equal(found: tuple[Tensor, Tensor], wanted: tuple[Tensor, Tensor]) -> None:
+    assert all(torch.equal(ours, theirs) for ours, theirs in zip(found, wanted, strict=True))
+
+
+@pytest.mark.usefixtures("built")
+@pytest.mark.parametrize(
+    ("shape", "dtype", "reduction", "weighted"),
+    [
+        ((16,), torch.float32, "mean", False),
+        ((16,), torch.bfloat16, "sum", True),
+        ((5000,), torch.float32, "sum", False),
+        ((5000,), torch.bfloat16, "mean", True),
+        ((2, 33, 65), torch.float32, "mean", True),
+        ((2, 33, 65), torch.bfloat16, "mean", False),
+    ],
+)
+def test_the_same_from_cpp(
+    key: str, shape: tuple[int, ...], dtype: torch.dtype, reduction: str, weighted: bool
+) -> None:
+    loss = adapted_loss(key, K)
+    loss.reduction = reduction  # type: ignore[assignment]
+    if weighted:
+        loss.class_weight = torch.rand(K)
+    if loss.fused() is None:
+        pytest.skip("has no kernel")
+    loss.cuda()
+    logits, target = (each.cuda() for each in batch(*shape, dtype=dtype))
+    target.view(-1)[::5] = -100
+    remembered(loss, logits, target)
+    again = loss._again
+    assert again is not None
+    for number in range(3):
+        logits = logits.roll(1, 0).clone()
+        leaf = logits.detach().requires_grad_()
+        value = again(leaf, target)
+        assert value is not None
+        (value * (number + 1)).backward()
+        assert leaf.grad is not None
+        assert_equal((value.detach(), leaf.grad), by_way_of_python(loss, logits, target, number + 1))
+
+
+@pytest.mark.usefixtures("built")
+def test_layouts_from_cpp() -> None:
+    loss = adapted_loss("cals-alm", K).cuda()
+    logits, target = (each.cuda() for each in batch(4, 8, 8, dtype=torch.float32))
+    for laid in (logits, logits.to(memory_format=torch.channels_last)):
+        remembered(loss, laid, target)
+        assert_equal(outcome(loss, laid, target), by_way_of_python(loss, laid, target))
+    for odd in (logits[..., ::2], logits.transpose(2, 3)):
+        wanted = outcome(loss, odd.contiguous(), target[..., : odd.shape[-1]].contiguous())
+        for _ in range(4):
+            value, slope = outcome(loss, odd, target[..., : odd.shape[-1]])
+        torch.testing.assert_close(value, wanted[0])
+        torch.testing.assert_close(slope, wanted[1])
+
+
+@pytest.mark.usefixtures("built")
+def test_what_the_loss_learns_and_is_told_counts_from_cpp() -> None:
+    loss = adapted_loss("cals-alm", K).cuda()
+    logits, target = (each.cuda() for each in batch(64, dtype=torch.float32))
+    before = outcome(remembered(loss, logits, target), logits, target)
+    loss.observe(logits, target)
+    loss.adapt()
+    after = outcome(loss, logits, target)
+    assert loss._again is not None
+    assert not torch.equal(before[0], after[0])
+    assert_equal(after, by_way_of_python(loss, logits, target))
+    loss.margin = 0.5
+    assert not torch.equal(outcome(loss, logits, target)[0], after[0])
+
+
+@pytest.mark.usefixtures("built")
+def test_graphs_of_autograd_from_cpp() -> None:
+    loss = adapted_loss("cals-alm", K).cuda()
+    logits, target = (each.cuda() for each in batch(64, dtype=torch.float32))
+    remembered(loss, logits, target)
+    leaf = logits.clone().requires_grad_()
+    value = loss(leaf, target)
+    assert "Loss" in value.grad_fn.name()
+    (first,) = torch.autograd.grad(value, leaf, retain_graph=True)
+    (second,) = torch.autograd.grad(value, leaf, retain_graph=True)
+    torch.testing.assert_close(first, second)
+    loss.observe(logits, target)
+    loss.adapt()
+    with pytest.raises(RuntimeError, match="has adapted between two backward passes"):
+        torch.autograd.grad(value, leaf)
+    remembered(loss, logits, target)
+    (slope,) = torch.autograd.grad(loss(leaf, target), leaf, create_graph=True)
+    (curvature,) = torch.autograd.grad(slope.square().sum(), leaf)
+    assert curvature.isfinite().all()
+    with torch.no_grad():
+        assert not loss(leaf, target).requires_grad
+
+
+@pytest.mark.usefixtures("built")
+@pytest.mark.parametrize("size", [64, 5000])
+def test_streams_and_recordings_from_cpp(size: int) -> None:
+    loss = adapted_loss("adafocal", K).cuda()
+    logits, target = (each.cuda() for each in batch(size, dtype=torch.float32))
+    wanted = outcome(remembered(loss, logits, target), logits, target)
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        found = outcome(loss, logits, target)
+    torch.cuda.synchronize()
+    assert_equal(found, wanted)
+    leaf = logits.clone().requires_grad_()
+    leaf.grad = torch.zeros_like(leaf)
+    recording = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(recording):
+        value = loss(leaf, target)
+        value.backward()
+    leaf.grad.zero_()
+    recording.replay()
+    torch.cuda.synchronize()
+    assert_equal((value.detach(), leaf.grad), wanted)
+
+
+@pytest.mark.usefixtures("built")
+def test_under_autocast_from_cpp() -> None:
+    loss = adapted_loss("dual-focal", K).cuda()
+    layer = torch.nn.Linear(7, K).cuda()
+    inputs, target = torch.randn(64, 7, device="cuda"), torch.randint(K, (64,), device="cuda")
+    for _ in range(4):
+        layer.zero_grad()
+        with torch.autocast("cuda", dtype=torch.bfloat16):
+            loss(layer(inputs), target).backward()
+    assert loss._again is not None
+    assert layer.weight.grad is not None
+    ours = layer.weight.grad.clone()
+    loss.__dict__.pop("_again")
+    layer.zero_grad()
+    with torch.autocast("cuda", dtype=torch.bfloat16):
+        loss(layer(inputs), target).backward()
+    assert torch.equal(ours, layer.weight.grad)

@@ -1,7 +1,7 @@
 """Passes over logits in cache-sized blocks, and kernels for GPUs; users never see them."""
 
 from calibrant.kernels.dirichlet import dirichlet_bandwidth, dirichlet_errors
-from calibrant.kernels.fused import Fused, can_fuse, fused_loss
+from calibrant.kernels.fused import Again, Fused, again, can_fuse, fused_loss
 from calibrant.kernels.measuring import can_measure, gap_sums, margin_sums, outcomes, top_classes
 from calibrant.kernels.normalising import normalised
 from calibrant.kernels.reduction import Term, flaw, reduce_classes, sum_by_class, visit
@@ -25,6 +25,7 @@ from calibrant.kernels.terms import (
 )
 
 __all__ = [
+    "Again",
     "Correctness",
     "Discrimination",
     "Entropy",
@@ -42,6 +43,7 @@ __all__ = [
     "Term",
     "TopProbability",
     "WeightedSum",
+    "again",
     "can_fuse",
     "can_measure",
     "dirichlet_bandwidth",

@@ -43,23 +43,26 @@ def _exp(x):
 @triton.jit
 def _penalty(shifted, weight, multiplier, margin, per_unit, EXTRA: tl.constexpr):
     """The penalty of each class, and its slope by the violation."""
-    violation = -shifted * per_unit - margin * per_unit
     if EXTRA == HINGE:
+        violation = -shifted * per_unit - margin * per_unit
         value = multiplier * tl.maximum(violation, 0.0)
         slope = tl.where(violation > 0, multiplier, 0.0)
     elif EXTRA == PHR:
-        slope = tl.maximum(multiplier + weight * violation, 0.0)
+        by_unit = weight * per_unit
+        slope = tl.maximum((multiplier - margin * by_unit) - shifted * by_unit, 0.0)
         value = (slope * slope - multiplier * multiplier) * (0.5 / weight)
     else:
-        scaled = weight * violation
+        by_unit = weight * per_unit
+        scaled = -margin * by_unit - shifted * by_unit  # the violation, times the weight
         above = tl.maximum(scaled, 0.0)
         root = tl.rsqrt(1 - tl.minimum(scaled, 0.0))
         below = root * root  # by two instructions, where a division takes a dozen
-        ratio = multiplier / weight
+        inverse = 1 / weight
+        ratio = multiplier * inverse
         highest = ratio
         slope = multiplier * (2 * above + below * below)
         if EXTRA == P2:
-            highest += above * (1 / (6 * weight))
+            highest += above * (inverse * 0.16666667)
             slope += 0.5 * above * above
         value = above * (ratio + above * highest) + ratio * (below - 1)
     return value, slope
@@ -184,7 +187,7 @@ def _outcome(
 
     The gradient is ``along · s``, but ``slope`` at the true class, and `_rest`, which gets ``aside``.
     ``at_target`` is the exponential of the true class, ``others`` is the sum of all others: of a confident
-    prediction that keeps what is left of 1.
+    prediction that keeps what is left of 1. ``best`` is the highest shifted logit below the true class's.
     """
     total = others + at_target
     doubt = others / total
@@ -216,7 +219,7 @@ def _outcome(
         sign = tl.where(exponent < 0, -1.0, 1.0)
         lower = tl.zeros_like(total)
         if BASE == DUAL:
-            lower = best / total
+            lower = _exp(best) / total
         if BASE == BELIEF:
             sign = -1.0 + aside
         if GAMMA == BINNED:
@@ -253,12 +256,12 @@ def _outcome(
 
 @triton.jit
 def _rest(
+    x,
     shifted,
     e,
     inside,
     is_target,
     target,
-    shifted_at_target,
     best,
     aside,
     K,
@@ -272,7 +275,10 @@ def _rest(
     BASE: tl.constexpr,
     SOFT: tl.constexpr,
 ):
-    """What a class gets beside the multiple of its probability and the amount at the true class."""
+    """What a class gets beside the multiple of its probability and the amount at the true class.
+
+    ``x`` are the logits as they were, of which ``best`` is one: shifted ones may be equal that were not.
+    """
     rest = 0.0
     if EXTRA == UNIFORM:
         rest = -amount / K
@@ -289,17 +295,22 @@ def _rest(
         _, slope = _penalty(inner, weight, multiplier, margin, per_unit, EXTRA)
         rest = tl.where(shifted == 0, aside[:, None], 0.0) - slope * (amount * per_unit)
     if BASE == DUAL:
-        hit = (shifted < shifted_at_target[:, None]) & (e == best[:, None])
-        rest = tl.where(hit, aside[:, None], 0.0)
+        rest = tl.where(x == best[:, None], aside[:, None], 0.0)
     if SOFT and EXTRA != SQUARED:
         rest -= likelihood * target
     return rest
 
 
 @triton.jit
-def _tile(rows, columns, stride, present, K: tl.constexpr, other: tl.constexpr):
+def _inside(columns, K: tl.constexpr, BK: tl.constexpr):
+    """Which classes there are, ``(1, BK)``; the compiler knows if it is all of them."""
+    return tl.full((1, BK), True, tl.int1) if K % BK == 0 else (columns < K)[None, :]
+
+
+@triton.jit
+def _tile(rows, columns, stride, present, K: tl.constexpr, BK: tl.constexpr, other: tl.constexpr):
     """Some classes of some elements, in float32; ``other`` beyond the last class and element."""
-    here = present[:, None] & (columns < K)[None, :]
+    here = present[:, None] & _inside(columns, K, BK)
     places = rows[:, None] + columns.to(tl.int64)[None, :] * stride
     return tl.load(places, mask=here, other=other).to(tl.float32)
 
@@ -312,6 +323,16 @@ def _per_class(values, columns, other: tl.constexpr, K: tl.constexpr, GIVEN: tl.
     else:
         numbers = tl.full((1, columns.shape[0]), 1.0, tl.float32)
     return numbers
+
+
+@triton.jit
+def _below(x, at, best, hits):
+    """The highest logit below that of the true class so far, and how many classes have it."""
+    below = tl.where(x < at[:, None], x, float("-inf"))
+    leader = tl.max(below, 1)
+    number = tl.sum(tl.where(below == leader[:, None], 1.0, 0.0), 1)
+    hits = tl.where(leader > best, number, tl.where(leader == best, hits + number, hits))
+    return tl.maximum(best, leader), hits
 
 
 @triton.jit
@@ -424,12 +445,16 @@ def loss_and_gradient(
         at = tl.load(row + label.to(tl.int64) * logits_k, mask=known, other=float("nan")).to(tl.float32)
 
     # The maximum and the sum of exponentials: in one go, or while the row passes by.
+    best = tl.full((R,), float("-inf"), tl.float32)
+    hits = tl.zeros((R,), tl.float32)
     if SINGLE:
-        x = _tile(row, k, logits_k, present, K, float("-inf"))
+        x = _tile(row, k, logits_k, present, K, BK, float("-inf"))
+        if BASE == DUAL:
+            best, hits = _below(x, at, best, hits)
         top = tl.max(x, 1)
         top = tl.where(top == float("-inf"), 0.0, top)
-        x -= top[:, None]
-        e = _exp(x)
+        shifted = x - top[:, None]
+        e = _exp(shifted)
         if ALONE and not SOFT:
             total = tl.sum(tl.where(k[None, :] == label[:, None], 0.0, e), 1)
         else:
@@ -440,11 +465,13 @@ def loss_and_gradient(
         top = tl.full((R,), float("-inf"), tl.float32)
         total = tl.zeros((R,), tl.float32)
         for start in tl.range(0, K, BK, loop_unroll_factor=UNROLL):
-            x = _tile(row, start + k, logits_k, present, K, float("-inf"))
+            x = _tile(row, start + k, logits_k, present, K, BK, float("-inf"))
             higher = tl.maximum(top, tl.max(x, 1))
             safe = tl.where(higher == float("-inf"), 0.0, higher)
             total = total * _exp(top - safe) + tl.sum(_exp(x - safe[:, None]), 1)
             top = higher
+            if BASE == DUAL:
+                best, hits = _below(x, at, best, hits)
         top = tl.where(top == float("-inf"), 0.0, top)
 
     shifted_at_target = tl.zeros((R,), tl.float32)
@@ -462,9 +489,7 @@ def loss_and_gradient(
     first = tl.zeros((R,), tl.float32)
     second = tl.zeros((R,), tl.float32)
     ties = tl.zeros((R,), tl.float32)
-    best = tl.zeros((R,), tl.float32)
-    hits = tl.zeros((R,), tl.float32)
-    if SOFT or EXTRA != NOTHING or BASE == DUAL:
+    if SOFT or EXTRA != NOTHING:
         firsts = tl.zeros((R, BK), tl.float32)
         seconds = tl.zeros((R, BK), tl.float32)
         thirds = tl.zeros((R, BK), tl.float32)
@@ -473,27 +498,24 @@ def loss_and_gradient(
         for start in tl.range(0, 1 if SINGLE else K, BK, loop_unroll_factor=UNROLL):
             columns = start + k
             if not SINGLE:
-                x = _tile(row, columns, logits_k, present, K, float("-inf")) - top[:, None]
-                e = _exp(x)
+                x = _tile(row, columns, logits_k, present, K, BK, float("-inf"))
+                shifted = x - top[:, None]
+                e = _exp(shifted)
                 weights = _per_class(penalty_weight, columns, 1.0, K, EXTRA > HINGE)
                 multipliers = _per_class(multiplier, columns, 0.0, K, MULTIPLIED)
-            inside = (columns < K)[None, :]
+            inside = _inside(columns, K, BK)
             is_target = columns[None, :] == label[:, None]
             t = e
             if SOFT:
-                t = _tile(soft_row, columns, target_k, present, K, 0.0)
+                t = _tile(soft_row, columns, target_k, present, K, BK, 0.0)
                 masses += t
-                products += tl.where(t == 0, 0.0, t * x)
-            more = _sums(x, e, inside, is_target, t, weights, multipliers, margin, per_unit, EXTRA, SOFT)
+                products += tl.where(t == 0, 0.0, t * shifted)
+            more = _sums(
+                shifted, e, inside, is_target, t, weights, multipliers, margin, per_unit, EXTRA, SOFT
+            )
             firsts += more[0]
             seconds += more[1]
             thirds += more[2]
-            if BASE == DUAL:
-                below = tl.where(x < shifted_at_target[:, None], e, 0.0)
-                leader = tl.max(below, 1)
-                number = tl.sum(tl.where(below == leader[:, None], 1.0, 0.0), 1)
-                hits = tl.where(leader > best, number, tl.where(leader == best, hits + number, hits))
-                best = tl.maximum(best, leader)
         if SOFT:
             mass = tl.sum(masses, 1)
             shifted_at_target = tl.sum(products, 1)
@@ -511,7 +533,7 @@ def loss_and_gradient(
         first,
         second,
         ties,
-        best,
+        best - top,
         hits,
         K,
         likelihood,
@@ -549,11 +571,12 @@ def loss_and_gradient(
         for start in tl.range(0, 1 if SINGLE else K, BK, loop_unroll_factor=UNROLL):
             columns = start + k
             if not SINGLE:
-                x = _tile(row, columns, logits_k, present, K, float("-inf")) - top[:, None]
-                e = _exp(x)
+                x = _tile(row, columns, logits_k, present, K, BK, float("-inf"))
+                shifted = x - top[:, None]
+                e = _exp(shifted)
                 weights = _per_class(penalty_weight, columns, 1.0, K, EXTRA > HINGE)
                 multipliers = _per_class(multiplier, columns, 0.0, K, MULTIPLIED)
-            inside = (columns < K)[None, :]
+            inside = _inside(columns, K, BK)
             is_target = columns[None, :] == label[:, None]
             slope = along[:, None] * e
             if not SOFT:
@@ -561,14 +584,14 @@ def loss_and_gradient(
             if SOFT or EXTRA != NOTHING or BASE == DUAL:
                 t = e
                 if SOFT:
-                    t = _tile(soft_row, columns, target_k, present, K, 0.0)
+                    t = _tile(soft_row, columns, target_k, present, K, BK, 0.0)
                 slope += factor[:, None] * _rest(
                     x,
+                    shifted,
                     e,
                     inside,
                     is_target,
                     t,
-                    shifted_at_target,
                     best,
                     aside,
                     K,

@@ -9,13 +9,15 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Callable
-from functools import cache
+from functools import cache, partial
 from importlib.metadata import version
 from importlib.util import find_spec
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+
+from calibrant.kernels import native
 
 
 class Fused(NamedTuple):
@@ -94,8 +96,10 @@ def _triton_works(device: torch.device) -> bool:
     if find_spec("triton") is None:
         return False
     try:
+        from calibrant.kernels.device import scale_in_place
+
         one = torch.ones(1, device=device)
-        scale(one, one, one)
+        Starter(scale_in_place, 1, device)(one, one, one, 1, 4096)
     except Exception as error:  # whatever goes wrong, there is another way
         reason = str(error).strip().partition("\n")[0]
         warnings.warn(
@@ -116,7 +120,6 @@ def fused_loss(
     logits: Tensor,
     target: Tensor,
     eager: Callable[[Tensor, Tensor], Tensor],
-    *,
     reduction: str = "mean",
     ignore_index: int = -100,
     class_weight: Tensor | None = None,
@@ -158,7 +161,7 @@ class _FusedLoss(torch.autograd.Function):
         early = options[0] != "none" and logits.dtype != torch.float16 and ctx.needs_input_grad[0]
         if not early and ctx.needs_input_grad[0]:
             recipe = recipe.kept()
-        value, ctx.gradient, ctx.found = launch(recipe, logits, target, options, early)
+        value, ctx.gradient, ctx.found, ctx.plan = launch(recipe, logits, target, options, early)
         ctx.recipe, ctx.options, ctx.eager = recipe, options, eager
         ctx.versions = recipe.versions()
         ctx.save_for_backward(logits, target)
@@ -167,22 +170,40 @@ class _FusedLoss(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor, None, None, None, None]:
         gradient, ctx.gradient = ctx.gradient, None
-        if gradient is None and ctx.recipe.versions() != ctx.versions:
-            raise RuntimeError(
-                "the loss has adapted between two backward passes over the same graph: its gradient is gone; "
-                "call the loss again"
-            )
-        if torch.is_grad_enabled():  # somebody asked for a gradient of the gradient
-            logits, target = ctx.saved_tensors
-            value = ctx.eager(logits, target)
-            (gradient,) = torch.autograd.grad(value, logits, upstream, create_graph=True)
-        elif gradient is None:  # also in a second pass over a retained graph
-            logits, target = ctx.saved_tensors
-            upstream = upstream.contiguous() if ctx.found is None else upstream * ctx.found[0]
-            gradient = launch(ctx.recipe, logits, target, ctx.options, True, upstream)[1]
+        if gradient is None or torch.is_grad_enabled():
+            rest = (*ctx.saved_tensors, upstream, ctx.found, ctx.versions)
+            gradient = _computed_anew(ctx.recipe, ctx.options, ctx.eager, *rest)
+        elif ctx.found is None:
+            gradient.mul_(upstream)
         else:
-            scale(gradient, upstream, ctx.found)
+            ctx.plan.scale(gradient, upstream, ctx.found, *ctx.plan.scaling)
         return gradient, None, None, None, None
+
+
+def _computed_anew(
+    recipe: Fused,
+    options: tuple[Any, ...],
+    eager: Callable[[Tensor, Tensor], Tensor],
+    logits: Tensor,
+    target: Tensor,
+    upstream: Tensor,
+    found: Tensor | None,
+    versions: tuple[int, ...],
+) -> Tensor:
+    """The gradient where it is not there, as in a second pass over a graph, or its own gradient is wanted."""
+    if recipe.versions() != versions:
+        raise RuntimeError(
+            "the loss has adapted between two backward passes over the same graph: its gradient is gone; "
+            "call the loss again"
+        )
+    gradient: Tensor | None
+    if torch.is_grad_enabled():
+        (gradient,) = torch.autograd.grad(eager(logits, target), logits, upstream, create_graph=True)
+    else:
+        upstream = upstream.contiguous() if found is None else upstream * found[0]
+        gradient = launch(recipe, logits, target, options, True, upstream).gradient
+    assert gradient is not None
+    return gradient
 
 
 # What `torch.compile` calls: it needs functions of plain arguments, whose results it can foretell.
@@ -208,7 +229,7 @@ def _unflat(flat: tuple[Any, ...]) -> tuple[Fused, tuple[Any, ...]]:
 def _loss(logits: Tensor, target: Tensor, *flat: Any) -> tuple[Tensor, Tensor]:
     """The loss, and what the gradient has to be multiplied by in the backward pass."""
     recipe, options = _unflat(flat)
-    value, _, found = launch(recipe, logits, target, options, False)
+    value, _, found, _ = launch(recipe, logits, target, options, False)
     return value, value.new_ones(()) if found is None else found[0].clone()
 
 
@@ -220,7 +241,7 @@ def _loss(logits: Tensor, target: Tensor, *flat: Any) -> tuple[Tensor, Tensor]:
 def _loss_backward(upstream: Tensor, logits: Tensor, target: Tensor, *flat: Any) -> Tensor:
     """The gradient, from a second look at the logits: the compiler could not have it changed in place."""
     recipe, options = _unflat(flat)
-    gradient = launch(recipe, logits, target, options, True, upstream.contiguous())[1]
+    gradient = launch(recipe, logits, target, options, True, upstream.contiguous()).gradient
     assert gradient is not None
     return gradient
 
@@ -278,9 +299,10 @@ class Starter:
     """
 
     def __init__(self, kernel: Any, programs: int, device: torch.device, **settings: Any) -> None:
-        self._kernel, self._grid, self._settings = kernel, (programs, 1, 1), settings
+        self.kernel, self._grid, self._settings = kernel, (programs, 1, 1), settings
         self._device = device.index
-        self._compiled: Callable[..., None] | None = None
+        self.compiled: Any = None
+        self._start: Callable[..., None] | None = None
 
     def __call__(self, *arguments: Any) -> None:
         """Launch with these arguments, all of the kernel's, in order."""
@@ -288,13 +310,19 @@ class Starter:
         if self._device is not None and self._device != torch.cuda.current_device():
             with torch.cuda.device(self._device):
                 self(*arguments)
-        elif self._compiled is not None:
-            self._compiled(*arguments)
+        elif self._start is not None:
+            self._start(*arguments)
         else:
-            compiled = self._kernel[self._grid](*arguments, **self._settings)
+            compiled = self.kernel[self._grid](*arguments, **self._settings)
             # None if it was interpreted. Triton 3.2 wants another list of arguments the second time.
             if compiled is not None and _triton_version() >= (3, 3):
-                self._compiled = compiled[self._grid]
+                self.compiled, self._start = compiled, compiled[self._grid]
+
+    def described(self, *arguments: Any) -> native.Kernel | None:
+        """As C++ takes it, with a `native.Number` for each tensor; None before it has been compiled."""
+        if self.compiled is None:
+            return None
+        return native.described(self.compiled, self._grid[0], self.kernel.arg_names, arguments)
 
 
 _STARTERS: dict[tuple[Any, ...], Starter] = {}
@@ -322,45 +350,51 @@ def run(kernel: Any, programs: int, key: tuple[Any, ...], *arguments: Any, **set
     starter(*arguments)
 
 
-def scale(tensor: Tensor, factor: Tensor, found: Tensor | None) -> None:
-    """Multiply a dense tensor by a number, and by the correction that was found, both on its device."""
-    if found is None:
-        tensor.mul_(factor)
-        return
-    from calibrant.kernels.device import scale_in_place
-
-    size = tensor.numel()
-    programs = max(1, min(-(-size // 4096), 528))
-    run(scale_in_place, programs, (size,), tensor, factor, found, size, 4096, num_warps=8)
-
-
 _FEW = 1 << 14
 """So many logits are left to a single program: then a second kernel need not add up what several found."""
 
 
-def tiling(
-    classes: int, elements: int, adjacent: bool, bytes_each: int, numbers_per_class: int
-) -> tuple[int, int, int]:
-    """Elements and classes of a tile, and the warps that work on it; as measured best on an H200.
+class Tiling(NamedTuple):
+    """How a batch is cut up.
+
+    Attributes:
+        rows: elements of a tile.
+        classes: of a tile.
+        warps: that work on it.
+        unroll: passes of a loop over classes that are under way at once.
+        registers: that a thread may have at most, so that more of them are at work; None for any number.
+    """
+
+    rows: int
+    classes: int
+    warps: int
+    unroll: int = 1
+    registers: int | None = None
+
+
+def tiling(classes: int, elements: int, adjacent: bool, bytes_each: int, numbers_per_class: int) -> Tiling:
+    """What was measured best on an H200.
 
     Args:
         classes: K.
         elements: that lie in a row.
         adjacent: whether memory holds the classes of an element side by side.
         bytes_each: of a logit.
-        numbers_per_class: that the loss has learned, and a warp keeps at hand.
+        numbers_per_class: that the loss has learned.
     """
     most = max(2, 1 << max(0, classes - 1).bit_length())
     together = max(1, 1 << max(0, elements - 1).bit_length())
     if most * together <= _FEW:
-        return together, most, max(4, most * together // 1024)
+        return Tiling(together, most, max(4, most * together // 1024))
     if not adjacent:  # every thread has elements of its own, and passes through their classes
-        return 512, 1 if bytes_each == 2 else 4, 4
+        if bytes_each > 2 and numbers_per_class < 2:
+            return Tiling(512, 4, 4, unroll=4)
+        return Tiling(512, 1, 4, unroll=7, registers=64)
     if most > 16384:  # more than fit at once
-        return 1, 8192, 8
+        return Tiling(1, 8192, 8, unroll=4)
     # Few warps, which need not wait for one another, with as many logits as their registers hold.
     rows = max(1, 2048 // most)
-    return rows, most, max(1, rows * most // (2048 if numbers_per_class > 1 else 1024))
+    return Tiling(rows, most, max(1, rows * most // 1024), registers=128)
 
 
 class _Launch:
@@ -368,6 +402,13 @@ class _Launch:
 
     Attributes:
         programs: how many there are; 0 if one does it all.
+        start: computes losses and gradient.
+        finish: makes one loss of what the programs found.
+        finishing: what `finish` takes beside its tensors.
+        findings: how many numbers they found.
+        scale: multiplies the gradient by two numbers, the upstream gradient and the correction.
+        scaling: what `scale` takes beside its tensors.
+        native: the same for C++, once it has been handed over.
     """
 
     def __init__(
@@ -396,19 +437,27 @@ class _Launch:
             strides, slope_strides = logits.stride(), slopes.stride()
             target_strides = target.stride() if soft else (target.stride(0), 0, target.stride(1))
         numbers = sum(numbers is not None for numbers in (recipe.penalty_weight, recipe.multiplier))
-        rows, tile, warps = tiling(classes, inner, strides[1] == 1, logits.element_size(), numbers)
-        programs = -(-inner // rows) * outer
+        tile = tiling(classes, inner, strides[1] == 1, logits.element_size(), numbers)
+        programs = -(-inner // tile.rows) * outer
         each = reduction == "none"
         alone = programs == 1 and not each
         count = reduction == "mean" and not soft
         self.programs = 0 if alone else programs
-        self.start = Starter(device.loss_and_gradient, programs, logits.device, num_warps=warps)
+        limits = {} if tile.registers is None else {"maxnreg": tile.registers}
+        self.start = Starter(
+            device.loss_and_gradient, programs, logits.device, num_warps=tile.warps, **limits
+        )
         self.finish = Starter(device.finish, 1, logits.device, num_warps=4)
-        self.count = count
-        self.factor = 1 / max(1, outer * inner) if reduction == "mean" else 1.0
-        self.elements = float(outer * inner)
+        size, block = logits.numel(), 4096
+        self.scale = Starter(
+            device.scale_in_place, max(1, min(-(-size // block), 528)), logits.device, num_warps=8
+        )
+        self.scaling = (size, block)
+        self.native: Any = None
+        factor = 1 / max(1, outer * inner) if reduction == "mean" else 1.0
+        elements = float(outer * inner)
         ints = (inner, *strides, *target_strides, *slope_strides, ignore_index)
-        self.places = (*ints, self.factor, self.elements)
+        self.places = (*ints, factor, elements)
         self.choices = (
             recipe.likelihood,
             recipe.amount,
@@ -429,38 +478,54 @@ class _Launch:
             gradient,
             each,
             0 if upstream is None else 2 if upstream.ndim else 1,
-            tile >= classes,
+            tile.classes >= classes,
             alone,
             math.gcd(strides[2], slope_strides[2], 16),
-            1 if tile >= classes else 4,  # classes on their way at once
-            rows,
-            tile,
+            tile.unroll if tile.classes < classes else 1,
+            tile.rows,
+            tile.classes,
         )
+        self.finishing = (programs, factor, elements, count, 1024)
+        self.findings = 2 * programs + 1
 
 
 _LAUNCHES: dict[tuple[Any, ...], _Launch] = {}
 
 
-def launch(
+class Launched(NamedTuple):
+    """What a launch gives.
+
+    Attributes:
+        value: the loss; means nothing where there was an upstream gradient.
+        gradient: if asked for.
+        found: on the way; begins with what the gradient has to be multiplied by. None if by nothing.
+        plan: of the launch.
+    """
+
+    value: Tensor
+    gradient: Tensor | None
+    found: Tensor | None
+    plan: _Launch
+
+
+def _in_rows(logits: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
+    """Both with one axis for all pixels: copies only of pixels that do not lie in a row."""
+    if logits.ndim == 2:
+        return logits, target
+    return logits.flatten(2), target.flatten(2 if target.is_floating_point() else 1)
+
+
+def _key(
     recipe: Fused,
-    logits: Tensor,
-    target: Tensor,
+    view: Tensor,
+    labels: Tensor,
     options: tuple[Any, ...],
     gradient: bool,
     upstream: Tensor | None = None,
-) -> tuple[Tensor, Tensor | None, Tensor | None]:
-    """Run the kernel: the loss, the gradient if asked for, and what was found on the way.
-
-    That begins with what the gradient has to be multiplied by; None if by nothing. With an upstream gradient,
-    which must have been multiplied by it, the loss is left out.
-    """
+) -> tuple[Any, ...]:
+    """All that a launch depends on but for what the tensors hold."""
     reduction, ignore_index, class_weight = options
-    shape, place = logits.shape, logits.device
-    dense = logits.ndim > 2
-    view = logits.flatten(2) if dense else logits  # a copy only of pixels that do not lie in a row
-    labels = (target.flatten(2 if target.is_floating_point() else 1)) if dense else target
-    slopes = torch.empty_like(view) if gradient else view
-    key = (
+    return (
         recipe[:10],  # all but the tensors
         *(None if tensor is None else (tensor.dtype, tensor.shape) for tensor in recipe[10:]),
         reduction,
@@ -475,8 +540,27 @@ def launch(
         labels.data_ptr() % 16,
         gradient,
         None if upstream is None else upstream.dtype,
-        place,
+        view.device,
     )
+
+
+def launch(
+    recipe: Fused,
+    logits: Tensor,
+    target: Tensor,
+    options: tuple[Any, ...],
+    gradient: bool,
+    upstream: Tensor | None = None,
+) -> Launched:
+    """Run the kernel.
+
+    With an upstream gradient, which must have been multiplied by what was found, the loss is left out.
+    """
+    reduction, _, class_weight = options
+    shape, place = logits.shape, logits.device
+    view, labels = _in_rows(logits, target)
+    slopes = torch.empty_like(view) if gradient else view
+    key = _key(recipe, view, labels, options, gradient, upstream)
     plan = _LAUNCHES.get(key)
     if plan is None:
         if len(_LAUNCHES) >= _MOST_KEPT:
@@ -484,23 +568,15 @@ def launch(
         plan = _Launch(recipe, view, slopes, labels, options, gradient, upstream)
         _LAUNCHES[key] = plan
     each = reduction == "none"
-    programs = plan.programs
     found = None
-    if programs and not each:
-        found = torch.empty(2 * programs + 1, dtype=torch.float32, device=place)
+    if plan.programs and not each:
+        found = torch.empty(plan.findings, dtype=torch.float32, device=place)
     # Not a part of a larger tensor: autograd forbids to change those in place, as `loss /= steps` does.
     value = torch.empty(shape[:1] + shape[2:] if each else (), dtype=torch.float32, device=place)
-    weights, multipliers, gammas, edges, accuracies, passes = recipe[10:]
     plan.start(
         view,
         labels,
-        view if class_weight is None else class_weight,
-        view if weights is None else weights,
-        view if multipliers is None else multipliers,
-        view if gammas is None else gammas,
-        view if edges is None else edges,
-        view if accuracies is None else accuracies,
-        view if passes is None else passes,
+        *(view if tensor is None else tensor for tensor in (class_weight, *recipe[10:])),
         value if found is None else found,
         value,
         slopes,
@@ -509,7 +585,84 @@ def launch(
         *plan.choices,
     )
     if upstream is None and found is not None:
-        plan.finish(found, value, programs, plan.factor, plan.elements, plan.count, 1024)
-    if not gradient:
-        return value, None, found
-    return value, slopes.view(shape) if dense else slopes, found
+        plan.finish(found, value, *plan.finishing)
+    return Launched(value, slopes.view(shape) if gradient else None, found, plan)
+
+
+Again = Callable[[Tensor, Tensor], Tensor | None]
+
+
+def again(
+    recipe: Fused,
+    logits: Tensor,
+    target: Tensor,
+    eager: Callable[[Tensor, Tensor], Tensor],
+    buffers: dict[str, Tensor | None],
+    reduction: str = "mean",
+    ignore_index: int = -100,
+    class_weight: Tensor | None = None,
+) -> Again | None:
+    """What computes the same loss, of a batch that is laid out alike, without a way through Python.
+
+    It gives None where something is different: the batch's layout, one of the buffers, or what is wanted,
+    such as no gradient. As long as it is not there, because C++ is being compiled or cannot be, this is None.
+
+    Args:
+        recipe: as for `fused_loss`, which must have been called with all of these.
+        logits: likewise.
+        target: likewise.
+        eager: likewise.
+        buffers: of the loss.
+        reduction: likewise.
+        ignore_index: likewise.
+        class_weight: likewise.
+    """
+    module = native.module()
+    if module is None or reduction == "none" or logits.dtype == torch.float16:
+        return None
+    options = (reduction, ignore_index, class_weight)
+    view, labels = _in_rows(logits, target)
+    copied = view.data_ptr() != logits.data_ptr() or labels.data_ptr() != target.data_ptr()
+    plan = _LAUNCHES.get(_key(recipe, view, labels, options, True))
+    if plan is None or copied or torch.empty_like(logits).stride() != logits.stride():
+        return None
+    if plan.native is None:
+        plan.native = _handed_over(module, plan, recipe, logits, target, class_weight)
+    if plan.native is None:
+        return None
+    rarely = partial(_computed_anew, recipe, options, eager)
+    found: Again = module.again(plan.native, buffers, (class_weight, *recipe[10:]), rarely)
+    return found
+
+
+def _handed_over(
+    module: Any, plan: _Launch, recipe: Fused, logits: Tensor, target: Tensor, class_weight: Tensor | None
+) -> object | None:
+    """The plan for C++, if all of its kernels have been compiled."""
+    absent = native.Number(0)  # the logits stand for what a loss does not have
+    own = (
+        absent if tensor is None else native.Number(native.OWN + number)
+        for number, tensor in enumerate((class_weight, *recipe[10:]))
+    )
+    found = native.FOUND if plan.programs else native.VALUE
+    compute = plan.start.described(
+        native.Number(0),
+        native.Number(1),
+        *own,
+        found,
+        native.VALUE,
+        native.GRADIENT,
+        *plan.places,
+        native.VALUE,
+        *plan.choices,
+    )
+    kernels = [compute]
+    if plan.programs:
+        kernels.append(plan.finish.described(native.FOUND, native.VALUE, *plan.finishing))
+        kernels.append(plan.scale.described(native.GRADIENT, native.UPSTREAM, native.FOUND, *plan.scaling))
+    if None in kernels:
+        return None
+    finish, scale = kernels[1:] or (None, None)
+    plan_of: Callable[..., object] = module.plan
+    findings = plan.findings if plan.programs else 0
+    return plan_of(*native.driver(), compute, finish, scale, logits, target, findings)

@@ -102,7 +102,7 @@ class _Tiles(NamedTuple):
     warps: int
 
 
-_MOMENTS = _Tiles(64, 528, 4)
+_MOMENTS = _Tiles(32, 528, 4)
 _NORMALISE = _Tiles(32, 8448, 4)
 _GRADIENT_SUMS = _Tiles(64, 264, 8)
 _GRADIENTS = _Tiles(64, 2112, 4)
@@ -152,14 +152,14 @@ class _Normalised(torch.autograd.Function):
         channels = images.shape[1]
         rows = images.numel() // channels
         share = _Shares.of(rows, channels, _MOMENTS)
-        sums = torch.empty((2 * share.parts + 1, channels), dtype=torch.float32, device=images.device)
+        sums = torch.empty((2 * share.parts, channels), dtype=torch.float32, device=images.device)
         kept = torch.empty((4, channels), dtype=torch.float32, device=images.device)
         numbers: tuple[int, ...] = (rows, channels, share.span, share.parts, _MOMENTS.rows, share.channels)
         run(device.moments, share.programs, numbers, images, sums, *numbers, num_warps=_MOMENTS.warps)
         run(
             device.statistics,
             -(-channels // _CHANNELS),
-            (rows, channels, share.parts),
+            (rows, channels, share.span, share.parts),
             sums,
             weight,
             bias,
@@ -167,6 +167,7 @@ class _Normalised(torch.autograd.Function):
             kept,
             rows,
             channels,
+            share.span,
             share.parts,
             float(momentum),
             float(eps),

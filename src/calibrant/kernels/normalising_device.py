@@ -39,33 +39,32 @@ def _per_channel(values, channel, C):
 
 
 @triton.jit
-def _origin(images, channel, rows, C):
-    """The mean of sixteen pixels from all over the batch."""
-    few = tl.arange(0, 16).to(tl.int64) * tl.maximum(rows // 16, 1)
-    places, here = _tile(few, channel, rows, C)
-    return (tl.sum(_load(images, places, here), 0) / tl.minimum(rows, 16))[None, :]
-
-
-@triton.jit
 def moments(images, sums, rows, C, span, parts, R: tl.constexpr, BC: tl.constexpr):
-    """Sums of the pixels minus an origin near their mean, and of squares: so the variance keeps its digits.
+    """The mean of each part, and the sum of squared differences from it.
 
-    ``sums`` has a row for each part, another one for its squares, and a last one for the origin.
+    Each place of the tile measures from the first pixel that it meets, which is about as far from the mean
+    as the others are: so the squares keep their digits. ``sums`` has a row of means for each part, and then
+    one of squares.
     """
     channel, first, last = _place(rows, C, span, BC)
-    origin = _origin(images, channel, rows, C)
+    row = first + tl.arange(0, R)
+    places, here = _tile(row, channel, last, C)
+    origin = _load(images, places, here)
     total = tl.zeros((R, BC), tl.float32)
     squares = tl.zeros((R, BC), tl.float32)
-    for start in tl.range(first, last, R, loop_unroll_factor=4):
+    for start in tl.range(first + R, last, R, loop_unroll_factor=4):
         places, here = _tile(start + tl.arange(0, R), channel, last, C)
         x = tl.where(here, _load(images, places, here) - origin, 0.0)
         total += x
         squares += x * x
+    count = (tl.maximum(last - row + R - 1, 0) // R).to(tl.float32)[:, None]
+    shift = total / tl.maximum(count, 1.0)
+    mean = tl.sum(count * (origin + shift), 0) / (last - first)
+    apart = origin + shift - mean[None, :]
+    squares += count * apart * apart - total * shift
     part = first // span
-    tl.store(sums + part * C + channel, tl.sum(total, 0), mask=channel < C)
+    tl.store(sums + part * C + channel, mean, mask=channel < C)
     tl.store(sums + (parts + part) * C + channel, tl.sum(squares, 0), mask=channel < C)
-    if part == 0:
-        tl.store(sums + 2 * parts * C + channel[None, :], origin, mask=(channel < C)[None, :])
 
 
 @triton.jit
@@ -81,6 +80,12 @@ def _together(sums, channel, C, parts, R: tl.constexpr, BC: tl.constexpr):
 
 
 @triton.jit
+def _rows_of(part, rows, span):
+    """How many rows a part has, ``(R, 1)``; none beyond the last."""
+    return tl.minimum(tl.maximum(rows - part.to(tl.int64) * span, 0), span).to(tl.float32)[:, None]
+
+
+@triton.jit
 def statistics(
     sums,
     weight,
@@ -91,6 +96,7 @@ def statistics(
     kept,
     rows,
     C,
+    span,
     parts,
     momentum,
     eps,
@@ -104,17 +110,24 @@ def statistics(
     channel = tl.program_id(0) * BC + tl.arange(0, BC)
     there = channel < C
     # All that is read, before anything is written: the compiler may not know that they are not the same.
-    origin = tl.load(sums + 2 * parts * C + channel, mask=there, other=0.0)
     factor = tl.load(weight + channel, mask=there, other=0.0).to(tl.float32)
     offset = tl.load(bias + channel, mask=there, other=0.0).to(tl.float32)
     old_mean = tl.load(running_mean + channel, mask=there, other=0.0).to(tl.float32)
     old_var = tl.load(running_var + channel, mask=there, other=0.0).to(tl.float32)
     before = tl.load(batches)
-    total, squares = _together(sums, channel, C, parts, R, BC)
-    shifted = total / rows
-    mean = origin + shifted
-    variance = squares / rows - shifted * shifted
-    variance = tl.where(variance < 0, 0.0, variance)  # NaN stays
+    total = tl.zeros((R, BC), tl.float32)
+    for start in range(0, parts, R):
+        part = start + tl.arange(0, R)
+        places, here = _tile(part, channel, parts, C)
+        total += _rows_of(part, rows, span) * _load(sums, places, here)
+    mean = tl.sum(total, 0) / rows
+    squares = tl.zeros((R, BC), tl.float32)
+    for start in range(0, parts, R):
+        part = start + tl.arange(0, R)
+        places, here = _tile(part, channel, parts, C)
+        apart = _load(sums, places, here) - mean[None, :]
+        squares += _load(sums + parts * C, places, here) + _rows_of(part, rows, span) * apart * apart
+    variance = tl.sum(squares, 0) / rows
     inverse = 1 / tl.sqrt(variance + eps)
     unbiased = variance * (rows / tl.maximum(rows - 1.0, 1.0))
     tl.store(kept + channel, mean, mask=there)
@@ -204,10 +217,10 @@ def gradient_sums(
         places, here = _tile(start + tl.arange(0, R), channel, last, C)
         x, g = _slopes(images, result, upstream, places, here, mean, slope, offset, RELU, ADDED)
         total += g
-        products += tl.where(here, g * x * inverse, 0.0)
+        products += g * x
     part = first // span
     tl.store(sums + part * C + channel, tl.sum(total, 0), mask=channel < C)
-    tl.store(sums + (parts + part) * C + channel, tl.sum(products, 0), mask=channel < C)
+    tl.store(sums + (parts + part) * C + channel, tl.sum(products * inverse, 0), mask=channel < C)
 
 
 @triton.jit
@@ -241,10 +254,10 @@ def gradients(
     channel, first, last = _place(rows, C, span, BC)
     mean, inverse, slope, offset = _kept(kept, channel, C)
     shift = _per_channel(of_bias, channel, C) / rows
-    tilt = _per_channel(of_weight, channel, C) / rows
+    tilt = _per_channel(of_weight, channel, C) / rows * inverse
     for start in range(first, last, R):
         places, here = _tile(start + tl.arange(0, R), channel, last, C)
         x, g = _slopes(images, result, upstream, places, here, mean, slope, offset, RELU, ADDED)
-        tl.store(of_images + places, slope * (g - shift - x * inverse * tilt), mask=here)
+        tl.store(of_images + places, slope * (g - shift - x * tilt), mask=here)
         if ADDED:
             tl.store(of_added + places, g, mask=here)

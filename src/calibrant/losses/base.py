@@ -14,7 +14,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from calibrant.arguments import one_of
-from calibrant.kernels import Fused, can_fuse, flaw, fused_loss
+from calibrant.kernels import Again, Fused, again, can_fuse, flaw, fused_loss
 from calibrant.layout import Elements, along_classes, arrange, check, computing_dtype
 from calibrant.statistics import Statistics, sum_dtype
 
@@ -62,6 +62,7 @@ class Loss(nn.Module, ABC):
     element as a whole, by the weight its target has on average."""
 
     class_weight: Tensor | None
+    _again: Again | None = None
 
     def __init__(
         self,
@@ -105,21 +106,29 @@ class Loss(nn.Module, ABC):
 
     def forward(self, logits: Tensor, target: Tensor) -> Tensor:
         """The reduced loss; see the class for shapes."""
+        if not torch.compiler.is_compiling() and self._again is not None:
+            value = self._again(logits, target)
+            if value is not None:
+                return value
         if isinstance(logits, Tensor) and isinstance(target, Tensor) and can_fuse(logits, target):
             recipe = self.fused()
             if recipe is not None and not (target.is_floating_point() and self.class_weight is not None):
                 self._check_state(logits)
                 check(logits, target, num_classes=self.num_classes, soft=self.accepts_probabilities)
-                return fused_loss(
-                    recipe,
-                    logits,
-                    target,
-                    self._eager,
-                    reduction=self.reduction,
-                    ignore_index=self.ignore_index,
-                    class_weight=self.class_weight,
-                )
+                options = (self.reduction, self.ignore_index, self.class_weight)
+                value = fused_loss(recipe, logits, target, self._eager, *options)
+                if value.requires_grad and not torch.compiler.is_compiling():
+                    found = again(recipe, logits, target, self._eager, self._buffers, *options)
+                    self.__dict__["_again"] = found
+                return value
         return self._eager(logits, target)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        self.__dict__.pop("_again", None)  # it does what the loss did as it was
+        super().__setattr__(name, value)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in self.__dict__.items() if name != "_again"}
 
     def _eager(self, logits: Tensor, target: Tensor) -> Tensor:
         elements = self.elements(logits, target)

@@ -1,0 +1,365 @@
+"""Kernels are launched from C++ as from Python.
+
+A driver of our own stands in for CUDA's: it computes a sum of logits times the label's number. That kernels
+compiled by Triton come out right is a matter of ``tests/losses/test_cuda.py``.
+"""
+
+import copy
+import ctypes
+import gc
+import pickle
+import subprocess
+import weakref
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import calibrant
+from calibrant.kernels import native
+
+COMPUTE, FINISH, SCALE = 1, 2, 3
+Buffers = dict[str, Tensor | None]
+
+
+@pytest.fixture(scope="module")
+def module() -> ModuleType:
+    try:
+        return native.load(native.built())
+    except RuntimeError as error:
+        pytest.skip(f"C++ cannot be compiled here: {error}")
+
+
+def floats(address: int, size: int) -> Any:
+    return (ctypes.c_float * size).from_address(address)
+
+
+class Driver:
+    """Launches three kernels on the CPU, and remembers what was launched."""
+
+    def __init__(self, size: int) -> None:
+        self.size, self.launched, self.error = size, [], 0
+        numbers = [ctypes.c_uint] * 7
+        self._launch = ctypes.CFUNCTYPE(
+            ctypes.c_int,
+            ctypes.c_void_p,
+            *numbers,
+            ctypes.c_void_p,
+            ctypes.POINTER(ctypes.c_void_p),
+            ctypes.c_void_p,
+        )(self.launch)
+        stream = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_int32, ctypes.POINTER(ctypes.c_void_p))
+        self._stream = stream(self.stream)
+
+    def addresses(self) -> tuple[int, int]:
+        launch, stream = (ctypes.cast(each, ctypes.c_void_p).value for each in (self._launch, self._stream))
+        assert launch is not None
+        assert stream is not None
+        return launch, stream
+
+    def stream(self, device: int, place: Any) -> int:
+        place[0] = 77
+        return 0
+
+    def launch(self, function: int, *rest: Any) -> int:
+        *grid, stream, parameters, _ = rest
+        self.launched.append((function, tuple(grid), stream))
+        cells = [ctypes.c_uint64.from_address(parameters[number]).value for number in range(5)]
+        if function == COMPUTE:
+            logits, target, value, gradient, found = cells
+            factors = (ctypes.c_int64 * self.size).from_address(target)
+            floats(value, 1)[0] = sum(a * b for a, b in zip(floats(logits, self.size), factors, strict=True))
+            for number, factor in enumerate(factors):
+                floats(gradient, self.size)[number] = factor
+            if found != value:
+                floats(found, 1)[0] = 0.5
+        elif function == FINISH:
+            found, value, number = cells[:3]
+            assert ctypes.c_float.from_buffer(ctypes.c_uint32(number)).value == 0.25
+            floats(value, 1)[0] *= floats(found, 1)[0]
+        else:
+            gradient, upstream, found = cells[:3]
+            factor = floats(upstream, 1)[0] * floats(found, 1)[0]
+            for number in range(self.size):
+                floats(gradient, self.size)[number] *= factor
+        return self.error
+
+
+KERNELS = (
+    (COMPUTE, 3, 128, 16, [(0, 0), (1, 0), (native.VALUE, 0), (native.GRADIENT, 0), (native.FOUND, 0)]),
+    (FINISH, 1, 32, 0, [(native.FOUND, 0), (native.VALUE, 0), (-1, native._bits("fp32", 0.25))]),
+    (SCALE, 2, 64, 0, [(native.GRADIENT, 0), (native.UPSTREAM, 0), (native.FOUND, 0)]),
+)
+
+
+class Call:
+    """A loss of four logits, their sum times the target, halved if several programs work on it."""
+
+    def __init__(self, module: ModuleType, several: bool = True) -> None:
+        self.logits = torch.tensor([[1.0, 2.0, 3.0, 4.0]], requires_grad=True)
+        self.target = torch.tensor([[1, 0, -1, 2]])
+        self.driver, self.asked = Driver(4), []
+        kernels = KERNELS if several else (KERNELS[0], None, None)
+        self.plan = module.plan(*self.driver.addresses(), *kernels, self.logits, self.target, 3 * several)
+        self.weight = torch.ones(2)
+        self.buffers: Buffers = {"weight": self.weight, "nothing": None}
+        own = (None, self.weight, None, None, None, None, None)
+        self.call: Callable[..., Tensor | None] = module.again(self.plan, self.buffers, own, self.otherwise)
+
+    def otherwise(self, *arguments: Any) -> Tensor:
+        self.asked.append(arguments)
+        logits, target, upstream = arguments[:3]
+        gradient: Tensor = 100 * upstream * target + 0 * logits
+        return gradient
+
+    def __call__(self) -> Tensor:
+        value = self.call(self.logits, self.target)
+        assert value is not None
+        return value
+
+
+@pytest.mark.parametrize("several", [False, True])
+def test_value_and_gradient(module: ModuleType, several: bool) -> None:
+    call = Call(module, several)
+    value = call()
+    half = 0.5 if several else 1.0
+    assert value.item() == half * (1 - 3 + 8)
+    assert value.dtype == torch.float32
+    assert value.shape == ()
+    (3 * value).backward()
+    assert call.logits.grad is not None
+    assert call.logits.grad.tolist() == [[3 * half, 0, -3 * half, 6 * half]]
+    assert call.driver.launched[0] == (COMPUTE, (3, 1, 1, 128, 1, 1, 16), 77)
+    assert [each[0] for each in call.driver.launched] == ([COMPUTE, FINISH, SCALE] if several else [COMPUTE])
+    assert call.asked == []
+
+
+def test_a_second_pass_over_a_graph(module: ModuleType) -> None:
+    call = Call(module)
+    value = call()
+    value.backward(retain_graph=True)
+    (gradient,) = torch.autograd.grad(value, call.logits, torch.tensor(2.0))
+    assert gradient.tolist() == [[200, 0, -200, 400]]
+    ((logits, target, upstream, found, versions),) = call.asked
+    assert torch.equal(logits, call.logits)
+    assert torch.equal(target, call.target)
+    assert upstream.item() == 2
+    assert found[0].item() == 0.5
+    assert versions == (call.weight._version,)
+    with pytest.raises(RuntimeError, match="second time"):
+        value.backward()
+
+
+def test_no_correction_for_one_program(module: ModuleType) -> None:
+    call = Call(module, several=False)
+    value = call()
+    value.backward(retain_graph=True)
+    value.backward()
+    assert call.asked[0][3] is None
+
+
+def test_the_state_of_the_forward_pass_is_told(module: ModuleType) -> None:
+    call = Call(module)
+    value = call()
+    before = call.weight._version
+    call.weight.add_(1)
+    value.backward(retain_graph=True)  # the gradient is there already
+    value.backward()
+    assert call.asked[0][4] == (before,)
+
+
+def test_gradients_of_gradients(module: ModuleType) -> None:
+    call = Call(module)
+    (gradient,) = torch.autograd.grad(call(), call.logits, create_graph=True)
+    assert gradient.requires_grad
+    assert len(call.asked) == 1
+
+
+def test_errors_of_python_come_through(module: ModuleType) -> None:
+    call = Call(module)
+
+    def fail(*arguments: object) -> Tensor:
+        raise ValueError("nothing to be had")
+
+    own = (None,) * 7
+    value = module.again(call.plan, {}, own, fail)(call.logits, call.target)
+    value.backward(retain_graph=True)
+    with pytest.raises(ValueError, match="nothing to be had"):
+        value.backward()
+
+
+def test_errors_of_the_driver_come_through(module: ModuleType) -> None:
+    call = Call(module)
+    call.driver.error = 700
+    with pytest.raises(RuntimeError, match="CUDA error 700"):
+        call()
+
+
+def test_logits_that_were_changed_in_place(module: ModuleType) -> None:
+    call = Call(module)
+    leaf = call.logits
+    call.logits = leaf * 1
+    value = call()
+    value.backward(retain_graph=True)
+    with torch.no_grad():
+        call.logits.add_(1)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        value.backward()
+
+
+class Subclass(Tensor):
+    pass
+
+
+CHANGES: dict[str, Callable[[Call], object]] = {
+    "shape": lambda call: call.call(torch.ones(1, 3, requires_grad=True), call.target),
+    "layout": lambda call: call.call(torch.ones(4, 1).T.clone().as_strided((1, 4), (4, 1)), call.target),
+    "type": lambda call: call.call(call.logits.detach().double().requires_grad_(), call.target),
+    "type of labels": lambda call: call.call(call.logits, call.target.int()),
+    "strided labels": lambda call: call.call(call.logits, torch.zeros(1, 8, dtype=torch.long)[:, ::2]),
+    "place": lambda call: call.call(torch.ones(5)[1:].view(1, 4).requires_grad_(), call.target),
+    "no gradient": lambda call: call.call(call.logits.detach(), call.target),
+    "a subclass": lambda call: call.call(call.logits.as_subclass(Subclass), call.target),
+    "no tensor": lambda call: call.call([[1.0]], call.target),
+    "no labels": lambda call: call.call(call.logits, None),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_what_is_different_is_left_to_python(module: ModuleType, change: str) -> None:
+    call = Call(module)
+    assert CHANGES[change](call) is None
+    assert call.driver.launched == []
+
+
+def test_modes_are_left_to_python(module: ModuleType) -> None:
+    from torch.overrides import TorchFunctionMode
+    from torch.utils.flop_counter import FlopCounterMode
+
+    class Watch(TorchFunctionMode):
+        def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            return function(*args, **(kwargs or {}))
+
+    call = Call(module)
+    for mode in (torch.no_grad(), torch.inference_mode(), Watch(), FlopCounterMode(display=False)):
+        with mode:
+            assert call.call(call.logits, call.target) is None
+    torch.func.vmap(lambda x: (call.call(call.logits, call.target), x)[1])(torch.ones(2))
+    assert call.driver.launched == []
+    call()
+
+
+def test_other_buffers_are_left_to_python(module: ModuleType) -> None:
+    call = Call(module)
+    call.buffers["weight"] = call.weight.clone()
+    assert call.call(call.logits, call.target) is None
+    call.buffers["weight"] = call.weight
+    call()
+    del call.buffers["weight"]
+    assert call.call(call.logits, call.target) is None
+
+
+def test_nothing_is_kept_alive(module: ModuleType) -> None:
+    call = Call(module)
+    call.buffers["itself"] = call.call  # type: ignore[assignment]
+    gone = weakref.ref(call.driver), weakref.ref(call.weight)
+    value = call()
+    value.backward()
+    del call, value
+    gc.collect()
+    assert [each() for each in gone] == [None, None]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error"),
+    [
+        (({}, (None,) * 3, print), "seven tensors"),
+        (({}, (None,) * 6 + (1,), print), "must be tensors"),
+        (([], (None,) * 7, print), "must be dict"),
+    ],
+)
+def test_bad_arguments(module: ModuleType, arguments: tuple[Any, ...], error: str) -> None:
+    with pytest.raises((TypeError, ValueError), match=error):
+        module.again(Call(module).plan, *arguments)
+
+
+def test_bad_kernels(module: ModuleType) -> None:
+    logits, target = torch.ones(1, 2), torch.zeros(1)
+    for parameters, error in (([(13, 0)], "no tensor of that number"), ([(0, 0)] * 61, "60 parameters")):
+        with pytest.raises(ValueError, match=error):
+            module.plan(1, 1, (1, 1, 32, 0, parameters), None, None, logits, target, 0)
+
+
+# --------------------------------------------------------------------------------------- on the Python side
+
+
+def test_kernels_are_described() -> None:
+    signature = {"x": "*bf16", "stride": "i32", "one": "constexpr", "scale": "fp32", "K": "constexpr"}
+    compiled = SimpleNamespace(
+        src=SimpleNamespace(signature=signature),
+        metadata=SimpleNamespace(num_warps=4, shared=512),
+        function=42,
+    )
+    found = native.described(compiled, 7, list(signature), [native.GRADIENT, 1000, 1, 0.5, 21])
+    assert found == (42, 7, 128, 512, [(11, 0), (-1, 1000), (-1, 0x3F000000)])
+    with pytest.raises(TypeError, match="stride is compiled as i32, but given as Number"):
+        native.described(compiled, 7, list(signature), [native.GRADIENT, native.VALUE, 1, 0.5, 21])
+
+
+def test_without_a_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("CXX", raising=False)
+    monkeypatch.setenv("PATH", "")
+    builder = native._Builder()
+    assert builder.wait() is None
+
+
+def test_a_compiler_that_fails(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("CXX", "false")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    with pytest.raises(RuntimeError, match="false failed"):
+        native.built()
+    assert list(tmp_path.rglob("*.so")) == []
+
+
+def test_it_is_built_once(module: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    def run(*arguments: object, **options: object) -> None:
+        raise AssertionError("it was compiled again")
+
+    monkeypatch.setattr(subprocess, "run", run)
+    builder = native._Builder()
+    assert builder.wait() is not None
+
+
+def test_it_can_be_switched_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CALIBRANT_NATIVE", "0")
+    assert native._Builder().wait() is None
+
+
+def test_a_loss_does_again_what_it_did() -> None:
+    loss = calibrant.create_loss("cals-alm", 3)
+    logits, target = torch.randn(2, 3), torch.tensor([0, 1])
+    wanted = loss(logits, target)
+
+    def remember(value: Tensor | None) -> None:
+        loss.__dict__["_again"] = lambda logits, target: value
+
+    remember(torch.tensor(5.0))
+    assert loss(logits, target).item() == 5
+    remember(None)
+    assert torch.equal(loss(logits, target), wanted)
+    for change in (
+        lambda: setattr(loss, "margin", 3.0),
+        lambda: setattr(loss, "reduction", "sum"),
+        lambda: loss.eval(),
+        lambda: setattr(loss, "multiplier", loss.multiplier.clone()),
+    ):
+        remember(torch.tensor(5.0))
+        change()
+        assert loss(logits, target).item() != 5
+    remember(torch.tensor(5.0))
+    for other in (copy.deepcopy(loss), pickle.loads(pickle.dumps(calibrant.create_loss("ce", 3)))):
+        assert other(logits, target).item() != 5
