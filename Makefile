@@ -7,7 +7,7 @@ READY := .venv/ready
 
 # One thread for each of the two processes: more would wait for one another.
 test: $(READY) lint types
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
 # The oldest versions of the trainers that pyproject.toml allows, which `make test` does not see.
 test-oldest: .venv-oldest/ready

@@ -6,9 +6,12 @@ compiled by Triton come out right is a matter of ``tests/losses/test_cuda.py``.
 
 import copy
 import ctypes
+import fcntl
 import gc
+import os
 import pickle
 import subprocess
+import sys
 import weakref
 from collections.abc import Callable
 from pathlib import Path
@@ -18,11 +21,14 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch._dynamo import compiled_autograd
 
 import calibrant
-from calibrant.kernels import native
+from calibrant.kernels import fused, native
 
 COMPUTE, FINISH, SCALE = 1, 2, 3
+HERE = "cuda" if torch.cuda.is_available() else "cpu"
+pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # numpy's, where there is no class
 Buffers = dict[str, Tensor | None]
 
 
@@ -31,7 +37,9 @@ def module() -> ModuleType:
     try:
         return native.load(native.built())
     except RuntimeError as error:
-        pytest.skip(f"C++ cannot be compiled here: {error}")
+        if "no C++ compiler" not in str(error):
+            raise
+        pytest.skip(str(error))
 
 
 def floats(address: int, size: int) -> Any:
@@ -52,14 +60,29 @@ class Driver:
             ctypes.POINTER(ctypes.c_void_p),
             ctypes.c_void_p,
         )(self.launch)
-        stream = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_int32, ctypes.POINTER(ctypes.c_void_p))
-        self._stream = stream(self.stream)
+        place = ctypes.POINTER(ctypes.c_void_p)
+        self._stream = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_int32, place)(self.stream)
+        self._context = ctypes.CFUNCTYPE(ctypes.c_int, place)(self.current_context)
+        self._retain = ctypes.CFUNCTYPE(ctypes.c_int, place, ctypes.c_int)(self.retain_context)
+        self._set = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p)(self.set_context)
+        self.context, self.retained = 5, []
 
-    def addresses(self) -> tuple[int, int]:
-        launch, stream = (ctypes.cast(each, ctypes.c_void_p).value for each in (self._launch, self._stream))
-        assert launch is not None
-        assert stream is not None
-        return launch, stream
+    def addresses(self) -> tuple[int | None, ...]:
+        functions = (self._launch, self._stream, self._context, self._retain, self._set)
+        return tuple(ctypes.cast(each, ctypes.c_void_p).value for each in functions)
+
+    def current_context(self, place: Any) -> int:
+        place[0] = self.context
+        return 0
+
+    def retain_context(self, place: Any, device: int) -> int:
+        self.retained.append(device)
+        place[0] = 8
+        return 0
+
+    def set_context(self, context: int) -> int:
+        self.context = context
+        return 0
 
     def stream(self, device: int, place: Any) -> int:
         place[0] = 77
@@ -104,7 +127,7 @@ class Call:
         self.target = torch.tensor([[1, 0, -1, 2]])
         self.driver, self.asked = Driver(4), []
         kernels = KERNELS if several else (KERNELS[0], None, None)
-        self.plan = module.plan(*self.driver.addresses(), *kernels, self.logits, self.target, 3 * several)
+        self.plan = module.plan(self.driver.addresses(), *kernels, self.logits, self.target, 3 * several)
         self.weight = torch.ones(2)
         self.buffers: Buffers = {"weight": self.weight, "nothing": None}
         own = (None, self.weight, None, None, None, None, None)
@@ -248,9 +271,37 @@ def test_modes_are_left_to_python(module: ModuleType) -> None:
     for mode in (torch.no_grad(), torch.inference_mode(), Watch(), FlopCounterMode(display=False)):
         with mode:
             assert call.call(call.logits, call.target) is None
-    torch.func.vmap(lambda x: (call.call(call.logits, call.target), x)[1])(torch.ones(2))
     assert call.driver.launched == []
+    with torch.device("cpu"):  # a mode as well, but one that does not matter
+        call()
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of what torch does inside
+def test_transforms_are_left_to_python(module: ModuleType) -> None:
+    call = Call(module)
+    found = []
+
+    def watched(logits: Tensor) -> Tensor:
+        found.append(call.call(logits, call.target))
+        return logits.sum()
+
+    torch.func.grad(watched)(call.logits.detach())
+    torch.func.vmap(watched)(call.logits.detach().expand(2, 1, 4))
+    torch.func.jvp(watched, (call.logits.detach(),), (torch.ones(1, 4),))
+    torch.jit.trace(watched, (call.logits,), check_trace=False)
+    assert found == [None] * len(found)
+    assert len(found) >= 4
+    assert call.driver.launched == []
+
+
+def test_a_thread_without_a_context_gets_one(module: ModuleType) -> None:
+    call = Call(module)
     call()
+    assert call.driver.retained == []
+    call.driver.context = None
+    call()
+    assert call.driver.context == 8
+    assert call.driver.retained == [-1]  # the number of the CPU
 
 
 def test_other_buffers_are_left_to_python(module: ModuleType) -> None:
@@ -258,6 +309,12 @@ def test_other_buffers_are_left_to_python(module: ModuleType) -> None:
     call.buffers["weight"] = call.weight.clone()
     assert call.call(call.logits, call.target) is None
     call.buffers["weight"] = call.weight
+    call()
+    for other in (torch.ones(2, dtype=torch.float16), torch.ones(1)):
+        weight = call.weight.data
+        call.weight.data = other
+        assert call.call(call.logits, call.target) is None
+        call.weight.data = weight
     call()
     del call.buffers["weight"]
     assert call.call(call.logits, call.target) is None
@@ -291,7 +348,7 @@ def test_bad_kernels(module: ModuleType) -> None:
     logits, target = torch.ones(1, 2), torch.zeros(1)
     for parameters, error in (([(13, 0)], "no tensor of that number"), ([(0, 0)] * 61, "60 parameters")):
         with pytest.raises(ValueError, match=error):
-            module.plan(1, 1, (1, 1, 32, 0, parameters), None, None, logits, target, 0)
+            module.plan((1,) * 5, (1, 1, 32, 0, parameters), None, None, logits, target, 0)
 
 
 # --------------------------------------------------------------------------------------- on the Python side
@@ -318,11 +375,11 @@ def test_without_a_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_compiler_that_fails(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv("CXX", "false")
+    monkeypatch.setenv("CXX", "sh -c 'echo no way >&2; exit 3'")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    with pytest.raises(RuntimeError, match="false failed"):
+    with pytest.raises(RuntimeError, match="failed: no way"):
         native.built()
-    assert list(tmp_path.rglob("*.so")) == []
+    assert [path.name for path in (tmp_path / "calibrant").iterdir()] == ["lock"]
 
 
 def test_it_is_built_once(module: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -332,6 +389,22 @@ def test_it_is_built_once(module: ModuleType, monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(subprocess, "run", run)
     builder = native._Builder()
     assert builder.wait() is not None
+
+
+def test_a_build_outlives_its_process(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    compiler = tmp_path / "a compiler"
+    compiler.write_text('#!/bin/sh\nsleep 2\nwhile [ "$1" != -o ]; do shift; done\necho compiled > "$2"\n')
+    compiler.chmod(0o755)
+    program = "import threading, time; from calibrant.kernels import native; native.module(); time.sleep(0.5)"
+    environment = {**os.environ, "CXX": f"'{compiler}'", "XDG_CACHE_HOME": str(tmp_path)}
+    subprocess.run([sys.executable, "-c", program], env=environment, check=True, timeout=60)
+    folder = tmp_path / "calibrant"
+    assert list(folder.glob("*.so")) == []
+    monkeypatch.setenv("CXX", "false")  # whoever else wants it waits, and does not compile
+    with (folder / "lock").open() as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+    (path,) = folder.glob("*.so")
+    assert path.read_text() == "compiled\n"
 
 
 def test_it_can_be_switched_off(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -351,7 +424,12 @@ def test_a_loss_does_again_what_it_did() -> None:
     assert loss(logits, target).item() == 5
     remember(None)
     assert torch.equal(loss(logits, target), wanted)
+    remember(torch.tensor(5.0))
+    with compiled_autograd._enable(torch.compile(backend="eager")):
+        assert torch.equal(loss(logits, target), wanted)
+    state = loss.state_dict()
     for change in (
+        lambda: loss.load_state_dict(state),
         lambda: setattr(loss, "margin", 3.0),
         lambda: setattr(loss, "reduction", "sum"),
         lambda: loss.eval(),
@@ -363,3 +441,75 @@ def test_a_loss_does_again_what_it_did() -> None:
     remember(torch.tensor(5.0))
     for other in (copy.deepcopy(loss), pickle.loads(pickle.dumps(calibrant.create_loss("ce", 3)))):
         assert other(logits, target).item() != 5
+
+
+# ---------------------------------------------------------------------------------- what may be handed over
+
+
+@pytest.fixture
+def handed_over(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
+    """The plans that are asked for, of kernels that Triton has only interpreted."""
+    asked: list[tuple[Any, ...]] = []
+
+    def hand_over(module: Any, plan: Any, own: Any, logits: Tensor, target: Tensor) -> object:
+        asked.append((logits.shape, target.shape))
+        return object()
+
+    fake = SimpleNamespace(again=lambda *arguments: arguments)
+    monkeypatch.setattr(native, "module", lambda: fake)
+    monkeypatch.setattr(fused, "_handed_over", hand_over)
+    monkeypatch.setattr(fused, "_LAUNCHES", {})
+    return asked
+
+
+def remembered(logits: Tensor, target: Tensor, reduction: str = "mean", recipe: Any = None) -> Any:
+    loss = calibrant.create_loss("cals-alm", logits.shape[1]).to(HERE)
+    recipe = recipe or loss.fused()
+    logits.requires_grad_()
+    fused.fused_loss(recipe, logits, target, loss._eager, reduction).backward(
+        torch.ones(target.shape, device=HERE) if reduction == "none" else None
+    )
+    return fused.again(recipe, logits, target, loss._eager, loss._buffers, reduction)
+
+
+def pixels(*shape: int) -> tuple[Tensor, Tensor]:
+    logits, target = torch.randn(shape), torch.zeros(shape[0], *shape[2:], dtype=torch.long)
+    return logits.to(HERE), target.to(HERE)
+
+
+def test_a_plan_for_each_shape(handed_over: list[tuple[Any, ...]]) -> None:
+    for shape in ((2, 3, 4, 6), (2, 3, 6, 4), (2, 3, 24), (2, 3, 4, 6)):
+        assert remembered(*pixels(*shape)) is not None
+    assert [tuple(logits) for logits, _ in handed_over] == [(2, 3, 4, 6), (2, 3, 6, 4), (2, 3, 24)]
+
+
+def test_layouts_that_need_a_copy_are_not_handed_over(handed_over: list[tuple[Any, ...]]) -> None:
+    logits, target = pixels(2, 3, 4, 6)
+    assert remembered(logits.to(memory_format=torch.channels_last).detach(), target) is not None
+    assert remembered(logits.detach().transpose(2, 3), target.transpose(1, 2)) is None
+    assert remembered(logits.detach(), pixels(2, 3, 6, 4)[1].transpose(1, 2)) is None
+    logits, target = pixels(4, 6)
+    assert remembered(logits[:, ::2], target) is None
+
+
+def test_what_is_not_handed_over(handed_over: list[tuple[Any, ...]]) -> None:
+    logits, target = pixels(4, 3)
+    assert remembered(logits, target, "none") is None
+    assert remembered(logits.detach().half(), target) is None
+    recipe = calibrant.create_loss("cals-alm", 3).to(HERE).fused()
+    assert recipe is not None
+    assert recipe.multiplier is not None
+    made_anew = recipe._replace(multiplier=recipe.multiplier.clone())
+    assert remembered(logits.detach(), target, recipe=made_anew) is None
+
+
+@pytest.mark.usefixtures("handed_over")
+def test_a_hand_over_that_fails_is_done_without(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*arguments: object) -> object:
+        raise OSError("libtorch_cuda.so: cannot open shared object file")
+
+    builder = native._Builder()
+    monkeypatch.setattr(native, "BUILDER", builder)
+    monkeypatch.setattr(fused, "_handed_over", fail)
+    assert remembered(*pixels(4, 3)) is None
+    assert builder.module is None

@@ -1,6 +1,7 @@
 """Every loss on a GPU: the same numbers as on the CPU, and no waiting for the device."""
 
 import warnings
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -290,3 +291,55 @@ def test_under_autocast_from_cpp() -> None:
     with torch.autocast("cuda", dtype=torch.bfloat16):
         loss(layer(inputs), target).backward()
     assert torch.equal(ours, layer.weight.grad)
+
+
+@pytest.mark.usefixtures("built")
+def test_in_a_fresh_thread_from_cpp() -> None:
+    loss = adapted_loss("focal", K).cuda()
+    logits, target = (each.cuda() for each in batch(5000, dtype=torch.float32))
+    wanted = outcome(remembered(loss, logits, target), logits, target)
+    leaf = logits.clone().requires_grad_()
+    with ThreadPoolExecutor(1) as thread:  # which has not used the GPU yet
+        value = thread.submit(loss, leaf, target).result()
+    value.backward()
+    assert leaf.grad is not None
+    assert_equal((value.detach(), leaf.grad), wanted)
+
+
+@pytest.mark.usefixtures("built")
+def test_transforms_and_traces_after_cpp() -> None:
+    loss = adapted_loss("focal", K).cuda()
+    logits, target = (each.cuda() for each in batch(64, dtype=torch.float32))
+    _, wanted = outcome(remembered(loss, logits, target), logits, target)
+    slope = torch.func.grad(lambda x: loss(x, target))(logits)
+    assert loss._again is not None
+    torch.testing.assert_close(slope, wanted)
+
+
+@pytest.mark.usefixtures("built")
+def test_images_of_two_shapes_from_cpp() -> None:
+    loss = adapted_loss("cals-alm", K).cuda()
+    for shape in ((4, 8, 16), (4, 16, 8), (4, 8, 16)):
+        logits, target = (each.cuda() for each in batch(*shape, dtype=torch.float32))
+        remembered(loss, logits, target)
+        again = loss._again
+        assert again is not None
+        assert again(logits.detach().requires_grad_(), target) is not None
+
+
+@pytest.mark.parametrize("strided", [False, True])
+def test_a_call_by_way_of_python_holds_one_tensor(strided: bool) -> None:
+    loss = adapted_loss("cals-alm", K).cuda()
+    logits, target = (each.cuda() for each in batch(8, 512, 512, dtype=torch.float32))
+    if strided:
+        logits, target = logits.transpose(2, 3), target.transpose(1, 2)
+    logits.requires_grad_()
+    for _ in range(3):
+        loss.__dict__.pop("_again", None)
+        logits.grad = None
+        torch.cuda.synchronize()
+        before = torch.cuda.memory_allocated()
+        torch.cuda.reset_peak_memory_stats()
+        loss(logits, target).backward()
+    held = (torch.cuda.max_memory_allocated() - before) / (logits.numel() * logits.element_size())
+    assert held <= (2.4 if strided else 1.1)  # strided images and labels are copied, and labels have 8 bytes

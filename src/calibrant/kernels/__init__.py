@@ -1,7 +1,7 @@
 """Passes over logits in cache-sized blocks, and kernels for GPUs; users never see them."""
 
 from calibrant.kernels.dirichlet import dirichlet_bandwidth, dirichlet_errors
-from calibrant.kernels.fused import Again, Fused, again, can_fuse, fused_loss
+from calibrant.kernels.fused import Again, Fused, again, backward_is_compiled, can_fuse, fused_loss
 from calibrant.kernels.measuring import can_measure, gap_sums, margin_sums, outcomes, top_classes
 from calibrant.kernels.normalising import normalised
 from calibrant.kernels.reduction import Term, flaw, reduce_classes, sum_by_class, visit
@@ -44,6 +44,7 @@ __all__ = [
     "TopProbability",
     "WeightedSum",
     "again",
+    "backward_is_compiled",
     "can_fuse",
     "can_measure",
     "dirichlet_bandwidth",

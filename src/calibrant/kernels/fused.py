@@ -7,6 +7,7 @@ they are read once, and the gradient, the only tensor of their size, is written 
 from __future__ import annotations
 
 import math
+import sys
 import warnings
 from collections.abc import Callable
 from functools import cache, partial
@@ -408,7 +409,7 @@ class _Launch:
         findings: how many numbers they found.
         scale: multiplies the gradient by two numbers, the upstream gradient and the correction.
         scaling: what `scale` takes beside its tensors.
-        native: the same for C++, once it has been handed over.
+        native: the same for C++, once it has been handed over, by what batches look like in full.
     """
 
     def __init__(
@@ -453,7 +454,7 @@ class _Launch:
             device.scale_in_place, max(1, min(-(-size // block), 528)), logits.device, num_warps=8
         )
         self.scaling = (size, block)
-        self.native: Any = None
+        self.native: dict[tuple[Any, ...], object | None] = {}
         factor = 1 / max(1, outer * inner) if reduction == "mean" else 1.0
         elements = float(outer * inner)
         ints = (inner, *strides, *target_strides, *slope_strides, ignore_index)
@@ -617,38 +618,66 @@ def again(
         ignore_index: likewise.
         class_weight: likewise.
     """
+    if reduction == "none" or logits.dtype == torch.float16 or torch.version.hip is not None:
+        return None
     module = native.module()
-    if module is None or reduction == "none" or logits.dtype == torch.float16:
+    own = (class_weight, *recipe[10:])
+    kept = [id(buffer) for buffer in buffers.values()]
+    first = 2 if target.is_floating_point() else 1
+    if (
+        module is None
+        or not _in_a_row(logits.shape[2:], logits.stride()[2:])
+        or not _in_a_row(target.shape[first:], target.stride()[first:])
+        or torch.empty_like(logits, device="meta").stride() != logits.stride()
+        or any(tensor is not None and id(tensor) not in kept for tensor in own)  # made anew for each call
+    ):
         return None
     options = (reduction, ignore_index, class_weight)
-    view, labels = _in_rows(logits, target)
-    copied = view.data_ptr() != logits.data_ptr() or labels.data_ptr() != target.data_ptr()
-    plan = _LAUNCHES.get(_key(recipe, view, labels, options, True))
-    if plan is None or copied or torch.empty_like(logits).stride() != logits.stride():
+    plan = _LAUNCHES.get(_key(recipe, *_in_rows(logits, target), options, True))
+    if plan is None:
         return None
-    if plan.native is None:
-        plan.native = _handed_over(module, plan, recipe, logits, target, class_weight)
-    if plan.native is None:
+    try:
+        laid_out = (logits.shape, logits.stride(), target.shape, target.stride())
+        if plan.native.get(laid_out) is None:
+            plan.native[laid_out] = _handed_over(module, plan, own, logits, target)
+        if plan.native[laid_out] is None:
+            return None
+        rarely = partial(_computed_anew, recipe, options, eager)
+        found: Again = module.again(plan.native[laid_out], buffers, own, rarely)
+    except Exception as error:  # such as of a Triton to come: there is another way
+        native.BUILDER.give_up(error)
         return None
-    rarely = partial(_computed_anew, recipe, options, eager)
-    found: Again = module.again(plan.native, buffers, (class_weight, *recipe[10:]), rarely)
     return found
 
 
+def backward_is_compiled() -> bool:
+    """Whether autograd hands backward passes to a compiler, which cannot see into C++."""
+    module = sys.modules.get("torch._dynamo.compiled_autograd")
+    return getattr(module, "compiled_autograd_enabled", False)
+
+
+def _in_a_row(sizes: tuple[int, ...], strides: tuple[int, ...]) -> bool:
+    """Whether these axes can be seen as one.
+
+    >>> _in_a_row((2, 3), (3, 1)), _in_a_row((2, 3), (1, 2)), _in_a_row((), ())
+    (True, False, True)
+    """
+    return all(strides[axis] == strides[axis + 1] * sizes[axis + 1] for axis in range(len(sizes) - 1))
+
+
 def _handed_over(
-    module: Any, plan: _Launch, recipe: Fused, logits: Tensor, target: Tensor, class_weight: Tensor | None
+    module: Any, plan: _Launch, own: tuple[Tensor | None, ...], logits: Tensor, target: Tensor
 ) -> object | None:
     """The plan for C++, if all of its kernels have been compiled."""
     absent = native.Number(0)  # the logits stand for what a loss does not have
-    own = (
-        absent if tensor is None else native.Number(native.OWN + number)
-        for number, tensor in enumerate((class_weight, *recipe[10:]))
+    given = (
+        absent if tensor is None else native.Number(native.OWN + number) for number, tensor in enumerate(own)
     )
     found = native.FOUND if plan.programs else native.VALUE
     compute = plan.start.described(
         native.Number(0),
         native.Number(1),
-        *own,
+        *given,
         found,
         native.VALUE,
         native.GRADIENT,
@@ -665,4 +694,4 @@ def _handed_over(
     finish, scale = kernels[1:] or (None, None)
     plan_of: Callable[..., object] = module.plan
     findings = plan.findings if plan.programs else 0
-    return plan_of(*native.driver(), compute, finish, scale, logits, target, findings)
+    return plan_of(native.driver(), compute, finish, scale, logits, target, findings)

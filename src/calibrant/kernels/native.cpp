@@ -13,11 +13,15 @@
 #include <c10/core/DeviceGuard.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <torch/csrc/Exceptions.h>
+#include <torch/csrc/PyInterpreter.h>
 #include <torch/csrc/autograd/custom_function.h>
 #include <torch/csrc/autograd/python_variable.h>
 
+#include <pybind11/pybind11.h>
+
 #include <array>
 #include <cstdint>
+#include <cstring>
 #include <memory>
 #include <vector>
 
@@ -31,8 +35,14 @@ using torch::autograd::variable_list;
 enum { LOGITS = 0, TARGET = 1, OWN = 2, FOUND = 9, VALUE = 10, GRADIENT = 11, UPSTREAM = 12, TENSORS = 13 };
 using Pointers = std::array<const void*, TENSORS>;
 
-using Launch = int (*)(void*, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, void*, void**, void**);
-using StreamOf = int (*)(int32_t, void**);
+// The functions of CUDA that are needed, as Python found them.
+struct Driver {
+  int (*launch)(void*, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, void*, void**, void**);
+  int (*stream_of)(int32_t, void**);
+  int (*context)(void**);
+  int (*retain_context)(void**, int);
+  int (*set_context)(void*);
+};
 
 struct Parameter {
   long tensor;     // its number, or -1 for
@@ -65,8 +75,7 @@ struct Shape {
 };
 
 struct Plan {
-  Launch launch;
-  StreamOf stream_of;
+  Driver driver;
   Kernel compute, finish, scale;  // the latter two without a function where one program does it all
   Shape logits, target;
   int64_t found;  // how many numbers the programs leave
@@ -86,10 +95,16 @@ struct Plan {
       values[count] = 0;
       places[count] = &values[count];
     }
-    void* stream = nullptr;
-    int error = stream_of(logits.device.index(), &stream);
-    TORCH_CHECK(error == 0, "no current stream");
-    error = launch(
+    // A thread that has not used this GPU yet has no context, without which nothing can be launched.
+    void *context = nullptr, *stream = nullptr;
+    int error = driver.context(&context);
+    if (error == 0 && context == nullptr) {
+      error = driver.retain_context(&context, logits.device.index());
+      error = error == 0 ? driver.set_context(context) : error;
+    }
+    TORCH_CHECK(error == 0, "no context of the GPU: CUDA error ", error);
+    TORCH_CHECK(driver.stream_of(logits.device.index(), &stream) == 0, "no current stream");
+    error = driver.launch(
         kernel.function, kernel.programs, 1, 1, kernel.threads, 1, 1, kernel.shared, stream, places.data(), nullptr);
     TORCH_CHECK(error == 0, "a kernel could not be launched: CUDA error ", error);
   }
@@ -101,6 +116,7 @@ struct Again {
   std::vector<PyObject*> names;  // of the buffers, and
   std::vector<PyObject*> held;   // what they were
   std::vector<Tensor> own;       // as the kernel wants them; undefined where it does not
+  std::vector<Shape> shapes;     // of those that are defined
   PyObject* otherwise;           // does what is rare in a backward pass
 };
 
@@ -110,6 +126,8 @@ struct Kept : torch::CustomClassHolder {
   Tensor gradient, found;
   std::vector<int64_t> versions;
   PyObject* otherwise;
+
+  explicit Kept(const Again& again) : plan(again.plan), otherwise(Py_NewRef(again.otherwise)) {}
 
   ~Kept() override {
     if (Py_IsInitialized()) {
@@ -121,38 +139,34 @@ struct Kept : torch::CustomClassHolder {
 };
 
 Tensor in_python(const Kept& kept, const Tensor& logits, const Tensor& target, const Tensor& upstream) {
-  PyGILState_STATE state = PyGILState_Ensure();
-  PyObject* versions = PyTuple_New(static_cast<Py_ssize_t>(kept.versions.size()));
+  pybind11::gil_scoped_acquire gil;
+  auto wrapped = [](const Tensor& tensor) { return pybind11::reinterpret_steal<pybind11::object>(THPVariable_Wrap(tensor)); };
+  pybind11::tuple versions(kept.versions.size());
   for (size_t number = 0; number < kept.versions.size(); ++number) {
-    PyTuple_SET_ITEM(versions, static_cast<Py_ssize_t>(number), PyLong_FromLongLong(kept.versions[number]));
+    versions[number] = pybind11::int_(kept.versions[number]);
   }
-  PyObject* x = THPVariable_Wrap(logits);
-  PyObject* y = THPVariable_Wrap(target);
-  PyObject* g = THPVariable_Wrap(upstream);
-  PyObject* found = THPVariable_Wrap(kept.found);  // None if it is undefined
-  PyObject* result = PyObject_CallFunctionObjArgs(kept.otherwise, x, y, g, found, versions, nullptr);
-  for (PyObject* each : {versions, x, y, g, found}) {
-    Py_XDECREF(each);
+  pybind11::object found = wrapped(kept.found);  // None if it is undefined
+  pybind11::object x = wrapped(logits), y = wrapped(target), g = wrapped(upstream);
+  PyObject* result = nullptr;
+  if (x && y && g && found) {
+    result = PyObject_CallFunctionObjArgs(kept.otherwise, x.ptr(), y.ptr(), g.ptr(), found.ptr(), versions.ptr(), nullptr);
   }
   if (result == nullptr) {
     python_error error;
     error.persist();
-    PyGILState_Release(state);
     throw error;
   }
-  Tensor gradient = THPVariable_Unpack(result);
-  Py_DECREF(result);
-  PyGILState_Release(state);
-  return gradient;
+  return THPVariable_Unpack(pybind11::reinterpret_steal<pybind11::object>(result).ptr());
 }
 
 struct Loss : torch::autograd::Function<Loss> {
-  static Tensor forward(AutogradContext* context, const Tensor& logits, const Tensor& target, const Again* again) {
+  static Tensor forward(
+      AutogradContext* context,
+      const Tensor& logits,
+      const Tensor& target,
+      const Again* again,
+      c10::intrusive_ptr<Kept> kept) {
     const Plan& plan = *again->plan;
-    auto kept = c10::make_intrusive<Kept>();
-    Py_INCREF(again->otherwise);
-    kept->otherwise = again->otherwise;
-    kept->plan = again->plan;
     auto numbers = logits.options().dtype(at::kFloat).requires_grad(false);
     Tensor value = at::empty({}, numbers);
     Tensor gradient = at::empty_like(logits);
@@ -205,7 +219,7 @@ struct Loss : torch::autograd::Function<Loss> {
     } else {
       gradient.mul_(kept.found.defined() ? at::mul(upstream, kept.found.select(0, 0)) : upstream);
     }
-    return {gradient, Tensor(), Tensor()};
+    return {gradient, Tensor(), Tensor(), Tensor()};
   }
 };
 
@@ -215,11 +229,44 @@ struct AgainObject {
   PyObject_HEAD Again* again;
 };
 
-bool plain(const Tensor& logits, const Tensor& target) {
-  return at::GradMode::is_enabled() && logits.requires_grad() && !target.requires_grad() &&
-      !at::impl::torch_function_mode_enabled() && !c10::impl::tls_is_dispatch_key_included(c10::DispatchKey::Python) &&
-      !c10::impl::tls_is_dispatch_key_included(c10::DispatchKey::FuncTorchDynamicLayerFrontMode) &&
-      !logits._fw_grad(0).defined();
+// Whether anything looks on that would want to see operations; `torch.set_default_device` does not.
+bool watched() {
+  using at::impl::PythonTorchFunctionTLS;
+  if (at::impl::torch_function_mode_enabled()) {
+    for (int64_t number = 0; number < PythonTorchFunctionTLS::stack_len(); ++number) {
+      PyObject* mode = PythonTorchFunctionTLS::get_stack_at(number)->ptr(getPyInterpreter());
+      if (std::strcmp(Py_TYPE(mode)->tp_name, "DeviceContext") != 0) {
+        return true;
+      }
+    }
+  }
+  using c10::DispatchKey;
+  for (auto key : {DispatchKey::Python, DispatchKey::FuncTorchDynamicLayerFrontMode, DispatchKey::Tracer}) {
+    if (c10::impl::tls_is_dispatch_key_included(key)) {
+      return true;
+    }
+  }
+  return false;
+}
+
+bool same(const Again& again, const Tensor& logits, const Tensor& target) {
+  if (!at::GradMode::is_enabled() || !logits.requires_grad() || target.requires_grad() || watched() ||
+      !logits.has_storage() || !target.has_storage() || logits._fw_grad(0).defined() ||
+      !again.plan->logits.is_of(logits) || !again.plan->target.is_of(target)) {
+    return false;
+  }
+  for (size_t number = 0; number < again.names.size(); ++number) {
+    if (PyDict_GetItem(again.buffers, again.names[number]) != again.held[number]) {
+      return false;
+    }
+  }
+  auto shape = again.shapes.begin();
+  for (const Tensor& tensor : again.own) {
+    if (tensor.defined() && !(shape++)->is_of(tensor)) {  // by `buffer.data = …`
+      return false;
+    }
+  }
+  return true;
 }
 
 PyObject* call(PyObject* self, PyObject* arguments, PyObject* keywords) {
@@ -229,21 +276,22 @@ PyObject* call(PyObject* self, PyObject* arguments, PyObject* keywords) {
     return nullptr;
   }
   const Again* again = reinterpret_cast<AgainObject*>(self)->again;
-  if (!THPVariable_CheckExact(x) || !THPVariable_CheckExact(y)) {
+  if (again == nullptr || !THPVariable_CheckExact(x) || !THPVariable_CheckExact(y)) {
     Py_RETURN_NONE;
   }
   const Tensor& logits = THPVariable_Unpack(x);
   const Tensor& target = THPVariable_Unpack(y);
-  if (!again->plan->logits.is_of(logits) || !again->plan->target.is_of(target) || !plain(logits, target)) {
+  if (!same(*again, logits, target)) {
     Py_RETURN_NONE;
   }
-  for (size_t number = 0; number < again->names.size(); ++number) {
-    if (PyDict_GetItem(again->buffers, again->names[number]) != again->held[number]) {
-      Py_RETURN_NONE;
-    }
+  Tensor value;
+  auto kept = c10::make_intrusive<Kept>(*again);
+  {
+    pybind11::gil_scoped_release others_may_go_on;
+    c10::DeviceGuard guard(logits.device());
+    value = Loss::apply(logits, target, again, std::move(kept));
   }
-  c10::DeviceGuard guard(logits.device());
-  return THPVariable_Wrap(Loss::apply(logits, target, again));
+  return THPVariable_Wrap(value);
   END_HANDLE_TH_ERRORS
 }
 
@@ -251,6 +299,9 @@ int traverse(PyObject* self, visitproc visit, void* arg) {
   if (const Again* again = reinterpret_cast<AgainObject*>(self)->again) {
     Py_VISIT(again->buffers);
     Py_VISIT(again->otherwise);
+    for (PyObject* each : again->held) {
+      Py_VISIT(each);
+    }
   }
   return 0;
 }
@@ -314,14 +365,26 @@ bool read_kernel(PyObject* given, Kernel& kernel) {
   return true;
 }
 
-// plan(launch, stream_of, compute, finish, scale, logits, target, found)
+// plan(driver, compute, finish, scale, logits, target, found)
 PyObject* make_plan(PyObject*, PyObject* arguments) {
   HANDLE_TH_ERRORS
-  unsigned long long launch = 0, stream_of = 0;
+  std::array<unsigned long long, 5> driver{};
   PyObject *compute = nullptr, *finish = nullptr, *scale = nullptr, *x = nullptr, *y = nullptr;
   long long found = 0;
   if (!PyArg_ParseTuple(
-          arguments, "KKOOOOOL", &launch, &stream_of, &compute, &finish, &scale, &x, &y, &found)) {
+          arguments,
+          "(KKKKK)OOOOOL",
+          &driver[0],
+          &driver[1],
+          &driver[2],
+          &driver[3],
+          &driver[4],
+          &compute,
+          &finish,
+          &scale,
+          &x,
+          &y,
+          &found)) {
     return nullptr;
   }
   if (!THPVariable_Check(x) || !THPVariable_Check(y)) {
@@ -329,8 +392,11 @@ PyObject* make_plan(PyObject*, PyObject* arguments) {
     return nullptr;
   }
   auto plan = std::make_shared<Plan>(Plan{
-      reinterpret_cast<Launch>(launch),
-      reinterpret_cast<StreamOf>(stream_of),
+      {reinterpret_cast<decltype(Driver::launch)>(driver[0]),
+       reinterpret_cast<decltype(Driver::stream_of)>(driver[1]),
+       reinterpret_cast<decltype(Driver::context)>(driver[2]),
+       reinterpret_cast<decltype(Driver::retain_context)>(driver[3]),
+       reinterpret_cast<decltype(Driver::set_context)>(driver[4])},
       {},
       {},
       {},
@@ -372,6 +438,9 @@ PyObject* make_again(PyObject*, PyObject* arguments) {
       return nullptr;
     }
     again->own.push_back(each == Py_None ? Tensor() : THPVariable_Unpack(each));
+    if (each != Py_None) {
+      again->shapes.emplace_back(again->own.back());
+    }
   }
   PyObject* object = again_type.tp_alloc(&again_type, 0);
   if (object == nullptr) {

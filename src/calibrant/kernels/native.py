@@ -11,13 +11,15 @@ import ctypes
 import hashlib
 import logging
 import os
+import platform
+import shlex
 import shutil
 import struct
 import subprocess
 import sys
 import sysconfig
-import tempfile
 from collections.abc import Sequence
+from contextlib import suppress
 from functools import cache
 from importlib.machinery import ExtensionFileLoader
 from importlib.util import module_from_spec, spec_from_loader
@@ -59,7 +61,12 @@ class _Builder:
         try:
             self.module = load(built())
         except Exception as error:  # whatever goes wrong, there is another way
-            _log.info("losses are called by way of Python: %s", error)
+            self.give_up(error)
+
+    def give_up(self, error: Exception) -> None:
+        """Do without it from now on."""
+        self.module = None
+        _log.info("losses are called by way of Python: %s", error)
 
 
 BUILDER = _Builder()
@@ -80,13 +87,16 @@ def built() -> Path:
     """
     from torch.utils import cpp_extension
 
-    compiler = os.environ.get("CXX") or next(filter(None, map(shutil.which, ("c++", "g++", "clang++"))), None)
-    if compiler is None or sys.platform != "linux":
+    found = next(filter(None, map(shutil.which, ("c++", "g++", "clang++"))), None)
+    compiler = shlex.split(os.environ.get("CXX", "")) or ([found] if found else [])
+    if not compiler or sys.platform != "linux":
         raise RuntimeError("no C++ compiler is there, or none that is known for this system")
+    import fcntl  # which other systems do not have
+
     source = Path(__file__).with_name("native.cpp")
     headers = [*cpp_extension.include_paths(), sysconfig.get_paths()["include"]]
     command = [
-        *compiler.split(),
+        *compiler,
         "-O2",
         "-std=c++20",
         "-shared",
@@ -99,21 +109,43 @@ def built() -> Path:
         *(f"-l{name}" for name in ("c10", "torch_cpu", "torch_python")),
         "-nodefaultlibs",  # of C++, what torch has loaded: with a second copy of it in here, streams crash
         "-lc",
+        "-lgcc",
     ]
-    about = [source.read_text(encoding="utf-8"), torch.__version__, sys.version, *command]
+    machine = [platform.machine(), *platform.libc_ver(), sys.version, torch.__version__]
+    about = [source.read_text(encoding="utf-8"), *machine, *command]
     digest = hashlib.sha256("\0".join(about).encode()).hexdigest()[:16]
     folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "calibrant"
     path = folder / f"{_NAME}-{digest}.so"
     if path.is_file():
         return path
-    folder.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=folder) as name:
-        result = Path(name) / path.name
-        outcome = subprocess.run([*command, "-o", str(result)], capture_output=True, text=True, check=False)
-        if outcome.returncode:
-            raise RuntimeError(f"{compiler} failed: {outcome.stderr.strip()[:2000]}")
-        result.replace(path)  # whole or not at all, whoever else is building it
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    with (folder / "lock").open("w") as lock:
+        with suppress(OSError):  # not every disk can; then several may build it
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        if path.is_file():
+            return path
+        # Whole or not at all. It goes on, and holds the lock, if this process ends before it does.
+        outcome = subprocess.run(
+            ["sh", "-c", _COMPILE, "sh", str(path), *command],
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+            check=False,
+            start_new_session=True,
+            pass_fds=[lock.fileno()],
+        )
+    if outcome.returncode:
+        raise RuntimeError(f"{shlex.join(compiler)} failed: {outcome.stderr.strip()[:2000]}")
     return path
+
+
+_COMPILE = """
+path=$1 part=$1.$$
+shift
+"$@" -o "$part" && mv "$part" "$path" && exit
+rm -f "$part"
+exit 1
+"""
 
 
 def load(path: Path) -> ModuleType:
@@ -127,14 +159,18 @@ def load(path: Path) -> ModuleType:
 
 
 @cache
-def driver() -> tuple[int, int]:
-    """Where the functions are that launch a kernel, and that give the current stream of a device."""
+def driver() -> tuple[int | None, ...]:
+    """Where the functions of CUDA are that ``native.cpp`` needs, in the order of its ``Driver``."""
+    cuda = ctypes.CDLL("libcuda.so.1")
     torch_cuda = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libtorch_cuda.so"))
-    functions = (ctypes.CDLL("libcuda.so.1").cuLaunchKernel, torch_cuda.aoti_torch_get_current_cuda_stream)
-    launch, stream = (ctypes.cast(each, ctypes.c_void_p).value for each in functions)
-    assert launch is not None
-    assert stream is not None
-    return launch, stream
+    functions = (
+        cuda.cuLaunchKernel,
+        torch_cuda.aoti_torch_get_current_cuda_stream,
+        cuda.cuCtxGetCurrent,
+        cuda.cuDevicePrimaryCtxRetain,
+        cuda.cuCtxSetCurrent,
+    )
+    return tuple(ctypes.cast(each, ctypes.c_void_p).value for each in functions)
 
 
 class Number(int):

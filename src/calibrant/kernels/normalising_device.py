@@ -128,6 +128,7 @@ def statistics(
         apart = _load(sums, places, here) - mean[None, :]
         squares += _load(sums + parts * C, places, here) + _rows_of(part, rows, span) * apart * apart
     variance = tl.sum(squares, 0) / rows
+    variance = tl.where(variance < 0, 0.0, variance)  # NaN stays
     inverse = 1 / tl.sqrt(variance + eps)
     unbiased = variance * (rows / tl.maximum(rows - 1.0, 1.0))
     tl.store(kept + channel, mean, mask=there)

@@ -14,7 +14,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from calibrant.arguments import one_of
-from calibrant.kernels import Again, Fused, again, can_fuse, flaw, fused_loss
+from calibrant.kernels import Again, Fused, again, backward_is_compiled, can_fuse, flaw, fused_loss
 from calibrant.layout import Elements, along_classes, arrange, check, computing_dtype
 from calibrant.statistics import Statistics, sum_dtype
 
@@ -106,10 +106,11 @@ class Loss(nn.Module, ABC):
 
     def forward(self, logits: Tensor, target: Tensor) -> Tensor:
         """The reduced loss; see the class for shapes."""
-        if not torch.compiler.is_compiling() and self._again is not None:
-            value = self._again(logits, target)
-            if value is not None:
-                return value
+        as_before = None if torch.compiler.is_compiling() else self._again
+        if as_before is not None and not backward_is_compiled():
+            repeated = as_before(logits, target)
+            if repeated is not None:
+                return repeated
         if isinstance(logits, Tensor) and isinstance(target, Tensor) and can_fuse(logits, target):
             recipe = self.fused()
             if recipe is not None and not (target.is_floating_point() and self.class_weight is not None):
@@ -117,7 +118,9 @@ class Loss(nn.Module, ABC):
                 check(logits, target, num_classes=self.num_classes, soft=self.accepts_probabilities)
                 options = (self.reduction, self.ignore_index, self.class_weight)
                 value = fused_loss(recipe, logits, target, self._eager, *options)
-                if value.requires_grad and not torch.compiler.is_compiling():
+                # What the fused() of somebody else depends on is not known.
+                ours = type(self).__module__.startswith("calibrant.")
+                if ours and value.requires_grad and not torch.compiler.is_compiling():
                     found = again(recipe, logits, target, self._eager, self._buffers, *options)
                     self.__dict__["_again"] = found
                 return value
@@ -126,6 +129,14 @@ class Loss(nn.Module, ABC):
     def __setattr__(self, name: str, value: Any) -> None:
         self.__dict__.pop("_again", None)  # it does what the loss did as it was
         super().__setattr__(name, value)
+
+    def __delattr__(self, name: str) -> None:
+        self.__dict__.pop("_again", None)
+        super().__delattr__(name)
+
+    def _load_from_state_dict(self, *arguments: Any) -> None:
+        self.__dict__.pop("_again", None)  # it holds buffers, which may be about to be swapped
+        super()._load_from_state_dict(*arguments)
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in self.__dict__.items() if name != "_again"}
