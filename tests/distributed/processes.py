@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
@@ -13,10 +14,15 @@ import torch.multiprocessing as mp
 
 Results = dict[str, Any]
 
+PREPARED = multiprocessing.get_context("forkserver")
+"""Starts processes in which what takes seconds to be imported is there already."""
+
+PREPARED.set_forkserver_preload(["tests", "lightning.pytorch", "accelerate", "calibrant.training.engine"])
+
 
 def in_processes(scenario: Callable[[int], Results], count: int, folder: Path) -> list[Results]:
     """What the scenario returns in each of so many processes, given its rank."""
-    mp.spawn(_process, (scenario, count, folder), nprocs=count)
+    mp.start_processes(_process, (scenario, count, folder), nprocs=count, start_method="forkserver")
     return [torch.load(folder / f"{rank}.pt", weights_only=True) for rank in range(count)]
 
 

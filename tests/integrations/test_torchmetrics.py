@@ -2,13 +2,10 @@
 
 import math
 import pickle
-from datetime import timedelta
 
 import numpy as np
 import pytest
 import torch
-import torch.distributed as dist
-import torch.multiprocessing as mp
 from torch import nn
 from torchmetrics import MetricCollection, MetricTracker
 from torchmetrics.classification import MulticlassAccuracy
@@ -18,6 +15,7 @@ from calibrant.integrations.torchmetrics import CalibrationError, ClasswiseCalib
 from calibrant.layout import arrange
 from calibrant.metrics import calibration
 from calibrant.metrics.classwise import classwise_ece
+from tests.distributed.processes import in_processes
 
 CLASSES = 4
 WITH_BINS = ["ece", "mce", "ece_l2", "adaptive_ece", "debiased_ece"]
@@ -380,15 +378,7 @@ def test_metrics_that_ignore_different_labels_are_never_grouped(create):
 SHARES = {"unequal": [slice(0, 430), slice(430, 600)], "nothing": [slice(0, 600), slice(600, 600)]}
 
 
-def process(rank, folder):
-    torch.set_num_threads(1)
-    dist.init_process_group(
-        "gloo",
-        init_method=(folder / "rendezvous").as_uri(),
-        rank=rank,
-        world_size=2,
-        timeout=timedelta(seconds=60),
-    )
+def measure_apart(rank):
     results = {}
     logits, target = batch()
     for name, shares in SHARES.items():
@@ -409,15 +399,12 @@ def process(rank, folder):
         results[name]["synced samples"] = alone.sums.samples.item()
         alone.unsync()
         results[name]["own samples"] = alone.sums.samples.item()
-    torch.save(results, folder / f"{rank}.pt")
-    dist.destroy_process_group()
+    return results
 
 
 @pytest.fixture(scope="module")
 def ranks(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("torchmetrics")
-    mp.spawn(process, (folder,), nprocs=2)
-    return [torch.load(folder / f"{rank}.pt", weights_only=True) for rank in range(2)]
+    return in_processes(measure_apart, 2, tmp_path_factory.mktemp("torchmetrics"))
 
 
 @pytest.mark.parametrize("share", SHARES)

@@ -147,7 +147,7 @@ def follow(recipe: Recipe, folder: Path, fabric: Fabric | None = None) -> None:
         engine._Training.run = plain  # type: ignore[method-assign]
 
 
-def main() -> None:
+def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("output", type=Path)
     parser.add_argument("recipes", type=Path, nargs="+")
@@ -155,7 +155,7 @@ def main() -> None:
     parser.add_argument("--kill-after", type=float)
     parser.add_argument("--stop-at-step", type=int, help="of the recipe named stopped")
     parser.add_argument("--largest-file", type=int)
-    given = parser.parse_args()
+    given = parser.parse_args(arguments)
     torch.set_num_threads(1)
     DATA_SETS["spotted"] = spotted
     _doom.update(after=given.kill_after)
