@@ -129,8 +129,8 @@ class _Shares(NamedTuple):
         together = min(64, 1 << max(0, channels - 1).bit_length())
         blocks = -(-channels // together)
         wanted = max(1, tiles.programs // blocks)
-        # A place of a tile sums up 256 pixels at most, so that no digits get lost.
-        span = min(-(-rows // (wanted * tiles.rows)), 256) * tiles.rows
+        # A place of a tile sums up 32 pixels at most: more cost digits if the first is far from the others.
+        span = min(-(-rows // (wanted * tiles.rows)), 32) * tiles.rows
         parts = -(-rows // span)
         return cls(together, span, parts, blocks * parts)
 
