@@ -102,19 +102,49 @@ def test_values_and_gradients(name: str, shape: tuple[int, ...]) -> None:
     assert_same(run(loss, logits, target), expected(loss, logits, target))
 
 
-def use_tiles(monkeypatch: pytest.MonkeyPatch, elements: int, classes: int) -> None:
-    monkeypatch.setattr(fused, "tiling", lambda *shape: fused.Tiling(elements, classes, 1, 4))
+def use_tiles(monkeypatch: pytest.MonkeyPatch, elements: int, classes: int, tiles: int = 1) -> None:
+    tiling = fused.Tiling(elements, classes, warps=1, unroll=4, tiles=tiles)
+    monkeypatch.setattr(fused, "tiling", lambda *shape: tiling)
     monkeypatch.setattr(fused, "_LAUNCHES", {})
 
 
 @every_loss
-@pytest.mark.parametrize("tile", [(2, 16), (4, 1)])
-def test_more_than_a_tile_holds(name: str, tile: tuple[int, int], monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("tile", [(2, 16), (4, 1), (1, 16, 2)])
+def test_more_than_a_tile_holds(name: str, tile: tuple[int, ...], monkeypatch: pytest.MonkeyPatch) -> None:
     use_tiles(monkeypatch, *tile)
     logits, target = batch(5, 11)
     target[3] = -100
     loss = create(name, 11)
     assert_same(run(loss, logits, target), expected(loss, logits, target))
+
+
+@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+def test_tiles_after_one_another_of_images(reduction: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    use_tiles(monkeypatch, 2, 4, 4)  # ten pixels, of which a program has eight
+    logits, target = batch(3, 3, 2, 5)
+    target[1, 0, :3] = -100
+    loss = create("dual-focal", 3, class_weight=[1.0, 0.5, 2.0], reduction=reduction)
+    assert_same(run(loss, logits, target), expected(loss, logits, target))
+
+
+@pytest.mark.parametrize("margin", [3.0, 3.3, 0.1])
+@pytest.mark.parametrize("tile", [None, (8, 2)])
+def test_a_class_that_is_hardly_too_far(
+    tile: tuple[int, int] | None, margin: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if tile:
+        use_tiles(monkeypatch, *tile)
+    generator = torch.Generator().manual_seed(0)
+    top = 8 * torch.randn(40, generator=generator)
+    top[0] = margin + 0.001
+    at_limit = (top.double() - margin).float()
+    below, above = (torch.nextafter(at_limit, torch.tensor(end)) for end in (-torch.inf, torch.inf))
+    logits = torch.stack([top, at_limit, below, above], 1).to(HERE)
+    loss = create("cals-hr", 4)
+    loss.margin = margin
+    for rows, target in zip(logits.split(8), torch.arange(5, device=HERE) % 4, strict=True):
+        labels = target.expand(8)
+        assert_same(run(loss, rows, labels), expected(loss, rows, labels))
 
 
 @pytest.mark.parametrize("tile", [None, (2, 2)])
@@ -186,10 +216,20 @@ def test_ties(name: str) -> None:
 
 
 @every_loss
-def test_a_confident_prediction_keeps_its_digits(name: str) -> None:
-    logits, target = torch.tensor([[12.0, -1.0, 0.5]], device=HERE), torch.tensor([0], device=HERE)
-    loss = create(name, 3)
-    assert_same(run(loss, logits, target), expected(loss, logits, target))
+@pytest.mark.parametrize(
+    ("logits", "label"),
+    [
+        ([12.0, -1.0, 0.5], 0),
+        ([12.0, -1.0, 0.5], 1),
+        ([9.0, -2.0], 1),
+        ([4.0, 3.99, -5.0, -12.0], 3),
+        ([5.0, 5.0, -5.0, -9.0], 2),
+    ],
+)
+def test_a_confident_prediction_keeps_its_digits(name: str, logits: list[float], label: int) -> None:
+    loss = create(name, len(logits))
+    single, target = torch.tensor([logits], device=HERE), torch.tensor([label], device=HERE)
+    assert_same(run(loss, single, target), expected(loss, single, target))
 
 
 @pytest.mark.parametrize("name", ["ce", "cals-alm"])
@@ -254,6 +294,46 @@ def test_a_graph_does_not_see_the_next_adaptation(reduction: str) -> None:
     if reduction == "mean":  # the gradient was there already, and has been given away
         with pytest.raises(RuntimeError, match="the loss has adapted between two backward passes"):
             torch.autograd.grad(value, logits)
+
+
+@pytest.mark.parametrize("reduction", ["mean", "none"])
+def test_a_graph_does_not_see_other_class_weights(reduction: str) -> None:
+    logits, target = batch(6, 5)
+    loss = create("focal", 5, reduction=reduction, class_weight=[1.0, 2.0, 3.0, 4.0, 5.0])
+    wanted = expected(loss, logits, target)[1]
+    logits.requires_grad_()
+    value = fused_loss(loss.fused(), logits, target, loss._eager, reduction, -100, loss.class_weight)
+    loss.class_weight.mul_(torch.arange(5, device=HERE))
+    (first,) = torch.autograd.grad(value.sum(), logits, retain_graph=True)
+    assert (first - wanted).norm() <= 1e-5 * wanted.norm()
+    if reduction == "mean":
+        with pytest.raises(RuntimeError, match="class weights were changed"):
+            torch.autograd.grad(value, logits)
+
+
+CHANGES = {
+    "a hyper-parameter": lambda loss: setattr(loss, "margin", 1.0),
+    "the reduction": lambda loss: setattr(loss, "reduction", "sum"),
+    "class weights": lambda loss: setattr(loss, "class_weight", torch.ones(5, device=HERE)),
+    "another tensor": lambda loss: setattr(loss, "multiplier", 2 * loss.multiplier),
+    "the same tensor": lambda loss: loss.multiplier.mul_(2),
+}
+
+
+@pytest.mark.parametrize("reduction", ["mean", "none"])
+@pytest.mark.parametrize("change", CHANGES)
+def test_gradients_of_gradients_of_what_was_changed(
+    reduction: str, change: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(base, "can_fuse", lambda logits, target: True)
+    logits, target = batch(6, 5)
+    loss = create("cals-alm", 5, reduction=reduction)
+    value = loss(logits.requires_grad_(), target).sum()
+    (slope,) = torch.autograd.grad(value, logits, create_graph=True)
+    assert slope.requires_grad
+    CHANGES[change](loss)
+    with pytest.raises(RuntimeError, match="call the loss again"):
+        torch.autograd.grad(value, logits, create_graph=True)
 
 
 @pytest.mark.parametrize(
@@ -330,6 +410,7 @@ def test_what_the_kernel_does_not_know_is_left_to_torch() -> None:
     assert fused.can_fuse(logits, target) == (HERE == "cuda")
     assert not fused.can_fuse(logits.double(), target)
     assert not fused.can_fuse(logits[:0], target[:0])
+    assert not fused.can_fuse(torch.view_as_complex(torch.ones(3, 4, 2, device=HERE)).conj().imag, target)
 
 
 @pytest.mark.parametrize(

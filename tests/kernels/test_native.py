@@ -12,8 +12,11 @@ import os
 import pickle
 import subprocess
 import sys
+import time
 import weakref
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from multiprocessing import get_context
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -22,9 +25,11 @@ import pytest
 import torch
 from torch import Tensor
 from torch._dynamo import compiled_autograd
+from torch.autograd import forward_ad
 
 import calibrant
 from calibrant.kernels import fused, native
+from calibrant.losses import base
 
 COMPUTE, FINISH, SCALE = 1, 2, 3
 HERE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -50,7 +55,7 @@ class Driver:
     """Launches three kernels on the CPU, and remembers what was launched."""
 
     def __init__(self, size: int) -> None:
-        self.size, self.launched, self.error = size, [], 0
+        self.size, self.launched, self.error, self.own = size, [], 0, 0
         numbers = [ctypes.c_uint] * 7
         self._launch = ctypes.CFUNCTYPE(
             ctypes.c_int,
@@ -91,9 +96,9 @@ class Driver:
     def launch(self, function: int, *rest: Any) -> int:
         *grid, stream, parameters, _ = rest
         self.launched.append((function, tuple(grid), stream))
-        cells = [ctypes.c_uint64.from_address(parameters[number]).value for number in range(5)]
+        cells = [ctypes.c_uint64.from_address(parameters[number]).value for number in range(6)]
         if function == COMPUTE:
-            logits, target, value, gradient, found = cells
+            logits, target, value, gradient, found, self.own = cells
             factors = (ctypes.c_int64 * self.size).from_address(target)
             floats(value, 1)[0] = sum(a * b for a, b in zip(floats(logits, self.size), factors, strict=True))
             for number, factor in enumerate(factors):
@@ -113,7 +118,20 @@ class Driver:
 
 
 KERNELS = (
-    (COMPUTE, 3, 128, 16, [(0, 0), (1, 0), (native.VALUE, 0), (native.GRADIENT, 0), (native.FOUND, 0)]),
+    (
+        COMPUTE,
+        3,
+        128,
+        16,
+        [
+            (native.LOGITS, 0),
+            (native.TARGET, 0),
+            (native.VALUE, 0),
+            (native.GRADIENT, 0),
+            (native.FOUND, 0),
+            (native.OWN + 1, 0),
+        ],
+    ),
     (FINISH, 1, 32, 0, [(native.FOUND, 0), (native.VALUE, 0), (-1, native._bits("fp32", 0.25))]),
     (SCALE, 2, 64, 0, [(native.GRADIENT, 0), (native.UPSTREAM, 0), (native.FOUND, 0)]),
 )
@@ -128,9 +146,13 @@ class Call:
         self.driver, self.asked = Driver(4), []
         kernels = KERNELS if several else (KERNELS[0], None, None)
         self.plan = module.plan(self.driver.addresses(), *kernels, self.logits, self.target, 3 * several)
-        self.weight = torch.ones(2)
-        self.buffers: Buffers = {"weight": self.weight, "nothing": None}
-        own = (None, self.weight, None, None, None, None, None)
+        self.weight, self.class_weight = torch.ones(2), torch.ones(4)
+        self.buffers: Buffers = {
+            "weight": self.weight,
+            "nothing": None,
+            "class_weight": self.class_weight,
+        }
+        own = (self.class_weight, self.weight, None, None, None, None, None)
         self.call: Callable[..., Tensor | None] = module.again(self.plan, self.buffers, own, self.otherwise)
 
     def otherwise(self, *arguments: Any) -> Tensor:
@@ -157,6 +179,7 @@ def test_value_and_gradient(module: ModuleType, several: bool) -> None:
     assert call.logits.grad is not None
     assert call.logits.grad.tolist() == [[3 * half, 0, -3 * half, 6 * half]]
     assert call.driver.launched[0] == (COMPUTE, (3, 1, 1, 128, 1, 1, 16), 77)
+    assert call.driver.own == call.weight.data_ptr()
     assert [each[0] for each in call.driver.launched] == ([COMPUTE, FINISH, SCALE] if several else [COMPUTE])
     assert call.asked == []
 
@@ -172,7 +195,7 @@ def test_a_second_pass_over_a_graph(module: ModuleType) -> None:
     assert torch.equal(target, call.target)
     assert upstream.item() == 2
     assert found[0].item() == 0.5
-    assert versions == (call.weight._version,)
+    assert versions == (call.class_weight._version, call.weight._version)
     with pytest.raises(RuntimeError, match="second time"):
         value.backward()
 
@@ -188,11 +211,19 @@ def test_no_correction_for_one_program(module: ModuleType) -> None:
 def test_the_state_of_the_forward_pass_is_told(module: ModuleType) -> None:
     call = Call(module)
     value = call()
-    before = call.weight._version
+    before = call.class_weight._version, call.weight._version
     call.weight.add_(1)
+    call.class_weight.add_(1)
     value.backward(retain_graph=True)  # the gradient is there already
     value.backward()
-    assert call.asked[0][4] == (before,)
+    assert call.asked[0][4] == before
+
+
+def test_an_upstream_gradient_without_memory(module: ModuleType) -> None:
+    call = Call(module)
+    call().backward(torch._efficientzerotensor(()))
+    assert call.logits.grad is not None
+    assert call.logits.grad.tolist() == [[0, 0, 0, 0]]
 
 
 def test_gradients_of_gradients(module: ModuleType) -> None:
@@ -238,25 +269,51 @@ class Subclass(Tensor):
     pass
 
 
+def in_forward_mode(call: Call) -> object:
+    with forward_ad.dual_level():
+        return call.call(forward_ad.make_dual(call.logits, torch.ones(1, 4)), call.target)
+
+
 CHANGES: dict[str, Callable[[Call], object]] = {
     "shape": lambda call: call.call(torch.ones(1, 3, requires_grad=True), call.target),
-    "layout": lambda call: call.call(torch.ones(4, 1).T.clone().as_strided((1, 4), (4, 1)), call.target),
+    "layout": lambda call: call.call(torch.ones(4, 2)[:, 0].view(1, 4).requires_grad_(), call.target),
     "type": lambda call: call.call(call.logits.detach().double().requires_grad_(), call.target),
     "type of labels": lambda call: call.call(call.logits, call.target.int()),
     "strided labels": lambda call: call.call(call.logits, torch.zeros(1, 8, dtype=torch.long)[:, ::2]),
     "place": lambda call: call.call(torch.ones(5)[1:].view(1, 4).requires_grad_(), call.target),
     "no gradient": lambda call: call.call(call.logits.detach(), call.target),
     "a subclass": lambda call: call.call(call.logits.as_subclass(Subclass), call.target),
+    "the opposite in memory": lambda call: call.call(
+        torch._neg_view(torch.ones(1, 4)).requires_grad_(), call.target
+    ),
+    "nothing in memory": lambda call: call.call(
+        torch._efficientzerotensor((1, 4)).requires_grad_(), call.target
+    ),
+    "sparse": lambda call: call.call(torch.ones(1, 4).to_sparse().requires_grad_(), call.target),
+    "nested": lambda call: call.call(
+        torch.nested.nested_tensor([torch.ones(4)], requires_grad=True), call.target
+    ),
+    "forward mode": lambda call: in_forward_mode(call),
     "no tensor": lambda call: call.call([[1.0]], call.target),
     "no labels": lambda call: call.call(call.logits, None),
 }
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning")  # of torch, about its own
 @pytest.mark.parametrize("change", CHANGES)
 def test_what_is_different_is_left_to_python(module: ModuleType, change: str) -> None:
     call = Call(module)
     assert CHANGES[change](call) is None
     assert call.driver.launched == []
+
+
+def test_a_gradient_of_the_target_is_left_to_python(module: ModuleType) -> None:
+    call = Call(module)
+    target = torch.zeros(1, 4)
+    plan = module.plan(call.driver.addresses(), *KERNELS, call.logits, target, 3)
+    again = module.again(plan, {}, (None,) * 7, call.otherwise)
+    assert again(call.logits, target) is not None
+    assert again(call.logits, target.requires_grad_()) is None
 
 
 def test_modes_are_left_to_python(module: ModuleType) -> None:
@@ -363,6 +420,7 @@ def test_kernels_are_described() -> None:
     )
     found = native.described(compiled, 7, list(signature), [native.GRADIENT, 1000, 1, 0.5, 21])
     assert found == (42, 7, 128, 512, [(11, 0), (-1, 1000), (-1, 0x3F000000)])
+    assert native._bits("fp32", 1e39) == native._bits("fp32", float("inf"))
     with pytest.raises(TypeError, match="stride is compiled as i32, but given as Number"):
         native.described(compiled, 7, list(signature), [native.GRADIENT, native.VALUE, 1, 0.5, 21])
 
@@ -407,6 +465,28 @@ def test_a_build_outlives_its_process(monkeypatch: pytest.MonkeyPatch, tmp_path:
     assert path.read_text() == "compiled\n"
 
 
+def test_a_fork_does_not_hold_the_lock(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    compiler = tmp_path / "compiler"
+    compiler.write_text('#!/bin/sh\nsleep 1\nwhile [ "$1" != -o ]; do shift; done\necho compiled > "$2"\n')
+    compiler.chmod(0o755)
+    monkeypatch.setenv("CXX", str(compiler))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    with ThreadPoolExecutor(1) as thread:
+        building = thread.submit(native.built)
+        while not (tmp_path / "calibrant" / "lock").exists():
+            time.sleep(0.01)
+        time.sleep(0.3)
+        worker = get_context("fork").Process(target=time.sleep, args=(60,))  # as of a data loader
+        worker.start()
+        building.result()
+    try:
+        with (tmp_path / "calibrant" / "lock").open() as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    finally:
+        worker.kill()
+        worker.join()
+
+
 def test_it_can_be_switched_off(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CALIBRANT_NATIVE", "0")
     assert native._Builder().wait() is None
@@ -439,8 +519,29 @@ def test_a_loss_does_again_what_it_did() -> None:
         change()
         assert loss(logits, target).item() != 5
     remember(torch.tensor(5.0))
-    for other in (copy.deepcopy(loss), pickle.loads(pickle.dumps(calibrant.create_loss("ce", 3)))):
+    for other in (copy.deepcopy(loss), pickle.loads(pickle.dumps(loss))):
         assert other(logits, target).item() != 5
+
+
+@pytest.mark.usefixtures("handed_over")
+def test_a_loss_that_is_changed_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:
+    loss = calibrant.create_loss("cals-alm", 3).to(HERE)
+    logits, target = torch.randn(2, 3, device=HERE, requires_grad=True), torch.tensor([0, 1], device=HERE)
+    plain = base.again
+
+    def slowly(*arguments: Any) -> Any:
+        found = plain(*arguments)
+        assert found is not None
+        loss.margin = 3.0  # as another thread may do
+        return found
+
+    monkeypatch.setattr(base, "can_fuse", lambda logits, target: True)
+    loss(logits, target)
+    assert loss._again is not None
+    del loss.__dict__["_again"]
+    monkeypatch.setattr(base, "again", slowly)
+    loss(logits, target)
+    assert loss._again is None
 
 
 # ---------------------------------------------------------------------------------- what may be handed over

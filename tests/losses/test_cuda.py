@@ -217,14 +217,53 @@ def test_what_the_loss_learns_and_is_told_counts_from_cpp() -> None:
     loss = adapted_loss("cals-alm", K).cuda()
     logits, target = (each.cuda() for each in batch(64, dtype=torch.float32))
     before = outcome(remembered(loss, logits, target), logits, target)
+    again = loss._again
+    assert again is not None
     loss.observe(logits, target)
     loss.adapt()
-    after = outcome(loss, logits, target)
-    assert loss._again is not None
-    assert not torch.equal(before[0], after[0])
-    assert_equal(after, by_way_of_python(loss, logits, target))
+    after = again(logits.detach().requires_grad_(), target)  # which has the tensors that have changed
+    assert after is not None
+    assert not torch.equal(before[0], after)
+    assert torch.equal(after, by_way_of_python(loss, logits, target)[0])
+    remembered(loss, logits, target)
     loss.margin = 0.5
-    assert not torch.equal(outcome(loss, logits, target)[0], after[0])
+    assert not torch.equal(outcome(loss, logits, target)[0], after)
+
+
+@pytest.mark.usefixtures("built")
+@pytest.mark.parametrize("size", [64, 5000])
+def test_probabilities_from_cpp(key: str, size: int) -> None:
+    loss = adapted_loss(key, K).cuda()
+    if loss.fused() is None or not loss.accepts_probabilities:
+        pytest.skip("has no kernel, or takes labels only")
+    logits, _ = batch(size, dtype=torch.float32)
+    logits, target = logits.cuda(), torch.rand(size, K, device="cuda").softmax(1)
+    remembered(loss, logits, target)
+    again = loss._again
+    assert again is not None
+    leaf = logits.clone().requires_grad_()
+    value = again(leaf, target)
+    assert value is not None
+    (3 * value).backward()
+    assert leaf.grad is not None
+    assert_equal((value.detach(), leaf.grad), by_way_of_python(loss, logits, target, 3.0))
+
+
+@pytest.mark.usefixtures("built")
+@pytest.mark.parametrize("size", [64, 5000])
+def test_class_weights_in_a_second_pass_from_cpp(size: int) -> None:
+    loss = create_loss("focal", K, class_weight=torch.rand(K)).cuda()
+    logits, target = (each.cuda() for each in batch(size, dtype=torch.float32))
+    remembered(loss, logits, target)
+    leaf = logits.clone().requires_grad_()
+    value = loss(leaf, target)
+    assert "Loss" in value.grad_fn.name()
+    (first,) = torch.autograd.grad(value, leaf, retain_graph=True)
+    (second,) = torch.autograd.grad(value, leaf, retain_graph=True)
+    torch.testing.assert_close(first, second)
+    loss.class_weight.mul_(2)
+    with pytest.raises(RuntimeError, match="class weights were changed"):
+        torch.autograd.grad(value, leaf)
 
 
 @pytest.mark.usefixtures("built")
@@ -307,7 +346,7 @@ def test_in_a_fresh_thread_from_cpp() -> None:
 
 
 @pytest.mark.usefixtures("built")
-def test_transforms_and_traces_after_cpp() -> None:
+def test_transforms_after_cpp() -> None:
     loss = adapted_loss("focal", K).cuda()
     logits, target = (each.cuda() for each in batch(64, dtype=torch.float32))
     _, wanted = outcome(remembered(loss, logits, target), logits, target)

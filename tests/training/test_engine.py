@@ -351,7 +351,9 @@ def lived(output: Path, recipe: Path, *arguments: str) -> int | None:
     process = PREPARED.Process(target=program.main, args=([str(output), str(recipe), *arguments],))
     process.start()
     process.join(120)
-    return process.exitcode
+    ended = process.exitcode
+    process.kill()  # if it has not
+    return ended
 
 
 def test_five_kills_at_random_moments_change_nothing(tmp_path: Path) -> None:

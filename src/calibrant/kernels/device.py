@@ -41,12 +41,34 @@ def _exp(x):
 
 
 @triton.jit
-def _penalty(shifted, weight, multiplier, margin, per_unit, EXTRA: tl.constexpr):
-    """The penalty of each class, and its slope by the violation."""
+def _two_sum(one, other):
+    """The sum, and what rounding has left out of it."""
+    total = one + other
+    back = total - one
+    return total, (one - (total - back)) + (other - back)
+
+
+@triton.jit
+def _limit(top, margin, margin_rest):
+    """The lowest number that is not further below the maximum than the margin, to the last digit.
+
+    Of a difference that was rounded, one class in a million would be on the wrong side.
+    """
+    limit, rest = _two_sum(top, -margin)
+    limit, rest = _two_sum(limit, rest - margin_rest)
+    bits = limit.to(tl.int32, bitcast=True)
+    above = tl.where(limit > 0, bits + 1, bits - 1).to(tl.float32, bitcast=True)
+    above = tl.where(limit == 0, 1.1754943508222875e-38, above)
+    return tl.where(rest > 0, above, limit)
+
+
+@triton.jit
+def _penalty(shifted, weight, multiplier, margin, per_unit, EXTRA: tl.constexpr, too_far=None):
+    """The penalty of each class, and its slope by the violation; ``HINGE`` is told where there is one."""
     if EXTRA == HINGE:
         violation = -shifted * per_unit - margin * per_unit
         value = multiplier * tl.maximum(violation, 0.0)
-        slope = tl.where(violation > 0, multiplier, 0.0)
+        slope = tl.where(too_far, multiplier, 0.0)
     elif EXTRA == PHR:
         by_unit = weight * per_unit
         slope = tl.maximum((multiplier - margin * by_unit) - shifted * by_unit, 0.0)
@@ -59,18 +81,28 @@ def _penalty(shifted, weight, multiplier, margin, per_unit, EXTRA: tl.constexpr)
         below = root * root  # by two instructions, where a division takes a dozen
         inverse = 1 / weight
         ratio = multiplier * inverse
-        highest = ratio
         slope = multiplier * (2 * above + below * below)
         if EXTRA == P2:
-            highest += above * (inverse * 0.16666667)
             slope += 0.5 * above * above
-        value = above * (ratio + above * highest) + ratio * (below - 1)
+            value = above * (ratio + above * (ratio + above * (inverse * 0.16666667))) + ratio * (below - 1)
+        else:
+            value = ratio * (above * above + above + (below - 1))
     return value, slope
 
 
 @triton.jit
+def _less_than_one(shifted, e):
+    """1 - e, to the last digit where e is almost 1."""
+    near = tl.maximum(shifted, -0.125)
+    series = -near * (1 + near * (0.5 + near * (0.16666667 + near * (0.041666668 + near * 0.008333334))))
+    return tl.where(shifted > -0.125, series, 1 - e)
+
+
+@triton.jit
 def _sums(
+    x,
     shifted,
+    limit,
     e,
     inside,
     is_target,
@@ -81,6 +113,7 @@ def _sums(
     per_unit,
     EXTRA: tl.constexpr,
     SOFT: tl.constexpr,
+    ALONE: tl.constexpr,
 ):
     """What `_outcome` needs the sums of: two numbers for each class, and whether it attains the maximum."""
     first = tl.zeros_like(e)
@@ -97,10 +130,13 @@ def _sums(
             ties = target * target
         else:
             first = tl.where(is_target, 0.0, e * e)
+            if ALONE:
+                second = tl.where(is_target, 0.0, e * _less_than_one(shifted, e))
     elif EXTRA >= HINGE:
         # Beyond the last class there is no violation, and then no penalty.
         inner = tl.where(inside, shifted, 0.0)
-        first, second = _penalty(inner, weight, multiplier, margin, per_unit, EXTRA)
+        too_far = inside & (x < limit[:, None])
+        first, second = _penalty(inner, weight, multiplier, margin, per_unit, EXTRA, too_far)
         ties = tl.where(shifted == 0, 1.0, 0.0)
     return first, second, ties
 
@@ -214,6 +250,11 @@ def _outcome(
             along = -2 * (squares - spread)
             slope = -2 * (p * squares + spread * doubt)
             aside = 2 / (total * total)
+            if (
+                ALONE
+            ):  # the same, where a wrong class is all but certain without a difference of numbers near 1
+                along = 2 * (second / (total * total) + spread)
+                aside /= total
     elif BASE != PLAIN:
         exponent = _exponent(p, gamma, other_gamma, threshold, gammas, edges, accuracies, passes, BINS, GAMMA)
         sign = tl.where(exponent < 0, -1.0, 1.0)
@@ -258,10 +299,13 @@ def _outcome(
 def _rest(
     x,
     shifted,
+    limit,
     e,
     inside,
     is_target,
     target,
+    at_target,
+    others,
     best,
     aside,
     K,
@@ -274,6 +318,7 @@ def _rest(
     EXTRA: tl.constexpr,
     BASE: tl.constexpr,
     SOFT: tl.constexpr,
+    ALONE: tl.constexpr,
 ):
     """What a class gets beside the multiple of its probability and the amount at the true class.
 
@@ -287,12 +332,17 @@ def _rest(
     elif EXTRA == SQUARED:
         if SOFT:
             rest = aside[:, None] * e * (e * aside[:, None] / 2 - target)
+        elif ALONE:
+            far = _less_than_one(shifted, e)
+            rest = aside[:, None] * e * (e * at_target[:, None] - far * others[:, None])
+            rest = tl.where(is_target, 0.0, rest)
         else:
             rest = tl.where(is_target, 0.0, aside[:, None] * e * e)
     elif EXTRA >= HINGE:
         # As in `_sums`, so that the compiler sees that it has it already.
         inner = tl.where(inside, shifted, 0.0)
-        _, slope = _penalty(inner, weight, multiplier, margin, per_unit, EXTRA)
+        too_far = inside & (x < limit[:, None])
+        _, slope = _penalty(inner, weight, multiplier, margin, per_unit, EXTRA, too_far)
         rest = tl.where(shifted == 0, aside[:, None], 0.0) - slope * (amount * per_unit)
     if BASE == DUAL:
         rest = tl.where(x == best[:, None], aside[:, None], 0.0)
@@ -376,6 +426,7 @@ def loss_and_gradient(
     likelihood,
     amount,
     margin,
+    margin_rest,
     per_unit,
     gamma,
     other_gamma,
@@ -396,222 +447,246 @@ def loss_and_gradient(
     ALONE: tl.constexpr,
     ALIGNED: tl.constexpr,
     UNROLL: tl.constexpr,
+    TILES: tl.constexpr,
     R: tl.constexpr,
     BK: tl.constexpr,
 ):
-    """Losses of R elements, their sum, and the gradient of their logits.
+    """Losses of TILES times R elements, their sum, and the gradient of their logits.
 
     Element ``s`` of batch entry ``b`` has its class ``k`` at ``b·logits_b + k·logits_k + s·logits_s``, where
     ``ALIGNED`` divides ``logits_s`` and ``gradient_s``. Each element enters by ``scale``. For P programs
     `found` has a place for the gradient's correction, P sums of losses, and P sums of what the mean ought to
     divide by, of which `finish` makes it. A program that is ``ALONE`` needs no correction.
     """
-    blocks = tl.cdiv(S, R)
+    blocks = tl.cdiv(S, R * TILES)
     place, programs = tl.program_id(0), tl.num_programs(0)
     b = (place // blocks).to(tl.int64)
-    s = place % blocks * R + tl.arange(0, R)
-    present = s < S
-    # Known to be aligned, the numbers of a row travel in groups.
-    row = logits + b * logits_b + tl.multiple_of(s.to(tl.int64) * logits_s, ALIGNED)
-    out = gradient + b * gradient_b + tl.multiple_of(s.to(tl.int64) * gradient_s, ALIGNED)
     k = tl.arange(0, BK)
-    factor = tl.full((R,), 1.0, tl.float32) * scale
-    known = present
-    if SOFT:
-        label = tl.full((R,), -1, tl.int32)
-        valid = present
-        soft_row = target + b * target_b + s.to(tl.int64) * target_s
-    else:
-        label = tl.load(
-            target + b * target_b + s.to(tl.int64) * target_s, mask=present, other=ignore_index
-        ).to(tl.int64)
-        valid = present & (label != ignore_index)
-        known = valid & (label >= 0) & (label < K)
-        label = tl.where(known, label, 0).to(tl.int32)
-        soft_row = target
-        if WEIGHTED:
-            factor *= tl.load(class_weight + label, mask=known, other=0.0).to(tl.float32)
-    factor = tl.where(valid, factor, 0.0)
-    if COUNT:
-        weighed = tl.where(valid, 1.0, 0.0)
-        if WEIGHTED:
-            weighed = factor / scale
-        if ALONE:
-            factor *= _correction(tl.sum(weighed), scale, elements)
+    counted = 0.0  # so far, which stands in `found` after each tile
+    losses = 0.0
+    for tile in range(TILES):
+        s = (place % blocks * TILES + tile) * R + tl.arange(0, R)
+        present = s < S
+        # Known to be aligned, the numbers of a row travel in groups.
+        row = logits + b * logits_b + tl.multiple_of(s.to(tl.int64) * logits_s, ALIGNED)
+        out = gradient + b * gradient_b + tl.multiple_of(s.to(tl.int64) * gradient_s, ALIGNED)
+        factor = tl.full((R,), 1.0, tl.float32) * scale
+        known = present
+        if SOFT:
+            label = tl.full((R,), -1, tl.int32)
+            valid = present
+            soft_row = target + b * target_b + s.to(tl.int64) * target_s
         else:
-            tl.store(found + 1 + programs + place, tl.sum(weighed))
-    at = tl.zeros((R,), tl.float32)
-    if not SOFT:
-        at = tl.load(row + label.to(tl.int64) * logits_k, mask=known, other=float("nan")).to(tl.float32)
+            label = tl.load(
+                target + b * target_b + s.to(tl.int64) * target_s, mask=present, other=ignore_index
+            ).to(tl.int64)
+            valid = present & (label != ignore_index)
+            known = valid & (label >= 0) & (label < K)
+            label = tl.where(known, label, 0).to(tl.int32)
+            soft_row = target
+            if WEIGHTED:
+                factor *= tl.load(class_weight + label, mask=known, other=0.0).to(tl.float32)
+        factor = tl.where(valid, factor, 0.0)
+        if COUNT:
+            weighed = tl.where(valid, 1.0, 0.0)
+            if WEIGHTED:
+                weighed = factor / scale
+            if ALONE:
+                factor *= _correction(tl.sum(weighed), scale, elements)
+            else:
+                counted += tl.sum(weighed)
+                tl.store(found + 1 + programs + place, counted)
+        at = tl.zeros((R,), tl.float32)
+        if not SOFT:
+            at = tl.load(row + label.to(tl.int64) * logits_k, mask=known, other=float("nan")).to(tl.float32)
 
-    # The maximum and the sum of exponentials: in one go, or while the row passes by.
-    best = tl.full((R,), float("-inf"), tl.float32)
-    hits = tl.zeros((R,), tl.float32)
-    if SINGLE:
-        x = _tile(row, k, logits_k, present, K, BK, float("-inf"))
-        if BASE == DUAL:
-            best, hits = _below(x, at, best, hits)
-        top = tl.max(x, 1)
-        top = tl.where(top == float("-inf"), 0.0, top)
-        shifted = x - top[:, None]
-        e = _exp(shifted)
-        if ALONE and not SOFT:
-            total = tl.sum(tl.where(k[None, :] == label[:, None], 0.0, e), 1)
-        else:
-            total = tl.sum(e, 1)
-        weights = _per_class(penalty_weight, k, 1.0, K, EXTRA > HINGE)
-        multipliers = _per_class(multiplier, k, 0.0, K, MULTIPLIED)
-    else:
-        top = tl.full((R,), float("-inf"), tl.float32)
-        total = tl.zeros((R,), tl.float32)
-        for start in tl.range(0, K, BK, loop_unroll_factor=UNROLL):
-            x = _tile(row, start + k, logits_k, present, K, BK, float("-inf"))
-            higher = tl.maximum(top, tl.max(x, 1))
-            safe = tl.where(higher == float("-inf"), 0.0, higher)
-            total = total * _exp(top - safe) + tl.sum(_exp(x - safe[:, None]), 1)
-            top = higher
+        # The maximum and the sum of exponentials: in one go, or while the row passes by.
+        best = tl.full((R,), float("-inf"), tl.float32)
+        hits = tl.zeros((R,), tl.float32)
+        if SINGLE:
+            x = _tile(row, k, logits_k, present, K, BK, float("-inf"))
             if BASE == DUAL:
                 best, hits = _below(x, at, best, hits)
-        top = tl.where(top == float("-inf"), 0.0, top)
-
-    shifted_at_target = tl.zeros((R,), tl.float32)
-    at_target = tl.zeros((R,), tl.float32)
-    if not SOFT:
-        shifted_at_target = tl.where(valid, at - top, 0.0)
-        at_target = _exp(shifted_at_target)
-    # A confident prediction leaves few digits for what is not the true class. In a large batch that does not
-    # show; in a small one, where time does not count, it was left out of the sum.
-    others = total if ALONE and SINGLE else tl.maximum(total - at_target, 0.0)
-    mass = tl.full((R,), 1.0, tl.float32)
-
-    # What this loss needs beside them, over all classes. Sums are taken when the loop is over: within it, a
-    # pass of the compiler that tries to do just that has been seen to lose classes.
-    first = tl.zeros((R,), tl.float32)
-    second = tl.zeros((R,), tl.float32)
-    ties = tl.zeros((R,), tl.float32)
-    if SOFT or EXTRA != NOTHING:
-        firsts = tl.zeros((R, BK), tl.float32)
-        seconds = tl.zeros((R, BK), tl.float32)
-        thirds = tl.zeros((R, BK), tl.float32)
-        masses = tl.zeros((R, BK), tl.float32)
-        products = tl.zeros((R, BK), tl.float32)
-        for start in tl.range(0, 1 if SINGLE else K, BK, loop_unroll_factor=UNROLL):
-            columns = start + k
-            if not SINGLE:
-                x = _tile(row, columns, logits_k, present, K, BK, float("-inf"))
-                shifted = x - top[:, None]
-                e = _exp(shifted)
-                weights = _per_class(penalty_weight, columns, 1.0, K, EXTRA > HINGE)
-                multipliers = _per_class(multiplier, columns, 0.0, K, MULTIPLIED)
-            inside = _inside(columns, K, BK)
-            is_target = columns[None, :] == label[:, None]
-            t = e
-            if SOFT:
-                t = _tile(soft_row, columns, target_k, present, K, BK, 0.0)
-                masses += t
-                products += tl.where(t == 0, 0.0, t * shifted)
-            more = _sums(
-                shifted, e, inside, is_target, t, weights, multipliers, margin, per_unit, EXTRA, SOFT
-            )
-            firsts += more[0]
-            seconds += more[1]
-            thirds += more[2]
-        if SOFT:
-            mass = tl.sum(masses, 1)
-            shifted_at_target = tl.sum(products, 1)
-        if EXTRA != NOTHING:
-            first = tl.sum(firsts, 1)
-        if EXTRA >= HINGE or (EXTRA == SQUARED and SOFT):
-            second = tl.sum(seconds, 1)
-            ties = tl.sum(thirds, 1)
-
-    value, along, slope_at_target, aside = _outcome(
-        shifted_at_target,
-        at_target,
-        others,
-        mass,
-        first,
-        second,
-        ties,
-        best - top,
-        hits,
-        K,
-        likelihood,
-        amount,
-        per_unit,
-        gamma,
-        other_gamma,
-        threshold,
-        gammas,
-        edges,
-        accuracies,
-        passes,
-        BINS,
-        EXTRA,
-        BASE,
-        GAMMA,
-        SOFT,
-        ALONE,
-    )
-    value = tl.where(valid, value * factor, 0.0)
-    if UPSTREAM == 0:
-        if EACH:
-            tl.store(values + b * S + s, value, mask=present)
-        elif ALONE:
-            tl.store(values, tl.sum(value))
+            top = tl.max(x, 1)
+            top = tl.where(top == float("-inf"), 0.0, top)
+            shifted = x - top[:, None]
+            e = _exp(shifted)
+            if ALONE and not SOFT:
+                total = tl.sum(tl.where(k[None, :] == label[:, None], 0.0, e), 1)
+            else:
+                total = tl.sum(e, 1)
+            weights = _per_class(penalty_weight, k, 1.0, K, EXTRA > HINGE)
+            multipliers = _per_class(multiplier, k, 0.0, K, MULTIPLIED)
         else:
-            tl.store(found + 1 + place, tl.sum(value))
-    elif UPSTREAM == 1:
-        factor *= tl.load(upstream).to(tl.float32)
-    else:
-        factor *= tl.load(upstream + b * S + s, mask=present, other=0.0).to(tl.float32)
-    if GRADIENT:
-        along *= factor
-        slope_at_target *= factor
-        for start in tl.range(0, 1 if SINGLE else K, BK, loop_unroll_factor=UNROLL):
-            columns = start + k
-            if not SINGLE:
-                x = _tile(row, columns, logits_k, present, K, BK, float("-inf"))
-                shifted = x - top[:, None]
-                e = _exp(shifted)
-                weights = _per_class(penalty_weight, columns, 1.0, K, EXTRA > HINGE)
-                multipliers = _per_class(multiplier, columns, 0.0, K, MULTIPLIED)
-            inside = _inside(columns, K, BK)
-            is_target = columns[None, :] == label[:, None]
-            slope = along[:, None] * e
-            if not SOFT:
-                slope = tl.where(is_target, slope_at_target[:, None], slope)
-            if SOFT or EXTRA != NOTHING or BASE == DUAL:
+            top = tl.full((R,), float("-inf"), tl.float32)
+            total = tl.zeros((R,), tl.float32)
+            for start in tl.range(0, K, BK, loop_unroll_factor=UNROLL):
+                x = _tile(row, start + k, logits_k, present, K, BK, float("-inf"))
+                higher = tl.maximum(top, tl.max(x, 1))
+                safe = tl.where(higher == float("-inf"), 0.0, higher)
+                total = total * _exp(top - safe) + tl.sum(_exp(x - safe[:, None]), 1)
+                top = higher
+                if BASE == DUAL:
+                    best, hits = _below(x, at, best, hits)
+            top = tl.where(top == float("-inf"), 0.0, top)
+
+        shifted_at_target = tl.zeros((R,), tl.float32)
+        at_target = tl.zeros((R,), tl.float32)
+        if not SOFT:
+            shifted_at_target = tl.where(valid, at - top, 0.0)
+            at_target = _exp(shifted_at_target)
+        # A confident prediction leaves few digits for what is not the true class. In a large batch that does
+        # not show; in a small one, where time does not count, it was left out of the sum.
+        others = total if ALONE and SINGLE else tl.maximum(total - at_target, 0.0)
+        mass = tl.full((R,), 1.0, tl.float32)
+        limit = _limit(top, margin, margin_rest)
+
+        # What this loss needs beside them, over all classes. Sums are taken when the loop is over: within it,
+        # a pass of the compiler that tries to do just that has been seen to lose classes.
+        first = tl.zeros((R,), tl.float32)
+        second = tl.zeros((R,), tl.float32)
+        ties = tl.zeros((R,), tl.float32)
+        if SOFT or EXTRA != NOTHING:
+            firsts = tl.zeros((R, BK), tl.float32)
+            seconds = tl.zeros((R, BK), tl.float32)
+            thirds = tl.zeros((R, BK), tl.float32)
+            masses = tl.zeros((R, BK), tl.float32)
+            products = tl.zeros((R, BK), tl.float32)
+            for start in tl.range(0, 1 if SINGLE else K, BK, loop_unroll_factor=UNROLL):
+                columns = start + k
+                if not SINGLE:
+                    x = _tile(row, columns, logits_k, present, K, BK, float("-inf"))
+                    shifted = x - top[:, None]
+                    e = _exp(shifted)
+                    weights = _per_class(penalty_weight, columns, 1.0, K, EXTRA > HINGE)
+                    multipliers = _per_class(multiplier, columns, 0.0, K, MULTIPLIED)
+                inside = _inside(columns, K, BK)
+                is_target = columns[None, :] == label[:, None]
                 t = e
                 if SOFT:
                     t = _tile(soft_row, columns, target_k, present, K, BK, 0.0)
-                slope += factor[:, None] * _rest(
+                    masses += t
+                    products += tl.where(t == 0, 0.0, t * shifted)
+                more = _sums(
                     x,
                     shifted,
+                    limit,
                     e,
                     inside,
                     is_target,
                     t,
-                    best,
-                    aside,
-                    K,
-                    likelihood,
-                    amount,
                     weights,
                     multipliers,
                     margin,
                     per_unit,
                     EXTRA,
-                    BASE,
                     SOFT,
+                    ALONE,
                 )
-            # An ignored element has a gradient of exactly 0 whatever its logits are.
-            slope = tl.where(valid[:, None], slope, 0.0)
-            tl.store(
-                out[:, None] + columns.to(tl.int64)[None, :] * gradient_k,
-                slope,
-                mask=present[:, None] & inside,
-            )
+                firsts += more[0]
+                seconds += more[1]
+                thirds += more[2]
+            if SOFT:
+                mass = tl.sum(masses, 1)
+                shifted_at_target = tl.sum(products, 1)
+            if EXTRA != NOTHING:
+                first = tl.sum(firsts, 1)
+            if EXTRA >= HINGE or (EXTRA == SQUARED and (SOFT or ALONE)):
+                second = tl.sum(seconds, 1)
+                ties = tl.sum(thirds, 1)
+
+        value, along, slope_at_target, aside = _outcome(
+            shifted_at_target,
+            at_target,
+            others,
+            mass,
+            first,
+            second,
+            ties,
+            best - top,
+            hits,
+            K,
+            likelihood,
+            amount,
+            per_unit,
+            gamma,
+            other_gamma,
+            threshold,
+            gammas,
+            edges,
+            accuracies,
+            passes,
+            BINS,
+            EXTRA,
+            BASE,
+            GAMMA,
+            SOFT,
+            ALONE,
+        )
+        value = tl.where(valid, value * factor, 0.0)
+        if UPSTREAM == 0:
+            if EACH:
+                tl.store(values + b * S + s, value, mask=present)
+            elif ALONE:
+                tl.store(values, tl.sum(value))
+            else:
+                losses += tl.sum(value)
+                tl.store(found + 1 + place, losses)
+        elif UPSTREAM == 1:
+            factor *= tl.load(upstream).to(tl.float32)
+        else:
+            factor *= tl.load(upstream + b * S + s, mask=present, other=0.0).to(tl.float32)
+        if GRADIENT:
+            along *= factor
+            slope_at_target *= factor
+            for start in tl.range(0, 1 if SINGLE else K, BK, loop_unroll_factor=UNROLL):
+                columns = start + k
+                if not SINGLE:
+                    x = _tile(row, columns, logits_k, present, K, BK, float("-inf"))
+                    shifted = x - top[:, None]
+                    e = _exp(shifted)
+                    weights = _per_class(penalty_weight, columns, 1.0, K, EXTRA > HINGE)
+                    multipliers = _per_class(multiplier, columns, 0.0, K, MULTIPLIED)
+                inside = _inside(columns, K, BK)
+                is_target = columns[None, :] == label[:, None]
+                slope = along[:, None] * e
+                if not SOFT:
+                    slope = tl.where(is_target, slope_at_target[:, None], slope)
+                if SOFT or EXTRA != NOTHING or BASE == DUAL:
+                    t = e
+                    if SOFT:
+                        t = _tile(soft_row, columns, target_k, present, K, BK, 0.0)
+                    slope += factor[:, None] * _rest(
+                        x,
+                        shifted,
+                        limit,
+                        e,
+                        inside,
+                        is_target,
+                        t,
+                        at_target,
+                        others,
+                        best,
+                        aside,
+                        K,
+                        likelihood,
+                        amount,
+                        weights,
+                        multipliers,
+                        margin,
+                        per_unit,
+                        EXTRA,
+                        BASE,
+                        SOFT,
+                        ALONE,
+                    )
+                # An ignored element has a gradient of exactly 0 whatever its logits are.
+                slope = tl.where(valid[:, None], slope, 0.0)
+                tl.store(
+                    out[:, None] + columns.to(tl.int64)[None, :] * gradient_k,
+                    slope,
+                    mask=present[:, None] & inside,
+                )
 
 
 @triton.jit

@@ -6,6 +6,7 @@ they are read once, and the gradient, the only tensor of their size, is written 
 
 from __future__ import annotations
 
+import ctypes
 import math
 import sys
 import warnings
@@ -63,10 +64,6 @@ class Fused(NamedTuple):
     accuracies: Tensor | None = None
     passes: Tensor | None = None
 
-    def versions(self) -> tuple[int, ...]:
-        """Numbers that change when the tensors do."""
-        return tuple(tensor._version for tensor in self[10:] if tensor is not None)
-
     def kept(self) -> Fused:
         """The same with copies of the tensors: a graph must not see what the next adaptation does to them."""
         copies: dict[str, Any] = {
@@ -87,7 +84,8 @@ def runs_triton(logits: Tensor) -> bool:
         and logits.dtype in (torch.float32, torch.bfloat16, torch.float16)
         and logits.numel() > 0
         and not torch._C._are_functorch_transforms_active()
-        and (torch.compiler.is_compiling() or _triton_works(logits.device))
+        # A view of which memory has the opposite is for torch; the compiler makes it a plain tensor.
+        and (torch.compiler.is_compiling() or (not logits.is_neg() and _triton_works(logits.device)))
     )
 
 
@@ -160,11 +158,10 @@ class _FusedLoss(torch.autograd.Function):
         # Where the upstream gradient is one number, 1 almost always, the gradient is computed right away. In
         # float16 it could vanish before a gradient scaler's factor arrives: there it waits for it.
         early = options[0] != "none" and logits.dtype != torch.float16 and ctx.needs_input_grad[0]
-        if not early and ctx.needs_input_grad[0]:
-            recipe = recipe.kept()
+        ctx.kept = None if early or not ctx.needs_input_grad[0] else (recipe.kept(), _kept(options))
         value, ctx.gradient, ctx.found, ctx.plan = launch(recipe, logits, target, options, early)
         ctx.recipe, ctx.options, ctx.eager = recipe, options, eager
-        ctx.versions = recipe.versions()
+        ctx.versions = _versions(recipe, options)
         ctx.save_for_backward(logits, target)
         return value
 
@@ -172,13 +169,23 @@ class _FusedLoss(torch.autograd.Function):
     def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor, None, None, None, None]:
         gradient, ctx.gradient = ctx.gradient, None
         if gradient is None or torch.is_grad_enabled():
-            rest = (*ctx.saved_tensors, upstream, ctx.found, ctx.versions)
+            rest = (*ctx.saved_tensors, upstream, ctx.found, ctx.versions, ctx.kept)
             gradient = _computed_anew(ctx.recipe, ctx.options, ctx.eager, *rest)
-        elif ctx.found is None:
+        elif ctx.found is None or upstream._is_zerotensor():  # which has no memory
             gradient.mul_(upstream)
         else:
             ctx.plan.scale(gradient, upstream, ctx.found, *ctx.plan.scaling)
         return gradient, None, None, None, None
+
+
+def _kept(options: tuple[Any, ...]) -> tuple[Any, ...]:
+    """The same with a copy of the class weights."""
+    return (*options[:2], None if options[2] is None else options[2].clone())
+
+
+def _versions(recipe: Fused, options: tuple[Any, ...]) -> tuple[int, ...]:
+    """Numbers that change when the loss's tensors do."""
+    return tuple(tensor._version for tensor in (options[2], *recipe[10:]) if tensor is not None)
 
 
 def _computed_anew(
@@ -190,18 +197,20 @@ def _computed_anew(
     upstream: Tensor,
     found: Tensor | None,
     versions: tuple[int, ...],
+    kept: tuple[Fused, tuple[Any, ...]] | None = None,
 ) -> Tensor:
     """The gradient where it is not there, as in a second pass over a graph, or its own gradient is wanted."""
-    if recipe.versions() != versions:
+    if (kept is None or torch.is_grad_enabled()) and _versions(recipe, options) != versions:
         raise RuntimeError(
-            "the loss has adapted between two backward passes over the same graph: its gradient is gone; "
-            "call the loss again"
+            "the loss has adapted between two backward passes over the same graph, or its class weights were "
+            "changed: its gradient is gone; call the loss again"
         )
     gradient: Tensor | None
     if torch.is_grad_enabled():
         (gradient,) = torch.autograd.grad(eager(logits, target), logits, upstream, create_graph=True)
     else:
         upstream = upstream.contiguous() if found is None else upstream * found[0]
+        recipe, options = kept or (recipe, options)
         gradient = launch(recipe, logits, target, options, True, upstream).gradient
     assert gradient is not None
     return gradient
@@ -281,6 +290,10 @@ def _backward(ctx: Any, upstream: Tensor, _: Any) -> tuple[Tensor | None, ...]:
 _loss.register_autograd(_backward, setup_context=_keep)
 
 
+_LAUNCHES_COMPILED = (3, 3)
+"""The first Triton whose compiled kernels can be launched with the arguments of the first launch."""
+
+
 @cache
 def _triton_version() -> tuple[int, ...]:
     return tuple(int(part) for part in version("triton").split(".")[:2])
@@ -316,7 +329,7 @@ class Starter:
         else:
             compiled = self.kernel[self._grid](*arguments, **self._settings)
             # None if it was interpreted. Triton 3.2 wants another list of arguments the second time.
-            if compiled is not None and _triton_version() >= (3, 3):
+            if compiled is not None and _triton_version() >= _LAUNCHES_COMPILED:
                 self.compiled, self._start = compiled, compiled[self._grid]
 
     def described(self, *arguments: Any) -> native.Kernel | None:
@@ -364,6 +377,7 @@ class Tiling(NamedTuple):
         warps: that work on it.
         unroll: passes of a loop over classes that are under way at once.
         registers: that a thread may have at most, so that more of them are at work; None for any number.
+        tiles: that a program works on, one after another.
     """
 
     rows: int
@@ -371,6 +385,7 @@ class Tiling(NamedTuple):
     warps: int
     unroll: int = 1
     registers: int | None = None
+    tiles: int = 1
 
 
 def tiling(classes: int, elements: int, adjacent: bool, bytes_each: int, numbers_per_class: int) -> Tiling:
@@ -393,9 +408,19 @@ def tiling(classes: int, elements: int, adjacent: bool, bytes_each: int, numbers
         return Tiling(512, 1, 4, unroll=7, registers=64)
     if most > 16384:  # more than fit at once
         return Tiling(1, 8192, 8, unroll=4)
-    # Few warps, which need not wait for one another, with as many logits as their registers hold.
+    # Few warps, which need not wait for one another, with as many logits as their registers hold. A single
+    # one has all of an element's, and goes on to more if there are more than a GPU works on at once.
+    if most <= 1024 and numbers_per_class == 0:
+        rows = 1024 // most
+        tiles = min(8, 1 << max(0, (elements // (2048 * rows)).bit_length() - 1))
+        return Tiling(rows, most, 1, registers=128, tiles=tiles)
     rows = max(1, 2048 // most)
     return Tiling(rows, most, max(1, rows * most // 1024), registers=128)
+
+
+def _float32(number: float) -> float:
+    """The nearest of the numbers that a kernel can be given."""
+    return ctypes.c_float(number).value
 
 
 class _Launch:
@@ -439,7 +464,7 @@ class _Launch:
             target_strides = target.stride() if soft else (target.stride(0), 0, target.stride(1))
         numbers = sum(numbers is not None for numbers in (recipe.penalty_weight, recipe.multiplier))
         tile = tiling(classes, inner, strides[1] == 1, logits.element_size(), numbers)
-        programs = -(-inner // tile.rows) * outer
+        programs = -(-inner // (tile.rows * tile.tiles)) * outer
         each = reduction == "none"
         alone = programs == 1 and not each
         count = reduction == "mean" and not soft
@@ -463,6 +488,7 @@ class _Launch:
             recipe.likelihood,
             recipe.amount,
             recipe.margin,
+            recipe.margin - _float32(recipe.margin),
             1 / recipe.unit,
             recipe.gamma,
             recipe.other_gamma,
@@ -483,6 +509,7 @@ class _Launch:
             alone,
             math.gcd(strides[2], slope_strides[2], 16),
             tile.unroll if tile.classes < classes else 1,
+            tile.tiles,
             tile.rows,
             tile.classes,
         )
@@ -618,19 +645,22 @@ def again(
         ignore_index: likewise.
         class_weight: likewise.
     """
-    if reduction == "none" or logits.dtype == torch.float16 or torch.version.hip is not None:
-        return None
-    module = native.module()
     own = (class_weight, *recipe[10:])
     kept = [id(buffer) for buffer in buffers.values()]
     first = 2 if target.is_floating_point() else 1
     if (
-        module is None
+        reduction == "none"
+        or logits.dtype == torch.float16
+        or torch.version.hip is not None
+        or _triton_version() < _LAUNCHES_COMPILED
         or not _in_a_row(logits.shape[2:], logits.stride()[2:])
         or not _in_a_row(target.shape[first:], target.stride()[first:])
         or torch.empty_like(logits, device="meta").stride() != logits.stride()
         or any(tensor is not None and id(tensor) not in kept for tensor in own)  # made anew for each call
     ):
+        return None
+    module = native.module()
+    if module is None:
         return None
     options = (reduction, ignore_index, class_weight)
     plan = _LAUNCHES.get(_key(recipe, *_in_rows(logits, target), options, True))
@@ -669,14 +699,14 @@ def _handed_over(
     module: Any, plan: _Launch, own: tuple[Tensor | None, ...], logits: Tensor, target: Tensor
 ) -> object | None:
     """The plan for C++, if all of its kernels have been compiled."""
-    absent = native.Number(0)  # the logits stand for what a loss does not have
+    absent = native.LOGITS  # they stand for what a loss does not have
     given = (
         absent if tensor is None else native.Number(native.OWN + number) for number, tensor in enumerate(own)
     )
     found = native.FOUND if plan.programs else native.VALUE
     compute = plan.start.described(
-        native.Number(0),
-        native.Number(1),
+        native.LOGITS,
+        native.TARGET,
         *given,
         found,
         native.VALUE,

@@ -9,7 +9,6 @@
 #include <ATen/PythonTorchFunctionTLS.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
-#include <ATen/ops/mul.h>
 #include <c10/core/DeviceGuard.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <torch/csrc/Exceptions.h>
@@ -177,9 +176,7 @@ struct Loss : torch::autograd::Function<Loss> {
       const Tensor& tensor = again->own[number];
       if (tensor.defined()) {
         pointers[OWN + number] = tensor.const_data_ptr();
-        if (number > 0) {  // class weights do not adapt
-          kept->versions.push_back(static_cast<int64_t>(tensor._version()));
-        }
+        kept->versions.push_back(static_cast<int64_t>(tensor._version()));
       }
     }
     if (plan.found > 0) {
@@ -208,7 +205,7 @@ struct Loss : torch::autograd::Function<Loss> {
     if (!gradient.defined() || at::GradMode::is_enabled()) {
       auto saved = context->get_saved_variables();
       gradient = in_python(kept, saved[0], saved[1], upstream);
-    } else if (plan.scale.function != nullptr && upstream.scalar_type() == at::kFloat) {
+    } else if (plan.scale.function != nullptr && !upstream._is_zerotensor()) {
       c10::DeviceGuard guard(gradient.device());
       Pointers pointers;
       pointers.fill(nullptr);
@@ -217,7 +214,7 @@ struct Loss : torch::autograd::Function<Loss> {
       pointers[FOUND] = kept.found.const_data_ptr();
       plan.start(plan.scale, pointers);
     } else {
-      gradient.mul_(kept.found.defined() ? at::mul(upstream, kept.found.select(0, 0)) : upstream);
+      gradient.mul_(upstream);
     }
     return {gradient, Tensor(), Tensor(), Tensor()};
   }
@@ -249,9 +246,14 @@ bool watched() {
   return false;
 }
 
+// Whether the numbers are those in memory.
+bool plain(const Tensor& tensor) {
+  return tensor.has_storage() && !tensor.is_nested() && !tensor.is_neg() && !tensor._is_zerotensor();
+}
+
 bool same(const Again& again, const Tensor& logits, const Tensor& target) {
   if (!at::GradMode::is_enabled() || !logits.requires_grad() || target.requires_grad() || watched() ||
-      !logits.has_storage() || !target.has_storage() || logits._fw_grad(0).defined() ||
+      !plain(logits) || !plain(target) || logits._fw_grad(0).defined() ||
       !again.plan->logits.is_of(logits) || !again.plan->target.is_of(target)) {
     return false;
   }

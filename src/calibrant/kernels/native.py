@@ -14,7 +14,6 @@ import os
 import platform
 import shlex
 import shutil
-import struct
 import subprocess
 import sys
 import sysconfig
@@ -122,18 +121,22 @@ def built() -> Path:
     with (folder / "lock").open("w") as lock:
         with suppress(OSError):  # not every disk can; then several may build it
             fcntl.flock(lock, fcntl.LOCK_EX)
-        if path.is_file():
-            return path
-        # Whole or not at all. It goes on, and holds the lock, if this process ends before it does.
-        outcome = subprocess.run(
-            ["sh", "-c", _COMPILE, "sh", str(path), *command],
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
-            text=True,
-            check=False,
-            start_new_session=True,
-            pass_fds=[lock.fileno()],
-        )
+        try:
+            if path.is_file():
+                return path
+            # Whole or not at all. It goes on, and holds the lock, if this process ends before it does.
+            outcome = subprocess.run(
+                ["sh", "-c", _COMPILE, "sh", str(path), *command],
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.PIPE,
+                text=True,
+                check=False,
+                start_new_session=True,
+                pass_fds=[lock.fileno()],
+            )
+        finally:
+            with suppress(OSError):  # a process that was forked meanwhile has the file open as well
+                fcntl.flock(lock, fcntl.LOCK_UN)
     if outcome.returncode:
         raise RuntimeError(f"{shlex.join(compiler)} failed: {outcome.stderr.strip()[:2000]}")
     return path
@@ -177,7 +180,10 @@ class Number(int):
     """A tensor among the arguments of a kernel, by its number in ``native.cpp``."""
 
 
-OWN, FOUND, VALUE, GRADIENT, UPSTREAM = (Number(number) for number in (2, 9, 10, 11, 12))
+LOGITS, TARGET, OWN, FOUND, VALUE, GRADIENT, UPSTREAM = map(Number, (0, 1, 2, 9, 10, 11, 12))
+
+_HANDED_OVER: dict[int, Any] = {}
+"""Kernels by their addresses, which are all that C++ has of them."""
 
 Kernel = tuple[int, int, int, int, list[tuple[int, int]]]
 
@@ -201,6 +207,7 @@ def described(compiled: Any, programs: int, names: Sequence[str], arguments: Seq
             raise TypeError(f"{name} is compiled as {kind}, but given as {type(argument).__name__}")
         parameters.append((argument, 0) if isinstance(argument, Number) else (-1, _bits(kind, argument)))
     metadata = compiled.metadata
+    _HANDED_OVER[compiled.function] = compiled
     return compiled.function, programs, 32 * metadata.num_warps, metadata.shared, parameters
 
 
@@ -213,5 +220,5 @@ def _bits(kind: str, number: float) -> int:
     if kind in ("i32", "i64"):
         return int(number) & (2**64 - 1)
     if kind == "fp32":
-        return int.from_bytes(struct.pack("<f", number), "little")
+        return int.from_bytes(bytes(ctypes.c_float(number)), sys.byteorder)
     raise TypeError(f"numbers of type {kind} are not known")

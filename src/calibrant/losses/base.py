@@ -6,6 +6,7 @@ import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from operator import index
 from typing import Any, ClassVar, Literal, Self, SupportsIndex, TypedDict, Unpack, get_args
 
@@ -27,6 +28,13 @@ class Shared(TypedDict, total=False):
     reduction: Reduction
     ignore_index: int
     class_weight: Tensor | Sequence[float] | None
+
+
+def _alike(one: object, other: object) -> bool:
+    if isinstance(one, Tensor) and isinstance(other, Tensor):
+        comparable = one.dtype == other.dtype and one.device == other.device
+        return one is other or (comparable and torch.equal(one, other))
+    return one is other or (not isinstance(one, Tensor) and not isinstance(other, Tensor) and one == other)
 
 
 class Loss(nn.Module, ABC):
@@ -116,23 +124,21 @@ class Loss(nn.Module, ABC):
             if recipe is not None and not (target.is_floating_point() and self.class_weight is not None):
                 self._check_state(logits)
                 check(logits, target, num_classes=self.num_classes, soft=self.accepts_probabilities)
-                options = (self.reduction, self.ignore_index, self.class_weight)
-                value = fused_loss(recipe, logits, target, self._eager, *options)
+                options = self._options()
+                eager = partial(self._eager_unless_changed, recipe, options)
+                value = fused_loss(recipe, logits, target, eager, *options)
                 # What the fused() of somebody else depends on is not known.
                 ours = type(self).__module__.startswith("calibrant.")
                 if ours and value.requires_grad and not torch.compiler.is_compiling():
-                    found = again(recipe, logits, target, self._eager, self._buffers, *options)
-                    self.__dict__["_again"] = found
+                    self.__dict__["_again"] = again(recipe, logits, target, eager, self._buffers, *options)
+                    if not self._is_still(recipe, options):  # another thread has changed it meanwhile
+                        self.__dict__.pop("_again", None)
                 return value
         return self._eager(logits, target)
 
     def __setattr__(self, name: str, value: Any) -> None:
-        self.__dict__.pop("_again", None)  # it does what the loss did as it was
         super().__setattr__(name, value)
-
-    def __delattr__(self, name: str) -> None:
-        self.__dict__.pop("_again", None)
-        super().__delattr__(name)
+        self.__dict__.pop("_again", None)  # it does what the loss did as it was
 
     def _load_from_state_dict(self, *arguments: Any) -> None:
         self.__dict__.pop("_again", None)  # it holds buffers, which may be about to be swapped
@@ -140,6 +146,28 @@ class Loss(nn.Module, ABC):
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in self.__dict__.items() if name != "_again"}
+
+    def _options(self) -> tuple[str, int, Tensor | None]:
+        return self.reduction, self.ignore_index, self.class_weight
+
+    def _is_still(self, recipe: Fused, options: tuple[Any, ...]) -> bool:
+        """Whether the loss is what it was."""
+        now = self.fused()
+        if now is None:
+            return False
+        pairs = zip((*recipe, *options), (*now, *self._options()), strict=True)
+        return all(_alike(one, other) for one, other in pairs)
+
+    def _eager_unless_changed(
+        self, recipe: Fused, options: tuple[Any, ...], logits: Tensor, target: Tensor
+    ) -> Tensor:
+        """By operations of torch, what a kernel computed when the loss was called."""
+        if not self._is_still(recipe, options):
+            raise RuntimeError(
+                "the loss was changed between its call and a backward pass with `create_graph=True`: "
+                "call the loss again"
+            )
+        return self._eager(logits, target)
 
     def _eager(self, logits: Tensor, target: Tensor) -> Tensor:
         elements = self.elements(logits, target)
