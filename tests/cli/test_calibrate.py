@@ -15,6 +15,7 @@ from typer.testing import CliRunner
 from calibrant import cli
 from calibrant.calibrators import CALIBRATORS, choose, create_calibrator, load_calibrator, save_calibrator
 from calibrant.calibrators.passes import Scaling
+from calibrant.cli import evaluating
 from calibrant.evaluation import Evaluation, evaluate
 from calibrant.files import open_predictions
 
@@ -69,6 +70,18 @@ def evaluations(path):
 
 
 # ----------------------------------------------------------------------------------------------- calibrate
+
+
+@pytest.mark.parametrize("command", ["calibrate", "evaluate"])
+def test_files_are_written_even_if_nobody_reads_the_table(tmp_path, file, command, monkeypatch):
+    def nobody(*_):
+        raise BrokenPipeError
+
+    monkeypatch.setattr(evaluating, "_print", nobody)
+    written = [tmp_path / name for name in ("report.html", "figures.json")]
+    with pytest.raises(BrokenPipeError):
+        run(command, file, "--resamples", 0, "--report", written[0], "--json", written[1])
+    assert all(path.is_file() for path in written)
 
 
 @pytest.mark.parametrize("method", CALIBRATORS)

@@ -67,6 +67,23 @@ def test_train_then_predict_then_evaluate():
         np.testing.assert_array_equal(found, stored)
 
 
+def test_a_finished_run_is_said_to_be_one_and_its_data_to_have_changed():
+    features, labels = np.random.default_rng(0).normal(size=(90, 4)), np.arange(90) % 3
+    np.savez("mine.npz", features=features, labels=labels)
+    data = ("--data-root", ".", "--set", "data=npz[file=mine.npz]")
+    command = ("train", "digits-lt", *data, *QUICK, "--output", "a")
+    first = succeed(*command)
+    assert "nothing was trained" not in first
+    again = succeed(*command)
+    said = "The run in a was finished before; nothing was trained.\n"
+    assert again.startswith(said)
+    assert first.endswith(again.removeprefix(said))
+    np.savez("mine.npz", features=features + 1, labels=labels)
+    assert "the data are not those that the run in a was begun with" in fail(*command)
+    Path("mine.npz").unlink()
+    assert "nothing was trained" in succeed(*command)
+
+
 def test_a_part_that_was_not_stored_is_predicted_by_the_model():
     succeed("train", "digits-lt", *QUICK, "--output", "a")
     before, _ = logits_and_labels("a/test.npz")

@@ -101,6 +101,32 @@ def test_a_run_that_was_stopped_is_finished(
     assert trained == [("ce", 0), ("ce", 0)]
 
 
+def test_data_that_have_changed_are_noticed_before_anything_is_trained(
+    trained: list[tuple[str, int]], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    generator = np.random.default_rng(0)
+
+    def write() -> None:
+        features, labels = generator.normal(size=(90, 4)), np.arange(90) % 3
+        np.savez(tmp_path / "mine.npz", features=features, labels=labels)
+
+    recipe = RECIPE.override([f"data=npz[file={tmp_path / 'mine.npz'}]"])
+    write()
+    compare(recipe, ["ce"], [0], tmp_path / "runs", resamples=20)
+    with monkeypatch.context() as patch:
+        patch.setattr(engine._Training, "_finish", lambda *_: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            compare(recipe, ["focal"], [0], tmp_path / "runs", resamples=20)
+    write()
+    for known in ("ce", "focal"):  # finished, and only begun
+        trained.clear()
+        with pytest.raises(RecipeError, match="the data are not those"):
+            compare(recipe, ["ls", known], [0], tmp_path / "runs", resamples=20)
+        assert trained == []
+    with pytest.raises(RecipeError, match="the data are not those"):
+        train(recipe, folder_of(tmp_path / "runs", "ce", 0), data=comparing.load_data(recipe.data))
+
+
 @pytest.mark.parametrize(
     ("losses", "seeds", "said"),
     [

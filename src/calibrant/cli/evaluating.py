@@ -118,9 +118,9 @@ def evaluate(
             _evaluate(file, name, file.size > EXACT_LIMIT if stream is None else stream, options)
             for file, name in zip(opened, _distinct_names(opened), strict=True)
         ]
-    _print(evaluations)
-    with failing_in_one_line(OSError):
+    with failing_in_one_line(OSError):  # before anything is printed, to where nobody may read it
         _write(evaluations, report, json)
+    _print(evaluations)
 
 
 @app.command()
@@ -195,6 +195,12 @@ def calibrate(
             held_out, chosen, loaded if fitted_to else _load(held_out), folds=folds, seed=seed
         )
         after = _evaluate(judged, "after", loaded is None, options, loaded=loaded, calibrator=calibrator)
+    with failing_in_one_line(OSError):  # before anything is printed, to where nobody may read it
+        if output is not None:
+            from calibrant.calibrators import save_calibrator
+
+            save_calibrator(calibrator, output, class_names=held_out.class_names)
+        _write([before, after], report, json)
     if ranking is not None:
         from rich.console import Console
 
@@ -206,12 +212,6 @@ def calibrate(
             "Note: these are the data that the calibrator was fitted to, which flatters it; --test FILE "
             "compares on others."
         )
-    with failing_in_one_line(OSError):
-        if output is not None:
-            from calibrant.calibrators import save_calibrator
-
-            save_calibrator(calibrator, output, class_names=held_out.class_names)
-        _write([before, after], report, json)
 
 
 @app.command()

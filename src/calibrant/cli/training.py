@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -76,16 +76,25 @@ def train(
     """Train a model by a recipe; after an interruption, the same command goes on where it was."""
     with _training_errors():
         followed = _recipe(recipe, changes, loss=loss, seed=seed)
+        from calibrant.training.data import load_data
         from calibrant.training.engine import train
+        from calibrant.training.folder import is_finished
         from calibrant.training.runs import Run, folder_of
 
         folder = output or folder_of(Path("runs", followed.name), followed.loss, followed.seed)
         fabric = _launched(followed, accelerator, devices, nodes)
-        train(followed, folder, data_root=data_root, fabric=fabric, progress=True)
+        data = None
+        finished = is_finished(folder)
+        if finished:
+            with suppress(OSError, ImportError):  # data that are not there any more have not changed
+                data = load_data(followed.data, data_root)
+        train(followed, folder, data_root=data_root, data=data, fabric=fabric, progress=True)
         if not fabric.is_global_zero:
             return
         run = Run(folder, data_root)
         last = run.history[-1]
+    if finished:
+        typer.echo(f"The run in {folder} was finished before; nothing was trained.")
     epochs = f"{len(run.history)} epoch{'s' if len(run.history) > 1 else ''}"
     typer.echo(
         f"{folder}: {followed.name}, {followed.loss}, seed {followed.seed}, {epochs}; "
@@ -272,7 +281,7 @@ def _training_errors() -> Iterator[None]:
         with warning_in_one_line(shown=first):
             yield
     except KeyboardInterrupt:
-        typer.echo("calibrant: stopped; the same command goes on from the last checkpoint", err=True)
+        typer.echo("calibrant: stopped; the same command goes on from the last checkpoint, if any", err=True)
         raise typer.Exit(130) from None
     except (ValueError, OSError, ImportError, TrainingError) as problem:
         if first:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -12,7 +13,8 @@ from lightning_fabric import Fabric
 from calibrant.comparison import Comparison, Method
 from calibrant.training.choice import Choice, RecipeError, options_of
 from calibrant.training.data import DATA_SETS, DataSets, Inputs, Split, load_data
-from calibrant.training.engine import make_fabric, train
+from calibrant.training.engine import check_begun, make_fabric, train
+from calibrant.training.processes import together
 from calibrant.training.recipe import Recipe
 from calibrant.training.runs import Run, folder_of
 
@@ -78,9 +80,13 @@ def compare(
         raise RecipeError(f"data {recipe.data.name!r} have no test part to compare on")
     others = {str(other): _outside(other, recipe, data, data_root) for other in outside}
     folders = [[folder_of(Path(output), each.loss, each.seed) for each in row] for row in recipes]
-    for row, places in zip(recipes, folders, strict=True):
-        for each, place in zip(row, places, strict=True):
-            train(each, place, data=data, fabric=fabric, progress=progress)
+    runs = [
+        run for row, places in zip(recipes, folders, strict=True) for run in zip(row, places, strict=True)
+    ]
+    for each, place in runs:  # all first: what has changed is refused before anything is trained
+        together(partial(check_begun, place, each, data), fabric)
+    for each, place in runs:
+        train(each, place, data=data, fabric=fabric, progress=progress)
     if not fabric.is_global_zero:
         return None
     methods = []

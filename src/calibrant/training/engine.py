@@ -53,6 +53,7 @@ from calibrant.training.folder import (
     check_folder,
     in_order,
     is_finished,
+    result_of,
     save_weights,
     write_predictions,
 )
@@ -176,7 +177,8 @@ def train(
         ``result.json``, which is written last.
 
     Raises:
-        RecipeError: the recipe cannot be followed, or the folder holds a run of another one.
+        RecipeError: the recipe cannot be followed, or the folder holds a run of another one, or of other
+            data. (Of a finished run, data are compared if they are given.)
         TrainingError: the loss became infinite.
         OSError: missing data, or a disk that cannot be written to; what was saved stays.
 
@@ -192,6 +194,8 @@ def train(
         fabric.launch()
     together(lambda: check_folder(folder, recipe), fabric)
     if agreed("whether the run is finished", is_finished(folder), fabric):
+        if data is not None:
+            check_data(folder, result_of(folder).get("data"), data.fingerprint)
         return folder
     with ExitStack() as stack:
         display = stack.enter_context(Display(recipe, shown=progress and fabric.is_global_zero))
@@ -214,6 +218,14 @@ def train(
     return folder
 
 
+def check_begun(folder: Path, recipe: Recipe, data: DataSets) -> None:
+    """See that a folder is new, or that the run in it, finished or not, is of this recipe and these data."""
+    check_folder(folder, recipe)
+    with warnings.catch_warnings(action="ignore"):  # of damage, which the run itself will speak of
+        kept = result_of(folder) if is_finished(folder) else checkpoint.load_last(folder / CHECKPOINTS) or {}
+    check_data(folder, kept.get("data"), data.fingerprint)
+
+
 class _Training:
     """The parts of a run, and how they move."""
 
@@ -232,8 +244,8 @@ class _Training:
         if len(data.train) < fabric.world_size or len(data.validation) == 0:
             raise RecipeError(
                 f"data {recipe.data.name!r} have {len(data.train)} training and {len(data.validation)} "
-                f"validation elements; expected some of both, and to train with one for each of the "
-                f"{fabric.world_size} processes"
+                f"validation elements; expected some of both, and to train with at least one for each "
+                f"process, of which there are {fabric.world_size}"
             )
         if data.num_classes < 2:
             raise RecipeError(

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Iterable, Iterator
 from itertools import chain
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors.torch import load_file, save
@@ -25,6 +27,12 @@ STORED = 1 << 30
 def is_finished(folder: Path) -> bool:
     """Whether a folder holds a run that came to its end."""
     return (folder / RESULT).is_file()
+
+
+def result_of(folder: Path) -> dict[str, Any]:
+    """What a finished run has written last."""
+    result: dict[str, Any] = json.loads((folder / RESULT).read_text(encoding="utf-8"))
+    return result
 
 
 def check_folder(folder: Path, recipe: Recipe) -> None:

@@ -24,12 +24,12 @@ from calibrant.training.data import DataSets, Split, load_data
 from calibrant.training.folder import (
     LEARNED,
     RECIPE,
-    RESULT,
     WEIGHTS,
     as_written,
     check_data,
     is_finished,
     load_weights,
+    result_of,
     write_predictions,
 )
 from calibrant.training.models import create_model
@@ -112,8 +112,7 @@ class Run:
 
     @cached_property
     def _result(self) -> dict[str, Any]:
-        content: dict[str, Any] = json.loads((self.folder / RESULT).read_text(encoding="utf-8"))
-        return content
+        return result_of(self.folder)
 
     @cached_property
     def learned(self) -> dict[str, Tensor]:

@@ -367,8 +367,8 @@ def _npz_part(path: Path, arrays: Mapping[str, Array], prefixes: Sequence[str]) 
             )
         if inputs.ndim < 2 or len(inputs) != len(labels) or inputs.dtype.kind not in "biuf":
             raise ValueError(
-                f"{path} has {found[0]} of type {inputs.dtype} and shape {inputs.shape}, expected "
-                f"({len(labels)}, ...) numbers"
+                f"{path} has {found[0]} of type {inputs.dtype} and shape {inputs.shape} for {len(labels)} "
+                f"{prefix}labels, expected ({len(labels)}, ...) numbers"
             )
         if inputs.dtype.kind == "f" and not np.isfinite(inputs).all():
             raise ValueError(f"{path} has NaN or infinite numbers in {found[0]}, expected finite ones")
