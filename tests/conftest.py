@@ -1,4 +1,4 @@
-"""Two workers run the tests on two cores: one thread each, or they wait for one another."""
+"""Two workers run the tests on two cores: with one thread each, and the longest files first."""
 
 import inspect
 from functools import cache
@@ -7,7 +7,7 @@ from types import ModuleType
 import pytest
 import torch
 
-torch.set_num_threads(1)
+torch.set_num_threads(1)  # more of them would wait for one another
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -283,7 +283,9 @@ def _pictures(comparison: Comparison, traces: Traces) -> dict[str, tuple[Canvas,
         }
         canvas = Canvas(figsize=(4.2, 3.6), layout="constrained")
         accuracy_against_ece(points, canvas.subplots())
-        found["accuracy-against-ece"] = canvas, "Accuracy against ECE: right and honest is upper left"
+        bars = "standard deviations over seeds"
+        words = f"Accuracy against ECE: right and honest is upper left; bars are {bars}"
+        found["accuracy-against-ece"] = canvas, words
         for column, metric in _CURVES.items():
             curves = {
                 name: [[row[column] for row in rows] for rows in seeds]
@@ -294,7 +296,8 @@ def _pictures(comparison: Comparison, traces: Traces) -> dict[str, tuple[Canvas,
                 canvas = Canvas(figsize=(4.2, 3.4), layout="constrained")
                 training_curves(curves, canvas.subplots(), metric=metric)
                 label = METRICS[metric].label
-                found[f"training-{metric}"] = canvas, f"{label} on the validation data after each epoch"
+                words = f"{label} on the validation data after each epoch; bands are {bars}"
+                found[f"training-{metric}"] = canvas, words
         for name, learned in traces.learned.items():
             for state, draw, words in (
                 ("multiplier", multipliers, "Multipliers of the classes"),
