@@ -336,6 +336,14 @@ def test_gradients_of_gradients_of_what_was_changed(
         torch.autograd.grad(value, logits, create_graph=True)
 
 
+@pytest.mark.parametrize("name", ["focal", "cals-alm"])
+def test_a_loss_that_was_made_in_inference_mode(name: str) -> None:
+    with torch.inference_mode():
+        loss = create(name, 5, class_weight=[1.0, 2.0, 3.0, 4.0, 5.0])
+    logits, target = batch(6, 5)
+    assert_same(run(loss, logits, target), expected(loss, logits, target))
+
+
 @pytest.mark.parametrize(
     ("first", "second"),
     [
@@ -410,6 +418,7 @@ def test_what_the_kernel_does_not_know_is_left_to_torch() -> None:
     assert fused.can_fuse(logits, target) == (HERE == "cuda")
     assert not fused.can_fuse(logits.double(), target)
     assert not fused.can_fuse(logits[:0], target[:0])
+    assert not fused.can_fuse(logits, torch._neg_view(logits))
     assert not fused.can_fuse(torch.view_as_complex(torch.ones(3, 4, 2, device=HERE)).conj().imag, target)
 
 

@@ -563,8 +563,10 @@ def handed_over(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
     return asked
 
 
-def remembered(logits: Tensor, target: Tensor, reduction: str = "mean", recipe: Any = None) -> Any:
-    loss = calibrant.create_loss("cals-alm", logits.shape[1]).to(HERE)
+def remembered(
+    logits: Tensor, target: Tensor, reduction: str = "mean", recipe: Any = None, loss: Any = None
+) -> Any:
+    loss = loss or calibrant.create_loss("cals-alm", logits.shape[1]).to(HERE)
     recipe = recipe or loss.fused()
     logits.requires_grad_()
     fused.fused_loss(recipe, logits, target, loss._eager, reduction).backward(
@@ -602,6 +604,10 @@ def test_what_is_not_handed_over(handed_over: list[tuple[Any, ...]]) -> None:
     assert recipe.multiplier is not None
     made_anew = recipe._replace(multiplier=recipe.multiplier.clone())
     assert remembered(logits.detach(), target, recipe=made_anew) is None
+    assert remembered(logits.detach(), target) is not None
+    with torch.inference_mode():
+        uncounted = calibrant.create_loss("cals-alm", 3).to(HERE)
+    assert remembered(logits.detach(), target, loss=uncounted) is None
 
 
 @pytest.mark.usefixtures("handed_over")

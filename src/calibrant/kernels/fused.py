@@ -111,7 +111,8 @@ def _triton_works(device: torch.device) -> bool:
 
 def can_fuse(logits: Tensor, target: Tensor) -> bool:
     """Whether the kernel can compute a loss of these."""
-    return runs_triton(logits) and not target.requires_grad
+    as_in_memory = torch.compiler.is_compiling() or not target.is_neg()
+    return runs_triton(logits) and not target.requires_grad and as_in_memory
 
 
 def fused_loss(
@@ -184,8 +185,9 @@ def _kept(options: tuple[Any, ...]) -> tuple[Any, ...]:
 
 
 def _versions(recipe: Fused, options: tuple[Any, ...]) -> tuple[int, ...]:
-    """Numbers that change when the loss's tensors do."""
-    return tuple(tensor._version for tensor in (options[2], *recipe[10:]) if tensor is not None)
+    """Numbers that change when the loss's tensors do; those of inference mode do not count."""
+    tensors = [tensor for tensor in (options[2], *recipe[10:]) if tensor is not None]
+    return tuple(-1 if tensor.is_inference() else tensor._version for tensor in tensors)
 
 
 def _computed_anew(
@@ -656,7 +658,8 @@ def again(
         or not _in_a_row(logits.shape[2:], logits.stride()[2:])
         or not _in_a_row(target.shape[first:], target.stride()[first:])
         or torch.empty_like(logits, device="meta").stride() != logits.stride()
-        or any(tensor is not None and id(tensor) not in kept for tensor in own)  # made anew for each call
+        # Made anew for each call, or without a count of its changes.
+        or any(tensor is not None and (id(tensor) not in kept or tensor.is_inference()) for tensor in own)
     ):
         return None
     module = native.module()
