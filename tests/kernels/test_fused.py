@@ -381,6 +381,31 @@ def test_an_upstream_gradient_from_within_another_tensor() -> None:
     assert_same(run(loss, logits, target, upstream), expected(loss, logits, target, upstream))
 
 
+@pytest.mark.parametrize("reduction", ["mean", "none"])
+@pytest.mark.parametrize("tile", [None, (2, 8)])
+def test_upstream_gradients_that_memory_does_not_hold(
+    reduction: str, tile: tuple[int, int] | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if tile:
+        use_tiles(monkeypatch, *tile)
+    logits, target = batch(6, 5)
+    loss = create("focal", 5, reduction=reduction)
+    shape = (6,) if reduction == "none" else ()
+    opposite = torch._neg_view(torch.full(shape, 2.0, device=HERE))
+    assert_same(run(loss, logits, target, opposite), expected(loss, logits, target, opposite))
+    zero = torch._efficientzerotensor(shape, device=HERE)
+    assert torch.equal(run(loss, logits, target, zero)[1], torch.zeros_like(logits))
+
+
+@pytest.mark.parametrize("reduction", ["mean", "sum"])
+def test_tiles_of_a_single_program(reduction: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    use_tiles(monkeypatch, 2, 8, 4)
+    logits, target = batch(5, 5)
+    target[::2] = -100
+    loss = create("focal", 5, reduction=reduction)
+    assert_same(run(loss, logits, target), expected(loss, logits, target))
+
+
 def test_a_second_backward_pass() -> None:
     logits, target = batch(6, 5)
     loss = create("dual-focal", 5)

@@ -219,11 +219,14 @@ def test_the_state_of_the_forward_pass_is_told(module: ModuleType) -> None:
     assert call.asked[0][4] == before
 
 
-def test_an_upstream_gradient_without_memory(module: ModuleType) -> None:
-    call = Call(module)
-    call().backward(torch._efficientzerotensor(()))
-    assert call.logits.grad is not None
-    assert call.logits.grad.tolist() == [[0, 0, 0, 0]]
+@pytest.mark.parametrize("several", [False, True])
+def test_upstream_gradients_that_memory_does_not_hold(module: ModuleType, several: bool) -> None:
+    for upstream, factor in ((torch._efficientzerotensor(()), 0), (torch._neg_view(torch.tensor(2.0)), -2)):
+        call = Call(module, several)
+        call().backward(upstream)
+        assert call.logits.grad is not None
+        half = 0.5 if several else 1.0
+        assert call.logits.grad.tolist() == [[factor * half, 0, -factor * half, 2 * factor * half]]
 
 
 def test_gradients_of_gradients(module: ModuleType) -> None:
@@ -508,12 +511,14 @@ def test_a_loss_does_again_what_it_did() -> None:
     with compiled_autograd._enable(torch.compile(backend="eager")):
         assert torch.equal(loss(logits, target), wanted)
     state = loss.state_dict()
+    loss.unneeded = 1
     for change in (
         lambda: loss.load_state_dict(state),
         lambda: setattr(loss, "margin", 3.0),
         lambda: setattr(loss, "reduction", "sum"),
         lambda: loss.eval(),
         lambda: setattr(loss, "multiplier", loss.multiplier.clone()),
+        lambda: delattr(loss, "unneeded"),
     ):
         remember(torch.tensor(5.0))
         change()

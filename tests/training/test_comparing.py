@@ -127,6 +127,17 @@ def test_data_that_have_changed_are_noticed_before_anything_is_trained(
         train(recipe, folder_of(tmp_path / "runs", "ce", 0), data=comparing.load_data(recipe.data))
 
 
+def test_a_damaged_checkpoint_is_spoken_of(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(engine._Training, "_finish", lambda *_: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            compare(RECIPE, ["ce"], [0], tmp_path, resamples=20)
+    last = folder_of(tmp_path, "ce", 0) / "checkpoints" / "last.pt"
+    last.write_bytes(last.read_bytes()[:100])
+    with pytest.warns(UserWarning, match="damaged"):
+        assert compare(RECIPE, ["ce"], [0], tmp_path, resamples=20) is not None
+
+
 @pytest.mark.parametrize(
     ("losses", "seeds", "said"),
     [

@@ -78,7 +78,7 @@ def train(
         followed = _recipe(recipe, changes, loss=loss, seed=seed)
         from calibrant.training.data import load_data
         from calibrant.training.engine import train
-        from calibrant.training.folder import is_finished
+        from calibrant.training.folder import check_folder, is_finished
         from calibrant.training.runs import Run, folder_of
 
         folder = output or folder_of(Path("runs", followed.name), followed.loss, followed.seed)
@@ -86,7 +86,8 @@ def train(
         data = None
         finished = is_finished(folder)
         if finished:
-            with suppress(OSError, ImportError):  # data that are not there any more have not changed
+            check_folder(folder, followed)
+            with suppress(OSError, ImportError, ValueError):  # the run does not need what cannot be read
                 data = load_data(followed.data, data_root)
         train(followed, folder, data_root=data_root, data=data, fabric=fabric, progress=True)
         if not fabric.is_global_zero:

@@ -58,7 +58,6 @@ def _limit(top, margin, margin_rest):
     limit, rest = _two_sum(limit, rest - margin_rest)
     bits = limit.to(tl.int32, bitcast=True)
     above = tl.where(limit > 0, bits + 1, bits - 1).to(tl.float32, bitcast=True)
-    above = tl.where(limit == 0, 1.1754943508222875e-38, above)
     return tl.where(rest > 0, above, limit)
 
 
@@ -250,9 +249,8 @@ def _outcome(
             along = -2 * (squares - spread)
             slope = -2 * (p * squares + spread * doubt)
             aside = 2 / (total * total)
-            if (
-                ALONE
-            ):  # the same, where a wrong class is all but certain without a difference of numbers near 1
+            if ALONE:
+                # The same, without a difference of numbers near 1 where a wrong class is all but certain.
                 along = 2 * (second / (total * total) + spread)
                 aside /= total
     elif BASE != PLAIN:

@@ -84,8 +84,7 @@ def runs_triton(logits: Tensor) -> bool:
         and logits.dtype in (torch.float32, torch.bfloat16, torch.float16)
         and logits.numel() > 0
         and not torch._C._are_functorch_transforms_active()
-        # A view of which memory has the opposite is for torch; the compiler makes it a plain tensor.
-        and (torch.compiler.is_compiling() or (not logits.is_neg() and _triton_works(logits.device)))
+        and (torch.compiler.is_compiling() or (in_memory(logits) and _triton_works(logits.device)))
     )
 
 
@@ -111,8 +110,16 @@ def _triton_works(device: torch.device) -> bool:
 
 def can_fuse(logits: Tensor, target: Tensor) -> bool:
     """Whether the kernel can compute a loss of these."""
-    as_in_memory = torch.compiler.is_compiling() or not target.is_neg()
-    return runs_triton(logits) and not target.requires_grad and as_in_memory
+    return (
+        runs_triton(logits)
+        and not target.requires_grad
+        and (torch.compiler.is_compiling() or in_memory(target))
+    )
+
+
+def in_memory(tensor: Tensor) -> bool:
+    """Whether memory holds the numbers, and not their opposites or, where all are 0, nothing."""
+    return not tensor.is_neg() and not tensor._is_zerotensor()
 
 
 def fused_loss(
@@ -169,10 +176,11 @@ class _FusedLoss(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor, None, None, None, None]:
         gradient, ctx.gradient = ctx.gradient, None
+        upstream = upstream if in_memory(upstream) else upstream.clone()
         if gradient is None or torch.is_grad_enabled():
             rest = (*ctx.saved_tensors, upstream, ctx.found, ctx.versions, ctx.kept)
             gradient = _computed_anew(ctx.recipe, ctx.options, ctx.eager, *rest)
-        elif ctx.found is None or upstream._is_zerotensor():  # which has no memory
+        elif ctx.found is None:
             gradient.mul_(upstream)
         else:
             ctx.plan.scale(gradient, upstream, ctx.found, *ctx.plan.scaling)
@@ -468,7 +476,7 @@ class _Launch:
         tile = tiling(classes, inner, strides[1] == 1, logits.element_size(), numbers)
         programs = -(-inner // (tile.rows * tile.tiles)) * outer
         each = reduction == "none"
-        alone = programs == 1 and not each
+        alone = programs == 1 and tile.tiles == 1 and not each
         count = reduction == "mean" and not soft
         self.programs = 0 if alone else programs
         limits = {} if tile.registers is None else {"maxnreg": tile.registers}

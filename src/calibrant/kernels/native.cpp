@@ -119,6 +119,11 @@ struct Again {
   PyObject* otherwise;           // does what is rare in a backward pass
 };
 
+// Whether the numbers are those in memory.
+bool plain(const Tensor& tensor) {
+  return tensor.has_storage() && !tensor.is_nested() && !tensor.is_neg() && !tensor._is_zerotensor();
+}
+
 // What a backward pass needs.
 struct Kept : torch::CustomClassHolder {
   std::shared_ptr<const Plan> plan;
@@ -199,13 +204,13 @@ struct Loss : torch::autograd::Function<Loss> {
     auto capsule = context->saved_data["kept"].toCapsule();
     auto& kept = static_cast<Kept&>(*capsule);
     const Plan& plan = *kept.plan;
-    const Tensor& upstream = upstreams[0];
+    const Tensor upstream = plain(upstreams[0]) ? upstreams[0] : upstreams[0].clone();
     Tensor gradient = std::move(kept.gradient);
     kept.gradient = Tensor();
     if (!gradient.defined() || at::GradMode::is_enabled()) {
       auto saved = context->get_saved_variables();
       gradient = in_python(kept, saved[0], saved[1], upstream);
-    } else if (plan.scale.function != nullptr && !upstream._is_zerotensor()) {
+    } else if (plan.scale.function != nullptr) {
       c10::DeviceGuard guard(gradient.device());
       Pointers pointers;
       pointers.fill(nullptr);
@@ -244,11 +249,6 @@ bool watched() {
     }
   }
   return false;
-}
-
-// Whether the numbers are those in memory.
-bool plain(const Tensor& tensor) {
-  return tensor.has_storage() && !tensor.is_nested() && !tensor.is_neg() && !tensor._is_zerotensor();
 }
 
 bool same(const Again& again, const Tensor& logits, const Tensor& target) {

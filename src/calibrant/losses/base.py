@@ -140,6 +140,10 @@ class Loss(nn.Module, ABC):
         super().__setattr__(name, value)
         self.__dict__.pop("_again", None)  # it does what the loss did as it was
 
+    def __delattr__(self, name: str) -> None:
+        super().__delattr__(name)
+        self.__dict__.pop("_again", None)
+
     def _load_from_state_dict(self, *arguments: Any) -> None:
         self.__dict__.pop("_again", None)  # it holds buffers, which may be about to be swapped
         super()._load_from_state_dict(*arguments)

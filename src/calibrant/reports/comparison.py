@@ -283,8 +283,9 @@ def _pictures(comparison: Comparison, traces: Traces) -> dict[str, tuple[Canvas,
         }
         canvas = Canvas(figsize=(4.2, 3.6), layout="constrained")
         accuracy_against_ece(points, canvas.subplots())
-        bars = "standard deviations over seeds"
-        words = f"Accuracy against ECE: right and honest is upper left; bars are {bars}"
+        several = len(comparison.seeds) > 1
+        words = "Accuracy against ECE: right and honest is upper left"
+        words += "; bars are standard deviations over seeds" if several else ""
         found["accuracy-against-ece"] = canvas, words
         for column, metric in _CURVES.items():
             curves = {
@@ -296,7 +297,8 @@ def _pictures(comparison: Comparison, traces: Traces) -> dict[str, tuple[Canvas,
                 canvas = Canvas(figsize=(4.2, 3.4), layout="constrained")
                 training_curves(curves, canvas.subplots(), metric=metric)
                 label = METRICS[metric].label
-                words = f"{label} on the validation data after each epoch; bands are {bars}"
+                words = f"{label} on the validation data after each epoch"
+                words += "; bands are standard deviations over seeds" if several else ""
                 found[f"training-{metric}"] = canvas, words
         for name, learned in traces.learned.items():
             for state, draw, words in (

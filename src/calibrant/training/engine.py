@@ -9,7 +9,7 @@ import random
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -221,8 +221,12 @@ def train(
 def check_begun(folder: Path, recipe: Recipe, data: DataSets) -> None:
     """See that a folder is new, or that the run in it, finished or not, is of this recipe and these data."""
     check_folder(folder, recipe)
-    with warnings.catch_warnings(action="ignore"):  # of damage, which the run itself will speak of
-        kept = result_of(folder) if is_finished(folder) else checkpoint.load_last(folder / CHECKPOINTS) or {}
+    kept: Mapping[str, Any] = {}
+    if is_finished(folder):
+        kept = result_of(folder)
+    else:
+        with suppress(ValueError, FileNotFoundError):  # damage is for the run itself to mend and speak of
+            kept = checkpoint.load(folder / CHECKPOINTS / checkpoint.LAST)
     check_data(folder, kept.get("data"), data.fingerprint)
 
 
