@@ -249,18 +249,23 @@ def test_probabilities_from_cpp(key: str, size: int) -> None:
     assert_equal((value.detach(), leaf.grad), by_way_of_python(loss, logits, target, 3.0))
 
 
-@pytest.mark.usefixtures("built")
-@pytest.mark.parametrize("size", [64, 5000])
-def test_class_weights_in_a_second_pass_from_cpp(size: int) -> None:
-    loss = create_loss("focal", K, class_weight=torch.rand(K)).cuda()
-    logits, target = (each.cuda() for each in batch(size, dtype=torch.float32))
-    remembered(loss, logits, target)
+def passed_twice(loss: Loss, logits: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
+    """A loss from C++ and its logits, after two backward passes that agree."""
     leaf = logits.clone().requires_grad_()
     value = loss(leaf, target)
     assert "Loss" in value.grad_fn.name()
     (first,) = torch.autograd.grad(value, leaf, retain_graph=True)
     (second,) = torch.autograd.grad(value, leaf, retain_graph=True)
     torch.testing.assert_close(first, second)
+    return value, leaf
+
+
+@pytest.mark.usefixtures("built")
+@pytest.mark.parametrize("size", [64, 5000])
+def test_class_weights_in_a_second_pass_from_cpp(size: int) -> None:
+    loss = create_loss("focal", K, class_weight=torch.rand(K)).cuda()
+    logits, target = (each.cuda() for each in batch(size, dtype=torch.float32))
+    value, leaf = passed_twice(remembered(loss, logits, target), logits, target)
     loss.class_weight.mul_(2)
     with pytest.raises(RuntimeError, match="class weights were changed"):
         torch.autograd.grad(value, leaf)
@@ -270,13 +275,7 @@ def test_class_weights_in_a_second_pass_from_cpp(size: int) -> None:
 def test_graphs_of_autograd_from_cpp() -> None:
     loss = adapted_loss("cals-alm", K).cuda()
     logits, target = (each.cuda() for each in batch(64, dtype=torch.float32))
-    remembered(loss, logits, target)
-    leaf = logits.clone().requires_grad_()
-    value = loss(leaf, target)
-    assert "Loss" in value.grad_fn.name()
-    (first,) = torch.autograd.grad(value, leaf, retain_graph=True)
-    (second,) = torch.autograd.grad(value, leaf, retain_graph=True)
-    torch.testing.assert_close(first, second)
+    value, leaf = passed_twice(remembered(loss, logits, target), logits, target)
     loss.observe(logits, target)
     loss.adapt()
     with pytest.raises(RuntimeError, match="has adapted between two backward passes"):

@@ -52,7 +52,7 @@ def _two_sum(one, other):
 def _limit(top, margin, margin_rest):
     """The lowest number that is not further below the maximum than the margin, to the last digit.
 
-    Of a difference that was rounded, one class in a million would be on the wrong side.
+    By a difference that was rounded, a class right there could be on the wrong side.
     """
     limit, rest = _two_sum(top, -margin)
     limit, rest = _two_sum(limit, rest - margin_rest)
