@@ -15,7 +15,7 @@ import calibrant.metrics
 
 PACKAGE = Path(calibrant.__file__).parent
 
-BELOW_LOSSES = {"histogram", "inference", "kernels", "processes", "statistics", "layout", "arguments"}
+BELOW_LOSSES = {"histogram", "inference", "kernels", "distributed", "statistics", "layout", "arguments"}
 
 MAY_IMPORT = {
     "__main__": {"cli"},
@@ -28,10 +28,11 @@ MAY_IMPORT = {
         "files",
         "losses",
         "metrics",
+        "options",
         "reports",
         "training",
     },
-    "training": {"calibrators", "comparison", "evaluation", "files", "losses", "metrics", *BELOW_LOSSES},
+    "training": {"options", "calibrators", "comparison", "evaluation", "files", "losses", "metrics", *BELOW_LOSSES},
     "integrations": {"calibrators", "reports", "evaluation", "losses", "metrics", *BELOW_LOSSES},
     "reports": {"comparison", "evaluation", "files", "losses", "metrics"},
     "comparison": {"evaluation", "metrics"},
@@ -42,10 +43,11 @@ MAY_IMPORT = {
     "metrics": BELOW_LOSSES,
     "histogram": {"kernels", "statistics", "layout"},
     "kernels": {"statistics", "layout"},
-    "statistics": {"processes"},
-    "inference": {"processes"},
-    "processes": set(),
+    "statistics": {"distributed"},
+    "inference": {"distributed"},
+    "distributed": set(),
     "layout": set(),
+    "options": {"arguments"},
     "arguments": set(),
 }
 """What each part of the package may import of the others; `calibrant` itself gathers all of them."""
@@ -128,8 +130,9 @@ def test_every_layer_exists_and_is_used():
 def test_the_layers_have_no_cycle():
     order = [
         "arguments",
+        "options",
         "layout",
-        "processes",
+        "distributed",
         "inference",
         "statistics",
         "kernels",

@@ -36,7 +36,7 @@ from calibrant.metrics.uncertainty import (
     consistency_band,
     interval,
 )
-from calibrant.processes import all_reduce, talking_device
+from calibrant.distributed import all_reduce, collective_device
 from calibrant.statistics import Statistics
 
 if TYPE_CHECKING:
@@ -560,11 +560,11 @@ class Evaluator:
         device = None if self._sums is None else self._sums.samples.device
         classes = self.num_classes
         if pooled:
-            classes = _agreed(classes, talking_device(device, group), group, timeout)
+            classes = _agreed(classes, collective_device(device, group), group, timeout)
         if classes is None:
             raise ValueError("nothing to evaluate: call update(logits, target) first")
         if self._sums is None:
-            device = talking_device(None, group)  # where the other processes' sums are
+            device = collective_device(None, group)  # where the other processes' sums are
             self._check(classes)
             empty = torch.empty(0, classes, device=device), torch.empty(0, dtype=torch.int64, device=device)
             self._sums = self._measure(arrange(*empty))

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DistributedSampler
 
-from calibrant.processes import fail_together
+from calibrant.distributed import fail_together
 
 Forward = Callable[[Any, Any], tuple[Tensor, Tensor]]
 OwnRows = Callable[[int], int]

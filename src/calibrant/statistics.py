@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from typing import Self
 
@@ -9,7 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from calibrant.processes import all_reduce, several_processes
+from calibrant.distributed import all_reduce, several_processes
 
 
 def sum_dtype(device: torch.device) -> torch.dtype:
@@ -21,25 +22,50 @@ def sum_dtype(device: torch.device) -> torch.dtype:
 class Statistics:
     """Sums over elements; adding two gives the statistics of both data sets together.
 
-    Subclasses add fields, each a tensor of sums whose shape does not depend on the data.
+    Subclasses add fields. Each is a tensor of sums whose shape does not depend on the data, or another
+    `Statistics`.
 
     Attributes:
-        samples: number of elements summed over, a scalar. NaN says that some logits were not
-            finite; it survives ``+`` and `all_reduce`, so every rank learns of it.
+        samples: number of elements summed over, a scalar. NaN means that some logits were not
+            finite; it survives ``+`` and `all_reduce`, so every rank sees it.
+
+    >>> @dataclass(frozen=True, eq=False)
+    ... class Mean(Statistics):
+    ...     total: Tensor
+    >>> @dataclass(frozen=True, eq=False)
+    ... class TwoMeans(Statistics):
+    ...     first: Mean
+    ...     second: Mean
+    >>> one, two = torch.tensor(1.0), torch.tensor(2.0)
+    >>> both = TwoMeans(one, Mean(one, one), Mean(one, two))
+    >>> (both + both).second.total
+    tensor(4.)
     """
 
     samples: Tensor
 
-    def tensors(self) -> list[Tensor]:
-        """The fields in order."""
+    def _parts(self) -> list[Tensor | Statistics]:
         return [getattr(self, field.name) for field in fields(self)]
 
+    def tensors(self) -> list[Tensor]:
+        """All sums in the order of the fields, with those of nested statistics in their place."""
+        return [tensor for part in self._parts() for tensor in _tensors(part)]
+
+    def with_tensors(self, tensors: Iterator[Tensor]) -> Self:
+        """Statistics of the same structure that hold these tensors, in the order of `tensors`."""
+        parts = (
+            part.with_tensors(tensors) if isinstance(part, Statistics) else next(tensors)
+            for part in self._parts()
+        )
+        return type(self)(*parts)
+
     def __add__(self, other: Self) -> Self:
-        return type(self)(*(a + b for a, b in zip(self.tensors(), other.tensors(), strict=True)))
+        pairs = zip(self.tensors(), other.tensors(), strict=True)
+        return self.with_tensors(iter([mine + theirs for mine, theirs in pairs]))
 
     def to(self, device: torch.device) -> Self:
         """The same sums on another device."""
-        return type(self)(*(tensor.to(device) for tensor in self.tensors()))
+        return self.with_tensors(iter([tensor.to(device) for tensor in self.tensors()]))
 
     def all_reduce(self, group: dist.ProcessGroup | None = None, *, timeout: float | None = None) -> Self:
         """The sums of all processes, in one collective call; ``self`` where there is one process.
@@ -54,4 +80,9 @@ class Statistics:
         flat = torch.cat([tensor.reshape(-1) for tensor in tensors])
         pooled = all_reduce(flat, group=group, timeout=timeout)
         parts = torch.split_with_sizes(pooled, [tensor.numel() for tensor in tensors])
-        return type(self)(*(part.view_as(tensor) for part, tensor in zip(parts, tensors, strict=True)))
+        pairs = zip(parts, tensors, strict=True)
+        return self.with_tensors(iter([part.view_as(tensor) for part, tensor in pairs]))
+
+
+def _tensors(part: Tensor | Statistics) -> list[Tensor]:
+    return part.tensors() if isinstance(part, Statistics) else [part]

@@ -21,7 +21,7 @@ from lightning_fabric import Fabric
 from torch import Tensor, nn
 
 from calibrant.training import engine
-from calibrant.training.choice import Choice, RecipeError
+from calibrant.options import Choice, RecipeError
 from calibrant.training.data import DATA_SETS, DataSets, TensorSplit, load_data
 from calibrant.training.recipe import Recipe
 

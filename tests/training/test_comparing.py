@@ -10,7 +10,7 @@ import torch
 from PIL import Image
 
 from calibrant.training import comparing, engine
-from calibrant.training.choice import Choice, RecipeError
+from calibrant.options import Choice, RecipeError
 from calibrant.training.comparing import compare
 from calibrant.training.data import load_data
 from calibrant.training.data.augmentation import NORMALISATIONS

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from calibrant.losses import LOSSES
-from calibrant.training.choice import Choice, RecipeError
+from calibrant.options import Choice, RecipeError
 from calibrant.training.recipe import Recipe, shipped_recipes
 
 DIGITS = Recipe.load("digits-lt")

@@ -14,7 +14,7 @@ from calibrant.evaluation import evaluate
 from calibrant.files import open_predictions
 from calibrant.metrics.ood import detection, entropy
 from calibrant.training import engine, runs
-from calibrant.training.choice import Choice, RecipeError
+from calibrant.options import Choice, RecipeError
 from calibrant.training.data import load_data
 from calibrant.training.engine import train
 from calibrant.training.recipe import Recipe

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from calibrant.calibrators import Calibrator, Ranking
     from calibrant.evaluation import Difference, Evaluation
     from calibrant.files import PredictionFile
-    from calibrant.training.choice import Choice
+    from calibrant.options import Choice
 
     Batch = tuple[Tensor, Tensor]
 
@@ -371,7 +371,7 @@ def _method(text: str) -> Choice:
     """The method with its options; what there is not, or would not be taken, is refused."""
     from calibrant.arguments import nearest
     from calibrant.calibrators import CALIBRATORS, create_calibrator
-    from calibrant.training.choice import Choice, check_options
+    from calibrant.options import Choice, check_options
 
     try:
         method = Choice.parse(text)

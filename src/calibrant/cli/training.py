@@ -146,7 +146,7 @@ def compare(
     """
     with _training_errors():
         followed = _recipe(recipe, changes)
-        from calibrant.training.choice import Choice, split_outside_brackets
+        from calibrant.options import Choice, split_outside_brackets
         from calibrant.training.comparing import compare
 
         folder = output or Path("runs", followed.name)
@@ -275,7 +275,7 @@ def _training_errors() -> Iterator[None]:
     """One line for what a user can mend, from the first process alone; warnings in one line too."""
     import os
 
-    from calibrant.training.choice import TrainingError
+    from calibrant.options import TrainingError
 
     first = os.environ.get("RANK", os.environ.get("LOCAL_RANK", "0")) == "0"
     try:

@@ -6,7 +6,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from calibrant.training.choice import Choice, RecipeError, TrainingError
+    from calibrant.options import Choice, RecipeError, TrainingError
     from calibrant.training.comparing import compare
     from calibrant.training.engine import train
     from calibrant.training.recipe import Recipe

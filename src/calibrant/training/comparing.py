@@ -10,11 +10,11 @@ from pathlib import Path
 import torch
 from lightning_fabric import Fabric
 
+from calibrant.distributed import together
 from calibrant.comparison import Comparison, Method
-from calibrant.training.choice import Choice, RecipeError, options_of
+from calibrant.options import Choice, RecipeError, options_of
 from calibrant.training.data import DATA_SETS, DataSets, Inputs, Split, load_data
 from calibrant.training.engine import check_begun, make_fabric, train
-from calibrant.training.processes import together
 from calibrant.training.recipe import Recipe
 from calibrant.training.runs import Run, folder_of
 
@@ -84,7 +84,7 @@ def compare(
         run for row, places in zip(recipes, folders, strict=True) for run in zip(row, places, strict=True)
     ]
     for each, place in runs:  # all first: what has changed is refused before anything is trained
-        together(partial(check_begun, place, each, data), fabric)
+        together(partial(check_begun, place, each, data))
     for each, place in runs:
         train(each, place, data=data, fabric=fabric, progress=progress)
     if not fabric.is_global_zero:

@@ -12,17 +12,19 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 import torch
 import torch.distributed as dist
 from lightning_fabric import Fabric
 from lightning_fabric.plugins.precision import MixedPrecision, Precision
+from lightning_fabric.strategies.single_device import SingleDeviceStrategy
 from safetensors.torch import save as save_tensors
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from calibrant.calibrators import Temperature
+from calibrant.distributed import gather, together
 from calibrant.evaluation import look_like_probabilities
 from calibrant.files import replace_file
 from calibrant.histogram import ConfidenceHistogram
@@ -37,7 +39,7 @@ from calibrant.training.batches import (
     steps_per_epoch,
     training_batches,
 )
-from calibrant.training.choice import RecipeError, TrainingError
+from calibrant.options import RecipeError, TrainingError
 from calibrant.training.data import DataSets, Inputs, Split, load_data
 from calibrant.training.display import Display
 from calibrant.training.folder import (
@@ -67,9 +69,10 @@ from calibrant.training.optimization import (
     make_recordable,
     set_rates,
 )
-from calibrant.training.processes import agreed, alone_on_gpu, gather, together
 from calibrant.training.recipe import Recipe
 from calibrant.training.step import Recorded, Step, check_classes
+
+T = TypeVar("T")
 
 _HIGHER_IS_BETTER = {"accuracy": True, "nll": False, "ece": False, "nll-after-temperature": False}
 
@@ -192,8 +195,8 @@ def train(
     if fabric is None:
         fabric = make_fabric(recipe)
         fabric.launch()
-    together(lambda: check_folder(folder, recipe), fabric)
-    if agreed("whether the run is finished", is_finished(folder), fabric):
+    together(lambda: check_folder(folder, recipe))
+    if agreed("whether the run is finished", is_finished(folder)):
         if data is not None:
             check_data(folder, result_of(folder).get("data"), data.fingerprint)
         return folder
@@ -201,7 +204,7 @@ def train(
         display = stack.enter_context(Display(recipe, shown=progress and fabric.is_global_zero))
         if data is None:
             display.message("reading the data")
-            data = together(lambda: load_data(recipe.data, data_root), fabric)
+            data = together(lambda: load_data(recipe.data, data_root))
         torch.manual_seed(recipe.seed)
         random.seed(recipe.seed)
         training = _Training(recipe, data, fabric, folder, display)
@@ -228,6 +231,21 @@ def check_begun(folder: Path, recipe: Recipe, data: DataSets) -> None:
         with suppress(ValueError, FileNotFoundError):  # damage is for the run itself to mend and speak of
             kept = checkpoint.load(folder / CHECKPOINTS / checkpoint.LAST)
     check_data(folder, kept.get("data"), data.fingerprint)
+
+
+def alone_on_gpu(fabric: Fabric) -> bool:
+    """Whether there is one process, on a GPU."""
+    return isinstance(fabric.strategy, SingleDeviceStrategy) and fabric.device.type == "cuda"
+
+
+def agreed(what: str, value: T) -> T:
+    """The value, if every process has the same one; otherwise the output folder is not shared by all machines."""
+    values = gather(value)
+    if any(each != value for each in values):
+        raise TrainingError(
+            f"the processes do not agree on {what} ({values}): the output folder must be one that all see"
+        )
+    return value
 
 
 class _Training:
@@ -472,7 +490,7 @@ class _Training:
         if adapt:
             self.loss.adapt()
         if select == "nll-after-temperature":
-            gathered = [pair for share in gather(kept, self.fabric) for pair in share]
+            gathered = [pair for share in gather(kept) for pair in share]
             calibrator = Temperature().fit_batches(gathered, ignore_index=self.data.ignore_index)
             total = count = 0.0
             for logits, target in gathered:
@@ -522,7 +540,7 @@ class _Training:
     # ------------------------------------------------------------------------------------------ checkpoints
 
     def _save(self, best: dict[str, Any] | None = None) -> None:
-        shares = gather((_random_state(), self.total_loss.cpu()), self.fabric)
+        shares = gather((_random_state(), self.total_loss.cpu()))
         state = {
             "recipe": self.recipe.to_toml(),
             "data": self.fingerprint,
@@ -541,12 +559,12 @@ class _Training:
         }
         # A full disk must not leave the others waiting.
         write = self.fabric.is_global_zero
-        together(lambda: self.writer.write(state, best) if write else None, self.fabric)
+        together(lambda: self.writer.write(state, best) if write else None)
 
     def _resume(self) -> None:
         state = checkpoint.load_last(self.writer.folder)
         if state is None:
-            agreed("how far the run has come", (self.epoch, self.step), self.fabric)
+            agreed("how far the run has come", (self.epoch, self.step))
             return
         check_data(self.folder, state.get("data"), self.fingerprint)
         self.network.load_state_dict(state["model"])
@@ -563,7 +581,7 @@ class _Training:
             self.total_loss.copy_(state["total_loss"][rank])
         elif rank == 0:  # with more or fewer processes than before, one takes the losses of them all
             self.total_loss.copy_(torch.stack(state["total_loss"]).mean() * processes)
-        agreed("how far the run has come", (self.epoch, self.step), self.fabric)
+        agreed("how far the run has come", (self.epoch, self.step))
         self.display.resumed(self.epoch, self.step)
 
     # ---------------------------------------------------------------------------------------------- the end
@@ -610,7 +628,7 @@ class _Training:
             if not shares and logits[0].numel() * 4 * len(split) > STORED:
                 return  # of every process alike; `calibrant.training.runs` predicts them anew
             shares.append((logits.cpu(), as_written(target.cpu(), self.data.ignore_index)))
-        gathered = gather(shares, self.fabric)
+        gathered = gather(shares)
         if self.fabric.is_global_zero:
             logits, labels = in_order(gathered, len(split))
             write_predictions(path, [(logits, labels)], len(split), self.data.class_names)

@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save
 from torch import Tensor, nn
 
 from calibrant.files import WRITERS, replace_file, replacing
-from calibrant.training.choice import RecipeError
+from calibrant.options import RecipeError
 from calibrant.training.recipe import Recipe
 
 RECIPE, RESULT, CHECKPOINTS = "recipe.toml", "result.json", "checkpoints"

@@ -14,7 +14,7 @@ from typing import Any, Literal, Self
 
 from calibrant.arguments import nearest
 from calibrant.losses import LOSSES, AdaptiveLoss, Loss, create_loss
-from calibrant.training.choice import (
+from calibrant.options import (
     Choice,
     RecipeError,
     check_option,

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from calibrant.losses import Loss
 from calibrant.training.batches import Batch, rows_of
-from calibrant.training.choice import RecipeError
+from calibrant.options import RecipeError
 from calibrant.training.data import DataSets, Inputs
 from calibrant.training.optimization import RunningAverage
 from calibrant.training.recipe import Recipe

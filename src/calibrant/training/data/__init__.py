@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from calibrant.arguments import nearest
-from calibrant.training.choice import Choice, RecipeError, check_options
+from calibrant.options import Choice, RecipeError, check_options
 from calibrant.training.data.arrays import digits, npz, synthetic, synthetic_posterior
 from calibrant.training.data.in_memory import cifar10, cifar10_c, cifar100, svhn
 from calibrant.training.data.on_disk import image_folder, imagenet, imagenet_lt, tiny_imagenet

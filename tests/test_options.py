@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from calibrant.training.choice import (
+from calibrant.options import (
     Choice,
     RecipeError,
     check_options,

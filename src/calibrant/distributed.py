@@ -1,10 +1,12 @@
-"""Talk between processes in which nobody waits without a word for one that does not come."""
+"""Collectives with time-outs and readable errors."""
 
 from __future__ import annotations
 
 import logging
 import re
+from collections.abc import Callable
 from datetime import timedelta
+from typing import Any, TypeVar, cast
 
 import torch
 import torch.distributed as dist
@@ -12,7 +14,9 @@ from torch import Tensor
 
 _LOG = logging.getLogger(__name__)
 
-# What gloo and NCCL say of a process that is late or gone; other errors are mistakes, and stay as they are.
+T = TypeVar("T")
+
+# How gloo and NCCL report a process that is late or gone. Other errors are passed on unchanged.
 _ALONE = re.compile(r"time.?out|timed out|connection|closed by peer|reset by peer|abort", re.IGNORECASE)
 
 
@@ -21,11 +25,11 @@ def several_processes() -> bool:
     return dist.is_available() and dist.is_initialized()
 
 
-def talking_device(data: torch.device | None = None, group: dist.ProcessGroup | None = None) -> torch.device:
-    """Where tensors must be to be exchanged: where the data are, unless the processes cannot talk from there.
+def collective_device(data: torch.device | None = None, group: dist.ProcessGroup | None = None) -> torch.device:
+    """The device on which the process group can exchange tensors: that of the data where possible.
 
     Args:
-        data: the device of the data; None in a process that has none and guesses where the others' are.
+        data: the device of the data; None in a process without data, which then guesses the others' device.
         group: the processes; all of them by default.
     """
     if not several_processes() or (data is not None and data.type == "cuda"):
@@ -47,15 +51,14 @@ def all_reduce(
     """The sum of all processes' tensors, or their maximum; alone, the tensor itself.
 
     Args:
-        tensor: of the same shape in every process.
-        maximum: instead of the sum.
+        tensor: a tensor that has the same shape in every process.
+        maximum: return the maximum instead of the sum.
         group: the processes to pool over; all of them by default.
-        timeout: seconds to wait for the others, so more than the difference in their work before; by default
-            as long as the process group does. (NCCL without a time-out given here does not wait: its own
-            watchdog ends the program.)
+        timeout: seconds to wait for the other processes; by default the process group's own time-out. Allow for
+            processes that arrive late. (With NCCL and no time-out here, its watchdog ends the program.)
 
     Raises:
-        RuntimeError: another process did not come in time, or is gone.
+        RuntimeError: another process did not arrive in time, or has ended.
 
     >>> all_reduce(torch.ones(2))
     tensor([1., 1.])
@@ -63,7 +66,7 @@ def all_reduce(
     if not several_processes():
         return tensor
     operation = dist.ReduceOp.MAX if maximum else dist.ReduceOp.SUM
-    pooled = tensor.to(talking_device(tensor.device, group), copy=True)
+    pooled = tensor.to(collective_device(tensor.device, group), copy=True)
     try:
         work = dist.all_reduce(pooled, operation, group=group, async_op=True)
         if work is not None:  # None where this process is not in the group
@@ -88,14 +91,14 @@ def fail_together(
     group: dist.ProcessGroup | None = None,
     timeout: float | None = None,
 ) -> None:
-    """Raise in every process if one of them has a problem, where else the others would wait for it.
+    """Raise in every process if one of them failed, so that none waits for it.
 
     Args:
-        problem: of this process, which it raises; the others say that there is one.
-        what: the processes were doing, for the message.
-        device: of the data, in every process.
+        problem: the error of this process, or None. This process raises it; the others raise a `RuntimeError`.
+        what: what the processes were doing, for the message.
+        device: the device of the data.
         group: the processes concerned; all of them by default.
-        timeout: as in `all_reduce`.
+        timeout: seconds to wait for the other processes; see `all_reduce`.
 
     >>> fail_together(None, "counting")
     >>> fail_together(ValueError("no data"), "counting")
@@ -106,7 +109,7 @@ def fail_together(
         if problem is not None:
             raise problem
         return
-    if problem is not None:  # now, because the others may come late
+    if problem is not None:  # log at once: the other processes may arrive much later
         _LOG.error("process %d failed while %s: %s", dist.get_rank(), what, problem)
     failures = torch.tensor(float(problem is not None), device=device)
     try:
@@ -121,3 +124,36 @@ def fail_together(
             f"{int(failures)} of {dist.get_world_size(group)} processes failed while {what}; their own "
             "errors say why. Nothing was changed here."
         )
+
+
+def gather(value: Any) -> list[Any]:
+    """The values of all processes, in the order of their ranks; any picklable value.
+
+    >>> gather(3)
+    [3]
+    """
+    if not several_processes() or dist.get_world_size() == 1:
+        return [value]
+    values: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(values, value)
+    return values
+
+
+def together(action: Callable[[], T]) -> T:
+    """Call a function in every process; an expected error in one process is raised in all of them.
+
+    Expected are the errors of bad input and missing files: `OSError`, `ValueError`, `ImportError`, `TypeError`.
+
+    >>> together(lambda: 1 + 1)
+    2
+    """
+    result: T | None = None
+    problem: Exception | None = None
+    try:
+        result = action()
+    except (OSError, ValueError, ImportError, TypeError) as error:
+        problem = error
+    problem = next((each for each in gather(problem) if each is not None), None)
+    if problem is not None:
+        raise problem
+    return cast(T, result)
