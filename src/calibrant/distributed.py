@@ -25,7 +25,9 @@ def several_processes() -> bool:
     return dist.is_available() and dist.is_initialized()
 
 
-def collective_device(data: torch.device | None = None, group: dist.ProcessGroup | None = None) -> torch.device:
+def collective_device(
+    data: torch.device | None = None, group: dist.ProcessGroup | None = None
+) -> torch.device:
     """The device on which the process group can exchange tensors: that of the data where possible.
 
     Args:
@@ -54,8 +56,8 @@ def all_reduce(
         tensor: a tensor that has the same shape in every process.
         maximum: return the maximum instead of the sum.
         group: the processes to pool over; all of them by default.
-        timeout: seconds to wait for the other processes; by default the process group's own time-out. Allow for
-            processes that arrive late. (With NCCL and no time-out here, its watchdog ends the program.)
+        timeout: seconds to wait for the other processes; by default the process group's own time-out. Allow
+            for processes that arrive late. (With NCCL and no time-out here, its watchdog ends the program.)
 
     Raises:
         RuntimeError: another process did not arrive in time, or has ended.
@@ -94,7 +96,8 @@ def fail_together(
     """Raise in every process if one of them failed, so that none waits for it.
 
     Args:
-        problem: the error of this process, or None. This process raises it; the others raise a `RuntimeError`.
+        problem: the error of this process, or None. This process raises it; the others raise a
+            `RuntimeError`.
         what: what the processes were doing, for the message.
         device: the device of the data.
         group: the processes concerned; all of them by default.
@@ -142,7 +145,8 @@ def gather(value: Any) -> list[Any]:
 def together(action: Callable[[], T]) -> T:
     """Call a function in every process; an expected error in one process is raised in all of them.
 
-    Expected are the errors of bad input and missing files: `OSError`, `ValueError`, `ImportError`, `TypeError`.
+    Expected are the errors of bad input and missing files: `OSError`, `ValueError`, `ImportError` and
+    `TypeError`.
 
     >>> together(lambda: 1 + 1)
     2

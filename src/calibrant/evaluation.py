@@ -16,6 +16,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from calibrant.distributed import all_reduce, collective_device
 from calibrant.histogram import Bins, ConfidenceHistogram, bin_of, bin_of_cells, equal_width_edges
 from calibrant.inference import Forward, OwnRows, Progress, feed
 from calibrant.layout import Elements, arrange
@@ -36,7 +37,6 @@ from calibrant.metrics.uncertainty import (
     consistency_band,
     interval,
 )
-from calibrant.distributed import all_reduce, collective_device
 from calibrant.statistics import Statistics
 
 if TYPE_CHECKING:

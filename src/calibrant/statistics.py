@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
-from typing import Self
+from typing import Any, Self
 
 import torch
 import torch.distributed as dist
@@ -53,10 +53,10 @@ class Statistics:
 
     def with_tensors(self, tensors: Iterator[Tensor]) -> Self:
         """Statistics of the same structure that hold these tensors, in the order of `tensors`."""
-        parts = (
+        parts: list[Any] = [
             part.with_tensors(tensors) if isinstance(part, Statistics) else next(tensors)
             for part in self._parts()
-        )
+        ]
         return type(self)(*parts)
 
     def __add__(self, other: Self) -> Self:

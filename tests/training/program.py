@@ -20,8 +20,8 @@ import torch
 from lightning_fabric import Fabric
 from torch import Tensor, nn
 
-from calibrant.training import engine
 from calibrant.options import Choice, RecipeError
+from calibrant.training import engine
 from calibrant.training.data import DATA_SETS, DataSets, TensorSplit, load_data
 from calibrant.training.recipe import Recipe
 

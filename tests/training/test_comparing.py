@@ -9,8 +9,8 @@ import pytest
 import torch
 from PIL import Image
 
-from calibrant.training import comparing, engine
 from calibrant.options import Choice, RecipeError
+from calibrant.training import comparing, engine
 from calibrant.training.comparing import compare
 from calibrant.training.data import load_data
 from calibrant.training.data.augmentation import NORMALISATIONS

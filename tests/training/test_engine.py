@@ -22,8 +22,8 @@ from safetensors.torch import load_file
 from calibrant.calibrators import Temperature
 from calibrant.evaluation import evaluate
 from calibrant.losses import AdaptiveLoss, create_loss
-from calibrant.training import checkpoint, engine, logs
 from calibrant.options import RecipeError
+from calibrant.training import checkpoint, engine, logs
 from calibrant.training.data import DATA_SETS, MissingDataError, load_data
 from calibrant.training.engine import TrainingError, make_fabric, train
 from calibrant.training.optimization import SCHEDULES

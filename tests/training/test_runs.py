@@ -13,8 +13,8 @@ from calibrant.calibrators import Temperature
 from calibrant.evaluation import evaluate
 from calibrant.files import open_predictions
 from calibrant.metrics.ood import detection, entropy
-from calibrant.training import engine, runs
 from calibrant.options import Choice, RecipeError
+from calibrant.training import engine, runs
 from calibrant.training.data import load_data
 from calibrant.training.engine import train
 from calibrant.training.recipe import Recipe

@@ -30,6 +30,7 @@ from calibrant.files import replace_file
 from calibrant.histogram import ConfidenceHistogram
 from calibrant.layout import arrange
 from calibrant.losses import AdaptiveLoss, Loss
+from calibrant.options import RecipeError, TrainingError
 from calibrant.statistics import Statistics, sum_dtype
 from calibrant.training import checkpoint
 from calibrant.training.batches import (
@@ -39,7 +40,6 @@ from calibrant.training.batches import (
     steps_per_epoch,
     training_batches,
 )
-from calibrant.options import RecipeError, TrainingError
 from calibrant.training.data import DataSets, Inputs, Split, load_data
 from calibrant.training.display import Display
 from calibrant.training.folder import (
@@ -239,7 +239,7 @@ def alone_on_gpu(fabric: Fabric) -> bool:
 
 
 def agreed(what: str, value: T) -> T:
-    """The value, if every process has the same one; otherwise the output folder is not shared by all machines."""
+    """The value, if every process has the same one; else the machines do not share the output folder."""
     values = gather(value)
     if any(each != value for each in values):
         raise TrainingError(

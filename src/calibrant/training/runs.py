@@ -18,8 +18,8 @@ from calibrant.evaluation import Evaluation, Evaluator, evaluate
 from calibrant.files import open_predictions, replace_file
 from calibrant.metrics.ood import detection as detect
 from calibrant.metrics.ood import entropy
-from calibrant.training.batches import evaluation_batches
 from calibrant.options import RecipeError
+from calibrant.training.batches import evaluation_batches
 from calibrant.training.data import DataSets, Split, load_data
 from calibrant.training.folder import (
     LEARNED,

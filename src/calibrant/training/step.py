@@ -15,8 +15,8 @@ from lightning_fabric.wrappers import _FabricModule, _FabricOptimizer
 from torch import Tensor
 
 from calibrant.losses import Loss
-from calibrant.training.batches import Batch, rows_of
 from calibrant.options import RecipeError
+from calibrant.training.batches import Batch, rows_of
 from calibrant.training.data import DataSets, Inputs
 from calibrant.training.optimization import RunningAverage
 from calibrant.training.recipe import Recipe
