@@ -9,7 +9,7 @@ from typing import ClassVar, Self
 import torch
 from torch import Tensor
 
-from calibrant.kernels import can_measure, flaw, top_classes, visit
+from calibrant.kernels import visit
 from calibrant.layout import Elements
 from calibrant.statistics import Statistics, sum_dtype
 
@@ -174,25 +174,13 @@ class ConfidenceHistogram(Statistics):
 
     @classmethod
     @torch.no_grad()
-    def of(cls, elements: Elements, *, strict: bool = False) -> Self:
-        """The histogram of the top class's probability, over the elements that are not ignored.
-
-        Args:
-            elements: the batch.
-            strict: whether the number of samples is NaN where there is a `calibrant.kernels.flaw`.
-        """
+    def of(cls, elements: Elements) -> Self:
+        """The histogram of the top class's probability, over the elements that are not ignored."""
         sums = _empty_sums(elements.logits.device)
-        if can_measure(elements.logits):
-            total, prediction, found = top_classes(elements)
-            valid = None if elements.all_valid else elements.valid
-            _tally(sums, total.reciprocal(), prediction == elements.target, valid)
-        else:
-            for (rows, _, *columns), block in visit(elements):
-                valid = None if elements.all_valid else elements.valid[rows, *columns]
-                _tally(sums, block.total.reciprocal().squeeze(1), block.correct.squeeze(1), valid)
-            found = flaw(elements) if strict else sums.new_zeros(())
-        samples = sums[0].sum()
-        return cls(samples + found if strict else samples, *sums)
+        for (rows, _, *columns), block in visit(elements):
+            valid = None if elements.all_valid else elements.valid[rows, *columns]
+            _tally(sums, block.total.reciprocal().squeeze(1), block.correct.squeeze(1), valid)
+        return cls(sums[0].sum(), *sums)
 
     @classmethod
     @torch.no_grad()

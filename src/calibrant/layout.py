@@ -23,27 +23,57 @@ Index = tuple[slice, ...]
 class Elements:
     """A batch seen as a list of elements to classify, with the class axis always second.
 
-    Shapes: ``logits`` is ``(A, K)`` or ``(A, K, S)``, a view of the caller's logits whenever their
-    strides allow it. ``valid`` is ``(A,)`` or ``(A, S)`` and false where the label is ignored.
-    ``target`` has ``valid``'s shape and holds labels (0 where ignored), or has the logits' shape and
-    holds probabilities.
-
     Attributes:
-        all_valid: whether it is known, without asking a device, that nothing is ignored.
-        expected: the factor by which each element's loss will enter the total, if that is one and the
-            same number for all; a gradient computed with it in place need not be scaled again.
+        logits: ``(A, K)`` or ``(A, K, S)``, a view of the caller's logits whenever their strides allow it.
+        given: the target as given, ``(A[, S])`` labels or ``(A, K[, S])`` probabilities.
+        ignore_index: label of the elements that do not count.
+        all_valid: true if it is known, without waiting for a device, that nothing is ignored.
+        expected: the factor by which each element's loss will enter the total, if all have the same; a
+            gradient that includes it need not be scaled again.
+        batch_shape: the shape of the caller's logits, ``(B, K, *S)``.
     """
 
     logits: Tensor
-    target: Tensor
-    valid: Tensor
+    given: Tensor
+    ignore_index: int = -100
     all_valid: bool = False
     expected: float = 1.0
+    batch_shape: tuple[int, ...] = ()
+    _target: Tensor | None = None
+    _valid: Tensor | None = None
 
     @property
     def soft(self) -> bool:
         """Whether the targets are probabilities."""
-        return self.target.is_floating_point()
+        return self.given.is_floating_point()
+
+    @property
+    def valid(self) -> Tensor:
+        """False where the label is ignored, ``(A[, S])``."""
+        if self._valid is None:
+            object.__setattr__(self, "_valid", self._make_valid())
+        assert self._valid is not None
+        return self._valid
+
+    @property
+    def target(self) -> Tensor:
+        """Labels as int64, 0 where ignored, ``(A[, S])``; or probabilities in the computing type."""
+        if self._target is None:
+            object.__setattr__(self, "_target", self._make_target())
+        assert self._target is not None
+        return self._target
+
+    def _make_valid(self) -> Tensor:
+        if self.soft:
+            shape = self.logits.shape[:1] + self.logits.shape[2:]
+            return torch.ones(shape, dtype=torch.bool, device=self.logits.device)
+        return self.given.long() != self.ignore_index  # uint8 labels would wrap a negative index
+
+    def _make_target(self) -> Tensor:
+        if self.soft:
+            return self.given.to(computing_dtype(self.logits))
+        target = self.given.long()
+        return target if self.all_valid else target.masked_fill(target == self.ignore_index, 0)
 
     @property
     def rows(self) -> Tensor:
@@ -58,9 +88,26 @@ class Elements:
         """The labels of the valid elements, ``(N,)``."""
         return self.target.flatten() if self.all_valid else self.target.flatten()[self.valid.flatten()]
 
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of the caller's labels, ``(B, *S)``."""
+        return (*self.batch_shape[:1], *self.batch_shape[2:])
+
+    def as_given(self, tensor: Tensor) -> Tensor:
+        """A tensor shaped like `logits` in the shape of the caller's logits."""
+        if tensor.shape == self.batch_shape:
+            return tensor
+        if tensor.ndim == 2:
+            return tensor.view(*self.shape, -1).movedim(-1, 1)
+        return tensor.view(self.batch_shape)
+
     def detached(self) -> Elements:
         """The same elements without a path for gradients."""
         return replace(self, logits=self.logits.detach())
+
+    def with_target(self, target: Tensor) -> Elements:
+        """The same elements with other targets; those that are ignored stay ignored."""
+        return replace(self, given=target, _target=target, _valid=self.valid)
 
 
 def arrange(
@@ -77,50 +124,44 @@ def arrange(
     Args:
         logits: floating point, ``(B, K, *S)``.
         target: labels ``(B, *S)``, or probabilities ``(B, K, *S)`` where ``soft`` allows them.
-        num_classes: the K to insist on.
+        num_classes: the K that the logits must have.
         ignore_index: the label of elements to leave out.
         soft: whether probability targets are allowed.
-        look_at_labels: whether to check labels wherever they are, even if that means to wait for a device.
+        look_at_labels: check the labels on every device. By default only labels on the CPU are checked:
+            elsewhere every step would wait for the device.
 
     Raises:
         TypeError: logits that are not floating point, or targets of the wrong kind.
-        ValueError: shapes, class counts, devices or labels that do not fit. Labels are looked at on
-            the CPU only: elsewhere that would make every step wait for the device.
+        ValueError: shapes, class counts, devices or labels that do not fit.
     """
-    check(logits, target, num_classes=num_classes, soft=soft)
-    classes_last = logits.ndim > 2 and _classes_are_adjacent(logits)
-    if target.is_floating_point():
-        rows = _flatten(logits, classes_last)
-        target = _flatten(target, classes_last)
-        shape = rows.shape[:1] + rows.shape[2:]
-        valid = torch.ones(shape, dtype=torch.bool, device=logits.device)
-        return Elements(rows, target.to(dtype=computing_dtype(logits)), valid, all_valid=True)
-    target = target.long()
-    target = target.reshape(-1) if classes_last else target.flatten(1) if target.ndim > 1 else target
-    valid = target != ignore_index
-    all_valid = False
-    looked_at = target.device.type == "cpu" or look_at_labels
-    if looked_at and not torch.compiler.is_compiling() and target.numel():
-        low, high = _range(target)
-        all_valid = not low <= ignore_index <= high
-        if not all_valid:
-            target = target.masked_fill(~valid, 0)
-            low, high = _range(target)
-        if low < 0 or high >= logits.shape[1]:
-            raise ValueError(
-                f"target holds labels from {low} to {high}, but logits of shape {tuple(logits.shape)} "
-                f"have {logits.shape[1]} classes: expected 0 to {logits.shape[1] - 1}, "
-                f"or ignore_index={ignore_index} (pass the label of elements to leave out as ignore_index)"
-            )
-    else:
-        target = target.masked_fill(~valid, 0)
-    return Elements(_flatten(logits, classes_last), target, valid, all_valid)
-
-
-def check(logits: Tensor, target: Tensor, *, num_classes: int | None, soft: bool) -> None:
-    """The checks of `arrange` that need no look at the values, and so do not wait for a device."""
     _check_logits(logits, num_classes)
     _check_target(logits, target, soft)
+    classes_last = logits.ndim > 2 and _classes_are_adjacent(logits)
+    rows = _flatten(logits, classes_last)
+    if target.is_floating_point():
+        target = _flatten(target, classes_last)
+        elements = Elements(rows, target, all_valid=True, batch_shape=logits.shape)
+    else:
+        if target.ndim > 1:
+            target = target.reshape(-1) if classes_last else target.flatten(1)
+        elements = Elements(rows, target, ignore_index, batch_shape=logits.shape)
+    if torch.compiler.is_compiling():  # a compiler cannot trace what is stored on first use
+        return replace(elements, _target=elements._make_target(), _valid=elements._make_valid())
+    looked_at = target.device.type == "cpu" or look_at_labels
+    if elements.soft or not looked_at or not target.numel():
+        return elements
+    low, high = _range(target)
+    if not low <= ignore_index <= high:
+        elements = replace(elements, all_valid=True)
+    else:
+        low, high = _range(elements.target)
+    if low < 0 or high >= logits.shape[1]:
+        raise ValueError(
+            f"target holds labels from {low} to {high}, but logits of shape {tuple(logits.shape)} "
+            f"have {logits.shape[1]} classes: expected 0 to {logits.shape[1] - 1}, "
+            f"or ignore_index={ignore_index} (pass the label of elements to leave out as ignore_index)"
+        )
+    return elements
 
 
 def _range(target: Tensor) -> tuple[int, int]:

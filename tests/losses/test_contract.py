@@ -368,10 +368,10 @@ class TestAdaptive:
         def check(sizes: list[int], seed: int) -> None:
             logits, target = batch(sum(sizes) + 1, seed=seed)
             target[::4] = -100
-            whole = loss.measure(logits, target)
-            parts = loss.measure(logits[:0], target[:0])
+            whole = loss.measure(loss.elements(logits, target))
+            parts = loss.measure(loss.elements(logits[:0], target[:0]))
             for x, y in zip(logits.split([*sizes, 1]), target.split([*sizes, 1]), strict=True):
-                parts = parts + loss.measure(x, y)
+                parts = parts + loss.measure(loss.elements(x, y))
             for ours, theirs in zip(parts.tensors(), whole.tensors(), strict=True):
                 assert ours.dtype == torch.float64
                 torch.testing.assert_close(ours, theirs, rtol=1e-12, atol=1e-12)

@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from calibrant import create_loss
-from calibrant.kernels import native
 from calibrant.losses import Loss
 
 from .conftest import ADAPTIVE, adapted_loss
@@ -56,8 +55,8 @@ def test_sums_of_a_large_batch(key: str, shape: tuple[int, ...], dtype: torch.dt
     target = torch.randint(shape[1], (shape[0], *shape[2:]), generator=generator, device="cuda")
     target.view(-1)[::5] = -100
     loss = create_loss(key, shape[1], **({} if key == "adafocal" else {"margin": 3})).cuda()
-    first, again = loss.measure(logits, target), loss.measure(logits, target)
-    wanted = loss.measure(logits.double(), target)
+    first, again = loss.measure(loss.elements(logits, target)), loss.measure(loss.elements(logits, target))
+    wanted = loss.measure(loss.elements(logits.double(), target))
     assert first.samples == wanted.samples == (target != -100).sum()
     for ours, twice, theirs in zip(first.tensors(), again.tensors(), wanted.tensors(), strict=True):
         if key == "adafocal":  # what lies on an edge between two cells may change sides
@@ -126,15 +125,6 @@ def test_compiles(key: str) -> None:
         loss.adapt()
 
 
-# ---- Called from C++ ------------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def built() -> None:
-    if native.BUILDER.wait() is None:
-        pytest.skip("C++ cannot be compiled here")
-
-
 def outcome(loss: Loss, logits: Tensor, target: Tensor, factor: float = 1.0) -> tuple[Tensor, Tensor]:
     leaf = logits.detach().requires_grad_()
     value = loss(leaf, target)
@@ -143,144 +133,47 @@ def outcome(loss: Loss, logits: Tensor, target: Tensor, factor: float = 1.0) -> 
     return value.detach(), leaf.grad
 
 
-def by_way_of_python(loss: Loss, *arguments: Any) -> tuple[Tensor, Tensor]:
-    loss.__dict__.pop("_again", None)
-    return outcome(loss, *arguments)
-
-
-def remembered(loss: Loss, logits: Tensor, target: Tensor) -> Loss:
-    """The same, after as many calls as it takes to hand its kernels over."""
-    for _ in range(3):
-        outcome(loss, logits, target)
-    assert loss._again is not None
-    return loss
-
-
 def assert_equal(found: tuple[Tensor, Tensor], wanted: tuple[Tensor, Tensor]) -> None:
     assert all(torch.equal(ours, theirs) for ours, theirs in zip(found, wanted, strict=True))
 
 
-@pytest.mark.usefixtures("built")
-@pytest.mark.parametrize(
-    ("shape", "dtype", "reduction", "weighted"),
-    [
-        ((16,), torch.float32, "mean", False),
-        ((16,), torch.bfloat16, "sum", True),
-        ((5000,), torch.float32, "sum", False),
-        ((5000,), torch.bfloat16, "mean", True),
-        ((2, 33, 65), torch.float32, "mean", True),
-        ((2, 33, 65), torch.bfloat16, "mean", False),
-    ],
-)
-def test_the_same_from_cpp(
-    key: str, shape: tuple[int, ...], dtype: torch.dtype, reduction: str, weighted: bool
-) -> None:
-    loss = adapted_loss(key, K)
-    loss.reduction = reduction  # type: ignore[assignment]
-    if weighted:
-        loss.class_weight = torch.rand(K)
-    if loss.fused() is None:
-        pytest.skip("has no kernel")
-    loss.cuda()
-    logits, target = (each.cuda() for each in batch(*shape, dtype=dtype))
-    target.view(-1)[::5] = -100
-    remembered(loss, logits, target)
-    again = loss._again
-    assert again is not None
-    for number in range(3):
-        logits = logits.roll(1, 0).clone()
-        leaf = logits.detach().requires_grad_()
-        value = again(leaf, target)
-        assert value is not None
-        (value * (number + 1)).backward()
-        assert leaf.grad is not None
-        assert_equal((value.detach(), leaf.grad), by_way_of_python(loss, logits, target, number + 1))
-
-
-@pytest.mark.usefixtures("built")
-def test_layouts_from_cpp() -> None:
+def test_layouts() -> None:
     loss = adapted_loss("cals-alm", K).cuda()
     logits, target = (each.cuda() for each in batch(4, 8, 8, dtype=torch.float32))
-    for laid in (logits, logits.to(memory_format=torch.channels_last)):
-        remembered(loss, laid, target)
-        assert_equal(outcome(loss, laid, target), by_way_of_python(loss, laid, target))
-    for odd in (logits[..., ::2], logits.transpose(2, 3)):
-        wanted = outcome(loss, odd.contiguous(), target[..., : odd.shape[-1]].contiguous())
-        for _ in range(4):
-            value, slope = outcome(loss, odd, target[..., : odd.shape[-1]])
+    for odd in (logits.to(memory_format=torch.channels_last), logits[..., ::2], logits.transpose(2, 3)):
+        labels = target[..., : odd.shape[-1]]
+        wanted = outcome(loss, odd.contiguous(), labels.contiguous())
+        for _ in range(2):
+            value, slope = outcome(loss, odd, labels)
         torch.testing.assert_close(value, wanted[0])
         torch.testing.assert_close(slope, wanted[1])
 
 
-@pytest.mark.usefixtures("built")
-def test_what_the_loss_learns_and_is_told_counts_from_cpp() -> None:
+def test_what_the_loss_learns_and_is_told_counts() -> None:
     loss = adapted_loss("cals-alm", K).cuda()
     logits, target = (each.cuda() for each in batch(64, dtype=torch.float32))
-    before = outcome(remembered(loss, logits, target), logits, target)
-    again = loss._again
-    assert again is not None
+    before = outcome(loss, logits, target)[0]
     loss.observe(logits, target)
     loss.adapt()
-    after = again(logits.detach().requires_grad_(), target)  # which has the tensors that have changed
-    assert after is not None
-    assert not torch.equal(before[0], after)
-    assert torch.equal(after, by_way_of_python(loss, logits, target)[0])
-    remembered(loss, logits, target)
+    after = outcome(loss, logits, target)[0]
+    assert not torch.equal(before, after)
     loss.margin = 0.5
     assert not torch.equal(outcome(loss, logits, target)[0], after)
 
 
-@pytest.mark.usefixtures("built")
 @pytest.mark.parametrize("size", [64, 5000])
-def test_probabilities_from_cpp(key: str, size: int) -> None:
-    loss = adapted_loss(key, K).cuda()
-    if loss.fused() is None or not loss.accepts_probabilities:
-        pytest.skip("has no kernel, or takes labels only")
-    logits, _ = batch(size, dtype=torch.float32)
-    logits, target = logits.cuda(), torch.rand(size, K, device="cuda").softmax(1)
-    remembered(loss, logits, target)
-    again = loss._again
-    assert again is not None
-    leaf = logits.clone().requires_grad_()
-    value = again(leaf, target)
-    assert value is not None
-    (3 * value).backward()
-    assert leaf.grad is not None
-    assert_equal((value.detach(), leaf.grad), by_way_of_python(loss, logits, target, 3.0))
-
-
-def passed_twice(loss: Loss, logits: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
-    """A loss from C++ and its logits, after two backward passes that agree."""
+def test_several_backward_passes(size: int) -> None:
+    loss = adapted_loss("cals-alm", K).cuda()
+    logits, target = (each.cuda() for each in batch(size, dtype=torch.float32))
     leaf = logits.clone().requires_grad_()
     value = loss(leaf, target)
-    assert "Loss" in value.grad_fn.name()
     (first,) = torch.autograd.grad(value, leaf, retain_graph=True)
     (second,) = torch.autograd.grad(value, leaf, retain_graph=True)
     torch.testing.assert_close(first, second)
-    return value, leaf
-
-
-@pytest.mark.usefixtures("built")
-@pytest.mark.parametrize("size", [64, 5000])
-def test_class_weights_in_a_second_pass_from_cpp(size: int) -> None:
-    loss = create_loss("focal", K, class_weight=torch.rand(K)).cuda()
-    logits, target = (each.cuda() for each in batch(size, dtype=torch.float32))
-    value, leaf = passed_twice(remembered(loss, logits, target), logits, target)
-    loss.class_weight.mul_(2)
-    with pytest.raises(RuntimeError, match="class weights were changed"):
-        torch.autograd.grad(value, leaf)
-
-
-@pytest.mark.usefixtures("built")
-def test_graphs_of_autograd_from_cpp() -> None:
-    loss = adapted_loss("cals-alm", K).cuda()
-    logits, target = (each.cuda() for each in batch(64, dtype=torch.float32))
-    value, leaf = passed_twice(remembered(loss, logits, target), logits, target)
     loss.observe(logits, target)
     loss.adapt()
-    with pytest.raises(RuntimeError, match="has adapted between two backward passes"):
+    with pytest.raises(RuntimeError, match="call the loss again"):
         torch.autograd.grad(value, leaf)
-    remembered(loss, logits, target)
     (slope,) = torch.autograd.grad(loss(leaf, target), leaf, create_graph=True)
     (curvature,) = torch.autograd.grad(slope.square().sum(), leaf)
     assert curvature.isfinite().all()
@@ -288,12 +181,12 @@ def test_graphs_of_autograd_from_cpp() -> None:
         assert not loss(leaf, target).requires_grad
 
 
-@pytest.mark.usefixtures("built")
 @pytest.mark.parametrize("size", [64, 5000])
-def test_streams_and_recordings_from_cpp(size: int) -> None:
+def test_streams_and_graphs(size: int) -> None:
     loss = adapted_loss("adafocal", K).cuda()
     logits, target = (each.cuda() for each in batch(size, dtype=torch.float32))
-    wanted = outcome(remembered(loss, logits, target), logits, target)
+    for _ in range(2):
+        wanted = outcome(loss, logits, target)
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
@@ -312,30 +205,10 @@ def test_streams_and_recordings_from_cpp(size: int) -> None:
     assert_equal((value.detach(), leaf.grad), wanted)
 
 
-@pytest.mark.usefixtures("built")
-def test_under_autocast_from_cpp() -> None:
-    loss = adapted_loss("dual-focal", K).cuda()
-    layer = torch.nn.Linear(7, K).cuda()
-    inputs, target = torch.randn(64, 7, device="cuda"), torch.randint(K, (64,), device="cuda")
-    for _ in range(4):
-        layer.zero_grad()
-        with torch.autocast("cuda", dtype=torch.bfloat16):
-            loss(layer(inputs), target).backward()
-    assert loss._again is not None
-    assert layer.weight.grad is not None
-    ours = layer.weight.grad.clone()
-    loss.__dict__.pop("_again")
-    layer.zero_grad()
-    with torch.autocast("cuda", dtype=torch.bfloat16):
-        loss(layer(inputs), target).backward()
-    assert torch.equal(ours, layer.weight.grad)
-
-
-@pytest.mark.usefixtures("built")
-def test_in_a_fresh_thread_from_cpp() -> None:
+def test_in_a_fresh_thread() -> None:
     loss = adapted_loss("focal", K).cuda()
     logits, target = (each.cuda() for each in batch(5000, dtype=torch.float32))
-    wanted = outcome(remembered(loss, logits, target), logits, target)
+    wanted = outcome(loss, logits, target)
     leaf = logits.clone().requires_grad_()
     with ThreadPoolExecutor(1) as thread:  # which has not used the GPU yet
         value = thread.submit(loss, leaf, target).result()
@@ -344,36 +217,21 @@ def test_in_a_fresh_thread_from_cpp() -> None:
     assert_equal((value.detach(), leaf.grad), wanted)
 
 
-@pytest.mark.usefixtures("built")
-def test_transforms_after_cpp() -> None:
+def test_function_transforms() -> None:
     loss = adapted_loss("focal", K).cuda()
     logits, target = (each.cuda() for each in batch(64, dtype=torch.float32))
-    _, wanted = outcome(remembered(loss, logits, target), logits, target)
     slope = torch.func.grad(lambda x: loss(x, target))(logits)
-    assert loss._again is not None
-    torch.testing.assert_close(slope, wanted)
-
-
-@pytest.mark.usefixtures("built")
-def test_images_of_two_shapes_from_cpp() -> None:
-    loss = adapted_loss("cals-alm", K).cuda()
-    for shape in ((4, 8, 16), (4, 16, 8), (4, 8, 16)):
-        logits, target = (each.cuda() for each in batch(*shape, dtype=torch.float32))
-        remembered(loss, logits, target)
-        again = loss._again
-        assert again is not None
-        assert again(logits.detach().requires_grad_(), target) is not None
+    torch.testing.assert_close(slope, outcome(loss, logits, target)[1])
 
 
 @pytest.mark.parametrize("strided", [False, True])
-def test_a_call_by_way_of_python_holds_one_tensor(strided: bool) -> None:
+def test_a_call_holds_one_tensor(strided: bool) -> None:
     loss = adapted_loss("cals-alm", K).cuda()
     logits, target = (each.cuda() for each in batch(8, 512, 512, dtype=torch.float32))
     if strided:
         logits, target = logits.transpose(2, 3), target.transpose(1, 2)
     logits.requires_grad_()
     for _ in range(3):
-        loss.__dict__.pop("_again", None)
         logits.grad = None
         torch.cuda.synchronize()
         before = torch.cuda.memory_allocated()

@@ -1,10 +1,10 @@
-"""Passes over logits in cache-sized blocks, and kernels for GPUs; users never see them."""
+"""Passes over logits in cache-sized blocks, and one kernel for GPUs."""
 
+from calibrant.kernels.composition import Composition, FirstTerm, Part, PenaltyTerm, Value
 from calibrant.kernels.dirichlet import dirichlet_bandwidth, dirichlet_errors
-from calibrant.kernels.fused import Again, Fused, again, backward_is_compiled, can_fuse, fused_loss
-from calibrant.kernels.measuring import can_measure, gap_sums, margin_sums, outcomes, top_classes
-from calibrant.kernels.normalising import normalised
+from calibrant.kernels.fused import Options, can_fuse, fused_loss
 from calibrant.kernels.reduction import Term, flaw, reduce_classes, sum_by_class, visit
+from calibrant.kernels.source import device_function
 from calibrant.kernels.terms import (
     Correctness,
     Discrimination,
@@ -25,39 +25,36 @@ from calibrant.kernels.terms import (
 )
 
 __all__ = [
-    "Again",
+    "Composition",
     "Correctness",
     "Discrimination",
     "Entropy",
     "Exclusion",
+    "FirstTerm",
     "Formula",
-    "Fused",
     "LogLikelihood",
     "LowerProbability",
     "MarginPenalty",
     "MeanLogLikelihood",
+    "Options",
+    "Part",
     "PenaltyFunction",
+    "PenaltyTerm",
     "Slope",
     "SquaredError",
     "SumAndSlope",
     "Term",
     "TopProbability",
+    "Value",
     "WeightedSum",
-    "again",
-    "backward_is_compiled",
     "can_fuse",
-    "can_measure",
+    "device_function",
     "dirichlet_bandwidth",
     "dirichlet_errors",
     "flaw",
     "fused_loss",
-    "gap_sums",
-    "margin_sums",
-    "normalised",
-    "outcomes",
     "reduce_classes",
     "sum_by_class",
     "sum_over_classes",
-    "top_classes",
     "visit",
 ]

@@ -1,179 +1,134 @@
-"""The one GPU kernel behind the per-sample losses: it reads the logits once and writes their gradient once.
+"""The GPU kernel behind the per-sample losses: it reads the logits once and writes their gradient once.
 
-A tile holds ``R`` elements and ``BK`` classes. ``shifted`` are the logits minus their maximum, ``e`` is the
-exponential of that. What differs between losses are the small functions above the kernel, chosen when it is
-compiled.
+A tile holds ``R`` elements and ``BK`` classes. What differs between losses are a first term and a penalty,
+functions that stand beside the losses they belong to and are compiled into the kernel; see
+`calibrant.kernels.composition` for what they take and return.
 """
 
 # mypy: ignore-errors
-# Triton's language is Python to read, but not to run: it has no types that a checker could follow.
+# Triton's language has no types that a checker could follow.
 
-import triton
-import triton.language as tl
+from __future__ import annotations
 
-# What is added to -c log p …
-NOTHING = tl.constexpr(0)
-UNIFORM = tl.constexpr(1)  # minus the mean of log s, times `amount`
-ENTROPY = tl.constexpr(2)  # minus the entropy, times `amount`
-SQUARED = tl.constexpr(3)  # the squared error, in place of log p
-HINGE = tl.constexpr(4)  # penalties of the distance below the maximum, times `amount`
-PHR = tl.constexpr(5)
-P2 = tl.constexpr(6)
-P3 = tl.constexpr(7)
+from typing import Any, NamedTuple
 
-# … or the base of the power of which -log p is a multiple …
-PLAIN = tl.constexpr(0)
-DOUBT = tl.constexpr(1)  # 1 - p
-BELIEF = tl.constexpr(2)  # 1 + p
-DUAL = tl.constexpr(3)  # 1 - p + q
-
-# … and where its exponent is from.
-FIXED = tl.constexpr(0)
-THRESHOLD = tl.constexpr(1)  # two exponents, by p
-BINNED = tl.constexpr(2)  # one per bin of p; a negative one turns 1 - p into 1 + p
-RATED = tl.constexpr(3)  # exp(rate (p - accuracy of the bin))
+from calibrant.kernels.source import device_function
 
 
-@triton.jit
-def _exp(x):
-    """exp(x), or 0 where that is below the smallest normal number; `tl.exp` takes twice as long."""
+class Number(NamedTuple):
+    """A named number of a loss, as the kernel gets it.
+
+    Attributes:
+        value: the number itself, or a pointer where it is a tensor.
+        rest: what rounding to float32 takes from a plain number.
+        size: -1 for a plain number, 0 for a tensor of one number, n for a tensor of n; a constant of the
+            compiled kernel.
+    """
+
+    value: Any
+    rest: Any
+    size: Any
+
+
+class Tile(NamedTuple):
+    """Some classes of some elements, ``(R, BK)`` each.
+
+    Attributes:
+        logits: the logits, after scale and offset.
+        shifted: the same minus their maximum over all classes.
+        exponential: ``exp(shifted)``.
+        inside: false beyond the last class.
+        is_target: true at the label; false everywhere for probability targets.
+        target: probability targets; arbitrary for labels.
+    """
+
+    logits: Any
+    shifted: Any
+    exponential: Any
+    inside: Any
+    is_target: Any
+    target: Any
+
+
+class Element(NamedTuple):
+    """What is known of each element after the sums over its classes, ``(R,)`` each.
+
+    Attributes:
+        p: probability of the true class.
+        doubt: ``1 - p``, with all its digits.
+        log_p: ``log p``; for probability targets ``Σ t_k log s_k``.
+        lower: probability of the best class strictly below the true one, if the first term asks for it.
+        total: sum of the exponentials.
+        log_total: its logarithm.
+        at_target: exponential of the true class.
+        others: sum of the exponentials of the other classes.
+    """
+
+    p: Any
+    doubt: Any
+    log_p: Any
+    lower: Any
+    total: Any
+    log_total: Any
+    at_target: Any
+    others: Any
+
+
+# ------------------------------------------------------------------------------ for first terms and penalties
+
+
+@device_function
+def number(named):
+    """One number, in float32."""
+    if named.size < 0:
+        value = named.value
+    else:
+        value = tl.load(named.value).to(tl.float32)
+    return value
+
+
+@device_function
+def per_class(named, columns, K, other):
+    """A number for each class of a tile, ``(1, BK)``, or one for all; ``other`` beyond the last class."""
+    if named.size <= 0:
+        value = number(named)
+    else:
+        value = tl.load(named.value + columns, mask=columns < K, other=other).to(tl.float32)[None, :]
+    return value
+
+
+@device_function
+def exact_per_class(named, columns, K, other):
+    """`per_class` as two float32 numbers whose sum has more digits than one."""
+    if named.size < 0:
+        value = named.value
+        rest = named.rest
+    else:
+        if named.size == 0:
+            wide = tl.load(named.value).to(tl.float64)
+        else:
+            wide = tl.load(named.value + columns, mask=columns < K, other=other).to(tl.float64)[None, :]
+        value = wide.to(tl.float32)
+        rest = (wide - value.to(tl.float64)).to(tl.float32)
+    return value, rest
+
+
+@device_function
+def exp(x):
+    """The exponential, or 0 where it is below the smallest normal number; `tl.exp` takes twice as long."""
     return tl.exp2(x * 1.4426950408889634)
 
 
-@triton.jit
-def _two_sum(one, other):
-    """The sum, and what rounding has left out of it."""
+@device_function
+def two_sum(one, other):
+    """The sum, and its rounding error."""
     total = one + other
     back = total - one
     return total, (one - (total - back)) + (other - back)
 
 
-@triton.jit
-def _limit(top, margin, margin_rest):
-    """The lowest number that is not further below the maximum than the margin, to the last digit.
-
-    By a difference that was rounded, a class right there could be on the wrong side.
-    """
-    limit, rest = _two_sum(top, -margin)
-    limit, rest = _two_sum(limit, rest - margin_rest)
-    bits = limit.to(tl.int32, bitcast=True)
-    above = tl.where(limit > 0, bits + 1, bits - 1).to(tl.float32, bitcast=True)
-    return tl.where(rest > 0, above, limit)
-
-
-@triton.jit
-def _penalty(shifted, weight, multiplier, margin, per_unit, EXTRA: tl.constexpr, too_far=None):
-    """The penalty of each class, and its slope by the violation; ``HINGE`` is told where there is one."""
-    if EXTRA == HINGE:
-        violation = -shifted * per_unit - margin * per_unit
-        value = multiplier * tl.maximum(violation, 0.0)
-        slope = tl.where(too_far, multiplier, 0.0)
-    elif EXTRA == PHR:
-        by_unit = weight * per_unit
-        slope = tl.maximum((multiplier - margin * by_unit) - shifted * by_unit, 0.0)
-        value = (slope * slope - multiplier * multiplier) * (0.5 / weight)
-    else:
-        by_unit = weight * per_unit
-        scaled = -margin * by_unit - shifted * by_unit  # the violation, times the weight
-        above = tl.maximum(scaled, 0.0)
-        root = tl.rsqrt(1 - tl.minimum(scaled, 0.0))
-        below = root * root  # by two instructions, where a division takes a dozen
-        inverse = 1 / weight
-        ratio = multiplier * inverse
-        slope = multiplier * (2 * above + below * below)
-        if EXTRA == P2:
-            slope += 0.5 * above * above
-            value = above * (ratio + above * (ratio + above * (inverse * 0.16666667))) + ratio * (below - 1)
-        else:
-            value = ratio * (above * above + above + (below - 1))
-    return value, slope
-
-
-@triton.jit
-def _less_than_one(shifted, e):
-    """1 - e, to the last digit where e is almost 1."""
-    near = tl.maximum(shifted, -0.125)
-    series = -near * (1 + near * (0.5 + near * (0.16666667 + near * (0.041666668 + near * 0.008333334))))
-    return tl.where(shifted > -0.125, series, 1 - e)
-
-
-@triton.jit
-def _sums(
-    x,
-    shifted,
-    limit,
-    e,
-    inside,
-    is_target,
-    target,
-    weight,
-    multiplier,
-    margin,
-    per_unit,
-    EXTRA: tl.constexpr,
-    SOFT: tl.constexpr,
-    ALONE: tl.constexpr,
-):
-    """What `_outcome` needs the sums of: two numbers for each class, and whether it attains the maximum."""
-    first = tl.zeros_like(e)
-    second = first
-    ties = first
-    if EXTRA == UNIFORM:
-        first = tl.where(inside, shifted, 0.0)
-    elif EXTRA == ENTROPY:
-        first = e * tl.maximum(shifted, -1e30)  # not 0 times infinity
-    elif EXTRA == SQUARED:
-        if SOFT:
-            first = e * target
-            second = e * e
-            ties = target * target
-        else:
-            first = tl.where(is_target, 0.0, e * e)
-            if ALONE:
-                second = tl.where(is_target, 0.0, e * _less_than_one(shifted, e))
-    elif EXTRA >= HINGE:
-        # Beyond the last class there is no violation, and then no penalty.
-        inner = tl.where(inside, shifted, 0.0)
-        too_far = inside & (x < limit[:, None])
-        first, second = _penalty(inner, weight, multiplier, margin, per_unit, EXTRA, too_far)
-        ties = tl.where(shifted == 0, 1.0, 0.0)
-    return first, second, ties
-
-
-@triton.jit
-def _exponent(
-    p,
-    gamma,
-    other_gamma,
-    threshold,
-    gammas,
-    edges,
-    accuracies,
-    passes,
-    BINS: tl.constexpr,
-    GAMMA: tl.constexpr,
-):
-    """The exponent of each element, by the probability of its true class."""
-    exponent = tl.zeros_like(p) + gamma
-    if GAMMA == THRESHOLD:
-        exponent = tl.where(p < threshold, gamma, other_gamma)
-    elif GAMMA >= BINNED:
-        lowest = tl.load(edges)
-        position = tl.minimum(p.to(tl.float64), tl.load(edges + BINS))
-        index = tl.zeros_like(p).to(tl.int32)
-        for number in tl.static_range(1, BINS):
-            edge = tl.zeros_like(position) + tl.load(edges + number)
-            # On or below the lowest edge counts as just above it; no bin without width is ever met.
-            index += ((edge < position) | (edge == lowest)).to(tl.int32)
-        exponent = tl.load(gammas + index).to(tl.float32)
-        if GAMMA == RATED:
-            rated = _exp(gamma * (p - tl.load(accuracies + index).to(tl.float32)))
-            exponent = tl.where(tl.load(passes) > 0, rated, exponent)
-    return exponent
-
-
-@triton.jit
-def _log1p(x):
+@device_function
+def log1p(x):
     """log(1 + x) for x ≥ 0, without cancellation near 0."""
     z = x / (2 + x)
     square = z * z
@@ -183,230 +138,81 @@ def _log1p(x):
     return tl.where(x < 0.5, series, tl.log(1 + x))
 
 
-@triton.jit
-def _power(base, exponent):
-    """Base ** exponent for a base that is not negative; its floor keeps slopes finite where base is 0."""
-    return tl.exp2(exponent * tl.log2(base))
+# ------------------------------------------------------------------------------------------------- the kernel
 
 
-@triton.jit
-def _outcome(
-    shifted_at_target,
-    at_target,
-    others,
-    mass,
-    first,
-    second,
-    ties,
-    best,
-    hits,
-    K,
-    likelihood,
-    amount,
-    per_unit,
-    gamma,
-    other_gamma,
-    threshold,
-    gammas,
-    edges,
-    accuracies,
-    passes,
-    BINS: tl.constexpr,
-    EXTRA: tl.constexpr,
-    BASE: tl.constexpr,
-    GAMMA: tl.constexpr,
-    SOFT: tl.constexpr,
-    ALONE: tl.constexpr,
-):
-    """The loss of each element, and its gradient as three numbers.
-
-    The gradient is ``along · s``, but ``slope`` at the true class, and `_rest`, which gets ``aside``.
-    ``at_target`` is the exponential of the true class, ``others`` is the sum of all others: of a confident
-    prediction that keeps what is left of 1. ``best`` is the highest shifted logit below the true class's.
-    """
-    total = others + at_target
-    doubt = others / total
-    p = at_target / total
-    if SOFT:
-        log_total = tl.log(total)
-        log_p = shifted_at_target - mass * log_total
-    else:
-        log_p = shifted_at_target - tl.log(total)
-        if ALONE:
-            log_p = tl.where(shifted_at_target > -1, -_log1p(others / at_target), log_p)
-        log_total = shifted_at_target - log_p
-    aside = tl.zeros_like(total)
-    if EXTRA == SQUARED:
-        if SOFT:
-            value = second / (total * total) - 2 * first / total + ties
-            along = -2 * (second / total - first) / total  # Σ s (s - t)
-            slope = aside
-            aside = 2 / total
-        else:
-            spread = p * doubt
-            squares = first / (total * total)
-            value = squares + doubt * doubt
-            along = -2 * (squares - spread)
-            slope = -2 * (p * squares + spread * doubt)
-            aside = 2 / (total * total)
-            if ALONE:
-                # The same, without a difference of numbers near 1 where a wrong class is all but certain.
-                along = 2 * (second / (total * total) + spread)
-                aside /= total
-    elif BASE != PLAIN:
-        exponent = _exponent(p, gamma, other_gamma, threshold, gammas, edges, accuracies, passes, BINS, GAMMA)
-        sign = tl.where(exponent < 0, -1.0, 1.0)
-        lower = tl.zeros_like(total)
-        if BASE == DUAL:
-            lower = _exp(best) / total
-        if BASE == BELIEF:
-            sign = -1.0 + aside
-        if GAMMA == BINNED:
-            exponent = tl.abs(exponent)
-        base = (1 - sign) + sign * (lower + doubt)
-        base = tl.maximum(base, 1.1754943508222875e-38)
-        power = -_power(base, exponent)
-        value = power * log_p
-        by_base = sign * exponent * value / base
-        along = by_base * p - power
-        slope = -along * doubt
-        if BASE == DUAL:
-            along -= by_base * lower
-            slope -= by_base * lower * p
-            aside = by_base * lower / tl.maximum(hits, 1.0)
-    else:
-        value = -likelihood * log_p
-        along = aside
-        if EXTRA == UNIFORM:
-            value -= amount * (first / K - log_total)
-            along += amount
-        elif EXTRA == ENTROPY:
-            mean_shifted = first / total
-            value -= amount * (log_total - mean_shifted)
-            along -= amount * mean_shifted
-            aside = amount / total
-        elif EXTRA >= HINGE:
-            value += amount * first
-            aside = amount * per_unit * second / ties
-        slope = along * p - likelihood * doubt
-        along += likelihood * mass
-    return value, along / total, slope, aside
-
-
-@triton.jit
-def _rest(
-    x,
-    shifted,
-    limit,
-    e,
-    inside,
-    is_target,
-    target,
-    at_target,
-    others,
-    best,
-    aside,
-    K,
-    likelihood,
-    amount,
-    weight,
-    multiplier,
-    margin,
-    per_unit,
-    EXTRA: tl.constexpr,
-    BASE: tl.constexpr,
-    SOFT: tl.constexpr,
-    ALONE: tl.constexpr,
-):
-    """What a class gets beside the multiple of its probability and the amount at the true class.
-
-    ``x`` are the logits as they were, of which ``best`` is one: shifted ones may be equal that were not.
-    """
-    rest = 0.0
-    if EXTRA == UNIFORM:
-        rest = -amount / K
-    elif EXTRA == ENTROPY:
-        rest = aside[:, None] * e * tl.maximum(shifted, -1e30)
-    elif EXTRA == SQUARED:
-        if SOFT:
-            rest = aside[:, None] * e * (e * aside[:, None] / 2 - target)
-        elif ALONE:
-            far = _less_than_one(shifted, e)
-            rest = aside[:, None] * e * (e * at_target[:, None] - far * others[:, None])
-            rest = tl.where(is_target, 0.0, rest)
-        else:
-            rest = tl.where(is_target, 0.0, aside[:, None] * e * e)
-    elif EXTRA >= HINGE:
-        # As in `_sums`, so that the compiler sees that it has it already.
-        inner = tl.where(inside, shifted, 0.0)
-        too_far = inside & (x < limit[:, None])
-        _, slope = _penalty(inner, weight, multiplier, margin, per_unit, EXTRA, too_far)
-        rest = tl.where(shifted == 0, aside[:, None], 0.0) - slope * (amount * per_unit)
-    if BASE == DUAL:
-        rest = tl.where(x == best[:, None], aside[:, None], 0.0)
-    if SOFT and EXTRA != SQUARED:
-        rest -= likelihood * target
-    return rest
-
-
-@triton.jit
-def _inside(columns, K: tl.constexpr, BK: tl.constexpr):
-    """Which classes there are, ``(1, BK)``; the compiler knows if it is all of them."""
+@device_function
+def _inside(columns, K, BK):
+    """Which classes exist, ``(1, BK)``; known to the compiler if all of them do."""
     return tl.full((1, BK), True, tl.int1) if K % BK == 0 else (columns < K)[None, :]
 
 
-@triton.jit
-def _tile(rows, columns, stride, present, K: tl.constexpr, BK: tl.constexpr, other: tl.constexpr):
+@device_function
+def _read(rows, columns, stride, present, K, BK, other):
     """Some classes of some elements, in float32; ``other`` beyond the last class and element."""
     here = present[:, None] & _inside(columns, K, BK)
     places = rows[:, None] + columns.to(tl.int64)[None, :] * stride
     return tl.load(places, mask=here, other=other).to(tl.float32)
 
 
-@triton.jit
-def _per_class(values, columns, other: tl.constexpr, K: tl.constexpr, GIVEN: tl.constexpr):
-    """One number for each class of a tile, ``(1, BK)``; 1 where none are given."""
-    if GIVEN:
-        numbers = tl.load(values + columns, mask=columns < K, other=other).to(tl.float32)[None, :]
+@device_function
+def _transformed(x, columns, view, K, SCALED):
+    """``scale · x + offset``, where a loss has them."""
+    if SCALED:
+        x = x * number(view.scale) + per_class(view.offset, columns, K, 0.0)
+    return x
+
+
+@device_function
+def _tile(x, columns, top, label, soft_row, target_k, present, K, BK, SOFT):
+    shifted = x - top[:, None]
+    e = exp(shifted)
+    t = e
+    if SOFT:
+        t = _read(soft_row, columns, target_k, present, K, BK, 0.0)
+    inside = _inside(columns, K, BK)
+    return Tile(x, shifted, e, inside, columns[None, :] == label[:, None], t)
+
+
+@device_function
+def _parameters(PARAMETERS, numbers, columns, K):
+    """What the penalty reads for each class of a tile."""
+    if PARAMETERS is None:
+        found = 0.0
     else:
-        numbers = tl.full((1, columns.shape[0]), 1.0, tl.float32)
-    return numbers
+        found = PARAMETERS(numbers, columns, K)
+    return found
 
 
-@triton.jit
+@device_function
 def _below(x, at, best, hits):
     """The highest logit below that of the true class so far, and how many classes have it."""
     below = tl.where(x < at[:, None], x, float("-inf"))
     leader = tl.max(below, 1)
-    number = tl.sum(tl.where(below == leader[:, None], 1.0, 0.0), 1)
-    hits = tl.where(leader > best, number, tl.where(leader == best, hits + number, hits))
+    count = tl.sum(tl.where(below == leader[:, None], 1.0, 0.0), 1)
+    hits = tl.where(leader > best, count, tl.where(leader == best, hits + count, hits))
     return tl.maximum(best, leader), hits
 
 
-@triton.jit
+@device_function
 def _correction(counted, scale, elements):
-    """What makes a mean over all elements one over those that count; exactly 1 where all do."""
-    share = counted * scale
-    return tl.where((counted == elements) | (share <= 0), 1.0, 1 / share)
+    """What turns a mean over all elements into one over those that count; exactly 1 where all do."""
+    fraction = counted * scale
+    return tl.where((counted == elements) | (fraction <= 0), 1.0, 1 / fraction)
 
 
-_PER_CLASS = ["class_weight", "penalty_weight", "multiplier", "gammas", "edges", "accuracies", "passes"]
-
-
-@triton.jit(do_not_specialize_on_alignment=[*_PER_CLASS, "upstream"])
+@device_function
 def loss_and_gradient(
     logits,
     target,
     class_weight,
-    penalty_weight,
-    multiplier,
-    gammas,
-    edges,
-    accuracies,
-    passes,
+    first,
+    penalty,
+    view,
     found,
     values,
     gradient,
+    upstream,
     S,
     logits_b,
     logits_k,
@@ -418,25 +224,19 @@ def loss_and_gradient(
     gradient_k,
     gradient_s,
     ignore_index,
-    scale,
+    weight,
     elements,
-    upstream,
-    likelihood,
-    amount,
-    margin,
-    margin_rest,
-    per_unit,
-    gamma,
-    other_gamma,
-    threshold,
     K: tl.constexpr,
-    BINS: tl.constexpr,
-    EXTRA: tl.constexpr,
-    BASE: tl.constexpr,
-    GAMMA: tl.constexpr,
+    FIRST: tl.constexpr,
+    LOWER: tl.constexpr,
+    PARAMETERS: tl.constexpr,
+    SUMS: tl.constexpr,
+    PENALTY: tl.constexpr,
+    REST: tl.constexpr,
+    VARIANT: tl.constexpr,
+    SCALED: tl.constexpr,
     SOFT: tl.constexpr,
     WEIGHTED: tl.constexpr,
-    MULTIPLIED: tl.constexpr,
     COUNT: tl.constexpr,
     GRADIENT: tl.constexpr,
     EACH: tl.constexpr,
@@ -452,23 +252,22 @@ def loss_and_gradient(
     """Losses of TILES times R elements, their sum, and the gradient of their logits.
 
     Element ``s`` of batch entry ``b`` has its class ``k`` at ``b·logits_b + k·logits_k + s·logits_s``, where
-    ``ALIGNED`` divides ``logits_s`` and ``gradient_s``. Each element enters by ``scale``. For P programs
+    ``ALIGNED`` divides ``logits_s`` and ``gradient_s``. Each element enters by ``weight``. For P programs
     `found` has a place for the gradient's correction, P sums of losses, and P sums of what the mean ought to
-    divide by, of which `finish` makes it. A program that is ``ALONE`` needs no correction.
+    divide by; `finish` adds them up. A program that is ``ALONE`` needs no correction.
     """
     blocks = tl.cdiv(S, R * TILES)
     place, programs = tl.program_id(0), tl.num_programs(0)
     b = (place // blocks).to(tl.int64)
     k = tl.arange(0, BK)
-    counted = 0.0  # so far, which stands in `found` after each tile
+    counted = 0.0
     losses = 0.0
-    for tile in range(TILES):
-        s = (place % blocks * TILES + tile) * R + tl.arange(0, R)
+    for step in range(TILES):
+        s = (place % blocks * TILES + step) * R + tl.arange(0, R)
         present = s < S
         # Known to be aligned, the numbers of a row travel in groups.
         row = logits + b * logits_b + tl.multiple_of(s.to(tl.int64) * logits_s, ALIGNED)
-        out = gradient + b * gradient_b + tl.multiple_of(s.to(tl.int64) * gradient_s, ALIGNED)
-        factor = tl.full((R,), 1.0, tl.float32) * scale
+        factor = tl.full((R,), 1.0, tl.float32) * weight
         known = present
         if SOFT:
             label = tl.full((R,), -1, tl.int32)
@@ -488,43 +287,48 @@ def loss_and_gradient(
         if COUNT:
             weighed = tl.where(valid, 1.0, 0.0)
             if WEIGHTED:
-                weighed = factor / scale
+                weighed = factor / weight
             if ALONE:
-                factor *= _correction(tl.sum(weighed), scale, elements)
+                factor *= _correction(tl.sum(weighed), weight, elements)
             else:
                 counted += tl.sum(weighed)
                 tl.store(found + 1 + programs + place, counted)
         at = tl.zeros((R,), tl.float32)
         if not SOFT:
             at = tl.load(row + label.to(tl.int64) * logits_k, mask=known, other=float("nan")).to(tl.float32)
+            if SCALED:
+                at = at * number(view.scale)
+                if view.offset.size > 0:
+                    at += tl.load(view.offset.value + label).to(tl.float32)
+                else:
+                    at += number(view.offset)
 
-        # The maximum and the sum of exponentials: in one go, or while the row passes by.
+        # The maximum and the sum of exponentials: at once, or while the row passes by.
         best = tl.full((R,), float("-inf"), tl.float32)
         hits = tl.zeros((R,), tl.float32)
         if SINGLE:
-            x = _tile(row, k, logits_k, present, K, BK, float("-inf"))
-            if BASE == DUAL:
+            x = _transformed(_read(row, k, logits_k, present, K, BK, float("-inf")), k, view, K, SCALED)
+            if LOWER:
                 best, hits = _below(x, at, best, hits)
             top = tl.max(x, 1)
             top = tl.where(top == float("-inf"), 0.0, top)
-            shifted = x - top[:, None]
-            e = _exp(shifted)
+            tile = _tile(x, k, top, label, soft_row, target_k, present, K, BK, SOFT)
+            parameters = _parameters(PARAMETERS, penalty, k, K)
             if ALONE and not SOFT:
-                total = tl.sum(tl.where(k[None, :] == label[:, None], 0.0, e), 1)
+                total = tl.sum(tl.where(tile.is_target, 0.0, tile.exponential), 1)
             else:
-                total = tl.sum(e, 1)
-            weights = _per_class(penalty_weight, k, 1.0, K, EXTRA > HINGE)
-            multipliers = _per_class(multiplier, k, 0.0, K, MULTIPLIED)
+                total = tl.sum(tile.exponential, 1)
         else:
             top = tl.full((R,), float("-inf"), tl.float32)
             total = tl.zeros((R,), tl.float32)
             for start in tl.range(0, K, BK, loop_unroll_factor=UNROLL):
-                x = _tile(row, start + k, logits_k, present, K, BK, float("-inf"))
+                c = start + k
+                x = _transformed(_read(row, c, logits_k, present, K, BK, float("-inf")), c, view, K, SCALED)
                 higher = tl.maximum(top, tl.max(x, 1))
                 safe = tl.where(higher == float("-inf"), 0.0, higher)
-                total = total * _exp(top - safe) + tl.sum(_exp(x - safe[:, None]), 1)
+                total = total * exp(top - safe) + tl.sum(exp(x - safe[:, None]), 1)
                 top = higher
-                if BASE == DUAL:
+                if LOWER:
                     best, hits = _below(x, at, best, hits)
             top = tl.where(top == float("-inf"), 0.0, top)
 
@@ -532,95 +336,93 @@ def loss_and_gradient(
         at_target = tl.zeros((R,), tl.float32)
         if not SOFT:
             shifted_at_target = tl.where(valid, at - top, 0.0)
-            at_target = _exp(shifted_at_target)
-        # A confident prediction leaves few digits for what is not the true class. In a large batch that does
-        # not show; in a small one, where time does not count, it was left out of the sum.
+            at_target = exp(shifted_at_target)
+        # A confident prediction leaves few digits for the other classes. In a large batch that does not
+        # show; in a small one, where time does not count, the true class was left out of the sum.
         others = total if ALONE and SINGLE else tl.maximum(total - at_target, 0.0)
         mass = tl.full((R,), 1.0, tl.float32)
-        limit = _limit(top, margin, margin_rest)
 
-        # What this loss needs beside them, over all classes. Sums are taken when the loop is over: within it,
-        # a pass of the compiler that tries to do just that has been seen to lose classes.
-        first = tl.zeros((R,), tl.float32)
-        second = tl.zeros((R,), tl.float32)
-        ties = tl.zeros((R,), tl.float32)
-        if SOFT or EXTRA != NOTHING:
-            firsts = tl.zeros((R, BK), tl.float32)
-            seconds = tl.zeros((R, BK), tl.float32)
-            thirds = tl.zeros((R, BK), tl.float32)
+        # Sums over classes that the penalty asks for. They are taken after the loop: inside it, a pass of
+        # the compiler that tries to do the same has been seen to lose classes.
+        one = tl.zeros((R,), tl.float32)
+        two = tl.zeros((R,), tl.float32)
+        three = tl.zeros((R,), tl.float32)
+        if SOFT or SUMS is not None:
+            ones = tl.zeros((R, BK), tl.float32)
+            twos = tl.zeros((R, BK), tl.float32)
+            threes = tl.zeros((R, BK), tl.float32)
             masses = tl.zeros((R, BK), tl.float32)
             products = tl.zeros((R, BK), tl.float32)
             for start in tl.range(0, 1 if SINGLE else K, BK, loop_unroll_factor=UNROLL):
-                columns = start + k
-                if not SINGLE:
-                    x = _tile(row, columns, logits_k, present, K, BK, float("-inf"))
-                    shifted = x - top[:, None]
-                    e = _exp(shifted)
-                    weights = _per_class(penalty_weight, columns, 1.0, K, EXTRA > HINGE)
-                    multipliers = _per_class(multiplier, columns, 0.0, K, MULTIPLIED)
-                inside = _inside(columns, K, BK)
-                is_target = columns[None, :] == label[:, None]
-                t = e
+                if SINGLE:
+                    here = tile
+                    these = parameters
+                else:
+                    c = start + k
+                    x = _transformed(
+                        _read(row, c, logits_k, present, K, BK, float("-inf")), c, view, K, SCALED
+                    )
+                    here = _tile(x, c, top, label, soft_row, target_k, present, K, BK, SOFT)
+                    these = _parameters(PARAMETERS, penalty, c, K)
                 if SOFT:
-                    t = _tile(soft_row, columns, target_k, present, K, BK, 0.0)
-                    masses += t
-                    products += tl.where(t == 0, 0.0, t * shifted)
-                more = _sums(
-                    x,
-                    shifted,
-                    limit,
-                    e,
-                    inside,
-                    is_target,
-                    t,
-                    weights,
-                    multipliers,
-                    margin,
-                    per_unit,
-                    EXTRA,
-                    SOFT,
-                    ALONE,
-                )
-                firsts += more[0]
-                seconds += more[1]
-                thirds += more[2]
+                    masses += here.target
+                    products += tl.where(here.target == 0, 0.0, here.target * here.shifted)
+                if SUMS is not None:
+                    more = SUMS(here, top, these, VARIANT, SOFT, ALONE)
+                    ones += more[0]
+                    twos += more[1]
+                    threes += more[2]
             if SOFT:
                 mass = tl.sum(masses, 1)
                 shifted_at_target = tl.sum(products, 1)
-            if EXTRA != NOTHING:
-                first = tl.sum(firsts, 1)
-            if EXTRA >= HINGE or (EXTRA == SQUARED and (SOFT or ALONE)):
-                second = tl.sum(seconds, 1)
-                ties = tl.sum(thirds, 1)
+            if SUMS is not None:
+                one = tl.sum(ones, 1)
+                two = tl.sum(twos, 1)
+                three = tl.sum(threes, 1)
 
-        value, along, slope_at_target, aside = _outcome(
-            shifted_at_target,
-            at_target,
-            others,
-            mass,
-            first,
-            second,
-            ties,
-            best - top,
-            hits,
-            K,
-            likelihood,
-            amount,
-            per_unit,
-            gamma,
-            other_gamma,
-            threshold,
-            gammas,
-            edges,
-            accuracies,
-            passes,
-            BINS,
-            EXTRA,
-            BASE,
-            GAMMA,
-            SOFT,
-            ALONE,
+        total = others + at_target
+        if SOFT:
+            log_total = tl.log(total)
+            log_p = shifted_at_target - mass * log_total
+        else:
+            log_p = shifted_at_target - tl.log(total)
+            if ALONE:
+                log_p = tl.where(shifted_at_target > -1, -log1p(others / at_target), log_p)
+            log_total = shifted_at_target - log_p
+        lower = tl.zeros((R,), tl.float32)
+        if LOWER:
+            lower = exp(best - top) / total
+        element = Element(
+            at_target / total, others / total, log_p, lower, total, log_total, at_target, others
         )
+
+        # The gradient is `along` times the exponentials, but `slope` at the true class, and `REST`.
+        value = tl.zeros((R,), tl.float32)
+        along = tl.zeros((R,), tl.float32)
+        slope = tl.zeros((R,), tl.float32)
+        by_log_p = tl.zeros((R,), tl.float32)
+        at_best = tl.zeros((R,), tl.float32)
+        if FIRST is not None:
+            outcome = FIRST(element, first)
+            first_factor = number(first.factor)
+            value += first_factor * outcome[0]
+            by_log_p += first_factor * outcome[1]
+            along -= by_log_p * mass
+            slope += by_log_p * element.doubt
+            if LOWER:
+                at_best = first_factor * outcome[2] * lower
+                along -= at_best
+                slope -= at_best * element.p
+                at_best = at_best / tl.maximum(hits, 1.0)
+        aside = tl.zeros((R,), tl.float32)
+        penalty_factor = number(penalty.factor)
+        if PENALTY is not None:
+            costs = PENALTY(one, two, three, element, K, SOFT, ALONE)
+            value += penalty_factor * costs[0]
+            along += penalty_factor * costs[1]
+            slope += penalty_factor * costs[2]
+            aside += costs[3]
+
         value = tl.where(valid, value * factor, 0.0)
         if UPSTREAM == 0:
             if EACH:
@@ -635,60 +437,44 @@ def loss_and_gradient(
         else:
             factor *= tl.load(upstream + b * S + s, mask=present, other=0.0).to(tl.float32)
         if GRADIENT:
-            along *= factor
-            slope_at_target *= factor
+            out = gradient + b * gradient_b + tl.multiple_of(s.to(tl.int64) * gradient_s, ALIGNED)
+            if SCALED:  # the chain rule for scale · x
+                factor *= number(view.scale)
+            along = along * factor / total
+            slope *= factor
+            by_log_p *= factor
+            at_best *= factor
             for start in tl.range(0, 1 if SINGLE else K, BK, loop_unroll_factor=UNROLL):
                 columns = start + k
-                if not SINGLE:
-                    x = _tile(row, columns, logits_k, present, K, BK, float("-inf"))
-                    shifted = x - top[:, None]
-                    e = _exp(shifted)
-                    weights = _per_class(penalty_weight, columns, 1.0, K, EXTRA > HINGE)
-                    multipliers = _per_class(multiplier, columns, 0.0, K, MULTIPLIED)
-                inside = _inside(columns, K, BK)
-                is_target = columns[None, :] == label[:, None]
-                slope = along[:, None] * e
+                if SINGLE:
+                    here = tile
+                    these = parameters
+                else:
+                    x = _read(row, columns, logits_k, present, K, BK, float("-inf"))
+                    x = _transformed(x, columns, view, K, SCALED)
+                    here = _tile(x, columns, top, label, soft_row, target_k, present, K, BK, SOFT)
+                    these = _parameters(PARAMETERS, penalty, columns, K)
+                by_class = along[:, None] * here.exponential
                 if not SOFT:
-                    slope = tl.where(is_target, slope_at_target[:, None], slope)
-                if SOFT or EXTRA != NOTHING or BASE == DUAL:
-                    t = e
-                    if SOFT:
-                        t = _tile(soft_row, columns, target_k, present, K, BK, 0.0)
-                    slope += factor[:, None] * _rest(
-                        x,
-                        shifted,
-                        limit,
-                        e,
-                        inside,
-                        is_target,
-                        t,
-                        at_target,
-                        others,
-                        best,
-                        aside,
-                        K,
-                        likelihood,
-                        amount,
-                        weights,
-                        multipliers,
-                        margin,
-                        per_unit,
-                        EXTRA,
-                        BASE,
-                        SOFT,
-                        ALONE,
-                    )
+                    by_class = tl.where(here.is_target, slope[:, None], by_class)
+                elif FIRST is not None:
+                    by_class += by_log_p[:, None] * here.target
+                if LOWER:
+                    by_class += tl.where(here.logits == best[:, None], at_best[:, None], 0.0)
+                if REST is not None:
+                    rest = REST(here, top, these, element, aside, K, VARIANT, SOFT, ALONE)
+                    by_class += (factor * penalty_factor)[:, None] * rest
                 # An ignored element has a gradient of exactly 0 whatever its logits are.
-                slope = tl.where(valid[:, None], slope, 0.0)
+                by_class = tl.where(valid[:, None], by_class, 0.0)
                 tl.store(
                     out[:, None] + columns.to(tl.int64)[None, :] * gradient_k,
-                    slope,
-                    mask=present[:, None] & inside,
+                    by_class,
+                    mask=present[:, None] & here.inside,
                 )
 
 
-@triton.jit
-def finish(found, result, programs, scale, elements, COUNT: tl.constexpr, BLOCK: tl.constexpr):
+@device_function
+def finish(found, result, programs, weight, elements, COUNT: tl.constexpr, BLOCK: tl.constexpr):
     """Add up what all programs found, in a fixed order, and correct the mean by what really counted."""
     index = tl.arange(0, BLOCK)
     value = tl.zeros((BLOCK,), tl.float32)
@@ -700,14 +486,14 @@ def finish(found, result, programs, scale, elements, COUNT: tl.constexpr, BLOCK:
             count += tl.load(found + 1 + programs + start + index, mask=inside, other=0.0)
     by = 1.0
     if COUNT:
-        by = _correction(tl.sum(count), scale, elements)
+        by = _correction(tl.sum(count), weight, elements)
     tl.store(result, tl.sum(value) * by)
     tl.store(found, by)
 
 
-@triton.jit(do_not_specialize_on_alignment=["factor"])
+@device_function
 def scale_in_place(tensor, factor, correction, size, BLOCK: tl.constexpr):
-    """Multiply by two numbers on the device; by 1, which it mostly is, without a look at the tensor."""
+    """Multiply by two numbers on the device; by 1, the usual case, without reading the tensor."""
     by = tl.load(factor).to(tl.float32) * tl.load(correction)
     if by != 1.0:
         for start in range(tl.program_id(0).to(tl.int64) * BLOCK, size, tl.num_programs(0) * BLOCK):

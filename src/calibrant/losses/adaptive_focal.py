@@ -3,19 +3,53 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from functools import partial
-from typing import Unpack
+from typing import Unpack, no_type_check
 
 import torch
 from torch import Tensor
 
 from calibrant.arguments import in_range, one_of, ordered_pair, whole_number
 from calibrant.histogram import Bins, ConfidenceHistogram
-from calibrant.kernels import Formula, Fused, LogLikelihood, LowerProbability, reduce_classes
+from calibrant.kernels import Composition, FirstTerm, LowerProbability, device_function
+from calibrant.kernels.device import exp, number
 from calibrant.layout import Elements
-from calibrant.losses.base import AdaptiveLoss, Shared
-from calibrant.losses.focal import modulate, modulate_with_slopes
+from calibrant.losses.base import AdaptiveLoss, LossOptions
+from calibrant.losses.focal import LookUp, focal, modulated
 from calibrant.statistics import Statistics
+
+
+@device_function
+@no_type_check
+def _bin_of(p, edges):
+    """The bin of each probability; see `BinnedFocal.bin_of`."""
+    lowest = tl.load(edges.value)
+    position = tl.minimum(p.to(tl.float64), tl.load(edges.value + edges.size - 1))
+    index = tl.zeros_like(p).to(tl.int32)
+    for place in tl.static_range(1, edges.size - 1):
+        edge = tl.zeros_like(position) + tl.load(edges.value + place)
+        # On or below the lowest edge counts as just above it; a bin without width is never chosen.
+        index += ((edge < position) | (edge == lowest)).to(tl.int32)
+    return index
+
+
+@device_function
+@no_type_check
+def _binned(element, numbers):
+    gamma = tl.load(numbers.gamma.value + _bin_of(element.p, numbers.edges)).to(tl.float32)
+    return modulated(element, tl.abs(gamma), tl.where(gamma < 0, -1.0, 1.0))
+
+
+@device_function
+@no_type_check
+def _per_sample(element, numbers):
+    index = _bin_of(element.p, numbers.edges)
+    accuracy = tl.load(numbers.accuracy.value + index).to(tl.float32)
+    gamma = exp(number(numbers.rate) * (element.p - accuracy))
+    return modulated(element, tl.where(tl.load(numbers.passes.value) > 0, gamma, 1.0), 1.0)
+
+
+BINNED, BINNED_DUAL = FirstTerm(_binned), FirstTerm(_binned, uses_lower=True)
+PER_SAMPLE = FirstTerm(_per_sample)
 
 
 class BinnedFocal(AdaptiveLoss):
@@ -30,18 +64,18 @@ class BinnedFocal(AdaptiveLoss):
         edges: ``(bins + 1,)``, bin b being ``(edges[b], edges[b+1]]``; equal widths at the start.
     """
 
-    measure_finds_flaws = True
-
     gamma: Tensor
     edges: Tensor
 
-    def __init__(self, num_classes: int, bins: int, initial_gamma: float, **shared: Unpack[Shared]) -> None:
+    def __init__(
+        self, num_classes: int, bins: int, initial_gamma: float, **shared: Unpack[LossOptions]
+    ) -> None:
         super().__init__(num_classes, **shared)
         self.bins = whole_number("bins", bins)
         self.initial_gamma = initial_gamma
         self.register_learned("gamma", [initial_gamma] * self.bins)
         edges = [b / self.bins for b in range(self.bins + 1)]
-        self.register_learned("edges", edges, worth_a_look=False)
+        self.register_learned("edges", edges, reported=False)
 
     def bin_of(self, probability: Tensor, edges: Tensor | None = None) -> Tensor:
         """The bin in which each probability is looked up; never one without width.
@@ -58,8 +92,13 @@ class BinnedFocal(AdaptiveLoss):
         # NaN would be sorted behind everything: it has no bin, but must not end in an index error.
         return (torch.bucketize(inside, edges) - 1).clamp_max(self.bins - 1)
 
-    def measure(self, logits: Tensor, target: Tensor) -> ConfidenceHistogram:
-        return ConfidenceHistogram.of(self.elements(logits, target), strict=True)
+    def look_up(self) -> LookUp:
+        """From probabilities of the true class to exponents, by copies of the current state."""
+        gamma, edges = self.gamma.clone(), self.edges.clone()
+        return lambda p: gamma[self.bin_of(p, edges)]
+
+    def measure(self, elements: Elements) -> ConfidenceHistogram:
+        return ConfidenceHistogram.of(elements)
 
     def update(self, statistics: Statistics) -> None:
         assert isinstance(statistics, ConfidenceHistogram)
@@ -111,7 +150,7 @@ class AdaFocal(BinnedFocal):
         gamma_range: tuple[float, float] = (-2.0, 20.0),
         switch_at: float = 0.2,
         initial_gamma: float = 1.0,
-        **shared: Unpack[Shared],
+        **shared: Unpack[LossOptions],
     ) -> None:
         super().__init__(num_classes, bins, initial_gamma, **shared)
         self.rate = in_range("rate", rate)
@@ -128,14 +167,8 @@ class AdaFocal(BinnedFocal):
                 f"initial_gamma must not be 0 and must lie in gamma_range={gamma_range}, got {initial_gamma}"
             )
 
-    def fused(self) -> Fused:
-        return Fused(base="doubt", exponent="binned", gammas=self.gamma, edges=self.edges)
-
-    def per_sample(self, elements: Elements) -> Tensor:
-        log_likelihood = reduce_classes(elements, LogLikelihood())
-        gamma = self.gamma[self.bin_of(log_likelihood.detach().exp())].to(log_likelihood.dtype)
-        doubt = -log_likelihood.expm1()
-        return modulate(log_likelihood, torch.where(gamma >= 0, doubt, 2 - doubt), gamma.abs())
+    def composition(self) -> Composition:
+        return Composition(focal(BINNED, {"gamma": self.gamma, "edges": self.edges}, self.look_up))
 
     def update_bins(self, bins: Bins) -> None:
         sign = self.gamma.sign()
@@ -162,25 +195,9 @@ class AdaDualFocal(AdaFocal):
     0.2362
     """
 
-    def fused(self) -> Fused:
-        return super().fused()._replace(base="dual")
-
-    def per_sample(self, elements: Elements) -> Tensor:
-        # Copies: a graph that is kept must not see what the next adaptation does to them.
-        function = partial(self._dual_focal, self.gamma.clone(), self.edges.clone())
-        return reduce_classes(elements, Formula(function, LogLikelihood(), LowerProbability((1,))))
-
-    def _dual_focal(
-        self, gammas: Tensor, edges: Tensor, log_likelihood: Tensor, lower: Tensor
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        bins = self.bin_of(log_likelihood.detach().exp(), edges)
-        gamma = gammas[bins].to(log_likelihood.dtype)
-        sign = torch.where(gamma >= 0, 1.0, -1.0).to(gamma.dtype)
-        minus_doubt = log_likelihood.expm1()
-        base = (1 - sign) + sign * (lower - minus_doubt)
-        value, direct, by_base = modulate_with_slopes(log_likelihood, base, gamma.abs())
-        by_base = sign * by_base
-        return value, direct - by_base * (1 + minus_doubt), by_base
+    def composition(self) -> Composition:
+        numbers = {"gamma": self.gamma, "edges": self.edges}
+        return Composition(focal(BINNED_DUAL, numbers, self.look_up, lower=LowerProbability((1,))))
 
 
 class CalFocal(BinnedFocal):
@@ -222,33 +239,25 @@ class CalFocal(BinnedFocal):
         bins: int = 15,
         rate: float = 10.0,
         per: str = "sample",
-        **shared: Unpack[Shared],
+        **shared: Unpack[LossOptions],
     ) -> None:
         super().__init__(num_classes, bins, 1.0, **shared)
         self.rate = in_range("rate", rate)
         self.per = one_of("per", per, ["sample", "bin"])
-        self.register_learned("accuracy", [0.0] * self.bins, worth_a_look=False)
+        self.register_learned("accuracy", [0.0] * self.bins, reported=False)
 
-    def fused(self) -> Fused:
-        return Fused(
-            base="doubt",
-            exponent="rated" if self.per == "sample" else "binned",
-            gamma=self.rate,
-            gammas=self.gamma,
-            edges=self.edges,
-            accuracies=self.accuracy,
-            passes=self.passes,
-        )
+    def composition(self) -> Composition:
+        if self.per == "bin":
+            return Composition(focal(BINNED, {"gamma": self.gamma, "edges": self.edges}, self.look_up))
+        numbers = {"rate": self.rate, "edges": self.edges, "accuracy": self.accuracy, "passes": self.passes}
+        return Composition(focal(PER_SAMPLE, numbers, self.look_up))
 
-    def per_sample(self, elements: Elements) -> Tensor:
-        log_likelihood = reduce_classes(elements, LogLikelihood())
-        probability = log_likelihood.detach().exp()
-        index = self.bin_of(probability)
-        gamma = self.gamma[index]
-        if self.per == "sample":
-            adapted = (self.rate * (probability - self.accuracy[index])).exp()
-            gamma = torch.where(self.passes > 0, adapted, gamma)
-        return modulate(log_likelihood, -log_likelihood.expm1(), gamma.to(log_likelihood.dtype))
+    def look_up(self) -> LookUp:
+        if self.per == "bin":
+            return super().look_up()
+        rate, adapted = self.rate, self.passes > 0
+        accuracy, edges = self.accuracy.clone(), self.edges.clone()
+        return lambda p: torch.where(adapted, (rate * (p - accuracy[self.bin_of(p, edges)])).exp(), 1.0)
 
     def update_bins(self, bins: Bins) -> None:
         filled = bins.count > 0

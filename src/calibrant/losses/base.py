@@ -3,26 +3,26 @@
 from __future__ import annotations
 
 import inspect
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from operator import index
-from typing import Any, ClassVar, Literal, Self, SupportsIndex, TypedDict, Unpack, get_args
+from typing import ClassVar, Literal, Self, SupportsIndex, TypedDict, Unpack, get_args
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
 from calibrant.arguments import one_of
-from calibrant.kernels import Again, Fused, again, backward_is_compiled, can_fuse, flaw, fused_loss
-from calibrant.layout import Elements, along_classes, arrange, check, computing_dtype
+from calibrant.kernels import Composition, Options, can_fuse, flaw, fused_loss
+from calibrant.layout import Elements, along_classes, arrange, computing_dtype
 from calibrant.statistics import Statistics, sum_dtype
 
 Reduction = Literal["mean", "sum", "none"]
 
 
-class Shared(TypedDict, total=False):
+class LossOptions(TypedDict, total=False):
     """The arguments that every loss takes."""
 
     reduction: Reduction
@@ -30,17 +30,11 @@ class Shared(TypedDict, total=False):
     class_weight: Tensor | Sequence[float] | None
 
 
-def _alike(one: object, other: object) -> bool:
-    if isinstance(one, Tensor) and isinstance(other, Tensor):
-        comparable = one.dtype == other.dtype and one.device == other.device
-        return one is other or (comparable and torch.equal(one, other))
-    return one is other or (not isinstance(one, Tensor) and not isinstance(other, Tensor) and one == other)
-
-
-class Loss(nn.Module, ABC):
+class Loss(nn.Module):
     """A drop-in for `torch.nn.CrossEntropyLoss`: logits and targets in, a scalar out.
 
-    Subclasses write `per_sample`, and `over_batch` where a term does not split over samples.
+    Subclasses write `composition` (a first term and a penalty, which then also run in the GPU kernel), or
+    `per_sample` with plain torch operations. Terms that do not split over samples go into `over_batch`.
 
     >>> class Doubled(Loss):
     ...     def per_sample(self, elements):
@@ -52,9 +46,9 @@ class Loss(nn.Module, ABC):
         num_classes: K, the size of the logits' axis 1.
         reduction: ``"mean"`` over elements that are not ignored, ``"sum"``, or ``"none"`` for the
             target's shape with 0 where ignored.
-        ignore_index: label of elements that count for nothing: no loss, no gradient, no statistics.
+        ignore_index: label of elements that do not count: no loss, no gradient, no statistics.
             (Their logits must still be numbers: as in torch, a NaN there may get a gradient of NaN.)
-        class_weight: ``(K,)``, how much an element of each class counts, as the ``weight`` of
+        class_weight: ``(K,)``, the weight of an element of each class, as the ``weight`` of
             `torch.nn.CrossEntropyLoss`: the mean divides by the sum of the weights of the elements
             (for probability targets, by their number).
 
@@ -66,11 +60,10 @@ class Loss(nn.Module, ABC):
 
     accepts_probabilities: ClassVar[bool] = False
     linear_in_target: ClassVar[bool] = True
-    """Whether class weights weigh the classes of a probability target, as in cross-entropy, or only the
-    element as a whole, by the weight its target has on average."""
+    """True if class weights apply to the classes of a probability target, as in cross-entropy; false if they
+    apply to the element as a whole, by the mean weight of its target."""
 
     class_weight: Tensor | None
-    _again: Again | None = None
 
     def __init__(
         self,
@@ -81,6 +74,8 @@ class Loss(nn.Module, ABC):
         class_weight: Tensor | Sequence[float] | None = None,
     ) -> None:
         super().__init__()
+        if type(self).per_sample is Loss.per_sample and type(self).composition is Loss.composition:
+            raise TypeError(f"{type(self).__name__} must define `composition` or `per_sample`")
         if isinstance(num_classes, bool) or not isinstance(num_classes, SupportsIndex) or num_classes < 2:
             raise ValueError(f"num_classes must be an integer of at least 2, got {num_classes!r}")
         self.num_classes = num_classes = index(num_classes)
@@ -96,17 +91,19 @@ class Loss(nn.Module, ABC):
                 )
         self.register_buffer("class_weight", class_weight)
 
-    @abstractmethod
+    def composition(self) -> Composition | None:
+        """What the loss is made of, under its current state; None for a loss that writes `per_sample`."""
+        return None
+
     def per_sample(self, elements: Elements) -> Tensor:
         """The loss of each element, unweighted.
 
         Returns:
-            ``(A[, S])``. What stands at ignored elements is thrown away.
+            ``(A[, S])``. Values at ignored elements are not used.
         """
-
-    def fused(self) -> Fused | None:
-        """How the GPU kernel computes this loss; None where it does not."""
-        return None
+        composition = self.composition()
+        assert composition is not None
+        return composition.per_sample(elements)
 
     def over_batch(self, elements: Elements) -> Tensor | None:
         """A scalar that depends on the batch as a whole; it is added to every element's loss."""
@@ -114,67 +111,38 @@ class Loss(nn.Module, ABC):
 
     def forward(self, logits: Tensor, target: Tensor) -> Tensor:
         """The reduced loss; see the class for shapes."""
-        as_before = None if torch.compiler.is_compiling() else self._again
-        if as_before is not None and not backward_is_compiled():
-            repeated = as_before(logits, target)
-            if repeated is not None:
-                return repeated
-        if isinstance(logits, Tensor) and isinstance(target, Tensor) and can_fuse(logits, target):
-            recipe = self.fused()
-            if recipe is not None and not (target.is_floating_point() and self.class_weight is not None):
-                self._check_state(logits)
-                check(logits, target, num_classes=self.num_classes, soft=self.accepts_probabilities)
-                options = self._options()
-                eager = partial(self._eager_unless_changed, recipe, options)
-                value = fused_loss(recipe, logits, target, eager, *options)
-                # What the fused() of somebody else depends on is not known.
-                ours = type(self).__module__.startswith("calibrant.")
-                if ours and value.requires_grad and not torch.compiler.is_compiling():
-                    self.__dict__["_again"] = again(recipe, logits, target, eager, self._buffers, *options)
-                    if not self._is_still(recipe, options):  # another thread has changed it meanwhile
-                        self.__dict__.pop("_again", None)
-                return value
-        return self._eager(logits, target)
+        if can_fuse(logits, target):
+            composition, options = self.composition(), self._options()
+            weighted_classes = target.is_floating_point() and options.class_weight is not None
+            over_batch = type(self).over_batch is not Loss.over_batch
+            if (
+                composition is not None
+                and composition.has_device_form
+                and not (weighted_classes or over_batch)
+            ):
+                eager = partial(self._unless_changed, composition, options)
+                value = fused_loss(composition, logits, target, self.elements, eager, options)
+                return value if self.reduction != "none" else value.view(target.shape[:1] + logits.shape[2:])
+        return self._reduced(self.elements(logits, target))
 
-    def __setattr__(self, name: str, value: Any) -> None:
-        super().__setattr__(name, value)
-        self.__dict__.pop("_again", None)  # it does what the loss did as it was
+    def _options(self) -> Options:
+        return Options(self.reduction, self.ignore_index, self._buffers["class_weight"])
 
-    def __delattr__(self, name: str) -> None:
-        super().__delattr__(name)
-        self.__dict__.pop("_again", None)
-
-    def _load_from_state_dict(self, *arguments: Any) -> None:
-        self.__dict__.pop("_again", None)  # it holds buffers, which may be about to be swapped
-        super()._load_from_state_dict(*arguments)
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in self.__dict__.items() if name != "_again"}
-
-    def _options(self) -> tuple[str, int, Tensor | None]:
-        return self.reduction, self.ignore_index, self.class_weight
-
-    def _is_still(self, recipe: Fused, options: tuple[Any, ...]) -> bool:
-        """Whether the loss is what it was."""
-        now = self.fused()
-        if now is None:
-            return False
-        pairs = zip((*recipe, *options), (*now, *self._options()), strict=True)
-        return all(_alike(one, other) for one, other in pairs)
-
-    def _eager_unless_changed(
-        self, recipe: Fused, options: tuple[Any, ...], logits: Tensor, target: Tensor
+    def _unless_changed(
+        self, composition: Composition, options: Options, logits: Tensor, target: Tensor
     ) -> Tensor:
-        """By operations of torch, what a kernel computed when the loss was called."""
-        if not self._is_still(recipe, options):
+        """The same loss again by operations of torch, if it still is the same."""
+        now = self.composition()
+        same_options = all(one is other for one, other in zip(options, self._options(), strict=True))
+        if now is None or not now.same_as(composition) or not same_options:
             raise RuntimeError(
                 "the loss was changed between its call and a backward pass with `create_graph=True`: "
                 "call the loss again"
             )
-        return self._eager(logits, target)
+        return self._reduced(self.elements(logits, target))
 
-    def _eager(self, logits: Tensor, target: Tensor) -> Tensor:
-        elements = self.elements(logits, target)
+    def _reduced(self, elements: Elements) -> Tensor:
+        """The loss by operations of torch."""
         valid = elements.valid
         if self.reduction == "mean" and elements.all_valid and self.class_weight is None:
             elements = replace(elements, expected=1 / max(1, valid.numel()))
@@ -182,7 +150,7 @@ class Loss(nn.Module, ABC):
         if not elements.all_valid:
             values = torch.where(valid, values, 0)
         if self.reduction == "none":
-            return values.reshape(logits.shape[:1] + logits.shape[2:])
+            return values.reshape(elements.shape)
         if self.reduction == "sum":
             return values.sum()
         if weights is None and elements.all_valid:
@@ -205,7 +173,7 @@ class Loss(nn.Module, ABC):
                 if self.linear_in_target:
                     # w·t = (Σ w·t) · (a distribution again): cross-entropy comes out as torch's.
                     target = target / torch.where(weights > 0, weights, 1).unsqueeze(1)
-                    elements = replace(elements, target=target)
+                    elements = elements.with_target(target)
             else:
                 weights = self.class_weight.to(computing_dtype(elements.logits))[target]
         values = self.per_sample(elements)
@@ -227,8 +195,12 @@ class Loss(nn.Module, ABC):
 
     def _check_state(self, logits: Tensor) -> None:
         """Raise if the buffers are not as they must be for these logits."""
-        state = next((buffer for buffer in self._buffers.values() if buffer is not None), None)
-        if state is not None and isinstance(logits, Tensor) and state.device != logits.device:
+        for state in self._buffers.values():
+            if state is not None:
+                break
+        else:
+            return
+        if isinstance(logits, Tensor) and state.device != logits.device:
             raise ValueError(
                 f"logits are on {logits.device}, but the state of this loss is on {state.device}: "
                 f"call loss.to({str(logits.device)!r})"
@@ -247,7 +219,7 @@ class Loss(nn.Module, ABC):
         """Drop what was observed; nothing to do for a loss that does not adapt."""
 
     def learned(self) -> dict[str, Tensor]:
-        """What an adaptive loss has learned that is worth a look: multipliers, exponents; else nothing."""
+        """The learned quantities to report, such as multipliers, by name; empty if nothing adapts."""
         return {}
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
@@ -305,23 +277,14 @@ class AdaptiveLoss(Loss):
         passes: how many times the loss has adapted.
     """
 
-    measure_finds_flaws: ClassVar[bool] = False
-    """Whether `measure` itself counts NaN samples where there is a `calibrant.kernels.flaw`; else `observe`
-    looks for one, which takes one more pass over the logits."""
-
     passes: Tensor
 
-    def __init_subclass__(cls, **options: Any) -> None:
-        super().__init_subclass__(**options)
-        if "measure" in vars(cls) and "measure_finds_flaws" not in vars(cls):
-            cls.measure_finds_flaws = False  # whatever the measure that it replaces does
-
-    def __init__(self, num_classes: int, **shared: Unpack[Shared]) -> None:
+    def __init__(self, num_classes: int, **shared: Unpack[LossOptions]) -> None:
         super().__init__(num_classes, **shared)
         self.register_buffer("passes", torch.zeros((), dtype=torch.int64))
         self._observed: Statistics | None = None
         self._learned: list[str] = []
-        self._worth_a_look: list[str] = []
+        self._reported: list[str] = []
 
     def _check_state(self, logits: Tensor) -> None:
         super()._check_state(logits)
@@ -336,10 +299,10 @@ class AdaptiveLoss(Loss):
                 )
 
     @abstractmethod
-    def measure(self, logits: Tensor, target: Tensor) -> Statistics:
+    def measure(self, elements: Elements) -> Statistics:
         """Additive sums of a batch under the current state; must not change anything.
 
-        Takes what `forward` takes. An empty batch gives the neutral element.
+        An empty batch gives the neutral element.
         """
 
     @abstractmethod
@@ -353,10 +316,9 @@ class AdaptiveLoss(Loss):
     @torch.no_grad()
     def observe(self, logits: Tensor, target: Tensor) -> None:
         """Add a validation batch to the sums; shapes as in `forward`."""
-        measured = self.measure(logits.detach(), target)
-        if not self.measure_finds_flaws:
-            samples = measured.samples + flaw(self.elements(logits, target))
-            measured = type(measured)(samples, *measured.tensors()[1:])
+        elements = self.elements(logits.detach(), target)
+        measured = self.measure(elements)
+        measured = replace(measured, samples=measured.samples + flaw(elements))
         if self._observed is not None:
             measured = self._observed.to(logits.device) + measured
         self._observed = measured
@@ -400,26 +362,24 @@ class AdaptiveLoss(Loss):
 
     def _nothing(self) -> Statistics:
         device = self.passes.device
-        return self.measure(
-            torch.empty(0, self.num_classes, device=device),
-            torch.empty(0, dtype=torch.int64, device=device),
-        )
+        labels = torch.empty(0, dtype=torch.int64, device=device)
+        return self.measure(arrange(torch.empty(0, self.num_classes, device=device), labels))
 
     def learned(self) -> dict[str, Tensor]:
-        return {name: getattr(self, name) for name in self._worth_a_look}
+        return {name: getattr(self, name) for name in self._reported}
 
-    def register_learned(self, name: str, values: Sequence[float], *, worth_a_look: bool = True) -> None:
+    def register_learned(self, name: str, values: Sequence[float], *, reported: bool = True) -> None:
         """Register learned state: a persistent buffer that keeps its precision under ``.half()``.
 
         Args:
-            name: of the buffer.
-            values: at the start.
-            worth_a_look: whether `learned` shows it, or it only serves the next update.
+            name: the name of the buffer.
+            values: its initial values.
+            reported: whether `learned` returns it; false for what only serves the next update.
         """
         self.register_buffer(name, torch.tensor(values, dtype=torch.float64))
         self._learned.append(name)
-        if worth_a_look:
-            self._worth_a_look.append(name)
+        if reported:
+            self._reported.append(name)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
         # .half() and .to(dtype) are for weights. A multiplier of 1e-6 does not survive them, so

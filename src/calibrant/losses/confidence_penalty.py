@@ -1,15 +1,42 @@
-"""Explicit confidence penalty: cross-entropy that pays for low entropy."""
+"""Explicit confidence penalty: cross-entropy minus a multiple of the entropy."""
 
 from __future__ import annotations
 
-from typing import Unpack
-
-from torch import Tensor
+from typing import Unpack, no_type_check
 
 from calibrant.arguments import in_range
-from calibrant.kernels import Entropy, Fused, LogLikelihood, WeightedSum, reduce_classes
-from calibrant.layout import Elements
-from calibrant.losses.base import Loss, Shared
+from calibrant.kernels import Composition, Entropy, Part, PenaltyTerm, device_function
+from calibrant.losses.base import Loss, LossOptions
+from calibrant.losses.cross_entropy import cross_entropy
+
+
+@device_function
+@no_type_check
+def _products(tile):
+    return tile.exponential * tl.maximum(tile.shifted, -1e30)
+
+
+@device_function
+@no_type_check
+def _sums(tile, top, parameters, VARIANT, SOFT, ALONE):
+    zero = tl.zeros_like(tile.shifted)
+    return _products(tile), zero, zero
+
+
+@device_function
+@no_type_check
+def _value(products, _, __, element, K, SOFT, ALONE):
+    mean = products / element.total
+    return element.log_total - mean, mean, mean * element.p, -1 / element.total
+
+
+@device_function
+@no_type_check
+def _rest(tile, top, parameters, element, aside, K, VARIANT, SOFT, ALONE):
+    return aside[:, None] * _products(tile)
+
+
+ENTROPY = PenaltyTerm(_sums, _value, _rest)
 
 
 class ConfidencePenalty(Loss):
@@ -22,7 +49,7 @@ class ConfidencePenalty(Loss):
 
     Args:
         num_classes: K.
-        weight: w, the worth of a nat of entropy.
+        weight: w, the reward per nat of entropy.
         **shared: see `Loss`.
 
     >>> import torch
@@ -33,13 +60,10 @@ class ConfidencePenalty(Loss):
 
     accepts_probabilities = True
 
-    def __init__(self, num_classes: int, *, weight: float = 0.1, **shared: Unpack[Shared]) -> None:
+    def __init__(self, num_classes: int, *, weight: float = 0.1, **shared: Unpack[LossOptions]) -> None:
         super().__init__(num_classes, **shared)
         self.weight = in_range("weight", weight)
 
-    def fused(self) -> Fused:
-        return Fused("entropy", amount=self.weight)
-
-    def per_sample(self, elements: Elements) -> Tensor:
-        loss = WeightedSum((-1.0, LogLikelihood()), (-self.weight, Entropy()))
-        return reduce_classes(elements, loss)
+    def composition(self) -> Composition:
+        entropy = Part(lambda logits: Entropy(), ENTROPY, factor=-self.weight)
+        return Composition(cross_entropy(), entropy)

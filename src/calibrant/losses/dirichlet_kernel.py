@@ -8,9 +8,10 @@ import torch
 from torch import Tensor
 
 from calibrant.arguments import in_range
-from calibrant.kernels import LogLikelihood, WeightedSum, dirichlet_errors, reduce_classes
+from calibrant.kernels import Composition, dirichlet_errors
 from calibrant.layout import Elements
-from calibrant.losses.base import Loss, Shared
+from calibrant.losses.base import Loss, LossOptions
+from calibrant.losses.cross_entropy import cross_entropy
 
 
 class DirichletKernelCalibration(Loss):
@@ -43,14 +44,14 @@ class DirichletKernelCalibration(Loss):
         *,
         weight: float = 0.2,
         bandwidth: float = 0.001,
-        **shared: Unpack[Shared],
+        **shared: Unpack[LossOptions],
     ) -> None:
         super().__init__(num_classes, **shared)
         self.weight = in_range("weight", weight)
         self.bandwidth = in_range("bandwidth", bandwidth, open_low=True)
 
-    def per_sample(self, elements: Elements) -> Tensor:
-        return reduce_classes(elements, WeightedSum((-1.0, LogLikelihood())))
+    def composition(self) -> Composition:
+        return Composition(cross_entropy())
 
     def over_batch(self, elements: Elements) -> Tensor:
         logits, valid = elements.logits, elements.valid.flatten()

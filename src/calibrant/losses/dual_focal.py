@@ -4,13 +4,10 @@ from __future__ import annotations
 
 from typing import Unpack
 
-from torch import Tensor
-
 from calibrant.arguments import in_range, one_of
-from calibrant.kernels import Formula, Fused, LogLikelihood, LowerProbability, reduce_classes
-from calibrant.layout import Elements
-from calibrant.losses.base import Loss, Shared
-from calibrant.losses.focal import modulate, modulate_with_slopes
+from calibrant.kernels import Composition, LowerProbability
+from calibrant.losses.base import Loss, LossOptions
+from calibrant.losses.focal import DUAL_FOCAL, focal
 
 RANKS: dict[int | str, tuple[int, ...]] = {
     1: (1,),
@@ -39,7 +36,7 @@ class DualFocal(Loss):
         rank: which probability below the true class's is q: the best (1), the second (2), the third
             (3), the mean of the best two (``"1+2"``) or three (``"1+2+3"``), or of all below
             (``"all"``). Ranks that do not exist count as 0.
-        constant: a fixed q in place of all that.
+        constant: a fixed q, instead of one by rank.
         **shared: see `Loss`.
 
     >>> import torch
@@ -55,7 +52,7 @@ class DualFocal(Loss):
         gamma: float = 5.0,
         rank: int | str = 1,
         constant: float | None = None,
-        **shared: Unpack[Shared],
+        **shared: Unpack[LossOptions],
     ) -> None:
         super().__init__(num_classes, **shared)
         self.gamma = in_range("gamma", gamma)
@@ -66,19 +63,7 @@ class DualFocal(Loss):
         if max(RANKS[rank], default=1) >= num_classes:
             raise ValueError(f"rank={rank!r} needs more than {max(RANKS[rank])} classes, got {num_classes}")
 
-    def fused(self) -> Fused | None:
-        if self.rank != 1 or self.constant is not None:
-            return None
-        return Fused(base="dual", gamma=self.gamma)
-
-    def per_sample(self, elements: Elements) -> Tensor:
-        if self.constant is not None:
-            log_likelihood = reduce_classes(elements, LogLikelihood())
-            return modulate(log_likelihood, self.constant - log_likelihood.expm1(), self.gamma)
-        lower = LowerProbability(RANKS[self.rank])
-        return reduce_classes(elements, Formula(self._focal, LogLikelihood(), lower))
-
-    def _focal(self, log_likelihood: Tensor, lower: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        minus_doubt = log_likelihood.expm1()
-        value, direct, by_base = modulate_with_slopes(log_likelihood, lower - minus_doubt, self.gamma)
-        return value, direct - by_base * (1 + minus_doubt), by_base
+    def composition(self) -> Composition:
+        device = DUAL_FOCAL if self.rank == 1 and self.constant is None else None
+        lower = LowerProbability(RANKS[self.rank]) if self.constant is None else self.constant
+        return Composition(focal(device, {"gamma": self.gamma}, self.gamma, lower=lower))

@@ -2,34 +2,116 @@
 
 from __future__ import annotations
 
-from typing import Unpack
+from collections.abc import Callable, Mapping
+from typing import Unpack, no_type_check
 
 import torch
 from torch import Tensor
 
 from calibrant.arguments import in_range
-from calibrant.kernels import Fused, LogLikelihood, reduce_classes
-from calibrant.layout import Elements
-from calibrant.losses.base import Loss, Shared
+from calibrant.kernels import (
+    Composition,
+    FirstTerm,
+    Formula,
+    LogLikelihood,
+    LowerProbability,
+    Part,
+    Term,
+    Value,
+    device_function,
+)
+from calibrant.kernels.device import number
+from calibrant.losses.base import Loss, LossOptions
+
+LookUp = Callable[[Tensor], Tensor]
+"""From the probabilities of the true class to exponents, negative for the inverse focal loss."""
 
 
-def modulate(log_likelihood: Tensor, base: Tensor, gamma: Tensor | float) -> Tensor:
-    """``-base^γ log p`` with a finite gradient also where the base is 0 and γ < 1.
+def focal(
+    device: FirstTerm | None,
+    numbers: Mapping[str, Value],
+    exponent: float | Callable[[], LookUp],
+    *,
+    inverse: bool = False,
+    lower: LowerProbability | float = 0.0,
+) -> Part:
+    """``-(1-p+q)^γ log p`` as the first term of a loss; ``-(1+p-q)^|γ| log p`` for the inverse.
 
-    There ``log p`` is 0 as well and the true limit of the gradient is 0; the naive power gives
-    infinity times 0.
+    The gradient is finite also where the base is 0 and γ < 1: there ``log p`` is 0 as well, and the limit of
+    the gradient is 0, where the naive power gives infinity times 0. γ is not differentiated.
+
+    Args:
+        device: the GPU form; None for none.
+        numbers: its numbers.
+        exponent: γ; or a function that returns a `LookUp`, which copies what it needs of a learned state.
+        inverse: whether to use the inverse; a look-up decides that by its sign.
+        lower: q: a term, or a fixed number.
     """
-    return -base.clamp_min(torch.finfo(base.dtype).tiny).pow(gamma) * log_likelihood
+
+    def term(logits: Tensor) -> Formula:
+        look_up = exponent() if callable(exponent) else None
+
+        def value_and_slopes(log_p: Tensor, *lower_p: Tensor) -> tuple[Tensor, ...]:
+            gamma: Tensor | float
+            sign: Tensor | float
+            if look_up is None:
+                assert not callable(exponent)
+                gamma, sign = exponent, -1.0 if inverse else 1.0
+            else:
+                gamma = look_up(log_p.detach().exp()).to(log_p.dtype)
+                sign = torch.where(gamma < 0, -1.0, 1.0).to(log_p.dtype)
+                gamma = gamma.abs()
+            minus_doubt = log_p.expm1()
+            distance = (lower_p[0] if lower_p else lower) - minus_doubt
+            base = ((1 - sign) + sign * distance).clamp_min(torch.finfo(log_p.dtype).tiny)
+            power = -base.pow(gamma)
+            value = power * log_p
+            by_base = sign * gamma * value / base
+            by_log_p = power - by_base * (1 + minus_doubt)
+            return (value, by_log_p, by_base) if lower_p else (value, by_log_p)
+
+        terms: list[Term] = [LogLikelihood()]
+        if isinstance(lower, LowerProbability):
+            terms.append(lower)
+        return Formula(value_and_slopes, *terms)
+
+    return Part(term, device, numbers)
 
 
-def modulate_with_slopes(
-    log_likelihood: Tensor, base: Tensor, gamma: Tensor | float
-) -> tuple[Tensor, Tensor, Tensor]:
-    """`modulate`, and its derivatives by ``log p`` (at a fixed base) and by the base."""
-    base = base.clamp_min(torch.finfo(base.dtype).tiny)
-    power = -base.pow(gamma)
-    value = power * log_likelihood
-    return value, power, gamma * value / base
+@device_function
+@no_type_check
+def modulated(element, exponent, sign):
+    """The focal term for exponents that are not negative; ``sign`` is -1 for the inverse."""
+    base = (1 - sign) + sign * (element.lower + element.doubt)
+    base = tl.maximum(base, 1.1754943508222875e-38)
+    power = -tl.exp2(exponent * tl.log2(base))
+    value = power * element.log_p
+    by_base = sign * exponent * value / base
+    return value, power - by_base * element.p, by_base
+
+
+@device_function
+@no_type_check
+def _focal(element, numbers):
+    return modulated(element, number(numbers.gamma), 1.0)
+
+
+@device_function
+@no_type_check
+def _by_threshold(element, numbers):
+    below = element.p < number(numbers.threshold)
+    gamma = tl.where(below, number(numbers.gamma_below), number(numbers.gamma_above))
+    return modulated(element, gamma, 1.0)
+
+
+@device_function
+@no_type_check
+def _inverse_focal(element, numbers):
+    return modulated(element, number(numbers.gamma), -1.0)
+
+
+FOCAL, BY_THRESHOLD, INVERSE_FOCAL = FirstTerm(_focal), FirstTerm(_by_threshold), FirstTerm(_inverse_focal)
+DUAL_FOCAL = FirstTerm(_focal, uses_lower=True)
 
 
 class Focal(Loss):
@@ -50,16 +132,12 @@ class Focal(Loss):
     0.3466
     """
 
-    def __init__(self, num_classes: int, *, gamma: float = 3.0, **shared: Unpack[Shared]) -> None:
+    def __init__(self, num_classes: int, *, gamma: float = 3.0, **shared: Unpack[LossOptions]) -> None:
         super().__init__(num_classes, **shared)
         self.gamma = in_range("gamma", gamma)
 
-    def fused(self) -> Fused:
-        return Fused(base="doubt", gamma=self.gamma)
-
-    def per_sample(self, elements: Elements) -> Tensor:
-        log_likelihood = reduce_classes(elements, LogLikelihood())
-        return modulate(log_likelihood, -log_likelihood.expm1(), self.gamma)
+    def composition(self) -> Composition:
+        return Composition(focal(FOCAL, {"gamma": self.gamma}, self.gamma))
 
 
 class SampleDependentFocal(Loss):
@@ -91,27 +169,24 @@ class SampleDependentFocal(Loss):
         gamma_below: float = 5.0,
         gamma_above: float = 3.0,
         threshold: float = 0.2,
-        **shared: Unpack[Shared],
+        **shared: Unpack[LossOptions],
     ) -> None:
         super().__init__(num_classes, **shared)
         self.gamma_below = in_range("gamma_below", gamma_below)
         self.gamma_above = in_range("gamma_above", gamma_above)
         self.threshold = in_range("threshold", threshold, 0, 1)
 
-    def fused(self) -> Fused:
-        return Fused(
-            base="doubt",
-            exponent="threshold",
-            gamma=self.gamma_below,
-            other_gamma=self.gamma_above,
-            threshold=self.threshold,
-        )
+    def composition(self) -> Composition:
+        numbers = {
+            "gamma_below": self.gamma_below,
+            "gamma_above": self.gamma_above,
+            "threshold": self.threshold,
+        }
 
-    def per_sample(self, elements: Elements) -> Tensor:
-        log_likelihood = reduce_classes(elements, LogLikelihood())
-        below = log_likelihood.detach().exp() < self.threshold
-        gamma = torch.where(below, self.gamma_below, self.gamma_above).to(log_likelihood.dtype)
-        return modulate(log_likelihood, -log_likelihood.expm1(), gamma)
+        def look_up(p: Tensor) -> Tensor:
+            return torch.where(p < numbers["threshold"], numbers["gamma_below"], numbers["gamma_above"])
+
+        return Composition(focal(BY_THRESHOLD, numbers, lambda: look_up))
 
 
 class InverseFocal(Loss):
@@ -132,13 +207,9 @@ class InverseFocal(Loss):
     1.0397
     """
 
-    def __init__(self, num_classes: int, *, gamma: float = 2.0, **shared: Unpack[Shared]) -> None:
+    def __init__(self, num_classes: int, *, gamma: float = 2.0, **shared: Unpack[LossOptions]) -> None:
         super().__init__(num_classes, **shared)
         self.gamma = in_range("gamma", gamma)
 
-    def fused(self) -> Fused:
-        return Fused(base="belief", gamma=self.gamma)
-
-    def per_sample(self, elements: Elements) -> Tensor:
-        log_likelihood = reduce_classes(elements, LogLikelihood())
-        return modulate(log_likelihood, 1 + log_likelihood.exp(), self.gamma)
+    def composition(self) -> Composition:
+        return Composition(focal(INVERSE_FOCAL, {"gamma": self.gamma}, self.gamma, inverse=True))

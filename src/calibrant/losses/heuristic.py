@@ -8,23 +8,14 @@ from typing import Unpack
 import torch
 from torch import Tensor
 
-from calibrant.arguments import in_range, ordered_pair
-from calibrant.kernels import (
-    Fused,
-    LogLikelihood,
-    MarginPenalty,
-    WeightedSum,
-    can_measure,
-    margin_sums,
-    reduce_classes,
-    sum_by_class,
-)
-from calibrant.layout import Elements, along_classes
-from calibrant.losses.base import AdaptiveLoss, Shared
-from calibrant.losses.penalties import hinge
+from calibrant.arguments import in_range
+from calibrant.kernels import Part, sum_by_class
+from calibrant.layout import Elements
+from calibrant.losses.base import LossOptions
+from calibrant.losses.margin import ClassAdaptiveSmoothing, margin_penalty
 from calibrant.statistics import Statistics
 
-# A raise with an unchanged raw penalty makes the ratio exactly the factor: rounding must not decide.
+# After a raise with an unchanged raw penalty the ratio is exactly the factor: rounding must not decide.
 _EQUAL_WITHIN = 1e-9
 
 
@@ -39,13 +30,13 @@ class ExcessStatistics(Statistics):
     excess: Tensor
 
 
-class HeuristicMultipliers(AdaptiveLoss):
+class HeuristicMultipliers(ClassAdaptiveSmoothing):
     """Class-adaptive label smoothing by a heuristic rule, CALS-HR (key ``cals-hr``).
 
     ``-log p + mean_k λ_k max(0, max_j l_j - l_k - m)``. After each pass over the validation data the
-    mean penalty of a class, ``c_k = λ_k mean max(0, max_j l_j - l_k - m)``, is compared with that of the
-    pass before: λ grows by ``factor`` where ``c`` grew by more than that, and shrinks by it where ``c``
-    shrank by more.
+    mean penalty of a class, ``c_k = λ_k mean max(0, max_j l_j - l_k - m)``, is compared with the previous
+    pass: λ is multiplied by ``factor`` where ``c`` grew by more than that factor, and divided by it where
+    ``c`` shrank by more.
 
     Liu et al., *Class Adaptive Network Calibration*, CVPR 2023.
 
@@ -53,8 +44,8 @@ class HeuristicMultipliers(AdaptiveLoss):
 
     Args:
         num_classes: K.
-        margin: m (the paper takes 6 for text).
-        factor: the change of ``c`` that counts, and the change of λ that answers it.
+        margin: m; distances between logits up to this size are not penalised (the paper takes 6 for text).
+        factor: the change of ``c`` that moves λ, and the factor by which λ moves.
         multiplier_range: bounds of λ.
         initial_multiplier: λ at the start.
         **shared: see `Loss`.
@@ -68,10 +59,6 @@ class HeuristicMultipliers(AdaptiveLoss):
     [0.1, 0.11]
     """
 
-    accepts_probabilities = True
-    measure_finds_flaws = True
-
-    multiplier: Tensor
     previous_penalty: Tensor
 
     def __init__(
@@ -82,32 +69,21 @@ class HeuristicMultipliers(AdaptiveLoss):
         factor: float = 1.1,
         multiplier_range: tuple[float, float] = (1e-6, 1e6),
         initial_multiplier: float = 0.1,
-        **shared: Unpack[Shared],
+        **shared: Unpack[LossOptions],
     ) -> None:
-        super().__init__(num_classes, **shared)
-        self.margin = in_range("margin", margin)
+        super().__init__(num_classes, margin, multiplier_range, initial_multiplier, **shared)
         self.factor = in_range("factor", factor, 1, open_low=True)
-        self.multiplier_range = ordered_pair("multiplier_range", multiplier_range)
-        self.initial_multiplier = in_range("initial_multiplier", initial_multiplier)
-        self.register_learned("multiplier", [self.initial_multiplier] * num_classes)
-        self.register_learned("previous_penalty", [0.0] * num_classes, worth_a_look=False)
+        self.register_learned("previous_penalty", [0.0] * num_classes, reported=False)
 
-    def fused(self) -> Fused:
-        return Fused("hinge", amount=1 / self.num_classes, margin=self.margin, multiplier=self.multiplier)
+    def margin_term(self) -> Part:
+        return margin_penalty(
+            "hinge", margin=self.margin, multiplier=self.multiplier, factor=1 / self.num_classes
+        )
 
-    def per_sample(self, elements: Elements) -> Tensor:
-        penalty = hinge(self.margin, along_classes(self.multiplier, elements.logits))
-        excess = MarginPenalty(penalty, margin=self.margin, unit=1.0)
-        loss = WeightedSum((-1.0, LogLikelihood()), (1 / self.num_classes, excess))
-        return reduce_classes(elements, loss)
-
-    def measure(self, logits: Tensor, target: Tensor) -> ExcessStatistics:
+    def measure(self, elements: Elements) -> ExcessStatistics:
         def excess(shifted: Tensor) -> tuple[Tensor]:
             return (torch.rsub(shifted, -self.margin).relu(),)
 
-        elements = self.elements(logits, target)
-        if can_measure(logits):
-            return ExcessStatistics(*margin_sums(elements, self.fused()))
         return ExcessStatistics(*sum_by_class(elements, excess))
 
     def update(self, statistics: Statistics) -> None:

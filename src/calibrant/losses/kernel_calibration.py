@@ -8,9 +8,10 @@ import torch
 from torch import Tensor
 
 from calibrant.arguments import in_range
-from calibrant.kernels import Correctness, LogLikelihood, TopProbability, WeightedSum, reduce_classes
+from calibrant.kernels import Composition, Correctness, TopProbability, reduce_classes
 from calibrant.layout import Elements
-from calibrant.losses.base import Loss, Shared
+from calibrant.losses.base import Loss, LossOptions
+from calibrant.losses.cross_entropy import cross_entropy
 from calibrant.statistics import sum_dtype
 
 
@@ -67,15 +68,15 @@ class KernelCalibration(Loss):
         *,
         weight: float = 0.1,
         kernel_width: float = 0.4,
-        **shared: Unpack[Shared],
+        **shared: Unpack[LossOptions],
     ) -> None:
         super().__init__(num_classes, **shared)
         self.weight = in_range("weight", weight)
         # Below 1/300 the running sums of `laplacian_form` would overflow float64.
         self.kernel_width = in_range("kernel_width", kernel_width, 1 / 300)
 
-    def per_sample(self, elements: Elements) -> Tensor:
-        return reduce_classes(elements, WeightedSum((-1.0, LogLikelihood())))
+    def composition(self) -> Composition:
+        return Composition(cross_entropy())
 
     def over_batch(self, elements: Elements) -> Tensor:
         valid = elements.valid
@@ -123,7 +124,7 @@ class WeightedKernelCalibration(KernelCalibration):
         *,
         weight: float = 2.0,
         kernel_width: float = 0.4,
-        **shared: Unpack[Shared],
+        **shared: Unpack[LossOptions],
     ) -> None:
         super().__init__(num_classes, weight=weight, kernel_width=kernel_width, **shared)
 

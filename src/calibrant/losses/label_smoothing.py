@@ -2,16 +2,44 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-from typing import Unpack
+from typing import Unpack, no_type_check
 
 import torch
 from torch import Tensor
 
 from calibrant.arguments import in_range
-from calibrant.kernels import Fused, LogLikelihood, MeanLogLikelihood, WeightedSum, reduce_classes
+from calibrant.kernels import (
+    Composition,
+    MeanLogLikelihood,
+    Part,
+    PenaltyTerm,
+    device_function,
+)
 from calibrant.layout import Elements, along_classes
-from calibrant.losses.base import Loss, Shared
+from calibrant.losses.base import Loss, LossOptions
+from calibrant.losses.cross_entropy import cross_entropy
+
+
+@device_function
+@no_type_check
+def _sums(tile, top, parameters, VARIANT, SOFT, ALONE):
+    zero = tl.zeros_like(tile.shifted)
+    return tl.where(tile.inside, tile.shifted, 0.0), zero, zero
+
+
+@device_function
+@no_type_check
+def _value(shifted, _, __, element, K, SOFT, ALONE):
+    return shifted / K - element.log_total, -1.0, -element.p, 0.0
+
+
+@device_function
+@no_type_check
+def _rest(tile, top, parameters, element, aside, K, VARIANT, SOFT, ALONE):
+    return tl.zeros_like(tile.shifted) + 1 / K
+
+
+MEAN_LOG_LIKELIHOOD = PenaltyTerm(_sums, _value, _rest)
 
 
 class LabelSmoothing(Loss):
@@ -26,7 +54,7 @@ class LabelSmoothing(Loss):
 
     Args:
         num_classes: K.
-        smoothing: a, the share of the uniform distribution.
+        smoothing: a, the weight of the uniform distribution in the target.
         **shared: see `Loss`.
 
     >>> import torch
@@ -37,30 +65,27 @@ class LabelSmoothing(Loss):
 
     accepts_probabilities = True
 
-    def __init__(self, num_classes: int, *, smoothing: float = 0.05, **shared: Unpack[Shared]) -> None:
+    def __init__(self, num_classes: int, *, smoothing: float = 0.05, **shared: Unpack[LossOptions]) -> None:
         super().__init__(num_classes, **shared)
         self.smoothing = in_range("smoothing", smoothing, 0, 1)
 
-    def fused(self) -> Fused | None:
-        if self.class_weight is not None:
-            return None
-        return Fused("uniform", likelihood=1 - self.smoothing, amount=self.smoothing)
-
-    def per_sample(self, elements: Elements) -> Tensor:
-        return reduce_classes(elements, self._smoothed(MeanLogLikelihood()))
-
-    def _smoothed(self, uniform: MeanLogLikelihood) -> WeightedSum:
-        return WeightedSum((self.smoothing - 1, LogLikelihood()), (-self.smoothing, uniform))
+    def composition(self, weight: Tensor | None = None) -> Composition:
+        uniform = Part(
+            lambda logits: MeanLogLikelihood(weight),
+            None if self.class_weight is not None else MEAN_LOG_LIKELIHOOD,
+            factor=-self.smoothing,
+        )
+        return Composition(cross_entropy(1 - self.smoothing), uniform)
 
     def _weighted(self, elements: Elements) -> tuple[Tensor, Tensor | None]:
         if self.class_weight is None:
             return super()._weighted(elements)
-        # Not the elements but the classes of their smoothed targets are weighted.
+        # The weights apply to the classes of the smoothed target, not to the element as a whole.
         weight = along_classes(self.class_weight, elements.logits)
         target = elements.target
         if not elements.soft:
             zeros = torch.zeros_like(elements.logits, dtype=weight.dtype)
             target = zeros.scatter(1, target.unsqueeze(1), 1)
         target = target * weight
-        smoothed = self._smoothed(MeanLogLikelihood(weight))
-        return reduce_classes(replace(elements, target=target), smoothed), target.sum(1)
+        smoothed = self.composition(weight).per_sample(elements.with_target(target))
+        return smoothed, target.sum(1)

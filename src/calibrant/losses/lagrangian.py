@@ -8,26 +8,18 @@ from typing import Unpack
 import torch
 from torch import Tensor
 
-from calibrant.arguments import in_range, one_of, ordered_pair, whole_number
-from calibrant.kernels import (
-    Fused,
-    LogLikelihood,
-    MarginPenalty,
-    WeightedSum,
-    can_measure,
-    margin_sums,
-    reduce_classes,
-    sum_by_class,
-)
-from calibrant.layout import Elements, along_classes
-from calibrant.losses.base import AdaptiveLoss, Shared
+from calibrant.arguments import in_range, one_of, whole_number
+from calibrant.kernels import MarginPenalty, Part, sum_by_class
+from calibrant.layout import Elements
+from calibrant.losses.base import LossOptions
+from calibrant.losses.margin import ClassAdaptiveSmoothing, margin_penalty
 from calibrant.losses.penalties import PENALTIES
 from calibrant.statistics import Statistics
 
 
 @dataclass(frozen=True, eq=False)
 class MarginStatistics(Statistics):
-    """Sums over elements of what happens at the margin, per class.
+    """Sums over elements of the penalty's slope and of the violation, per class.
 
     Attributes:
         slope: ``(K,)``, summed slope of the penalty.
@@ -38,16 +30,15 @@ class MarginStatistics(Statistics):
     violation: Tensor
 
 
-class AugmentedLagrangian(AdaptiveLoss):
+class AugmentedLagrangian(ClassAdaptiveSmoothing):
     """Class-adaptive label smoothing by an augmented Lagrangian, CALS-ALM (key ``cals-alm``).
 
     ``-log p + 1/K Σ_k P(z_k, ρ_k, λ_k)``, ``z_k = (max_j l_j - l_k) / m - 1``: cross-entropy under the
     constraint that no logit lies more than the margin m below the largest, with a Lagrange multiplier
     λ (`multiplier`) and a penalty weight ρ (`penalty_weight`) per class, learned on validation data.
 
-    A pass sets ``λ_k`` to the mean slope of the penalty, clipped to ``multiplier_range``. Every so many
-    passes ``ρ_k`` grows where the mean violation has not fallen below ``required_decrease`` times
-    that of the pass before.
+    A pass sets ``λ_k`` to the mean slope of the penalty, clipped to ``multiplier_range``. Once in ``every``
+    passes ``ρ_k`` grows where the mean violation exceeds ``required_decrease`` times that of the pass before.
 
     Liu et al., *Class Adaptive Network Calibration*, CVPR 2023.
 
@@ -55,15 +46,15 @@ class AugmentedLagrangian(AdaptiveLoss):
 
     Args:
         num_classes: K.
-        margin: m (the paper takes 6 for text).
+        margin: m; distances between logits up to this size are not penalised (the paper takes 6 for text).
         penalty: ``"phr"``, ``"p2"`` or ``"p3"``.
         growth: γ of the paper, the factor by which ρ grows.
-        required_decrease: τ of the paper.
-        every: how many passes lie between two looks at ρ; the first pass is never one.
+        required_decrease: τ of the paper; ρ grows unless the violation fell by this factor.
+        every: ρ may grow once in so many passes; never on the first.
         multiplier_range: bounds of λ.
         penalty_weight_max: bound of ρ (from the paper's code, not its text); None for no bound.
-        initial_multiplier: λ at the start.
-        initial_penalty_weight: ρ at the start.
+        initial_multiplier: the initial λ.
+        initial_penalty_weight: the initial ρ.
         **shared: see `Loss`.
 
     >>> import torch
@@ -76,10 +67,6 @@ class AugmentedLagrangian(AdaptiveLoss):
     [1e-06, 3.000001]
     """
 
-    accepts_probabilities = True
-    measure_finds_flaws = True
-
-    multiplier: Tensor
     penalty_weight: Tensor
     previous_violation: Tensor
 
@@ -96,21 +83,19 @@ class AugmentedLagrangian(AdaptiveLoss):
         penalty_weight_max: float | None = 10.0,
         initial_multiplier: float = 1e-6,
         initial_penalty_weight: float = 1.0,
-        **shared: Unpack[Shared],
+        **shared: Unpack[LossOptions],
     ) -> None:
-        super().__init__(num_classes, **shared)
-        self.margin = in_range("margin", margin, open_low=True)
+        super().__init__(num_classes, margin, multiplier_range, initial_multiplier, **shared)
+        in_range("margin", margin, open_low=True)
         self.penalty = one_of("penalty", penalty, list(PENALTIES))
         self.growth = in_range("growth", growth, 1)
         self.required_decrease = in_range("required_decrease", required_decrease)
         self.every = whole_number("every", every)
-        self.multiplier_range = ordered_pair("multiplier_range", multiplier_range)
         self.penalty_weight_max = (
             None
             if penalty_weight_max is None
             else in_range("penalty_weight_max", penalty_weight_max, open_low=True)
         )
-        self.initial_multiplier = in_range("initial_multiplier", initial_multiplier)
         self.initial_penalty_weight = in_range(
             "initial_penalty_weight", initial_penalty_weight, open_low=True
         )
@@ -119,37 +104,22 @@ class AugmentedLagrangian(AdaptiveLoss):
                 f"initial_penalty_weight={initial_penalty_weight} must not exceed "
                 f"penalty_weight_max={penalty_weight_max}"
             )
-        self.register_learned("multiplier", [self.initial_multiplier] * num_classes)
         self.register_learned("penalty_weight", [self.initial_penalty_weight] * num_classes)
-        self.register_learned("previous_violation", [0.0] * num_classes, worth_a_look=False)
+        self.register_learned("previous_violation", [0.0] * num_classes, reported=False)
 
-    def _term(self, logits: Tensor) -> MarginPenalty:
-        return PENALTIES[self.penalty].on_margin(
-            self.margin,
-            unit=self.margin,
-            weight=along_classes(self.penalty_weight, logits),
-            multiplier=along_classes(self.multiplier, logits),
-        )
-
-    def fused(self) -> Fused:
-        return Fused(
+    def margin_term(self) -> Part:
+        return margin_penalty(
             self.penalty,
-            amount=1 / self.num_classes,
             margin=self.margin,
             unit=self.margin,
+            weight=self.penalty_weight,
             multiplier=self.multiplier,
-            penalty_weight=self.penalty_weight,
+            factor=1 / self.num_classes,
         )
 
-    def per_sample(self, elements: Elements) -> Tensor:
-        penalty = (1 / self.num_classes, self._term(elements.logits))
-        return reduce_classes(elements, WeightedSum((-1.0, LogLikelihood()), penalty))
-
-    def measure(self, logits: Tensor, target: Tensor) -> MarginStatistics:
-        elements = self.elements(logits, target)
-        if can_measure(logits):
-            return MarginStatistics(*margin_sums(elements, self.fused()))
-        term = self._term(elements.logits)
+    def measure(self, elements: Elements) -> MarginStatistics:
+        term = self.margin_term().term(elements.logits)
+        assert isinstance(term, MarginPenalty)
         return MarginStatistics(*sum_by_class(elements, term.slope_and_violation))
 
     def update(self, statistics: Statistics) -> None:

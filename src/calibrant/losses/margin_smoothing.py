@@ -1,16 +1,14 @@
-"""Margin-based label smoothing: a fixed price on logit distances beyond a margin."""
+"""Margin-based label smoothing: a fixed penalty on logit distances beyond a margin."""
 
 from __future__ import annotations
 
 from typing import Unpack
 
-from torch import Tensor
-
 from calibrant.arguments import in_range
-from calibrant.kernels import Fused, LogLikelihood, MarginPenalty, WeightedSum, reduce_classes
-from calibrant.layout import Elements
-from calibrant.losses.base import Loss, Shared
-from calibrant.losses.penalties import hinge
+from calibrant.kernels import Composition
+from calibrant.losses.base import Loss, LossOptions
+from calibrant.losses.cross_entropy import cross_entropy
+from calibrant.losses.margin import margin_penalty
 
 
 class MarginSmoothing(Loss):
@@ -23,8 +21,8 @@ class MarginSmoothing(Loss):
 
     Args:
         num_classes: K.
-        margin: m, the logit distance that costs nothing (the paper takes 6 for text).
-        weight: w, the price of a unit of distance beyond it.
+        margin: m; distances between logits up to this size are not penalised (the paper takes 6 for text).
+        weight: w, the penalty per unit of distance beyond the margin.
         **shared: see `Loss`.
 
     >>> import torch
@@ -41,16 +39,12 @@ class MarginSmoothing(Loss):
         *,
         margin: float = 10.0,
         weight: float = 0.1,
-        **shared: Unpack[Shared],
+        **shared: Unpack[LossOptions],
     ) -> None:
         super().__init__(num_classes, **shared)
         self.margin = in_range("margin", margin)
         self.weight = in_range("weight", weight)
 
-    def fused(self) -> Fused:
-        return Fused("hinge", amount=self.weight / self.num_classes, margin=self.margin)
-
-    def per_sample(self, elements: Elements) -> Tensor:
-        excess = MarginPenalty(hinge(self.margin), margin=self.margin, unit=1.0)
-        loss = WeightedSum((-1.0, LogLikelihood()), (self.weight / self.num_classes, excess))
-        return reduce_classes(elements, loss)
+    def composition(self) -> Composition:
+        factor = self.weight / self.num_classes
+        return Composition(cross_entropy(), margin_penalty("hinge", margin=self.margin, factor=factor))

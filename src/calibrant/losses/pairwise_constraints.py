@@ -4,19 +4,10 @@ from __future__ import annotations
 
 from typing import Unpack
 
-from torch import Tensor
-
 from calibrant.arguments import in_range
-from calibrant.kernels import (
-    Discrimination,
-    Exclusion,
-    LogLikelihood,
-    Term,
-    WeightedSum,
-    reduce_classes,
-)
-from calibrant.layout import Elements
-from calibrant.losses.base import Loss, Shared
+from calibrant.kernels import Composition, Discrimination, Exclusion, Part, Term, WeightedSum
+from calibrant.losses.base import Loss, LossOptions
+from calibrant.losses.cross_entropy import cross_entropy
 
 
 class PairwiseConstraints(Loss):
@@ -48,18 +39,15 @@ class PairwiseConstraints(Loss):
         *,
         discrimination: float = 10.0,
         exclusion: float = 1.0,
-        **shared: Unpack[Shared],
+        **shared: Unpack[LossOptions],
     ) -> None:
         super().__init__(num_classes, **shared)
         self.discrimination = in_range("discrimination", discrimination)
         self.exclusion = in_range("exclusion", exclusion)
 
-    def per_sample(self, elements: Elements) -> Tensor:
+    def composition(self) -> Composition:
         others = self.num_classes - 1
-        parts: list[tuple[float, Term]] = [
-            (-1.0, LogLikelihood()),
-            (self.discrimination / others, Discrimination()),
-        ]
+        parts: list[tuple[float, Term]] = [(self.discrimination / others, Discrimination())]
         if others > 1 and self.exclusion:
             parts.append((self.exclusion / (others * (others - 1)), Exclusion()))
-        return reduce_classes(elements, WeightedSum(*parts))
+        return Composition(cross_entropy(), Part(lambda logits: WeightedSum(*parts)))

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from calibrant.histogram import bin_of, equal_width_edges, rounded_down
-from calibrant.kernels import can_measure, gap_sums, visit
+from calibrant.kernels import visit
 from calibrant.layout import Elements
 from calibrant.metrics.predictions import Predictions, as_predictions
 from calibrant.statistics import Statistics, sum_dtype
@@ -38,8 +38,6 @@ class ClassGaps(Statistics):
         classes, device = elements.logits.shape[1], elements.logits.device
         dtype = sum_dtype(device)
         edges = equal_width_edges(bins, device)
-        if can_measure(elements.logits):
-            return cls(*gap_sums(elements, rounded_down(edges, torch.float32)))
         gap = torch.zeros(classes * bins, dtype=dtype, device=device)
         in_first = torch.zeros(classes, dtype=dtype, device=device)
         valid = elements.valid.unsqueeze(1)

@@ -1,0 +1,148 @@
+"""What a loss is made of, in one description that the CPU and the GPU both compute from."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import Tensor
+
+from calibrant.kernels.reduction import Term, reduce_classes
+from calibrant.kernels.terms import WeightedSum
+from calibrant.layout import Elements
+
+Value = float | Tensor
+"""A number of a loss: fixed, or learned and then a tensor of one number or one per class or bin."""
+
+
+DEVICE_FORMS: dict[str, FirstTerm | PenaltyTerm] = {}
+"""Every GPU form by name, for operators that can be given only names."""
+
+
+@dataclass(frozen=True, eq=False)
+class FirstTerm:
+    """The GPU form of a first term: a function of the probability of the true class.
+
+    Attributes:
+        value: device function ``(element, numbers) → (value, by_log_p, by_lower)``: the term of each element,
+            its derivative by ``log p`` (through ``p`` as well), and by ``element.lower`` (0 if unused).
+        uses_lower: whether it needs ``element.lower``.
+    """
+
+    value: Callable[..., Any]
+    uses_lower: bool = False
+    name: str = field(init=False)
+
+    def __post_init__(self) -> None:
+        _register(self, "lower" if self.uses_lower else "")
+
+
+@dataclass(frozen=True, eq=False)
+class PenaltyTerm:
+    """The GPU form of a penalty: a sum over classes.
+
+    Its gradient is ``along · s`` for every class, with ``at_target`` in its place at the label, plus `rest`.
+
+    Attributes:
+        sums: device function ``(tile, top, parameters, VARIANT, SOFT, ALONE) → three (R, BK) tensors``, which
+            are then summed over classes.
+        value: device function ``(one, two, three, element, K, SOFT, ALONE) → (value, along, at_target,
+            aside)``, from those sums; ``aside`` is kept for `rest`.
+        rest: device function ``(tile, top, parameters, element, aside, K, VARIANT, SOFT, ALONE) → (R, BK)``.
+        parameters: device function ``(numbers, columns, K)`` that reads what `sums` and `rest` need for the
+            classes of a tile, or None.
+        variant: a word that `sums` and `rest` get as ``VARIANT``, for forms that share functions.
+
+    ``SOFT`` says that targets are probabilities; ``ALONE`` that the batch is small, so that digits matter
+    more than time.
+    """
+
+    sums: Callable[..., Any]
+    value: Callable[..., Any]
+    rest: Callable[..., Any]
+    parameters: Callable[..., Any] | None = None
+    variant: str = ""
+    name: str = field(init=False)
+
+    def __post_init__(self) -> None:
+        _register(self, self.variant)
+
+
+def _register(form: FirstTerm | PenaltyTerm, variant: str) -> None:
+    function = getattr(form.value, "fn", form.value)  # a function its author jitted has it inside
+    name = f"{function.__module__}.{function.__qualname__} {variant}"
+    object.__setattr__(form, "name", name)
+    DEVICE_FORMS[name] = form
+
+
+@dataclass(frozen=True, eq=False)
+class Part:
+    """A term of a loss with its factor.
+
+    Attributes:
+        term: from logits ``(A, K[, S])`` to the CPU form; called only where that is used.
+        device: the GPU form; None where there is none.
+        numbers: what the GPU form calls ``numbers``, by name.
+        factor: multiplies the term.
+    """
+
+    term: Callable[[Tensor], Term]
+    device: FirstTerm | PenaltyTerm | None = None
+    numbers: Mapping[str, Value] = field(default_factory=dict)
+    factor: float = 1.0
+
+
+@dataclass(frozen=True, eq=False)
+class Composition:
+    """A loss per element: a first term plus a penalty, of the logits or of ``scale · logits + offset``.
+
+    Attributes:
+        first: a function of the probability of the true class, such as ``-log p``; None for none.
+        penalty: a sum over classes; None for none.
+        scale: multiplies the logits: a number, or a tensor of one; not differentiated.
+        offset: is added to them: a number, or ``(K,)``; not differentiated.
+    """
+
+    first: Part | None = None
+    penalty: Part | None = None
+    scale: Value = 1.0
+    offset: Value = 0.0
+
+    @property
+    def parts(self) -> list[Part]:
+        """The first term and the penalty, as far as there are any."""
+        return [part for part in (self.first, self.penalty) if part is not None]
+
+    @property
+    def transforms_logits(self) -> bool:
+        """Whether scale or offset are anything but 1 and 0."""
+        return isinstance(self.scale, Tensor) or isinstance(self.offset, Tensor) or self.scale != 1.0
+
+    @property
+    def has_device_form(self) -> bool:
+        """Whether the GPU kernel can compute it."""
+        first, penalty = self.first, self.penalty
+        return (first is None or first.device is not None) and (penalty is None or penalty.device is not None)
+
+    def per_sample(self, elements: Elements) -> Tensor:
+        """The loss of each element, ``(A[, S])``, by operations of torch."""
+        parts = [(part.factor, part.term(elements.logits)) for part in self.parts]
+        term = parts[0][1] if len(parts) == 1 and parts[0][0] == 1 else WeightedSum(*parts)
+        if not self.transforms_logits:
+            return reduce_classes(elements, term)
+        return reduce_classes(elements, term, scale=self.scale, offset=self.offset)
+
+    def same_as(self, other: Composition) -> bool:
+        """Whether both compute the same loss: equal numbers, and the very same tensors."""
+        mine, theirs = self._described(), other._described()
+        return len(mine) == len(theirs) and all(
+            one is other or (not isinstance(one, Tensor) and not isinstance(other, Tensor) and one == other)
+            for one, other in zip(mine, theirs, strict=True)
+        )
+
+    def _described(self) -> list[Any]:
+        described: list[Any] = [self.scale, self.offset]
+        for part in self.parts:
+            described += [part.device, part.factor, *part.numbers, *part.numbers.values()]
+        return described

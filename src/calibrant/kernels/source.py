@@ -1,0 +1,59 @@
+"""Triton functions in files that can be imported without Triton.
+
+Importing Triton takes half a second, and many machines have none. A file that holds the GPU form of a loss
+beside the loss therefore only marks its functions; Triton is imported and they are handed to it when the
+first kernel is launched.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from threading import Lock
+from types import FunctionType
+from typing import Any, TypeVar
+
+Source = TypeVar("Source", bound=Callable[..., Any])
+
+_marked: list[Any] = []
+_jitted: dict[Any, Any] = {}
+_lock = Lock()
+
+
+def device_function(function: Source) -> Source:
+    """Mark a module-level function as Triton source.
+
+    Its body may use ``tl`` (``triton.language``) and other marked functions, imported ones included.
+    Annotate the module with ``from __future__ import annotations``, since ``tl`` does not exist at import.
+
+    >>> @device_function
+    ... def halved(x):
+    ...     return x * 0.5
+    >>> halved(4)  # plain Python until a kernel is launched
+    2.0
+    """
+    _marked.append(function)
+    return function
+
+
+def jitted(function: Any) -> Any:
+    """A marked function after ``triton.jit``; a function that its author jitted, as it is."""
+    with _lock:
+        if _marked:
+            _hand_over()
+    return _jitted.get(function, function)
+
+
+def _hand_over() -> None:
+    """Replace every marked function, wherever a module refers to it, by its Triton form."""
+    import triton
+    import triton.language
+
+    while _marked:
+        function = _marked.pop()
+        _jitted[function] = triton.jit(function)
+    for function in list(_jitted):
+        names = function.__globals__
+        names["tl"] = triton.language
+        for name, value in list(names.items()):
+            if isinstance(value, FunctionType) and value in _jitted:
+                names[name] = _jitted[value]

@@ -1,0 +1,177 @@
+"""Penalties of logit distances beyond a margin: the part that MbLS and both kinds of CALS share."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from typing import Any, NamedTuple, Unpack, no_type_check
+
+from torch import Tensor
+
+from calibrant.arguments import in_range, ordered_pair
+from calibrant.kernels import Composition, MarginPenalty, Part, PenaltyTerm, Value, device_function
+from calibrant.kernels.device import exact_per_class, per_class, two_sum
+from calibrant.layout import along_classes
+from calibrant.losses.base import AdaptiveLoss, LossOptions
+from calibrant.losses.cross_entropy import cross_entropy
+from calibrant.losses.penalties import PENALTIES, hinge
+
+
+class _Parameters(NamedTuple):
+    """What the GPU kernel reads for the classes of a tile, ``(1, BK)`` or one number for all."""
+
+    margin: Any
+    margin_rest: Any
+    per_unit: Any
+    weight: Any
+    multiplier: Any
+
+
+@device_function
+@no_type_check
+def _parameters(numbers, columns, K):
+    margin, rest = exact_per_class(numbers.margin, columns, K, 1.0)
+    return _Parameters(
+        margin,
+        rest,
+        1 / per_class(numbers.unit, columns, K, 1.0),
+        per_class(numbers.weight, columns, K, 1.0),
+        per_class(numbers.multiplier, columns, K, 0.0),
+    )
+
+
+@device_function
+@no_type_check
+def _is_beyond(tile, top, by):
+    """Whether a logit is further below the maximum than the margin, decided without rounding."""
+    limit, rest = two_sum(top[:, None], -by.margin)
+    limit, rest = two_sum(limit, rest - by.margin_rest)
+    bits = limit.to(tl.int32, bitcast=True)
+    above = tl.where(limit > 0, bits + 1, bits - 1).to(tl.float32, bitcast=True)
+    return tile.inside & (tile.logits < tl.where(rest > 0, above, limit))
+
+
+@device_function
+@no_type_check
+def _penalty(tile, top, by, VARIANT):
+    """The penalty of each class, and its slope by the logit distance."""
+    # Beyond the last class there is no violation, and then no penalty.
+    shifted = tl.where(tile.inside, tile.shifted, 0.0)
+    if VARIANT == "hinge":
+        violation = -shifted * by.per_unit - by.margin * by.per_unit
+        value = by.multiplier * tl.maximum(violation, 0.0)
+        slope = tl.where(_is_beyond(tile, top, by), by.multiplier, 0.0)
+    elif VARIANT == "phr":
+        by_unit = by.weight * by.per_unit
+        slope = tl.maximum((by.multiplier - by.margin * by_unit) - shifted * by_unit, 0.0)
+        value = (slope * slope - by.multiplier * by.multiplier) * (0.5 / by.weight)
+    else:
+        by_unit = by.weight * by.per_unit
+        scaled = -by.margin * by_unit - shifted * by_unit  # the violation, times the weight
+        above = tl.maximum(scaled, 0.0)
+        root = tl.rsqrt(1 - tl.minimum(scaled, 0.0))
+        below = root * root  # two instructions, where a division takes a dozen
+        inverse = 1 / by.weight
+        ratio = by.multiplier * inverse
+        slope = by.multiplier * (2 * above + below * below)
+        if VARIANT == "p2":
+            slope += 0.5 * above * above
+            value = above * (ratio + above * (ratio + above * (inverse * 0.16666667))) + ratio * (below - 1)
+        else:
+            value = ratio * (above * above + above + (below - 1))
+    return value, slope * by.per_unit
+
+
+@device_function
+@no_type_check
+def _sums(tile, top, by, VARIANT, SOFT, ALONE):
+    value, slope = _penalty(tile, top, by, VARIANT)
+    return value, slope, tl.where(tile.shifted == 0, 1.0, 0.0)
+
+
+@device_function
+@no_type_check
+def _value(value, slope, ties, element, K, SOFT, ALONE):
+    return value, 0.0, 0.0, slope / ties
+
+
+@device_function
+@no_type_check
+def _rest(tile, top, by, element, at_maximum, K, VARIANT, SOFT, ALONE):
+    # As in `_sums`, so that the compiler sees that it has the slope already.
+    _, slope = _penalty(tile, top, by, VARIANT)
+    return tl.where(tile.shifted == 0, at_maximum[:, None], 0.0) - slope
+
+
+ON_MARGIN = {
+    variant: PenaltyTerm(_sums, _value, _rest, _parameters, variant) for variant in ("hinge", *PENALTIES)
+}
+
+
+def margin_penalty(
+    variant: str,
+    *,
+    margin: Value,
+    unit: Value = 1.0,
+    weight: Value = 1.0,
+    multiplier: Value = 1.0,
+    factor: float = 1.0,
+) -> Part:
+    """A part ``factor · Σ_k P(z_k, ρ_k, λ_k)`` of a loss, with ``z_k = (max_j l_j - l_k - m_k) / unit_k``.
+
+    Every number may be fixed, or a tensor of one number or of one per class.
+
+    Args:
+        variant: ``"hinge"`` for ``P = λ max(0, z)``, or one of `PENALTIES`.
+        margin: m; logit distances up to this size are not penalised.
+        unit: the logit distance that counts as a violation of 1.
+        weight: ρ; unused by ``"hinge"``.
+        multiplier: λ; 1, or a tensor.
+        factor: multiplies the sum.
+    """
+
+    def term(logits: Tensor) -> MarginPenalty:
+        def shaped(value: Value) -> Value:
+            return along_classes(value, logits) if isinstance(value, Tensor) and value.ndim else value
+
+        m, u, rho, lam = (shaped(value) for value in numbers.values())
+        if variant == "hinge":
+            return MarginPenalty(hinge(m, lam if isinstance(lam, Tensor) else None), margin=m, unit=u)
+        return PENALTIES[variant].on_margin(m, unit=u, weight=rho, multiplier=lam)
+
+    numbers = {"margin": margin, "unit": unit, "weight": weight, "multiplier": multiplier}
+    return Part(term, ON_MARGIN[variant], numbers, factor)
+
+
+class ClassAdaptiveSmoothing(AdaptiveLoss):
+    """Cross-entropy plus a margin penalty with a learned multiplier per class.
+
+    Subclasses write `margin_term`, and the rule that moves the multipliers.
+
+    Attributes:
+        multiplier: ``(K,)``, λ.
+    """
+
+    accepts_probabilities = True
+
+    multiplier: Tensor
+
+    def __init__(
+        self,
+        num_classes: int,
+        margin: float,
+        multiplier_range: tuple[float, float],
+        initial_multiplier: float,
+        **shared: Unpack[LossOptions],
+    ) -> None:
+        super().__init__(num_classes, **shared)
+        self.margin = in_range("margin", margin)
+        self.multiplier_range = ordered_pair("multiplier_range", multiplier_range)
+        self.initial_multiplier = in_range("initial_multiplier", initial_multiplier)
+        self.register_learned("multiplier", [self.initial_multiplier] * num_classes)
+
+    @abstractmethod
+    def margin_term(self) -> Part:
+        """The penalty under the current state."""
+
+    def composition(self) -> Composition:
+        return Composition(cross_entropy(), self.margin_term())
