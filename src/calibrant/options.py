@@ -19,10 +19,6 @@ class RecipeError(ValueError):
     """A recipe, or a change to one, that cannot be followed; the message says what was expected."""
 
 
-class TrainingError(RuntimeError):
-    """Training cannot go on; the message says why."""
-
-
 @dataclass(frozen=True)
 class Choice:
     """Which one, and with which options: a loss, a model, a data set.

@@ -13,7 +13,7 @@ import torch
 from typer.testing import CliRunner
 
 from calibrant import LOSSES, cli
-from calibrant.files import open_predictions
+from calibrant.predictions import open_predictions
 from calibrant.training.data import TensorSplit
 from calibrant.training.recipe import Recipe, shipped_recipes
 from calibrant.training.runs import Run

@@ -23,16 +23,17 @@ from safetensors.torch import save as save_tensors
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from calibrant.atomic import replace_file
 from calibrant.calibrators import Temperature
 from calibrant.distributed import gather, together
 from calibrant.evaluation import look_like_probabilities
-from calibrant.files import replace_file
 from calibrant.histogram import ConfidenceHistogram
 from calibrant.layout import arrange
 from calibrant.losses import AdaptiveLoss, Loss
-from calibrant.options import RecipeError, TrainingError
+from calibrant.options import RecipeError
+from calibrant.predictions import write_predictions
 from calibrant.statistics import Statistics, sum_dtype
-from calibrant.training import checkpoint
+from calibrant.training import TrainingError, checkpoint
 from calibrant.training.batches import (
     Batch,
     evaluation_batches,
@@ -57,7 +58,6 @@ from calibrant.training.folder import (
     is_finished,
     result_of,
     save_weights,
-    write_predictions,
 )
 from calibrant.training.logs import Logs
 from calibrant.training.models import create_model

@@ -13,12 +13,13 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
+from calibrant.atomic import replace_file
 from calibrant.calibrators import Temperature
 from calibrant.evaluation import Evaluation, Evaluator, evaluate
-from calibrant.files import open_predictions, replace_file
 from calibrant.metrics.ood import detection as detect
 from calibrant.metrics.ood import entropy
 from calibrant.options import RecipeError
+from calibrant.predictions import open_predictions, write_predictions
 from calibrant.training.batches import evaluation_batches
 from calibrant.training.data import DataSets, Split, load_data
 from calibrant.training.folder import (
@@ -30,7 +31,6 @@ from calibrant.training.folder import (
     is_finished,
     load_weights,
     result_of,
-    write_predictions,
 )
 from calibrant.training.models import create_model
 from calibrant.training.recipe import Recipe

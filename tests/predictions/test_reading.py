@@ -10,7 +10,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from calibrant.files import FORMATS, BadFileError, open_predictions, read_class_counts
+from calibrant.predictions import FORMATS, BadFileError, open_predictions, read_class_counts
 
 ROWS, CLASSES = 50, 4
 NAMES = ("cat", "dog", "a.b", "horse, grey")
