@@ -25,6 +25,7 @@ MAY_IMPORT = {
         "atomic",
         "calibrators",
         "comparison",
+        "distributed",
         "evaluation",
         "losses",
         "metrics",

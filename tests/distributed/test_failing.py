@@ -16,6 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 from calibrant import Evaluator, adapt_on, create_loss, evaluate_on
+from calibrant.distributed import OtherProcessError
 
 from .processes import Results, in_processes
 
@@ -127,7 +128,9 @@ def scenarios(folder: Path, rank: int) -> Results:
 @pytest.mark.parametrize("what", ["cals-alm", "adafocal", "evaluation"])
 def test_all_fail_if_one_does(what: str, found: list[Results]) -> None:
     assert found[1][f"{what} fails"] == "OSError: the disk is gone"
-    assert found[0][f"{what} fails"].startswith("RuntimeError: 1 of 2 processes failed while ")
+    assert found[0][f"{what} fails"].startswith("OtherProcessError: 1 of 2 processes failed while ")
+    assert found[0][f"{what} fails"].endswith(": OSError: the disk is gone")
+    assert issubclass(OtherProcessError, RuntimeError)
 
 
 @pytest.mark.parametrize("key", ["cals-alm", "adafocal"])

@@ -52,11 +52,13 @@ Nodes = Annotated[int, typer.Option(min=1, help="Number of machines.")]
 @contextmanager
 def training_errors() -> Iterator[None]:
     """One-line errors and warnings, from the first process only."""
+    from calibrant.distributed import OtherProcessError
     from calibrant.training import TrainingError
 
+    errors = (ValueError, OSError, ImportError, TrainingError, OtherProcessError)
     first = os.environ.get("RANK", os.environ.get("LOCAL_RANK", "0")) == "0"
     try:
-        with one_line_errors(ValueError, OSError, ImportError, TrainingError, shown=first):
+        with one_line_errors(*errors, shown=first):
             yield
     except KeyboardInterrupt:
         typer.echo("calibrant: stopped; the same command continues from the last checkpoint", err=True)

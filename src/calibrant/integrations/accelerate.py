@@ -20,7 +20,7 @@ from torch.utils.data import BatchSampler
 import calibrant.evaluation
 import calibrant.losses
 from calibrant.evaluation import Evaluation
-from calibrant.inference import scaled_rows
+from calibrant.inference import rows_of_elements
 from calibrant.losses import AdaptiveLoss, Loss
 from calibrant.statistics import Statistics
 
@@ -175,7 +175,7 @@ def own_rows(rows: int) -> int:
     # The last batch of every process is full, by repeats. A row of logits need not be an element of the data.
     full = shard.batch_size // processes if shard.split_batches else shard.batch_size
     keep = _part(elements % (full * processes) or full * processes, full, place)
-    return rows if keep == full else scaled_rows(keep, full, rows)
+    return rows if keep == full else rows_of_elements(keep, full, rows)
 
 
 def _part(elements: int, rows: int, place: int) -> int:

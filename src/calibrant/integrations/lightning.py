@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from calibrant.inference import Share
+from calibrant.inference import OwnRows, own_rows_in
 from calibrant.losses import AdaptiveLoss, Loss
 
 __all__ = ["Calibration"]
@@ -61,7 +61,7 @@ class _Run:
     metrics: MetricCollection
     index: int
     """Of the loader that counts."""
-    share: Share
+    own_rows: OwnRows
     """Of the rows of its batches."""
     state: dict[str, Tensor]
     """Of the loss, at the beginning."""
@@ -225,7 +225,7 @@ class Calibration(Callback):
         run.last = None
         if trainer.sanity_checking:
             return
-        keep = run.share.rows(len(logits))
+        keep = run.own_rows(len(logits))
         logits, target = logits[:keep].detach(), target[:keep]
         if trainer.state.fn == "fit":
             with _own_state(run):
@@ -287,8 +287,8 @@ class Calibration(Callback):
         metrics.reset()
         metrics = metrics.to(trainer.strategy.root_device)
         state = {name: value.clone() for name, value in loss.named_buffers()}
-        share = Share(self._loader(trainer, index))
-        self._run = run = _Run(loss, metrics, index, share, state)
+        own_rows = own_rows_in(self._loader(trainer, index))
+        self._run = run = _Run(loss, metrics, index, own_rows, state)
         if self.predictions is None:
             run.hook = module.register_forward_hook(self._listen, with_kwargs=True)
 

@@ -1,13 +1,7 @@
 """Predictions on disk: files of logits or probabilities with labels, read and written in batches."""
 
-from calibrant.predictions.file import (
-    CHUNK,
-    FORMATS,
-    BadFileError,
-    PredictionFile,
-    open_predictions,
-    read_class_counts,
-)
+from calibrant.predictions.file import CHUNK, BadFileError, PredictionFile
+from calibrant.predictions.reading import FORMATS, open_predictions, read_class_counts
 from calibrant.predictions.writing import WRITERS, write_predictions
 
 __all__ = [

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from calibrant.predictions.content import BadFileError, Batches, Content, reading
+from calibrant.predictions.file import BadFileError, Batches, PredictionFile, file_errors
 
 Chunks = Generator[Tensor, None, None]
 
@@ -41,9 +41,9 @@ class _Array:
     chunks: Callable[[int], Chunks]
 
 
-def _content(
+def _predictions(
     path: Path, arrays: Mapping[str, _Array], class_names: tuple[str, ...] | None, found: str
-) -> Content:
+) -> PredictionFile:
     """Check that the arrays fit together. ``found`` lists all names in the file, for messages."""
     found = found or "nothing"
     kinds = [name for name in _SCORES if name in arrays]
@@ -75,7 +75,7 @@ def _content(
         with closing(scores.chunks(rows)) as some_scores, closing(labels.chunks(rows)) as some_labels:
             yield from zip(some_scores, some_labels, strict=True)
 
-    return Content(kind, scores.shape, scores.dtype, class_names, chunks)
+    return PredictionFile(path, kind, scores.shape, scores.dtype, class_names, chunks)
 
 
 def _cut(data: Any, size: int, rows: int, convert: Callable[[Any], Tensor]) -> Chunks:
@@ -130,7 +130,7 @@ def _numpy_array(
     return _Array(shape, str(dtype), computed, chunks)
 
 
-def open_npz(path: Path) -> Content:
+def open_npz(path: Path) -> PredictionFile:
     """Arrays ``logits`` or ``probabilities``, ``labels`` and, optionally, ``class_names``."""
     arrays, names = {}, None
     with zipfile.ZipFile(path) as archive:
@@ -144,7 +144,7 @@ def open_npz(path: Path) -> Content:
             elif name in _ARRAYS:
                 arrays[name] = _npz_array(path, archive, member, name)
         found = ", ".join(sorted(name.removesuffix(".npy") for name in archive.namelist()))
-    return _content(path, arrays, names, found)
+    return _predictions(path, arrays, names, found)
 
 
 def _npz_array(path: Path, archive: zipfile.ZipFile, member: zipfile.ZipInfo, name: str) -> _Array:
@@ -167,7 +167,7 @@ def _npz_array(path: Path, archive: zipfile.ZipFile, member: zipfile.ZipInfo, na
     return _numpy_array(path, name, shape, dtype, length, chunks)
 
 
-def open_npy(path: Path) -> Content:
+def open_npy(path: Path) -> PredictionFile:
     """A pair of files ``NAME.logits.npy`` (or ``NAME.probabilities.npy``) and ``NAME.labels.npy``."""
     stem, _, role = path.stem.rpartition(".")
     if not stem or role not in _ARRAYS:
@@ -184,12 +184,12 @@ def open_npy(path: Path) -> Content:
     arrays = {name: _npy_array(file, name) for name, file in present.items()}
     listing = path.with_name(f"{stem}.class_names.txt")
     names = tuple(listing.read_text(encoding="utf-8-sig").splitlines()) if listing.is_file() else None
-    content = _content(path, arrays, names, ", ".join(sorted(arrays)))
-    return replace(content, path=present[content.kind])
+    file = _predictions(path, arrays, names, ", ".join(sorted(arrays)))
+    return replace(file, path=present[file.kind])
 
 
 def _npy_array(path: Path, name: str) -> _Array:
-    with reading(path), path.open("rb") as stream:
+    with file_errors(path), path.open("rb") as stream:
         shape, fortran, dtype = _npy_header(path, name, stream)
         offset = stream.tell()
 
@@ -203,7 +203,7 @@ def _npy_array(path: Path, name: str) -> _Array:
 # --------------------------------------------------------------------------------------------------- torch
 
 
-def open_pt(path: Path) -> Content:
+def open_pt(path: Path) -> PredictionFile:
     """A dict of tensors, saved by `torch.save`. Pickled objects are refused."""
     from pickle import UnpicklingError
 
@@ -224,7 +224,7 @@ def open_pt(path: Path) -> Content:
         if isinstance(name, str) and isinstance(value, Tensor) and value.layout == torch.strided
     }
     names = _strings(path, data["class_names"]) if "class_names" in data else None
-    return _content(path, arrays, names, ", ".join(map(str, data)))
+    return _predictions(path, arrays, names, ", ".join(map(str, data)))
 
 
 def _tensor_array(tensor: Tensor) -> _Array:
@@ -240,7 +240,7 @@ def _tensor_array(tensor: Tensor) -> _Array:
     return _Array(tuple(tensor.shape), str(stored).removeprefix("torch."), dtype, chunks)
 
 
-def open_safetensors(path: Path) -> Content:
+def open_safetensors(path: Path) -> PredictionFile:
     """Tensors ``logits`` or ``probabilities``, and ``labels``; class names as JSON in the metadata."""
     from safetensors import safe_open
 
@@ -256,7 +256,7 @@ def open_safetensors(path: Path) -> Content:
             raise BadFileError(
                 path, "class_names in the metadata are not JSON; expected a JSON list of strings"
             ) from error
-    return _content(path, arrays, names, ", ".join(found))
+    return _predictions(path, arrays, names, ", ".join(found))
 
 
 def _safetensors_array(path: Path, name: str, header: Any) -> _Array:

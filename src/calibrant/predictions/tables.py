@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from calibrant.predictions.arrays import to_tensor
-from calibrant.predictions.content import BadFileError, Batches, Content
+from calibrant.predictions.file import BadFileError, Batches, PredictionFile
 
 _PREFIXES = {"logits": "logit_", "probabilities": "probability_"}
 
@@ -57,7 +57,7 @@ def _columns(path: Path, columns: Sequence[str]) -> tuple[str, list[str], tuple[
     return kind, scores[kind], names
 
 
-def open_csv(path: Path) -> Content:
+def open_csv(path: Path) -> PredictionFile:
     """Columns ``label`` and ``logit_<class>`` or ``probability_<class>``, read as float64."""
     with path.open(encoding="utf-8-sig", newline="") as stream:
         columns = [name.strip() for name in next(csv.reader(stream), [])]
@@ -99,7 +99,7 @@ def open_csv(path: Path) -> Content:
                 yield to_tensor(table[:, 1:]), torch.from_numpy(labels.astype(np.int64))
                 start += len(table)
 
-    return Content(kind, (rows, len(names)), torch.float64, names, chunks)
+    return PredictionFile(path, kind, (rows, len(names)), torch.float64, names, chunks)
 
 
 def _csv_problem(message: str, start: int) -> str:
@@ -110,7 +110,7 @@ def _csv_problem(message: str, start: int) -> str:
     return re.sub(r"at row (\d+)", lambda match: f"at row {start + int(match[1])}", message)
 
 
-def open_parquet(path: Path) -> Content:
+def open_parquet(path: Path) -> PredictionFile:
     """The columns of a csv file, with types; needs pyarrow."""
     try:
         import pyarrow  # type: ignore[import-untyped]
@@ -146,4 +146,6 @@ def open_parquet(path: Path) -> Content:
                 yield torch.from_numpy(table), to_tensor(labels)
                 start += len(batch)
 
-    return Content(kind, (rows, len(names)), torch.float64 if double else torch.float32, names, chunks)
+    return PredictionFile(
+        path, kind, (rows, len(names)), torch.float64 if double else torch.float32, names, chunks
+    )
