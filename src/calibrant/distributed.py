@@ -21,23 +21,23 @@ _ALONE = re.compile(r"time.?out|timed out|connection|closed by peer|reset by pee
 
 
 def several_processes() -> bool:
-    """Whether this process is one of a distributed run."""
+    """Whether this is a distributed run."""
     return dist.is_available() and dist.is_initialized()
 
 
 def collective_device(
     data: torch.device | None = None, group: dist.ProcessGroup | None = None
 ) -> torch.device:
-    """The device on which the process group can exchange tensors: that of the data where possible.
+    """The device for exchanging tensors in the process group: that of the data if possible.
 
     Args:
-        data: the device of the data; None in a process without data, which then guesses the others' device.
+        data: the device of the data; None in a process without data, which guesses the device of the others.
         group: the processes; all of them by default.
     """
     if not several_processes() or (data is not None and data.type == "cuda"):
         return data or torch.device("cpu")
     backend = dist.get_backend(group)
-    # "undefined" is one for each kind of device.
+    # The backend "undefined" means one backend for each kind of device.
     if backend == "nccl" or (data is None and torch.cuda.is_available() and backend != "gloo"):
         return torch.device("cuda", torch.cuda.current_device())
     return data or torch.device("cpu")
@@ -79,8 +79,8 @@ def all_reduce(
         limit = "the process group's time-out" if timeout is None else f"{timeout:g} seconds"
         raise RuntimeError(
             f"process {dist.get_rank()} of {dist.get_world_size()} waited for the others, but one did not "
-            f"come within {limit} or is gone: every process must take part, also one without data; what the "
-            f"others printed says why one did not ({str(problem).splitlines()[0]})"
+            f"arrive within {limit} or has ended: every process must take part, even without data; see the "
+            f"output of the other processes for the reason ({str(problem).splitlines()[0]})"
         ) from problem
     return pooled.to(tensor.device)
 

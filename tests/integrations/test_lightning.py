@@ -541,7 +541,7 @@ def test_repeats_among_rows_that_cannot_be_told_apart():
         self.loss(logits[keep], batch[1][keep])
 
     with pytest.raises(
-        ValueError, match="1 of 3 elements in this batch are repeats of the sampler, but which of"
+        ValueError, match="1 of 3 elements in this batch are repeats of the sampler, but it is not known which of"
     ):
         fit(
             module(validation_step=validation_step),
@@ -704,7 +704,7 @@ def test_averaged_weights():
     assert any(
         not any(torch.equal(each, mine) for mine in own.found) for each in averages
     )  # there were others
-    with pytest.raises(RuntimeError, match=r"not its own at the end of validation.*: put Calibration after"):
+    with pytest.raises(RuntimeError, match=r"not its own at the end of validation.*put Calibration after"):
         fit(module(), callbacks=[average()])
 
 

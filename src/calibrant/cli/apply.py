@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from calibrant.cli.terminal import app, check_outputs, fail, one_line_errors, progress_bars
+from calibrant.cli.terminal import IgnoreIndex, app, check_outputs, fail, one_line_errors, progress_bars
 
 
 @app.command()
@@ -22,7 +22,7 @@ def apply(
         Path, typer.Argument(metavar="FILE", help="Predictions; see evaluate.", show_default=False)
     ],
     output: Annotated[Path, typer.Option(metavar="OUT", help="The file to write: .npz or .safetensors.")],
-    ignore_index: Annotated[int, typer.Option(help="Label of elements that do not count.")] = -100,
+    ignore_index: IgnoreIndex = -100,
 ) -> None:
     """Write the calibrated predictions of a file."""
     from calibrant.calibrators import load_calibrator

@@ -12,7 +12,7 @@ import typer
 
 from calibrant.calibrators import CALIBRATORS, Calibrator, Ranking, choose, create_calibrator
 from calibrant.calibrators.passes import Scaling
-from calibrant.cli.terminal import app, check_outputs, fail, one_line_errors, progress_bars
+from calibrant.cli import terminal
 
 if TYPE_CHECKING:
     from calibrant.cli.prediction_files import Batch
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from calibrant.predictions import PredictionFile
 
 
-@app.command()
+@terminal.app.command()
 def calibrate(
     file: Annotated[
         Path,
@@ -40,23 +40,15 @@ def calibrate(
         typer.Option(metavar="FILE", help="Predictions to evaluate before and after.", show_default="FILE"),
     ] = None,
     output: Annotated[
-        Path | None,
-        typer.Option(metavar="CALIBRATOR.safetensors", help="Write the calibrator."),
+        Path | None, typer.Option(metavar="CALIBRATOR.safetensors", help="Write the calibrator.")
     ] = None,
-    report: Annotated[
-        Path | None, typer.Option(metavar="PAGE.html", help="Write a page that compares before and after.")
-    ] = None,
-    json: Annotated[
-        Path | None,
-        typer.Option(metavar="OUT.json", help="Write all figures: a list of two evaluations."),
-    ] = None,
-    ignore_index: Annotated[int, typer.Option(help="Label of elements to leave out.")] = -100,
-    bins: Annotated[int, typer.Option(min=1, help="Number of confidence bins.")] = 15,
+    report: terminal.Report = None,
+    json: terminal.Json = None,
+    ignore_index: terminal.IgnoreIndex = -100,
+    bins: terminal.Bins = 15,
     folds: Annotated[int, typer.Option(min=2, help="Folds of the cross-validation for auto.")] = 5,
     seed: Annotated[int, typer.Option(min=0, help="Seed of the resampling and the folds.")] = 0,
-    resamples: Annotated[
-        int, typer.Option(min=0, help="Bootstrap resamples for the intervals; 0 for no intervals.")
-    ] = 1000,
+    resamples: terminal.Resamples = 1000,
 ) -> None:
     """Fit a calibrator to held-out predictions and print what it changes.
 
@@ -66,12 +58,12 @@ def calibrate(
     from calibrant.cli import prediction_files, tables
     from calibrant.predictions import BadFileError, open_predictions
 
-    with one_line_errors(BadFileError):
+    with terminal.one_line_errors(BadFileError):
         chosen = _method(method)
         inputs = [file] if test is None else [file, test]
-        check_outputs(inputs, {"--output": output, "--report": report, "--json": json})
+        terminal.check_outputs(inputs, {"--output": output, "--report": report, "--json": json})
         if output is not None and output.suffix.lower() != ".safetensors":
-            fail(f"--output {output}: expected a name that ends in .safetensors")
+            terminal.fail(f"--output {output}: expected a name that ends in .safetensors")
         held_out = open_predictions(file, ignore_index=ignore_index)
         evaluated = held_out if test is None else open_predictions(test, ignore_index=ignore_index)
         prediction_files.check_same_classes(held_out, evaluated)
@@ -88,7 +80,7 @@ def calibrate(
         after = prediction_files.evaluate_file(
             evaluated, "after", streamed, options, loaded=loaded, calibrator=calibrator
         )
-    with one_line_errors(OSError):  # written first: printing fails if nobody reads the output
+    with terminal.one_line_errors(OSError):  # written first: printing fails if nobody reads the output
         if output is not None:
             from calibrant.calibrators import save_calibrator
 
@@ -125,7 +117,7 @@ def _method(text: str) -> Choice:
         method = Choice(method.name, check_options(method.name, method.options, kind.__init__))
         create_calibrator(method.name, **method.options)
     except (TypeError, ValueError) as problem:
-        fail(f"--method {text}: {problem}")
+        terminal.fail(f"--method {text}: {problem}")
     return method
 
 
@@ -158,7 +150,7 @@ def _fit(
 
     rankings: list[Ranking] = []
     ignored = file.ignore_index
-    with progress_bars() as progress, errors_of(file), _warnings_of(file):
+    with terminal.progress_bars() as progress, errors_of(file), _warnings_of(file):
         if loaded is not None and method.name == "auto":
             progress.add_task(f"{file.name}: fitting auto", total=None)
             best = choose(*loaded, folds=folds, ignore_index=ignored, seed=seed, show=rankings.append)

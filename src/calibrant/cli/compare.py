@@ -7,18 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from calibrant.cli.terminal import app, fail
-from calibrant.cli.training_options import (
-    Accelerator,
-    Changes,
-    DataRoot,
-    Devices,
-    Nodes,
-    RecipeArgument,
-    launch,
-    load_recipe,
-    training_errors,
-)
+from calibrant.cli import training_options as options
+from calibrant.cli.terminal import Resamples, app, fail
 
 if TYPE_CHECKING:
     from calibrant.comparison import Comparison
@@ -27,7 +17,7 @@ if TYPE_CHECKING:
 
 @app.command()
 def compare(
-    recipe: RecipeArgument,
+    recipe: options.RecipeArgument,
     losses: Annotated[
         str,
         typer.Option(
@@ -44,7 +34,7 @@ def compare(
             show_default="runs/RECIPE",
         ),
     ] = None,
-    data_root: DataRoot = None,
+    data_root: options.DataRoot = None,
     ood: Annotated[
         str,
         typer.Option(
@@ -53,20 +43,20 @@ def compare(
             show_default=False,
         ),
     ] = "",
-    changes: Changes = None,
-    resamples: Annotated[int, typer.Option(min=0, help="Bootstrap resamples for the intervals.")] = 1000,
-    accelerator: Accelerator = "auto",
-    devices: Devices = "auto",
-    nodes: Nodes = 1,
+    changes: options.Changes = None,
+    resamples: Resamples = 1000,
+    accelerator: options.Accelerator = "auto",
+    devices: options.Devices = "auto",
+    nodes: options.Nodes = 1,
 ) -> None:
     """Train losses from several seeds and compare them on the test set, before and after temperature scaling.
 
     Runs in the output folder are reused, whether finished or not.
     """
-    with training_errors():
-        followed = load_recipe(recipe, changes)
+    with options.training_errors():
+        followed = options.load_recipe(recipe, changes)
         from calibrant.options import Choice, split_outside_brackets
-        from calibrant.training.comparing import compare
+        from calibrant.training import compare
 
         folder = output or Path("runs", followed.name)
         if folder.exists() and not folder.is_dir():
@@ -74,7 +64,7 @@ def compare(
         numbers = seeds.split(",")
         if not all(number.strip().isdecimal() for number in numbers):
             fail(f"--seeds {seeds}: expected whole numbers separated by commas")
-        fabric = launch(followed, accelerator, devices, nodes)
+        fabric = options.launch(followed, accelerator, devices, nodes)
         comparison = compare(
             followed,
             split_outside_brackets(losses),

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from calibrant.cli.terminal import app, check_outputs, fail, one_line_errors
+from calibrant.cli import terminal
 
 if TYPE_CHECKING:
     from calibrant.predictions import PredictionFile
 
 
-@app.command()
+@terminal.app.command()
 def evaluate(
     files: Annotated[
         list[Path],
@@ -26,15 +26,10 @@ def evaluate(
             show_default=False,
         ),
     ],
-    report: Annotated[
-        Path | None, typer.Option(metavar="PAGE.html", help="Write a page with tables and diagrams.")
-    ] = None,
-    json: Annotated[
-        Path | None,
-        typer.Option(metavar="OUT.json", help="Write all figures: a list with one evaluation per file."),
-    ] = None,
-    bins: Annotated[int, typer.Option(min=1, help="Number of confidence bins.")] = 15,
-    ignore_index: Annotated[int, typer.Option(help="Label of elements to leave out.")] = -100,
+    report: terminal.Report = None,
+    json: terminal.Json = None,
+    bins: terminal.Bins = 15,
+    ignore_index: terminal.IgnoreIndex = -100,
     background: Annotated[
         int | None, typer.Option(min=0, help="Class to leave out of the foreground mean IoU.")
     ] = None,
@@ -47,12 +42,9 @@ def evaluate(
         ),
     ] = None,
     per_image: Annotated[
-        bool,
-        typer.Option("--per-image", help="Average the figures of single images."),
+        bool, typer.Option("--per-image", help="Average the figures of single images.")
     ] = False,
-    resamples: Annotated[
-        int, typer.Option(min=0, help="Bootstrap resamples for the intervals; 0 for no intervals.")
-    ] = 1000,
+    resamples: terminal.Resamples = 1000,
     level: Annotated[
         float, typer.Option(min=0.5, max=0.9999, help="Confidence level of the intervals.")
     ] = 0.95,
@@ -69,14 +61,13 @@ def evaluate(
 ) -> None:
     """Print how accurate and how calibrated predictions are.
 
-    Several files are compared. Small differences show best if all files have the same labels in the same
-    order.
+    Several files are compared. If they have the same labels in the same order, smaller differences show.
     """
     from calibrant.cli import prediction_files, tables
     from calibrant.predictions import BadFileError, open_predictions, read_class_counts
 
-    with one_line_errors(BadFileError):
-        check_outputs(files, {"--report": report, "--json": json})
+    with terminal.one_line_errors(BadFileError):
+        terminal.check_outputs(files, {"--report": report, "--json": json})
         counts = None
         if class_counts is not None and re.fullmatch(r"\d+(,\d+)*", class_counts):
             counts = [int(count) for count in class_counts.split(",")]
@@ -102,7 +93,7 @@ def evaluate(
         for file, name in zip(opened, _distinct_names(opened), strict=True):
             streamed = file.size > prediction_files.EXACT_LIMIT if stream is None else stream
             evaluations.append(prediction_files.evaluate_file(file, name, streamed, options))
-    with one_line_errors(OSError):  # written first: printing fails if nobody reads the output
+    with terminal.one_line_errors(OSError):  # written first: printing fails if nobody reads the output
         prediction_files.write_evaluations(evaluations, report, json)
     tables.print_evaluations(evaluations)
 
@@ -110,12 +101,15 @@ def evaluate(
 def _check_options(
     file: PredictionFile, background: int | None, counts: Sequence[int] | None, per_image: bool
 ) -> None:
-    if background is not None and background >= file.num_classes:
-        fail(f"{file.path}: has {file.num_classes} classes; there is no --background {background} among them")
-    if counts is not None and len(counts) != file.num_classes:
-        fail(f"{file.path}: has {file.num_classes} classes; --class-counts has {len(counts)} numbers")
-    if per_image and not file.spatial:
-        fail(f"{file.path}: has one element per row; --per-image needs logits of shape (N, K, *S)")
+    problem, classes = "", file.num_classes
+    if background is not None and background >= classes:
+        problem = f"has {classes} classes; there is no --background {background} among them"
+    elif counts is not None and len(counts) != classes:
+        problem = f"has {classes} classes; --class-counts has {len(counts)} numbers"
+    elif per_image and not file.spatial:
+        problem = "has one element per row; --per-image needs logits of shape (N, K, *S)"
+    if problem:
+        terminal.fail(f"{file.path}: {problem}")
 
 
 def _distinct_names(files: Sequence[PredictionFile]) -> list[str]:

@@ -24,6 +24,17 @@ app = typer.Typer(
 )
 
 
+Report = Annotated[
+    Path | None, typer.Option(metavar="PAGE.html", help="Write a page with tables and diagrams.")
+]
+Json = Annotated[
+    Path | None, typer.Option(metavar="OUT.json", help="Write all figures, a list of evaluations.")
+]
+Bins = Annotated[int, typer.Option(min=1, help="Number of confidence bins.")]
+IgnoreIndex = Annotated[int, typer.Option(help="Label of elements to leave out.")]
+Resamples = Annotated[int, typer.Option(min=0, help="Bootstrap resamples for the intervals; 0 for none.")]
+
+
 def _print_version(wanted: bool) -> None:
     if wanted:
         from calibrant import __version__

@@ -8,23 +8,13 @@ from typing import Annotated
 
 import typer
 
+from calibrant.cli import training_options as options
 from calibrant.cli.terminal import app
-from calibrant.cli.training_options import (
-    Accelerator,
-    Changes,
-    DataRoot,
-    Devices,
-    Nodes,
-    RecipeArgument,
-    launch,
-    load_recipe,
-    training_errors,
-)
 
 
 @app.command()
 def train(
-    recipe: RecipeArgument,
+    recipe: options.RecipeArgument,
     loss: Annotated[
         str | None,
         typer.Option(
@@ -41,22 +31,22 @@ def train(
         Path | None,
         typer.Option(metavar="DIR", help="Folder of the run.", show_default="runs/RECIPE/runs/LOSS-seedN"),
     ] = None,
-    data_root: DataRoot = None,
-    changes: Changes = None,
-    accelerator: Accelerator = "auto",
-    devices: Devices = "auto",
-    nodes: Nodes = 1,
+    data_root: options.DataRoot = None,
+    changes: options.Changes = None,
+    accelerator: options.Accelerator = "auto",
+    devices: options.Devices = "auto",
+    nodes: options.Nodes = 1,
 ) -> None:
     """Train a model by a recipe. After an interruption, the same command continues the run."""
-    with training_errors():
-        followed = load_recipe(recipe, changes, loss=loss, seed=seed)
+    with options.training_errors():
+        followed = options.load_recipe(recipe, changes, loss=loss, seed=seed)
+        from calibrant.training import train
         from calibrant.training.data import load_data
-        from calibrant.training.engine import train
         from calibrant.training.folder import check_folder, is_finished
         from calibrant.training.runs import Run, folder_of
 
         folder = output or folder_of(Path("runs", followed.name), followed.loss, followed.seed)
-        fabric = launch(followed, accelerator, devices, nodes)
+        fabric = options.launch(followed, accelerator, devices, nodes)
         data = None
         finished = is_finished(folder)
         if finished:
