@@ -9,6 +9,7 @@ import tomllib
 import types
 import typing
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Literal, Union, get_args, get_origin
 
@@ -178,33 +179,29 @@ def check_type(where: str, value: Any, hint: Any) -> Any:
     (1.0, (40, 60))
     """
     origin, arguments = get_origin(hint), get_args(hint)
-    problem = RecipeError(f"{where} must be {_described(hint)}, got {value!r}")
     if origin in (Union, types.UnionType):
         for option in arguments:
-            try:
+            with suppress(RecipeError):
                 return check_type(where, value, option)
-            except RecipeError:
-                continue
-        raise problem
-    if origin in (tuple, Sequence):
-        if not isinstance(value, list | tuple):
-            raise problem
+    elif origin in (tuple, Sequence) and isinstance(value, list | tuple):
         if origin is Sequence or arguments[-1:] == (...,):
             arguments = arguments[:1] * len(value)
-        if len(arguments) != len(value):
-            raise problem
-        return tuple(check_type(where, item, each) for item, each in zip(value, arguments, strict=True))
-    if hint is float and isinstance(value, int | float) and not isinstance(value, bool):
+        if len(arguments) == len(value):
+            return tuple(check_type(where, item, each) for item, each in zip(value, arguments, strict=True))
+    elif hint is float and isinstance(value, int | float) and not isinstance(value, bool):
         return float(value)
-    if dict in (hint, origin) or origin is Mapping:
-        fits = isinstance(value, Mapping)
-    elif origin is Literal:
-        fits = value in arguments
-    else:
-        fits = hint is Any or type(value) is hint
-    if not fits:
-        raise problem
-    return value
+    elif (
+        hint is Any
+        or type(value) is hint
+        or (origin is Literal and value in arguments)
+        or (_is_table(hint) and isinstance(value, Mapping))
+    ):
+        return value
+    raise RecipeError(f"{where} must be {_described(hint)}, got {value!r}")
+
+
+def _is_table(hint: Any) -> bool:
+    return hint is dict or get_origin(hint) in (dict, Mapping)
 
 
 def _described(hint: Any) -> str:
@@ -221,4 +218,4 @@ def _described(hint: Any) -> str:
         return f"a list, each {_described(arguments[0])}"
     if origin is tuple:
         return f"a list of {len(arguments)}: {', '.join(map(_described, arguments))}"
-    return "a table" if dict in (hint, origin) or origin is Mapping else getattr(hint, "__name__", str(hint))
+    return "a table" if _is_table(hint) else getattr(hint, "__name__", str(hint))

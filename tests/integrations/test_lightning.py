@@ -541,7 +541,8 @@ def test_repeats_among_rows_that_cannot_be_told_apart():
         self.loss(logits[keep], batch[1][keep])
 
     with pytest.raises(
-        ValueError, match="1 of 3 elements in this batch are repeats of the sampler, but it is not known which of"
+        ValueError,
+        match="1 of 3 elements in this batch are repeats of the sampler, but it is not known which",
     ):
         fit(
             module(validation_step=validation_step),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated
 
@@ -26,7 +27,14 @@ def apply(
 ) -> None:
     """Write the calibrated predictions of a file."""
     from calibrant.calibrators import load_calibrator
-    from calibrant.cli.prediction_files import Passes, calibrate_batch, check_class_names, in_words
+    from calibrant.cli.prediction_files import (
+        EXACT_LIMIT,
+        Batch,
+        Passes,
+        calibrate_batch,
+        check_class_names,
+        in_words,
+    )
     from calibrant.predictions import WRITERS, BadFileError, open_predictions, write_predictions
 
     with one_line_errors(OSError, ValueError):
@@ -43,9 +51,10 @@ def apply(
             )
         check_class_names(predictions, layer.class_names, calibrator.name)
         with progress_bars() as progress:
-            batches = Passes(predictions, progress, "reading")
+            batches: Iterable[Batch] = Passes(predictions, progress, "calibrating")
+            if predictions.size <= EXACT_LIMIT:
+                batches = list(batches)
             rows = sum(len(labels) for _, labels in batches)  # a CSV file may have fewer rows than lines
-            batches.purpose = "calibrating"
             calibrated = ((calibrate_batch(layer, predictions, *batch), batch[1]) for batch in batches)
             write_predictions(output, calibrated, rows, predictions.class_names)
     typer.echo(f"{output}: {rows:,} rows of {predictions.path.name}, calibrated by {in_words(layer)}")

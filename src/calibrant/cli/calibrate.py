@@ -137,14 +137,9 @@ def _check_fits_in_memory(file: PredictionFile, method: str) -> None:
 def _fit(
     file: PredictionFile, method: Choice, loaded: Batch | None, *, folds: int, seed: int
 ) -> tuple[Calibrator, Ranking | None]:
-    """A fitted calibrator and, for "auto", the ranking of all methods.
+    """A calibrator fitted to loaded predictions or, without them, in passes over the file.
 
-    Args:
-        file: the predictions to fit to.
-        method: the method with its options.
-        loaded: the predictions if they fit in memory; None to read the file in passes.
-        folds: the number of folds for "auto".
-        seed: the seed of the folds.
+    For the method "auto", the ranking of all methods comes second.
     """
     from calibrant.cli.prediction_files import Passes, errors_of
 

@@ -38,32 +38,20 @@ def load(file: PredictionFile) -> Batch | None:
 
 
 class Passes:
-    """The batches of a file, for any number of passes. Small files are kept in memory after the first pass.
-
-    Args:
-        file: the file to read.
-        progress: where to show the progress of each pass.
-        purpose: what the passes are for, shown beside the bar.
-    """
+    """The batches of a file, read anew in each of several passes, with a progress bar for each."""
 
     def __init__(self, file: PredictionFile, progress: Progress, purpose: str) -> None:
         self.file, self.progress, self.purpose = file, progress, purpose
-        self.kept: list[Batch] | None = None
-        self.passes = 0
-        self.task = progress.add_task(f"{file.name}: {purpose}", total=file.rows)
+        self.task, self.passes = progress.add_task(f"{file.name}: {purpose}", total=file.rows), 0
 
     def __iter__(self) -> Iterator[Batch]:
         self.passes += 1
         description = f"{self.file.name}: {self.purpose}, pass {self.passes}"
         self.progress.reset(self.task, total=self.file.rows, description=description)
-        batches: list[Batch] = []
-        with closing(self.file.batches()) as source:
-            for batch in self.kept or source:
-                if self.file.size <= EXACT_LIMIT:
-                    batches.append(batch)
+        with closing(self.file.batches()) as batches:
+            for batch in batches:
                 yield batch
                 self.progress.advance(self.task, len(batch[1]))
-        self.kept = batches
 
 
 @contextmanager
@@ -86,16 +74,7 @@ def evaluate_file(
     loaded: Batch | None = None,
     calibrator: Calibrator | None = None,
 ) -> Evaluation:
-    """Evaluate the predictions of a file.
-
-    Args:
-        file: the file to evaluate.
-        name: the name of the evaluation.
-        stream: True to read batch by batch in constant memory, False to load everything.
-        options: options of `calibrant.evaluate`.
-        loaded: the predictions, if they have been loaded already.
-        calibrator: a calibrator to apply first.
-    """
+    """Evaluate a file, or the predictions loaded from it, after applying a calibrator if there is one."""
 
     def calibrated(logits: Tensor, labels: Tensor) -> Tensor:
         return logits if calibrator is None else calibrate_batch(calibrator, file, logits, labels)

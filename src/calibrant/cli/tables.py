@@ -135,13 +135,9 @@ def print_comparison(comparison: Comparison) -> None:
 def print_listing(
     headings: Sequence[str], rows: Sequence[Sequence[str]], *, folded: Sequence[str], whole: bool = False
 ) -> None:
-    """Print a table of texts.
+    """Print a table of texts, with the ``folded`` columns on several lines to fit the terminal.
 
-    Args:
-        headings: one for each column.
-        rows: the cells of each row.
-        folded: the columns that may take several lines to fit the terminal.
-        whole: True to fold nothing if the output is not a terminal.
+    If ``whole``, nothing is folded unless the output is a terminal.
     """
     from rich.console import Console
     from rich.table import Table

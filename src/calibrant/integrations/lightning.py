@@ -341,13 +341,9 @@ def _losses(module: nn.Module) -> dict[str, tuple[nn.Module, Loss]]:
 
 def _default_metrics(loss: Loss) -> MetricCollection:
     ignored = loss.ignore_index
-    return MetricCollection(
-        {
-            "ece": CalibrationError("ece", ignore_index=ignored),
-            "adaptive_ece": CalibrationError("adaptive_ece", ignore_index=ignored),
-            "classwise_ece": ClasswiseCalibrationError(loss.num_classes, ignore_index=ignored),
-        }
-    )
+    metrics = {kind: CalibrationError(kind, ignore_index=ignored) for kind in ("ece", "adaptive_ece")}
+    classwise = ClasswiseCalibrationError(loss.num_classes, ignore_index=ignored)
+    return MetricCollection({**metrics, "classwise_ece": classwise})
 
 
 def _problem(calls: int, step: str) -> str | None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 import warnings
 import zipfile
-from collections.abc import Callable, Generator, Mapping
-from contextlib import closing
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from math import prod
 from pathlib import Path
@@ -18,27 +18,30 @@ from torch import Tensor
 
 from calibrant.predictions.file import BadFileError, Batches, PredictionFile, file_errors
 
-Chunks = Generator[Tensor, None, None]
-
 _SCORES = ("logits", "probabilities")
 _ARRAYS = (*_SCORES, "labels")
+_NUMPY: dict[torch.dtype | None, Any] = {
+    torch.float32: np.float32,
+    torch.float64: np.float64,
+    torch.long: np.int64,
+}
 
 
 @dataclass(frozen=True)
 class _Array:
-    """An array that is read in chunks of rows.
+    """The description of an array in a file.
 
     Attributes:
         shape: its shape.
         stored: the name of its type in the file, for messages.
-        dtype: the type of its chunks: floating point, int64, or None if it is neither.
-        chunks: yields the array in chunks of the given number of rows.
+        dtype: its type in a batch: floating point, int64, or None if it is neither.
+        open: a context in which the array can be sliced, from its first to its last row.
     """
 
     shape: tuple[int, ...]
     stored: str
     dtype: torch.dtype | None
-    chunks: Callable[[int], Chunks]
+    open: Callable[[], AbstractContextManager[Any]]
 
 
 def _predictions(
@@ -72,15 +75,19 @@ def _predictions(
         )
 
     def chunks(rows: int) -> Batches:
-        with closing(scores.chunks(rows)) as some_scores, closing(labels.chunks(rows)) as some_labels:
-            yield from zip(some_scores, some_labels, strict=True)
+        with scores.open() as all_scores, labels.open() as all_labels:
+            for start in range(0, scores.shape[0], rows):
+                part = slice(start, start + rows)
+                yield to_tensor(all_scores[part], scores.dtype), to_tensor(all_labels[part], labels.dtype)
 
     return PredictionFile(path, kind, scores.shape, scores.dtype, class_names, chunks)
 
 
-def _cut(data: Any, size: int, rows: int, convert: Callable[[Any], Tensor]) -> Chunks:
-    for start in range(0, size, rows):
-        yield convert(data[start : start + rows])
+def to_tensor(array: np.ndarray[Any, Any] | Tensor, dtype: torch.dtype | None) -> Tensor:
+    """The array as a tensor that owns its memory, in native byte order."""
+    if isinstance(array, np.ndarray):  # copied, because torch needs aligned, writable memory
+        array = torch.from_numpy(np.array(array, dtype=_NUMPY[dtype], order="C"))
+    return array.to(dtype)
 
 
 def _strings(path: Path, value: object) -> tuple[str, ...]:
@@ -90,14 +97,6 @@ def _strings(path: Path, value: object) -> tuple[str, ...]:
 
 
 # --------------------------------------------------------------------------------------------------- NumPy
-
-
-def to_tensor(array: np.ndarray[Any, Any]) -> Tensor:
-    """A copy as float32, float64 or int64: torch needs aligned, writable memory in native byte order."""
-    dtype: Any = np.int64
-    if array.dtype.kind == "f":
-        dtype = np.float32 if array.dtype.itemsize <= 4 else np.float64
-    return torch.from_numpy(np.array(array, dtype=dtype, order="C"))
 
 
 def _npy_header(path: Path, name: str, stream: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
@@ -118,16 +117,15 @@ def _npy_header(path: Path, name: str, stream: IO[bytes]) -> tuple[tuple[int, ..
 
 
 def _numpy_array(
-    path: Path, name: str, shape: tuple[int, ...], dtype: np.dtype[Any], length: int, chunks: Any
+    path: Path, name: str, shape: tuple[int, ...], dtype: np.dtype[Any], length: int, opened: Any
 ) -> _Array:
     if length != prod(shape) * dtype.itemsize:
         raise BadFileError(
             path, f"{name} of shape {shape} and type {dtype} has {length} bytes; it is damaged"
         )
-    computed = None
-    if dtype.kind in "iuf":
-        computed = to_tensor(np.empty(0, dtype)).dtype
-    return _Array(shape, str(dtype), computed, chunks)
+    floating = torch.float32 if dtype.itemsize <= 4 else torch.float64
+    kinds = {"i": torch.long, "u": torch.long, "f": floating}
+    return _Array(shape, str(dtype), kinds.get(dtype.kind), opened)
 
 
 def open_npz(path: Path) -> PredictionFile:
@@ -152,19 +150,28 @@ def _npz_array(path: Path, archive: zipfile.ZipFile, member: zipfile.ZipInfo, na
         shape, fortran, dtype = _npy_header(path, name, stream)
         length = member.file_size - stream.tell()
 
-    def chunks(rows: int) -> Chunks:
+    @contextmanager
+    def opened() -> Iterator[Any]:
         with zipfile.ZipFile(path) as archive, archive.open(member) as stream:
             if fortran:  # the first row is complete only at the end
-                yield from _cut(np.lib.format.read_array(stream), shape[0], rows, to_tensor)
-                return
-            _npy_header(path, name, stream)
-            for start in range(0, shape[0], rows):
-                part = (min(rows, shape[0] - start), *shape[1:])
-                # zipfile decompresses only what is read, and checks a member's checksum at its end
-                data = stream.read(prod(part) * dtype.itemsize)
-                yield to_tensor(np.frombuffer(data, dtype).reshape(part))
+                yield np.lib.format.read_array(stream)
+            else:
+                _npy_header(path, name, stream)
+                yield _Stream(stream, shape, dtype)
 
-    return _numpy_array(path, name, shape, dtype, length, chunks)
+    return _numpy_array(path, name, shape, dtype, length, opened)
+
+
+class _Stream:
+    """An array in a stream; its slices must be read one after another."""
+
+    def __init__(self, stream: IO[bytes], shape: tuple[int, ...], dtype: np.dtype[Any]) -> None:
+        self.stream, self.shape, self.dtype = stream, shape, dtype
+
+    def __getitem__(self, part: slice) -> np.ndarray[Any, Any]:
+        shape = (min(part.stop, self.shape[0]) - part.start, *self.shape[1:])
+        # zipfile decompresses only what is read, and checks a member's checksum at its end
+        return np.frombuffer(self.stream.read(prod(shape) * self.dtype.itemsize), self.dtype).reshape(shape)
 
 
 def open_npy(path: Path) -> PredictionFile:
@@ -193,11 +200,10 @@ def _npy_array(path: Path, name: str) -> _Array:
         shape, fortran, dtype = _npy_header(path, name, stream)
         offset = stream.tell()
 
-    def chunks(rows: int) -> Chunks:
-        data = np.memmap(path, dtype, "r", offset, shape, "F" if fortran else "C")
-        return _cut(data, shape[0], rows, to_tensor)
+    def opened() -> AbstractContextManager[Any]:
+        return nullcontext(np.memmap(path, dtype, "r", offset, shape, "F" if fortran else "C"))
 
-    return _numpy_array(path, name, shape, dtype, path.stat().st_size - offset, chunks)
+    return _numpy_array(path, name, shape, dtype, path.stat().st_size - offset, opened)
 
 
 # --------------------------------------------------------------------------------------------------- torch
@@ -233,11 +239,8 @@ def _tensor_array(tensor: Tensor) -> _Array:
         dtype = torch.float64 if stored == torch.float64 else torch.float32
     elif stored != torch.bool and not stored.is_complex:
         dtype = torch.long
-
-    def chunks(rows: int) -> Chunks:
-        return _cut(tensor, len(tensor), rows, lambda part: part.to(dtype))
-
-    return _Array(tuple(tensor.shape), str(stored).removeprefix("torch."), dtype, chunks)
+    name = str(stored).removeprefix("torch.")
+    return _Array(tuple(tensor.shape), name, dtype, lambda: nullcontext(tensor))
 
 
 def open_safetensors(path: Path) -> PredictionFile:
@@ -266,8 +269,9 @@ def _safetensors_array(path: Path, name: str, header: Any) -> _Array:
     types = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float32, "BF16": torch.float32}
     dtype = torch.long if stored[0] in "IU" else types.get(stored)
 
-    def chunks(rows: int) -> Chunks:
+    @contextmanager
+    def opened() -> Iterator[Any]:
         with safe_open(path, framework="pt") as file:
-            yield from _cut(file.get_slice(name), shape[0], rows, lambda part: part.to(dtype))
+            yield file.get_slice(name)
 
-    return _Array(shape, stored, dtype, chunks)
+    return _Array(shape, stored, dtype, opened)
