@@ -1,4 +1,4 @@
-"""The commands give what the calibrators give, whatever the format or size, and fail in one line."""
+"""The commands calibrate and apply: same results as in Python for all formats and sizes, one-line errors."""
 
 import json
 import re
@@ -29,7 +29,7 @@ def run(*arguments):
 
 
 def run_calibrate(*arguments, resamples=0):
-    """The command with few resamples, which are what takes time."""
+    """The command with few resamples, to save time."""
     return run("calibrate", "--resamples", resamples, *arguments)
 
 
@@ -42,7 +42,7 @@ def fails(result, *words):
 
 
 def data(seed):
-    """Logits three times too large, as float64, and labels of which one is ignored."""
+    """Float64 logits that are three times too large, and labels, one of them ignored."""
     generator = torch.Generator().manual_seed(seed)
     logits = 2 * torch.randn(ROWS, CLASSES, generator=generator, dtype=torch.float64)
     labels = logits.softmax(1).multinomial(1, generator=generator)[:, 0]
@@ -158,7 +158,7 @@ def test_images_with_ignored_pixels(tmp_path):
 
 @pytest.fixture
 def all_is_large(monkeypatch):
-    """Every file is beyond the limit, and read in several batches."""
+    """Treat every file as too large to load, and read it in several batches."""
     monkeypatch.setattr(prediction_files, "EXACT_LIMIT", 100)
     monkeypatch.setattr(PredictionFile.batches, "__kwdefaults__", {"chunk": 60 * CLASSES})
 
@@ -324,7 +324,7 @@ def test_a_calibrator_keeps_the_names_of_its_classes(tmp_path):
         other = save(tmp_path / "b.npz", logits, labels, class_names=np.array(list(names)))
         fails(run("apply", calibrator, other, "--output", out), "b.npz", "calibrator.safetensors", problem)
         assert not out.exists()
-    # Where there are no names, or nothing but numbers, nobody can tell.
+    # Without names, or with numbers for names, other classes cannot be recognised.
     table = tmp_path / "table.csv"
     numbers = torch.cat([labels[:, None], logits], 1).tolist()
     rows = [f"{int(label)},{','.join(map(repr, row))}" for label, *row in numbers]

@@ -1,4 +1,4 @@
-"""The command line gives what the functions give, writes whole files or none, and fails in one line."""
+"""The command evaluate: same results as in Python, complete output files, one-line errors."""
 
 import json
 import re
@@ -28,7 +28,7 @@ def run(*arguments):
 
 
 def run_evaluate(*arguments, resamples=0):
-    """The command with few resamples, which are what takes time."""
+    """The command with few resamples, to save time."""
     return run("evaluate", "--resamples", resamples, *arguments)
 
 

@@ -108,7 +108,9 @@ def _method(text: str) -> Choice:
         method = Choice.parse(text)
         known = ["auto", *CALIBRATORS]
         if method.name not in known:
-            raise ValueError(f"unknown method{nearest(method.name, known)}; known: {', '.join(known)}")
+            raise ValueError(
+                f"there is no such method{nearest(method.name, known)}; known: {', '.join(known)}"
+            )
         if method.name == "auto":
             if method.options:
                 raise ValueError("auto takes no options; the options in brackets belong to one method")
