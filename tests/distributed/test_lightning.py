@@ -197,7 +197,7 @@ def test_repeats_that_cannot_be_known_are_told_of(key: str, apart: list[Results]
 def test_a_process_that_fails_does_not_keep_the_other_waiting(apart: list[Results]) -> None:
     assert apart[1]["error"] == "ValueError: on purpose"
     assert apart[0]["error"].startswith(
-        "RuntimeError: process 0 of 2 waited for the others, but one did not come"
+        "RuntimeError: process 0 of 2 waited for the others, but one did not arrive"
     )
     assert "within 3 seconds" in apart[0]["error"]
 
@@ -216,7 +216,7 @@ def test_a_failure_in_the_first_process_ends_the_other() -> None:
     program = subprocess.run(command, stderr=subprocess.PIPE, text=True, timeout=180)
     assert program.returncode != 0
     assert "ValueError: on purpose" in program.stderr
-    assert "RuntimeError: process 1 of 2 waited for the others, but one did not come" in program.stderr
+    assert "RuntimeError: process 1 of 2 waited for the others, but one did not arrive" in program.stderr
 
 
 if __name__ == "__main__":
