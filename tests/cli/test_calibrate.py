@@ -367,7 +367,7 @@ def test_options_of_the_method_for_large_files(tmp_path, file):
         ("histogram-binning", ["bins=many"], ["bins must be a whole number, got 'many'"]),
         ("histogram-binning", ["bins=0"], ["bins must be at least 1"]),
         ("histogram-binning", ["bins"], ["expected option=value"]),
-        ("histogram-binning", ["bins=2", "bins=3"], ["bins is there twice"]),
+        ("histogram-binning", ["bins=2", "bins=3"], ["bins is given twice"]),
         ("histogram-binning", ["variant=toplabel"], ["variant must be one of", "'top-label'"]),
         ("bayesian-binning", ['bins=[3,"x"]'], ["bins must be a list, each a whole number"]),
         ("platt", ["smooth_targets=maybe"], ["smooth_targets must be true or false, got 'maybe'"]),
