@@ -1,4 +1,4 @@
-"""A model's logits on batches: modes, devices, forms of batches, and rows that a sampler repeated."""
+"""The loop over a model's predictions: modes, devices, forms of batches, and rows that a sampler repeats."""
 
 from collections import Counter
 from collections.abc import Iterator
@@ -22,7 +22,7 @@ def pairs(*sizes: int) -> list[tuple[Tensor, Tensor]]:
 
 
 class Contiguous(Sampler[int]):
-    """A sampler of an unknown kind, with the attributes of a known one."""
+    """An unknown sampler with the attributes of a known one."""
 
     def __init__(self) -> None:
         self.dataset, self.rank, self.num_replicas = range(5), 1, 2
@@ -35,7 +35,7 @@ class Contiguous(Sampler[int]):
 
 
 class OrderedDistributedSampler(Contiguous):
-    """timm's, by name: no subclass of torch's."""
+    """timm's sampler by name, which is not a subclass of torch's."""
 
 
 class TestOwnRows:

@@ -1,4 +1,4 @@
-"""Arguments checked, with errors that say what was expected."""
+"""Checks of arguments, with errors that say what was expected."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ T = TypeVar("T")
 
 
 def one_of(name: str, value: T, allowed: Sequence[T]) -> T:
-    """``value`` if it is allowed; else an error that lists what is."""
+    """Return ``value`` if it is allowed; otherwise raise an error that lists the allowed values."""
     if value not in allowed:
         raise ValueError(f"{name} must be one of {', '.join(map(repr, allowed))}, got {value!r}")
     return value
@@ -24,7 +24,7 @@ def in_range(
     *,
     open_low: bool = False,
 ) -> float:
-    """``value`` as a float if it is finite and in the range; else an error that gives the range."""
+    """Return ``value`` as a float if it is finite and in the range; otherwise raise an error."""
     if isinstance(value, str):
         raise ValueError(f"{name} must be a number, got {value!r}")
     number = float(value)
@@ -37,14 +37,14 @@ def in_range(
 
 
 def whole_number(name: str, value: int) -> int:
-    """``value`` if it is an integer of at least 1; else an error that says so."""
+    """Return ``value`` if it is an integer of at least 1; otherwise raise an error."""
     if isinstance(value, bool) or value != int(value) or value < 1:
         raise ValueError(f"{name} must be a whole number of at least 1, got {value!r}")
     return int(value)
 
 
 def ordered_pair(name: str, value: Sequence[float]) -> tuple[float, float]:
-    """``value`` as ``(low, high)`` if it is one; else an error that says so."""
+    """Return ``value`` as a pair ``(low, high)`` with low < high; otherwise raise an error."""
     pair = tuple(float(bound) for bound in value) if isinstance(value, Sequence) else ()
     if len(pair) != 2 or not pair[0] < pair[1]:
         raise ValueError(f"{name} must be a pair (low, high) with low < high, got {value!r}")
@@ -52,7 +52,7 @@ def ordered_pair(name: str, value: Sequence[float]) -> tuple[float, float]:
 
 
 def nearest(word: object, known: Iterable[str]) -> str:
-    """What to add to an error about an unknown word: the known one that is spelt most like it, if any is.
+    """A suggestion to append to an error about an unknown word; empty if no known word is similar.
 
     >>> nearest("temprature", ["spline", "temperature"])
     ", did you mean 'temperature'?"

@@ -6,7 +6,7 @@ import logging
 import re
 from collections.abc import Callable
 from datetime import timedelta
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -21,23 +21,23 @@ _ALONE = re.compile(r"time.?out|timed out|connection|closed by peer|reset by pee
 
 
 def several_processes() -> bool:
-    """Whether this process is one of a distributed run."""
+    """Whether this is a distributed run."""
     return dist.is_available() and dist.is_initialized()
 
 
 def collective_device(
     data: torch.device | None = None, group: dist.ProcessGroup | None = None
 ) -> torch.device:
-    """The device on which the process group can exchange tensors: that of the data where possible.
+    """The device for exchanging tensors in the process group: that of the data if possible.
 
     Args:
-        data: the device of the data; None in a process without data, which then guesses the others' device.
+        data: the device of the data; None in a process without data, which guesses the device of the others.
         group: the processes; all of them by default.
     """
     if not several_processes() or (data is not None and data.type == "cuda"):
         return data or torch.device("cpu")
     backend = dist.get_backend(group)
-    # "undefined" is one for each kind of device.
+    # The backend "undefined" means one backend for each kind of device.
     if backend == "nccl" or (data is None and torch.cuda.is_available() and backend != "gloo"):
         return torch.device("cuda", torch.cuda.current_device())
     return data or torch.device("cpu")
@@ -79,85 +79,78 @@ def all_reduce(
         limit = "the process group's time-out" if timeout is None else f"{timeout:g} seconds"
         raise RuntimeError(
             f"process {dist.get_rank()} of {dist.get_world_size()} waited for the others, but one did not "
-            f"come within {limit} or is gone: every process must take part, also one without data; what the "
-            f"others printed says why one did not ({str(problem).splitlines()[0]})"
+            f"arrive within {limit} or has ended: every process must take part, even without data; see the "
+            f"output of the other processes for the reason ({str(problem).splitlines()[0]})"
         ) from problem
     return pooled.to(tensor.device)
 
 
-def fail_together(
-    problem: Exception | None,
+def gather(value: Any, group: dist.ProcessGroup | None = None) -> list[Any]:
+    """The values of all processes, in the order of their ranks; any picklable value.
+
+    >>> gather(3)
+    [3]
+    """
+    if not several_processes() or dist.get_world_size(group) == 1:
+        return [value]
+    values: list[Any] = [None] * dist.get_world_size(group)
+    dist.all_gather_object(values, value, group=group)
+    return values
+
+
+class OtherProcessError(RuntimeError):
+    """Another process failed; the message says what it was doing and why it failed."""
+
+
+def together(
+    action: Callable[[], T],
     what: str,
     device: torch.device | None = None,
     *,
     group: dist.ProcessGroup | None = None,
     timeout: float | None = None,
-) -> None:
-    """Raise in every process if one of them failed, so that none waits for it.
+) -> T:
+    """Call a function in every process. If it fails in one, raise an error in all, so that none waits.
 
     Args:
-        problem: the error of this process, or None. This process raises it; the others raise a
-            `RuntimeError`.
-        what: what the processes were doing, for the message.
+        action: the function to call.
+        what: what the function does, for messages: "reading the data".
         device: the device of the data.
         group: the processes concerned; all of them by default.
         timeout: seconds to wait for the other processes; see `all_reduce`.
 
-    >>> fail_together(None, "counting")
-    >>> fail_together(ValueError("no data"), "counting")
-    Traceback (most recent call last):
-    ValueError: no data
+    Returns:
+        The result of the function in this process.
+
+    Raises:
+        OtherProcessError: the function failed in another process. A process in which it fails raises the
+            function's own error.
+
+    >>> together(lambda: 1 + 1, "adding")
+    2
     """
     if not several_processes():
-        if problem is not None:
-            raise problem
-        return
-    if problem is not None:  # log at once: the other processes may arrive much later
+        return action()
+    problem: Exception | None = None
+    try:
+        result = action()
+    except Exception as error:
+        problem = error
+        # Logged at once, because the other processes may arrive much later.
         _LOG.error("process %d failed while %s: %s", dist.get_rank(), what, problem)
     failures = torch.tensor(float(problem is not None), device=device)
     try:
         failures = all_reduce(failures, group=group, timeout=timeout)
+        if failures > 0:  # all processes have arrived, so this exchange needs no time-out
+            reasons = gather(None if problem is None else f"{type(problem).__name__}: {problem}", group)
     except RuntimeError:
         if problem is None:
             raise
     if problem is not None:
         raise problem
     if failures > 0:
-        raise RuntimeError(
-            f"{int(failures)} of {dist.get_world_size(group)} processes failed while {what}; their own "
-            "errors say why. Nothing was changed here."
+        reason = next(each for each in reasons if each is not None)
+        raise OtherProcessError(
+            f"{int(failures)} of {dist.get_world_size(group)} processes failed while {what}: {reason}"
         )
-
-
-def gather(value: Any) -> list[Any]:
-    """The values of all processes, in the order of their ranks; any picklable value.
-
-    >>> gather(3)
-    [3]
-    """
-    if not several_processes() or dist.get_world_size() == 1:
-        return [value]
-    values: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(values, value)
-    return values
-
-
-def together(action: Callable[[], T]) -> T:
-    """Call a function in every process; an expected error in one process is raised in all of them.
-
-    Expected are the errors of bad input and missing files: `OSError`, `ValueError`, `ImportError` and
-    `TypeError`.
-
-    >>> together(lambda: 1 + 1)
-    2
-    """
-    result: T | None = None
-    problem: Exception | None = None
-    try:
-        result = action()
-    except (OSError, ValueError, ImportError, TypeError) as error:
-        problem = error
-    problem = next((each for each in gather(problem) if each is not None), None)
-    if problem is not None:
-        raise problem
-    return cast(T, result)
+    return result

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from calibrant.distributed import all_reduce, collective_device
 from calibrant.histogram import Bins, ConfidenceHistogram, bin_of, bin_of_cells, equal_width_edges
-from calibrant.inference import Forward, OwnRows, Progress, feed
+from calibrant.inference import Forward, OwnRows, Progress, for_each_prediction
 from calibrant.layout import Elements, arrange
 from calibrant.metrics.accuracy import ClassCounts, accuracy, balanced_accuracy, mean_iou
 from calibrant.metrics.calibration import ERRORS
@@ -446,7 +446,7 @@ def evaluate_on(
     0.833
     """
     evaluator = Evaluator(**options)
-    feed(
+    for_each_prediction(
         evaluator.update,
         "evaluating batches",
         model,

@@ -1,4 +1,4 @@
-"""A model's logits on a stream of batches: what adapting to data and judging by data have in common."""
+"""Loop over a model's predictions on batches of data, for adapting a loss and for evaluation."""
 
 from __future__ import annotations
 
@@ -12,98 +12,93 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DistributedSampler
 
-from calibrant.distributed import fail_together
+from calibrant.distributed import together
 
 Forward = Callable[[Any, Any], tuple[Tensor, Tensor]]
 OwnRows = Callable[[int], int]
 Progress = Callable[[int, int | None], None]
 
-_TIMMS = "OrderedDistributedSampler"
-"""timm's sampler, which deals out elements in turn as torch's does, but is not derived from it."""
-
 
 def own_rows(loader: object, seen: int, rows: int) -> int:
-    """How many rows of a batch are data of this process, and not repeats that a sampler put in.
+    """How many rows of a batch are this process's own data, not repeats added by a sampler.
 
-    Samplers for several processes repeat elements until every process has equally many. The repeats are a
-    process's last elements, so the rows to keep are always the first ones of a batch.
+    Samplers for several processes repeat elements until every process has equally many. The repeats are the
+    last elements of a process, so its own rows are always the first rows of a batch.
 
     Args:
-        loader: where the batch is from. If its sampler, or its batch sampler's, is torch's
-            `DistributedSampler`, one derived from it, or timm's, the repeats are known; else there are none.
-        seen: how many rows this process had before from this pass over the data.
-        rows: of the batch.
+        loader: the loader that the batch comes from. Repeats are known if its sampler, or that of its batch
+            sampler, is a `DistributedSampler` of torch or the `OrderedDistributedSampler` of timm. Other
+            loaders are taken to repeat nothing.
+        seen: how many rows this process has seen before in this pass over the data.
+        rows: the number of rows in the batch.
 
     >>> from torch.utils.data import DataLoader
     >>> sampler = DistributedSampler(range(5), num_replicas=2, rank=1, shuffle=False)
     >>> loader = DataLoader(range(5), batch_size=2, sampler=sampler)
-    >>> list(loader)  # of 0 to 4 the second process has 1 and 3; 0 is the first process's
+    >>> list(loader)  # the second process has 1 and 3; 0 belongs to the first process
     [tensor([1, 3]), tensor([0])]
     >>> own_rows(loader, 0, 2), own_rows(loader, 2, 1)
     (2, 0)
     """
-    sampler = _dealing_sampler(loader)
+    sampler = _distributed_sampler(loader)
     if sampler is None:
         return rows
-    behind = len(sampler.dataset) - sampler.rank
-    own = -(-behind // sampler.num_replicas)  # rounded up: positions rank, rank + replicas, …
+    # The positions rank, rank + replicas, ...: their number is rounded up.
+    own = -(-(len(sampler.dataset) - sampler.rank) // sampler.num_replicas)
     return min(rows, max(0, int(own) - seen))
 
 
-def _dealing_sampler(loader: object) -> Any:
+def own_rows_in(loader: object) -> OwnRows:
+    """A function that counts the own rows of each batch during one pass over a loader.
+
+    It takes the number of rows of the next batch and returns how many of them, the first ones, to keep.
+
+    >>> from torch.utils.data import DataLoader
+    >>> sampler = DistributedSampler(range(5), num_replicas=2, rank=1, shuffle=False)
+    >>> count = own_rows_in(DataLoader(range(5), batch_size=2, sampler=sampler))
+    >>> count(2), count(1)
+    (2, 0)
+    """
+    sampler = _distributed_sampler(loader)
+    seen = 0
+
+    def count(rows: int) -> int:
+        nonlocal seen
+        # A row of logits is not always an element: logits may have been flattened to (B·S, K), and without
+        # automatic batching an element of the data set may be a whole batch.
+        elements = rows
+        size = getattr(loader, "batch_size", None)
+        if size is not None:
+            elements = min(size, len(sampler) - seen)
+        elif getattr(loader, "batch_sampler", count) is None:
+            elements = 1
+        keep = own_rows(loader, seen, elements)
+        seen += elements
+        return rows if keep == elements else rows_of_elements(keep, elements, rows)
+
+    return count if sampler is not None else lambda rows: rows
+
+
+def _distributed_sampler(loader: object) -> Any:
     for holder in (loader, getattr(loader, "batch_sampler", None)):
         sampler: Any = getattr(holder, "sampler", None)
-        if isinstance(sampler, DistributedSampler) or type(sampler).__name__ == _TIMMS:
+        # timm's sampler deals out elements in turn, as torch's does, but is not derived from it.
+        if isinstance(sampler, DistributedSampler) or type(sampler).__name__ == "OrderedDistributedSampler":
             return sampler
     return None
 
 
-class Share:
-    """This process's share of a pass over a loader: which rows of its batches are its own.
+def rows_of_elements(keep: int, elements: int, rows: int) -> int:
+    """How many of a batch's rows belong to its first ``keep`` elements, if all have equally many rows.
 
-    Args:
-        loader: where the batches are from.
-
-    >>> from torch.utils.data import DataLoader
-    >>> sampler = DistributedSampler(range(5), num_replicas=2, rank=1, shuffle=False)
-    >>> share = Share(DataLoader(range(5), batch_size=2, sampler=sampler))
-    >>> share.rows(2), share.rows(1)
-    (2, 0)
-    """
-
-    def __init__(self, loader: object) -> None:
-        self.loader = loader
-        self.seen = 0
-
-    def rows(self, rows: int) -> int:
-        """How many of the next batch's rows to keep: always the first ones."""
-        sampler = _dealing_sampler(self.loader)
-        if sampler is None:
-            return rows
-        # Logits may have been flattened to (B·S, K), and a data set may have batches for elements, which the
-        # loader does not put together: a row is then not an element.
-        elements = rows
-        size = getattr(self.loader, "batch_size", None)
-        if size is not None:
-            elements = min(size, len(sampler) - self.seen)
-        elif getattr(self.loader, "batch_sampler", self) is None:
-            elements = 1
-        keep = own_rows(self.loader, self.seen, elements)
-        self.seen += elements
-        return rows if keep == elements else scaled_rows(keep, elements, rows)
-
-
-def scaled_rows(keep: int, elements: int, rows: int) -> int:
-    """How many of a batch's rows belong to its first elements, each having equally many rows.
-
-    >>> scaled_rows(keep=1, elements=2, rows=10)
+    >>> rows_of_elements(keep=1, elements=2, rows=10)
     5
     """
     if elements and rows % elements:
         raise ValueError(
-            f"{elements - keep} of {elements} elements in this batch are repeats of the sampler, but which "
-            f"of {rows} rows of logits are theirs is not known: keep the rows of all elements, equally many "
-            "each, with ignore_index as the label of those that do not count"
+            f"{elements - keep} of {elements} elements in this batch are repeats of the sampler, but it is "
+            f"not known which of the {rows} rows of logits belong to them: keep equally many rows for every "
+            "element, and label rows that do not count with ignore_index"
         )
     return rows // max(1, elements) * keep
 
@@ -117,19 +112,19 @@ def predictions_on(
     own_rows: OwnRows | None = None,
     progress: Progress | None = None,
 ) -> Generator[tuple[Tensor, Tensor]]:
-    """Logits and targets, batch by batch, in evaluation mode and without gradients.
+    """Yield logits and targets batch by batch, in evaluation mode and without gradients.
 
-    Every module's own mode is restored at the end. Inputs are moved to the model's device, targets to the
-    logits'. The buffers of a `DistributedDataParallel`, in whatever wrapper, are made equal at the start and
-    not in its forward pass, so that processes may have different numbers of batches.
+    Every module's own mode is restored at the end. Inputs are moved to the model's device, targets to that
+    of the logits. The buffers of a `DistributedDataParallel`, in any wrapper, are synchronised at the start
+    instead of in its forward pass, so that processes may have different numbers of batches.
 
     Args:
-        model: from an input to logits ``(B, K, *S)``.
-        batches: pairs ``(input, target)``; the input is a tensor, or tuples, lists and dicts of them.
-        forward: from the model and a batch to logits and target, for batches of another form.
-        own_rows: from the number of rows of the current batch to how many of them, the first ones, are not
-            repeats; by default a `Share` of ``batches`` tells.
-        progress: called after every batch with the number of batches done and their total, or None where
+        model: maps an input to logits ``(B, K, *S)``.
+        batches: pairs ``(input, target)``; the input is a tensor, or tuples, lists and dicts of tensors.
+        forward: maps the model and a batch to logits and target, for batches of another form.
+        own_rows: maps the number of rows in the current batch to the number of rows to keep, the first
+            ones. The others are repeats added by a sampler. By default `own_rows_in` of ``batches``.
+        progress: called after every batch with the number of batches done and their total, or None if
             ``batches`` has no length.
 
     >>> for logits, target in predictions_on(nn.Identity(), [(torch.eye(3), torch.tensor([0, 1, 2]))]):
@@ -137,12 +132,12 @@ def predictions_on(
     tensor([0, 1, 2]) tensor([0, 1, 2])
     """
     total = _length(batches)
-    own_rows = Share(batches).rows if own_rows is None else own_rows
+    own_rows = own_rows_in(batches) if own_rows is None else own_rows
     device = device_of(model)
     modes = [(module, module.training) for module in model.modules()]
     model.eval()
     try:
-        with _buffers_in_step(model):
+        with _synchronised_buffers(model):
             for done, batch in enumerate(batches, start=1):
                 if forward is None:
                     logits, target = _pair(model, batch, device)
@@ -150,8 +145,8 @@ def predictions_on(
                     logits, target = forward(model, _to(batch, device))
                 if not isinstance(logits, Tensor):
                     raise TypeError(
-                        f"the model must return a tensor of logits, got {_describe(logits)}; say how to get "
-                        "them: forward=lambda model, batch: (logits, target)"
+                        f"the model must return a tensor of logits, got {_describe(logits)}; otherwise "
+                        "pass forward=lambda model, batch: (logits, target)"
                     )
                 keep = own_rows(len(logits))
                 yield logits[:keep], target[:keep].to(logits.device)
@@ -162,7 +157,7 @@ def predictions_on(
             module.training = training
 
 
-def feed(
+def for_each_prediction(
     use: Callable[[Tensor, Tensor], object],
     what: str,
     model: nn.Module,
@@ -172,40 +167,39 @@ def feed(
     timeout: float | None = None,
     **options: Any,
 ) -> None:
-    """Give logits and targets of all batches to a function; what fails in one process fails in all.
+    """Call a function with the logits and targets of every batch. A failure in one process fails in all.
 
     Args:
-        use: takes the logits and targets of a batch.
-        what: that is called, for the message in the other processes.
-        model: as in `predictions_on`.
-        batches: likewise.
+        use: the function; takes logits and targets of a batch.
+        what: what the loop does, for the error in the other processes.
+        model: maps an input to logits; see `predictions_on`.
+        batches: pairs ``(input, target)``; see `predictions_on`.
         group: the processes that must all succeed; all of them by default.
-        timeout: seconds to wait for the others; by default as long as the process group does.
-        **options: of `predictions_on`.
+        timeout: seconds to wait for the other processes; by default the process group's own time-out.
+        **options: further arguments of `predictions_on`.
 
     >>> batches = [(torch.ones(2, 3), torch.ones(2))]
-    >>> feed(lambda logits, target: print(len(logits)), "counting", nn.Identity(), batches)
+    >>> for_each_prediction(lambda logits, target: print(len(logits)), "counting", nn.Identity(), batches)
     2
     """
-    problem: Exception | None = None
-    predictions = predictions_on(model, batches, **options)
-    try:
-        with closing(predictions):  # now, not when the traceback is gone: the modes are put back by it
+
+    def loop() -> None:
+        # Closed at once, not when the traceback is released: closing restores the modes of the modules.
+        with closing(predictions_on(model, batches, **options)) as predictions:
             for logits, target in predictions:
                 use(logits, target)
-    except Exception as error:
-        problem = error
-    fail_together(problem, what, device_of(model), group=group, timeout=timeout)
+
+    together(loop, what, device_of(model), group=group, timeout=timeout)
 
 
 def device_of(model: nn.Module) -> torch.device | None:
-    """Where the parameters are; None without any."""
+    """The device of the parameters; None if there are none."""
     return next((parameter.device for parameter in model.parameters()), None)
 
 
 @contextmanager
-def _buffers_in_step(model: nn.Module) -> Iterator[None]:
-    """Exchange now what DDP would in its first forward pass, which a process without data never makes."""
+def _synchronised_buffers(model: nn.Module) -> Iterator[None]:
+    """Synchronise buffers now instead of in DDP's forward pass, which a process without data never runs."""
     wrapped = [module for module in model.modules() if isinstance(module, DistributedDataParallel)]
     before = [(module, module.require_forward_param_sync) for module in wrapped if module.broadcast_buffers]
     for module, _ in before:
@@ -218,8 +212,8 @@ def _buffers_in_step(model: nn.Module) -> Iterator[None]:
     try:
         yield
     finally:
-        for module, in_step in before:
-            module.require_forward_param_sync = in_step
+        for module, synchronised in before:
+            module.require_forward_param_sync = synchronised
 
 
 def _pair(model: nn.Module, batch: Any, device: torch.device | None) -> tuple[Any, Tensor]:

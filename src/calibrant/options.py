@@ -1,4 +1,4 @@
-"""A name with options, as recipes and command lines write it, checked against what stands behind the name."""
+"""Names with options, as recipes and command lines write them: parsing, printing and checking."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import tomllib
 import types
 import typing
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Literal, Union, get_args, get_origin
 
@@ -16,16 +17,12 @@ from calibrant.arguments import nearest
 
 
 class RecipeError(ValueError):
-    """A recipe, or a change to one, that cannot be followed; the message says what was expected."""
-
-
-class TrainingError(RuntimeError):
-    """Training cannot go on; the message says why."""
+    """A recipe cannot be followed; the message says what is wrong and what was expected."""
 
 
 @dataclass(frozen=True)
 class Choice:
-    """Which one, and with which options: a loss, a model, a data set.
+    """A loss, model or data set by name, with options.
 
     >>> Choice.parse("cals-alm[margin=6, penalty=p2]")
     Choice(name='cals-alm', options={'margin': 6, 'penalty': 'p2'})
@@ -38,7 +35,7 @@ class Choice:
 
     @classmethod
     def parse(cls, text: str) -> Choice:
-        """The choice that ``name[option=value, …]`` stands for; the brackets may be left out.
+        """Parse ``name[option=value, …]``; the brackets are optional.
 
         Raises:
             RecipeError: the text has another form.
@@ -52,7 +49,7 @@ class Choice:
             if not equals or not key.strip():
                 raise RecipeError(f"cannot read {part!r} in {text!r}; expected option=value")
             if key.strip() in options:
-                raise RecipeError(f"{key.strip()} is there twice in {text!r}; expected each option once")
+                raise RecipeError(f"{key.strip()} is given twice in {text!r}; expected each option once")
             options[key.strip()] = parse_value(value)
         return cls(match[1], options)
 
@@ -61,18 +58,18 @@ class Choice:
         return f"{self.name}[{inside}]" if inside else self.name
 
     def with_options(self, options: Mapping[str, Any]) -> Choice:
-        """The same with these options over its own."""
+        """A copy in which these options replace its own."""
         return Choice(self.name, {**self.options, **options})
 
 
 def split_outside_brackets(text: str) -> list[str]:
-    """The parts between commas that are not inside brackets or quotes, without those that are empty.
+    """Split a text at the commas outside brackets and quotes; empty parts are left out.
 
     >>> split_outside_brackets("ce, cals-alm[margin=6,penalty=p2]")
     ['ce', 'cals-alm[margin=6,penalty=p2]']
     """
     parts, depth = [""], 0
-    # A quote that does not begin a value is an apostrophe.
+    # A quote inside a word is an apostrophe.
     for piece in re.findall(r'(?<=[=,\[\s])"(?:\\.|[^"\\])*"|(?<=[=,\[\s])\'[^\']*\'|.', text, re.DOTALL):
         depth += (piece == "[") - (piece == "]")
         if piece == "," and depth <= 0:
@@ -83,7 +80,7 @@ def split_outside_brackets(text: str) -> list[str]:
 
 
 def parse_value(text: str) -> Any:
-    """What a text stands for in TOML; the text itself where that is nothing.
+    """Parse a TOML value; a text that is not TOML stands for itself.
 
     >>> parse_value("0.1"), parse_value("p2")
     (0.1, 'p2')
@@ -96,14 +93,14 @@ def parse_value(text: str) -> Any:
 
 
 def _written(value: Any) -> str:
-    """The text that `parse_value` reads back; words stand without quotes."""
+    """The inverse of `parse_value`, without quotes around words."""
     if isinstance(value, str) and parse_value(value) == value and not set(value) & set(",[]=\"'"):
         return value
     return to_toml_value(value)
 
 
 def to_toml_value(value: Any) -> str:
-    """A value as TOML writes it."""
+    """The value in TOML."""
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, int | float):
@@ -117,7 +114,7 @@ def to_toml_value(value: Any) -> str:
 
 
 def to_toml_key(key: str) -> str:
-    """A key as TOML writes it."""
+    """The key in TOML."""
     return key if re.fullmatch(r"[A-Za-z0-9_-]+", key) else json.dumps(key, ensure_ascii=False)
 
 
@@ -134,7 +131,7 @@ def options_of(function: Callable[..., Any]) -> dict[str, Any]:
 
 
 def check_option(where: str, key: str, options: Iterable[str]) -> None:
-    """Refuse an option that is not among those there are, and say which one may have been meant."""
+    """Raise an error for an unknown option, with the most similar known one."""
     options = list(options)
     if key not in options:
         known = ", ".join(options) or "none"
@@ -144,16 +141,16 @@ def check_option(where: str, key: str, options: Iterable[str]) -> None:
 def check_options(
     where: str, options: Mapping[str, Any], *functions: Callable[..., Any], complete: bool = True
 ) -> dict[str, Any]:
-    """The options, each of the type that a signature says.
+    """Check options against the keyword-only parameters of functions, and convert them to their types.
 
     Args:
-        where: what the options belong to, for errors.
-        options: by name.
-        *functions: their keyword-only parameters are the options there are.
-        complete: whether options without a default must be there.
+        where: the thing that the options belong to, for errors.
+        options: the values by name.
+        *functions: the functions whose keyword-only parameters are the known options.
+        complete: whether options without a default must be given.
 
     Raises:
-        RecipeError: an unknown option, one that is missing, or a value of another type.
+        RecipeError: an option is unknown or missing, or a value has the wrong type.
     """
     hints = {key: hint for function in functions for key, hint in options_of(function).items()}
     checked = {}
@@ -168,46 +165,43 @@ def check_options(
 
 
 def check_type(where: str, value: Any, hint: Any) -> Any:
-    """The value, if it is of the type; whole numbers pass as floats and lists as tuples.
+    """Return a value if it has the annotated type; integers become floats and lists tuples where needed.
+
+    Args:
+        where: the name of the value, for errors.
+        value: the value to check.
+        hint: the type annotation.
 
     Raises:
-        RecipeError: it is of another type.
+        RecipeError: the value has another type.
 
     >>> check_type("lr", 1, float), check_type("milestones", [40, 60], tuple[int, ...])
     (1.0, (40, 60))
     """
-    if hint is Any:
-        return value
-    origin = get_origin(hint)
+    origin, arguments = get_origin(hint), get_args(hint)
     if origin in (Union, types.UnionType):
-        for option in get_args(hint):
-            try:
+        for option in arguments:
+            with suppress(RecipeError):
                 return check_type(where, value, option)
-            except RecipeError:
-                continue
-    elif origin is Literal:
-        if value in get_args(hint):
-            return value
-    elif origin is tuple:
-        if isinstance(value, list | tuple):
-            arguments = get_args(hint)
-            if arguments[-1:] == (Ellipsis,):
-                return tuple(check_type(where, item, arguments[0]) for item in value)
-            if len(arguments) == len(value):
-                pairs = zip(value, arguments, strict=True)
-                return tuple(check_type(where, item, argument) for item, argument in pairs)
-    elif origin is Sequence:
-        if isinstance(value, list | tuple):
-            return tuple(check_type(where, item, get_args(hint)[0]) for item in value)
-    elif origin in (dict, Mapping) or hint is dict:
-        if isinstance(value, Mapping):
-            return dict(value)
-    elif hint is float:
-        if isinstance(value, int | float) and not isinstance(value, bool):
-            return float(value)
-    elif isinstance(hint, type) and type(value) is hint:
+    elif origin in (tuple, Sequence) and isinstance(value, list | tuple):
+        if origin is Sequence or arguments[-1:] == (...,):
+            arguments = arguments[:1] * len(value)
+        if len(arguments) == len(value):
+            return tuple(check_type(where, item, each) for item, each in zip(value, arguments, strict=True))
+    elif hint is float and isinstance(value, int | float) and not isinstance(value, bool):
+        return float(value)
+    elif (
+        hint is Any
+        or type(value) is hint
+        or (origin is Literal and value in arguments)
+        or (_is_table(hint) and isinstance(value, Mapping))
+    ):
         return value
     raise RecipeError(f"{where} must be {_described(hint)}, got {value!r}")
+
+
+def _is_table(hint: Any) -> bool:
+    return hint is dict or get_origin(hint) in (dict, Mapping)
 
 
 def _described(hint: Any) -> str:
@@ -220,8 +214,8 @@ def _described(hint: Any) -> str:
         return "one of " + ", ".join(map(repr, arguments))
     if origin in (Union, types.UnionType):
         return " or ".join(_described(option) for option in arguments if option is not type(None))
-    if origin is Sequence or (origin is tuple and arguments[-1:] == (Ellipsis,)):
+    if origin is Sequence or (origin is tuple and arguments[-1:] == (...,)):
         return f"a list, each {_described(arguments[0])}"
     if origin is tuple:
         return f"a list of {len(arguments)}: {', '.join(map(_described, arguments))}"
-    return "a table" if origin in (dict, Mapping) or hint is dict else getattr(hint, "__name__", str(hint))
+    return "a table" if _is_table(hint) else getattr(hint, "__name__", str(hint))

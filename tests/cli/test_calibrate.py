@@ -1,4 +1,4 @@
-"""The commands give what the calibrators give, whatever the format or size, and fail in one line."""
+"""The commands calibrate and apply: same results as in Python for all formats and sizes, one-line errors."""
 
 import json
 import re
@@ -15,9 +15,9 @@ from typer.testing import CliRunner
 from calibrant import cli
 from calibrant.calibrators import CALIBRATORS, choose, create_calibrator, load_calibrator, save_calibrator
 from calibrant.calibrators.passes import Scaling
-from calibrant.cli import evaluating
+from calibrant.cli import prediction_files, tables
 from calibrant.evaluation import Evaluation, evaluate
-from calibrant.files import open_predictions
+from calibrant.predictions import FORMATS, WRITERS, PredictionFile, open_predictions
 
 ROWS, CLASSES = 240, 3
 PROGRAM = Path(sys.executable).with_name("calibrant")
@@ -29,7 +29,7 @@ def run(*arguments):
 
 
 def run_calibrate(*arguments, resamples=0):
-    """The command with few resamples, which are what takes time."""
+    """The command with few resamples, to save time."""
     return run("calibrate", "--resamples", resamples, *arguments)
 
 
@@ -42,7 +42,7 @@ def fails(result, *words):
 
 
 def data(seed):
-    """Logits three times too large, as float64, and labels of which one is ignored."""
+    """Float64 logits that are three times too large, and labels, one of them ignored."""
     generator = torch.Generator().manual_seed(seed)
     logits = 2 * torch.randn(ROWS, CLASSES, generator=generator, dtype=torch.float64)
     labels = logits.softmax(1).multinomial(1, generator=generator)[:, 0]
@@ -77,7 +77,7 @@ def test_files_are_written_even_if_nobody_reads_the_table(tmp_path, file, comman
     def nobody(*_):
         raise BrokenPipeError
 
-    monkeypatch.setattr(evaluating, "_print", nobody)
+    monkeypatch.setattr(tables, "print_evaluations", nobody)
     written = [tmp_path / name for name in ("report.html", "figures.json")]
     with pytest.raises(BrokenPipeError):
         run(command, file, "--resamples", 0, "--report", written[0], "--json", written[1])
@@ -93,7 +93,7 @@ def test_every_method_is_fitted_and_written(tmp_path, file, method):
     expected = create_calibrator(method).fit(logits, labels)(logits)
     torch.testing.assert_close(load_calibrator(output)(logits), expected)
     assert method in result.stdout
-    assert "was fitted to, which flatters it" in result.stdout
+    assert "fitted to these same data, so the figures flatter it" in result.stdout
 
 
 def test_temperature_is_the_default_and_printed(tmp_path, file):
@@ -158,9 +158,9 @@ def test_images_with_ignored_pixels(tmp_path):
 
 @pytest.fixture
 def all_is_large(monkeypatch):
-    """Every file is beyond the limit, and read in several batches."""
-    monkeypatch.setattr(cli.evaluating, "EXACT_LIMIT", 100)
-    monkeypatch.setattr("calibrant.files.PredictionFile.batches.__kwdefaults__", {"chunk": 60 * CLASSES})
+    """Treat every file as too large to load, and read it in several batches."""
+    monkeypatch.setattr(prediction_files, "EXACT_LIMIT", 100)
+    monkeypatch.setattr(PredictionFile.batches, "__kwdefaults__", {"chunk": 60 * CLASSES})
 
 
 @pytest.mark.usefixtures("all_is_large")
@@ -274,9 +274,9 @@ def no_work(monkeypatch):
     def work(*_, **__):
         raise AssertionError("work began before what can be known was checked")
 
-    monkeypatch.setattr(cli.evaluating, "_load", work)
-    monkeypatch.setattr(cli.evaluating, "_evaluate", work)
-    monkeypatch.setattr(cli.evaluating, "_Passes", work)
+    monkeypatch.setattr(prediction_files, "load", work)
+    monkeypatch.setattr(prediction_files, "evaluate_file", work)
+    monkeypatch.setattr(prediction_files, "Passes", work)
 
 
 @pytest.mark.usefixtures("no_work")
@@ -285,7 +285,7 @@ def test_what_cannot_be_fitted_is_refused_before_the_work(tmp_path, file):
     for option in ("--output", "--report", "--json"):
         fails(run_calibrate(file, option, out), option, f"no folder {out.parent}")
         fails(run_calibrate(file, option, tmp_path), "is a folder")
-        fails(run_calibrate(file, option, file), "one of the files of predictions")
+        fails(run_calibrate(file, option, file), "one of the files to read")
     fails(run_calibrate(file, "--output", tmp_path / "c.pt"), "ends in .safetensors")
     same = tmp_path / "a.safetensors"
     fails(run_calibrate(file, "--output", same, "--json", same), "--output and --json are the same file")
@@ -324,7 +324,7 @@ def test_a_calibrator_keeps_the_names_of_its_classes(tmp_path):
         other = save(tmp_path / "b.npz", logits, labels, class_names=np.array(list(names)))
         fails(run("apply", calibrator, other, "--output", out), "b.npz", "calibrator.safetensors", problem)
         assert not out.exists()
-    # Where there are no names, or nothing but numbers, nobody can tell.
+    # Without names, or with numbers for names, other classes cannot be recognised.
     table = tmp_path / "table.csv"
     numbers = torch.cat([labels[:, None], logits], 1).tolist()
     rows = [f"{int(label)},{','.join(map(repr, row))}" for label, *row in numbers]
@@ -367,7 +367,7 @@ def test_options_of_the_method_for_large_files(tmp_path, file):
         ("histogram-binning", ["bins=many"], ["bins must be a whole number, got 'many'"]),
         ("histogram-binning", ["bins=0"], ["bins must be at least 1"]),
         ("histogram-binning", ["bins"], ["expected option=value"]),
-        ("histogram-binning", ["bins=2", "bins=3"], ["bins is there twice"]),
+        ("histogram-binning", ["bins=2", "bins=3"], ["bins is given twice"]),
         ("histogram-binning", ["variant=toplabel"], ["variant must be one of", "'top-label'"]),
         ("bayesian-binning", ['bins=[3,"x"]'], ["bins must be a list, each a whole number"]),
         ("platt", ["smooth_targets=maybe"], ["smooth_targets must be true or false, got 'maybe'"]),
@@ -440,7 +440,10 @@ def test_half_a_file_is_never_left(tmp_path, calibrator, judged, monkeypatch):
     logits[-1] = -torch.inf
     save_calibrator(create_calibrator("matrix").fit(*data(0)), calibrator)
     infinite = save(judged, logits, labels)
-    fails(run("apply", calibrator, infinite, "--output", tmp_path / "out.npz"), "matrix makes no prob")
+    fails(
+        run("apply", calibrator, infinite, "--output", tmp_path / "out.npz"),
+        "matrix cannot turn them into prob",
+    )
     save(judged, *data(1))
     monkeypatch.setattr(Path, "replace", lambda *_: (_ for _ in ()).throw(OSError("disk full")))
     fails(run("apply", calibrator, judged, "--output", tmp_path / "out.npz"), "disk full")
@@ -456,6 +459,16 @@ def test_the_help_lists_every_method():
     assert {"evaluate", "calibrate", "apply"} <= set(commands)
     (method,) = [option for option in commands["calibrate"].params if option.name == "method"]
     assert re.findall(r"[a-z-]+", method.help.partition("one of ")[2].partition(";")[0]) == list(CALIBRATORS)
+
+
+@pytest.mark.parametrize(
+    ("command", "parameter", "suffixes"),
+    [("evaluate", "files", FORMATS), ("apply", "output", WRITERS), ("predict", "output", WRITERS)],
+)
+def test_the_help_lists_every_format(command, parameter, suffixes):
+    commands = typer.main.get_command(cli.app).commands
+    (found,) = [each for each in commands[command].params if each.name == parameter]
+    assert re.findall(r"\.[a-z]+", found.help) == list(suffixes)
 
 
 PAGE = (Path(__file__).parents[2] / "docs" / "calibrate-command.md").read_text(encoding="utf-8")

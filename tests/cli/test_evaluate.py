@@ -1,4 +1,4 @@
-"""The command line gives what the functions give, writes whole files or none, and fails in one line."""
+"""The command evaluate: same results as in Python, complete output files, one-line errors."""
 
 import json
 import re
@@ -13,9 +13,11 @@ from safetensors.torch import save_file
 from typer.testing import CliRunner
 
 import calibrant
-from calibrant import cli, files
+from calibrant import cli
+from calibrant.atomic import replace_file
+from calibrant.cli import prediction_files
 from calibrant.evaluation import Evaluation, evaluate
-from calibrant.metrics.catalogue import METRICS
+from calibrant.metrics import METRICS
 
 ROWS, CLASSES = 300, 4
 PROGRAM = Path(sys.executable).with_name("calibrant")
@@ -26,7 +28,7 @@ def run(*arguments):
 
 
 def run_evaluate(*arguments, resamples=0):
-    """The command with few resamples, which are what takes time."""
+    """The command with few resamples, to save time."""
     return run("evaluate", "--resamples", resamples, *arguments)
 
 
@@ -152,7 +154,7 @@ def test_images(tmp_path, mode):
 
 
 def test_large_files_are_streamed(tmp_path, file, monkeypatch):
-    monkeypatch.setattr(cli.evaluating, "EXACT_LIMIT", ROWS * CLASSES * 8 - 1)
+    monkeypatch.setattr(prediction_files, "EXACT_LIMIT", ROWS * CLASSES * 8 - 1)
     assert run_evaluate(file, "--json", tmp_path / "out.json").exit_code == 0
     assert not evaluations(tmp_path / "out.json")[0].exact
     assert run_evaluate(file, "--exact", "--json", tmp_path / "out.json").exit_code == 0
@@ -222,10 +224,10 @@ def test_a_file_is_replaced_whole_or_not_at_all(tmp_path, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(Path, "replace", lambda *_: (_ for _ in ()).throw(OSError("disk full")))
         with pytest.raises(OSError, match="disk full"):
-            files.replace_file(path, b"after")
+            replace_file(path, b"after")
     assert path.read_text() == "before"
     assert [path.name for path in tmp_path.iterdir()] == ["out.json"]
-    files.replace_file(path, b"after")
+    replace_file(path, b"after")
     assert path.read_text() == "after"
 
 
@@ -250,7 +252,7 @@ def no_work(monkeypatch):
     def work(*_):
         raise AssertionError("work began before what can be known was checked")
 
-    monkeypatch.setattr(cli.evaluating, "_evaluate", work)
+    monkeypatch.setattr(prediction_files, "evaluate_file", work)
 
 
 @pytest.mark.usefixtures("no_work")
@@ -259,7 +261,7 @@ def test_what_cannot_be_done_is_refused_before_the_work(tmp_path, file):
     fails(run_evaluate(file, "--json", out), "--json", f"no folder {out.parent}")
     fails(run_evaluate(file, "--report", out), "--report", f"no folder {out.parent}")
     fails(run_evaluate(file, "--json", tmp_path), "is a folder")
-    fails(run_evaluate(file, "--json", file), "one of the files to evaluate")
+    fails(run_evaluate(file, "--json", file), "one of the files to read")
     fails(run_evaluate(file, "--json", tmp_path / "a", "--report", tmp_path / "a"), "the same file")
     fails(run_evaluate(file, tmp_path / "none.npz"), "none.npz: does not exist")
     fails(run_evaluate(file, "--background", 4), "has 4 classes")
@@ -329,5 +331,5 @@ def test_version_and_help():
 def test_asking_for_help_computes_nothing():
     code = "import sys, calibrant.cli; print(list(sys.modules))"
     loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
-    for name in ("calibrant.files", "calibrant.reports", "matplotlib"):
+    for name in ("calibrant.predictions", "calibrant.reports", "matplotlib"):
         assert f"'{name}'" not in loaded

@@ -1,4 +1,4 @@
-"""The commands that train, as a user types them."""
+"""The commands for training, as a user types them."""
 
 import json
 import os
@@ -13,7 +13,7 @@ import torch
 from typer.testing import CliRunner
 
 from calibrant import LOSSES, cli
-from calibrant.files import open_predictions
+from calibrant.predictions import open_predictions
 from calibrant.training.data import TensorSplit
 from calibrant.training.recipe import Recipe, shipped_recipes
 from calibrant.training.runs import Run
@@ -37,7 +37,7 @@ def succeed(*arguments):
 
 
 def fail(*arguments):
-    """The one line of an error."""
+    """Run a command that fails, and return its one-line error."""
     result = invoke(*arguments)
     assert result.exit_code == 2, result.output
     (line,) = [line for line in result.stderr.splitlines() if line.startswith("calibrant: ")]

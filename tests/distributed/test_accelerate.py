@@ -1,4 +1,4 @@
-"""Processes under Accelerate learn and report what one process with all of the data does.
+"""Several processes under Accelerate learn and report the same as one process with all data.
 
 Starting processes takes seconds, so one start serves all tests; they look at what it left behind.
 """
@@ -25,10 +25,10 @@ from calibrant.integrations.accelerate import adapt_on, evaluate_on, own_rows, p
 from ..evaluations import assert_same as assert_same_evaluation
 from .processes import Results, in_processes
 
-KEYS = ["cals-alm", "adafocal"]  # of every kind of state; `test_adaptation.py` has all
+KEYS = ["cals-alm", "adafocal"]  # one for each kind of state; `test_adaptation.py` tests all losses
 
 CLASSES, FEATURES, VALIDATION = 4, 6, 23
-EPOCHS = 12  # enough for schedules that look every tenth time
+EPOCHS = 12  # more than the ten passes of some schedules
 PROCESSES = [3]
 
 WAYS: dict[str, dict[str, Any]] = {
@@ -39,11 +39,11 @@ WAYS: dict[str, dict[str, Any]] = {
     "dispatched": {"dispatch_batches": True},
     "dispatched, split": {"dispatch_batches": True, "split_batches": True},
 }
-SIZES = [2, 4, 5, 12, 13, 17]  # a single element is too few for accelerate to deal out to three
+SIZES = [2, 4, 5, 12, 13, 17]  # accelerate cannot split a single element between three processes
 
 
 class Stream(IterableDataset):
-    """Without a length; accelerate dispatches it unless told otherwise."""
+    """A data set without a length, which accelerate dispatches by default."""
 
     def __init__(self, size: int) -> None:
         self.size = size
@@ -53,7 +53,7 @@ class Stream(IterableDataset):
 
 
 def accelerator_of(rank: int, count: int, **options: Any) -> Accelerator:
-    """As under ``torchrun``, whose variables accelerate reads."""
+    """Run with the environment variables of ``torchrun``, which accelerate reads."""
     os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank)}
     os.environ |= {"WORLD_SIZE": str(count), "LOCAL_WORLD_SIZE": str(count), "OMP_NUM_THREADS": "1"}
     return Accelerator(cpu=True, dataloader_config=DataLoaderConfiguration(**options))
@@ -89,7 +89,7 @@ def work(count: int, folder: Path, rank: int) -> Results:
 
 
 def rows(accelerator: Accelerator, data: Any) -> list[tuple[list[int], list[int] | None]]:
-    """For each size, what this process keeps and what a gathering keeps, where batches are even."""
+    """For each size, the elements that this process keeps and those that gathering keeps."""
     found = []
     for size in SIZES:
         loader = accelerator.prepare(DataLoader(data(size), 6 if accelerator.split_batches else 2))
@@ -116,7 +116,7 @@ def test_every_element_is_one_processes_own(way: str, apart: list[Results]) -> N
 
 
 def data(size: int, seed: int) -> TensorDataset:
-    """Elements that grow with their number: repeats of the first ones would be noticed."""
+    """Elements of growing size, so that repeats of the first ones change the result."""
     generator = torch.Generator().manual_seed(seed)
     inputs = 50 * torch.randn(size, FEATURES, dtype=torch.float64, generator=generator)
     inputs *= torch.linspace(0.1, 2, size, dtype=torch.float64).unsqueeze(1)
@@ -124,7 +124,7 @@ def data(size: int, seed: int) -> TensorDataset:
 
 
 def normalizing_model() -> nn.Module:
-    """Its buffers are broadcast in every forward of DDP, which must not happen where batches are uneven."""
+    """A network with buffers, which DDP must not broadcast in its forward pass if batches are uneven."""
     torch.manual_seed(1)
     model = nn.Sequential(nn.Linear(FEATURES, 8), nn.BatchNorm1d(8), nn.Linear(8, CLASSES))
     return model.double()
@@ -172,7 +172,7 @@ def test_a_pass_is_the_same_in_every_process(way: str, apart: list[Results]) -> 
 
 
 def inside_training(accelerator: Accelerator) -> dict[str, Any]:
-    """Passes in the middle of a training epoch and at its last batch, which has repeats of its own."""
+    """Adapt in the middle of a training epoch and at its last batch, which has repeats, too."""
     loss = create_loss("cals-alm", CLASSES)
     model, loader = accelerator.prepare(normalizing_model()), validation_loader(accelerator)
     training = accelerator.prepare(DataLoader(data(13, 2), 2))
@@ -214,7 +214,7 @@ def test_a_loader_that_was_not_prepared_is_refused(apart: list[Results]) -> None
 def train(
     accelerator: Accelerator | None, key: str, save_to: Path | None = None, load_from: Path | None = None
 ) -> dict[str, Any]:
-    """Saves in the middle; started again from there, does the second half only."""
+    """Train and save in the middle, or resume from there."""
     torch.manual_seed(1)
     model: Any = nn.Linear(FEATURES, CLASSES, dtype=torch.float64)
     optimizer: Any = torch.optim.SGD(model.parameters(), lr=1e-4, momentum=0.9)

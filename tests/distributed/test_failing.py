@@ -1,4 +1,4 @@
-"""No process waits for ever: not for one without data, nor one that failed, nor one that never comes."""
+"""No process waits for ever for another one that has no data, fails, or never arrives."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 from calibrant import Evaluator, adapt_on, create_loss, evaluate_on
+from calibrant.distributed import OtherProcessError
 
 from .processes import Results, in_processes
 
@@ -57,7 +58,7 @@ def figures(evaluation: Any) -> list[float]:
 
 
 class Wrapper(nn.Module):
-    """A module around DDP, such as Fabric's."""
+    """A wrapper around DDP, such as that of Fabric."""
 
     def __init__(self, inner: nn.Module) -> None:
         super().__init__()
@@ -71,7 +72,7 @@ def scenarios(folder: Path, rank: int) -> Results:
     found: Results = {}
     batches = [data()[:4], data()[4:]]
 
-    # A rank that fails, with the other none the wiser; and a clean pass afterwards.
+    # One rank fails, then a clean pass follows.
     for key in ("cals-alm", "adafocal"):
         loss = create_loss(key, K)
         share = broken(batches) if rank == 1 else batches
@@ -86,7 +87,7 @@ def scenarios(folder: Path, rank: int) -> Results:
     for way in ("uneven", "wrapped"):
         model = DistributedDataParallel(network())
         if rank == 1:
-            model.module[1].running_mean += 1  # as after its last step, on data of its own
+            model.module[1].running_mean += 1  # as after a step on its own data
         used = model if way == "uneven" else Wrapper(model)
         loss = create_loss("cals-alm", K)
         found[f"{way} samples"] = adapt_on(loss, used, share).samples.item()
@@ -94,7 +95,7 @@ def scenarios(folder: Path, rank: int) -> Results:
         found[f"{way} multiplier"] = loss.multiplier.clone()
         found[f"{way} in step"] = model.require_forward_param_sync
 
-    # Evaluators that know nothing, or something else, about the number of classes.
+    # Evaluators without a number of classes, or with different numbers.
     evaluator = Evaluator(resamples=0)
     if rank == 0:
         evaluator.update(torch.randn(4, K), torch.tensor([0, 1, 2, 0]))
@@ -108,7 +109,7 @@ def scenarios(folder: Path, rank: int) -> Results:
     found["padded figures"] = figures(evaluate_on(model, loader, resamples=0))
     found["padded multiplier"] = loss.multiplier.clone()
 
-    # One that never comes. The last scenario: after a time-out gloo's connection cannot be used any more.
+    # One rank never arrives. The last scenario, because gloo's connection is unusable after a time-out.
     if rank == 0:
         loss.observe(torch.randn(4, K), torch.tensor([0, 1, 2, 0]))
         state = loss.multiplier.clone()
@@ -127,7 +128,9 @@ def scenarios(folder: Path, rank: int) -> Results:
 @pytest.mark.parametrize("what", ["cals-alm", "adafocal", "evaluation"])
 def test_all_fail_if_one_does(what: str, found: list[Results]) -> None:
     assert found[1][f"{what} fails"] == "OSError: the disk is gone"
-    assert found[0][f"{what} fails"].startswith("RuntimeError: 1 of 2 processes failed while ")
+    assert found[0][f"{what} fails"].startswith("OtherProcessError: 1 of 2 processes failed while ")
+    assert found[0][f"{what} fails"].endswith(": OSError: the disk is gone")
+    assert issubclass(OtherProcessError, RuntimeError)
 
 
 @pytest.mark.parametrize("key", ["cals-alm", "adafocal"])
@@ -185,7 +188,7 @@ def test_a_process_that_is_gone_is_reported(tmp_path: Any) -> None:
 
 
 class Classifier(nn.Module):
-    """A network with its loss inside of what is wrapped."""
+    """A network that contains its loss."""
 
     def __init__(self) -> None:
         super().__init__()

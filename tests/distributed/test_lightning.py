@@ -81,7 +81,7 @@ def trainer(callback: Calibration, processes: int) -> pl.Trainer:
 
 
 def training(processes: int) -> DataLoader[Any]:
-    """In order, where Lightning's own sampler would shuffle; without repeats."""
+    """A sampler without shuffling and repeats."""
     rank = int(os.environ.get("LOCAL_RANK", 0))
     sampler = DistributedSampler(TRAIN, processes, rank, shuffle=False)
     return DataLoader(TRAIN, BATCH // processes, sampler=sampler)
@@ -92,7 +92,7 @@ def loader(data: TensorDataset, processes: int) -> DataLoader[Any]:
 
 
 def learn(key: str, processes: int) -> Results:
-    """Fit, test by a new trainer, and validate by the one that has fitted."""
+    """Fit, test with a new trainer, and validate with the first one."""
     made, run = Classifier(key), trainer(Calibration(timeout=30), processes)
     run.fit(made, training(processes), loader(VALIDATION, processes))
     logged = {name: value.item() for name, value in run.callback_metrics.items()}
@@ -116,7 +116,7 @@ def learn(key: str, processes: int) -> Results:
 
 
 def learn_apart(folder: Path, rank: int) -> Results:
-    """As torchrun would have started it."""
+    """Run with the environment variables of torchrun."""
     os.environ.update(
         RANK=str(rank),
         LOCAL_RANK=str(rank),
@@ -128,7 +128,7 @@ def learn_apart(folder: Path, rank: int) -> Results:
         TORCHELASTIC_RUN_ID="tests",
     )
     found: Results = {key: learn(key, 2) for key in KEYS}
-    # Last, because nobody can talk with anybody afterwards.
+    # Last, because the processes cannot communicate afterwards.
     try:
         trainer(Calibration(timeout=3), 2).fit(
             Classifier("cals-alm", failing=1), training(2), loader(VALIDATION, 2)
@@ -137,7 +137,7 @@ def learn_apart(folder: Path, rank: int) -> Results:
     except (RuntimeError, ValueError) as error:
         found["error"] = f"{type(error).__name__}: {error}"
     (folder / f"done {rank}").touch()
-    while not (folder / "done 0").exists():  # a process that has failed but does not end, the worst case
+    while not (folder / "done 0").exists():  # the worst case: a process that has failed but does not end
         time.sleep(0.05)
     return found
 
@@ -166,7 +166,7 @@ def test_two_processes_learn_what_one_learns(key: str, apart: list[Results], alo
 
 @pytest.mark.parametrize("key", KEYS)
 def test_repeats_would_have_shown(key: str, alone: Results) -> None:
-    """The data are such that a repeated element changes what is learned."""
+    """A repeated element changes the learned state."""
     made, run = Classifier(key), trainer(Calibration(), 1)
     repeated = TensorDataset(*(torch.cat([tensor, tensor[:1]]) for tensor in VALIDATION.tensors))
     run.fit(made, training(1), loader(repeated, 1))
@@ -197,7 +197,7 @@ def test_repeats_that_cannot_be_known_are_told_of(key: str, apart: list[Results]
 def test_a_process_that_fails_does_not_keep_the_other_waiting(apart: list[Results]) -> None:
     assert apart[1]["error"] == "ValueError: on purpose"
     assert apart[0]["error"].startswith(
-        "RuntimeError: process 0 of 2 waited for the others, but one did not come"
+        "RuntimeError: process 0 of 2 waited for the others, but one did not arrive"
     )
     assert "within 3 seconds" in apart[0]["error"]
 
@@ -216,7 +216,7 @@ def test_a_failure_in_the_first_process_ends_the_other() -> None:
     program = subprocess.run(command, stderr=subprocess.PIPE, text=True, timeout=180)
     assert program.returncode != 0
     assert "ValueError: on purpose" in program.stderr
-    assert "RuntimeError: process 1 of 2 waited for the others, but one did not come" in program.stderr
+    assert "RuntimeError: process 1 of 2 waited for the others, but one did not arrive" in program.stderr
 
 
 if __name__ == "__main__":

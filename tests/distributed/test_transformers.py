@@ -1,4 +1,4 @@
-"""Two processes that torchrun starts train, adapt and resume under Trainer as one process does.
+"""Two processes under torchrun train, adapt and resume with Trainer as one process does.
 
 Starting processes takes seconds, so one start serves all tests; they look at what it left behind. This file
 is also the program that torchrun starts.
@@ -23,15 +23,15 @@ from calibrant.integrations.transformers import Calibration
 
 ROOT = Path(__file__).parents[2]
 CLASSES = 3
-STEP = 4  # sentences of an optimizer step, on all processes together
+STEP = 4  # sentences per optimizer step, on all processes
 SIZES = [7, 5]
-"""Of the validation set. In batches of two, the second process has one sentence too many, or two."""
+"""Sizes of the validation set. In batches of two, the second process has one or two repeats."""
 
 Results = dict[str, Any]
 
 
 def tagged(count: int, seed: int) -> list[dict[str, Tensor]]:
-    """Sentences of which ever fewer words have a label, from 8 down to 1."""
+    """Sentences with 8, 7, ... 1 labelled words."""
     words = torch.randint(1, 20, (count, 8), generator=torch.Generator().manual_seed(seed))
     labels = words % CLASSES
     for number, row in enumerate(labels):
@@ -47,7 +47,7 @@ class InOrder(Trainer):
 
 
 class Noting(TrainerCallback):
-    """Notes how many elements the loss adapted to, on all processes."""
+    """Records the number of elements in each adaptation pass, on all processes."""
 
     def __init__(self, loss: nn.Module) -> None:
         self.samples: list[int] = []
@@ -157,7 +157,7 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> Results:
 def assert_close(state: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
     assert state.keys() == expected.keys()
     for name, value in expected.items():
-        # Averaging gradients rounds otherwise than a larger batch, and training carries that along.
+        # Averaged gradients are rounded differently from those of a larger batch.
         torch.testing.assert_close(state[name], value, rtol=1e-5, atol=1e-5)
 
 
@@ -196,7 +196,7 @@ def test_an_evaluation_after_training_is_of_all_data_and_leaves_the_loss_alone(
     for found in together:
         assert_identical(found[str(size)]["loss after evaluating"], found[str(size)]["loss"])
         metrics, expected = dict(found[str(size)]["metrics"]), dict(alone[str(size)]["metrics"])
-        # Trainer's own: a mean over batches, in which repeats and the numbers of tokens count otherwise.
+        # Trainer's own loss is a mean over batches, with other weights for repeats and tokens.
         assert metrics.pop("loss") == pytest.approx(expected.pop("loss"), rel=0.5)
         assert metrics == pytest.approx(expected, rel=1e-4)
 

@@ -1,7 +1,7 @@
-"""Under Accelerate every element counts once, checkpoints carry the loss, and nothing else changes.
+"""Under Accelerate, every element counts once, checkpoints contain the loss, and nothing else changes.
 
-What needs real processes is in `tests/distributed/test_accelerate.py`; here accelerate only pretends that
-there are several, which is fast enough to try every size.
+Here accelerate only simulates several processes, which is fast enough to try every size. Tests with real
+processes are in `tests/distributed/test_accelerate.py`.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ CLASSES, FEATURES = 4, 6
 
 @pytest.fixture(autouse=True)
 def fresh_states() -> Iterator[None]:
-    """Accelerate's states are shared by all of a process's accelerators, and so by tests."""
+    """Reset the state that all accelerators of a process, and so all tests, share."""
     yield
     AcceleratorState._reset_state(reset_partial_state=True)
     GradientState._reset_state()
@@ -54,13 +54,13 @@ def accelerator() -> Accelerator:
 
 
 def drawn(loader: DataLoader, processes: int, **options: Any) -> tuple[list[int], list[int]]:
-    """What all processes draw and what they keep, in the order in which a gathering would have it."""
+    """The elements that all processes draw and keep, in the order of gathering."""
     all_batches: list[list[tuple[list[int], int]]] = []
     for place in range(processes):
         torch.manual_seed(0)
         shard = prepare_data_loader(loader, num_processes=processes, process_index=place, **options)
         generator = getattr(loader.sampler, "generator", None)
-        if generator is not None:  # which accelerate makes the same in all processes
+        if generator is not None:  # accelerate makes it the same in all processes
             generator.manual_seed(0)
         all_batches.append([(batch.tolist(), own_rows(len(batch))) for batch in shard])
     together, kept = [], []
@@ -166,7 +166,7 @@ def test_batch_samplers(processes: int) -> None:
         sampler = BatchSampler(SequentialSampler(range(size)), 2, drop_last=False)
         assert drawn(DataLoader(range(size), batch_sampler=sampler), processes)[1] == list(range(size))
 
-        # The loader itself does not know that this one drops.
+        # The loader does not know that its batch sampler drops batches.
         sampler = BatchSampler(SequentialSampler(range(size)), 4, drop_last=True)
         together, kept = drawn(DataLoader(range(size), batch_sampler=sampler), processes)
         assert kept == together == list(range(len(kept)))
@@ -217,7 +217,7 @@ def test_outside_of_a_loader_all_rows_are_data() -> None:
 
 
 class Recorder:
-    """Stands for an accelerator of another device."""
+    """Replaces an accelerator on another device."""
 
     device = torch.device("meta")
 
@@ -288,7 +288,7 @@ def plain(key: str, epochs: int) -> tuple[nn.Module, nn.Module]:
 def accelerated(
     key: str, epochs: int, save_to: Path | None = None, load_from: Path | None = None
 ) -> tuple[nn.Module, nn.Module]:
-    """Saves in the middle; started again from there, does the second half only."""
+    """Train and save in the middle, or resume from there."""
     accelerator = Accelerator(cpu=True)
     model, optimizer, training, validation, loss = setting(key)
     model, optimizer, training, validation = accelerator.prepare(model, optimizer, training, validation)
@@ -325,7 +325,7 @@ def test_the_result_is_the_plain_loops(key: str) -> None:
 @pytest.mark.parametrize("key", ["cals-alm", "cals-hr", "adafocal"])
 def test_a_run_goes_on_from_a_checkpoint_as_if_it_had_not_stopped(key: str, tmp_path: Path) -> None:
     whole = states(accelerated(key, 12, save_to=tmp_path))
-    torch.manual_seed(99)  # what a new process would have
+    torch.manual_seed(99)  # as in a new process
     resumed = states(accelerated(key, 12, load_from=tmp_path))
     assert_identical(resumed, whole)
     assert resumed["1.passes"] == 12
@@ -362,7 +362,7 @@ def test_alone_any_batches_do(accelerator: Accelerator) -> None:
     model, _, _, validation, loss = setting("cals-alm")
     with pytest.warns(UserWarning, match="not given to prepare_loss"):
         assert adapt_on(accelerator, loss, model, list(validation)).samples == 23
-    assert adapt_on(accelerator, loss, model, list(validation)).samples == 23  # told once
+    assert adapt_on(accelerator, loss, model, list(validation)).samples == 23  # warned only once
     assert evaluate_on(accelerator, model, list(validation), resamples=0).samples == 23
 
 

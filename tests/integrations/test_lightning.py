@@ -1,4 +1,4 @@
-"""The callback makes Lightning's Trainer do what a plain loop with `adapt_on` does, and nothing more."""
+"""Lightning with the callback gives the results of a plain loop with `adapt_on`, and nothing else changes."""
 
 import warnings
 from types import SimpleNamespace
@@ -49,7 +49,7 @@ def network():
 
 
 def module(key="cals-alm", pl=lightning.pytorch, **overrides):
-    """A LightningModule as people write them; ``overrides`` are methods and what __init__ puts into it."""
+    """A typical LightningModule; ``overrides`` are methods and attributes."""
 
     def training_step(self, batch):
         return self.loss(self.network(batch[0]), batch[1])
@@ -98,7 +98,7 @@ def fit(made, callback=None, validation=None, *, pl=lightning.pytorch, ckpt_path
 
 
 def plain_loop(key="cals-alm", *, every=None, data=VALIDATION, epochs=EPOCHS):
-    """What the callback is to be equal to: adapt after every so many steps, or after the epoch."""
+    """The expected result: a plain loop that adapts after a number of steps, or after the epoch."""
     model, loss = network(), calibrant.create_loss(key, CLASSES)
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3, momentum=0.9)
     every = len(loader(TRAIN)) if every is None else every
@@ -127,7 +127,7 @@ def moved(found, key="cals-alm"):
 
 
 class Note(lightning.pytorch.Callback):
-    """Notes at some hook what the test wants to know of the moment."""
+    """Records something at a hook."""
 
     def __init__(self, hook, look):
         self.found = []
@@ -135,7 +135,7 @@ class Note(lightning.pytorch.Callback):
 
 
 def assert_clean(made):
-    """No hook and no sums are left."""
+    """Assert that no hook and no sums are left."""
     assert not made.loss._forward_hooks
     assert getattr(made.loss, "_observed", None) is None
 
@@ -233,7 +233,7 @@ def test_a_checkpoint_of_a_validation_run_holds_what_it_taught(tmp_path):
         tmp_path, "{epoch}", monitor="val/ece", save_top_k=-1, save_on_train_epoch_end=False
     )
     made = module()
-    # The Trainer puts checkpoint callbacks last; should it ever not, the first place is the hard one.
+    # The Trainer moves checkpoint callbacks to the end. The first place is the harder case.
     run = lightning.pytorch.Trainer(
         max_epochs=EPOCHS,
         accelerator="cpu",
@@ -274,7 +274,7 @@ def test_resuming_in_the_middle_of_an_epoch_keeps_count(tmp_path):
     assert torch.load(half, weights_only=True)["state_dict"]["loss.passes"] == 3
     fit(second, callbacks=[keeper()], ckpt_path=half, **options)
     assert second.loss.passes == whole.loss.passes == 2 * EPOCHS
-    # The weights are not compared: Lightning begins again with the first batch of the loader.
+    # The weights are not compared: Lightning starts again with the first batch of the loader.
 
 
 # ------------------------------------------------------------------------------------------ interruptions
@@ -305,10 +305,10 @@ def test_an_interrupted_validation_leaves_nothing_behind(place, error):
     if place == "validation_step":
         assert not moved(state(broken))
     else:
-        assert broken.loss.passes == 1  # the callback's hook comes before the module's
+        assert broken.loss.passes == 1  # the callback's hook runs before the module's
     broken.healthy = True
     broken.load_state_dict(fresh)
-    broken.train()  # Lightning leaves it in the mode of the validation
+    broken.train()  # Lightning leaves it in evaluation mode
     fit(broken, callback)
     assert_equal(state(broken), plain_loop())
 
@@ -435,7 +435,7 @@ def test_a_compiled_loss(name):
         lambda run, made: (len(made.loss._forward_hooks), len(made.loss._orig_mod._forward_hooks)),
     )
     fit(made, Calibration(loss=name), callbacks=[hooks])
-    assert set(hooks.found) == {(1, 0)}  # inside, it would become a part of what is compiled
+    assert set(hooks.found) == {(1, 0)}  # a hook inside would be compiled
     assert not made.loss._forward_hooks
     assert not made.loss._orig_mod._forward_hooks
     found = {key.replace("_orig_mod.", ""): value for key, value in state(made).items()}
@@ -507,7 +507,7 @@ def test_repeats_of_a_sampler_do_not_count(gather):
 
 
 def test_repeats_among_flattened_rows():
-    """Three rows of logits for every element, as token classification has them after a reshape."""
+    """Three rows of logits for every element, as in token classification after a reshape."""
 
     def validation_step(self, batch):
         logits = (
@@ -523,7 +523,7 @@ def test_repeats_among_flattened_rows():
 
 
 def test_repeats_among_ready_made_batches():
-    """A data set whose elements are batches, of which the last is a repeat."""
+    """A data set whose elements are batches; the last one is a repeat."""
     inputs, target = VALIDATION.tensors
     batches = list(zip(inputs.split(3), target.split(3), strict=True))
     assert len(batches) == 7
@@ -541,7 +541,8 @@ def test_repeats_among_rows_that_cannot_be_told_apart():
         self.loss(logits[keep], batch[1][keep])
 
     with pytest.raises(
-        ValueError, match="1 of 3 elements in this batch are repeats of the sampler, but which of"
+        ValueError,
+        match="1 of 3 elements in this batch are repeats of the sampler, but it is not known which",
     ):
         fit(
             module(validation_step=validation_step),
@@ -587,7 +588,7 @@ def test_a_collection_of_ones_own():
     assert run.callback_metrics["val/my_accuracy"].item() == pytest.approx(expected.accuracy)
     assert run.callback_metrics["val/my_mce"].item() == pytest.approx(expected.mce)
     assert "val/ece" not in run.callback_metrics
-    assert metrics["mce"].update_count == 1  # the user's own is left alone
+    assert metrics["mce"].update_count == 1  # the user's own metric is unchanged
     (tested,) = trainer(Calibration(metrics=metrics)).test(made, loader(VALIDATION), verbose=False)
     assert tested["test/my_mce"] == pytest.approx(expected.mce)
 
@@ -677,7 +678,7 @@ def test_the_time_out_is_passed_on(monkeypatch):
     reason="this Lightning does not average weights",
 )
 def test_averaged_weights():
-    """Such a callback validates an average, buffers included, then puts the module's own values back."""
+    """The callback validates averaged weights and buffers, then restores the module's own."""
 
     def average():
         return lightning.pytorch.callbacks.EMAWeightAveraging(decay=0.5)
@@ -704,12 +705,12 @@ def test_averaged_weights():
     assert any(
         not any(torch.equal(each, mine) for mine in own.found) for each in averages
     )  # there were others
-    with pytest.raises(RuntimeError, match=r"not its own at the end of validation.*: put Calibration after"):
+    with pytest.raises(RuntimeError, match=r"not its own at the end of validation.*put Calibration after"):
         fit(module(), callbacks=[average()])
 
 
 class FSDPStrategy:
-    """Stands in for Lightning's, which cannot be made without a GPU."""
+    """Replaces Lightning's strategy, which needs a GPU."""
 
     root_device = torch.device("cpu")
 
@@ -756,7 +757,7 @@ def test_sharding_leaves_all_losses_alone():
 
 
 def test_lightnings_strategy_keeps_what_is_asked_for():
-    """The stand-in is like what it stands for."""
+    """The replacement has the attributes of the real strategy."""
     strategy = lightning.pytorch.strategies.FSDPStrategy(ignored_modules=[])
     assert strategy.kwargs["ignored_modules"] == []
     assert type(strategy).__name__ == FSDPStrategy.__name__

@@ -1,4 +1,4 @@
-"""One tiny problem, trained in every way there is: the losses learn the same."""
+"""All trainers learn the same state of the loss on one small problem."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ class Rows(Dataset):
 
 
 class WithLogits(nn.Module):
-    """The network as the Trainer takes it."""
+    """The network with the interface of the Trainer."""
 
     def __init__(self) -> None:
         super().__init__()

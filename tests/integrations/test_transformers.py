@@ -1,4 +1,4 @@
-"""What a Trainer with `Calibration` does is what the plain loop does, and nothing else moves the loss."""
+"""A Trainer with `Calibration` gives the results of a plain loop, and nothing else changes the loss."""
 
 import copy
 import functools
@@ -59,7 +59,7 @@ def sentences(count, seed=0):
 
 
 def tagged(count, seed=0):
-    """Sentences of which ever fewer words have a label, from 8 down to 1."""
+    """Sentences with 8, 7, ... 1 labelled words."""
     rows = []
     for number, sentence in enumerate(sentences(count, seed)):
         words = torch.cat([sentence["input_ids"], sentence["input_ids"][:2]])
@@ -132,7 +132,7 @@ def assert_close(state, expected, tolerance=1e-5):
 
 @pytest.fixture
 def observed(monkeypatch):
-    """How many valid elements each pass had that an augmented Lagrangian adapted to."""
+    """The number of valid elements in each adaptation pass of an augmented Lagrangian."""
     counts = []
     adapt = AdaptiveLoss.adapt
 
@@ -245,7 +245,7 @@ def test_only_losses_that_are_means_are_taken():
 
 
 def train_plainly(model, loss, train, validation, *, epochs, batch, rate):
-    """What the trainer is compared with: optimizer steps on whole batches, then one pass of adaptation."""
+    """The expected result: optimizer steps on whole batches, then one adaptation pass."""
 
     def tensors(rows):
         return {name: torch.stack([row[name] for row in rows]) for name in rows[0]}
@@ -280,7 +280,7 @@ STILL = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
 @pytest.mark.parametrize("key", ["cals-alm", "adafocal"])
 @pytest.mark.parametrize("accumulation", [1, 4])
 def test_tokens_of_unequal_number_train_as_in_a_plain_loop(key, accumulation, tmp_path, observed):
-    """Batches of 4 sentences at once, or accumulated from one sentence each with 8, 7, 6 and 5 labels."""
+    """Batches of 4 sentences, or gradients accumulated over sentences with 8, 7, 6 and 5 labels."""
     train, validation = tagged(16), tagged(5, seed=1)
     options = {"margin": 0.5} if key == "cals-alm" else {}
     expected_loss, expected = (
@@ -424,11 +424,11 @@ def test_evaluations_before_and_after_training_leave_the_loss_alone(tmp_path, ob
     trainer.predict(sentences(5))
     assert_identical(snapshot(calibration.loss), learned)
     with pytest.raises(RuntimeError, match="nothing to learn from"):
-        calibration.loss.adapt()  # and nothing was kept for later either
+        calibration.loss.adapt()  # and no sums were kept
 
 
 class Interrupting(TrainerCallback):
-    """Ends the program's patience at some event of the second epoch."""
+    """Interrupts training at an event of the second epoch."""
 
     def __init__(self, event):
         setattr(self, event, self.interrupt)
@@ -454,7 +454,7 @@ def test_an_evaluation_after_an_interruption_leaves_the_loss_alone(event, tmp_pa
     assert len(observed) == passes
     assert_identical(snapshot(calibration.loss), learned)
     trainer.train()
-    assert observed[passes:] == [7, 7]  # what was observed before the interruption is forgotten
+    assert observed[passes:] == [7, 7]  # the sums from before the interruption are dropped
 
 
 def test_an_evaluation_that_fails_at_its_first_batch_is_not_continued(tmp_path, observed, monkeypatch):
@@ -462,7 +462,7 @@ def test_an_evaluation_that_fails_at_its_first_batch_is_not_continued(tmp_path, 
     trainer = trainer_for(calibration, tmp_path, model=model)
     forward, trouble = type(model).forward, [True]
 
-    @functools.wraps(forward)  # Trainer looks at its signature
+    @functools.wraps(forward)  # Trainer inspects its signature
     def failing(self, *arguments, **options):
         if trouble and not torch.is_grad_enabled():
             raise MemoryError
@@ -472,13 +472,13 @@ def test_an_evaluation_that_fails_at_its_first_batch_is_not_continued(tmp_path, 
     with pytest.raises(MemoryError):
         trainer.train()
     trouble.clear()
-    assert trainer.control.should_evaluate  # the trainer itself still believes that it is asked to
+    assert trainer.control.should_evaluate  # the trainer has not cleared its flag
     trainer.evaluate(sentences(20, seed=9))
     assert observed == []
 
 
 class Meddling(TrainerCallback):
-    """The well-known way to evaluate on other data after an epoch, which copies the control object."""
+    """A common way to evaluate on other data after an epoch; it copies the control object."""
 
     trainer = None
 
@@ -504,7 +504,7 @@ def test_evaluations_of_other_callbacks_do_not_count_nor_disturb(prefix, first, 
 
 
 class EvaluatingTwice(InOrder):
-    """Whoever overrides `evaluate` to look at the test set as well, under the same prefix."""
+    """Overrides `evaluate` to evaluate the test set as well, under the same prefix."""
 
     def evaluate(self, *arguments, **options):
         metrics = super().evaluate(*arguments, **options)
@@ -520,7 +520,7 @@ def test_only_the_first_evaluation_after_a_step_counts(tmp_path, observed):
 def test_one_of_several_evaluation_sets_is_learned_from(tmp_path, observed):
     sets = {"test": sentences(20, seed=9), "validation": sentences(7, seed=1), "other": sentences(9, seed=8)}
     calibration = Calibration(alm(), learn_from="validation")
-    # Without dropout: every loader draws from the generator that dropout draws from.
+    # Without dropout, because loaders and dropout draw from the same generator.
     trainer = trainer_for(calibration, tmp_path / "a", model=bert(**STILL), evaluate=sets, measure=True)
     trainer.train()
     assert observed == [7, 7]
@@ -555,12 +555,12 @@ def test_several_evaluation_sets_need_a_word_on_which_to_learn_from(tmp_path, ob
     ids=["epochs", "epochs, with callbacks", "middle", "before any"],
 )
 def test_a_resumed_run_ends_as_an_uninterrupted_one(schedule, checkpoint, restore, tmp_path):
-    """Four steps an epoch, with dropout, so that the generators' states count too."""
+    """Four steps per epoch, with dropout, so that the state of the generators matters."""
     options = {**schedule, "num_train_epochs": 4, "restore_callback_states_from_checkpoint": restore}
     whole = Calibration(alm())
     trainer = trainer_for(whole, tmp_path, **options)
     trainer.train()
-    resumed = Calibration(alm(initial_multiplier=0.5))  # not what the checkpoint says
+    resumed = Calibration(alm(initial_multiplier=0.5))  # not the value in the checkpoint
     again = trainer_for(resumed, tmp_path / "again", **options)
     torch.manual_seed(77)
     again.train(resume_from_checkpoint=str(tmp_path / f"checkpoint-{checkpoint}"))
@@ -617,7 +617,7 @@ def test_every_trial_of_a_search_begins_with_a_fresh_loss(tmp_path):
     trainer_for(calibration, tmp_path, num_train_epochs=1).train()
     learned = snapshot(calibration.loss)
     calibration.on_train_begin(arguments, TrainerState(), TrainerControl())
-    assert_identical(snapshot(calibration.loss), learned)  # training goes on with what there is
+    assert_identical(snapshot(calibration.loss), learned)  # training continues with the state in memory
     calibration.on_train_begin(arguments, TrainerState(is_hyper_param_search=True), TrainerControl())
     assert_identical(snapshot(calibration.loss), snapshot(alm()))
 
@@ -691,7 +691,7 @@ def test_metrics_are_those_of_an_evaluation(convert):
     assert found == pytest.approx(figures(logits, labels))
     assert {type(value) for value in found.values()} == {float}
     again = calibration.compute_metrics(EvalPrediction((convert(logits), convert(logits)), convert(labels)))
-    assert again == found  # nothing is left from before; some models return more than logits
+    assert again == found  # the sums were reset; some models return more than logits
     batches = [[convert(part) for part in tensor.split(30)] for tensor in (logits, labels)]
     assert calibration.compute_metrics(EvalPrediction(*batches)) == pytest.approx(found)
 

@@ -11,9 +11,9 @@ import torch
 
 from calibrant.calibrators import Temperature
 from calibrant.evaluation import evaluate
-from calibrant.files import open_predictions
 from calibrant.metrics.ood import detection, entropy
 from calibrant.options import Choice, RecipeError
+from calibrant.predictions import open_predictions
 from calibrant.training import engine, runs
 from calibrant.training.data import load_data
 from calibrant.training.engine import train

@@ -12,9 +12,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from calibrant.atomic import replace_file
 from calibrant.calibrators.base import Calibrator
 from calibrant.calibrators.registry import create_calibrator
-from calibrant.files import replace_file
 
 _FORMAT = "calibrant-calibrator-1"
 

@@ -1,9 +1,10 @@
-"""The command line: parse, call, print."""
+"""The command line: each command is one file, and its name stands in the import below."""
 
-from calibrant.cli import evaluating, training
+# `calibrant --help` lists the commands in this order.
+from calibrant.cli import evaluate, calibrate, apply, train, compare, predict, losses, recipes  # noqa: F401, I001
 from calibrant.cli.terminal import app
 
-__all__ = ["app", "evaluating", "main", "training"]
+__all__ = ["app", "main"]
 
 
 def main() -> None:

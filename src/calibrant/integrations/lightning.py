@@ -1,9 +1,8 @@
-"""Adaptive losses and calibration metrics in Lightning: one callback for what a validation run has to do."""
+"""A Lightning callback that adapts the loss after every validation run and logs calibration metrics."""
 
 from __future__ import annotations
 
 import importlib
-import warnings
 import weakref
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -15,17 +14,18 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from calibrant.inference import Share
+from calibrant.inference import OwnRows, own_rows_in
+from calibrant.integrations.adaptive import uncompiled, warn
 from calibrant.losses import AdaptiveLoss, Loss
 
 __all__ = ["Calibration"]
 
 PACKAGES = ("lightning.pytorch", "pytorch_lightning")
-"""The two names under which the same library is installed."""
+"""The two names of the same library. Often both are installed, and the user imports one of them."""
 
 
 def _packages() -> list[ModuleType]:
-    """Those that are installed: with `lightning` mostly both, of which the user imports one."""
+    """The installed ones."""
     found = []
     for name in PACKAGES:
         try:
@@ -44,10 +44,10 @@ def _packages() -> list[ModuleType]:
 if TYPE_CHECKING:
     from lightning.pytorch import Callback, LightningModule, Trainer
 else:
-    # A callback of both, because each package's Trainer takes its own only.
+    # Derived from both, because each package's Trainer accepts only its own callbacks.
     Callback = type("Callback", tuple(package.Callback for package in _packages()), {})
 
-# After Lightning, which brings torchmetrics along: who has neither is told about the former.
+# After Lightning, which brings torchmetrics along: the error about Lightning comes first if both are missing.
 from torchmetrics import Metric, MetricCollection  # noqa: E402
 
 from calibrant.integrations.torchmetrics import CalibrationError, ClasswiseCalibrationError  # noqa: E402
@@ -55,54 +55,62 @@ from calibrant.integrations.torchmetrics import CalibrationError, ClasswiseCalib
 
 @dataclass
 class _Run:
-    """One run over an evaluation set."""
+    """The state of one run over an evaluation set.
+
+    Attributes:
+        loss: the loss to adapt.
+        metrics: the metrics to log.
+        index: the loader to learn from and to measure.
+        own_rows: counts the rows of a batch that are not repeats; see `calibrant.inference.own_rows_in`.
+        state: the buffers of the loss at the start of the run.
+        hook: listens to the calls of the loss.
+        calls: how often the loss was called in the current batch.
+        last: the logits and the target of its last call.
+        exchanged: whether another callback replaces the buffers during the run; None if not known yet.
+        unmeasured: whether the logits of a test run could not be found.
+    """
 
     loss: Loss
     metrics: MetricCollection
     index: int
-    """Of the loader that counts."""
-    share: Share
-    """Of the rows of its batches."""
+    own_rows: OwnRows
     state: dict[str, Tensor]
-    """Of the loss, at the beginning."""
     hook: RemovableHandle | None = None
     calls: int = 0
-    """Of the loss, in this batch."""
     last: tuple[Tensor, Tensor] | None = None
-    """What it was called with."""
     exchanged: bool | None = None
-    """Whether its values are others during the run; None before the first batch."""
     unmeasured: bool = False
-    """Whether a test run turned out not to show its logits."""
 
 
 class Calibration(Callback):
-    """Adapts a calibrant loss at the end of every validation run of ``fit``, and logs calibration metrics.
+    """Lightning callback: adapts a calibrant loss after every validation run of ``fit``, and logs metrics.
 
-    The two lines of a training program that change::
+    A training program changes in two lines::
 
         self.loss = calibrant.create_loss("cals-alm", num_classes)  # in the LightningModule
         trainer = Trainer(callbacks=[Calibration()])
 
-    Logits and targets are those with which ``validation_step`` calls the loss. What the loss learns is in its
-    buffers and so in every ``.ckpt``, that of the same validation run included. Nothing is learned in the
-    sanity check, in ``trainer.validate`` and in ``trainer.test``. Elements that a distributed sampler repeats
-    count once.
+    The callback reads logits and targets from the calls of the loss in ``validation_step``. The learned state
+    is in the buffers of the loss, and so in every ``.ckpt``, including the one of the same validation run.
+    The loss learns nothing from the sanity check, ``trainer.validate`` and ``trainer.test``. Elements that a
+    distributed sampler repeats count once.
 
-    It logs ``val/ece``, ``val/adaptive_ece`` and ``val/classwise_ece``, in ``trainer.test`` the same as
-    ``test/…``; and, where the loss adapted, ``loss/passes`` and mean, least and greatest of what it learned,
-    such as ``loss/multiplier_mean``. With a loss that does not adapt only metrics are logged.
+    It logs ``val/ece``, ``val/adaptive_ece`` and ``val/classwise_ece``; in ``trainer.test`` the same names
+    begin with ``test/``. If the loss adapted, it also logs ``loss/passes`` and the mean, minimum and maximum
+    of its learned state, such as ``loss/multiplier_mean``. For a loss that does not adapt, it only logs
+    metrics.
 
     Args:
-        loss: where in the module the loss is (``"loss"``, ``"head.loss"``), if it has several.
-        predictions: from what ``validation_step`` (``test_step``) returned and the batch to logits
-            ``(B, K, *S)`` and target ``(B, *S)``: for steps that do not call the loss just once.
-        metrics: what to log instead, a torchmetrics metric or collection that takes logits and targets. Names
-            are those of the collection, after ``val/`` or ``test/``. An empty one logs nothing.
-        dataloader_idx: the validation loader to learn from and to measure; the others do not matter. Of
-            test loaders the one at the same place is measured, or the only one.
-        timeout: seconds that a process waits for the others when the loss adapts, before it raises; by
-            default as long as its process group does.
+        loss: the name of the loss in the module (``"loss"``, ``"head.loss"``), if there are several.
+        predictions: maps the output of ``validation_step`` (``test_step``) and the batch to logits
+            ``(B, K, *S)`` and target ``(B, *S)``. Needed if a step does not call the loss exactly once.
+        metrics: a torchmetrics metric or collection of logits and targets to log instead of the default ones.
+            The names are those of the collection, after ``val/`` or ``test/``. An empty collection logs
+            nothing.
+        dataloader_idx: the validation loader to learn from and to measure; the others are left out. In a
+            test, the loader at the same place is measured, or the only one.
+        timeout: seconds to wait for the other processes when the loss adapts; by default the process group's
+            own time-out.
     """
 
     def __init__(
@@ -117,7 +125,7 @@ class Calibration(Callback):
         if loss is not None and not isinstance(loss, str):
             raise TypeError(
                 f"loss must be the name of an attribute of the LightningModule, such as 'loss', got "
-                f"{type(loss).__name__}; where there is one loss, Calibration() finds it"
+                f"{type(loss).__name__}; if there is only one loss, Calibration() finds it"
             )
         if metrics is not None and not isinstance(metrics, Metric | MetricCollection):
             raise TypeError(
@@ -127,7 +135,7 @@ class Calibration(Callback):
             raise ValueError(f"dataloader_idx must be at least 0, got {dataloader_idx}")
         self.loss = loss
         self.predictions = predictions
-        # A copy: the module may use the same metrics for something else.
+        # A copy, because the module may use the same metrics elsewhere.
         metrics = None if metrics is None else metrics.clone()
         self.metrics = MetricCollection([metrics]) if isinstance(metrics, Metric) else metrics
         self.dataloader_idx = dataloader_idx
@@ -136,60 +144,48 @@ class Calibration(Callback):
         self._fitted: weakref.ref[Trainer] | None = None
         self._ignored: list[Loss] = []
 
-    # ---- Before training --------------------------------------------------------------------------
-
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Keep the loss out of FSDP, which would cast its buffers to the type of the computation."""
+        """Exclude the loss from FSDP, which would cast its buffers to a lower precision."""
         strategy: Any = trainer.strategy
         if not any(ancestor.__name__ == "FSDPStrategy" for ancestor in type(strategy).__mro__):
             return
         options = strategy.kwargs
         given = options.get("ignored_modules")
-        # None found is no error yet: the module may create it in its own hooks, which come later.
+        # Finding none is no error yet: the module may create the loss in its own hooks, which run later.
         losses = [loss for _, loss in _losses(pl_module).values()]
         if losses and options.get("ignored_states") is None and (given is None or given is self._ignored):
             options["ignored_modules"] = self._ignored = losses
         for loss in losses:
-            loss.to(strategy.root_device)  # FSDP does not move what it ignores
+            loss.to(strategy.root_device)  # FSDP does not move ignored modules
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Look for the loss, so that a missing one is known before the first epoch."""
+        """Find the loss, so that a missing loss is an error before the first epoch."""
         _, loss = self._find(pl_module)
         callbacks: list[Any] = trainer.callbacks  # type: ignore[attr-defined]
         others = [other for other in callbacks if isinstance(other, Calibration) and other is not self]
         if any(other._find(pl_module)[1] is loss for other in others):
-            raise ValueError("there are two Calibration callbacks for the same loss: one is enough")
+            raise ValueError("there are two Calibration callbacks for the same loss: remove one of them")
         self._fitted = weakref.ref(trainer)
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Warn of a loss that would never adapt."""
+        """Warn if the loss would never adapt."""
         _, loss = self._find(pl_module)
         if isinstance(loss, AdaptiveLoss) and not trainer.enable_validation and trainer.is_global_zero:
-            warnings.warn(
-                f"calibrant: {type(loss).__name__} adapts to validation data, but this fit has no validation:"
-                " it needs a validation loader, a validation_step, and limit_val_batches other than 0",
-                stacklevel=2,
+            warn(
+                f"{type(loss).__name__} adapts to validation data, but this fit has no validation: add a "
+                "validation loader and a validation_step, and set limit_val_batches to other than 0"
             )
 
-    # ---- The hooks of an evaluation run -----------------------------------------------------------
-
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Begin to listen to the loss."""
+        """Start to listen to the calls of the loss."""
         self._begin(trainer, pl_module, trainer.num_val_batches)
 
     def on_test_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Begin to listen to the loss."""
+        """Start to listen to the calls of the loss."""
         self._begin(trainer, pl_module, trainer.num_test_batches)
 
-    def on_validation_batch_start(
-        self,
-        trainer: Trainer,
-        pl_module: LightningModule,
-        batch: Any,
-        batch_idx: int,
-        dataloader_idx: int = 0,
-    ) -> None:
-        """Expect the loss to be called once."""
+    def on_validation_batch_start(self, *_: Any, **__: Any) -> None:
+        """Count the calls of the loss anew for each batch."""
         if self._run is not None:
             self._run.calls, self._run.last = 0, None
 
@@ -204,7 +200,7 @@ class Calibration(Callback):
         batch_idx: int,
         dataloader_idx: int = 0,
     ) -> None:
-        """Observe the batch."""
+        """Let the loss and the metrics observe the batch."""
         run = self._run
         if run is None or dataloader_idx != run.index or run.unmeasured:
             return
@@ -213,10 +209,9 @@ class Calibration(Callback):
             if problem is not None:
                 if not trainer.testing:
                     raise RuntimeError(problem)
-                # A program that tests in its own way keeps running.
-                run.unmeasured = True
+                run.unmeasured = True  # a test may work in its own way, so this is no error
                 if trainer.is_global_zero:
-                    warnings.warn(f"calibrant: no metrics in this test: {problem}", stacklevel=2)
+                    warn(f"no metrics in this test: {problem}")
                 return
             assert run.last is not None
             logits, target = run.last
@@ -225,7 +220,7 @@ class Calibration(Callback):
         run.last = None
         if trainer.sanity_checking:
             return
-        keep = run.share.rows(len(logits))
+        keep = run.own_rows(len(logits))
         logits, target = logits[:keep].detach(), target[:keep]
         if trainer.state.fn == "fit":
             with _own_state(run):
@@ -236,7 +231,7 @@ class Calibration(Callback):
     on_test_batch_end = on_validation_batch_end
 
     def on_validation_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Adapt, before any checkpoint of this run is written, and log."""
+        """Adapt before any checkpoint of this run is written, and log the metrics."""
         run = self._run
         if run is None:
             return
@@ -245,35 +240,36 @@ class Calibration(Callback):
             if trainer.state.fn == "fit" and isinstance(run.loss, AdaptiveLoss):
                 if not _same(run):
                     raise RuntimeError(
-                        "the state of the loss is not its own at the end of validation, as callbacks that "
-                        "average weights exchange it: put Calibration after them in "
-                        "Trainer(callbacks=[...]), so that they have put it back"
+                        "the state of the loss is not its own at the end of validation: a callback that "
+                        "averages weights has replaced it. To let that callback restore the state first, put "
+                        "Calibration after it in Trainer(callbacks=[...])"
                     )
-                # First, because it is the one exchange between processes that can be given a time-out.
+                # First, because it is the only collective here with a time-out.
                 run.loss.adapt(timeout=self.timeout)
                 figures |= _summary(run.loss)
             if not run.unmeasured:
                 stage = "test" if trainer.testing else "val"
                 figures |= {f"{stage}/{name}": value for name, value in run.metrics.compute().items()}
-        self._drop()
+        self.teardown()
         for name, value in figures.items():
-            # Equal in all processes already; without sync_dist Lightning would warn that it cannot know that.
+            # The values are equal in all processes; without sync_dist Lightning would warn all the same.
             pl_module.log(name, value, sync_dist=True)
 
     on_test_epoch_end = on_validation_epoch_end
 
-    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
-        """Forget an evaluation that was interrupted."""
-        self._drop()
+    def teardown(self, *_: Any, **__: Any) -> None:
+        """Discard an interrupted evaluation, and remove the hook from the module."""
+        run, self._run = self._run, None
+        if run is not None:
+            if run.hook is not None:
+                run.hook.remove()
+            run.loss.forget()
+            run.metrics.reset()
 
-    def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Leave the module as it was found."""
-        self._drop()
-
-    # ---- Parts ------------------------------------------------------------------------------------
+    on_exception = teardown
 
     def _begin(self, trainer: Trainer, pl_module: LightningModule, batches: list[Any]) -> None:
-        self._drop()
+        self.teardown()
         module, loss = self._find(pl_module)
         index = self.dataloader_idx
         if trainer.testing and len(batches) == 1:
@@ -287,8 +283,8 @@ class Calibration(Callback):
         metrics.reset()
         metrics = metrics.to(trainer.strategy.root_device)
         state = {name: value.clone() for name, value in loss.named_buffers()}
-        share = Share(self._loader(trainer, index))
-        self._run = run = _Run(loss, metrics, index, share, state)
+        own_rows = own_rows_in(self._loader(trainer, index))
+        self._run = run = _Run(loss, metrics, index, own_rows, state)
         if self.predictions is None:
             run.hook = module.register_forward_hook(self._listen, with_kwargs=True)
 
@@ -297,14 +293,6 @@ class Calibration(Callback):
             logits, target = (*args, *(kwargs[name] for name in ("logits", "target") if name in kwargs))
             self._run.calls += 1
             self._run.last = logits, target
-
-    def _drop(self) -> None:
-        run, self._run = self._run, None
-        if run is not None:
-            if run.hook is not None:
-                run.hook.remove()
-            run.loss.forget()
-            run.metrics.reset()
 
     def _find(self, pl_module: nn.Module) -> tuple[nn.Module, Loss]:
         found, kind = _losses(pl_module), type(pl_module).__name__
@@ -319,23 +307,21 @@ class Calibration(Callback):
             return next(iter(found.values()))
         if not found:
             raise ValueError(
-                f"{kind} has no calibrant loss: give it one, as in "
+                f"{kind} has no calibrant loss: give it one, for example "
                 'self.loss = calibrant.create_loss("cals-alm", num_classes)'
             )
         raise ValueError(
-            f"{kind} has several calibrant losses ({', '.join(found)}): say which one is to be adapted, as "
-            f"in Calibration(loss={next(iter(found))!r})"
+            f"{kind} has several calibrant losses ({', '.join(found)}): choose the one to adapt, for example "
+            f"Calibration(loss={next(iter(found))!r})"
         )
 
     def _loader(self, trainer: Trainer, index: int) -> object:
-        # After a fit, Lightning's val_dataloaders keep naming the fit's, also while others are validated.
+        # After a fit, Lightning's val_dataloaders remain those of the fit, even while others are validated.
         if trainer.state.fn == "validate" and self._fitted is not None and self._fitted() is trainer:
             if trainer.world_size > 1 and trainer.is_global_zero:
-                warnings.warn(
-                    "calibrant: elements that the validation loader repeats to serve all processes alike "
-                    "count twice in these metrics, because this Trainer was used for fit before: validate "
-                    "with a new one",
-                    stacklevel=2,
+                warn(
+                    "elements that the distributed sampler of the validation loader repeats count twice in "
+                    "these metrics, because this Trainer was used for fit before: validate with a new Trainer"
                 )
             return None
         loaders = trainer.test_dataloaders if trainer.testing else trainer.val_dataloaders
@@ -344,10 +330,10 @@ class Calibration(Callback):
 
 
 def _losses(module: nn.Module) -> dict[str, tuple[nn.Module, Loss]]:
-    """By where they are: what is called, and the loss, which torch.compile hides in it."""
+    """For each name in the module: the loss as it is called, compiled or not, and the loss itself."""
     found: dict[str, tuple[nn.Module, Loss]] = {}
     for name, part in module.named_modules():
-        loss = getattr(part, "_orig_mod", part)
+        loss = uncompiled(part)
         if isinstance(loss, Loss) and not any(name.startswith(f"{outer}.") for outer in found):
             found[name] = part, loss
     return found
@@ -355,23 +341,19 @@ def _losses(module: nn.Module) -> dict[str, tuple[nn.Module, Loss]]:
 
 def _default_metrics(loss: Loss) -> MetricCollection:
     ignored = loss.ignore_index
-    return MetricCollection(
-        {
-            "ece": CalibrationError("ece", ignore_index=ignored),
-            "adaptive_ece": CalibrationError("adaptive_ece", ignore_index=ignored),
-            "classwise_ece": ClasswiseCalibrationError(loss.num_classes, ignore_index=ignored),
-        }
-    )
+    metrics = {kind: CalibrationError(kind, ignore_index=ignored) for kind in ("ece", "adaptive_ece")}
+    classwise = ClasswiseCalibrationError(loss.num_classes, ignore_index=ignored)
+    return MetricCollection({**metrics, "classwise_ece": classwise})
 
 
 def _problem(calls: int, step: str) -> str | None:
-    """What is wrong with so many calls of the loss in one batch."""
+    """An error text if the loss was not called exactly once in a batch."""
     if calls == 1:
         return None
-    often = "did not call the loss" if calls == 0 else f"called the loss {calls} times for one batch"
+    found = "did not call the loss" if calls == 0 else f"called the loss {calls} times for one batch"
     return (
-        f"{step} {often}, so the logits to learn from are not known: let it call the loss once, as in "
-        "self.loss(logits, target), or say where they are, as in "
+        f"{step} {found}, so the logits to learn from are not known: call the loss once, "
+        "self.loss(logits, target), or tell the callback where the logits are, "
         "Calibration(predictions=lambda outputs, batch: (outputs['logits'], batch[1]))"
     )
 
@@ -400,32 +382,28 @@ def _flat(loaders: Any) -> Iterator[object]:
 
 
 def _same(run: _Run) -> bool:
-    """Whether the loss has the values of the beginning, which are those that training uses."""
+    """Whether the loss has the state of the start of the run, which is the state for training."""
     return all(torch.equal(value, run.state[name]) for name, value in run.loss.named_buffers())
 
 
 @contextmanager
 def _own_state(run: _Run) -> Iterator[None]:
-    """The loss with its own values, where a callback has put averages into the module for this run."""
+    """Give the loss its own state back, if a callback averages the weights of the module for this run."""
     if run.exchanged is None:
         run.exchanged = not _same(run)
-    if not run.exchanged:
-        yield
-        return
-    others = {name: value.clone() for name, value in run.loss.named_buffers()}
+    buffers = dict(run.loss.named_buffers()) if run.exchanged else {}
+    averaged = {name: buffer.clone() for name, buffer in buffers.items()}
     try:
-        _put(run.loss, run.state)
+        for name, buffer in buffers.items():
+            buffer.copy_(run.state[name])
         yield
     finally:
-        _put(run.loss, others)
-
-
-def _put(loss: Loss, values: Mapping[str, Tensor]) -> None:
-    for name, buffer in loss.named_buffers():
-        buffer.copy_(values[name])
+        for name, buffer in buffers.items():
+            buffer.copy_(averaged[name])
 
 
 def _summary(loss: AdaptiveLoss) -> dict[str, Tensor]:
+    """The learned state in a few numbers."""
     figures = {"loss/passes": loss.passes.to(torch.float32)}
     for name, value in loss.learned().items():
         if value.numel() == 1:

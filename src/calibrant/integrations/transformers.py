@@ -1,9 +1,8 @@
-"""Adaptive losses in Hugging Face's Trainer, which has a place for a loss but none for what a loss learns."""
+"""A callback for Hugging Face's Trainer: a calibrant loss, its adaptation, and calibration metrics."""
 
 from __future__ import annotations
 
 import sys
-import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from types import FrameType
 from typing import Any
@@ -22,27 +21,30 @@ from transformers import (
 from calibrant.arguments import one_of
 from calibrant.evaluation import Evaluator
 from calibrant.integrations.accelerate import own_rows
+from calibrant.integrations.adaptive import calibrant_loss, warn
 from calibrant.losses import AdaptiveLoss, Loss
-from calibrant.metrics.catalogue import METRICS
+from calibrant.metrics import METRICS
 
 __all__ = ["Calibration"]
 
 IGNORED = -100
-"""The label that Trainer pads with and does not count, whatever label a loss ignores."""
+"""The label that Trainer pads with and ignores, in addition to the ``ignore_index`` of the loss."""
 
 _KEY = "calibrant_loss"
 
 _STREAMED = [name for name in METRICS if not name.endswith(("_calibration", "_refinement", "_foreground"))]
 _STREAMED.remove("kde_ece")
 
-# Numbers in one block of logits that are enlarged for the metrics: 64 MiB of them at a time.
+# Logits of pixels are enlarged in blocks of this many numbers, 64 MiB, to compute the metrics.
 _BLOCK = 1 << 24
+
+_DEFAULT_METRICS = ("accuracy", "nll", "brier", "ece", "adaptive_ece", "classwise_ece", "mce")
 
 
 class Calibration(TrainerCallback):
     """A calibrant loss for `transformers.Trainer`: the loss, its adaptation and calibration metrics.
 
-    Pass it to the trainer in three places, of which the metrics are optional::
+    Pass it to the trainer in three places; the metrics are optional::
 
         calibration = Calibration(create_loss("cals-alm", num_classes))
         trainer = Trainer(
@@ -52,22 +54,28 @@ class Calibration(TrainerCallback):
             callbacks=[calibration],
         )
 
-    The loss adapts at the end of every evaluation that training itself runs (``eval_strategy``), and learns
-    from nothing else: not from ``eval_on_start``, nor from ``trainer.evaluate`` and ``trainer.predict``,
-    before training, after it, after an interruption, or in another callback. What it has learned is in the
-    checkpoints, in ``trainer_state.json``; ``trainer.train(resume_from_checkpoint=...)`` takes it up.
+    The loss adapts at the end of every evaluation that training itself runs (``eval_strategy``). It learns
+    from nothing else: not from ``eval_on_start``, and not from ``trainer.evaluate`` or ``trainer.predict``,
+    whether before or after training, after an interruption, or in another callback. The checkpoints contain
+    the learned state, in ``trainer_state.json``; ``trainer.train(resume_from_checkpoint=...)`` restores it.
 
-    Shapes: logits ``(B, K)`` with labels ``(B,)`` or, where the loss takes them, probabilities ``(B, K)``; of
-    tokens ``(B, T, K)`` with ``(B, T)``; of pixels ``(B, K, h, w)`` with ``(B, H, W)``, to whose size the
-    logits are enlarged. The label -100 is always ignored, beside the loss's own ``ignore_index``.
+    ======== ================== =========================================================
+    task     logits             labels
+    ======== ================== =========================================================
+    inputs   ``(B, K)``         ``(B,)``, or probabilities ``(B, K)`` if the loss takes them
+    tokens   ``(B, T, K)``      ``(B, T)``
+    pixels   ``(B, K, h, w)``   ``(B, H, W)``; the logits are enlarged to this size
+    ======== ================== =========================================================
+
+    The label -100 is always ignored, in addition to the ``ignore_index`` of the loss.
 
     Args:
-        loss: any calibrant loss with ``reduction="mean"``, compiled or not; it is moved to the device of the
+        loss: any calibrant loss with ``reduction="mean"``, compiled or not. It is moved to the device of the
             logits.
-        learn_from: the name of the evaluation set to learn from, where ``eval_dataset`` is a dictionary.
-        timeout: seconds to wait for the other processes when adapting; by default as long as the process
-            group does.
-        metrics: the figures to report, of those that a `calibrant.evaluation.Evaluator` has.
+        learn_from: the name of the evaluation set to learn from, if ``eval_dataset`` is a dictionary.
+        timeout: seconds to wait for the other processes when the loss adapts; by default the process group's
+            own time-out.
+        metrics: the names of the figures to report: those that a `calibrant.evaluation.Evaluator` computes.
 
     >>> from calibrant import create_loss
     >>> calibration = Calibration(create_loss("ce", 3))
@@ -82,38 +90,25 @@ class Calibration(TrainerCallback):
         *,
         learn_from: str | None = None,
         timeout: float | None = None,
-        metrics: Sequence[str] = (
-            "accuracy",
-            "nll",
-            "brier",
-            "ece",
-            "adaptive_ece",
-            "classwise_ece",
-            "mce",
-        ),
+        metrics: Sequence[str] = _DEFAULT_METRICS,
     ) -> None:
-        itself = getattr(loss, "_orig_mod", loss)  # of torch.compile, which hides the class
-        if not isinstance(itself, Loss):
-            raise TypeError(f"Calibration(loss) takes a calibrant loss, got {type(itself).__name__}")
-        if itself.reduction != "mean":
+        self.loss = calibrant_loss(loss, "Calibration(loss)")
+        if self.loss.reduction != "mean":
             raise ValueError(
-                f"the loss must have reduction='mean', got {itself.reduction!r}: gradients accumulate by "
-                "weighting the means of batches"
+                f"the loss must have reduction='mean', got {self.loss.reduction!r}: accumulating "
+                "gradients takes weighted means of batches"
             )
-        self.loss = itself
         self._forward = loss
         self.learn_from = learn_from
         self.timeout = timeout
         self.metrics = tuple(one_of("metrics", name, _STREAMED) for name in metrics)
-        self._initial = _plain(itself)
-        self._evaluator = Evaluator(itself.num_classes, ignore_index=itself.ignore_index, resamples=0)
+        self._initial = _plain(self.loss)
+        self._evaluator = Evaluator(self.loss.num_classes, ignore_index=self.loss.ignore_index, resamples=0)
         self._loader: object = None
         self._loop: FrameType | None = None
         self._loss_used = False
         self._left_out: set[str] = set()
         self._began = False
-
-    # ---- The loss ---------------------------------------------------------------------------------
 
     def compute_loss(
         self, outputs: Any, labels: Tensor | None, num_items_in_batch: Tensor | int | None = None
@@ -121,15 +116,15 @@ class Calibration(TrainerCallback):
         """The loss of a batch, for ``Trainer(compute_loss_func=...)``.
 
         Args:
-            outputs: of the model: with ``logits``, or a tuple that begins with them.
-            labels: see the class for shapes.
-            num_items_in_batch: how many labels other than -100 all batches of an optimizer step have, on all
-                processes. The mean over this batch then enters by its share of them, so that the
-                accumulated gradient is that of one large batch (with class weights, or another
-                ``ignore_index`` than -100, the mean of the batches' means, weighted by those shares).
+            outputs: the model's outputs: a mapping with ``logits``, or a tuple that begins with them.
+            labels: the labels; see the class for shapes.
+            num_items_in_batch: the number of labels other than -100 in all batches of an optimizer step, on
+                all processes. The loss of this batch is then weighted by its fraction of them, so that the
+                accumulated gradient is that of one large batch. (With class weights, or if ``ignore_index``
+                is not -100, it is the mean of the batches' losses with these weights.)
 
         Raises:
-            ValueError: no labels or logits, or shapes that do not fit.
+            ValueError: labels or logits are missing, or their shapes do not fit.
         """
         logits = _logits(outputs)
         if labels is None:
@@ -139,20 +134,16 @@ class Calibration(TrainerCallback):
         if state is not None and state.device != logits.device:
             self.loss.to(logits.device)
         if logits.requires_grad and not self._began and isinstance(self.loss, AdaptiveLoss):
-            self._began = True  # once is enough
-            warnings.warn(
-                "calibrant: the loss will never adapt, because Calibration is not among the Trainer's "
-                "callbacks: pass callbacks=[calibration]",
-                stacklevel=2,
+            self._began = True  # warn only once
+            warn(
+                "the loss will never adapt, because Calibration is not among the Trainer's callbacks: pass "
+                "callbacks=[calibration]"
             )
         self._loss_used = True
         arranged = self._arranged(logits, labels)
         value: Tensor = self._forward(*arranged)
-        if (
-            isinstance(self.loss, AdaptiveLoss)
-            and not torch.is_grad_enabled()
-            and self._training_runs(sys._getframe())
-        ):
+        evaluating = isinstance(self.loss, AdaptiveLoss) and not torch.is_grad_enabled()
+        if evaluating and self._training_runs(sys._getframe()):
             rows = own_rows(len(labels))
             if 0 < rows < len(labels):
                 arranged = self._arranged(logits[:rows], labels[:rows])
@@ -164,7 +155,7 @@ class Calibration(TrainerCallback):
         return value * ((labels != IGNORED).sum() / total)
 
     def _arranged(self, logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-        """Logits and labels with the class axis second, as the loss wants them."""
+        """Logits and labels in the layout of the loss, with the class axis second."""
         if labels.is_floating_point():
             fits = logits.ndim == 2 and labels.shape == logits.shape
         elif logits.ndim == 3:
@@ -177,71 +168,63 @@ class Calibration(TrainerCallback):
             raise ValueError(
                 f"logits of shape {tuple(logits.shape)} and {labels.dtype} labels of shape "
                 f"{tuple(labels.shape)} do not fit together: expected (B, K) and labels (B,) or "
-                "probabilities (B, K), (B, T, K) and labels (B, T) of tokens, or (B, K, h, w) and labels "
-                "(B, H, W) of pixels"
+                "probabilities (B, K); for tokens (B, T, K) and labels (B, T); for pixels (B, K, h, w) and "
+                "labels (B, H, W)"
             )
         if logits.ndim == 3:
             logits, labels = logits.flatten(0, 1), labels.flatten()
         elif logits.ndim == 4 and logits.shape[2:] != labels.shape[1:]:
-            # As the heads of transformers do when they compute a loss themselves.
+            # As the heads of transformers do to compute their own loss.
             logits = interpolate(logits, labels.shape[1:], mode="bilinear", align_corners=False)
         if self.loss.ignore_index != IGNORED and not labels.is_floating_point():
             labels = labels.masked_fill(labels == IGNORED, self.loss.ignore_index)
         return logits, labels
 
-    # ---- Which evaluations count ------------------------------------------------------------------
-
     def _training_runs(self, frame: FrameType | None) -> bool:
-        """Whether the training loop itself, and no callback, runs this evaluation.
+        """Whether the training loop itself runs this evaluation, and not a callback.
 
-        Test data must never tune the loss, and `TrainerControl.should_evaluate` cannot tell: it is still set
-        after an evaluation that was interrupted, set while another callback runs an evaluation of its own,
-        and cleared after the first of several evaluation sets. The stack can: the function that ended a step
+        Test data must never tune the loss. `TrainerControl.should_evaluate` cannot tell: it is still set
+        after an interrupted evaluation and while another callback runs its own evaluation, and it is cleared
+        after the first of several evaluation sets. The call stack can tell: the function that ended a step
         or an epoch must be on it, with no callback in between.
         """
         if self._loop is None:
             return False
         while frame is not None and frame is not self._loop:
-            if _hands_out_events(frame):
+            if _calls_callbacks(frame):
                 return False
             frame = frame.f_back
         return frame is not None
 
-    def _expect_none(self) -> None:
+    def _stop_learning(self) -> None:
         self._loop = None
         self.loss.forget()
         self._evaluator.reset()
 
-    def on_step_end(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **rest: Any
-    ) -> None:
-        """Take what is evaluated from here, until the next step, as asked for by training.
+    def on_step_end(self, *_: Any, **__: Any) -> None:
+        """Learn from evaluations between here and the next step.
 
         Raises:
             RuntimeError: the trainer does not use the loss.
         """
         if not self._loss_used:
             raise RuntimeError(
-                "the training step did without the loss: pass compute_loss_func=calibration.compute_loss, of "
-                "the same Calibration as among the callbacks, to the Trainer"
+                "the training step did not use the loss: pass compute_loss_func=calibration.compute_loss to "
+                "the Trainer, with the same Calibration as in callbacks"
             )
         self._loop = _origin_of_the_event()
 
-    def on_epoch_end(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **rest: Any
-    ) -> None:
-        """Take what is evaluated from here, until the next step, as asked for by training."""
+    def on_epoch_end(self, *_: Any, **__: Any) -> None:
+        """Learn from evaluations between here and the next step."""
         self._loop = _origin_of_the_event()
 
-    def on_step_begin(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **rest: Any
-    ) -> None:
-        """Expect no evaluation until the step has ended.
+    def on_step_begin(self, *_: Any, **__: Any) -> None:
+        """Learn from no evaluation until the step has ended.
 
         Raises:
-            ValueError: training has just evaluated, and not what ``learn_from`` names.
+            ValueError: training has evaluated, but not the set that ``learn_from`` names.
         """
-        self._expect_none()
+        self._stop_learning()
         self._check_name()
 
     def on_evaluate(
@@ -252,7 +235,7 @@ class Calibration(TrainerCallback):
         metrics: Mapping[str, float] | None = None,
         **rest: Any,
     ) -> None:
-        """Adapt, if the training loop ran this evaluation and it is the one to learn from.
+        """Adapt, if training ran this evaluation and it is the one to learn from.
 
         Raises:
             ValueError: there are several evaluation sets, and ``learn_from`` does not name one.
@@ -260,7 +243,7 @@ class Calibration(TrainerCallback):
         self._loader = None
         if not isinstance(self.loss, AdaptiveLoss):
             return
-        # By the one figure that Trainer always reports, also of data without labels: those then fail loudly.
+        # Trainer always reports the run time, even of data without labels, on which adapt then fails.
         names = [name.removesuffix("_runtime") for name in metrics or {} if name.endswith("_runtime")]
         if not self._training_runs(_origin_of_the_event()):
             return
@@ -275,12 +258,12 @@ class Calibration(TrainerCallback):
         others = [name.removeprefix("eval_") for name in names if name.startswith("eval_")]
         if self.learn_from is None and others:
             raise ValueError(
-                f"eval_dataset has several sets, among them {others[0]!r}: say from which one the loss "
-                "learns, Calibration(loss, learn_from=...)"
+                f"eval_dataset has several sets, among them {others[0]!r}: choose the one that the loss "
+                "learns from, Calibration(loss, learn_from=...)"
             )
 
     def _check_name(self) -> None:
-        """Raise if the evaluation sets of training do not have the one to learn from among them."""
+        """Raise an error if training has evaluated, but not the set to learn from."""
         if self._left_out and self.learn_from is not None:
             names = ", ".join(sorted(self._left_out))
             raise ValueError(
@@ -288,8 +271,6 @@ class Calibration(TrainerCallback):
                 f"{names}. Name a key of the dictionary eval_dataset, without eval_; with a single set leave "
                 "learn_from out"
             )
-
-    # ---- What is learned, in checkpoints ----------------------------------------------------------
 
     def on_train_begin(
         self,
@@ -299,57 +280,53 @@ class Calibration(TrainerCallback):
         model: Any = None,
         **rest: Any,
     ) -> None:
-        """Check the arguments, and take up what the loss had learned by the checkpoint.
+        """Check the arguments, and restore the learned state from the checkpoint.
 
         Raises:
-            ValueError: training arguments or a model that do not go with the loss, or a checkpoint of
+            ValueError: the training arguments or the model do not fit the loss, or the checkpoint belongs to
                 another loss.
         """
-        self._expect_none()
+        self._stop_learning()
         self._loss_used = False
         self._left_out.clear()
         self._began = True
         if args.label_smoothing_factor:
             raise ValueError(
-                f"label_smoothing_factor={args.label_smoothing_factor} has no effect beside a loss of one's "
-                "own: set it to 0, or smooth by a loss, create_loss('ls', num_classes)"
+                f"label_smoothing_factor={args.label_smoothing_factor} has no effect on a custom loss: set "
+                "it to 0, or use a loss with smoothing, create_loss('ls', num_classes)"
             )
         if args.n_gpu > 1:
             raise ValueError(
-                f"one process with {args.n_gpu} GPUs scales the loss wrongly: start one process per GPU, by "
-                "torchrun --nproc_per_node, or let the program see one of them, by CUDA_VISIBLE_DEVICES"
+                f"one process with {args.n_gpu} GPUs scales the loss wrongly: start one process per GPU with "
+                "torchrun --nproc_per_node, or show the program one GPU with CUDA_VISIBLE_DEVICES"
             )
         _check_task(model)
         if not isinstance(self.loss, AdaptiveLoss):
             return
         if args.eval_strategy == "no":
-            warnings.warn(
-                "calibrant: the loss adapts to evaluations in training, but eval_strategy='no' asks for none:"
-                " it will stay as it is",
-                stacklevel=2,
+            warn(
+                "the loss adapts to evaluations during training, but with eval_strategy='no' there are none: "
+                "it will not adapt"
             )
         kept: Any = state.stateful_callbacks
         if _KEY in kept:
             self._load(kept[_KEY])
         elif state.global_step > 0:
-            warnings.warn(
-                "calibrant: the checkpoint was saved without Calibration: training resumes, but the loss "
-                "begins with what it has learned in this program, if anything",
-                stacklevel=2,
+            warn(
+                "the checkpoint was saved without Calibration: training resumes, but the loss keeps the "
+                "state that it has in this program"
             )
-        elif state.is_hyper_param_search:  # every trial has a new model, but the loss is the same
+        elif state.is_hyper_param_search:  # every trial has a new model, but the same loss
             self._load(self._initial)
         self._keep(state)
 
-    def on_train_end(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **rest: Any
-    ) -> None:
-        """Leave the loss alone from now on."""
-        self._expect_none()
+    def on_train_end(self, *_: Any, **__: Any) -> None:
+        """Learn from no evaluation after training."""
+        self._stop_learning()
         self._check_name()
 
     def _keep(self, state: TrainerState) -> None:
-        # The key is not a callback's name, so that Trainer does not try to construct one from it.
+        # The key is not the name of a callback, which Trainer would try to construct.
         kept: Any = state.stateful_callbacks
         kept[_KEY] = _plain(self.loss)
 
@@ -364,26 +341,24 @@ class Calibration(TrainerCallback):
         except RuntimeError as problem:
             raise ValueError(f"the checkpoint is of another loss than {self.loss}: {problem}") from problem
 
-    # ---- Metrics ----------------------------------------------------------------------------------
-
     def compute_metrics(self, prediction: EvalPrediction, compute_result: bool = True) -> dict[str, float]:
         """Accuracy, scores and calibration errors, for ``Trainer(compute_metrics=...)``.
 
-        Beside them stand the means of what an adaptive loss has learned, as ``multiplier_mean``: those that
-        the model was trained with, since the loss adapts after the metrics are computed.
+        For an adaptive loss, the means of the learned state are added, such as ``multiplier_mean``. They are
+        the values that the model was trained with: the loss adapts after the metrics are computed.
 
         Args:
-            prediction: logits and labels, of the whole evaluation set or, with
-                ``batch_eval_metrics=True``, of a batch.
-            compute_result: False to add up only, in constant memory; True for the figures of all that was
-                added.
+            prediction: the logits and labels of the evaluation set or, with ``batch_eval_metrics=True``, of
+                one batch.
+            compute_result: False to add a batch to the sums, in constant memory; True to return the figures
+                of all batches.
         """
         for logits, labels in _blocks(prediction.predictions, prediction.label_ids):
             self._evaluator.update(*self._arranged(logits, labels))
         if not compute_result:
             return {}
         try:
-            # Trainer has gathered the predictions of all processes.
+            # Not pooled: Trainer has gathered the predictions of all processes.
             evaluation = self._evaluator.compute(pooled=False)
         finally:
             self._evaluator.reset()
@@ -391,51 +366,42 @@ class Calibration(TrainerCallback):
         means = {f"{name}_mean": values.mean().item() for name, values in self.loss.learned().items()}
         return {name: value for name, value in figures.items() if value is not None} | means
 
-    def on_prediction_step(
-        self,
-        args: TrainingArguments,
-        state: TrainerState,
-        control: TrainerControl,
-        eval_dataloader: object = None,
-        **rest: Any,
-    ) -> None:
-        """Drop what is left of an evaluation that was interrupted."""
+    def on_prediction_step(self, *_: Any, eval_dataloader: object = None, **__: Any) -> None:
+        """Discard the sums of an interrupted evaluation."""
         if eval_dataloader is not self._loader:
             self._loader = eval_dataloader
             self._evaluator.reset()
 
-    def on_predict(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, metrics: Any, **rest: Any
-    ) -> None:
-        """Let go of the data."""
+    def on_predict(self, *_: Any, **__: Any) -> None:
+        """Release the data."""
         self._loader = None
 
 
 def _origin_of_the_event() -> FrameType | None:
-    """The running function that set off the event whose callbacks are being called."""
+    """The frame of the function that triggered the event whose callbacks are running."""
     frame: FrameType | None = sys._getframe()
-    while frame is not None and not _hands_out_events(frame):
+    while frame is not None and not _calls_callbacks(frame):
         frame = frame.f_back
-    while frame is not None and _hands_out_events(frame):
+    while frame is not None and _calls_callbacks(frame):
         frame = frame.f_back
     return frame
 
 
-def _hands_out_events(frame: FrameType) -> bool:
+def _calls_callbacks(frame: FrameType) -> bool:
     return frame.f_globals.get("__name__") == TrainerCallback.__module__
 
 
 def _check_task(model: Any) -> None:
-    """Refuse heads whose labels look like classes and are not."""
+    """Raise an error for models whose labels are not classes of single elements."""
     configuration = getattr(model, "config", None)
     task = getattr(configuration, "problem_type", None)
     if task in ("multi_label_classification", "regression"):
-        raise ValueError(f"calibrant's losses are for one class out of several, the model is for {task}")
+        raise ValueError(f"calibrant's losses are for one class out of several; the model is for {task}")
     shifts = getattr(model, "loss_type", None) == "ForCausalLM"
     if shifts and not getattr(configuration, "is_encoder_decoder", False):
         raise ValueError(
-            f"{type(model).__name__} predicts the next token: its labels belong to other positions than its "
-            "logits, which is not supported"
+            f"{type(model).__name__} predicts the next token; models whose labels belong to other positions "
+            "than their logits are not supported"
         )
 
 
@@ -452,13 +418,13 @@ def _logits(outputs: Any) -> Tensor:
 
 
 def _plain(loss: Loss) -> dict[str, Any]:
-    """The state as JSON can hold it; Python writes float64 numbers so that they are read back exactly."""
+    """The state as lists, for JSON. Python writes float64 numbers so that they are read back exactly."""
     return {name: value.tolist() for name, value in loss.state_dict().items()}
 
 
 def _blocks(predictions: Any, labels: Any) -> Iterator[tuple[Tensor, Tensor]]:
-    """Logits and labels, as tensors, in pieces that are not too large after they are enlarged."""
-    if isinstance(predictions, list):  # of batches: eval_do_concat_batches=False
+    """Logits and labels as tensors, in blocks whose enlarged logits take limited memory."""
+    if isinstance(predictions, list):  # a list of batches: eval_do_concat_batches=False
         for batch in zip(predictions, labels, strict=True):
             yield from _blocks(*batch)
         return

@@ -8,7 +8,7 @@ from typing import Any
 import torch.distributed as dist
 from torch import nn
 
-from calibrant.inference import Forward, OwnRows, Progress, feed
+from calibrant.inference import Forward, OwnRows, Progress, for_each_prediction
 from calibrant.losses.base import AdaptiveLoss, Loss
 from calibrant.statistics import Statistics
 
@@ -65,7 +65,7 @@ def adapt_on(
         return None
     loss.forget()
     try:
-        feed(
+        for_each_prediction(
             loss.observe,
             "observing validation batches",
             model,

@@ -16,8 +16,8 @@ import matplotlib.style
 from jinja2 import Environment, StrictUndefined
 from matplotlib.figure import Figure
 
+from calibrant.atomic import replace_file
 from calibrant.evaluation import ClassFigures, Difference, Evaluation, Reliability
-from calibrant.files import replace_file
 from calibrant.metrics.catalogue import METRICS, Description
 from calibrant.metrics.uncertainty import Interval
 from calibrant.reports.plots import reliability_diagram

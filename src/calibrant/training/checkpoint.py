@@ -15,7 +15,7 @@ from typing import Any, Self
 
 import torch
 
-from calibrant.files import replacing
+from calibrant.atomic import replacing
 
 LAST, PREVIOUS = "last.pt", "previous.pt"
 BEST, SECOND_BEST = "best.pt", "second-best.pt"

@@ -84,7 +84,7 @@ def compare(
         run for row, places in zip(recipes, folders, strict=True) for run in zip(row, places, strict=True)
     ]
     for each, place in runs:  # all first: what has changed is refused before anything is trained
-        together(partial(check_begun, place, each, data))
+        together(partial(check_begun, place, each, data), "checking the output folder")
     for each, place in runs:
         train(each, place, data=data, fabric=fabric, progress=progress)
     if not fabric.is_global_zero:

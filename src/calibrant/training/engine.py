@@ -23,16 +23,17 @@ from safetensors.torch import save as save_tensors
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from calibrant.atomic import replace_file
 from calibrant.calibrators import Temperature
 from calibrant.distributed import gather, together
 from calibrant.evaluation import look_like_probabilities
-from calibrant.files import replace_file
 from calibrant.histogram import ConfidenceHistogram
 from calibrant.layout import arrange
 from calibrant.losses import AdaptiveLoss, Loss
-from calibrant.options import RecipeError, TrainingError
+from calibrant.options import RecipeError
+from calibrant.predictions import write_predictions
 from calibrant.statistics import Statistics, sum_dtype
-from calibrant.training import checkpoint
+from calibrant.training import TrainingError, checkpoint
 from calibrant.training.batches import (
     Batch,
     evaluation_batches,
@@ -57,7 +58,6 @@ from calibrant.training.folder import (
     is_finished,
     result_of,
     save_weights,
-    write_predictions,
 )
 from calibrant.training.logs import Logs
 from calibrant.training.models import create_model
@@ -195,7 +195,7 @@ def train(
     if fabric is None:
         fabric = make_fabric(recipe)
         fabric.launch()
-    together(lambda: check_folder(folder, recipe))
+    together(lambda: check_folder(folder, recipe), "checking the output folder")
     if agreed("whether the run is finished", is_finished(folder)):
         if data is not None:
             check_data(folder, result_of(folder).get("data"), data.fingerprint)
@@ -204,7 +204,7 @@ def train(
         display = stack.enter_context(Display(recipe, shown=progress and fabric.is_global_zero))
         if data is None:
             display.message("reading the data")
-            data = together(lambda: load_data(recipe.data, data_root))
+            data = together(lambda: load_data(recipe.data, data_root), "reading the data")
         torch.manual_seed(recipe.seed)
         random.seed(recipe.seed)
         training = _Training(recipe, data, fabric, folder, display)
@@ -559,7 +559,7 @@ class _Training:
         }
         # A full disk must not leave the others waiting.
         write = self.fabric.is_global_zero
-        together(lambda: self.writer.write(state, best) if write else None)
+        together(lambda: self.writer.write(state, best) if write else None, "writing a checkpoint")
 
     def _resume(self) -> None:
         state = checkpoint.load_last(self.writer.folder)

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable, Iterator
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +11,7 @@ import torch
 from safetensors.torch import load_file, save
 from torch import Tensor, nn
 
-from calibrant.files import WRITERS, replace_file, replacing
+from calibrant.atomic import replace_file
 from calibrant.options import RecipeError
 from calibrant.training.recipe import Recipe
 
@@ -101,28 +99,3 @@ def as_written(target: Tensor, ignore_index: int) -> Tensor:
     tensor([   0, -100,    2])
     """
     return target.masked_fill(target == ignore_index, -100)
-
-
-def write_predictions(
-    path: Path,
-    batches: Iterable[tuple[Tensor, Tensor]],
-    size: int,
-    class_names: tuple[str, ...],
-) -> None:
-    """Write logits and labels as `calibrant evaluate` reads them; only labels and one batch are in memory."""
-    labels: list[Tensor] = []
-
-    def logits() -> Iterator[Tensor]:
-        for batch in batches:
-            labels.append(batch[1].cpu())
-            yield batch[0].cpu()
-
-    rest = logits()
-    first = next(rest)
-    shape, spatial = first.shape[1:], labels[0].shape[1:]
-    with replacing(path) as stream:
-        WRITERS[path.suffix.lower()](
-            stream,
-            {"logits": ((size, *shape), chain([first], rest)), "labels": ((size, *spatial), labels)},
-            class_names,
-        )

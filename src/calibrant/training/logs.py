@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
-from calibrant.files import replace_file
+from calibrant.atomic import replace_file
 from calibrant.losses import Loss
 
 if TYPE_CHECKING:

@@ -13,12 +13,14 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
+from calibrant.atomic import replace_file
 from calibrant.calibrators import Temperature
 from calibrant.evaluation import Evaluation, Evaluator, evaluate
-from calibrant.files import open_predictions, replace_file
+from calibrant.inference import predictions_on
 from calibrant.metrics.ood import detection as detect
 from calibrant.metrics.ood import entropy
 from calibrant.options import RecipeError
+from calibrant.predictions import open_predictions, write_predictions
 from calibrant.training.batches import evaluation_batches
 from calibrant.training.data import DataSets, Split, load_data
 from calibrant.training.folder import (
@@ -30,7 +32,6 @@ from calibrant.training.folder import (
     is_finished,
     load_weights,
     result_of,
-    write_predictions,
 )
 from calibrant.training.models import create_model
 from calibrant.training.recipe import Recipe
@@ -230,16 +231,10 @@ class Predicted:
         self.model, self.split, self.batch_size = model, split, batch_size
         self.ignore_index = ignore_index
 
-    @torch.no_grad()
     def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
-        device = next((parameter.device for parameter in self.model.parameters()), torch.device("cpu"))
-        for inputs, labels in evaluation_batches(self.split, batch_size=self.batch_size):
-            moved = (
-                {name: tensor.to(device) for name, tensor in inputs.items()}
-                if isinstance(inputs, dict)
-                else inputs.to(device)
-            )
-            yield self.model(moved).float(), as_written(labels, self.ignore_index).to(device)
+        batches = evaluation_batches(self.split, batch_size=self.batch_size)
+        for logits, labels in predictions_on(self.model, batches):
+            yield logits.float(), as_written(labels, self.ignore_index)
 
 
 def folder_of(output: Path, loss: str, seed: int) -> Path:

@@ -1,4 +1,4 @@
-"""Every format holds the same predictions, long files come in short batches, and bad ones say why."""
+"""All formats give the same predictions, in batches; errors say what is wrong with a file."""
 
 import builtins
 import json
@@ -10,7 +10,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from calibrant.files import FORMATS, BadFileError, open_predictions, read_class_counts
+from calibrant.predictions import FORMATS, BadFileError, open_predictions, read_class_counts
 
 ROWS, CLASSES = 50, 4
 NAMES = ("cat", "dog", "a.b", "horse, grey")
@@ -103,7 +103,7 @@ def everything(path, **options):
 
 def written(folder, name, kind, scores, labels):
     path = folder / name.replace("logits", kind)
-    # NumPy adds a suffix of its own to a file name, but not to a file.
+    # NumPy adds a suffix to a file name, but not to an open file.
     if name == "model.NPZ":
         with path.open("wb") as stream:
             WRITERS[name](stream, kind, scores, labels)
@@ -251,7 +251,7 @@ def test_loading_reports_its_progress(tmp_path, logits, labels):
 
 
 def refused(path, *words, **options):
-    """That reading fails with one line that names the file and has the words."""
+    """Assert that reading fails with one line that contains the file name and the words."""
     with pytest.raises(BadFileError) as caught:
         open_predictions(path, **options).load()
     message = str(caught.value)

@@ -1,0 +1,60 @@
+"""`calibrant apply`: write the calibrated predictions of a file."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from calibrant.cli.terminal import IgnoreIndex, app, check_outputs, fail, one_line_errors, progress_bars
+
+
+@app.command()
+def apply(
+    calibrator: Annotated[
+        Path,
+        typer.Argument(
+            metavar="CALIBRATOR", help="A calibrator, written by calibrate --output.", show_default=False
+        ),
+    ],
+    file: Annotated[
+        Path, typer.Argument(metavar="FILE", help="Predictions; see evaluate.", show_default=False)
+    ],
+    output: Annotated[Path, typer.Option(metavar="OUT", help="The file to write: .npz or .safetensors.")],
+    ignore_index: IgnoreIndex = -100,
+) -> None:
+    """Write the calibrated predictions of a file."""
+    from calibrant.calibrators import load_calibrator
+    from calibrant.cli.prediction_files import (
+        EXACT_LIMIT,
+        Batch,
+        Passes,
+        calibrate_batch,
+        check_class_names,
+        in_words,
+    )
+    from calibrant.predictions import WRITERS, BadFileError, open_predictions, write_predictions
+
+    with one_line_errors(OSError, ValueError):
+        check_outputs([calibrator, file], {"--output": output})
+        if output.suffix.lower() not in WRITERS:
+            fail(f"--output {output}: expected a name that ends in {' or '.join(WRITERS)}")
+        layer = load_calibrator(calibrator)
+        predictions = open_predictions(file, ignore_index=ignore_index)
+        if predictions.num_classes != layer.num_classes:
+            raise BadFileError(
+                predictions.path,
+                f"has {predictions.num_classes} classes, but {calibrator.name} was fitted to "
+                f"{layer.num_classes}",
+            )
+        check_class_names(predictions, layer.class_names, calibrator.name)
+        with progress_bars() as progress:
+            batches: Iterable[Batch] = Passes(predictions, progress, "calibrating")
+            if predictions.size <= EXACT_LIMIT:
+                batches = list(batches)
+            rows = sum(len(labels) for _, labels in batches)  # a CSV file may have fewer rows than lines
+            calibrated = ((calibrate_batch(layer, predictions, *batch), batch[1]) for batch in batches)
+            write_predictions(output, calibrated, rows, predictions.class_names)
+    typer.echo(f"{output}: {rows:,} rows of {predictions.path.name}, calibrated by {in_words(layer)}")

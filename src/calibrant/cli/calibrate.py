@@ -1,0 +1,173 @@
+"""`calibrant calibrate`: fit a calibrator to held-out predictions."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from calibrant.calibrators import CALIBRATORS, Calibrator, Ranking, choose, create_calibrator
+from calibrant.calibrators.passes import Scaling
+from calibrant.cli import terminal
+
+if TYPE_CHECKING:
+    from calibrant.cli.prediction_files import Batch
+    from calibrant.options import Choice
+    from calibrant.predictions import PredictionFile
+
+
+@terminal.app.command()
+def calibrate(
+    file: Annotated[
+        Path,
+        typer.Argument(
+            metavar="FILE", help="Held-out predictions to fit to; see evaluate.", show_default=False
+        ),
+    ],
+    method: Annotated[
+        str,
+        typer.Option(
+            help="auto, which takes the best by cross-validation, or one of "
+            f"{', '.join(CALIBRATORS)}; with options in brackets, such as histogram-binning[bins=20].",
+        ),
+    ] = "temperature",
+    test: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Predictions to evaluate before and after.", show_default="FILE"),
+    ] = None,
+    output: Annotated[
+        Path | None, typer.Option(metavar="CALIBRATOR.safetensors", help="Write the calibrator.")
+    ] = None,
+    report: terminal.Report = None,
+    json: terminal.Json = None,
+    ignore_index: terminal.IgnoreIndex = -100,
+    bins: terminal.Bins = 15,
+    folds: Annotated[int, typer.Option(min=2, help="Folds of the cross-validation for auto.")] = 5,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the resampling and the folds.")] = 0,
+    resamples: terminal.Resamples = 1000,
+) -> None:
+    """Fit a calibrator to held-out predictions and print what it changes.
+
+    Files with more than 1 GiB of logits are not loaded but read in several passes, by the methods that
+    support it.
+    """
+    from calibrant.cli import prediction_files, tables
+    from calibrant.predictions import BadFileError, open_predictions
+
+    with terminal.one_line_errors(BadFileError):
+        chosen = _method(method)
+        inputs = [file] if test is None else [file, test]
+        terminal.check_outputs(inputs, {"--output": output, "--report": report, "--json": json})
+        if output is not None and output.suffix.lower() != ".safetensors":
+            terminal.fail(f"--output {output}: expected a name that ends in .safetensors")
+        held_out = open_predictions(file, ignore_index=ignore_index)
+        evaluated = held_out if test is None else open_predictions(test, ignore_index=ignore_index)
+        prediction_files.check_same_classes(held_out, evaluated)
+        prediction_files.check_class_names(evaluated, held_out.class_names, held_out.path.name)
+        same = held_out.path.resolve() == evaluated.path.resolve()
+        _check_fits_in_memory(held_out, chosen.name)
+        loaded = prediction_files.load(evaluated)
+        options = {"bins": bins, "ignore_index": ignore_index, "resamples": resamples, "seed": seed}
+        streamed = loaded is None
+        # First, because data that cannot be evaluated need not be fitted.
+        before = prediction_files.evaluate_file(evaluated, "before", streamed, options, loaded=loaded)
+        fitted_to = loaded if same else prediction_files.load(held_out)
+        calibrator, ranking = _fit(held_out, chosen, fitted_to, folds=folds, seed=seed)
+        after = prediction_files.evaluate_file(
+            evaluated, "after", streamed, options, loaded=loaded, calibrator=calibrator
+        )
+    with terminal.one_line_errors(OSError):  # written first: printing fails if nobody reads the output
+        if output is not None:
+            from calibrant.calibrators import save_calibrator
+
+            save_calibrator(calibrator, output, class_names=held_out.class_names)
+        prediction_files.write_evaluations([before, after], report, json)
+    if ranking is not None:
+        from rich.console import Console
+
+        Console(highlight=False).print(ranking)
+    typer.echo(f"{prediction_files.in_words(calibrator)}, fitted to {held_out.path.name}")
+    tables.print_evaluations([before, after])
+    if same:
+        typer.echo(
+            "Note: the calibrator was fitted to these same data, so the figures flatter it; evaluate on "
+            "other data with --test FILE."
+        )
+
+
+def _method(text: str) -> Choice:
+    """The method with its options, checked."""
+    from calibrant.arguments import nearest
+    from calibrant.options import Choice, check_options
+
+    try:
+        method = Choice.parse(text)
+        known = ["auto", *CALIBRATORS]
+        if method.name not in known:
+            raise ValueError(
+                f"there is no such method{nearest(method.name, known)}; known: {', '.join(known)}"
+            )
+        if method.name == "auto":
+            if method.options:
+                raise ValueError("auto takes no options; the options in brackets belong to one method")
+            return method
+        kind = CALIBRATORS[method.name]
+        method = Choice(method.name, check_options(method.name, method.options, kind.__init__))
+        create_calibrator(method.name, **method.options)
+    except (TypeError, ValueError) as problem:
+        terminal.fail(f"--method {text}: {problem}")
+    return method
+
+
+def _check_fits_in_memory(file: PredictionFile, method: str) -> None:
+    from calibrant.cli.prediction_files import EXACT_LIMIT
+    from calibrant.predictions import BadFileError
+
+    in_passes = [key for key, kind in CALIBRATORS.items() if issubclass(kind, Scaling)]
+    if file.size > EXACT_LIMIT and method not in in_passes:
+        raise BadFileError(
+            file.path,
+            f"has {file.size / 2**30:.3g} GiB of logits, and --method {method} takes no more than "
+            f"{EXACT_LIMIT / 2**30:.3g} GiB; methods that read a file in passes: {', '.join(in_passes)}",
+        )
+
+
+def _fit(
+    file: PredictionFile, method: Choice, loaded: Batch | None, *, folds: int, seed: int
+) -> tuple[Calibrator, Ranking | None]:
+    """A calibrator fitted to loaded predictions or, without them, in passes over the file.
+
+    For the method "auto", the ranking of all methods comes second.
+    """
+    from calibrant.cli.prediction_files import Passes, errors_of
+
+    rankings: list[Ranking] = []
+    ignored = file.ignore_index
+    with terminal.progress_bars() as progress, errors_of(file), _warnings_of(file):
+        if loaded is not None and method.name == "auto":
+            progress.add_task(f"{file.name}: fitting auto", total=None)
+            best = choose(*loaded, folds=folds, ignore_index=ignored, seed=seed, show=rankings.append)
+            return best, rankings[0]
+        calibrator = create_calibrator(method.name, **method.options)
+        if loaded is not None:
+            progress.add_task(f"{file.name}: fitting {method.name}", total=None)
+            return calibrator.fit(*loaded, ignore_index=ignored), None
+        assert isinstance(calibrator, Scaling)
+        batches = Passes(file, progress, f"fitting {method.name}")
+        return calibrator.fit_batches(batches, ignore_index=ignored), None
+
+
+@contextmanager
+def _warnings_of(file: PredictionFile) -> Iterator[None]:
+    """Print each different warning once, in one line that names the file."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("ignore")
+        for kind in (UserWarning, RuntimeWarning):
+            warnings.simplefilter("always", kind)
+        yield
+    for message in dict.fromkeys(" ".join(str(warning.message).split()) for warning in caught):
+        typer.echo(f"calibrant: warning: {file.path}: {message}", err=True)

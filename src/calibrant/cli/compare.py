@@ -1,0 +1,100 @@
+"""`calibrant compare`: train several losses and compare them on the test set."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from calibrant.cli import training_options as options
+from calibrant.cli.terminal import Resamples, app, fail
+
+if TYPE_CHECKING:
+    from calibrant.comparison import Comparison
+    from calibrant.reports.comparison import Traces
+
+
+@app.command()
+def compare(
+    recipe: options.RecipeArgument,
+    losses: Annotated[
+        str,
+        typer.Option(
+            metavar="KEY,KEY[OPTION=VALUE],…",
+            help="The losses. The others are tested against the first.",
+        ),
+    ] = "ce,ls,flsd,mbls,dual-focal,adafocal,cals-hr,cals-alm",
+    seeds: Annotated[str, typer.Option(metavar="N,N,…", help="The seeds of every loss.")] = "0,1,2",
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="DIR",
+            help="Folder for the runs, results.json, .md and .tex, plots and report.html.",
+            show_default="runs/RECIPE",
+        ),
+    ] = None,
+    data_root: options.DataRoot = None,
+    ood: Annotated[
+        str,
+        typer.Option(
+            metavar="DATA,DATA[OPTION=VALUE],…",
+            help="Out-of-distribution data sets, to be detected by the entropy: svhn, cifar10-c[severity=3].",
+            show_default=False,
+        ),
+    ] = "",
+    changes: options.Changes = None,
+    resamples: Resamples = 1000,
+    accelerator: options.Accelerator = "auto",
+    devices: options.Devices = "auto",
+    nodes: options.Nodes = 1,
+) -> None:
+    """Train losses from several seeds and compare them on the test set, before and after temperature scaling.
+
+    Runs in the output folder are reused, whether finished or not.
+    """
+    with options.training_errors():
+        followed = options.load_recipe(recipe, changes)
+        from calibrant.options import Choice, split_outside_brackets
+        from calibrant.training import compare
+
+        folder = output or Path("runs", followed.name)
+        if folder.exists() and not folder.is_dir():
+            fail(f"--output {folder}: is a file; expected a folder")
+        numbers = seeds.split(",")
+        if not all(number.strip().isdecimal() for number in numbers):
+            fail(f"--seeds {seeds}: expected whole numbers separated by commas")
+        fabric = options.launch(followed, accelerator, devices, nodes)
+        comparison = compare(
+            followed,
+            split_outside_brackets(losses),
+            [int(number) for number in numbers],
+            folder,
+            data_root=data_root,
+            outside=[Choice.parse(each) for each in split_outside_brackets(ood)],
+            resamples=resamples,
+            fabric=fabric,
+            progress=True,
+            evaluating=lambda loss, seed: typer.echo(f"{loss}, seed {seed}: evaluating", err=True),
+        )
+        if comparison is None:
+            return
+        from calibrant.cli.tables import print_comparison
+        from calibrant.reports.comparison import write_comparison
+
+        write_comparison(comparison, folder, _traces(comparison, folder))
+    print_comparison(comparison)
+    typer.echo(f"{folder}: results.json, results.md, results.tex, plots, report.html")
+
+
+def _traces(comparison: Comparison, folder: Path) -> Traces:
+    """What the runs logged and learned during training, for the plots."""
+    from calibrant.reports.comparison import Traces
+    from calibrant.training.runs import Run, folder_of
+
+    runs = {
+        method.name: [Run(folder_of(folder, method.name, seed)) for seed in comparison.seeds]
+        for method in comparison.methods
+    }
+    history = {name: [run.history for run in each] for name, each in runs.items()}
+    return Traces(history, {name: each[0].learned for name, each in runs.items()})

@@ -1,0 +1,118 @@
+"""`calibrant evaluate`: how accurate and how calibrated predictions are."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from calibrant.cli import terminal
+
+if TYPE_CHECKING:
+    from calibrant.predictions import PredictionFile
+
+
+@terminal.app.command()
+def evaluate(
+    files: Annotated[
+        list[Path],
+        typer.Argument(
+            metavar="FILE",
+            help="Files with logits or probabilities, and labels: .npz, .npy (either file of a pair), .pt, "
+            ".safetensors, .csv or .parquet.",
+            show_default=False,
+        ),
+    ],
+    report: terminal.Report = None,
+    json: terminal.Json = None,
+    bins: terminal.Bins = 15,
+    ignore_index: terminal.IgnoreIndex = -100,
+    background: Annotated[
+        int | None, typer.Option(min=0, help="Class to leave out of the foreground mean IoU.")
+    ] = None,
+    class_counts: Annotated[
+        str | None,
+        typer.Option(
+            metavar="COUNTS",
+            help="Training samples of each class, for figures of head, middle and tail classes: numbers "
+            "separated by commas, or a file with a JSON list or one number per line.",
+        ),
+    ] = None,
+    per_image: Annotated[
+        bool, typer.Option("--per-image", help="Average the figures of single images.")
+    ] = False,
+    resamples: terminal.Resamples = 1000,
+    level: Annotated[
+        float, typer.Option(min=0.5, max=0.9999, help="Confidence level of the intervals.")
+    ] = 0.95,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the resampling.")] = 0,
+    stream: Annotated[
+        bool | None,
+        typer.Option(
+            "--stream/--exact",
+            help="Read in constant memory (equal-mass figures are approximate, some are missing), or load "
+            "everything. By default a file is loaded if its logits take less than 1 GiB.",
+            show_default=False,
+        ),
+    ] = None,
+) -> None:
+    """Print how accurate and how calibrated predictions are.
+
+    Several files are compared. If they have the same labels in the same order, smaller differences show.
+    """
+    from calibrant.cli import prediction_files, tables
+    from calibrant.predictions import BadFileError, open_predictions, read_class_counts
+
+    with terminal.one_line_errors(BadFileError):
+        terminal.check_outputs(files, {"--report": report, "--json": json})
+        counts = None
+        if class_counts is not None and re.fullmatch(r"\d+(,\d+)*", class_counts):
+            counts = [int(count) for count in class_counts.split(",")]
+        elif class_counts is not None:
+            counts = read_class_counts(class_counts)
+        opened = [open_predictions(file, ignore_index=ignore_index) for file in files]
+        # The shell expands *.npy to both files of a pair.
+        opened = list({file.path.resolve(): file for file in opened}.values())
+        for file in opened:
+            prediction_files.check_same_classes(opened[0], file)
+            _check_options(file, background, counts, per_image)
+        options: dict[str, Any] = {
+            "bins": bins,
+            "ignore_index": ignore_index,
+            "background": background,
+            "class_counts": counts,
+            "per_image": per_image,
+            "resamples": resamples,
+            "level": level,
+            "seed": seed,
+        }
+        evaluations = []
+        for file, name in zip(opened, _distinct_names(opened), strict=True):
+            streamed = file.size > prediction_files.EXACT_LIMIT if stream is None else stream
+            evaluations.append(prediction_files.evaluate_file(file, name, streamed, options))
+    with terminal.one_line_errors(OSError):  # written first: printing fails if nobody reads the output
+        prediction_files.write_evaluations(evaluations, report, json)
+    tables.print_evaluations(evaluations)
+
+
+def _check_options(
+    file: PredictionFile, background: int | None, counts: Sequence[int] | None, per_image: bool
+) -> None:
+    problem, classes = "", file.num_classes
+    if background is not None and background >= classes:
+        problem = f"has {classes} classes; there is no --background {background} among them"
+    elif counts is not None and len(counts) != classes:
+        problem = f"has {classes} classes; --class-counts has {len(counts)} numbers"
+    elif per_image and not file.spatial:
+        problem = "has one element per row; --per-image needs logits of shape (N, K, *S)"
+    if problem:
+        terminal.fail(f"{file.path}: {problem}")
+
+
+def _distinct_names(files: Sequence[PredictionFile]) -> list[str]:
+    """The names of the files; paths for those with equal names."""
+    names = [file.name for file in files]
+    return [file.name if names.count(file.name) == 1 else str(file.path) for file in files]

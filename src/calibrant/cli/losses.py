@@ -1,0 +1,30 @@
+"""`calibrant losses`: list the losses."""
+
+from __future__ import annotations
+
+import re
+from inspect import getdoc
+
+import typer
+
+from calibrant.cli.terminal import app
+from calibrant.losses import LOSSES, AdaptiveLoss, Loss
+
+
+@app.command()
+def losses() -> None:
+    """List the losses with their hyper-parameters."""
+    from calibrant.cli.tables import print_listing
+
+    shared, rows = Loss.hyperparameters(), []
+    for key, kind in LOSSES.items():
+        own = [each for name, each in kind.hyperparameters().items() if name not in shared]
+        options = ", ".join(f"{parameter.name}={parameter.default}" for parameter in own)
+        description = re.sub(r" \(key ``[^`]*``\)|`", "", (getdoc(kind) or "").split("\n", 1)[0])
+        adaptive = " (adaptive)" if issubclass(kind, AdaptiveLoss) else ""
+        rows.append((key, description + adaptive, options))
+    print_listing(("key", "what it is", "hyper-parameters"), rows, folded=("what it is", "hyper-parameters"))
+    typer.echo("Hyper-parameters go in brackets: --loss 'cals-alm[margin=6,penalty=p2]'.")
+    typer.echo(
+        "Adaptive losses learn from validation data, as often as adapt= says: epoch, 100, 0:epoch/10:100."
+    )

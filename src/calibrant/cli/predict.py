@@ -1,0 +1,34 @@
+"""`calibrant predict`: write the predictions of a trained model."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from calibrant.cli.terminal import app, fail
+from calibrant.cli.training_options import DataRoot, training_errors
+
+
+@app.command()
+def predict(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a finished run.", show_default=False)],
+    output: Annotated[Path, typer.Option(metavar="OUT", help="The file to write: .npz or .safetensors.")],
+    split: Annotated[str, typer.Option(help="Part of the data: train, validation or test.")] = "test",
+    data_root: DataRoot = None,
+) -> None:
+    """Write logits and labels of a trained model, for calibrant evaluate and calibrant calibrate."""
+    from calibrant.predictions import WRITERS
+
+    with training_errors():
+        from calibrant.training.runs import Run
+
+        if split not in ("train", "validation", "test"):
+            fail(f"--split {split}: expected train, validation or test")
+        if output.suffix.lower() not in WRITERS:
+            fail(f"--output {output}: expected a name that ends in {' or '.join(WRITERS)}")
+        if not output.parent.is_dir():
+            fail(f"--output {output}: there is no folder {output.parent}")
+        rows = Run(run, data_root).predict(split, output)  # type: ignore[arg-type]
+    typer.echo(f"{output}: {rows:,} rows of {split}")

@@ -1,0 +1,151 @@
+"""Read, evaluate and calibrate a file of predictions, with progress bars."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager
+from math import prod
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+import calibrant.evaluation
+from calibrant.atomic import replace_file
+from calibrant.calibrators import Calibrator
+from calibrant.calibrators.storage import other_classes
+from calibrant.cli.terminal import progress_bars
+from calibrant.evaluation import Evaluation
+from calibrant.predictions import CHUNK, BadFileError, PredictionFile
+
+if TYPE_CHECKING:
+    from rich.progress import Progress
+
+Batch = tuple[Tensor, Tensor]
+
+EXACT_LIMIT = 1 << 30
+"""The most bytes of logits that are loaded into memory by default."""
+
+
+def load(file: PredictionFile) -> Batch | None:
+    """All predictions, or None if they are too large to be loaded."""
+    if file.size > EXACT_LIMIT:
+        return None
+    with progress_bars() as progress:
+        reading = progress.add_task(f"{file.name}: reading", total=file.rows)
+        return file.load(lambda rows: progress.advance(reading, rows))
+
+
+class Passes:
+    """The batches of a file, read anew in each of several passes, with a progress bar for each."""
+
+    def __init__(self, file: PredictionFile, progress: Progress, purpose: str) -> None:
+        self.file, self.progress, self.purpose = file, progress, purpose
+        self.task, self.passes = progress.add_task(f"{file.name}: {purpose}", total=file.rows), 0
+
+    def __iter__(self) -> Iterator[Batch]:
+        self.passes += 1
+        description = f"{self.file.name}: {self.purpose}, pass {self.passes}"
+        self.progress.reset(self.task, total=self.file.rows, description=description)
+        with closing(self.file.batches()) as batches:
+            for batch in batches:
+                yield batch
+                self.progress.advance(self.task, len(batch[1]))
+
+
+@contextmanager
+def errors_of(file: PredictionFile) -> Iterator[None]:
+    """Let errors about the data name their file."""
+    try:
+        yield
+    except BadFileError:
+        raise
+    except ValueError as problem:
+        raise BadFileError(file.path, str(problem)) from problem
+
+
+def evaluate_file(
+    file: PredictionFile,
+    name: str,
+    stream: bool,
+    options: dict[str, Any],
+    *,
+    loaded: Batch | None = None,
+    calibrator: Calibrator | None = None,
+) -> Evaluation:
+    """Evaluate a file, or the predictions loaded from it, after applying a calibrator if there is one."""
+
+    def calibrated(logits: Tensor, labels: Tensor) -> Tensor:
+        return logits if calibrator is None else calibrate_batch(calibrator, file, logits, labels)
+
+    options = {**options, "name": name, "class_names": file.class_names}
+    with progress_bars() as progress, errors_of(file):
+        reading = progress.add_task(f"{name}: reading", total=file.rows, visible=loaded is None)
+        if not stream:
+            resampling = progress.add_task(f"{name}: resampling", total=options["resamples"])
+            logits, labels = loaded or file.load(lambda rows: progress.advance(reading, rows))
+            return calibrant.evaluation.evaluate(
+                calibrated(logits, labels),
+                labels,
+                **options,
+                progress=lambda done, total: progress.update(resampling, completed=done, total=total),
+            )
+        evaluator = calibrant.evaluation.Evaluator(file.num_classes, **options)
+        with closing(file.batches()) as batches:
+            for logits, labels in batches:
+                evaluator.update(calibrated(logits, labels), labels)
+                progress.advance(reading, len(labels))
+        return evaluator.compute()
+
+
+def calibrate_batch(calibrator: Calibrator, file: PredictionFile, logits: Tensor, labels: Tensor) -> Tensor:
+    """The calibrated logits; an error if they have no softmax."""
+    # In parts, because some methods need several times the memory of the logits.
+    rows = max(1, CHUNK // prod(logits.shape[1:]))
+    with torch.no_grad():
+        calibrated = torch.cat([calibrator(part) for part in torch.split(logits, rows)])
+    # NaN, plus infinity, and rows of nothing but minus infinity have no softmax.
+    if not calibrated.logsumexp(1)[labels != file.ignore_index].isfinite().all():
+        raise BadFileError(
+            file.path,
+            f"has infinite or too large logits: {calibrator.key} cannot turn them into probabilities",
+        )
+    return calibrated
+
+
+def check_class_names(file: PredictionFile, names: Sequence[str] | None, source: str) -> None:
+    """Raise an error if a file has other classes than a calibrator's, which are called ``names``."""
+    problem = other_classes(file.class_names, names)
+    if problem is not None:
+        raise BadFileError(file.path, f"has other classes than {source}: {problem}")
+
+
+def check_same_classes(first: PredictionFile, other: PredictionFile) -> None:
+    """Raise an error if two files cannot be compared, because their classes differ."""
+    if other.num_classes != first.num_classes:
+        raise BadFileError(
+            other.path, f"has {other.num_classes} classes, but {first.path.name} has {first.num_classes}"
+        )
+    names, expected = other.class_names, first.class_names
+    # Different names may be translations. The same names in another order are other classes.
+    if names and expected and names != expected and set(names) == set(expected):
+        raise BadFileError(other.path, f"has the classes of {first.path.name} in another order")
+
+
+def write_evaluations(evaluations: Sequence[Evaluation], report: Path | None, json: Path | None) -> None:
+    """Write the report and the JSON file, if asked for."""
+    if json is not None:
+        listed = ",\n".join(evaluation.to_json() for evaluation in evaluations)
+        replace_file(json, f"[{listed}]\n".encode())
+    if report is not None:
+        from calibrant.reports.html import write_report
+
+        write_report(evaluations, report)
+
+
+def in_words(calibrator: Calibrator) -> str:
+    """The key of a calibrator, with its temperature if it has one."""
+    temperature = getattr(calibrator, "temperature", None)
+    value = "" if temperature is None else f" (T = {float(temperature):.4g})"
+    return f"{calibrator.key}{value}"

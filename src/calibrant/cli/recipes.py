@@ -1,0 +1,33 @@
+"""`calibrant recipes`: list the shipped recipes, or print one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from calibrant.cli.terminal import app
+from calibrant.cli.training_options import training_errors
+
+
+@app.command()
+def recipes(
+    name: Annotated[
+        str | None,
+        typer.Argument(metavar="[NAME]", help="Print this recipe as TOML.", show_default=False),
+    ] = None,
+) -> None:
+    """List the shipped recipes, or print one."""
+    from calibrant.cli.tables import print_listing
+
+    with training_errors():
+        from calibrant.training.recipe import Recipe, shipped_recipes
+
+        if name is not None:
+            Recipe.load(name)
+            typer.echo(shipped_recipes().get(name) or Path(name).read_text(encoding="utf-8"), nl=False)
+            return
+        loaded = {each: Recipe.load(each) for each in shipped_recipes()}
+    rows = [(each, it.data.name, it.model.name, it.description) for each, it in loaded.items()]
+    print_listing(("name", "data", "model", "what it is"), rows, folded=("what it is",), whole=True)

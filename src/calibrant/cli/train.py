@@ -1,0 +1,70 @@
+"""`calibrant train`: train a model by a recipe."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from calibrant.cli import training_options as options
+from calibrant.cli.terminal import app
+
+
+@app.command()
+def train(
+    recipe: options.RecipeArgument,
+    loss: Annotated[
+        str | None,
+        typer.Option(
+            metavar="KEY[OPTION=VALUE,…]",
+            help="The loss; see calibrant losses.",
+            show_default="the recipe's",
+        ),
+    ] = None,
+    seed: Annotated[
+        int | None,
+        typer.Option(min=0, help="Seed of weights, order and augmentation.", show_default="the recipe's"),
+    ] = None,
+    output: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="Folder of the run.", show_default="runs/RECIPE/runs/LOSS-seedN"),
+    ] = None,
+    data_root: options.DataRoot = None,
+    changes: options.Changes = None,
+    accelerator: options.Accelerator = "auto",
+    devices: options.Devices = "auto",
+    nodes: options.Nodes = 1,
+) -> None:
+    """Train a model by a recipe. After an interruption, the same command continues the run."""
+    with options.training_errors():
+        followed = options.load_recipe(recipe, changes, loss=loss, seed=seed)
+        from calibrant.training import train
+        from calibrant.training.data import load_data
+        from calibrant.training.folder import check_folder, is_finished
+        from calibrant.training.runs import Run, folder_of
+
+        folder = output or folder_of(Path("runs", followed.name), followed.loss, followed.seed)
+        fabric = options.launch(followed, accelerator, devices, nodes)
+        data = None
+        finished = is_finished(folder)
+        if finished:
+            check_folder(folder, followed)
+            with suppress(OSError, ImportError, ValueError):  # a finished run does not need its data
+                data = load_data(followed.data, data_root)
+        train(followed, folder, data_root=data_root, data=data, fabric=fabric, progress=True)
+        if not fabric.is_global_zero:
+            return
+        run = Run(folder, data_root)
+        last = run.history[-1]
+    if finished:
+        typer.echo(f"The run in {folder} was finished before; nothing was trained.")
+    epochs = f"{len(run.history)} epoch{'s' if len(run.history) > 1 else ''}"
+    typer.echo(
+        f"{folder}: {followed.name}, {followed.loss}, seed {followed.seed}, {epochs}; "
+        f"validation accuracy {100 * last['validation_accuracy']:.2f} %, "
+        f"ECE {100 * last['validation_ece']:.2f} %, NLL {last['validation_nll']:.4f}"
+    )
+    if (folder / "test.npz").is_file():
+        typer.echo(f"Test figures: calibrant evaluate {folder / 'test.npz'}")

@@ -1,0 +1,88 @@
+"""Options and errors that the commands for training share."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from calibrant.cli.terminal import fail, one_line_errors
+
+if TYPE_CHECKING:
+    from lightning_fabric import Fabric
+
+    from calibrant.training import Recipe
+
+RecipeArgument = Annotated[
+    str,
+    typer.Argument(
+        metavar="RECIPE",
+        help="A TOML file, or the name of a shipped recipe; see calibrant recipes.",
+        show_default=False,
+    ),
+]
+DataRoot = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="DIR",
+        help="Folder with the files of the data sets.",
+        envvar="CALIBRANT_DATA",
+        show_default="data",
+    ),
+]
+Changes = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set", metavar="KEY=VALUE", help="Change the recipe, for example optimizer.lr=0.05; repeatable."
+    ),
+]
+Accelerator = Annotated[str, typer.Option(help="auto, cpu, cuda, or another name of Lightning Fabric.")]
+Devices = Annotated[
+    str,
+    typer.Option(help="Number of GPUs or CPU processes; auto: all GPUs, or one process."),
+]
+Nodes = Annotated[int, typer.Option(min=1, help="Number of machines.")]
+
+
+@contextmanager
+def training_errors() -> Iterator[None]:
+    """One-line errors and warnings, from the first process only."""
+    from calibrant.distributed import OtherProcessError
+    from calibrant.training import TrainingError
+
+    errors = (ValueError, OSError, ImportError, TrainingError, OtherProcessError)
+    first = os.environ.get("RANK", os.environ.get("LOCAL_RANK", "0")) == "0"
+    try:
+        with one_line_errors(*errors, shown=first):
+            yield
+    except KeyboardInterrupt:
+        typer.echo("calibrant: stopped; the same command continues from the last checkpoint", err=True)
+        raise typer.Exit(130) from None
+
+
+def load_recipe(
+    source: str, changes: Sequence[str] | None, *, loss: str | None = None, seed: int | None = None
+) -> Recipe:
+    """The recipe with the changes of the command line."""
+    from calibrant.training import Recipe
+
+    recipe = Recipe.load(source).override(changes or ())
+    given: dict[str, Any] = {"loss": loss, "seed": seed}
+    return replace(recipe, **{name: value for name, value in given.items() if value is not None})
+
+
+def launch(recipe: Recipe, accelerator: str, devices: str, nodes: int) -> Fabric:
+    """Fabric with all processes started."""
+    from calibrant.training.engine import make_fabric
+
+    if devices != "auto" and not (devices.isdecimal() and int(devices) > 0):
+        fail(f"--devices {devices}: expected a whole number of at least 1, or auto")
+    wanted = devices if devices == "auto" else int(devices)
+    fabric = make_fabric(recipe, accelerator=accelerator, devices=wanted, nodes=nodes)
+    fabric.launch()
+    return fabric

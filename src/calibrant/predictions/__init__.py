@@ -1,0 +1,16 @@
+"""Predictions on disk: files of logits or probabilities with labels, read and written in batches."""
+
+from calibrant.predictions.file import CHUNK, BadFileError, PredictionFile
+from calibrant.predictions.reading import FORMATS, open_predictions, read_class_counts
+from calibrant.predictions.writing import WRITERS, write_predictions
+
+__all__ = [
+    "CHUNK",
+    "FORMATS",
+    "WRITERS",
+    "BadFileError",
+    "PredictionFile",
+    "open_predictions",
+    "read_class_counts",
+    "write_predictions",
+]

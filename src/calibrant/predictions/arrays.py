@@ -1,0 +1,277 @@
+"""Readers for files of arrays: npz, npy, pt and safetensors."""
+
+from __future__ import annotations
+
+import json
+import warnings
+import zipfile
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, replace
+from math import prod
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from calibrant.predictions.file import BadFileError, Batches, PredictionFile, file_errors
+
+_SCORES = ("logits", "probabilities")
+_ARRAYS = (*_SCORES, "labels")
+_NUMPY: dict[torch.dtype | None, Any] = {
+    torch.float32: np.float32,
+    torch.float64: np.float64,
+    torch.long: np.int64,
+}
+
+
+@dataclass(frozen=True)
+class _Array:
+    """The description of an array in a file.
+
+    Attributes:
+        shape: its shape.
+        stored: the name of its type in the file, for messages.
+        dtype: its type in a batch: floating point, int64, or None if it is neither.
+        open: a context in which the array can be sliced, from its first to its last row.
+    """
+
+    shape: tuple[int, ...]
+    stored: str
+    dtype: torch.dtype | None
+    open: Callable[[], AbstractContextManager[Any]]
+
+
+def _predictions(
+    path: Path, arrays: Mapping[str, _Array], class_names: tuple[str, ...] | None, found: str
+) -> PredictionFile:
+    """Check that the arrays fit together. ``found`` lists all names in the file, for messages."""
+    found = found or "nothing"
+    kinds = [name for name in _SCORES if name in arrays]
+    if len(kinds) == 2:
+        raise BadFileError(path, "holds both logits and probabilities; expected exactly one of them")
+    if not kinds:
+        raise BadFileError(path, f"has neither logits nor probabilities; expected one of them, found {found}")
+    if "labels" not in arrays:
+        raise BadFileError(path, f"has no labels; expected an integer array named labels, found {found}")
+    (kind,) = kinds
+    scores, labels = arrays[kind], arrays["labels"]
+    if scores.dtype is None or not scores.dtype.is_floating_point:
+        raise BadFileError(path, f"{kind} are {scores.stored}; expected floating point")
+    if labels.dtype != torch.long:
+        raise BadFileError(path, f"labels are {labels.stored}; expected integer class numbers")
+    if len(scores.shape) < 2:
+        raise BadFileError(
+            path, f"{kind} have shape {scores.shape}; expected (N, K) or (N, K, *S) for K classes"
+        )
+    expected = scores.shape[:1] + scores.shape[2:]
+    if labels.shape != expected:
+        hint = "; the class axis comes second" if labels.shape == scores.shape[:-1] else ""
+        raise BadFileError(
+            path,
+            f"labels have shape {labels.shape}; expected {expected} for {kind} of shape {scores.shape}{hint}",
+        )
+
+    def chunks(rows: int) -> Batches:
+        with scores.open() as all_scores, labels.open() as all_labels:
+            for start in range(0, scores.shape[0], rows):
+                part = slice(start, start + rows)
+                yield to_tensor(all_scores[part], scores.dtype), to_tensor(all_labels[part], labels.dtype)
+
+    return PredictionFile(path, kind, scores.shape, scores.dtype, class_names, chunks)
+
+
+def to_tensor(array: np.ndarray[Any, Any] | Tensor, dtype: torch.dtype | None) -> Tensor:
+    """The array as a tensor that owns its memory, in native byte order."""
+    if isinstance(array, np.ndarray):  # copied, because torch needs aligned, writable memory
+        array = torch.from_numpy(np.array(array, dtype=_NUMPY[dtype], order="C"))
+    return array.to(dtype)
+
+
+def _strings(path: Path, value: object) -> tuple[str, ...]:
+    if not isinstance(value, list | tuple) or not all(isinstance(name, str) for name in value):
+        raise BadFileError(path, "class_names are not a list of strings; expected one name for each class")
+    return tuple(value)
+
+
+# --------------------------------------------------------------------------------------------------- NumPy
+
+
+def _npy_header(path: Path, name: str, stream: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
+    """Shape, whether in Fortran order, and type. Leaves the stream at the start of the data."""
+    version = np.lib.format.read_magic(stream)
+    if version == (1, 0):
+        header = np.lib.format.read_array_header_1_0(stream)
+    elif version == (2, 0):
+        header = np.lib.format.read_array_header_2_0(stream)
+    else:
+        raise BadFileError(path, f"{name} is stored in version {version} of .npy; expected version 1 or 2")
+    shape, fortran, dtype = header
+    if dtype.hasobject:
+        raise BadFileError(
+            path, f"{name} holds pickled objects, which could run code; expected a plain array"
+        )
+    return shape, fortran, dtype
+
+
+def _numpy_array(
+    path: Path, name: str, shape: tuple[int, ...], dtype: np.dtype[Any], length: int, opened: Any
+) -> _Array:
+    if length != prod(shape) * dtype.itemsize:
+        raise BadFileError(
+            path, f"{name} of shape {shape} and type {dtype} has {length} bytes; it is damaged"
+        )
+    floating = torch.float32 if dtype.itemsize <= 4 else torch.float64
+    kinds = {"i": torch.long, "u": torch.long, "f": floating}
+    return _Array(shape, str(dtype), kinds.get(dtype.kind), opened)
+
+
+def open_npz(path: Path) -> PredictionFile:
+    """Arrays ``logits`` or ``probabilities``, ``labels`` and, optionally, ``class_names``."""
+    arrays, names = {}, None
+    with zipfile.ZipFile(path) as archive:
+        for member in archive.infolist():
+            name = member.filename.removesuffix(".npy")
+            if name == "class_names":
+                with archive.open(member) as stream:
+                    _npy_header(path, name, stream)
+                with archive.open(member) as stream:
+                    names = _strings(path, np.lib.format.read_array(stream).astype(str).tolist())
+            elif name in _ARRAYS:
+                arrays[name] = _npz_array(path, archive, member, name)
+        found = ", ".join(sorted(name.removesuffix(".npy") for name in archive.namelist()))
+    return _predictions(path, arrays, names, found)
+
+
+def _npz_array(path: Path, archive: zipfile.ZipFile, member: zipfile.ZipInfo, name: str) -> _Array:
+    with archive.open(member) as stream:
+        shape, fortran, dtype = _npy_header(path, name, stream)
+        length = member.file_size - stream.tell()
+
+    @contextmanager
+    def opened() -> Iterator[Any]:
+        with zipfile.ZipFile(path) as archive, archive.open(member) as stream:
+            if fortran:  # the first row is complete only at the end
+                yield np.lib.format.read_array(stream)
+            else:
+                _npy_header(path, name, stream)
+                yield _Stream(stream, shape, dtype)
+
+    return _numpy_array(path, name, shape, dtype, length, opened)
+
+
+class _Stream:
+    """An array in a stream; its slices must be read one after another."""
+
+    def __init__(self, stream: IO[bytes], shape: tuple[int, ...], dtype: np.dtype[Any]) -> None:
+        self.stream, self.shape, self.dtype = stream, shape, dtype
+
+    def __getitem__(self, part: slice) -> np.ndarray[Any, Any]:
+        shape = (min(part.stop, self.shape[0]) - part.start, *self.shape[1:])
+        # zipfile decompresses only what is read, and checks a member's checksum at its end
+        return np.frombuffer(self.stream.read(prod(shape) * self.dtype.itemsize), self.dtype).reshape(shape)
+
+
+def open_npy(path: Path) -> PredictionFile:
+    """A pair of files ``NAME.logits.npy`` (or ``NAME.probabilities.npy``) and ``NAME.labels.npy``."""
+    stem, _, role = path.stem.rpartition(".")
+    if not stem or role not in _ARRAYS:
+        raise BadFileError(
+            path, "is one array; expected NAME.logits.npy (or NAME.probabilities.npy) and NAME.labels.npy"
+        )
+    # If a file of scores was given, it counts even where the other kind lies beside it.
+    wanted = _ARRAYS if role == "labels" else (role, "labels")
+    files = {name: path.with_name(f"{stem}.{name}{path.suffix}") for name in wanted}
+    present = {name: file for name, file in files.items() if file.is_file()}
+    if "labels" not in present or len(present) < 2:
+        expected = " or ".join(file.name for name, file in files.items() if name not in present)
+        raise BadFileError(path, f"is one of a pair; expected {expected} beside it")
+    arrays = {name: _npy_array(file, name) for name, file in present.items()}
+    listing = path.with_name(f"{stem}.class_names.txt")
+    names = tuple(listing.read_text(encoding="utf-8-sig").splitlines()) if listing.is_file() else None
+    file = _predictions(path, arrays, names, ", ".join(sorted(arrays)))
+    return replace(file, path=present[file.kind])
+
+
+def _npy_array(path: Path, name: str) -> _Array:
+    with file_errors(path), path.open("rb") as stream:
+        shape, fortran, dtype = _npy_header(path, name, stream)
+        offset = stream.tell()
+
+    def opened() -> AbstractContextManager[Any]:
+        return nullcontext(np.memmap(path, dtype, "r", offset, shape, "F" if fortran else "C"))
+
+    return _numpy_array(path, name, shape, dtype, path.stat().st_size - offset, opened)
+
+
+# --------------------------------------------------------------------------------------------------- torch
+
+
+def open_pt(path: Path) -> PredictionFile:
+    """A dict of tensors, saved by `torch.save`. Pickled objects are refused."""
+    from pickle import UnpicklingError
+
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # they are about how the file was written
+            # Files from before torch 1.6 are not zip archives and cannot be mapped into memory.
+            data = torch.load(path, "cpu", weights_only=True, mmap=zipfile.is_zipfile(path))
+    except UnpicklingError as error:
+        raise BadFileError(
+            path, "holds pickled objects, or is damaged; expected a dict of tensors saved by torch.save"
+        ) from error
+    if not isinstance(data, dict):
+        raise BadFileError(path, f"holds a {type(data).__name__}; expected a dict of tensors")
+    arrays = {
+        name: _tensor_array(value.detach())
+        for name, value in data.items()
+        if isinstance(name, str) and isinstance(value, Tensor) and value.layout == torch.strided
+    }
+    names = _strings(path, data["class_names"]) if "class_names" in data else None
+    return _predictions(path, arrays, names, ", ".join(map(str, data)))
+
+
+def _tensor_array(tensor: Tensor) -> _Array:
+    stored, dtype = tensor.dtype, None
+    if stored.is_floating_point:
+        dtype = torch.float64 if stored == torch.float64 else torch.float32
+    elif stored != torch.bool and not stored.is_complex:
+        dtype = torch.long
+    name = str(stored).removeprefix("torch.")
+    return _Array(tuple(tensor.shape), name, dtype, lambda: nullcontext(tensor))
+
+
+def open_safetensors(path: Path) -> PredictionFile:
+    """Tensors ``logits`` or ``probabilities``, and ``labels``; class names as JSON in the metadata."""
+    from safetensors import safe_open
+
+    with safe_open(path, framework="pt") as file:
+        metadata, found = file.metadata() or {}, sorted(file.keys())
+        headers = {name: file.get_slice(name) for name in found if name in _ARRAYS}
+        arrays = {name: _safetensors_array(path, name, header) for name, header in headers.items()}
+    names = None
+    if "class_names" in metadata:
+        try:
+            names = _strings(path, json.loads(metadata["class_names"]))
+        except json.JSONDecodeError as error:
+            raise BadFileError(
+                path, "class_names in the metadata are not JSON; expected a JSON list of strings"
+            ) from error
+    return _predictions(path, arrays, names, ", ".join(found))
+
+
+def _safetensors_array(path: Path, name: str, header: Any) -> _Array:
+    from safetensors import safe_open
+
+    shape, stored = tuple(header.get_shape()), str(header.get_dtype())
+    types = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float32, "BF16": torch.float32}
+    dtype = torch.long if stored[0] in "IU" else types.get(stored)
+
+    @contextmanager
+    def opened() -> Iterator[Any]:
+        with safe_open(path, framework="pt") as file:
+            yield file.get_slice(name)
+
+    return _Array(shape, stored, dtype, opened)

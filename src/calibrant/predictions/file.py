@@ -1,0 +1,186 @@
+"""An opened file of predictions, checked and read in batches."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Iterator
+from contextlib import closing, contextmanager
+from dataclasses import dataclass, field
+from math import inf, isfinite, prod
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from calibrant.layout import SUM_TOLERANCE, as_logits
+
+Batch = tuple[Tensor, Tensor]
+Batches = Generator[Batch, None, None]
+
+CHUNK = 1 << 22
+"""The numbers in one batch, unless a single row has more: 16 MiB of float32."""
+
+
+class BadFileError(ValueError):
+    """A file of predictions cannot be used; the one-line message says why and what was expected."""
+
+    def __init__(self, path: Path | str, problem: str) -> None:
+        super().__init__(f"{path}: {' '.join(problem.split())}")
+
+
+@contextmanager
+def file_errors(path: Path) -> Iterator[None]:
+    """Turn the errors of a parser into `BadFileError`."""
+    try:
+        yield
+    except (BadFileError, MemoryError):
+        raise
+    except FileNotFoundError as error:
+        raise BadFileError(path, "does not exist") from error
+    except Exception as error:  # zlib.error, struct.error, SyntaxError, ...: every format has its own
+        reason = str(error).strip().splitlines() or [type(error).__name__]
+        raise BadFileError(path, f"cannot be read as {path.suffix.lower()}: {reason[0]}") from error
+
+
+@dataclass(frozen=True)
+class PredictionFile:
+    """An opened file of predictions. Only its description has been read so far.
+
+    Attributes:
+        path: the file; in a pair of ``.npy`` files, the one with the scores.
+        kind: "logits" or "probabilities".
+        shape: the shape ``(N, K, *S)`` of the scores. For a CSV file, N is the number of lines, which is
+            more than the number of rows if texts contain line breaks.
+        dtype: the type of the logits in a batch.
+        class_names: one name for each class, or None.
+        ignore_index: the label of elements to leave out.
+    """
+
+    path: Path
+    kind: str
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    class_names: tuple[str, ...] | None
+    _chunks: Callable[[int], Batches] = field(repr=False, compare=False)  # by the number of rows in a chunk
+    ignore_index: int = -100
+
+    @property
+    def name(self) -> str:
+        """The file's name without its suffixes."""
+        stem = self.path.stem
+        return stem.rpartition(".")[0] if self.path.suffix.lower() == ".npy" else stem
+
+    @property
+    def rows(self) -> int:
+        """The number of rows N."""
+        return self.shape[0]
+
+    @property
+    def num_classes(self) -> int:
+        """The number of classes K."""
+        return self.shape[1]
+
+    @property
+    def spatial(self) -> tuple[int, ...]:
+        """The shape S of the elements in a row, ``()`` for a single element."""
+        return self.shape[2:]
+
+    @property
+    def size(self) -> int:
+        """The bytes that all logits take in memory."""
+        return prod(self.shape) * self.dtype.itemsize
+
+    def batches(self, *, chunk: int = CHUNK) -> Batches:
+        """Yield the predictions in order, as batches ``(logits, labels)``.
+
+        The shapes are ``(n, K, *S)`` and ``(n, *S)``. Probabilities are converted to their logarithms.
+
+        Args:
+            chunk: the most numbers in a batch of logits; a batch has at least one row.
+
+        Raises:
+            BadFileError: the data are damaged, or are not what the file declares.
+        """
+        rows = max(1, chunk // prod(self.shape[1:]))
+        start, valid = 0, 0
+        with closing(self._chunks(rows)) as chunks:
+            while True:
+                with file_errors(self.path):
+                    pair = next(chunks, None)
+                if pair is None:
+                    break
+                scores, labels = pair
+                valid += self._check_labels(labels, start)
+                yield self._logits(scores, labels, start), labels
+                start += len(labels)
+        if not valid:
+            raise BadFileError(self.path, f"has no element to evaluate: every label is {self.ignore_index}")
+
+    def load(self, advance: Callable[[int], object] | None = None) -> Batch:
+        """All predictions at once, as ``(logits, labels)``.
+
+        Args:
+            advance: called after each batch with its number of rows, for a progress bar.
+        """
+        logits = torch.empty(self.shape, dtype=self.dtype)
+        labels = torch.empty(self.rows, *self.spatial, dtype=torch.long)
+        start = 0
+        with closing(self.batches()) as batches:
+            for batch_logits, batch_labels in batches:
+                end = start + len(batch_labels)
+                logits[start:end], labels[start:end] = batch_logits, batch_labels
+                if advance is not None:
+                    advance(end - start)
+                start = end
+        return logits[:start], labels[:start]
+
+    def _check_labels(self, labels: Tensor, start: int) -> int:
+        """Raise an error for the first label out of range; return the number of elements to evaluate."""
+        valid = labels != self.ignore_index
+        wrong = valid & ((labels < 0) | (labels >= self.num_classes))
+        if wrong.any():
+            row = _first_row(wrong)
+            raise BadFileError(
+                self.path,
+                f"has label {int(labels[wrong][0])} at row {start + row}; expected 0 to "
+                f"{self.num_classes - 1}, or ignore_index={self.ignore_index} for elements to leave out "
+                "(--ignore-index)",
+            )
+        return int(valid.sum())
+
+    def _logits(self, scores: Tensor, labels: Tensor, start: int) -> Tensor:
+        """Check the scores of a batch whose first row is ``start``, and return them as logits."""
+        counted = (labels != self.ignore_index).unsqueeze(1)
+        # Scores of ignored elements may be anything.
+        checked = scores if counted.all() else torch.where(counted, scores, 1 / self.num_classes)
+        low, high = (float(bound) for bound in torch.aminmax(checked))  # NaN if there is any NaN
+        logits = self.kind == "logits"
+        if not isfinite(high) or not (isfinite(low) or (logits and low == -inf)):
+            wrong = ~checked.isfinite()
+            if logits:  # a logit of minus infinity rules a class out
+                wrong &= checked != -inf
+            row = start + _first_row(wrong)
+            raise BadFileError(
+                self.path, f"{self.kind} are NaN or infinite at row {row}; expected finite numbers"
+            )
+        if logits:
+            return scores
+        if low < 0 or high > 1 + SUM_TOLERANCE:
+            outside = (checked < 0) | (checked > 1 + SUM_TOLERANCE)
+            raise BadFileError(
+                self.path,
+                f"probabilities range from {low:.4g} to {high:.4g} at row {start + _first_row(outside)}; "
+                "expected 0 to 1 (if these are logits, name them logits)",
+            )
+        total = checked.sum(1)
+        wrong = (total - 1).abs() > SUM_TOLERANCE
+        if wrong.any():
+            raise BadFileError(
+                self.path,
+                f"probabilities sum to {float(total[wrong][0]):.4g} over the classes at row "
+                f"{start + _first_row(wrong)}; expected 1 within {SUM_TOLERANCE}",
+            )
+        return as_logits(scores)
+
+
+def _first_row(mask: Tensor) -> int:
+    return int(mask.flatten(1).any(1).int().argmax() if mask.ndim > 1 else mask.int().argmax())

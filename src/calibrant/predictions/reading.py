@@ -1,0 +1,93 @@
+"""Open a file of predictions in any format.
+
+A file declares its content by names; nothing is guessed from values. Files of arrays have ``logits`` or
+``probabilities`` of shape ``(N, K, *S)``, ``labels`` of shape ``(N, *S)`` and, optionally, ``class_names``.
+Tables have a column ``label`` and columns ``logit_<class>`` or ``probability_<class>``.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from math import prod
+from pathlib import Path
+
+from calibrant.predictions.arrays import open_npy, open_npz, open_pt, open_safetensors
+from calibrant.predictions.file import BadFileError, PredictionFile, file_errors
+from calibrant.predictions.tables import open_csv, open_parquet
+
+FORMATS: dict[str, Callable[[Path], PredictionFile]] = {
+    ".npz": open_npz,
+    ".npy": open_npy,
+    ".pt": open_pt,
+    ".safetensors": open_safetensors,
+    ".csv": open_csv,
+    ".parquet": open_parquet,
+}
+"""For each suffix the function that opens such a file."""
+
+
+def open_predictions(path: Path | str, *, ignore_index: int = -100) -> PredictionFile:
+    """Open a file of predictions: read and check its description.
+
+    Args:
+        path: the file to read; its suffix is a key of `FORMATS`. For a pair ``NAME.logits.npy`` and
+            ``NAME.labels.npy``, either of the two.
+        ignore_index: the label of elements to leave out.
+
+    Raises:
+        BadFileError: the file does not exist, is damaged, or lacks something.
+
+    >>> import tempfile
+    >>> import numpy as np
+    >>> path = Path(tempfile.mkdtemp(), "model.npz")
+    >>> np.savez(path, logits=np.zeros((5, 3), np.float32), labels=np.arange(5) % 3)
+    >>> file = open_predictions(path)
+    >>> file.name, file.kind, file.rows, file.num_classes
+    ('model', 'logits', 5, 3)
+    >>> [tuple(logits.shape) for logits, labels in file.batches(chunk=6)]
+    [(2, 3), (2, 3), (1, 3)]
+    """
+    path = Path(path)
+    open_format = FORMATS.get(path.suffix.lower())
+    if open_format is None:
+        raise BadFileError(path, f"has an unknown suffix; expected one of {', '.join(FORMATS)}")
+    if not path.is_file():
+        raise BadFileError(path, "is a folder; expected a file" if path.is_dir() else "does not exist")
+    with file_errors(path):
+        file = replace(open_format(path), ignore_index=ignore_index)
+    path, classes, names = file.path, file.num_classes, file.class_names
+    if classes < 2:
+        raise BadFileError(path, f"{file.kind} have {classes} class on axis 1; expected at least 2")
+    if not prod(file.shape):
+        raise BadFileError(path, f"holds no predictions: {file.kind} have shape {file.shape}")
+    if names is not None and len(names) != classes:
+        raise BadFileError(path, f"has {len(names)} class_names; expected one for each of {classes} classes")
+    if names is not None and len(set(names)) != classes:
+        repeated = next(name for name in names if names.count(name) > 1)
+        raise BadFileError(path, f"has the class name {repeated!r} twice; expected different names")
+    return file
+
+
+def read_class_counts(path: Path | str) -> list[int]:
+    """Read the number of training samples of each class, in the order of the classes.
+
+    Args:
+        path: the file to read: a JSON list, or text with one number per line.
+
+    Raises:
+        BadFileError: the file holds anything else.
+    """
+    path = Path(path)
+    with file_errors(path):
+        text = path.read_text(encoding="utf-8-sig")
+    try:
+        counts = json.loads(text) if text.lstrip().startswith("[") else [int(line) for line in text.split()]
+    except ValueError:
+        counts = None
+    if not counts or not all(type(count) is int and count >= 0 for count in counts):
+        raise BadFileError(
+            path, "does not hold class counts; expected a JSON list or lines of numbers from 0 up"
+        )
+    return list(counts)
