@@ -9,8 +9,8 @@ from typing import ClassVar, Self
 import torch
 from torch import Tensor
 
-from calibrant.kernels import can_measure, flaw, top_classes, visit
-from calibrant.layout import Elements
+from calibrant.kernels import Block, can_measure, nan_if_invalid, top_classes, visit
+from calibrant.layout import Elements, Index
 from calibrant.statistics import Statistics, sum_dtype
 
 _UNIFORM = 300  # so that 10, 12, 15, 20, 25, 30, 50 and 100 equal bins are unions of cells
@@ -179,7 +179,7 @@ class ConfidenceHistogram(Statistics):
 
         Args:
             elements: the batch.
-            strict: whether the number of samples is NaN where there is a `calibrant.kernels.flaw`.
+            strict: whether invalid batches have NaN samples, as in `calibrant.kernels.nan_if_invalid`.
         """
         sums = _empty_sums(elements.logits.device)
         if can_measure(elements.logits):
@@ -187,10 +187,17 @@ class ConfidenceHistogram(Statistics):
             valid = None if elements.all_valid else elements.valid
             _tally(sums, total.reciprocal(), prediction == elements.target, valid)
         else:
-            for (rows, _, *columns), block in visit(elements):
-                valid = None if elements.all_valid else elements.valid[rows, *columns]
-                _tally(sums, block.total.reciprocal().squeeze(1), block.correct.squeeze(1), valid)
-            found = flaw(elements) if strict else sums.new_zeros(())
+
+            def tally(index: Index, block: Block) -> tuple[Tensor, Tensor]:
+                part = torch.zeros_like(sums)
+                valid = None if elements.all_valid else elements.valid[index[:1] + index[2:]]
+                _tally(part, block.total.reciprocal().squeeze(1), block.correct.squeeze(1), valid)
+                return part, nan_if_invalid(elements, index) if strict else part.new_zeros(())
+
+            parts, flags = zip(*visit(elements, tally), strict=True)
+            found = torch.stack(flags).sum()
+            for part in parts:
+                sums += part
         samples = sums[0].sum()
         return cls(samples + found if strict else samples, *sums)
 

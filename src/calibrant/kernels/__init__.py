@@ -1,10 +1,11 @@
 """Passes over logits in cache-sized blocks, and kernels for GPUs; users never see them."""
 
+from calibrant.kernels.block import Block
 from calibrant.kernels.dirichlet import dirichlet_bandwidth, dirichlet_errors
 from calibrant.kernels.fused import Again, Fused, again, backward_is_compiled, can_fuse, fused_loss
 from calibrant.kernels.measuring import can_measure, gap_sums, margin_sums, outcomes, top_classes
 from calibrant.kernels.normalising import normalised
-from calibrant.kernels.reduction import Term, flaw, reduce_classes, sum_by_class, visit
+from calibrant.kernels.reduction import Term, nan_if_invalid, reduce_classes, sum_by_class, visit
 from calibrant.kernels.terms import (
     Correctness,
     Discrimination,
@@ -26,6 +27,7 @@ from calibrant.kernels.terms import (
 
 __all__ = [
     "Again",
+    "Block",
     "Correctness",
     "Discrimination",
     "Entropy",
@@ -49,10 +51,10 @@ __all__ = [
     "can_measure",
     "dirichlet_bandwidth",
     "dirichlet_errors",
-    "flaw",
     "fused_loss",
     "gap_sums",
     "margin_sums",
+    "nan_if_invalid",
     "normalised",
     "outcomes",
     "reduce_classes",

@@ -55,7 +55,7 @@ def outcomes(elements: Elements) -> Outcomes:
 
 
 def top_classes(elements: Elements) -> tuple[Tensor, Tensor, Tensor]:
-    """The total and the prediction of `Outcomes`, and a scalar: NaN where `flaw` finds one, else 0."""
+    """The total and the prediction of `Outcomes`, and a scalar: NaN or 0 as in `nan_if_invalid`."""
     total, prediction, _, _, flaws = _outcomes(elements, scores=False)
     return total, prediction, flaws.sum()
 
@@ -68,7 +68,7 @@ def margin_sums(elements: Elements, recipe: Fused) -> list[Tensor]:
         recipe: of a loss with a penalty of the distance below the maximum.
 
     Returns:
-        The number of elements, NaN where `flaw` finds one. Then ``(K,)`` sums: for ``"hinge"`` of the
+        The number of elements, NaN as in `nan_if_invalid`. Then ``(K,)`` sums: for ``"hinge"`` of the
         distance beyond the margin, for other penalties of their slope and of the violation.
     """
     count, sums, _ = _class_sums(elements, EXTRAS.index(recipe.extra), recipe)

@@ -15,7 +15,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from calibrant.arguments import one_of
-from calibrant.kernels import Again, Fused, again, backward_is_compiled, can_fuse, flaw, fused_loss
+from calibrant.kernels import Again, Fused, again, backward_is_compiled, can_fuse, fused_loss, nan_if_invalid
 from calibrant.layout import Elements, along_classes, arrange, check, computing_dtype
 from calibrant.statistics import Statistics, sum_dtype
 
@@ -306,8 +306,8 @@ class AdaptiveLoss(Loss):
     """
 
     measure_finds_flaws: ClassVar[bool] = False
-    """Whether `measure` itself counts NaN samples where there is a `calibrant.kernels.flaw`; else `observe`
-    looks for one, which takes one more pass over the logits."""
+    """Whether `measure` itself counts NaN samples as in `calibrant.kernels.nan_if_invalid`; else
+    `observe` checks, which takes one more pass over the logits."""
 
     passes: Tensor
 
@@ -355,7 +355,7 @@ class AdaptiveLoss(Loss):
         """Add a validation batch to the sums; shapes as in `forward`."""
         measured = self.measure(logits.detach(), target)
         if not self.measure_finds_flaws:
-            samples = measured.samples + flaw(self.elements(logits, target))
+            samples = measured.samples + nan_if_invalid(self.elements(logits, target))
             measured = type(measured)(samples, *measured.tensors()[1:])
         if self._observed is not None:
             measured = self._observed.to(logits.device) + measured

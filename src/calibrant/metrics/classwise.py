@@ -1,4 +1,4 @@
-"""Calibration of every class's probability, not only the top one's."""
+"""Class-wise calibration error: the probabilities of all classes, not only the top one."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from calibrant.histogram import bin_of, equal_width_edges, rounded_down
-from calibrant.kernels import can_measure, gap_sums, visit
-from calibrant.layout import Elements
+from calibrant.kernels import Block, can_measure, gap_sums, visit
+from calibrant.layout import Elements, Index
 from calibrant.metrics.predictions import Predictions, as_predictions
 from calibrant.statistics import Statistics, sum_dtype
 
@@ -40,17 +40,17 @@ class ClassGaps(Statistics):
         edges = equal_width_edges(bins, device)
         if can_measure(elements.logits):
             return cls(*gap_sums(elements, rounded_down(edges, torch.float32)))
-        gap = torch.zeros(classes * bins, dtype=dtype, device=device)
-        in_first = torch.zeros(classes, dtype=dtype, device=device)
         valid = elements.valid.unsqueeze(1)
-        for (rows, _, *columns), block in visit(elements):
-            counted = valid[rows, :, *columns]
+
+        def gaps(index: Index, block: Block) -> tuple[Tensor, Tensor]:
+            gap = torch.zeros(classes * bins, dtype=dtype, device=device)
+            counted = valid[index]
             probability = block.exponential.div_(block.total)
-            if not elements.all_valid:  # an ignored element gets probability 0 everywhere: no gap anywhere
+            if not elements.all_valid:  # an ignored element gets probability 0 for every class: no gap
                 probability.masked_fill_(~counted, 0)
-            in_first += probability.sum([axis for axis in range(probability.ndim) if axis != 1], dtype=dtype)
-            # Fewer than `bins` classes of an element can lie above the first bin: only they are sorted into
-            # bins, which leaves a few passes in all instead of one for each bin or each class.
+            in_first = probability.sum([axis for axis in range(probability.ndim) if axis != 1], dtype=dtype)
+            # Fewer than `bins` classes of an element can lie above the first bin. Sorting only these into
+            # bins takes a few passes in all, instead of one for each bin or class.
             large = (probability > (1 - 1e-6) / bins).nonzero(as_tuple=True)
             values = probability[large].to(dtype)
             gap.index_add_(0, large[1] * bins + bin_of(values, edges), values)
@@ -58,6 +58,10 @@ class ClassGaps(Statistics):
             at_target = probability.gather(1, block.target).to(dtype)
             place = block.target * bins + bin_of(at_target, edges)
             gap.index_add_(0, place.flatten(), -counted.flatten().to(dtype))
+            return gap, in_first
+
+        parts = zip(*visit(elements, gaps), strict=True)
+        gap, in_first = (torch.stack(part).sum(0) for part in parts)
         gap = gap.view(classes, bins)
         gap[:, 0] += in_first
         return cls(elements.valid.sum().to(dtype), gap)
@@ -70,15 +74,15 @@ def classwise_ece(
     bins: int = 15,
     ignore_index: int = -100,
 ) -> float:
-    """Class-wise ECE: that of each ``s_k`` against ``1[y=k]``, averaged over all K classes; exact.
+    """Class-wise ECE: the ECE of each ``s_k`` against ``1[y=k]``, averaged over all K classes; exact.
 
     Kull et al., *Beyond temperature scaling*, NeurIPS 2019.
 
     Args:
-        source: logits ``(B, K, *S)``, or `Predictions`, or `ClassGaps`, which bring their bins.
+        source: logits ``(B, K, *S)``, `Predictions`, or `ClassGaps`, whose own bins are used.
         target: labels ``(B, *S)``, with logits.
         bins: number of equal-width bins.
-        ignore_index: label of elements to leave out.
+        ignore_index: the label of elements to leave out.
 
     >>> round(classwise_ece(torch.zeros(3, 2), torch.tensor([0, 0, 1])), 4)
     0.1667

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from calibrant.histogram import Bins, ConfidenceHistogram, bin_of, equal_mass_ends, equal_width_edges, spread
-from calibrant.kernels import can_measure, outcomes, visit
-from calibrant.layout import Elements, arrange, computing_dtype
+from calibrant.kernels import Block, can_measure, outcomes, visit
+from calibrant.layout import Elements, Index, arrange, computing_dtype
 
 _RULED_OUT = -1e30
 
@@ -79,14 +79,17 @@ class Predictions:
             shape, dtype = elements.valid.shape, computing_dtype(elements.logits)
             prediction = torch.empty(shape, dtype=torch.int64, device=elements.logits.device)
             numbers = torch.empty((3, *shape), dtype=dtype, device=elements.logits.device)
-            for (rows, _, *columns), block in visit(elements):
-                place = (rows, *columns)
+
+            def score(index: Index, block: Block) -> None:
+                place = index[:1] + index[2:]
                 squares = torch.mul(block.exponential, block.exponential, out=block.new())
                 squares.scatter_(1, block.target, torch.zeros_like(block.total))
                 scores = _scores(block.total, block.shifted_at_target, squares.sum(1, keepdim=True))
                 prediction[place] = block.prediction.squeeze(1).long()
                 for row, values in zip(numbers, scores, strict=True):
                     row[place] = values.squeeze(1)
+
+            visit(elements, score)
         numbers = numbers[:, elements.valid] if not elements.all_valid else numbers.flatten(1)
         chosen = slice(None) if elements.all_valid else elements.valid.flatten()
         label, prediction = elements.labels, prediction.flatten()[chosen]
