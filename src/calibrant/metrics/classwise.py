@@ -44,18 +44,18 @@ class ClassGaps(Statistics):
 
         def gaps(index: Index, block: Block) -> tuple[Tensor, Tensor]:
             gap = torch.zeros(classes * bins, dtype=dtype, device=device)
-            counted = valid[index]
-            probability = block.exponential.div_(block.total)
+            counted, exponential, total = valid[index], block.exponential, block.total
             if not elements.all_valid:  # an ignored element gets probability 0 for every class: no gap
-                probability.masked_fill_(~counted, 0)
-            in_first = probability.sum([axis for axis in range(probability.ndim) if axis != 1], dtype=dtype)
+                exponential, total = exponential.masked_fill_(~counted, 0), total.masked_fill_(~counted, 1)
+            in_first = _sum_over_elements(exponential, total.reciprocal(), dtype)
             # Fewer than `bins` classes of an element can lie above the first bin. Sorting only these into
             # bins takes a few passes in all, instead of one for each bin or class.
-            large = (probability > (1 - 1e-6) / bins).nonzero(as_tuple=True)
-            values = probability[large].to(dtype)
-            gap.index_add_(0, large[1] * bins + bin_of(values, edges), values)
-            in_first.index_add_(0, large[1], -values)
-            at_target = probability.gather(1, block.target).to(dtype)
+            large = (exponential > total * ((1 - 1e-6) / bins)).nonzero(as_tuple=True)
+            rows, of_class, *columns = large
+            values = (exponential[large] / total.squeeze(1)[(rows, *columns)]).to(dtype)
+            gap.index_add_(0, of_class * bins + bin_of(values, edges), values)
+            in_first.index_add_(0, of_class, -values)
+            at_target = (exponential.gather(1, block.target) / total).to(dtype)
             place = block.target * bins + bin_of(at_target, edges)
             gap.index_add_(0, place.flatten(), -counted.flatten().to(dtype))
             return gap, in_first
@@ -65,6 +65,15 @@ class ClassGaps(Statistics):
         gap = gap.view(classes, bins)
         gap[:, 0] += in_first
         return cls(elements.valid.sum().to(dtype), gap)
+
+
+def _sum_over_elements(values: Tensor, weight: Tensor, dtype: torch.dtype) -> Tensor:
+    """Sum ``(A, K[, S])`` with weights ``(A, 1[, S])``, class by class, ``(K,)``."""
+    if torch.get_float32_matmul_precision() != "highest":
+        return (values * weight).sum([axis for axis in range(values.ndim) if axis != 1], dtype=dtype)
+    if values.ndim == 2:  # matrix products, which save a pass
+        return (weight.T @ values).squeeze(0).to(dtype)
+    return (values @ weight.transpose(1, 2)).sum((0, 2), dtype=dtype)
 
 
 def classwise_ece(
