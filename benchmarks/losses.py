@@ -6,7 +6,8 @@
 Time: steps of the loss and of `F.cross_entropy` take turns; the table shows the median ratio of
 neighbouring steps. With ``--busy N``, N processes keep the cores busy during the measurement, as data
 loaders do in training. Memory: the peak that torch allocates in forward+backward beyond the logits
-themselves, gradient included, in units of the logits' size.
+themselves, gradient included, in units of the logits' size; measured with one thread, because the profiler
+sees no other. Each further thread adds scratch memory of a few MiB.
 """
 
 from __future__ import annotations
@@ -92,6 +93,8 @@ def busy_processes(count: int) -> Iterator[None]:
 
 def peak_in_logits(function: LossFunction, logits: Tensor, target: Tensor) -> float:
     """Peak extra memory of a step in units of the logits' size, from the allocator's own events."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
     step(function, logits, target)
     logits.grad = None
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as recorded:
@@ -101,6 +104,7 @@ def peak_in_logits(function: LossFunction, logits: Tensor, target: Tensor) -> fl
     for event in sorted((e for e in events if e.name() == "[memory]"), key=lambda e: e.start_ns()):
         level += event.nbytes()
         peak = max(peak, level)
+    torch.set_num_threads(threads)
     return peak / (logits.numel() * logits.element_size())
 
 

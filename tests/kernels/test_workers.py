@@ -11,7 +11,7 @@ import torch
 
 from calibrant import create_loss, layout
 from calibrant.histogram import ConfidenceHistogram
-from calibrant.kernels import nan_if_invalid, sum_by_class
+from calibrant.kernels import nan_if_invalid, reduction, sum_by_class
 from calibrant.kernels.workers import map_blocks
 from calibrant.layout import arrange
 from calibrant.metrics import Predictions
@@ -57,6 +57,25 @@ def test_losses_do_not_depend_on_the_number_of_threads(key, shape, threads):
     for value, gradient in results[1:]:
         assert torch.equal(value, results[0][0])
         assert torch.equal(gradient, results[0][1])
+
+
+def test_no_thread_holds_on_to_the_gradient(threads, monkeypatch):
+    """Autograd copies a gradient that is still referenced elsewhere: a second tensor of the logits' size."""
+    threads(2)
+    logits, target = batch((700, 30))
+    made = []
+    evaluate = reduction._evaluate_with_gradient
+
+    def spy(*arguments):
+        result = evaluate(*arguments)
+        made.append(result[1].data_ptr())
+        return result
+
+    monkeypatch.setattr(reduction, "_evaluate_with_gradient", spy)
+    for _ in range(20):
+        leaf = logits.clone().requires_grad_()
+        create_loss("ls", 30)(leaf, target).backward()
+        assert leaf.grad.data_ptr() == made[-1]
 
 
 @SHAPES

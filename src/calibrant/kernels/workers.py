@@ -21,7 +21,7 @@ from calibrant.kernels.block import Scratch
 from calibrant.layout import Index, blocks
 
 Result = TypeVar("Result")
-_Job = Callable[[], None]
+_Job = tuple[Callable[[], None], Semaphore]
 
 # Only one thread at a time holds Python's interpreter lock to start an operation: more threads would wait.
 _MOST_WORKERS = 16
@@ -69,12 +69,10 @@ def map_blocks(function: Callable[[Index, Scratch], Result], logits: Tensor) -> 
         except BaseException as error:
             errors.append(error)
             pending.clear()
-        finally:
-            finished.release()
 
     jobs = _jobs_for(threads)
     for _ in range(threads):
-        jobs.put(job)
+        jobs.put((job, finished))
     try:
         for _ in range(threads):
             finished.acquire()
@@ -109,7 +107,10 @@ def _start(count: int) -> None:
         torch.set_num_threads(1)
         ready.wait()
         while True:
-            jobs.get()()
+            job, finished = jobs.get()
+            job()
+            del job  # before the caller goes on: autograd copies a gradient that somebody else still holds
+            finished.release()
 
     default = torch.get_num_threads()
     for _ in range(count):
