@@ -33,7 +33,21 @@ def cell_edges(device: torch.device) -> Tensor:
 
 
 def _cell_of(confidence: Tensor) -> Tensor:
-    return torch.bucketize(confidence, _edges_for(confidence.dtype, confidence.device)[1:-1])
+    """The cell of each confidence.
+
+    Counts the edges below a number by arithmetic, uniform ones and those even in log-odds, which is faster
+    than a search through the sorted edges. Rounding can miss by one: comparing with the two nearest edges
+    corrects it.
+    """
+    edges = _edges_for(confidence.dtype, confidence.device)
+    odds = torch.logit(confidence).mul_(_PER_UNIT).sub_(0.5 + _LOW * _PER_UNIT).ceil_()
+    odds.clamp_(0, (_HIGH - _LOW) * _PER_UNIT)
+    cell = (confidence * _UNIFORM).ceil_().add_(odds).sub_(1)
+    near = cell.long().clamp_(0, len(edges) - 2)  # as integers, which cannot be NaN
+    # Comparisons as numbers, and index_select: booleans and indexing by brackets take four times longer.
+    above = torch.gt(confidence, edges.index_select(0, near + 1), out=torch.empty_like(cell))
+    below = torch.le(confidence, edges.index_select(0, near), out=odds)
+    return cell.add_(above).sub_(below).long().clamp_(0, len(edges) - 2)
 
 
 @lru_cache
