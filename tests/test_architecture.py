@@ -71,6 +71,7 @@ STRANGERS = {
     "training": {"PIL", "lightning_fabric", "numpy", "rich", "safetensors", "scipy", "sklearn"},
     "comparison": {"scipy"},
     "kernels": {"triton"},
+    "losses": {"triton"},
     "predictions": {"numpy", "pyarrow", "safetensors"},
     "evaluation": {"rich"},
     "metrics": {"scipy"},

@@ -1,4 +1,4 @@
-"""One additive statistic behind calibration errors, reliability diagrams and AdaFocal's bins."""
+"""The confidence histogram: the additive statistic behind ECE, reliability diagrams and AdaFocal's bins."""
 
 from __future__ import annotations
 
@@ -9,24 +9,24 @@ from typing import ClassVar, Self
 import torch
 from torch import Tensor
 
-from calibrant.kernels import visit
-from calibrant.layout import Elements
+from calibrant.kernels import Block, visit
+from calibrant.layout import Elements, Index
 from calibrant.statistics import Statistics, sum_dtype
 
 _UNIFORM = 300  # so that 10, 12, 15, 20, 25, 30, 50 and 100 equal bins are unions of cells
-_PER_UNIT = 64  # cells per unit of log-odds: an over-confident network crowds into the last 1/300
+_PER_UNIT = 64  # cells per unit of log-odds: over-confident networks put much data into the last 1/300
 _LOW, _HIGH = -14, 30  # log-odds covered: confidence from 1e-6 to 1 - 1e-13
 
-_CHUNK = 1 << 16  # elements sorted into cells at once on a CPU: what they need stays in cache
+_CHUNK = 1 << 16  # elements processed at once on a CPU, so that temporaries stay in cache
 
 
 @lru_cache
 def cell_edges(device: torch.device) -> Tensor:
     """Edges of the cells ``(lo, hi]``: multiples of 1/300, and steps even in log-odds."""
-    # On the CPU, also for a GPU: there a division is a multiplication by the reciprocal, which puts edges of
-    # cells and of bins that should be equal one unit in the last place apart.
+    # Computed on the CPU, also for a GPU: a GPU divides by multiplying with the reciprocal, so that edges of
+    # cells and bins that should be equal would differ in the last place.
     uniform = torch.arange(_UNIFORM + 1, dtype=torch.float64) / _UNIFORM
-    # Half a step off, so that the two sets have no edge in common (they would meet at 1/2).
+    # Half a step off, so that the two sets have no edge in common: both would contain 1/2.
     odds = torch.arange(_LOW * _PER_UNIT, _HIGH * _PER_UNIT, dtype=torch.float64)
     edges = torch.cat([uniform, ((odds + 0.5) / _PER_UNIT).sigmoid()]).sort().values
     return edges.to(device, sum_dtype(device))
@@ -35,15 +35,15 @@ def cell_edges(device: torch.device) -> Tensor:
 def _cell_of(confidence: Tensor) -> Tensor:
     """The cell of each confidence.
 
-    The edges below a number are so many uniform ones and so many even in log-odds: arithmetic, where
-    a search through the sorted edges takes ten times longer. Rounding can miss by one, which a
-    look at the two edges around mends.
+    Counts the edges below a number by arithmetic, uniform ones and those even in log-odds, which is faster
+    than a search through the sorted edges. Rounding can miss by one: comparing with the two nearest edges
+    corrects it.
     """
     edges = _edges_for(confidence.dtype, confidence.device)
     odds = torch.logit(confidence).mul_(_PER_UNIT).sub_(0.5 + _LOW * _PER_UNIT).ceil_()
     odds.clamp_(0, (_HIGH - _LOW) * _PER_UNIT)
     cell = (confidence * _UNIFORM).ceil_().add_(odds).sub_(1)
-    near = cell.long().clamp_(0, len(edges) - 2)  # as integers, among which there is no NaN
+    near = cell.long().clamp_(0, len(edges) - 2)  # as integers, which cannot be NaN
     # Comparisons as numbers, and index_select: booleans and indexing by brackets take four times longer.
     above = torch.gt(confidence, edges.index_select(0, near + 1), out=torch.empty_like(cell))
     below = torch.le(confidence, edges.index_select(0, near), out=odds)
@@ -56,7 +56,7 @@ def _edges_for(dtype: torch.dtype, device: torch.device) -> Tensor:
 
 
 def rounded_down(edges: Tensor, dtype: torch.dtype) -> Tensor:
-    """Edges, rounded down to a type: a number of that type is above an edge or not, as before.
+    """Edges rounded down to a type, so that comparing numbers of that type with them stays exact.
 
     >>> rounded_down(torch.tensor([0.1], dtype=torch.float64), torch.float32).double() <= 0.1
     tensor([True])
@@ -76,7 +76,7 @@ def equal_width_edges(bins: int, device: torch.device) -> Tensor:
 def bin_of(values: Tensor, edges: Tensor) -> Tensor:
     """The bin ``(lo, hi]`` of each value in ``[0, 1]``, by the edges of bins of equal width.
 
-    Arithmetic, and a look at the two edges around, which takes half the time of a search.
+    Arithmetic and a comparison with the two nearest edges, which takes half the time of a search.
     """
     bins = len(edges) - 1
     shape, values = values.shape, values.flatten()
@@ -88,7 +88,7 @@ def bin_of(values: Tensor, edges: Tensor) -> Tensor:
 
 
 def bin_of_cells(bins: int, device: torch.device) -> Tensor:
-    """Which of so many bins of equal width each cell lies in."""
+    """The equal-width bin that each cell lies in, ``(cells,)``."""
     if bins < 1 or _UNIFORM % bins:
         divisors = [n for n in range(1, _UNIFORM + 1) if _UNIFORM % n == 0]
         raise ValueError(f"equal-width bins must be a divisor of 300 ({divisors}), got {bins}")
@@ -97,10 +97,10 @@ def bin_of_cells(bins: int, device: torch.device) -> Tensor:
 
 
 def equal_mass_ends(samples: Tensor, bins: int) -> Tensor:
-    """Where each group ends when so many samples are cut into groups whose sizes differ by at most one."""
+    """Where each group ends when samples are divided into groups whose sizes differ by at most one."""
     if bins < 1:
         raise ValueError(f"bins must be at least 1, got {bins}")
-    # samples may be a scalar, or a column of totals.
+    # samples is a scalar or a column of totals.
     group = torch.arange(1, bins + 1, dtype=sum_dtype(samples.device), device=samples.device)
     size = (samples / bins).floor()
     return group * size + torch.minimum(group, samples - bins * size)
@@ -126,7 +126,7 @@ def _tally(sums: Tensor, confidence: Tensor, correct: Tensor, valid: Tensor | No
 
 @dataclass(frozen=True, eq=False)
 class Bins:
-    """Confidence and correctness in M bins; leading axes, for resamples of the data, are allowed.
+    """Confidence and correctness in M bins; may have leading axes, for resamples of the data.
 
     Attributes:
         edges: ``(M + 1,)``, never decreasing; bin b holds confidences in ``(edges[b], edges[b+1]]``.
@@ -148,7 +148,7 @@ class Bins:
 
 @dataclass(frozen=True, eq=False)
 class ConfidenceHistogram(Statistics):
-    """Confidence and correctness in some three thousand fine cells, whatever the number of elements.
+    """Confidence and correctness in about three thousand fine cells, whatever the number of elements.
 
     Equal-width figures pooled from it are exact; equal-mass figures are exact up to cells that
     straddle two bins.
@@ -177,9 +177,15 @@ class ConfidenceHistogram(Statistics):
     def of(cls, elements: Elements) -> Self:
         """The histogram of the top class's probability, over the elements that are not ignored."""
         sums = _empty_sums(elements.logits.device)
-        for (rows, _, *columns), block in visit(elements):
-            valid = None if elements.all_valid else elements.valid[rows, *columns]
-            _tally(sums, block.total.reciprocal().squeeze(1), block.correct.squeeze(1), valid)
+
+        def tally(index: Index, block: Block) -> Tensor:
+            part = torch.zeros_like(sums)
+            valid = None if elements.all_valid else elements.valid[index[:1] + index[2:]]
+            _tally(part, block.total.reciprocal().squeeze(1), block.correct.squeeze(1), valid)
+            return part
+
+        for part in visit(elements, tally):
+            sums += part
         return cls(sums[0].sum(), *sums)
 
     @classmethod
@@ -188,8 +194,8 @@ class ConfidenceHistogram(Statistics):
         """The histogram of given confidences.
 
         Args:
-            confidence: of the predicted classes, any shape.
-            correct: whether the prediction is right, likewise.
+            confidence: the probabilities of the predicted classes, any shape.
+            correct: whether each prediction is right, same shape.
         """
         sums = _empty_sums(confidence.device)
         chunk = _CHUNK if confidence.device.type == "cpu" else max(1, confidence.numel())
@@ -229,7 +235,7 @@ class ConfidenceHistogram(Statistics):
     def residual(self, cells: int) -> Tensor:
         """``(correct - confidence) / N`` spread over cells of ``[0, 1]``.
 
-        What lies in one cell of the histogram is taken to lie at its mean confidence.
+        All elements of a histogram cell are placed at its mean confidence.
         """
         position = self.confidence / self.count.clamp_min(1)
         return spread(position, (self.correct - self.confidence) / self.samples, cells)
@@ -242,11 +248,11 @@ class ConfidenceHistogram(Statistics):
 
 
 def spread(position: Tensor, values: Tensor, cells: int) -> Tensor:
-    """Values at positions in ``[0, 1]``, shared between the two cell centres around each, ``(cells,)``."""
+    """Values at positions in ``[0, 1]``, each divided between the two nearest cell centres, ``(cells,)``."""
     scaled = position * cells - 0.5
     left = scaled.floor()
-    share = scaled - left
+    to_right = scaled - left
     low = left.long().clamp_(0, cells - 1)
     high = (left.long() + 1).clamp_(0, cells - 1)
-    total = torch.bincount(low, values * (1 - share), minlength=cells)
-    return total + torch.bincount(high, values * share, minlength=cells)
+    total = torch.bincount(low, values * (1 - to_right), minlength=cells)
+    return total + torch.bincount(high, values * to_right, minlength=cells)

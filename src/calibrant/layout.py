@@ -11,10 +11,10 @@ from torch import Tensor
 SUM_TOLERANCE = 1e-2
 """How far probabilities may be from a sum of 1: rounded and half-precision ones are."""
 
-# Numbers in one block. On a CPU, few enough that temporaries of this size stay near the cores, and enough
-# that the operations outweigh their overhead; measured best for rows of 1,000 classes as for images.
-# Elsewhere launch overhead rules and blocks only bound the memory.
-_CPU_BLOCK, _DEVICE_BLOCK = 1 << 19, 1 << 26
+# Numbers in one block. On a CPU: few enough that temporaries stay in cache and that there are blocks for
+# several threads, and many enough that arithmetic outweighs the overhead of calls. On other devices blocks
+# only bound the memory.
+_CPU_BLOCK, _DEVICE_BLOCK = 1 << 18, 1 << 26
 
 Index = tuple[slice, ...]
 
@@ -246,7 +246,10 @@ def along_classes(values: Tensor, logits: Tensor) -> Tensor:
 
 
 def blocks(shape: Sequence[int], device: torch.device) -> Iterator[Index]:
-    """Index expressions that cut ``(A, K)`` or ``(A, K, S)`` into blocks; an empty batch is one block."""
+    """Index expressions that cut ``(A, K)`` or ``(A, K, S)`` into blocks; an empty batch is one block.
+
+    They depend on nothing but the shape and the type of device, so sums over blocks are reproducible.
+    """
     outer, classes, *inner = shape
     limit = _CPU_BLOCK if device.type == "cpu" else _DEVICE_BLOCK
     spatial = inner[0] if inner else 1

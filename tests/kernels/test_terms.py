@@ -35,13 +35,19 @@ CLASSES = 5
 WEIGHT = torch.tensor([0.5, 2.0, 0.0, 1.25, 3.0], dtype=torch.float64)
 RHO = torch.tensor([0.5, 1.0, 2.0, 4.0, 0.25], dtype=torch.float64)
 MULTIPLIER = torch.tensor([1e-6, 0.5, 1.0, 0.0, 2.0], dtype=torch.float64)
+MARGIN = torch.tensor([0.5, 1.0, 0.0, 1.5, 0.3], dtype=torch.float64)
+UNIT = torch.tensor([1.0, 0.5, 2.0, 0.7, 1.5], dtype=torch.float64)
+SCALAR = torch.tensor(0.5, dtype=torch.float64)
+OFFSET = torch.tensor([0.5, -1.0, 0.0, 1.5, 0.25], dtype=torch.float64)
 RANKS = [(1,), (2,), (3,), (1, 2), (1, 2, 3), ()]
 
 
 def penalty(name, margin=1.0, unit=2.0):
     def build(logits):
         weight, multiplier = along_classes(RHO, logits), along_classes(MULTIPLIER, logits)
-        return PENALTIES[name].on_margin(margin, unit=unit, weight=weight, multiplier=multiplier)
+        return PENALTIES[name].on_margin(
+            shaped(margin, logits), unit=shaped(unit, logits), weight=weight, multiplier=multiplier
+        )
 
     return build
 
@@ -49,9 +55,15 @@ def penalty(name, margin=1.0, unit=2.0):
 def hinged(margin, multiplier=None):
     def build(logits):
         factors = None if multiplier is None else along_classes(multiplier, logits)
-        return MarginPenalty(hinge(margin, factors), margin=margin, unit=1.0)
+        allowed = shaped(margin, logits)
+        return MarginPenalty(hinge(allowed, factors), margin=allowed, unit=1.0)
 
     return build
+
+
+def shaped(value, logits):
+    """A number per class along the class axis; a single number as it is."""
+    return along_classes(value, logits) if isinstance(value, Tensor) and value.ndim else value
 
 
 def product(left, right):
@@ -159,6 +171,26 @@ BASIC = [
         "hinge-with-multiplier",
         hinged(0.8, WEIGHT),
         lambda s, x, y: (WEIGHT * (x.max() - x - 0.8).clamp_min(0)).sum(),
+        soft=True,
+    ),
+    *(
+        Case(f"penalty-{name}-{kind}", penalty(name, margin, unit), penalized(name, margin, unit), soft=True)
+        for name, kind, margin, unit in (
+            ("phr", "margin-and-unit-per-class", MARGIN, UNIT),
+            ("p2", "scalar-tensors", SCALAR, 2 * SCALAR),
+            ("p3", "margin-per-class", MARGIN, 2.0),
+        )
+    ),
+    Case(
+        "hinge-scalar-tensor",
+        hinged(SCALAR),
+        lambda s, x, y: (x.max() - x - SCALAR).clamp_min(0).sum(),
+        soft=True,
+    ),
+    Case(
+        "hinge-per-class-with-multiplier",
+        hinged(MARGIN, WEIGHT),
+        lambda s, x, y: (WEIGHT * (x.max() - x - MARGIN).clamp_min(0)).sum(),
         soft=True,
     ),
     Case(
@@ -496,6 +528,69 @@ def test_every_two_terms_can_be_summed(case, shape, cut):
         ):
             wrong.append(other.name)
     assert not wrong
+
+
+# --------------------------------------------------------------------------------- scaled and offset logits
+
+
+@by_name(CASES)
+@SHAPES
+@pytest.mark.parametrize(
+    ("scale", "offset"),
+    [(0.7, None), (SCALAR, OFFSET), (None, OFFSET)],
+    ids=["scale", "tensors", "offset"],
+)
+def test_scale_and_offset(case, shape, scale, offset, cut):
+    """A term of ``scale · l + offset``, against autograd of the same, ties included."""
+    cut(3 * CLASSES, shape)
+    for ties, soft in ((False, False), (True, False), (True, True)):
+        if soft and not case.soft:
+            continue
+        elements = arrange(*batch(shape, ties=ties, soft=soft), soft=soft)
+        constants = {"scale": scale, "offset": offset}
+        logits = elements.logits.clone().requires_grad_()
+        value = reduce_classes(replace(elements, logits=logits), case.build(logits), **constants)
+        upstream = torch.linspace(-1, 2, value.numel(), dtype=torch.float64).view(value.shape)
+        (gradient,) = torch.autograd.grad(value, logits, upstream, retain_graph=True)
+
+        plain = elements.logits.clone().requires_grad_()
+        moved = plain * (1.0 if scale is None else scale)
+        moved = moved if offset is None else moved + along_classes(offset, plain)
+        target = elements.target if soft else elements.target.unsqueeze(1)
+        expected = case.build(moved).value(Block(moved, target)).squeeze(1)
+        (slope,) = torch.autograd.grad(expected, plain, upstream)
+        torch.testing.assert_close(value, expected, rtol=1e-12, atol=1e-12)
+        torch.testing.assert_close(gradient, slope, rtol=1e-12, atol=1e-12)
+        unchanged = reduce_classes(elements, case.build(logits), **constants)
+        torch.testing.assert_close(unchanged, expected.detach(), rtol=1e-12, atol=1e-12)
+        (differentiable,) = torch.autograd.grad(value, logits, upstream, create_graph=True)
+        torch.testing.assert_close(differentiable, slope, rtol=1e-12, atol=1e-12)
+
+
+def test_scale_and_offset_by_finite_differences():
+    elements = arrange(*batch((3, CLASSES), ties=False))
+    term = penalty("phr", MARGIN, UNIT)(elements.logits)
+
+    def function(logits):
+        return reduce_classes(replace(elements, logits=logits), term, scale=SCALAR, offset=OFFSET)
+
+    assert torch.autograd.gradcheck(function, (elements.logits.clone().requires_grad_(),))
+
+
+def test_scale_and_offset_are_constants_of_the_forward_pass():
+    """Buffers that an adaptation moves in place before the backward pass, or between two of them."""
+    elements = arrange(*batch((7, CLASSES)))
+    scale, offset = SCALAR.clone().requires_grad_(), OFFSET.clone().requires_grad_()
+    logits = elements.logits.clone().requires_grad_()
+    value = reduce_classes(replace(elements, logits=logits), LogLikelihood(), scale=scale, offset=offset)
+    (first,) = torch.autograd.grad(value.sum(), logits, retain_graph=True)
+    with torch.no_grad():
+        scale.mul_(3)
+        offset.zero_()
+    (second,) = torch.autograd.grad(value.sum(), logits)
+    assert torch.equal(first, second)
+    assert scale.grad is None
+    assert offset.grad is None
 
 
 # ------------------------------------------------------------------------------------------- backward

@@ -1,9 +1,10 @@
 """Passes over logits in cache-sized blocks, and one kernel for GPUs."""
 
+from calibrant.kernels.block import Block
 from calibrant.kernels.composition import Composition, FirstTerm, Part, PenaltyTerm, Value
 from calibrant.kernels.dirichlet import dirichlet_bandwidth, dirichlet_errors
 from calibrant.kernels.fused import Options, can_fuse, fused_loss
-from calibrant.kernels.reduction import Term, flaw, reduce_classes, sum_by_class, visit
+from calibrant.kernels.reduction import Term, nan_if_invalid, reduce_classes, sum_by_class, visit
 from calibrant.kernels.source import device_function
 from calibrant.kernels.terms import (
     Correctness,
@@ -25,6 +26,7 @@ from calibrant.kernels.terms import (
 )
 
 __all__ = [
+    "Block",
     "Composition",
     "Correctness",
     "Discrimination",
@@ -51,8 +53,8 @@ __all__ = [
     "device_function",
     "dirichlet_bandwidth",
     "dirichlet_errors",
-    "flaw",
     "fused_loss",
+    "nan_if_invalid",
     "reduce_classes",
     "sum_by_class",
     "sum_over_classes",

@@ -1,4 +1,4 @@
-"""The pieces of a softmax that every term shares, computed once for a run of elements."""
+"""The softmax of a run of elements in parts that all terms share."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from calibrant.layout import along_classes, computing_dtype
 
 
 class Scratch:
-    """Memory that every block of a pass works in.
+    """Memory that the blocks of a pass use one after the other.
 
-    Tensors allocated and freed block by block would come from, and go back to, the operating system
-    each time, at several times the cost of the arithmetic.
+    Allocating and freeing tensors for every block would take several times as long as the arithmetic,
+    because memory of this size comes from the operating system each time.
     """
 
     def __init__(self) -> None:
@@ -26,11 +26,11 @@ class Scratch:
         self._used = 0
 
     def take(self, like: Tensor) -> Tensor:
-        """A tensor of that shape, to be written to; its contents are arbitrary."""
+        """A tensor of the same shape to write to; its contents are arbitrary."""
         if self._used == len(self._buffers):
             self._buffers.append(torch.empty_like(like, memory_format=torch.contiguous_format))
         buffer = self._buffers[self._used]
-        if buffer.shape != like.shape:  # the last block of a row is smaller, the next one is not
+        if buffer.shape != like.shape:  # the last block is smaller
             if buffer.numel() < like.numel():
                 buffer = torch.empty_like(like, memory_format=torch.contiguous_format)
                 self._buffers[self._used] = buffer
@@ -40,25 +40,35 @@ class Scratch:
 
 
 class Block:
-    """Logits of some elements, in the computing type, with their softmax in parts.
+    """Logits of some elements in the computing type, with their softmax in parts.
 
-    The softmax is never formed here: `exponential` over `total` is what terms fold into the factor
-    they multiply with anyway, which saves a pass. Everything is relative to the maximum, so a
-    constant added to the logits cancels before it can cost digits.
+    The softmax itself is not formed: terms multiply `exponential` by a factor anyway, and dividing that
+    factor by `total` instead saves a pass. Everything is relative to the maximum, so a constant added to
+    the logits cancels before it can cost digits.
 
     Args:
         logits: ``(A, K[, S])``.
         target: labels ``(A, 1[, S])`` or probabilities ``(A, K[, S])``.
-        scratch: memory to work in; without it everything is allocated, and autograd can follow.
+        scratch: memory to work in. Without it all results are newly allocated and autograd can follow.
+        scale: a number to multiply the logits by; None for 1.
+        offset: one number per class to add afterwards, ``(1, K[, 1])``; None for 0.
 
     Attributes:
         shifted: logits minus their maximum, ``(A, K[, S])``.
         exponential: ``exp(shifted)``.
-        total: sum of `exponential` over classes, ``(A, 1[, S])``; its log is the log-normaliser, its
-            reciprocal the top probability.
+        total: the sum of `exponential` over classes, ``(A, 1[, S])``. Its logarithm is the log-normaliser,
+            its reciprocal the top probability.
     """
 
-    def __init__(self, logits: Tensor, target: Tensor, scratch: Scratch | None = None) -> None:
+    def __init__(
+        self,
+        logits: Tensor,
+        target: Tensor,
+        scratch: Scratch | None = None,
+        *,
+        scale: float | Tensor | None = None,
+        offset: Tensor | None = None,
+    ) -> None:
         logits = logits.to(computing_dtype(logits))
         self._like = logits
         self._scratch = scratch
@@ -66,12 +76,17 @@ class Block:
         if scratch is not None:
             scratch.restart()
         self.target = target
-        self.shifted = torch.sub(logits, logits.amax(1, keepdim=True), out=self.new())
+        out = self.new()
+        if scale is not None:
+            logits = torch.mul(logits, scale, out=out)
+        if offset is not None:
+            logits = torch.add(logits, offset, out=out)
+        self.shifted = torch.sub(logits, logits.amax(1, keepdim=True), out=out)
         self.exponential = torch.exp(self.shifted, out=self.new())
         self.total = self.exponential.sum(1, keepdim=True)
 
     def new(self) -> Tensor | None:
-        """Where to write a result of the block's shape: scratch memory, or None to allocate it."""
+        """Scratch memory of the block's shape to write a result to, or None to allocate one."""
         return None if self._scratch is None else self._scratch.take(self._like)
 
     @property
@@ -88,7 +103,7 @@ class Block:
     def prediction(self) -> Tensor:
         """The first class that attains the maximum, ``(A, 1[, S])``, in the computing type.
 
-        `torch.argmax` finds the same, twenty times slower along an axis that is not the last.
+        Twenty times faster than `torch.argmax` along an axis that is not the last.
         """
         classes = self.shifted.shape[1]
         countdown = torch.arange(classes, 0, -1, device=self.shifted.device)
@@ -98,11 +113,11 @@ class Block:
     @property
     def correct(self) -> Tensor:
         """Whether the true class is the first that attains the maximum, ``(A, 1[, S])``."""
-        # A device must not be waited for, and nobody has looked whether the labels there are in range.
+        # On a GPU, int() would wait for the device, and labels have not been checked yet.
         if self.shifted.device.type != "cpu" or torch.compiler.is_compiling():
             return self.prediction == self.target
         attains = self.shifted_at_target == 0
-        # As many zeros as elements means that no two classes share a maximum: mostly so, and quickly seen.
+        # As many zeros as elements: no two classes tie. That is the usual case, and cheap to detect.
         zero = self.indicator(torch.eq, self.shifted, 0)
         if int(zero.sum()) != attains.numel():  # a block is small enough to be counted in float32
             tied = (attains & (zero.sum(1, keepdim=True) > 1)).squeeze(1).nonzero(as_tuple=True)
@@ -112,7 +127,7 @@ class Block:
 
     @property
     def top(self) -> Tensor:
-        """1 for every class that attains the maximum, 0 elsewhere; takes the place of `shifted`."""
+        """1 for every class that attains the maximum, 0 elsewhere; overwrites `shifted`."""
         if self._top is None:
             self._top = torch.eq(self.shifted, 0, out=self.shifted)
         return self._top
@@ -124,4 +139,4 @@ class Block:
         out = self.new() if left.shape == self._like.shape else None
         if out is None:
             return comparison(left, right).to(left.dtype)
-        return comparison(left, right, out=out)  # no boolean in between: four times faster
+        return comparison(left, right, out=out)  # without a boolean in between: four times faster

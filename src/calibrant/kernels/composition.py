@@ -101,13 +101,13 @@ class Composition:
         first: a function of the probability of the true class, such as ``-log p``; None for none.
         penalty: a sum over classes; None for none.
         scale: multiplies the logits: a number, or a tensor of one; not differentiated.
-        offset: is added to them: a number, or ``(K,)``; not differentiated.
+        offset: is added to them: None, or a tensor ``(K,)``; not differentiated.
     """
 
     first: Part | None = None
     penalty: Part | None = None
     scale: Value = 1.0
-    offset: Value = 0.0
+    offset: Tensor | None = None
 
     @property
     def parts(self) -> list[Part]:
@@ -116,8 +116,8 @@ class Composition:
 
     @property
     def transforms_logits(self) -> bool:
-        """Whether scale or offset are anything but 1 and 0."""
-        return isinstance(self.scale, Tensor) or isinstance(self.offset, Tensor) or self.scale != 1.0
+        """Whether there is a scale other than 1, or an offset."""
+        return isinstance(self.scale, Tensor) or self.offset is not None or self.scale != 1.0
 
     @property
     def has_device_form(self) -> bool:

@@ -10,9 +10,12 @@ functions that stand beside the losses they belong to and are compiled into the 
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from calibrant.kernels.source import device_function
+
+if TYPE_CHECKING:
+    import triton.language as tl
 
 
 class Number(NamedTuple):

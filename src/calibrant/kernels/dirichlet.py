@@ -1,4 +1,4 @@
-"""Canonical calibration errors by a Dirichlet kernel: for a loss, and for the metric of that name."""
+"""Canonical calibration errors with a Dirichlet kernel, for the loss and the metric of that name."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch.utils.checkpoint import checkpoint
 
 from calibrant.statistics import sum_dtype
 
-# Pairs of elements held at once: bounds the memory, whatever the batch.
+# Pairs of elements held at once: bounds the memory, whatever the batch size.
 _PAIRS = 1 << 22
 
 
@@ -25,20 +25,20 @@ def dirichlet_errors(
     Args:
         logits: ``(N, K)``.
         target: labels ``(N,)``.
-        bandwidth: h.
-        valid: which elements count, ``(N,)``; None for all. What is returned for the others is arbitrary.
+        bandwidth: the bandwidth h of the kernel.
+        valid: whether each element counts, ``(N,)``; None for all. The errors of the others are arbitrary.
 
     Yields:
-        The errors of some elements at a time, in their order.
+        The errors of consecutive runs of elements.
     """
-    # Concentrations of 1/h and log-densities in the thousands: float32 would lose the kernel.
+    # Concentrations of 1/h make log-densities in the thousands, too large for the precision of float32.
     rows = logits.to(sum_dtype(logits.device))
     if valid is not None:
         rows = torch.where(valid.unsqueeze(1), rows, 0)
     log_probability = F.log_softmax(rows, 1)
     probability = log_probability.exp()
     labels = torch.zeros_like(rows).scatter(1, target.unsqueeze(1), 1)
-    # The density's factor that depends on j alone cancels in the ratio.
+    # The factor of the density that depends on j alone cancels in the ratio.
     log_factor = -torch.lgamma(probability / bandwidth + 1).sum(1)
     if valid is not None:
         log_factor = torch.where(valid, log_factor, -torch.inf)
@@ -67,7 +67,7 @@ def _errors(
     others = torch.arange(len(labels), device=labels.device)
     itself = others[start : start + len(log_kernel)].unsqueeze(1) == others
     log_kernel = log_kernel.masked_fill(itself, -torch.inf)
-    # Shift by hand: a row without any other element is all -inf, and must stay finite.
+    # Not logsumexp: a row without any other element is all -inf and must stay finite.
     top = log_kernel.detach().amax(1, keepdim=True).clamp_min(torch.finfo(log_kernel.dtype).min)
     kernel = (log_kernel - top).exp()
     ratio = kernel @ labels / kernel.sum(1, keepdim=True).clamp_min(torch.finfo(kernel.dtype).tiny)
@@ -75,9 +75,9 @@ def _errors(
 
 
 def dirichlet_bandwidth(logits: Tensor) -> float:
-    """The bandwidth under which predictions ``(N, K)`` are most likely, each given the others.
+    """The bandwidth with the highest leave-one-out likelihood of the predictions ``(N, K)``.
 
-    From 1e-4 to 1, two for each factor of ten; the smallest where all are equally good.
+    The candidates are 1e-4 to 1, two per factor of ten. At a tie the smallest is chosen.
     """
     log_probability = F.log_softmax(logits.to(sum_dtype(logits.device)), 1)
     probability = log_probability.exp()

@@ -158,6 +158,7 @@ def _differentiable_gradient(ctx: Any, upstream: Tensor) -> Tensor:
     logits, target = ctx.saved_tensors
     _check_unchanged(ctx)
     upstream = upstream.view(ctx.elements.shape) if upstream.ndim else upstream
+    gradient: Tensor
     (gradient,) = torch.autograd.grad(ctx.eager(logits, target), logits, upstream, create_graph=True)
     return gradient
 
@@ -220,7 +221,7 @@ def _copied(composition: Composition) -> Composition:
         copied(composition.first),
         copied(composition.penalty),
         copy(composition.scale),
-        copy(composition.offset),
+        None if composition.offset is None else composition.offset.clone(),
     )
 
 
@@ -247,7 +248,8 @@ def _flat(composition: Composition) -> tuple[list[str], list[str], list[float], 
             numbers.append(float(value))
 
     add("view.scale", composition.scale)
-    add("view.offset", composition.offset)
+    if composition.offset is not None:
+        add("view.offset", composition.offset)
     for role, part in (("first", composition.first), ("penalty", composition.penalty)):
         forms.append("" if part is None or part.device is None else part.device.name)
         if part is not None:
@@ -324,7 +326,7 @@ def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> N
     ctx.save_for_backward(*saved, *(() if class_weight is None else (class_weight,)))
 
 
-def _backward(ctx: Any, upstream: Tensor, _: Any) -> tuple[Tensor | None, ...]:
+def _backward(ctx: Any, upstream: Tensor, _: Any) -> tuple[Any, ...]:
     logits, target, correction, *rest = ctx.saved_tensors
     forms, names, numbers, *options = ctx.plain
     tensors, class_weight = rest[: ctx.count], next(iter(rest[ctx.count :]), None)
@@ -541,7 +543,7 @@ class _Plan:
 
 
 def _per_class(composition: Composition, classes: int) -> int:
-    numbers: list[Value] = [composition.offset]
+    numbers: list[Value | None] = [composition.offset]
     if composition.penalty is not None:
         numbers += composition.penalty.numbers.values()
     return sum(isinstance(number, Tensor) and number.shape == (classes,) for number in numbers)
@@ -637,7 +639,8 @@ def _numbers(composition: Composition) -> tuple[list[Any], list[Any]]:
         else:
             kinds.append(part.device)
             groups.append(_pack(part.numbers, part.factor, kinds))
-    groups.append(_pack({"scale": composition.scale, "offset": composition.offset}, 0.0, kinds))
+    view = {"scale": composition.scale, "offset": 0.0 if composition.offset is None else composition.offset}
+    groups.append(_pack(view, 0.0, kinds))
     return groups, kinds
 
 

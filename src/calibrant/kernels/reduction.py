@@ -1,21 +1,24 @@
-"""Sums over classes with a hand-written gradient that works in cache-sized blocks.
+"""Per-element numbers with hand-written gradients, computed in cache-sized blocks.
 
 A per-sample loss is a formula of a few numbers per element: the log-likelihood, an entropy, a
-penalty. `reduce_classes` computes such a number and its gradient in one visit to each block of the
-logits, so that the only tensor of the logits' size is the gradient itself.
+penalty. `reduce_classes` computes such a number and its gradient in one pass over the logits, block by
+block. The gradient is the only tensor of the logits' size that it allocates.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple, Protocol
+from collections.abc import Callable
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import torch
 from torch import Tensor
 
 from calibrant.kernels.block import Block, Scratch
-from calibrant.layout import Elements, Index, blocks, computing_dtype
+from calibrant.kernels.workers import map_blocks
+from calibrant.layout import Elements, Index, along_classes, computing_dtype
 from calibrant.statistics import sum_dtype
+
+Result = TypeVar("Result")
 
 Factor = float | Tensor
 """A number, or one per element ``(A, 1[, S])``."""
@@ -24,14 +27,14 @@ Factor = float | Tensor
 class Gradient(NamedTuple):
     """A gradient with respect to the logits, ``a·s + at_target·1_y + dense``.
 
-    ``s`` is the softmax and ``1_y`` the true class. Most terms move along these two, and one pass over
-    the block serves all of them.
+    ``s`` is the softmax and ``1_y`` the one-hot true class. Most terms need only these two parts, which
+    take one pass over the block together, however many terms are summed.
 
     Attributes:
-        along_softmax: ``a``.
-        at_target: what the true class gets on top; None for nothing.
-        dense: what is left, broadcastable to ``(A, K[, S])``, as a function to call once and last: it
-            may write over the block's `shifted`.
+        along_softmax: the factor ``a``.
+        at_target: the amount added at the true class; None for nothing.
+        dense: the remaining part, broadcastable to ``(A, K[, S])``, as a function. Call it once and last:
+            it may overwrite the block's `shifted`.
     """
 
     along_softmax: Factor = 0.0
@@ -40,11 +43,11 @@ class Gradient(NamedTuple):
 
 
 class Linearization(NamedTuple):
-    """A term on one block.
+    """The values of a term on one block, with their gradient.
 
     Attributes:
         value: the numbers, ``(A, 1[, S])``.
-        gradient: a multiple of their gradient; to be called once.
+        gradient: returns the gradient times a factor; to be called once.
     """
 
     value: Tensor
@@ -52,86 +55,115 @@ class Linearization(NamedTuple):
 
 
 class Term(Protocol):
-    """A number per element, and how it moves with the logits."""
+    """A number per element and its gradient with respect to the logits."""
 
     def value(self, block: Block) -> Tensor:
         """The numbers ``(A, 1[, S])``, by operations that autograd can differentiate."""
 
     def linearize(self, block: Block) -> Linearization:
-        """The same numbers with their gradient, as fast as can be."""
+        """The same numbers with their gradient, in as few passes as possible; without autograd."""
 
 
-def reduce_classes(elements: Elements, term: Term) -> Tensor:
-    """Evaluate a term for every element.
+class _Affine(NamedTuple):
+    """The map ``scale · l + offset`` that logits pass through first; None leaves a part out."""
+
+    scale: Factor | None = None
+    offset: Tensor | None = None
+
+    def block(self, logits: Tensor, target: Tensor, scratch: Scratch | None = None) -> Block:
+        return Block(logits, target, scratch, scale=self.scale, offset=self.offset)
+
+
+def reduce_classes(
+    elements: Elements, term: Term, *, scale: Tensor | float | None = None, offset: Tensor | None = None
+) -> Tensor:
+    """Evaluate a term of ``scale · logits + offset`` for every element.
+
+    ``scale`` and ``offset`` are constants: they get no gradient. Both are copied, so changing the tensors
+    afterwards, as an adaptation does, does not affect a backward pass that is still to come.
 
     Args:
         elements: the batch.
-        term: what to compute.
+        term: the number to compute for each element.
+        scale: one number, which may be a tensor ``()``; None for 1.
+        offset: one number per class, ``(K,)``; None for 0.
 
     Returns:
         ``(A[, S])``, float32 or float64; differentiable with respect to the logits.
     """
+    logits = elements.logits
     target = elements.target if elements.soft else elements.target.unsqueeze(1)
+    compiling = torch.compiler.is_compiling()
+    if isinstance(scale, Tensor):
+        scale = scale.detach().to(computing_dtype(logits), copy=True)
+        if scale.device.type == "cpu" and not compiling:
+            scale = float(scale)
+    affine = _Affine(scale, None if offset is None else along_classes(offset.detach(), logits))
     # torch.func's transforms cannot see through a Function that writes into its own memory.
     transformed = torch._C._are_functorch_transforms_active()
-    if torch.compiler.is_compiling() or transformed or target.requires_grad:
-        value = term.value(Block(elements.logits, target))
+    if compiling or transformed or target.requires_grad:
+        value = term.value(affine.block(logits, target))
     else:
-        arguments = (elements.logits, target, term, elements.expected)
+        arguments = (logits, target, term, affine, elements.expected)
         value = _BlockwiseReduction.apply(*arguments)  # type: ignore[no-untyped-call]
     return value.squeeze(1)
 
 
 class _BlockwiseReduction(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, logits: Tensor, target: Tensor, term: Term, expected: float) -> Tensor:
+    def forward(
+        ctx: Any, logits: Tensor, target: Tensor, term: Term, affine: _Affine, expected: float
+    ) -> Tensor:
         ctx.save_for_backward(logits, target)
-        ctx.term, ctx.expected = term, expected
+        ctx.term, ctx.affine, ctx.expected = term, affine, expected
         if not ctx.needs_input_grad[0]:
-            return _evaluate(logits, target, term)
-        values, ctx.gradient = _evaluate_with_gradient(logits, target, term, expected)
+            return _evaluate(logits, target, term, affine)
+        values, ctx.gradient = _evaluate_with_gradient(logits, target, term, affine, expected)
         return values
 
     @staticmethod
-    def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor, None, None, None]:
+    def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor, None, None, None, None]:
         logits, target = ctx.saved_tensors
-        if torch.is_grad_enabled():  # somebody asked for a gradient of the gradient
-            values = ctx.term.value(Block(logits, target))
+        if torch.is_grad_enabled():  # create_graph: the gradient itself must be differentiable
+            values = ctx.term.value(ctx.affine.block(logits, target))
             (gradient,) = torch.autograd.grad(values, logits, upstream, create_graph=True)
-            return gradient, None, None, None
-        # The first backward pass scales the gradient where it lies and gives it away; one more
-        # pass over a retained graph has to compute it again.
+            return gradient, None, None, None, None
+        # The first backward pass scales the stored gradient in place and hands it out. A second pass over
+        # a retained graph has to compute it again.
         gradient, ctx.gradient = ctx.gradient, None
         if gradient is None:
-            _, gradient = _evaluate_with_gradient(logits, target, ctx.term, ctx.expected)
-        # A look at the upstream gradient is free on a CPU, and mostly saves a pass over the logits.
+            _, gradient = _evaluate_with_gradient(logits, target, ctx.term, ctx.affine, ctx.expected)
+        # Comparing costs nothing on a CPU, and mostly saves a pass over the logits.
         if upstream.device.type != "cpu" or not bool((upstream == ctx.expected).all()):
             gradient.mul_(upstream / ctx.expected)
-        return gradient.to(logits.dtype), None, None, None
+        return gradient.to(logits.dtype), None, None, None, None
 
 
-def _evaluate(logits: Tensor, target: Tensor, term: Term) -> Tensor:
+def _evaluate(logits: Tensor, target: Tensor, term: Term, affine: _Affine) -> Tensor:
     values = _one_per_element(logits)
-    scratch = Scratch()
-    with torch.no_grad(), torch.autocast(logits.device.type, enabled=False):
-        for index in blocks(logits.shape, logits.device):
-            values[index] = term.value(Block(logits[index], target[index], scratch))
+
+    def evaluate(index: Index, scratch: Scratch) -> None:
+        values[index] = term.value(affine.block(logits[index], target[index], scratch))
+
+    map_blocks(evaluate, logits)
     return values
 
 
 def _evaluate_with_gradient(
-    logits: Tensor, target: Tensor, term: Term, factor: float
+    logits: Tensor, target: Tensor, term: Term, affine: _Affine, factor: float
 ) -> tuple[Tensor, Tensor]:
     values = _one_per_element(logits)
-    # In the computing type, also for 16-bit logits: a gradient scaler's factor comes only later.
+    # In the computing type, also for 16-bit logits: the factor of a gradient scaler is applied only later.
     gradient = torch.empty_like(logits, dtype=values.dtype)
-    scratch = Scratch()
-    with torch.no_grad(), torch.autocast(logits.device.type, enabled=False):
-        for index in blocks(logits.shape, logits.device):
-            block = Block(logits[index], target[index], scratch)
-            value, gradient_of = term.linearize(block)
-            values[index] = value
-            _write(gradient_of(factor), block, gradient[index])
+    slope = factor if affine.scale is None else factor * affine.scale
+
+    def evaluate(index: Index, scratch: Scratch) -> None:
+        block = affine.block(logits[index], target[index], scratch)
+        value, gradient_of = term.linearize(block)
+        values[index] = value
+        _write(gradient_of(slope), block, gradient[index])
+
+    map_blocks(evaluate, logits)
     return values, gradient
 
 
@@ -142,20 +174,10 @@ def _write(gradient: Gradient, block: Block, out: Tensor) -> None:
     else:
         torch.addcmul(gradient.dense(), block.exponential, along, out=out)
     amount = gradient.at_target
-    if amount is not None:
-        if not isinstance(amount, Tensor):
-            amount = torch.full_like(block.total, amount)
-        out.scatter_add_(1, block.target, amount)
-
-
-@torch.no_grad()
-def visit(elements: Elements) -> Iterator[tuple[Index, Block]]:
-    """The batch block by block: where each belongs, and its softmax, which the next one overwrites."""
-    target = elements.target.unsqueeze(1)
-    scratch = Scratch()
-    with torch.autocast(elements.logits.device.type, enabled=False):
-        for index in blocks(elements.logits.shape, elements.logits.device):
-            yield index, Block(elements.logits[index], target[index], scratch)
+    if isinstance(amount, Tensor):
+        out.scatter_add_(1, block.target, amount.expand_as(block.total))
+    elif amount is not None:
+        out.scatter_add_(1, block.target, torch.full_like(block.total, amount))
 
 
 def _one_per_element(logits: Tensor) -> Tensor:
@@ -163,48 +185,69 @@ def _one_per_element(logits: Tensor) -> Tensor:
     return torch.empty(shape, dtype=computing_dtype(logits), device=logits.device)
 
 
+def visit(elements: Elements, function: Callable[[Index, Block], Result]) -> list[Result]:
+    """Call a function for each block of a batch, without gradients; on a CPU in several threads.
+
+    Args:
+        elements: the batch, with labels.
+        function: takes the index of a block and its softmax, whose memory the next block overwrites.
+
+    Returns:
+        The results in the order of the blocks.
+    """
+    logits, target = elements.logits, elements.target.unsqueeze(1)
+
+    def evaluate(index: Index, scratch: Scratch) -> Result:
+        return function(index, Block(logits[index], target[index], scratch))
+
+    return map_blocks(evaluate, logits)
+
+
 def sum_by_class(elements: Elements, function: Callable[[Tensor], tuple[Tensor, ...]]) -> list[Tensor]:
     """Sum functions of the logits over the valid elements, class by class.
 
     Args:
         elements: the batch.
-        function: from logits minus their maximum, ``(A, K[, S])``, to tensors of that shape.
+        function: takes logits minus their maximum, ``(A, K[, S])``, and returns tensors of that shape.
 
     Returns:
-        The number of valid elements, NaN where there is a `flaw`, then one ``(K,)`` sum per tensor, in
-        `sum_dtype`.
+        The number of valid elements, then one ``(K,)`` sum per tensor, in `sum_dtype`.
     """
-    device = elements.logits.device
-    dtype = sum_dtype(device)
-    valid = elements.valid.unsqueeze(1)
+    logits, valid = elements.logits, elements.valid.unsqueeze(1)
+    dtype = sum_dtype(logits.device)
+    axes = [axis for axis in range(logits.ndim) if axis != 1]
 
-    def sums(index: Index) -> list[Tensor]:
-        logits = elements.logits[index].to(computing_dtype(elements.logits))
-        counted = valid[index]
-        axes = [axis for axis in range(logits.ndim) if axis != 1]
-        values = function(logits - logits.amax(1, keepdim=True))
-        return [
-            counted.sum(dtype=dtype),
-            *(torch.where(counted, value, 0).sum(axes, dtype=dtype) for value in values),
-        ]
+    def sums(index: Index, scratch: Scratch) -> list[Tensor]:
+        part, counted = logits[index].to(computing_dtype(logits)), valid[index]
+        values = function(part - part.amax(1, keepdim=True))
+        if not elements.all_valid:
+            values = tuple(torch.where(counted, value, 0) for value in values)
+        return [counted.sum(dtype=dtype), *(value.sum(axes, dtype=dtype) for value in values)]
 
-    parts = [sums(index) for index in blocks(elements.logits.shape, device)]
-    count, *totals = (torch.stack(column).sum(0) for column in zip(*parts, strict=True))
-    return [count + flaw(elements), *totals]
+    return [torch.stack(column).sum(0) for column in zip(*map_blocks(sums, logits), strict=True)]
 
 
-@torch.no_grad()
-def flaw(elements: Elements) -> Tensor:
-    """NaN where a valid element has a logit that is not finite, or a label that is no class; else 0.
+def nan_if_invalid(elements: Elements, index: Index | None = None) -> Tensor:
+    """NaN if a valid element has a logit that is not finite, or a label out of range; else 0.
+
+    Args:
+        elements: the batch.
+        index: the only block to check; None for all.
 
     >>> from calibrant.layout import arrange
     >>> logits = torch.tensor([[0.0, torch.inf], [0.0, 1.0]])
-    >>> flaw(arrange(logits, torch.tensor([0, 1]))), flaw(arrange(logits, torch.tensor([-100, 1])))
-    (tensor(nan), tensor(0.))
+    >>> nan_if_invalid(arrange(logits, torch.tensor([0, 1])))
+    tensor(nan)
+    >>> nan_if_invalid(arrange(logits, torch.tensor([-100, 1])))
+    tensor(0.)
     """
-    # 0·x is NaN just where x is not finite: one number carries the news through every sum.
-    extremes = elements.logits.amax(1) * 0 + elements.logits.amin(1) * 0
-    if not elements.soft:  # on a GPU nobody has looked at the labels yet
-        outside = (elements.target < 0) | (elements.target >= elements.logits.shape[1])
-        extremes = extremes.masked_fill(outside, torch.nan)
-    return torch.where(elements.valid, extremes, 0).sum()
+    if index is None:
+        parts = map_blocks(lambda block, scratch: nan_if_invalid(elements, block), elements.logits)
+        return torch.stack(parts).sum()
+    logits, place = elements.logits[index], index[:1] + index[2:]
+    # 0·x is NaN exactly where x is not finite, and a NaN survives every sum.
+    extremes = logits.amax(1) * 0 + logits.amin(1) * 0
+    if not elements.soft:  # labels on a GPU have not been checked yet
+        target = elements.target[place]
+        extremes = extremes.masked_fill((target < 0) | (target >= logits.shape[1]), torch.nan)
+    return (extremes if elements.all_valid else torch.where(elements.valid[place], extremes, 0)).sum()

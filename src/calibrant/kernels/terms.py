@@ -1,4 +1,4 @@
-"""The numbers per element that losses are made of, each with its gradient written out.
+"""The per-element numbers that losses are built from, each with a hand-written gradient.
 
 ``l`` are the logits, ``s`` their softmax, ``y`` the label, ``1_y`` its one-hot vector.
 """
@@ -17,12 +17,12 @@ from torch.nn import functional as F
 from calibrant.kernels.block import Block
 from calibrant.kernels.reduction import Factor, Gradient, Linearization, Term
 
-# Pairs of classes held at once by `Exclusion`: bounds its memory, whatever K is.
+# Pairs of classes that `Exclusion` holds at once: bounds its memory, whatever K is.
 _PAIRS = 1 << 22
 
 
 def _add_at_maximum(block: Block, amount: Tensor, direction: Tensor) -> Tensor:
-    """Add an amount at the top class in place, shared evenly at a tie; takes `shifted`."""
+    """Add an amount at the top class in place, divided evenly at a tie; overwrites `shifted`."""
     return direction.addcmul_(block.top, amount / block.top.sum(1, keepdim=True))
 
 
@@ -58,8 +58,9 @@ class Formula:
     """``function(term_1, term_2, …)``.
 
     Args:
-        function: elementwise, from tensors ``(A, 1[, S])`` to the value and its partial derivatives.
-        *terms: its arguments.
+        function: takes one tensor ``(A, 1[, S])`` per term and returns, elementwise, the value and its
+            partial derivatives.
+        *terms: the arguments of the function.
     """
 
     def __init__(self, function: Callable[..., tuple[Tensor, ...]], *terms: Term) -> None:
@@ -140,7 +141,7 @@ class MeanLogLikelihood:
 
 
 class TopProbability:
-    """``r = max_k s_k``, the confidence; gradient ``r (1_top - s)``, shared evenly at a tie."""
+    """``r = max_k s_k``, the confidence; gradient ``r (1_top - s)``, divided evenly at a tie."""
 
     def value(self, block: Block) -> Tensor:
         return block.total.reciprocal()
@@ -187,7 +188,7 @@ class Entropy:
 class SquaredError:
     """``Σ (s_k - t_k)²``; gradient ``2 s_k (r_k - Σ_j s_j r_j)`` with ``r = s - t``.
 
-    For labels it is put together from ``s_k²`` of the other classes and ``1 - p``: all positive, so that
+    For labels it is the sum of ``s_k²`` over the other classes and ``(1 - p)²``. All parts are positive, so
     rounding costs at most a few units in the last place of ``1 - p``.
     """
 
@@ -237,11 +238,11 @@ class LowerProbability:
     """The probability of classes ranked strictly below the true one, for dual focal losses.
 
     A weighted sum ``q = Σ a_k s_k`` with constant ``a``; gradient ``s_k (a_k - q)``. At a tie the
-    weight is shared evenly. Ranks that do not exist count as probability 0.
+    weight is divided evenly. Ranks that do not exist count as probability 0.
 
     Args:
-        ranks: the mean over these ranks among the classes below, 1 for the best of them; empty for
-            the mean over all of them.
+        ranks: the ranks to average over, where 1 is the most probable class below the true one; empty
+            to average over all classes below.
     """
 
     def __init__(self, ranks: tuple[int, ...]) -> None:
@@ -254,18 +255,18 @@ class LowerProbability:
     def linearize(self, block: Block) -> Linearization:
         below = self._below(block)
         if self.ranks == (1,):
-            # Where nothing is below, the best is 0, and so is what its hits are multiplied with.
+            # Where no class is below, `best` is 0, and so is the factor of the classes that equal it.
             best = below.amax(1, keepdim=True)
             value = best / block.total
             product = torch.eq(below, best, out=below)
-            share = value / product.sum(1, keepdim=True)
+            amount = value / product.sum(1, keepdim=True)
         else:
             product = self._chosen(block, below).mul_(block.exponential)
             value = product.sum(1, keepdim=True) / block.total
-            share = block.total.reciprocal()
+            amount = block.total.reciprocal()
         return Linearization(
             value,
-            lambda factor: Gradient(-factor * value, dense=lambda: product.mul_(share * factor)),
+            lambda factor: Gradient(-factor * value, dense=lambda: product.mul_(amount * factor)),
         )
 
     @staticmethod
@@ -284,47 +285,48 @@ class LowerProbability:
         for rank in self.ranks:
             best = ranked.narrow(1, rank - 1, 1)
             hits = block.indicator(torch.eq, below, best)
-            # Where the rank does not exist `best` is 0 and meets every class that is not below.
+            # Where the rank does not exist, `best` is 0 and equals every class that is not below.
             exists = (best > 0).to(best.dtype)
             weights.addcmul_(hits, exists / (len(self.ranks) * hits.sum(1, keepdim=True)))
         return weights
 
 
 Slope = tuple[Tensor, Factor]
-"""Slopes ``(A, K[, S])`` as a tensor and what to multiply it with: a number, or one per class."""
+"""Slopes ``(A, K[, S])`` as a product of a tensor and a factor: a number, or one per class."""
 
 SumAndSlope = tuple[Tensor, Callable[[], Slope]]
-"""A penalty summed over classes, ``(A, 1[, S])``, and how to get its slopes, once, when the sum has been
-used: they may be written over what it was made of."""
+"""A penalty summed over classes, ``(A, 1[, S])``, and a function that returns its slopes. Call it once, after
+the sum: it may overwrite the tensors that the sum was computed from."""
 
 PenaltyFunction = Callable[[Tensor, Callable[[], Tensor | None]], SumAndSlope]
-"""A penalty with its parameters fixed, from logits minus their maximum, ``(A, K[, S])``, and where to write
-results of that shape."""
+"""A penalty with fixed parameters. It takes logits minus their maximum, ``(A, K[, S])``, and a function that
+returns memory of that shape to write to, or None."""
 
 
 def sum_over_classes(values: Tensor, weight: Factor) -> Tensor:
     """``Σ_k w_k x_k``, ``(A, 1[, S])``, for one weight per class ``(1, K[, 1])`` or for all."""
-    if not isinstance(weight, Tensor):
+    if not isinstance(weight, Tensor) or weight.ndim == 0:
         return values.sum(1, keepdim=True) * weight
     plain = torch.compiler.is_compiling() or torch.is_grad_enabled() or values.device.type != "cpu"
     if plain or torch.get_float32_matmul_precision() != "highest":
         return (values * weight).sum(1, keepdim=True)
-    # A matrix product saves a pass, where nothing has been allowed to round it (autocast is off here).
+    # A matrix product saves a pass. It is not rounded further: autocast is off, and the precision highest.
     return values @ weight.T if values.ndim == 2 else weight.transpose(1, 2) @ values
 
 
 class MarginPenalty:
-    """``Σ_k P_k(z_k)``, ``z_k = (max_j l_j - l_k - margin) / unit``.
+    """``Σ_k P_k(z_k)``, ``z_k = (max_j l_j - l_k - margin_k) / unit_k``.
 
-    The gradient is ``-P'_k / unit``, and ``Σ P' / unit`` at the maximum, shared evenly at a tie.
+    The gradient is ``-P'_k / unit_k``, and ``Σ P'_k / unit_k`` at the maximum, divided evenly at a tie.
 
     Args:
         penalty: computes ``P`` and ``P'`` from the logits.
-        margin: logit distance allowed.
-        unit: logit distance in which violations are measured.
+        margin: distances between logits up to this size are no violation. A number, a tensor ``()``, or one
+            number per class, ``(1, K[, 1])``.
+        unit: the distance between logits that counts as a violation of 1; likewise.
     """
 
-    def __init__(self, penalty: PenaltyFunction, *, margin: float, unit: float) -> None:
+    def __init__(self, penalty: PenaltyFunction, *, margin: Factor, unit: Factor) -> None:
         self.penalty = penalty
         self.margin = margin
         self.unit = unit
@@ -337,17 +339,23 @@ class MarginPenalty:
 
         def dense(factor: Factor) -> Tensor:
             slope, weight = slope_of()
-            if isinstance(factor, Tensor):  # one per element: cannot be joined with one per class
-                slope.mul_(weight)
-                weight = 1.0
-            total = sum_over_classes(slope, weight) * (factor / self.unit)
-            return _add_at_maximum(block, total, slope.mul_(weight * (-factor / self.unit)))
+            unit = self.unit
+            if isinstance(factor, Tensor) or isinstance(unit, Tensor):
+                # One factor per element and one per class cannot be combined beforehand.
+                slope.mul_(weight / unit)
+                weight, unit = 1.0, 1.0
+            total = sum_over_classes(slope, weight) * (factor / unit)
+            return _add_at_maximum(block, total, slope.mul_(weight * (-factor / unit)))
 
         return Linearization(value, lambda factor: Gradient(dense=lambda: dense(factor)))
 
     def slope_and_violation(self, shifted: Tensor) -> tuple[Tensor, Tensor]:
         """``P'`` and ``z``, both ``(A, K[, S])``."""
-        violation = torch.rsub(shifted, -self.margin / self.unit, alpha=1 / self.unit)
+        offset, scale = -self.margin / self.unit, 1 / self.unit
+        if isinstance(scale, Tensor):
+            violation = offset - shifted * scale
+        else:
+            violation = torch.rsub(shifted, offset, alpha=scale)
         slope, weight = self.penalty(shifted, lambda: None)[1]()
         return slope * weight, violation
 
@@ -356,7 +364,7 @@ class Discrimination:
     """``-Σ_{j≠y} log σ(l_y - l_j)``; gradient ``σ(l_j - l_y)``, and minus their sum at ``y``."""
 
     def value(self, block: Block) -> Tensor:
-        # The true class against itself would add log 2: taken out before summing, not after.
+        # The true class against itself would add log 2: remove it before summing, which is more precise.
         others = F.logsigmoid(block.shifted_at_target - block.shifted)
         return -others.scatter(1, block.target, torch.zeros_like(block.total)).sum(1, keepdim=True)
 
@@ -374,7 +382,7 @@ class Exclusion:
     """
 
     def value(self, block: Block) -> Tensor:
-        # log σ(inf) = 0 takes every pair with the true class out of the sum.
+        # log σ(inf) = 0 removes every pair with the true class from the sum.
         left = block.shifted.scatter(1, block.target, torch.inf)
         right = block.shifted.scatter(1, block.target, -torch.inf)
         total = torch.zeros_like(block.total)

@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from typing import Unpack, no_type_check
+from typing import TYPE_CHECKING, Unpack, no_type_check
 
 import torch
 from torch import Tensor
 
 from calibrant.arguments import in_range, one_of, ordered_pair, whole_number
 from calibrant.histogram import Bins, ConfidenceHistogram
-from calibrant.kernels import Composition, FirstTerm, LowerProbability, device_function
+from calibrant.kernels import Composition, FirstTerm, LowerProbability, Value, device_function
 from calibrant.kernels.device import exp, number
 from calibrant.layout import Elements
 from calibrant.losses.base import AdaptiveLoss, LossOptions
 from calibrant.losses.focal import LookUp, focal, modulated
 from calibrant.statistics import Statistics
+
+if TYPE_CHECKING:
+    import triton.language as tl
 
 
 @device_function
@@ -249,7 +252,12 @@ class CalFocal(BinnedFocal):
     def composition(self) -> Composition:
         if self.per == "bin":
             return Composition(focal(BINNED, {"gamma": self.gamma, "edges": self.edges}, self.look_up))
-        numbers = {"rate": self.rate, "edges": self.edges, "accuracy": self.accuracy, "passes": self.passes}
+        numbers: dict[str, Value] = {
+            "rate": self.rate,
+            "edges": self.edges,
+            "accuracy": self.accuracy,
+            "passes": self.passes,
+        }
         return Composition(focal(PER_SAMPLE, numbers, self.look_up))
 
     def look_up(self) -> LookUp:

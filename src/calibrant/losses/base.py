@@ -15,7 +15,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from calibrant.arguments import one_of
-from calibrant.kernels import Composition, Options, can_fuse, flaw, fused_loss
+from calibrant.kernels import Composition, Options, can_fuse, fused_loss, nan_if_invalid
 from calibrant.layout import Elements, along_classes, arrange, computing_dtype
 from calibrant.statistics import Statistics, sum_dtype
 
@@ -318,7 +318,7 @@ class AdaptiveLoss(Loss):
         """Add a validation batch to the sums; shapes as in `forward`."""
         elements = self.elements(logits.detach(), target)
         measured = self.measure(elements)
-        measured = replace(measured, samples=measured.samples + flaw(elements))
+        measured = replace(measured, samples=measured.samples + nan_if_invalid(elements))
         if self._observed is not None:
             measured = self._observed.to(logits.device) + measured
         self._observed = measured

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from typing import no_type_check
+from typing import TYPE_CHECKING, no_type_check
 
 from calibrant.kernels import Composition, Part, PenaltyTerm, SquaredError, device_function
 from calibrant.losses.base import Loss
+
+if TYPE_CHECKING:
+    import triton.language as tl
 
 
 @device_function

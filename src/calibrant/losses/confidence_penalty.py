@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Unpack, no_type_check
+from typing import TYPE_CHECKING, Unpack, no_type_check
 
 from calibrant.arguments import in_range
 from calibrant.kernels import Composition, Entropy, Part, PenaltyTerm, device_function
 from calibrant.losses.base import Loss, LossOptions
 from calibrant.losses.cross_entropy import cross_entropy
+
+if TYPE_CHECKING:
+    import triton.language as tl
 
 
 @device_function

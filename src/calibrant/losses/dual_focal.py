@@ -64,6 +64,8 @@ class DualFocal(Loss):
             raise ValueError(f"rank={rank!r} needs more than {max(RANKS[rank])} classes, got {num_classes}")
 
     def composition(self) -> Composition:
-        device = DUAL_FOCAL if self.rank == 1 and self.constant is None else None
-        lower = LowerProbability(RANKS[self.rank]) if self.constant is None else self.constant
-        return Composition(focal(device, {"gamma": self.gamma}, self.gamma, lower=lower))
+        numbers = {"gamma": self.gamma}
+        if self.constant is not None:
+            return Composition(focal(None, numbers, self.gamma, fixed=self.constant))
+        device = DUAL_FOCAL if self.rank == 1 else None
+        return Composition(focal(device, numbers, self.gamma, lower=LowerProbability(RANKS[self.rank])))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Unpack, no_type_check
+from typing import TYPE_CHECKING, Unpack, no_type_check
 
 import torch
 from torch import Tensor
@@ -23,6 +23,9 @@ from calibrant.kernels import (
 from calibrant.kernels.device import number
 from calibrant.losses.base import Loss, LossOptions
 
+if TYPE_CHECKING:
+    import triton.language as tl
+
 LookUp = Callable[[Tensor], Tensor]
 """From the probabilities of the true class to exponents, negative for the inverse focal loss."""
 
@@ -33,7 +36,8 @@ def focal(
     exponent: float | Callable[[], LookUp],
     *,
     inverse: bool = False,
-    lower: LowerProbability | float = 0.0,
+    lower: LowerProbability | None = None,
+    fixed: float = 0.0,
 ) -> Part:
     """``-(1-p+q)^γ log p`` as the first term of a loss; ``-(1+p-q)^|γ| log p`` for the inverse.
 
@@ -45,7 +49,8 @@ def focal(
         numbers: its numbers.
         exponent: γ; or a function that returns a `LookUp`, which copies what it needs of a learned state.
         inverse: whether to use the inverse; a look-up decides that by its sign.
-        lower: q: a term, or a fixed number.
+        lower: q; None for a fixed one.
+        fixed: the fixed q.
     """
 
     def term(logits: Tensor) -> Formula:
@@ -62,7 +67,7 @@ def focal(
                 sign = torch.where(gamma < 0, -1.0, 1.0).to(log_p.dtype)
                 gamma = gamma.abs()
             minus_doubt = log_p.expm1()
-            distance = (lower_p[0] if lower_p else lower) - minus_doubt
+            distance = (lower_p[0] if lower_p else fixed) - minus_doubt
             base = ((1 - sign) + sign * distance).clamp_min(torch.finfo(log_p.dtype).tiny)
             power = -base.pow(gamma)
             value = power * log_p
@@ -71,9 +76,7 @@ def focal(
             return (value, by_log_p, by_base) if lower_p else (value, by_log_p)
 
         terms: list[Term] = [LogLikelihood()]
-        if isinstance(lower, LowerProbability):
-            terms.append(lower)
-        return Formula(value_and_slopes, *terms)
+        return Formula(value_and_slopes, *terms, *([] if lower is None else [lower]))
 
     return Part(term, device, numbers)
 

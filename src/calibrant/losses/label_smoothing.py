@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Unpack, no_type_check
+from typing import TYPE_CHECKING, Unpack, no_type_check
 
 import torch
 from torch import Tensor
@@ -18,6 +18,9 @@ from calibrant.kernels import (
 from calibrant.layout import Elements, along_classes
 from calibrant.losses.base import Loss, LossOptions
 from calibrant.losses.cross_entropy import cross_entropy
+
+if TYPE_CHECKING:
+    import triton.language as tl
 
 
 @device_function

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from typing import Any, NamedTuple, Unpack, no_type_check
+from typing import TYPE_CHECKING, Any, NamedTuple, Unpack, no_type_check
 
+import torch
 from torch import Tensor
 
 from calibrant.arguments import in_range, ordered_pair
 from calibrant.kernels import Composition, MarginPenalty, Part, PenaltyTerm, Value, device_function
 from calibrant.kernels.device import exact_per_class, per_class, two_sum
-from calibrant.layout import along_classes
+from calibrant.layout import along_classes, computing_dtype
 from calibrant.losses.base import AdaptiveLoss, LossOptions
 from calibrant.losses.cross_entropy import cross_entropy
 from calibrant.losses.penalties import PENALTIES, hinge
+
+if TYPE_CHECKING:
+    import triton.language as tl
 
 
 class _Parameters(NamedTuple):
@@ -136,6 +140,8 @@ def margin_penalty(
         m, u, rho, lam = (shaped(value) for value in numbers.values())
         if variant == "hinge":
             return MarginPenalty(hinge(m, lam if isinstance(lam, Tensor) else None), margin=m, unit=u)
+        dtype = computing_dtype(logits)
+        rho, lam = (torch.as_tensor(value, dtype=dtype, device=logits.device) for value in (rho, lam))
         return PENALTIES[variant].on_margin(m, unit=u, weight=rho, multiplier=lam)
 
     numbers = {"margin": margin, "unit": unit, "weight": weight, "multiplier": multiplier}

@@ -14,16 +14,19 @@ from calibrant.kernels import MarginPenalty, PenaltyFunction, Slope, SumAndSlope
 
 New = Callable[[], Tensor | None]
 
+Number = float | Tensor
+"""A number, a tensor ``()``, or one number per class, ``(1, K[, 1])``."""
+
 
 class Prepare(Protocol):
-    """Fix a penalty's parameters, so that what depends on them alone is computed once.
+    """Fix the parameters of a penalty, and compute once what depends on them alone.
 
-    It gets the penalty weight ρ and the multiplier λ, ``(1, K[, 1])``, and returns a function from ``x`` to
-    the penalty of ``z = offset + scale·x``.
+    It takes the penalty weight ρ and the multiplier λ, ``(1, K[, 1])``, and returns a function of ``x``: the
+    penalty of ``z = offset + scale·x``. ``offset`` and ``scale`` are numbers, or one per class.
     """
 
     def __call__(
-        self, weight: Tensor, multiplier: Tensor, offset: float, scale: float
+        self, weight: Tensor, multiplier: Tensor, offset: Number, scale: Number
     ) -> PenaltyFunction: ...
 
 
@@ -34,7 +37,7 @@ class Penalty:
     The slope is never negative; its mean over the validation data is the next multiplier.
 
     Attributes:
-        prepare: how both are computed together, class by class; `value` and `slope` follow from it.
+        prepare: computes both together, class by class; `value` and `slope` are derived from it.
 
     >>> violation, weight, multiplier = torch.tensor([-1.0, 0.5]), torch.tensor(2.0), torch.tensor(1.0)
     >>> PENALTIES["phr"].slope(violation, weight, multiplier)  # max(0, λ + ρz)
@@ -62,12 +65,12 @@ class Penalty:
         result = select(self.prepare(weight, multiplier, 0.0, 1.0)(violation, lambda: None))
         return result.reshape(shape)
 
-    def on_margin(self, margin: float, *, unit: float, weight: Tensor, multiplier: Tensor) -> MarginPenalty:
-        """This penalty of ``z_k = (max_j l_j - l_k - margin) / unit``, summed over classes.
+    def on_margin(self, margin: Number, *, unit: Number, weight: Tensor, multiplier: Tensor) -> MarginPenalty:
+        """This penalty of ``z_k = (max_j l_j - l_k - margin_k) / unit_k``, summed over classes.
 
         Args:
-            margin: logit distance allowed.
-            unit: logit distance in which violations are measured.
+            margin: distances between logits up to this size are no violation; a number, or one per class.
+            unit: the distance between logits that counts as a violation of 1; likewise.
             weight: ρ along the class axis, ``(1, K[, 1])``.
             multiplier: λ, likewise.
         """
@@ -76,15 +79,15 @@ class Penalty:
         )
 
 
-# Each function makes as few passes over the elements as it can, and works in place on what it made:
-# on a CPU a pass over a block costs about a tenth of a whole cross-entropy.
+# Each function makes as few passes over the elements as possible and works in place on its own tensors: on a
+# CPU one pass over a block costs about a tenth of a whole cross-entropy.
 
 
 def _per_class(x: Tensor, factor: Tensor, bias: Tensor, new: New) -> Tensor:
     """``bias_k + factor_k·x_k``."""
     if x.ndim == 2:
         return torch.addcmul(bias, x, factor, out=new())
-    return torch.mul(x, factor, out=new()).add_(bias)  # one pass more, yet faster along this axis
+    return torch.mul(x, factor, out=new()).add_(bias)  # two passes, yet faster along this axis
 
 
 def _positive_part(x: Tensor, new: New) -> Tensor:
@@ -92,7 +95,7 @@ def _positive_part(x: Tensor, new: New) -> Tensor:
     return x.relu() if out is None else torch.clamp_min(x, 0, out=out)
 
 
-def _phr(weight: Tensor, multiplier: Tensor, offset: float, scale: float) -> PenaltyFunction:
+def _phr(weight: Tensor, multiplier: Tensor, offset: Number, scale: Number) -> PenaltyFunction:
     # Both branches in one: (max(0, λ + ρz)² - λ²) / 2ρ, the slope being the maximum.
     bias, factor, half = multiplier + weight * offset, weight * scale, 0.5 / weight
     constant = (multiplier.square() * half).sum(1, keepdim=True)
@@ -105,13 +108,15 @@ def _phr(weight: Tensor, multiplier: Tensor, offset: float, scale: float) -> Pen
     return evaluate
 
 
-# P2 and P3 are smooth at 0, where both branches vanish, so with u = ρz they are sums of a function of
-# a = max(u, 0) and one of r = 1 / (1 - min(u, 0)): the lower branch is λ/ρ (r - 1), its slope λr². No
-# selection is needed, which is the slow part on a CPU. relu, not clamp_min: one of max and min must have
-# derivative 0 at u = 0 for autograd to find the slope λ there and not 2λ.
+# P2 and P3 are smooth at 0, where both branches are 0. With u = ρz they are therefore the sum of a function
+# of a = max(u, 0) and one of r = 1 / (1 - min(u, 0)): the lower branch is λ/ρ (r - 1), its slope λr². This
+# avoids selecting a branch per element, which is slow on a CPU. relu instead of clamp_min: one of max and min
+# must have derivative 0 at u = 0, or autograd finds the slope 2λ there instead of λ.
 
 
-def _branches(weight: Tensor, offset: float, scale: float) -> Callable[[Tensor, New], tuple[Tensor, Tensor]]:
+def _branches(
+    weight: Tensor, offset: Number, scale: Number
+) -> Callable[[Tensor, New], tuple[Tensor, Tensor]]:
     """From ``x`` to ``a`` and ``-r``."""
     bias, factor = weight * offset, weight * scale
 
@@ -123,7 +128,7 @@ def _branches(weight: Tensor, offset: float, scale: float) -> Callable[[Tensor, 
     return branches
 
 
-def _p2(weight: Tensor, multiplier: Tensor, offset: float, scale: float) -> PenaltyFunction:
+def _p2(weight: Tensor, multiplier: Tensor, offset: Number, scale: Number) -> PenaltyFunction:
     # λ/ρ (a + a² + r - 1) + a³/6ρ, with slope λ (2a + r²) + a²/2.
     branches, ratio, sixth = _branches(weight, offset, scale), multiplier / weight, 1 / (6 * weight)
     constant = ratio.sum(1, keepdim=True)
@@ -143,7 +148,7 @@ def _p2(weight: Tensor, multiplier: Tensor, offset: float, scale: float) -> Pena
     return evaluate
 
 
-def _p3(weight: Tensor, multiplier: Tensor, offset: float, scale: float) -> PenaltyFunction:
+def _p3(weight: Tensor, multiplier: Tensor, offset: Number, scale: Number) -> PenaltyFunction:
     # λ/ρ (a + a² + r - 1), with slope λ (2a + r²).
     branches, ratio = _branches(weight, offset, scale), multiplier / weight
     constant = ratio.sum(1, keepdim=True)
@@ -161,22 +166,30 @@ PENALTIES: dict[str, Penalty] = {"phr": Penalty(_phr), "p2": Penalty(_p2), "p3":
 """Augmented-Lagrangian penalties by name: Powell-Hestenes-Rockafellar, P2 and P3."""
 
 
-def hinge(margin: float, multiplier: Tensor | None = None) -> PenaltyFunction:
-    """``Σ_k λ_k max(0, max_j l_j - l_k - margin)``, for `MarginPenalty` in units of 1.
+def hinge(margin: Number, multiplier: Tensor | None = None) -> PenaltyFunction:
+    """``Σ_k λ_k max(0, max_j l_j - l_k - margin_k)``, for `MarginPenalty` in units of 1.
 
     Args:
-        margin: logit distance allowed.
+        margin: distances between logits up to this size are not penalised; a number, or one per class.
         multiplier: λ along the class axis, ``(1, K[, 1])``; None for ones.
     """
+    factor = -1.0 if multiplier is None else -multiplier
 
     def evaluate(shifted: Tensor, new: New) -> SumAndSlope:
-        # softshrink is shifted + margin below -margin and 0 above it: minus the excess, in one pass.
+        # Minus the excess. For one number that is softshrink, in a single pass: shifted + margin below
+        # -margin, 0 above it.
         out = new()
-        if out is None:
+        if isinstance(margin, Tensor):
+            # relu, because its derivative at 0 is 0, as that of softshrink.
+            excess = (
+                -(-shifted - margin).relu()
+                if out is None
+                else torch.add(shifted, margin, out=out).clamp_max_(0)
+            )
+        elif out is None:
             excess = F.softshrink(shifted, margin)
         else:
             excess = torch.ops.aten.softshrink.out(shifted, margin, out=out)
-        factor = -1.0 if multiplier is None else -multiplier
         return sum_over_classes(excess, factor), lambda: (excess.sign_(), factor)
 
     return evaluate

@@ -1,4 +1,4 @@
-"""Calibration of every class's probability, not only the top one's."""
+"""Class-wise calibration error: the probabilities of all classes, not only the top one."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from typing import Self
 import torch
 from torch import Tensor
 
-from calibrant.histogram import bin_of, equal_width_edges, rounded_down
-from calibrant.kernels import visit
-from calibrant.layout import Elements
+from calibrant.histogram import bin_of, equal_width_edges
+from calibrant.kernels import Block, visit
+from calibrant.layout import Elements, Index
 from calibrant.metrics.predictions import Predictions, as_predictions
 from calibrant.statistics import Statistics, sum_dtype
 
@@ -38,27 +38,40 @@ class ClassGaps(Statistics):
         classes, device = elements.logits.shape[1], elements.logits.device
         dtype = sum_dtype(device)
         edges = equal_width_edges(bins, device)
-        gap = torch.zeros(classes * bins, dtype=dtype, device=device)
-        in_first = torch.zeros(classes, dtype=dtype, device=device)
         valid = elements.valid.unsqueeze(1)
-        for (rows, _, *columns), block in visit(elements):
-            counted = valid[rows, :, *columns]
-            probability = block.exponential.div_(block.total)
-            if not elements.all_valid:  # an ignored element gets probability 0 everywhere: no gap anywhere
-                probability.masked_fill_(~counted, 0)
-            in_first += probability.sum([axis for axis in range(probability.ndim) if axis != 1], dtype=dtype)
-            # Fewer than `bins` classes of an element can lie above the first bin: only they are sorted into
-            # bins, which leaves a few passes in all instead of one for each bin or each class.
-            large = (probability > (1 - 1e-6) / bins).nonzero(as_tuple=True)
-            values = probability[large].to(dtype)
-            gap.index_add_(0, large[1] * bins + bin_of(values, edges), values)
-            in_first.index_add_(0, large[1], -values)
-            at_target = probability.gather(1, block.target).to(dtype)
+
+        def gaps(index: Index, block: Block) -> tuple[Tensor, Tensor]:
+            gap = torch.zeros(classes * bins, dtype=dtype, device=device)
+            counted, exponential, total = valid[index], block.exponential, block.total
+            if not elements.all_valid:  # an ignored element gets probability 0 for every class: no gap
+                exponential, total = exponential.masked_fill_(~counted, 0), total.masked_fill_(~counted, 1)
+            in_first = _sum_over_elements(exponential, total.reciprocal(), dtype)
+            # Fewer than `bins` classes of an element can lie above the first bin. Sorting only these into
+            # bins takes a few passes in all, instead of one for each bin or class.
+            large = (exponential > total * ((1 - 1e-6) / bins)).nonzero(as_tuple=True)
+            rows, of_class, *columns = large
+            values = (exponential[large] / total.squeeze(1)[(rows, *columns)]).to(dtype)
+            gap.index_add_(0, of_class * bins + bin_of(values, edges), values)
+            in_first.index_add_(0, of_class, -values)
+            at_target = (exponential.gather(1, block.target) / total).to(dtype)
             place = block.target * bins + bin_of(at_target, edges)
             gap.index_add_(0, place.flatten(), -counted.flatten().to(dtype))
+            return gap, in_first
+
+        parts = zip(*visit(elements, gaps), strict=True)
+        gap, in_first = (torch.stack(part).sum(0) for part in parts)
         gap = gap.view(classes, bins)
         gap[:, 0] += in_first
         return cls(elements.valid.sum().to(dtype), gap)
+
+
+def _sum_over_elements(values: Tensor, weight: Tensor, dtype: torch.dtype) -> Tensor:
+    """Sum ``(A, K[, S])`` with weights ``(A, 1[, S])``, class by class, ``(K,)``."""
+    if torch.get_float32_matmul_precision() != "highest":
+        return (values * weight).sum([axis for axis in range(values.ndim) if axis != 1], dtype=dtype)
+    if values.ndim == 2:  # matrix products, which save a pass
+        return (weight.T @ values).squeeze(0).to(dtype)
+    return (values @ weight.transpose(1, 2)).sum((0, 2), dtype=dtype)
 
 
 def classwise_ece(
@@ -68,15 +81,15 @@ def classwise_ece(
     bins: int = 15,
     ignore_index: int = -100,
 ) -> float:
-    """Class-wise ECE: that of each ``s_k`` against ``1[y=k]``, averaged over all K classes; exact.
+    """Class-wise ECE: the ECE of each ``s_k`` against ``1[y=k]``, averaged over all K classes; exact.
 
     Kull et al., *Beyond temperature scaling*, NeurIPS 2019.
 
     Args:
-        source: logits ``(B, K, *S)``, or `Predictions`, or `ClassGaps`, which bring their bins.
+        source: logits ``(B, K, *S)``, `Predictions`, or `ClassGaps`, whose own bins are used.
         target: labels ``(B, *S)``, with logits.
         bins: number of equal-width bins.
-        ignore_index: label of elements to leave out.
+        ignore_index: the label of elements to leave out.
 
     >>> round(classwise_ece(torch.zeros(3, 2), torch.tensor([0, 0, 1])), 4)
     0.1667

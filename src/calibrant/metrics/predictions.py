@@ -1,4 +1,4 @@
-"""What exact metrics are computed from: every prediction, where a stream keeps only sums."""
+"""`Predictions`: every prediction of a batch, from which exact metrics are computed."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ import torch
 from torch import Tensor
 
 from calibrant.histogram import Bins, ConfidenceHistogram, bin_of, equal_mass_ends, equal_width_edges, spread
-from calibrant.kernels import visit
-from calibrant.layout import Elements, arrange, computing_dtype
+from calibrant.kernels import Block, visit
+from calibrant.layout import Elements, Index, arrange, computing_dtype
 
 _RULED_OUT = -1e30
 
 
 @dataclass(frozen=True, eq=False)
 class Predictions:
-    """One entry for each of the N elements that are not ignored.
+    """Label, predicted class, confidence and scores of each of the N elements that are not ignored.
 
-    To compute several metrics, make it once and pass it to each of them in place of logits and target.
+    To compute several metrics, create it once and pass it to each of them in place of logits and target.
 
     Attributes:
         elements: the batch itself.
-        label: ``(N,)``.
+        label: the true class, ``(N,)``.
         prediction: the first class that attains the maximum, ``(N,)``.
         confidence: its probability, ``(N,)``.
         log_likelihood: log-probability of the true class, ``(N,)``.
@@ -48,7 +48,7 @@ class Predictions:
     @classmethod
     @torch.no_grad()
     def of(cls, logits: Tensor, target: Tensor, *, ignore_index: int = -100) -> Self:
-        """Check a batch and look at each of its elements once.
+        """Check a batch and compute its predictions in one pass.
 
         Args:
             logits: ``(B, K, *S)``.
@@ -71,18 +71,21 @@ class Predictions:
     @classmethod
     @torch.no_grad()
     def of_elements(cls, elements: Elements) -> Self:
-        """The same, of a batch that has been checked already, and may be empty."""
+        """The predictions of a batch that has been checked already and may be empty."""
         shape, dtype = elements.valid.shape, computing_dtype(elements.logits)
         prediction = torch.empty(shape, dtype=torch.int64, device=elements.logits.device)
         numbers = torch.empty((3, *shape), dtype=dtype, device=elements.logits.device)
-        for (rows, _, *columns), block in visit(elements):
-            place = (rows, *columns)
+
+        def score(index: Index, block: Block) -> None:
+            place = index[:1] + index[2:]
             squares = torch.mul(block.exponential, block.exponential, out=block.new())
             squares.scatter_(1, block.target, torch.zeros_like(block.total))
             scores = _scores(block.total, block.shifted_at_target, squares.sum(1, keepdim=True))
             prediction[place] = block.prediction.squeeze(1).long()
             for row, values in zip(numbers, scores, strict=True):
                 row[place] = values.squeeze(1)
+
+        visit(elements, score)
         numbers = numbers[:, elements.valid] if not elements.all_valid else numbers.flatten(1)
         chosen = slice(None) if elements.all_valid else elements.valid.flatten()
         label, prediction = elements.labels, prediction.flatten()[chosen]
@@ -94,12 +97,12 @@ class Predictions:
 
     @property
     def samples(self) -> int:
-        """N."""
+        """N, the number of elements that are not ignored."""
         return len(self.label)
 
     @property
     def num_classes(self) -> int:
-        """K."""
+        """K, the number of classes."""
         return self.elements.logits.shape[1]
 
     @property
@@ -111,24 +114,24 @@ class Predictions:
     def rows(self) -> Tensor:
         """The logits of the valid elements, ``(N, K)``, in the computing type.
 
-        Minus infinity, a class that is ruled out, becomes a large number: 0 times it must be 0.
+        Minus infinity, for a class that is ruled out, becomes -1e30: zero times it must be zero.
         """
         rows = self.elements.rows
         return rows if float(rows.amin()) >= _RULED_OUT else rows.clamp_min(_RULED_OUT)
 
     @cached_property
     def histogram(self) -> ConfidenceHistogram:
-        """What a stream would keep of the confidences."""
+        """The confidences as a histogram, as a stream keeps them."""
         return ConfidenceHistogram.of_outcomes(self.confidence, self.correct)
 
     @cached_property
     def order(self) -> Tensor:
-        """Indices by rising confidence, ``(N,)``; equal ones stay in the order of the data."""
+        """Indices by rising confidence, ``(N,)``; ties keep the order of the data."""
         return self.confidence.argsort(stable=True)
 
     @cached_property
     def _running_sums(self) -> tuple[Tensor, Tensor]:
-        """Confidence and correctness summed over the first n elements in that order, ``(N + 1,)``."""
+        """Confidence and correctness summed over the first n elements of `order`, ``(N + 1,)``."""
         zero = self.confidence.new_zeros(1, dtype=torch.float64)
         sums = (values[self.order].double().cumsum(0) for values in (self.confidence, self.correct))
         confidence, correct = (torch.cat([zero, total]) for total in sums)
@@ -147,9 +150,9 @@ class Predictions:
         )
 
     def equal_mass(self, bins: int) -> Bins:
-        """Groups of the sorted confidences whose sizes differ by at most one; exact.
+        """Bins of equal counts: groups of the sorted confidences whose sizes differ by at most one; exact.
 
-        The first of them are the larger ones. With fewer elements than bins the last bins are empty.
+        The larger groups come first. With fewer elements than bins, the last bins are empty.
         """
         ends = equal_mass_ends(torch.tensor(self.samples, device=self.label.device), bins).long()
         starts = torch.cat([ends.new_zeros(1), ends[:-1]])
@@ -164,7 +167,7 @@ class Predictions:
         )
 
     def residual(self, cells: int) -> Tensor:
-        """``(correct - confidence) / N`` in cells of ``[0, 1]``, each element over the nearest two."""
+        """``(correct - confidence) / N`` in cells of ``[0, 1]``; an element is divided between two."""
         values = (self.correct.double() - self.confidence.double()) / self.samples
         return spread(self.confidence.double(), values, cells)
 
@@ -172,13 +175,13 @@ class Predictions:
 def _scores(total: Tensor, at_target: Tensor, others: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Confidence, log-likelihood and squared error; see `calibrant.kernels.measuring.Outcomes`."""
     log_likelihood = at_target - total.log()
-    # Put together from positive parts, as the loss of that name does.
+    # A sum of positive parts, as in the loss of that name: no digits cancel.
     error = others / total.square() + log_likelihood.expm1().square()
     return total.reciprocal(), log_likelihood, error
 
 
 def as_predictions(source: Tensor | Predictions, target: Tensor | None, ignore_index: int) -> Predictions:
-    """Predictions as they are, or of logits and target."""
+    """Return `Predictions` as they are, or compute them from logits and target."""
     if isinstance(source, Predictions):
         if target is not None:
             raise TypeError("Predictions have their target already: pass them alone")

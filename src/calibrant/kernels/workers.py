@@ -1,0 +1,129 @@
+"""Threads that work through the blocks of a batch on a CPU.
+
+torch splits every operation among its threads, and all of them wait for the slowest at the end of each
+operation. That is slow when other processes need the cores too, as data loaders do. Here each thread takes
+whole blocks, runs all operations of a block alone, and waits for the others only at the end of the batch.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import deque
+from collections.abc import Callable
+from queue import SimpleQueue
+from threading import Barrier, Lock, Semaphore, Thread
+from typing import TypeVar
+
+import torch
+from torch import Tensor
+
+from calibrant.kernels.block import Scratch
+from calibrant.layout import Index, blocks
+
+Result = TypeVar("Result")
+_Job = tuple[Callable[[], None], Semaphore]
+
+# Only one thread at a time holds Python's interpreter lock to start an operation: more threads would wait.
+_MOST_WORKERS = 16
+
+
+def map_blocks(function: Callable[[Index, Scratch], Result], logits: Tensor) -> list[Result]:
+    """Call a function for each block of the logits, without gradients and without autocast.
+
+    On a CPU the calls run in as many threads as torch uses, each with one thread inside torch. The blocks
+    depend on the shape alone, and so do the results.
+
+    Args:
+        function: takes the index of a block and scratch memory, which the next block overwrites.
+        logits: ``(A, K[, S])``.
+
+    Returns:
+        The results in the order of the blocks.
+    """
+    indices = list(blocks(logits.shape, logits.device))
+    threads = min(len(indices), torch.get_num_threads(), _MOST_WORKERS)
+    if threads < 2 or logits.device.type != "cpu" or torch.compiler.is_compiling():
+        scratch = Scratch()
+        with torch.no_grad(), torch.autocast(logits.device.type, enabled=False):
+            return [function(index, scratch) for index in indices]
+
+    pending = deque(enumerate(indices))
+    results: dict[int, Result] = {}
+    errors: list[BaseException] = []
+    finished = Semaphore(0)
+    inference = torch.is_inference_mode_enabled()
+
+    def next_block() -> tuple[int, Index] | None:
+        try:
+            return pending.popleft()
+        except IndexError:
+            return None
+
+    def job() -> None:
+        scratch = Scratch()
+        try:
+            with torch.inference_mode(inference), torch.no_grad():  # each thread has modes of its own
+                while block := next_block():
+                    number, index = block
+                    results[number] = function(index, scratch)
+        except BaseException as error:
+            errors.append(error)
+            pending.clear()
+
+    jobs = _jobs_for(threads)
+    for _ in range(threads):
+        jobs.put((job, finished))
+    try:
+        for _ in range(threads):
+            finished.acquire()
+    finally:
+        pending.clear()  # the caller was interrupted: start no further block
+    if errors:
+        raise errors[0]
+    return [results[number] for number in range(len(indices))]
+
+
+_lock = Lock()
+_jobs: SimpleQueue[_Job] = SimpleQueue()
+_workers = 0
+
+
+def _jobs_for(threads: int) -> SimpleQueue[_Job]:
+    """The queue from which at least so many worker threads take their jobs."""
+    global _workers
+    with _lock:
+        if _workers < threads:
+            _start(threads - _workers)
+            _workers = threads
+    return _jobs
+
+
+def _start(count: int) -> None:
+    ready = Barrier(count + 1)
+    jobs = _jobs
+
+    def serve() -> None:
+        torch.get_num_threads()  # applies torch's default to this thread, which would undo the next line
+        torch.set_num_threads(1)
+        ready.wait()
+        while True:
+            job, finished = jobs.get()
+            job()
+            del job  # before the caller goes on: autograd copies a gradient that somebody else still holds
+            finished.release()
+
+    default = torch.get_num_threads()
+    for _ in range(count):
+        Thread(target=serve, name="calibrant", daemon=True).start()
+    ready.wait()
+    torch.set_num_threads(default)  # what a thread sets also becomes the default of threads started later
+
+
+def _forget_workers() -> None:
+    global _lock, _jobs, _workers
+    _lock, _jobs, _workers = Lock(), SimpleQueue(), 0
+
+
+# A forked process has none of its parent's threads.
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget_workers)
