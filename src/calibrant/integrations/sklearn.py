@@ -28,8 +28,8 @@ from torch import Tensor
 from calibrant.calibrators import choose, create_calibrator
 from calibrant.evaluation import Evaluation, Reliability, evaluate
 from calibrant.layout import SUM_TOLERANCE, as_logits
-from calibrant.metrics.calibration import ERRORS
-from calibrant.metrics.classwise import classwise_ece
+from calibrant.metrics.catalogue import METRICS, Options, calibration_errors
+from calibrant.metrics.classwise import ClassGaps
 from calibrant.metrics.predictions import Predictions
 
 if TYPE_CHECKING:
@@ -37,8 +37,6 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure, SubFigure
 
 __all__ = ["CalibratedClassifier", "ReliabilityDisplay", "calibration_scorer", "evaluate_estimator"]
-
-_KINDS = (*ERRORS, "classwise_ece")
 
 
 @dataclass(frozen=True)
@@ -51,9 +49,10 @@ class _CalibrationScorer:
     def __call__(self, estimator: Any, X: Any, y: Any) -> float:  # noqa: N803
         logits, classes = _logits_of(estimator, X)
         predictions = Predictions.of(logits, _target(y, classes, len(logits)))
-        if self.kind == "classwise_ece":
-            return -classwise_ece(predictions, bins=self.bins)
-        return -float(ERRORS[self.kind](predictions, self.bins))
+        metric = METRICS[self.kind]
+        gaps = metric.source == "gaps"
+        source = ClassGaps.of(predictions.elements, self.bins) if gaps else predictions
+        return -float(metric.function(source, Options(self.bins)))
 
 
 def calibration_scorer(kind: str = "ece", *, bins: int = 15) -> Callable[[Any, Any, Any], float]:
@@ -75,8 +74,9 @@ def calibration_scorer(kind: str = "ece", *, bins: int = 15) -> Callable[[Any, A
     >>> round(scorer(DummyClassifier(strategy="most_frequent").fit(X, y), X, y), 4)
     -0.6667
     """
-    if kind not in _KINDS:
-        raise ValueError(f"kind must be one of {', '.join(_KINDS)}; got {kind!r}")
+    kinds = calibration_errors("confidences", "gaps")
+    if kind not in kinds:
+        raise ValueError(f"kind must be one of {', '.join(kinds)}; got {kind!r}")
     if bins < 1:
         raise ValueError(f"bins must be at least 1, got {bins}")
     return _CalibrationScorer(kind, bins)

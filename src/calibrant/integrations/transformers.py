@@ -23,7 +23,7 @@ from calibrant.arguments import one_of
 from calibrant.evaluation import Evaluator
 from calibrant.integrations.accelerate import own_rows
 from calibrant.losses import AdaptiveLoss, Loss
-from calibrant.metrics.catalogue import METRICS
+from calibrant.metrics import METRICS
 
 __all__ = ["Calibration"]
 
@@ -32,8 +32,7 @@ IGNORED = -100
 
 _KEY = "calibrant_loss"
 
-_STREAMED = [name for name in METRICS if not name.endswith(("_calibration", "_refinement", "_foreground"))]
-_STREAMED.remove("kde_ece")
+_STREAMED = [name for name, metric in METRICS.items() if metric.streamed and metric.requires is None]
 
 # Numbers in one block of logits that are enlarged for the metrics: 64 MiB of them at a time.
 _BLOCK = 1 << 24

@@ -14,7 +14,7 @@ import matplotlib.style
 from matplotlib.figure import Figure as Canvas
 from torch import Tensor
 
-from calibrant.comparison import Comparison, MeanFigure, Method
+from calibrant.evaluation.comparison import Comparison, MeanFigure, Method
 from calibrant.files import replace_file
 from calibrant.metrics.catalogue import METRICS
 from calibrant.reports.html import MARKS, Cell, Picture, Summary, write_report
