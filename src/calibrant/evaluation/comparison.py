@@ -1,34 +1,37 @@
-"""Methods that were each trained from several seeds, on one test set: means, uncertainty, significance."""
+"""Comparison of methods over several seeds on one test set: means, intervals and significance."""
 
 from __future__ import annotations
 
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from statistics import fmean, stdev
 from typing import Any
 
 import torch
 from scipy import stats  # type: ignore[import-untyped]
+from torch import Tensor
 
-from calibrant.evaluation import Evaluation
+from calibrant.evaluation.figures import Evaluation
 from calibrant.metrics.catalogue import METRICS
 from calibrant.metrics.uncertainty import Interval
 
 _FORMAT = 1
+_LEAST_P_VALUE = 1e-12
 
 
 @dataclass(frozen=True)
 class Method:
-    """What was measured of one method.
+    """The results of one method.
 
     Attributes:
-        name: of the method, such as a loss with its hyper-parameters.
-        before: an evaluation per seed, of the models as they were trained.
-        after: likewise, after temperature scaling.
-        temperatures: per seed.
-        detection: AUROC of finding another data set's elements by the entropy, per seed, by its name.
+        name: the name of the method, such as a loss with its hyper-parameters.
+        before: one evaluation per seed, before temperature scaling.
+        after: one evaluation per seed, after temperature scaling.
+        temperatures: one temperature per seed.
+        detection: out-of-distribution detection by the entropy: one AUROC per seed, by the name of the other
+            data set.
     """
 
     name: str
@@ -38,22 +41,22 @@ class Method:
     detection: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
 
     def evaluations(self, after: bool) -> tuple[Evaluation, ...]:
-        """Those after temperature scaling, or those before."""
+        """The evaluations after temperature scaling, or before it."""
         return self.after if after else self.before
 
 
 @dataclass(frozen=True)
 class MeanFigure:
-    """One figure of one method over the seeds.
+    """One metric of one method over all seeds.
 
     Attributes:
-        mean: over the seeds.
-        std: standard deviation over the seeds; None for one seed.
-        interval: of the mean, over other seeds (where there are several) and other test data; None where the
-            figure was not resampled.
-        p_value: of no difference from the first method, corrected for the number of methods (Holm, 1979);
-            None for the first, for one seed, and where the figure was not resampled.
-        better: whether it is better than the first method's.
+        mean: the mean over seeds.
+        std: the standard deviation over seeds; None for one seed.
+        interval: the 95 % interval of the mean, over test data and (with several) seeds; None if the metric
+            was not resampled.
+        p_value: the p-value of the difference from the first method, corrected for the number of methods
+            (Holm, 1979); None for the first method, for one seed, and if the metric was not resampled.
+        better: whether the mean is better than that of the first method.
     """
 
     mean: float
@@ -64,19 +67,19 @@ class MeanFigure:
 
     @property
     def significant(self) -> bool:
-        """Whether the difference from the first method is more than chance, at 5 %."""
+        """Whether the difference from the first method is significant at 5 %."""
         return self.p_value is not None and self.p_value < 0.05
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """Methods side by side; the first is what the others are tested against.
+    """Several methods on one test set. Each is tested against the first.
 
     Attributes:
-        title: what was trained on what.
-        seeds: of the runs, the same for every method.
-        methods: at least one.
-        dense: whether every element of an input has a label of its own, as in segmentation.
+        title: what was trained on which data.
+        seeds: the seeds of the runs, the same for every method.
+        methods: at least one method.
+        dense: whether an input has many labels, as in segmentation.
 
     >>> from calibrant.evaluation import evaluate
     >>> logits = torch.randn(300, 3, generator=torch.Generator().manual_seed(0))
@@ -93,55 +96,43 @@ class Comparison:
     dense: bool = False
 
     def figures(self, metric: str, *, after: bool = False) -> dict[str, MeanFigure]:
-        """One metric of every method that has it, by the methods' names."""
+        """One metric of every method that has it, by the name of the method."""
         found: dict[str, MeanFigure] = {}
         first: tuple[Evaluation, ...] | None = None
         tested: dict[str, float] = {}
         for method in self.methods:
             evaluations = method.evaluations(after)
-            values = [each.metrics[metric] for each in evaluations]
-            known = [value for value in values if value is not None]
-            if not known or len(known) < len(values):
+            values = [value for each in evaluations if (value := each.metrics[metric]) is not None]
+            if not values or len(values) < len(evaluations):
                 continue
-            estimate = _estimate(evaluations, None, metric)
+            estimate = _estimate(evaluations, metric)
             better = False
             if first is None:
                 first = evaluations
             else:
-                difference = _estimate(evaluations, first, metric)
+                difference = _difference(evaluations, first, metric)
                 better = difference.mean != 0 and (difference.mean > 0) == METRICS[metric].higher_is_better
-                p_value = difference.p_value()
-                if p_value is not None:
+                if (p_value := difference.p_value()) is not None:
                     tested[method.name] = p_value
             found[method.name] = MeanFigure(
                 estimate.mean,
-                stdev(known) if len(known) > 1 else None,
+                stdev(values) if len(values) > 1 else None,
                 estimate.interval(METRICS[metric].percent),
                 better=better,
             )
-        for name, p_value in _holm(tested).items():
-            figure = found[name]
-            found[name] = MeanFigure(figure.mean, figure.std, figure.interval, p_value, figure.better)
-        return found
+        corrected = _holm(tested)
+        return {name: replace(figure, p_value=corrected.get(name)) for name, figure in found.items()}
 
     def to_json(self) -> str:
-        """Every figure of every run, and their summaries."""
+        """The metrics of every run, and their summaries."""
 
         def summary(after: bool) -> dict[str, Any]:
-            tables = {metric: self.figures(metric, after=after) for metric in METRICS}
-            return {
-                method.name: {
-                    metric: {
-                        "mean": table[method.name].mean,
-                        "std": table[method.name].std,
-                        "interval": table[method.name].interval,
-                        "p_value": table[method.name].p_value,
-                    }
-                    for metric, table in tables.items()
-                    if method.name in table
-                }
-                for method in self.methods
-            }
+            summaries: dict[str, Any] = {method.name: {} for method in self.methods}
+            for metric in METRICS:
+                for name, figure in self.figures(metric, after=after).items():
+                    entries = vars(figure).items()
+                    summaries[name][metric] = {key: value for key, value in entries if key != "better"}
+            return summaries
 
         plain = {
             "format": _FORMAT,
@@ -166,18 +157,17 @@ class Comparison:
 
 @dataclass(frozen=True)
 class _Estimate:
-    """A mean over seeds, and what it would vary by.
+    """A mean over seeds with its two variances: over test data, and over seeds.
 
-    Two things could have come out otherwise: the test data, whose variance the bootstrap gives, and the
-    seeds, of which there are few. The reaches of both, normal and Student's t, add up in quadrature:
-    rejections of a true null then stay below 5 % however the two variances compare, where degrees of
-    freedom after Satterthwaite let through up to 13 % with two seeds.
+    The reaches of both, a normal and a Student's t quantile, are added in quadrature. Rejections of a true
+    null hypothesis then stay below 5 % for every ratio of the two variances. With Satterthwaite's degrees of
+    freedom they reach 13 % for two seeds.
 
     Attributes:
-        mean: over the seeds.
-        of_test_data: variance of the mean over other test data; None where the figure was not resampled.
-        of_seeds: variance of the mean over other seeds.
-        seeds: how many there are.
+        mean: the mean over seeds.
+        of_test_data: the variance of the mean over test data; None if the metric was not resampled.
+        of_seeds: the variance of the mean over seeds.
+        seeds: the number of seeds.
     """
 
     mean: float
@@ -186,7 +176,7 @@ class _Estimate:
     seeds: int
 
     def reach(self, level: float) -> float:
-        """How far the mean may lie from the truth, at that level of confidence."""
+        """Half the width of the confidence interval at this level."""
         assert self.of_test_data is not None
         tail = (1 - level) / 2
         normal = float(stats.norm.isf(tail))
@@ -194,14 +184,14 @@ class _Estimate:
         return math.sqrt(normal**2 * self.of_test_data + student**2 * self.of_seeds)
 
     def interval(self, fraction: bool) -> Interval | None:
-        """Of the mean, at 95 %; nothing here is below 0, and no fraction above 1."""
+        """The 95 % interval of the mean; at least 0, and at most 1 for fractions."""
         if self.of_test_data is None:
             return None
         reach = self.reach(0.95)
         return max(0.0, self.mean - reach), min(1.0, self.mean + reach) if fraction else self.mean + reach
 
     def p_value(self) -> float | None:
-        """The level at which the reach just leaves out 0; None where a variance is not known."""
+        """The smallest p at which the interval of level 1 - p excludes 0; None if a variance is not known."""
         if self.of_test_data is None or self.seeds < 2:
             return None
         low, high = _LEAST_P_VALUE, 1.0
@@ -213,26 +203,27 @@ class _Estimate:
         return high
 
 
-_LEAST_P_VALUE = 1e-12
+def _estimate(evaluations: Sequence[Evaluation], metric: str) -> _Estimate:
+    return _of_seeds(_values(evaluations, metric), _mean_replicates(evaluations, metric))
 
 
-def _estimate(ours: Sequence[Evaluation], theirs: Sequence[Evaluation] | None, metric: str) -> _Estimate:
-    """The mean over seeds, or the mean difference."""
-    values = [float(each.metrics[metric] or 0.0) for each in ours]
-    replicates = _mean_replicates(ours, metric)
-    if theirs is not None:
-        others = [float(each.metrics[metric] or 0.0) for each in theirs]
-        other_replicates = _mean_replicates(theirs, metric)
-        if len(others) != len(values):  # seeds cannot be paired
-            values, others = [fmean(values)], [fmean(others)]
-        values = [value - other for value, other in zip(values, others, strict=True)]
-        if replicates is not None and other_replicates is not None:
-            size = min(len(replicates), len(other_replicates))
-            # Where not paired, the same numbers may have been drawn for both: take them in another order.
-            paired = ours[0].is_paired_with(theirs[0])
-            replicates = replicates[:size] - (other_replicates if paired else other_replicates.flip(0))[:size]
-        else:
-            replicates = None
+def _difference(ours: Sequence[Evaluation], theirs: Sequence[Evaluation], metric: str) -> _Estimate:
+    """The mean difference over seeds."""
+    values, others = _values(ours, metric), _values(theirs, metric)
+    if len(others) != len(values):  # seeds cannot be paired
+        values, others = [fmean(values)], [fmean(others)]
+    replicates, other_replicates = _mean_replicates(ours, metric), _mean_replicates(theirs, metric)
+    if replicates is not None and other_replicates is not None:
+        size = min(len(replicates), len(other_replicates))
+        if not ours[0].is_paired_with(theirs[0]):  # the random numbers may be the same: break the pairing
+            other_replicates = other_replicates.flip(0)
+        replicates = replicates[:size] - other_replicates[:size]
+    else:
+        replicates = None
+    return _of_seeds([value - other for value, other in zip(values, others, strict=True)], replicates)
+
+
+def _of_seeds(values: Sequence[float], replicates: Tensor | None) -> _Estimate:
     return _Estimate(
         fmean(values),
         None if replicates is None else float(replicates.var()),
@@ -241,17 +232,21 @@ def _estimate(ours: Sequence[Evaluation], theirs: Sequence[Evaluation] | None, m
     )
 
 
-def _mean_replicates(evaluations: Sequence[Evaluation], metric: str) -> torch.Tensor | None:
-    """Resamples of the mean over seeds: each drew the same test data for every seed."""
-    if not all(metric in each.replicates for each in evaluations):
+def _values(evaluations: Sequence[Evaluation], metric: str) -> list[float]:
+    return [float(each.metrics[metric] or 0.0) for each in evaluations]
+
+
+def _mean_replicates(evaluations: Sequence[Evaluation], metric: str) -> Tensor | None:
+    """Replicates of the mean over seeds: each resample drew the same test data for every seed."""
+    replicates = [each.figures[metric].replicates for each in evaluations]
+    size = min(len(each) for each in replicates)
+    if not size:
         return None
-    size = min(len(each.replicates[metric]) for each in evaluations)
-    rows = [torch.tensor(each.replicates[metric][:size], dtype=torch.float64) for each in evaluations]
-    return torch.stack(rows).mean(0)
+    return torch.tensor([each[:size] for each in replicates], dtype=torch.float64).mean(0)
 
 
 def _holm(p_values: Mapping[str, float]) -> dict[str, float]:
-    """The p-values, each raised so that any false rejection among all is as improbable as it says."""
+    """Holm's correction: the probability of any false rejection among all tests stays below the level."""
     adjusted: dict[str, float] = {}
     largest = 0.0
     for number, (name, value) in enumerate(sorted(p_values.items(), key=lambda item: item[1])):

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from calibrant.histogram import ConfidenceHistogram
-from calibrant.metrics.accuracy import ClassCounts, mean_of_ious
+from calibrant.metrics.accuracy import mean_of_ious
 from calibrant.metrics.calibration import (
     Confidences,
     adaptive_ece_of,
@@ -28,7 +28,7 @@ from calibrant.metrics.calibration import (
 )
 from calibrant.metrics.classwise import ClassGaps
 from calibrant.metrics.predictions import Predictions
-from calibrant.metrics.scores import brier_split, kde_ece, nll_split, tempered_brier, tempered_nll
+from calibrant.metrics.scores import brier_parts, kde_ece, nll_parts
 from calibrant.metrics.uncertainty import chance_classwise_ece, chance_mce
 
 
@@ -113,8 +113,8 @@ class Metric(Description):
     ...     function=lambda confidences, options: confidences.equal_width(1).gap.abs().sum(-1),
     ...     source="confidences",
     ... )
-    >>> METRICS["mean_gap"] = mean_gap
-    >>> del METRICS["mean_gap"]
+    >>> mean_gap.streamed
+    True
     """
 
     function: Callable[[Any, Options], Tensor]
@@ -184,140 +184,130 @@ def _classwise_ece(gaps: ClassGaps, options: Options) -> Tensor:
     return gaps.gap.abs().sum((-2, -1)) / (gaps.samples * gaps.gap.shape[-2])
 
 
-def _balanced_accuracy(counts: ClassCounts, options: Options) -> Tensor:
-    return counts.accuracy.nanmean(-1)
+def _error(
+    label: str, sentence: str, function: Callable[[Confidences, int], Tensor], **properties: Any
+) -> Metric:
+    """An error of the top class's confidence, as a function of confidences and bins."""
+    return Metric(
+        label,
+        sentence,
+        source="confidences",
+        function=lambda confidences, options: function(confidences, options.bins),
+        **properties,
+    )
 
 
 _recognition = partial(Metric, group="recognition", higher_is_better=True)
 _score = partial(Metric, group="scores", percent=False)
-_error = partial(Metric, source="confidences")
 
 METRICS: dict[str, Metric] = {
     "accuracy": _recognition(
         "Accuracy",
         "The fraction of elements whose most probable class is the true one.",
-        function=_accuracy,
         source="confidences",
+        function=_accuracy,
         binomial=True,
     ),
     "balanced_accuracy": _recognition(
         "Balanced accuracy",
         "The accuracy of each class, averaged over the classes that occur.",
-        function=_balanced_accuracy,
         source="counts",
+        function=lambda counts, options: counts.accuracy.nanmean(-1),
     ),
     "mean_iou": _recognition(
         "Mean IoU",
         "The overlap of predicted and true elements of a class over their union, averaged.",
-        function=lambda counts, options: mean_of_ious(counts, None),
         source="counts",
+        function=lambda counts, options: mean_of_ious(counts, None),
     ),
     "mean_iou_foreground": _recognition(
         "Mean IoU, foreground",
         "Mean IoU without the background class.",
-        function=lambda counts, options: mean_of_ious(counts, options.background),
         source="counts",
+        function=lambda counts, options: mean_of_ious(counts, options.background),
         requires="background",
     ),
     "nll": _score(
         "NLL",
         "The mean negative logarithm of the probability given to the true class.",
-        function=lambda predictions, options: -predictions.log_likelihood,
         source="elements",
+        function=lambda predictions, options: -predictions.log_likelihood,
     ),
     "nll_calibration": _score(
         "NLL, calibration part",
         "How much NLL one temperature for all logits would save.",
-        function=lambda predictions, options: (
-            tempered_nll(predictions, 1.0) - tempered_nll(predictions, nll_split(predictions).temperature)
-        ),
         source="predictions",
+        function=lambda predictions, options: nll_parts(predictions)[0],
     ),
     "nll_refinement": _score(
         "NLL, refinement part",
         "The NLL that is left with the best temperature.",
-        function=lambda predictions, options: tempered_nll(predictions, nll_split(predictions).temperature),
         source="predictions",
+        function=lambda predictions, options: nll_parts(predictions)[1],
     ),
     "brier": _score(
         "Brier",
         "The mean squared distance between probabilities and truth, summed over classes.",
-        function=lambda predictions, options: predictions.squared_error,
         source="elements",
+        function=lambda predictions, options: predictions.squared_error,
     ),
     "root_brier": _score(
         "Root Brier",
         "The square root of the Brier score, an upper bound of calibration errors.",
-        function=lambda brier, options: brier.sqrt(),
         source="brier",
+        function=lambda brier, options: brier.sqrt(),
     ),
     "brier_calibration": _score(
         "Brier, calibration part",
         "How much Brier score one temperature for all logits would save.",
-        function=lambda predictions, options: (
-            tempered_brier(predictions, 1.0)
-            - tempered_brier(predictions, brier_split(predictions).temperature)
-        ),
         source="predictions",
+        function=lambda predictions, options: brier_parts(predictions)[0],
     ),
     "brier_refinement": _score(
         "Brier, refinement part",
         "The Brier score that is left with the best temperature.",
-        function=lambda predictions, options: tempered_brier(
-            predictions, brier_split(predictions).temperature
-        ),
         source="predictions",
+        function=lambda predictions, options: brier_parts(predictions)[1],
     ),
     "ece": _error(
-        "ECE",
-        "The mean gap between confidence and accuracy over equally wide bins of confidence.",
-        function=lambda confidences, options: ece_of(confidences, options.bins),
+        "ECE", "The mean gap between confidence and accuracy over equally wide bins of confidence.", ece_of
     ),
     "mce": _error(
-        "MCE",
-        "The largest gap between confidence and accuracy in any bin.",
-        function=lambda confidences, options: mce_of(confidences, options.bins),
-        chance=chance_mce,
+        "MCE", "The largest gap between confidence and accuracy in any bin.", mce_of, chance=chance_mce
     ),
     "ece_l2": _error(
-        "ECE, L2",
-        "The root mean square gap over equally wide bins: large gaps weigh more.",
-        function=lambda confidences, options: ece_l2_of(confidences, options.bins),
+        "ECE, L2", "The root mean square gap over equally wide bins: large gaps weigh more.", ece_l2_of
     ),
-    "adaptive_ece": _error(
-        "Adaptive ECE",
-        "ECE over bins that hold equally many elements.",
-        function=lambda confidences, options: adaptive_ece_of(confidences, options.bins),
-    ),
+    "adaptive_ece": _error("Adaptive ECE", "ECE over bins that hold equally many elements.", adaptive_ece_of),
     "classwise_ece": Metric(
         "Class-wise ECE",
         "ECE of each class's probability against its frequency, averaged over classes.",
-        function=_classwise_ece,
         source="gaps",
+        function=_classwise_ece,
         chance=chance_classwise_ece,
     ),
     "debiased_ece": _error(
         "Debiased ECE",
         "ECE with squared gaps, less what chance alone would contribute.",
-        function=lambda confidences, options: debiased_ece_of(confidences, options.bins),
+        debiased_ece_of,
         debiased=True,
     ),
     "sweep_ece": _error(
         "Sweep ECE",
         "ECE over as many equally full bins as keep the accuracy rising with confidence.",
-        function=lambda confidences, options: sweep_ece_of(confidences),
+        lambda confidences, bins: sweep_ece_of(confidences),
     ),
     "smooth_ece": _error(
         "Smooth ECE",
         "The gap smoothed by a kernel instead of bins, whose width the data choose.",
-        function=lambda confidences, options: smooth_ece_of(confidences),
+        lambda confidences, bins: smooth_ece_of(confidences),
     ),
     "kde_ece": Metric(
         "KDE-ECE",
         "The distance between all class probabilities and the frequencies seen at similar predictions.",
         percent=False,
-        function=lambda predictions, options: torch.tensor(kde_ece(predictions), dtype=torch.float64),
         source="predictions",
+        function=lambda predictions, options: torch.tensor(kde_ece(predictions), dtype=torch.float64),
         requires="kde",
     ),
 }

@@ -147,11 +147,25 @@ def kde_errors(predictions: Predictions, bandwidth: float | None = None) -> Tens
     return torch.cat(list(dirichlet_errors(predictions.rows, predictions.label, bandwidth)))
 
 
-def _split(
-    predictions: Predictions,
-    score: Callable[[Predictions, float], Tensor],
-    slope: Callable[[Predictions, float], float],
-) -> Split:
+def nll_parts(predictions: Predictions) -> tuple[Tensor, Tensor]:
+    """The contributions of each element to the parts of `nll_split`, ``(N,)`` each."""
+    left = tempered_nll(predictions, nll_split(predictions).temperature)
+    return tempered_nll(predictions, 1.0) - left, left
+
+
+def brier_parts(predictions: Predictions) -> tuple[Tensor, Tensor]:
+    """The contributions of each element to the parts of `brier_split`, ``(N,)`` each."""
+    left = tempered_brier(predictions, brier_split(predictions).temperature)
+    return tempered_brier(predictions, 1.0) - left, left
+
+
+_Score = Callable[[Predictions, float], Tensor]
+
+# The search takes about ten passes over the logits, and several metrics need its result.
+_SPLITS: WeakKeyDictionary[Predictions, dict[_Score, Split]] = WeakKeyDictionary()
+
+
+def _split(predictions: Predictions, score: _Score, slope: Callable[[Predictions, float], float]) -> Split:
     known = _SPLITS.setdefault(predictions, {})
     if score not in known:
         temperature = 1 / _root(lambda sharpness: slope(predictions, sharpness))
@@ -160,12 +174,6 @@ def _split(
             temperature, after = 1.0, before
         known[score] = Split(before - after, after, temperature)
     return known[score]
-
-
-# The search takes about ten passes over the logits, and several metrics need its result.
-_SPLITS: WeakKeyDictionary[Predictions, dict[Callable[[Predictions, float], Tensor], Split]] = (
-    WeakKeyDictionary()
-)
 
 
 def _root(function: Callable[[float], float]) -> float:

@@ -21,9 +21,9 @@ from calibrant.evaluation import Evaluation, Evaluator, GroupFigures, Reliabilit
 from calibrant.histogram import ConfidenceHistogram
 from calibrant.metrics import METRICS, ClassGaps, Predictions, calibration_test, resampling
 
-from .evaluations import assert_same, changed, leaves
+from ..evaluations import assert_same, changed, leaves
 
-GOLDEN = json.loads((Path(__file__).parent / "golden" / "metrics.json").read_text())
+GOLDEN = json.loads((Path(__file__).parents[1] / "golden" / "metrics.json").read_text())
 
 ERRORS = ["ece", "mce", "ece_l2", "adaptive_ece", "debiased_ece", "sweep_ece", "smooth_ece"]
 NEED_ALL = ["nll_calibration", "nll_refinement", "brier_calibration", "brier_refinement", "kde_ece"]

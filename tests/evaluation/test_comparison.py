@@ -13,7 +13,7 @@ from scipy import stats
 from calibrant.evaluation import Evaluation, evaluate
 from calibrant.evaluation.comparison import Comparison, Method, _holm
 
-from .evaluations import changed
+from ..evaluations import changed
 
 ELEMENTS, RESAMPLES = 300, 200
 
