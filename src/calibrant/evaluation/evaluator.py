@@ -199,6 +199,7 @@ class Evaluator:
         self.resamples = resamples
         self.level = level
         self.seed = seed
+        self._options = Options(bins, background)
         self._sums: EvaluationSums | None = None
         self.num_classes = self._given_classes = num_classes
         if num_classes is not None:
@@ -223,7 +224,7 @@ class Evaluator:
         if self.per_image:
             for image, labels in zip(torch.split(logits, 1), torch.split(target, 1), strict=True):
                 part = arrange(image, labels, ignore_index=self.ignore_index)
-                sums = sums.with_image(Predictions.of_elements(part), self._options())
+                sums = sums.with_image(Predictions.of_elements(part), self._options)
         self.num_classes = logits.shape[1]
         self._sums = sums if self._sums is None else self._sums.to(logits.device) + sums
         return self
@@ -298,16 +299,13 @@ class Evaluator:
     def _groups(self) -> Tensor | None:
         return None if self.class_counts is None else group_of_class(self.class_counts)
 
-    def _options(self, kde: bool = False) -> Options:
-        return Options(self.bins, self.background, kde)
-
     def _measure(self, elements: Elements) -> EvaluationSums:
-        return EvaluationSums.of(Predictions.of_elements(elements), self._options(), self._groups())
+        return EvaluationSums.of(Predictions.of_elements(elements), self._options, self._groups())
 
     def _exactly(self, predictions: Predictions, kde: bool, progress: ResampleProgress | None) -> Evaluation:
         """The evaluation of predictions that are all at hand."""
         self._check(predictions.num_classes)
-        options = self._options(kde)
+        options = self._options._replace(kde=kde)
         sums = EvaluationSums.of(predictions, options, self._groups())
         values = {
             source: element_values(source, predictions, options) for source in ("elements", "predictions")
@@ -321,13 +319,13 @@ class Evaluator:
             )
         else:
             replicates = self._from_sums(sums, progress)
-        return self._evaluation(sums, estimates, replicates, predictions, fingerprint)
+        return self._evaluation(sums, options, estimates, replicates, predictions, fingerprint)
 
     def _from_sums(self, sums: EvaluationSums, progress: ResampleProgress | None = None) -> dict[str, Tensor]:
         return bootstrap_histogram(
             sums.histogram,
             sums.counts,
-            self._options(),
+            self._options,
             resamples=self.resamples,
             seed=self.seed,
             progress=progress,
@@ -338,14 +336,16 @@ class Evaluator:
         if sums.samples == 0:
             raise ValueError("nothing to evaluate: every element that was added is ignored")
         if not self.per_image:
-            return self._evaluation(sums, sums.metrics(self._options()), self._from_sums(sums))
-        evaluation = self._evaluation(sums, {}, {})
+            estimates, replicates = sums.metrics(self._options), self._from_sums(sums)
+            return self._evaluation(sums, self._options, estimates, replicates)
+        evaluation = self._evaluation(sums, self._options, {}, {})
         figures = image_figures(sums.images, self.level if self.resamples else None)
         return replace(evaluation, per_image=True, figures={**evaluation.figures, **figures})
 
     def _evaluation(
         self,
         sums: EvaluationSums,
+        options: Options,
         estimates: Mapping[str, float | None],
         replicates: Mapping[str, Tensor],
         predictions: Predictions | None = None,
@@ -357,7 +357,7 @@ class Evaluator:
             estimates,
             replicates,
             sums,
-            self._options(),
+            options,
             level=self.level if self.resamples else None,
             rejected=p_value < 1 - self.level,
             chance=lambda metric: metric(predictions or sums.histogram, self.bins, self.seed),

@@ -1,4 +1,4 @@
-"""The bootstrap: every metric on data drawn again with replacement."""
+"""The bootstrap: every metric on resampled data."""
 
 from __future__ import annotations
 
@@ -154,7 +154,7 @@ def bootstrap_histogram(
     seed: int,
     progress: ResampleProgress | None = None,
 ) -> dict[str, Tensor]:
-    """Metrics on data drawn again from sums, for streams and for data too large to be drawn by element.
+    """Every metric on data resampled from sums, for streams and for very large data.
 
     Counts are drawn from Poisson distributions, a good approximation for so many elements. Mean IoU has no
     replicates: the sums do not tell which class was predicted in the place of another. Arguments and result
