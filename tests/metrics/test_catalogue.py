@@ -55,14 +55,16 @@ OUTSIDE = {
     "median_confidence": Metric(
         "Median confidence",
         "The median probability of the top class.",
-        source="predictions",
+        source="elements",
+        streamed=False,
         function=lambda predictions, options: predictions.confidence.median(),
         group="scores",
     ),
     "distance_from_mean": Metric(
         "Distance from the mean",
         "The mean distance of the confidence from its mean.",
-        source="predictions",
+        source="elements",
+        streamed=False,
         function=lambda predictions, options: (predictions.confidence - predictions.confidence.mean()).abs(),
         group="scores",
     ),
@@ -171,7 +173,7 @@ def test_records_are_complete():
     for metric in METRICS.values():
         assert metric.sentence.endswith(".")
         assert metric.group in ("recognition", "scores", "calibration")
-        assert metric.source in ("confidences", "counts", "gaps", "elements", "predictions", *METRICS)
+        assert metric.source in ("confidences", "counts", "gaps", "elements", *METRICS)
 
 
 def test_the_documentation_describes_every_metric():

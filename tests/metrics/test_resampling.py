@@ -62,7 +62,7 @@ def weights(seed, resamples, size):
 
 def element_means(predictions, options):
     """The values behind NLL and Brier score."""
-    return {"elements": element_values("elements", predictions, options)}
+    return element_values(predictions, options, streamed=True)
 
 
 def drawn(predictions, **options):
@@ -108,7 +108,7 @@ def test_bootstrap_equals_the_figures_of_repeated_data(rounded, bins, size, monk
     extra = torch.arange(size, dtype=torch.float64)
     predictions, options = Predictions.of(logits, target), Options(bins, background=0)
     values = element_means(predictions, options)
-    values["elements"]["extra"] = extra
+    values["extra"] = extra
     monkeypatch.setitem(METRICS, "extra", replace(METRICS["nll"], label="extra"))
     replicates = bootstrap(predictions, options, values, resamples=12, seed=5)
     assert set(replicates) == {*FIGURES, *BINNED, "mean_iou_foreground", "extra"}

@@ -307,10 +307,8 @@ class Evaluator:
         self._check(predictions.num_classes)
         options = self._options._replace(kde=kde)
         sums = EvaluationSums.of(predictions, options, self._groups())
-        values = {
-            source: element_values(source, predictions, options) for source in ("elements", "predictions")
-        }
-        estimates = sums.metrics(options, predictions, values["predictions"])
+        values = element_values(predictions, options)
+        estimates = sums.metrics(options, predictions, values)
         fingerprint = None
         if self.resamples * predictions.samples <= _MOST_DRAWS:
             fingerprint = hashlib.sha256(predictions.label.cpu().numpy().tobytes()).hexdigest()

@@ -47,7 +47,7 @@ def figures_of(
                 ends = _binomial(value, sums.samples, level)
             elif drawn is not None:
                 ends = _bootstrap(metric, value, drawn, level, rejected, chance)
-            elif metric.source == "elements":
+            elif metric.source == "elements" and metric.streamed:
                 ends = _normal(*sums.element_moments(name, options), level)
         # Seven digits are far more precise than a resample, and halve the JSON.
         rounded = () if drawn is None else tuple(float(f"{each:.7g}") for each in drawn.tolist())

@@ -13,7 +13,7 @@ from torch import Tensor
 from calibrant.evaluation.figures import ClassFigures, GroupFigures, Reliability
 from calibrant.histogram import Bins, ConfidenceHistogram, bin_of, equal_width_edges
 from calibrant.metrics.accuracy import ClassCounts
-from calibrant.metrics.catalogue import METRICS, Options, compute, element_values
+from calibrant.metrics.catalogue import METRICS, Options, compute, element_metrics, element_values
 from calibrant.metrics.classwise import ClassGaps
 from calibrant.metrics.predictions import Predictions
 from calibrant.metrics.uncertainty import binomial_interval, consistency_band
@@ -58,7 +58,7 @@ class EvaluationSums(Statistics):
         """The sums of a batch, without its images."""
         bins, device = options.bins, predictions.label.device
         counts = ClassCounts.of(predictions)
-        values = torch.stack(list(element_values("elements", predictions, options).values()))
+        values = torch.stack(list(element_values(predictions, options, streamed=True).values()))
         pooled = predictions.equal_width(bins)
         grouped = torch.zeros(3, len(GROUPS), bins, dtype=torch.float64, device=device)
         if group_of_class is not None:
@@ -94,29 +94,31 @@ class EvaluationSums(Statistics):
         self,
         options: Options,
         predictions: Predictions | None = None,
-        of_predictions: Mapping[str, Tensor] | None = None,
+        values: Mapping[str, Tensor] | None = None,
     ) -> dict[str, float | None]:
         """The values of all metrics; None for a value that is undefined.
 
         Args:
             options: the options of the metrics.
             predictions: all predictions, if at hand. The metrics of confidences are then exact.
-            of_predictions: the values of the metrics with the source "predictions".
+            values: the values of the metrics that are means over elements; by default those of a stream.
         """
-        means = self.elements[0] / self.samples
+        if values is None:
+            columns = element_metrics(options, streamed=True)
+            values = dict(zip(columns, self.elements[0] / self.samples, strict=True))
         parts = {
             "confidences": self.histogram if predictions is None else predictions,
             "counts": self.counts,
             "gaps": self.gaps,
-            "elements": {name: means[column] for name, column in self._columns(options).items()},
-            "predictions": {name: values.mean() for name, values in (of_predictions or {}).items()},
+            "elements": {name: value.mean() for name, value in values.items()},
         }
-        values = {name: float(value) for name, value in compute(parts, options).items()}
-        return {name: None if math.isnan(value) else value for name, value in values.items()}
+        found = {name: float(value) for name, value in compute(parts, options).items()}
+        return {name: None if math.isnan(value) else value for name, value in found.items()}
 
     def element_moments(self, name: str, options: Options) -> tuple[float, float]:
         """Mean of a metric over elements, and the standard deviation of this mean."""
-        mean, square = (self.elements[:, self._columns(options)[name]] / self.samples).tolist()
+        column = list(element_metrics(options, streamed=True)).index(name)
+        mean, square = (self.elements[:, column] / self.samples).tolist()
         return mean, math.sqrt(max(0.0, square - mean**2) / float(self.samples))
 
     def reliability(self, level: float) -> Reliability:
@@ -163,11 +165,3 @@ class EvaluationSums(Statistics):
             means = [float(value) / total if total else None for value in sums]
             groups[name] = GroupFigures(int((group_of_class == number).sum()), int(total), *means)
         return groups
-
-    @staticmethod
-    def _columns(options: Options) -> dict[str, int]:
-        """The column in `elements` of each metric."""
-        found = (
-            name for name, metric in METRICS.items() if metric.source == "elements" and metric.wanted(options)
-        )
-        return {name: column for column, name in enumerate(found)}

@@ -77,19 +77,17 @@ class Metric(Description):
 
     ``function(source, options)`` returns a tensor. The ``source`` decides its argument:
 
-    =============  =============================================  ========  =================
-    ``source``     argument of the function                       streamed  interval
-    =============  =============================================  ========  =================
-    confidences    `Confidences`                                  yes       bootstrap
-    counts         `ClassCounts`                                  yes       bootstrap
-    gaps           `ClassGaps`                                    yes       bootstrap
-    elements       `Predictions`; returns a value per element,    yes       bootstrap;
-                   ``(N,)``. The metric is their mean.                      variance (streams)
-    predictions    `Predictions`; returns ``(N,)`` as above, or   no        bootstrap; none
-                   the metric itself, a scalar                              for a scalar
-    a metric       the value of that metric. The function must    as that   as that metric
-                   be increasing.                                 metric
-    =============  =============================================  ========  =================
+    ===========  ========================================================================================
+    ``source``   argument of the function
+    ===========  ========================================================================================
+    confidences  `Confidences`
+    counts       `ClassCounts`
+    gaps         `ClassGaps`
+    elements     `Predictions`. The function returns one value per element, ``(N,)``; the metric is their
+                 mean. If it is not streamed, it may also return a scalar, the metric itself, which gets no
+                 interval.
+    a metric     the value of the metric with this name. The function must be increasing.
+    ===========  ========================================================================================
 
     The bootstrap evaluates many resamples at once: confidences, counts and gaps then have a leading axis,
     and so has the result.
@@ -99,6 +97,8 @@ class Metric(Description):
         source: see above.
         group: "recognition", "scores" or "calibration". Metrics of the last group are errors that are 0 for
             a calibrated model.
+        streamed: whether the metric can be computed in a stream. False for a function of elements that needs
+            all predictions at once.
         requires: the option of `evaluate` without which the metric is None.
         binomial: whether the metric is the fraction of elements with some property. Its interval is then
             Clopper and Pearson's.
@@ -120,15 +120,11 @@ class Metric(Description):
     function: Callable[[Any, Options], Tensor]
     source: str
     group: str = "calibration"
+    streamed: bool = True
     requires: str | None = None
     binomial: bool = False
     debiased: bool = False
     chance: Callable[[Predictions | ConfidenceHistogram, int, int], float] | None = None
-
-    @property
-    def streamed(self) -> bool:
-        """Whether a stream's sums are enough to compute the metric."""
-        return METRICS[self.source].streamed if self.source in METRICS else self.source != "predictions"
 
     def wanted(self, options: Options) -> bool:
         """Whether the options ask for the metric."""
@@ -140,8 +136,7 @@ def compute(parts: Mapping[str, Any], options: Options) -> dict[str, Tensor]:
     """All metrics that can be computed from these parts.
 
     Args:
-        parts: the sources by name, as in `Metric`. For "elements" and "predictions": the metrics' means, by
-            the name of the metric.
+        parts: the sources by name, as in `Metric`. For "elements": the means, by the name of the metric.
         options: the options of `evaluate`.
 
     Returns:
@@ -153,21 +148,29 @@ def compute(parts: Mapping[str, Any], options: Options) -> dict[str, Tensor]:
             continue
         if metric.source in found:
             found[name] = metric.function(found[metric.source], options)
-        elif metric.source in ("elements", "predictions"):
-            if name in parts.get(metric.source, ()):
-                found[name] = parts[metric.source][name]
+        elif metric.source == "elements":
+            if name in parts.get("elements", ()):
+                found[name] = parts["elements"][name]
         elif metric.source in parts:
             found[name] = metric.function(parts[metric.source], options)
     return found
 
 
-def element_values(source: str, predictions: Predictions, options: Options) -> dict[str, Tensor]:
-    """The values of every metric with the source "elements" or "predictions": ``(N,)``, or a scalar."""
+def element_metrics(options: Options, *, streamed: bool) -> dict[str, Metric]:
+    """The metrics that are means over elements; only the streamed ones if asked for."""
     return {
-        name: metric.function(predictions, options).double()
+        name: metric
         for name, metric in METRICS.items()
-        if metric.source == source and metric.wanted(options)
+        if metric.source == "elements" and metric.wanted(options) and (metric.streamed or not streamed)
     }
+
+
+def element_values(
+    predictions: Predictions, options: Options, *, streamed: bool = False
+) -> dict[str, Tensor]:
+    """The values of the metrics that are means over elements: ``(N,)``, or a scalar."""
+    found = element_metrics(options, streamed=streamed)
+    return {name: metric.function(predictions, options).double() for name, metric in found.items()}
 
 
 def calibration_errors(*sources: str) -> list[str]:
@@ -236,13 +239,15 @@ METRICS: dict[str, Metric] = {
     "nll_calibration": _score(
         "NLL, calibration part",
         "How much NLL one temperature for all logits would save.",
-        source="predictions",
+        source="elements",
+        streamed=False,
         function=lambda predictions, options: nll_parts(predictions)[0],
     ),
     "nll_refinement": _score(
         "NLL, refinement part",
         "The NLL that is left with the best temperature.",
-        source="predictions",
+        source="elements",
+        streamed=False,
         function=lambda predictions, options: nll_parts(predictions)[1],
     ),
     "brier": _score(
@@ -260,13 +265,15 @@ METRICS: dict[str, Metric] = {
     "brier_calibration": _score(
         "Brier, calibration part",
         "How much Brier score one temperature for all logits would save.",
-        source="predictions",
+        source="elements",
+        streamed=False,
         function=lambda predictions, options: brier_parts(predictions)[0],
     ),
     "brier_refinement": _score(
         "Brier, refinement part",
         "The Brier score that is left with the best temperature.",
-        source="predictions",
+        source="elements",
+        streamed=False,
         function=lambda predictions, options: brier_parts(predictions)[1],
     ),
     "ece": _error(
@@ -306,7 +313,8 @@ METRICS: dict[str, Metric] = {
         "KDE-ECE",
         "The distance between all class probabilities and the frequencies seen at similar predictions.",
         percent=False,
-        source="predictions",
+        source="elements",
+        streamed=False,
         function=lambda predictions, options: torch.tensor(kde_ece(predictions), dtype=torch.float64),
         requires="kde",
     ),

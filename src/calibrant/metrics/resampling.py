@@ -98,7 +98,7 @@ def draws(samples: int, resamples: int, seed: int, numbers: int = 1) -> Iterator
 def bootstrap(
     predictions: Predictions,
     options: Options,
-    values: Mapping[str, Mapping[str, Tensor]],
+    values: Mapping[str, Tensor],
     *,
     resamples: int,
     seed: int,
@@ -109,8 +109,7 @@ def bootstrap(
     Args:
         predictions: the data.
         options: the options of the metrics.
-        values: the metrics that are means over elements: for "elements" and "predictions", the ``(N,)``
-            values of each metric. Scalars are skipped.
+        values: the ``(N,)`` values of the metrics that are means over elements. Scalars are skipped.
         resamples: the number of resamples.
         seed: the seed of the draws.
         progress: called with the number of resamples done and their total.
@@ -120,27 +119,20 @@ def bootstrap(
         resample may lack something that a metric needs, such as any foreground.
     """
     device, samples = predictions.label.device, predictions.samples
-    columns = {
-        (source, name): column
-        for source, group in values.items()
-        for name, column in group.items()
-        if column.ndim
-    }
+    columns = {name: column for name, column in values.items() if column.ndim}
     matrix = torch.stack(list(columns.values()), 1)
     dense, sparse = _class_residuals(predictions, options.bins)
 
     def figures() -> Iterator[dict[str, Tensor]]:
         for weight in draws(samples, resamples, seed, predictions.num_classes * options.bins):
             weight = weight.to(device)
-            means: dict[str, dict[str, Tensor]] = {source: {} for source in values}
-            for (source, name), mean in zip(columns, (weight @ matrix / samples).T, strict=True):
-                means[source][name] = mean
             parts = {
                 "confidences": Resamples.of(predictions, weight),
                 "counts": _drawn_counts(predictions, weight),
                 "gaps": _drawn_gaps(weight, dense, sparse, options.bins),
+                "elements": dict(zip(columns, (weight @ matrix / samples).T, strict=True)),
             }
-            yield compute(parts | means, options)
+            yield compute(parts, options)
 
     return _gathered(figures(), resamples, progress)
 
