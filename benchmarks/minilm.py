@@ -24,7 +24,7 @@ from transformers import AutoModelForSequenceClassification, Trainer, TrainingAr
 
 import calibrant
 from calibrant.calibrators import create_calibrator
-from calibrant.comparison import Comparison, Method
+from calibrant.evaluation.comparison import Comparison, Method
 from calibrant.integrations.transformers import Calibration
 from calibrant.options import Choice, split_outside_brackets
 from calibrant.reports.comparison import markdown, write_comparison

@@ -1,11 +1,30 @@
-"""When two evaluations are the same."""
+"""Evaluations for tests: changed ones, and whether two are the same."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
-from calibrant.evaluation import Evaluation
+from calibrant.evaluation import Evaluation, Figure
+
+
+def figures(
+    values: Mapping[str, float | None],
+    intervals: Mapping[str, tuple[float, float]] | None = None,
+    replicates: Mapping[str, tuple[float, ...]] | None = None,
+) -> dict[str, Figure]:
+    """Figures from values, intervals and replicates, each by metric."""
+    ends, drawn = intervals or {}, replicates or {}
+    return {name: Figure(value, ends.get(name), drawn.get(name, ())) for name, value in values.items()}
+
+
+def changed(evaluation: Evaluation, **changes: Any) -> Evaluation:
+    """The evaluation with other fields, metrics, intervals or replicates."""
+    values = {name: changes.pop(name, value) for name, value in evaluation.metrics.items()}
+    intervals = changes.pop("intervals", evaluation.intervals)
+    replicates = changes.pop("replicates", evaluation.replicates)
+    return replace(evaluation, figures=figures(values, intervals, replicates), **changes)
 
 
 def leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:

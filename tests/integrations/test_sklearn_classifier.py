@@ -162,7 +162,7 @@ def test_binary_labels_of_any_kind(labels):
     [
         ({"method": "temprature"}, ValueError, "did you mean 'temperature'"),
         ({"method": "spline", "options": {"knot": 3}}, TypeError, "did you mean 'knots'"),
-        ({"holdout": 0}, ValueError, "holdout must be a share of the data, between 0 and 1, got 0"),
+        ({"holdout": 0}, ValueError, "holdout must be a fraction of the data, between 0 and 1, got 0"),
         ({"holdout": 1.0}, ValueError, "between 0 and 1, got 1.0"),
         ({"holdout": 30}, ValueError, "between 0 and 1, got 30"),
         ({"estimator": LinearSVC()}, TypeError, "LinearSVC gives no probabilities"),

@@ -87,7 +87,7 @@ def test_statistics_do_not_depend_on_the_number_of_threads(shape, threads):
         predictions = Predictions.of_elements(elements)
         results.append(
             [
-                *ConfidenceHistogram.of(elements, strict=True).tensors(),
+                *ConfidenceHistogram.of(elements).tensors(),
                 *ClassGaps.of(elements).tensors(),
                 *sum_by_class(elements, lambda shifted: (shifted, shifted.square())),
                 predictions.confidence,

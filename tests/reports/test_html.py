@@ -4,7 +4,6 @@ import base64
 import re
 import shutil
 import subprocess
-from dataclasses import replace
 from html.parser import HTMLParser
 
 import matplotlib
@@ -12,8 +11,10 @@ import numpy as np
 import pytest
 
 from calibrant.evaluation import ClassFigures, Difference, Evaluation, GroupFigures, Reliability
-from calibrant.metrics.catalogue import METRICS
+from calibrant.metrics import METRICS
 from calibrant.reports.html import render_report, write_report
+from tests.evaluations import changed as replace
+from tests.evaluations import figures as figures_of
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 HOSTILE = "<script>alert(1)</script><img src=http://example.org/x onerror=alert(1)>\"'&{{ 7 * 7 }}$x_1"
@@ -70,7 +71,7 @@ def evaluation(name="resnet", *, over=0.05, accuracy=0.85, classes=20, samples=1
         num_classes=classes,
         bins=bins,
         exact=exact,
-        **figures,
+        figures=figures_of(figures, {key: (0.93 * value, 1.06 * value) for key, value in present.items()}),
         p_value=0.4 if over < 0.01 else 1e-9,
         reliability=Reliability(
             tuple(edges.tolist()),
@@ -89,7 +90,6 @@ def evaluation(name="resnet", *, over=0.05, accuracy=0.85, classes=20, samples=1
             "mid": GroupFigures(6, 3000, accuracy - 0.02, accuracy - 0.02 + over, gap),
             "tail": GroupFigures(10, 1000, accuracy - 0.2, accuracy - 0.2 + 2 * over, 2 * gap),
         },
-        intervals={key: (0.93 * value, 1.06 * value) for key, value in present.items()},
     )
 
 

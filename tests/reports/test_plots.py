@@ -15,8 +15,8 @@ from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 from sklearn import metrics
 
-from calibrant.comparison import MeanFigure
 from calibrant.evaluation import ClassFigures, Reliability
+from calibrant.evaluation.comparison import MeanFigure
 from calibrant.losses import LOSSES, PENALTIES
 from calibrant.reports import plots
 

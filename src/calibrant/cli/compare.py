@@ -11,7 +11,7 @@ from calibrant.cli import training_options as options
 from calibrant.cli.terminal import Resamples, app, fail
 
 if TYPE_CHECKING:
-    from calibrant.comparison import Comparison
+    from calibrant.evaluation.comparison import Comparison
     from calibrant.reports.comparison import Traces
 
 

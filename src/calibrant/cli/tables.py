@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
-    from calibrant.comparison import Comparison
+    from calibrant.evaluation.comparison import Comparison
     from calibrant.evaluation import Difference, Evaluation
 
 

@@ -1,4 +1,4 @@
-"""Calibration of scikit-learn classifiers: a scorer, a display, a full evaluation, and calibrated ones."""
+"""Calibration for scikit-learn: a scorer, evaluations, a reliability display and calibrated classifiers."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ from torch import Tensor
 from calibrant.calibrators import choose, create_calibrator
 from calibrant.evaluation import Evaluation, Reliability, evaluate
 from calibrant.layout import SUM_TOLERANCE, as_logits
-from calibrant.metrics.calibration import ERRORS
-from calibrant.metrics.classwise import classwise_ece
+from calibrant.metrics.catalogue import METRICS, Options, calibration_errors
+from calibrant.metrics.classwise import ClassGaps
 from calibrant.metrics.predictions import Predictions
 
 if TYPE_CHECKING:
@@ -38,12 +38,10 @@ if TYPE_CHECKING:
 
 __all__ = ["CalibratedClassifier", "ReliabilityDisplay", "calibration_scorer", "evaluate_estimator"]
 
-_KINDS = (*ERRORS, "classwise_ece")
-
 
 @dataclass(frozen=True)
 class _CalibrationScorer:
-    """A class, and not a function in a function, so that it can be sent to other processes."""
+    """A class and not a closure, so that it can be pickled for other processes."""
 
     kind: str
     bins: int
@@ -51,22 +49,22 @@ class _CalibrationScorer:
     def __call__(self, estimator: Any, X: Any, y: Any) -> float:  # noqa: N803
         logits, classes = _logits_of(estimator, X)
         predictions = Predictions.of(logits, _target(y, classes, len(logits)))
-        if self.kind == "classwise_ece":
-            return -classwise_ece(predictions, bins=self.bins)
-        return -float(ERRORS[self.kind](predictions, self.bins))
+        metric = METRICS[self.kind]
+        gaps = metric.source == "gaps"
+        source = ClassGaps.of(predictions.elements, self.bins) if gaps else predictions
+        return -float(metric.function(source, Options(self.bins)))
 
 
 def calibration_scorer(kind: str = "ece", *, bins: int = 15) -> Callable[[Any, Any, Any], float]:
-    """A scorer ``(estimator, X, y) -> float`` for `cross_val_score`, `GridSearchCV` and their like.
+    """A scorer ``(estimator, X, y) -> float`` for `cross_val_score`, `GridSearchCV` and similar functions.
 
-    It returns the error with a minus sign, since scikit-learn takes greater for better. A scorer made by
-    `sklearn.metrics.make_scorer` would be shown one column of a binary classifier's probabilities, and
-    would not know which label each column stands for.
+    It returns the negative error, since scikit-learn maximises scores. `sklearn.metrics.make_scorer` does not
+    work here: it passes one column of a binary classifier's probabilities, without the labels of the columns.
 
     Args:
-        kind: ``ece``, ``mce``, ``ece_l2``, ``adaptive_ece``, ``classwise_ece``, ``debiased_ece``,
-            ``sweep_ece`` or ``smooth_ece``.
-        bins: number of bins; ``sweep_ece`` and ``smooth_ece`` choose for themselves and ignore it.
+        kind: the name of the error in `calibrant.metrics.METRICS`: ``ece``, ``mce``, ``ece_l2``,
+            ``adaptive_ece``, ``classwise_ece``, ``debiased_ece``, ``sweep_ece`` or ``smooth_ece``.
+        bins: number of bins; ``sweep_ece`` and ``smooth_ece`` ignore it.
 
     >>> from sklearn.datasets import load_iris
     >>> from sklearn.dummy import DummyClassifier
@@ -75,8 +73,9 @@ def calibration_scorer(kind: str = "ece", *, bins: int = 15) -> Callable[[Any, A
     >>> round(scorer(DummyClassifier(strategy="most_frequent").fit(X, y), X, y), 4)
     -0.6667
     """
-    if kind not in _KINDS:
-        raise ValueError(f"kind must be one of {', '.join(_KINDS)}; got {kind!r}")
+    kinds = calibration_errors("confidences", "gaps")
+    if kind not in kinds:
+        raise ValueError(f"kind must be one of {', '.join(kinds)}; got {kind!r}")
     if bins < 1:
         raise ValueError(f"bins must be at least 1, got {bins}")
     return _CalibrationScorer(kind, bins)
@@ -90,18 +89,18 @@ def evaluate_estimator(
     name: str | None = None,
     **options: Any,
 ) -> Evaluation:
-    """Every figure of a fitted classifier on one data set.
+    """Compute every metric of a fitted classifier on one data set.
 
     Args:
-        estimator: fitted, with ``predict_proba`` and ``classes_``; a pipeline or a search will do.
-        X: what its ``predict_proba`` takes, N rows.
-        y: labels ``(N,)``, of the kind in ``classes_``.
-        name: what to call it; None for the name of its class.
-        options: those of `calibrant.evaluation.evaluate`.
+        estimator: a fitted classifier, pipeline or search with ``predict_proba`` and ``classes_``.
+        X: N rows of input for ``predict_proba``.
+        y: labels ``(N,)`` from ``classes_``.
+        name: the name of the model; by default that of the estimator's class.
+        options: the options of `calibrant.evaluation.evaluate`.
 
     Raises:
-        TypeError: no classifier that gives probabilities.
-        ValueError: labels that are not in ``classes_``, or shapes that do not fit.
+        TypeError: the estimator is not a classifier with probabilities.
+        ValueError: labels are not in ``classes_``, or shapes do not fit.
 
     >>> from sklearn.datasets import load_iris
     >>> from sklearn.naive_bayes import GaussianNB
@@ -117,19 +116,19 @@ def evaluate_estimator(
 
 
 class ReliabilityDisplay:
-    """A reliability diagram in the manner of scikit-learn's displays.
+    """A reliability diagram with the interface of scikit-learn's displays.
 
-    Unlike `sklearn.calibration.CalibrationDisplay` it takes any number of classes, and shows the top
-    class's confidence. Make one with `from_estimator` or `from_predictions`, which draw it too.
+    Unlike `sklearn.calibration.CalibrationDisplay` it takes any number of classes and shows the confidence
+    of the top class. `from_estimator` and `from_predictions` create and draw it.
 
     Args:
-        reliability: the diagram in numbers.
-        ece: the calibration error to print; None to compute it from the bins.
+        reliability: the numbers of the diagram.
+        ece: the calibration error to print; by default computed from the bins.
         name: the title.
 
     Attributes:
-        ax_: the axes drawn on last.
-        figure_: their figure.
+        ax_: the axes of the last drawing.
+        figure_: the figure of these axes.
 
     >>> from matplotlib.figure import Figure
     >>> probabilities, y = [[0.9, 0.1], [0.2, 0.8], [0.7, 0.3]], [0, 1, 1]
@@ -162,12 +161,12 @@ class ReliabilityDisplay:
         """Draw the diagram of a fitted classifier.
 
         Args:
-            estimator: as for `evaluate_estimator`.
-            X: what its ``predict_proba`` takes.
-            y: labels, of the kind in ``classes_``.
-            bins: number of equally wide bins of confidence.
-            ax: where to draw; None for a new figure.
-            name: the title; None for the name of the estimator's class.
+            estimator: as in `evaluate_estimator`.
+            X: as in `evaluate_estimator`.
+            y: as in `evaluate_estimator`.
+            bins: number of equal-width bins of confidence.
+            ax: the axes to draw on; by default those of a new figure.
+            name: the title; by default the name of the estimator's class.
         """
         logits, classes = _logits_of(estimator, X)
         target = _target(y, classes, len(logits))
@@ -187,11 +186,11 @@ class ReliabilityDisplay:
         """Draw the diagram of predicted probabilities.
 
         Args:
-            probabilities: ``(N, K)``, each row adding up to 1.
+            probabilities: probabilities ``(N, K)``; each row adds up to 1.
             y: labels ``(N,)``.
-            classes: the label of each column; None for 0 to K - 1.
-            bins: number of equally wide bins of confidence.
-            ax: where to draw; None for a new figure.
+            classes: the label of each column; by default 0 to K - 1.
+            bins: number of equal-width bins of confidence.
+            ax: the axes to draw on; by default those of a new figure.
             name: the title.
         """
         logits = _logits(probabilities)
@@ -204,12 +203,12 @@ class ReliabilityDisplay:
 
     @classmethod
     def _of(cls, logits: Tensor, target: Tensor, bins: int, name: str | None) -> Self:
-        evaluation = evaluate(logits, target, bins=bins, resamples=0)  # none of its intervals is drawn
+        evaluation = evaluate(logits, target, bins=bins, resamples=0)
         return cls(evaluation.reliability, ece=evaluation.ece, name=name)
 
     def plot(self, ax: Axes | None = None) -> Self:
-        """Draw, on ``ax`` or in a new figure, and return self."""
-        # Here and not above: a scorer in a process of its own has no use for matplotlib.
+        """Draw on ``ax`` or in a new figure, and return self."""
+        # Imported here: a scorer in another process does not need matplotlib.
         from calibrant.reports.plots import reliability_diagram
 
         self.ax_ = reliability_diagram(self.reliability, ax, title=self.name, ece=self.ece)
@@ -218,25 +217,24 @@ class ReliabilityDisplay:
 
 
 class CalibratedClassifier(ClassifierMixin, MetaEstimatorMixin, BaseEstimator):  # type: ignore[misc]
-    """A classifier, and a calibrator fitted to data that the classifier has not seen.
+    """A classifier with a calibrator that is fitted to held-out data.
 
-    Unlike `sklearn.calibration.CalibratedClassifierCV` it takes every method of
-    `calibrant.calibrators.CALIBRATORS` and keeps one classifier, not one for each fold.
+    Unlike `sklearn.calibration.CalibratedClassifierCV` it offers every method of
+    `calibrant.calibrators.CALIBRATORS` and keeps one classifier, not one per fold.
 
     Args:
-        estimator: a classifier with ``predict_proba``; a pipeline or a search will do.
-        method: key of the calibrator, or ``"auto"`` for what `calibrant.calibrators.choose` takes.
+        estimator: a classifier, pipeline or search with ``predict_proba``.
+        method: the key of the calibrator, or ``"auto"`` to let `calibrant.calibrators.choose` select one.
         options: keyword arguments of the calibrator; with ``"auto"``, of `choose`.
-        holdout: share of the data, drawn class by class, that the classifier is not fitted to and the
-            calibrator is.
-        prefit: whether the classifier is fitted already: then it stays as it is, and all of the data, which
-            it must not have been fitted to, go to the calibrator.
-        random_state: of the draw.
+        holdout: the fraction of the data, stratified by class, that is held out for the calibrator.
+        prefit: whether the classifier is already fitted. It is then left unchanged, and all data are used
+            for the calibrator. They must not be the data that the classifier was fitted to.
+        random_state: the random state of the split.
 
     Attributes:
         estimator_: the fitted classifier.
         calibrator_: the fitted calibrator.
-        classes_: labels, in the order of the probabilities' columns.
+        classes_: labels, in the order of the columns of the probabilities.
 
     >>> from sklearn.datasets import load_iris
     >>> from sklearn.naive_bayes import GaussianNB
@@ -267,17 +265,18 @@ class CalibratedClassifier(ClassifierMixin, MetaEstimatorMixin, BaseEstimator): 
         """Fit the classifier to one part of the data and the calibrator to the other.
 
         Args:
-            X: what the classifier's ``fit`` takes, N rows.
+            X: N rows of input for the classifier's ``fit``.
             y: labels ``(N,)``.
 
         Raises:
-            TypeError: no classifier that gives probabilities, or an unknown option of the calibrator.
-            ValueError: an unknown method, a holdout that is no share, fewer than two classes, or a class
-                with too few samples to be in both parts.
+            TypeError: the estimator is not a classifier with probabilities, or an option of the calibrator is
+                unknown.
+            ValueError: the method is unknown, the holdout is not between 0 and 1, there are fewer than two
+                classes, or a class has too few samples to be in both parts.
         """
         options = self.options or {}
         calibrator = None if self.method == "auto" else create_calibrator(self.method, **options)
-        signature(choose).bind("logits", "target", **(options if calibrator is None else {}))  # in time
+        signature(choose).bind("logits", "target", **(options if calibrator is None else {}))  # fail early
         labels = np.asarray(_check_y(y, multi_output=False, estimator=self))
         X, labels = indexable(X, labels)  # noqa: N806
         check_classification_targets(labels)
@@ -300,9 +299,9 @@ class CalibratedClassifier(ClassifierMixin, MetaEstimatorMixin, BaseEstimator): 
         return self
 
     def _parts(self, labels: NDArray[Any]) -> tuple[NDArray[np.int_], NDArray[np.int_]]:
-        """Indices of what the classifier is fitted to, and of what it is not."""
+        """The indices of the data for the classifier, and of the held-out data."""
         if not 0 < self.holdout < 1:
-            raise ValueError(f"holdout must be a share of the data, between 0 and 1, got {self.holdout!r}")
+            raise ValueError(f"holdout must be a fraction of the data, between 0 and 1, got {self.holdout!r}")
         classes, counts = np.unique(labels, return_counts=True)
         if len(classes) < 2:
             raise ValueError(f"y must hold at least 2 classes, got {len(classes)} class")
@@ -342,10 +341,10 @@ def _logits_of(estimator: Any, X: Any) -> tuple[Tensor, list[Any]]:  # noqa: N80
     kind = type(estimator).__name__
     if not hasattr(estimator, "predict_proba"):
         raise TypeError(
-            f"{kind} gives no probabilities: it has no predict_proba (some classifiers have one only with "
-            "probability=True or another loss; CalibratedClassifierCV gives one to any)"
+            f"{kind} gives no probabilities: it has no predict_proba (some classifiers need probability=True "
+            "or another loss for it; CalibratedClassifierCV adds it to any classifier)"
         )
-    probabilities = estimator.predict_proba(X)  # first: of an unfitted estimator it says just that
+    probabilities = estimator.predict_proba(X)  # before other checks: it has its own error if not fitted
     classes = getattr(estimator, "classes_", None)
     if classes is None or isinstance(probabilities, list):
         raise TypeError(f"{kind} must be a classifier with one output and classes_")

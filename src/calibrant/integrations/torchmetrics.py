@@ -1,4 +1,4 @@
-"""Calibration errors for torchmetrics, from sums in constant memory where its own keep every confidence."""
+"""Calibration errors as torchmetrics metrics, in constant memory."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torchmetrics import Metric
 
 from calibrant.histogram import ConfidenceHistogram
 from calibrant.layout import Elements, arrange
-from calibrant.metrics.calibration import ERRORS
+from calibrant.metrics.catalogue import METRICS, Options, calibration_errors
 from calibrant.metrics.classwise import ClassGaps, classwise_ece
 from calibrant.statistics import Statistics, sum_dtype
 
@@ -27,7 +27,7 @@ def _elements(number: int, num_classes: int) -> Elements:
 
 
 class _ErrorOfSums(Metric, Generic[Sums]):
-    """A metric whose states are the fields of `Statistics`, so that every reduction is a sum."""
+    """A metric whose states are the fields of `Statistics`: every reduction is a sum."""
 
     is_differentiable = False
     higher_is_better = False
@@ -42,8 +42,8 @@ class _ErrorOfSums(Metric, Generic[Sums]):
         self._form = type(nothing)
         for field in fields(nothing):
             self.add_state(field.name, getattr(nothing, field.name), dist_reduce_fx="sum")
-        # A collection lets metrics share their updates if their states are equal after the first batch.
-        # Those that ignore different labels may be equal by chance then, and must not be.
+        # Metrics in a collection share their updates if their states are equal after the first batch. This
+        # state keeps metrics with different ignored labels apart.
         self.add_state("ignored_label", torch.tensor(ignore_index), dist_reduce_fx="max")
 
     @abstractmethod
@@ -52,35 +52,35 @@ class _ErrorOfSums(Metric, Generic[Sums]):
 
     @abstractmethod
     def _error(self, sums: Sums) -> float:
-        """The figure, of sums over one element at least."""
+        """The error, from the sums of at least one element."""
 
     @property
     def sums(self) -> Sums:
-        """What has been seen since the last reset, as the statistics that calibrant's own metrics take."""
+        """The sums since the last reset, as calibrant's own metrics take them."""
         return self._form(*(getattr(self, field.name) for field in fields(self._form)))
 
     def update(self, logits: Tensor, target: Tensor) -> None:
         """Add a batch.
 
         Args:
-            logits: floating point, ``(B, K, *S)``; of probabilities pass the ``.log()``.
+            logits: floating-point logits ``(B, K, *S)``. For probabilities pass ``probabilities.log()``.
             target: labels ``(B, *S)``.
         """
         elements = arrange(logits, target, num_classes=self.num_classes, ignore_index=self.ignore_index)
         sums = self.sums + self._measure(elements)
-        # New tensors and no in-place sums: in a collection several metrics hold the same one.
+        # Not in place: in a collection several metrics hold the same tensors.
         for field in fields(sums):
             setattr(self, field.name, getattr(sums, field.name))
 
     def compute(self) -> Tensor:
-        """The figure, a scalar; NaN where all elements were ignored or none were seen."""
+        """The error, a scalar; NaN without valid elements."""
         sums = self.sums
-        # No error: one batch without a valid element must not end a training run that logs each step.
+        # Not an exception: a batch without valid elements must not stop a training run that logs every step.
         value = self._error(sums) if sums.samples != 0 else torch.nan
         return torch.tensor(value, dtype=sums.samples.dtype, device=sums.samples.device)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], exclude_state: Sequence[str] = "") -> nn.Module:
-        """Move to another device, never to another type: half precision cannot count beyond 2,048."""
+        """Move to another device, but keep the type: half precision cannot count beyond 2,048."""
 
         def move(tensor: Tensor) -> Tensor:
             device = fn(torch.empty(0, dtype=torch.float32, device=tensor.device)).device
@@ -90,20 +90,20 @@ class _ErrorOfSums(Metric, Generic[Sums]):
 
 
 class CalibrationError(_ErrorOfSums[ConfidenceHistogram]):
-    """A calibration error of the top class's confidence, from sums of some 75 KiB.
+    """A calibration error of the top class's confidence, with a state of about 75 KiB.
 
-    Takes logits, always: nothing is guessed from their values, and probabilities enter visibly by
-    ``.log()``. Equal-width figures (``ece``, ``mce``, ``ece_l2``) are exact, the others as good as a
-    histogram of some three thousand cells is. In a `torchmetrics.MetricCollection`, metrics of all kinds
+    It always takes logits. Errors over equal-width bins (``ece``, ``mce``, ``ece_l2``) are exact. The other
+    errors are approximated from a histogram of about three thousand cells; the functions in
+    `calibrant.metrics` state how close they are. In a `torchmetrics.MetricCollection`, metrics of all kinds
     with the same ``ignore_index`` share one update.
 
     Args:
-        kind: ``ece``, ``mce``, ``ece_l2``, ``adaptive_ece``, ``debiased_ece``, ``sweep_ece`` or
-            ``smooth_ece``.
-        bins: number of bins; a divisor of 300 for the equal-width figures; ``sweep_ece`` and ``smooth_ece``
-            choose for themselves and ignore it.
+        kind: the name of the error in `calibrant.metrics.METRICS`: ``ece``, ``mce``, ``ece_l2``,
+            ``adaptive_ece``, ``debiased_ece``, ``sweep_ece`` or ``smooth_ece``.
+        bins: number of bins; a divisor of 300 for equal-width bins. ``sweep_ece`` and ``smooth_ece`` ignore
+            it.
         ignore_index: the label of elements to leave out.
-        options: those of `torchmetrics.Metric`.
+        options: the options of `torchmetrics.Metric`.
 
     Shapes: logits ``(B, K, *S)``, target ``(B, *S)``.
 
@@ -116,31 +116,32 @@ class CalibrationError(_ErrorOfSums[ConfidenceHistogram]):
     def __init__(
         self, kind: str = "ece", *, bins: int = 15, ignore_index: int = -100, **options: Any
     ) -> None:
-        if kind not in ERRORS:
-            raise ValueError(f"kind must be one of {', '.join(ERRORS)}; got {kind!r}")
-        # Now and not at the end of the first epoch: a number of bins that does not work.
-        ERRORS[kind](ConfidenceHistogram.of(_elements(1, 2)), bins)
+        kinds = calibration_errors("confidences")
+        if kind not in kinds:
+            raise ValueError(f"kind must be one of {', '.join(kinds)}; got {kind!r}")
         super().__init__(ConfidenceHistogram.of(_elements(0, 2)), None, ignore_index, **options)
         self.kind = kind
         self.bins = bins
+        # An unusable number of bins fails here, not at the end of the first epoch.
+        self._error(ConfidenceHistogram.of(_elements(1, 2)))
 
     def _measure(self, elements: Elements) -> ConfidenceHistogram:
         return ConfidenceHistogram.of(elements)
 
     def _error(self, sums: ConfidenceHistogram) -> float:
-        return float(ERRORS[self.kind](sums, self.bins))
+        return float(METRICS[self.kind].function(sums, Options(self.bins)))
 
 
 class ClasswiseCalibrationError(_ErrorOfSums[ClassGaps]):
     """ECE of each class's probability against its frequency, averaged over classes; exact.
 
-    Its state has ``num_classes × bins`` sums. Takes logits, as `CalibrationError` does.
+    The state has ``num_classes × bins`` sums. It always takes logits.
 
     Args:
-        num_classes: K.
+        num_classes: number of classes, K.
         bins: number of equal-width bins.
         ignore_index: the label of elements to leave out.
-        options: those of `torchmetrics.Metric`.
+        options: the options of `torchmetrics.Metric`.
 
     Shapes: logits ``(B, K, *S)``, target ``(B, *S)``.
 

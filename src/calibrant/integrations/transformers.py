@@ -32,8 +32,7 @@ IGNORED = -100
 
 _KEY = "calibrant_loss"
 
-_STREAMED = [name for name in METRICS if not name.endswith(("_calibration", "_refinement", "_foreground"))]
-_STREAMED.remove("kde_ece")
+_STREAMED = [name for name, metric in METRICS.items() if metric.streamed and metric.requires is None]
 
 # Logits of pixels are enlarged in blocks of this many numbers, 64 MiB, to compute the metrics.
 _BLOCK = 1 << 24

@@ -1,8 +1,7 @@
-"""Metrics: functions of logits and target, or of what has been gathered from them."""
+"""Metrics: functions of logits and target, of `Predictions`, or of sums over a stream."""
 
 from calibrant.metrics.accuracy import ClassCounts, accuracy, balanced_accuracy, mean_iou
 from calibrant.metrics.calibration import (
-    ERRORS,
     adaptive_ece,
     debiased_ece,
     ece,
@@ -11,7 +10,7 @@ from calibrant.metrics.calibration import (
     smooth_ece,
     sweep_ece,
 )
-from calibrant.metrics.catalogue import METRICS, Description
+from calibrant.metrics.catalogue import METRICS, Description, Metric
 from calibrant.metrics.classwise import ClassGaps, classwise_ece
 from calibrant.metrics.ood import (
     SCORES,
@@ -32,7 +31,6 @@ from calibrant.metrics.uncertainty import (
 )
 
 __all__ = [
-    "ERRORS",
     "METRICS",
     "SCORES",
     "CalibrationTest",
@@ -40,6 +38,7 @@ __all__ = [
     "ClassGaps",
     "Description",
     "Detection",
+    "Metric",
     "Predictions",
     "Split",
     "accuracy",

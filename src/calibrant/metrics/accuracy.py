@@ -1,4 +1,4 @@
-"""How often predictions are right: overall, class by class, and as overlap of regions."""
+"""Accuracy, balanced accuracy and mean IoU."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from calibrant.statistics import Statistics, sum_dtype
 
 @dataclass(frozen=True, eq=False)
 class ClassCounts(Statistics):
-    """How often each class occurs, is recognised, and is predicted; a leading axis is allowed.
+    """Counts of true, recognised and predicted elements of each class. A leading axis is allowed.
 
     Attributes:
-        occurs: ``(K,)``, elements of each class.
-        recognised: ``(K,)``, those of them that were predicted as such.
-        predicted: ``(K,)``, elements predicted as each class.
+        occurs: ``(K,)``, number of elements of each class.
+        recognised: ``(K,)``, number of elements of each class that are predicted correctly.
+        predicted: ``(K,)``, number of elements predicted as each class.
 
     >>> counts = ClassCounts.of(Predictions.of(torch.eye(2)[[0, 0, 1]], torch.tensor([0, 1, 1])))
     >>> counts.occurs.tolist(), counts.recognised.tolist(), counts.predicted.tolist()
@@ -41,24 +41,24 @@ class ClassCounts(Statistics):
 
     @property
     def accuracy(self) -> Tensor:
-        """The fraction of each class that was recognised, ``(K,)``; NaN for a class that does not occur."""
+        """The accuracy of each class, ``(K,)``; NaN for a class that does not occur."""
         return self.recognised / self.occurs
 
     @property
     def iou(self) -> Tensor:
-        """Intersection over union of each class, ``(K,)``; NaN where it neither occurs nor is predicted."""
+        """Intersection over union of each class, ``(K,)``; NaN if it neither occurs nor is predicted."""
         return self.recognised / (self.occurs + self.predicted - self.recognised)
 
 
 def accuracy(
     source: Tensor | Predictions | ClassCounts, target: Tensor | None = None, *, ignore_index: int = -100
 ) -> float:
-    """The fraction of elements whose first most probable class is the true one; exact, streamed as well.
+    """The fraction of correct predictions; exact, also in streams. Of equal logits the first is predicted.
 
     Args:
-        source: logits ``(B, K, *S)``, or `Predictions`, or `ClassCounts`.
-        target: labels ``(B, *S)``, with logits.
-        ignore_index: label of elements to leave out.
+        source: logits ``(B, K, *S)``, `Predictions` or `ClassCounts`.
+        target: labels ``(B, *S)``; only with logits.
+        ignore_index: the label of elements to leave out.
 
     >>> accuracy(torch.eye(2)[[0, 0, 1, 1]], torch.tensor([0, 1, 1, 1]))
     0.75
@@ -70,7 +70,7 @@ def accuracy(
 def balanced_accuracy(
     source: Tensor | Predictions | ClassCounts, target: Tensor | None = None, *, ignore_index: int = -100
 ) -> float:
-    """The accuracy of each class, averaged over the classes that occur; exact, streamed as well.
+    """The accuracy of each class, averaged over the classes that occur; exact, also in streams.
 
     Arguments as for `accuracy`.
 
@@ -87,12 +87,12 @@ def mean_iou(
     background: int | None = None,
     ignore_index: int = -100,
 ) -> float:
-    """Intersection over union, averaged over classes that occur or are predicted; exact, streamed as well.
+    """Intersection over union, averaged over classes that occur or are predicted; exact, also in streams.
 
     Args:
         source: as for `accuracy`.
         target: as for `accuracy`.
-        background: a class to leave out of the average; None to average over all.
+        background: the class to leave out of the average; None to average over all classes.
         ignore_index: as for `accuracy`.
 
     >>> round(mean_iou(torch.eye(2)[[0, 0, 1, 1]], torch.tensor([0, 1, 1, 1])), 4)
@@ -102,7 +102,7 @@ def mean_iou(
 
 
 def mean_of_ious(counts: ClassCounts, background: int | None) -> Tensor:
-    """`mean_iou` of counts that may have a leading axis; NaN where no class occurs or is predicted."""
+    """`mean_iou` as a tensor; NaN if no class occurs or is predicted."""
     iou = counts.iou
     if background is not None:
         if not 0 <= background < iou.shape[-1]:

@@ -1,19 +1,60 @@
-"""What each figure is called, means, and wants to be: for tables, reports and command lines."""
+"""The registry of metrics: how each is computed, named and printed.
+
+A new metric is one function and one record in `METRICS`. `evaluate`, the streamed `Evaluator`, intervals,
+JSON, tables and reports follow from the record.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from calibrant.histogram import ConfidenceHistogram
+from calibrant.metrics.accuracy import mean_of_ious
+from calibrant.metrics.calibration import (
+    Confidences,
+    adaptive_ece_of,
+    debiased_ece_of,
+    ece_l2_of,
+    ece_of,
+    mce_of,
+    smooth_ece_of,
+    sweep_ece_of,
+)
+from calibrant.metrics.classwise import ClassGaps
+from calibrant.metrics.predictions import Predictions
+from calibrant.metrics.scores import brier_parts, kde_ece, nll_parts
+from calibrant.metrics.uncertainty import chance_classwise_ece, chance_mce
+
+
+class Options(NamedTuple):
+    """The options of `evaluate` that metrics depend on.
+
+    Attributes:
+        bins: number of bins of the binned errors.
+        background: the class that the foreground mean IoU leaves out.
+        kde: whether to compute `kde_ece`.
+    """
+
+    bins: int = 15
+    background: int | None = None
+    kde: bool = False
 
 
 @dataclass(frozen=True)
 class Description:
-    """A figure in words.
+    """The name of a figure, its meaning and its format.
 
     Attributes:
         label: a heading.
-        sentence: what it says about a model, in one sentence.
-        higher_is_better: which way is good.
-        percent: whether it is a fraction, best read in percent.
+        sentence: the meaning, in one sentence.
+        higher_is_better: whether larger values are better.
+        percent: whether the figure is a fraction, printed in percent.
     """
 
     label: str
@@ -22,7 +63,7 @@ class Description:
     percent: bool = True
 
     def text(self, value: float) -> str:
-        """The figure in print.
+        """The printed value.
 
         >>> METRICS["ece"].text(0.0412), METRICS["nll"].text(1.25)
         ('4.12 %', '1.2500')
@@ -30,70 +71,252 @@ class Description:
         return f"{100 * value:.2f} %" if self.percent else f"{value:.4f}"
 
 
-METRICS: dict[str, Description] = {
-    "accuracy": Description(
-        "Accuracy", "The fraction of elements whose most probable class is the true one.", True
+@dataclass(frozen=True, kw_only=True)
+class Metric(Description):
+    """A metric: how it is computed and described. Values are at least 0.
+
+    ``function(source, options)`` returns a tensor. The ``source`` decides its argument:
+
+    ===========  ========================================================================================
+    ``source``   argument of the function
+    ===========  ========================================================================================
+    confidences  `Confidences`
+    counts       `ClassCounts`
+    gaps         `ClassGaps`
+    elements     `Predictions`. The function returns one value per element, ``(N,)``; the metric is their
+                 mean. If it is not streamed, it may also return a scalar, the metric itself, which gets no
+                 interval.
+    a metric     the value of the metric with this name. The function must be increasing.
+    ===========  ========================================================================================
+
+    The bootstrap evaluates many resamples at once: confidences, counts and gaps then have a leading axis,
+    and so has the result.
+
+    Attributes:
+        function: see above.
+        source: see above.
+        group: "recognition", "scores" or "calibration". Metrics of the last group are errors that are 0 for
+            a calibrated model.
+        streamed: whether the metric can be computed in a stream. False for a function of elements that needs
+            all predictions at once.
+        requires: the option of `evaluate` without which the metric is None.
+        binomial: whether the metric is the fraction of elements with some property. Its interval is then
+            Clopper and Pearson's.
+        debiased: whether the estimate has no bias for an interval to correct.
+        chance: the mean value that a calibrated model gets by chance alone, as a function of the source of
+            the confidences, bins and seed. The bootstrap underestimates this bias for some errors; their
+            intervals then reach down by it.
+
+    >>> mean_gap = Metric(
+    ...     "Mean gap",
+    ...     "Mean confidence minus accuracy, as an absolute value.",
+    ...     function=lambda confidences, options: confidences.equal_width(1).gap.abs().sum(-1),
+    ...     source="confidences",
+    ... )
+    >>> mean_gap.streamed
+    True
+    """
+
+    function: Callable[[Any, Options], Tensor]
+    source: str
+    group: str = "calibration"
+    streamed: bool = True
+    requires: str | None = None
+    binomial: bool = False
+    debiased: bool = False
+    chance: Callable[[Predictions | ConfidenceHistogram, int, int], float] | None = None
+
+    def wanted(self, options: Options) -> bool:
+        """Whether the options ask for the metric."""
+        value = True if self.requires is None else getattr(options, self.requires)
+        return value is not None and value is not False
+
+
+def compute(parts: Mapping[str, Any], options: Options) -> dict[str, Tensor]:
+    """All metrics that can be computed from these parts.
+
+    Args:
+        parts: the sources by name, as in `Metric`. For "elements": the means, by the name of the metric.
+        options: the options of `evaluate`.
+
+    Returns:
+        Scalars, or one value per resample if the parts have a leading axis.
+    """
+    found: dict[str, Tensor] = {}
+    for name, metric in METRICS.items():
+        if not metric.wanted(options):
+            continue
+        if metric.source in found:
+            found[name] = metric.function(found[metric.source], options)
+        elif metric.source == "elements":
+            if name in parts.get("elements", ()):
+                found[name] = parts["elements"][name]
+        elif metric.source in parts:
+            found[name] = metric.function(parts[metric.source], options)
+    return found
+
+
+def element_metrics(options: Options, *, streamed: bool) -> dict[str, Metric]:
+    """The metrics that are means over elements; only the streamed ones if asked for."""
+    return {
+        name: metric
+        for name, metric in METRICS.items()
+        if metric.source == "elements" and metric.wanted(options) and (metric.streamed or not streamed)
+    }
+
+
+def element_values(
+    predictions: Predictions, options: Options, *, streamed: bool = False
+) -> dict[str, Tensor]:
+    """The values of the metrics that are means over elements: ``(N,)``, or a scalar."""
+    found = element_metrics(options, streamed=streamed)
+    return {name: metric.function(predictions, options).double() for name, metric in found.items()}
+
+
+def calibration_errors(*sources: str) -> list[str]:
+    """The names of the calibration errors with one of these sources."""
+    return [name for name, each in METRICS.items() if each.group == "calibration" and each.source in sources]
+
+
+def _accuracy(confidences: Confidences, options: Options) -> Tensor:
+    pooled = confidences.equal_width(1)
+    return pooled.correct.sum(-1) / pooled.count.sum(-1)
+
+
+def _classwise_ece(gaps: ClassGaps, options: Options) -> Tensor:
+    return gaps.gap.abs().sum((-2, -1)) / (gaps.samples * gaps.gap.shape[-2])
+
+
+def _error(
+    label: str, sentence: str, function: Callable[[Confidences, int], Tensor], **properties: Any
+) -> Metric:
+    """An error of the top class's confidence, as a function of confidences and bins."""
+    return Metric(
+        label,
+        sentence,
+        source="confidences",
+        function=lambda confidences, options: function(confidences, options.bins),
+        **properties,
+    )
+
+
+_recognition = partial(Metric, group="recognition", higher_is_better=True)
+_score = partial(Metric, group="scores", percent=False)
+
+METRICS: dict[str, Metric] = {
+    "accuracy": _recognition(
+        "Accuracy",
+        "The fraction of elements whose most probable class is the true one.",
+        source="confidences",
+        function=_accuracy,
+        binomial=True,
     ),
-    "balanced_accuracy": Description(
-        "Balanced accuracy", "The accuracy of each class, averaged over the classes that occur.", True
+    "balanced_accuracy": _recognition(
+        "Balanced accuracy",
+        "The accuracy of each class, averaged over the classes that occur.",
+        source="counts",
+        function=lambda counts, options: counts.accuracy.nanmean(-1),
     ),
-    "mean_iou": Description(
-        "Mean IoU", "The overlap of predicted and true elements of a class over their union, averaged.", True
+    "mean_iou": _recognition(
+        "Mean IoU",
+        "The overlap of predicted and true elements of a class over their union, averaged.",
+        source="counts",
+        function=lambda counts, options: mean_of_ious(counts, None),
     ),
-    "mean_iou_foreground": Description(
-        "Mean IoU, foreground", "Mean IoU without the background class.", True
+    "mean_iou_foreground": _recognition(
+        "Mean IoU, foreground",
+        "Mean IoU without the background class.",
+        source="counts",
+        function=lambda counts, options: mean_of_ious(counts, options.background),
+        requires="background",
     ),
-    "nll": Description(
-        "NLL", "The mean negative logarithm of the probability given to the true class.", percent=False
+    "nll": _score(
+        "NLL",
+        "The mean negative logarithm of the probability given to the true class.",
+        source="elements",
+        function=lambda predictions, options: -predictions.log_likelihood,
     ),
-    "nll_calibration": Description(
-        "NLL, calibration part", "How much NLL one temperature for all logits would save.", percent=False
+    "nll_calibration": _score(
+        "NLL, calibration part",
+        "How much NLL one temperature for all logits would save.",
+        source="elements",
+        streamed=False,
+        function=lambda predictions, options: nll_parts(predictions)[0],
     ),
-    "nll_refinement": Description(
-        "NLL, refinement part", "The NLL that is left with the best temperature.", percent=False
+    "nll_refinement": _score(
+        "NLL, refinement part",
+        "The NLL that is left with the best temperature.",
+        source="elements",
+        streamed=False,
+        function=lambda predictions, options: nll_parts(predictions)[1],
     ),
-    "brier": Description(
+    "brier": _score(
         "Brier",
         "The mean squared distance between probabilities and truth, summed over classes.",
-        percent=False,
+        source="elements",
+        function=lambda predictions, options: predictions.squared_error,
     ),
-    "root_brier": Description(
+    "root_brier": _score(
         "Root Brier",
         "The square root of the Brier score, an upper bound of calibration errors.",
-        percent=False,
+        source="brier",
+        function=lambda brier, options: brier.sqrt(),
     ),
-    "brier_calibration": Description(
+    "brier_calibration": _score(
         "Brier, calibration part",
         "How much Brier score one temperature for all logits would save.",
-        percent=False,
+        source="elements",
+        streamed=False,
+        function=lambda predictions, options: brier_parts(predictions)[0],
     ),
-    "brier_refinement": Description(
-        "Brier, refinement part", "The Brier score that is left with the best temperature.", percent=False
+    "brier_refinement": _score(
+        "Brier, refinement part",
+        "The Brier score that is left with the best temperature.",
+        source="elements",
+        streamed=False,
+        function=lambda predictions, options: brier_parts(predictions)[1],
     ),
-    "ece": Description(
-        "ECE", "The mean gap between confidence and accuracy over equally wide bins of confidence."
+    "ece": _error(
+        "ECE", "The mean gap between confidence and accuracy over equally wide bins of confidence.", ece_of
     ),
-    "mce": Description("MCE", "The largest gap between confidence and accuracy in any bin."),
-    "ece_l2": Description(
-        "ECE, L2", "The root mean square gap over equally wide bins: large gaps weigh more."
+    "mce": _error(
+        "MCE", "The largest gap between confidence and accuracy in any bin.", mce_of, chance=chance_mce
     ),
-    "adaptive_ece": Description("Adaptive ECE", "ECE over bins that hold equally many elements."),
-    "classwise_ece": Description(
-        "Class-wise ECE", "ECE of each class's probability against its frequency, averaged over classes."
+    "ece_l2": _error(
+        "ECE, L2", "The root mean square gap over equally wide bins: large gaps weigh more.", ece_l2_of
     ),
-    "debiased_ece": Description(
-        "Debiased ECE", "ECE with squared gaps, less what chance alone would contribute."
+    "adaptive_ece": _error("Adaptive ECE", "ECE over bins that hold equally many elements.", adaptive_ece_of),
+    "classwise_ece": Metric(
+        "Class-wise ECE",
+        "ECE of each class's probability against its frequency, averaged over classes.",
+        source="gaps",
+        function=_classwise_ece,
+        chance=chance_classwise_ece,
     ),
-    "sweep_ece": Description(
-        "Sweep ECE", "ECE over as many equally full bins as keep the accuracy rising with confidence."
+    "debiased_ece": _error(
+        "Debiased ECE",
+        "ECE with squared gaps, less what chance alone would contribute.",
+        debiased_ece_of,
+        debiased=True,
     ),
-    "smooth_ece": Description(
-        "Smooth ECE", "The gap smoothed by a kernel instead of bins, whose width the data choose."
+    "sweep_ece": _error(
+        "Sweep ECE",
+        "ECE over as many equally full bins as keep the accuracy rising with confidence.",
+        lambda confidences, bins: sweep_ece_of(confidences),
     ),
-    "kde_ece": Description(
+    "smooth_ece": _error(
+        "Smooth ECE",
+        "The gap smoothed by a kernel instead of bins, whose width the data choose.",
+        lambda confidences, bins: smooth_ece_of(confidences),
+    ),
+    "kde_ece": Metric(
         "KDE-ECE",
         "The distance between all class probabilities and the frequencies seen at similar predictions.",
         percent=False,
+        source="elements",
+        streamed=False,
+        function=lambda predictions, options: torch.tensor(kde_ece(predictions), dtype=torch.float64),
+        requires="kde",
     ),
 }
-"""Every figure of an `Evaluation`, in the order of its table."""
+"""Every metric by name, in the order of the tables."""

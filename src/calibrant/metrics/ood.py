@@ -1,4 +1,4 @@
-"""Telling data of another kind from the model's own by its logits: scores, and how well they separate."""
+"""Out-of-distribution detection: scores of logits, with AUROC, AUPR and FPR95."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ def entropy(logits: Tensor) -> Tensor:
     """Entropy ``-Σ s_k log s_k`` of the probabilities, in nats: from 0 to log K.
 
     Args:
-        logits: floating point, ``(B, K, *S)``.
+        logits: floating-point logits ``(B, K, *S)``.
 
     Returns:
-        Scores ``(B, *S)``, higher for what looks more out of distribution; float64 for float64
-        logits, else float32.
+        Scores ``(B, *S)``, higher for elements that look out of distribution; float64 for float64 logits,
+        else float32.
 
     >>> entropy(torch.tensor([[0.0, 0.0], [30.0, 0.0]]))
     tensor([6.9315e-01, 2.9009e-12])
@@ -35,17 +35,12 @@ def entropy(logits: Tensor) -> Tensor:
 
 
 def maximum_probability(logits: Tensor) -> Tensor:
-    """What the most probable class leaves to the others, ``1 - max s``: from 0 to 1 - 1/K.
+    """One minus the largest probability, ``1 - max s``: from 0 to 1 - 1/K.
 
-    Summed over the others and not subtracted from 1, so that predictions as confident as
-    ``1 - 1e-30`` still differ, in float32 too.
+    Computed as the sum of the other probabilities. Predictions as confident as ``1 - 1e-30`` still differ,
+    even in float32.
 
-    Args:
-        logits: floating point, ``(B, K, *S)``.
-
-    Returns:
-        Scores ``(B, *S)``, higher for what looks more out of distribution; float64 for float64
-        logits, else float32.
+    Argument and result as in `entropy`.
 
     >>> maximum_probability(torch.tensor([[0.0, 0.0], [30.0, 0.0]]))
     tensor([5.0000e-01, 9.3576e-14])
@@ -60,12 +55,8 @@ def energy(logits: Tensor, *, temperature: float = 1.0) -> Tensor:
     Unlike the other scores it changes when a constant is added to an element's logits.
 
     Args:
-        logits: floating point, ``(B, K, *S)``.
+        logits: as in `entropy`, and so is the result.
         temperature: T, above 0.
-
-    Returns:
-        Scores ``(B, *S)``, higher for what looks more out of distribution; float64 for float64
-        logits, else float32.
 
     >>> energy(torch.tensor([[0.0, 0.0], [30.0, 0.0]]))
     tensor([ -0.6931, -30.0000])
@@ -86,17 +77,17 @@ SCORES: dict[str, Callable[[Tensor], Tensor]] = {
 
 @dataclass(frozen=True)
 class Detection:
-    """How well a score separates out-of-distribution from in-distribution elements; fractions.
+    """How well a score separates out-of-distribution from in-distribution elements; all are fractions.
 
     Attributes:
-        auroc: probability that an out-of-distribution element scores higher than an in-distribution
-            one, ties counting one half. The same whichever of the two is called positive.
-        aupr: average precision of finding the out-of-distribution elements (the positive class) by high
-            scores: ``Σ (R_i - R_{i-1}) P_i`` over the distinct scores, without interpolation.
-        aupr_in: the same of finding the in-distribution elements by low scores.
-        fpr_at_95_tpr: with in-distribution as the positive class, as papers have it: the fraction of
-            out-of-distribution elements taken for in-distribution at the strictest threshold
-            that accepts at least 95 % of the in-distribution elements. Lower is better.
+        auroc: the probability that an out-of-distribution element scores higher than an in-distribution
+            element. Ties count one half. It does not depend on which class is called positive.
+        aupr: average precision with out-of-distribution elements as the positive class:
+            ``Σ (R_i - R_{i-1}) P_i`` over the distinct scores, without interpolation.
+        aupr_in: average precision with in-distribution elements as the positive class, found by low scores.
+        fpr_at_95_tpr: the false positive rate with in-distribution elements as the positive class, as in
+            papers: the fraction of out-of-distribution elements that the strictest threshold accepts if it
+            accepts at least 95 % of the in-distribution elements. Lower is better.
     """
 
     auroc: float
@@ -107,38 +98,40 @@ class Detection:
 
 @torch.no_grad()
 def detection(in_scores: Tensor, out_scores: Tensor) -> Detection:
-    """How well scores separate two sets; exact, with ties.
+    """Measure how well scores separate two sets; exact, with ties.
 
     Args:
-        in_scores: of the in-distribution elements, floating point, any shape.
-        out_scores: of the out-of-distribution elements; expected to be the higher ones.
+        in_scores: floating-point scores of in-distribution elements, of any shape.
+        out_scores: scores of out-of-distribution elements, expected to be higher.
 
     Raises:
-        TypeError: scores that are not floating point.
-        ValueError: no scores, NaN among them, or two devices.
+        TypeError: the scores are not floating point.
+        ValueError: there are no scores, some are NaN, or they are on two devices.
 
     >>> detection(torch.tensor([0.1, 0.2, 0.3, 0.6]), torch.tensor([0.5, 0.9]))
     Detection(auroc=0.875, aupr=0.8333333333333333, aupr_in=0.95, fpr_at_95_tpr=0.5)
     """
     named = {"in_scores": in_scores, "out_scores": out_scores}
     for name, scores in named.items():
-        _check_scores(scores, name)
+        _check_floating(scores, name)
+        if not scores.numel():
+            raise ValueError(f"{name} of shape {tuple(scores.shape)} hold no elements")
     _check_devices(in_scores, out_scores, "scores")
     for name, scores in named.items():
         if scores.isnan().any():
             raise ValueError(f"{name} hold NaN")
-    # Each in its own type would not be comparable, and half precision cannot be searched everywhere.
+    # One type for both, and not half precision, in which some devices cannot search.
     dtype = torch.promote_types(torch.promote_types(in_scores.dtype, out_scores.dtype), torch.float32)
     inside = in_scores.to(dtype).flatten().sort().values
     outside = out_scores.to(dtype).flatten().sort().values
     sizes = len(inside), len(outside)
 
-    # How many of `inside` lie below each of `outside`, and how many not above it: integers, so exact.
+    # For each of `outside`: how many of `inside` are below it, and how many are not above it. Exact integers.
     below = torch.searchsorted(inside, outside)
     not_above = torch.searchsorted(inside, outside, right=True)
     ranks = int(below.sum()) + int(not_above.sum())
 
-    # The step-wise sum is the mean, over the positives, of the precision at each one's own score.
+    # Average precision is the mean over the positives of the precision at the score of each.
     found = sizes[1] - torch.searchsorted(outside, outside)
     found_in = torch.searchsorted(inside, inside, right=True)
     mistaken_in = torch.searchsorted(outside, inside, right=True)
@@ -155,20 +148,21 @@ def detection(in_scores: Tensor, out_scores: Tensor) -> Detection:
 
 @torch.no_grad()
 def ood_detection(in_logits: Tensor, out_logits: Tensor) -> dict[str, Detection]:
-    """How well each of `SCORES` tells out-of-distribution data from in-distribution data.
+    """Measure how well each of `SCORES` separates out-of-distribution from in-distribution data.
 
-    To leave elements out, such as void pixels, apply a score, select, and call `detection`.
+    To leave out elements, such as void pixels, compute a score, select elements, and call `detection`.
 
     Args:
-        in_logits: of in-distribution data, floating point, ``(B, K, *S)``.
-        out_logits: of out-of-distribution data from the same model; B and S may differ.
+        in_logits: floating-point logits ``(B, K, *S)`` of in-distribution data.
+        out_logits: logits of out-of-distribution data, from the same model; B and S may differ.
 
     Returns:
-        The figures by the name of the score.
+        The result for each score, by its name.
 
     Raises:
-        TypeError: logits that are not floating point.
-        ValueError: no elements, NaN or +∞, different numbers of classes, or two devices.
+        TypeError: the logits are not floating point.
+        ValueError: there are no elements, logits are NaN or +∞, the numbers of classes differ, or the logits
+            are on two devices.
 
     >>> in_logits = torch.tensor([[4.0, 0.0], [0.0, 6.0], [3.0, 0.0]])
     >>> out_logits = torch.tensor([[1.0, 0.0], [0.0, 3.5]])
@@ -193,10 +187,10 @@ def ood_detection(in_logits: Tensor, out_logits: Tensor) -> dict[str, Detection]
 
 
 def _beside_the_top(logits: Tensor) -> tuple[Tensor, Tensor]:
-    """Logits minus their largest, and the exponentials of these with the largest one's left out.
+    """Logits minus their maximum, and the exponentials of these, with 0 for the top class.
 
-    Both are ``(B, K, *S)``. The top class contributes exactly 1 to the sum of exponentials: adding it
-    last, by `log1p` or in a quotient, keeps what little a confident prediction leaves to the others.
+    Both are ``(B, K, *S)``. The top class contributes exactly 1 to the sum of exponentials. Adding it last,
+    by `log1p` or in a quotient, keeps the precision of the small rest.
     """
     _check_logits(logits, "logits")
     logits = logits.to(computing_dtype(logits))
@@ -210,22 +204,17 @@ def _mean_precision(true_positives: Tensor, false_positives: Tensor) -> float:
     return float((true_positives.to(dtype) / (true_positives + false_positives)).mean())
 
 
+def _check_floating(values: Tensor, name: str) -> None:
+    if not isinstance(values, Tensor):
+        raise TypeError(f"{name} must be a torch.Tensor, got {type(values).__name__}")
+    if not values.is_floating_point():
+        raise TypeError(f"{name} must be floating point, got {values.dtype}")
+
+
 def _check_logits(logits: Tensor, name: str) -> None:
-    if not isinstance(logits, Tensor):
-        raise TypeError(f"{name} must be a torch.Tensor, got {type(logits).__name__}")
-    if not logits.is_floating_point():
-        raise TypeError(f"{name} must be floating point, got {logits.dtype}")
+    _check_floating(logits, name)
     if logits.ndim < 2 or not logits.shape[1]:
         raise ValueError(f"{name} must have shape (B, K, *S) with K > 0, got {tuple(logits.shape)}")
-
-
-def _check_scores(scores: Tensor, name: str) -> None:
-    if not isinstance(scores, Tensor):
-        raise TypeError(f"{name} must be a torch.Tensor, got {type(scores).__name__}")
-    if not scores.is_floating_point():
-        raise TypeError(f"{name} must be floating point, got {scores.dtype}")
-    if not scores.numel():
-        raise ValueError(f"{name} of shape {tuple(scores.shape)} hold no elements")
 
 
 def _check_devices(first: Tensor, second: Tensor, what: str) -> None:

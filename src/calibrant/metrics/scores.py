@@ -1,10 +1,11 @@
-"""Proper scores, and how much of each is miscalibration."""
+"""NLL and Brier score, their calibration and refinement parts, and the kernel calibration error."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
@@ -12,23 +13,18 @@ from torch import Tensor
 from calibrant.kernels import dirichlet_bandwidth, dirichlet_errors
 from calibrant.metrics.predictions import Predictions, as_predictions
 
-# Numbers held at once where all logits are looked at again.
-_BLOCK = 1 << 20
-
-# Elements that a bandwidth is chosen from.
-_CHOOSE_FROM = 1000
-
-# Temperatures outside this range are not looked for.
-_COLDEST, _HOTTEST = 1e-3, 1e3
+_BLOCK = 1 << 20  # logits processed at once
+_CHOOSE_FROM = 1000  # elements from which a bandwidth is chosen
+_COLDEST, _HOTTEST = 1e-3, 1e3  # the range of temperatures
 
 
 def nll(source: Tensor | Predictions, target: Tensor | None = None, *, ignore_index: int = -100) -> float:
-    """Mean negative log-likelihood of the true class; exact, streamed as well.
+    """Mean negative log-likelihood of the true class; exact, also in streams.
 
     Args:
         source: logits ``(B, K, *S)``, or `Predictions`.
-        target: labels ``(B, *S)``, with logits.
-        ignore_index: label of elements to leave out.
+        target: labels ``(B, *S)``; only with logits.
+        ignore_index: the label of elements to leave out.
 
     >>> round(nll(torch.zeros(3, 2), torch.tensor([0, 0, 1])), 4)
     0.6931
@@ -37,7 +33,7 @@ def nll(source: Tensor | Predictions, target: Tensor | None = None, *, ignore_in
 
 
 def brier(source: Tensor | Predictions, target: Tensor | None = None, *, ignore_index: int = -100) -> float:
-    """Brier score ``mean_i Σ_k (s_k - 1[y=k])²``, between 0 and 2; exact, streamed as well.
+    """Brier score ``mean_i Σ_k (s_k - 1[y=k])²``, between 0 and 2; exact, also in streams.
 
     Arguments as for `nll`.
 
@@ -50,7 +46,7 @@ def brier(source: Tensor | Predictions, target: Tensor | None = None, *, ignore_
 def root_brier(
     source: Tensor | Predictions, target: Tensor | None = None, *, ignore_index: int = -100
 ) -> float:
-    """The square root of the Brier score, an upper bound of L2 calibration errors; exact, streamed as well.
+    """The square root of the Brier score, an upper bound of L2 calibration errors; exact, also in streams.
 
     Gruber and Buettner, *Better Uncertainty Calibration via Proper Scores*, NeurIPS 2022. Arguments as for
     `nll`.
@@ -62,12 +58,12 @@ def root_brier(
 
 
 class Split(NamedTuple):
-    """A score as the sum of two parts.
+    """A score as the sum of a calibration part and a refinement part.
 
     Attributes:
-        calibration: what the best temperature saves, at least 0.
-        refinement: the score that is left with it.
-        temperature: the one that logits are best divided by.
+        calibration: the improvement by the best temperature, at least 0.
+        refinement: the score at the best temperature.
+        temperature: the best temperature. Logits are divided by it.
     """
 
     calibration: float
@@ -80,7 +76,7 @@ def nll_split(
 ) -> Split:
     """NLL as calibration plus refinement, ``NLL = (NLL - min_T NLL(l/T)) + min_T NLL(l/T)``.
 
-    Exact up to 1e-6 in ``log T``; needs every prediction, so a stream has no such figure.
+    Exact up to 1e-6 in ``log T``. It needs every prediction, so it is not available in streams.
 
     Berta, Holzmüller, Jordan and Bach, *Rethinking Early Stopping: Refine, Then Calibrate*, 2025.
     Arguments as for `nll`.
@@ -97,8 +93,7 @@ def brier_split(
 ) -> Split:
     """Brier score as calibration plus refinement, by the temperature that is best for the Brier score.
 
-    As `nll_split`. The Brier score may have several local optima in T; the one that lies downhill from T = 1
-    is taken.
+    As `nll_split`. The Brier score may have several local optima in T. The search goes downhill from T = 1.
 
     >>> split = brier_split(torch.tensor([[4.0, 0.0]] * 4), torch.tensor([0, 0, 0, 1]))
     >>> round(split.temperature, 3), round(split.refinement, 4)
@@ -117,11 +112,11 @@ def kde_ece(
     """Canonical calibration error: the L1 distance between ``s`` and the class frequencies seen near it.
 
     ``1/N Σ_j ‖ Σ_{i≠j} k(s_j, s_i) 1_{y_i} / Σ_{i≠j} k(s_j, s_i) - s_j ‖₁`` with the Dirichlet density
-    ``k(·, s_i)`` of parameters ``s_i/h + 1``, between 0 and 2. Exact. All pairs are visited, a bounded number
-    at a time: time grows with N², memory does not.
+    ``k(·, s_i)`` of parameters ``s_i/h + 1``, between 0 and 2. Exact. All pairs are visited in blocks: time
+    grows with N², memory does not.
 
-    Predictions must have neighbours for this to mean much. With ten classes and a thousand elements they
-    hardly have: the figure is then large for every model.
+    The estimate needs predictions with close neighbours. With ten classes and a thousand elements there are
+    hardly any, and the estimate is large for every model.
 
     Popordanoska, Sayer and Blaschko, *A Consistent and Differentiable Lp Canonical Calibration Error
     Estimator*, NeurIPS 2022.
@@ -129,8 +124,8 @@ def kde_ece(
     Args:
         source: as for `nll`.
         target: as for `nll`.
-        bandwidth: h; None for the one from 1e-4 to 1 under which up to 1,000 of the predictions are most
-            likely, each given the others.
+        bandwidth: h. By default the value from 1e-4 to 1 with the largest leave-one-out likelihood of up to
+            1,000 predictions.
         ignore_index: as for `nll`.
 
     >>> kde_ece(torch.zeros(4, 2), torch.tensor([0, 0, 1, 1])) < 0.4
@@ -143,7 +138,7 @@ def kde_ece(
 
 @torch.no_grad()
 def kde_errors(predictions: Predictions, bandwidth: float | None = None) -> Tensor:
-    """What each element contributes to `kde_ece`, ``(N,)``."""
+    """The contribution of each element to `kde_ece`, ``(N,)``."""
     if predictions.samples < 2:
         raise ValueError("the canonical calibration error needs at least two elements to compare")
     if bandwidth is None:
@@ -152,22 +147,39 @@ def kde_errors(predictions: Predictions, bandwidth: float | None = None) -> Tens
     return torch.cat(list(dirichlet_errors(predictions.rows, predictions.label, bandwidth)))
 
 
-def _split(
-    predictions: Predictions,
-    score: Callable[[Predictions, float], Tensor],
-    slope: Callable[[Predictions, float], float],
-) -> Split:
-    temperature = 1 / _root(lambda sharpness: slope(predictions, sharpness))
-    before, after = (float(score(predictions, t).mean()) for t in (1.0, temperature))
-    if after > before:  # no better than what it was: rounding, or another valley
-        temperature, after = 1.0, before
-    return Split(before - after, after, temperature)
+def nll_parts(predictions: Predictions) -> tuple[Tensor, Tensor]:
+    """The contributions of each element to the parts of `nll_split`, ``(N,)`` each."""
+    left = tempered_nll(predictions, nll_split(predictions).temperature)
+    return tempered_nll(predictions, 1.0) - left, left
+
+
+def brier_parts(predictions: Predictions) -> tuple[Tensor, Tensor]:
+    """The contributions of each element to the parts of `brier_split`, ``(N,)`` each."""
+    left = tempered_brier(predictions, brier_split(predictions).temperature)
+    return tempered_brier(predictions, 1.0) - left, left
+
+
+_Score = Callable[[Predictions, float], Tensor]
+
+# The search takes about ten passes over the logits, and several metrics need its result.
+_SPLITS: WeakKeyDictionary[Predictions, dict[_Score, Split]] = WeakKeyDictionary()
+
+
+def _split(predictions: Predictions, score: _Score, slope: Callable[[Predictions, float], float]) -> Split:
+    known = _SPLITS.setdefault(predictions, {})
+    if score not in known:
+        temperature = 1 / _root(lambda sharpness: slope(predictions, sharpness))
+        before, after = (float(score(predictions, t).mean()) for t in (1.0, temperature))
+        if after > before:  # by rounding, or in another local optimum
+            temperature, after = 1.0, before
+        known[score] = Split(before - after, after, temperature)
+    return known[score]
 
 
 def _root(function: Callable[[float], float]) -> float:
-    """Where a function of a positive number rises through 0, found from 1 by its sign, to 1e-6.
+    """The positive number at which an increasing function is 0, to a relative precision of 1e-6.
 
-    Regula falsi on the logarithm, with the Illinois rule: about ten evaluations.
+    Regula falsi on the logarithm, starting at 1, with the Illinois rule: about ten evaluations.
     """
     position, value = 0.0, function(1.0)
     if value == 0:
@@ -188,7 +200,7 @@ def _root(function: Callable[[float], float]) -> float:
         if middle_value * other_value < 0:
             position, value = other, other_value
         else:
-            value /= 2  # the Illinois rule: the end that stays is not to stay for ever
+            value /= 2  # the Illinois rule: pulls the next point towards the end that did not move
         if abs(middle - other) < 1e-7:
             return math.exp(middle)
         other, other_value = middle, middle_value
@@ -196,7 +208,7 @@ def _root(function: Callable[[float], float]) -> float:
 
 
 def _blocks(predictions: Predictions) -> Iterator[tuple[Tensor, Tensor]]:
-    """Logits minus their maximum ``(n, K)`` and labels ``(n, 1)``, some elements at a time."""
+    """Logits minus their maximum ``(n, K)`` and labels ``(n, 1)``, block by block."""
     step = max(1, _BLOCK // predictions.num_classes)
     parts = (torch.split(values, step) for values in (predictions.rows, predictions.label))
     for rows, label in zip(*parts, strict=True):
@@ -222,7 +234,7 @@ def _residual(shifted: Tensor, label: Tensor, sharpness: float) -> tuple[Tensor,
 
 
 def _nll_slope(predictions: Predictions, sharpness: float) -> float:
-    """``d NLL / d sharpness``, where the sharpness is 1/T; it only ever rises."""
+    """``d NLL / d sharpness`` with sharpness 1/T; increasing, since the NLL is convex."""
     total = 0.0
     for shifted, label in _blocks(predictions):
         mean = ((shifted * sharpness).softmax(1) * shifted).sum(1, dtype=torch.float64)

@@ -15,7 +15,7 @@ from matplotlib.figure import Figure as Canvas
 from torch import Tensor
 
 from calibrant.atomic import replace_file
-from calibrant.comparison import Comparison, MeanFigure, Method
+from calibrant.evaluation.comparison import Comparison, MeanFigure, Method
 from calibrant.metrics.catalogue import METRICS
 from calibrant.reports.html import MARKS, Cell, Picture, Summary, write_report
 from calibrant.reports.plots import (

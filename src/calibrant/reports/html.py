@@ -18,7 +18,7 @@ from matplotlib.figure import Figure
 
 from calibrant.atomic import replace_file
 from calibrant.evaluation import ClassFigures, Difference, Evaluation, Reliability
-from calibrant.metrics.catalogue import METRICS, Description
+from calibrant.metrics import METRICS, Description
 from calibrant.metrics.uncertainty import Interval
 from calibrant.reports.plots import reliability_diagram
 

@@ -21,8 +21,8 @@ from matplotlib.transforms import ScaledTranslation
 from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
-from calibrant.comparison import MeanFigure
 from calibrant.evaluation import ClassFigures, Reliability
+from calibrant.evaluation.comparison import MeanFigure
 from calibrant.losses import PENALTIES, Penalty
 from calibrant.metrics.catalogue import METRICS
 from calibrant.metrics.ood import detection

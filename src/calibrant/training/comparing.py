@@ -10,8 +10,8 @@ from pathlib import Path
 import torch
 from lightning_fabric import Fabric
 
-from calibrant.comparison import Comparison, Method
 from calibrant.distributed import together
+from calibrant.evaluation.comparison import Comparison, Method
 from calibrant.options import Choice, RecipeError, options_of
 from calibrant.training.data import DATA_SETS, DataSets, Inputs, Split, load_data
 from calibrant.training.engine import check_begun, make_fabric, train

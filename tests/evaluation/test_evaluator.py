@@ -16,15 +16,14 @@ from rich.console import Console
 from torch import Tensor
 from torch.nn import functional as F
 
-from calibrant import evaluation as module
 from calibrant import metrics
-from calibrant.evaluation import Evaluation, Evaluator, evaluate
+from calibrant.evaluation import Evaluation, Evaluator, GroupFigures, Reliability, evaluate, evaluator
 from calibrant.histogram import ConfidenceHistogram
-from calibrant.metrics import METRICS, ClassGaps, Predictions, calibration_test, uncertainty
+from calibrant.metrics import METRICS, ClassGaps, Predictions, calibration_test, resampling
 
-from .evaluations import assert_same, leaves
+from ..evaluations import assert_same, changed, leaves
 
-GOLDEN = json.loads((Path(__file__).parent / "golden" / "metrics.json").read_text())
+GOLDEN = json.loads((Path(__file__).parents[1] / "golden" / "metrics.json").read_text())
 
 ERRORS = ["ece", "mce", "ece_l2", "adaptive_ece", "debiased_ece", "sweep_ece", "smooth_ece"]
 NEED_ALL = ["nll_calibration", "nll_refinement", "brier_calibration", "brier_refinement", "kde_ece"]
@@ -155,7 +154,7 @@ def test_reliability(golden: Evaluation, golden_batch: Batch) -> None:
     assert sum(gaps) / 500 == pytest.approx(golden.ece, abs=1e-12)
 
 
-def rows_of(diagram: module.Reliability) -> tuple[Any, ...]:
+def rows_of(diagram: Reliability) -> tuple[Any, ...]:
     return diagram.count, diagram.confidence, diagram.accuracy
 
 
@@ -239,8 +238,8 @@ def test_empty_groups() -> None:
     target = target.clamp_max(1)  # the last class does not occur
     groups = evaluate(logits, target, class_counts=[500, 500, 1], resamples=0).groups
     assert groups["head"].count == 60
-    assert groups["mid"] == module.GroupFigures(0, 0, None, None, None)
-    assert groups["tail"] == module.GroupFigures(1, 0, None, None, None)
+    assert groups["mid"] == GroupFigures(0, 0, None, None, None)
+    assert groups["tail"] == GroupFigures(1, 0, None, None, None)
     assert evaluate(logits, target, resamples=0).groups == {}
 
 
@@ -516,7 +515,7 @@ def test_no_resamples_no_intervals(golden_batch: Batch, background: int | None) 
 
 
 def test_replicates_are_the_figures_of_drawn_data(golden_batch: Batch, golden: Evaluation) -> None:
-    (weight, *_) = uncertainty.draws(500, 3, seed=0)
+    (weight, *_) = resampling.draws(500, 3, seed=0)
     assert weight.sum(1).tolist() == [500] * 3
     coarse = ["sweep_ece", "smooth_ece"]  # fewer bins and cells than the estimate itself
     at_the_datas_temperature = [name for name in NEED_ALL if name != "kde_ece"]
@@ -608,7 +607,7 @@ def test_errors_of_calibrated_data_may_be_0(streamed: bool) -> None:
 
 def test_progress_reaches_the_end(golden_batch: Batch, monkeypatch: pytest.MonkeyPatch) -> None:
     expected = evaluate(*golden_batch, resamples=23)
-    monkeypatch.setattr(uncertainty, "_DRAWS", 500 * 10)
+    monkeypatch.setattr(resampling, "_DRAWS", 500 * 10)
     calls: list[tuple[int, int]] = []
     result = evaluate(*golden_batch, resamples=23, progress=lambda *call: calls.append(call))
     assert calls == [(10, 23), (20, 23), (23, 23)]
@@ -618,9 +617,9 @@ def test_progress_reaches_the_end(golden_batch: Batch, monkeypatch: pytest.Monke
 def test_too_many_draws_come_from_the_sums(golden_batch: Batch, monkeypatch: pytest.MonkeyPatch) -> None:
     drawn = evaluate(*golden_batch, resamples=20)
     streamed = Evaluator(resamples=20).update(*golden_batch).compute()
-    monkeypatch.setattr(module, "_MOST_DRAWS", 500 * 20)
+    monkeypatch.setattr(evaluator, "_MOST_DRAWS", 500 * 20)
     assert evaluate(*golden_batch, resamples=20) == drawn  # as many as are allowed
-    monkeypatch.setattr(module, "_MOST_DRAWS", 500 * 20 - 1)
+    monkeypatch.setattr(evaluator, "_MOST_DRAWS", 500 * 20 - 1)
     result = evaluate(*golden_batch, resamples=20)
     assert result.exact
     assert result.metrics == drawn.metrics
@@ -632,14 +631,14 @@ def test_too_many_draws_come_from_the_sums(golden_batch: Batch, monkeypatch: pyt
 
 
 def test_what_was_drawn_from_sums_is_not_paired(golden_batch: Batch, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_MOST_DRAWS", 1)
+    monkeypatch.setattr(evaluator, "_MOST_DRAWS", 1)
     logits, target = golden_batch
     first, second = (evaluate(scale * logits, target, resamples=20) for scale in (1, 1.5))
     assert not first.is_paired_with(second)
 
 
 def test_progress_of_what_is_drawn_from_sums(golden_batch: Batch, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_MOST_DRAWS", 1)
+    monkeypatch.setattr(evaluator, "_MOST_DRAWS", 1)
     calls: list[tuple[int, int]] = []
     evaluate(*golden_batch, resamples=20, progress=lambda *call: calls.append(call))
     assert calls[-1:] == [(20, 20)]
@@ -802,7 +801,7 @@ def test_json_round_trip(golden_batch: Batch) -> None:
         assert again.to_json() == text
         assert Evaluation.from_dict(result.to_dict()) == result
         assert str(again) == str(result)
-        assert again != replace(result, ece=result.ece + 1e-9)
+        assert again != changed(result, ece=result.ece + 1e-9)
 
 
 def plain(value: Any) -> bool:
@@ -816,7 +815,8 @@ def plain(value: Any) -> bool:
 def test_dictionaries_hold_plain_types_only(golden_batch: Batch) -> None:
     for result in varied(golden_batch):
         assert plain(result.to_dict())
-        assert set(result.to_dict()) == {"format", *(entry.name for entry in fields(Evaluation))}
+        known = {"format", "intervals", "replicates", *METRICS, *(entry.name for entry in fields(Evaluation))}
+        assert set(result.to_dict()) == known - {"figures"}
         assert all(value is None or type(value) is float for value in result.metrics.values())
 
 

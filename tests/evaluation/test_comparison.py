@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -11,8 +10,10 @@ import pytest
 import torch
 from scipy import stats
 
-from calibrant.comparison import Comparison, Method, _holm
 from calibrant.evaluation import Evaluation, evaluate
+from calibrant.evaluation.comparison import Comparison, Method, _holm
+
+from ..evaluations import changed
 
 ELEMENTS, RESAMPLES = 300, 200
 
@@ -57,7 +58,7 @@ def simulated(
             chance = stats.norm.cdf(skill + generator.normal(0, spread) - difficulty)
             correct = (generator.random(ELEMENTS) < chance).astype(float)
             evaluations.append(
-                replace(
+                changed(
                     template,
                     accuracy=float(correct.mean()),
                     replicates={"accuracy": tuple((weights @ correct).tolist())},
@@ -116,7 +117,7 @@ def test_the_p_value_is_that_of_the_formula(template: Evaluation) -> None:
 
     def with_values(values: tuple[float, ...], scale: float) -> tuple[Evaluation, ...]:
         return tuple(
-            replace(
+            changed(
                 template, accuracy=value, replicates={"accuracy": tuple((value + scale * spread).tolist())}
             )
             for value in values
@@ -211,12 +212,12 @@ def test_without_resamples_nothing_is_tested() -> None:
 
 def test_another_test_set_is_not_paired(template: Evaluation) -> None:
     """Pairing would take the same resamples to have drawn the same elements, and see no spread at all."""
-    shifted = replace(
+    shifted = changed(
         template,
         nll=template.nll + 1e-3,
         replicates={"nll": tuple(value + 1e-3 for value in template.replicates["nll"])},
     )
-    foreign = replace(shifted, fingerprint="of other labels")
+    foreign = changed(shifted, fingerprint="of other labels")
     paired = Comparison("", (0, 1), (Method("a", (template,) * 2), Method("b", (shifted,) * 2)))
     apart = Comparison("", (0, 1), (Method("a", (template,) * 2), Method("b", (foreign,) * 2)))
     assert paired.figures("nll")["b"].significant

@@ -1,0 +1,27 @@
+"""Evaluations: every metric of one model on one data set, with intervals, JSON and tables.
+
+`calibrant.evaluation.comparison` compares several methods over several seeds.
+"""
+
+from calibrant.evaluation.evaluator import Evaluator, evaluate, evaluate_on, look_like_probabilities
+from calibrant.evaluation.figures import (
+    ClassFigures,
+    Difference,
+    Evaluation,
+    Figure,
+    GroupFigures,
+    Reliability,
+)
+
+__all__ = [
+    "ClassFigures",
+    "Difference",
+    "Evaluation",
+    "Evaluator",
+    "Figure",
+    "GroupFigures",
+    "Reliability",
+    "evaluate",
+    "evaluate_on",
+    "look_like_probabilities",
+]

@@ -1,0 +1,255 @@
+"""Comparison of methods over several seeds on one test set: means, intervals and significance."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from statistics import fmean, stdev
+from typing import Any
+
+import torch
+from scipy import stats  # type: ignore[import-untyped]
+from torch import Tensor
+
+from calibrant.evaluation.figures import Evaluation
+from calibrant.metrics.catalogue import METRICS
+from calibrant.metrics.uncertainty import Interval
+
+_FORMAT = 1
+_LEAST_P_VALUE = 1e-12
+
+
+@dataclass(frozen=True)
+class Method:
+    """The results of one method.
+
+    Attributes:
+        name: the name of the method, such as a loss with its hyper-parameters.
+        before: one evaluation per seed, before temperature scaling.
+        after: one evaluation per seed, after temperature scaling.
+        temperatures: one temperature per seed.
+        detection: out-of-distribution detection by the entropy: one AUROC per seed, by the name of the other
+            data set.
+    """
+
+    name: str
+    before: tuple[Evaluation, ...]
+    after: tuple[Evaluation, ...] = ()
+    temperatures: tuple[float, ...] = ()
+    detection: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
+
+    def evaluations(self, after: bool) -> tuple[Evaluation, ...]:
+        """The evaluations after temperature scaling, or before it."""
+        return self.after if after else self.before
+
+
+@dataclass(frozen=True)
+class MeanFigure:
+    """One metric of one method over all seeds.
+
+    Attributes:
+        mean: the mean over seeds.
+        std: the standard deviation over seeds; None for one seed.
+        interval: the 95 % interval of the mean, over test data and (with several) seeds; None if the metric
+            was not resampled.
+        p_value: the p-value of the difference from the first method, corrected for the number of methods
+            (Holm, 1979); None for the first method, for one seed, and if the metric was not resampled.
+        better: whether the mean is better than that of the first method.
+    """
+
+    mean: float
+    std: float | None
+    interval: Interval | None
+    p_value: float | None = None
+    better: bool = False
+
+    @property
+    def significant(self) -> bool:
+        """Whether the difference from the first method is significant at 5 %."""
+        return self.p_value is not None and self.p_value < 0.05
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Several methods on one test set. Each is tested against the first.
+
+    Attributes:
+        title: what was trained on which data.
+        seeds: the seeds of the runs, the same for every method.
+        methods: at least one method.
+        dense: whether an input has many labels, as in segmentation.
+
+    >>> from calibrant.evaluation import evaluate
+    >>> logits = torch.randn(300, 3, generator=torch.Generator().manual_seed(0))
+    >>> flat, other, sharp = (evaluate(scale * logits, logits.argmax(1)) for scale in (1, 1.01, 5))
+    >>> methods = Method("flat", (flat, other)), Method("sharp", (sharp, sharp))
+    >>> comparison = Comparison("toy", (0, 1), methods)
+    >>> comparison.figures("nll")["sharp"].significant, comparison.figures("nll")["sharp"].better
+    (True, True)
+    """
+
+    title: str
+    seeds: tuple[int, ...]
+    methods: tuple[Method, ...]
+    dense: bool = False
+
+    def figures(self, metric: str, *, after: bool = False) -> dict[str, MeanFigure]:
+        """One metric of every method that has it, by the name of the method."""
+        found: dict[str, MeanFigure] = {}
+        first: tuple[Evaluation, ...] | None = None
+        tested: dict[str, float] = {}
+        for method in self.methods:
+            evaluations = method.evaluations(after)
+            values = [value for each in evaluations if (value := each.metrics[metric]) is not None]
+            if not values or len(values) < len(evaluations):
+                continue
+            estimate = _estimate(evaluations, metric)
+            better = False
+            if first is None:
+                first = evaluations
+            else:
+                difference = _difference(evaluations, first, metric)
+                better = difference.mean != 0 and (difference.mean > 0) == METRICS[metric].higher_is_better
+                if (p_value := difference.p_value()) is not None:
+                    tested[method.name] = p_value
+            found[method.name] = MeanFigure(
+                estimate.mean,
+                stdev(values) if len(values) > 1 else None,
+                estimate.interval(METRICS[metric].percent),
+                better=better,
+            )
+        corrected = _holm(tested)
+        return {name: replace(figure, p_value=corrected.get(name)) for name, figure in found.items()}
+
+    def to_json(self) -> str:
+        """The metrics of every run, and their summaries."""
+
+        def summary(after: bool) -> dict[str, Any]:
+            summaries: dict[str, Any] = {method.name: {} for method in self.methods}
+            for metric in METRICS:
+                for name, figure in self.figures(metric, after=after).items():
+                    entries = vars(figure).items()
+                    summaries[name][metric] = {key: value for key, value in entries if key != "better"}
+            return summaries
+
+        plain = {
+            "format": _FORMAT,
+            "title": self.title,
+            "seeds": self.seeds,
+            "dense": self.dense,
+            "first": self.methods[0].name,
+            "before": summary(False),
+            "after": summary(True),
+            "runs": {
+                method.name: {
+                    "before": [each.metrics for each in method.before],
+                    "after": [each.metrics for each in method.after],
+                    "temperature": method.temperatures,
+                    "detection": method.detection,
+                }
+                for method in self.methods
+            },
+        }
+        return json.dumps(plain, indent=1, allow_nan=False)
+
+
+@dataclass(frozen=True)
+class _Estimate:
+    """A mean over seeds with its two variances: over test data, and over seeds.
+
+    The reaches of both, a normal and a Student's t quantile, are added in quadrature. Rejections of a true
+    null hypothesis then stay below 5 % for every ratio of the two variances. With Satterthwaite's degrees of
+    freedom they reach 13 % for two seeds.
+
+    Attributes:
+        mean: the mean over seeds.
+        of_test_data: the variance of the mean over test data; None if the metric was not resampled.
+        of_seeds: the variance of the mean over seeds.
+        seeds: the number of seeds.
+    """
+
+    mean: float
+    of_test_data: float | None
+    of_seeds: float
+    seeds: int
+
+    def reach(self, level: float) -> float:
+        """Half the width of the confidence interval at this level."""
+        assert self.of_test_data is not None
+        tail = (1 - level) / 2
+        normal = float(stats.norm.isf(tail))
+        student = float(stats.t.isf(tail, self.seeds - 1)) if self.of_seeds > 0 else 0.0
+        return math.sqrt(normal**2 * self.of_test_data + student**2 * self.of_seeds)
+
+    def interval(self, fraction: bool) -> Interval | None:
+        """The 95 % interval of the mean; at least 0, and at most 1 for fractions."""
+        if self.of_test_data is None:
+            return None
+        reach = self.reach(0.95)
+        return max(0.0, self.mean - reach), min(1.0, self.mean + reach) if fraction else self.mean + reach
+
+    def p_value(self) -> float | None:
+        """The smallest p at which the interval of level 1 - p excludes 0; None if a variance is not known."""
+        if self.of_test_data is None or self.seeds < 2:
+            return None
+        low, high = _LEAST_P_VALUE, 1.0
+        if self.of_test_data + self.of_seeds == 0 or self.reach(1 - low) <= abs(self.mean):
+            return 1.0 if self.mean == 0 else low
+        for _ in range(60):
+            middle = math.sqrt(low * high)
+            low, high = (middle, high) if self.reach(1 - middle) > abs(self.mean) else (low, middle)
+        return high
+
+
+def _estimate(evaluations: Sequence[Evaluation], metric: str) -> _Estimate:
+    return _of_seeds(_values(evaluations, metric), _mean_replicates(evaluations, metric))
+
+
+def _difference(ours: Sequence[Evaluation], theirs: Sequence[Evaluation], metric: str) -> _Estimate:
+    """The mean difference over seeds."""
+    values, others = _values(ours, metric), _values(theirs, metric)
+    if len(others) != len(values):  # seeds cannot be paired
+        values, others = [fmean(values)], [fmean(others)]
+    replicates, other_replicates = _mean_replicates(ours, metric), _mean_replicates(theirs, metric)
+    if replicates is not None and other_replicates is not None:
+        size = min(len(replicates), len(other_replicates))
+        if not ours[0].is_paired_with(theirs[0]):  # the random numbers may be the same: break the pairing
+            other_replicates = other_replicates.flip(0)
+        replicates = replicates[:size] - other_replicates[:size]
+    else:
+        replicates = None
+    return _of_seeds([value - other for value, other in zip(values, others, strict=True)], replicates)
+
+
+def _of_seeds(values: Sequence[float], replicates: Tensor | None) -> _Estimate:
+    return _Estimate(
+        fmean(values),
+        None if replicates is None else float(replicates.var()),
+        stdev(values) ** 2 / len(values) if len(values) > 1 else 0.0,
+        len(values),
+    )
+
+
+def _values(evaluations: Sequence[Evaluation], metric: str) -> list[float]:
+    return [float(each.metrics[metric] or 0.0) for each in evaluations]
+
+
+def _mean_replicates(evaluations: Sequence[Evaluation], metric: str) -> Tensor | None:
+    """Replicates of the mean over seeds: each resample drew the same test data for every seed."""
+    replicates = [each.figures[metric].replicates for each in evaluations]
+    size = min(len(each) for each in replicates)
+    if not size:
+        return None
+    return torch.tensor([each[:size] for each in replicates], dtype=torch.float64).mean(0)
+
+
+def _holm(p_values: Mapping[str, float]) -> dict[str, float]:
+    """Holm's correction: the probability of any false rejection among all tests stays below the level."""
+    adjusted: dict[str, float] = {}
+    largest = 0.0
+    for number, (name, value) in enumerate(sorted(p_values.items(), key=lambda item: item[1])):
+        largest = max(largest, min(1.0, value * (len(p_values) - number)))
+        adjusted[name] = largest
+    return adjusted

@@ -1,0 +1,420 @@
+"""`evaluate`, the streamed `Evaluator`, and `evaluate_on` for a model and its batches."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import warnings
+from collections.abc import Iterable, Mapping, Sequence
+from copy import copy
+from dataclasses import replace
+from typing import Any, Self
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from calibrant.distributed import all_reduce, collective_device
+from calibrant.evaluation.figures import Evaluation, Figure
+from calibrant.evaluation.intervals import figures_of, image_figures
+from calibrant.evaluation.sums import EvaluationSums, group_of_class
+from calibrant.histogram import bin_of_cells
+from calibrant.inference import Forward, OwnRows, Progress, for_each_prediction
+from calibrant.layout import Elements, arrange
+from calibrant.metrics.catalogue import METRICS, Options, element_values
+from calibrant.metrics.predictions import Predictions
+from calibrant.metrics.resampling import ResampleProgress, bootstrap, bootstrap_histogram
+from calibrant.metrics.uncertainty import bins_of_the_test, calibration_test
+
+# Above this number of draws, elements times resamples, data are drawn from the cells of the histogram.
+_MOST_DRAWS = 2 * 10**8
+
+
+def evaluate(
+    logits: Tensor,
+    target: Tensor,
+    *,
+    name: str = "model",
+    bins: int = 15,
+    ignore_index: int = -100,
+    class_names: Sequence[str] | None = None,
+    class_counts: Sequence[int] | Tensor | None = None,
+    background: int | None = None,
+    per_image: bool = False,
+    kde: bool = False,
+    resamples: int = 1000,
+    level: float = 0.95,
+    seed: int = 0,
+    progress: ResampleProgress | None = None,
+) -> Evaluation:
+    """Compute every metric of a model's logits, exactly, with confidence intervals.
+
+    Args:
+        logits: logits ``(B, K, *S)`` of any floating type. For probabilities pass ``probabilities.log()``.
+        target: labels ``(B, *S)``.
+        name: the name of the model, for tables and reports.
+        bins: number of bins of the binned errors and of the reliability diagram.
+        ignore_index: the label of elements to leave out.
+        class_names: K names; by default the numbers of the classes.
+        class_counts: the number of training elements of each class, for the figures of the head (more than
+            100), middle and tail (fewer than 20) of long-tailed data.
+        background: the class to leave out of `mean_iou_foreground`.
+        per_image: compute the metrics of each entry of the batch axis and average them, with intervals from
+            their spread. By default all elements of the data set are taken together.
+        kde: also compute `kde_ece`, without an interval. Its time grows with N². It is only informative for
+            few classes and many elements.
+        resamples: number of bootstrap resamples for the intervals; 0 for no intervals.
+        level: the level of the intervals.
+        seed: the seed of the bootstrap.
+        progress: called with the number of resamples done and their total.
+
+    Raises:
+        ValueError: shapes, labels or options do not fit, there is nothing to evaluate, or logits are not
+            finite.
+
+    >>> generator = torch.Generator().manual_seed(0)
+    >>> logits = torch.randn(1000, 5, generator=generator)
+    >>> evaluation = evaluate(logits, logits.argmax(1), resamples=100)
+    >>> evaluation.accuracy, round(evaluation.ece, 3)
+    (1.0, 0.534)
+    """
+    evaluator = Evaluator(
+        name=name,
+        bins=bins,
+        ignore_index=ignore_index,
+        class_names=class_names,
+        class_counts=class_counts,
+        background=background,
+        per_image=per_image,
+        resamples=resamples,
+        level=level,
+        seed=seed,
+    )
+    if per_image:
+        return replace(evaluator.update(logits, target).compute(pooled=False), exact=True)
+    _warn_of_probabilities(logits)
+    predictions = Predictions.of(logits, target, ignore_index=ignore_index)
+    return evaluator._exactly(predictions, kde, progress)
+
+
+def evaluate_on(
+    model: nn.Module,
+    batches: Iterable[Any],
+    *,
+    forward: Forward | None = None,
+    own_rows: OwnRows | None = None,
+    progress: Progress | None = None,
+    group: dist.ProcessGroup | None = None,
+    timeout: float | None = None,
+    **options: Any,
+) -> Evaluation:
+    """Evaluate a model on a stream of batches in constant memory: an `Evaluator` in a loop.
+
+    In a distributed run every process calls this function with its own part of the data, which may be empty.
+    Each gets the figures of all data. Elements that a `torch.utils.data.DistributedSampler` repeats are left
+    out. If a batch fails in one process, the call fails in all of them.
+
+    Args:
+        model: a module that maps an input to logits ``(B, K, *S)``. It runs in evaluation mode, without
+            gradients.
+        batches: pairs ``(input, target)``. The input is a tensor, or tuples, lists and dicts of tensors.
+        forward: a function that maps the model and a batch to logits and target, for other kinds of batches.
+        own_rows: as in `calibrant.inference.predictions_on`.
+        progress: called after every batch with the number of batches done and their total, or None.
+        group: the processes to pool over; all of them by default.
+        timeout: seconds to wait for the other processes; by default the time-out of the process group.
+        **options: the options of `Evaluator`.
+
+    >>> batches = [(9 * torch.eye(3), torch.tensor([0, 1, 2])), (9 * torch.eye(3), torch.tensor([0, 1, 1]))]
+    >>> round(evaluate_on(nn.Identity(), batches).accuracy, 3)
+    0.833
+    """
+    evaluator = Evaluator(**options)
+    for_each_prediction(
+        evaluator.update,
+        "evaluating batches",
+        model,
+        batches,
+        forward=forward,
+        own_rows=own_rows,
+        progress=progress,
+        group=group,
+        timeout=timeout,
+    )
+    return evaluator.compute(group, timeout=timeout)
+
+
+class Evaluator:
+    """Evaluate a stream of batches in constant memory.
+
+    It keeps sums: a histogram of confidences, and a few bins per class. Scores, accuracies and errors over
+    bins of equal width are exact. Errors over bins of equal mass and the smooth error are close; the
+    functions in `calibrant.metrics` state how close. Metrics that need every prediction at once are None:
+    the calibration and refinement parts and `kde_ece`. There are intervals for the errors of the top class,
+    accuracy, balanced accuracy, NLL and Brier.
+
+    ``evaluator + evaluator`` combines two evaluators. In a distributed run every process calls `compute` and
+    gets the figures of all data.
+
+    Args:
+        num_classes: number of classes; by default that of the first batch, or of the other processes.
+        **options: the options of `evaluate`.
+
+    >>> evaluator = Evaluator()
+    >>> for _ in range(3):
+    ...     evaluator = evaluator.update(torch.tensor([[2.0, 0.0], [0.0, 1.0]]), torch.tensor([0, 0]))
+    >>> evaluation = evaluator.compute()
+    >>> evaluation.samples, evaluation.accuracy
+    (6, 0.5)
+    """
+
+    def __init__(
+        self,
+        num_classes: int | None = None,
+        *,
+        name: str = "model",
+        bins: int = 15,
+        ignore_index: int = -100,
+        class_names: Sequence[str] | None = None,
+        class_counts: Sequence[int] | Tensor | None = None,
+        background: int | None = None,
+        per_image: bool = False,
+        resamples: int = 1000,
+        level: float = 0.95,
+        seed: int = 0,
+    ) -> None:
+        if bins < 1:
+            raise ValueError(f"bins must be at least 1, got {bins}")
+        if resamples < 0:
+            raise ValueError(f"resamples must be at least 0, got {resamples}")
+        if not 0 < level < 1:
+            raise ValueError(f"level must be between 0 and 1, got {level}")
+        self.name = name
+        self.bins = bins
+        self.ignore_index = ignore_index
+        self.class_names = None if class_names is None else [str(entry) for entry in class_names]
+        self.class_counts = None if class_counts is None else torch.as_tensor(class_counts).tolist()
+        self.background = background
+        self.per_image = per_image
+        self.resamples = resamples
+        self.level = level
+        self.seed = seed
+        self._options = Options(bins, background)
+        self._sums: EvaluationSums | None = None
+        self.num_classes = self._given_classes = num_classes
+        if num_classes is not None:
+            self._check(num_classes)
+
+    def update(self, logits: Tensor, target: Tensor) -> Self:
+        """Add a batch, with shapes as in `evaluate`, and return the evaluator.
+
+        Raises:
+            ValueError: shapes or labels do not fit, or logits are not finite. Nothing is added then.
+        """
+        if self._sums is None:
+            _warn_of_probabilities(logits)
+        if not self.per_image:
+            bin_of_cells(self.bins, torch.device("cpu"))  # raises an error for bins that a stream cannot have
+        elements = arrange(
+            logits, target, num_classes=self.num_classes, ignore_index=self.ignore_index, look_at_labels=True
+        )
+        if self.num_classes is None:
+            self._check(logits.shape[1])
+        sums = self._measure(elements)
+        if self.per_image:
+            for image, labels in zip(torch.split(logits, 1), torch.split(target, 1), strict=True):
+                part = arrange(image, labels, ignore_index=self.ignore_index)
+                sums = sums.with_image(Predictions.of_elements(part), self._options)
+        self.num_classes = logits.shape[1]
+        self._sums = sums if self._sums is None else self._sums.to(logits.device) + sums
+        return self
+
+    def compute(
+        self, group: dist.ProcessGroup | None = None, *, pooled: bool = True, timeout: float | None = None
+    ) -> Evaluation:
+        """The evaluation of all batches that all processes have added; more can be added afterwards.
+
+        Args:
+            group: the processes to pool over; all of them by default.
+            pooled: False to evaluate the batches of this process alone, without waiting for others.
+            timeout: seconds to wait for the other processes; by default the time-out of the process group.
+
+        Raises:
+            ValueError: no element was added, or all elements are ignored.
+            RuntimeError: another process did not arrive in time.
+        """
+        device = None if self._sums is None else self._sums.samples.device
+        classes = self.num_classes
+        if pooled:
+            classes = _agreed(classes, collective_device(device, group), group, timeout)
+        if classes is None:
+            raise ValueError("nothing to evaluate: call update(logits, target) first")
+        if self._sums is None:
+            device = collective_device(None, group)  # the device of the other processes' sums
+            self._check(classes)
+            empty = torch.empty(0, classes, device=device), torch.empty(0, dtype=torch.int64, device=device)
+            self._sums = self._measure(arrange(*empty))
+            self.num_classes = classes
+        return self._streamed(self._sums.all_reduce(group, timeout=timeout) if pooled else self._sums)
+
+    def reset(self) -> None:
+        """Forget all batches."""
+        self._sums = None
+        self.num_classes = self._given_classes
+
+    def __add__(self, other: Evaluator) -> Evaluator:
+        """An evaluator with the batches of both and the options of the first."""
+        if not isinstance(other, Evaluator):
+            return NotImplemented
+        for option in ("bins", "ignore_index", "per_image", "class_counts", "background"):
+            if getattr(self, option) != getattr(other, option):
+                raise ValueError(
+                    f"evaluators with different {option} do not add up: {getattr(self, option)} and "
+                    f"{getattr(other, option)}"
+                )
+        if self.num_classes != other.num_classes and None not in (self.num_classes, other.num_classes):
+            raise ValueError(
+                f"evaluators of {self.num_classes} and of {other.num_classes} classes do not add up"
+            )
+        total = copy(self)
+        total.num_classes = self.num_classes or other.num_classes
+        total._sums = None
+        parts = [part._sums for part in (self, other) if part._sums is not None]
+        if parts:
+            total._sums = parts[0] if len(parts) == 1 else parts[0] + parts[1].to(parts[0].samples.device)
+        return total
+
+    def _check(self, num_classes: int) -> None:
+        """Check that the options fit the number of classes."""
+        for option, values in (("class_names", self.class_names), ("class_counts", self.class_counts)):
+            if values is not None and len(values) != num_classes:
+                raise ValueError(
+                    f"{option} must have one entry for each of {num_classes} classes, got {len(values)}"
+                )
+        if self.background is not None and not 0 <= self.background < num_classes:
+            raise ValueError(
+                f"background must be a class from 0 to {num_classes - 1}, or None, got {self.background}"
+            )
+
+    def _groups(self) -> Tensor | None:
+        return None if self.class_counts is None else group_of_class(self.class_counts)
+
+    def _measure(self, elements: Elements) -> EvaluationSums:
+        return EvaluationSums.of(Predictions.of_elements(elements), self._options, self._groups())
+
+    def _exactly(self, predictions: Predictions, kde: bool, progress: ResampleProgress | None) -> Evaluation:
+        """The evaluation of predictions that are all at hand."""
+        self._check(predictions.num_classes)
+        options = self._options._replace(kde=kde)
+        sums = EvaluationSums.of(predictions, options, self._groups())
+        values = element_values(predictions, options)
+        estimates = sums.metrics(options, predictions, values)
+        fingerprint = None
+        if self.resamples * predictions.samples <= _MOST_DRAWS:
+            fingerprint = hashlib.sha256(predictions.label.cpu().numpy().tobytes()).hexdigest()
+            replicates = bootstrap(
+                predictions, options, values, resamples=self.resamples, seed=self.seed, progress=progress
+            )
+        else:
+            replicates = self._from_sums(sums, progress)
+        return self._evaluation(sums, options, estimates, replicates, predictions, fingerprint)
+
+    def _from_sums(self, sums: EvaluationSums, progress: ResampleProgress | None = None) -> dict[str, Tensor]:
+        return bootstrap_histogram(
+            sums.histogram,
+            sums.counts,
+            self._options,
+            resamples=self.resamples,
+            seed=self.seed,
+            progress=progress,
+        )
+
+    def _streamed(self, sums: EvaluationSums) -> Evaluation:
+        """The evaluation of a stream."""
+        if sums.samples == 0:
+            raise ValueError("nothing to evaluate: every element that was added is ignored")
+        if not self.per_image:
+            estimates, replicates = sums.metrics(self._options), self._from_sums(sums)
+            return self._evaluation(sums, self._options, estimates, replicates)
+        evaluation = self._evaluation(sums, self._options, {}, {})
+        figures = image_figures(sums.images, self.level if self.resamples else None)
+        return replace(evaluation, per_image=True, figures={**evaluation.figures, **figures})
+
+    def _evaluation(
+        self,
+        sums: EvaluationSums,
+        options: Options,
+        estimates: Mapping[str, float | None],
+        replicates: Mapping[str, Tensor],
+        predictions: Predictions | None = None,
+        fingerprint: str | None = None,
+    ) -> Evaluation:
+        bins = bins_of_the_test(self.bins)
+        p_value = calibration_test(sums.histogram, bins=bins, seed=self.seed).p_value
+        figures = figures_of(
+            estimates,
+            replicates,
+            sums,
+            options,
+            level=self.level if self.resamples else None,
+            rejected=p_value < 1 - self.level,
+            chance=lambda metric: metric(predictions or sums.histogram, self.bins, self.seed),
+        )
+        return Evaluation(
+            name=self.name,
+            samples=int(sums.samples),
+            num_classes=len(sums.counts.occurs),
+            bins=self.bins,
+            exact=predictions is not None,
+            figures={name: figures.get(name, Figure(None)) for name in METRICS},
+            p_value=p_value,
+            reliability=sums.reliability(self.level),
+            classes=sums.classes(self.class_names),
+            groups=sums.groups(self._groups()),
+            level=self.level,
+            seed=self.seed,
+            fingerprint=fingerprint,
+        )
+
+
+def _agreed(
+    classes: int | None, device: torch.device, group: dist.ProcessGroup | None, timeout: float | None
+) -> int | None:
+    """The number of classes, also in processes without data; None if no process has data."""
+    known = [-1, -math.inf] if classes is None else [classes, -classes]
+    most, least = all_reduce(
+        torch.tensor(known, dtype=torch.float64, device=device), maximum=True, group=group, timeout=timeout
+    ).tolist()
+    if most > 0 and most != -least:
+        raise ValueError(f"the processes evaluate different numbers of classes, from {-least:g} to {most:g}")
+    return int(most) if most > 0 else None
+
+
+def look_like_probabilities(logits: Tensor) -> bool:
+    """Whether logits lie in [0, 1] and add up to 1, as probabilities do. Some elements are checked.
+
+    Args:
+        logits: logits ``(N, K, *S)``.
+
+    >>> look_like_probabilities(torch.tensor([[0.25, 0.75]])), look_like_probabilities(torch.eye(2) * 2)
+    (True, False)
+    """
+    some = logits.detach()[:64].flatten(2)[..., :64] if logits.ndim > 2 else logits.detach()[:1024]
+    return (
+        some.numel() > 0
+        and bool(((some >= 0) & (some <= 1)).all())
+        and bool(((some.sum(1) - 1).abs() < 1e-3).all())
+    )
+
+
+def _warn_of_probabilities(logits: Tensor) -> None:
+    """Warn of probabilities in the place of logits."""
+    if not isinstance(logits, Tensor):
+        found = type(logits).__name__
+        raise TypeError(f"logits must be a torch.Tensor, got {found}: pass torch.as_tensor of both")
+    if look_like_probabilities(logits):
+        warnings.warn(
+            "these logits lie in [0, 1] and add up to 1, as probabilities do; pass the .log() of those",
+            UserWarning,
+            stacklevel=3,
+        )

@@ -1,0 +1,327 @@
+"""`Evaluation`, the figures of one model on one data set, with its parts, JSON and printed table."""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field, fields
+from typing import TYPE_CHECKING, Any, Self
+
+import torch
+
+from calibrant.metrics.catalogue import METRICS
+from calibrant.metrics.uncertainty import Interval, interval
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+_FORMAT = 1
+
+
+@dataclass(frozen=True)
+class Figure:
+    """The value of one metric, with its uncertainty.
+
+    Attributes:
+        value: the value; None if it was not computed.
+        interval: its confidence interval, at the level of the evaluation; None if it was not computed.
+        replicates: its values on resampled data, for comparisons; empty if it was not resampled.
+    """
+
+    value: float | None
+    interval: Interval | None = None
+    replicates: tuple[float, ...] = field(default=(), repr=False)
+
+
+@dataclass(frozen=True)
+class Reliability:
+    """The numbers of a reliability diagram: M bins ``(edges[b], edges[b+1]]`` of confidence.
+
+    Attributes:
+        edges: the M + 1 edges of the bins.
+        count: number of elements per bin.
+        confidence: mean confidence per bin. This and the following are None for an empty bin.
+        accuracy: fraction of correct elements per bin.
+        accuracy_interval: Clopper-Pearson interval of the accuracy.
+        consistency: the range in which the accuracy of a calibrated model would lie.
+    """
+
+    edges: tuple[float, ...]
+    count: tuple[int, ...]
+    confidence: tuple[float | None, ...]
+    accuracy: tuple[float | None, ...]
+    accuracy_interval: tuple[Interval | None, ...]
+    consistency: tuple[Interval | None, ...]
+
+
+@dataclass(frozen=True)
+class ClassFigures:
+    """The figures of one class.
+
+    Attributes:
+        name: the name of the class, or its number.
+        count: number of elements of this class.
+        accuracy: the fraction of them that are predicted correctly; None without elements.
+        iou: intersection over union; None if the class neither occurs nor is predicted.
+        gap: mean probability of the class minus its frequency. Above 0: the model predicts it too often.
+        ece: calibration error of the probability of the class.
+    """
+
+    name: str
+    count: int
+    accuracy: float | None
+    iou: float | None
+    gap: float
+    ece: float
+
+
+@dataclass(frozen=True)
+class GroupFigures:
+    """The figures of several classes together: the head, middle or tail of long-tailed data.
+
+    Attributes:
+        classes: number of classes in the group.
+        count: number of elements of these classes.
+        accuracy: fraction of correct elements. This and the following are None without elements.
+        confidence: mean confidence.
+        ece: calibration error of the confidence.
+    """
+
+    classes: int
+    count: int
+    accuracy: float | None
+    confidence: float | None
+    ece: float | None
+
+
+@dataclass(frozen=True)
+class Difference:
+    """The difference between two evaluations in one metric.
+
+    Attributes:
+        value: the first value minus the second.
+        interval: the interval of the difference, at the level of the evaluations.
+        significant: whether the interval excludes 0.
+        better: the better evaluation, "first" or "second"; None if the difference is not significant.
+    """
+
+    value: float
+    interval: Interval
+    significant: bool
+    better: str | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evaluation:
+    """The figures of one model on one data set, as plain numbers; made by `evaluate` or an `Evaluator`.
+
+    Every metric in `calibrant.metrics.METRICS` is an attribute: ``evaluation.ece`` is
+    ``evaluation.figures["ece"].value``. Fractions are between 0 and 1, not percent. The value is None for a
+    metric that was not computed: in a stream, metrics that need every prediction at once;
+    `mean_iou_foreground` without a background class; `kde_ece` without ``kde=True``.
+
+    Attributes:
+        name: the name of the model.
+        samples: number of elements that are not ignored.
+        num_classes: number of classes, K.
+        bins: number of bins of the binned errors.
+        exact: whether the figures were computed from all predictions, and not from the sums of a stream.
+        per_image: whether the figures are means over images. The p-value, the reliability diagram, classes
+            and groups always describe all elements together.
+        figures: the figure of every metric, by name.
+        p_value: the probability that a calibrated model gets an ECE at least as large; see
+            `calibration_test`. With 15 bins if ``bins`` is not a divisor of 300.
+        reliability: the numbers of the reliability diagram.
+        classes: the figures of each class.
+        groups: the figures of head, middle and tail, if class counts were given.
+        level: the level of the intervals.
+        seed: the seed of the resamples.
+        fingerprint: a hash of the labels, if resamples were drawn element by element. Comparisons between
+            evaluations with equal fingerprints are paired.
+    """
+
+    name: str
+    samples: int
+    num_classes: int
+    bins: int
+    exact: bool
+    per_image: bool = False
+    figures: Mapping[str, Figure]
+    p_value: float
+    reliability: Reliability
+    classes: tuple[ClassFigures, ...]
+    groups: Mapping[str, GroupFigures] = field(default_factory=dict)
+    level: float = 0.95
+    seed: int = 0
+    fingerprint: str | None = None
+
+    def __getattr__(self, name: str) -> Any:
+        """The value of the metric with this name."""
+        try:
+            return vars(self)["figures"][name].value
+        except KeyError:
+            raise AttributeError(f"{type(self).__name__!r} has no attribute or metric {name!r}") from None
+
+    def __dir__(self) -> Iterable[str]:
+        return [*super().__dir__(), *self.figures]
+
+    @property
+    def metrics(self) -> dict[str, float | None]:
+        """The value of every metric by name, in the order of `calibrant.metrics.METRICS`."""
+        return {name: figure.value for name, figure in self.figures.items()}
+
+    @property
+    def intervals(self) -> dict[str, Interval]:
+        """The confidence intervals by metric; see `calibrant.metrics.uncertainty.interval`."""
+        return {name: each.interval for name, each in self.figures.items() if each.interval is not None}
+
+    @property
+    def replicates(self) -> dict[str, tuple[float, ...]]:
+        """The values on resampled data by metric, for `compare`."""
+        return {name: each.replicates for name, each in self.figures.items() if each.replicates}
+
+    def compare(self, other: Evaluation) -> dict[str, Difference]:
+        """Which metrics differ significantly between two models, by the bootstrap.
+
+        The comparison is paired if both models were evaluated on the same labels in the same order, with the
+        same seed: each resample then drew the same elements for both. A paired comparison detects far smaller
+        differences. Otherwise the two data sets are treated as independent.
+
+        Returns:
+            One entry for each metric that both evaluations have resampled. Without calibration errors if the
+            numbers of bins differ.
+
+        Raises:
+            ValueError: there is no such metric.
+
+        >>> from calibrant import evaluate
+        >>> logits = torch.randn(500, 3, generator=torch.Generator().manual_seed(0))
+        >>> target = logits.argmax(1)
+        >>> difference = evaluate(logits, target).compare(evaluate(5 * logits, target))["nll"]
+        >>> difference.significant, difference.better
+        (True, 'second')
+        """
+        if self.per_image or other.per_image:
+            raise ValueError("figures that are means over images are not resampled, and cannot be compared")
+        ours, theirs = self.replicates, other.replicates
+        names = [name for name in ours if name in theirs]
+        if not names:
+            raise ValueError(
+                "nothing to compare: one of the evaluations has no resampled figures; evaluate "
+                "with resamples > 0"
+            )
+        if self.bins != other.bins:
+            names = [name for name in names if METRICS[name].group != "calibration"]
+        paired = self.is_paired_with(other)
+        return {name: self._difference(other, name, paired) for name in names}
+
+    def _difference(self, other: Evaluation, name: str, paired: bool) -> Difference:
+        first, second = self.figures[name], other.figures[name]
+        assert first.value is not None
+        assert second.value is not None
+        size = min(len(first.replicates), len(second.replicates))
+        ours, theirs = (torch.tensor(each.replicates[:size], dtype=torch.float64) for each in (first, second))
+        if not paired:  # both may have been drawn with the same random numbers: break the pairing
+            theirs = theirs.flip(0)
+        value = first.value - second.value
+        low, high = interval(value, ours - theirs, self.level, debiased=METRICS[name].debiased)
+        # A difference by rounding is not significant, however regular it is.
+        rounding = 1e-6 * max(abs(first.value), abs(second.value))
+        significant = not low <= 0 <= high and abs(value) > rounding
+        better = "first" if (value > 0) == METRICS[name].higher_is_better else "second"
+        return Difference(value, (low, high), significant, better if significant else None)
+
+    def is_paired_with(self, other: Evaluation) -> bool:
+        """Whether both have the same labels in the same order and the same resamples."""
+        same = (self.fingerprint, self.seed, self.samples) == (other.fingerprint, other.seed, other.samples)
+        return same and self.fingerprint is not None
+
+    def to_dict(self) -> dict[str, Any]:
+        """The evaluation as dictionaries, lists and numbers."""
+        plain: dict[str, Any] = json.loads(self.to_json())
+        return plain
+
+    def to_json(self) -> str:
+        """The evaluation as JSON; `from_json` returns an equal evaluation."""
+        plain = {"format": _FORMAT, **vars(self), **self.metrics}
+        plain |= {"intervals": self.intervals, "replicates": self.replicates}
+        del plain["figures"]
+        return json.dumps(plain, default=asdict, allow_nan=False)
+
+    @classmethod
+    def from_json(cls, text: str) -> Self:
+        """Read the JSON of `to_json`.
+
+        Raises:
+            ValueError: the text is not an evaluation. The message states what is wrong.
+        """
+        try:
+            plain = json.loads(text)
+        except json.JSONDecodeError as error:
+            raise ValueError(f"not an evaluation: not JSON ({error})") from None
+        if not isinstance(plain, dict) or "format" not in plain:
+            raise ValueError("not an evaluation: expected a JSON object with the key 'format'")
+        return cls.from_dict(plain)
+
+    @classmethod
+    def from_dict(cls, plain: Mapping[str, Any]) -> Self:
+        """Read the dictionary of `to_dict`; errors as in `from_json`."""
+        plain = dict(plain)
+        version = plain.pop("format", None)
+        if version != _FORMAT:
+            raise ValueError(f"an evaluation of format {version!r}; this version reads format {_FORMAT}")
+        known = {*(entry.name for entry in fields(cls)), *METRICS, "intervals", "replicates"} - {"figures"}
+        if unknown := sorted(set(plain) - known):
+            raise ValueError(f"not an evaluation: unknown keys {unknown}")
+        try:
+            ends, drawn = plain.pop("intervals"), plain.pop("replicates")
+            plain["figures"] = {
+                name: Figure(plain.pop(name), _tuples(ends.get(name)), _tuples(drawn.get(name, [])))
+                for name in METRICS
+            }
+            plain["reliability"] = Reliability(**{k: _tuples(v) for k, v in plain["reliability"].items()})
+            plain["classes"] = tuple(ClassFigures(**figures) for figures in plain["classes"])
+            plain["groups"] = {name: GroupFigures(**figures) for name, figures in plain["groups"].items()}
+            return cls(**plain)
+        except (KeyError, TypeError, AttributeError) as error:
+            raise ValueError(f"not an evaluation: {type(error).__name__} {error}") from None
+
+    def __rich__(self) -> Table:
+        from rich.table import Table
+        from rich.text import Text
+
+        kind = ("exact" if self.exact else "streamed") + (", means over images" if self.per_image else "")
+        title = (
+            f"{self.name}: {self.samples:,} elements, {self.num_classes:,} classes, {self.bins} bins, {kind}"
+        )
+        caption = "Intervals are corrected for the bias of small samples." if self.intervals else None
+        table = Table(
+            "metric", title=Text(title), title_justify="left", caption=caption, caption_justify="left"
+        )
+        table.add_column("value", justify="right")
+        table.add_column(f"{100 * self.level:g} % interval", justify="right")
+        for name, figure in self.figures.items():
+            if figure.value is not None:
+                metric = METRICS[name]
+                ends = " – ".join(metric.text(end) for end in figure.interval or ())
+                table.add_row(metric.label, metric.text(figure.value), ends)
+        table.add_section()
+        for name, group in self.groups.items():
+            if group.ece is not None and group.accuracy is not None:
+                accuracy, ece = METRICS["accuracy"].text(group.accuracy), METRICS["ece"].text(group.ece)
+                table.add_row(f"Accuracy, {name}", accuracy, f"{group.classes} classes")
+                table.add_row(f"ECE, {name}", ece, f"{group.count:,} elements")
+        table.add_row("p-value of calibration", f"{self.p_value:.3f}", "")
+        return table
+
+    def __str__(self) -> str:
+        from rich.console import Console
+
+        output = io.StringIO()
+        Console(file=output, width=100, color_system=None).print(self)
+        return output.getvalue().rstrip()
+
+
+def _tuples(values: Any) -> Any:
+    return tuple(_tuples(value) for value in values) if isinstance(values, list) else values

@@ -1,0 +1,111 @@
+"""Confidence intervals of all metrics, from replicates or from sums."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from calibrant.evaluation.figures import Figure
+from calibrant.evaluation.sums import EvaluationSums
+from calibrant.metrics.catalogue import METRICS, Metric, Options
+from calibrant.metrics.uncertainty import Interval, binomial_interval, interval
+
+
+def figures_of(
+    estimates: Mapping[str, float | None],
+    replicates: Mapping[str, Tensor],
+    sums: EvaluationSums,
+    options: Options,
+    *,
+    level: float | None,
+    rejected: bool,
+    chance: Callable[[Any], float],
+) -> dict[str, Figure]:
+    """The figures of all metrics: values with intervals and replicates.
+
+    Args:
+        estimates: the values.
+        replicates: the values on resampled data.
+        sums: the sums of the data.
+        options: the options of the metrics.
+        level: the level of the intervals; None for no intervals.
+        rejected: whether the test of calibration rejects that the model is calibrated.
+        chance: calls `Metric.chance` with the data.
+    """
+    figures: dict[str, Figure] = {}
+    for name, value in estimates.items():
+        metric, drawn = METRICS[name], replicates.get(name)
+        ends = None
+        if value is not None and level is not None:
+            if metric.source in METRICS:
+                ends = _mapped(metric, figures[metric.source].interval, options)
+            elif metric.binomial:
+                ends = _binomial(value, sums.samples, level)
+            elif drawn is not None:
+                ends = _bootstrap(metric, value, drawn, level, rejected, chance)
+            elif metric.source == "elements" and metric.streamed:
+                ends = _normal(*sums.element_moments(name, options), level)
+        # Seven digits are far more precise than a resample, and halve the JSON.
+        rounded = () if drawn is None else tuple(float(f"{each:.7g}") for each in drawn.tolist())
+        figures[name] = Figure(value, _clipped(metric, ends), rounded)
+    return figures
+
+
+def image_figures(images: Tensor, level: float | None) -> dict[str, Figure]:
+    """Means over images, with intervals from their spread.
+
+    Args:
+        images: the sums ``(3, metrics)`` of `EvaluationSums`.
+        level: the level of the intervals; None for no intervals.
+    """
+    figures = {}
+    for (name, metric), (count, total, squares) in zip(METRICS.items(), images.T.tolist(), strict=True):
+        if count:
+            mean, ends = total / count, None
+            if level is not None and count > 1:
+                variance = max(0.0, squares / count - mean**2) / (count - 1)
+                ends = _normal(mean, math.sqrt(variance), level)
+            figures[name] = Figure(mean, _clipped(metric, ends))
+    return figures
+
+
+def _bootstrap(
+    metric: Metric, value: float, drawn: Tensor, level: float, rejected: bool, chance: Callable[[Any], float]
+) -> Interval:
+    low, high = interval(value, drawn, level, debiased=metric.debiased)
+    if metric.chance is not None:
+        low = min(low, interval(value, drawn, level, debiased=True)[0] - chance(metric.chance))
+    if metric.group == "calibration" and metric.source == "confidences" and not rejected:
+        low = 0.0  # the bootstrap never sees an error of 0, but the test allows it
+    return low, high
+
+
+def _mapped(metric: Metric, ends: Interval | None, options: Options) -> Interval | None:
+    """The interval of a metric that is an increasing function of another metric."""
+    if ends is None:
+        return None
+    low, high = metric.function(torch.tensor(ends, dtype=torch.float64), options).tolist()
+    return low, high
+
+
+def _binomial(fraction: float, samples: Tensor, level: float) -> Interval:
+    low, high = binomial_interval((fraction * samples).round(), samples, level)
+    return float(low), float(high)
+
+
+def _normal(mean: float, deviation: float, level: float) -> Interval:
+    reach = math.sqrt(2) * float(torch.erfinv(torch.tensor(level, dtype=torch.float64))) * deviation
+    return mean - reach, mean + reach
+
+
+def _clipped(metric: Metric, ends: Interval | None) -> Interval | None:
+    """The interval inside the range of the metric."""
+    if ends is None:
+        return None
+    most = 1.0 if metric.percent else math.inf
+    low, high = (min(max(end, 0.0), most) for end in ends)
+    return low, high

@@ -1,0 +1,167 @@
+"""The additive sums behind an evaluation, and the figures that follow from them alone."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Self
+
+import torch
+from torch import Tensor
+
+from calibrant.evaluation.figures import ClassFigures, GroupFigures, Reliability
+from calibrant.histogram import Bins, ConfidenceHistogram, bin_of, equal_width_edges
+from calibrant.metrics.accuracy import ClassCounts
+from calibrant.metrics.catalogue import METRICS, Options, compute, element_metrics, element_values
+from calibrant.metrics.classwise import ClassGaps
+from calibrant.metrics.predictions import Predictions
+from calibrant.metrics.uncertainty import binomial_interval, consistency_band
+from calibrant.statistics import Statistics
+
+# Long-tailed data: the head has more training elements than the first number, the tail fewer than the second.
+_HEAD, _TAIL = 100, 20
+GROUPS = ("head", "mid", "tail")
+
+
+def group_of_class(class_counts: Sequence[int]) -> Tensor:
+    """The index in `GROUPS` of each class, by its number of training elements."""
+    counts = torch.tensor(class_counts)
+    return (counts <= _HEAD).long() + (counts < _TAIL).long()
+
+
+@dataclass(frozen=True, eq=False)
+class EvaluationSums(Statistics):
+    """All that an `Evaluator` keeps.
+
+    Attributes:
+        histogram: the confidences.
+        gaps: the probabilities of every class.
+        counts: the predicted and true classes.
+        elements: ``(2, metrics)``, the sums and sums of squares of the metrics that are means over elements.
+        binned: ``(3, bins)``, count, confidence and correctness in equal-width bins.
+        grouped: ``(3, groups, bins)``, the same for head, middle and tail.
+        images: ``(3, metrics)``, for each metric: number of images that have it, its sum, and its sum of
+            squares.
+    """
+
+    histogram: ConfidenceHistogram
+    gaps: ClassGaps
+    counts: ClassCounts
+    elements: Tensor
+    binned: Tensor
+    grouped: Tensor
+    images: Tensor
+
+    @classmethod
+    def of(cls, predictions: Predictions, options: Options, group_of_class: Tensor | None = None) -> Self:
+        """The sums of a batch, without its images."""
+        bins, device = options.bins, predictions.label.device
+        counts = ClassCounts.of(predictions)
+        values = torch.stack(list(element_values(predictions, options, streamed=True).values()))
+        pooled = predictions.equal_width(bins)
+        grouped = torch.zeros(3, len(GROUPS), bins, dtype=torch.float64, device=device)
+        if group_of_class is not None:
+            group = group_of_class.to(device)[predictions.label]
+            confidence = predictions.confidence.double()
+            place = group * bins + bin_of(confidence, equal_width_edges(bins, device))
+            sums = torch.ones_like(confidence), confidence, predictions.correct.double()
+            for row, value in zip(grouped.view(3, -1), sums, strict=True):
+                row.index_add_(0, place, value)
+        return cls(
+            counts.samples,
+            predictions.histogram,
+            ClassGaps.of(predictions.elements, bins),
+            counts,
+            torch.stack([values.sum(1), values.square().sum(1)]),
+            torch.stack([pooled.count, pooled.confidence, pooled.correct]),
+            grouped,
+            torch.zeros(3, len(METRICS), dtype=torch.float64, device=device),
+        )
+
+    def with_image(self, predictions: Predictions, options: Options) -> Self:
+        """These sums with the metrics of one more image. An image without valid elements does not count."""
+        if not predictions.samples:
+            return self
+        figures = EvaluationSums.of(predictions, options).metrics(options, predictions)
+        found = [figures.get(name) for name in METRICS]
+        values = torch.tensor([value or 0.0 for value in found], dtype=torch.float64)
+        present = torch.tensor([value is not None for value in found], dtype=torch.float64)
+        rows = torch.stack([present, values, values.square()])
+        return replace(self, images=self.images + rows.to(self.images.device))
+
+    def metrics(
+        self,
+        options: Options,
+        predictions: Predictions | None = None,
+        values: Mapping[str, Tensor] | None = None,
+    ) -> dict[str, float | None]:
+        """The values of all metrics; None for a value that is undefined.
+
+        Args:
+            options: the options of the metrics.
+            predictions: all predictions, if at hand. The metrics of confidences are then exact.
+            values: the values of the metrics that are means over elements; by default those of a stream.
+        """
+        if values is None:
+            columns = element_metrics(options, streamed=True)
+            values = dict(zip(columns, self.elements[0] / self.samples, strict=True))
+        parts = {
+            "confidences": self.histogram if predictions is None else predictions,
+            "counts": self.counts,
+            "gaps": self.gaps,
+            "elements": {name: value.mean() for name, value in values.items()},
+        }
+        found = {name: float(value) for name, value in compute(parts, options).items()}
+        return {name: None if math.isnan(value) else value for name, value in found.items()}
+
+    def element_moments(self, name: str, options: Options) -> tuple[float, float]:
+        """Mean of a metric over elements, and the standard deviation of this mean."""
+        column = list(element_metrics(options, streamed=True)).index(name)
+        mean, square = (self.elements[:, column] / self.samples).tolist()
+        return mean, math.sqrt(max(0.0, square - mean**2) / float(self.samples))
+
+    def reliability(self, level: float) -> Reliability:
+        """The numbers of the reliability diagram."""
+        bins = Bins(equal_width_edges(self.binned.shape[1], self.binned.device), *self.binned)
+        count = bins.count.tolist()
+
+        def where_filled(*columns: Tensor) -> tuple[Any, ...]:
+            rows = zip(*(column.tolist() for column in columns), strict=True)
+            values = (row if len(row) > 1 else row[0] for row in rows)
+            return tuple(value if n else None for value, n in zip(values, count, strict=True))
+
+        return Reliability(
+            edges=tuple(bins.edges.tolist()),
+            count=tuple(int(n) for n in count),
+            confidence=where_filled(bins.confidence / bins.count),
+            accuracy=where_filled(bins.correct / bins.count),
+            accuracy_interval=where_filled(*binomial_interval(bins.correct, bins.count, level)),
+            consistency=where_filled(*consistency_band(bins, level)),
+        )
+
+    def classes(self, names: Sequence[str] | None) -> tuple[ClassFigures, ...]:
+        """The figures of each class."""
+        gap = self.gaps.gap
+        columns = (
+            [str(k) for k in range(len(gap))] if names is None else names,
+            [int(n) for n in self.counts.occurs.tolist()],
+            [None if math.isnan(value) else value for value in self.counts.accuracy.tolist()],
+            [None if math.isnan(value) else value for value in self.counts.iou.tolist()],
+            (gap.sum(1) / self.samples).tolist(),
+            (gap.abs().sum(1) / self.samples).tolist(),
+        )
+        return tuple(ClassFigures(*row) for row in zip(*columns, strict=True))
+
+    def groups(self, group_of_class: Tensor | None) -> dict[str, GroupFigures]:
+        """The figures of head, middle and tail."""
+        if group_of_class is None:
+            return {}
+        groups = {}
+        for number, name in enumerate(GROUPS):
+            count, confidence, correct = self.grouped[:, number]
+            total = float(count.sum())
+            sums = correct.sum(), confidence.sum(), (confidence - correct).abs().sum()
+            means = [float(value) / total if total else None for value in sums]
+            groups[name] = GroupFigures(int((group_of_class == number).sum()), int(total), *means)
+        return groups

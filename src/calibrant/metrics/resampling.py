@@ -1,0 +1,247 @@
+"""The bootstrap: every metric on resampled data."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import ClassVar, Self
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from calibrant.histogram import Bins, ConfidenceHistogram, bin_of, equal_mass_ends, equal_width_edges
+from calibrant.metrics.accuracy import ClassCounts
+from calibrant.metrics.catalogue import Options, compute
+from calibrant.metrics.classwise import ClassGaps
+from calibrant.metrics.predictions import Predictions
+
+# Weights of elements held at once, (resamples, N).
+_DRAWS = 1 << 21
+
+ResampleProgress = Callable[[int, int], None]
+
+
+class Resamples:
+    """Many resamples of confidences at once.
+
+    Bins are differences of running sums along the sorted confidences. An element that was drawn several times
+    can be divided between two bins of equal mass.
+
+    Args:
+        position: sorted confidences of elements, or mean confidences of cells, ``(n,)``.
+        drawn: sums of count, confidence and correctness for each resample, ``(3, R, n)``.
+    """
+
+    most_bins: ClassVar[int] = 64  # repeated elements end the sweep earlier than on the data
+    cells: ClassVar[int] = 1 << 9  # the error of coarser cells is far below the noise
+
+    def __init__(self, position: Tensor, drawn: Tensor) -> None:
+        self._sorted = position
+        self._sums = F.pad(drawn.cumsum(2), (1, 0))
+
+    @classmethod
+    def of(cls, predictions: Predictions, weight: Tensor) -> Self:
+        """Resamples in which each element occurs ``weight`` times, ``(R, N)``."""
+        order = predictions.order
+        confidence = predictions.confidence[order].double()
+        values = (torch.ones_like(confidence), confidence, predictions.correct[order].double())
+        weight = weight[:, order]
+        return cls(confidence, torch.stack([weight * value for value in values]))
+
+    def equal_width(self, bins: int) -> Bins:
+        """Bins of equal width, each sum ``(R, bins)``."""
+        edges = equal_width_edges(bins, self._sorted.device)
+        return Bins(edges, *self._between(edges))
+
+    def equal_mass(self, bins: int) -> Bins:
+        """Groups of drawn elements whose sizes differ by at most one, each sum ``(R, bins)``."""
+        count = self._sums[0]
+        ends = equal_mass_ends(count[:, -1:], bins)
+        element = (torch.searchsorted(count, ends) - 1).clamp_min_(0)  # the last element of each group
+        element = element.expand(3, -1, -1)
+        below, above = self._sums.gather(2, element), self._sums.gather(2, element + 1)
+        fraction = (ends - below[0]) / (above - below)[0].clamp_min(1)
+        sums = F.pad(below + fraction * (above - below), (1, 0)).diff(dim=2)
+        return Bins(self._sorted.new_full((bins + 1,), torch.nan), *sums)
+
+    def residual(self, cells: int) -> Tensor:
+        """``(correct - confidence) / N`` in cells of ``[0, 1]``, ``(R, cells)``."""
+        sums = self._between(equal_width_edges(cells, self._sorted.device))
+        return (sums[2] - sums[1]) / sums[0].sum(1, keepdim=True)
+
+    def _between(self, edges: Tensor) -> Tensor:
+        ends = torch.searchsorted(self._sorted, edges[1:], right=True)
+        ends[-1] = len(self._sorted)  # by rounding a confidence may be slightly above 1
+        below: Tensor = F.pad(self._sums[..., ends], (1, 0))
+        return below.diff(dim=2)
+
+
+def draws(samples: int, resamples: int, seed: int, numbers: int = 1) -> Iterator[Tensor]:
+    """How often each of the samples is drawn: blocks ``(r, N)`` in float64, ``resamples`` rows in all.
+
+    The draws depend on ``samples`` and ``seed`` only: two models evaluated on the same data get the same
+    draws.
+
+    Args:
+        samples: the number of elements, N.
+        resamples: the number of rows.
+        seed: the seed of the draws.
+        numbers: how many other numbers the caller holds per row. It limits r, as N does.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    for count in _blocks(resamples, max(samples, numbers)):
+        drawn = torch.randint(samples, (count, samples), generator=generator)
+        drawn += samples * torch.arange(count).unsqueeze(1)
+        yield torch.bincount(drawn.flatten(), minlength=count * samples).view(count, samples).double()
+
+
+def bootstrap(
+    predictions: Predictions,
+    options: Options,
+    values: Mapping[str, Tensor],
+    *,
+    resamples: int,
+    seed: int,
+    progress: ResampleProgress | None = None,
+) -> dict[str, Tensor]:
+    """Every metric on elements drawn with replacement.
+
+    Args:
+        predictions: the data.
+        options: the options of the metrics.
+        values: the ``(N,)`` values of the metrics that are means over elements. Scalars are skipped.
+        resamples: the number of resamples.
+        seed: the seed of the draws.
+        progress: called with the number of resamples done and their total.
+
+    Returns:
+        The replicates of each metric that is defined in every resample, ``(resamples,)``, on the CPU. A
+        resample may lack something that a metric needs, such as any foreground.
+    """
+    device, samples = predictions.label.device, predictions.samples
+    columns = {name: column for name, column in values.items() if column.ndim}
+    matrix = torch.stack(list(columns.values()), 1)
+    dense, sparse = _class_residuals(predictions, options.bins)
+
+    def figures() -> Iterator[dict[str, Tensor]]:
+        for weight in draws(samples, resamples, seed, predictions.num_classes * options.bins):
+            weight = weight.to(device)
+            parts = {
+                "confidences": Resamples.of(predictions, weight),
+                "counts": _drawn_counts(predictions, weight),
+                "gaps": _drawn_gaps(weight, dense, sparse, options.bins),
+                "elements": dict(zip(columns, (weight @ matrix / samples).T, strict=True)),
+            }
+            yield compute(parts, options)
+
+    return _gathered(figures(), resamples, progress)
+
+
+def bootstrap_histogram(
+    histogram: ConfidenceHistogram,
+    counts: ClassCounts,
+    options: Options,
+    *,
+    resamples: int,
+    seed: int,
+    progress: ResampleProgress | None = None,
+) -> dict[str, Tensor]:
+    """Every metric on data resampled from sums, for streams and for very large data.
+
+    Counts are drawn from Poisson distributions, a good approximation for so many elements. Mean IoU has no
+    replicates: the sums do not tell which class was predicted in the place of another. Arguments and result
+        as in
+    `bootstrap`.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    filled = (histogram.count > 0).cpu()
+    count, confidence, correct = (values.cpu()[filled] for values in histogram.tensors()[1:])
+    position = confidence / count
+    recognised, missed = counts.recognised.cpu(), (counts.occurs - counts.recognised).cpu()
+
+    def drawn(expected: tuple[Tensor, Tensor], rows: int) -> tuple[Tensor, Tensor]:
+        right, wrong = (torch.poisson(values.expand(rows, -1), generator) for values in expected)
+        # From very few elements none may be drawn. The data then take the place of the resample.
+        nothing = (right + wrong).sum(1, keepdim=True) == 0
+        return torch.where(nothing, expected[0], right), torch.where(nothing, expected[1], wrong)
+
+    def figures() -> Iterator[dict[str, Tensor]]:
+        for rows in _blocks(resamples, len(count)):
+            right, wrong = drawn((correct, count - correct), rows)
+            total = right + wrong
+            hits, misses = drawn((recognised, missed), rows)
+            occurs = hits + misses
+            parts = {
+                "confidences": Resamples(position, torch.stack([total, total * position, right])),
+                "counts": ClassCounts(occurs.sum(1), occurs, hits, torch.full_like(occurs, torch.nan)),
+            }
+            yield compute(parts, options)
+
+    return _gathered(figures(), resamples, progress)
+
+
+def _blocks(resamples: int, numbers: int) -> Iterator[int]:
+    """How many resamples to draw at once, if each holds so many numbers."""
+    step = max(1, _DRAWS // numbers)
+    for start in range(0, resamples, step):
+        yield min(step, resamples - start)
+
+
+def _gathered(
+    blocks: Iterable[dict[str, Tensor]], resamples: int, progress: ResampleProgress | None
+) -> dict[str, Tensor]:
+    """The replicates of all blocks: one tensor for each metric that is defined in every resample."""
+    rows: list[dict[str, Tensor]] = []
+    done = 0
+    for block in blocks:
+        rows.append(block)
+        done += len(next(iter(block.values())))
+        if progress is not None:
+            progress(done, resamples)
+    found = {name: torch.cat([row[name] for row in rows]).cpu() for name in (rows[0] if rows else ())}
+    return {name: values for name, values in found.items() if bool(values.isfinite().all())}
+
+
+def _drawn_counts(predictions: Predictions, weight: Tensor) -> ClassCounts:
+    def total(values: Tensor, index: Tensor) -> Tensor:
+        return weight.new_zeros(len(weight), predictions.num_classes).index_add_(1, index, values)
+
+    label = predictions.label
+    return ClassCounts(
+        weight.sum(1),
+        total(weight, label),
+        total(weight * predictions.correct, label),
+        total(weight, predictions.prediction),
+    )
+
+
+Sparse = tuple[Tensor, Tensor, Tensor]
+
+
+@torch.no_grad()
+def _class_residuals(predictions: Predictions, bins: int) -> tuple[Tensor, Sparse]:
+    """``s_k - 1[y=k]`` of every element and class, split into a dense and a sparse part.
+
+    Returns:
+        The residuals of probabilities in the first bin, where nearly all are, ``(N, K)``, with 0 elsewhere.
+        For the other probabilities: the element, the index among ``K * bins``, and the residual.
+    """
+    probability = predictions.rows.softmax(1)
+    large = (probability > (1 - 1e-6) / bins).nonzero(as_tuple=True)
+    values = probability[large].double()
+    edges = equal_width_edges(bins, values.device)
+    place = large[1] * bins + bin_of(values, edges)
+    hit = (large[1] == predictions.label[large[0]]).double()
+    dense = probability.scatter_add_(1, predictions.label.unsqueeze(1), -torch.ones_like(probability[:, :1]))
+    dense[large] = 0
+    return dense, (large[0], place, values - hit)
+
+
+def _drawn_gaps(weight: Tensor, dense: Tensor, sparse: Sparse, bins: int) -> ClassGaps:
+    element, place, residual = sparse
+    classes = dense.shape[1]
+    gap = weight.new_zeros(len(weight), classes * bins)
+    gap.index_add_(1, place, weight[:, element] * residual)
+    gap = gap.view(len(weight), classes, bins)
+    gap[:, :, 0] += weight.to(dense.dtype) @ dense
+    return ClassGaps(weight.sum(1), gap)
