@@ -82,6 +82,9 @@ PICTURES = {
     "training_curves": lambda **o: plots.training_curves({name: [0.1, 0.2] for name in LOSSES}, **o),
     "multipliers": lambda **o: plots.multipliers(PASSES, **o),
     "multipliers, 100 classes": lambda **o: plots.multipliers(np.ones((3, 100)), **o),
+    "learned_quantity, scalar": lambda **o: plots.learned_quantity(PASSES[:, 0], name="scale", **o),
+    "learned_quantity, vector": lambda **o: plots.learned_quantity(PASSES, name="offset", **o),
+    "learned_quantity, bins": lambda **o: plots.learned_quantity(PASSES, name="gamma", **o),
     "gammas": lambda **o: plots.gammas(PASSES, **o),
     "gaps": lambda **o: plots.gaps(PASSES, **o),
     "edges": lambda **o: plots.edges(PASSES, **o),
@@ -117,12 +120,7 @@ def line(ax, label):
 
 
 def test_every_public_function_is_drawn_here():
-    functions = {
-        name
-        for name, value in vars(plots).items()
-        if callable(value) and not name.startswith("_") and getattr(value, "__module__", "") == plots.__name__
-    }
-    assert functions == {name.partition(",")[0].partition(" ")[0] for name in PICTURES}
+    assert set(plots.__all__) == {name.partition(",")[0].partition(" ")[0] for name in PICTURES}
 
 
 @pytest.mark.parametrize("picture", PICTURES.values(), ids=PICTURES)
@@ -436,6 +434,25 @@ def test_a_crowd_of_classes_does_not_blow_up_the_file(ax):
     file = io.BytesIO()
     plots.multipliers(np.random.default_rng(0).normal(size=(50, 1000)), ax).figure.savefig(file, format="svg")
     assert len(file.getvalue()) < 500_000
+
+
+def test_a_learned_scalar_is_one_line(ax):
+    plots.learned_quantity([torch.tensor(1.0), torch.tensor(2.0, requires_grad=True)], ax, name="logit_scale")
+    (curve,) = ax.lines
+    assert curve.get_xydata().tolist() == [[1, 1], [2, 2]]
+    assert (ax.get_xlabel(), ax.get_ylabel()) == ("Epoch", "Logit scale")
+    assert ax.get_legend() is None
+
+
+def test_a_learned_vector_has_a_line_per_entry_and_a_short_legend(ax):
+    plots.learned_quantity(torch.arange(300.0).reshape(2, 150), ax, name="offset")
+    assert len(ax.collections[0].get_segments()) == 150
+    assert legend(ax) == ["Max", "Mean", "Min", "Each value"]
+    assert line(ax, "Max")[1].tolist() == [149, 299]
+    with pytest.raises(
+        ValueError, match=r"data must have shape \(epochs,\) or \(epochs, n\), got \(1, 2, 3\)"
+    ):
+        plots.learned_quantity(np.zeros((1, 2, 3)), name="offset")
 
 
 @pytest.mark.parametrize(

@@ -170,7 +170,7 @@ def compare(
         )
         if comparison is None:
             return
-        from calibrant.reports.comparison import write_comparison
+        from calibrant.reports.comparison_page import write_comparison
 
         write_comparison(comparison, folder, _traces(comparison, folder))
     _print(comparison)
@@ -314,7 +314,7 @@ def _launched(recipe: Recipe, accelerator: str, devices: str, nodes: int) -> Fab
 
 
 def _traces(comparison: Comparison, folder: Path) -> Any:
-    from calibrant.reports.comparison import Traces
+    from calibrant.reports.comparison_page import Traces
     from calibrant.training.runs import Run, folder_of
 
     runs = {
@@ -323,9 +323,6 @@ def _traces(comparison: Comparison, folder: Path) -> Any:
     }
     history = {name: [run.history for run in each] for name, each in runs.items()}
     return Traces(history, {name: each[0].learned for name, each in runs.items()})
-
-
-_NOT_ON_THE_TERMINAL = ("NLL + T", "Class-wise ECE", "Class-wise ECE + T")
 
 
 def _wide_console(table: Table) -> Console:
@@ -340,31 +337,8 @@ def _wide_console(table: Table) -> Console:
 
 
 def _print(comparison: Comparison) -> None:
-    from rich import box
-    from rich.table import Table
-    from rich.text import Text
+    from calibrant.reports.table_builders import comparison_note, comparison_table
+    from calibrant.reports.tables import print_table
 
-    from calibrant.reports.comparison import columns, notes
-
-    marks = {"better": " ↑", "worse": " ↓", "": ""}
-    # The rest is in the files: more would not fit beside one another.
-    shown = [each for each in columns(comparison) if each.heading not in _NOT_ON_THE_TERMINAL]
-    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
-    table.add_column("")
-    for column in shown:
-        table.add_column(Text(column.heading), justify="right")
-    for method in comparison.methods:
-        cells = []
-        for column in shown:
-            between = column.between(method.name)
-            text = column.text(method.name) + marks[column.verdict(method.name)]
-            style = "bold" if column.best == method.name else ""
-            cells.append(Text(f"{text}\n{between}" if between else text, style=style))
-        table.add_row(Text(method.name), *cells)
-    console = _wide_console(table)
-    console.print(table)
-    console.print(
-        f"{notes(comparison)} In brackets: 95 % intervals of the means.",
-        markup=False,
-        soft_wrap=True,
-    )
+    note = f"{comparison_note(comparison)} 95 % intervals of the means are in brackets."
+    print_table(comparison_table(comparison), note)

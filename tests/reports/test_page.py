@@ -13,7 +13,7 @@ import pytest
 
 from calibrant.evaluation import ClassFigures, Difference, Evaluation, GroupFigures, Reliability
 from calibrant.metrics.catalogue import METRICS
-from calibrant.reports.html import render_report, write_report
+from calibrant.reports.page import render_report, write_report
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 HOSTILE = "<script>alert(1)</script><img src=http://example.org/x onerror=alert(1)>\"'&{{ 7 * 7 }}$x_1"
@@ -147,7 +147,7 @@ class Page(HTMLParser):
 @pytest.fixture
 def no_diagrams(monkeypatch):
     """Drawing takes most of the time, and most tests look elsewhere."""
-    monkeypatch.setattr("calibrant.reports.html._diagram", lambda evaluation: "data:image/svg+xml;base64,")
+    monkeypatch.setattr("calibrant.reports.page._diagram", lambda evaluation: "data:image/svg+xml;base64,")
 
 
 def with_replicates(evaluations):
