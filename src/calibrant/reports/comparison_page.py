@@ -18,6 +18,7 @@ from calibrant.metrics import METRICS
 from calibrant.reports import plots
 from calibrant.reports.page import Summary, write_report
 from calibrant.reports.plots.drawing import default_style, png, svg
+from calibrant.reports.plots.losses import quantity_label
 from calibrant.reports.table_builders import comparison_note, comparison_table
 from calibrant.reports.tables import HTML, tex, to_latex, to_markdown
 
@@ -95,7 +96,7 @@ def _pictures(comparison: Comparison, traces: Traces) -> dict[str, tuple[Figure,
     found: dict[str, tuple[Figure, str]] = {}
 
     def add(
-        name: str,
+        file: str,
         caption: str,
         plot: Callable[..., Axes],
         data: object,
@@ -105,7 +106,7 @@ def _pictures(comparison: Comparison, traces: Traces) -> dict[str, tuple[Figure,
     ) -> None:
         figure = Figure(figsize=(4.2, height), layout="constrained")
         plot(data, figure.subplots(), **options)
-        found[name] = figure, caption
+        found[file] = figure, caption
 
     several = len(comparison.seeds) > 1
     states = {"before": comparison.figures("ece")}
@@ -131,13 +132,13 @@ def _pictures(comparison: Comparison, traces: Traces) -> dict[str, tuple[Figure,
             caption += "; bands are standard deviations over seeds" if several else ""
             add(f"training-{metric}", caption, plots.training_curves, curves, metric=metric)
     for method, learned in traces.learned.items():
-        file = "".join(letter if letter.isalnum() or letter in "-=." else "-" for letter in method)
+        letters = "".join(letter if letter.isalnum() or letter in "-=." else "-" for letter in method)
         for name, values in learned.items():
             rows = values.reshape(len(values), -1)
             if len(rows) > 1 and rows.numel() and rows.isfinite().all():
-                caption = f"Learned {name.replace('_', ' ')} after each epoch, {method}, first seed"
-                options = {"name": name, "title": method}
-                add(f"{name}-{file.strip('-')}", caption, plots.learned_quantity, rows, **options)
+                caption = f"{quantity_label(name)} after each epoch, learned by {method} with the first seed"
+                file = f"{name}-{letters.strip('-')}"
+                add(file, caption, plots.learned_quantity, rows, name=name, title=method)
     return found
 
 

@@ -132,7 +132,7 @@ def _p_values(evaluations: Sequence[Evaluation]) -> Column:
         note = f"calibration is {result} at the {100 * (1 - evaluation.level):g}% level"
         cells.append(Cell(value, text, result, note=note))
     sentence = "The probability of an ECE at least this large if the model were calibrated. A small value "
-    return Column("p_value", "p-value", tuple(cells), sentence + "rejects calibration.")
+    return Column("p_value", "p-value of calibration", tuple(cells), sentence + "rejects calibration.")
 
 
 def _known(value: float | None) -> float | None:

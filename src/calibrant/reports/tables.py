@@ -6,8 +6,10 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from textwrap import wrap
 from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
@@ -246,8 +248,6 @@ def print_table(
             intervals, which would double the height of a long table.
         marks: the symbols of best values and verdicts.
     """
-    import sys
-
     from rich import box
     from rich.console import Console
     from rich.table import Table as Grid
@@ -279,18 +279,21 @@ def print_table(
         return console.measure(grid, options=console.options.update(max_width=10_000)).maximum
 
     console = Console(highlight=False)
-    limited = sys.stdout.isatty()
-    if limited:
-        columns = [(_folded(heading, cells), cells) for heading, cells in columns]
-    parts = [columns[:1]]
-    for column in columns[1:]:
-        if limited and width_of(part_of([*parts[-1], column])) > console.width:
-            parts.append([])
-        parts[-1].append(column)
+    width, limited = console.width, sys.stdout.isatty()
+    parts = [columns]
+    if limited and width_of(part_of(columns)) > width:
+        parts = [[]]
+        for heading, cells in columns:
+            column = _folded(heading, cells), cells
+            if parts[-1] and width_of(part_of([*parts[-1], column])) > width:
+                parts.append([])
+            parts[-1].append(column)
     for part in parts:
         grid = part_of(part)
         # Lines too long for the terminal are better than figures with digits cut off.
-        console.print(grid, width=max(console.width, width_of(grid)), crop=False)
+        console.width = max(width, width_of(grid))
+        console.print(grid)
+    console.width = width
     if len(parts) > 1:
         note = f"Too wide for this terminal: the columns are printed in {len(parts)} parts. {note}".rstrip()
     if note:
@@ -299,8 +302,7 @@ def print_table(
 
 def _folded(heading: str, cells: Sequence[Text]) -> str:
     """The heading in lines no wider than the cells below, as far as its words allow."""
-    from textwrap import wrap
-
+    heading = heading.replace(" + ", " +\u00a0")  # a plus sign stays with the next word
     width = max(len(line) for cell in cells for line in cell.plain.split("\n"))
-    width = max(width, *(len(word) for word in heading.split()), 1)
+    width = max(width, *(len(word) for word in heading.split(" ")), 1)
     return "\n".join(wrap(heading, width, break_long_words=False, break_on_hyphens=False))

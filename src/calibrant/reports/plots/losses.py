@@ -41,7 +41,7 @@ def learned_quantity(
     ('Logit scale', [1.0, 1.5, 1.75])
     """
     values = checks.array("data", data, "(epochs,)", "(epochs, n)")
-    label = _LABELS.get(name, name.replace("_", " ").capitalize())
+    label = quantity_label(name)
     if values.ndim == 2 and values.shape[1] > 1:
         if name == "gamma":
             return _per_bin(values, ax, label, title, "Bin", zero=True, xlabel="Epoch")
@@ -49,6 +49,11 @@ def learned_quantity(
     ax = drawing.given_or_new(ax, 2.4)
     ax.plot(drawing.counted(len(values)), values.reshape(-1), linewidth=1.4, color=drawing.BLUE)
     return drawing.finish(ax, "Epoch", label, title, whole=True)
+
+
+def quantity_label(name: str) -> str:
+    """The name of a learned quantity in print."""
+    return _LABELS.get(name, name.replace("_", " ").capitalize())
 
 
 def multipliers(
