@@ -110,8 +110,8 @@ def render_report(
         heading: table.select(key for key in keys if key not in hidden) for heading, keys in _TABLES.items()
     }
     worst = [_worst_classes(evaluation.classes) for evaluation in evaluations]
-    options = {"autoescape": True, "trim_blocks": True, "lstrip_blocks": True, "keep_trailing_newline": True}
-    environment = Environment(undefined=StrictUndefined, **options)
+    environment = Environment(autoescape=True, undefined=StrictUndefined, keep_trailing_newline=True)
+    environment.trim_blocks = environment.lstrip_blocks = True
     environment.filters.update(
         figure=_percent,
         signed=lambda value: number_text(value, unit="%", signed=True),

@@ -169,8 +169,9 @@ def bin_confidences(
     colours = dict(zip(bins, drawing.shades(len(bins)), strict=True))
     for (name, values), line in zip(checked.items(), lines, strict=True):
         for b, colour in colours.items():
-            look = {"color": colour, "linestyle": line, "linewidth": 1.2}
-            ax.plot(drawing.counted(passes), values[:, b], **look, label=f"{name}, bin {b + 1}")
+            label = f"{name}, bin {b + 1}"
+            x, y = drawing.counted(passes), values[:, b]
+            ax.plot(x, y, color=colour, linestyle=line, linewidth=1.2, label=label)
     drawing.finish(ax, "Pass", "Confidence", title, whole=True)
     entries = [
         Line2D([], [], color=drawing.GREY, linestyle=line, label=name)

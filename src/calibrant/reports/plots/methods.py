@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -37,13 +38,13 @@ def accuracy_against_ece(
             )
 
     ax = drawing.given_or_new(ax, 2.4 + drawing.legend_height(data))
-    look = {"markersize": 4.5, "markeredgecolor": "white", "markeredgewidth": 0.4, "linestyle": "none"}
+    look: dict[str, Any] = {"markersize": 4.5, "markeredgecolor": "white", "markeredgewidth": 0.4}
     points = []
     for number, (name, seeds) in enumerate(checked.items()):
         accuracy, ece = seeds.mean(0)
         dy, dx = seeds.std(0, ddof=1) if len(seeds) > 1 else (None, None)
         style = look | drawing.point_style(number)
-        point, *_ = ax.errorbar(ece, accuracy, dy, dx, elinewidth=0.8, capsize=1.5, **style)
+        point, *_ = ax.errorbar(ece, accuracy, dy, dx, elinewidth=0.8, capsize=1.5, linestyle="none", **style)
         point.set_label(name)
         points.append(point)
     ax.grid(linewidth=0.3, color="#CCCCCC")
