@@ -95,16 +95,8 @@ def _pictures(comparison: Comparison, traces: Traces) -> dict[str, tuple[Figure,
     """Figures and their captions by file name."""
     found: dict[str, tuple[Figure, str]] = {}
 
-    def add(
-        file: str,
-        caption: str,
-        plot: Callable[..., Axes],
-        data: object,
-        *,
-        height: float = 3.4,
-        **options: Any,
-    ) -> None:
-        figure = Figure(figsize=(4.2, height), layout="constrained")
+    def add(file: str, caption: str, plot: Callable[..., Axes], data: object, **options: Any) -> None:
+        figure = Figure(figsize=(4.2, options.pop("height", 3.4)), layout="constrained")
         plot(data, figure.subplots(), **options)
         found[file] = figure, caption
 
@@ -134,8 +126,8 @@ def _pictures(comparison: Comparison, traces: Traces) -> dict[str, tuple[Figure,
     for method, learned in traces.learned.items():
         letters = "".join(letter if letter.isalnum() or letter in "-=." else "-" for letter in method)
         for name, values in learned.items():
-            rows = values.reshape(len(values), -1)
-            if len(rows) > 1 and rows.numel() and rows.isfinite().all():
+            if len(values) > 1 and values.numel() and values.isfinite().all():
+                rows = values.reshape(len(values), -1)
                 caption = f"{quantity_label(name)} after each epoch, learned by {method} with the first seed"
                 file = f"{name}-{letters.strip('-')}"
                 add(file, caption, plots.learned_quantity, rows, name=name, title=method)

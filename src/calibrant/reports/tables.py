@@ -17,10 +17,10 @@ if TYPE_CHECKING:
 
 Verdict = Literal["", "better", "worse", "equal"]
 
+# The marks of best values and verdicts, by kind of table. Best values are bold in any case.
 ARROWS = {"better": "↑", "worse": "↓"}
 WORDS = {"best": "*", "better": "better", "worse": "worse"}
 HTML = {"best": "★", "better": "△", "worse": "▽", "equal": "≈"}
-"""Marks of best values and of verdicts, by kind of table. Where "best" has no mark, the value is bold."""
 
 
 @dataclass(frozen=True)

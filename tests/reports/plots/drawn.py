@@ -1,4 +1,4 @@
-"""Data to draw, and what was drawn of them."""
+"""Data for the plots, and functions that read a plot back."""
 
 import numpy as np
 import torch
