@@ -87,7 +87,7 @@ def evaluation_note(evaluations: Sequence[Evaluation]) -> str:
     """The meaning of the marks in a table of evaluations tested against the first."""
     first, *others = evaluations
     if not all(each.replicates for each in evaluations):
-        return "* best; differences are not tested: this needs resamples, which means over images do not have"
+        return "* best; differences are not tested: there are no resamples (means over images have none)"
     meaning = f"* best; better, worse: significantly so than {first.name}, at the level {first.level:g}"
     unpaired = [other.name for other in others if not first.is_paired_with(other)]
     if not unpaired:
