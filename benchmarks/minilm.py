@@ -27,7 +27,7 @@ from calibrant.calibrators import create_calibrator
 from calibrant.evaluation.comparison import Comparison, Method
 from calibrant.integrations.transformers import Calibration
 from calibrant.options import Choice, split_outside_brackets
-from calibrant.reports.comparison import markdown, write_comparison
+from calibrant.reports.comparison_page import markdown, write_comparison
 from calibrant.training.data import Split
 from calibrant.training.data.text import newsgroups
 

@@ -27,7 +27,7 @@ from torch import Tensor, nn
 import calibrant
 from calibrant.losses import Loss
 from calibrant.metrics import Predictions, accuracy, ece
-from calibrant.reports.html import write_report
+from calibrant.reports.page import write_report
 from calibrant.reports.plots import reliability_diagram
 
 CLASSES = 10

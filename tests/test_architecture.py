@@ -72,7 +72,7 @@ STRANGERS = {
     "evaluation": {"rich", "scipy"},
     "metrics": {"scipy"},
     "calibrators": {"rich", "safetensors", "scipy"},
-    "reports": {"jinja2", "markupsafe", "matplotlib", "mpl_toolkits", "numpy"},
+    "reports": {"jinja2", "markupsafe", "matplotlib", "mpl_toolkits", "numpy", "rich"},
     "integrations": {
         "accelerate",
         "lightning",

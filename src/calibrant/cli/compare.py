@@ -12,7 +12,7 @@ from calibrant.cli.terminal import Resamples, app, fail
 
 if TYPE_CHECKING:
     from calibrant.evaluation.comparison import Comparison
-    from calibrant.reports.comparison import Traces
+    from calibrant.reports.comparison_page import Traces
 
 
 @app.command()
@@ -80,7 +80,7 @@ def compare(
         if comparison is None:
             return
         from calibrant.cli.tables import print_comparison
-        from calibrant.reports.comparison import write_comparison
+        from calibrant.reports.comparison_page import write_comparison
 
         write_comparison(comparison, folder, _traces(comparison, folder))
     print_comparison(comparison)
@@ -89,7 +89,7 @@ def compare(
 
 def _traces(comparison: Comparison, folder: Path) -> Traces:
     """What the runs logged and learned during training, for the plots."""
-    from calibrant.reports.comparison import Traces
+    from calibrant.reports.comparison_page import Traces
     from calibrant.training.runs import Run, folder_of
 
     runs = {

@@ -139,7 +139,7 @@ def write_evaluations(evaluations: Sequence[Evaluation], report: Path | None, js
         listed = ",\n".join(evaluation.to_json() for evaluation in evaluations)
         replace_file(json, f"[{listed}]\n".encode())
     if report is not None:
-        from calibrant.reports.html import write_report
+        from calibrant.reports.page import write_report
 
         write_report(evaluations, report)
 

@@ -1,1 +1,1 @@
-"""Pictures and pages from figures: what to show of a model, once it has been measured."""
+"""Tables, plots and HTML pages of evaluations and comparisons."""

@@ -1,4 +1,4 @@
-"""The report: it says what is right, shows any name as text, and its script works in a browser."""
+"""The report shows the right figures and marks, treats names as text, and sorts in a browser."""
 
 import base64
 import re
@@ -12,7 +12,7 @@ import pytest
 
 from calibrant.evaluation import ClassFigures, Difference, Evaluation, GroupFigures, Reliability
 from calibrant.metrics import METRICS
-from calibrant.reports.html import render_report, write_report
+from calibrant.reports.page import render_report, write_report
 from tests.evaluations import changed as replace
 from tests.evaluations import figures as figures_of
 
@@ -21,7 +21,7 @@ HOSTILE = "<script>alert(1)</script><img src=http://example.org/x onerror=alert(
 
 
 def evaluation(name="resnet", *, over=0.05, accuracy=0.85, classes=20, samples=10_000, exact=True, seed=0):
-    """A model that is over-confident by about `over`, in plausible figures."""
+    """Plausible figures of a model that is over-confident by about `over`."""
     rng = np.random.default_rng(seed)
     bins = 15
     edges = np.linspace(0, 1, bins + 1)
@@ -102,7 +102,7 @@ def models():
 
 
 class Page(HTMLParser):
-    """What the tests ask about: elements with their attributes, cells by figure, text."""
+    """A parsed page: elements with their attributes, cells by figure, text."""
 
     VOID = frozenset({"meta", "img", "br", "link", "input"})
 
@@ -127,7 +127,7 @@ class Page(HTMLParser):
             self.text[number] = self.text.get(number, "") + data
 
     def find(self, tag, **wanted):
-        """Text and attributes of the elements of a kind, as lists."""
+        """Text and attributes of the elements with this tag and these attributes."""
         return [
             (" ".join(self.text.get(number, "").split()), attributes)
             for number, (found, attributes) in enumerate(self.elements)
@@ -136,7 +136,7 @@ class Page(HTMLParser):
         ]
 
     def best(self, figure):
-        """Which rows of a column are marked."""
+        """The rows of a column that are marked as best."""
         return [
             row
             for row, (text, attributes) in enumerate(self.find("td", data_figure=figure))
@@ -146,8 +146,8 @@ class Page(HTMLParser):
 
 @pytest.fixture
 def no_diagrams(monkeypatch):
-    """Drawing takes most of the time, and most tests look elsewhere."""
-    monkeypatch.setattr("calibrant.reports.html._diagram", lambda evaluation: "data:image/svg+xml;base64,")
+    """Skip the diagrams: drawing takes most of the time."""
+    monkeypatch.setattr("calibrant.reports.page._diagram", lambda evaluation: "data:image/svg+xml;base64,")
 
 
 def with_replicates(evaluations):
@@ -474,7 +474,7 @@ class TestBrowser:
     def test_sorting_sorts(self, tmp_path):
         evaluations = [*models(), evaluation("Streamed", exact=False, over=0.09, accuracy=0.7)]
         text = render_report(evaluations)
-        # The page's policy admits no script but its own.
+        # The page's security policy allows no script but its own.
         without_policy = re.sub(r"<meta http-equiv=[^>]*>", "", text)
         path = tmp_path / "probe.html"
         path.write_text(without_policy.replace("</body>", PROBE), encoding="utf-8")
@@ -488,7 +488,7 @@ class TestBrowser:
                     "ece descending 1 3012",
                     "accuracy descending 1 1023",
                     "kde_ece ascending 1 2103",
-                    "kde_ece descending 1 0123",  # what is missing stays last
+                    "kde_ece descending 1 0123",  # missing figures stay last
                     "model ascending 1 2013",
                     "p_value descending 1 2103",
                 ]

@@ -1,0 +1,62 @@
+"""Checks of the data that the plots are given."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import ArrayLike, NDArray
+from torch import Tensor
+
+from calibrant.metrics import METRICS
+
+Array = NDArray[np.float64]
+Numbers = ArrayLike | Tensor | Sequence[Tensor]
+
+
+def check_filled(data: Sequence[Any] | Mapping[str, Any], expected: str) -> None:
+    """Refuse empty data; `expected` says what it should hold."""
+    if not len(data):
+        raise ValueError(f"data must be {expected}, got none")
+
+
+def array(what: str, data: Numbers, *shapes: str, missing: bool = False, infinite: bool = False) -> Array:
+    """Convert data to float64 and check the shape.
+
+    Args:
+        what: the name of the data in error messages.
+        data: the numbers.
+        shapes: the allowed shapes, each written like ``"(passes, K)"``.
+        missing: whether some numbers may be NaN.
+        infinite: whether numbers may be infinite.
+    """
+    expected = f"{what} must have shape {' or '.join(shapes)}"
+    try:
+        if isinstance(data, Sequence) and any(isinstance(part, Tensor) for part in data):
+            data = torch.stack([torch.as_tensor(part) for part in data])
+        if isinstance(data, Tensor):
+            data = data.detach().double().cpu().numpy()
+        values = np.asarray(data, dtype=np.float64)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise ValueError(f"{expected}, and hold numbers: {error}") from error
+    if values.ndim not in {shape.count(",") + (not shape.endswith(",)")) for shape in shapes}:
+        raise ValueError(f"{expected}, got {values.shape}")
+    if not values.size:
+        raise ValueError(f"{expected}, with nothing empty, got {values.shape}")
+    absent = np.isnan(values)
+    if absent.all() or (absent.any() and not missing):
+        raise ValueError(f"{what} must not be NaN, but {int(absent.sum())} of {values.size} numbers are")
+    if not infinite and np.isinf(values).any():
+        number = int(np.isinf(values).sum())
+        raise ValueError(f"{what} must be finite, but {number} of {values.size} numbers are infinite")
+    return values
+
+
+def metric_axis(metric: str) -> tuple[str, int]:
+    """The label of an axis for a key of `METRICS`, and the factor that its figures are multiplied by."""
+    if metric not in METRICS:
+        raise ValueError(f"unknown metric {metric!r}; known: {', '.join(METRICS)}")
+    label = METRICS[metric].label
+    return (f"{label} (%)", 100) if METRICS[metric].percent else (label, 1)

@@ -1,0 +1,147 @@
+"""Plots of distributions: histograms of logits and confidences, and ROC curves of detection scores."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import numpy as np
+import torch
+from matplotlib.axes import Axes
+from torch import Tensor
+
+from calibrant.metrics.ood import detection
+from calibrant.reports.plots import checks, drawing
+from calibrant.reports.plots.checks import Array, Numbers
+
+
+def maximum_logits(
+    data: Mapping[str, Tensor], ax: Axes | None = None, *, bins: int = 50, title: str | None = None
+) -> Axes:
+    """Plot histograms of the largest logit.
+
+    Args:
+        data: by method or data set, logits ``(N, K, *S)``.
+        ax: the axes to draw on; None for a new figure.
+        bins: the number of bins, of equal width and the same for all.
+        title: the title.
+
+    >>> from matplotlib.figure import Figure
+    >>> logits = torch.tensor([[0.0, 1.0], [0.0, 3.0], [5.0, 0.0], [0.0, 5.0]])
+    >>> ax = maximum_logits({"ce": logits}, Figure().subplots(), bins=2)
+    >>> ax.patches[0].get_data().values.tolist()  # percentages in [1, 3) and in [3, 5]
+    [25.0, 75.0]
+    """
+    largest = _per_element(data, bins, lambda logits: logits.amax(1))
+    limits = np.histogram_bin_edges(np.concatenate(list(largest.values())), bins)
+    return _histograms(largest, limits, ax, "Maximum logit", title)
+
+
+def confidences(
+    data: Mapping[str, Tensor], ax: Axes | None = None, *, bins: int = 25, title: str | None = None
+) -> Axes:
+    """Plot histograms of the confidence, the largest probability.
+
+    Args:
+        data: by method or data set, logits ``(N, K, *S)``.
+        ax: the axes to draw on; None for a new figure.
+        bins: the number of bins, of equal width on [0, 1].
+        title: the title.
+
+    >>> from matplotlib.figure import Figure
+    >>> logits = torch.tensor([[0.9, 0.1], [0.3, 0.7], [0.2, 0.8], [0.6, 0.4]]).log()
+    >>> ax = confidences({"ce": logits}, Figure().subplots(), bins=4)
+    >>> ax.patches[0].get_data().values.tolist()  # percentages in each quarter
+    [0.0, 0.0, 50.0, 50.0]
+    """
+    largest = _per_element(data, bins, lambda logits: logits.softmax(1).amax(1))
+    ax = _histograms(largest, np.linspace(0, 1, bins + 1), ax, "Confidence", title)
+    ax.set_xlim(0, 1)
+    return ax
+
+
+def _per_element(
+    data: Mapping[str, Tensor], bins: int, value: Callable[[Tensor], Tensor]
+) -> dict[str, Array]:
+    """Check the logits, and compute one number per element."""
+    if bins < 1:
+        raise ValueError(f"bins must be at least 1, got {bins}")
+    checks.check_filled(data, "a mapping from name to logits")
+    found = {}
+    for name, logits in data.items():
+        if not isinstance(logits, Tensor) or logits.ndim < 2 or not logits.numel():
+            given = tuple(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
+            raise ValueError(f"data[{name!r}] must be a tensor of logits (N, K, *S), got {given}")
+        if not logits.isfinite().all():
+            raise ValueError(f"data[{name!r}] must be finite, but some logits are NaN or infinite")
+        found[name] = value(logits.detach().double().cpu()).flatten().numpy()
+    return found
+
+
+def _histograms(
+    data: Mapping[str, Array], limits: Array, ax: Axes | None, xlabel: str, title: str | None
+) -> Axes:
+    ax = drawing.given_or_new(ax, 2.0 + drawing.legend_height(data))
+    for number, (name, values) in enumerate(data.items()):
+        percent = 100 * np.histogram(values, limits)[0] / len(values)
+        style = drawing.line_style(number)
+        ax.stairs(percent, limits, label=name, linewidth=1.2, **style)
+        ax.stairs(percent, limits, fill=True, alpha=0.12, color=style["color"])
+    ax.set_ylim(bottom=0)
+    drawing.finish(ax, xlabel, "Elements (%)", title)
+    drawing.legend_below(ax)
+    return ax
+
+
+def roc_curve(
+    data: Mapping[str, tuple[Numbers, Numbers]], ax: Axes | None = None, *, title: str | None = None
+) -> Axes:
+    """Plot ROC curves of scores that detect out-of-distribution data, with the areas under them.
+
+    Args:
+        data: by method, the scores ``(N,)`` of data in the distribution and ``(M,)`` of data outside; high
+            scores mean outside.
+        ax: the axes to draw on; None for a new figure.
+        title: the title.
+
+    >>> from matplotlib.figure import Figure
+    >>> ax = roc_curve({"entropy": ([0.1, 0.2, 0.3], [0.3, 0.4])}, Figure().subplots())
+    >>> ax.get_legend().get_texts()[0].get_text()  # one of 6 pairs is tied
+    'entropy: 91.67'
+    """
+    checks.check_filled(data, "a mapping from method to (in_scores, out_scores)")
+    curves, areas = {}, {}
+    for name, scores in data.items():
+        if len(scores) != 2:
+            raise ValueError(f"data[{name!r}] must be (in_scores, out_scores), got {len(scores)} items")
+        inside, outside = (
+            checks.array(f"{which} of {name!r}", part, "(N,)", infinite=True)
+            for which, part in zip(("in_scores", "out_scores"), scores, strict=True)
+        )
+        curves[name] = _rates(inside, outside)
+        areas[name] = detection(torch.from_numpy(inside), torch.from_numpy(outside)).auroc
+
+    few = len(data) <= 6
+    height = 2.9 if few else 2.7 + drawing.legend_height([f"{name}: 99.99" for name in data])
+    ax = drawing.given_or_new(ax, height)
+    ax.plot([0, 100], [0, 100], color=drawing.GREY, linestyle=":", linewidth=0.8)
+    for number, (name, (false, true)) in enumerate(curves.items()):
+        label = f"{name}: {100 * areas[name]:.2f}"
+        ax.plot(100 * false, 100 * true, label=label, linewidth=1.2, **drawing.line_style(number))
+    ax.set(xlim=(-1, 101), ylim=(-1, 101))
+    drawing.finish(ax, "False positive rate (%)", "True positive rate (%)", title)
+    if few:
+        drawing.legend_inside(ax, "lower right", "AUROC (%)")
+    else:
+        drawing.legend_below(ax, title="AUROC (%)")
+    return ax
+
+
+def _rates(inside: Array, outside: Array) -> tuple[Array, Array]:
+    """False and true positive rates at all thresholds, from the highest down; tied scores change together."""
+    thresholds = np.unique(np.concatenate([inside, outside]))[::-1]
+
+    def flagged(scores: Array) -> Array:
+        below = np.searchsorted(np.sort(scores), thresholds, side="left")
+        return np.concatenate([[0.0], 1 - below / len(scores)])
+
+    return flagged(inside), flagged(outside)

@@ -1,0 +1,236 @@
+"""The tables of evaluations and of comparisons, with their best values and significant differences marked."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from itertools import product
+from statistics import fmean, stdev
+from typing import TYPE_CHECKING, Literal
+
+from calibrant.metrics import METRICS
+from calibrant.reports.tables import ARROWS, Cell, Column, Table, Verdict, interval_text, number_text
+
+if TYPE_CHECKING:
+    from calibrant.evaluation.comparison import Comparison, MeanFigure
+    from calibrant.evaluation import Difference, Evaluation
+
+
+def _best(
+    values: Sequence[float | None], printed: Sequence[str], higher_is_better: bool | None
+) -> tuple[int | None, list[bool]]:
+    """The position of the best value, and which values print like it; a single value is not the best."""
+    known = [index for index, value in enumerate(values) if value is not None]
+    if higher_is_better is None or len(known) < 2:
+        return None, [False] * len(values)
+    best = (max if higher_is_better else min)(known, key=lambda index: values[index] or 0.0)
+    return best, [
+        value is not None and text == printed[best] for value, text in zip(values, printed, strict=True)
+    ]
+
+
+# ------------------------------------------------------------------------------------ tables of evaluations
+
+
+def evaluation_table(
+    evaluations: Sequence[Evaluation],
+    names: Sequence[str],
+    *,
+    against: Literal["best", "first"] = "best",
+    unit: str = "%",
+) -> Table:
+    """Every figure of several evaluations.
+
+    The columns are "samples", the metrics in the order of `calibrant.metrics.METRICS`, and "p_value".
+
+    Args:
+        evaluations: the models' evaluations.
+        names: the models' names.
+        against: whether to test each value against the best of its column or against the first model.
+        unit: the text after a percentage.
+    """
+    known: dict[tuple[int, int], dict[str, Difference]] = {}
+    counts = tuple(Cell(each.samples, f"{each.samples:,}") for each in evaluations)
+    columns = [Column("samples", "Elements", counts)]
+    for key, metric in METRICS.items():
+        values = [_known(evaluation.metrics[key]) for evaluation in evaluations]
+        printed = [number_text(value, metric.percent, unit=unit) for value in values]
+        winner, best = _best(values, printed, metric.higher_is_better)
+        reference = winner if against == "best" else 0
+        cells = []
+        for index, (evaluation, value) in enumerate(zip(evaluations, values, strict=True)):
+            if value is None:
+                cells.append(Cell(None, "–", note=_why_missing(key, evaluation)))
+                continue
+            verdict: Verdict = ""
+            note = ""
+            # Values that print alike count as equal, even if later digits differ significantly.
+            if reference is not None and printed[index] != printed[reference]:
+                pair = reference, index
+                if pair not in known:
+                    known[pair] = _differences(evaluations[reference], evaluation)
+                if (difference := known[pair].get(key)) is not None:
+                    low, high = difference.interval
+                    distance = number_text(-difference.value, metric.percent, unit=unit, signed=True)
+                    distance += " " + interval_text((-high, -low), metric.percent)
+                    verdict, note = _verdict(difference, against, names[reference], distance)
+            interval = interval_text(evaluation.intervals.get(key), metric.percent)
+            cells.append(Cell(value, printed[index], interval, best[index], verdict, note))
+        columns.append(Column(key, metric.label, tuple(cells), metric.sentence, metric.higher_is_better))
+    columns.append(_p_values(evaluations))
+    untested = sorted({second for (_, second), found in known.items() if not found})
+    tested = any(known.values())
+    return Table(tuple(names), tuple(columns), tested, tuple(names[index] for index in untested))
+
+
+def evaluation_note(evaluations: Sequence[Evaluation]) -> str:
+    """The meaning of the marks in a table of evaluations tested against the first."""
+    first, *others = evaluations
+    if not all(each.replicates for each in evaluations):
+        return "* best; differences are not tested: there are no resamples (means over images have none)"
+    meaning = f"* best; better, worse: significantly so than {first.name}, at the level {first.level:g}"
+    unpaired = [other.name for other in others if not first.is_paired_with(other)]
+    if not unpaired:
+        return f"{meaning}, by a paired bootstrap"
+    return (
+        f"{meaning}, by the bootstrap; not paired, as if from independent data, for {', '.join(unpaired)}: "
+        "pairing needs the same labels in the same order, loaded (evaluate --exact), and at most 200 million "
+        "elements times resamples"
+    )
+
+
+def _differences(first: Evaluation, second: Evaluation) -> dict[str, Difference]:
+    """First minus second, by metric; empty if the two cannot be compared."""
+    if not (first.replicates and second.replicates):
+        return {}
+    try:
+        return first.compare(second)
+    except ValueError:  # no figure is resampled in both
+        return {}
+
+
+def _verdict(difference: Difference, against: str, reference: str, distance: str) -> tuple[Verdict, str]:
+    if not difference.significant:
+        return "equal", f"not distinguishable from {reference}: {distance}"
+    if difference.better == "first":
+        return "worse", f"significantly worse than {reference}: {distance}"
+    if against == "best":  # the resamples contradict the value
+        return "", f"against {reference}: {distance}"
+    return "better", f"significantly better than {reference}: {distance}"
+
+
+def _p_values(evaluations: Sequence[Evaluation]) -> Column:
+    """The test of calibration. It has no best value: a large p-value proves nothing."""
+    cells = []
+    for evaluation in evaluations:
+        value = _known(evaluation.p_value)
+        if value is None:
+            cells.append(Cell(None, "–", note="not computed"))
+            continue
+        text = "<0.001" if value < 0.001 else f"{value:.3f}"
+        result = "rejected" if value < 1 - evaluation.level else "not rejected"
+        note = f"calibration is {result} at the {100 * (1 - evaluation.level):g}% level"
+        cells.append(Cell(value, text, result, note=note))
+    sentence = "The probability of an ECE at least this large if the model were calibrated. A small value "
+    return Column("p_value", "p-value of calibration", tuple(cells), sentence + "rejects calibration.")
+
+
+def _known(value: float | None) -> float | None:
+    """The number; None for NaN."""
+    return None if value is None or math.isnan(value) else float(value)
+
+
+def _why_missing(key: str, evaluation: Evaluation) -> str:
+    if key == "mean_iou_foreground":
+        return "no background class was named"
+    if not evaluation.exact:
+        return "needs every prediction at once, which a streamed evaluation does not keep"
+    if key == "kde_ece":
+        return "slow for many elements, because it visits all pairs; calibrant.metrics.kde_ece computes it"
+    return "not computed"
+
+
+# ------------------------------------------------------------------------------------ tables of comparisons
+
+
+def comparison_table(comparison: Comparison) -> Table:
+    """Means over seeds with their standard deviations; "+ T" marks figures after temperature scaling."""
+    methods = comparison.methods
+    states = (False, True) if all(method.after for method in methods) else (False,)
+    columns = []
+    for key, after in (
+        ("accuracy", False),
+        *([("mean_iou", False)] if comparison.dense else []),
+        *product(("nll", "ece", "adaptive_ece", "classwise_ece"), states),
+    ):
+        metric = METRICS[key]
+        figures = comparison.figures(key, after=after)
+        label = metric.label + (" + T" if after else "")
+        columns.append(
+            _mean_column(comparison, label, figures, metric.percent, metric.higher_is_better, metric.sentence)
+        )
+    if all(method.temperatures for method in methods):
+        figures = {method.name: _over_seeds(method.temperatures) for method in methods}
+        columns.append(_mean_column(comparison, "T", figures, False, None))
+    for other in methods[0].detection:
+        figures = {method.name: _over_seeds(method.detection[other]) for method in methods}
+        columns.append(_mean_column(comparison, f"AUROC, {other}", figures, True, True))
+    names = tuple(method.name for method in methods)
+    return Table(names, tuple(column for column in columns if not column.empty))
+
+
+def comparison_note(comparison: Comparison, marks: Mapping[str, str] = ARROWS) -> str:
+    """What the figures and marks of a `comparison_table` mean.
+
+    Args:
+        comparison: the comparison that the table shows.
+        marks: the symbols that the table uses.
+    """
+    seeds, first = len(comparison.seeds), comparison.methods[0].name
+    spread = f"mean ± standard deviation over {seeds} seeds" if seeds > 1 else "one seed"
+    if comparison.dense:
+        tested = "No intervals and no significance: the pixels of an image are not independent."
+    elif seeds == 1:
+        tested = "The intervals cover other test data, but not other seeds. One seed is too few to test "
+        tested += "significance."
+    else:
+        tested = f"Significance at 5 % against {first}, over seeds and resampled test data together, with a "
+        tested += f"correction for the number of methods (Holm): {marks['better']} better, "
+        tested += f"{marks['worse']} worse."
+    elements = comparison.methods[0].before[0].samples
+    return (
+        f"Test set of {elements:,} elements, {spread}. All figures but NLL and T are in percent. + T: after "
+        f"temperature scaling, fitted to the validation data. Best mean in bold. {tested}"
+    )
+
+
+def _mean_column(
+    comparison: Comparison,
+    label: str,
+    figures: Mapping[str, MeanFigure],
+    percent: bool,
+    higher_is_better: bool | None,
+    sentence: str = "",
+) -> Column:
+    first, *_ = names = [method.name for method in comparison.methods]
+    values = [figures[name].mean if name in figures else None for name in names]
+    printed = [number_text(value, percent, decimals=3) for value in values]
+    _, best = _best(values, printed, higher_is_better)
+    cells = []
+    for index, name in enumerate(names):
+        if name not in figures:
+            cells.append(Cell(None, "–", note="not computed for every seed"))
+            continue
+        figure = figures[name]
+        spread = "" if figure.std is None else f" ± {number_text(figure.std, percent, decimals=3)}"
+        verdict: Verdict = ("better" if figure.better else "worse") if figure.significant else ""
+        note = f"significantly {verdict} than {first} (p = {figure.p_value:.2g})" if verdict else ""
+        interval = interval_text(figure.interval, percent, decimals=3)
+        cells.append(Cell(figure.mean, printed[index] + spread, interval, best[index], verdict, note))
+    return Column(label, label, tuple(cells), sentence, higher_is_better)
+
+
+def _over_seeds(values: Sequence[float]) -> MeanFigure:
+    from calibrant.evaluation.comparison import MeanFigure
+
+    return MeanFigure(fmean(values), stdev(values) if len(values) > 1 else None, None)

@@ -1,0 +1,100 @@
+"""Every plot uses the given axes, fits a paper's column, is legible and can be saved."""
+
+import io
+
+import matplotlib
+import numpy as np
+import pytest
+from matplotlib import pyplot
+
+from calibrant.losses import LOSSES
+from calibrant.reports import plots
+from tests.reports.plots.drawn import FIGURES, LOGITS, PASSES, classes, legend, reliability
+
+METHODS = {name: [(0.7 + n / 100, 0.02 + n / 500), (0.72, 0.03)] for n, name in enumerate(LOSSES)}
+
+PICTURES = {
+    "reliability_diagram, 15 bins": lambda **o: plots.reliability_diagram(reliability(15), **o),
+    "reliability_diagram, 25 bins": lambda **o: plots.reliability_diagram(reliability(25), **o),
+    "reliability_diagram alone": lambda **o: plots.reliability_diagram(reliability(), histogram=False, **o),
+    "class_gaps, 10": lambda **o: plots.class_gaps(classes(10), **o),
+    "class_gaps, 100": lambda **o: plots.class_gaps(classes(100), **o),
+    "class_gaps, 1000": lambda **o: plots.class_gaps(classes(1000), **o),
+    "accuracy_against_ece": lambda **o: plots.accuracy_against_ece(METHODS, **o),
+    "methods_side_by_side": lambda **o: plots.methods_side_by_side(FIGURES, **o),
+    "training_curves": lambda **o: plots.training_curves({name: [0.1, 0.2] for name in LOSSES}, **o),
+    "multipliers": lambda **o: plots.multipliers(PASSES, **o),
+    "multipliers, 100 classes": lambda **o: plots.multipliers(np.ones((3, 100)), **o),
+    "learned_quantity, scalar": lambda **o: plots.learned_quantity(PASSES[:, 0], name="scale", **o),
+    "learned_quantity, vector": lambda **o: plots.learned_quantity(PASSES, name="offset", **o),
+    "learned_quantity, bins": lambda **o: plots.learned_quantity(PASSES, name="gamma", **o),
+    "gammas": lambda **o: plots.gammas(PASSES, **o),
+    "gaps": lambda **o: plots.gaps(PASSES, **o),
+    "edges": lambda **o: plots.edges(PASSES, **o),
+    "bin_confidences": lambda **o: plots.bin_confidences({"training": PASSES, "validation": PASSES}, **o),
+    "penalties": lambda **o: plots.penalties(**o),
+    "roc_curve": lambda **o: plots.roc_curve({"entropy": ([0.0, 1.0], [0.5, 2.0])}, **o),
+    "roc_curve, many": lambda **o: plots.roc_curve({name: ([0.0], [1.0]) for name in LOSSES}, **o),
+    "maximum_logits": lambda **o: plots.maximum_logits(LOGITS, **o),
+    "confidences": lambda **o: plots.confidences(LOGITS, **o),
+}
+
+
+def test_every_public_function_is_drawn_here():
+    assert set(plots.__all__) == {name.partition(",")[0].partition(" ")[0] for name in PICTURES}
+
+
+@pytest.mark.parametrize("picture", PICTURES.values(), ids=PICTURES)
+def test_given_axes_are_used_and_given_back(picture, ax):
+    assert picture(ax=ax, title="Title") is ax
+    assert ax.get_title() == "Title"
+    assert pyplot.get_fignums() == []
+    assert ax.figure.get_size_inches().tolist() == [3.4, 3.0]
+
+
+@pytest.mark.parametrize("picture", PICTURES.values(), ids=PICTURES)
+def test_a_new_figure_has_the_width_of_a_column_and_nothing_is_cut(picture):
+    settings = dict(matplotlib.rcParams)
+    ax = picture(title="Title")
+    assert dict(matplotlib.rcParams) == settings
+    assert pyplot.get_fignums() == [ax.figure.number]
+    assert ax.figure.get_figwidth() == 3.4
+    ax.figure.draw_without_rendering()
+    box = ax.figure.get_tightbbox()  # in inches
+    assert box.x0 >= 0
+    assert box.y0 >= 0
+    assert box.x1 <= ax.figure.get_figwidth()
+    assert box.y1 <= ax.figure.get_figheight()
+    # neither has what lies outside pressed the diagram itself together
+    assert ax.get_position().height * ax.figure.get_figheight() > 1.2
+
+
+@pytest.mark.parametrize("picture", PICTURES.values(), ids=PICTURES)
+def test_letters_are_legible_in_print(picture):
+    ax = picture(title="Title")
+    found = [text for each in ax.figure.axes for text in each.findobj(matplotlib.text.Text)]
+    sizes = {text.get_fontsize() for text in found if text.get_text().strip()}
+    assert sizes <= {7, 8, 9}
+
+
+@pytest.mark.parametrize("picture", PICTURES.values(), ids=PICTURES)
+def test_pictures_can_be_saved(picture):
+    figure = picture().figure
+    for form, start in {"svg": b"<?xml", "pdf": b"%PDF", "png": b"\x89PNG"}.items():
+        file = io.BytesIO()
+        figure.savefig(file, format=form)
+        assert file.getvalue().startswith(start)
+
+
+def test_no_two_methods_look_alike():
+    ax = plots.training_curves({str(n): [0.1] for n in range(28)})
+    assert len({(line.get_color(), line.get_linestyle()) for line in ax.lines}) == 28
+    points = plots.accuracy_against_ece({str(n): [(0.1, 0.1)] for n in range(63)}).lines
+    assert len({(point.get_color(), point.get_marker()) for point in points}) == 63
+
+
+def test_names_are_no_formulas():
+    file = io.BytesIO()
+    ax = plots.training_curves({"costs $1 or $_{": [0.1]})
+    ax.figure.savefig(file, format="svg")
+    assert legend(ax) == ["costs $1 or $_{"]
