@@ -2,6 +2,8 @@
 PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/ready
+# Copied into .venv: without it, torchvision cannot be imported beside a CPU build of torch.
+TORCHVISION := tools/torchvision_beside_cpu_torch.py
 
 .PHONY: test test-oldest lint types demo examples benchmark clean
 
@@ -25,11 +27,10 @@ demo: $(READY)
 	OMP_NUM_THREADS=1 $(BIN)/calibrant compare digits-lt --losses ce,ls,mbls,dual-focal,adafocal,cals-alm --seeds 0,1 --output demo
 	@echo "Open demo/report.html in a browser."
 
-# By way of the tests, which make torchvision importable beside a CPU build of torch; in a folder of their own, since
-# some leave checkpoints.
+# In a temporary folder, because some examples write checkpoints.
 examples: $(READY)
 	folder=$$(mktemp -d) && cd $$folder && for program in $(CURDIR)/examples/*.py; do \
-	    echo "$$program"; OMP_NUM_THREADS=1 PYTHONPATH=$(CURDIR) $(CURDIR)/$(BIN)/python -m tests.example $$program || exit 1; \
+	    echo "$$program"; OMP_NUM_THREADS=1 $(CURDIR)/$(BIN)/python $$program || exit 1; \
 	done; rm -rf $$folder
 
 benchmark: $(READY)
@@ -38,11 +39,14 @@ benchmark: $(READY)
 	$(BIN)/python benchmarks/calibrators.py
 	$(BIN)/python benchmarks/training.py
 
-# torch comes first and by itself: its pin then satisfies whatever the other packages ask for.
-$(READY): pyproject.toml constraints.txt
+# torch comes first and by itself: its pin then satisfies what the other packages ask for.
+$(READY): pyproject.toml constraints.txt $(TORCHVISION)
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt torch
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
+	packages=$$($(BIN)/python -c "import sysconfig; print(sysconfig.get_path('purelib'))") && \
+	    cp $(TORCHVISION) $$packages && \
+	    echo "import $(notdir $(TORCHVISION:.py=))" > $$packages/$(notdir $(TORCHVISION:.py=.pth))
 	touch $@
 
 .venv-oldest/ready: pyproject.toml constraints-oldest.txt
