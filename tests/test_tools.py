@@ -41,7 +41,7 @@ def test_operators_are_declared_only_where_the_extension_does_not_load(tmp_path,
         "        def __init__(self, *names): assert names == ('torchvision', 'FRAGMENT')\n"
         "        def define(self, schema): library.defined.append(schema.partition('(')[0])\n"
     )
-    (package / "__init__.py").write_text("import torch\nfrom torchvision import extension, _meta_registrations")
+    (package / "__init__.py").write_text("import torch\nfrom . import extension, _meta_registrations")
     (package / "extension.py").write_text(f"def _has_ops(): return {loads}")
     (package / "_meta_registrations.py").touch()
     program = (
@@ -53,5 +53,6 @@ def test_operators_are_declared_only_where_the_extension_does_not_load(tmp_path,
         "assert torch.library.defined == sys.argv[1:], torch.library.defined\n"
     )
     # -S leaves out site-packages, and with it a copy of the tool that is installed there.
-    result = run("-S", "-c", program, *declared, PYTHONPATH=os.pathsep.join([str(tmp_path), str(TOOL.parent)]))
+    path = os.pathsep.join([str(tmp_path), str(TOOL.parent)])
+    result = run("-S", "-c", program, *declared, PYTHONPATH=path)
     assert result.returncode == 0, result.stderr
