@@ -2,14 +2,26 @@
 PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/ready
+# Two processes with one thread each: more threads would wait for one another.
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2
 # Copied into .venv: without it, torchvision cannot be imported beside a CPU build of torch.
 TORCHVISION := tools/torchvision_beside_cpu_torch.py
 
-.PHONY: test test-oldest lint types demo examples benchmark clean
+.PHONY: check quick test test-oldest lint types demo examples benchmark clean
 
-# One thread for each of the two processes: more would wait for one another.
+# Before every commit: lint, types and the quick tests, side by side. Under 90 s on two cores.
+check: $(READY)
+	$(MAKE) --no-print-directory --jobs 3 --output-sync=target lint types quick
+
+# All contracts, golden values, the layers, a short training through the command line, and every doctest.
+quick: $(READY)
+	$(PYTEST) --dist worksteal -m "not slow" $(wildcard tests/*/test_contract.py tests/*/test_golden.py) \
+	    tests/test_architecture.py tests/test_histogram.py tests/test_layout.py tests/test_options.py \
+	    tests/test_statistics.py tests/cli/test_train.py src
+
+# Everything.
 test: $(READY) lint types
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
+	$(PYTEST) --dist loadfile --no-loadscope-reorder
 
 # The oldest versions of the trainers that pyproject.toml allows, which `make test` does not see.
 test-oldest: .venv-oldest/ready
