@@ -2,12 +2,26 @@
 PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/ready
+# Two processes with one thread each: more threads would wait for one another.
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2
+# Copied into .venv: without it, torchvision cannot be imported beside a CPU build of torch.
+TORCHVISION := tools/torchvision_beside_cpu_torch.py
 
-.PHONY: test test-oldest lint types demo examples benchmark clean
+.PHONY: check quick test test-oldest lint types demo examples benchmark clean
 
-# One thread for each of the two processes: more would wait for one another.
+# Before every commit: lint, types and the quick tests, side by side. Under 90 s on two cores.
+check: $(READY)
+	$(MAKE) --no-print-directory --jobs 3 --output-sync=target lint types quick
+
+# All contracts, golden values, the layers, a short training through the command line, and every doctest.
+quick: $(READY)
+	$(PYTEST) --dist worksteal -m "not slow" $(wildcard tests/*/test_contract.py tests/*/test_golden.py) \
+	    tests/test_architecture.py tests/test_histogram.py tests/test_layout.py tests/test_options.py \
+	    tests/test_statistics.py tests/cli/test_train.py src
+
+# Everything.
 test: $(READY) lint types
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
+	$(PYTEST) --dist loadfile --no-loadscope-reorder
 
 # The oldest versions of the trainers that pyproject.toml allows, which `make test` does not see.
 test-oldest: .venv-oldest/ready
@@ -25,11 +39,10 @@ demo: $(READY)
 	OMP_NUM_THREADS=1 $(BIN)/calibrant compare digits-lt --losses ce,ls,mbls,dual-focal,adafocal,cals-alm --seeds 0,1 --output demo
 	@echo "Open demo/report.html in a browser."
 
-# By way of the tests, which make torchvision importable beside a CPU build of torch; in a folder of their own, since
-# some leave checkpoints.
+# In a temporary folder, because some examples write checkpoints.
 examples: $(READY)
 	folder=$$(mktemp -d) && cd $$folder && for program in $(CURDIR)/examples/*.py; do \
-	    echo "$$program"; OMP_NUM_THREADS=1 PYTHONPATH=$(CURDIR) $(CURDIR)/$(BIN)/python -m tests.example $$program || exit 1; \
+	    echo "$$program"; OMP_NUM_THREADS=1 $(CURDIR)/$(BIN)/python $$program || exit 1; \
 	done; rm -rf $$folder
 
 benchmark: $(READY)
@@ -38,11 +51,14 @@ benchmark: $(READY)
 	$(BIN)/python benchmarks/calibrators.py
 	$(BIN)/python benchmarks/training.py
 
-# torch comes first and by itself: its pin then satisfies whatever the other packages ask for.
-$(READY): pyproject.toml constraints.txt
+# torch comes first and by itself: its pin then satisfies what the other packages ask for.
+$(READY): pyproject.toml constraints.txt $(TORCHVISION)
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt torch
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
+	packages=$$($(BIN)/python -c "import sysconfig; print(sysconfig.get_path('purelib'))") && \
+	    cp $(TORCHVISION) $$packages && \
+	    echo "import $(notdir $(TORCHVISION:.py=))" > $$packages/$(notdir $(TORCHVISION:.py=.pth))
 	touch $@
 
 .venv-oldest/ready: pyproject.toml constraints-oldest.txt

@@ -6,7 +6,7 @@ Margin 8 was chosen from 4, 6, 8, 10 and 12 by the ECE on the validation data. T
 import sys
 
 if not __package__:
-    del sys.path[0]  # this folder has files named like packages
+    del sys.path[0]  # this folder has files with the names of packages
 from pathlib import Path
 
 import torch
@@ -25,7 +25,7 @@ def fit(key, **options):
     accelerator = Accelerator(
         dataloader_config=DataLoaderConfiguration(split_batches=True, use_seedable_sampler=True)
     )
-    torch.manual_seed(0)  # the same weights and order of data whatever the loss
+    torch.manual_seed(0)  # the same weights and order of data for every loss
     model = nn.Sequential(nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, 256), nn.ReLU(), nn.Linear(256, 10))
     optimizer = torch.optim.Adam(model.parameters())
     train, validation, test = (DataLoader(part, 32, shuffle=part is parts[0]) for part in parts)
@@ -41,7 +41,7 @@ def fit(key, **options):
             optimizer.zero_grad()
             accelerator.backward(loss(model(inputs), target))
             optimizer.step()
-        adapt_on(accelerator, loss, model, validation)  # nothing to do for a loss that does not adapt
+        adapt_on(accelerator, loss, model, validation)  # does nothing for losses that do not adapt
         if (epoch + 1) % 20 == 0:
             accelerator.save_state(str(checkpoints / str(epoch + 1)))
     result = evaluate_on(accelerator, model, test, resamples=0)

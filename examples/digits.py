@@ -1,8 +1,8 @@
 """Cross-entropy and a calibration loss, side by side, on long-tailed handwritten digits.
 
-A small network is trained twice per seed, from the same initial weights and in the same data order:
-with cross-entropy, and with the loss of your choice. After every epoch an adaptive loss learns from the
-validation data. The test data are used once, at the end.
+For each seed, a small network is trained with cross-entropy and with a loss of your choice, from the same
+initial weights and in the same data order. An adaptive loss learns from the validation data after every
+epoch. The test data are used once, at the end.
 
     python examples/digits.py
     python examples/digits.py --loss adafocal --seeds 3
@@ -38,7 +38,7 @@ Data = tuple[Tensor, Tensor]
 
 
 def load_data() -> tuple[Data, Data, Data]:
-    """Long-tailed training data, balanced validation data, balanced test data; no image is in two."""
+    """Long-tailed training data, balanced validation data and balanced test data, without overlap."""
     pixels, digits = load_digits(return_X_y=True)
     images, labels = torch.tensor(pixels, dtype=torch.float32) / 16, torch.tensor(digits)
     shuffle = torch.Generator().manual_seed(0)
@@ -56,8 +56,8 @@ def load_data() -> tuple[Data, Data, Data]:
 def fit(
     loss: Loss, seed: int, epochs: int, train: Data, validation: Data, after_epoch: Callable[[], None]
 ) -> nn.Module:
-    """A network trained from that seed; an adaptive loss learns from the validation data meanwhile."""
-    torch.manual_seed(seed)  # the same weights and the same data order whatever the loss
+    """Train a network; an adaptive loss learns from the validation data after every epoch."""
+    torch.manual_seed(seed)  # the same weights and the same data order for every loss
     layers = nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, 256), nn.ReLU(), nn.Linear(256, CLASSES)
     model = nn.Sequential(*layers)
     optimizer = torch.optim.Adam(model.parameters())
@@ -67,7 +67,7 @@ def fit(
             optimizer.zero_grad()
             loss(model(images[batch]), labels[batch]).backward()
             optimizer.step()
-        calibrant.adapt_on(loss, model, [validation])  # nothing to do for a loss that does not adapt
+        calibrant.adapt_on(loss, model, [validation])  # does nothing for losses that do not adapt
         after_epoch()
     return model
 
@@ -82,7 +82,7 @@ def measure(model: nn.Module, data: Data) -> list[float]:
 
 @torch.no_grad()
 def judge(models: dict[str, nn.Module], data: Data) -> list[calibrant.Evaluation]:
-    """Every figure of the models."""
+    """All figures of the models."""
     images, labels = data
     digits = [f"digit {digit}" for digit in range(CLASSES)]
     return [
@@ -101,7 +101,7 @@ def draw(evaluations: list[calibrant.Evaluation], path: str) -> None:
 
 
 def summarise(values: Sequence[float]) -> str:
-    """Mean and, where there are several values, their standard deviation."""
+    """The mean, and the standard deviation of several values."""
     return f"{mean(values):.1f}" + (f" ± {stdev(values):.1f}" if len(values) > 1 else "")
 
 
@@ -115,7 +115,7 @@ def main() -> None:
     parser.add_argument("--diagram", metavar="FILE.png", help="draw their reliability diagrams")
     options = parser.parse_args()
 
-    torch.set_num_threads(1)  # matrices this small gain nothing from more
+    torch.set_num_threads(1)  # more threads do not help with small matrices
     console = Console()
     train, validation, test = load_data()
     console.print(

@@ -1,13 +1,13 @@
-"""Cross-entropy and CALS-ALM in Hugging Face's Trainer, on handwritten digits that are read as sentences.
+"""Cross-entropy and CALS-ALM in Hugging Face's Trainer, on handwritten digits written as sentences.
 
-Nothing is downloaded: an image is a sentence of 16 words, each of which says how bright one part of it is.
-The margin is the one that the authors of CALS-ALM take for text. The test data are used once.
+Nothing is downloaded. An image is a sentence of 16 words, one for the brightness of each of its parts.
+The margin is the choice of the authors of CALS-ALM for text. The test data are used once.
 """
 
 import sys
 
 if not __package__:
-    del sys.path[0]  # this folder has files named like packages
+    del sys.path[0]  # this folder has files with the names of packages
 import tempfile
 
 import torch
@@ -40,10 +40,10 @@ for key, options in (("ce", {}), ("cals-alm", {"margin": 6})):
                 per_device_train_batch_size=32,
                 per_device_eval_batch_size=400,
                 learning_rate=3e-3,
-                eval_strategy="epoch",  # the loss adapts after each
+                eval_strategy="epoch",  # the loss adapts after each evaluation
                 save_strategy="no",
                 report_to="none",
-                use_cpu=True,  # to be left out where there is a GPU
+                use_cpu=True,  # remove this line on a GPU
             ),
             train_dataset=train,
             eval_dataset=validation,
@@ -52,7 +52,7 @@ for key, options in (("ce", {}), ("cals-alm", {"margin": 6})):
             callbacks=[calibration],
         )
         trainer.train()
-        results.append((key, trainer.predict(test).metrics))  # after training, nothing adapts
+        results.append((key, trainer.predict(test).metrics))  # does not change the loss
 
 print("loss      accuracy     NLL     ECE")
 for key, figures in results:

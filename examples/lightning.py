@@ -1,4 +1,4 @@
-"""Long-tailed digits in Lightning: cross-entropy against CALS-ALM, by the same module and trainer.
+"""Cross-entropy and CALS-ALM in Lightning, on long-tailed digits.
 
 Margin 8 was chosen from 4, 6, 8, 10 and 12 by the ECE on the validation data. The test data are used once.
 """
@@ -6,7 +6,7 @@ Margin 8 was chosen from 4, 6, 8, 10 and 12 by the ECE on the validation data. T
 import sys
 
 if __package__ is None:
-    del sys.path[0]  # this folder has files named like packages
+    del sys.path[0]  # this folder has files with the names of packages
 import lightning.pytorch as pl
 import torch
 from sklearn.datasets import load_digits
@@ -22,7 +22,7 @@ EPOCHS = int(sys.argv[1]) if len(sys.argv) > 1 else 60
 
 
 class Classifier(pl.LightningModule):
-    """As one writes it for any loss."""
+    """The usual module, for any loss."""
 
     def __init__(self, loss):
         super().__init__()
@@ -48,9 +48,9 @@ parts = [TensorDataset(images[part], labels[part]) for part in rows]  # 80 of di
 metrics = {"accuracy": Accuracy("multiclass", num_classes=10), "ece": CalibrationError("ece")}
 switches = "logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary"
 quiet = dict.fromkeys(switches, False)
-torch.set_num_threads(1)  # matrices this small gain nothing from more
+torch.set_num_threads(1)  # more threads do not help with small matrices
 for loss in (calibrant.create_loss("ce", 10), calibrant.create_loss("cals-alm", 10, margin=8)):
-    pl.seed_everything(0, verbose=False)  # the same weights and order of data whatever the loss
+    pl.seed_everything(0, verbose=False)  # the same weights and order of data for every loss
     calibration = Calibration(metrics=MetricCollection(metrics))  # Calibration() would log calibration errors
     trainer = pl.Trainer(max_epochs=EPOCHS, accelerator="cpu", callbacks=[calibration], **quiet)
     model = Classifier(loss)

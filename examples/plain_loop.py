@@ -1,6 +1,6 @@
 """Long-tailed digits in a plain loop with checkpoints, on one process or, under torchrun, on several.
 
-Margin 8 was chosen from 4, 6, 8, 10 and 12 by the ECE on the validation data. The test data chose nothing.
+Margin 8 was chosen from 4, 6, 8, 10 and 12 by the ECE on the validation data. The test data are used once.
 """
 
 import os
@@ -25,7 +25,7 @@ def loader(rows, shuffle=False):
 
 
 def fit(loss, checkpoint):
-    torch.manual_seed(0)  # the same weights whatever the loss
+    torch.manual_seed(0)  # the same weights for every loss
     network = nn.Sequential(nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, 256), nn.ReLU(), nn.Linear(256, 10))
     optimizer = torch.optim.Adam(network.parameters())
     model = DistributedDataParallel(network) if WORLD > 1 else network
@@ -40,7 +40,7 @@ def fit(loss, checkpoint):
             optimizer.zero_grad()
             loss(model(inputs), target).backward()
             optimizer.step()
-        calibrant.adapt_on(loss, model, validation)  # nothing to do for a loss that does not adapt
+        calibrant.adapt_on(loss, model, validation)  # does nothing for losses that do not adapt
         if RANK == 0:
             torch.save([epoch + 1, *(part.state_dict() for part in parts)], checkpoint)
     return calibrant.evaluate_on(model, test, resamples=0)

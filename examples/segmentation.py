@@ -1,4 +1,4 @@
-"""Cross-entropy, MbLS and CALS-ALM for segmentation: the digit that each pixel belongs to.
+"""Cross-entropy, MbLS and CALS-ALM for segmentation: which digit does each pixel belong to?
 
 Margin 6 was chosen from 4, 6, 8 and 10 by the ECE on the validation images.
 """
@@ -15,7 +15,7 @@ CLASSES, VOID, EPOCHS = 11, 255, 50  # background and ten digits; pixels around 
 
 
 def scenes(digits, count):
-    """Images (N, 1, 32, 32) of four digits each, with noise, and the class of every pixel (N, 32, 32)."""
+    """Images (N, 1, 32, 32) of four digits each, with noise, and the class of each pixel (N, 32, 32)."""
     chosen = digits[torch.randint(len(digits), (4 * count,))]
     images = interpolate(pixels[chosen].reshape(-1, 1, 8, 8) / 16, scale_factor=2, mode="bilinear")
     ink = images > 0.5
@@ -30,7 +30,7 @@ def scenes(digits, count):
 
 
 def fit(loss):
-    torch.manual_seed(0)  # the same weights and order whatever the loss
+    torch.manual_seed(0)  # the same weights and order for every loss
     layers = [nn.Conv2d(1, 32, 5, stride=2, padding=2), nn.BatchNorm2d(32), nn.ReLU()]
     for _ in range(2):
         layers += [nn.Conv2d(32, 32, 5, padding=2), nn.BatchNorm2d(32), nn.ReLU()]
@@ -43,14 +43,14 @@ def fit(loss):
             loss(model(images), target).backward()  # logits (B, 11, 32, 32), labels (B, 32, 32)
             optimizer.step()
             schedule.step()
-        calibrant.adapt_on(loss, model, validation)  # nothing to do for a loss that does not adapt
+        calibrant.adapt_on(loss, model, validation)  # does nothing for losses that do not adapt
     return calibrant.evaluate_on(model, test, ignore_index=VOID, resamples=0)
 
 
 torch.manual_seed(0)
 pixels, labels = (torch.tensor(values) for values in load_digits(return_X_y=True))
 pixels, digits = pixels.float(), torch.randperm(len(labels))
-train = DataLoader(scenes(digits[:120], 40), 10, shuffle=True)  # no digit is in two of the three
+train = DataLoader(scenes(digits[:120], 40), 10, shuffle=True)  # the three parts have different digits
 validation, test = (DataLoader(scenes(part, 100), 50) for part in (digits[120:800], digits[800:]))
 for key, options in {"ce": {}, "mbls": {"margin": 6}, "cals-alm": {"margin": 6}}.items():
     result = fit(calibrant.create_loss(key, CLASSES, ignore_index=VOID, **options))

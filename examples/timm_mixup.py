@@ -1,4 +1,4 @@
-"""timm's way of training, with mixup, on long-tailed digits: cross-entropy against CALS-ALM.
+"""Cross-entropy and CALS-ALM with timm and its mixup, on long-tailed digits.
 
 Margin 8 was chosen from 4, 6, 8 and 10 by the ECE on the validation data.
 """
@@ -23,7 +23,7 @@ def loader(rows, **options):
 
 
 def fit(loss):
-    torch.manual_seed(0)  # the same weights, order and mixtures whatever the loss
+    torch.manual_seed(0)  # the same weights, order and mixtures for every loss
     numpy.random.seed(0)
     model = timm.create_model("test_resnet", in_chans=1, num_classes=10)
     optimizer = create_optimizer_v2(model, opt="adamw", lr=0.01, weight_decay=0.05)
@@ -38,7 +38,7 @@ def fit(loss):
             loss(model(inputs), target).backward()
             optimizer.step()
         scheduler.step(epoch + 1)
-        calibrant.adapt_on(loss, model, validation)  # labels; nothing to do for a loss that does not adapt
+        calibrant.adapt_on(loss, model, validation)  # does nothing for losses that do not adapt
     return model
 
 
@@ -48,7 +48,7 @@ pixels, labels = pixels[order].float().reshape(-1, 1, 8, 8) / 16, labels[order]
 images = interpolate(pixels, size=(32, 32), mode="bilinear")
 place = one_hot(labels).cumsum(0)[range(len(labels)), labels]  # 1: the first of its digit
 tail = (80 * 80 ** (-labels / 9)).round()  # 80 training images of digit 0 down to 1 of digit 9
-train = loader(place <= tail, batch_size=32, shuffle=True, drop_last=True)  # mixup wants even batches
+train = loader(place <= tail, batch_size=32, shuffle=True, drop_last=True)  # mixup needs even batches
 validation = loader((place > 80) & (place <= 120), batch_size=100)
 test = loader(place > 120, batch_size=100)
 for key, options in {"ce": {}, "cals-alm": {"margin": 8}}.items():

@@ -1,13 +1,13 @@
 """Cross-entropy and CALS-ALM for tagging words in Hugging Face's Trainer, on made-up sentences.
 
-A word is a piece that decides on its tag, nine times out of ten, and up to two more pieces. Only the first
-piece has a label: the others, and what fills up a batch, have the label -100 and count nowhere.
+A word has one to three pieces. The first one determines the tag of the word, nine times out of ten, and has
+the label. The other pieces, and the padding, have the label -100 and do not count.
 """
 
 import sys
 
 if not __package__:
-    del sys.path[0]  # this folder has files named like packages
+    del sys.path[0]  # this folder has files with the names of packages
 import random
 import tempfile
 
@@ -39,7 +39,7 @@ train, validation, test = ([sentence(dice) for _ in range(count)] for count in (
 arguments = {"num_train_epochs": 15, "learning_rate": 5e-3, "eval_strategy": "epoch", "save_strategy": "no"}
 arguments |= {"per_device_train_batch_size": 8, "gradient_accumulation_steps": 2, "report_to": "none"}
 sizes = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 64}
-losses = create_loss("ce", 4), create_loss("cals-alm", 4, margin=6)  # 6: as its authors take for text
+losses = create_loss("ce", 4), create_loss("cals-alm", 4, margin=6)  # 6: the choice of its authors for text
 for calibration in map(Calibration, losses):
     torch.manual_seed(0)
     with tempfile.TemporaryDirectory() as folder:
@@ -54,6 +54,6 @@ for calibration in map(Calibration, losses):
             callbacks=[calibration],
         )
         trainer.train()
-        results.append(trainer.predict(test).metrics)  # after training, nothing adapts
+        results.append(trainer.predict(test).metrics)  # does not change the loss
 for name, of in zip(("cross-entropy", "CALS-ALM"), results, strict=True):
     print(f"{name:14}accuracy {of['test_accuracy']:.1%}, NLL {of['test_nll']:.3f}, ECE {of['test_ece']:.1%}")

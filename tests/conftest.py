@@ -1,4 +1,4 @@
-"""Two workers run the tests on two cores: with one thread each, and the longest files first."""
+"""Settings of all tests: one thread each, the longest files first, and the marker ``slow``."""
 
 import inspect
 from functools import cache
@@ -7,11 +7,24 @@ from types import ModuleType
 import pytest
 import torch
 
-torch.set_num_threads(1)  # more of them would wait for one another
+torch.set_num_threads(1)  # several processes run the tests, and their threads would wait for one another
+
+SLOW = (
+    "test_compiles_whole_and_is_not_compiled_again_by_adapt",
+    "test_exports_behind_a_model",
+    "test_compare_writes_tables_pictures_and_a_page_and_trains_only_what_is_missing",
+    "test_compare_detects_other_data",
+    "test_other_data_are_normalised_as_the_models_were",
+    "test_the_program_starts_from_any_folder_and_under_torchrun",
+)
+"""Tests that `make check` leaves out, because they take most of the time of their files."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Files that start programs take longest: first, so that no worker is left alone with one in the end."""
+    """Mark slow tests, and put files that start programs first: they take longest."""
+    for item in items:
+        if isinstance(item, pytest.Function) and item.originalname in SLOW:
+            item.add_marker(pytest.mark.slow)
     items.sort(key=lambda item: not (isinstance(item, pytest.Function) and starts_programs(item.module)))
 
 

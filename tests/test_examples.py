@@ -1,4 +1,4 @@
-"""The examples are short, run to the end, print figures that can be true, and stand in their pages as is."""
+"""Examples are short, run as documented, print plausible figures, and are shown unchanged in their pages."""
 
 import os
 import re
@@ -19,15 +19,6 @@ PAGES = {
     "segmentation": "segmentation",
     "token_classification": "token-classification",
 }
-# As if the program were started itself: its folder is in the path. `tests` makes torchvision importable.
-START = """
-import os, sys
-if os.path.basename(sys.argv[1]) not in ("plain_loop.py", "segmentation.py", "accelerate.py"):
-    import tests
-sys.argv = sys.argv[1:]
-sys.path[0] = os.path.dirname(sys.argv[0])
-exec(compile(open(sys.argv[0], encoding="utf-8").read(), sys.argv[0], "exec"))
-"""
 
 
 def path_of(example):
@@ -38,9 +29,9 @@ def page_of(example):
     return (ROOT / "docs" / "how-to" / f"{PAGES[example]}.md").read_text(encoding="utf-8")
 
 
-def run(folder, example, *arguments, launcher=("-c", START)):
-    """What the program prints, started in that folder."""
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+def run(folder, example, *arguments, launcher=()):
+    """What the program prints when it is started in that folder, as its page says."""
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     command = [sys.executable, *launcher, str(path_of(example)), *arguments]
     result = subprocess.run(
         command, cwd=folder, env=environment, capture_output=True, text=True, check=False, timeout=600
@@ -56,7 +47,7 @@ def figures(output):
 
 
 def states(folder):
-    """What the checkpoints of the plain loop hold: by file, every tensor and number in it."""
+    """The content of the plain loop's checkpoints: by file, every tensor and number in it."""
     return {path.name: flat(torch.load(path, weights_only=True)) for path in folder.glob("*.pt")}
 
 
@@ -117,9 +108,9 @@ def test_the_plain_loop_resumes_and_runs_on_two_processes(tmp_path):
     """Stopped and resumed, and on two processes, it prints what it prints in one go on one process."""
     for name in ("whole", "stopped", "two"):
         (tmp_path / name).mkdir()
-    whole = run(tmp_path / "whole", "plain_loop", "6", launcher=())
-    assert run(tmp_path / "stopped", "plain_loop", "3", launcher=()) != whole
-    assert run(tmp_path / "stopped", "plain_loop", "6", launcher=()) == whole
+    whole = run(tmp_path / "whole", "plain_loop", "6")
+    assert run(tmp_path / "stopped", "plain_loop", "3") != whole
+    assert run(tmp_path / "stopped", "plain_loop", "6") == whole
     assert states(tmp_path / "stopped") == states(tmp_path / "whole")
     assert set(states(tmp_path / "whole")) == {"plain-loop-ce.pt", "plain-loop-cals-alm.pt"}
     torchrun = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")

@@ -6,8 +6,8 @@ from functools import cache
 import pytest
 import torch
 
-from calibrant.evaluation.comparison import Comparison, Method
 from calibrant.evaluation import evaluate
+from calibrant.evaluation.comparison import Comparison, Method
 from calibrant.reports.comparison_page import Traces, latex, markdown, write_comparison
 from tests.reports.test_page import Page
 

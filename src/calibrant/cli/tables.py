@@ -10,8 +10,8 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
-    from calibrant.evaluation.comparison import Comparison
     from calibrant.evaluation import Evaluation
+    from calibrant.evaluation.comparison import Comparison
 
 
 def print_evaluations(evaluations: Sequence[Evaluation]) -> None:

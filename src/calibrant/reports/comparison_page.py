@@ -12,8 +12,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from torch import Tensor
 
-from calibrant.evaluation.comparison import Comparison
 from calibrant.atomic import replace_file
+from calibrant.evaluation.comparison import Comparison
 from calibrant.metrics import METRICS
 from calibrant.reports import plots
 from calibrant.reports.page import Summary, write_report

@@ -13,8 +13,8 @@ from pathlib import Path
 from jinja2 import Environment, StrictUndefined
 from matplotlib.figure import Figure
 
-from calibrant.evaluation import ClassFigures, Evaluation, Reliability
 from calibrant.atomic import replace_file
+from calibrant.evaluation import ClassFigures, Evaluation, Reliability
 from calibrant.metrics import METRICS
 from calibrant.reports.plots import reliability_diagram
 from calibrant.reports.plots.drawing import default_style, svg

@@ -12,8 +12,8 @@ from calibrant.metrics import METRICS
 from calibrant.reports.tables import ARROWS, Cell, Column, Table, Verdict, interval_text, number_text
 
 if TYPE_CHECKING:
-    from calibrant.evaluation.comparison import Comparison, MeanFigure
     from calibrant.evaluation import Difference, Evaluation
+    from calibrant.evaluation.comparison import Comparison, MeanFigure
 
 
 def _best(

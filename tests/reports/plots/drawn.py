@@ -3,8 +3,8 @@
 import numpy as np
 import torch
 
-from calibrant.evaluation.comparison import MeanFigure
 from calibrant.evaluation import ClassFigures, Reliability
+from calibrant.evaluation.comparison import MeanFigure
 
 NAN, INFINITY = float("nan"), float("inf")
 PASSES = np.random.default_rng(0).normal(size=(20, 15))

@@ -18,7 +18,7 @@ from calibrant.training.data.augmentation import (
     random_erasing,
     random_resized_crop,
 )
-from calibrant.training.data.split import random_numbers
+from calibrant.training.data.sampling import random_numbers
 
 
 def images(count=8, channels=3, height=12, width=10):

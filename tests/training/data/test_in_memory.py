@@ -9,10 +9,10 @@ import torch
 
 from calibrant.training.data.augmentation import NORMALISATIONS
 from calibrant.training.data.in_memory import CIFAR10_CLASSES, ImageSplit, cifar10, cifar10_c, cifar100, svhn
-from calibrant.training.data.sources import MissingDataError
-from calibrant.training.data.split import random_numbers
+from calibrant.training.data.safe_readers import MissingDataError
+from calibrant.training.data.sampling import random_numbers
 
-from .test_sources import python2_pickle
+from .test_safe_readers import python2_pickle
 
 
 def rows(count, seed):

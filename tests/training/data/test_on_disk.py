@@ -8,8 +8,8 @@ import torch
 from PIL import Image
 
 from calibrant.training.data.on_disk import ImageFileSplit, image_folder, imagenet, imagenet_lt, tiny_imagenet
-from calibrant.training.data.sources import MissingDataError
-from calibrant.training.data.split import random_numbers
+from calibrant.training.data.safe_readers import MissingDataError
+from calibrant.training.data.sampling import random_numbers
 
 WNIDS = ("n02", "n01", "n03")
 
@@ -106,7 +106,7 @@ def test_tiny_imagenet_that_is_missing_or_malformed(tmp_path):
         tiny_imagenet(tmp_path, validation_per_class=2)
     with (tmp_path / "tiny-imagenet-200/wnids.txt").open("a") as file:
         file.write("n77\n")
-    with pytest.raises(ValueError, match="n77/images is not there, expected a folder for each class"):
+    with pytest.raises(ValueError, match="n77/images is missing, expected a folder for each class"):
         tiny_imagenet(tmp_path)
 
 

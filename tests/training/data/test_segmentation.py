@@ -6,9 +6,9 @@ import torch
 from PIL import Image
 
 from calibrant.training.data.augmentation import NORMALISATIONS
+from calibrant.training.data.safe_readers import MissingDataError
+from calibrant.training.data.sampling import random_numbers
 from calibrant.training.data.segmentation import SegmentationSplit, Window, camvid, voc2012
-from calibrant.training.data.sources import MissingDataError
-from calibrant.training.data.split import random_numbers
 
 VOID = 255
 

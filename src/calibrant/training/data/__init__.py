@@ -1,4 +1,8 @@
-"""Data sets by name, each read from the files that its publishers distribute."""
+"""Data sets by name, read from the files that their authors publish.
+
+To add a data set, write a function of the data folder and of keyword-only options that returns `DataSets`,
+and add one line to `DATA_SETS`. Recipes, the command line and the checks of options follow from that.
+"""
 
 from __future__ import annotations
 
@@ -8,13 +12,11 @@ from pathlib import Path
 
 from calibrant.arguments import nearest
 from calibrant.options import Choice, RecipeError, check_options
-from calibrant.training.data.arrays import digits, npz, synthetic, synthetic_posterior
-from calibrant.training.data.in_memory import cifar10, cifar10_c, cifar100, svhn
-from calibrant.training.data.on_disk import image_folder, imagenet, imagenet_lt, tiny_imagenet
-from calibrant.training.data.segmentation import camvid, voc2012
-from calibrant.training.data.sources import MissingDataError
-from calibrant.training.data.split import DataSets, Inputs, Split, TensorSplit, random_numbers, shuffled
-from calibrant.training.data.text import huggingface, newsgroups, text_table
+from calibrant.training.data import built_in, in_memory, npz, on_disk, segmentation, text
+from calibrant.training.data.built_in import synthetic_posterior
+from calibrant.training.data.safe_readers import MissingDataError
+from calibrant.training.data.sampling import random_numbers, shuffled
+from calibrant.training.data.split import DataSets, Inputs, Split, TensorSplit
 
 __all__ = [
     "DATA_SETS",
@@ -30,38 +32,38 @@ __all__ = [
 ]
 
 DATA_SETS: dict[str, Callable[..., DataSets]] = {
-    "digits": digits,
-    "synthetic": synthetic,
-    "npz": npz,
-    "cifar10": cifar10,
-    "cifar100": cifar100,
-    "cifar10-c": cifar10_c,
-    "svhn": svhn,
-    "tiny-imagenet": tiny_imagenet,
-    "imagenet": imagenet,
-    "imagenet-lt": imagenet_lt,
-    "image-folder": image_folder,
-    "voc2012": voc2012,
-    "camvid": camvid,
-    "newsgroups": newsgroups,
-    "text-table": text_table,
-    "huggingface": huggingface,
+    "digits": built_in.digits,
+    "synthetic": built_in.synthetic,
+    "npz": npz.npz,
+    "cifar10": in_memory.cifar10,
+    "cifar100": in_memory.cifar100,
+    "cifar10-c": in_memory.cifar10_c,
+    "svhn": in_memory.svhn,
+    "tiny-imagenet": on_disk.tiny_imagenet,
+    "imagenet": on_disk.imagenet,
+    "imagenet-lt": on_disk.imagenet_lt,
+    "image-folder": on_disk.image_folder,
+    "voc2012": segmentation.voc2012,
+    "camvid": segmentation.camvid,
+    "newsgroups": text.newsgroups,
+    "text-table": text.text_table,
+    "huggingface": text.huggingface,
 }
-"""Every data set: functions of the folder with its files and of options."""
+"""Every data set: a function of the data folder, whose keyword-only arguments are the options in recipes."""
 
 
 def load_data(choice: Choice, root: str | os.PathLike[str] | None = None) -> DataSets:
-    """The data set of that name and with those options.
+    """Load a data set by name.
 
     Args:
-        choice: one of `DATA_SETS`.
-        root: the folder with the files that were downloaded; by default the one that the environment
-            variable ``CALIBRANT_DATA`` names, or else ``data``.
+        choice: a name in `DATA_SETS`, with options.
+        root: the data folder, with the downloaded files; by default the environment variable
+            ``CALIBRANT_DATA``, or else ``data``.
 
     Raises:
-        RecipeError: an unknown name or option.
-        MissingDataError: a file is not there; the message says what to download and where to put it.
-        ValueError: a file is damaged, or the options ask for more than there is.
+        RecipeError: the name or an option is unknown.
+        MissingDataError: a file is missing; the message says what to download and where to put it.
+        ValueError: a file is damaged, or the options ask for more elements than there are.
 
     >>> load_data(Choice("digits", {"imbalance": 80, "head": 80})).class_counts[::9]
     (80, 1)

@@ -1,4 +1,4 @@
-"""What is done to images between the file and the model; all chance comes from numbers given."""
+"""Normalisation and augmentation of images; random numbers are arguments."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from math import exp, log, sqrt
+from typing import Literal
 
 import numpy as np
 import torch
@@ -18,21 +19,21 @@ Range = tuple[float, float]
 
 @dataclass(frozen=True)
 class Normalisation:
-    """Bytes to float32 numbers of about zero mean and unit deviation in each channel.
+    """Conversion of pixels (uint8) to float32 with zero mean and unit standard deviation per channel.
 
     >>> Normalisation((0.5,), (0.25,))(torch.tensor([[[0, 255]]], dtype=torch.uint8)).round()
     tensor([[[-2.,  2.]]])
 
     Args:
-        mean: of each channel, where a pixel is in [0, 1].
-        std: the standard deviation of each.
+        mean: the mean of each channel, for pixels in [0, 1].
+        std: the standard deviation of each channel.
     """
 
     mean: tuple[float, ...]
     std: tuple[float, ...]
 
     def __call__(self, images: Tensor) -> Tensor:
-        """``(..., C, H, W)`` bytes as float32."""
+        """Normalised float32 images of pixels ``(..., C, H, W)``."""
         if images.dtype != torch.uint8:
             raise TypeError(
                 f"images are {images.dtype}, expected bytes (uint8) for constants of pixels in [0, 1]"
@@ -46,29 +47,33 @@ class Normalisation:
 
     @classmethod
     def of(cls, images: Tensor) -> Normalisation:
-        """The one that gives these ``(N, C, H, W)`` bytes zero mean and unit deviation.
+        """The normalisation by the mean and standard deviation of these pixels ``(N, C, H, W)``.
 
-        A channel that is constant keeps its scale.
+        The standard deviation of a constant channel is taken as 1.
         """
         # Counting the 256 values of a byte is exact, and needs no copy of the images in floating point.
         levels = torch.arange(256, dtype=torch.float64) / 255
         means, deviations = [], []
         for channel in images.unbind(1):
-            shares = torch.bincount(channel.flatten().long(), minlength=256).cpu().double() / channel.numel()
-            mean = float(shares @ levels)
+            counts = torch.bincount(channel.flatten().long(), minlength=256).cpu().double()
+            frequencies = counts / channel.numel()
+            mean = float(frequencies @ levels)
             means.append(mean)
-            deviations.append(sqrt(float(shares @ (levels - mean).square())) or 1.0)
+            deviations.append(sqrt(float(frequencies @ (levels - mean).square())) or 1.0)
         return cls(tuple(means), tuple(deviations))
 
 
-@lru_cache(maxsize=64)  # a copy to a GPU with every batch would make the host wait for it
+@lru_cache(maxsize=64)  # copying the constants to a GPU with every batch would make the CPU wait
 def _shift_and_scale(normalisation: Normalisation, device: torch.device) -> tuple[Tensor, Tensor]:
     mean = torch.tensor(normalisation.mean, dtype=torch.float64).view(-1, 1, 1)
     std = torch.tensor(normalisation.std, dtype=torch.float64).view(-1, 1, 1)
     return (-mean / std).float().to(device), (1 / (255 * std)).float().to(device)
 
 
-NORMALISATIONS = {
+Published = Literal["cifar10", "cifar100", "svhn", "tiny-imagenet", "imagenet"]
+"""Data sets whose constants are in `NORMALISATIONS`."""
+
+NORMALISATIONS: dict[Published, Normalisation] = {
     "cifar10": Normalisation((0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)),
     "cifar100": Normalisation((0.5071, 0.4865, 0.4409), (0.2673, 0.2564, 0.2762)),
     "svhn": Normalisation((0.4377, 0.4438, 0.4728), (0.1980, 0.2010, 0.1970)),
@@ -79,15 +84,15 @@ NORMALISATIONS = {
 
 
 def crop_flip(images: Tensor, draws: Tensor, padding: int = 4) -> Tensor:
-    """Images shifted by up to ``padding`` pixels, black moving in, and mirrored or not.
+    """Random shifts by up to ``padding`` pixels, filled with black, and random mirror images.
 
     Args:
         images: ``(n, C, H, W)``, on any device.
-        draws: ``(n, 3 or more)`` uniform numbers: row, column, mirror.
-        padding: the greatest shift.
+        draws: ``(n, 3 or more)`` random numbers: row, column, mirror.
+        padding: the largest shift.
 
     >>> image = torch.arange(1, 5).reshape(1, 1, 2, 2)
-    >>> crop_flip(image, torch.tensor([[0.0, 0.5, 0.9]]), padding=1)  # moved down, in the middle, as it was
+    >>> crop_flip(image, torch.tensor([[0.0, 0.5, 0.9]]), padding=1)  # moved down by one row
     tensor([[[[0, 0],
               [1, 2]]]])
     """
@@ -97,14 +102,14 @@ def crop_flip(images: Tensor, draws: Tensor, padding: int = 4) -> Tensor:
     rows = torch.arange(height, device=images.device) + shifts[:, :1]
     columns = torch.arange(width, device=images.device)
     columns = torch.where(draws[:, 2:3] < 0.5, columns.flip(0), columns) + shifts[:, 1:]
-    # One look-up does both: where in the flattened padded image each pixel comes from.
-    places = rows.unsqueeze(2) * (width + 2 * padding) + columns.unsqueeze(1)
+    # The source of each pixel in the flattened padded image: one look-up both shifts and mirrors.
+    sources = rows.unsqueeze(2) * (width + 2 * padding) + columns.unsqueeze(1)
     padded = F.pad(images, (padding,) * 4).flatten(2)
-    return padded.gather(2, places.flatten(1).unsqueeze(1).expand(-1, channels, -1)).view(images.shape)
+    return padded.gather(2, sources.flatten(1).unsqueeze(1).expand(-1, channels, -1)).view(images.shape)
 
 
 def pixels(image: Image.Image) -> Tensor:
-    """A Pillow image as ``(C, H, W)`` bytes.
+    """The pixels of a Pillow image, ``(C, H, W)``, uint8.
 
     >>> pixels(Image.new("RGB", (5, 2))).shape
     torch.Size([3, 2, 5])
@@ -115,13 +120,13 @@ def pixels(image: Image.Image) -> Tensor:
     )
 
 
-def centre_crop(image: Image.Image, size: int, share: float = 0.875) -> Image.Image:
-    """The middle of an image, as it is tested on: the short side is ``share`` larger than the square taken.
+def centre_crop(image: Image.Image, size: int, fraction: float = 0.875) -> Image.Image:
+    """The central square of an image whose short side is scaled to ``size / fraction``.
 
     >>> centre_crop(Image.new("RGB", (90, 60)), 28).size
     (28, 28)
     """
-    scale = round(size / share) / min(image.size)
+    scale = round(size / fraction) / min(image.size)
     width, height = (max(size, round(side * scale)) for side in image.size)
     image = image.resize((width, height), Image.Resampling.BILINEAR)
     left, top = (width - size) // 2, (height - size) // 2
@@ -137,15 +142,15 @@ def random_resized_crop(
 ) -> Image.Image:
     """A random rectangle of an image, scaled to a square (Szegedy et al., *Going Deeper*, CVPR 2015).
 
-    The rectangle's shape is drawn from those of its area that the image has room for, so that the first try
-    always succeeds and the number of random numbers is fixed.
+    The shape is drawn only from rectangles that fit into the image. No draw is rejected, so the number of
+    random numbers is fixed.
 
     Args:
-        image: of any size.
-        draws: four uniform numbers: area, shape, row, column.
-        size: of the square.
-        scale: the least and the greatest share of the image's area.
-        ratio: the least and the greatest width over height, even in the logarithm.
+        image: an image of any size.
+        draws: four random numbers: area, shape, row, column.
+        size: the side of the square.
+        scale: the smallest and the largest fraction of the image's area.
+        ratio: the smallest and the largest aspect ratio, width over height; drawn log-uniformly.
 
     >>> random_resized_crop(Image.new("RGB", (90, 60)), [0.5, 0.5, 0.5, 0.5], 28).size
     (28, 28)
@@ -161,12 +166,12 @@ _ORDERS = ((0, 1, 2), (0, 2, 1), (1, 0, 2), (1, 2, 0), (2, 0, 1), (2, 1, 0))
 
 
 def colour_jitter(image: Image.Image, draws: Sequence[float], strength: float) -> Image.Image:
-    """Brightness, contrast and saturation each times a factor within ``strength`` of 1, in random order.
+    """Random changes of brightness, contrast and saturation, in random order.
 
     Args:
-        image: in colour.
-        draws: four uniform numbers: brightness, contrast, saturation, order.
-        strength: at least 0; 0 gives the image as it is.
+        image: a colour image.
+        draws: four random numbers: brightness, contrast, saturation, order.
+        strength: each factor is drawn from ``1 ± strength``; 0 changes nothing.
 
     >>> colour_jitter(Image.new("RGB", (1, 1), (100, 100, 100)), [0.0, 0.5, 0.5, 0.0], 0.4).getpixel((0, 0))
     (60, 60, 60)
@@ -187,14 +192,14 @@ def random_erasing(
     scale: Range = (0.02, 1 / 3),
     ratio: Range = (0.3, 10 / 3),
 ) -> Tensor:
-    """With this probability, an image with a random rectangle set to 0 (Zhong et al., AAAI 2020).
+    """Random erasing: with some probability, sets a random rectangle to 0 (Zhong et al., AAAI 2020).
 
     Args:
-        image: ``(C, H, W)``, normalised, so that 0 is the mean colour.
-        draws: five uniform numbers: whether, area, shape, row, column.
-        probability: of erasing.
-        scale: the least and the greatest share of the image's area.
-        ratio: the least and the greatest width over height, even in the logarithm.
+        image: a normalised image ``(C, H, W)``, in which 0 is the mean colour.
+        draws: five random numbers: whether to erase, area, shape, row, column.
+        probability: the probability of erasing.
+        scale: the smallest and the largest fraction of the image's area.
+        ratio: the smallest and the largest aspect ratio, width over height; drawn log-uniformly.
 
     >>> int((random_erasing(torch.ones(1, 10, 10), [0.1, 0.5, 0.5, 0.5, 0.5], 0.25) == 0).sum())
     16
@@ -212,10 +217,10 @@ def random_erasing(
 def _rectangle(
     width: int, height: int, area_draw: float, ratio_draw: float, scale: Range, ratio: Range
 ) -> tuple[int, int]:
-    """Width and height of a rectangle that fits."""
+    """Width and height of a random rectangle that fits into ``width`` by ``height``."""
     area = width * height * (scale[0] + (scale[1] - scale[0]) * area_draw)
-    least, greatest = area / height**2, width**2 / area
-    low, high = min(max(ratio[0], least), greatest), max(min(ratio[1], greatest), least)
+    narrowest, widest = area / height**2, width**2 / area
+    low, high = min(max(ratio[0], narrowest), widest), max(min(ratio[1], widest), narrowest)
     shape = exp(log(low) + (log(high) - log(low)) * ratio_draw)
     return (
         min(width, max(1, round(sqrt(area * shape)))),
@@ -225,12 +230,12 @@ def _rectangle(
 
 @dataclass(frozen=True)
 class CropFlip:
-    """Images on disk of one small size: shifted by up to four pixels and mirrored for training.
+    """Transform of small images on disk: random shifts and mirror images (`crop_flip`) for training.
 
     Args:
-        normalisation: of the pixels.
-        size: of the images given; one of another size is scaled.
-        augmented: False for no chance at all.
+        normalisation: the normalisation of the pixels.
+        size: the side of the images; images of another size are scaled.
+        augmented: whether to augment.
     """
 
     normalisation: Normalisation
@@ -238,7 +243,7 @@ class CropFlip:
     augmented: bool = True
 
     def __call__(self, image: Image.Image, draws: Tensor | None) -> Tensor:
-        """``(C, H, W)``, float32; ``draws`` as in `Split.batch`, of one element."""
+        """A normalised image ``(C, H, W)``; ``draws`` are one row of those in `Split.batch`."""
         if image.size != (self.size, self.size):
             image = image.resize((self.size, self.size), Image.Resampling.BILINEAR)
         content = pixels(image)
@@ -249,14 +254,14 @@ class CropFlip:
 
 @dataclass(frozen=True)
 class ResizedCrop:
-    """Images on disk of any size: the centre for evaluation, a random, altered part for training.
+    """Transform of images on disk of any size: `random_resized_crop` for training, else `centre_crop`.
 
     Args:
-        normalisation: of the pixels.
-        size: of the images given.
-        jitter: strength of `colour_jitter`.
-        erasing: probability of `random_erasing`.
-        augmented: False for no chance at all.
+        normalisation: the normalisation of the pixels.
+        size: the side of the square that is cut out.
+        jitter: the strength of `colour_jitter`.
+        erasing: the probability of `random_erasing`.
+        augmented: whether to augment.
     """
 
     normalisation: Normalisation
@@ -266,7 +271,7 @@ class ResizedCrop:
     augmented: bool = True
 
     def __call__(self, image: Image.Image, draws: Tensor | None) -> Tensor:
-        """``(C, H, W)``, float32; ``draws`` as in `Split.batch`, of one element."""
+        """A normalised image ``(C, H, W)``; ``draws`` are one row of those in `Split.batch`."""
         if draws is None or not self.augmented:
             return self.normalisation(pixels(centre_crop(image, self.size)))
         numbers: list[float] = draws.tolist()

@@ -1,4 +1,4 @@
-"""Data sets of small images that fit in memory: CIFAR, its corrupted test images, and house numbers."""
+"""Data sets of small images in memory: CIFAR-10, CIFAR-100, CIFAR-10-C and SVHN."""
 
 from __future__ import annotations
 
@@ -12,16 +12,17 @@ from torch import Tensor
 
 from calibrant.arguments import one_of
 from calibrant.training.data.augmentation import NORMALISATIONS, Normalisation, crop_flip
-from calibrant.training.data.sources import Array, present, read_mat, read_pickle
-from calibrant.training.data.split import DataSets, Normalising, TensorSplit, long_tail, stratified
+from calibrant.training.data.safe_readers import Array, present, read_mat, read_pickle
+from calibrant.training.data.sampling import draw_parts
+from calibrant.training.data.split import DataSets, Normalising, TensorSplit
 
 Augmentation = Literal["crop-flip", "none"]
 
 
 class ImageSplit(TensorSplit):
-    """Images in memory, one byte per pixel; batches are normalised and, where asked, augmented.
+    """Images in memory, one byte per pixel; batches are normalised and may be augmented.
 
-    Works on the device its tensors are on; random numbers are moved there.
+    Batches are made on the device of the tensors.
 
     >>> part = ImageSplit(torch.zeros(2, 3, 8, 8, dtype=torch.uint8), torch.tensor([0, 1]),
     ...                   NORMALISATIONS["cifar10"])
@@ -32,7 +33,7 @@ class ImageSplit(TensorSplit):
     Args:
         images: ``(N, C, H, W)``, uint8.
         targets: ``(N,)`` labels.
-        normalisation: of the pixels.
+        normalisation: the normalisation of the pixels.
         augmentation: "crop-flip" for random shifts of up to four pixels and mirror images, or "none".
     """
 
@@ -61,9 +62,6 @@ class ImageSplit(TensorSplit):
             raise TypeError("bytes of images cannot be normalised by constants of other numbers")
         return ImageSplit(self.inputs, self.targets, normalisation, self.augmentation)
 
-    def subset(self, indices: Tensor) -> ImageSplit:
-        return ImageSplit(self.inputs[indices], self.targets[indices], self.normalisation, self.augmentation)
-
 
 def cifar10(
     root: Path,
@@ -77,14 +75,14 @@ def cifar10(
 
     >>> cifar10(Path("nowhere"))  # doctest: +ELLIPSIS
     Traceback (most recent call last):
-    calibrant.training.data.sources.MissingDataError: nowhere/cifar-10-batches-py/batches.meta is missing: ...
+    calibrant.training.data.safe_readers.MissingDataError: nowhere/cifar-10-batches-py/... is missing: ...
 
     Args:
         root: the folder that has ``cifar-10-batches-py``, the version for Python.
-        validation: how many training images to set apart, stratified by class.
-        imbalance: how many times more training images the first class has than the last; see `long_tail`.
-        augmentation: of the training images.
-        split_seed: of the draw of the validation images and of the long tail.
+        validation: how many training images to draw for validation, stratified by class.
+        imbalance: the ratio of the first class's training images to the last one's; see `long_tail`.
+        augmentation: the augmentation of the training images.
+        split_seed: the seed of the validation images and of the long tail.
     """
     folder = root / "cifar-10-batches-py"
     batches = [folder / f"data_batch_{number}" for number in range(1, 6)]
@@ -92,7 +90,7 @@ def cifar10(
     parts = [_cifar_part(root, path, "labels", len(names)) for path in [*batches, folder / "test_batch"]]
     images, labels = (torch.cat(tensors) for tensors in zip(*parts[:-1], strict=True))
     data = images, labels, *parts[-1]
-    return _divided(data, names, NORMALISATIONS["cifar10"], validation, imbalance, augmentation, split_seed)
+    return _data_sets(data, names, NORMALISATIONS["cifar10"], validation, imbalance, augmentation, split_seed)
 
 
 def cifar100(
@@ -105,16 +103,7 @@ def cifar100(
 ) -> DataSets:
     """CIFAR-100: 60,000 colour images of 32 × 32 pixels in 100 classes (Krizhevsky, 2009).
 
-    >>> cifar100(Path("nowhere"))  # doctest: +ELLIPSIS
-    Traceback (most recent call last):
-    calibrant.training.data.sources.MissingDataError: nowhere/cifar-100-python/meta is missing: ...
-
-    Args:
-        root: the folder that has ``cifar-100-python``, the version for Python.
-        validation: how many training images to set apart, stratified by class.
-        imbalance: how many times more training images the first class has than the last; see `long_tail`.
-        augmentation: of the training images.
-        split_seed: of the draw of the validation images and of the long tail.
+    Reads the folder ``cifar-100-python``, the version for Python. The options are those of `cifar10`.
     """
     folder = root / "cifar-100-python"
     names = _cifar_names(root, folder / "meta", "fine_label_names")
@@ -122,7 +111,9 @@ def cifar100(
         *_cifar_part(root, folder / "train", "fine_labels", len(names)),
         *_cifar_part(root, folder / "test", "fine_labels", len(names)),
     )
-    return _divided(data, names, NORMALISATIONS["cifar100"], validation, imbalance, augmentation, split_seed)
+    return _data_sets(
+        data, names, NORMALISATIONS["cifar100"], validation, imbalance, augmentation, split_seed
+    )
 
 
 def cifar10_c(
@@ -137,28 +128,16 @@ def cifar10_c(
 ) -> DataSets:
     """CIFAR-10-C: the test images of CIFAR-10, corrupted (Hendrycks and Dietterich, ICLR 2019).
 
-    Training and validation images are the clean ones of `cifar10` where its folder is there too; without
-    it, both parts are empty.
-
-    >>> cifar10_c(Path("nowhere"), corruption="fog")  # doctest: +ELLIPSIS
-    Traceback (most recent call last):
-    calibrant.training.data.sources.MissingDataError: nowhere/CIFAR-10-C/fog.npy is missing: ...
-
-    Args:
-        root: the folder that has ``CIFAR-10-C``.
-        corruption: the name of one of its files.
-        severity: 1 to 5.
-        validation: as for `cifar10`, like the options below.
-        imbalance: as there.
-        augmentation: as there.
-        split_seed: as there.
+    ``corruption`` is the name of a file in the folder ``CIFAR-10-C``, and ``severity`` is 1 to 5. If the
+    folder of `cifar10` exists too, training and validation images are its clean ones, and the other options
+    are described there. Otherwise both parts are empty.
     """
     one_of("severity", severity, (1, 2, 3, 4, 5))
     folder = root / "CIFAR-10-C"
     download = "CIFAR-10-C.tar from https://zenodo.org/records/2535967"
     images = _stored_array(present(folder / f"{corruption}.npy", download, root))
     labels = _stored_array(present(folder / "labels.npy", download, root))
-    # A file has the five severities one after the other; only one of them is read.
+    # A file holds the five severities one after the other. Only one of them is read from disk.
     size, rest = divmod(len(images), 5)
     if images.dtype != np.uint8 or images.ndim != 4 or images.shape[-1] != 3 or rest:
         raise ValueError(
@@ -170,7 +149,7 @@ def cifar10_c(
             f"{folder / 'labels.npy'} has shape {labels.shape}, expected ({5 * size},) for {corruption}.npy"
         )
     rows = slice((severity - 1) * size, severity * size)
-    chosen = _channels_first(images[rows])
+    chosen = torch.from_numpy(np.ascontiguousarray(images[rows].transpose(0, 3, 1, 2)))
     targets = torch.from_numpy(labels[rows if len(labels) > size else slice(None)].astype(np.int64))
     normalisation = NORMALISATIONS["cifar10"]
     if (root / "cifar-10-batches-py").exists():
@@ -194,21 +173,17 @@ def svhn(
     normalisation: Literal["svhn", "cifar10", "cifar100"] = "svhn",
     split_seed: int = 0,
 ) -> DataSets:
-    """SVHN: 99,289 colour images of 32 × 32 pixels of digits of house numbers (Netzer et al., 2011).
+    """SVHN: 99,289 colour images of 32 × 32 pixels, digits of house numbers (Netzer et al., 2011).
 
-    Where only the test file is there, the training and the validation part are empty.
-
-    >>> svhn(Path("nowhere"))  # doctest: +ELLIPSIS
-    Traceback (most recent call last):
-    calibrant.training.data.sources.MissingDataError: nowhere/test_32x32.mat is missing: ...
+    If only the test file exists, the training and the validation part are empty.
 
     Args:
         root: the folder that has ``train_32x32.mat`` and ``test_32x32.mat``.
-        validation: how many training images to set apart, stratified by class.
-        imbalance: how many times more training images digit 0 has than digit 9; see `long_tail`.
-        augmentation: of the training images; mirror images of digits are no digits.
+        validation: how many training images to draw for validation, stratified by class.
+        imbalance: the ratio of the training images of digit 0 to those of digit 9; see `long_tail`.
+        augmentation: the augmentation of the training images; "crop-flip" also mirrors the digits.
         normalisation: whose constants to use; a model trained on CIFAR needs CIFAR's.
-        split_seed: of the draw of the validation images and of the long tail.
+        split_seed: the seed of the validation images and of the long tail.
     """
     chosen = NORMALISATIONS[one_of("normalisation", normalisation, ("svhn", "cifar10", "cifar100"))]
     names = tuple(map(str, range(10)))
@@ -217,29 +192,18 @@ def svhn(
     test = _svhn_part(present(test_path, download.format(test_path.name), root, "put"))
     if train_path.exists():
         data = *_svhn_part(train_path), *test
-        return _divided(data, names, chosen, validation, imbalance, augmentation, split_seed)
+        return _data_sets(data, names, chosen, validation, imbalance, augmentation, split_seed)
     empty = ImageSplit(test[0][:0], test[1][:0], chosen, augmentation)
     return DataSets(empty, empty, ImageSplit(*test, chosen), names, _about(test[0]))
 
 
 CIFAR10_CLASSES = (
-    "airplane",
-    "automobile",
-    "bird",
-    "cat",
-    "deer",
-    "dog",
-    "frog",
-    "horse",
-    "ship",
-    "truck",
+    *("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck"),
 )
 
-Data = tuple[Tensor, Tensor, Tensor, Tensor]
 
-
-def _divided(
-    data: Data,
+def _data_sets(
+    data: tuple[Tensor, Tensor, Tensor, Tensor],
     names: Sequence[str],
     normalisation: Normalisation,
     validation: int,
@@ -247,13 +211,13 @@ def _divided(
     augmentation: Augmentation,
     split_seed: int,
 ) -> DataSets:
-    """Training images and labels divided in two, and test images and labels."""
+    """A data set of training and test images, with validation images drawn from the training images."""
     images, labels, test_images, test_labels = data
-    sizes = (len(labels) - validation, validation)
-    kept, held_out = stratified(labels, sizes, split_seed)
-    kept = kept[long_tail(labels[kept], imbalance, split_seed, len(names))]
+    sizes = {"validation": validation}
+    parts = draw_parts(labels, sizes, imbalance=imbalance, num_classes=len(names), seed=split_seed)
+    train, held_out = parts["train"], parts["validation"]
     return DataSets(
-        ImageSplit(images[kept], labels[kept], normalisation, augmentation),
+        ImageSplit(images[train], labels[train], normalisation, augmentation),
         ImageSplit(images[held_out], labels[held_out], normalisation),
         ImageSplit(test_images, test_labels, normalisation),
         tuple(names),
@@ -282,7 +246,7 @@ def _cifar_part(root: Path, path: Path, field: str, classes: int) -> tuple[Tenso
         raise ValueError(f"{path} has no {len(rows)} labels under {field!r}, one for each row of 'data'")
     targets = torch.tensor(np.asarray(labels, dtype=np.int64))
     _check_labels(path, targets, classes)
-    # The array is a view of bytes that cannot be written to, which tensors do not know.
+    # The array is read-only, and tensors must be writable: hence the copy.
     return torch.from_numpy(rows.reshape(-1, 3, 32, 32).copy()), targets
 
 
@@ -298,21 +262,17 @@ def _svhn_part(path: Path) -> tuple[Tensor, Tensor]:
             f"{path} has {images.dtype} of shape {images.shape} and {labels.size} labels, expected uint8 of "
             "shape (height, width, 3, N) and N labels"
         )
-    targets = torch.from_numpy(labels.astype(np.int64).ravel()) % 10  # the file calls digit 0 ten
+    targets = torch.from_numpy(labels.astype(np.int64).ravel()) % 10  # in the file, digit 0 has label 10
     return torch.from_numpy(np.ascontiguousarray(images.transpose(3, 2, 0, 1))), targets
 
 
 def _stored_array(path: Path) -> Array:
-    """An array on disk, of which nothing is read yet."""
+    """An array on disk, mapped into memory."""
     try:
         array: Array = np.load(path, mmap_mode="r", allow_pickle=False)
     except (ValueError, EOFError) as error:
         raise ValueError(f"{path} cannot be read as a NumPy array: {error}") from error
     return array
-
-
-def _channels_first(images: Array) -> Tensor:
-    return torch.from_numpy(np.ascontiguousarray(images.transpose(0, 3, 1, 2)))
 
 
 def _check_labels(path: Path, labels: Tensor, classes: int) -> None:

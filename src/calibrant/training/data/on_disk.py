@@ -1,4 +1,4 @@
-"""Data sets of images that stay on disk: listed at the start, decoded with the batch that has them."""
+"""Data sets of image files: ImageNet, Tiny-ImageNet, ImageNet-LT, and any folder of images."""
 
 from __future__ import annotations
 
@@ -15,28 +15,34 @@ from PIL import Image
 from torch import Tensor
 
 from calibrant.arguments import in_range, one_of, whole_number
-from calibrant.training.data.augmentation import NORMALISATIONS, CropFlip, Normalisation, ResizedCrop
-from calibrant.training.data.shares import drawn_sizes
-from calibrant.training.data.sources import present
-from calibrant.training.data.split import DataSets, Normalising, Split, long_tail, stratified
+from calibrant.training.data.augmentation import (
+    NORMALISATIONS,
+    CropFlip,
+    Normalisation,
+    Published,
+    ResizedCrop,
+)
+from calibrant.training.data.safe_readers import present
+from calibrant.training.data.sampling import draw_parts, long_tail, part_sizes, stratified
+from calibrant.training.data.split import DataSets, Normalising, Split
 
 Transform = CropFlip | ResizedCrop
 
 SUFFIXES = (".bmp", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp")
-"""How the names of image files end, whatever the case."""
+"""The suffixes of image files, in lower case."""
 
 _IMAGENET = "ILSVRC2012 (train and val, each with one folder per class) from https://image-net.org/download"
 _TINY_IMAGENET = "http://cs231n.stanford.edu/tiny-imagenet-200.zip"
 
 
 class ImageFileSplit(Split):
-    """Images on disk, decoded when a batch asks for them.
+    """Images on disk, decoded with each batch.
 
     Args:
-        folder: what the paths are relative to.
-        paths: of the images.
+        folder: the folder that the paths are relative to.
+        paths: the paths of the images.
         targets: ``(N,)`` labels.
-        transform: what makes a tensor of an image and its random numbers.
+        transform: the function that makes a tensor from an image and its random numbers.
     """
 
     targets: Tensor
@@ -48,7 +54,7 @@ class ImageFileSplit(Split):
             raise ValueError(f"there are {len(paths)} paths and {len(targets)} targets")
         self.folder, self.targets, self.transform = folder, targets.long(), transform
         self.normalisation = transform.normalisation
-        # One array and not a million texts: worker processes share its memory, and take no copy of it.
+        # Worker processes share the memory of one array. They would copy a million strings.
         encoded = paths if isinstance(paths, np.ndarray) else [os.fsencode(path) for path in paths]
         self.paths = np.asarray(encoded, dtype=np.bytes_)
 
@@ -65,7 +71,7 @@ class ImageFileSplit(Split):
 
     def normalised_by(self, normalisation: Normalising) -> ImageFileSplit:
         if not isinstance(normalisation, Normalisation):
-            raise TypeError("images cannot be normalised by constants of other numbers")
+            raise TypeError("images cannot be normalised by constants of features")
         transform = replace(self.transform, normalisation=normalisation)
         return ImageFileSplit(self.folder, self.paths, self.targets, transform)
 
@@ -79,7 +85,7 @@ class ImageFileSplit(Split):
                 return image.convert("RGB")
         except FileNotFoundError:
             raise
-        except (OSError, SyntaxError, ValueError) as error:  # Pillow's, for files that are no images
+        except (OSError, SyntaxError, ValueError) as error:  # Pillow raises these for other files
             raise ValueError(f"{path} cannot be read as an image: {error}") from error
 
 
@@ -95,10 +101,10 @@ def tiny_imagenet(
 
     Args:
         root: the folder that has ``tiny-imagenet-200``.
-        validation_per_class: how many training images of each class to set apart.
-        imbalance: how many times more training images the first class has than the last; see `long_tail`.
-        augmentation: of the training images.
-        split_seed: of the draw of the validation images and of the long tail.
+        validation_per_class: how many training images of each class to draw for validation.
+        imbalance: the ratio of the first class's training images to the last one's; see `long_tail`.
+        augmentation: the augmentation of the training images.
+        split_seed: the seed of the validation images and of the long tail.
     """
     one_of("augmentation", augmentation, ("crop-flip", "none"))
     folder = root / "tiny-imagenet-200"
@@ -118,14 +124,13 @@ def tiny_imagenet(
             )
         test_paths.append(f"val/images/{file}")
         test_targets.append(labels[wnid])
-    held_out = validation_per_class * len(classes)
-    kept, validation = stratified(targets, (len(targets) - held_out, held_out), split_seed)
-    kept = kept[long_tail(targets[kept], imbalance, split_seed, len(classes))]
+    sizes = {"validation": validation_per_class * len(classes)}
+    drawn = draw_parts(targets, sizes, imbalance=imbalance, num_classes=len(classes), seed=split_seed)
     transform = CropFlip(NORMALISATIONS["tiny-imagenet"], 64, augmentation == "crop-flip")
-    train = ImageFileSplit(folder, paths, targets, transform)
+    train, validation = (ImageFileSplit(folder, paths, targets, transform).subset(drawn[n]) for n in drawn)
     test = ImageFileSplit(folder, test_paths, torch.tensor(test_targets), transform)
-    names = _words(folder / "words.txt", "\t", classes)
-    return DataSets(train.subset(kept), train.subset(validation), test, names, _about(64))
+    names = _wordnet_names(folder / "words.txt", "\t", classes)
+    return DataSets(train, validation, test, names, _about(64))
 
 
 def image_folder(
@@ -138,57 +143,52 @@ def image_folder(
     augmentation: Literal["resized-crop", "crop-flip", "none"] = "resized-crop",
     colour_jitter: float = 0.0,
     erasing: float = 0.0,
-    normalisation: Literal["imagenet", "tiny-imagenet", "cifar10", "cifar100", "svhn"] = "imagenet",
+    normalisation: Published = "imagenet",
     imbalance: float = 1.0,
     split_seed: int = 0,
 ) -> DataSets:
-    """Any images in folders: ``train/<class>/…``, and likewise ``validation`` (or ``val``) and ``test``.
+    """Images in one folder for each class: ``train/<class>/…``.
 
-    A part whose folder is not there is drawn from the training images, stratified by class.
+    ``validation`` (or ``val``) and ``test`` have the same form. A part without a folder is drawn from the
+    training images, stratified by class.
 
     Args:
-        root: the folder of all data.
-        folder: where in it the images are.
-        image_size: of the square images that the model sees.
-        validation: the share of the training images to set apart where there is no such folder.
-        test: the same for the test images.
-        augmentation: of the training images: "resized-crop" for parts of any size, "crop-flip" for shifts
-            of up to four pixels, both with mirror images.
-        colour_jitter: by how much brightness, contrast and saturation vary; for "resized-crop".
-        erasing: the probability of erasing a rectangle; for "resized-crop".
+        root: the data folder.
+        folder: the folder with ``train``, relative to ``root``.
+        image_size: the side of the square images that the model gets.
+        validation: the fraction of the training images to draw for validation, if it has no folder.
+        test: the fraction of the training images to draw for the test, if it has no folder.
+        augmentation: the augmentation of the training images, with mirror images: "resized-crop" for random
+            rectangles, "crop-flip" for shifts of up to four pixels.
+        colour_jitter: the strength of random changes of colour; for "resized-crop".
+        erasing: the probability of erasing a random rectangle; for "resized-crop".
         normalisation: whose constants to use.
-        imbalance: how many times more training images the first class has than the last; see `long_tail`.
-        split_seed: of the draw of the parts and of the long tail.
+        imbalance: the ratio of the first class's training images to the last one's; see `long_tail`.
+        split_seed: the seed of the parts and of the long tail.
     """
     base = root / folder
     present(base / "train", "images with one folder for each class", base / "train", "put")
-    folders = {
-        "validation": next((base / name for name in ("validation", "val") if (base / name).is_dir()), None),
-        "test": base / "test" if (base / "test").is_dir() else None,
-    }
     one_of("augmentation", augmentation, ("resized-crop", "crop-flip", "none"))
     constants = NORMALISATIONS[one_of("normalisation", normalisation, tuple(NORMALISATIONS))]
     whole_number("image_size", image_size)
     transform: Transform = (
         CropFlip(constants, image_size)
         if augmentation == "crop-flip"
-        else _resized_crop(image_size, colour_jitter, erasing, augmentation, constants_name=normalisation)
+        else _resized_crop(image_size, colour_jitter, erasing, augmentation, constants)
     )
     classes = _class_folders(base / "train")
     paths, targets = _listed(base, [f"train/{name}" for name in classes])
     whole = ImageFileSplit(base, paths, targets, transform)
-    given = {name: found for name, found in folders.items() if found is not None}
-    drawn = drawn_sizes(len(targets), given, validation=validation, test=test)
-    kept, *indices = stratified(targets, (len(targets) - sum(drawn.values()), *drawn.values()), split_seed)
-    parts: dict[str, Split] = {
-        name: whole.subset(chosen) for name, chosen in zip(drawn, indices, strict=True)
+    folders = {"validation": "validation" if (base / "validation").is_dir() else "val", "test": "test"}
+    parts = {
+        part: _folder_part(base, name, classes, transform)
+        for part, name in folders.items()
+        if (base / name).is_dir()
     }
-    for name, found in given.items():
-        parts[name] = _folder_part(base, found.name, classes, transform)
-    kept = kept[long_tail(targets[kept], imbalance, split_seed, len(classes))]
-    return DataSets(
-        whole.subset(kept), parts["validation"], parts["test"], tuple(classes), _about(image_size)
-    )
+    sizes = part_sizes(len(targets), parts, validation=validation, test=test)
+    drawn = draw_parts(targets, sizes, imbalance=imbalance, num_classes=len(classes), seed=split_seed)
+    parts |= {name: whole.subset(indices) for name, indices in drawn.items()}
+    return DataSets(parts["train"], parts["validation"], parts["test"], tuple(classes), _about(image_size))
 
 
 def imagenet(
@@ -205,19 +205,19 @@ def imagenet(
 ) -> DataSets:
     """ImageNet (ILSVRC 2012): 1.28 million training images in 1,000 classes.
 
-    The official validation images are divided, stratified by class, in a validation and a test part.
+    The official validation images are divided into a validation and a test part, stratified by class.
 
     Args:
-        root: the folder of all data.
-        folder: where in it ``train/<wnid>/…`` and ``val/<wnid>/…`` are. Names of the classes are read from
-            ``LOC_synset_mapping.txt`` beside them, if it is there.
-        image_size: of the square images that the model sees.
-        validation: the share of the official validation images that is not for testing.
-        augmentation: of the training images.
-        colour_jitter: by how much brightness, contrast and saturation vary.
-        erasing: the probability of erasing a rectangle.
-        imbalance: how many times more training images the first class has than the last; see `long_tail`.
-        split_seed: of the draw of the parts and of the long tail.
+        root: the data folder.
+        folder: the folder with ``train/<wnid>/…`` and ``val/<wnid>/…``, relative to ``root``. If it has
+            ``LOC_synset_mapping.txt``, the names of the classes are read from there.
+        image_size: the side of the square images that the model gets.
+        validation: the fraction of the official validation images for validation; the rest is the test.
+        augmentation: the augmentation of the training images.
+        colour_jitter: the strength of random changes of brightness, contrast and saturation.
+        erasing: the probability of erasing a random rectangle.
+        imbalance: the ratio of the first class's training images to the last one's; see `long_tail`.
+        split_seed: the seed of the parts and of the long tail.
     """
     base = root / folder
     for name in ("train", "val"):
@@ -234,7 +234,7 @@ def imagenet(
         train,
         official.subset(for_validation),
         official.subset(for_test),
-        _words(base / "LOC_synset_mapping.txt", " ", classes),
+        _wordnet_names(base / "LOC_synset_mapping.txt", " ", classes),
         _about(image_size),
     )
 
@@ -248,17 +248,11 @@ def imagenet_lt(
     colour_jitter: float = 0.4,
     erasing: float = 0.25,
 ) -> DataSets:
-    """ImageNet-LT: a long-tailed subset of ImageNet, as published lists (Liu et al., CVPR 2019).
+    """ImageNet-LT: a long-tailed subset of ImageNet, by its published lists (Liu et al., CVPR 2019).
 
-    Args:
-        root: the folder of all data.
-        folder: where in it the images of ImageNet are, and ``ImageNet_LT_train.txt``,
-            ``ImageNet_LT_val.txt`` (20 images of each class) and ``ImageNet_LT_test.txt``, whose lines are a
-            path relative to this folder and a label.
-        image_size: of the square images that the model sees.
-        augmentation: of the training images.
-        colour_jitter: by how much brightness, contrast and saturation vary.
-        erasing: the probability of erasing a rectangle.
+    ``folder`` is that of ImageNet. It also has ``ImageNet_LT_train.txt``, ``ImageNet_LT_val.txt`` (20 images
+    of each class) and ``ImageNet_LT_test.txt``. Each line of these is a path relative to ``folder``, and a
+    label. The options are those of `imagenet`.
     """
     base = root / folder
     transform = _resized_crop(image_size, colour_jitter, erasing, augmentation)
@@ -269,7 +263,7 @@ def imagenet_lt(
     for path, label in zip(lists[0][0], lists[0][1].tolist(), strict=True):
         folders[label] = folders[label] or Path(path).parent.name
     classes = [name or str(label) for label, name in folders.items()]
-    names = _words(base / "LOC_synset_mapping.txt", " ", classes)
+    names = _wordnet_names(base / "LOC_synset_mapping.txt", " ", classes)
     return DataSets(train, validation, test, names, _about(image_size))
 
 
@@ -278,10 +272,14 @@ def _about(image_size: int) -> dict[str, int]:
 
 
 def _resized_crop(
-    image_size: int, jitter: float, erasing: float, augmentation: str, constants_name: str = "imagenet"
+    image_size: int,
+    jitter: float,
+    erasing: float,
+    augmentation: str,
+    constants: Normalisation = NORMALISATIONS["imagenet"],
 ) -> ResizedCrop:
     return ResizedCrop(
-        NORMALISATIONS[constants_name],
+        constants,
         whole_number("image_size", image_size),
         in_range("colour_jitter", jitter),
         in_range("erasing", erasing, 0, 1),
@@ -297,12 +295,12 @@ def _class_folders(folder: Path) -> list[str]:
 
 
 def _listed(base: Path, folders: Iterable[str]) -> tuple[list[str], Tensor]:
-    """Paths of the images in these folders, relative to ``base``; the k-th folder's have label k."""
+    """The images in these folders, as paths relative to ``base``, with the folder's position as label."""
     paths: list[str] = []
     labels: list[int] = []
     for label, folder in enumerate(folders):
         if not (base / folder).is_dir():
-            raise ValueError(f"{base / folder} is not there, expected a folder for each class")
+            raise ValueError(f"{base / folder} is missing, expected a folder for each class")
         found = sorted(entry.name for entry in os.scandir(base / folder) if _is_image(entry.name))
         paths += [f"{folder}/{name}" for name in found]
         labels += [label] * len(found)
@@ -316,7 +314,7 @@ def _is_image(name: str) -> bool:
 
 
 def _folder_part(base: Path, name: str, classes: Sequence[str], transform: Transform) -> ImageFileSplit:
-    """The images of a folder whose class folders are among these."""
+    """The images of one part, whose class folders must be among ``classes``."""
     found = _class_folders(base / name)
     unknown = sorted(set(found) - set(classes))
     if unknown:
@@ -342,15 +340,15 @@ def _list_file(base: Path, name: str) -> tuple[list[str], Tensor]:
     return paths, torch.tensor(labels)
 
 
-def _words(path: Path, separator: str, classes: Sequence[str]) -> tuple[str, ...]:
-    """The first word for each class of WordNet where the file is there, else its number in WordNet."""
+def _wordnet_names(path: Path, separator: str, classes: Sequence[str]) -> tuple[str, ...]:
+    """The first word for each class in a list of WordNet, or its WordNet number if there is no list."""
     words = {}
     if path.exists():
         for line in path.read_text().splitlines():
             wnid, _, synonyms = line.partition(separator)
             words[wnid] = synonyms.partition(",")[0].strip()
     names = [words.get(wnid) or wnid for wnid in classes]
-    twice = {name for name, count in Counter(names).items() if count > 1}
+    counts = Counter(names)
     return tuple(
-        f"{name} ({wnid})" if name in twice else name for name, wnid in zip(names, classes, strict=True)
+        f"{name} ({wnid})" if counts[name] > 1 else name for name, wnid in zip(names, classes, strict=True)
     )

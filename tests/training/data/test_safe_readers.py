@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import scipy.io
 
-from calibrant.training.data.sources import MissingDataError, present, read_mat, read_pickle
+from calibrant.training.data.safe_readers import MissingDataError, present, read_mat, read_pickle
 
 
 def python2_pickle(rows: np.ndarray, labels: list[int]) -> bytes:

@@ -1,4 +1,4 @@
-"""Files that other programs wrote, read without running what they hold, with errors that say what to do."""
+"""Readers for pickles and MATLAB files that never run code from the file."""
 
 from __future__ import annotations
 
@@ -16,18 +16,16 @@ Array = NDArray[Any]
 
 
 class MissingDataError(FileNotFoundError):
-    """A file that a data set needs and that is not there, in one line: which, what to download, and where to.
+    """A file of a data set is missing; the message says what to download and where to put it.
 
-    >>> raise MissingDataError(Path("data/train.bin"), "archive.tar from https://example.org", Path("data"))
-    Traceback (most recent call last):
-    calibrant.training.data.sources.MissingDataError: data/train.bin is missing: download archive.tar from \
-https://example.org and unpack it in data
+    >>> print(MissingDataError(Path("data/a.bin"), "a.tar from https://example.org", Path("data")))
+    data/a.bin is missing: download a.tar from https://example.org and unpack it in data
 
     Args:
         path: the file that was expected.
-        download: what has it, and the address.
-        folder: where to put that.
-        how: what to do there, "unpack" or "put".
+        download: the file to download, and its address.
+        folder: the folder to put it in.
+        how: what to do with the download: "unpack" or "put".
     """
 
     def __init__(self, path: Path, download: str, folder: Path, how: str = "unpack") -> None:
@@ -35,7 +33,16 @@ https://example.org and unpack it in data
 
 
 def present(path: Path, download: str, folder: Path, how: str = "unpack") -> Path:
-    """``path`` if there is such a file or folder; else a `MissingDataError`.
+    """``path``, if it exists.
+
+    Args:
+        path: a file or folder.
+        download: for the error, like the arguments below: see `MissingDataError`.
+        folder: see there.
+        how: see there.
+
+    Raises:
+        MissingDataError: it does not exist.
 
     >>> present(Path("."), "nothing", Path("anywhere"))
     PosixPath('.')
@@ -46,19 +53,19 @@ def present(path: Path, download: str, folder: Path, how: str = "unpack") -> Pat
 
 
 def read_pickle(path: Path) -> dict[str, Any]:
-    """A dictionary of numbers, texts, lists and numeric arrays from a pickle, whoever wrote it.
+    """Read a dictionary of numbers, strings, lists and numeric arrays from an untrusted pickle.
 
-    Pickles can name any function to be called. Here the few names that such a dictionary needs stand for
-    functions of this file, which build arrays of plain numbers from bytes; any other name is refused.
+    A pickle can call any function that it names. This reader replaces the few names that NumPy arrays need
+    by harmless functions, which build arrays from bytes. It refuses every other name.
 
     Args:
         path: a file written by Python 2 or 3, with any version of NumPy.
 
     Returns:
-        The dictionary, with byte strings as texts (latin-1).
+        The dictionary, with byte strings decoded as latin-1.
 
     Raises:
-        ValueError: the file is not such a pickle, or asks for anything else.
+        ValueError: the file is not such a pickle, or names another function.
     """
     with path.open("rb") as file:
         try:
@@ -73,18 +80,18 @@ def read_pickle(path: Path) -> dict[str, Any]:
 
 
 def read_mat(path: Path, names: Sequence[str]) -> list[Array]:
-    """Arrays by name from a MATLAB file of version 5.
+    """Read arrays by name from a MATLAB file of version 5.
 
     Raises:
-        ValueError: the file is none, or has no array of a name.
+        ValueError: it is not such a file, or an array is missing.
     """
-    from scipy.io import loadmat  # type: ignore[import-untyped]  # slow to import: only when asked for
+    from scipy.io import loadmat  # type: ignore[import-untyped]  # slow to import
 
     try:
         content = loadmat(path, variable_names=list(names))
     except OSError:
         raise
-    except Exception as error:  # the reader has no exception of its own for a damaged file
+    except Exception as error:  # scipy has no single exception for damaged files
         raise ValueError(f"{path} cannot be read as a MATLAB file of version 5: {error}") from error
     missing = [name for name in names if name not in content]
     if missing:
@@ -93,7 +100,7 @@ def read_mat(path: Path, names: Sequence[str]) -> list[Array]:
 
 
 class _PlainType:
-    """In the place of ``numpy.dtype``: numbers of one machine type, and never Python objects."""
+    """Replaces ``numpy.dtype``: accepts numeric types, refuses Python objects."""
 
     def __init__(self, code: str | bytes, *_: object) -> None:
         text = code.decode("latin-1") if isinstance(code, bytes) else str(code)
@@ -107,7 +114,7 @@ class _PlainType:
 
 
 class _PlainArray:
-    """In the place of ``numpy.ndarray``; the array is there once the state is."""
+    """Replaces ``numpy.ndarray``; the array is built when the pickle sets the state."""
 
     value: Array
 
@@ -134,13 +141,13 @@ def _array_from_buffer(content: Any, kind: Any, shape: Any, order: Any, *_: obje
 
 
 def _encoded(text: str, encoding: str) -> bytes:
-    """In the place of ``codecs.encode``: how Python 3 writes bytes in pickles that Python 2 could read."""
+    """Replaces ``codecs.encode``, by which Python 3 writes bytes in pickles for Python 2."""
     if encoding.lower().replace("-", "") not in ("latin1", "iso88591"):
         raise ValueError(f"it has a text encoded as {encoding!r}, expected latin-1")
     return text.encode("latin-1")
 
 
-_STAND_INS: dict[tuple[str, str], Any] = {
+_REPLACEMENTS: dict[tuple[str, str], Any] = {
     ("numpy", "dtype"): _PlainType,
     ("numpy", "ndarray"): _PlainArray,
     ("numpy.core.multiarray", "_reconstruct"): _empty_array,
@@ -156,13 +163,13 @@ class _PlainUnpickler(pickle.Unpickler):
         super().__init__(file, encoding="bytes")
 
     def find_class(self, module: str, name: str) -> Any:
-        if (module, name) not in _STAND_INS:
+        if (module, name) not in _REPLACEMENTS:
             raise ValueError(f"it asks for {module}.{name}, expected nothing but NumPy arrays")
-        return _STAND_INS[module, name]
+        return _REPLACEMENTS[module, name]
 
 
 def _plain(value: Any) -> Any:
-    """With arrays in the place of their stand-ins, and texts in the place of byte strings."""
+    """Unwrap arrays and decode byte strings, recursively."""
     if isinstance(value, _PlainArray):
         return value.value
     if isinstance(value, bytes):

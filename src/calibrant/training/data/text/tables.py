@@ -1,0 +1,166 @@
+"""Texts and labels in CSV, TSV and JSON Lines files."""
+
+from __future__ import annotations
+
+import csv
+import json
+import re
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from calibrant.training.data.safe_readers import present
+from calibrant.training.data.split import DataSets
+from calibrant.training.data.text.documents import (
+    Documents,
+    Encoding,
+    class_positions,
+    draw_missing,
+    sorted_classes,
+)
+
+
+def text_table(
+    root: Path,
+    *,
+    file: str,
+    validation_file: str = "",
+    test_file: str = "",
+    text: str = "text",
+    label: str = "label",
+    split_seed: int = 0,
+    validation: float = 0.1,
+    test: float = 0.2,
+    length: int = 256,
+    test_length: int | None = None,
+    vocabulary: int = 20000,
+    embedding: str = "",
+    tokenizer: str = "",
+) -> DataSets:
+    """Texts and labels in the columns of a CSV, TSV or JSON Lines file.
+
+    The classes are the labels in ``file``: sorted by value if all are integers, else by name. The other files
+    may have no other labels.
+
+    Args:
+        root: the data folder.
+        file: the training data, relative to ``root``: ``.csv`` or ``.tsv`` with column names in the first
+            line, or ``.jsonl`` with an object in each line; UTF-8.
+        validation_file: the validation data; by default drawn from ``file``.
+        test_file: the test data; by default drawn from ``file``.
+        text: the column of the text.
+        label: the column of the label, a string or an integer.
+        split_seed: the seed of the draws, which are stratified by class.
+        validation: the fraction of ``file`` to draw for validation, if there is no file for it.
+        test: the fraction of ``file`` to draw for the test, if there is no file for it.
+        length: how many words of a text to keep; see `Encoding`, also for the options below.
+        test_length: the same for validation and test.
+        vocabulary: the size of the vocabulary.
+        embedding: a file of GloVe vectors, or ``""`` for none.
+        tokenizer: a tokenizer of ``transformers``, or ``""`` for none.
+
+    Raises:
+        MissingDataError: a file is missing.
+        ValueError: a file is malformed; the message names the line and the column.
+    """
+    classes: list[str | int] = []
+    parts: list[Documents | None] = []
+    for name in (file, validation_file, test_file):
+        if not name:
+            parts.append(None)
+            continue
+        path = root / name
+        rows = list(_rows(path, text, label))
+        labels = [row.label for row in rows]
+        classes = classes or sorted_classes(labels, path)
+        if not rows:
+            raise ValueError(f"{path} has no rows: expected at least one")
+        targets = class_positions(labels, classes, f"{path}, line", [row.line for row in rows], file)
+        parts.append(Documents([row.text for row in rows], targets))
+    documents = draw_missing(parts, validation, test, split_seed)
+    encoding = Encoding(length, test_length, vocabulary, embedding, tokenizer)
+    return encoding.data_sets(root, documents, tuple(map(str, classes)))
+
+
+@dataclass(frozen=True)
+class _Row:
+    line: int
+    text: str
+    label: str | int
+
+
+def _rows(file: Path, text: str, label: str) -> Iterator[_Row]:
+    """The rows of a table, checked one by one."""
+    readers: dict[str, Callable[[Path], Iterator[tuple[int, dict[str, Any]]]]] = {
+        ".csv": partial(_separated, delimiter=","),
+        ".tsv": partial(_separated, delimiter="\t"),
+        ".jsonl": _json_lines,
+    }
+    if file.suffix.lower() not in readers:
+        raise ValueError(f"{file} ends in {file.suffix!r}: expected one of {', '.join(map(repr, readers))}")
+    present(file, f"a table with the columns {text!r} and {label!r}", file.parent, "put")
+    try:
+        for line, row in readers[file.suffix.lower()](file):
+            where = f"{file}, line {line}"
+            for option, column in (("text", text), ("label", label)):
+                if column not in row:
+                    raise ValueError(
+                        f"{where}: no column {column!r}, expected one of that name; the columns are "
+                        f"{', '.join(map(repr, row))}: say {option}=NAME for another"
+                    )
+                if row[column] is None:
+                    raise ValueError(f"{where}: nothing in column {column!r}, expected a value")
+            content, value = row[text], row[label]
+            if not isinstance(content, str):
+                raise ValueError(f"{where}: column {text!r} has {content!r}, expected a string")
+            if isinstance(value, bool) or not isinstance(value, str | int) or value == "":
+                raise ValueError(f"{where}: column {label!r} has {value!r}, expected a string or an integer")
+            yield _Row(line, content, _number(value))
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{file} has bytes that are not UTF-8 ({error.reason}): expected UTF-8") from error
+
+
+def _separated(file: Path, delimiter: str) -> Iterator[tuple[int, dict[str, Any]]]:
+    # Some documents are longer than the default limit of 131,072 characters.
+    limit = csv.field_size_limit(min(sys.maxsize, 2**31 - 1))
+    try:
+        with file.open(encoding="utf-8-sig", newline="") as stream:
+            reader = csv.DictReader(stream, delimiter=delimiter, strict=True)
+            for row in reader:
+                extra = row.pop(None, None)
+                if extra is not None:
+                    raise ValueError(
+                        f"{file}, line {reader.line_num}: {len(row) + len(extra)} values, expected "
+                        f"{len(row)}; a value that contains {delimiter!r} must be quoted"
+                    )
+                yield reader.line_num, row
+    except csv.Error as error:
+        raise ValueError(f"{file}, line {reader.reader.line_num}: {error}") from error
+    finally:
+        csv.field_size_limit(limit)
+
+
+def _json_lines(file: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+    with file.open(encoding="utf-8-sig") as lines:
+        for number, line in enumerate(lines, start=1):
+            if not line.strip():
+                continue
+            try:
+                row = json.loads(line)
+            except json.JSONDecodeError as error:
+                raise ValueError(
+                    f"{file}, line {number}: not JSON at character {error.colno} ({error.msg}), expected "
+                    "an object"
+                ) from error
+            if not isinstance(row, dict):
+                raise ValueError(f"{file}, line {number}: {line.strip()[:40]!r}, expected an object")
+            yield number, row
+
+
+def _number(value: str | int) -> str | int:
+    """A string of digits as an integer."""
+    is_number = isinstance(value, str) and re.fullmatch(r"-?(0|[1-9]\d*)", value, re.ASCII)
+    return int(value) if is_number else value
