@@ -22,7 +22,7 @@ from calibrant.calibrators.linear import (
     VectorScaling,
 )
 from calibrant.calibrators.local import LocalTemperature
-from calibrant.calibrators.passes import Scaling
+from calibrant.calibrators.streaming import Scaling
 from calibrant.calibrators.temperature import Temperature
 
 METHODS: list[type[Scaling]] = [

@@ -9,7 +9,8 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from calibrant.calibrators.binary import (
+from calibrant.calibrators.histogram_binning import midpoints
+from calibrant.calibrators.one_vs_rest import (
     BinaryMaps,
     distributions,
     ordering,
@@ -19,7 +20,6 @@ from calibrant.calibrators.binary import (
     stacked,
     stepped,
 )
-from calibrant.calibrators.histogram_binning import midpoints
 
 # Histograms with a smaller share of the posterior than this are left out: together they would move a
 # probability by less than sampling noise does, and without them a map has a tenth of the steps.

@@ -7,14 +7,14 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from calibrant.calibrators.binary import (
+from calibrant.calibrators.logistic import fit_logistic
+from calibrant.calibrators.one_vs_rest import (
     BinaryMaps,
     at_least_two,
     classes_at_once,
     log_probabilities,
     outcomes,
 )
-from calibrant.calibrators.logistic import fit_logistic
 from calibrant.calibrators.platt import normalised_sigmoids
 
 

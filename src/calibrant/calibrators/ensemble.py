@@ -10,7 +10,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from calibrant.calibrators.passes import HeldOut, Scaling, totals
+from calibrant.calibrators.streaming import HeldOut, Scaling, totals
 from calibrant.calibrators.temperature import likeliest
 
 # What the two components that know the order of the classes weigh at least.

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from calibrant.arguments import one_of
-from calibrant.calibrators.binary import (
+from calibrant.calibrators.one_vs_rest import (
     BinaryMaps,
     Variant,
     distributions,

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 from calibrant.arguments import in_range
 from calibrant.calibrators.base import warn
-from calibrant.calibrators.passes import HeldOut, Scaling
+from calibrant.calibrators.streaming import HeldOut, Scaling
 from calibrant.calibrators.temperature import likeliest
 
 Solve = Callable[[Tensor], Tensor]

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from calibrant.arguments import in_range
-from calibrant.calibrators.passes import HeldOut, Scaling, totals
+from calibrant.calibrators.streaming import HeldOut, Scaling, totals
 from calibrant.calibrators.temperature import likeliest, sharpness_terms
 from calibrant.layout import arrange, blocks, computing_dtype
 

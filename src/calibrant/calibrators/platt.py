@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from calibrant.calibrators.binary import (
+from calibrant.calibrators.logistic import fit_logistic
+from calibrant.calibrators.one_vs_rest import (
     BinaryMaps,
     at_least_two,
     classes_at_once,
@@ -16,7 +17,6 @@ from calibrant.calibrators.binary import (
     outcomes,
     within,
 )
-from calibrant.calibrators.logistic import fit_logistic
 
 
 class Platt(BinaryMaps):

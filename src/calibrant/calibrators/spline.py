@@ -8,7 +8,13 @@ import torch
 from torch import Tensor
 
 from calibrant.calibrators.base import Calibrator
-from calibrant.calibrators.binary import at_least_two, interpolated, precise, probabilities, with_confidence
+from calibrant.calibrators.one_vs_rest import (
+    at_least_two,
+    interpolated,
+    precise,
+    probabilities,
+    with_confidence,
+)
 
 # Points of the map that are kept: more than a spline with a few knots can show, few enough for a
 # checkpoint when the map was fitted to the pixels of a thousand images.

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from calibrant.calibrators.base import warn_at_bound
-from calibrant.calibrators.passes import HeldOut, Scaling, totals
+from calibrant.calibrators.streaming import HeldOut, Scaling, totals
 from calibrant.histogram import ConfidenceHistogram
 
 # Temperatures looked at, in units of the logits' scale: at the lowest the typical element is a thousand

@@ -418,7 +418,7 @@ def _check_same_classes(first: PredictionFile, other: PredictionFile) -> None:
 
 def _check_fits_in_memory(file: PredictionFile, method: str) -> None:
     from calibrant.calibrators import CALIBRATORS
-    from calibrant.calibrators.passes import Scaling
+    from calibrant.calibrators.streaming import Scaling
     from calibrant.files import BadFileError
 
     passing = [key for key, kind in CALIBRATORS.items() if issubclass(kind, Scaling)]
@@ -478,7 +478,7 @@ def _fit(
 ) -> tuple[Calibrator, Ranking | None]:
     """The calibrator, fitted to what was loaded or else in passes; with the ranking it was taken from."""
     from calibrant.calibrators import choose, create_calibrator
-    from calibrant.calibrators.passes import Scaling
+    from calibrant.calibrators.streaming import Scaling
     from calibrant.files import BadFileError
 
     rankings: list[Ranking] = []
