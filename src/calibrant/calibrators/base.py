@@ -19,6 +19,9 @@ from calibrant.layout import arrange, computing_dtype
 _PACKAGE = str(Path(__file__).parents[1] / "_")[:-1]
 _NAMED = 5  # classes that a warning names
 
+NOT_FINITE = "logits hold NaN or infinite numbers; a calibrator is fitted to finite logits"
+NOTHING_TO_FIT = "nothing to fit: the data hold no element that is not ignored"
+
 Batches = Iterable[tuple[Tensor, Tensor]]
 """Batches of logits and targets that can be gone through again and again: a list, a data loader."""
 
