@@ -13,6 +13,7 @@ from sklearn.calibration import _TemperatureScaling
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from calibrant.calibrators import CALIBRATORS
 from calibrant.calibrators.ensemble import EnsembleTemperature
 from calibrant.calibrators.linear import (
     Dirichlet,
@@ -25,16 +26,7 @@ from calibrant.calibrators.local import LocalTemperature
 from calibrant.calibrators.streaming import Scaling
 from calibrant.calibrators.temperature import Temperature
 
-METHODS: list[type[Scaling]] = [
-    Temperature,
-    VectorScaling,
-    MatrixScaling,
-    Dirichlet,
-    StructuredVectorScaling,
-    StructuredMatrixScaling,
-    EnsembleTemperature,
-    LocalTemperature,
-]
+METHODS = [kind for kind in CALIBRATORS.values() if issubclass(kind, Scaling)]
 each_method = pytest.mark.parametrize("method", METHODS, ids=lambda method: method.key)
 
 

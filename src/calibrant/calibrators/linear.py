@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from abc import abstractmethod
 from collections.abc import Callable
+from threading import local
 from typing import ClassVar
 
 import torch
@@ -15,6 +16,7 @@ from calibrant.arguments import in_range
 from calibrant.calibrators.base import warn
 from calibrant.calibrators.streaming import HeldOut, Scaling, Sums
 from calibrant.calibrators.temperature import likeliest
+from calibrant.kernels.block import Scratch
 
 Solve = Callable[[Tensor], Tensor]
 """Multiplies a gradient by an approximate inverse of the curvature."""
@@ -69,11 +71,15 @@ class Linear(Scaling):
         samples, classes = data.samples, data.num_classes
         size = classes if self.diagonal else classes * classes
         single = size > _MANY or samples * classes > 100 * _MANY
-        mean = data.sums(lambda rows, _: (self.features(rows).sum(0, dtype=torch.float64),))[0] / samples
 
-        def inputs(rows: Tensor) -> Tensor:
-            features = self.features(rows if single else rows.double())
-            return (features - mean.to(features.dtype)).div_(tempered.unit)
+        def features(rows: Tensor) -> Tensor:
+            return self.features(rows if single else rows.double())
+
+        mean = data.sums(lambda rows, _: (features(rows).sum(0),))[0] / samples
+
+        def inputs(rows: Tensor, allocate: Callable[[Tensor], Tensor] = torch.empty_like) -> Tensor:
+            rows = features(rows)
+            return torch.sub(rows, mean.to(rows.dtype), out=allocate(rows)).div_(tempered.unit)
 
         problem = (_PerClass if self.diagonal else _Matrix)(
             data, inputs, self.penalties(classes, samples), mean
@@ -108,16 +114,16 @@ class Linear(Scaling):
 class VectorScaling(Linear):
     """Vector scaling (key ``vector``): ``w ⊙ l + b``, a factor and an offset per class.
 
-    A class that the data lack, or one whose labels are told apart perfectly, would take its parameters to
-    infinity. A slight pull on ``D`` and ``c`` (see `Linear`) keeps them finite: the penalty is
-    ``ridge · (Σ D_k² + Σ c_k²)``, small enough that it changes nothing else.
+    The parameters of a class that is absent from the data or perfectly separated would become infinite. A
+    small penalty on ``D`` and ``c`` (see `Linear`) keeps them finite: ``ridge · (Σ D_k² + Σ c_k²)``.
+    Its effect on other parameters is negligible.
 
     Guo et al., *On Calibration of Modern Neural Networks*, ICML 2017.
 
     Shape: logits ``(B, K, *S)``; labels ``(B, *S)``.
 
     Args:
-        ridge: the strength of the pull, at least 0.
+        ridge: the strength of the penalty, at least 0.
 
     >>> logits = torch.randn(500, 3, generator=torch.Generator().manual_seed(0))
     >>> calibrator = VectorScaling().fit(logits, logits.argmax(1) * (logits[:, 0] < 1))
@@ -143,7 +149,7 @@ class MatrixScaling(Linear):
 
         ``off_diagonal_penalty / (K(K-1)) · Σ_{i≠j} D_ij² + bias_penalty / K · Σ c_k² + ridge · Σ D_kk²``
 
-    where the last term only keeps the diagonal finite, as in `VectorScaling`.
+    The last term only keeps the diagonal finite, as in `VectorScaling`.
 
     Kull et al., *Beyond temperature scaling: Obtaining well-calibrated multi-class probabilities with
     Dirichlet calibration*, NeurIPS 2019.
@@ -153,7 +159,7 @@ class MatrixScaling(Linear):
     Args:
         off_diagonal_penalty: λ of the paper, at least 0.
         bias_penalty: μ of the paper, at least 0.
-        ridge: pull on the diagonal, at least 0.
+        ridge: the strength of the penalty on the diagonal, at least 0.
 
     >>> logits = torch.randn(500, 3, generator=torch.Generator().manual_seed(0))
     >>> calibrator = MatrixScaling().fit(logits, logits.argmax(1) * (logits[:, 0] < 1))
@@ -180,7 +186,7 @@ class MatrixScaling(Linear):
 class Dirichlet(MatrixScaling):
     """Dirichlet calibration with the same regularisation, Dir-ODIR (key ``dirichlet``).
 
-    ``W log softmax(l) + b``: what is mapped are log-probabilities. The penalty is `MatrixScaling`'s.
+    ``W log softmax(l) + b``: `MatrixScaling` of log-probabilities, with the same penalty.
 
     Kull et al., *Beyond temperature scaling: Obtaining well-calibrated multi-class probabilities with
     Dirichlet calibration*, NeurIPS 2019.
@@ -190,7 +196,7 @@ class Dirichlet(MatrixScaling):
     Args:
         off_diagonal_penalty: λ of the paper, at least 0.
         bias_penalty: μ of the paper, at least 0.
-        ridge: pull on the diagonal, at least 0.
+        ridge: the strength of the penalty on the diagonal, at least 0.
 
     >>> logits = torch.randn(500, 3, generator=torch.Generator().manual_seed(0))
     >>> calibrator = Dirichlet().fit(logits, logits.argmax(1) * (logits[:, 0] < 1))
@@ -205,23 +211,23 @@ class Dirichlet(MatrixScaling):
 
 
 class StructuredVectorScaling(Linear):
-    """Structured vector scaling, SVS (key ``structured-vector``): `VectorScaling` drawn to a temperature.
+    """Structured vector scaling, SVS (key ``structured-vector``): regularised `VectorScaling`.
 
     The penalty, on ``D`` and ``c`` of `Linear`, added to the mean negative log-likelihood of N elements, is
 
         ``strength / N · (K · Σ D_k² + K · Σ c_k²)``
 
-    A Gaussian prior around the fitted temperature, whose variance is shared out among a group's parameters:
-    the more there are of them the closer they are held, and the more data, the less it matters. For little
-    data this is temperature scaling.
+    It is a Gaussian prior around temperature scaling. Its variance is divided among a group of parameters,
+    so more parameters are held more closely. With more data the prior matters less; with little data the
+    result is close to temperature scaling.
 
     After Berta, Holzmüller, Jordan and Bach, *Structured Matrix Scaling for Multi-Class Calibration*, 2025;
-    the penalty is ours.
+    with our own penalty.
 
     Shape: logits ``(B, K, *S)``; labels ``(B, *S)``.
 
     Args:
-        strength: of the prior, at least 0.
+        strength: the strength of the prior, at least 0.
 
     >>> logits = torch.randn(500, 3, generator=torch.Generator().manual_seed(0))
     >>> calibrator = StructuredVectorScaling().fit(logits, logits.argmax(1) * (logits[:, 0] < 1))
@@ -242,21 +248,21 @@ class StructuredVectorScaling(Linear):
 
 
 class StructuredMatrixScaling(StructuredVectorScaling):
-    """Structured matrix scaling, SMS (key ``structured-matrix``): a matrix drawn to a temperature.
+    """Structured matrix scaling, SMS (key ``structured-matrix``): regularised `MatrixScaling`.
 
     The penalty, on ``D`` and ``c`` of `Linear`, added to the mean negative log-likelihood of N elements, is
 
         ``strength / N · (K · Σ D_kk² + K(K-1) · Σ_{i≠j} D_ij² + K · Σ c_k²)``
 
-    for the reasons given at `StructuredVectorScaling`. The choice where classes are few.
+    `StructuredVectorScaling` explains this prior. Recommended for few classes.
 
     After Berta, Holzmüller, Jordan and Bach, *Structured Matrix Scaling for Multi-Class Calibration*, 2025;
-    the penalty is ours.
+    with our own penalty.
 
     Shape: logits ``(B, K, *S)``; labels ``(B, *S)``.
 
     Args:
-        strength: of the prior, at least 0.
+        strength: the strength of the prior, at least 0.
 
     >>> logits = torch.randn(500, 3, generator=torch.Generator().manual_seed(0))
     >>> calibrator = StructuredMatrixScaling().fit(logits, logits.argmax(1) * (logits[:, 0] < 1))
@@ -279,7 +285,11 @@ class _PerClass:
     """
 
     def __init__(
-        self, data: HeldOut, inputs: Solve, penalties: tuple[float, float, float], like: Tensor
+        self,
+        data: HeldOut,
+        inputs: Callable[..., Tensor],
+        penalties: tuple[float, float, float],
+        like: Tensor,
     ) -> None:
         self.inputs, self.samples = inputs, data.samples
         self.strengths = torch.cat([torch.full_like(like, penalties[0]), torch.full_like(like, penalties[2])])
@@ -293,10 +303,14 @@ class _PerClass:
 
     def pass_over(self, weight: Tensor, bias: Tensor) -> Callable[[Tensor, Tensor], Sums]:
         """The function of a block that returns its negative log-likelihood and what `derivatives` needs."""
+        memory = local()  # of a thread: fresh memory for every block would cost a quarter of the time
 
         def function(rows: Tensor, labels: Tensor) -> Sums:
-            features = self.inputs(rows)
-            output = torch.addcmul(bias.to(features), features, weight.to(features))
+            scratch: Scratch = memory.__dict__.setdefault("scratch", Scratch())
+            scratch.restart()
+            features = self.inputs(rows, scratch.take)
+            output = scratch.take(features)
+            torch.addcmul(bias.to(features), features, weight.to(features), out=output)
             value, exponentials, total = _exponentials(output, labels)
             inverse = total.reciprocal().T
             # Products of a row with a matrix: the fastest way to sum probabilities over elements.
@@ -340,7 +354,11 @@ class _Matrix:
     """
 
     def __init__(
-        self, data: HeldOut, inputs: Solve, penalties: tuple[float, float, float], like: Tensor
+        self,
+        data: HeldOut,
+        inputs: Callable[..., Tensor],
+        penalties: tuple[float, float, float],
+        like: Tensor,
     ) -> None:
         self.inputs, self.samples, self.penalties = inputs, data.samples, penalties
         on_diagonal, elsewhere, offset = penalties
