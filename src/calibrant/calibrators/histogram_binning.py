@@ -92,7 +92,7 @@ class HistogramBinning(OneVsRest):
         return to_log_probabilities(rows, calibrated, self.variant, self.limits(rows))
 
     def _bins(self, probability: Tensor, outcome: Tensor) -> tuple[Tensor, Tensor]:
-        """Edges ``(C, bins - 1)`` and frequencies ``(C, bins)`` of probabilities and indicators ``(C, N)``."""
+        """Edges ``(C, bins - 1)`` and frequencies ``(C, bins)`` from probabilities and hits ``(C, N)``."""
         classes, samples = probability.shape
         if self.binning == "equal-width":
             edges = torch.arange(1, self.bins, dtype=probability.dtype, device=probability.device) / self.bins
