@@ -26,8 +26,8 @@ _ROUNDING = 1e-14  # a relative gain that may be rounding
 _LEAST = 1e-12  # added to curvatures, which may be 0
 _FLAT = 1e-9  # the least variance of a direction, relative to the largest
 
-# With more parameters than this, or a hundred times as many logits, a fit takes a tenth of the time: it
-# computes in single precision (with sums in double) and ends when a step gains less than `_NOISE`.
+# With more parameters than this, or a hundred times as many logits, a fit computes in single precision (with
+# sums in double) and ends when a step gains less than `_NOISE`. Full precision would take far longer.
 _MANY = 100_000
 _NOISE = 1e-7
 _GRADIENT = 1e-9  # of the mean negative log-likelihood: a fit ends below it
@@ -303,7 +303,7 @@ class _PerClass:
 
     def pass_over(self, weight: Tensor, bias: Tensor) -> Callable[[Tensor, Tensor], Sums]:
         """The function of a block that returns its negative log-likelihood and what `derivatives` needs."""
-        memory = local()  # of a thread: fresh memory for every block would cost a quarter of the time
+        memory = local()  # one per thread: fresh memory for every block makes a pass slower
 
         def function(rows: Tensor, labels: Tensor) -> Sums:
             scratch: Scratch = memory.__dict__.setdefault("scratch", Scratch())
