@@ -1,12 +1,19 @@
-"""Time to fit and held-out quality of every calibrator, beside scikit-learn's and netcal's in the same run.
+"""Time to fit and held-out quality of every calibrator, beside scikit-learn and netcal in the same run.
 
     python benchmarks/calibrators.py [--samples 50000] [--classes 10 100 1000] [--limit 60] [--threads 2]
+                                     [--busy]
 
-Prints a table for each number of classes. Every method is fitted to half of the data and judged on the other
-half by NLL and by ECE with 15 bins; no probability counts as less than 1e-12. Times are the median of three
-fits, or one fit where that takes more than 2 seconds; one that runs past the limit is given up and marked.
-Ratios are to calibrant's time for the same method. netcal is measured where it is installed; its methods are
-given probabilities, which is what they take.
+Prints a table for each number of classes. Every method is fitted to half of the data and evaluated on the
+other half by NLL and by ECE with 15 bins; probabilities below 1e-12 count as 1e-12. The columns:
+
+- wall, CPU: seconds for one fit, the median of three, or of one if it takes more than 2 seconds. A fit that
+  exceeds the limit is stopped and marked.
+- CE wall, CE CPU: these seconds divided by those of one forward and backward pass of `F.cross_entropy` over
+  the same logits, measured just before. Compare these between runs and machines.
+- peer: the wall seconds of another library divided by those of calibrant.
+
+netcal is measured if it is installed; it takes probabilities. With `--busy` every table is printed twice:
+alone, and beside two processes that keep two cores busy.
 """
 
 from __future__ import annotations
@@ -16,6 +23,8 @@ import contextlib
 import io
 import signal
 import statistics
+import subprocess
+import sys
 import time
 import warnings
 from collections.abc import Callable, Iterator
@@ -27,6 +36,7 @@ import torch
 from sklearn.calibration import _SigmoidCalibration
 from sklearn.isotonic import IsotonicRegression
 from torch import Tensor
+from torch.nn import functional as F
 
 from calibrant.calibrators import CALIBRATORS, create_calibrator
 from calibrant.layout import as_logits
@@ -38,11 +48,11 @@ FLOOR = 1e-12
 
 
 def data(samples: int, classes: int) -> tuple[Tensor, Tensor]:
-    """Logits of an overconfident network that favours some classes, and labels: twice the samples."""
+    """Twice the samples: logits of an overconfident network with a bias for some classes, and labels."""
     generator = torch.Generator().manual_seed(0)
     shape = (2 * samples, classes)
     truth = torch.randn(shape, generator=generator)
-    # One class of each sample stands out, by more in some than in others.
+    # One class of each sample has a higher logit, by an amount that varies.
     likely = torch.randint(classes, (len(truth), 1), generator=generator)
     height = np.log(classes) + 3 * torch.randn(len(truth), 1, generator=generator).abs()
     truth.scatter_add_(1, likely, height)
@@ -71,7 +81,7 @@ def sklearn_temperature(logits: Tensor, target: Tensor) -> Predict:
 
 
 def one_by_one(make: Callable[[], Any], scores: Predict) -> Fit:
-    """A map for each class against the others, as `CalibratedClassifierCV` has them."""
+    """A map for each class against the rest, as in `CalibratedClassifierCV`."""
 
     def fit(logits: Tensor, target: Tensor) -> Predict:
         given, labels = scores(logits).numpy(), target.numpy()
@@ -79,17 +89,16 @@ def one_by_one(make: Callable[[], Any], scores: Predict) -> Fit:
 
         def predict(logits: Tensor) -> Tensor:
             given = scores(logits).numpy()
-            answers = np.stack([each.predict(given[:, k]) for k, each in enumerate(maps)], 1)
-            return normalised(answers)
+            return log_probabilities(np.stack([each.predict(given[:, k]) for k, each in enumerate(maps)], 1))
 
         return predict
 
     return fit
 
 
-def normalised(answers: np.ndarray) -> Tensor:
-    """Log-probabilities of answers that need not sum to 1; a row of zeros becomes uniform."""
-    shares = torch.from_numpy(np.asarray(answers, dtype=np.float64)).clamp_min(FLOOR)
+def log_probabilities(probabilities: np.ndarray) -> Tensor:
+    """Logarithms of probabilities after scaling to a sum of 1; a row of zeros becomes uniform."""
+    shares = torch.from_numpy(np.asarray(probabilities, dtype=np.float64)).clamp_min(FLOOR)
     return as_logits(shares / shares.sum(1, keepdim=True))
 
 
@@ -107,7 +116,7 @@ def netcal(kind: str, **options: Any) -> Fit:
         calibrator = calibrator(**options)
         with contextlib.redirect_stderr(io.StringIO()), contextlib.redirect_stdout(io.StringIO()):
             calibrator.fit(logits.double().softmax(1).numpy(), target.numpy())
-        return lambda logits: normalised(calibrator.transform(logits.double().softmax(1).numpy()))
+        return lambda logits: log_probabilities(calibrator.transform(logits.double().softmax(1).numpy()))
 
     return fit
 
@@ -125,7 +134,7 @@ OTHERS: dict[str, dict[str, Fit]] = {
     "histogram-binning": {"netcal": netcal("HistogramBinning", bins=15)},
     "bayesian-binning": {"netcal": netcal("BBQ")},
 }
-"""What other libraries have, by our key. netcal's BBQ bins by width, its beta calibration is a joint fit."""
+"""Methods of other libraries by our key. netcal's BBQ bins by width; its beta calibration is a joint fit."""
 
 
 # ------------------------------------------------------------------------------------------------- running
@@ -133,7 +142,7 @@ OTHERS: dict[str, dict[str, Fit]] = {
 
 @contextlib.contextmanager
 def limited(seconds: int) -> Iterator[None]:
-    """Raise TimeoutError in what takes longer."""
+    """Raise TimeoutError if the block takes longer."""
 
     def stop(*_: object) -> None:
         raise TimeoutError
@@ -147,14 +156,47 @@ def limited(seconds: int) -> Iterator[None]:
         signal.signal(signal.SIGALRM, before)
 
 
-def timed(fit: Fit, logits: Tensor, target: Tensor, limit: int) -> tuple[float, Predict]:
-    times: list[float] = []
-    while len(times) < 3 and (not times or times[0] < 2):
+Seconds = tuple[float, float]
+"""Wall and CPU seconds."""
+
+
+def clock() -> Seconds:
+    return time.perf_counter(), time.process_time()
+
+
+def timed(function: Callable[[], Any], limit: int) -> tuple[Seconds, Any]:
+    """The median wall and CPU seconds of a call, and what it returns."""
+    times: list[Seconds] = []
+    while len(times) < 3 and (not times or times[0][0] < 2):
         with limited(limit):
-            start = time.perf_counter()
-            predict = fit(logits, target)
-            times.append(time.perf_counter() - start)
-    return statistics.median(times), predict
+            start = clock()
+            result = function()
+            end = clock()
+        times.append((end[0] - start[0], end[1] - start[1]))
+    return (statistics.median(wall for wall, _ in times), statistics.median(cpu for _, cpu in times)), result
+
+
+def cross_entropy(logits: Tensor, target: Tensor) -> Callable[[], None]:
+    leaf = logits.clone().requires_grad_()
+
+    def step() -> None:
+        leaf.grad = None
+        F.cross_entropy(leaf, target).backward()
+
+    step()
+    return step
+
+
+@contextlib.contextmanager
+def busy(processes: int) -> Iterator[None]:
+    """Keep cores busy with other processes."""
+    others = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(processes)]
+    try:
+        yield
+    finally:
+        for other in others:
+            other.kill()
+            other.wait()
 
 
 def row(
@@ -163,17 +205,18 @@ def row(
     fit: Fit,
     parts: tuple[Tensor, Tensor, Tensor, Tensor],
     limit: int,
-    reference: float | None,
+    ours: float | None,
 ) -> float | None:
-    """Print one row of the table; the seconds, if it came to an end."""
+    """Print one row of the table and return the wall seconds, None if the fit did not end."""
     logits, target, held_out, truth = parts
     start = f"{method:24}{library:14}"
     try:
-        seconds, predict = timed(fit, logits, target, limit)
+        (wall, cpu), _ = timed(cross_entropy(logits, target), limit)
+        seconds, predict = timed(lambda: fit(logits, target), limit)
         with torch.no_grad(), limited(limit):
             calibrated = predict(held_out).double().log_softmax(1).clamp_min(np.log(FLOOR))
         if bool(calibrated.isnan().any()):
-            raise ValueError("gives NaN")
+            raise ValueError("returns NaN")
         quality = f"{nll(calibrated, truth):10.4f}{ece(calibrated, truth):10.4f}"
     except TimeoutError:
         print(f"{start}{f'over {limit}':>10}")
@@ -181,19 +224,20 @@ def row(
     except ModuleNotFoundError as error:
         print(f"{start}{'':>10}  {error.name} is not installed")
         return None
-    except Exception as error:  # another library's trouble must not end the run
+    except Exception as error:  # a failure of another library must not end the run
         if library == "calibrant":
             raise
         print(f"{start}{'':>10}  failed: {type(error).__name__} {str(error).splitlines()[0][:60]}")
         return None
-    ratio = f"{seconds / reference:7.1f}x" if reference else f"{'':8}"
-    print(f"{start}{seconds:10.3f}{ratio}{quality}")
-    return seconds
+    ratio = f"{seconds[0] / ours:7.1f}x" if ours else f"{'':8}"
+    relative = f"{seconds[0] / wall:9.1f}{seconds[1] / cpu:9.1f}"
+    print(f"{start}{seconds[0]:10.3f}{seconds[1]:10.3f}{relative}{ratio}{quality}", flush=True)
+    return seconds[0]
 
 
 def table(samples: int, classes: int, methods: list[str], limit: int) -> None:
-    print(f"\n{classes:,} classes, fitted to {samples:,} samples, judged on {samples:,} others")
-    print(f"{'':24}{'':14}{'seconds':>10}{'ratio':>8}{'NLL':>10}{'ECE':>10}")
+    print(f"\n{classes:,} classes, fitted to {samples:,} samples, evaluated on {samples:,} others")
+    print(f"{'':38}{'wall':>10}{'CPU':>10}{'CE wall':>9}{'CE CPU':>9}{'peer':>8}{'NLL':>10}{'ECE':>10}")
     logits, target = data(samples, classes)
     parts = (logits[:samples], target[:samples], logits[samples:], target[samples:])
     warm = data(250, 5)
@@ -210,17 +254,21 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--samples", type=int, default=50_000, help="to fit to (default: 50,000)")
+    parser.add_argument("--samples", type=int, default=50_000, help="samples to fit to (default: 50,000)")
     parser.add_argument("--classes", type=int, nargs="+", default=[10, 100, 1000])
     parser.add_argument("--methods", nargs="+", choices=list(CALIBRATORS), default=list(CALIBRATORS))
-    parser.add_argument("--limit", type=int, default=60, help="seconds for one method (default: 60)")
-    parser.add_argument("--threads", type=int, default=torch.get_num_threads(), help="of torch")
+    parser.add_argument("--limit", type=int, default=60, help="seconds for one fit (default: 60)")
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads(), help="threads of torch")
+    parser.add_argument("--busy", action="store_true", help="measure again beside two busy processes")
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
     warnings.simplefilter("ignore")
     print(f"torch {torch.__version__}, scikit-learn {sklearn.__version__}, {arguments.threads} threads")
-    for classes in arguments.classes:
-        table(arguments.samples, classes, arguments.methods, arguments.limit)
+    for processes in (0, 2) if arguments.busy else (0,):
+        with busy(processes):
+            print(f"\nbeside {processes} busy processes" if processes else "\nalone")
+            for classes in arguments.classes:
+                table(arguments.samples, classes, arguments.methods, arguments.limit)
 
 
 if __name__ == "__main__":

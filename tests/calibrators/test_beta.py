@@ -6,7 +6,7 @@ import torch
 from scipy.optimize import minimize
 
 from calibrant.calibrators.beta import Beta
-from calibrant.calibrators.binary import log_probabilities
+from calibrant.calibrators.one_vs_rest import log_probabilities
 from tests.calibrators.probabilities import binary_logits, overconfident, second
 
 

@@ -11,7 +11,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from calibrant.calibrators import CALIBRATORS, create_calibrator
-from calibrant.calibrators.passes import Scaling
+from calibrant.calibrators.streaming import Scaling
 from tests.calibrators.test_create import OPTIONS
 
 VARIANTS = {key: (key, {}) for key in CALIBRATORS} | {

@@ -1,26 +1,32 @@
 """Calibrators by their keys."""
 
+import re
 from inspect import signature
+from pathlib import Path
+from typing import Literal, get_args, get_origin, get_type_hints
 
 import pytest
 
 from calibrant import calibrators
 from calibrant.calibrators import CALIBRATORS, Calibrator, create_calibrator
+from calibrant.calibrators.streaming import Scaling
 
-OPTIONS = {
-    "temperature": {"objective": "ece"},
-    "local-temperature": {"strength": 2.5},
-    "vector": {"ridge": 1e-3},
-    "structured-vector": {"strength": 0.5},
-    "matrix": {"off_diagonal_penalty": 0.3, "bias_penalty": 0.2, "ridge": 0.1},
-    "structured-matrix": {"strength": 3.0},
-    "dirichlet": {"off_diagonal_penalty": 0.3, "bias_penalty": 0.2, "ridge": 0.1},
-    "spline": {"knots": 4},
-    "isotonic": {"variant": "top-label"},
-    "histogram-binning": {"bins": 7, "variant": "top-label", "binning": "equal-mass"},
-    "bayesian-binning": {"bins": [2, 3, 5], "prior_samples": 4.0},
-    "platt": {"smooth_targets": False},
-}
+
+def another(annotation, default):
+    """A value that an option may take and that is not its default."""
+    if get_origin(annotation) is Literal:
+        return next(value for value in get_args(annotation) if value != default)
+    if default is None:
+        return [2, 3, 5]
+    return not default if isinstance(default, bool) else default + (1 if isinstance(default, int) else 0.5)
+
+
+def other_options(kind):
+    parameters, hints = signature(kind).parameters, get_type_hints(kind.__init__)
+    return {name: another(hints[name], parameter.default) for name, parameter in parameters.items()}
+
+
+OPTIONS = {key: options for key, kind in CALIBRATORS.items() if (options := other_options(kind))}
 """A value that is not the default for every option of every calibrator."""
 
 every = pytest.mark.parametrize("key", CALIBRATORS)
@@ -51,7 +57,6 @@ def test_public_names_exist():
 @every
 def test_options_are_stored_under_their_names(key):
     parameters = signature(CALIBRATORS[key]).parameters
-    assert list(OPTIONS.get(key, {})) == list(parameters), "give every option a value in OPTIONS"
     changed = create_calibrator(key, **OPTIONS.get(key, {}))
     default = create_calibrator(key)
     for name, parameter in parameters.items():
@@ -104,3 +109,21 @@ def test_no_calibrator_takes_an_unknown_option(key):
 def test_a_bad_value_is_refused():
     with pytest.raises(ValueError, match="variant must be one of"):
         create_calibrator("isotonic", variant="sideways")
+
+
+DOCS = Path(__file__).parents[2] / "docs"
+
+
+def test_the_page_lists_every_calibrator():
+    page = (DOCS / "calibrators.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| `([a-z-]+)` \| .* \| (.*) \| (streams|memory) \|$", page, re.MULTILINE)
+    assert [key for key, _, _ in rows] == [key for key in CALIBRATORS if key != "identity"]
+    for key, order, source in rows:
+        options = {"variant": "top-label"} if order.startswith("top-label: ") else {}
+        assert ("kept" in order) == create_calibrator(key, **options).preserves_order
+        assert (source == "streams") == issubclass(CALIBRATORS[key], Scaling)
+
+
+def test_the_command_page_quotes_every_key():
+    page = (DOCS / "calibrate-command.md").read_text(encoding="utf-8")
+    assert f"known: {', '.join(['auto', *CALIBRATORS])}\n" in page

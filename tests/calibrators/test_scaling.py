@@ -13,6 +13,7 @@ from sklearn.calibration import _TemperatureScaling
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from calibrant.calibrators import CALIBRATORS
 from calibrant.calibrators.ensemble import EnsembleTemperature
 from calibrant.calibrators.linear import (
     Dirichlet,
@@ -22,19 +23,10 @@ from calibrant.calibrators.linear import (
     VectorScaling,
 )
 from calibrant.calibrators.local import LocalTemperature
-from calibrant.calibrators.passes import Scaling
+from calibrant.calibrators.streaming import Scaling
 from calibrant.calibrators.temperature import Temperature
 
-METHODS: list[type[Scaling]] = [
-    Temperature,
-    VectorScaling,
-    MatrixScaling,
-    Dirichlet,
-    StructuredVectorScaling,
-    StructuredMatrixScaling,
-    EnsembleTemperature,
-    LocalTemperature,
-]
+METHODS = [kind for kind in CALIBRATORS.values() if issubclass(kind, Scaling)]
 each_method = pytest.mark.parametrize("method", METHODS, ids=lambda method: method.key)
 
 
@@ -565,3 +557,21 @@ def test_very_many_parameters_are_fitted_nearly_as_well(
     nearly = likelihood(method().fit(logits, target)(logits), target)
     assert nearly < exact + 1e-4
     assert nearly < likelihood(logits, target)
+
+
+@each_method
+def test_threads_change_nothing_but_rounding(method: type[Scaling], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("calibrant.layout._CPU_BLOCK", 500)
+    logits, target = sampled(1000, 5)
+    before = torch.get_num_threads()
+    fitted = []
+    try:
+        for threads in (1, 3, 3):
+            torch.set_num_threads(threads)
+            fitted.append(method().fit(2 * logits, target))
+            assert torch.get_num_threads() == threads
+    finally:
+        torch.set_num_threads(before)
+    for one, several, again in zip(*(each.buffers() for each in fitted), strict=True):
+        torch.testing.assert_close(several, one, rtol=1e-6, atol=1e-7)
+        assert torch.equal(again, several)

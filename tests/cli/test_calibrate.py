@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 from calibrant import cli
 from calibrant.calibrators import CALIBRATORS, choose, create_calibrator, load_calibrator, save_calibrator
-from calibrant.calibrators.passes import Scaling
+from calibrant.calibrators.streaming import Scaling
 from calibrant.cli import prediction_files, tables
 from calibrant.evaluation import Evaluation, evaluate
 from calibrant.predictions import FORMATS, WRITERS, PredictionFile, open_predictions

@@ -1,4 +1,4 @@
-"""The contract of a calibrator: fitted once on held-out data, then a layer from logits to logits."""
+"""The contract of a calibrator: a layer from logits to logits, fitted on held-out data."""
 
 from __future__ import annotations
 
@@ -19,34 +19,39 @@ from calibrant.layout import arrange, computing_dtype
 _PACKAGE = str(Path(__file__).parents[1] / "_")[:-1]
 _NAMED = 5  # classes that a warning names
 
+NOT_FINITE = "logits hold NaN or infinite numbers; a calibrator is fitted to finite logits"
+NOTHING_TO_FIT = "nothing to fit: the data hold no element that is not ignored"
+
 Batches = Iterable[tuple[Tensor, Tensor]]
-"""Batches of logits and targets that can be gone through again and again: a list, a data loader."""
+"""Batches of logits and targets that can be read several times: a list, a data loader."""
 
 
 class Calibrator(nn.Module, ABC):
-    """Logits in, calibrated logits out; ``nn.Sequential(model, calibrator)`` is the calibrated model.
+    """A layer from logits to calibrated logits; ``nn.Sequential(model, calibrator)`` is a calibrated model.
 
-    What is learned lives in float64 buffers, whose shapes may depend on the data: `load_state_dict` takes
-    them as they come. Methods that give probabilities return their logarithms. The softmax of what is
-    returned sums to 1.
+    The learned state is float64 buffers. Their shapes may depend on the data, and `load_state_dict` accepts
+    any. Methods that compute probabilities return their logarithms. The softmax of the result sums to 1.
 
-    Subclasses write `fit_rows` and `transform`, and register what they learn with `learn`.
+    Subclasses set `key`, write `fit_rows` and `transform`, and register their learned state with `learn`.
 
     Shape:
         logits ``(B, K, *S)``, integer target ``(B, *S)``. The result is float64 for float64 logits, else
-        float32: in 16 bits, classes that were told apart may tie. A logit of -inf, a class that is ruled
-        out, stays -inf.
+        float32, because different probabilities may become equal in 16 bits. A logit of -inf rules a class
+        out and stays -inf.
 
     Attributes:
         num_classes: K, once fitted.
-        class_names: of the classes in their order, where known; kept by `save_calibrator`.
+        class_names: the names of the classes in order, if known; `save_calibrator` keeps them.
     """
 
+    key: ClassVar[str]
+    """The name in `CALIBRATORS`, on the command line and in files."""
+
     preserves_order: ClassVar[bool] = False
-    """Whether the order of an element's classes, and with it the prediction, stays what it was."""
+    """Whether the order of an element's classes, and therefore the prediction, never changes."""
 
     per_class: ClassVar[bool] = False
-    """Whether each class has parameters of its own, of which data without that class say nothing."""
+    """Whether each class has its own parameters, which cannot be learned from data without that class."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -62,51 +67,47 @@ class Calibrator(nn.Module, ABC):
         """Calibrate logits ``(N, K)``, by operations that `torch.export` can follow."""
 
     def fit(self, logits: Tensor, target: Tensor, *, ignore_index: int = -100) -> Self:
-        """Learn from held-out data; what was learned before is replaced.
+        """Learn from held-out data. An earlier fit is replaced.
 
         Args:
-            logits: ``(B, K, *S)``.
+            logits: logits ``(B, K, *S)``.
             target: labels ``(B, *S)``.
-            ignore_index: label of elements to leave out.
+            ignore_index: the label of elements to leave out.
 
         Raises:
-            TypeError: logits or target that are no tensors, or of the wrong kind.
-            ValueError: shapes or labels that do not fit, nothing to learn from, or logits that are not
-                finite; what was learned before stays.
+            TypeError: logits or target are no tensors, or of the wrong type.
+            ValueError: shapes or labels do not fit, no element is left to learn from, or logits are not
+                finite. An earlier fit is then kept.
         """
         rows, labels = valid_rows(logits, target, ignore_index)
-        if not len(labels):
-            raise ValueError(
-                f"nothing to fit: logits of shape {tuple(logits.shape)} hold no element that is not ignored"
-            )
         with torch.no_grad():
             self.fit_rows(rows, labels)
         self.fitted_to(labels.bincount(minlength=rows.shape[1]))
         return self
 
     def fitted_to(self, counts: Tensor) -> None:
-        """Take note, after a fit, of how many elements each class had, ``(K,)``."""
+        """Finish a fit, given the number of elements of each class ``(K,)``; warn of classes without any."""
         self.num_classes, self.class_names = len(counts), None
         absent = (counts == 0).nonzero().flatten().tolist()
         if self.per_class and absent:
             named = ", ".join(map(str, absent[:_NAMED])) + (", …" if len(absent) > _NAMED else "")
             warn(
                 f"of {len(counts)} classes the data lack {len(absent)} ({named}): "
-                f"{type(self).__name__} fits each class by itself, and has nothing to fit those to"
+                f"{type(self).__name__} has parameters for each class and cannot learn those"
             )
 
     def forward(self, logits: Tensor) -> Tensor:
-        """Calibrated logits, in the shape of the logits, float64 for float64 ones, else float32."""
+        """Calibrate logits ``(B, K, *S)``; float64 for float64 logits, else float32."""
         classes = self.check(logits)
         rows = logits.movedim(1, -1)
         flat = rows.reshape(-1, classes).to(computing_dtype(logits))
         calibrated = self.transform(flat).to(flat.dtype)
-        # In probabilities: what was impossible stays so, and softmax shares it out among the others.
+        # A class that is ruled out keeps the probability 0. Softmax gives its share to the others.
         calibrated = calibrated.masked_fill(flat == -torch.inf, -torch.inf)
         return calibrated.view(rows.shape).movedim(-1, 1)
 
     def check(self, logits: Tensor) -> int:
-        """The number of classes, once sure that logits are such as this was fitted to."""
+        """Check logits against the fit and return the number of classes."""
         if self.num_classes is None:
             raise RuntimeError(
                 f"{type(self).__name__} has learned nothing yet: call fit(logits, target) first"
@@ -123,11 +124,11 @@ class Calibrator(nn.Module, ABC):
         return self.num_classes
 
     def learn(self, name: str, value: Tensor) -> None:
-        """Keep what was learned as a float64 buffer."""
+        """Register learned state as a float64 buffer."""
         self.register_buffer(name, value.detach().to(torch.float64).clone())
 
     def learned(self, name: str, like: Tensor) -> Tensor:
-        """What was learned, in another tensor's type and on its device."""
+        """Learned state in another tensor's type and on its device."""
         buffer: Tensor = getattr(self, name)
         return buffer.to(like.device, like.dtype)
 
@@ -136,15 +137,15 @@ class Calibrator(nn.Module, ABC):
         return {name: getattr(self, name) for name in signature(type(self)).parameters}
 
     def get_extra_state(self) -> Tensor:
-        """The method, its options and the number of classes, for `state_dict`; bytes of JSON in a tensor."""
+        """The method, its options and the number of classes, as the bytes of JSON text, for `state_dict`."""
         state = {"num_classes": self.num_classes, "method": type(self).__name__, "options": self.options()}
         return torch.tensor(list(json.dumps(state, default=str).encode()), dtype=torch.uint8)
 
     def set_extra_state(self, state: Tensor) -> None:
-        """The number of classes, from `load_state_dict`.
+        """Restore the number of classes, for `load_state_dict`.
 
         Raises:
-            ValueError: the state is that of another method, or of one with other options.
+            ValueError: the state belongs to another method or has other options.
         """
         found = json.loads(bytes(state.tolist()))
         own = json.loads(bytes(self.get_extra_state().tolist()))
@@ -167,7 +168,7 @@ class Calibrator(nn.Module, ABC):
         super()._load_from_state_dict(dict(state_dict), prefix, *rest)
 
     def _apply(self, fn: Any, recurse: bool = True) -> Self:
-        # As for losses: .half() is for weights, what was learned keeps its precision and follows the device.
+        # .half() is meant for weights. Learned state follows the device but keeps its precision.
         before = dict(self._buffers)
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         for name, buffer in before.items():
@@ -178,21 +179,28 @@ class Calibrator(nn.Module, ABC):
 
 
 def valid_rows(logits: Tensor, target: Tensor, ignore_index: int) -> tuple[Tensor, Tensor]:
-    """The elements of a batch that count: float64 logits ``(N, K)`` and labels ``(N,)``, checked."""
+    """The elements that are not ignored: float64 logits ``(N, K)`` and labels ``(N,)``, N at least 1.
+
+    Raises:
+        TypeError: as for `Calibrator.fit`.
+        ValueError: as for `Calibrator.fit`.
+    """
     elements = arrange(logits, target, ignore_index=ignore_index)
     rows, labels = elements.rows.double(), elements.labels
+    if not len(labels):
+        raise ValueError(NOTHING_TO_FIT)
     if not bool(rows.isfinite().all()):
-        raise ValueError("logits hold NaN or infinite numbers; a calibrator is fitted to finite logits")
+        raise ValueError(NOT_FINITE)
     return rows, labels
 
 
 def warn_at_bound(what: str, bound: float, why: str) -> None:
-    """Say that a parameter stopped at the edge of its range."""
+    """Warn that a parameter stopped at the edge of its range."""
     warn(f"{what} stopped at its bound {bound:g}: {why}")
 
 
 def warn(message: str) -> None:
-    """Warn of a fit, at the line outside of this package that asked for it."""
+    """Warn about a fit. The warning points to the line outside of this package that started it."""
     level, frame = 2, sys._getframe(1)
     while frame.f_back is not None and frame.f_code.co_filename.startswith(_PACKAGE):
         level, frame = level + 1, frame.f_back

@@ -1,4 +1,4 @@
-"""Bayesian binning: an average over many histograms, each weighed by how well it explains the data."""
+"""Bayesian binning into quantiles: an average over histograms, weighted by their posterior."""
 
 from __future__ import annotations
 
@@ -9,38 +9,38 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from calibrant.calibrators.binary import (
-    BinaryMaps,
-    distributions,
+from calibrant.calibrators.histogram_binning import midpoints
+from calibrant.calibrators.one_vs_rest import (
+    OneVsRest,
+    binary_problems,
+    in_double,
     ordering,
-    precise,
     probabilities,
-    questions,
     stacked,
     stepped,
+    to_log_probabilities,
 )
-from calibrant.calibrators.histogram_binning import midpoints
 
-# Histograms with a smaller share of the posterior than this are left out: together they would move a
-# probability by less than sampling noise does, and without them a map has a tenth of the steps.
+# Histograms with less of the posterior than this are left out. Their effect is below sampling noise, and
+# without them a map has a tenth of the steps.
 _NEGLIGIBLE = 1e-4
 
-# All histograms together have more bins than there are samples: fewer classes at once than elsewhere.
+# All histograms together have more bins than there are samples, so fewer classes are fitted at once.
 _CLASSES = 4
 
 
-class BayesianBinning(BinaryMaps):
+class BayesianBinning(OneVsRest):
     """Bayesian binning into quantiles, BBQ (key ``bayesian-binning``).
 
     ``q(s) = Σ_M P(M | data) · (m_b + α_b) / (n_b + N'/B)`` over histograms M of B equal-mass bins, where
     ``n_b`` samples with ``m_b`` successes are in the bin of s. The prior of a bin is a beta distribution
-    with ``α_b = N'/B · p_b`` and ``β_b = N'/B · (1 - p_b)``, ``p_b`` being its midpoint. All histograms are
-    equally likely beforehand, and ``P(M | data)`` is proportional to
+    with ``α_b = N'/B · p_b`` and ``β_b = N'/B · (1 - p_b)``, where ``p_b`` is its midpoint. All histograms
+    have the same prior, and ``P(M | data)`` is proportional to
 
     ``Π_b Γ(N'/B) / Γ(n_b + N'/B) · Γ(m_b + α_b) / Γ(α_b) · Γ(n_b - m_b + β_b) / Γ(β_b)``.
 
-    One map for each class, scaled to sum to 1. Samples that tie fall in one bin; B counts the bins that
-    hold samples. Histograms with less than 1e-4 of the posterior are left out.
+    Each class has a map, and the results are scaled to sum to 1. Equal samples are in one bin. B counts bins
+    with samples. Histograms with less than 1e-4 of the posterior are left out.
 
     Naeini, Cooper and Hauskrecht, *Obtaining Well Calibrated Probabilities Using Bayesian Binning*,
     AAAI 2015.
@@ -48,13 +48,13 @@ class BayesianBinning(BinaryMaps):
     Shape: logits ``(B, K, *S)`` to log-probabilities ``(B, K, *S)``.
 
     Args:
-        bins: the numbers of bins to average over; from ``N^(1/3) / 10`` to ``10 N^(1/3)``, and at most
-            ``N / 5``, unless given.
-        prior_samples: N', the samples that the prior counts for.
+        bins: the numbers of bins to average over. None means from ``N^(1/3) / 10`` to ``10 N^(1/3)``, and at
+            most ``N / 5``.
+        prior_samples: N', the number of samples that the prior counts as.
 
     Attributes:
-        edges: ``(K, P)``, where any of the histograms has an edge; short rows repeat their last.
-        values: ``(K, P + 1)``, the maps between the edges.
+        edges: ``(K, P)``, the edges of all histograms; short rows repeat their last edge.
+        values: ``(K, P + 1)``, the values of the maps between the edges.
         ceilings: as in `Isotonic`.
 
     >>> import torch
@@ -82,7 +82,7 @@ class BayesianBinning(BinaryMaps):
         samples = len(rows)
         histograms = _Histograms(self.bins or numbers_of_bins(samples), samples, rows.device)
         edges, values = [], []
-        for block in questions(rows, labels, "one-vs-rest"):
+        for block in binary_problems(rows, labels, "one-vs-rest"):
             for probability, outcome in zip(
                 *(torch.split(tensor, _CLASSES) for tensor in block), strict=True
             ):
@@ -94,20 +94,20 @@ class BayesianBinning(BinaryMaps):
         self.learn_ceilings(rows, labels)
 
     def transform(self, rows: Tensor) -> Tensor:
-        rows = precise(rows)
+        rows = in_double(rows)
         edges, values = self.learned("edges", rows), self.learned("values", rows)
         calibrated = stepped(edges, values, probabilities(rows, "one-vs-rest"))
-        return distributions(rows, calibrated, "one-vs-rest", self.limits(rows))
+        return to_log_probabilities(rows, calibrated, "one-vs-rest", self.limits(rows))
 
 
 def numbers_of_bins(samples: int) -> range:
-    """The numbers of bins that the paper averages over."""
+    """The numbers of bins that the paper averages over, for N samples."""
     root = math.cbrt(samples)
     return range(max(1, math.floor(root / 10)), max(1, min(math.ceil(10 * root), math.ceil(samples / 5))) + 1)
 
 
 class _Histograms:
-    """Equal-mass histograms of N samples, the bins of all of them in one row of T."""
+    """Equal-mass histograms of N samples. The T bins of all histograms form one axis."""
 
     def __init__(self, bins: Sequence[int], samples: int, device: torch.device) -> None:
         self.sizes = sizes = torch.tensor(list(bins), device=device)
@@ -120,7 +120,7 @@ class _Histograms:
         self.follows = rank > 0
 
     def averages(self, probability: Tensor, outcome: Tensor, prior: float) -> list[tuple[Tensor, Tensor]]:
-        """Edges ``(P,)`` and values ``(P + 1,)`` of the average, for each row of ``(C, N)``."""
+        """Edges ``(P,)`` and values ``(P + 1,)`` of the average histogram for each row of ``(C, N)``."""
         order = ordering(probability)
         ordered = probability.gather(1, order)
         successes = torch.nn.functional.pad(outcome.gather(1, order).to(ordered.dtype).cumsum(-1), (1, 0))
@@ -131,14 +131,14 @@ class _Histograms:
         success = successes.gather(1, ends) - successes.gather(1, starts)
         inner = midpoints(ordered, position)
         inner[:, 0], inner[:, -1] = 0, 1
-        # A midpoint of 0 or 1 would be a prior that no data can overrule.
+        # No data could overrule a prior with a midpoint of 0 or 1.
         middle = ((inner.gather(1, starts) + inner.gather(1, ends)) / 2).clamp(1e-12, 1 - 1e-12)
         filled = self._sum((count > 0).to(ordered.dtype))
         strengths = prior / filled
         strength = strengths[:, self.of_bin]
         alpha, beta = strength * middle, strength * (1 - middle)
 
-        # Most bins of one among many classes hold no success, where the second factor is 1.
+        # Without successes the second factor is 1. With many classes, that is the case in most bins.
         evidence = torch.lgamma(count - success + beta) - torch.lgamma(beta) - torch.lgamma(count + strength)
         hit = success > 0
         evidence[hit] += torch.lgamma((success + alpha)[hit]) - torch.lgamma(alpha[hit])
@@ -146,12 +146,12 @@ class _Histograms:
         weight = torch.where(weight < _NEGLIGIBLE, 0, weight)
         weight = (weight / weight.sum(-1, keepdim=True))[:, self.of_bin]
 
-        # The average is a sum of steps: those of each histogram, gathered where they are.
+        # The average is a step function: the weighted steps of all histograms, added up where they are.
         level = weight * (success + alpha) / (count + strength)
         rise = torch.where(self.follows, level - level.roll(1, -1), level)
         rises = torch.zeros_like(successes).scatter_add_(1, starts, rise)
         is_edge = torch.zeros_like(successes).scatter_add_(1, starts, weight * self.follows) > 0
-        # No row is without an edge.
+        # Every row has at least one edge.
         is_edge[:, -1] = True
         levels = rises.cumsum(-1).clamp(0, 1)
         return [
@@ -166,7 +166,7 @@ class _Histograms:
 
 
 def _after_ties(ordered: Tensor) -> Tensor:
-    """The next position ``(C, N + 1)`` from each one in sorted rows that does not part equal numbers."""
+    """For each position in sorted rows, the next one ``(C, N + 1)`` that does not separate equal numbers."""
     classes, samples = ordered.shape
     position = torch.arange(samples + 1, device=ordered.device).repeat(classes, 1)
     position[:, 1:-1].masked_fill_(ordered[:, 1:] == ordered[:, :-1], samples)

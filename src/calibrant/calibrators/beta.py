@@ -1,4 +1,4 @@
-"""Beta calibration: the map that is right when the scores of each class follow a beta distribution."""
+"""Beta calibration: a three-parameter map per class, exact for beta-distributed scores."""
 
 from __future__ import annotations
 
@@ -7,24 +7,24 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from calibrant.calibrators.binary import (
-    BinaryMaps,
+from calibrant.calibrators.logistic import fit_logistic
+from calibrant.calibrators.one_vs_rest import (
+    OneVsRest,
     at_least_two,
     classes_at_once,
+    indicators,
     log_probabilities,
-    outcomes,
 )
-from calibrant.calibrators.logistic import fit_logistic
-from calibrant.calibrators.platt import normalised_sigmoids
+from calibrant.calibrators.platt import sigmoid_log_probabilities
 
 
-class Beta(BinaryMaps):
+class Beta(OneVsRest):
     """Beta calibration of each class's probability (key ``beta``).
 
     ``q_k = sigmoid(a_k log s_k - b_k log(1 - s_k) + c_k)`` with a and b at least 0, so that the map never
-    falls; ``a = b = 1, c = 0`` changes nothing. Fitted by maximum likelihood under the constraint, for more
-    than two classes one against the rest, scaled to sum to 1. For two classes the two maps are complements
-    and the result is the plain binary method.
+    decreases. ``a = b = 1, c = 0`` is the identity. Each class is fitted against the rest by maximum
+    likelihood under the constraint, and the results are scaled to sum to 1. For two classes the two maps are
+    complements, and the result is the original binary method.
 
     Kull, Silva Filho and Flach, *Beta calibration: a well-founded and easily implemented improvement on
     logistic calibration for binary classifiers*, AISTATS 2017.
@@ -56,7 +56,7 @@ class Beta(BinaryMaps):
         blocks = zip(
             torch.split(present, size, 1),
             torch.split(absent, size, 1),
-            torch.split(outcomes(rows, labels, "one-vs-rest"), size),
+            torch.split(indicators(rows, labels, "one-vs-rest"), size),
             strict=True,
         )
         fitted = [_constrained(torch.stack([one.T, -other.T], 1), outcome) for one, other, outcome in blocks]
@@ -69,11 +69,11 @@ class Beta(BinaryMaps):
         present, absent = log_probabilities(rows)
         slopes = self.learned("slopes", present)
         odds = slopes[:, 0] * present - slopes[:, 1] * absent + self.learned("intercepts", present)
-        return normalised_sigmoids(odds, present, self.limits(present))
+        return sigmoid_log_probabilities(odds, present, self.limits(present))
 
 
 def _constrained(features: Tensor, outcome: Tensor) -> Tensor:
-    """Coefficients ``(C, 3)`` of the best logistic regressions whose slopes are not negative."""
+    """Coefficients ``(C, 3)`` of the best logistic regressions with slopes of at least 0."""
     targets = outcome.to(features.dtype)
     best, value = fit_logistic(features, targets)
     negative = best[:, :2] < 0
@@ -89,8 +89,8 @@ def _constrained(features: Tensor, outcome: Tensor) -> Tensor:
         value[problems] = torch.where(better, found_value, value[problems])
         best[problems] = torch.where(better.unsqueeze(1), found, best[problems])
 
-    # The problem is convex: a slope that is negative where both are free is 0 in the answer, or, if both
-    # are negative, one of them is. Only where no answer with one slope is allowed are both 0.
+    # The problem is convex. If one slope is negative in the free solution, it is 0 in the constrained one. If
+    # both are negative, at least one of them is 0. Both are 0 only if no solution with one slope is allowed.
     attempt(negative[:, 0], [False, True])
     attempt(negative[:, 1], [True, False])
     attempt(value.isinf(), [False, False])

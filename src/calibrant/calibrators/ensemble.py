@@ -1,31 +1,28 @@
-"""A mixture of tempered, plain and uniform probabilities: more expressive, and the order stays."""
+"""Ensemble temperature scaling: a mixture of tempered, original and uniform probabilities."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from itertools import combinations
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from calibrant.calibrators.passes import HeldOut, Scaling, totals
+from calibrant.calibrators.streaming import HeldOut, Scaling, Sums
 from calibrant.calibrators.temperature import likeliest
 
-# What the two components that know the order of the classes weigh at least.
-_LEAST = 1e-2
-
-_LARGEST = 60.0  # of log(q / mixture): squares of what it stands for stay finite
-_KEPT = 1 << 24  # elements whose components' probabilities are kept in memory, 400 MB of them at most
+_LEAST = 1e-2  # the least weight of the two components that know the order of the classes
+_LARGEST = 60.0  # the largest log(q / mixture): the square of its exponential stays finite
+_KEPT = 1 << 24  # the most elements whose components are kept in memory: 400 MB
 
 
 class EnsembleTemperature(Scaling):
     """Ensemble temperature scaling, ETS (key ``ensemble-temperature``), as log-probabilities.
 
-    ``w1·softmax(l/T) + w2·softmax(l) + w3/K`` with weights of at least 0 that sum to 1. T is the one that
-    temperature scaling finds; then the negative log-likelihood, convex in the weights, is minimised by
-    Newton steps on the simplex. The order of the classes stays.
+    ``w1·softmax(l/T) + w2·softmax(l) + w3/K`` with weights of at least 0 that sum to 1. T is the temperature
+    of temperature scaling. The weights then minimise the negative log-likelihood, which is convex in them, by
+    Newton steps on the simplex. The order of the classes is kept.
 
     Zhang, Kailkhura and Han, *Mix-n-Match: Ensemble and Compositional Methods for Uncertainty
     Calibration in Deep Learning*, ICML 2020.
@@ -49,12 +46,11 @@ class EnsembleTemperature(Scaling):
 
     def fit_passes(self, data: HeldOut) -> None:
         temperature = likeliest(data).temperature
-        weights = _likeliest_weights(data, temperature)
+        self.learn("weights", _likeliest_weights(data, temperature))
         self.learn("temperature", torch.tensor(temperature, dtype=torch.float64))
-        self.learn("weights", weights)
 
     def transform(self, rows: Tensor) -> Tensor:
-        # Logarithms in the rows' type, of weights in float64: there is more room for small ones.
+        # The logarithm is taken in float64, which holds smaller weights, and then converted.
         weights = self.weights.to(rows.device).log().to(rows.dtype)
         parts = (
             (rows / self.learned("temperature", rows)).log_softmax(1) + weights[0],
@@ -65,26 +61,28 @@ class EnsembleTemperature(Scaling):
 
 
 def _likeliest_weights(data: HeldOut, temperature: float) -> Tensor:
-    """The weights of least negative log-likelihood, by Newton steps whose model is solved exactly."""
+    """The weights of least negative log-likelihood, by Newton steps on the simplex."""
 
-    def components() -> Iterator[Tensor]:
-        for rows, labels in data:
-            yield _log_components(rows.double(), labels, temperature)
+    def components(rows: Tensor, labels: Tensor) -> Tensor:
+        return _log_components(rows.double(), labels, temperature)
 
-    # Three numbers an element are all that the weights depend on: kept, unless they are very many.
-    kept = list(components()) if data.samples <= _KEPT else []
+    # The weights depend on three numbers per element. They are kept if they fit into memory.
+    kept = [components(*block) for block in data] if data.samples <= _KEPT else None
 
     def evaluate(weights: Tensor) -> tuple[float, Tensor, Tensor]:
         """The mean negative log-likelihood, its gradient and its Hessian."""
 
-        def terms() -> Iterator[tuple[Tensor, ...]]:
-            for logs in kept or components():
-                mixture = (logs + weights.log().to(logs.device)[:, None]).logsumexp(0)
-                ratio = (logs - mixture).clamp_max(_LARGEST).exp()
-                yield (-mixture, *-ratio, *(ratio[:, None] * ratio).flatten(0, 1))
+        def summed(logs: Tensor) -> Tensor:
+            mixture = (logs + weights.log().to(logs.device)[:, None]).logsumexp(0)
+            ratio = (logs - mixture).clamp_max(_LARGEST).exp()
+            return torch.cat([-mixture.sum()[None], -ratio.sum(1), (ratio @ ratio.T).flatten()]).cpu()
 
-        sums = torch.tensor(totals(terms()), dtype=torch.float64) / data.samples
-        return sums[0].item(), sums[1:4], sums[4:].view(3, 3)
+        def terms(*block: Tensor) -> Sums:
+            return (summed(components(*block)),)
+
+        total = data.sums(terms)[0] if kept is None else torch.stack([summed(logs) for logs in kept]).sum(0)
+        mean = total / data.samples
+        return mean[0].item(), mean[1:4], mean[4:].view(3, 3)
 
     tempered = torch.tensor([1.0, 0.0, 0.0], dtype=torch.float64)
     weights = torch.full((3,), 1 / 3, dtype=torch.float64)
@@ -94,7 +92,7 @@ def _likeliest_weights(data: HeldOut, temperature: float) -> Tensor:
         descent = float(gradient @ step)
         share = 1.0
         while share > 1e-6:
-            # Rounding must not push a weight that is at its bound below it.
+            # Rounding must not make a weight negative.
             trial = (weights + share * step).clamp_min(0)
             trial = trial / trial.sum()
             result = evaluate(trial)
@@ -107,12 +105,11 @@ def _likeliest_weights(data: HeldOut, temperature: float) -> Tensor:
         weights, (value, gradient, hessian) = trial, result
         if moved < 1e-9:
             break
-    # Equal probabilities alone would forget the order of the classes. A little of the tempered ones, which
-    # costs less than they do by themselves, keeps it.
+    # The uniform distribution alone has no order of classes. A little of the tempered one restores it.
     if float(weights[:2].sum()) < _LEAST:
         weights = (1 - _LEAST) * weights + _LEAST * tempered
         value = evaluate(weights)[0]
-    # Never worse than temperature scaling: where that is best, rounding may have kept the steps from it.
+    # Rounding can keep the steps from reaching temperature scaling where that is best.
     return tempered if evaluate(tempered)[0] <= value else weights
 
 
@@ -126,8 +123,8 @@ def _log_components(rows: Tensor, labels: Tensor, temperature: float) -> Tensor:
 
 
 def _model_minimum(weights: Tensor, gradient: Tensor, hessian: Tensor) -> Tensor:
-    """The minimum over the simplex of a convex quadratic: the best of the minima on its seven faces."""
-    # Components that coincide leave the Hessian singular: any of their mixtures will do.
+    """The minimum of a convex quadratic over the simplex: the best of the minima on its seven faces."""
+    # Equal components make the Hessian singular. Any of their mixtures is a solution.
     hessian = hessian + 1e-12 * hessian.trace() * torch.eye(3, dtype=torch.float64)
     slope = gradient - hessian @ weights
     best, lowest = weights, math.inf

@@ -1,4 +1,4 @@
-"""Histogram binning: each probability becomes the frequency of what happened in its bin."""
+"""Histogram binning: each probability becomes the observed frequency in its bin."""
 
 from __future__ import annotations
 
@@ -8,35 +8,34 @@ import torch
 from torch import Tensor
 
 from calibrant.arguments import one_of
-from calibrant.calibrators.binary import (
-    BinaryMaps,
+from calibrant.calibrators.one_vs_rest import (
+    OneVsRest,
     Variant,
-    distributions,
+    binary_problems,
+    in_double,
     ordering,
-    precise,
     probabilities,
-    questions,
     stepped,
+    to_log_probabilities,
 )
 
 Binning = Literal["equal-width", "equal-mass"]
-"""Bins of the same width, or bins with the same number of samples."""
+"""Bins of equal width, or bins with equal numbers of samples."""
 
 
-class HistogramBinning(BinaryMaps):
-    """Frequencies in bins of the probability (key ``histogram-binning``).
+class HistogramBinning(OneVsRest):
+    """Observed frequencies in bins of the probability (key ``histogram-binning``).
 
-    ``q(s) = Σ_{i in bin(s)} 1[y_i = k] / |bin(s)|`` over bins ``(lo, hi]``. An empty bin takes its centre:
-    where nothing was seen, a probability stays what it was, as far as bins can say it.
+    ``q(s) = Σ_{i in bin(s)} 1[y_i = k] / |bin(s)|`` over bins ``(lo, hi]``. The value of an empty bin is its
+    centre, so probabilities without data stay about the same.
 
-    Bins of equal width are the default because they fit both variants. Equal mass is the better choice for
-    ``"top-label"`` on confident networks, and a poor one for one of many classes, nearly all of whose mass
-    lies close to 0. Samples that tie fall in one bin, so that equal-mass bins can differ in size, and some
-    be empty.
+    Equal-width bins are the default because they suit both variants. Equal-mass bins are better for
+    ``"top-label"`` on confident networks. They are worse for one of many classes, whose probabilities are
+    nearly all close to 0. Equal samples are in one bin, so equal-mass bins can differ in size or be empty.
 
-    ``"one-vs-rest"`` has bins for each class and scales the answers to sum to 1 (a row of zeros keeps its
-    original probabilities). ``"top-label"`` bins the confidence; the other classes share the rest in
-    proportion, and the prediction stays what it was, as in `Isotonic`.
+    ``"one-vs-rest"`` has bins for each class and scales the results to sum to 1 (a row of zeros keeps its
+    original probabilities). ``"top-label"`` bins the confidence. The other classes then share the rest in
+    proportion, and the prediction never changes, as in `Isotonic`.
 
     Zadrozny and Elkan, *Obtaining calibrated probability estimates from decision trees and naive Bayesian
     classifiers*, ICML 2001.
@@ -44,13 +43,13 @@ class HistogramBinning(BinaryMaps):
     Shape: logits ``(B, K, *S)`` to log-probabilities ``(B, K, *S)``.
 
     Args:
-        bins: how many, at least 1.
+        bins: the number of bins, at least 1.
         variant: ``"one-vs-rest"`` or ``"top-label"``.
         binning: ``"equal-width"`` or ``"equal-mass"``.
 
     Attributes:
-        edges: ``(K, bins - 1)`` or ``(1, bins - 1)``, between the bins.
-        frequencies: ``(K, bins)`` or ``(1, bins)``.
+        edges: ``(K, bins - 1)`` or ``(1, bins - 1)``, the edges between bins.
+        frequencies: ``(K, bins)`` or ``(1, bins)``, the value of each bin.
         ceilings: as in `Isotonic`.
 
     >>> import torch
@@ -80,20 +79,20 @@ class HistogramBinning(BinaryMaps):
         self.per_class = not self.preserves_order  # type: ignore[misc]
 
     def fit_rows(self, rows: Tensor, labels: Tensor) -> None:
-        fitted = [self._bins(*block) for block in questions(rows, labels, self.variant)]
+        fitted = [self._bins(*block) for block in binary_problems(rows, labels, self.variant)]
         edges, frequencies = zip(*fitted, strict=True)
         self.learn("edges", torch.cat(edges))
         self.learn("frequencies", torch.cat(frequencies))
         self.learn_ceilings(rows, labels)
 
     def transform(self, rows: Tensor) -> Tensor:
-        rows = precise(rows)
+        rows = in_double(rows)
         edges, frequencies = self.learned("edges", rows), self.learned("frequencies", rows)
         calibrated = stepped(edges, frequencies, probabilities(rows, self.variant))
-        return distributions(rows, calibrated, self.variant, self.limits(rows))
+        return to_log_probabilities(rows, calibrated, self.variant, self.limits(rows))
 
     def _bins(self, probability: Tensor, outcome: Tensor) -> tuple[Tensor, Tensor]:
-        """Edges ``(C, bins - 1)`` and frequencies ``(C, bins)`` for probabilities and outcomes ``(C, N)``."""
+        """Edges ``(C, bins - 1)`` and frequencies ``(C, bins)`` from probabilities and hits ``(C, N)``."""
         classes, samples = probability.shape
         if self.binning == "equal-width":
             edges = torch.arange(1, self.bins, dtype=probability.dtype, device=probability.device) / self.bins
@@ -113,13 +112,13 @@ class HistogramBinning(BinaryMaps):
 
 
 def midpoints(ordered: Tensor, positions: Tensor) -> Tensor:
-    """Edges that leave ``positions`` ``(C, E)`` of the sorted numbers ``(C, N)`` at or below them.
+    """Edges ``(C, E)`` with ``positions`` of the sorted numbers ``(C, N)`` at or below them.
 
-    Half-way between two numbers; the first number at position 0, the last at N.
+    An edge is half-way between two numbers. It is the first number at position 0 and the last at N.
     """
     last = ordered.shape[1] - 1
     below = ordered.gather(1, (positions - 1).clamp(0, last))
     above = ordered.gather(1, positions.clamp(0, last))
     middle = (below + above) / 2
-    # Between neighbouring floating-point numbers there is no middle.
+    # Adjacent floating-point numbers have no number between them.
     return torch.where(middle < above, middle, below)

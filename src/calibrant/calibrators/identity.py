@@ -1,4 +1,4 @@
-"""Doing nothing, which every calibrator must beat."""
+"""The identity: the baseline that every calibrator must beat."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from calibrant.calibrators.base import Calibrator
 
 
 class Identity(Calibrator):
-    """Logits as they are (key ``identity``): what `choose` falls back on.
+    """Unchanged logits (key ``identity``), the baseline and fallback of `choose`.
 
     >>> import torch
     >>> logits = torch.randn(4, 3)

@@ -1,4 +1,4 @@
-"""Isotonic regression: the best calibration map that never falls."""
+"""Isotonic regression: the best calibration map that never decreases."""
 
 from __future__ import annotations
 
@@ -8,31 +8,30 @@ import torch
 from torch import Tensor
 
 from calibrant.arguments import one_of
-from calibrant.calibrators.binary import (
-    BinaryMaps,
+from calibrant.calibrators.one_vs_rest import (
+    OneVsRest,
     Variant,
-    distributions,
+    binary_problems,
+    in_double,
     interpolated,
     ordering,
-    precise,
     probabilities,
-    questions,
     stacked,
+    to_log_probabilities,
 )
 
 
-class Isotonic(BinaryMaps):
-    """Isotonic regression of what happened on what was predicted (key ``isotonic``).
+class Isotonic(OneVsRest):
+    """Isotonic regression of labels on probabilities (key ``isotonic``).
 
-    ``q = argmin Σ (1[y = k] - q(s_k))²`` over functions that never fall, by pooling adjacent violators;
-    straight lines between the fitted points, constant beyond them, as in scikit-learn.
+    ``q = argmin Σ (1[y = k] - q(s_k))²`` over functions that never decrease, by pooling adjacent violators.
+    The map is linear between the fitted points and constant beyond them, as in scikit-learn.
 
-    ``"one-vs-rest"`` has a map for each class and scales the answers to sum to 1 (a row of zeros keeps its
-    original probabilities). ``"top-label"`` has one map, of the confidence to the frequency of being right;
-    the other classes share the rest in proportion, and the prediction stays what it was: where the new
-    confidence is less than another class would get, the others' shares are evened out as far as needed.
-    No probability is less than 1e-12 in the first variant; the predicted class never has less than about
-    1/K in the second.
+    ``"one-vs-rest"`` has a map for each class and scales the results to sum to 1 (a row of zeros keeps its
+    original probabilities). No probability is below 1e-12. ``"top-label"`` has one map, from confidence to
+    accuracy. The other classes share the rest in proportion, and the prediction never changes: if another
+    class would exceed the predicted one, the shares of the others are made more equal, no more than needed.
+    The confidence is never below about 1/K.
 
     Zadrozny and Elkan, *Transforming Classifier Scores into Accurate Multiclass Probability Estimates*,
     KDD 2002.
@@ -43,10 +42,10 @@ class Isotonic(BinaryMaps):
         variant: ``"one-vs-rest"`` or ``"top-label"``.
 
     Attributes:
-        points: ``(K, P)`` or ``(1, P)``, the corners of the maps; short ones repeat their last.
-        values: the maps at the points.
-        ceilings: ``(K,)``, in the first variant: 1, or ``1/(N + K)`` for a class that did not occur in the N
-            samples, which keeps its probability up to that.
+        points: ``(K, P)`` or ``(1, P)``, the corners of the maps; short rows repeat their last.
+        values: the values of the maps at the points.
+        ceilings: ``(K,)``, for ``"one-vs-rest"``: the largest probability of each class, 1 or, for a class
+            that does not occur in the N samples, ``1/(N + K)``. It keeps its probability up to that.
 
     >>> import torch
     >>> probability = torch.tensor([0.1, 0.6, 0.8, 0.9])
@@ -70,7 +69,7 @@ class Isotonic(BinaryMaps):
     def fit_rows(self, rows: Tensor, labels: Tensor) -> None:
         curves = [
             _curve(probability, outcome)
-            for block in questions(rows, labels, self.variant)
+            for block in binary_problems(rows, labels, self.variant)
             for probability, outcome in zip(*block, strict=True)
         ]
         points, values = zip(*curves, strict=True)
@@ -79,18 +78,18 @@ class Isotonic(BinaryMaps):
         self.learn_ceilings(rows, labels)
 
     def transform(self, rows: Tensor) -> Tensor:
-        rows = precise(rows)
+        rows = in_double(rows)
         points, values = self.learned("points", rows), self.learned("values", rows)
         calibrated = interpolated(points, values, probabilities(rows, self.variant))
-        return distributions(rows, calibrated, self.variant, self.limits(rows))
+        return to_log_probabilities(rows, calibrated, self.variant, self.limits(rows))
 
 
 def _curve(probability: Tensor, outcome: Tensor) -> tuple[Tensor, Tensor]:
-    """The corners of one isotonic map of ``(N,)`` probabilities: where they are, and its values there."""
+    """The corners of an isotonic map of ``(N,)`` probabilities, and its values there."""
     from scipy.optimize import isotonic_regression  # type: ignore[import-untyped]
 
-    # Below the first success the map is 0. For a class among a thousand that is nearly all of the data,
-    # which need not be sorted.
+    # The map is 0 below the first success. With many classes that is nearly all of the data, which then need
+    # not be sorted.
     first = torch.where(outcome, probability, torch.inf).min()
     below = probability[probability < first]
     rising = probability >= first

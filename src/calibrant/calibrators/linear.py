@@ -1,9 +1,11 @@
-"""Linear maps of logits, from one factor per class to a matrix: convex fits that start at a temperature."""
+"""Linear maps of logits: vector, matrix, Dirichlet and structured scaling, fitted by L-BFGS."""
 
 from __future__ import annotations
 
+import math
 from abc import abstractmethod
 from collections.abc import Callable
+from threading import local
 from typing import ClassVar
 
 import torch
@@ -12,36 +14,38 @@ from torch.nn import functional as F
 
 from calibrant.arguments import in_range
 from calibrant.calibrators.base import warn
-from calibrant.calibrators.passes import HeldOut, Scaling
+from calibrant.calibrators.streaming import HeldOut, Scaling, Sums
 from calibrant.calibrators.temperature import likeliest
+from calibrant.kernels.block import Scratch
 
 Solve = Callable[[Tensor], Tensor]
-"""From a gradient to the step that would bring it to 0."""
+"""Multiplies a gradient by an approximate inverse of the curvature."""
 
 _STEPS, _HISTORY = 1000, 30
-_GAIN = 1e-14  # of the value: rounding
+_ROUNDING = 1e-14  # a relative gain that may be rounding
 _LEAST = 1e-12  # added to curvatures, which may be 0
+_FLAT = 1e-9  # the least variance of a direction, relative to the largest
 
-# With more parameters than this, as a matrix for more than 316 classes has, a fit is done in single precision
-# (the sums in double) and ends when five steps together gain less than noise would: a tenth of the time.
+# With more parameters than this, or a hundred times as many logits, a fit computes in single precision (with
+# sums in double) and ends when a step gains less than `_NOISE`. Full precision would take far longer.
 _MANY = 100_000
-_NOISE = 1e-6
-_GRADIENT = 1e-9  # of the mean negative log-likelihood: below it, a fit is done
-_TOLERATED = 1e-4  # above it, a fit that stopped is worth a word
+_NOISE = 1e-7
+_GRADIENT = 1e-9  # of the mean negative log-likelihood: a fit ends below it
+_TOLERATED = 1e-4  # a fit that stops above it warns
 
 
 class Linear(Scaling):
-    """What the linear maps share: their fit.
+    """The fit that all linear maps share.
 
-    With the fitted temperature T, features x (the logits, unless said otherwise), their mean m over the
-    data and a unit u (T, unless T is at a bound), a map is written
+    With the fitted temperature T, features x (the logits or their log-softmax), their mean m over the data
+    and a unit u (T, unless T is at a bound), a map is written
 
         ``x/T + D·(x - m)/u + c``
 
-    and the mean negative log-likelihood plus a penalty on D and c is minimised by L-BFGS, in float64 unless
-    there are over 100,000 parameters, from D = 0 and c = 0. There the penalty is 0: the likelihood of the
-    fitting data never falls below temperature scaling's, nor below that of the logits as they are. The units
-    of the logits do not matter.
+    L-BFGS minimises the mean negative log-likelihood plus a penalty on D and c. It starts from D = 0 and
+    c = 0, which is temperature scaling and has no penalty. The likelihood of the fitting data is therefore
+    never below that of temperature scaling, nor below that of the original logits. The units of the logits do
+    not matter.
 
     Attributes:
         weight: the factors of x, ``(K,)`` or ``(K, K)``, once fitted.
@@ -56,78 +60,50 @@ class Linear(Scaling):
 
     @abstractmethod
     def penalties(self, classes: int, samples: int) -> tuple[float, float, float]:
-        """Factors of the summed squares of D's diagonal, of the rest of D, and of c."""
+        """The factors of the summed squares of D's diagonal, of the rest of D, and of c."""
 
     def features(self, rows: Tensor) -> Tensor:
-        """What is mapped."""
+        """The input of the linear map."""
         return rows
 
     def fit_passes(self, data: HeldOut) -> None:
         tempered = likeliest(data)
-        classes, samples = data.num_classes, data.samples
-        device = next(rows.device for rows, _ in data)
-        mean = torch.zeros(classes, dtype=torch.float64, device=device)
-        for rows, _ in data:
-            mean += self.features(rows.double()).sum(0)
-        mean /= samples
+        samples, classes = data.samples, data.num_classes
         size = classes if self.diagonal else classes * classes
-        strength = self._strengths(classes, samples, device)
-        many = size > _MANY
+        single = size > _MANY or samples * classes > 100 * _MANY
 
-        def objective(parameters: Tensor) -> tuple[Tensor, Tensor, Solve | None]:
-            deviation, bias = parameters[:size], parameters[size:]
-            matrix = deviation if self.diagonal else deviation.view(classes, classes)
-            value = torch.zeros((), dtype=torch.float64, device=device)
-            deviation_slope, bias_slope = torch.zeros_like(matrix), torch.zeros_like(bias)
-            bends = torch.zeros(3, classes, dtype=torch.float64, device=device)
-            for rows, labels in data:
-                features = self.features(rows if many else rows.double())
-                centred = (features - mean.to(features.dtype)) / tempered.unit
-                output = (features / tempered.temperature).add_(bias)
-                if self.diagonal:
-                    output.addcmul_(centred, matrix)
-                else:
-                    output.addmm_(centred, matrix.T.to(centred.dtype))
-                output -= output.amax(1, keepdim=True)
-                truth = output.gather(1, labels[:, None])
-                residual = output.exp_()
-                total = residual.sum(1, keepdim=True)
-                value += (total.log() - truth).sum(dtype=torch.float64)
-                residual /= total
-                if self.diagonal:
-                    weighted = residual * centred
-                    bends += torch.stack([(weighted * centred).sum(0), weighted.sum(0), residual.sum(0)])
-                residual.scatter_add_(1, labels[:, None], torch.full_like(truth, -1))
-                bias_slope += residual.sum(0)
-                deviation_slope += (residual * centred).sum(0) if self.diagonal else residual.T @ centred
-            slope = torch.cat([deviation_slope.flatten(), bias_slope])
-            penalty = strength * parameters
-            solve = _by_class(bends / samples, strength) if self.diagonal else None
-            return value / samples + penalty @ parameters, slope / samples + 2 * penalty, solve
+        def features(rows: Tensor) -> Tensor:
+            return self.features(rows if single else rows.double())
 
-        start = torch.zeros(size + classes, dtype=torch.float64, device=device)
-        parameters = minimise(objective, start, type(self).__name__, enough=_NOISE if many else 0.0)
-        deviation, bias = parameters[:size] / tempered.unit, parameters[size:]
-        if self.diagonal:
-            self.learn("weight", deviation + 1 / tempered.temperature)
-            self.learn("bias", bias - deviation * mean)
-        else:
-            deviation = deviation.view(classes, classes)
-            identity = torch.eye(classes, dtype=torch.float64, device=device)
-            self.learn("weight", deviation + identity / tempered.temperature)
-            self.learn("bias", bias - deviation @ mean)
+        mean = data.sums(lambda rows, _: (features(rows).sum(0),))[0] / samples
 
-    def _strengths(self, classes: int, samples: int, device: torch.device) -> Tensor:
-        diagonal, rest, bias = self.penalties(classes, samples)
-        deviation = torch.full((classes,), diagonal, dtype=torch.float64)
-        if not self.diagonal:
-            matrix = torch.full((classes, classes), rest, dtype=torch.float64)
-            deviation = matrix.fill_diagonal_(diagonal).flatten()
-        return torch.cat([deviation, torch.full((classes,), bias, dtype=torch.float64)]).to(device)
+        def inputs(rows: Tensor, allocate: Callable[[Tensor], Tensor] = torch.empty_like) -> Tensor:
+            rows = features(rows)
+            return torch.sub(rows, mean.to(rows.dtype), out=allocate(rows)).div_(tempered.unit)
+
+        problem = (_PerClass if self.diagonal else _Matrix)(
+            data, inputs, self.penalties(classes, samples), mean
+        )
+        identity = torch.ones_like(mean) if self.diagonal else torch.eye(classes).to(mean)
+
+        def objective(parameters: Tensor) -> tuple[float, Tensor, Solve]:
+            deviation, offset = parameters[:size].view_as(identity), parameters[size:]
+            weight = deviation + identity * (tempered.unit / tempered.temperature)
+            value, *sums = data.sums(problem.pass_over(weight, offset + mean / tempered.temperature))
+            slope, solve = problem.derivatives(sums)
+            penalty = problem.strengths * parameters
+            return float(value / samples + penalty @ parameters), slope + 2 * penalty, solve
+
+        parameters = minimise(
+            objective, mean.new_zeros(size + classes), type(self).__name__, enough=_NOISE if single else 0.0
+        )
+        deviation, offset = parameters[:size].view_as(identity) / tempered.unit, parameters[size:]
+        self.learn("weight", deviation + identity / tempered.temperature)
+        self.learn("bias", offset - (deviation * mean if self.diagonal else deviation @ mean))
 
     def transform(self, rows: Tensor) -> Tensor:
         weight, bias = self.learned("weight", rows), self.learned("bias", rows)
-        # A class that is ruled out counts for the others as the least likely that is not.
+        # A class that is ruled out counts for the others as the least likely class that is not.
         features = self.features(rows)
         ruled_out = features == -torch.inf
         least = features.masked_fill(ruled_out, torch.inf).amin(1, keepdim=True)
@@ -138,16 +114,16 @@ class Linear(Scaling):
 class VectorScaling(Linear):
     """Vector scaling (key ``vector``): ``w ⊙ l + b``, a factor and an offset per class.
 
-    A class that the data lack, or one whose labels are told apart perfectly, would take its parameters to
-    infinity. A slight pull on ``D`` and ``c`` (see `Linear`) keeps them finite: the penalty is
-    ``ridge · (Σ D_k² + Σ c_k²)``, small enough that it changes nothing else.
+    The parameters of a class that is absent from the data or perfectly separated would become infinite. A
+    small penalty on ``D`` and ``c`` (see `Linear`) keeps them finite: ``ridge · (Σ D_k² + Σ c_k²)``.
+    Its effect on other parameters is negligible.
 
     Guo et al., *On Calibration of Modern Neural Networks*, ICML 2017.
 
     Shape: logits ``(B, K, *S)``; labels ``(B, *S)``.
 
     Args:
-        ridge: the strength of the pull, at least 0.
+        ridge: the strength of the penalty, at least 0.
 
     >>> logits = torch.randn(500, 3, generator=torch.Generator().manual_seed(0))
     >>> calibrator = VectorScaling().fit(logits, logits.argmax(1) * (logits[:, 0] < 1))
@@ -173,7 +149,7 @@ class MatrixScaling(Linear):
 
         ``off_diagonal_penalty / (K(K-1)) · Σ_{i≠j} D_ij² + bias_penalty / K · Σ c_k² + ridge · Σ D_kk²``
 
-    where the last term only keeps the diagonal finite, as in `VectorScaling`.
+    The last term only keeps the diagonal finite, as in `VectorScaling`.
 
     Kull et al., *Beyond temperature scaling: Obtaining well-calibrated multi-class probabilities with
     Dirichlet calibration*, NeurIPS 2019.
@@ -183,7 +159,7 @@ class MatrixScaling(Linear):
     Args:
         off_diagonal_penalty: λ of the paper, at least 0.
         bias_penalty: μ of the paper, at least 0.
-        ridge: pull on the diagonal, at least 0.
+        ridge: the strength of the penalty on the diagonal, at least 0.
 
     >>> logits = torch.randn(500, 3, generator=torch.Generator().manual_seed(0))
     >>> calibrator = MatrixScaling().fit(logits, logits.argmax(1) * (logits[:, 0] < 1))
@@ -210,7 +186,7 @@ class MatrixScaling(Linear):
 class Dirichlet(MatrixScaling):
     """Dirichlet calibration with the same regularisation, Dir-ODIR (key ``dirichlet``).
 
-    ``W log softmax(l) + b``: what is mapped are log-probabilities. The penalty is `MatrixScaling`'s.
+    ``W log softmax(l) + b``: `MatrixScaling` of log-probabilities, with the same penalty.
 
     Kull et al., *Beyond temperature scaling: Obtaining well-calibrated multi-class probabilities with
     Dirichlet calibration*, NeurIPS 2019.
@@ -220,7 +196,7 @@ class Dirichlet(MatrixScaling):
     Args:
         off_diagonal_penalty: λ of the paper, at least 0.
         bias_penalty: μ of the paper, at least 0.
-        ridge: pull on the diagonal, at least 0.
+        ridge: the strength of the penalty on the diagonal, at least 0.
 
     >>> logits = torch.randn(500, 3, generator=torch.Generator().manual_seed(0))
     >>> calibrator = Dirichlet().fit(logits, logits.argmax(1) * (logits[:, 0] < 1))
@@ -235,23 +211,23 @@ class Dirichlet(MatrixScaling):
 
 
 class StructuredVectorScaling(Linear):
-    """Structured vector scaling, SVS (key ``structured-vector``): `VectorScaling` drawn to a temperature.
+    """Structured vector scaling, SVS (key ``structured-vector``): regularised `VectorScaling`.
 
     The penalty, on ``D`` and ``c`` of `Linear`, added to the mean negative log-likelihood of N elements, is
 
         ``strength / N · (K · Σ D_k² + K · Σ c_k²)``
 
-    A Gaussian prior around the fitted temperature, whose variance is shared out among a group's parameters:
-    the more there are of them the closer they are held, and the more data, the less it matters. For little
-    data this is temperature scaling.
+    It is a Gaussian prior around temperature scaling. Its variance is divided among a group of parameters,
+    so more parameters are held more closely. With more data the prior matters less; with little data the
+    result is close to temperature scaling.
 
     After Berta, Holzmüller, Jordan and Bach, *Structured Matrix Scaling for Multi-Class Calibration*, 2025;
-    the penalty is ours.
+    with our own penalty.
 
     Shape: logits ``(B, K, *S)``; labels ``(B, *S)``.
 
     Args:
-        strength: of the prior, at least 0.
+        strength: the strength of the prior, at least 0.
 
     >>> logits = torch.randn(500, 3, generator=torch.Generator().manual_seed(0))
     >>> calibrator = StructuredVectorScaling().fit(logits, logits.argmax(1) * (logits[:, 0] < 1))
@@ -272,21 +248,21 @@ class StructuredVectorScaling(Linear):
 
 
 class StructuredMatrixScaling(StructuredVectorScaling):
-    """Structured matrix scaling, SMS (key ``structured-matrix``): a matrix drawn to a temperature.
+    """Structured matrix scaling, SMS (key ``structured-matrix``): regularised `MatrixScaling`.
 
     The penalty, on ``D`` and ``c`` of `Linear`, added to the mean negative log-likelihood of N elements, is
 
         ``strength / N · (K · Σ D_kk² + K(K-1) · Σ_{i≠j} D_ij² + K · Σ c_k²)``
 
-    for the reasons given at `StructuredVectorScaling`. The choice where classes are few.
+    `StructuredVectorScaling` explains this prior. Recommended for few classes.
 
     After Berta, Holzmüller, Jordan and Bach, *Structured Matrix Scaling for Multi-Class Calibration*, 2025;
-    the penalty is ours.
+    with our own penalty.
 
     Shape: logits ``(B, K, *S)``; labels ``(B, *S)``.
 
     Args:
-        strength: of the prior, at least 0.
+        strength: the strength of the prior, at least 0.
 
     >>> logits = torch.randn(500, 3, generator=torch.Generator().manual_seed(0))
     >>> calibrator = StructuredMatrixScaling().fit(logits, logits.argmax(1) * (logits[:, 0] < 1))
@@ -298,43 +274,170 @@ class StructuredMatrixScaling(StructuredVectorScaling):
     diagonal = False
 
 
-def _by_class(bends: Tensor, strength: Tensor) -> Solve:
-    """Solve with a curvature that leaves out how classes depend on one another, and is no less for it.
+class _PerClass:
+    """The likelihood of a factor and an offset per class, its gradient and its approximate curvature.
 
     Args:
-        bends: ``(3, K)``: means over elements of ``p x²``, ``p x`` and ``p`` of each class.
-        strength: of the penalty, ``(2K,)``.
+        data: the data to fit to.
+        inputs: from logits ``(n, K)`` to centred features in the type to compute in.
+        penalties: the factors of the summed squares, as from `Linear.penalties`.
+        like: a float64 tensor ``(K,)`` on the device of the data.
     """
-    factor, offset = (2 * strength + _LEAST).view(2, -1)
-    factor, cross, offset = factor + bends[0], bends[1], offset + bends[2]
-    determinant = factor * offset - cross * cross
 
-    def solve(slope: Tensor) -> Tensor:
-        first, second = slope.view(2, -1)
-        solution = torch.stack([offset * first - cross * second, factor * second - cross * first])
-        return solution.div_(determinant).flatten()
+    def __init__(
+        self,
+        data: HeldOut,
+        inputs: Callable[..., Tensor],
+        penalties: tuple[float, float, float],
+        like: Tensor,
+    ) -> None:
+        self.inputs, self.samples = inputs, data.samples
+        self.strengths = torch.cat([torch.full_like(like, penalties[0]), torch.full_like(like, penalties[2])])
 
-    return solve
+        def observed(rows: Tensor, labels: Tensor) -> Sums:
+            own = inputs(rows).gather(1, labels[:, None]).squeeze(1).double()
+            return (torch.zeros_like(like).index_add_(0, labels, own),)
+
+        # The labels' part of the gradient is the same in every pass.
+        self.observed = torch.stack([*data.sums(observed), data.counts.to(like)])
+
+    def pass_over(self, weight: Tensor, bias: Tensor) -> Callable[[Tensor, Tensor], Sums]:
+        """The function of a block that returns its negative log-likelihood and what `derivatives` needs."""
+        memory = local()  # one per thread: fresh memory for every block makes a pass slower
+
+        def function(rows: Tensor, labels: Tensor) -> Sums:
+            scratch: Scratch = memory.__dict__.setdefault("scratch", Scratch())
+            scratch.restart()
+            features = self.inputs(rows, scratch.take)
+            output = scratch.take(features)
+            torch.addcmul(bias.to(features), features, weight.to(features), out=output)
+            value, exponentials, total = _exponentials(output, labels)
+            inverse = total.reciprocal().T
+            # Products of a row with a matrix: the fastest way to sum probabilities over elements.
+            sums = [inverse @ exponentials]
+            for _ in range(2):
+                sums.append(inverse @ exponentials.mul_(features))
+            return value, torch.cat(sums)
+
+        return function
+
+    def derivatives(self, sums: list[Tensor]) -> tuple[Tensor, Solve]:
+        """The gradient and a solver for the curvature.
+
+        The solver leaves out how classes depend on one another. Its curvature is not below the true one.
+        """
+        probability, first, second = sums[0] / self.samples
+        slope = torch.stack([first, probability]) - self.observed / self.samples
+        factor, offset = (2 * self.strengths + _LEAST).view(2, -1)
+        factor, cross, offset = factor + second, first, offset + probability
+        determinant = factor * offset - cross * cross
+
+        def solve(slope: Tensor) -> Tensor:
+            one, other = slope.view(2, -1)
+            solution = torch.stack([offset * one - cross * other, factor * other - cross * one])
+            return solution.div_(determinant).flatten()
+
+        return slope.flatten(), solve
+
+
+class _Matrix:
+    """The likelihood of a matrix and an offset per class, its gradient and its approximate curvature.
+
+    The curvature in row k of the matrix is approximated by ``E[p_k (1 - p_k)] · E[x xᵀ]``, with the exact
+    number on the diagonal of the matrix. One eigendecomposition serves all rows and all steps.
+
+    Args:
+        data: the data to fit to.
+        inputs: from logits ``(n, K)`` to centred features in the type to compute in.
+        penalties: the factors of the summed squares, as from `Linear.penalties`.
+        like: a float64 tensor ``(K,)`` on the device of the data.
+    """
+
+    def __init__(
+        self,
+        data: HeldOut,
+        inputs: Callable[..., Tensor],
+        penalties: tuple[float, float, float],
+        like: Tensor,
+    ) -> None:
+        self.inputs, self.samples, self.penalties = inputs, data.samples, penalties
+        on_diagonal, elsewhere, offset = penalties
+        matrix = like.new_full((len(like), len(like)), elsewhere).fill_diagonal_(on_diagonal)
+        self.strengths = torch.cat([matrix.flatten(), torch.full_like(like, offset)])
+
+        def second_moment(rows: Tensor, _: Tensor) -> Sums:
+            features = inputs(rows)
+            return (features.T @ features,)
+
+        moment = data.sums(second_moment)[0] / data.samples
+        self.variance = moment.diag()
+        eigenvalues, self.basis = torch.linalg.eigh(moment)
+        # Directions without data have no curvature but the penalty's. The bound keeps steps there finite.
+        self.eigenvalues = eigenvalues.clamp_min(float(_FLAT * eigenvalues[-1]))
+
+    def pass_over(self, weight: Tensor, bias: Tensor) -> Callable[[Tensor, Tensor], Sums]:
+        """The function of a block that returns its negative log-likelihood and what `derivatives` needs."""
+
+        def function(rows: Tensor, labels: Tensor) -> Sums:
+            features = self.inputs(rows)
+            output = torch.addmm(bias.to(features), features, weight.to(features).T)
+            value, exponentials, total = _exponentials(output, labels)
+            residual = exponentials.div_(total)
+            spread = residual - residual * residual
+            ones = torch.ones_like(total).T
+            sums = [ones @ spread, ones @ spread.mul_(features).mul_(features)]
+            residual.scatter_add_(1, labels[:, None], torch.full_like(total, -1))
+            return value, residual.T @ features, torch.cat([ones @ residual, *sums])
+
+        return function
+
+    def derivatives(self, sums: list[Tensor]) -> tuple[Tensor, Solve]:
+        """The gradient and a solver for the curvature."""
+        offset_slope, spread, diagonal = sums[1] / self.samples
+        slope = torch.cat([(sums[0] / self.samples).flatten(), offset_slope])
+        on_diagonal, elsewhere, offset = (2 * penalty for penalty in self.penalties)
+        spread = spread + _LEAST
+        inverse = 1 / (spread[:, None] * self.eigenvalues + elsewhere)
+        # Row k of `columns` is column k of row k's inverse. The correction is Sherman and Morrison's.
+        columns = (self.basis * inverse) @ self.basis.T
+        extra = on_diagonal - elsewhere + (diagonal - spread * self.variance).clamp_min(0)
+        correction = (extra / (1 + extra * columns.diag()))[:, None] * columns
+
+        def solve(slope: Tensor) -> Tensor:
+            matrix, rest = slope[: columns.numel()].view_as(columns), slope[columns.numel() :]
+            solution = ((matrix @ self.basis) * inverse) @ self.basis.T
+            solution = solution - correction * solution.diag()[:, None]
+            return torch.cat([solution.flatten(), rest / (spread + offset)])
+
+        return slope, solve
+
+
+def _exponentials(output: Tensor, labels: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """The summed negative log-likelihood, and exponentials ``(n, K)`` and their sums ``(n, 1)``, in place."""
+    output -= output.amax(1, keepdim=True)
+    truth = output.gather(1, labels[:, None])
+    total = output.exp_().sum(1, keepdim=True)
+    return (total.log() - truth).sum(dtype=torch.float64), output, total
 
 
 def minimise(
-    objective: Callable[[Tensor], tuple[Tensor, Tensor, Solve | None]],
+    objective: Callable[[Tensor], tuple[float, Tensor, Solve]],
     start: Tensor,
     what: str,
     *,
     enough: float = 0.0,
 ) -> Tensor:
-    """The minimum of a convex function by L-BFGS; never a point worse than the start.
+    """Minimise a convex function by preconditioned L-BFGS. The result is never worse than the start.
 
     Args:
-        objective: gives the value, the gradient, and, if it is known, how to solve with about the curvature.
-        start: where to begin.
-        what: is fitted, for a warning.
-        enough: stop when five steps together gain no more than this.
+        objective: returns the value, the gradient and a solver for the approximate curvature.
+        start: the first point.
+        what: the name of the calibrator, for a warning.
+        enough: stop when a step gains less than this and the next one promises no more.
     """
     at = start
     value, slope, solve = objective(at)
-    values = [float(value)]
+    gain = math.inf
     history: list[tuple[Tensor, Tensor, Tensor]] = []
     for _ in range(_STEPS):
         if slope.abs().max() <= _GRADIENT:
@@ -343,28 +446,27 @@ def minimise(
         descent = float(slope @ step)
         if not descent < 0:
             history.clear()
-            step = -_direction(slope, solve, history)
+            step = -solve(slope)
             descent = float(slope @ step)
-        share = 1.0 if history or solve is not None else min(1.0, 1 / float(slope.abs().sum()))
-        while share > 1e-12:
-            trial = at + share * step
+        if max(gain, -descent / 2) < enough:
+            break
+        length = 1.0
+        while length > 1e-12:
+            trial = at + length * step
             result = objective(trial)
-            if result[0] <= value + 1e-4 * share * descent:
+            if result[0] <= value + 1e-4 * length * descent:
                 break
-            # The minimum of the parabola through what is known.
-            curve = float(result[0] - value) - share * descent
-            share *= min(max(-share * descent / (2 * curve), 0.1), 0.5) if curve > 0 else 0.1
+            # The minimum of the parabola through both values and the slope.
+            bend = result[0] - value - length * descent
+            length *= min(max(-length * descent / (2 * bend), 0.1), 0.5) if bend > 0 else 0.1
         else:
             break
         moved, turned = trial - at, result[1] - slope
-        gain = float(value - result[0])
+        gain = value - result[0]
         if float(moved @ turned) > 0:
             history = [*history[1 - _HISTORY :], (moved, turned, 1 / (moved @ turned))]
         at, (value, slope, solve) = trial, result
-        values.append(float(value))
-        if values[-6:][0] - values[-1] < enough and len(values) > 5:
-            break
-        if gain <= _GAIN * abs(float(value)) and float((share * step).abs().max()) < 1e-9:
+        if gain <= _ROUNDING * abs(value) and float(moved.abs().max()) < 1e-9:
             break
     steepness = slope.abs().max().item()
     if steepness > _TOLERATED:
@@ -375,18 +477,17 @@ def minimise(
     return at
 
 
-def _direction(slope: Tensor, solve: Solve | None, history: list[tuple[Tensor, Tensor, Tensor]]) -> Tensor:
-    """The inverse of the curvature, as far as it has shown, times the gradient."""
-    rest, shares = slope.clone(), []
+def _direction(slope: Tensor, solve: Solve, history: list[tuple[Tensor, Tensor, Tensor]]) -> Tensor:
+    """The gradient times the inverse curvature that solver and history approximate."""
+    rest, factors = slope.clone(), []
     for moved, turned, inverse in reversed(history):
-        share = inverse * (moved @ rest)
-        rest -= share * turned
-        shares.append(share)
-    if solve is not None:
-        rest = solve(rest)
+        factor = inverse * (moved @ rest)
+        rest -= factor * turned
+        factors.append(factor)
+    rest = solve(rest)
     if history:
         moved, turned, _ = history[-1]
-        rest *= (moved @ turned) / (turned @ (turned if solve is None else solve(turned)))
-    for (moved, turned, inverse), share in zip(history, reversed(shares), strict=True):
-        rest += (share - inverse * (turned @ rest)) * moved
+        rest *= (moved @ turned) / (turned @ solve(turned))
+    for (moved, turned, inverse), factor in zip(history, reversed(factors), strict=True):
+        rest += (factor - inverse * (turned @ rest)) * moved
     return rest

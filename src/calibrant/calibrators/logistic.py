@@ -1,4 +1,4 @@
-"""Logistic regressions for many classes at once: the fit behind Platt scaling and beta calibration."""
+"""Logistic regression for many classes at once, for Platt scaling and beta calibration."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-# The weight of a penalty on the coefficients of standardised features, beside a sum over samples: it moves
-# the answer by about a millionth of a sample, and there is an answer also where the classes are separable.
+# The weight of a penalty on the coefficients of standardised features, relative to a sum over samples. It has
+# the effect of about a millionth of a sample, and gives separable classes a solution.
 _RIDGE = 1e-6
 
-# A dozen are usual; where classes are separable, one for every unit of the exponent.
+# A dozen are usual. Separable classes need one step per unit of the exponent.
 _STEPS = 100
 
 
 @dataclass(frozen=True, eq=False)
 class _Place:
-    """Coefficients ``(C, G)`` with the objective there ``(C,)``, its gradient and Hessian ``(C, G, G)``."""
+    """Coefficients ``(C, G)``, with the objective ``(C,)``, its gradient and its Hessian ``(C, G, G)``."""
 
     weights: Tensor
     value: Tensor
@@ -26,7 +26,7 @@ class _Place:
     curvature: Tensor
 
     def better(self, other: _Place) -> tuple[_Place, Tensor]:
-        """The better place for each problem, and whether that is the other one."""
+        """The better place for each problem, and whether it is the other one."""
         moved = other.value <= self.value
         return _Place(
             torch.where(moved.unsqueeze(-1), other.weights, self.weights),
@@ -40,16 +40,16 @@ def fit_logistic(features: Tensor, targets: Tensor, free: Tensor | None = None) 
     """Minimise ``Σ softplus(z) - t z`` with ``z = w · x + v``, by Newton's method, for C problems at once.
 
     Args:
-        features: x, ``(C, F, N)``, scores: with slopes of 1 they should be a fair guess of z.
+        features: x, scores ``(C, F, N)``. Their sum should be a fair guess of z.
         targets: t, ``(C, N)``, from 0 to 1.
-        free: ``(C, F)``, false for coefficients that stay 0; all are free unless given.
+        free: ``(C, F)``, false for coefficients to keep at 0. None means that all are free.
 
     Returns:
-        Coefficients ``(C, F + 1)``, the intercept v last, and the least value found ``(C,)``.
+        The coefficients ``(C, F + 1)``, with the intercept v last, and the least value found ``(C,)``.
     """
     center = features.mean(-1, keepdim=True)
     scale = (features - center).square().mean(-1, keepdim=True).sqrt()
-    # A constant feature says nothing; what rounding leaves of its deviation must not be blown up.
+    # A constant feature is useless. Its deviation, which is rounding, must not be scaled up.
     scale = torch.where(scale > 1e-12 * center.abs(), scale, torch.inf)
     design = torch.cat([(features - center) / scale, torch.ones_like(features[:, :1])], 1)
 
@@ -68,7 +68,7 @@ def fit_logistic(features: Tensor, targets: Tensor, free: Tensor | None = None) 
         curvature = curvature * moving.unsqueeze(-1) * moving.unsqueeze(-2) + pinned
         return _Place(weights, value, slope * moving, curvature)
 
-    # Two places to start from: the scores as they are, mostly not far off, and the targets' mean, safe.
+    # Two starting points: the scores themselves, usually close, and the mean of the targets, always safe.
     guess = torch.cat([scale.nan_to_num(posinf=0), center.sum(1, keepdim=True)], 1).squeeze(-1) * moving
     safe = torch.zeros_like(guess)
     safe[:, -1] = targets.mean(-1).clamp(1e-6, 1 - 1e-6).logit()
@@ -80,7 +80,7 @@ def fit_logistic(features: Tensor, targets: Tensor, free: Tensor | None = None) 
         step = torch.linalg.solve(damped, place.slope)
         gain = (step * place.slope).sum(-1)
         place, moved = place.better(measure(place.weights - step))
-        # Newton's steps converge quadratically: after one this small the answer is exact to rounding.
+        # Newton's method converges quadratically: after so small a step the solution is exact to rounding.
         if bool((gain * (1 + damping) < 1e-6).all()):
             break
         damping = torch.where(moved, damping / 10, (damping * 10).clamp_min(1))

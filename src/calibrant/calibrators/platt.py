@@ -1,4 +1,4 @@
-"""Platt scaling: a sigmoid of the score, for one class against the others."""
+"""Platt scaling: a sigmoid of the log-odds, for each class against the rest."""
 
 from __future__ import annotations
 
@@ -8,24 +8,23 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from calibrant.calibrators.binary import (
-    BinaryMaps,
+from calibrant.calibrators.logistic import fit_logistic
+from calibrant.calibrators.one_vs_rest import (
+    OneVsRest,
     at_least_two,
     classes_at_once,
+    indicators,
+    limit_absent,
     log_probabilities,
-    outcomes,
-    within,
 )
-from calibrant.calibrators.logistic import fit_logistic
 
 
-class Platt(BinaryMaps):
+class Platt(OneVsRest):
     """A sigmoid of each class's log-odds (key ``platt``).
 
-    ``q_k = sigmoid(a_k · z_k + b_k)`` with ``z_k = log(s_k / (1 - s_k))``, which for two classes is the
-    difference of the logits; fitted by maximum likelihood, for more than two classes one against the rest,
-    scaled to sum to 1. For two classes the two sigmoids are complements and the result is the plain
-    binary method.
+    ``q_k = sigmoid(a_k · z_k + b_k)`` with ``z_k = log(s_k / (1 - s_k))``, for two classes the difference of
+    the logits. Each class is fitted against the rest by maximum likelihood, and the results are scaled to sum
+    to 1. For two classes the two sigmoids are complements, and the result is the original binary method.
 
     Platt, *Probabilistic Outputs for Support Vector Machines*, 1999.
 
@@ -33,9 +32,8 @@ class Platt(BinaryMaps):
 
     Args:
         smooth_targets: fit to Platt's targets ``(n₊ + 1)/(n₊ + 2)`` and ``1/(n₋ + 2)`` instead of 1 and 0,
-            as scikit-learn does; for separable data they keep the slope small. On few samples that can cost
-            likelihood: unlike scaling methods, this one may fit the data it was fitted to worse than the
-            logits as they are.
+            as scikit-learn does. They keep the slope small if the data are separable. With few samples, the
+            likelihood of the fitting data may then be below that of the original logits.
 
     Attributes:
         slopes: a, ``(K,)``.
@@ -64,7 +62,7 @@ class Platt(BinaryMaps):
         size = classes_at_once(rows)
         for odds, outcome in zip(
             torch.split(present - absent, size, 1),
-            torch.split(outcomes(rows, labels, "one-vs-rest"), size),
+            torch.split(indicators(rows, labels, "one-vs-rest"), size),
             strict=True,
         ):
             coefficients.append(fit_logistic(odds.T.contiguous().unsqueeze(1), self._targets(outcome))[0])
@@ -76,7 +74,7 @@ class Platt(BinaryMaps):
     def transform(self, rows: Tensor) -> Tensor:
         present, absent = log_probabilities(rows)
         odds = self.learned("slopes", present) * (present - absent) + self.learned("intercepts", present)
-        return normalised_sigmoids(odds, present, self.limits(present))
+        return sigmoid_log_probabilities(odds, present, self.limits(present))
 
     def _targets(self, outcome: Tensor) -> Tensor:
         if not self.smooth_targets:
@@ -86,10 +84,10 @@ class Platt(BinaryMaps):
         return torch.where(outcome, (successes + 1) / (successes + 2), 1 / (failures + 2))
 
 
-def normalised_sigmoids(odds: Tensor, original: Tensor, limits: Tensor | None) -> Tensor:
-    """Log-probabilities ``(N, K)`` from one log-odds per class, each against the rest, and the originals."""
+def sigmoid_log_probabilities(odds: Tensor, original: Tensor, limits: Tensor | None) -> Tensor:
+    """Log-probabilities ``(N, K)`` from calibrated log-odds of each class, scaled to sum to 1."""
     logarithms = F.logsigmoid(odds).log_softmax(-1)
     if limits is not None:
-        logarithms = within(limits, original, logarithms)
-    # The bound is what float16 can hold, and far below anything that could matter.
+        logarithms = limit_absent(limits, original, logarithms)
+    # float16 can hold the bound, which is far below any probability that matters.
     return logarithms.clamp_min(-1e4)

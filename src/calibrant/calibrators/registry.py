@@ -25,36 +25,38 @@ from calibrant.calibrators.platt import Platt
 from calibrant.calibrators.spline import Spline
 from calibrant.calibrators.temperature import Temperature
 
-CALIBRATORS: dict[str, type[Calibrator]] = {
-    "identity": Identity,
-    "temperature": Temperature,
-    "local-temperature": LocalTemperature,
-    "ensemble-temperature": EnsembleTemperature,
-    "vector": VectorScaling,
-    "structured-vector": StructuredVectorScaling,
-    "matrix": MatrixScaling,
-    "structured-matrix": StructuredMatrixScaling,
-    "dirichlet": Dirichlet,
-    "spline": Spline,
-    "isotonic": Isotonic,
-    "histogram-binning": HistogramBinning,
-    "bayesian-binning": BayesianBinning,
-    "beta": Beta,
-    "platt": Platt,
-}
+_KINDS: tuple[type[Calibrator], ...] = (
+    Identity,
+    Temperature,
+    LocalTemperature,
+    EnsembleTemperature,
+    VectorScaling,
+    StructuredVectorScaling,
+    MatrixScaling,
+    StructuredMatrixScaling,
+    Dirichlet,
+    Spline,
+    Isotonic,
+    HistogramBinning,
+    BayesianBinning,
+    Beta,
+    Platt,
+)
+
+CALIBRATORS: dict[str, type[Calibrator]] = {kind.key: kind for kind in _KINDS}
 """Every calibrator by its key."""
 
 
 def create_calibrator(key: str, **options: Any) -> Calibrator:
-    """The calibrator of that key, not fitted yet.
+    """Create a calibrator by its key. It is not fitted yet.
 
     Args:
-        key: one of `CALIBRATORS`.
+        key: a key of `CALIBRATORS`.
         **options: keyword arguments of the calibrator's class.
 
     Raises:
-        ValueError: an unknown key.
-        TypeError: an unknown option.
+        ValueError: the key is unknown.
+        TypeError: the calibrator has no such option.
 
     >>> create_calibrator("spline", knots=8).knots
     8

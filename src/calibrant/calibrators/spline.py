@@ -1,4 +1,4 @@
-"""Spline calibration: the gap between confidence and correctness, smoothed without bins."""
+"""Spline calibration: a smooth map of the confidence, without bins."""
 
 from __future__ import annotations
 
@@ -8,34 +8,39 @@ import torch
 from torch import Tensor
 
 from calibrant.calibrators.base import Calibrator
-from calibrant.calibrators.binary import at_least_two, interpolated, precise, probabilities, with_confidence
+from calibrant.calibrators.one_vs_rest import (
+    at_least_two,
+    in_double,
+    interpolated,
+    probabilities,
+    with_confidence,
+)
 
-# Points of the map that are kept: more than a spline with a few knots can show, few enough for a
-# checkpoint when the map was fitted to the pixels of a thousand images.
+# The most points of the map that are kept: enough for a spline with a few knots, and few enough for a
+# checkpoint after a fit to the pixels of a thousand images.
 _POINTS = 1 << 14
 
 
 class Spline(Calibrator):
     """The confidence plus the slope of a spline through the cumulative gap (key ``spline``).
 
-    With samples sorted by confidence and ``t`` the fraction of them up to a sample, ``h(t)`` is the sum
-    of correctness less confidence so far, divided by N. A natural cubic spline with evenly spaced knots
-    is fitted to h by least squares, and ``q(s) = s + h'(t(s))``, with straight lines between the samples
-    and constant beyond them.
+    Samples are sorted by confidence. At the fraction ``t`` of them, ``h(t)`` is the sum of correctness minus
+    confidence so far, divided by N. A natural cubic spline with evenly spaced knots is fitted to h by least
+    squares. The map is ``q(s) = s + h'(t(s))``, linear between the samples and constant beyond them.
 
-    The other classes share the rest in proportion, and the prediction stays what it was, as in `Isotonic`
-    with top labels. The map need not be monotone: where the data say that more confident predictions are
-    less often right, so does the map. A natural spline makes the gap level off towards the least and the
-    greatest confidence. The map is kept from about 1/K to 1 - 1e-12. With fewer than ``knots - 1``
-    samples there are as many knots as points.
+    The other classes share the rest in proportion, and the prediction never changes, as in `Isotonic` with
+    ``"top-label"``. The map need not be monotone: it decreases where more confident predictions are less
+    often right. A natural spline makes the gap level off towards the least and the greatest confidence. The
+    map is limited to about 1/K to 1 - 1e-12. With fewer than ``knots - 1`` samples there are as many knots as
+    points.
 
-    Gupta et al., *Calibration of Neural Networks using Splines*, ICLR 2021. (Their release takes each
-    other's weights for the two neighbours when it interpolates; this does not.)
+    Gupta et al., *Calibration of Neural Networks using Splines*, ICLR 2021. (Their released code swaps the
+    weights of the two neighbours when it interpolates; this implementation does not.)
 
     Shape: logits ``(B, K, *S)`` to log-probabilities ``(B, K, *S)``.
 
     Args:
-        knots: how many, at least 2; 2 is a straight line, the same gap everywhere.
+        knots: the number of knots, at least 2; 2 give a straight line, the same gap everywhere.
 
     Attributes:
         points: ``(P,)``, confidences, P at most 16,384.
@@ -68,10 +73,10 @@ class Spline(Calibrator):
         samples = len(confidence)
         gap = torch.cat([confidence.new_zeros(1), (correct - confidence).cumsum(0) / samples])
         fraction = torch.arange(samples + 1, dtype=gap.dtype, device=gap.device) / samples
-        # Between the sums before and after a sample lies the middle of what it stands for.
+        # The slope at a sample is taken half-way between the sums before and after it.
         slope = spline_slope(fraction, gap, min(self.knots, samples + 1), (fraction[1:] + fraction[:-1]) / 2)
 
-        # The mean over ties: a map has one value where there is one confidence.
+        # Equal confidences get the mean of their slopes, so that the map has one value.
         points, group, count = torch.unique_consecutive(confidence, return_inverse=True, return_counts=True)
         values = points + torch.zeros_like(points).index_add_(0, group, slope) / count
         kept = torch.linspace(0, len(points) - 1, min(_POINTS, max(2, len(points))), dtype=torch.float64)
@@ -80,7 +85,7 @@ class Spline(Calibrator):
         self.learn("values", values[kept].clamp(0, 1))
 
     def transform(self, rows: Tensor) -> Tensor:
-        rows = precise(rows)
+        rows = in_double(rows)
         points, values = self.learned("points", rows), self.learned("values", rows)
         confidence = probabilities(rows, "top-label")
         calibrated = interpolated(points.unsqueeze(0), values.unsqueeze(0), confidence)
@@ -91,7 +96,7 @@ def spline_slope(at: Tensor, values: Tensor, knots: int, where: Tensor) -> Tenso
     """The slope ``(M,)`` of a natural cubic spline on [0, 1], fitted to values ``(N,)`` by least squares."""
     curvatures = _curvatures(knots, like=at)
     basis = _basis(at, curvatures)[0]
-    # Six columns of well-spread bumps: the normal equations lose nothing and need no copy of the basis.
+    # The basis is well conditioned, so the normal equations are accurate, and they need no copy of it.
     heights: Tensor = torch.linalg.solve(basis.T @ basis, basis.T @ values)
     return _basis(where, curvatures)[1] @ heights
 

@@ -1,4 +1,4 @@
-"""Calibrators on disk: one safetensors file, with what they are in its header."""
+"""Saving and loading calibrators as safetensors files."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ _FORMAT = "calibrant-calibrator-1"
 def save_calibrator(
     calibrator: Calibrator, path: str | os.PathLike[str], *, class_names: Sequence[str] | None = None
 ) -> None:
-    """Write a fitted calibrator, or replace the file in one step.
+    """Write a fitted calibrator to a file. An existing file is replaced in one step.
 
-    What was learned becomes tensors of a safetensors file; its header has the method, its options, the number
-    of classes, their names where given and the version of the format, as JSON.
+    The learned state becomes the tensors of a safetensors file. The header holds, as JSON, the method, its
+    options, the number of classes, their names if known, and the version of the format.
 
     Args:
-        calibrator: fitted.
-        path: of the file.
-        class_names: of the classes in the order of the logits; None for the calibrator's own, if it has any.
+        calibrator: the fitted calibrator.
+        path: the file to write.
+        class_names: the names of the classes in the order of the logits. None keeps the calibrator's own.
 
     Raises:
-        RuntimeError: the calibrator has not been fitted.
-        ValueError: more or fewer names than classes.
+        RuntimeError: the calibrator is not fitted.
+        ValueError: the number of names is not the number of classes.
 
     >>> import tempfile
     >>> from calibrant.calibrators import Temperature
@@ -50,9 +50,7 @@ def save_calibrator(
         raise RuntimeError(
             f"{type(calibrator).__name__} has learned nothing yet: call fit(logits, target) first"
         )
-    names = calibrator.class_names if class_names is None else tuple(map(str, class_names))
-    if names is not None and len(names) != calibrator.num_classes:
-        raise ValueError(f"there are {len(names)} class_names for {calibrator.num_classes} classes")
+    names = _checked(calibrator.class_names if class_names is None else class_names, calibrator.num_classes)
     description: dict[str, Any] = {
         "method": calibrator.key,
         "num_classes": calibrator.num_classes,
@@ -60,7 +58,7 @@ def save_calibrator(
         "options": calibrator.options(),
     }
     tensors = {name: buffer.cpu().contiguous() for name, buffer in calibrator.named_buffers()}
-    tensors = tensors or {"nothing": torch.zeros(1)}  # a file without tensors is not one to all readers
+    tensors = tensors or {"nothing": torch.zeros(1)}  # some readers refuse a file without tensors
     description["checksum"] = _checksum(tensors)
     written = json.dumps(description, default=_plain)
     replace_file(Path(path), save(tensors, metadata={"format": _FORMAT, "calibrator": written}))
@@ -70,14 +68,13 @@ def load_calibrator(path: str | os.PathLike[str], *, class_names: Sequence[str] 
     """Read a calibrator that `save_calibrator` wrote.
 
     Args:
-        path: of the file.
-        class_names: of the logits that it is for, in their order: those it was saved with, if it was saved
-            with any, must be the same.
+        path: the file to read.
+        class_names: the names of the classes to calibrate, in the order of the logits. If the calibrator was
+            saved with names, they must be the same.
 
     Raises:
         FileNotFoundError: there is no such file.
-        ValueError: the file is damaged or something else, or is for other classes; the message says what is
-            wrong.
+        ValueError: the file is damaged, is no calibrator, or is for other classes. The message says which.
 
     >>> import tempfile
     >>> from calibrant.calibrators import Temperature
@@ -111,13 +108,11 @@ def load_calibrator(path: str | os.PathLike[str], *, class_names: Sequence[str] 
         calibrator = create_calibrator(description["method"], **description["options"])
         calibrator.num_classes = int(description["num_classes"])
         names = description.get("class_names")  # older files have none
-        calibrator.class_names = None if names is None else tuple(map(str, names))
-        if names is not None and len(names) != calibrator.num_classes:
-            raise ValueError(f"there are {len(names)} class_names for {calibrator.num_classes} classes")
+        calibrator.class_names = _checked(names, calibrator.num_classes)
         for key, tensor in tensors.items():
             if key != "nothing":
                 calibrator.learn(key, tensor)
-        calibrator(torch.zeros(5, calibrator.num_classes, 2, 3))  # tensors that do not fit show here
+        calibrator(torch.zeros(5, calibrator.num_classes, 2, 3))  # raises if tensors do not fit
     except (LookupError, TypeError, ValueError, AttributeError, RuntimeError) as error:
         raise ValueError(f"{name} is a damaged calibrator: {type(error).__name__} {error}") from None
     problem = other_classes(class_names, calibrator.class_names)
@@ -127,7 +122,7 @@ def load_calibrator(path: str | os.PathLike[str], *, class_names: Sequence[str] 
 
 
 def other_classes(found: Sequence[str] | None, expected: Sequence[str] | None) -> str | None:
-    """What is wrong with class names, if anything is; where either are not known, nothing is.
+    """Describe how class names differ. None if they agree or either are unknown.
 
     >>> other_classes(["cat", "dog"], ["dog", "cat"])
     "class 0 is 'cat', expected 'dog': the same classes in another order"
@@ -138,18 +133,24 @@ def other_classes(found: Sequence[str] | None, expected: Sequence[str] | None) -
         return f"there are {len(found)}, expected {len(expected)}"
     for number, (one, other) in enumerate(zip(found, expected, strict=True)):
         if one != other:
-            again = ": the same classes in another order" if set(found) == set(expected) else ""
-            return f"class {number} is {one!r}, expected {other!r}{again}"
+            order = ": the same classes in another order" if set(found) == set(expected) else ""
+            return f"class {number} is {one!r}, expected {other!r}{order}"
     return None
 
 
+def _checked(names: Sequence[str] | None, classes: int) -> tuple[str, ...] | None:
+    if names is not None and len(names) != classes:
+        raise ValueError(f"there are {len(names)} class_names for {classes} classes")
+    return None if names is None else tuple(map(str, names))
+
+
 def _only_numbered(names: Sequence[str]) -> bool:
-    """Whether names are 0 to K - 1, as in tables whose columns are numbered: these are no names."""
+    """Whether names are the numbers 0 to K - 1, as in tables with numbered columns, and say nothing."""
     return list(names) == [str(number) for number in range(len(names))]
 
 
 def _checksum(tensors: dict[str, Tensor]) -> str:
-    """Of names, shapes and numbers: a damaged number is as good as any other to whoever reads it."""
+    """A checksum of names, shapes and numbers, because a damaged number still looks like a number."""
     digest = hashlib.sha256()
     for name in sorted(tensors):
         digest.update(f"{name}{tuple(tensors[name].shape)}".encode())
@@ -158,5 +159,5 @@ def _checksum(tensors: dict[str, Tensor]) -> str:
 
 
 def _plain(option: Any) -> Any:
-    """A range or one of NumPy's numbers as what JSON has a word for."""
+    """A range or a NumPy number as a type that JSON knows."""
     return option.tolist() if hasattr(option, "tolist") else list(option)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from calibrant.calibrators import CALIBRATORS, Calibrator, Ranking, choose, create_calibrator
-from calibrant.calibrators.passes import Scaling
+from calibrant.calibrators.streaming import Scaling
 from calibrant.cli import terminal
 
 if TYPE_CHECKING:

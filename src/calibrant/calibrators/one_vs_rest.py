@@ -1,4 +1,4 @@
-"""What calibrators of one probability at a time share: questions asked of a row, a row of answers."""
+"""Calibration of one probability at a time: each class against the rest, or the top label alone."""
 
 from __future__ import annotations
 
@@ -12,29 +12,29 @@ from torch import Tensor
 from calibrant.calibrators.base import Calibrator
 
 Variant = Literal["one-vs-rest", "top-label"]
-"""What is asked: of every class whether it is this one, or only whether the prediction is right."""
+"""The probabilities to calibrate: those of every class, or only that of the predicted class."""
 
 FLOOR = 1e-12
-"""The least probability given, so that logarithms stay finite."""
+"""The least probability, so that logarithms stay finite."""
 
-# Of the predicted class's probability, the most that another class may have: far enough below 1 that the
-# prediction survives rounding to float16.
+# The largest ratio of another class's probability to that of the predicted class. It is far enough below 1
+# that the prediction survives rounding to float16.
 _RUNNER_UP = 0.99
 
-# A trace of the uniform distribution that is in every row, so that a class ruled out by its logit has a
+# The least share of the uniform distribution in every row. It gives a class ruled out by its logit a
 # logarithm that float16 can hold.
 _TRACE = 1e-30
 
-# Numbers in one block of classes during a fit: few enough that temporaries stay near the cores.
+# Numbers in one block of classes during a fit, few enough for a CPU's cache.
 _BLOCK = 1 << 19
 
 
-class BinaryMaps(Calibrator):
-    """Calibrators with a map of one probability for each class.
+class OneVsRest(Calibrator):
+    """A calibrator with one map per class, from one probability to another.
 
     Attributes:
-        ceilings: ``(K,)``, the most that a class may get: 1, or ``1/(N + K)``, Laplace's estimate, for a
-            class that did not occur in the N samples. A single map of the confidence has none.
+        ceilings: ``(K,)``, the largest probability of each class: 1, or Laplace's estimate ``1/(N + K)`` for
+            a class that does not occur in the N samples. None for a single map of the confidence.
     """
 
     per_class = True
@@ -45,7 +45,7 @@ class BinaryMaps(Calibrator):
         self.register_buffer("ceilings", None)
 
     def learn_ceilings(self, rows: Tensor, labels: Tensor) -> None:
-        """Keep which classes occur."""
+        """Register the ceilings."""
         samples, classes = rows.shape
         if self.per_class:
             absent = labels.bincount(minlength=classes) == 0
@@ -53,79 +53,81 @@ class BinaryMaps(Calibrator):
             self.learn("ceilings", ones.masked_fill(absent, 1 / (samples + classes)))
 
     def limits(self, like: Tensor) -> Tensor | None:
-        """The ceilings, in another tensor's type and on its device; files of older versions lack them."""
+        """The ceilings in another tensor's type and on its device. Files of older versions have none."""
         return None if self.ceilings is None else self.learned("ceilings", like)
 
 
-def precise(rows: Tensor) -> Tensor:
-    """The rows in float64, if the device has it: in float32 much of a confident network's data ties at 1."""
+def in_double(rows: Tensor) -> Tensor:
+    """The rows in float64 if the device has it. In float32 many confident predictions would be equal to 1."""
     return rows if rows.device.type == "mps" else rows.double()
 
 
 def probabilities(rows: Tensor, variant: Variant) -> Tensor:
-    """The probabilities to calibrate: ``(K, N)`` of every class, or ``(1, N)`` of the predicted one."""
-    rows = precise(rows).softmax(-1)
+    """The probabilities to calibrate: ``(K, N)`` for every class, or ``(1, N)`` for the predicted class."""
+    rows = in_double(rows).softmax(-1)
     return rows.T.contiguous() if variant == "one-vs-rest" else rows.amax(-1).unsqueeze(0)
 
 
 def log_probabilities(rows: Tensor) -> tuple[Tensor, Tensor]:
-    """``log s`` and ``log(1 - s)`` of every class, each ``(N, K)``, also where s rounds to 1."""
-    # The bound stands for classes ruled out by -inf.
-    rows = precise(rows)
+    """``log s`` and ``log(1 - s)`` of every class, each ``(N, K)``, accurate even if s rounds to 1."""
+    # The bound replaces -inf.
+    rows = in_double(rows)
     rows = (rows - rows.amax(-1, keepdim=True)).clamp_min(-1e30)
     present = rows.log_softmax(-1)
-    # All but the predicted class have s ≤ 1/2, where the plain formula is accurate.
+    # The plain formula is accurate for s ≤ 1/2, which holds for all classes but the predicted one.
     is_top = _is_top(rows)
     absent = torch.log1p(-present.masked_fill(is_top, -1.0).exp())
     absent_top = present.masked_fill(is_top, -torch.inf).logsumexp(-1, keepdim=True)
     return present, torch.where(is_top, absent_top, absent)
 
 
-def outcomes(rows: Tensor, labels: Tensor, variant: Variant) -> Tensor:
-    """The answers to what `probabilities` asks, of the same shape."""
+def indicators(rows: Tensor, labels: Tensor, variant: Variant) -> Tensor:
+    """Whether the label is the class, or the prediction is right; in the shape of `probabilities`."""
     if variant == "top-label":
         return (rows.argmax(-1) == labels).unsqueeze(0)
     return labels == torch.arange(rows.shape[1], device=rows.device).unsqueeze(1)
 
 
-def questions(rows: Tensor, labels: Tensor, variant: Variant) -> Iterator[tuple[Tensor, Tensor]]:
-    """`probabilities` and `outcomes`, ``(C, N)`` each, some classes at a time."""
+def binary_problems(rows: Tensor, labels: Tensor, variant: Variant) -> Iterator[tuple[Tensor, Tensor]]:
+    """`probabilities` and `indicators`, ``(C, N)`` each, for blocks of C classes."""
     at_least_two(rows)
-    asked, answers = probabilities(rows, variant), outcomes(rows, labels, variant)
+    given, hits = probabilities(rows, variant), indicators(rows, labels, variant)
     size = classes_at_once(rows)
-    yield from zip(torch.split(asked, size), torch.split(answers, size), strict=True)
+    yield from zip(torch.split(given, size), torch.split(hits, size), strict=True)
 
 
 def classes_at_once(rows: Tensor) -> int:
-    """How many classes to fit together."""
+    """The number of classes to fit together."""
     return max(1, _BLOCK // len(rows))
 
 
 def at_least_two(rows: Tensor) -> None:
-    """Refuse to calibrate a single class, whose probability is always 1."""
+    """Refuse a single class: its probability is always 1."""
     if rows.shape[1] < 2:
         raise ValueError(f"there must be at least 2 classes to calibrate, got {rows.shape[1]}")
 
 
-def distributions(rows: Tensor, calibrated: Tensor, variant: Variant, limits: Tensor | None = None) -> Tensor:
-    """Log-probabilities ``(N, K)`` from what became of `probabilities`."""
+def to_log_probabilities(
+    rows: Tensor, calibrated: Tensor, variant: Variant, limits: Tensor | None = None
+) -> Tensor:
+    """Log-probabilities ``(N, K)`` from calibrated `probabilities`."""
     if variant == "top-label":
         return with_confidence(rows, calibrated.squeeze(0))
-    rows, shares = precise(rows), calibrated.T
+    rows, shares = in_double(rows), calibrated.T
     if limits is None:
-        return normalised(shares, rows.softmax(-1))
-    # What data without a class say of it must not keep a row from being one of zeros.
+        return scaled_log_probabilities(shares, rows.softmax(-1))
+    # The map of an absent class is arbitrary. It must not hide that all other classes have probability 0.
     unseen = limits < 1
     original = rows.masked_fill(unseen, -torch.inf).softmax(-1)
-    return within(limits, rows, normalised(shares.masked_fill(unseen, 0), original))
+    return limit_absent(limits, rows, scaled_log_probabilities(shares.masked_fill(unseen, 0), original))
 
 
-def within(limits: Tensor, rows: Tensor, logarithms: Tensor) -> Tensor:
-    """Log-probabilities ``(N, K)`` in which no class that did not occur has more than its limit.
+def limit_absent(limits: Tensor, rows: Tensor, logarithms: Tensor) -> Tensor:
+    """Log-probabilities ``(N, K)`` with absent classes at or below their limits.
 
-    Such a class keeps its original probability, or gets the limit if that is less; the other classes
-    share the rest as ``logarithms`` say. One-versus-rest maps alone cannot tell: where every class that
-    did occur is improbable, scaling to a sum of 1 would make a class certain that was never seen.
+    A class that is absent from the fitting data keeps its original probability, up to its limit. The other
+    classes share the rest in proportion to ``logarithms``. Without limits, an absent class would become
+    certain wherever all other classes are improbable, because the maps are scaled to a sum of 1.
     """
     unseen = limits < 1
     kept = torch.minimum(rows.log_softmax(-1), limits.log()).clamp_min(math.log(FLOOR))
@@ -134,10 +136,10 @@ def within(limits: Tensor, rows: Tensor, logarithms: Tensor) -> Tensor:
     return torch.where(unseen, kept, others + torch.log1p(-taken))
 
 
-def normalised(calibrated: Tensor, original: Tensor) -> Tensor:
-    """Logarithms of one probability per class ``(N, K)``, scaled to sum to 1.
+def scaled_log_probabilities(calibrated: Tensor, original: Tensor) -> Tensor:
+    """Logarithms of probabilities ``(N, K)`` after scaling each row to a sum of 1.
 
-    A row whose probabilities are all 0 keeps its original ones; NaN stays NaN.
+    A row of zeros becomes the original row. NaN stays NaN.
     """
     total = calibrated.sum(-1, keepdim=True)
     shares = torch.where(total > 0, calibrated / total.clamp_min(torch.finfo(total.dtype).tiny), original)
@@ -145,13 +147,13 @@ def normalised(calibrated: Tensor, original: Tensor) -> Tensor:
 
 
 def with_confidence(rows: Tensor, confidence: Tensor) -> Tensor:
-    """Log-probabilities that give the predicted class a confidence ``(N,)`` and keep the order of classes.
+    """Log-probabilities with a given confidence ``(N,)`` of the predicted class, in the same order.
 
-    The other classes share the rest in proportion. Where that would lift one of them above the predicted
-    class, their shares are mixed with equal shares, no more than needed. A confidence below 1/K is no
-    confidence of a prediction and becomes 1/K, nearly: the runner-up stays 1 % below.
+    The other classes share the rest in proportion. If one of them would exceed the predicted class, their
+    shares are mixed with equal shares, no more than needed. A confidence below 1/K becomes about 1/K, with
+    the second class 1 % below.
     """
-    rows = precise(rows)
+    rows = in_double(rows)
     others = rows.shape[1] - 1
     confidence = confidence.clamp(1 / (1 + _RUNNER_UP * others), 1 - FLOOR).unsqueeze(-1)
     is_top = _is_top(rows)
@@ -170,10 +172,10 @@ def _is_top(rows: Tensor) -> Tensor:
 
 
 def ordering(numbers: Tensor) -> Tensor:
-    """Indices that sort the last axis; equal numbers in any order."""
+    """Indices that sort the last axis. The order of equal numbers is arbitrary."""
     if numbers.device.type != "cpu":
         return numbers.argsort(-1)
-    # NumPy's is five times as fast on a CPU.
+    # On a CPU NumPy sorts five times as fast.
     return torch.from_numpy(numbers.numpy().argsort(-1))
 
 
@@ -183,17 +185,17 @@ def interpolated(points: Tensor, values: Tensor, at: Tensor) -> Tensor:
     right = torch.searchsorted(points, at).clamp(1, points.shape[1] - 1)
     left = right - 1
     from_point, from_value = points.gather(1, left), values.gather(1, left)
-    # Curves end in copies of their last point, where there is no width to divide by.
+    # Repeated last points have a width of 0.
     width = (points.gather(1, right) - from_point).clamp_min(torch.finfo(points.dtype).tiny)
     return torch.lerp(from_value, values.gather(1, right), ((at - from_point) / width).clamp(0, 1))
 
 
 def stepped(edges: Tensor, values: Tensor, at: Tensor) -> Tensor:
-    """Step functions ``(C, E + 1)`` at ``(C, N)``, constant on bins ``(lo, hi]`` between edges ``(C, E)``."""
+    """Step functions ``(C, E + 1)`` at ``(C, N)``; bins ``(lo, hi]`` lie between edges ``(C, E)``."""
     return values.gather(1, torch.searchsorted(edges, at))
 
 
 def stacked(curves: Sequence[Tensor], *, at_least: int = 0) -> Tensor:
-    """Curves of different lengths as rows of one tensor, filled up with copies of their last numbers."""
+    """Curves of different lengths as rows of one tensor. Short curves repeat their last number."""
     length = max(at_least, *(len(curve) for curve in curves), 0)
     return torch.stack([torch.cat([curve, curve[-1:].expand(length - len(curve))]) for curve in curves])

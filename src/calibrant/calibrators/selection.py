@@ -1,4 +1,4 @@
-"""Which calibrator to take, by what each does for data it was not fitted to."""
+"""Selection of a calibrator by cross-validation."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ from calibrant.calibrators.registry import create_calibrator
 if TYPE_CHECKING:
     from rich.table import Table
 
-# Beyond so many classes, methods with a parameter for every pair of them are not tried unasked.
+# The most classes for which methods with a parameter per pair of classes are candidates by default.
 _FEW_CLASSES = 20
 
 
 @dataclass(frozen=True)
 class Ranked:
-    """One candidate.
+    """One candidate and its cross-validated result.
 
     Attributes:
-        key: of `CALIBRATORS`.
-        nll: mean negative log-likelihood on data that it was not fitted to.
-        standard_error: of the difference to doing nothing; pixels of one image are not taken to be
-            independent.
-        seconds: to fit it, on all folds together.
+        key: the calibrator's key in `CALIBRATORS`.
+        nll: the mean negative log-likelihood on held-out folds.
+        standard_error: the standard error of the difference to ``identity``. An image counts as one
+            observation, because its pixels are not independent.
+        seconds: the time to fit it on all folds together.
     """
 
     key: str
@@ -43,7 +43,7 @@ class Ranked:
 
 @dataclass(frozen=True)
 class Ranking:
-    """Candidates from the best to the worst; ``identity``, doing nothing, is always among them."""
+    """Candidates from the best to the worst. ``identity`` is always among them."""
 
     candidates: tuple[Ranked, ...]
 
@@ -86,18 +86,18 @@ def rank(
     """Compare calibrators by cross-validated NLL.
 
     Args:
-        logits: ``(B, K, *S)``.
+        logits: logits ``(B, K, *S)``.
         target: labels ``(B, *S)``.
-        candidates: keys of `CALIBRATORS`; None for those that suit the number of classes, and images.
-        folds: parts that the elements, or whole images, are cut into at random; each candidate is fitted to
-            all but one of them and judged on that one.
-        ignore_index: label of elements to leave out.
-        seed: of the cut.
+        candidates: keys of `CALIBRATORS`. None takes those that suit the number of classes and the data.
+        folds: the number of random parts. Elements are split, for images whole images. Each candidate is
+            fitted to all parts but one and evaluated on that one.
+        ignore_index: the label of elements to leave out.
+        seed: the seed of the split.
 
     Raises:
-        TypeError: candidates that are one string.
-        ValueError: an unknown key, fewer than two folds or more than there are elements or images, or data
-            that cannot be fitted.
+        TypeError: candidates is a string.
+        ValueError: a key is unknown, there are fewer than two folds or more than elements or images, or the
+            data cannot be fitted.
 
     >>> generator = torch.Generator().manual_seed(0)
     >>> logits = torch.randn(1000, 3, generator=generator)
@@ -108,9 +108,7 @@ def rank(
     if isinstance(candidates, str):
         raise TypeError(f"candidates must be a list of keys, got the string {candidates!r}")
     rows, labels = valid_rows(logits, target, ignore_index)
-    if not len(labels):
-        raise ValueError("nothing to fit: the data hold no element that is not ignored")
-    # Elements of one image are alike: an image must not be in the fitting and in the judging part.
+    # The pixels of an image are alike: they must not be split between fitting and evaluation.
     images = logits.ndim > 2
     if images:
         labelled = (target != ignore_index).flatten(1).any(1)
@@ -131,7 +129,7 @@ def rank(
             others = torch.ones(len(labels), dtype=torch.bool, device=labels.device)
             others[part] = False
             with warnings.catch_warnings():
-                warnings.simplefilter("ignore", UserWarning)  # a bound reached on a fold decides nothing
+                warnings.simplefilter("ignore", UserWarning)  # only the final fit should warn
                 calibrator.fit(rows[others], labels[others], ignore_index=ignore_index)
             calibrated = calibrator(rows[part])
             loss[part] = F.cross_entropy(
@@ -160,9 +158,9 @@ def choose(
     seed: int = 0,
     show: Callable[[Ranking], object] | None = None,
 ) -> Calibrator:
-    """The calibrator with the smallest cross-validated NLL, fitted to all of the data.
+    """Fit the calibrator with the smallest cross-validated NLL to all of the data.
 
-    Doing nothing is a candidate: where nothing helps, an `Identity` comes back.
+    `Identity` is a candidate and is returned if no other calibrator helps.
 
     Args:
         logits: as for `rank`.
@@ -171,7 +169,7 @@ def choose(
         folds: as for `rank`.
         ignore_index: as for `rank`.
         seed: as for `rank`.
-        show: called with the ranking; ``print`` prints it as a table.
+        show: a function to call with the ranking; ``print`` prints it as a table.
 
     >>> generator = torch.Generator().manual_seed(0)
     >>> logits = torch.randn(1000, 3, generator=generator)
@@ -186,15 +184,16 @@ def choose(
 
 
 def _standard_error(differences: Tensor, valid: Tensor) -> float:
-    """Of the mean of differences that are 0 where not valid, each row of axis 0 being one observation."""
+    """The standard error of the mean difference. Each index of axis 0 is one observation."""
     sums, counts = differences.view(len(valid), -1).sum(1), valid.view(len(valid), -1).sum(1)
     mean = sums.sum() / counts.sum()
     return float((sums - mean * counts).square().sum().sqrt() / counts.sum())
 
 
 def _suited(logits: Tensor) -> list[str]:
+    """The default candidates for these data."""
     always = ["temperature", "ensemble-temperature", "structured-vector", "spline"]
     few = ["structured-matrix", "dirichlet", "isotonic", "beta"]
-    # The temperature of an image depends on all of its pixels, also on those that are ignored.
+    # The temperature of an image depends on all of its pixels, ignored ones included: all must be finite.
     images = ["local-temperature"] if logits.ndim > 2 and bool(logits.isfinite().all()) else []
     return always + images + (few if logits.shape[1] <= _FEW_CLASSES else [])

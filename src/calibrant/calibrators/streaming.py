@@ -1,0 +1,196 @@
+"""Multi-pass fitting for data larger than memory."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Self
+
+import torch
+from torch import Tensor
+
+from calibrant.calibrators.base import NOT_FINITE, NOTHING_TO_FIT, Batches, Calibrator
+from calibrant.layout import Elements, arrange, blocks
+
+Block = tuple[Tensor, ...]
+"""Logits ``(n, K)``, float32 or float64, labels ``(n,)``, and possibly another value for each element."""
+
+Sums = tuple[Tensor, ...]
+"""Sums over the elements of a block."""
+
+
+class HeldOut:
+    """Batches of logits and targets, checked once and read as often as a fit needs.
+
+    Attributes:
+        num_classes: K.
+        samples: the number of elements that are not ignored.
+        counts: the number of these elements in each class, ``(K,)``.
+    """
+
+    def __init__(self, batches: Batches, ignore_index: int = -100) -> None:
+        if isinstance(batches, Iterator):
+            raise TypeError(
+                f"a fit reads the batches several times, but a {type(batches).__name__} can be read only "
+                "once: pass a list, a data loader or another iterable that starts anew"
+            )
+        self.batches, self.ignore_index = batches, ignore_index
+        self.num_classes, self.samples = 0, 0
+        counts: Any = 0
+        for logits, target in batches:
+            elements = self._arrange(logits, target)
+            classes = elements.logits.shape[1]
+            if self.num_classes not in (0, classes):
+                raise ValueError(f"a batch has {classes} classes, those before had {self.num_classes}")
+            self.num_classes = classes
+            labels, rows = elements.labels, elements.rows
+            self.samples += len(labels)
+            if not _all_finite(rows):
+                raise ValueError(NOT_FINITE)
+            # `arrange` checks labels on the CPU only. On a GPU a wrong label would end the process later.
+            if len(labels) and not 0 <= int(labels.min()) <= int(labels.max()) < classes:
+                raise ValueError(f"target holds labels outside 0 to {classes - 1}")
+            counts = counts + labels.bincount(minlength=classes).cpu()
+        if not self.samples:
+            raise ValueError(NOTHING_TO_FIT)
+        self.counts: Tensor = counts
+
+    def sums(
+        self, function: Callable[..., Sums], of_images: Callable[[Tensor], Tensor] | None = None
+    ) -> list[Tensor]:
+        """Add up what a function computes from blocks of the data, in one pass.
+
+        On a CPU the blocks of a batch are spread over threads. Each thread runs all operations of its blocks
+        by itself and waits for the others once per batch. The result is the same in every run.
+
+        Args:
+            function: takes the parts of a `Block`; returns sums over its elements.
+            of_images: takes the logits of a batch ``(B, K, *S)``; returns one value per image ``(B,)``, which
+                the function gets as third argument, ``(n,)``, one for each element.
+
+        Returns:
+            The sums over all blocks, in float64.
+        """
+        totals: dict[int, list[Tensor]] = {}
+        for batch in self._batches(of_images):
+
+            def work(thread: int, threads: int, batch: list[Block] = batch) -> None:
+                for block in batch[thread::threads]:
+                    values = function(*block)
+                    if thread not in totals:
+                        totals[thread] = [value.double() for value in values]
+                    else:
+                        for total, value in zip(totals[thread], values, strict=True):
+                            total += value
+
+            _in_threads(work, len(batch), batch[0][0].device)
+        per_thread = [totals[thread] for thread in sorted(totals)]
+        return [torch.stack(parts).sum(0) for parts in zip(*per_thread, strict=True)]
+
+    def totals(
+        self, function: Callable[..., Sums], of_images: Callable[[Tensor], Tensor] | None = None
+    ) -> Tensor:
+        """Add up several values per element, in one pass.
+
+        Args:
+            function: as for `sums`, but returns one value per element, ``(n,)``, in each tensor.
+            of_images: as for `sums`.
+
+        Returns:
+            The sums, one for each value, in float64 on the CPU.
+        """
+
+        def summed(*block: Tensor) -> Sums:
+            return (torch.stack([value.sum(dtype=torch.float64) for value in function(*block)]),)
+
+        return self.sums(summed, of_images)[0].cpu()
+
+    def __iter__(self) -> Iterator[Block]:
+        """One pass over the blocks, for results that are not sums."""
+        for batch in self._batches():
+            yield from batch
+
+    def _batches(self, of_images: Callable[[Tensor], Tensor] | None = None) -> Iterator[list[Block]]:
+        """One pass over the batches that hold elements, each cut into blocks that fit into a CPU's cache."""
+        seen = 0
+        for logits, target in self.batches:
+            elements = self._arrange(logits, target)
+            parts = [elements.rows, elements.labels]
+            if of_images is not None:
+                values = of_images(logits.detach()).view(-1, *(1,) * (target.ndim - 1)).expand(target.shape)
+                parts.append(values[target != self.ignore_index])
+            seen += len(parts[1])
+            if len(parts[1]):
+                chunks = [chunk for chunk, _ in blocks(parts[0].shape, logits.device)]
+                yield [tuple(part[chunk] for part in parts) for chunk in chunks]
+        if seen != self.samples:
+            raise ValueError(
+                f"the batches held {self.samples} elements at first and {seen} later: a fit reads them "
+                "several times and needs the same elements each time"
+            )
+
+    def _arrange(self, logits: Tensor, target: Tensor) -> Elements:
+        return arrange(logits, target, ignore_index=self.ignore_index)
+
+
+def _in_threads(work: Callable[[int, int], None], tasks: int, device: torch.device) -> None:
+    """Call ``work(thread, threads)`` in as many threads as torch has and the tasks can use."""
+    threads = min(tasks, torch.get_num_threads()) if device.type == "cpu" else 1
+    if threads < 2:
+        return work(0, 1)
+    before, inference = torch.get_num_threads(), torch.is_inference_mode_enabled()
+
+    def alone(thread: int) -> None:
+        torch.get_num_threads()  # torch sets its default at a thread's first call, over an earlier setting
+        torch.set_num_threads(1)
+        with torch.inference_mode(inference), torch.no_grad():  # both are settings of a thread
+            work(thread, threads)
+
+    try:
+        with ThreadPoolExecutor(threads) as pool:
+            list(pool.map(alone, range(threads)))
+    finally:
+        torch.set_num_threads(before)  # the setting of one thread is the default of those started later
+
+
+def _all_finite(rows: Tensor) -> bool:
+    # The sum of finite numbers is finite unless it overflows; only then each number is checked.
+    return bool(rows.sum().isfinite()) or bool(rows.isfinite().all())
+
+
+class Scaling(Calibrator):
+    """A calibrator that is fitted in several passes over the data, in memory or batch by batch.
+
+    Subclasses write `fit_passes` and `transform`.
+    """
+
+    @abstractmethod
+    def fit_passes(self, data: HeldOut) -> None:
+        """Learn from data that can be read several times."""
+
+    def fit(self, logits: Tensor, target: Tensor, *, ignore_index: int = -100) -> Self:
+        elements = arrange(logits, target, ignore_index=ignore_index)
+        # Selecting and converting the elements here avoids doing so in every pass.
+        return self.fit_batches([(elements.rows, elements.labels)], ignore_index=ignore_index)
+
+    def fit_rows(self, rows: Tensor, labels: Tensor) -> None:
+        self.fit_passes(HeldOut([(rows, labels)]))
+
+    def fit_batches(self, batches: Batches, *, ignore_index: int = -100) -> Self:
+        """Learn from batches what `fit` learns from all of them together, with one in memory at a time.
+
+        Args:
+            batches: pairs of logits and target, with shapes as for `fit`. They are read several times and
+                must hold the same elements each time, in any order, without augmentation.
+            ignore_index: the label of elements to leave out.
+
+        Raises:
+            TypeError: the batches are an iterator, which can be read only once.
+            ValueError: as for `fit`, or the batches do not agree in the number of classes.
+        """
+        with torch.no_grad():
+            data = HeldOut(batches, ignore_index)
+            self.fit_passes(data)
+        self.fitted_to(data.counts)
+        return self
