@@ -365,7 +365,7 @@ def training() -> Rows:
     from calibrant.training.engine import train
     from calibrant.training.recipe import Recipe
 
-    steps: Rows = [{"normalisation": kind, "ms": recorded_step(kind)} for kind in ("torch", "kernels")]
+    steps: Rows = [{"step": "recorded", "ms": recorded_step()}]
     print_table("A step of CIFAR ResNet-50, recorded", steps)
     size = IMAGES - VALIDATION
     epochs: dict[str, list[Epoch]] = {}
@@ -406,9 +406,8 @@ def training() -> Rows:
     return steps + rows
 
 
-def recorded_step(kind: str) -> float:
+def recorded_step() -> float:
     """Milliseconds of a step in mixed precision, from a CUDA graph."""
-    from calibrant.kernels import normalising
     from calibrant.training.models import create_model
 
     model: nn.Module = create_model("cifar-resnet-50", CLASSES, {"channels": 3, "image_size": 32})
@@ -426,13 +425,7 @@ def recorded_step(kind: str) -> float:
         optimizer.step()
         optimizer.zero_grad()
 
-    by_kernels = normalising._by_kernels
-    if kind == "torch":
-        normalising._by_kernels = lambda *arguments: False
-    try:
-        return from_graph(step) / 1000
-    finally:
-        normalising._by_kernels = by_kernels
+    return from_graph(step) / 1000
 
 
 class Epoch(NamedTuple):

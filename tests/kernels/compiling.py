@@ -8,22 +8,13 @@ import re
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from triton.compiler import compile as compile_kernel
 
 import calibrant
-from calibrant.kernels import (
-    Fused,
-    fused,
-    gap_sums,
-    margin_sums,
-    native,
-    normalising,
-    outcomes,
-    top_classes,
-)
+from calibrant.kernels import Fused, fused, gap_sums, margin_sums, native, outcomes, top_classes
 from calibrant.layout import arrange
 
 TYPES = {
@@ -85,7 +76,6 @@ def batch(*shape: int, dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tens
 
 def main() -> None:
     fused.Starter.__call__ = compile_only  # type: ignore[method-assign]
-    normalising.runs_triton = lambda images: True  # type: ignore[assignment]
     for name, shape, dtype in (
         ("cals-alm", (16384, 1000), torch.bfloat16),
         ("cals-alm", (2, 150, 64, 64), torch.bfloat16),
@@ -109,12 +99,6 @@ def main() -> None:
             recipe = loss.fused()
             assert isinstance(recipe, Fused)
             margin_sums(elements, recipe)
-    for dtype, channels in ((torch.bfloat16, 64), (torch.float32, 100)):
-        for adds in (False, True):
-            images = torch.empty(8, channels, 16, 16, dtype=dtype).to(memory_format=torch.channels_last)
-            images.requires_grad_()
-            added = torch.empty_like(images) if adds else None
-            normalising.normalised(nn.BatchNorm2d(channels), images, added, relu=True).sum().backward()
     print(*sorted(done))
 
 

@@ -41,7 +41,6 @@ SMALLER = {
 
 PACKAGES = {
     "timm": "timm",
-    "torchvision": "torchvision",
     "smp": "segmentation_models_pytorch",
     "hf": "transformers",
 }

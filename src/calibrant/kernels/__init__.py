@@ -3,7 +3,6 @@
 from calibrant.kernels.dirichlet import dirichlet_bandwidth, dirichlet_errors
 from calibrant.kernels.fused import Again, Fused, again, backward_is_compiled, can_fuse, fused_loss
 from calibrant.kernels.measuring import can_measure, gap_sums, margin_sums, outcomes, top_classes
-from calibrant.kernels.normalising import normalised
 from calibrant.kernels.reduction import Term, flaw, reduce_classes, sum_by_class, visit
 from calibrant.kernels.terms import (
     Correctness,
@@ -53,7 +52,6 @@ __all__ = [
     "fused_loss",
     "gap_sums",
     "margin_sums",
-    "normalised",
     "outcomes",
     "reduce_classes",
     "sum_by_class",

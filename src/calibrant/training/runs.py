@@ -39,7 +39,6 @@ Part = Literal["train", "validation", "test"]
 
 _STARTING_POINTS = {
     "timm": ("pretrained",),
-    "torchvision": ("pretrained",),
     "hf": ("pretrained",),
     "smp": ("pretrained", "encoder_weights"),
 }

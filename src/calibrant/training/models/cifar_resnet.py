@@ -9,8 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from calibrant import arguments
-from calibrant.training.models.initialisation import initialised
-from calibrant.training.models.normalisation import Norm
+from calibrant.training.models.layers import batch_norm, initialised
 
 
 class _PaddedShortcut(nn.Module):
@@ -27,7 +26,7 @@ class _PaddedShortcut(nn.Module):
 
 
 def _projected(channels: int, out: int, stride: int) -> nn.Module:
-    return nn.Sequential(nn.Conv2d(channels, out, 1, stride, bias=False), Norm(out, relu=False))
+    return nn.Sequential(nn.Conv2d(channels, out, 1, stride, bias=False), batch_norm(out, relu=False))
 
 
 def _padded(channels: int, out: int, stride: int) -> nn.Module:
@@ -42,13 +41,12 @@ class _Residual(nn.Module):
 
     def __init__(self, layers: nn.Module, channels: int, out: int, stride: int, shortcut: Shortcut) -> None:
         super().__init__()
-        self.layers, self.norm = layers, Norm(out)
+        self.layers, self.norm = layers, batch_norm(out, relu=False)
         same = channels == out and stride == 1
         self.shortcut = nn.Identity() if same else shortcut(channels, out, stride)
 
     def forward(self, images: Tensor) -> Tensor:
-        result: Tensor = self.norm(self.layers(images), self.shortcut(images))
-        return result
+        return F.relu(self.norm(self.layers(images)) + self.shortcut(images), inplace=True)
 
 
 def basic_block(
@@ -62,7 +60,7 @@ def basic_block(
     """
     layers = [
         nn.Conv2d(channels, width, 3, stride, padding=1, bias=False),
-        Norm(width),
+        batch_norm(width),
         *([nn.Dropout(dropout)] if dropout > 0 else []),
         nn.Conv2d(width, width, 3, padding=1, bias=False),
     ]
@@ -79,9 +77,9 @@ def bottleneck_block(channels: int, width: int, stride: int) -> nn.Module:
     out = 4 * width
     layers = nn.Sequential(
         nn.Conv2d(channels, width, 1, bias=False),
-        Norm(width),
+        batch_norm(width),
         nn.Conv2d(width, width, 3, stride, padding=1, bias=False),
-        Norm(width),
+        batch_norm(width),
         nn.Conv2d(width, out, 1, bias=False),
     )
     return _Residual(layers, channels, out, stride, _projected)
@@ -121,7 +119,7 @@ class CifarResNet(nn.Module):
         super().__init__()
         arguments.whole_number("channels", channels)
         features = width if stem is None else stem
-        self.stem = nn.Sequential(nn.Conv2d(channels, features, 3, padding=1, bias=False), Norm(features))
+        self.stem = nn.Sequential(nn.Conv2d(channels, features, 3, padding=1, bias=False), batch_norm(features))
         stages = []
         for number, depth in enumerate(depths):
             blocks = []

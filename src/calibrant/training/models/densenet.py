@@ -8,8 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from calibrant import arguments
-from calibrant.training.models.initialisation import initialised
-from calibrant.training.models.normalisation import Norm
+from calibrant.training.models.layers import batch_norm, initialised
 
 
 class _DenseLayer(nn.Module):
@@ -18,9 +17,9 @@ class _DenseLayer(nn.Module):
     def __init__(self, channels: int, growth: int) -> None:
         super().__init__()
         self.layers = nn.Sequential(
-            Norm(channels),
+            batch_norm(channels),
             nn.Conv2d(channels, 4 * growth, 1, bias=False),
-            Norm(4 * growth),
+            batch_norm(4 * growth),
             nn.Conv2d(4 * growth, growth, 3, padding=1, bias=False),
         )
 
@@ -29,7 +28,7 @@ class _DenseLayer(nn.Module):
 
 
 def _transition(channels: int, out: int) -> nn.Module:
-    return nn.Sequential(Norm(channels), nn.Conv2d(channels, out, 1, bias=False), nn.AvgPool2d(2))
+    return nn.Sequential(batch_norm(channels), nn.Conv2d(channels, out, 1, bias=False), nn.AvgPool2d(2))
 
 
 class CifarDenseNet(nn.Module):
@@ -61,7 +60,7 @@ class CifarDenseNet(nn.Module):
             block = [_DenseLayer(features + position * growth, growth) for position in range(depth)]
             layers.append(nn.Sequential(*block))
             features += depth * growth
-        self.layers = nn.Sequential(*layers, Norm(features))
+        self.layers = nn.Sequential(*layers, batch_norm(features))
         self.head = nn.Linear(features, num_classes)
         initialised(self)
 

@@ -13,7 +13,6 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from calibrant import arguments
-from calibrant.training.models.weights import fit_weights
 
 Task = Literal["sequence", "token", "image", "segmentation"]
 
@@ -23,36 +22,6 @@ _TRANSFORMERS = {
     "image": "AutoModelForImageClassification",
     "segmentation": "AutoModelForSemanticSegmentation",
 }
-
-_WITH_AUXILIARY_OUTPUTS = ("googlenet", "inception_v3")
-
-
-class TensorOutput(nn.Module):
-    """A network whose output has more than logits, as only them.
-
-    Args:
-        network: gives ``{"out": logits, ...}`` or a tuple of logits and more.
-
-    >>> import torch
-    >>> class Several(nn.Module):
-    ...     def forward(self, images):
-    ...         return {"out": images, "aux": None}
-    >>> TensorOutput(Several())(torch.zeros(2))
-    tensor([0., 0.])
-    """
-
-    def __init__(self, network: nn.Module) -> None:
-        super().__init__()
-        self.network = network
-
-    def forward(self, inputs: Tensor) -> Tensor:
-        output = self.network(inputs)
-        if isinstance(output, Mapping):
-            output = output["out"]
-        elif isinstance(output, tuple):
-            output = output[0]
-        logits: Tensor = output
-        return logits
 
 
 class TransformerOutput(nn.Module):
@@ -118,66 +87,6 @@ def timm_model(
         partial(timm.create_model, architecture, pretrained=pretrained, num_classes=num_classes),
         options,
     )
-
-
-def torchvision_model(
-    architecture: str,
-    num_classes: int,
-    *,
-    pretrained: bool = False,
-    channels: int = 3,
-    image_size: int | None = None,
-    **options: Any,
-) -> nn.Module:
-    """A model of torchvision, for images or for their pixels.
-
-    Args:
-        architecture: one of ``torchvision.models.list_models()`` that classifies images or pixels.
-        num_classes: K.
-        pretrained: start from the newest weights that torchvision downloads, all but the last layer if K is
-            another.
-        channels: of the images, which must be 3.
-        image_size: of the images, for vision transformers, which are made for one size.
-        **options: for the architecture.
-
-    Raises:
-        ImportError: torchvision is not installed.
-        TypeError: an option that the architecture does not take.
-        ValueError: an unknown architecture, or images that have not three channels.
-    """
-    models = _package("torchvision.models", "torchvision:NAME", "torchvision")
-    segmentation = models.list_models(module=models.segmentation)
-    known = [*models.list_models(module=models), *segmentation]
-    if architecture not in known:
-        raise _unknown("torchvision", architecture, known)
-    if channels != 3:
-        raise ValueError(
-            f"torchvision:{architecture} takes images of 3 channels, the data has {channels}: "
-            "models of timm take any number"
-        )
-    if architecture in segmentation:
-        # torchvision would download weights of the encoder unasked.
-        options.setdefault("weights_backbone", None)
-    if architecture in _WITH_AUXILIARY_OUTPUTS:
-        # Outputs that no loss sees would leave parameters without a gradient. The published weights were
-        # trained on images of another normalisation.
-        options = {"aux_logits": False, "init_weights": True, "transform_input": pretrained} | options
-    if image_size is not None and architecture.startswith("vit_") and not pretrained:
-        options.setdefault("image_size", image_size)
-    name = f"torchvision:{architecture}"
-    network = _built(
-        name, partial(models.get_model, architecture, weights=None, num_classes=num_classes), options
-    )
-    if pretrained:
-        state = models.get_model_weights(architecture).DEFAULT.get_state_dict(progress=False)
-        present = network.state_dict().keys()
-        # The weights include auxiliary outputs, which the network may not have.
-        kept = {
-            key: value for key, value in state.items() if key in present or not key.lower().startswith("aux")
-        }
-        fit_weights(network, kept, num_classes, replace_head=True, source=f"the weights of {name}")
-    several = architecture in segmentation or architecture in _WITH_AUXILIARY_OUTPUTS
-    return TensorOutput(network) if several else network
 
 
 def smp_model(
@@ -324,7 +233,6 @@ def _configuration(transformers: Any, source: str, pretrained: bool) -> tuple[An
 
 PREFIXES: dict[str, Callable[..., nn.Module]] = {
     "timm": timm_model,
-    "torchvision": torchvision_model,
     "smp": smp_model,
     "hf": transformers_model,
 }

@@ -6,7 +6,7 @@ from itertools import pairwise
 
 from torch import Tensor, nn
 
-from calibrant.training.models.initialisation import initialised
+from calibrant.training.models.layers import initialised
 
 
 def mlp(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from calibrant.training.models.initialisation import initialised
+from calibrant.training.models.layers import initialised
 
 SHORTEST_TEXT = 21
 """Positions below which the convolutions and pools of `TextCNN` leave nothing."""
