@@ -362,7 +362,7 @@ lr = 0.05
 
 def training() -> Rows:
     """Images per second, and what adaptive losses add to an epoch."""
-    from calibrant.training.engine import train
+    from calibrant.training.loop import train
     from calibrant.training.recipe import Recipe
 
     steps: Rows = [{"step": "recorded", "ms": recorded_step()}]
@@ -437,23 +437,23 @@ class Epoch(NamedTuple):
 
 @contextmanager
 def timed_validation() -> Iterator[list[float]]:
-    """Seconds that each validation takes; before and after it the engine waits for the GPU anyway."""
-    from calibrant.training.engine import _Training
+    """Seconds that each validation takes; before and after it the loop waits for the GPU anyway."""
+    from calibrant.training.loop import Loop
 
-    validate = _Training._validate
+    validate = Loop._validate
     seconds: list[float] = []
 
-    def timed(self: _Training, **options: Any) -> Any:
+    def timed(self: Loop, **options: Any) -> Any:
         started = time.perf_counter()
         figures = validate(self, **options)
         seconds.append(time.perf_counter() - started)
         return figures
 
-    _Training._validate = timed
+    Loop._validate = timed
     try:
         yield seconds
     finally:
-        _Training._validate = validate
+        Loop._validate = validate
 
 
 def plain_loop(pixels: np.ndarray[Any, Any]) -> list[Epoch]:

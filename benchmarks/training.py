@@ -25,7 +25,7 @@ from rich.progress import track
 from rich.table import Table
 
 from calibrant.losses import Loss
-from calibrant.training.engine import train
+from calibrant.training.loop import train
 from calibrant.training.recipe import Recipe
 
 LOSSES = "ce,cals-alm,cals-hr,adafocal,dual-focal,mbls"

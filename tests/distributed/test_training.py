@@ -21,7 +21,7 @@ from calibrant.training.data import DATA_SETS, load_data
 from calibrant.training.recipe import Recipe
 from calibrant.training.runs import Predicted, Run
 from tests.training import program
-from tests.training.outcomes import assert_close, assert_identical, tensors
+from tests.training.run_folders import assert_close, assert_identical, tensors
 
 ROOT = Path(__file__).parents[2]
 
@@ -43,7 +43,7 @@ RECIPES = {
     "averaged": [*SYNTHETIC, "average=0.8", "adapt=4", "gradient_clip=0.1"],
     "void": SPOTTED,
     "void-accumulated": [*SPOTTED, "accumulate=2", "optimizer=adam[lr=0.01]"],
-    "normalised": [SYNTHETIC[0], "model=tests.training.program:normalised"],
+    "normalised": [SYNTHETIC[0], "model=tests.training.program:batch_normalised"],
     "dropout": [SYNTHETIC[0], "model=tests.training.program:forgetful", "checkpoint_batches=2"],
     "refused": SYNTHETIC,
     "odd": [*SYNTHETIC, "batch_size=15"],
@@ -192,9 +192,9 @@ def test_a_batch_that_two_processes_cannot_share_is_refused(pairs: dict[str, Pat
 
 COMPARING = """
 import sys
-from calibrant.training import Recipe, compare, engine
+from calibrant.training import Recipe, compare, loop
 
-engine.STORED = 0  # as if the predictions were too many to keep
+loop.STORED = 0  # as if the predictions were too many to keep
 recipe = Recipe.load("digits-lt").override(["epochs=1", "optimizer=sgd[lr=0.1]"])  # of 206 images
 found = compare(recipe, ["ce", "cals-alm"], [0], sys.argv[1], resamples=20)
 print("comparison" if found is not None else "nothing")

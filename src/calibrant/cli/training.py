@@ -77,7 +77,7 @@ def train(
     with _training_errors():
         followed = _recipe(recipe, changes, loss=loss, seed=seed)
         from calibrant.training.data import load_data
-        from calibrant.training.engine import train
+        from calibrant.training.loop import train
         from calibrant.training.folder import check_folder, is_finished
         from calibrant.training.runs import Run, folder_of
 
@@ -147,7 +147,7 @@ def compare(
     with _training_errors():
         followed = _recipe(recipe, changes)
         from calibrant.options import Choice, split_outside_brackets
-        from calibrant.training.comparing import compare
+        from calibrant.training.grid import compare
 
         folder = output or Path("runs", followed.name)
         if folder.exists() and not folder.is_dir():
@@ -303,7 +303,7 @@ def _recipe(
 
 
 def _launched(recipe: Recipe, accelerator: str, devices: str, nodes: int) -> Fabric:
-    from calibrant.training.engine import make_fabric
+    from calibrant.training.setup import make_fabric
 
     if devices != "auto" and not (devices.isdecimal() and int(devices) > 0):
         fail(f"--devices {devices}: expected a whole number of at least 1, or auto")

@@ -1,4 +1,4 @@
-"""Training by recipe: what to train on what, the loop that can be killed and resumed, and comparisons."""
+"""Training by recipe, resumable at any time, and comparisons of losses over seeds."""
 
 from __future__ import annotations
 
@@ -7,26 +7,26 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from calibrant.options import Choice, RecipeError, TrainingError
-    from calibrant.training.comparing import compare
-    from calibrant.training.engine import train
+    from calibrant.training.grid import compare
+    from calibrant.training.loop import train
     from calibrant.training.recipe import Recipe
     from calibrant.training.runs import Run
 
 __all__ = ["Choice", "Recipe", "RecipeError", "Run", "TrainingError", "compare", "train"]
 
-_HOMES = {
-    "Choice": "choice",
-    "Recipe": "recipe",
-    "RecipeError": "choice",
-    "Run": "runs",
-    "TrainingError": "choice",
-    "compare": "comparing",
-    "train": "engine",
+_MODULES = {
+    "Choice": "calibrant.options",
+    "Recipe": "calibrant.training.recipe",
+    "RecipeError": "calibrant.options",
+    "Run": "calibrant.training.runs",
+    "TrainingError": "calibrant.options",
+    "compare": "calibrant.training.grid",
+    "train": "calibrant.training.loop",
 }
 
 
 def __getattr__(name: str) -> Any:
-    # On demand: Lightning takes seconds to import, and a list of recipes does not need it.
-    if name in _HOMES:
-        return getattr(import_module(f"calibrant.training.{_HOMES[name]}"), name)
+    # On demand: Lightning takes seconds to import, and listing the recipes does not need it.
+    if name in _MODULES:
+        return getattr(import_module(_MODULES[name]), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -39,6 +39,12 @@ def rows_of(batch: Batch, rows: slice) -> Batch:
     return inputs[rows], target[rows]
 
 
+def tensors_of(batch: Batch) -> list[Tensor]:
+    """All tensors of a batch, the target last."""
+    inputs, target = batch
+    return [*(inputs.values() if isinstance(inputs, dict) else [inputs]), target]
+
+
 class _Batches(Dataset[Batch]):
     """Batches by their indices; with a seed, augmented."""
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import errno
 import os
+import random
 import warnings
 import zipfile
 from collections.abc import Mapping
@@ -178,3 +179,19 @@ def load(path: Path) -> dict[str, Any]:
     if not isinstance(state, dict):
         raise ValueError(f"the checkpoint {path} holds a {type(state).__name__}; expected a dict")
     return state
+
+
+def random_state() -> dict[str, Any]:
+    """The states of the random number generators of torch, Python and the current GPU."""
+    state: dict[str, Any] = {"torch": torch.get_rng_state(), "python": list(random.getstate()[1])}
+    if torch.cuda.is_available():
+        state["cuda"] = torch.cuda.get_rng_state()
+    return state
+
+
+def restore_random_state(state: Mapping[str, Any]) -> None:
+    """Set the random number generators to a state of `random_state`."""
+    torch.set_rng_state(state["torch"])
+    random.setstate((3, tuple(state["python"]), None))
+    if "cuda" in state and torch.cuda.is_available():
+        torch.cuda.set_rng_state(state["cuda"])

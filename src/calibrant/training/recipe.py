@@ -84,7 +84,7 @@ class Recipe:
     select: Criterion = "last"
     average: float = 0.0
     precision: str = "auto"
-    compile: bool = False
+    compile: bool | Literal["auto"] = "auto"
     record: bool = True
     workers: int = 0
     checkpoint_batches: int = 0
