@@ -212,7 +212,9 @@ def test_the_data_lie_on_the_device_and_the_channels_last(
     train(recipe_of("epochs=1", "precision=auto"), tmp_path, data=made_up())
     assert torch.backends.cudnn.benchmark == before
     (training,) = held
-    assert {part.device.type for part in (training.parts.data.train, training.parts.data.validation)} == {"cuda"}
+    assert {part.device.type for part in (training.parts.data.train, training.parts.data.validation)} == {
+        "cuda"
+    }
     assert "bf16" in str(training.parts.fabric.strategy.precision.precision)
     weights = [each for each in training.parts.network.parameters() if each.ndim == 4 and each.shape[1] > 1]
     assert weights

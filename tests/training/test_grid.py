@@ -11,9 +11,9 @@ from PIL import Image
 
 from calibrant.options import Choice, RecipeError
 from calibrant.training import grid, loop
-from calibrant.training.grid import compare
 from calibrant.training.data import load_data
 from calibrant.training.data.augmentation import NORMALISATIONS
+from calibrant.training.grid import compare
 from calibrant.training.loop import train
 from calibrant.training.recipe import Recipe
 from calibrant.training.runs import folder_of

@@ -27,8 +27,8 @@ from calibrant.training import checkpoint, logs, loop, setup, validation
 from calibrant.training.data import DATA_SETS, MissingDataError, load_data
 from calibrant.training.folder import is_finished
 from calibrant.training.loop import TrainingError, train
-from calibrant.training.optimization import SCHEDULES
 from calibrant.training.models import create_model
+from calibrant.training.optimization import SCHEDULES
 from calibrant.training.recipe import Recipe
 from calibrant.training.setup import make_fabric, set_up
 from tests.distributed.processes import PREPARED
@@ -292,7 +292,11 @@ def test_the_best_epoch_is_kept(criterion: str, monkeypatch: pytest.MonkeyPatch,
     validate = loop.Loop._validate
 
     def noting(training: loop.Loop, *, adapt: bool, select: str = "last") -> dict[str, float]:
-        logits.append(torch.cat([part for part, _ in validation.predictions(training.parts, training.parts.data.validation)]))
+        logits.append(
+            torch.cat(
+                [part for part, _ in validation.predictions(training.parts, training.parts.data.validation)]
+            )
+        )
         return validate(training, adapt=adapt, select=select)
 
     monkeypatch.setattr(loop.Loop, "_validate", noting)

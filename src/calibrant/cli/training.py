@@ -77,8 +77,8 @@ def train(
     with _training_errors():
         followed = _recipe(recipe, changes, loss=loss, seed=seed)
         from calibrant.training.data import load_data
-        from calibrant.training.loop import train
         from calibrant.training.folder import check_folder, is_finished
+        from calibrant.training.loop import train
         from calibrant.training.runs import Run, folder_of
 
         folder = output or folder_of(Path("runs", followed.name), followed.loss, followed.seed)

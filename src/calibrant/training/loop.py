@@ -1,4 +1,4 @@
-"""The training loop, on Lightning Fabric: one process or many, CPU or GPU, stopped and resumed at any time."""
+"""The training loop, on Lightning Fabric: one process or many, CPU or GPU, resumable at any time."""
 
 from __future__ import annotations
 
@@ -64,8 +64,8 @@ def train(
 ) -> Path:
     """Train by a recipe, or resume a run that was stopped.
 
-    If the process is killed, the same call resumes from the last checkpoint. On a CPU it ends with exactly the
-    weights of an uninterrupted run.
+    If the process is killed, the same call resumes from the last checkpoint. On a CPU it ends with exactly
+    the weights of an uninterrupted run.
 
     Args:
         recipe: the recipe to follow.
@@ -226,7 +226,7 @@ class Loop:
         epoch = self.epoch + self.step / self.parts.steps
         factor = SCHEDULES[recipe.schedule.name](epoch, recipe.epochs, **recipe.schedule.options)
         self.rates = [rate * factor for rate in self.parts.learning_rates]
-        set_rates(self.parts.optimizer, self.rates)
+        set_rates(self.parts.optimizer.optimizer, self.rates)
         self.take_step(*batch)
 
     def _compile(self, batch: Batch) -> None:
@@ -237,7 +237,7 @@ class Loop:
         try:
             self.plain_step.compiled = compile_network(self.parts, batch)
         except Exception as error:
-            reason = str(error).strip().partition("\n")[0] or type(error).__name__
+            reason = " ".join(str(error).split("\n")[:2]) or type(error).__name__
             self.display.note(f"the network cannot be compiled ({reason}); training goes on without")
         self.take_step = self._recorded()
 

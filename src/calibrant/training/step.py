@@ -96,9 +96,9 @@ class Recorded:
     """A step on a GPU that is recorded as a CUDA graph after a few eager steps, and then replayed.
 
     Launching the many small kernels of a step one by one takes longer than running most of them. A recording
-    is for batches of one shape. Other batches, such as a smaller one at the end of an epoch, take eager steps.
-    So do all batches if the network waits for the GPU or draws random numbers on the host: a replay would do
-    neither.
+    is for batches of one shape. Other batches, such as a smaller one at the end of an epoch, take eager
+    steps. So do all batches if the network waits for the GPU or draws random numbers on the host: a replay
+    would do neither.
 
     Args:
         step: the step to take; it must change tensors in place only.

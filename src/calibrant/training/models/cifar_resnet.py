@@ -119,7 +119,9 @@ class CifarResNet(nn.Module):
         super().__init__()
         arguments.whole_number("channels", channels)
         features = width if stem is None else stem
-        self.stem = nn.Sequential(nn.Conv2d(channels, features, 3, padding=1, bias=False), batch_norm(features))
+        self.stem = nn.Sequential(
+            nn.Conv2d(channels, features, 3, padding=1, bias=False), batch_norm(features)
+        )
         stages = []
         for number, depth in enumerate(depths):
             blocks = []

@@ -25,8 +25,8 @@ def batch_norm(channels: int, *, relu: bool = True) -> nn.Sequential:
 def initialised(network: Network) -> Network:
     """Draw the weights of all convolutions anew, in place, and return the network.
 
-    Weights are normal with variance ``2 / fan-out`` and biases are 0 (He et al., 2015), so that gradients keep
-    their size through layers with ReLU. All other layers keep PyTorch's initial weights.
+    Weights are normal with variance ``2 / fan-out`` and biases are 0 (He et al., 2015), so that gradients
+    keep their size through layers with ReLU. All other layers keep PyTorch's initial weights.
 
     >>> convolution = initialised(nn.Conv2d(64, 64, 3))
     >>> bool((convolution.weight.std() * (9 * 64 / 2) ** 0.5 - 1).abs() < 0.05)
