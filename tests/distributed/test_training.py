@@ -187,7 +187,7 @@ def test_every_process_says_why_a_folder_is_refused(pairs: dict[str, Path]) -> N
 def test_a_batch_that_two_processes_cannot_share_is_refused(pairs: dict[str, Path]) -> None:
     for rank in range(2):
         said = (pairs["torchrun"] / f"odd.error{rank}").read_text()
-        assert said == "batch_size 15 cannot be shared among 2 processes equally; 14 can"
+        assert said == "batch_size 15 cannot be divided equally among 2 processes; 14 can"
 
 
 COMPARING = """

@@ -113,8 +113,8 @@ def test_a_network_in_the_cache_is_compiled_for_shorter_runs(
     monkeypatch.setattr(compilation, "_marker", lambda parts, batch: marker)
     batch = (torch.zeros(8, 1), torch.zeros(8))
 
-    def decided(seconds: float, compile: str = "auto", batch_size: int = 8) -> bool:
-        recipe = recipe_of("epochs=30", f"compile={compile}")
+    def decided(seconds: float, setting: str = "auto", batch_size: int = 8) -> bool:
+        recipe = recipe_of("epochs=30", f"compile={setting}")
         parts = SimpleNamespace(recipe=recipe, fabric=None, batch_size=batch_size)
         history = [{"seconds": 60.0}, {"seconds": seconds}]
         return should_compile(parts, batch, history)  # type: ignore[arg-type]
@@ -122,7 +122,7 @@ def test_a_network_in_the_cache_is_compiled_for_shorter_runs(
     assert [decided(seconds) for seconds in (1.0, 4.0, 20.0)] == [False, False, True]
     marker.touch()
     assert [decided(seconds) for seconds in (1.0, 4.0, 20.0)] == [False, True, True]
-    assert not decided(20.0, compile="false")
+    assert not decided(20.0, setting="false")
     assert not decided(20.0, batch_size=16)
 
 

@@ -128,8 +128,8 @@ def _outside(choice: Choice, recipe: Recipe, data: DataSets, data_root: str | Pa
         and choice.options.get("tokenizer") == recipe.data.options.get("tokenizer")
     ):
         raise RecipeError(
-            f"data {choice} would get a vocabulary of their own: to detect other texts, both data sets need the "
-            "same tokenizer"
+            f"data {choice} would be encoded by a vocabulary of their own: to detect other texts, both data "
+            "sets need the same tokenizer"
         )
     other = load_data(choice, data_root).test
     if len(other) == 0:

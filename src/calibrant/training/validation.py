@@ -78,11 +78,8 @@ def validate(parts: Parts, *, observe: bool, select: str = "last") -> dict[str, 
     _broadcast_buffers(parts)
     data, device = parts.data, parts.fabric.device
     # An empty batch first: a process without validation data takes part in the sum all the same.
-    no_logits, no_target = (
-        torch.zeros(0, data.num_classes, device=device),
-        torch.zeros(0, device=device).long(),
-    )
-    sums = ValidationSums.of(no_logits, no_target, data.ignore_index)
+    empty = torch.zeros(0, data.num_classes, device=device)
+    sums = ValidationSums.of(empty, empty.sum(1).long(), data.ignore_index)
     kept: list[tuple[Tensor, Tensor]] = []
     for logits, target in predictions(parts, data.validation):
         if observe:

@@ -12,7 +12,7 @@ from calibrant.training.models.layers import batch_norm, initialised
 
 
 class _DenseLayer(nn.Module):
-    """Adds ``growth`` channels to those it is given."""
+    """Adds ``growth`` channels to its input."""
 
     def __init__(self, channels: int, growth: int) -> None:
         super().__init__()
@@ -34,14 +34,14 @@ def _transition(channels: int, out: int) -> nn.Module:
 class CifarDenseNet(nn.Module):
     """A densely connected network with bottlenecks and compression 0.5 (Huang et al., 2017).
 
-    The stem is a 3×3 convolution of stride 1, and the mean over all pixels makes the network independent of
-    the size of the images.
+    The stem is a 3×3 convolution of stride 1. The mean over all pixels makes the network independent of the
+    image size.
 
     Args:
         num_classes: K.
-        depths: number of layers of each block.
-        growth: channels that a layer adds.
-        channels: of the images.
+        depths: the number of layers in each block.
+        growth: the number of channels that a layer adds.
+        channels: the channels of the images.
 
     >>> CifarDenseNet(10, (2, 2), growth=8, channels=3)(torch.zeros(2, 3, 32, 32)).shape
     torch.Size([2, 10])
@@ -70,12 +70,7 @@ class CifarDenseNet(nn.Module):
 
 
 def cifar_densenet_121(num_classes: int, *, channels: int = 3, growth: int = 32) -> CifarDenseNet:
-    """DenseNet-121: dense blocks of 6, 12, 24 and 16 layers.
-
-    Args:
-        num_classes: K.
-        channels: of the images ``(B, channels, H, W)``.
-        growth: channels that a layer adds.
+    """DenseNet-121: dense blocks of 6, 12, 24 and 16 layers; see `CifarDenseNet` for the arguments.
 
     >>> with torch.device("meta"):
     ...     sum(parameter.numel() for parameter in cifar_densenet_121(10).parameters())
