@@ -82,7 +82,7 @@ def compile_network(parts: Parts, batch: Batch) -> _FabricModule:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # the compiler's hints are for developers
             compiled = cast(nn.Module, torch.compile(network, dynamic=False))
-            model = cast(_FabricModule, fabric.setup_module(compiled))
+            model = fabric.setup_module(compiled)
             fabric.backward(parts.loss(model(inputs), target))
     finally:
         parts.optimizer.zero_grad(set_to_none=True)
@@ -98,7 +98,7 @@ def compile_network(parts: Parts, batch: Batch) -> _FabricModule:
 
 def _marker(parts: Parts, batch: Batch) -> Path:
     """A file beside the compiler's cache that says that this network has been compiled before."""
-    from torch._inductor.runtime.runtime_utils import cache_dir
+    from torch._inductor.runtime.runtime_utils import cache_dir  # type: ignore[attr-defined]
 
     about = (
         str(parts.recipe.model),
