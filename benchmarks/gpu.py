@@ -319,10 +319,10 @@ lr = 0.05
 
 def training() -> Rows:
     """Images per second, and what adaptive losses add to an epoch."""
-    from calibrant.training.engine import train
+    from calibrant.training.loop import train
     from calibrant.training.recipe import Recipe
 
-    steps: Rows = [{"normalisation": kind, "ms": recorded_step(kind)} for kind in ("torch", "kernels")]
+    steps: Rows = [{"step": "recorded", "ms": recorded_step()}]
     print_table("A step of CIFAR ResNet-50, recorded", steps)
     size = IMAGES - VALIDATION
     epochs: dict[str, list[Epoch]] = {}
@@ -363,9 +363,8 @@ def training() -> Rows:
     return steps + rows
 
 
-def recorded_step(kind: str) -> float:
+def recorded_step() -> float:
     """Milliseconds of a step in mixed precision, from a CUDA graph."""
-    from calibrant.kernels import normalising
     from calibrant.training.models import create_model
 
     model: nn.Module = create_model("cifar-resnet-50", CLASSES, {"channels": 3, "image_size": 32})
@@ -383,13 +382,7 @@ def recorded_step(kind: str) -> float:
         optimizer.step()
         optimizer.zero_grad()
 
-    by_kernels = normalising._by_kernels
-    if kind == "torch":
-        normalising._by_kernels = lambda *arguments: False
-    try:
-        return from_graph(step) / 1000
-    finally:
-        normalising._by_kernels = by_kernels
+    return from_graph(step) / 1000
 
 
 class Epoch(NamedTuple):
@@ -401,23 +394,23 @@ class Epoch(NamedTuple):
 
 @contextmanager
 def timed_validation() -> Iterator[list[float]]:
-    """Seconds that each validation takes; before and after it the engine waits for the GPU anyway."""
-    from calibrant.training.engine import _Training
+    """Seconds that each validation takes; before and after it the loop waits for the GPU anyway."""
+    from calibrant.training.loop import Loop
 
-    validate = _Training._validate
+    validate = Loop._validate
     seconds: list[float] = []
 
-    def timed(self: _Training, **options: Any) -> Any:
+    def timed(self: Loop, **options: Any) -> Any:
         started = time.perf_counter()
         figures = validate(self, **options)
         seconds.append(time.perf_counter() - started)
         return figures
 
-    _Training._validate = timed
+    Loop._validate = timed
     try:
         yield seconds
     finally:
-        _Training._validate = validate
+        Loop._validate = validate
 
 
 def plain_loop(pixels: np.ndarray[Any, Any]) -> list[Epoch]:

@@ -4,7 +4,7 @@ Every loss trains the same network on the same generated images, validation pass
 whatever else the machine does meets all of them alike. The first epoch of each turn warms up and is left out.
 Whole epochs vary by several percent on a busy machine, so the last column adds up what the loss itself does
 in one, timed without the network: forward and backward of every step, `observe` of every validation batch and
-`adapt`, beyond what the first loss takes, as a share of the first loss's epoch.
+`adapt`, beyond what the first loss takes, as a fraction of the first loss's epoch.
 
     python benchmarks/training.py
     python benchmarks/training.py --rounds 2 --images 512
@@ -25,7 +25,7 @@ from rich.progress import track
 from rich.table import Table
 
 from calibrant.losses import Loss
-from calibrant.training.engine import train
+from calibrant.training.loop import train
 from calibrant.training.recipe import Recipe
 
 LOSSES = "ce,cals-alm,cals-hr,adafocal,dual-focal,mbls"
@@ -119,7 +119,7 @@ def main() -> None:
         "fastest",
         f"over {first}",
         f"fastest over {first}",
-        "own share",
+        "own fraction",
     ):
         table.add_column(heading, justify="left" if heading == "loss" else "right")
     own = {
@@ -132,13 +132,13 @@ def main() -> None:
         # Epoch by epoch, for neighbours in time have had much the same machine.
         ratio = median(ours / theirs for ours, theirs in zip(values, seconds[first], strict=True))
         least = min(values) / min(seconds[first])
-        share = (own[loss] - own[first]) / median(seconds[first])
+        fraction = (own[loss] - own[first]) / median(seconds[first])
         row = (
             f"{median(values):.3f}",
             f"{min(values):.3f}",
             f"{ratio:.3f}",
             f"{least:.3f}",
-            f"{100 * share:.2f} %",
+            f"{100 * fraction:.2f} %",
         )
         table.add_row(loss, *row)
     Console().print(table)

@@ -21,7 +21,7 @@ from calibrant.training.data import DATA_SETS, load_data
 from calibrant.training.recipe import Recipe
 from calibrant.training.runs import Predicted, Run
 from tests.training import program
-from tests.training.outcomes import assert_close, assert_identical, tensors
+from tests.training.run_folders import assert_close, assert_identical, tensors
 
 ROOT = Path(__file__).parents[2]
 
@@ -43,7 +43,7 @@ RECIPES = {
     "averaged": [*SYNTHETIC, "average=0.8", "adapt=4", "gradient_clip=0.1"],
     "void": SPOTTED,
     "void-accumulated": [*SPOTTED, "accumulate=2", "optimizer=adam[lr=0.01]"],
-    "normalised": [SYNTHETIC[0], "model=tests.training.program:normalised"],
+    "normalised": [SYNTHETIC[0], "model=tests.training.program:batch_normalised"],
     "dropout": [SYNTHETIC[0], "model=tests.training.program:forgetful", "checkpoint_batches=2"],
     "refused": SYNTHETIC,
     "odd": [*SYNTHETIC, "batch_size=15"],
@@ -187,14 +187,14 @@ def test_every_process_says_why_a_folder_is_refused(pairs: dict[str, Path]) -> N
 def test_a_batch_that_two_processes_cannot_share_is_refused(pairs: dict[str, Path]) -> None:
     for rank in range(2):
         said = (pairs["torchrun"] / f"odd.error{rank}").read_text()
-        assert said == "batch_size 15 cannot be shared among 2 processes equally; 14 can"
+        assert said == "batch_size 15 cannot be divided equally among 2 processes; 14 can"
 
 
 COMPARING = """
 import sys
-from calibrant.training import Recipe, compare, engine
+from calibrant.training import Recipe, compare, loop
 
-engine.STORED = 0  # as if the predictions were too many to keep
+loop.STORED = 0  # as if the predictions were too many to keep
 recipe = Recipe.load("digits-lt").override(["epochs=1", "optimizer=sgd[lr=0.1]"])  # of 206 images
 found = compare(recipe, ["ce", "cals-alm"], [0], sys.argv[1], resamples=20)
 print("comparison" if found is not None else "nothing")

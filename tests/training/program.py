@@ -21,7 +21,7 @@ from lightning_fabric import Fabric
 from torch import Tensor, nn
 
 from calibrant.options import Choice, RecipeError
-from calibrant.training import engine
+from calibrant.training import loop, setup
 from calibrant.training.data import DATA_SETS, DataSets, TensorSplit, load_data
 from calibrant.training.recipe import Recipe
 
@@ -49,8 +49,8 @@ def spotted(
         images = inputs.reshape(-1, pixels, 5).movedim(1, -1)
         labels = target.reshape(-1, pixels).clone()
         generator = torch.Generator().manual_seed(len(labels))
-        share = torch.rand(len(labels), 1, generator=generator)  # of its pixels that are void
-        labels[torch.rand(labels.shape, generator=generator) < share] = 255
+        void = torch.rand(len(labels), 1, generator=generator)  # the fraction of void pixels of each row
+        labels[torch.rand(labels.shape, generator=generator) < void] = 255
         parts.append(TensorSplit(images, labels))
     return DataSets(*parts, plain.class_names, {"channels": 5}, ignore_index=255)
 
@@ -60,7 +60,7 @@ def pixelwise(num_classes: int, *, channels: int = 5) -> nn.Module:
     return nn.Sequential(nn.Conv1d(channels, 8, 1), nn.ReLU(), nn.Conv1d(8, num_classes, 1))
 
 
-def normalised(num_classes: int, *, features: int) -> nn.Module:
+def batch_normalised(num_classes: int, *, features: int) -> nn.Module:
     """A network with statistics of batches, which every process has its own of."""
     return nn.Sequential(nn.Linear(features, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, num_classes))
 
@@ -133,18 +133,18 @@ def announce_step() -> None:
 def follow(recipe: Recipe, folder: Path, fabric: Fabric | None = None) -> None:
     """Train, and leave what each process holds in the end beside the run."""
 
-    def run(training: engine._Training) -> None:
+    def run(training: loop.Loop) -> None:
         plain(training)
-        held = {"loss": training.loss.state_dict(), "model": training.network.state_dict()}
+        held = {"loss": training.parts.loss.state_dict(), "model": training.parts.network.state_dict()}
         held["draws"] = torch.rand(4)
-        torch.save(held, folder / f"process{training.fabric.global_rank}.pt")
+        torch.save(held, folder / f"process{training.parts.fabric.global_rank}.pt")
 
-    plain = engine._Training.run
-    engine._Training.run = run  # type: ignore[method-assign]
+    plain = loop.Loop.run
+    loop.Loop.run = run  # type: ignore[method-assign]
     try:
-        engine.train(recipe, folder, fabric=fabric)
+        loop.train(recipe, folder, fabric=fabric)
     finally:
-        engine._Training.run = plain  # type: ignore[method-assign]
+        loop.Loop.run = plain  # type: ignore[method-assign]
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -165,7 +165,7 @@ def main(arguments: list[str] | None = None) -> None:
     for path in given.recipes:
         recipe = Recipe.load(path)
         if fabric is None:
-            fabric = engine.make_fabric(recipe, accelerator="cpu", devices=given.devices)
+            fabric = setup.make_fabric(recipe, accelerator="cpu", devices=given.devices)
             fabric.launch()
         _doom.update(steps=given.output / f"{path.stem}.steps")
         if path.stem == "stopped":

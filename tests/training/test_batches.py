@@ -145,7 +145,7 @@ def test_batches_made_together_are_those_made_one_by_one(
 
     options = {"seed": 3, "epoch": 5, "batch_size": 4, "drop_last": False, "first": first}
     expected = list(training_batches(images(), **options))
-    monkeypatch.setattr(module, "_load", lambda batches, parts, *_: module._together(batches, parts))
+    monkeypatch.setattr(module, "_load", lambda batches, parts, *_: module._made_at_once(batches, parts))
     monkeypatch.setattr(module, "_BYTES_AT_ONCE", room)
     monkeypatch.setattr(ImageSplit, "batch", noting)
     found = list(training_batches(images(), **options))
@@ -160,7 +160,7 @@ def test_batches_made_together_are_those_made_one_by_one(
 def test_named_inputs_are_made_together_too(monkeypatch: pytest.MonkeyPatch) -> None:
     split = TensorSplit({"a": torch.arange(7.0), "b": torch.randn(7, 2)}, torch.arange(7))
     expected = list(evaluation_batches(split, batch_size=3))
-    monkeypatch.setattr(module, "_load", lambda batches, parts, *_: module._together(batches, parts))
+    monkeypatch.setattr(module, "_load", lambda batches, parts, *_: module._made_at_once(batches, parts))
     for (inputs, target), (other, labels) in zip(
         evaluation_batches(split, batch_size=3), expected, strict=True
     ):

@@ -13,17 +13,18 @@ import torch
 from torch import Tensor, nn
 
 from calibrant.losses import LOSSES
-from calibrant.training import batches, checkpoint, engine
+from calibrant.training import batches, checkpoint, loop, setup
 from calibrant.training.data import DataSets
 from calibrant.training.data.augmentation import NORMALISATIONS
 from calibrant.training.data.in_memory import ImageSplit
-from calibrant.training.display import Display, _Glance
-from calibrant.training.engine import TrainingError, make_fabric, train
+from calibrant.training.display import Display, _DelayedMean
+from calibrant.training.loop import TrainingError, train
 from calibrant.training.recipe import Recipe
 from calibrant.training.runs import Run
+from calibrant.training.setup import make_fabric
 from calibrant.training.step import Recorded
 
-from .outcomes import assert_close, result, rows, tensors
+from .run_folders import assert_close, result, rows, tensors
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
 
@@ -122,9 +123,9 @@ def recordings(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Recorded]]:
 def plainly(recipe: Recipe, folder: Path, data: DataSets | None = None) -> Path:
     """The run of a loop without recordings, with floats for learning rates and batches from the CPU."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(engine, "Recorded", lambda step, *_: step)
-        patch.setattr(engine, "make_recordable", lambda optimizer, device: None)
-        patch.setattr(engine, "on_device", lambda data, device: data)
+        patch.setattr(loop, "Recorded", lambda step, *_: step)
+        patch.setattr(setup, "make_recordable", lambda optimizer, device: None)
+        patch.setattr(setup, "on_device", lambda data, device: data)
         return train(recipe, folder, data=data or made_up())
 
 
@@ -164,15 +165,15 @@ def test_every_loss_can_be_recorded(
 def test_weights_that_a_step_spoiled_end_training(
     value: float, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    plain = engine._Training._train_step
+    plain = loop.Loop._train_step
 
-    def spoiling(training: engine._Training, batch: Any) -> None:
+    def spoiling(training: loop.Loop, batch: Any) -> None:
         plain(training, batch)
-        if (training.epoch, training.step) == (1, training.steps - 1):
+        if (training.epoch, training.step) == (1, training.parts.steps - 1):
             with torch.no_grad():
-                next(training.network.parameters())[-1, -1, -1, -1] = value
+                next(training.parts.network.parameters())[-1, -1, -1, -1] = value
 
-    monkeypatch.setattr(engine._Training, "_train_step", spoiling)
+    monkeypatch.setattr(loop.Loop, "_train_step", spoiling)
     with pytest.raises(TrainingError, match="weights became infinite or NaN in epoch 2"):
         train(recipe_of(), tmp_path, data=made_up())
     assert checkpoint.load(tmp_path / "checkpoints" / "last.pt")["epoch"] == 1
@@ -180,20 +181,20 @@ def test_weights_that_a_step_spoiled_end_training(
 
 def test_nothing_waits_for_the_device(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(batches, "_AT_ONCE", 2)
-    plain = engine._Training._train_step
-    glance, replayed = _Glance(), 0
+    plain = loop.Loop._train_step
+    glance, replayed = _DelayedMean(), 0
 
-    def watched(training: engine._Training, batch: Any) -> None:
+    def watched(training: loop.Loop, batch: Any) -> None:
         nonlocal replayed
         assert isinstance(training.take_step, Recorded)
         if training.take_step.graph is not None:
             # It stays so while the next batches are made.
-            torch.cuda.set_sync_debug_mode("error" if training.step < training.steps - 1 else "default")
+            torch.cuda.set_sync_debug_mode("error" if training.step < training.parts.steps - 1 else "default")
             replayed += 1
         plain(training, batch)
         glance.mean(training.total_loss, training.step + 1)
 
-    monkeypatch.setattr(engine._Training, "_train_step", watched)
+    monkeypatch.setattr(loop.Loop, "_train_step", watched)
     try:
         train(recipe_of("batch_size=4", "average=0.9"), tmp_path, data=made_up())
     finally:
@@ -204,18 +205,20 @@ def test_nothing_waits_for_the_device(monkeypatch: pytest.MonkeyPatch, tmp_path:
 def test_the_data_lie_on_the_device_and_the_channels_last(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    held: list[engine._Training] = []
-    plain = engine._Training.run
-    monkeypatch.setattr(engine._Training, "run", lambda self: (held.append(self), plain(self))[-1])
+    held: list[loop.Loop] = []
+    plain = loop.Loop.run
+    monkeypatch.setattr(loop.Loop, "run", lambda self: (held.append(self), plain(self))[-1])
     before = torch.backends.cudnn.benchmark
     train(recipe_of("epochs=1", "precision=auto"), tmp_path, data=made_up())
     assert torch.backends.cudnn.benchmark == before
     (training,) = held
-    assert {part.device.type for part in (training.data.train, training.data.validation)} == {"cuda"}
-    assert "bf16" in str(training.fabric.strategy.precision.precision)
-    weights = [each for each in training.network.parameters() if each.ndim == 4 and each.shape[1] > 1]
+    assert {part.device.type for part in (training.parts.data.train, training.parts.data.validation)} == {
+        "cuda"
+    }
+    assert "bf16" in str(training.parts.fabric.strategy.precision.precision)
+    weights = [each for each in training.parts.network.parameters() if each.ndim == 4 and each.shape[1] > 1]
     assert weights
-    images, _ = training._on_device(training.data.validation.batch(torch.arange(5, device="cuda")))
+    images, _ = training.parts.to_device(training.parts.data.validation.batch(torch.arange(5, device="cuda")))
     assert all(each.is_contiguous(memory_format=torch.channels_last) for each in (*weights, images))
     assert isinstance(training.take_step, Recorded)
     assert training.take_step._batch is not None
@@ -265,9 +268,9 @@ class Killed(BaseException):
 
 def kill(recipe: Recipe, folder: Path, step: int, accelerator: str = "auto") -> None:
     """Train up to a step."""
-    plain, taken = engine._Training._train_step, 0
+    plain, taken = loop.Loop._train_step, 0
 
-    def dying(training: engine._Training, batch: Any) -> None:
+    def dying(training: loop.Loop, batch: Any) -> None:
         nonlocal taken
         taken += 1
         if taken == step:
@@ -277,7 +280,7 @@ def kill(recipe: Recipe, folder: Path, step: int, accelerator: str = "auto") -> 
     fabric = make_fabric(recipe, accelerator=accelerator, devices=1)
     fabric.launch()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(engine._Training, "_train_step", dying)
+        patch.setattr(loop.Loop, "_train_step", dying)
         with pytest.raises(Killed):
             train(recipe, folder, data=made_up(), fabric=fabric)
 
@@ -364,7 +367,7 @@ def test_a_full_disk_ends_the_run_and_loses_nothing(tmp_path: Path) -> None:
 
 
 def test_the_bar_sees_the_loss_a_moment_later() -> None:
-    glance, total = _Glance(), torch.zeros((), device="cuda")
+    glance, total = _DelayedMean(), torch.zeros((), device="cuda")
     assert glance.mean(total, 1) is None
     torch.cuda.synchronize()
     total += 6

@@ -14,8 +14,8 @@ from calibrant.training.recipe import Recipe
 RECIPE = Recipe.load("digits-lt").override(["epochs=3", "loss=cals-alm[margin=6]", "seed=2"])
 
 
-def row(epoch: int, **more: float) -> dict[str, float]:
-    return {"epoch": epoch, "train_loss": 1.2345, "validation_accuracy": 0.5, "validation_ece": 0.043, **more}
+def row(epoch: int) -> dict[str, float]:
+    return {"epoch": epoch, "train_loss": 1.2345, "validation_accuracy": 0.5, "validation_ece": 0.043}
 
 
 def watched(monkeypatch: pytest.MonkeyPatch, terminal: bool, width: int = 200) -> io.StringIO:
@@ -42,7 +42,7 @@ def shown(
             for step in range(done, 2):
                 board.step(torch.tensor(2.0 * (step + 1)), step + 1)
             done = 0
-            board.end_epoch(row(epoch + 1, multiplier_mean=0.2, multiplier_min=0.1, multiplier_max=0.3))
+            board.end_epoch(row(epoch + 1), {"multiplier": torch.tensor([0.1, 0.3])})
         board.message("predicting test")
     return screen.getvalue()
 
@@ -58,8 +58,8 @@ def test_a_bar_shows_the_figures_of_the_last_epoch(monkeypatch: pytest.MonkeyPat
     screen = watched(monkeypatch, terminal=True)
     with Display(RECIPE, shown=True) as board:
         board.start_epoch(0, 2, 0)
-        board.end_epoch(row(1, gamma_mean=0.2, gamma_min=-0.1, gamma_max=3.0))
-    assert "loss 1.234 accuracy 50.0 % ECE 4.3 % γ -0.1…3" in screen.getvalue()
+        board.end_epoch(row(1), {"gamma": torch.tensor([3.0, -0.1]), "offset": torch.tensor(0.25)})
+    assert "loss 1.234 accuracy 50.0 % ECE 4.3 % γ -0.1…3 offset 0.25" in screen.getvalue()
     assert "2/6" in screen.getvalue()
 
 

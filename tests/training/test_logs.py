@@ -26,7 +26,7 @@ def scalars(folder: Path, name: str) -> list[tuple[int, float]]:
 def write(folder: Path, first: int, last: int, key: str = "ce") -> None:
     with Logs(folder) as logs:
         for count in range(first, last + 1):
-            logs.write(ROWS[:count], create_loss(key, 4))
+            logs.write(ROWS[:count], create_loss(key, 4).learned())
 
 
 def test_all_rows_are_in_both_files(tmp_path: Path) -> None:

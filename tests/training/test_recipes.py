@@ -19,7 +19,8 @@ from safetensors.torch import load_file
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from calibrant.training.data import load_data
-from calibrant.training.engine import is_finished, train
+from calibrant.training.folder import is_finished
+from calibrant.training.loop import train
 from calibrant.training.recipe import Recipe, shipped_recipes
 
 PAGE = (Path(__file__).parents[2] / "docs" / "recipes.md").read_text(encoding="utf-8")
@@ -41,7 +42,6 @@ SMALLER = {
 
 PACKAGES = {
     "timm": "timm",
-    "torchvision": "torchvision",
     "smp": "segmentation_models_pytorch",
     "hf": "transformers",
 }

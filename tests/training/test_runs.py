@@ -14,9 +14,9 @@ from calibrant.evaluation import evaluate
 from calibrant.metrics.ood import detection, entropy
 from calibrant.options import Choice, RecipeError
 from calibrant.predictions import open_predictions
-from calibrant.training import engine, runs
+from calibrant.training import loop, runs
 from calibrant.training.data import load_data
-from calibrant.training.engine import train
+from calibrant.training.loop import train
 from calibrant.training.recipe import Recipe
 from calibrant.training.runs import Run, folder_of
 from tests.evaluations import assert_same
@@ -50,7 +50,7 @@ def test_the_model_is_the_one_that_predicted(run: Run) -> None:
 def test_without_stored_predictions_the_model_predicts_again(
     run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(engine, "STORED", 0)
+    monkeypatch.setattr(loop, "STORED", 0)
     bare = Run(train(RECIPE, tmp_path))
     assert not (tmp_path / "test.npz").exists()
     for _ in range(2):  # a Predicted can be read again

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from calibrant.losses import create_loss
 from calibrant.training.data import DataSets, TensorSplit
 from calibrant.training.recipe import Recipe
+from calibrant.training.setup import Parts
 from calibrant.training.step import Recorded, Step
 
 
@@ -196,7 +197,9 @@ def test_a_step_leaves_no_gradients_behind() -> None:
     fabric = Fabric(accelerator="cpu", devices=1)
     network = nn.Linear(4, 4)
     model, optimizer = fabric.setup(network, torch.optim.SGD(network.parameters(), lr=0.1))
-    step = Step(recipe, data, fabric, model, optimizer, create_loss("ce", 4), None, torch.zeros(()))
+    loss = create_loss("ce", 4)
+    parts = Parts(recipe, fabric, data, "", network, model, optimizer, loss, None, [0.1], batch_size=4)
+    step = Step(parts, torch.zeros(()))
     before = network.weight.detach().clone()
     step(torch.eye(4), torch.arange(4))
     assert not torch.equal(network.weight, before)

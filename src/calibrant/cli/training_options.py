@@ -78,7 +78,7 @@ def load_recipe(
 
 def launch(recipe: Recipe, accelerator: str, devices: str, nodes: int) -> Fabric:
     """Fabric with all processes started."""
-    from calibrant.training.engine import make_fabric
+    from calibrant.training.setup import make_fabric
 
     if devices != "auto" and not (devices.isdecimal() and int(devices) > 0):
         fail(f"--devices {devices}: expected a whole number of at least 1, or auto")

@@ -1,4 +1,4 @@
-"""Training by recipe: what to train on what, the loop that can be killed and resumed, and comparisons."""
+"""Training by recipe, resumable at any time, and comparisons of losses over seeds."""
 
 from __future__ import annotations
 
@@ -7,20 +7,20 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from calibrant.options import Choice, RecipeError
-    from calibrant.training.comparing import compare
-    from calibrant.training.engine import train
+    from calibrant.training.grid import compare
+    from calibrant.training.loop import train
     from calibrant.training.recipe import Recipe
     from calibrant.training.runs import Run
 
 __all__ = ["Choice", "Recipe", "RecipeError", "Run", "TrainingError", "compare", "train"]
 
-_HOMES = {
+_MODULES = {
     "Choice": "calibrant.options",
     "Recipe": "calibrant.training.recipe",
     "RecipeError": "calibrant.options",
     "Run": "calibrant.training.runs",
-    "compare": "calibrant.training.comparing",
-    "train": "calibrant.training.engine",
+    "compare": "calibrant.training.grid",
+    "train": "calibrant.training.loop",
 }
 
 
@@ -29,7 +29,7 @@ class TrainingError(RuntimeError):
 
 
 def __getattr__(name: str) -> Any:
-    # On demand: Lightning takes seconds to import, and a list of recipes does not need it.
-    if name in _HOMES:
-        return getattr(import_module(_HOMES[name]), name)
+    # On demand: Lightning takes seconds to import, and listing the recipes does not need it.
+    if name in _MODULES:
+        return getattr(import_module(_MODULES[name]), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,4 +1,4 @@
-"""Batches in an order that the seed and the epoch decide, whatever the number of processes or workers."""
+"""Batches in an order that depends only on seed and epoch, not on the number of processes or workers."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ from calibrant.training.data import DataSets, Inputs, Split, random_numbers, shu
 
 Batch = tuple[Inputs, Tensor]
 
-_AT_ONCE, _BYTES_AT_ONCE = 64, 1 << 28  # batches, and their inputs, that a device makes together
+_AT_ONCE, _BYTES_AT_ONCE = 64, 1 << 28  # the most batches, and bytes of inputs, that a GPU makes at once
 
 
 def on_device(data: DataSets, device: torch.device) -> DataSets:
-    """The data on a GPU, if they are in memory and take no more than a quarter of what is free there."""
+    """Move data to a GPU if they are in memory and take at most a quarter of its free memory."""
     parts = (data.train, data.validation, data.test)
-    kept_back = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)  # by torch, to reuse
-    if 4 * sum(part.nbytes for part in parts) > torch.cuda.mem_get_info(device)[0] + kept_back:
+    unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)  # held by torch
+    if 4 * sum(part.nbytes for part in parts) > torch.cuda.mem_get_info(device)[0] + unused:
         return data
     train, validation, test = (part.to(device) for part in parts)
     return replace(data, train=train, validation=validation, test=test)
 
 
 def rows_of(batch: Batch, rows: slice) -> Batch:
-    """Some consecutive elements of a batch.
+    """Consecutive elements of a batch.
 
     >>> rows_of((torch.arange(4.0), torch.arange(4)), slice(1, 3))
     (tensor([1., 2.]), tensor([1, 2]))
@@ -39,8 +39,14 @@ def rows_of(batch: Batch, rows: slice) -> Batch:
     return inputs[rows], target[rows]
 
 
+def tensors_of(batch: Batch) -> list[Tensor]:
+    """All tensors of a batch, the target last."""
+    inputs, target = batch
+    return [*(inputs.values() if isinstance(inputs, dict) else [inputs]), target]
+
+
 class _Batches(Dataset[Batch]):
-    """Batches by their indices; with a seed, augmented."""
+    """Batches by the indices of their elements; augmented if there is a seed."""
 
     def __init__(self, split: Split, seed: int | None, epoch: int) -> None:
         self.split, self.seed, self.epoch = split, seed, epoch
@@ -50,9 +56,9 @@ class _Batches(Dataset[Batch]):
         return self.split.batch(indices, draws)
 
 
-def _together(batches: _Batches, parts: Sequence[Tensor]) -> Iterator[Batch]:
-    """The same batches, many made at once and then cut: a GPU has to be told far less often what to do."""
-    start, count = 0, 1  # the first one alone shows how much memory one takes
+def _made_at_once(batches: _Batches, parts: Sequence[Tensor]) -> Iterator[Batch]:
+    """The same batches, many of them made at once and then cut: far fewer launches on a GPU."""
+    start, count = 0, 1  # the first batch alone shows how much memory one takes
     while start < len(parts):
         chosen = parts[start : start + count]
         made, first = batches[torch.cat(list(chosen))], 0
@@ -61,33 +67,28 @@ def _together(batches: _Batches, parts: Sequence[Tensor]) -> Iterator[Batch]:
             first += len(part)
         start += count
         if count == 1:
-            inputs, _ = made
-            tensors = inputs.values() if isinstance(inputs, dict) else [inputs]
-            size = sum(tensor.nbytes for tensor in tensors)
+            size = sum(tensor.nbytes for tensor in tensors_of(made)[:-1])
             count = max(1, min(_AT_ONCE, _BYTES_AT_ONCE // max(1, size)))
 
 
 def _load(batches: _Batches, parts: Sequence[Tensor], workers: int, pinned: bool) -> Iterable[Batch]:
     if batches.split.device.type != "cpu":
-        return _together(batches, parts)
+        return _made_at_once(batches, parts)
     if workers == 0:
         return (batches[indices] for indices in parts)
-    # Its own generator: a loader takes a number from torch's, which a resumed run would take once more.
-    return cast(
-        Iterable[Batch],
-        DataLoader(
-            batches,
-            batch_size=None,
-            sampler=parts,
-            num_workers=workers,
-            pin_memory=pinned,
-            generator=torch.Generator(),
-        ),
+    loader = DataLoader(
+        batches,
+        batch_size=None,
+        sampler=parts,
+        num_workers=workers,
+        pin_memory=pinned,
+        generator=torch.Generator(),  # torch's own would be moved on, and a resumed run would differ
     )
+    return cast(Iterable[Batch], loader)
 
 
 def steps_per_epoch(size: int, batch_size: int, drop_last: bool) -> int:
-    """How many batches an epoch has; at least one.
+    """The number of batches in an epoch; at least one.
 
     >>> steps_per_epoch(206, 32, drop_last=True), steps_per_epoch(206, 32, drop_last=False)
     (6, 7)
@@ -108,19 +109,19 @@ def training_batches(
     workers: int = 0,
     pinned: bool = False,
 ) -> Iterable[Batch]:
-    """This process's part of every batch of an epoch, augmented.
+    """This process's elements of every batch of an epoch, augmented.
 
     Args:
         split: the training data.
-        seed: of the order and the augmentation.
-        epoch: likewise.
-        batch_size: over all processes.
-        drop_last: whether a last, smaller batch is left out.
-        first: how many batches to leave out at the start, after a resumed run.
-        rank: of this process.
-        processes: how many there are.
-        workers: processes that prepare batches, unless the data are on a device.
-        pinned: whether batches are to lie in memory that a GPU can copy from directly.
+        seed: the seed of the order and the augmentation.
+        epoch: the epoch, which changes both.
+        batch_size: elements per batch, over all processes.
+        drop_last: leave out a last, smaller batch.
+        first: the number of batches to skip, in a resumed run.
+        rank: the rank of this process.
+        processes: the number of processes.
+        workers: processes that prepare batches, unless the data are on a GPU.
+        pinned: put batches into pinned memory, from which a GPU copies directly.
     """
     order = shuffled(len(split), seed, epoch)
     if split.device.type != "cpu":
@@ -139,7 +140,7 @@ def evaluation_batches(
     workers: int = 0,
     pinned: bool = False,
 ) -> Iterable[Batch]:
-    """This process's share of a part, in order and as it is; the shares hold every element just once.
+    """This process's elements of a split, in order and unchanged. Every element belongs to one process.
 
     >>> from calibrant.training.data import TensorSplit
     >>> part = TensorSplit(torch.zeros(5, 1), torch.arange(5))

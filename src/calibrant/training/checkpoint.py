@@ -1,10 +1,11 @@
-"""Checkpoints that survive being killed, a full disk and damage: the last good one is always there."""
+"""Checkpoints that survive a kill, a full disk and damaged files: a good one is always there."""
 
 from __future__ import annotations
 
 import copy
 import errno
 import os
+import random
 import warnings
 import zipfile
 from collections.abc import Mapping
@@ -22,36 +23,35 @@ BEST, SECOND_BEST = "best.pt", "second-best.pt"
 
 
 def save(path: Path, state: Mapping[str, Any]) -> None:
-    """Write a state, or replace it in one step once it is on the disk.
+    """Write a state to a file. An existing file is replaced in one step, once the new one is on the disk.
 
     Raises:
-        OSError: it could not be written; what was there before is still there.
+        OSError: the state could not be written; the existing file is unchanged.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     with replacing(path) as stream:
         try:
             torch.save(dict(state), stream)
-        except RuntimeError as error:  # torch's own writer has no other way to say that a disk is full
-            raise (
-                error.__context__ if isinstance(error.__context__, OSError) else OSError(str(error))
-            ) from None
+        except RuntimeError as error:  # this is how torch reports a full disk
+            cause = error.__context__
+            raise (cause if isinstance(cause, OSError) else OSError(str(error))) from None
         stream.flush()
         os.fsync(stream.fileno())
 
 
 def save_last(folder: Path, state: Mapping[str, Any]) -> None:
     """Write the newest checkpoint, and keep the one before it."""
-    for left in folder.glob(".*.pt.*"):  # by a process that was killed while it wrote
-        left.unlink()
-    _save_beside(folder, state, LAST, PREVIOUS)
+    for unfinished in folder.glob(".*.pt.*"):  # of a process that was killed while writing
+        unfinished.unlink()
+    _save_and_keep(folder, state, LAST, PREVIOUS)
 
 
 def save_best(folder: Path, state: Mapping[str, Any]) -> None:
-    """Write the best weights so far, and keep those that were the best before them."""
-    _save_beside(folder, state, BEST, SECOND_BEST)
+    """Write the best weights so far, and keep the best before them."""
+    _save_and_keep(folder, state, BEST, SECOND_BEST)
 
 
-def _save_beside(folder: Path, state: Mapping[str, Any], name: str, former: str) -> None:
+def _save_and_keep(folder: Path, state: Mapping[str, Any], name: str, former: str) -> None:
     newest = folder / f"new-{name}"
     save(newest, state)
     if (folder / name).exists():
@@ -60,12 +60,12 @@ def _save_beside(folder: Path, state: Mapping[str, Any], name: str, former: str)
 
 
 class Writer:
-    """Writes checkpoints, the best weights before what tells of them.
+    """Writes checkpoints, in the background if asked to. Best weights come before the state that names them.
 
     Args:
-        folder: of the checkpoints.
-        background: whether a thread writes, from copies on the device, while training goes on. An error of
-            its is raised by the next call, or at the end. No more than one checkpoint is on its way.
+        folder: the folder of the checkpoints.
+        background: let a thread write copies made on the device while training goes on. An error in the
+            thread is raised by the next call, or at the end. Only one checkpoint is written at a time.
     """
 
     def __init__(self, folder: Path, *, background: bool) -> None:
@@ -77,10 +77,10 @@ class Writer:
         self._pending: Future[None] | None = None
 
     def write(self, last: Mapping[str, Any], best: Mapping[str, Any] | None = None) -> None:
-        """Write the newest state, and the best weights where they have changed.
+        """Write the newest state, and the best weights if they have changed.
 
         Raises:
-            OSError: it could not be written, or what came before it.
+            OSError: this checkpoint or the one before could not be written.
         """
         self.wait()
         if self._thread is None:
@@ -96,17 +96,17 @@ class Writer:
         self._pending = self._thread.submit(self._write_aside, last, best)
 
     def wait(self) -> None:
-        """See that everything is on the disk.
+        """Wait until everything is on the disk.
 
         Raises:
-            OSError: it is not.
+            OSError: the last checkpoint could not be written.
         """
         pending, self._pending = self._pending, None
         if pending is not None:
             pending.result()
 
     def _write_aside(self, last: Mapping[str, Any], best: Mapping[str, Any] | None) -> None:
-        with torch.cuda.stream(self._stream):  # its copies to the host do not wait for training
+        with torch.cuda.stream(self._stream):  # copies to the host do not wait for training
             self._write(last, best)
 
     def _write(self, last: Mapping[str, Any], best: Mapping[str, Any] | None) -> None:
@@ -123,7 +123,7 @@ class Writer:
         except Exception as error:
             if problem is None:
                 raise
-            # The other error is the one to raise.
+            # The first error is the one to raise.
             warnings.warn(f"the last checkpoint is lost: {error}", stacklevel=2)
         finally:
             if self._thread is not None:
@@ -131,50 +131,61 @@ class Writer:
 
 
 def load_last(folder: Path) -> dict[str, Any] | None:
-    """The newest checkpoint that is whole, on the CPU; None where there is none.
-
-    A damaged one gives a warning, and the one before it is taken.
-    """
-    return _load_whole(folder, {LAST: "going back to the one before", PREVIOUS: "starting anew"})
+    """The newest undamaged checkpoint, on the CPU; None if there is none. A damaged one gives a warning."""
+    return _load_undamaged(folder, {LAST: "going back to the one before", PREVIOUS: "starting anew"})
 
 
 def load_best(folder: Path) -> dict[str, Any] | None:
-    """The best weights that are whole, on the CPU; None where there are none.
-
-    Damaged ones give a warning, and those that were the best before them are taken.
-    """
-    return _load_whole(folder, {BEST: "taking the best before it", SECOND_BEST: "there is no other"})
+    """The best undamaged weights, on the CPU; None if there are none. Damaged ones give a warning."""
+    return _load_undamaged(folder, {BEST: "taking the best before it", SECOND_BEST: "there is no other"})
 
 
-def _load_whole(folder: Path, names: Mapping[str, str]) -> dict[str, Any] | None:
+def _load_undamaged(folder: Path, names: Mapping[str, str]) -> dict[str, Any] | None:
     for name, instead in names.items():
         path = folder / name
-        with suppress(FileNotFoundError):  # there is none, or another process has just set it aside
+        with suppress(FileNotFoundError):  # none yet, or another process has just renamed it
             try:
                 return load(path)
             except ValueError as error:
                 warnings.warn(f"{error}; {instead}", stacklevel=3)
-                # Else it would be kept as the one before, in the place of the one that is whole.
+                # Otherwise the next save would keep it in place of the undamaged one.
                 path.replace(path.with_suffix(".damaged"))
     return None
 
 
 def load(path: Path) -> dict[str, Any]:
-    """A state that `save` wrote.
+    """Read a state that `save` wrote.
 
     Raises:
-        ValueError: the file is damaged, or is something else.
+        ValueError: the file is damaged or is not a checkpoint.
     """
     try:
-        with zipfile.ZipFile(path) as archive:  # torch itself does not look at the check sums
+        with zipfile.ZipFile(path) as archive:  # torch does not verify checksums
             damaged = archive.testzip()
         if damaged is not None:
             raise zipfile.BadZipFile(damaged)
         state = torch.load(path, "cpu", weights_only=True)
-    except Exception as error:  # what is raised depends on where the damage is, and on no list of errors
+    except Exception as error:  # damage can raise anything, depending on where it is
+        # The file could not be read at all. (A damaged one may seek to an invalid position.)
         if isinstance(error, OSError) and error.errno is not None and error.errno != errno.EINVAL:
-            raise  # the file could not be read at all; a damaged one may ask for an impossible position
+            raise
         raise ValueError(f"the checkpoint {path} is damaged") from error
     if not isinstance(state, dict):
         raise ValueError(f"the checkpoint {path} holds a {type(state).__name__}; expected a dict")
     return state
+
+
+def random_state() -> dict[str, Any]:
+    """The states of the random number generators of torch, Python and the current GPU."""
+    state: dict[str, Any] = {"torch": torch.get_rng_state(), "python": list(random.getstate()[1])}
+    if torch.cuda.is_available():
+        state["cuda"] = torch.cuda.get_rng_state()
+    return state
+
+
+def restore_random_state(state: Mapping[str, Any]) -> None:
+    """Set the random number generators to a state of `random_state`."""
+    torch.set_rng_state(state["torch"])
+    random.setstate((3, tuple(state["python"]), None))
+    if "cuda" in state and torch.cuda.is_available():
+        torch.cuda.set_rng_state(state["cuda"])

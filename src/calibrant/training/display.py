@@ -1,4 +1,4 @@
-"""How far training has come: a bar on a terminal, a line now and then in a file."""
+"""The progress of a run: a bar on a terminal, lines at intervals in a file."""
 
 from __future__ import annotations
 
@@ -15,17 +15,33 @@ from calibrant.training.recipe import Recipe
 
 _SECONDS_BETWEEN_FIGURES = 0.5
 _SECONDS_BETWEEN_LINES = 10.0
+_SYMBOLS = {"multiplier": "λ", "gamma": "γ", "penalty_weight": "ρ"}
 
 
-class _Glance:
-    """Looks at a sum and never waits for it: on a GPU, it sees what it was the last time it looked."""
+def learned_in_words(learned: Mapping[str, Tensor]) -> str:
+    """The learned state of a loss in a few characters: scalars, or minimum and maximum.
+
+    >>> learned_in_words({"scale": torch.tensor(0.5), "gamma": torch.tensor([1.0, 3.0])})
+    'scale 0.5 γ 1…3'
+    """
+
+    def shown(value: Tensor) -> str:
+        if value.ndim == 0:
+            return f"{float(value):.2g}"
+        return f"{float(value.min()):.2g}…{float(value.max()):.2g}"
+
+    return " ".join(f"{_SYMBOLS.get(name, name)} {shown(value)}" for name, value in learned.items())
+
+
+class _DelayedMean:
+    """Reads a running sum without waiting for the GPU: it returns the value of the previous reading."""
 
     def __init__(self) -> None:
         self._copy, self._count = torch.zeros(()), 0
         self._arrived: torch.cuda.Event | None = None
 
     def mean(self, total: Tensor, count: int) -> float | None:
-        """The sum over its count, now or a moment ago; None where it is not known yet."""
+        """The sum over its count, now or at the previous reading; None if it is not known yet."""
         if not total.is_cuda:
             return float(total) / count
         mean = None
@@ -41,11 +57,11 @@ class _Glance:
 
 
 class Display:
-    """Shows epochs, batches, loss, accuracy, ECE and multipliers of a run.
+    """Shows epochs, batches, loss, accuracy, ECE and the learned state of the loss.
 
     Args:
-        recipe: that is followed.
-        shown: whether to show anything.
+        recipe: the recipe of the run.
+        shown: False shows nothing at all.
     """
 
     def __init__(self, recipe: Recipe, *, shown: bool) -> None:
@@ -54,7 +70,7 @@ class Display:
         self.name = f"{recipe.loss}, seed {recipe.seed}"
         self._progress: Progress | None = None
         self._figures, self._line_at, self._figures_at = "", 0.0, 0.0
-        self._loss = _Glance()
+        self._loss = _DelayedMean()
 
     def __enter__(self) -> Self:
         if self.shown and self.console.is_terminal:
@@ -75,24 +91,24 @@ class Display:
             self._progress.stop()
 
     def resumed(self, epoch: int, step: int) -> None:
-        """Say from where a run goes on."""
+        """Say where a resumed run goes on."""
         within = f" and {step} batches" if step else ""
         self.note(f"going on after {epoch} of {self.recipe.epochs} epochs{within}")
 
     def message(self, text: str) -> None:
-        """Say something beside the bar, where the next figures take its place."""
+        """Show a text beside the bar until the next figures replace it; without a bar, in a line."""
         if self._progress is not None:
             self._progress.update(self._task, figures=text)
         else:
             self.note(text)
 
     def note(self, text: str) -> None:
-        """Say something in a line that stays, above the bar."""
+        """Show a text in a line that stays, above the bar."""
         if self.shown:
             self.console.print(f"{self.name}: {text}", markup=False, highlight=False, soft_wrap=True)
 
     def start_epoch(self, epoch: int, steps: int, done: int) -> None:
-        """An epoch begins, or goes on."""
+        """Start an epoch, of which ``done`` steps are done already."""
         self._epoch = epoch
         if self._progress is not None:
             total = self.recipe.epochs * steps
@@ -100,7 +116,7 @@ class Display:
             self._progress.update(self._task, total=total, completed=epoch * steps + done)
 
     def step(self, total_loss: Tensor, steps: int) -> None:
-        """A batch is done."""
+        """Show the progress after a step."""
         if self._progress is None:
             return
         now = time.monotonic()
@@ -111,18 +127,18 @@ class Display:
                 self._progress.update(self._task, figures=f"loss {mean:.3f} {self._figures}")
             self._progress.update(self._task, completed=self._epoch * self._steps + steps)
 
-    def end_epoch(self, row: Mapping[str, float]) -> None:
-        """An epoch is over."""
+    def end_epoch(self, row: Mapping[str, float], learned: Mapping[str, Tensor]) -> None:
+        """Show the figures of an epoch.
+
+        Args:
+            row: the log row of the epoch.
+            learned: the learned state of the loss.
+        """
         figures = f"accuracy {100 * row['validation_accuracy']:.1f} % ECE {100 * row['validation_ece']:.1f} %"
-        for name, symbol in (("multiplier", "λ"), ("gamma", "γ")):
-            if f"{name}_mean" in row:
-                figures += f" {symbol} {row[f'{name}_min']:.2g}…{row[f'{name}_max']:.2g}"
-        self._figures = figures
-        last = row["epoch"] == self.recipe.epochs
+        self._figures = f"{figures} {learned_in_words(learned)}".rstrip()
+        text = f"loss {row['train_loss']:.3f} {self._figures}"
         if self._progress is not None:
-            shown = f"loss {row['train_loss']:.3f} {figures}"
-            self._progress.update(self._task, figures=shown, completed=int(row["epoch"]) * self._steps)
-        elif self.shown and (last or time.monotonic() - self._line_at > _SECONDS_BETWEEN_LINES):
+            self._progress.update(self._task, figures=text, completed=int(row["epoch"]) * self._steps)
+        elif row["epoch"] == self.recipe.epochs or time.monotonic() - self._line_at > _SECONDS_BETWEEN_LINES:
             self._line_at = time.monotonic()
-            text = f"epoch {row['epoch']:g}/{self.recipe.epochs} loss {row['train_loss']:.3f} {figures}"
-            self.message(text)
+            self.note(f"epoch {row['epoch']:g}/{self.recipe.epochs} {text}")

@@ -1,9 +1,11 @@
-"""What the folder of a run holds, and how it is written and read."""
+"""The folder of a run: its files, how they are written and read, and checks before it is used."""
 
 from __future__ import annotations
 
 import json
 import os
+from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -13,28 +15,30 @@ from torch import Tensor, nn
 
 from calibrant.atomic import replace_file
 from calibrant.options import RecipeError
+from calibrant.training import checkpoint
+from calibrant.training.data import DataSets
 from calibrant.training.recipe import Recipe
 
 RECIPE, RESULT, CHECKPOINTS = "recipe.toml", "result.json", "checkpoints"
 WEIGHTS, LOSS, LEARNED = "model.safetensors", "loss.safetensors", "learned.safetensors"
 
 STORED = 1 << 30
-"""Bytes of logits up to which the predictions of a run are kept in its folder."""
+"""The largest size of the logits, in bytes, at which the predictions are stored in the folder."""
 
 
 def is_finished(folder: Path) -> bool:
-    """Whether a folder holds a run that came to its end."""
+    """Whether a folder holds a finished run."""
     return (folder / RESULT).is_file()
 
 
 def result_of(folder: Path) -> dict[str, Any]:
-    """What a finished run has written last."""
+    """The result of a finished run."""
     result: dict[str, Any] = json.loads((folder / RESULT).read_text(encoding="utf-8"))
     return result
 
 
 def check_folder(folder: Path, recipe: Recipe) -> None:
-    """See that a folder is new and can be made, or that its run is of the same recipe."""
+    """Refuse a folder that cannot be written to, or that holds a run of another recipe."""
     if folder.exists() and not folder.is_dir():
         raise NotADirectoryError(f"{folder} is a file; expected a folder to write the run to")
     parent = next(each for each in (folder, *folder.absolute().parents) if each.exists())
@@ -56,7 +60,13 @@ def check_folder(folder: Path, recipe: Recipe) -> None:
 
 
 def check_data(folder: Path, kept: str | None, fingerprint: str) -> None:
-    """See that data are those of the run in a folder, which has kept their fingerprint."""
+    """Refuse data that a run was not begun with.
+
+    Args:
+        folder: the folder of the run.
+        kept: the fingerprint that the run has kept, if any.
+        fingerprint: the fingerprint of the data.
+    """
     if kept is not None and kept != fingerprint:
         raise RecipeError(
             f"the data are not those that the run in {folder} was begun with: images, labels or their split "
@@ -64,9 +74,21 @@ def check_data(folder: Path, kept: str | None, fingerprint: str) -> None:
         )
 
 
+def check_begun(folder: Path, recipe: Recipe, data: DataSets) -> None:
+    """Refuse a folder that holds a run, finished or not, of another recipe or of other data."""
+    check_folder(folder, recipe)
+    kept: Mapping[str, Any] = {}
+    if is_finished(folder):
+        kept = result_of(folder)
+    else:
+        with suppress(ValueError, FileNotFoundError):  # the run itself handles and reports a damaged file
+            kept = checkpoint.load(folder / CHECKPOINTS / checkpoint.LAST)
+    check_data(folder, kept.get("data"), data.fingerprint)
+
+
 def save_weights(module: nn.Module, path: Path) -> None:
-    """Write a module's weights as safetensors, or replace them in one step."""
-    # Copies, for safetensors refuses tensors that share memory.
+    """Write the weights of a module as safetensors. An existing file is replaced in one step."""
+    # Copies, because safetensors refuses tensors that share memory.
     state = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in module.state_dict().items()}
     replace_file(path, save(state))
 
@@ -76,24 +98,28 @@ def load_weights(module: nn.Module, path: Path) -> None:
     module.load_state_dict(load_file(path))
 
 
-def in_order(shares: list[list[tuple[Tensor, Tensor]]], size: int) -> tuple[Tensor, Tensor]:
-    """Predictions of all processes, each with every so-many-th element, as one process would have them.
+def in_order(processes: list[list[tuple[Tensor, Tensor]]], size: int) -> tuple[Tensor, Tensor]:
+    """Merge the predictions of all processes into the order of the data.
+
+    Args:
+        processes: for each process, batches of logits and labels. Of n processes, the k-th has the elements
+            k, k + n, k + 2 n, …
+        size: the number of elements.
 
     >>> first, second = torch.tensor([[0.0], [2.0]]), torch.tensor([[1.0]])
     >>> logits, _ = in_order([[(first, first[:, 0].long())], [(second, second[:, 0].long())]], 3)
     >>> logits.flatten()
     tensor([0., 1., 2.])
     """
-    present = [share for share in shares if share]
-    logits = torch.cat([part for share in present for part, _ in share])
-    labels = torch.cat([part for share in present for _, part in share])
-    positions = torch.cat([torch.arange(size)[rank :: len(shares)] for rank in range(len(shares))])
-    order = positions.argsort()
+    batches = [batch for process in processes for batch in process]
+    logits, labels = (torch.cat(parts) for parts in zip(*batches, strict=True))
+    count = len(processes)
+    order = torch.cat([torch.arange(size)[rank::count] for rank in range(count)]).argsort()
     return logits[order], labels[order]
 
 
 def as_written(target: Tensor, ignore_index: int) -> Tensor:
-    """The labels as files of predictions have them: -100 for what the data set says to ignore.
+    """Labels as prediction files have them: -100 for every ignored element.
 
     >>> as_written(torch.tensor([0, 255, 2]), 255)
     tensor([   0, -100,    2])

@@ -1,26 +1,44 @@
-"""What a run writes down after every epoch: CSV, JSON lines and TensorBoard."""
+"""The log of a run, written after every epoch: CSV, JSON lines and TensorBoard."""
 
 from __future__ import annotations
 
 import csv
 import io
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
+from torch import Tensor
+
 from calibrant.atomic import replace_file
-from calibrant.losses import Loss
 
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
 
 
+def learned_columns(learned: Mapping[str, Tensor]) -> dict[str, float]:
+    """The columns of a log row for the learned state of a loss: a scalar, or mean, minimum and maximum.
+
+    >>> import torch
+    >>> learned_columns({"scale": torch.tensor(0.5), "gamma": torch.tensor([1.0, 3.0])})
+    {'scale': 0.5, 'gamma_mean': 2.0, 'gamma_min': 1.0, 'gamma_max': 3.0}
+    """
+    columns: dict[str, float] = {}
+    for name, value in learned.items():
+        if value.ndim == 0:
+            columns[name] = float(value)
+        else:
+            kinds = {"mean": value.mean(), "min": value.min(), "max": value.max()}
+            columns |= {f"{name}_{kind}": float(each) for kind, each in kinds.items()}
+    return columns
+
+
 class Logs:
-    """The logs of a run; what a killed run wrote beyond its last checkpoint is written over.
+    """The log files of a run. Rows that a killed run wrote after its last checkpoint are replaced.
 
     Args:
-        folder: of the run.
+        folder: the folder of the run.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -34,8 +52,13 @@ class Logs:
         if self._board is not None:
             self._board.close()
 
-    def write(self, history: Sequence[dict[str, float]], loss: Loss) -> None:
-        """Write all rows to the files, and the last one to TensorBoard."""
+    def write(self, history: Sequence[dict[str, float]], learned: Mapping[str, Tensor]) -> None:
+        """Write all rows to the files, and the last one to TensorBoard.
+
+        Args:
+            history: a row for each epoch.
+            learned: the learned state of the loss after the last epoch, for histograms.
+        """
         lines = "".join(json.dumps(row) + "\n" for row in history)
         replace_file(self.folder / "log.jsonl", lines.encode())
         columns = list(dict.fromkeys(name for row in history for name in row))
@@ -44,19 +67,19 @@ class Logs:
         writer.writeheader()
         writer.writerows(history)
         replace_file(self.folder / "log.csv", text.getvalue().encode())
-        self._to_board(history[-1], loss)
+        self._write_to_board(history[-1], learned)
 
-    def _to_board(self, row: dict[str, float], loss: Loss) -> None:
+    def _write_to_board(self, row: dict[str, float], learned: Mapping[str, Tensor]) -> None:
         epoch = int(row["epoch"])
         if self._board is None:
             from torch.utils.tensorboard import SummaryWriter
 
-            # Only what comes after the checkpoint is hidden of what an earlier process wrote.
-            board = SummaryWriter(str(self.folder / "tensorboard"), purge_step=epoch)
-            self._board = board
+            # Hides what an earlier process wrote after its last checkpoint.
+            self._board = SummaryWriter(str(self.folder / "tensorboard"), purge_step=epoch)
         for name, value in row.items():
             if name != "epoch":
                 self._board.add_scalar(name, value, epoch)
-        for name, buffer in loss.learned().items():
-            self._board.add_histogram(f"loss/{name}", buffer, epoch)
+        for name, tensor in learned.items():
+            if tensor.ndim > 0:
+                self._board.add_histogram(f"loss/{name}", tensor, epoch)
         self._board.flush()

@@ -1,4 +1,4 @@
-"""Optimizers and learning rates as the published recipes have them."""
+"""Optimizers, learning rate schedules and running averages of weights."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ def sgd(
     [1, 1]
 
     Args:
-        model: whose parameters to move.
-        lr: learning rate, before the schedule.
-        momentum: of the gradient.
-        weight_decay: added to the gradient, times the weights.
-        nesterov: whether the momentum looks ahead.
-        decay_vectors: whether parameters with one axis, such as biases and scales, decay too.
+        model: the model to train.
+        lr: the learning rate before the schedule.
+        momentum: the momentum factor.
+        weight_decay: the factor of the L2 penalty on the weights.
+        nesterov: use Nesterov momentum.
+        decay_vectors: let weight decay apply to parameters with one axis too, such as biases and scales.
     """
     groups = _groups(model, weight_decay, decay_vectors)
     return SGD(groups, lr=lr, momentum=momentum, nesterov=nesterov)
@@ -47,7 +47,7 @@ def adam(
     weight_decay: float = 0.0,
     decay_vectors: bool = True,
 ) -> Optimizer:
-    """Adam; arguments as `sgd`."""
+    """Adam; see `sgd` for the arguments."""
     return Adam(_groups(model, weight_decay, decay_vectors), lr=lr, betas=betas)
 
 
@@ -59,16 +59,16 @@ def adamw(
     weight_decay: float = 0.05,
     decay_vectors: bool = False,
 ) -> Optimizer:
-    """Adam with decoupled weight decay; arguments as `sgd`."""
+    """Adam with decoupled weight decay; see `sgd` for the arguments."""
     return AdamW(_groups(model, weight_decay, decay_vectors), lr=lr, betas=betas)
 
 
 def _groups(model: nn.Module, weight_decay: float, decay_vectors: bool) -> list[dict[str, Any]]:
-    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    decayed = [parameter for parameter in parameters if decay_vectors or parameter.ndim > 1]
-    others = [parameter for parameter in parameters if not (decay_vectors or parameter.ndim > 1)]
-    groups = [(decayed, weight_decay), (others, 0.0)]
-    return [{"params": members, "weight_decay": decay} for members, decay in groups if members]
+    groups: dict[float, list[nn.Parameter]] = {weight_decay: [], 0.0: []}
+    for parameter in model.parameters():
+        if parameter.requires_grad:
+            groups[weight_decay if decay_vectors or parameter.ndim > 1 else 0.0].append(parameter)
+    return [{"params": members, "weight_decay": decay} for decay, members in groups.items() if members]
 
 
 OPTIMIZERS: dict[str, Callable[..., Optimizer]] = {"sgd": sgd, "adam": adam, "adamw": adamw}
@@ -76,7 +76,7 @@ OPTIMIZERS: dict[str, Callable[..., Optimizer]] = {"sgd": sgd, "adam": adam, "ad
 
 
 def make_recordable(optimizer: Optimizer, device: torch.device) -> None:
-    """Let an optimizer's steps be recorded as a CUDA graph: all that changes with them is on the device."""
+    """Prepare an optimizer for recording as a CUDA graph: everything that changes is kept on the GPU."""
     for group in optimizer.param_groups:
         group.update(lr=torch.tensor(group["lr"], dtype=torch.float32, device=device), fused=True)
         if "capturable" in group:
@@ -84,7 +84,7 @@ def make_recordable(optimizer: Optimizer, device: torch.device) -> None:
 
 
 def set_rates(optimizer: Optimizer, rates: list[float]) -> None:
-    """Give each group of parameters its learning rate, without waiting for a device."""
+    """Set the learning rate of each parameter group, without waiting for a GPU."""
     for group, rate in zip(optimizer.param_groups, rates, strict=True):
         if isinstance(group["lr"], torch.Tensor):
             group["lr"].fill_(rate)
@@ -93,21 +93,21 @@ def set_rates(optimizer: Optimizer, rates: list[float]) -> None:
 
 
 def load_moments(optimizer: Optimizer, state: Mapping[Any, Any]) -> None:
-    """Load the ``state`` of an optimizer's `state_dict`, of whatever device, into one of the same parameters.
+    """Load the ``state`` of an optimizer's `state_dict`, saved on any device.
 
-    Its groups are left alone: the recipe has made them, for the device that is there now.
+    The parameter groups stay as they are: they belong to the recipe and the current device.
     """
     groups = optimizer.state_dict()["param_groups"]
     optimizer.load_state_dict({"state": dict(state), "param_groups": groups})
     for parameter, moments in optimizer.state.items():
         for name, moment in moments.items():
-            # Fused steps want the memory layout of the parameter, which another device may have another of.
+            # Fused steps need the memory layout of the parameter; another device may have used another one.
             if isinstance(moment, torch.Tensor) and moment.shape == parameter.shape and moment.ndim:
                 moments[name] = torch.empty_like(parameter, dtype=moment.dtype).copy_(moment)
 
 
 class RunningAverage:
-    """An exponential average of a network's weights and buffers; whole numbers are those of the network.
+    """An exponential average of the weights and buffers of a network; integer buffers are copied.
 
     >>> network = nn.Linear(1, 1, bias=False)
     >>> average = RunningAverage(network, decay=0.75)
@@ -118,8 +118,8 @@ class RunningAverage:
     2.0
 
     Args:
-        network: whose average to keep.
-        decay: what remains of the average at each update; the first one takes the network as it is.
+        network: the network to average.
+        decay: the weight of the old average at each update. The first update copies the network.
     """
 
     def __init__(self, network: nn.Module, decay: float) -> None:
@@ -132,7 +132,7 @@ class RunningAverage:
 
     @torch.no_grad()
     def update(self) -> None:
-        """Take in the network as it is now."""
+        """Update the average with the current weights."""
         for average, current in self._copied if self._begun else self._averaged + self._copied:
             average.copy_(current)
         if self._begun and self._averaged:
@@ -141,61 +141,62 @@ class RunningAverage:
         self._begun = True
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from the `state_dict` of a ``module``."""
+        """Load the `state_dict` of a saved ``module``."""
         self.module.load_state_dict(state)
         self._begun = True
 
 
 def constant(epoch: float, epochs: int, *, warmup: float = 0.0) -> float:
-    """The same learning rate throughout.
+    """A constant learning rate.
 
     Args:
-        epoch: how many epochs have been trained, a fraction within one.
-        epochs: how many there are.
-        warmup: epochs over which the learning rate rises from 0.
+        epoch: the epochs trained so far, with a fraction within an epoch.
+        epochs: the number of epochs of the run.
+        warmup: the epochs in which the learning rate rises linearly from 0.
 
     Returns:
-        What to multiply the learning rate by.
+        The factor of the learning rate.
     """
-    return _risen(epoch, warmup)
+    return _warm_up(epoch, warmup)
 
 
 def multistep(
     epoch: float, epochs: int, *, milestones: tuple[int, ...] = (), factor: float = 0.1, warmup: float = 0.0
 ) -> float:
-    """Multiplied by a factor at each milestone; others as `constant`.
+    """A learning rate multiplied by ``factor`` at each milestone; see `constant` for the other arguments.
 
     >>> [multistep(epoch, 350, milestones=(150, 250)) for epoch in (149.9, 150, 250)]
     [1.0, 0.1, 0.010000000000000002]
     """
-    return _risen(epoch, warmup) * factor ** sum(epoch >= milestone for milestone in milestones)
+    return _warm_up(epoch, warmup) * factor ** sum(epoch >= milestone for milestone in milestones)
 
 
 def cosine(epoch: float, epochs: int, *, warmup: float = 0.0, final: float = 0.0) -> float:
-    """Half a cosine after the warm-up, down to ``final``; others as `constant`.
+    """Half a cosine after the warm-up, down to the factor ``final``; see `constant`.
 
     >>> [round(cosine(epoch, 10, warmup=2), 3) for epoch in (1, 2, 6, 10)]
     [0.5, 1.0, 0.5, 0.0]
     """
-    if epoch < warmup:
-        return _risen(epoch, warmup)
-    return final + (1 - final) * 0.5 * (1 + math.cos(math.pi * _passed(epoch, epochs, warmup)))
+    return _falling(epoch, epochs, warmup, final, lambda passed: 0.5 * (1 + math.cos(math.pi * passed)))
 
 
 def linear(epoch: float, epochs: int, *, warmup: float = 0.0, final: float = 0.0) -> float:
-    """A straight line after the warm-up, down to ``final``; others as `constant`."""
-    if epoch < warmup:
-        return _risen(epoch, warmup)
-    return final + (1 - final) * (1 - _passed(epoch, epochs, warmup))
+    """A straight line after the warm-up, down to the factor ``final``; see `constant`."""
+    return _falling(epoch, epochs, warmup, final, lambda passed: 1 - passed)
 
 
-def _risen(epoch: float, warmup: float) -> float:
+def _warm_up(epoch: float, warmup: float) -> float:
     return min(1.0, epoch / warmup) if warmup > 0 else 1.0
 
 
-def _passed(epoch: float, epochs: int, warmup: float) -> float:
-    """Which fraction of the epochs after the warm-up is over."""
-    return min(1.0, (epoch - warmup) / max(epochs - warmup, 1e-9))
+def _falling(
+    epoch: float, epochs: int, warmup: float, final: float, shape: Callable[[float], float]
+) -> float:
+    """The warm-up, then a shape that falls from 1 to 0 over the remaining epochs, scaled to end at final."""
+    if epoch < warmup:
+        return _warm_up(epoch, warmup)
+    passed = min(1.0, (epoch - warmup) / max(epochs - warmup, 1e-9))
+    return final + (1 - final) * shape(passed)
 
 
 SCHEDULES: dict[str, Callable[..., float]] = {
@@ -204,4 +205,4 @@ SCHEDULES: dict[str, Callable[..., float]] = {
     "cosine": cosine,
     "linear": linear,
 }
-"""Learning rates by name: pure functions of the epoch, so that resuming needs none of their state."""
+"""Learning rate schedules by name: pure functions of the epoch, with no state to resume."""

@@ -1,4 +1,4 @@
-"""Recipe: all that decides the outcome of a training run, as a value that TOML files hold."""
+"""Recipe: everything that decides the outcome of a training run, readable from and writable to TOML."""
 
 from __future__ import annotations
 
@@ -31,39 +31,61 @@ from calibrant.training.optimization import OPTIMIZERS, SCHEDULES
 
 Criterion = Literal["last", "accuracy", "nll", "ece", "nll-after-temperature"]
 
+_CHOICES: dict[str, Mapping[str, Any]] = {
+    "data": DATA_SETS,
+    "model": MODELS,
+    "optimizer": OPTIMIZERS,
+    "schedule": SCHEDULES,
+}
+"""The tables of a recipe that choose something by its name, with the registry of each."""
+
+_AT_LEAST = {
+    "epochs": 1,
+    "batch_size": 1,
+    "evaluation_batch_size": 0,
+    "accumulate": 1,
+    "gradient_clip": 0,
+    "workers": 0,
+    "checkpoint_batches": 0,
+    "seed": 0,
+}
+
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
-    """What to train, on what, and how; two runs of equal recipes on one CPU give equal weights.
+    """Data, network, loss, optimizer and everything else that decides the outcome of a training run.
+
+    On one CPU, two runs of equal recipes give equal weights.
 
     Attributes:
-        name: of the recipe.
+        name: the name of the recipe.
         description: one line about it.
-        data: a data set, see `calibrant.training.data.DATA_SETS`.
-        model: a network, see `calibrant.training.models.create_model`.
-        loss: a key of `calibrant.losses.LOSSES`, with hyper-parameters in brackets; ``adapt`` among them
-            stands for the field below.
-        losses: hyper-parameters by key of a loss, for what the recipe has its own values of.
-        optimizer: see `calibrant.training.optimization`.
-        schedule: of the learning rate, see there.
-        seed: of the initial weights, the order of the data and their augmentation.
+        data: the data set, see `calibrant.training.data.DATA_SETS`.
+        model: the network, see `calibrant.training.models.create_model`.
+        loss: a key of `calibrant.losses.LOSSES`, with hyper-parameters in brackets. ``adapt`` in the brackets
+            replaces the field ``adapt``.
+        losses: the recipe's own hyper-parameters for some losses, by key.
+        optimizer: the optimizer, see `calibrant.training.optimization.OPTIMIZERS`.
+        schedule: the schedule of the learning rate, see `calibrant.training.optimization.SCHEDULES`.
+        seed: the seed of the initial weights, the order of the data and the augmentation.
         epochs: passes over the training data.
         batch_size: elements per step, over all processes.
-        evaluation_batch_size: elements per batch of validation and test; 0 for ``batch_size``.
-        drop_last: whether the last, smaller batch of an epoch is left out.
-        accumulate: into how many parts a batch is cut to fit into memory.
-        gradient_clip: largest norm of the gradient; 0 for any.
+        evaluation_batch_size: elements per validation or test batch; 0 for ``batch_size``.
+        drop_last: leave out the last, smaller batch of an epoch.
+        accumulate: the number of equal parts into which a batch is cut to fit into memory.
+        gradient_clip: the largest norm of the gradient; 0 for no limit.
         adapt: when an adaptive loss learns from the validation data: ``epoch``, a number of batches, or
-            intervals by the epoch they start with, as in ``0:epoch/10:100/20:1``.
-        select: which weights are kept: the last ones, or the best on the validation data.
-        average: decay of the running average of weights that is evaluated and kept; 0 for none.
-        precision: of the arithmetic, as Lightning Fabric names it; ``auto`` for ``bf16-mixed`` on a GPU made
-            for it, and ``32-true`` elsewhere.
-        compile: whether the model goes through `torch.compile`.
-        record: whether steps on a single GPU are recorded as a CUDA graph; not for a model whose ``forward``
-            does something else in Python from step to step.
+            intervals by first epoch, such as ``0:epoch/10:100/20:1``.
+        select: the weights to keep: the last ones, or the best by a figure on the validation data.
+        average: the decay of a running average of the weights, which is then evaluated and kept; 0 for none.
+        precision: the precision of training steps, by its Lightning Fabric name. ``auto`` is ``bf16-mixed``
+            on a GPU that supports it, and ``32-true`` elsewhere.
+        compile: use `torch.compile` for the network. ``auto`` compiles on a single GPU as soon as the rest of
+            the run repays the time, and goes on without if compiling fails.
+        record: record the steps on a single GPU as a CUDA graph. Set it to false for a network whose
+            ``forward`` does different things in Python from step to step.
         workers: processes that prepare batches.
-        checkpoint_batches: batches between checkpoints within an epoch; 0 for one after each epoch only.
+        checkpoint_batches: batches between checkpoints within an epoch; 0 for only one after each epoch.
 
     >>> recipe = Recipe(data=Choice("digits"), model=Choice("mlp"), loss="cals-alm[margin=6]", epochs=2)
     >>> recipe.create_loss(10)
@@ -84,7 +106,7 @@ class Recipe:
     select: Criterion = "last"
     average: float = 0.0
     precision: str = "auto"
-    compile: bool = False
+    compile: bool | Literal["auto"] = "auto"
     record: bool = True
     workers: int = 0
     checkpoint_batches: int = 0
@@ -95,13 +117,13 @@ class Recipe:
     losses: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        for name in _CHOICES:
-            choice = getattr(self, name)
-            object.__setattr__(self, name, Choice(choice.name, _as_toml_has_it(choice.options)))
-        object.__setattr__(self, "losses", _as_toml_has_it(self.losses))
+        def put(name: str, value: Any) -> None:
+            object.__setattr__(self, name, value)
+
+        put("losses", _as_in_toml(self.losses))
         hints = typing.get_type_hints(type(self))
         for name in _plain_fields():
-            object.__setattr__(self, name, check_type(name, getattr(self, name), hints[name]))
+            put(name, check_type(name, getattr(self, name), hints[name]))
         for name, low in _AT_LEAST.items():
             if not low <= getattr(self, name) < math.inf:
                 raise RecipeError(f"{name} must be at least {low}, got {getattr(self, name)}")
@@ -111,49 +133,34 @@ class Recipe:
             raise RecipeError(
                 f"batch_size {self.batch_size} cannot be cut into accumulate = {self.accumulate} equal parts"
             )
-        for name, known in _CHOICES.items():
-            choice = getattr(self, name)
-            external = name == "model" and ":" in choice.name
-            if not external:
-                if choice.name not in known:
-                    raise RecipeError(
-                        f"unknown {name} {choice.name!r}{nearest(choice.name, known)}; known: "
-                        f"{', '.join(known)}"
-                    )
-                checked = check_options(
-                    f"{name} {choice.name!r}",
-                    choice.options,
-                    known[choice.name],
-                    *([create_model] if name == "model" else []),
-                    complete=name != "model",  # the data tell the rest
-                )
-                object.__setattr__(self, name, Choice(choice.name, checked))
+        for name in _CHOICES:
+            put(name, _checked(name, getattr(self, name)))
         if self.schedule.options.get("warmup", 0) < 0:
             raise RecipeError(f"schedule: warmup must be at least 0, got {self.schedule.options['warmup']}")
         for key, hyperparameters in self.losses.items():
             _check_loss(Choice(key, hyperparameters))
         choice = Choice.parse(self.loss)
         _check_loss(choice)
-        object.__setattr__(self, "loss", str(choice))
-        self.adaptation  # noqa: B018 - raises where it cannot be read
+        put("loss", str(choice))
+        self.adaptation  # noqa: B018 - raises if it cannot be read
 
     # ------------------------------------------------------------------------------------------------ loss
 
     @property
     def loss_choice(self) -> Choice:
-        """The loss with the recipe's own hyper-parameters under those in brackets."""
+        """The loss with all its hyper-parameters; those in brackets replace the recipe's own."""
         written = Choice.parse(self.loss)
         return Choice(written.name, self.losses.get(written.name, {})).with_options(written.options)
 
     def create_loss(self, num_classes: int, *, ignore_index: int = -100) -> Loss:
-        """The loss for so many classes."""
+        """Build the loss for a number of classes."""
         choice = self.loss_choice
         options = {name: value for name, value in choice.options.items() if name != "adapt"}
         return create_loss(choice.name, num_classes, ignore_index=ignore_index, **options)
 
     @property
     def adaptation(self) -> tuple[tuple[int, int], ...]:
-        """Pairs: from which epoch on, after how many batches a loss adapts; 0 for at each epoch's end."""
+        """Pairs of a first epoch and the batches between adaptations from then on; 0 for at epoch ends."""
         text = str(self.loss_choice.options.get("adapt", self.adapt))
         pairs = []
         for number, part in enumerate(text.split("/")):
@@ -173,10 +180,10 @@ class Recipe:
 
     @classmethod
     def load(cls, source: str | Path) -> Self:
-        """The recipe of a TOML file, or a shipped one by its name.
+        """Load a recipe from a TOML file, or a shipped one by its name.
 
         Raises:
-            RecipeError: there is none, or it cannot be followed.
+            RecipeError: it does not exist or cannot be followed.
 
         >>> Recipe.load("digits-lt").data.name
         'digits'
@@ -196,26 +203,34 @@ class Recipe:
 
     @classmethod
     def from_toml(cls, text: str, *, name: str | None = None, where: str = "recipe") -> Self:
-        """The recipe that a TOML document describes; ``name`` where it has none."""
+        """Read a recipe from a TOML document.
+
+        Args:
+            text: the document.
+            name: the name of the recipe if the document has none.
+            where: the origin of the document, for error messages.
+
+        Raises:
+            RecipeError: the document cannot be read or followed.
+        """
         try:
             table = tomllib.loads(text)
-            known = {entry.name: entry for entry in fields(cls)}
             for key in table:
-                if key not in known:
-                    raise RecipeError(f"unknown key {key!r}{nearest(key, known)}; known: {', '.join(known)}")
+                if key not in _KEYS:
+                    raise RecipeError(f"unknown key {key!r}{nearest(key, _KEYS)}; known: {', '.join(_KEYS)}")
             if name is not None:
                 table.setdefault("name", name)
-            for key, entry in known.items():
-                if key in _CHOICES and key in table:
-                    table[key] = _choice(key, table[key])
-                elif key not in table and entry.default is MISSING and entry.default_factory is MISSING:
-                    raise RecipeError(f"needs the table [{key}]")
+            for entry in fields(cls):
+                if entry.name in _CHOICES and entry.name in table:
+                    table[entry.name] = _choice(entry.name, table[entry.name])
+                elif entry.name not in table and entry.default is entry.default_factory is MISSING:
+                    raise RecipeError(f"needs the table [{entry.name}]")
             return cls(**table)
         except (tomllib.TOMLDecodeError, RecipeError) as error:
             raise RecipeError(f"{where}: {error}") from None
 
     def to_toml(self) -> str:
-        """The recipe as a TOML document, which `from_toml` reads back."""
+        """Write the recipe as a TOML document, which `from_toml` reads back."""
         lines = [f"{name} = {to_toml_value(getattr(self, name))}" for name in _plain_fields()]
         tables: dict[str, Mapping[str, Any]] = {
             name: {"name": getattr(self, name).name, **getattr(self, name).options} for name in _CHOICES
@@ -234,91 +249,80 @@ class Recipe:
         """The recipe with changes such as ``optimizer.lr=0.05``.
 
         Raises:
-            RecipeError: an unknown key, a value of another type, or one that cannot be followed.
+            RecipeError: a key is unknown, a value has the wrong type, or the result cannot be followed.
 
         >>> Recipe.load("digits-lt").override(["optimizer.lr=0.01", "epochs=4"]).epochs
         4
         """
         changed: dict[str, Any] = {}
         for change in changes:
-            key, equals, text = change.partition("=")
-            path = [part.strip() for part in key.split(".")]
+            written, equals, text = change.partition("=")
+            key, *inside = [part.strip() for part in written.split(".")]
             if not equals:
                 raise RecipeError(f"cannot read {change!r}; expected key=value, as in optimizer.lr=0.05")
-            if path[0] not in _KEYS:
-                raise RecipeError(
-                    f"unknown key {path[0]!r}{nearest(path[0], _KEYS)}; known: {', '.join(_KEYS)}"
-                )
-            if path[0] in _CHOICES and len(path) == 1:
-                changed[path[0]] = Choice.parse(text)
-            elif path[0] in _CHOICES and len(path) == 2:
-                current = changed.get(path[0], getattr(self, path[0]))
-                changed[path[0]] = self._with_option(path[0], current, path[1], text)
-            elif path[0] == "losses" and len(path) == 3:
-                current = dict(changed.get("losses", self.losses))
-                current[path[1]] = {**current.get(path[1], {}), path[2]: parse_value(text)}
-                changed["losses"] = current
-            elif path[0] in _plain_fields() and len(path) == 1:
-                hint = typing.get_type_hints(type(self))[path[0]]
-                changed[path[0]] = _typed(path[0], text, hint)
+            if key not in _KEYS:
+                raise RecipeError(f"unknown key {key!r}{nearest(key, _KEYS)}; known: {', '.join(_KEYS)}")
+            current = changed.get(key, getattr(self, key))
+            if key in _CHOICES and not inside:
+                changed[key] = Choice.parse(text)
+            elif key in _CHOICES and len(inside) == 1:
+                changed[key] = _with_option(key, current, inside[0], text)
+            elif key == "losses" and len(inside) == 2:
+                loss, option = inside
+                changed[key] = {**current, loss: {**current.get(loss, {}), option: parse_value(text)}}
+            elif key in _plain_fields() and not inside:
+                changed[key] = _typed(key, text, typing.get_type_hints(type(self))[key])
             else:
-                raise RecipeError(f"cannot set {key!r}; expected {_form_of(path[0])}")
+                form = f"{key}.option=value or {key}=name" if key in _CHOICES else f"{key}=value"
+                form = "losses.KEY.option=value" if key == "losses" else form
+                raise RecipeError(f"cannot set {written!r}; expected {form}")
         return replace(self, **changed)
 
-    @staticmethod
-    def _with_option(table: str, choice: Choice, key: str, text: str) -> Choice:
-        if key == "name":
-            return Choice(text.strip().strip("\"'"), choice.options)
-        if choice.name in _CHOICES[table]:
-            hints = options_of(_CHOICES[table][choice.name])
-            if table == "model":
-                hints |= options_of(create_model)
-            check_option(f"{table} {choice.name!r}", key, hints)
-            return choice.with_options({key: _typed(f"{table}.{key}", text, hints[key])})
-        return choice.with_options({key: parse_value(text)})
-
-
-_AT_LEAST = {
-    "epochs": 1,
-    "batch_size": 1,
-    "evaluation_batch_size": 0,
-    "accumulate": 1,
-    "gradient_clip": 0,
-    "workers": 0,
-    "checkpoint_batches": 0,
-    "seed": 0,
-}
-
-_CHOICES: dict[str, Mapping[str, Any]] = {
-    "data": DATA_SETS,
-    "model": MODELS,
-    "optimizer": OPTIMIZERS,
-    "schedule": SCHEDULES,
-}
-"""The tables of a recipe that choose something by name, and from what."""
 
 _KEYS = tuple(entry.name for entry in fields(Recipe))
-
-
-def _as_toml_has_it(value: Any) -> Any:
-    """A value as it comes back from a TOML document: without None, and with lists for tuples."""
-    if isinstance(value, Mapping):
-        return {key: _as_toml_has_it(item) for key, item in value.items() if item is not None}
-    return [_as_toml_has_it(item) for item in value] if isinstance(value, list | tuple) else value
 
 
 def _plain_fields() -> tuple[str, ...]:
     return tuple(name for name in _KEYS if name not in _CHOICES and name != "losses")
 
 
-def _form_of(key: str) -> str:
-    if key in _CHOICES:
-        return f"{key}.option=value or {key}=name"
-    return "losses.KEY.option=value" if key == "losses" else f"{key}=value"
+def _as_in_toml(value: Any) -> Any:
+    """A value as TOML would return it: lists instead of tuples, and nothing that is None."""
+    if isinstance(value, Mapping):
+        return {key: _as_in_toml(item) for key, item in value.items() if item is not None}
+    return [_as_in_toml(item) for item in value] if isinstance(value, list | tuple) else value
+
+
+def _checked(table: str, choice: Choice) -> Choice:
+    """A choice with options of the right types; models from elsewhere are checked when they are built."""
+    known, options = _CHOICES[table], _as_in_toml(choice.options)
+    if table == "model" and ":" in choice.name:
+        return Choice(choice.name, options)
+    if choice.name not in known:
+        raise RecipeError(
+            f"unknown {table} {choice.name!r}{nearest(choice.name, known)}; known: {', '.join(known)}"
+        )
+    functions = [known[choice.name], *([create_model] if table == "model" else [])]
+    complete = table != "model"  # the data supply the rest of a model's options
+    return Choice(
+        choice.name, check_options(f"{table} {choice.name!r}", options, *functions, complete=complete)
+    )
+
+
+def _with_option(table: str, choice: Choice, key: str, text: str) -> Choice:
+    if key == "name":
+        return Choice(text.strip().strip("\"'"), choice.options)
+    if choice.name not in _CHOICES[table]:
+        return choice.with_options({key: parse_value(text)})
+    hints = options_of(_CHOICES[table][choice.name])
+    if table == "model":
+        hints |= options_of(create_model)
+    check_option(f"{table} {choice.name!r}", key, hints)
+    return choice.with_options({key: _typed(f"{table}.{key}", text, hints[key])})
 
 
 def _typed(where: str, text: str, hint: Any) -> Any:
-    """A text as a value of a type: as TOML has it, or as it stands."""
+    """A text as a value of a type: read as TOML, or else as a plain string."""
     try:
         return check_type(where, parse_value(text), hint)
     except RecipeError as problem:
@@ -337,7 +341,7 @@ def _choice(where: str, table: Any) -> Choice:
 
 
 def _check_loss(choice: Choice) -> None:
-    """Build the loss once, for its own errors."""
+    """Build a loss once, so that its errors appear before training."""
     if choice.name not in LOSSES:
         raise RecipeError(
             f"unknown loss {choice.name!r}{nearest(choice.name, LOSSES)}; known: {', '.join(LOSSES)}"
@@ -360,9 +364,5 @@ def _check_loss(choice: Choice) -> None:
 def shipped_recipes() -> dict[str, str]:
     """The recipes that come with the package: TOML documents by name."""
     folder = resources.files("calibrant") / "recipes"
-    found = {
-        entry.name.removesuffix(".toml"): entry.read_text(encoding="utf-8")
-        for entry in folder.iterdir()
-        if entry.name.endswith(".toml")
-    }
-    return dict(sorted(found.items()))
+    files = {Path(entry.name).stem: entry for entry in folder.iterdir() if entry.name.endswith(".toml")}
+    return {name: files[name].read_text(encoding="utf-8") for name in sorted(files)}

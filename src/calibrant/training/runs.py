@@ -1,4 +1,4 @@
-"""Runs that are finished: what they predict, and how good that is before and after temperature scaling."""
+"""Finished runs: their models, predictions, and test results before and after temperature scaling."""
 
 from __future__ import annotations
 
@@ -33,28 +33,23 @@ from calibrant.training.folder import (
     load_weights,
     result_of,
 )
-from calibrant.training.models import create_model
+from calibrant.training.models import PREFIXES, create_model
 from calibrant.training.recipe import Recipe
 
 Part = Literal["train", "validation", "test"]
 
-_STARTING_POINTS = {
-    "timm": ("pretrained",),
-    "torchvision": ("pretrained",),
-    "hf": ("pretrained",),
-    "smp": ("pretrained", "encoder_weights"),
-}
-"""Options that say what training started from, by the prefix of the model's name."""
+_STARTING_WEIGHTS = ("weights", "replace_head", "pretrained", "encoder_weights")
+"""Options of models that say which weights training started from."""
 
 
 @dataclass(frozen=True)
 class Run:
-    """The folder of a finished run.
+    """A finished run.
 
     Args:
-        folder: what `calibrant.training.train` wrote.
-        data_root: where the data sets' files are.
-        loaded: the data, where they have been loaded already.
+        folder: the folder that `calibrant.training.train` wrote.
+        data_root: the folder with the files of the data sets.
+        loaded: the data, if they are loaded already.
 
     >>> from tempfile import TemporaryDirectory
     >>> from calibrant.training import train
@@ -82,13 +77,13 @@ class Run:
 
     @cached_property
     def recipe(self) -> Recipe:
-        """What was followed."""
+        """The recipe of the run."""
         path = self.folder / RECIPE
         return Recipe.from_toml(path.read_text(encoding="utf-8"), where=str(path))
 
     @cached_property
     def data(self) -> DataSets:
-        """What was trained, validated and tested with."""
+        """The training, validation and test data."""
         if self.loaded is not None:
             return self.loaded
         data = load_data(self.recipe.data, self.data_root)
@@ -97,10 +92,11 @@ class Run:
 
     @cached_property
     def model(self) -> nn.Module:
-        """The weights that were kept, ready to predict with, on the best device."""
+        """The network with the weights that were kept, in evaluation mode, on the best device."""
         choice = self.recipe.model
-        # What training started from need not be there any more.
-        left_out = ("weights", "replace_head", *_STARTING_POINTS.get(choice.name.partition(":")[0], ()))
+        # The weights that training started from may not exist any more.
+        own = ":" in choice.name and choice.name.partition(":")[0] not in PREFIXES
+        left_out = _STARTING_WEIGHTS[:2] if own else _STARTING_WEIGHTS
         options = {name: value for name, value in choice.options.items() if name not in left_out}
         model = create_model(choice.name, self.data.num_classes, self.data.about, **options)
         load_weights(model, self.folder / WEIGHTS)
@@ -108,7 +104,7 @@ class Run:
 
     @cached_property
     def history(self) -> list[dict[str, float]]:
-        """The figures after each epoch."""
+        """The log row of each epoch."""
         return list(self._result["history"])
 
     @cached_property
@@ -117,26 +113,23 @@ class Run:
 
     @cached_property
     def learned(self) -> dict[str, Tensor]:
-        """What an adaptive loss had learned after each epoch, ``(epochs, …)``."""
+        """The learned state of an adaptive loss after each epoch, ``(epochs, …)``, by name."""
         path = self.folder / LEARNED
         return load_file(path) if path.is_file() else {}
 
     def predictions(self, part: Part) -> Iterable[tuple[Tensor, Tensor]]:
-        """Logits and labels of a part, batch by batch, as often as asked for; -100 counts for nothing."""
+        """Batches of logits and labels of a part, which can be iterated more than once; -100 is ignored."""
         stored = self.folder / f"{part}.npz"
         if stored.is_file():
             return [open_predictions(stored).load()]
         return self._predicted(getattr(self.data, part))
 
     def _predicted(self, split: Split) -> Predicted:
-        return Predicted(self.model, split, self._batch_size, self.data.ignore_index)
-
-    @property
-    def _batch_size(self) -> int:
-        return self.recipe.evaluation_batch_size or self.recipe.batch_size
+        batch_size = self.recipe.evaluation_batch_size or self.recipe.batch_size
+        return Predicted(self.model, split, batch_size, self.data.ignore_index)
 
     def predict(self, part: Part, output: Path) -> int:
-        """Write logits and labels of a part as `calibrant evaluate` reads them; return how many rows."""
+        """Write the logits and labels of a part to a file for `calibrant evaluate`; return the row count."""
         split = self._present(part)
         write_predictions(output, self.predictions(part), len(split), self.data.class_names)
         return len(split)
@@ -148,9 +141,10 @@ class Run:
         return split
 
     def evaluations(self, *, resamples: int = 1000) -> tuple[Evaluation, Evaluation, float]:
-        """Test figures before and after temperature scaling, and the temperature of the validation data.
+        """The test results before and after temperature scaling, and the temperature.
 
-        Kept in the run's folder, and read from there the next time.
+        The temperature is fitted to the validation data. The results are stored in the folder of the run and
+        read from there the next time.
         """
         path = self.folder / "evaluation.json"
         if path.is_file():
@@ -183,33 +177,23 @@ class Run:
             return logits if calibrator is None else calibrator.to(logits.device)(logits)
 
         counts = self.data.class_counts
-        uneven = counts if counts is not None and max(counts) > 2 * max(1, min(counts)) else None
-        if self.data.dense:  # pixels of an image are not independent of one another
-            resamples = 0
+        options: dict[str, Any] = {
+            "name": name,
+            "class_names": self.data.class_names,
+            "class_counts": counts if counts and max(counts) > 2 * max(1, min(counts)) else None,
+            "resamples": 0 if self.data.dense else resamples,  # the pixels of an image are not independent
+        }
         if isinstance(batches, list):
             ((logits, labels),) = batches
-            return evaluate(
-                calibrated(logits),
-                labels,
-                name=name,
-                class_names=self.data.class_names,
-                class_counts=uneven,
-                resamples=resamples,
-            )
-        evaluator = Evaluator(
-            self.data.num_classes,
-            name=name,
-            class_names=self.data.class_names,
-            class_counts=uneven,
-            resamples=resamples,
-        )
+            return evaluate(calibrated(logits), labels, **options)
+        evaluator = Evaluator(self.data.num_classes, **options)
         for logits, labels in batches:
             evaluator.update(calibrated(logits), labels)
-        return evaluator.compute(pooled=False)  # other processes may have left
+        return evaluator.compute(pooled=False)  # the other processes may have ended
 
     @torch.no_grad()
     def auroc(self, outside: Split) -> float:
-        """How well the entropy tells the test data from those of another data set: AUROC, before scaling."""
+        """The AUROC of telling the test data from another data set by the entropy, without calibration."""
 
         def scores(batches: Iterable[tuple[Tensor, Tensor]]) -> Tensor:
             return torch.cat([entropy(logits)[labels != -100].cpu() for logits, labels in batches])
@@ -218,13 +202,13 @@ class Run:
 
 
 class Predicted:
-    """What a model predicts for a part of a data set; iterated over, it predicts it again.
+    """The predictions of a model for a split. Every iteration computes them anew.
 
     Args:
-        model: in evaluation mode.
-        split: what to predict.
-        batch_size: how many elements at once.
-        ignore_index: the label of elements that count for nothing, which becomes -100.
+        model: a network in evaluation mode.
+        split: the data to predict.
+        batch_size: elements per batch.
+        ignore_index: the label of ignored elements, which becomes -100.
     """
 
     def __init__(self, model: nn.Module, split: Split, batch_size: int, ignore_index: int = -100) -> None:
@@ -238,7 +222,7 @@ class Predicted:
 
 
 def folder_of(output: Path, loss: str, seed: int) -> Path:
-    """Where the run of a loss and a seed is kept by default; brackets and the like become hyphens.
+    """The default folder for the run of a loss and a seed; special characters become hyphens.
 
     >>> folder_of(Path("out"), "cals-alm[margin=6,penalty=p2]", 1).as_posix()
     'out/runs/cals-alm-margin=6-penalty=p2-seed1'

@@ -1,4 +1,4 @@
-"""One step of training, and how a GPU is told of it only once."""
+"""A training step, eager or recorded as a CUDA graph."""
 
 from __future__ import annotations
 
@@ -10,126 +10,102 @@ from collections.abc import Callable
 import numpy as np
 import torch
 import torch.distributed as dist
-from lightning_fabric import Fabric
-from lightning_fabric.wrappers import _FabricModule, _FabricOptimizer
+from lightning_fabric.wrappers import _FabricModule
 from torch import Tensor
 
-from calibrant.losses import Loss
-from calibrant.options import RecipeError
-from calibrant.training.batches import Batch, rows_of
-from calibrant.training.data import DataSets, Inputs
-from calibrant.training.optimization import RunningAverage
-from calibrant.training.recipe import Recipe
+from calibrant.training.batches import Batch, rows_of, tensors_of
+from calibrant.training.data import Inputs
+from calibrant.training.setup import Parts, check_classes
 
-_WARM_UP = 3  # steps before the one that is recorded; the last of them is watched
-
-
-def check_classes(logits: Tensor, recipe: Recipe, data: DataSets) -> None:
-    """See that a model gives a logit for each class."""
-    name, classes = recipe.model.name, data.num_classes
-    if not isinstance(logits, Tensor) or logits.ndim < 2:
-        found = f"shape {tuple(logits.shape)}" if isinstance(logits, Tensor) else type(logits).__name__
-        raise RecipeError(f"model {name!r} gives {found}; expected logits of shape (B, {classes}, …)")
-    if logits.shape[1] != classes:
-        raise RecipeError(f"model {name!r} gives {logits.shape[1]} classes; the data have {classes}")
+_WARM_UP = 3  # eager steps before the recording; the last of them is watched
 
 
 class Step:
-    """A step: forward, loss, backward, optimizer and running average.
+    """A training step: forward pass, loss, backward pass, optimizer and running average.
 
-    On a device nothing in it makes the host wait, and it changes tensors in place only.
+    On a GPU the host never waits for it, and it changes tensors in place only.
 
     Args:
-        recipe: that is followed.
-        data: that are trained with.
-        fabric: of the processes.
-        model: as Fabric has set it up.
-        optimizer: likewise.
-        loss: to descend.
-        averaged: the running average of weights, if there is one.
-        total_loss: to which each step's loss is added.
+        parts: the parts of the run.
+        total_loss: a scalar to which each step adds its loss.
+
+    Attributes:
+        compiled: the compiled model, once there is one. Batches of the full size go through it.
     """
 
-    def __init__(
-        self,
-        recipe: Recipe,
-        data: DataSets,
-        fabric: Fabric,
-        model: _FabricModule,
-        optimizer: _FabricOptimizer,
-        loss: Loss,
-        averaged: RunningAverage | None,
-        total_loss: Tensor,
-    ) -> None:
-        self.recipe, self.data, self.fabric = recipe, data, fabric
-        self.model, self.optimizer, self.loss = model, optimizer, loss
-        self.averaged, self.total_loss = averaged, total_loss
+    def __init__(self, parts: Parts, total_loss: Tensor) -> None:
+        self.parts, self.total_loss = parts, total_loss
+        self.compiled: _FabricModule | None = None
 
     def __call__(self, inputs: Inputs, target: Tensor) -> None:
-        """Take it."""
+        """Take the step."""
         try:
-            self._descend(inputs, target)
-        finally:  # a recording that failed must not leave gradients behind either
-            self.optimizer.zero_grad(set_to_none=True)
+            self._take(inputs, target)
+        finally:  # a failed recording must leave no gradients behind either
+            self.parts.optimizer.zero_grad(set_to_none=True)
 
-    def _descend(self, inputs: Inputs, target: Tensor) -> None:
-        size = -(-len(target) // self.recipe.accumulate)
+    def _take(self, inputs: Inputs, target: Tensor) -> None:
+        parts, recipe, fabric = self.parts, self.parts.recipe, self.parts.fabric
+        full = len(target) == parts.batch_size  # other sizes would be compiled once more
+        model = self.compiled if self.compiled is not None and full else parts.model
+        size = -(-len(target) // recipe.accumulate)
         starts = range(0, len(target), size)
-        parts = [rows_of((inputs, target), slice(start, start + size)) for start in starts]
-        shares = self._shares([part for _, part in parts])
-        for number, ((part, labels), share) in enumerate(zip(parts, shares, strict=True), start=1):
-            with self.fabric.no_backward_sync(self.model, enabled=number < len(parts)):
-                logits = self.model(part)
-                check_classes(logits, self.recipe, self.data)
-                loss = self.loss(logits, labels)
-                if share is not None:
-                    loss = loss * share
-                self.fabric.backward(loss)
+        pieces = [rows_of((inputs, target), slice(start, start + size)) for start in starts]
+        weights = self._weights([labels for _, labels in pieces])
+        for number, ((piece, labels), weight) in enumerate(zip(pieces, weights, strict=True), start=1):
+            with fabric.no_backward_sync(model, enabled=number < len(pieces)):
+                logits = model(piece)
+                check_classes(logits, recipe, parts.data)
+                loss = parts.loss(logits, labels)
+                if weight is not None:
+                    loss = loss * weight
+                fabric.backward(loss)
                 self.total_loss += loss.detach()
-        if self.recipe.gradient_clip:
-            self.fabric.clip_gradients(
-                self.model, self.optimizer, max_norm=self.recipe.gradient_clip, error_if_nonfinite=False
+        if recipe.gradient_clip:
+            fabric.clip_gradients(
+                model, parts.optimizer, max_norm=recipe.gradient_clip, error_if_nonfinite=False
             )
-        self.optimizer.step()
-        if self.averaged is not None:
-            self.averaged.update()
+        parts.optimizer.step()
+        if parts.averaged is not None:
+            parts.averaged.update()
 
-    def _shares(self, targets: list[Tensor]) -> list[Tensor | None]:
-        """What each part's mean counts, so that all together are the mean over the batch of all processes.
+    def _weights(self, targets: list[Tensor]) -> list[Tensor | None]:
+        """The weights by which the mean losses of the pieces add up to the mean over the whole batch.
 
-        Gradients are averaged over processes, hence the factor of their number.
+        The batch is that of all processes. Gradients are averaged over processes, hence the factor.
         """
-        if len(targets) == 1 and self.fabric.world_size == 1:
+        processes = self.parts.fabric.world_size
+        if len(targets) == 1 and processes == 1:
             return [None]
-        counts = torch.stack([self._weight_of(target) for target in targets]).float()
+        counts = torch.stack([self._count(target) for target in targets]).float()
         total = counts.sum()
-        if self.fabric.world_size > 1:
+        if processes > 1:
             dist.all_reduce(total)
-        return list(counts * self.fabric.world_size / total.masked_fill(total <= 0, 1))
+        return list(counts * processes / total.masked_fill(total <= 0, 1))
 
-    def _weight_of(self, target: Tensor) -> Tensor:
-        """What the loss divides by for its mean over a target."""
-        ignored = target == self.data.ignore_index
-        weights = self.loss.class_weight
+    def _count(self, target: Tensor) -> Tensor:
+        """The number by which the loss divides to get its mean: elements that count, by class weight."""
+        ignored = target == self.parts.data.ignore_index
+        weights = self.parts.loss.class_weight
         if weights is None:
             return (~ignored).sum()
         return (weights[target.masked_fill(ignored, 0)] * ~ignored).sum()
 
 
 class Recorded:
-    """A step on a GPU that is recorded as a CUDA graph after a few have been taken, and then replayed.
+    """A step on a GPU that is recorded as a CUDA graph after a few eager steps, and then replayed.
 
-    To launch the many small kernels of a step one by one takes longer than most of them. A recording is
-    for batches of one shape; others, such as a smaller one at the end of an epoch, are steps like any
-    other. So are all of them where a network waits for the device, or draws random numbers on the host, which
-    a replay would not do.
+    Launching the many small kernels of a step one by one takes longer than running most of them. A recording
+    is for batches of one shape. Other batches, such as a smaller one at the end of an epoch, take eager
+    steps. So do all batches if the network waits for the GPU or draws random numbers on the host: a replay
+    would do neither.
 
     Args:
-        step: to take; must change tensors in place only.
-        batch_size: how many elements the batches have that are recorded.
-        message: called with the reason where steps cannot be recorded.
-        quieten: waits for other threads that use the device; called before a step in which any waiting is
-            taken for the step's own.
+        step: the step to take; it must change tensors in place only.
+        batch_size: the number of elements in the batches to record.
+        message: called with the reason if steps cannot be recorded.
+        quieten: waits for other threads that use the GPU. It is called before the watched step, in which any
+            waiting is taken for the step's own.
     """
 
     def __init__(
@@ -142,7 +118,7 @@ class Recorded:
         self.step, self.batch_size, self.message, self.quieten = step, batch_size, message, quieten
         self.graph: torch.cuda.CUDAGraph | None = None
         self._possible, self._taken = True, 0
-        self._batch: Batch | None = None  # the tensors that the recording reads
+        self._batch: Batch | None = None  # the tensors that the recording reads from
         self._stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
 
     def __call__(self, inputs: Inputs, target: Tensor) -> None:
@@ -157,7 +133,7 @@ class Recorded:
                 else torch.empty_like(inputs),
                 torch.empty_like(target),
             )
-        given, read = _tensors((inputs, target)), _tensors(self._batch)
+        given, read = tensors_of((inputs, target)), tensors_of(self._batch)
         if [(each.shape, each.dtype) for each in given] != [(each.shape, each.dtype) for each in read]:
             self.step(inputs, target)
             return
@@ -174,7 +150,7 @@ class Recorded:
             (self._take_watched if self._taken == _WARM_UP else self._take_aside)(*self._batch)
 
     def _take_aside(self, inputs: Inputs, target: Tensor) -> None:
-        """Take a step on the stream that will be recorded."""
+        """Take an eager step on the stream that will be recorded."""
         current = torch.cuda.current_stream()
         self._stream.wait_stream(current)
         with torch.cuda.stream(self._stream):
@@ -182,7 +158,7 @@ class Recorded:
         current.wait_stream(self._stream)
 
     def _take_watched(self, inputs: Inputs, target: Tensor) -> None:
-        """Take a step and find out whether it can be recorded."""
+        """Take an eager step and find out whether it can be recorded."""
         self.quieten()
         before, mode = _host_randomness(), torch.cuda.get_sync_debug_mode()
         with warnings.catch_warnings(record=True) as caught:
@@ -196,7 +172,7 @@ class Recorded:
         for each in caught:
             if "synchronizing CUDA operation" in str(each.message):
                 waited = True
-            elif "Synchronization debug mode" not in str(each.message):  # which torch warns of itself
+            elif "Synchronization debug mode" not in str(each.message):  # torch warns of the mode itself
                 warnings.warn_explicit(each.message, each.category, each.filename, each.lineno)
         if waited:
             self._give_up("it makes the host wait for the GPU")
@@ -209,27 +185,22 @@ class Recorded:
         randomness = generator.get_state()
         graph = torch.cuda.CUDAGraph()
         try:
-            # Other threads, which write checkpoints and pin batches, may go on meanwhile.
+            # Threads that write checkpoints or pin batches may go on meanwhile.
             with torch.cuda.graph(graph, stream=self._stream, capture_error_mode="thread_local"):
                 self.step(inputs, target)
         except RuntimeError as error:
-            torch.cuda.set_stream(current)  # torch does not go back to it
-            fresh = torch.Generator(current.device)  # the old one may take itself for being recorded still
+            torch.cuda.set_stream(current)  # torch leaves the recording's stream as the current one
+            fresh = torch.Generator(current.device)  # the old one may still be in recording mode
             fresh.set_state(randomness)
             generator.graphsafe_set_state(fresh.graphsafe_get_state())
-            reason = error.__context__ or error  # the end of a recording fails because of what failed in it
+            reason = error.__context__ or error  # the first error of the recording, not the one at its end
             self._give_up(str(reason).strip().partition("\n")[0])
         else:
             self.graph = graph
 
     def _give_up(self, reason: str) -> None:
         self._possible = False
-        self.message(f"the step cannot be recorded as a CUDA graph ({reason}), which would be faster")
-
-
-def _tensors(batch: Batch) -> list[Tensor]:
-    inputs, target = batch
-    return [*(inputs.values() if isinstance(inputs, dict) else [inputs]), target]
+        self.message(f"the step cannot be recorded as a CUDA graph ({reason}); eager steps are slower")
 
 
 def _host_randomness() -> tuple[object, bytes, bytes]:

@@ -104,7 +104,6 @@ def test_what_is_wrong_with_a_model_of_the_users_own(name, options, error, messa
     ("name", "module", "extra"),
     [
         ("timm:resnet18", "timm", "timm"),
-        ("torchvision:resnet18", "torchvision.models", "torchvision"),
         ("smp:Unet", "segmentation_models_pytorch", "smp"),
         ("hf:bert", "transformers", "transformers"),
     ],

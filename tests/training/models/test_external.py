@@ -5,7 +5,7 @@ import torch
 from torch.nn import functional as F
 
 from calibrant.training.models import create_model
-from calibrant.training.models.external import TensorOutput, TransformerOutput
+from calibrant.training.models.external import TransformerOutput
 
 TINY_BERT = {
     "hidden_size": 16,
@@ -19,11 +19,6 @@ TINY_BERT = {
 @pytest.fixture
 def timm():
     return pytest.importorskip("timm")
-
-
-@pytest.fixture
-def torchvision():
-    return pytest.importorskip("torchvision")
 
 
 @pytest.fixture
@@ -90,76 +85,6 @@ def test_weights_of_a_file_for_timm(tmp_path):
         other = create_model("timm:resnet10t", 7, weights=tmp_path / "weights.pt", replace_head=True)
     assert torch.equal(other.layer1[0].conv1.weight, model.layer1[0].conv1.weight)
     assert other.fc.out_features == 7
-
-
-# ------------------------------------------------------------------------------------------- torchvision
-
-
-@pytest.mark.usefixtures("torchvision")
-def test_torchvision_classifies():
-    model = create_model("torchvision:resnet18", 5, {"channels": 3, "image_size": 32})
-    assert train_step(model, torch.randn(2, 3, 32, 32), torch.tensor([0, 4])).shape == (2, 5)
-
-
-@pytest.mark.usefixtures("torchvision")
-def test_torchvision_segments_without_downloading():
-    model = create_model("torchvision:lraspp_mobilenet_v3_large", 5, {"channels": 3, "image_size": 64})
-    assert isinstance(model, TensorOutput)
-    logits = train_step(model, torch.randn(2, 3, 64, 64), torch.randint(5, (2, 64, 64)))
-    assert logits.shape == (2, 5, 64, 64)
-
-
-@pytest.mark.usefixtures("torchvision")
-@pytest.mark.parametrize("auxiliary", [False, True])
-def test_torchvision_gives_only_the_first_of_several_outputs(auxiliary):
-    options = {"aux_logits": True} if auxiliary else {}
-    model = create_model("torchvision:googlenet", 5, {"channels": 3, "image_size": 64}, **options)
-    assert model.training
-    assert train_step(model, torch.randn(2, 3, 64, 64), torch.tensor([0, 4])).shape == (2, 5)
-    assert auxiliary or all(parameter.grad is not None for parameter in model.parameters())
-
-
-@pytest.mark.usefixtures("torchvision")
-def test_torchvision_transformers_take_the_size_of_the_data():
-    with torch.device("meta"):
-        model = create_model("torchvision:vit_b_16", 5, {"channels": 3, "image_size": 64})
-        assert model(torch.zeros(2, 3, 64, 64)).shape == (2, 5)
-
-
-@pytest.mark.parametrize(
-    ("name", "published_with"),
-    [
-        ("resnet18", {}),
-        ("fcn_resnet50", {"aux_loss": True, "weights_backbone": None}),
-        ("googlenet", {"aux_logits": True, "init_weights": False}),
-    ],
-)
-def test_weights_of_torchvision_are_taken_but_for_the_last_layer(
-    name, published_with, torchvision, monkeypatch
-):
-    known = torchvision.models.get_model_weights(name).DEFAULT
-    published = torchvision.models.get_model(
-        name, weights=None, num_classes=len(known.meta["categories"]), **published_with
-    ).state_dict()
-    monkeypatch.setattr(type(known), "get_state_dict", lambda *_, **__: published)
-    with pytest.warns(UserWarning, match=f"the weights of torchvision:{name}.*started anew"):
-        model = create_model(f"torchvision:{name}", 5, pretrained=True)
-    state = getattr(model, "network", model).state_dict()
-    assert all(
-        torch.equal(state[key], value)
-        for key, value in published.items()
-        if key in state and state[key].shape == value.shape
-    )
-
-
-@pytest.mark.usefixtures("torchvision")
-def test_what_torchvision_does_not_do_is_refused():
-    with pytest.raises(ValueError, match="takes images of 3 channels, the data has 1"):
-        create_model("torchvision:resnet18", 5, {"channels": 1})
-    with pytest.raises(ValueError, match="torchvision has no 'fasterrcnn_resnet50_fpn'"):
-        create_model("torchvision:fasterrcnn_resnet50_fpn", 5)
-    with pytest.raises(TypeError, match="torchvision:resnet18 cannot be built with depht=3"):
-        create_model("torchvision:resnet18", 5, depht=3)
 
 
 # --------------------------------------------------------------------------------------------------- smp

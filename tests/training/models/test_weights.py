@@ -8,7 +8,7 @@ from safetensors.torch import save_file
 from torch import nn
 
 from calibrant.training.models import create_model, load_weights
-from calibrant.training.models.external import TensorOutput
+from calibrant.training.models.external import TransformerOutput
 
 HIDDEN = (6,)
 
@@ -109,10 +109,10 @@ def test_files_without_tensors_by_name_are_refused(tmp_path):
 
 
 def test_names_are_right_with_and_without_the_adapter(tmp_path):
-    adapter = TensorOutput(nn.Linear(2, 3))
+    adapter = TransformerOutput(nn.Linear(2, 3), "sequence")
     torch.save(adapter.state_dict(), tmp_path / "with.pt")
     torch.save(adapter.network.state_dict(), tmp_path / "without.pt")
     for name in ("with.pt", "without.pt"):
-        other = TensorOutput(nn.Linear(2, 3))
+        other = TransformerOutput(nn.Linear(2, 3), "sequence")
         load_weights(other, tmp_path / name, 3)
         assert same(adapter, other)

@@ -1,4 +1,4 @@
-"""Models by name: those of the papers, those of other packages, and the user's own."""
+"""Models by name: networks of the papers, models of other packages, and your own."""
 
 from __future__ import annotations
 
@@ -36,18 +36,19 @@ MODELS: dict[str, Callable[..., nn.Module]] = {
     "mlp": mlp,
     "cnn": cnn,
 }
-"""Every model written here by its name: a function of K and keyword options."""
+"""The networks of this package: functions of K and keyword options, by name."""
 
 
 def model_factory(name: str) -> Callable[..., nn.Module]:
-    """The function of K and keyword options that makes the model of that name.
+    """The function of K and keyword options that builds a model.
 
     Args:
-        name: one of `MODELS`, one of `PREFIXES` and a name after a colon, or ``package.module:factory``.
+        name: a key of `MODELS`, a key of `PREFIXES` with a name after a colon, or
+            ``package.module:factory``.
 
     Raises:
-        TypeError: a factory of the user's own that cannot be called.
-        ValueError: an unknown name.
+        TypeError: the factory cannot be called.
+        ValueError: the name is unknown.
 
     >>> list(inspect.signature(model_factory("cnn")).parameters)
     ['num_classes', 'channels', 'width']
@@ -74,21 +75,21 @@ def create_model(
     replace_head: bool = False,
     **options: Any,
 ) -> nn.Module:
-    """The model of that name, which makes logits ``(B, K, *S)`` of inputs.
+    """Build a model that returns logits ``(B, K, *S)``.
 
     Args:
-        name: as for `model_factory`.
+        name: the name, see `model_factory`.
         num_classes: K.
-        about: what the data tells of itself. What the model takes of it by the same name is filled in,
-            unless it is among the options.
-        weights: a file of weights to start from, see `load_weights`.
-        replace_head: take weights for another number of classes, all but the last layer.
+        about: facts about the data, such as ``channels``. They fill in the options of the same name that are
+            not given.
+        weights: a file of initial weights, see `load_weights`.
+        replace_head: accept weights for another number of classes, and leave the last layer as it is.
         **options: keyword arguments of the model's function.
 
     Raises:
         ImportError: the package of the model is not installed.
-        TypeError: an unknown option or a missing one, or a factory of the user's own that returned no module.
-        ValueError: an unknown name, options that do not fit, or weights that do not.
+        TypeError: an option is unknown or missing, or the factory returned no module.
+        ValueError: the name is unknown, or the options or weights do not fit.
 
     >>> create_model("mlp", 10, {"features": 64}, hidden=(32,))
     Sequential(
@@ -121,12 +122,12 @@ def create_model(
 
 
 def _options(factory: Callable[..., nn.Module]) -> tuple[dict[str, bool], bool]:
-    """The names of a factory's options with whether each is required, and whether it takes any others."""
+    """The options of a factory, each with whether it is required, and whether it takes any others."""
     try:
         parameters = list(inspect.signature(factory).parameters.values())
     except ValueError:
         return {}, True
     kinds = (inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    # The first is the number of classes, whatever its name.
+    # The first parameter is the number of classes, whatever its name.
     named = {each.name: each.default is each.empty for each in parameters[1:] if each.kind in kinds}
     return named, any(each.kind is inspect.Parameter.VAR_KEYWORD for each in parameters)

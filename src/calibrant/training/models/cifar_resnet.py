@@ -1,4 +1,4 @@
-"""Residual networks for small images: they keep the resolution that networks for large images give away."""
+"""Residual networks for small images such as CIFAR: the first layers keep the full resolution."""
 
 from __future__ import annotations
 
@@ -9,12 +9,11 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from calibrant import arguments
-from calibrant.training.models.initialisation import initialised
-from calibrant.training.models.normalisation import Norm
+from calibrant.training.models.layers import batch_norm, initialised
 
 
 class _PaddedShortcut(nn.Module):
-    """Every other pixel, and channels of zeros for those that are new: no parameters."""
+    """A shortcut without parameters: skips pixels, and adds channels of zeros."""
 
     def __init__(self, added: int, stride: int) -> None:
         super().__init__()
@@ -22,12 +21,12 @@ class _PaddedShortcut(nn.Module):
 
     def forward(self, images: Tensor) -> Tensor:
         before = self.added // 2
-        thinned = images[:, :, :: self.stride, :: self.stride]
-        return F.pad(thinned, (0, 0, 0, 0, before, self.added - before))
+        skipped = images[:, :, :: self.stride, :: self.stride]
+        return F.pad(skipped, (0, 0, 0, 0, before, self.added - before))
 
 
 def _projected(channels: int, out: int, stride: int) -> nn.Module:
-    return nn.Sequential(nn.Conv2d(channels, out, 1, stride, bias=False), Norm(out, relu=False))
+    return nn.Sequential(nn.Conv2d(channels, out, 1, stride, bias=False), batch_norm(out, relu=False))
 
 
 def _padded(channels: int, out: int, stride: int) -> nn.Module:
@@ -38,23 +37,22 @@ Shortcut = Callable[[int, int, int], nn.Module]
 
 
 class _Residual(nn.Module):
-    """ReLU of the layers' result, normalised, plus the input, brought to the same shape by the shortcut."""
+    """ReLU of the normalised output of some layers plus the shortcut."""
 
     def __init__(self, layers: nn.Module, channels: int, out: int, stride: int, shortcut: Shortcut) -> None:
         super().__init__()
-        self.layers, self.norm = layers, Norm(out)
+        self.layers, self.norm = layers, batch_norm(out, relu=False)
         same = channels == out and stride == 1
         self.shortcut = nn.Identity() if same else shortcut(channels, out, stride)
 
     def forward(self, images: Tensor) -> Tensor:
-        result: Tensor = self.norm(self.layers(images), self.shortcut(images))
-        return result
+        return F.relu(self.norm(self.layers(images)) + self.shortcut(images), inplace=True)
 
 
 def basic_block(
     channels: int, width: int, stride: int, *, shortcut: Shortcut = _projected, dropout: float = 0.0
 ) -> nn.Module:
-    """Two 3×3 convolutions beside a shortcut, with dropout between them if there is any.
+    """Two 3×3 convolutions beside a shortcut, with dropout between them if ``dropout`` is positive.
 
     >>> import torch
     >>> basic_block(16, 32, 2)(torch.zeros(2, 16, 8, 8)).shape
@@ -62,7 +60,7 @@ def basic_block(
     """
     layers = [
         nn.Conv2d(channels, width, 3, stride, padding=1, bias=False),
-        Norm(width),
+        batch_norm(width),
         *([nn.Dropout(dropout)] if dropout > 0 else []),
         nn.Conv2d(width, width, 3, padding=1, bias=False),
     ]
@@ -70,7 +68,7 @@ def basic_block(
 
 
 def bottleneck_block(channels: int, width: int, stride: int) -> nn.Module:
-    """A 3×3 convolution between two of 1×1, the last to four times the width, beside a shortcut.
+    """1×1, 3×3 and 1×1 convolutions beside a shortcut; the output has four times the width.
 
     >>> import torch
     >>> bottleneck_block(16, 16, 2)(torch.zeros(2, 16, 8, 8)).shape
@@ -79,9 +77,9 @@ def bottleneck_block(channels: int, width: int, stride: int) -> nn.Module:
     out = 4 * width
     layers = nn.Sequential(
         nn.Conv2d(channels, width, 1, bias=False),
-        Norm(width),
+        batch_norm(width),
         nn.Conv2d(width, width, 3, stride, padding=1, bias=False),
-        Norm(width),
+        batch_norm(width),
         nn.Conv2d(width, out, 1, bias=False),
     )
     return _Residual(layers, channels, out, stride, _projected)
@@ -90,17 +88,17 @@ def bottleneck_block(channels: int, width: int, stride: int) -> nn.Module:
 class CifarResNet(nn.Module):
     """A residual network (He et al., 2016) with a 3×3 stem of stride 1 and without the max-pool after it.
 
-    Every stage but the first halves the resolution; the mean over what is left makes the network
-    independent of the size of the images.
+    Every stage but the first halves the resolution. The mean over the remaining pixels makes the network
+    independent of the image size.
 
     Args:
         num_classes: K.
-        block: makes a block from channels in, width and stride.
-        expansion: channels that a block gives for each one of its width.
-        depths: number of blocks of each stage.
-        width: of the first stage; it doubles from stage to stage.
-        channels: of the images.
-        stem: channels that the stem gives; by default the width.
+        block: a function of input channels, width and stride that builds a block.
+        expansion: output channels of a block, as a multiple of its width.
+        depths: the number of blocks in each stage.
+        width: the width of the first stage; it doubles from stage to stage.
+        channels: the channels of the images.
+        stem: the output channels of the stem; by default the width.
 
     >>> import torch
     >>> CifarResNet(10, basic_block, 1, (1, 1), width=8, channels=3)(torch.zeros(2, 3, 32, 32)).shape
@@ -121,7 +119,9 @@ class CifarResNet(nn.Module):
         super().__init__()
         arguments.whole_number("channels", channels)
         features = width if stem is None else stem
-        self.stem = nn.Sequential(nn.Conv2d(channels, features, 3, padding=1, bias=False), Norm(features))
+        self.stem = nn.Sequential(
+            nn.Conv2d(channels, features, 3, padding=1, bias=False), batch_norm(features)
+        )
         stages = []
         for number, depth in enumerate(depths):
             blocks = []
@@ -140,11 +140,11 @@ class CifarResNet(nn.Module):
 
 
 def cifar_resnet_18(num_classes: int, *, channels: int = 3) -> CifarResNet:
-    """ResNet-18, two blocks of two 3×3 convolutions in each of four stages.
+    """ResNet-18: two blocks of two 3×3 convolutions in each of four stages.
 
     Args:
         num_classes: K.
-        channels: of the images ``(B, channels, H, W)``.
+        channels: the channels of the images ``(B, channels, H, W)``.
 
     >>> sum(parameter.numel() for parameter in cifar_resnet_18(10).parameters())
     11173962
@@ -153,13 +153,9 @@ def cifar_resnet_18(num_classes: int, *, channels: int = 3) -> CifarResNet:
 
 
 def cifar_resnet_32(num_classes: int, *, channels: int = 3) -> CifarResNet:
-    """The ResNet-32 that He et al. (2016) made for CIFAR: three stages of 16, 32 and 64 channels.
+    """The ResNet-32 for CIFAR of He et al. (2016): three stages of 16, 32 and 64 channels.
 
-    Its shortcuts have no parameters: new channels are zeros.
-
-    Args:
-        num_classes: K.
-        channels: of the images ``(B, channels, H, W)``.
+    Its shortcuts have no parameters: new channels are zeros. See `cifar_resnet_18` for the arguments.
 
     >>> sum(parameter.numel() for parameter in cifar_resnet_32(10).parameters())
     464154
@@ -169,11 +165,9 @@ def cifar_resnet_32(num_classes: int, *, channels: int = 3) -> CifarResNet:
 
 
 def cifar_resnet_50(num_classes: int, *, channels: int = 3) -> CifarResNet:
-    """ResNet-50, bottlenecks 3-4-6-3: what the calibration papers train on CIFAR and Tiny-ImageNet.
+    """ResNet-50 with bottlenecks 3-4-6-3, as the calibration papers train it on CIFAR and Tiny-ImageNet.
 
-    Args:
-        num_classes: K.
-        channels: of the images ``(B, channels, H, W)``.
+    See `cifar_resnet_18` for the arguments.
 
     >>> import torch
     >>> with torch.device("meta"):
@@ -184,14 +178,10 @@ def cifar_resnet_50(num_classes: int, *, channels: int = 3) -> CifarResNet:
 
 
 def cifar_resnet_110(num_classes: int, *, channels: int = 3) -> CifarResNet:
-    """What the calibration papers call ResNet-110: bottlenecks 3-4-26-3.
+    """The ResNet-110 of the calibration papers, with bottlenecks 3-4-26-3 and 46 million parameters.
 
-    It is another network than the ResNet-110 that He et al. (2016) made for CIFAR, which is `cifar_resnet_32`
-    with 18 blocks in a stage: 46 million parameters and not 1.7.
-
-    Args:
-        num_classes: K.
-        channels: of the images ``(B, channels, H, W)``.
+    The ResNet-110 for CIFAR of He et al. (2016) is a different network with 1.7 million parameters:
+    `cifar_resnet_32` with 18 blocks in each stage. See `cifar_resnet_18` for the arguments.
 
     >>> import torch
     >>> with torch.device("meta"):

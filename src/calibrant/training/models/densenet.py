@@ -8,19 +8,18 @@ import torch
 from torch import Tensor, nn
 
 from calibrant import arguments
-from calibrant.training.models.initialisation import initialised
-from calibrant.training.models.normalisation import Norm
+from calibrant.training.models.layers import batch_norm, initialised
 
 
 class _DenseLayer(nn.Module):
-    """Adds ``growth`` channels to those it is given."""
+    """Adds ``growth`` channels to its input."""
 
     def __init__(self, channels: int, growth: int) -> None:
         super().__init__()
         self.layers = nn.Sequential(
-            Norm(channels),
+            batch_norm(channels),
             nn.Conv2d(channels, 4 * growth, 1, bias=False),
-            Norm(4 * growth),
+            batch_norm(4 * growth),
             nn.Conv2d(4 * growth, growth, 3, padding=1, bias=False),
         )
 
@@ -29,20 +28,20 @@ class _DenseLayer(nn.Module):
 
 
 def _transition(channels: int, out: int) -> nn.Module:
-    return nn.Sequential(Norm(channels), nn.Conv2d(channels, out, 1, bias=False), nn.AvgPool2d(2))
+    return nn.Sequential(batch_norm(channels), nn.Conv2d(channels, out, 1, bias=False), nn.AvgPool2d(2))
 
 
 class CifarDenseNet(nn.Module):
     """A densely connected network with bottlenecks and compression 0.5 (Huang et al., 2017).
 
-    The stem is a 3×3 convolution of stride 1, and the mean over all pixels makes the network independent of
-    the size of the images.
+    The stem is a 3×3 convolution of stride 1. The mean over all pixels makes the network independent of the
+    image size.
 
     Args:
         num_classes: K.
-        depths: number of layers of each block.
-        growth: channels that a layer adds.
-        channels: of the images.
+        depths: the number of layers in each block.
+        growth: the number of channels that a layer adds.
+        channels: the channels of the images.
 
     >>> CifarDenseNet(10, (2, 2), growth=8, channels=3)(torch.zeros(2, 3, 32, 32)).shape
     torch.Size([2, 10])
@@ -61,7 +60,7 @@ class CifarDenseNet(nn.Module):
             block = [_DenseLayer(features + position * growth, growth) for position in range(depth)]
             layers.append(nn.Sequential(*block))
             features += depth * growth
-        self.layers = nn.Sequential(*layers, Norm(features))
+        self.layers = nn.Sequential(*layers, batch_norm(features))
         self.head = nn.Linear(features, num_classes)
         initialised(self)
 
@@ -71,12 +70,7 @@ class CifarDenseNet(nn.Module):
 
 
 def cifar_densenet_121(num_classes: int, *, channels: int = 3, growth: int = 32) -> CifarDenseNet:
-    """DenseNet-121: dense blocks of 6, 12, 24 and 16 layers.
-
-    Args:
-        num_classes: K.
-        channels: of the images ``(B, channels, H, W)``.
-        growth: channels that a layer adds.
+    """DenseNet-121: dense blocks of 6, 12, 24 and 16 layers; see `CifarDenseNet` for the arguments.
 
     >>> with torch.device("meta"):
     ...     sum(parameter.numel() for parameter in cifar_densenet_121(10).parameters())

@@ -1,4 +1,4 @@
-"""Models of other packages, brought to one contract: inputs in, logits of shape ``(B, K, *S)`` out."""
+"""Adapters for models of other packages, which then return logits of shape ``(B, K, *S)``."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from calibrant import arguments
-from calibrant.training.models.weights import fit_weights
 
 Task = Literal["sequence", "token", "image", "segmentation"]
 
@@ -24,44 +23,14 @@ _TRANSFORMERS = {
     "segmentation": "AutoModelForSemanticSegmentation",
 }
 
-_WITH_AUXILIARY_OUTPUTS = ("googlenet", "inception_v3")
-
-
-class TensorOutput(nn.Module):
-    """A network whose output has more than logits, as only them.
-
-    Args:
-        network: gives ``{"out": logits, ...}`` or a tuple of logits and more.
-
-    >>> import torch
-    >>> class Several(nn.Module):
-    ...     def forward(self, images):
-    ...         return {"out": images, "aux": None}
-    >>> TensorOutput(Several())(torch.zeros(2))
-    tensor([0., 0.])
-    """
-
-    def __init__(self, network: nn.Module) -> None:
-        super().__init__()
-        self.network = network
-
-    def forward(self, inputs: Tensor) -> Tensor:
-        output = self.network(inputs)
-        if isinstance(output, Mapping):
-            output = output["out"]
-        elif isinstance(output, tuple):
-            output = output[0]
-        logits: Tensor = output
-        return logits
-
 
 class TransformerOutput(nn.Module):
-    """A model of transformers, called with a tensor or with tensors by name, as only its logits.
+    """A model of transformers that takes a tensor or a dictionary of tensors and returns logits only.
 
     Args:
-        network: a model with ``logits`` in its output.
-        task: token logits ``(B, L, K)`` become ``(B, K, L)``, and those of segmentation are interpolated to
-            the size of the images.
+        network: a model whose output has ``logits``.
+        task: the task. Token logits ``(B, L, K)`` become ``(B, K, L)``; segmentation logits are interpolated
+            to the size of the images.
     """
 
     def __init__(self, network: nn.Module, task: Task) -> None:
@@ -92,18 +61,18 @@ def timm_model(
     """A model of timm.
 
     Args:
-        architecture: one of ``timm.list_models()``, with or without a tag of weights after a dot.
+        architecture: a name of ``timm.list_models()``, with or without a tag of weights after a dot.
         num_classes: K.
-        pretrained: start from the weights that timm downloads.
-        channels: of the images; ``in_chans`` among the options goes before it.
-        image_size: of the images, for architectures that are made for one size; ``img_size`` among the
-            options goes before it.
-        **options: for the architecture.
+        pretrained: start from weights that timm downloads.
+        channels: the channels of the images; the option ``in_chans`` has priority.
+        image_size: the size of the images, for architectures of a fixed size; the option ``img_size`` has
+            priority.
+        **options: further options of the architecture.
 
     Raises:
         ImportError: timm is not installed.
-        TypeError: an option that the architecture does not take.
-        ValueError: an unknown architecture.
+        TypeError: the architecture does not take an option.
+        ValueError: the architecture is unknown.
     """
     timm = _package("timm", "timm:NAME", "timm")
     if not timm.is_model(architecture):
@@ -120,66 +89,6 @@ def timm_model(
     )
 
 
-def torchvision_model(
-    architecture: str,
-    num_classes: int,
-    *,
-    pretrained: bool = False,
-    channels: int = 3,
-    image_size: int | None = None,
-    **options: Any,
-) -> nn.Module:
-    """A model of torchvision, for images or for their pixels.
-
-    Args:
-        architecture: one of ``torchvision.models.list_models()`` that classifies images or pixels.
-        num_classes: K.
-        pretrained: start from the newest weights that torchvision downloads, all but the last layer if K is
-            another.
-        channels: of the images, which must be 3.
-        image_size: of the images, for vision transformers, which are made for one size.
-        **options: for the architecture.
-
-    Raises:
-        ImportError: torchvision is not installed.
-        TypeError: an option that the architecture does not take.
-        ValueError: an unknown architecture, or images that have not three channels.
-    """
-    models = _package("torchvision.models", "torchvision:NAME", "torchvision")
-    segmentation = models.list_models(module=models.segmentation)
-    known = [*models.list_models(module=models), *segmentation]
-    if architecture not in known:
-        raise _unknown("torchvision", architecture, known)
-    if channels != 3:
-        raise ValueError(
-            f"torchvision:{architecture} takes images of 3 channels, the data has {channels}: "
-            "models of timm take any number"
-        )
-    if architecture in segmentation:
-        # torchvision would download weights of the encoder unasked.
-        options.setdefault("weights_backbone", None)
-    if architecture in _WITH_AUXILIARY_OUTPUTS:
-        # Outputs that no loss sees would leave parameters without a gradient. The published weights were
-        # trained on images of another normalisation.
-        options = {"aux_logits": False, "init_weights": True, "transform_input": pretrained} | options
-    if image_size is not None and architecture.startswith("vit_") and not pretrained:
-        options.setdefault("image_size", image_size)
-    name = f"torchvision:{architecture}"
-    network = _built(
-        name, partial(models.get_model, architecture, weights=None, num_classes=num_classes), options
-    )
-    if pretrained:
-        state = models.get_model_weights(architecture).DEFAULT.get_state_dict(progress=False)
-        present = network.state_dict().keys()
-        # The weights include auxiliary outputs, which the network may not have.
-        kept = {
-            key: value for key, value in state.items() if key in present or not key.lower().startswith("aux")
-        }
-        fit_weights(network, kept, num_classes, replace_head=True, source=f"the weights of {name}")
-    several = architecture in segmentation or architecture in _WITH_AUXILIARY_OUTPUTS
-    return TensorOutput(network) if several else network
-
-
 def smp_model(
     architecture: str,
     num_classes: int,
@@ -193,19 +102,19 @@ def smp_model(
     """A segmentation model of segmentation-models-pytorch.
 
     Args:
-        architecture: such as "DeepLabV3" or "Unet", in capitals or not.
+        architecture: a name such as "DeepLabV3" or "Unet", in upper or lower case.
         num_classes: K.
-        encoder_name: one of ``segmentation_models_pytorch.encoders.get_encoder_names()``, or ``tu-`` and the
-            name of a model of timm.
-        encoder_weights: the name of weights for the encoder, which are downloaded.
+        encoder_name: a name of ``segmentation_models_pytorch.encoders.get_encoder_names()``, or ``tu-`` and
+            the name of a timm model.
+        encoder_weights: the name of encoder weights to download.
         pretrained: the same as encoder_weights "imagenet".
-        channels: of the images.
-        **options: for the architecture.
+        channels: the channels of the images.
+        **options: further options of the architecture.
 
     Raises:
         ImportError: segmentation-models-pytorch is not installed.
-        TypeError: an option that the architecture does not take.
-        ValueError: an unknown architecture or encoder.
+        TypeError: the architecture does not take an option.
+        ValueError: the architecture or the encoder is unknown.
     """
     package = _package("segmentation_models_pytorch", "smp:NAME", "smp")
     known = {kind.__name__.lower(): kind.__name__ for kind in package.MODEL_ARCHITECTURES_MAPPING.values()}
@@ -219,7 +128,7 @@ def smp_model(
     options.setdefault("in_channels", channels)
     name = f"smp:{known[architecture.lower()]}"
     if not encoder_name.startswith("tu-"):
-        # Only encoders of timm take options of their own; others leave what they do not know unsaid.
+        # Only timm encoders take further options; all others ignore unknown ones without a word.
         kind = package.MODEL_ARCHITECTURES_MAPPING[architecture.lower()]
         accepted = [option for option in inspect.signature(kind).parameters if option != "kwargs"]
         for option in options:
@@ -256,22 +165,22 @@ def transformers_model(
 
     Args:
         source: a folder with a ``config.json``, the name of a model on the Hugging Face hub, or, for random
-            weights, a type such as "bert" in its standard size.
+            weights, a model type such as "bert".
         num_classes: K.
-        task: what gets a label: the "sequence", each "token", the "image" or each pixel ("segmentation"). By
-            default the image where the data has channels, else the sequence.
-        pretrained: start from the weights of the source; False draws them at random and needs only the
+        task: "sequence", "token", "image" or "segmentation": the thing that gets a label. By default "image"
+            if the data have channels, otherwise "sequence".
+        pretrained: start from the weights of the source. False draws random weights and needs only the
             configuration.
-        config: values to put in place of those of the configuration.
-        channels: of the images.
-        image_size: of the images, for random weights.
-        vocabulary_size: number of tokens, for random weights.
+        config: values that replace those of the configuration.
+        channels: the channels of the images.
+        image_size: the size of the images, for random weights.
+        vocabulary_size: the number of tokens, for random weights.
 
     Raises:
         ImportError: transformers is not installed.
-        OSError: there is no such folder, and none on the hub that can be reached.
-        TypeError: a value in config that the configuration does not have.
-        ValueError: an unknown task, or weights of another shape than the configuration.
+        OSError: the source is neither a folder nor a model on the hub that can be reached.
+        TypeError: the configuration does not have a value in config.
+        ValueError: the task is unknown, or the weights do not fit the configuration.
     """
     transformers = _package("transformers", "hf:NAME", "transformers")
     if task is None:
@@ -290,7 +199,7 @@ def transformers_model(
             raise TypeError(
                 f"the configuration of hf:{source} has no {name!r}{arguments.nearest(name, vars(described))}"
             )
-    # Made again from what is stated and not from defaults: some of these are derived from other values.
+    # Made anew from the stated values: some defaults are derived from other values.
     described = type(described).from_dict({**stated, **changed})
     described.num_labels = num_classes
     if not pretrained:
@@ -308,7 +217,7 @@ def transformers_model(
 
 
 def _configuration(transformers: Any, source: str, pretrained: bool) -> tuple[Any, dict[str, Any]]:
-    """The configuration, and those of its values that its file states."""
+    """The configuration, and the values that its file states."""
     if not pretrained and not Path(source).is_dir() and source in transformers.CONFIG_MAPPING:
         return transformers.AutoConfig.for_model(source), {}
     try:
@@ -324,21 +233,18 @@ def _configuration(transformers: Any, source: str, pretrained: bool) -> tuple[An
 
 PREFIXES: dict[str, Callable[..., nn.Module]] = {
     "timm": timm_model,
-    "torchvision": torchvision_model,
     "smp": smp_model,
     "hf": transformers_model,
 }
-"""What stands before the colon in a model's name, and the function of (rest of the name, K, options)."""
+"""Functions of (rest of the name, K, options), by the prefix before the colon in a model's name."""
 
 
 def own_factory(name: str) -> Callable[..., nn.Module]:
-    """The function of the user's own that ``package.module:factory`` names.
-
-    It is called with K and the options, and what it returns must be a module.
+    """Import the function ``package.module:factory``, which takes K and options and returns a module.
 
     Raises:
-        TypeError: what it names cannot be called; later, what a call returned is no module.
-        ValueError: there is no such module, or nothing of that name in it.
+        TypeError: the name does not stand for something that can be called.
+        ValueError: the Python module does not exist, or has nothing of that name.
 
     >>> import torch
     >>> own_factory("torch.nn:Lineer")
@@ -349,7 +255,7 @@ def own_factory(name: str) -> Callable[..., nn.Module]:
     try:
         module = importlib.import_module(place)
     except ModuleNotFoundError as error:
-        # A module that exists and misses another one has an error of its own.
+        # A module that exists but lacks another one raises its own error.
         if error.name is None or not f"{place}.".startswith(f"{error.name}."):
             raise
         near = arguments.nearest(place, PREFIXES)
@@ -375,7 +281,7 @@ def _package(module: str, models: str, extra: str) -> Any:
         missing = package if error.name is None else error.name
         raise ImportError(f"models {models} need {missing}: pip install 'calibrant[{extra}]'") from error
     except RuntimeError as error:
-        # What a torchvision built for another torch raises, wherever it is imported from.
+        # A torchvision built for another torch raises this. timm and smp import it.
         raise ImportError(
             f"models {models} need {package}, which cannot be imported: {_line(error)}; torch and "
             "torchvision must be builds for each other"
@@ -383,7 +289,7 @@ def _package(module: str, models: str, extra: str) -> Any:
 
 
 def _near(word: str, known: Iterable[str]) -> str:
-    """`calibrant.arguments.nearest` for names in which capitals matter."""
+    """Like `calibrant.arguments.nearest`, for names with capital letters."""
     names = {name.lower(): name for name in known}
     suggestion = arguments.nearest(word, names)
     lowered = suggestion.partition("'")[2].rpartition("'")[0]

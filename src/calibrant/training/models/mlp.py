@@ -1,4 +1,4 @@
-"""Networks small enough to train on the embedded data in seconds."""
+"""Small networks that train on the embedded data in seconds."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from itertools import pairwise
 
 from torch import Tensor, nn
 
-from calibrant.training.models.initialisation import initialised
+from calibrant.training.models.layers import initialised
 
 
 def mlp(
@@ -17,17 +17,17 @@ def mlp(
     image_size: int | None = None,
     hidden: tuple[int, ...] = (256, 256),
 ) -> nn.Sequential:
-    """A perceptron with ReLU between its linear layers, as PyTorch initialises them.
+    """Linear layers with ReLU between them, with PyTorch's initial weights.
 
     Args:
         num_classes: K.
-        features: of each element; inputs are flattened to ``(B, features)``.
-        channels: of square images, which are given instead of features.
-        image_size: their height and width.
-        hidden: widths of the hidden layers; ``()`` makes it a linear classifier.
+        features: the number of features; inputs are flattened to ``(B, features)``.
+        channels: the channels of square images, given instead of features.
+        image_size: the height and width of these images.
+        hidden: the widths of the hidden layers; ``()`` for a linear classifier.
 
     Raises:
-        ValueError: neither features nor images.
+        ValueError: neither features nor the size of images is given.
 
     >>> import torch
     >>> mlp(10, features=64)(torch.zeros(2, 64)).shape
@@ -49,8 +49,7 @@ class _SmallCNN(nn.Module):
         super().__init__()
         layers: list[nn.Module] = []
         for out, stride in ((width, 1), (2 * width, 2), (4 * width, 2)):
-            # Unlike those of batches, statistics of groups do not depend on how a batch is divided
-            # among processes.
+            # Group normalisation does not depend on how a batch is divided among processes.
             layers += [nn.Conv2d(channels, out, 3, stride, padding=1, bias=False)]
             layers += [nn.GroupNorm(8, out), nn.ReLU()]
             channels = out
@@ -68,11 +67,11 @@ def cnn(num_classes: int, *, channels: int = 1, width: int = 32) -> nn.Module:
 
     Args:
         num_classes: K.
-        channels: of the images ``(B, channels, H, W)``.
-        width: of the first convolution, a multiple of 8; it doubles twice.
+        channels: the channels of the images ``(B, channels, H, W)``.
+        width: the output channels of the first convolution, a multiple of 8; they double twice.
 
     Raises:
-        ValueError: a width that is not a multiple of 8.
+        ValueError: the width is not a multiple of 8.
 
     >>> import torch
     >>> cnn(10)(torch.zeros(2, 1, 8, 8)).shape

@@ -1,13 +1,13 @@
-"""The convolutional network by which the calibration papers classify texts."""
+"""The convolutional network for texts of the calibration papers."""
 
 from __future__ import annotations
 
 from torch import Tensor, nn
 
-from calibrant.training.models.initialisation import initialised
+from calibrant.training.models.layers import initialised
 
 SHORTEST_TEXT = 21
-"""Positions below which the convolutions and pools of `TextCNN` leave nothing."""
+"""The shortest text, in positions, that passes through the convolutions and pools of `TextCNN`."""
 
 
 class TextCNN(nn.Module):
@@ -15,8 +15,8 @@ class TextCNN(nn.Module):
 
     Args:
         num_classes: K.
-        words: makes ``(B, L, d)`` from ``(B, L)``.
-        width: of convolutions and of the first linear layer.
+        words: the embedding of the words, from ``(B, L)`` to ``(B, L, d)``.
+        width: the width of the convolutions and of the first linear layer.
 
     >>> import torch
     >>> TextCNN(20, nn.Embedding(1000, 100))(torch.zeros(2, 50, dtype=torch.long)).shape
@@ -61,13 +61,13 @@ def text_cnn(
 
     Args:
         num_classes: K.
-        embedding: ``(V, d)`` vectors of the words; by default they are drawn at random and learned.
-        vocabulary_size: V, where no embedding is given.
-        dimension: d, where no embedding is given.
-        frozen: leave a given embedding as it is; False trains it with the rest.
+        embedding: word vectors ``(V, d)``; by default they are drawn at random and trained.
+        vocabulary_size: V, if no embedding is given.
+        dimension: d, if no embedding is given.
+        frozen: keep a given embedding fixed; False trains it.
 
     Raises:
-        ValueError: neither an embedding nor the size of the vocabulary, or two that disagree.
+        ValueError: neither embedding nor vocabulary_size is given, or they disagree.
 
     >>> import torch
     >>> network = text_cnn(20, embedding=torch.zeros(5000, 100))

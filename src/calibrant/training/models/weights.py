@@ -1,4 +1,4 @@
-"""Weights from a file, with an error for all that does not fit."""
+"""Loads weights from a file, and raises an error for everything that does not fit."""
 
 from __future__ import annotations
 
@@ -20,23 +20,23 @@ _NAMES_SHOWN = 5
 def load_weights(
     model: nn.Module, path: str | os.PathLike[str], num_classes: int, *, replace_head: bool = False
 ) -> tuple[str, ...]:
-    """Put the weights of a file into a model, in place.
+    """Load the weights of a file into a model, in place.
 
     Args:
-        model: that the file's names are of. Those of the network that an adapter of this package holds are
-            right with and without ``network.`` before them.
-        path: a safetensors file, or one that `torch.save` wrote of a state dict, alone or under the name
-            ``state_dict`` or ``model``. Nothing but tensors and plain values is read from it.
+        model: the model. If it is an adapter of this package, the names in the file may have the prefix
+            ``network.`` or not.
+        path: a safetensors file, or a state dict written by `torch.save`, alone or under the key
+            ``state_dict`` or ``model``. Only tensors and plain values are read from it.
         num_classes: K.
-        replace_head: leave the last layer as it is where the file has one of another number of classes, and
-            warn of it.
+        replace_head: if the file has a last layer for another number of classes, leave the model's last layer
+            as it is and warn.
 
     Returns:
-        The names of what was left as it is.
+        The names of the parameters that were left as they are.
 
     Raises:
-        FileNotFoundError: there is no such file.
-        ValueError: the file is damaged, has something else than weights, or those of another model.
+        FileNotFoundError: the file does not exist.
+        ValueError: the file is damaged, or holds something other than weights of this model.
 
     >>> import tempfile
     >>> path = Path(tempfile.mkdtemp(), "weights.pt")
@@ -51,52 +51,31 @@ def load_weights(
     inner = getattr(model, "network", None)
     if isinstance(inner, nn.Module) and not all(name.startswith("network.") for name in state):
         model = inner
-    return fit_weights(model, state, num_classes, replace_head=replace_head, source=str(path))
-
-
-def fit_weights(
-    model: nn.Module, state: Mapping[str, Tensor], num_classes: int, *, replace_head: bool, source: str
-) -> tuple[str, ...]:
-    """Put a state dict into a model, in place; arguments, result and errors are those of `load_weights`.
-
-    >>> model = nn.Linear(3, 2)
-    >>> fit_weights(model, {"weight": torch.ones(2, 3)}, 2, replace_head=False, source="a file")
-    Traceback (most recent call last):
-    ValueError: a file has weights of another model: 1 missing (bias)
-    """
     expected = model.state_dict()
     shapes = {
-        name: (tuple(state[name].shape), tuple(expected[name].shape)) for name in expected.keys() & state
+        name: (tuple(state[name].shape), tuple(expected[name].shape)) for name in expected if name in state
     }
-    different = [name for name in expected if name in shapes and shapes[name][0] != shapes[name][1]]
+    different = [name for name, (found, wanted) in shapes.items() if found != wanted]
     head = [name for name in different if _is_head(*shapes[name], num_classes)]
+    others = [f"{name} {shapes[name][0]} and not {shapes[name][1]}" for name in different if name not in head]
     problems = [
         _listed("missing", [name for name in expected if name not in state]),
         _listed("unknown", [name for name in state if name not in expected]),
-        _listed(
-            "of another shape",
-            [f"{name} {shapes[name][0]} and not {shapes[name][1]}" for name in different if name not in head],
-        ),
+        _listed("of another shape", others),
     ]
     if any(problems):
-        raise ValueError(f"{source} has weights of another model: {'; '.join(filter(None, problems))}")
-    if head and not replace_head:
-        raise ValueError(
-            f"{source} is for {shapes[head[0]][0][0]} classes and the data has {num_classes} "
-            f"({', '.join(head)}): replace_head = true starts the last layer anew"
-        )
-    model.load_state_dict({**state, **{name: expected[name] for name in head}})
+        raise ValueError(f"{path} has weights of another model: {'; '.join(filter(None, problems))}")
     if head:
-        warnings.warn(
-            f"{source} is for {shapes[head[0]][0][0]} classes and the data has {num_classes}: "
-            f"not loaded, but started anew: {', '.join(head)}",
-            stacklevel=2,
-        )
+        sizes = f"{path} is for {shapes[head[0]][0][0]} classes and the data has {num_classes}"
+        if not replace_head:
+            raise ValueError(f"{sizes} ({', '.join(head)}): replace_head = true starts the last layer anew")
+        warnings.warn(f"{sizes}: not loaded, but started anew: {', '.join(head)}", stacklevel=2)
+    model.load_state_dict({**state, **{name: expected[name] for name in head}})
     return tuple(head)
 
 
 def _is_head(found: tuple[int, ...], expected: tuple[int, ...], num_classes: int) -> bool:
-    """Whether two shapes differ in nothing but the number of classes, which is the first axis."""
+    """Whether two shapes differ only in the number of classes, which is the first axis."""
     return len(expected) > 0 and expected[0] == num_classes and found[1:] == expected[1:] and found != ()
 
 

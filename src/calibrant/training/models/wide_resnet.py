@@ -14,18 +14,18 @@ def wide_resnet(
     """Wide-ResNet-26-10, three stages of 160, 320 and 640 channels (Zagoruyko and Komodakis, 2016).
 
     As in the calibration papers, normalisation follows each convolution, and the depth counts the layers on
-    the longest path: the authors of the network count the three convolutions of its shortcuts in place of
-    the last layer, put normalisation first and call that WRN-28-10.
+    the longest path. The authors of the network call it WRN-28-10: they put normalisation first, and count
+    the three convolutions of the shortcuts instead of the last layer.
 
     Args:
         num_classes: K.
-        channels: of the images ``(B, channels, H, W)``.
+        channels: the channels of the images ``(B, channels, H, W)``.
         depth: ``6 n + 2`` for n blocks in each stage.
-        width: times 16, 32 and 64 are the channels of the stages.
-        dropout: probability of a zero between the two convolutions of a block.
+        width: the stages have 16, 32 and 64 times this number of channels.
+        dropout: the probability of dropout between the two convolutions of a block.
 
     Raises:
-        ValueError: a depth of another form, or numbers out of range.
+        ValueError: the depth has another form, or a number is out of range.
 
     >>> import torch
     >>> with torch.device("meta"):
@@ -35,14 +35,6 @@ def wide_resnet(
     if depth < 8 or (depth - 2) % 6:
         raise ValueError(f"depth must be 6 n + 2 with n of at least 1, such as 14, 20 or 26, got {depth!r}")
     arguments.in_range("dropout", dropout, 0, 1)
-    block = partial(basic_block, dropout=dropout)
-    depths = ((depth - 2) // 6,) * 3
-    return CifarResNet(
-        num_classes,
-        block,
-        1,
-        depths,
-        width=16 * arguments.whole_number("width", width),
-        channels=channels,
-        stem=16,
-    )
+    block, depths = partial(basic_block, dropout=dropout), ((depth - 2) // 6,) * 3
+    first = 16 * arguments.whole_number("width", width)
+    return CifarResNet(num_classes, block, 1, depths, width=first, channels=channels, stem=16)

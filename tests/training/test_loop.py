@@ -23,15 +23,18 @@ from calibrant.calibrators import Temperature
 from calibrant.evaluation import evaluate
 from calibrant.losses import AdaptiveLoss, create_loss
 from calibrant.options import RecipeError
-from calibrant.training import checkpoint, engine, logs
+from calibrant.training import checkpoint, logs, loop, setup, validation
 from calibrant.training.data import DATA_SETS, MissingDataError, load_data
-from calibrant.training.engine import TrainingError, make_fabric, train
+from calibrant.training.folder import is_finished
+from calibrant.training.loop import TrainingError, train
+from calibrant.training.models import create_model
 from calibrant.training.optimization import SCHEDULES
 from calibrant.training.recipe import Recipe
+from calibrant.training.setup import make_fabric, set_up
 from tests.distributed.processes import PREPARED
 
 from . import program
-from .outcomes import assert_close, assert_identical, result, rows, tensors
+from .run_folders import assert_close, assert_identical, result, rows, tensors
 
 ROOT = Path(__file__).parents[2]
 
@@ -54,7 +57,7 @@ def small(*changes: str) -> Recipe:
 def on_the_cpu() -> Iterator[None]:
     """Only there are runs promised to be the same bit for bit."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(engine, "make_fabric", partial(make_fabric, accelerator="cpu"))
+        patch.setattr(loop, "make_fabric", partial(make_fabric, accelerator="cpu"))
         yield
 
 
@@ -160,7 +163,7 @@ def steps(recipe: Recipe, count: int) -> torch.nn.Module:
     """The recipe's network after so many steps written out, with cross-entropy and all data in each."""
     torch.manual_seed(recipe.seed)
     data = load_data(recipe.data)
-    model = engine.create_model(recipe.model.name, 4, data.about, **recipe.model.options)
+    model = create_model(recipe.model.name, 4, data.about, **recipe.model.options)
     optimizer = torch.optim.SGD(model.parameters(), lr=recipe.optimizer.options["lr"])
     clip = recipe.gradient_clip
     for _ in range(count):
@@ -215,14 +218,14 @@ def test_the_learning_rate_follows_the_schedule_within_epochs(
 def passes(recipe: Recipe, folder: Path, monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
     """The epoch and the batches of it that were done whenever the loss adapted."""
     found: list[tuple[int, int]] = []
-    validate = engine._Training._validate
+    validate = loop.Loop._validate
 
-    def noting(training: engine._Training, *, adapt: bool, select: str = "last") -> dict[str, float]:
+    def noting(training: loop.Loop, *, adapt: bool, select: str = "last") -> dict[str, float]:
         if adapt:
             found.append((training.epoch, training.step))
         return validate(training, adapt=adapt, select=select)
 
-    monkeypatch.setattr(engine._Training, "_validate", noting)
+    monkeypatch.setattr(loop.Loop, "_validate", noting)
     train(recipe, folder)
     return found
 
@@ -286,13 +289,17 @@ def test_the_best_epoch_is_kept(criterion: str, monkeypatch: pytest.MonkeyPatch,
     """Weights jump about, and each criterion has a best epoch of its own."""
     recipe = small(f"select={criterion}", "epochs=8", "optimizer=sgd[lr=0.3,momentum=0]", STUMBLING)
     logits: list[torch.Tensor] = []
-    validate = engine._Training._validate
+    validate = loop.Loop._validate
 
-    def noting(training: engine._Training, *, adapt: bool, select: str = "last") -> dict[str, float]:
-        logits.append(torch.cat([part for part, _ in training.predictions(training.data.validation)]))
+    def noting(training: loop.Loop, *, adapt: bool, select: str = "last") -> dict[str, float]:
+        logits.append(
+            torch.cat(
+                [part for part, _ in validation.predictions(training.parts, training.parts.data.validation)]
+            )
+        )
         return validate(training, adapt=adapt, select=select)
 
-    monkeypatch.setattr(engine._Training, "_validate", noting)
+    monkeypatch.setattr(loop.Loop, "_validate", noting)
     folder = train(recipe, tmp_path)
     labels = tensors(folder)["validation/labels"]
 
@@ -402,9 +409,9 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize(
     ("place", "name", "call"),
     [
-        pytest.param(engine._Training, "_train_step", 13, id="step"),
-        pytest.param(engine._Training, "_validate", 3, id="validation"),
-        pytest.param(engine._Training, "_keep_best", 4, id="best"),
+        pytest.param(loop.Loop, "_train_step", 13, id="step"),
+        pytest.param(loop.Loop, "_validate", 3, id="validation"),
+        pytest.param(loop.Loop, "_keep_best", 4, id="best"),
         pytest.param(checkpoint, "save_last", 5, id="checkpoint"),
         pytest.param(checkpoint, "save_last", 12, id="last-checkpoint"),
         pytest.param(checkpoint.torch, "save", 4, id="half-a-file"),
@@ -413,8 +420,8 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Path:
         pytest.param(Path, "replace", 11, id="rename-after-that"),
         pytest.param(logs.Logs, "write", 2, id="logs"),
         pytest.param(logs.Logs, "write", 4, id="last-logs"),
-        pytest.param(engine, "save_weights", 1, id="weights"),
-        pytest.param(engine, "write_predictions", 2, id="predictions"),
+        pytest.param(loop, "save_weights", 1, id="weights"),
+        pytest.param(loop, "write_predictions", 2, id="predictions"),
     ],
 )
 def test_killed_at_any_place(
@@ -430,7 +437,7 @@ def test_killed_at_any_place(
         die_at(call, place, name, patch, after=after)
         with pytest.raises(Killed):
             train(exact(), tmp_path)
-    assert not engine.is_finished(tmp_path)
+    assert not is_finished(tmp_path)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         train(exact(), tmp_path)
@@ -439,17 +446,17 @@ def test_killed_at_any_place(
 
 def test_resuming_does_not_start_anew(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     with monkeypatch.context() as patch:
-        die_at(14, engine._Training, "_train_step", patch)
+        die_at(14, loop.Loop, "_train_step", patch)
         with pytest.raises(Killed):
             train(exact(), tmp_path)
     taken = []
-    plain = engine._Training._train_step
+    plain = loop.Loop._train_step
 
-    def noting(training: engine._Training, batch: Any) -> None:
+    def noting(training: loop.Loop, batch: Any) -> None:
         taken.append((training.epoch, training.step))
         plain(training, batch)
 
-    monkeypatch.setattr(engine._Training, "_train_step", noting)
+    monkeypatch.setattr(loop.Loop, "_train_step", noting)
     train(exact(), tmp_path)
     # Eight batches an epoch and a checkpoint after each third: the 13th step was the fifth of its epoch.
     assert taken[0] == (1, 3)
@@ -459,7 +466,7 @@ def test_resuming_does_not_start_anew(monkeypatch: pytest.MonkeyPatch, tmp_path:
 def test_a_finished_run_is_left_alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     train(small(), tmp_path)
     before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
-    die_at(1, engine, "load_data", monkeypatch)
+    die_at(1, loop, "load_data", monkeypatch)
     assert train(small(), tmp_path) == tmp_path
     assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
 
@@ -469,7 +476,7 @@ def test_a_finished_run_is_left_alone(monkeypatch: pytest.MonkeyPatch, tmp_path:
 
 def interrupted(folder: Path, monkeypatch: pytest.MonkeyPatch, step: int = 14) -> None:
     with monkeypatch.context() as patch:
-        die_at(step, engine._Training, "_train_step", patch)
+        die_at(step, loop.Loop, "_train_step", patch)
         with pytest.raises(Killed):
             train(exact(), folder)
 
@@ -511,7 +518,7 @@ def test_damaged_best_weights_give_way_to_the_best_before(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     with monkeypatch.context() as patch:
-        die_at(1, engine._Training, "_finish", patch)
+        die_at(1, loop.Loop, "_finish", patch)
         with pytest.raises(Killed):
             train(exact(), tmp_path)
     checkpoints = tmp_path / "checkpoints"
@@ -526,7 +533,7 @@ def test_best_weights_that_are_all_damaged_say_what_to_do(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     with monkeypatch.context() as patch:
-        die_at(1, engine._Training, "_finish", patch)
+        die_at(1, loop.Loop, "_finish", patch)
         with pytest.raises(Killed):
             train(exact(), tmp_path)
     for name in ("best.pt", "second-best.pt"):
@@ -614,7 +621,7 @@ def test_data_that_have_changed_are_refused(tmp_path: Path, monkeypatch: pytest.
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(engine._Training, "_finish", stop)
+        patch.setattr(loop.Loop, "_finish", stop)
         with pytest.raises(KeyboardInterrupt):
             train(recipe, tmp_path / "run", data_root=tmp_path)
     write_archive(tmp_path, 1)
@@ -665,15 +672,15 @@ def test_a_loss_that_is_not_finite_ends_training(
     adapt: str, every: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """The weights of the last checkpoint are finite, wherever in an epoch it was written."""
-    plain = engine._Training._train_step
+    plain = loop.Loop._train_step
 
-    def spoiling(training: engine._Training, batch: Any) -> None:
+    def spoiling(training: loop.Loop, batch: Any) -> None:
         if (training.epoch, training.step) == (1, 1):
             with torch.no_grad():
-                next(training.network.parameters()).fill_(math.nan)
+                next(training.parts.network.parameters()).fill_(math.nan)
         plain(training, batch)
 
-    monkeypatch.setattr(engine._Training, "_train_step", spoiling)
+    monkeypatch.setattr(loop.Loop, "_train_step", spoiling)
     recipe = small(ADAPTIVE, f"adapt={adapt}", f"checkpoint_batches={every}")
     with pytest.raises(TrainingError, match=r"loss became nan in epoch 2; .*optimizer\.lr"):
         train(recipe, tmp_path)
@@ -686,15 +693,15 @@ def test_a_loss_that_is_not_finite_ends_training(
 def test_weights_that_the_last_step_of_an_epoch_spoiled_end_training(
     loss: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    plain = engine._Training._train_step
+    plain = loop.Loop._train_step
 
-    def spoiling(training: engine._Training, batch: Any) -> None:
+    def spoiling(training: loop.Loop, batch: Any) -> None:
         plain(training, batch)
-        if (training.epoch, training.step) == (1, training.steps - 1):
+        if (training.epoch, training.step) == (1, training.parts.steps - 1):
             with torch.no_grad():
-                next(training.network.parameters()).fill_(math.nan)
+                next(training.parts.network.parameters()).fill_(math.nan)
 
-    monkeypatch.setattr(engine._Training, "_train_step", spoiling)
+    monkeypatch.setattr(loop.Loop, "_train_step", spoiling)
     with pytest.raises(TrainingError, match="in epoch 2"):
         train(small(f"loss={loss}"), tmp_path)
     assert checkpoint.load(tmp_path / "checkpoints" / "last.pt")["epoch"] == 1
@@ -724,8 +731,8 @@ def test_a_batch_that_processes_cannot_share_is_refused(tmp_path: Path) -> None:
         world_size, global_rank = 3, 0
 
     recipe = small()
-    with pytest.raises(RecipeError, match="batch_size 32 cannot be shared among 3 processes equally"):
-        engine._Training(recipe, load_data(recipe.data), Three(), tmp_path, None)  # type: ignore[arg-type]
+    with pytest.raises(RecipeError, match="batch_size 32 cannot be divided equally among 3 processes"):
+        set_up(recipe, load_data(recipe.data), Three())  # type: ignore[arg-type]
 
 
 def test_results_are_json_that_others_read(tmp_path: Path) -> None:
@@ -744,7 +751,7 @@ def test_precision_is_chosen_by_the_device(monkeypatch: pytest.MonkeyPatch) -> N
         monkeypatch.setattr(torch.cuda, "is_available", lambda: gpu)
         monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: native)
         chosen = []
-        monkeypatch.setattr(engine, "Fabric", lambda **options: chosen.append(options["precision"]))
+        monkeypatch.setattr(setup, "Fabric", lambda **options: chosen.append(options["precision"]))
         make_fabric(small(), accelerator=accelerator)
         return chosen[0]
 
@@ -763,20 +770,20 @@ def test_half_precision_trains_and_is_evaluated_as_the_weights_are(
         ["epochs=1", "data.flat=false", "model=cnn[width=8]", f"precision={precision}", "average=0.5"]
     )
     contexts = []
-    observe = engine._Validation.of
+    observe = validation.ValidationSums.of
 
     def noting(*arguments: Any) -> Any:
         contexts.append((torch.is_autocast_enabled("cpu"), torch.get_default_dtype()))
         return observe(*arguments)
 
-    monkeypatch.setattr(engine._Validation, "of", noting)
+    monkeypatch.setattr(validation.ValidationSums, "of", noting)
     folder = train(recipe, tmp_path)
     assert set(contexts) == {(False, torch.float32)}
     assert math.isfinite(rows(folder)[0]["validation_nll"])
     weights = load_file(folder / "model.safetensors")
     assert weights["head.weight"].dtype == dtype
     data = load_data(recipe.data)
-    network = engine.create_model("cnn", 10, data.about, width=8).to(dtype).eval()
+    network = create_model("cnn", 10, data.about, width=8).to(dtype).eval()
     network.load_state_dict(weights)
     inputs, _ = data.test.batch(torch.arange(len(data.test)))
     with torch.no_grad():
@@ -787,13 +794,13 @@ def test_half_precision_trains_and_is_evaluated_as_the_weights_are(
 
 def test_gradients_do_not_live_through_validation(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     held: list[Any] = []
-    validate = engine._Training._validate
+    validate = loop.Loop._validate
 
-    def noting(training: engine._Training, **options: Any) -> dict[str, float]:
-        held.extend(weight.grad for weight in training.network.parameters())
+    def noting(training: loop.Loop, **options: Any) -> dict[str, float]:
+        held.extend(weight.grad for weight in training.parts.network.parameters())
         return validate(training, **options)
 
-    monkeypatch.setattr(engine._Training, "_validate", noting)
+    monkeypatch.setattr(loop.Loop, "_validate", noting)
     train(small("epochs=1"), tmp_path)
     assert set(held) == {None}
 
@@ -824,7 +831,7 @@ def test_channels_lie_last_where_the_network_takes_that(
 ) -> None:
     inputs = torch.randn(1, *shape)
     expected = network(inputs)
-    assert engine._lay_channels_last(network, inputs) == last
+    assert setup._lay_channels_last(network, inputs) == last
     assert all(
         weight.is_contiguous(memory_format=torch.channels_last) == last
         for weight in network.parameters()

@@ -10,11 +10,11 @@ import torch
 from PIL import Image
 
 from calibrant.options import Choice, RecipeError
-from calibrant.training import comparing, engine
-from calibrant.training.comparing import compare
+from calibrant.training import grid, loop
 from calibrant.training.data import load_data
 from calibrant.training.data.augmentation import NORMALISATIONS
-from calibrant.training.engine import train
+from calibrant.training.grid import compare
+from calibrant.training.loop import train
 from calibrant.training.recipe import Recipe
 from calibrant.training.runs import folder_of
 
@@ -34,13 +34,13 @@ WRITTEN = ["ce", "cals-alm[margin=6,penalty=p2]"]
 def trained(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int]]:
     """Losses and seeds of the runs that were trained and not only found."""
     found: list[tuple[str, int]] = []
-    plain = engine._Training.run
+    plain = loop.Loop.run
 
-    def noting(training: engine._Training) -> None:
-        found.append((training.recipe.loss, training.recipe.seed))
+    def noting(training: loop.Loop) -> None:
+        found.append((training.parts.recipe.loss, training.parts.recipe.seed))
         plain(training)
 
-    monkeypatch.setattr(engine._Training, "run", noting)
+    monkeypatch.setattr(loop.Loop, "run", noting)
     return found
 
 
@@ -93,10 +93,10 @@ def test_a_run_that_was_stopped_is_finished(
         def stop(*_: Any) -> None:
             raise KeyboardInterrupt
 
-        patch.setattr(engine._Training, "_finish", stop)
+        patch.setattr(loop.Loop, "_finish", stop)
         with pytest.raises(KeyboardInterrupt):
             train(RECIPE, place)
-    monkeypatch.setattr(engine._Training, "_train_step", lambda *_: pytest.fail("trained anew"))
+    monkeypatch.setattr(loop.Loop, "_train_step", lambda *_: pytest.fail("trained anew"))
     assert compare(RECIPE, ["ce"], [0], tmp_path, resamples=20) is not None
     assert trained == [("ce", 0), ("ce", 0)]
 
@@ -114,7 +114,7 @@ def test_data_that_have_changed_are_noticed_before_anything_is_trained(
     write()
     compare(recipe, ["ce"], [0], tmp_path / "runs", resamples=20)
     with monkeypatch.context() as patch:
-        patch.setattr(engine._Training, "_finish", lambda *_: 1 / 0)
+        patch.setattr(loop.Loop, "_finish", lambda *_: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             compare(recipe, ["focal"], [0], tmp_path / "runs", resamples=20)
     write()
@@ -124,12 +124,12 @@ def test_data_that_have_changed_are_noticed_before_anything_is_trained(
             compare(recipe, ["ls", known], [0], tmp_path / "runs", resamples=20)
         assert trained == []
     with pytest.raises(RecipeError, match="the data are not those"):
-        train(recipe, folder_of(tmp_path / "runs", "ce", 0), data=comparing.load_data(recipe.data))
+        train(recipe, folder_of(tmp_path / "runs", "ce", 0), data=grid.load_data(recipe.data))
 
 
 def test_a_damaged_checkpoint_is_spoken_of(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     with monkeypatch.context() as patch:
-        patch.setattr(engine._Training, "_finish", lambda *_: 1 / 0)
+        patch.setattr(loop.Loop, "_finish", lambda *_: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             compare(RECIPE, ["ce"], [0], tmp_path, resamples=20)
     last = folder_of(tmp_path, "ce", 0) / "checkpoints" / "last.pt"
@@ -153,7 +153,7 @@ def test_a_damaged_checkpoint_is_spoken_of(monkeypatch: pytest.MonkeyPatch, tmp_
 def test_refused_before_anything_is_trained(
     losses: list[str], seeds: list[int], said: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(comparing, "train", lambda *_, **__: pytest.fail("trained"))
+    monkeypatch.setattr(grid, "train", lambda *_, **__: pytest.fail("trained"))
     with pytest.raises(RecipeError, match=said):
         compare(RECIPE, losses, seeds, tmp_path)
 
@@ -186,14 +186,14 @@ def test_images_from_outside_are_normalised_as_those_inside(ours: str, theirs: s
         colours(tmp_path, 20, seed)
     recipe = RECIPE.override([f"data={ours}", "model=cnn"])
     data = load_data(recipe.data, tmp_path)
-    other = comparing._outside(Choice.parse(theirs), recipe, data, tmp_path)
+    other = grid._outside(Choice.parse(theirs), recipe, data, tmp_path)
     found, _ = other.batch(torch.arange(20))
     assert data.test.normalisation is not None
     with np.load(tmp_path / "1.npz") as archive:
         raw = torch.from_numpy(archive["images"]).permute(0, 3, 1, 2)
     wanted = data.test.normalisation(raw)
     assert torch.allclose(found.sum((1, 2, 3)).sort()[0], wanted.sum((1, 2, 3)).sort()[0], atol=1e-3)
-    kept = comparing._outside(Choice.parse(theirs[:-1] + ",normalisation=imagenet]"), recipe, data, tmp_path)
+    kept = grid._outside(Choice.parse(theirs[:-1] + ",normalisation=imagenet]"), recipe, data, tmp_path)
     assert kept.normalisation == NORMALISATIONS["imagenet"]
 
 
@@ -204,13 +204,13 @@ def test_inputs_of_another_kind_from_outside_are_refused(tmp_path: Path) -> None
     recipe = RECIPE.override([f"data={OWN}", "model=cnn"])
     data = load_data(recipe.data, tmp_path)
     with pytest.raises(RecipeError, match=r"images are torch\.float32, expected bytes \(uint8\)"):
-        comparing._outside(Choice("npz", {"file": "numbers.npz"}), recipe, data, tmp_path)
+        grid._outside(Choice("npz", {"file": "numbers.npz"}), recipe, data, tmp_path)
     recipe = RECIPE.override(["data=npz[file=numbers.npz]", "model=cnn"])
     data = load_data(recipe.data, tmp_path)
     with pytest.raises(RecipeError, match=r"bytes of images cannot be normalised by constants of other"):
-        comparing._outside(Choice("npz", {"file": "0.npz"}), recipe, data, tmp_path)
+        grid._outside(Choice("npz", {"file": "0.npz"}), recipe, data, tmp_path)
     with pytest.raises(RecipeError, match="would be normalised by their own mean"):
-        comparing._outside(Choice("npz", {"file": "0.npz", "normalisation": "own"}), recipe, data, tmp_path)
+        grid._outside(Choice("npz", {"file": "0.npz", "normalisation": "own"}), recipe, data, tmp_path)
 
 
 def test_the_folder_of_another_recipe_is_refused(tmp_path: Path) -> None:

@@ -1,10 +1,11 @@
-"""Train several losses from several seeds, and evaluate what comes out."""
+"""Trains every loss from every seed, and compares the runs."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import chain
 from pathlib import Path
 
 import torch
@@ -14,9 +15,11 @@ from calibrant.distributed import together
 from calibrant.evaluation.comparison import Comparison, Method
 from calibrant.options import Choice, RecipeError, options_of
 from calibrant.training.data import DATA_SETS, DataSets, Inputs, Split, load_data
-from calibrant.training.engine import check_begun, make_fabric, train
+from calibrant.training.folder import check_begun
+from calibrant.training.loop import train
 from calibrant.training.recipe import Recipe
 from calibrant.training.runs import Run, folder_of
+from calibrant.training.setup import make_fabric
 
 
 def compare(
@@ -32,28 +35,28 @@ def compare(
     progress: bool = False,
     evaluating: Callable[[str, int], None] | None = None,
 ) -> Comparison | None:
-    """Train what is missing, evaluate every run, and put them side by side.
+    """Train every loss from every seed and compare the test results. Finished runs are reused.
 
     Args:
-        recipe: what to train; its own loss and seed do not count.
-        losses: as `Recipe.loss`; the first is what the others are tested against.
-        seeds: of the runs.
-        output: the folder of all runs; finished ones in it are reused.
-        data_root: where the data sets' files are.
-        outside: data sets that the models were not trained on, to be told from the test data; normalised
-            as those, where they can be.
-        resamples: of the bootstrap behind the intervals.
-        fabric: of processes that were launched already.
-        progress: whether to show it.
-        evaluating: called before each run is evaluated, with its loss and seed.
+        recipe: the recipe to follow; its own loss and seed are ignored.
+        losses: the losses, written as `Recipe.loss`. The others are tested against the first.
+        seeds: the seeds of the runs.
+        output: the folder of all runs.
+        data_root: the folder with the files of the data sets.
+        outside: out-of-distribution data sets, to be told from the test data. They are normalised like the
+            test data where possible.
+        resamples: bootstrap resamples for the intervals.
+        fabric: a launched Fabric.
+        progress: show the progress on the terminal.
+        evaluating: called with the loss and the seed before each run is evaluated.
 
     Returns:
-        The comparison, in the first process; None in the others.
+        The comparison in the first process, None in the others.
 
     Raises:
-        RecipeError: a loss, a seed or data that cannot be compared; before anything is trained.
-        TrainingError: as `train`.
-        OSError: as `train`.
+        RecipeError: the losses, seeds or data cannot be compared. It is raised before anything is trained.
+        TrainingError: see `train`.
+        OSError: see `train`.
 
     >>> from tempfile import TemporaryDirectory
     >>> recipe = Recipe.load("digits-lt").override(["epochs=1"])
@@ -64,14 +67,10 @@ def compare(
     """
     if not losses or not seeds:
         raise RecipeError("compare needs at least one loss and one seed")
-    recipes = [
-        [replace(recipe, loss=loss, seed=seed) for seed in seeds] for loss in losses
-    ]  # all first: a loss that cannot be built is refused before anything is trained
-    written = [row[0].loss for row in recipes]
-    for what, values in (("loss", written), ("seed", [str(seed) for seed in seeds])):
-        repeated = next((value for value in values if values.count(value) > 1), None)
-        if repeated is not None:
-            raise RecipeError(f"{what} {repeated} is there twice; expected each once")
+    # A loss that cannot be built is refused here, before anything is trained.
+    rows = [[replace(recipe, loss=loss, seed=seed) for seed in seeds] for loss in losses]
+    _check_unique("loss", [row[0].loss for row in rows])
+    _check_unique("seed", [str(seed) for seed in seeds])
     if fabric is None:
         fabric = make_fabric(recipe)
         fabric.launch()
@@ -79,37 +78,40 @@ def compare(
     if len(data.test) == 0:
         raise RecipeError(f"data {recipe.data.name!r} have no test part to compare on")
     others = {str(other): _outside(other, recipe, data, data_root) for other in outside}
-    folders = [[folder_of(Path(output), each.loss, each.seed) for each in row] for row in recipes]
-    runs = [
-        run for row, places in zip(recipes, folders, strict=True) for run in zip(row, places, strict=True)
-    ]
-    for each, place in runs:  # all first: what has changed is refused before anything is trained
-        together(partial(check_begun, place, each, data), "checking the output folder")
-    for each, place in runs:
-        train(each, place, data=data, fabric=fabric, progress=progress)
+
+    def folder(each: Recipe) -> Path:
+        return folder_of(Path(output), each.loss, each.seed)
+
+    for each in chain(*rows):  # all folders before the first run is trained
+        together(partial(check_begun, folder(each), each, data), "checking the output folder")
+    for each in chain(*rows):
+        train(each, folder(each), data=data, fabric=fabric, progress=progress)
     if not fabric.is_global_zero:
         return None
     methods = []
-    for loss, row, places in zip(written, recipes, folders, strict=True):
-        before, after, temperatures = [], [], []
-        detection: dict[str, list[float]] = {name: [] for name in others}
-        for each, place in zip(row, places, strict=True):
+    for row in rows:
+        results, detection = [], {name: list[float]() for name in others}
+        for each in row:
             if evaluating is not None:
-                evaluating(loss, each.seed)
-            run = Run(place, loaded=data)
-            plain, calibrated, temperature = run.evaluations(resamples=resamples)
-            before.append(plain)
-            after.append(calibrated)
-            temperatures.append(temperature)
+                evaluating(each.loss, each.seed)
+            run = Run(folder(each), loaded=data)
+            results.append(run.evaluations(resamples=resamples))
             for name, other in others.items():
                 detection[name].append(run.auroc(other))
+        before, after, temperatures = zip(*results, strict=True)
         found = {name: tuple(values) for name, values in detection.items()}
-        methods.append(Method(loss, tuple(before), tuple(after), tuple(temperatures), found))
+        methods.append(Method(row[0].loss, before, after, temperatures, found))
     return Comparison(recipe.name, tuple(seeds), tuple(methods), data.dense)
 
 
+def _check_unique(what: str, values: Sequence[str]) -> None:
+    for value in values:
+        if values.count(value) > 1:
+            raise RecipeError(f"{what} {value} is there twice; expected each once")
+
+
 def _outside(choice: Choice, recipe: Recipe, data: DataSets, data_root: str | Path | None) -> Split:
-    """The test part of another data set, as the models would meet it: encoded as their own data are."""
+    """The test part of another data set, normalised or tokenised like the data of the models."""
     known = DATA_SETS.get(choice.name)
     options = {} if known is None else options_of(known)
     given = "normalisation" in choice.options
@@ -145,7 +147,7 @@ def _outside(choice: Choice, recipe: Recipe, data: DataSets, data_root: str | Pa
 
 
 def _shapes(inputs: Inputs) -> object:
-    """The shape of an input, or of each of its parts."""
+    """The shape of an input, or of each of its tensors."""
     if isinstance(inputs, dict):
         return {name: tuple(tensor.shape[1:]) for name, tensor in inputs.items()}
     return tuple(inputs.shape[1:])

@@ -1,0 +1,411 @@
+"""The training loop, on Lightning Fabric: one process or many, CPU or GPU, resumable at any time."""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+from lightning_fabric import Fabric
+from safetensors.torch import save as save_tensors
+from torch import Tensor
+
+from calibrant.atomic import replace_file
+from calibrant.distributed import gather, together
+from calibrant.losses import AdaptiveLoss
+from calibrant.predictions import write_predictions
+from calibrant.statistics import sum_dtype
+from calibrant.training import TrainingError, checkpoint
+from calibrant.training.batches import Batch, training_batches
+from calibrant.training.compilation import compile_network, should_compile
+from calibrant.training.data import DataSets, Inputs, Split, load_data
+from calibrant.training.display import Display
+from calibrant.training.folder import (
+    CHECKPOINTS,
+    LEARNED,
+    LOSS,
+    RECIPE,
+    RESULT,
+    STORED,
+    WEIGHTS,
+    as_written,
+    check_data,
+    check_folder,
+    in_order,
+    is_finished,
+    result_of,
+    save_weights,
+)
+from calibrant.training.logs import Logs, learned_columns
+from calibrant.training.optimization import SCHEDULES, load_moments, set_rates
+from calibrant.training.recipe import Recipe
+from calibrant.training.setup import Parts, is_single_gpu, make_fabric, set_up
+from calibrant.training.step import Recorded, Step
+from calibrant.training.validation import HIGHER_IS_BETTER, predictions, validate
+
+T = TypeVar("T")
+
+
+def train(
+    recipe: Recipe,
+    output: str | Path,
+    *,
+    data_root: str | Path | None = None,
+    data: DataSets | None = None,
+    fabric: Fabric | None = None,
+    progress: bool = False,
+) -> Path:
+    """Train by a recipe, or resume a run that was stopped.
+
+    If the process is killed, the same call resumes from the last checkpoint. On a CPU it ends with exactly
+    the weights of an uninterrupted run.
+
+    Args:
+        recipe: the recipe to follow.
+        output: the folder of the run, created if needed. A finished run is left unchanged.
+        data_root: the folder with the files of the data sets.
+        data: the data of the recipe, if they are loaded already.
+        fabric: a launched Fabric; by default one process on the best device.
+        progress: show the progress on the terminal.
+
+    Returns:
+        The folder. It has ``recipe.toml``, ``model.safetensors``, ``loss.safetensors``, logs, checkpoints,
+        ``validation.npz`` and ``test.npz`` with logits and labels (if they take less than 1 GiB), and
+        ``result.json``, which is written last.
+
+    Raises:
+        RecipeError: the recipe cannot be followed, or the folder holds a run of another recipe or of other
+            data. (For a finished run, data are compared only if ``data`` is given.)
+        TrainingError: training diverged.
+        OSError: data are missing, or the disk cannot be written to. Saved checkpoints stay.
+
+    >>> from tempfile import TemporaryDirectory
+    >>> recipe = Recipe.load("digits-lt").override(["epochs=1", "loss=cals-alm"])
+    >>> with TemporaryDirectory() as folder:
+    ...     [path.name for path in sorted(train(recipe, folder).glob("*.npz"))]
+    ['test.npz', 'validation.npz']
+    """
+    folder = Path(output)
+    if fabric is None:
+        fabric = make_fabric(recipe)
+        fabric.launch()
+    together(lambda: check_folder(folder, recipe), "checking the output folder")
+    if _agreed("whether the run is finished", is_finished(folder)):
+        if data is not None:
+            check_data(folder, result_of(folder).get("data"), data.fingerprint)
+        return folder
+    with ExitStack() as stack:
+        display = stack.enter_context(Display(recipe, shown=progress and fabric.is_global_zero))
+        if data is None:
+            display.message("reading the data")
+            data = together(lambda: load_data(recipe.data, data_root), "reading the data")
+        loop = Loop(set_up(recipe, data, fabric), folder, display)
+        if fabric.is_global_zero:  # only now: a recipe that cannot be followed leaves no folder behind
+            folder.mkdir(parents=True, exist_ok=True)
+            replace_file(folder / RECIPE, recipe.to_toml().encode())
+            loop.logs = stack.enter_context(Logs(folder))
+        if fabric.device.type == "cuda":
+            stack.callback(setattr, torch.backends.cudnn, "benchmark", torch.backends.cudnn.benchmark)
+            torch.backends.cudnn.benchmark = True
+        stack.enter_context(loop.writer)
+        loop.run()
+    fabric.barrier()
+    return folder
+
+
+def _agreed(what: str, value: T) -> T:
+    """The value, if it is the same in every process; otherwise an error about the output folder."""
+    values = gather(value)
+    if any(each != value for each in values):
+        raise TrainingError(
+            f"the processes do not agree on {what} ({values}): all of them must see the same output folder"
+        )
+    return value
+
+
+class Loop:
+    """A training run in progress.
+
+    Args:
+        parts: the parts of the run.
+        folder: the folder of the run.
+        display: shows the progress.
+
+    Attributes:
+        epoch: the number of complete epochs.
+        step: the number of steps taken in the current epoch.
+        total_loss: the sum of the losses of these steps.
+        history: a log row for each complete epoch.
+        learned: the learned state of the loss after each epoch, by name.
+        best: the best value of the recipe's criterion so far; NaN before the first.
+    """
+
+    def __init__(self, parts: Parts, folder: Path, display: Display) -> None:
+        self.parts, self.folder, self.display = parts, folder, display
+        self.logs: Logs | None = None
+        self.epoch, self.step = 0, 0
+        device = parts.fabric.device
+        self.total_loss = torch.zeros((), device=device, dtype=sum_dtype(device))
+        self.history: list[dict[str, float]] = []
+        self.learned: dict[str, list[Tensor]] = {}
+        self.best = math.nan
+        single_gpu = is_single_gpu(parts.fabric)
+        self.writer = checkpoint.Writer(folder / CHECKPOINTS, background=single_gpu)
+        self.rates = parts.learning_rates
+        self.plain_step = Step(parts, self.total_loss)
+        self.take_step = self._recorded()
+        self.compiling_is_open = True
+        if single_gpu and parts.recipe.record and not parts.recorded:
+            display.note(f"{parts.recipe.precision} cannot be recorded as a CUDA graph; bf16-mixed is faster")
+
+    def _recorded(self) -> Callable[[Inputs, Tensor], None]:
+        """The step, recorded as a CUDA graph after its first calls if that is possible."""
+        if not self.parts.recorded:
+            return self.plain_step
+        return Recorded(self.plain_step, self.parts.batch_size, self.display.note, self.writer.wait)
+
+    def run(self) -> None:
+        """Train to the end, from the last checkpoint if there is one."""
+        self._resume()
+        while self.epoch < self.parts.recipe.epochs:
+            self._train_epoch()
+        self._finish()
+
+    # ------------------------------------------------------------------------------------------------ epochs
+
+    def _train_epoch(self) -> None:
+        parts, recipe, fabric = self.parts, self.parts.recipe, self.parts.fabric
+        started = time.perf_counter()
+        self.display.start_epoch(self.epoch, parts.steps, self.step)
+        batches = training_batches(
+            parts.data.train,
+            seed=recipe.seed,
+            epoch=self.epoch,
+            batch_size=parts.batch_size,
+            drop_last=parts.drop_last,
+            first=self.step,
+            rank=fabric.global_rank,
+            processes=fabric.world_size,
+            workers=recipe.workers,
+            pinned=fabric.device.type == "cuda",
+        )
+        adapt_every = self._adapt_every()
+        parts.model.train()
+        for number, batch in enumerate(batches):
+            moved = parts.to_device(batch)
+            if number == 0 and self.compiling_is_open and should_compile(parts, moved, self.history):
+                self._compile(moved)
+            self._train_step(moved)
+            self.step += 1
+            if adapt_every and (self.epoch * parts.steps + self.step) % adapt_every == 0:
+                self._mean_loss()
+                self._validate(adapt=True)
+                parts.model.train()
+            last = self.step == parts.steps
+            if recipe.checkpoint_batches and self.step % recipe.checkpoint_batches == 0 and not last:
+                self._mean_loss()
+                self._save()
+            self.display.step(self.total_loss, self.step)
+        self._end_epoch(started, adapt=adapt_every == 0 and isinstance(parts.loss, AdaptiveLoss))
+
+    def _adapt_every(self) -> int:
+        """The number of batches after which the loss adapts; 0 for at the end of the epoch, or never."""
+        if not isinstance(self.parts.loss, AdaptiveLoss):
+            return 0
+        return [every for start, every in self.parts.recipe.adaptation if start <= self.epoch][-1]
+
+    def _train_step(self, batch: Batch) -> None:
+        recipe = self.parts.recipe
+        epoch = self.epoch + self.step / self.parts.steps
+        factor = SCHEDULES[recipe.schedule.name](epoch, recipe.epochs, **recipe.schedule.options)
+        self.rates = [rate * factor for rate in self.parts.learning_rates]
+        set_rates(self.parts.optimizer.optimizer, self.rates)
+        self.take_step(*batch)
+
+    def _compile(self, batch: Batch) -> None:
+        """Compile the network; if that fails, say so once and go on as before."""
+        self.compiling_is_open = False
+        self.display.message("compiling the network")
+        self.take_step = self.plain_step  # frees the memory of the recorded step
+        try:
+            self.plain_step.compiled = compile_network(self.parts, batch)
+        except Exception as error:
+            reason = " ".join(str(error).split("\n")[:2]) or type(error).__name__
+            self.display.note(f"the network cannot be compiled ({reason}); training goes on without")
+        self.take_step = self._recorded()
+
+    def _end_epoch(self, started: float, *, adapt: bool) -> None:
+        mean_loss = self._mean_loss()
+        figures = self._validate(adapt=adapt, select=self.parts.recipe.select)
+        learned = {name: value.detach().cpu().clone() for name, value in self.parts.loss.learned().items()}
+        row = {
+            "epoch": self.epoch + 1,
+            "lr": self.rates[0],
+            "train_loss": mean_loss,
+            **{f"validation_{name.replace('-', '_')}": value for name, value in figures.items()},
+            **learned_columns(learned),
+            "seconds": time.perf_counter() - started,
+        }
+        self.history.append(row)
+        for name, value in learned.items():
+            self.learned.setdefault(name, []).append(value)
+        self.epoch, self.step = self.epoch + 1, 0
+        self.total_loss.zero_()
+        best = self._keep_best(figures)
+        if self.logs is not None:  # before the checkpoint: a run killed in between writes the row again
+            self.logs.write(self.history, learned)
+        self._save(best)
+        self.display.end_epoch(row, learned)
+
+    def _mean_loss(self) -> float:
+        """The mean loss over the steps of this epoch and all processes.
+
+        The weights are checked too: a step can spoil them before any loss shows it. Neither may reach a
+        checkpoint, because no resumed run could recover from it.
+
+        Raises:
+            TrainingError: the loss or a weight is not finite.
+        """
+        total, processes = self.total_loss.clone(), self.parts.fabric.world_size
+        if processes > 1:
+            dist.all_reduce(total)
+        mean = float(total) / max(1, self.step) / processes
+        if not math.isfinite(mean):
+            raise self._diverged(f"the training loss became {mean}")
+        weights = [weight.detach() for weight in self.parts.network.parameters() if weight.numel()]
+        if not torch.stack(torch._foreach_norm(weights, math.inf)).isfinite().all():
+            raise self._diverged("weights became infinite or NaN")
+        return mean
+
+    def _validate(self, *, adapt: bool, select: str = "last") -> dict[str, float]:
+        """Figures on the validation data; the loss adapts to these data if asked to."""
+        figures = validate(self.parts, observe=adapt, select=select)
+        if not math.isfinite(figures["nll"]):
+            raise self._diverged("the NLL of the validation data became infinite or NaN")
+        if adapt:
+            self.parts.loss.adapt()
+        return figures
+
+    def _diverged(self, what: str) -> TrainingError:
+        saved = any(self.writer.folder.glob("*"))
+        kept = "; the last checkpoint is from before it" if saved else ""
+        return TrainingError(
+            f"{what} in epoch {self.epoch + 1}{kept}. A lower optimizer.lr, or a gradient_clip, may help"
+        )
+
+    def _keep_best(self, figures: Mapping[str, float]) -> dict[str, Any] | None:
+        """The weights to save as the best, if they are better than all before."""
+        select = self.parts.recipe.select
+        if select == "last":
+            return None
+        value = figures[select]
+        better = value > self.best if HIGHER_IS_BETTER[select] else value < self.best
+        if not (better or math.isnan(self.best)):
+            return None
+        self.best = value
+        return {"epoch": self.epoch, "value": value, "model": self.parts.evaluated.state_dict()}
+
+    # ------------------------------------------------------------------------------------------- checkpoints
+
+    def _save(self, best: dict[str, Any] | None = None) -> None:
+        parts = self.parts
+        processes = gather((checkpoint.random_state(), self.total_loss.cpu()))
+        state = {
+            "recipe": parts.recipe.to_toml(),
+            "data": parts.fingerprint,
+            "epoch": self.epoch,
+            "step": self.step,
+            "total_loss": [total_loss for _, total_loss in processes],
+            "model": parts.network.state_dict(),
+            "optimizer": parts.optimizer.optimizer.state_dict()["state"],
+            "precision": parts.fabric.strategy.precision.state_dict(),
+            "averaged": None if parts.averaged is None else parts.averaged.module.state_dict(),
+            "loss": parts.loss.state_dict(),
+            "randomness": [randomness for randomness, _ in processes],
+            "history": self.history,
+            "learned": self.learned,
+            "best": self.best,
+        }
+        # Together: a full disk must not leave the other processes waiting.
+        writes = parts.fabric.is_global_zero
+        together(lambda: self.writer.write(state, best) if writes else None, "writing a checkpoint")
+
+    def _resume(self) -> None:
+        parts = self.parts
+        state = checkpoint.load_last(self.writer.folder)
+        if state is None:
+            _agreed("how far the run has come", (self.epoch, self.step))
+            return
+        check_data(self.folder, state.get("data"), parts.fingerprint)
+        parts.network.load_state_dict(state["model"])
+        load_moments(parts.optimizer.optimizer, state["optimizer"])
+        parts.fabric.strategy.precision.load_state_dict(state["precision"])
+        if parts.averaged is not None:
+            parts.averaged.load_state_dict(state["averaged"])
+        parts.loss.load_state_dict(state["loss"])
+        self.epoch, self.step = state["epoch"], state["step"]
+        self.history, self.learned, self.best = state["history"], state["learned"], state["best"]
+        rank, processes = parts.fabric.global_rank, parts.fabric.world_size
+        if len(state["randomness"]) == processes:
+            checkpoint.restore_random_state(state["randomness"][rank])
+            self.total_loss.copy_(state["total_loss"][rank])
+        elif rank == 0:  # with another number of processes, the first one takes the losses of all
+            self.total_loss.copy_(torch.stack(state["total_loss"]).mean() * processes)
+        _agreed("how far the run has come", (self.epoch, self.step))
+        self.display.resumed(self.epoch, self.step)
+
+    # ------------------------------------------------------------------------------------------------ finish
+
+    def _finish(self) -> None:
+        """Write the selected weights, their predictions and the result."""
+        parts, folder = self.parts, self.folder
+        self.writer.wait()
+        epoch = self.epoch
+        if parts.recipe.select != "last":
+            best = checkpoint.load_best(self.writer.folder)
+            if best is None:
+                raise TrainingError(
+                    f"the best weights are damaged; delete the folder {folder} and train again"
+                )
+            parts.evaluated.load_state_dict(best["model"])
+            epoch = best["epoch"]
+        if parts.fabric.is_global_zero:
+            save_weights(parts.evaluated, folder / WEIGHTS)
+            save_weights(parts.loss, folder / LOSS)
+            if self.learned:
+                over_epochs = {name: torch.stack(values) for name, values in self.learned.items()}
+                replace_file(folder / LEARNED, save_tensors(over_epochs))
+        for name in ("validation", "test"):
+            split = getattr(parts.data, name)
+            if len(split):
+                self.display.message(f"predicting {name}")
+                self._store(split, folder / f"{name}.npz")
+        if parts.fabric.is_global_zero:
+            constants = parts.data.test.normalisation
+            result = {
+                "format": 1,
+                "epoch": epoch,
+                "epochs": self.epoch,
+                "data": parts.fingerprint,
+                "normalisation": constants and {"mean": constants.mean, "std": constants.std},
+                "history": self.history,
+            }
+            replace_file(folder / RESULT, (json.dumps(result, indent=1) + "\n").encode())
+
+    def _store(self, split: Split, path: Path) -> None:
+        """Write the predictions for a split, unless they take too much space."""
+        batches: list[tuple[Tensor, Tensor]] = []
+        for logits, target in predictions(self.parts, split):
+            if not batches and logits[0].numel() * 4 * len(split) > STORED:
+                return  # in every process alike; `calibrant.training.runs` predicts when asked
+            batches.append((logits.cpu(), as_written(target.cpu(), self.parts.data.ignore_index)))
+        processes = gather(batches)
+        if self.parts.fabric.is_global_zero:
+            logits, labels = in_order(processes, len(split))
+            write_predictions(path, [(logits, labels)], len(split), self.parts.data.class_names)

@@ -1,0 +1,139 @@
+"""Validates a network: figures on the validation data, and predictions for any part of the data."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+from lightning_fabric.plugins.precision import MixedPrecision, Precision
+from torch import Tensor
+from torch.nn import functional as F
+
+from calibrant.calibrators import Temperature
+from calibrant.distributed import gather
+from calibrant.histogram import ConfidenceHistogram
+from calibrant.layout import arrange
+from calibrant.options import RecipeError
+from calibrant.statistics import Statistics, sum_dtype
+from calibrant.training import TrainingError
+from calibrant.training.batches import evaluation_batches
+from calibrant.training.data import Split
+from calibrant.training.folder import STORED
+from calibrant.training.setup import Parts
+
+HIGHER_IS_BETTER = {"accuracy": True, "nll": False, "ece": False, "nll-after-temperature": False}
+"""The criteria by which a run can select its best epoch, and the direction of each."""
+
+
+@dataclass(frozen=True, eq=False)
+class ValidationSums(Statistics):
+    """Sums over the validation data.
+
+    Attributes:
+        nll: the summed negative log-likelihood.
+        histogram: the confidence histogram.
+    """
+
+    nll: Tensor
+    histogram: ConfidenceHistogram
+
+    @classmethod
+    def of(cls, logits: Tensor, target: Tensor, ignore_index: int) -> ValidationSums:
+        """The sums over a batch."""
+        elements = arrange(logits, target, num_classes=logits.shape[1], ignore_index=ignore_index, soft=False)
+        histogram = ConfidenceHistogram.of(elements)
+        nll = F.cross_entropy(logits.float(), target, ignore_index=ignore_index, reduction="none")
+        return cls(histogram.samples, nll.sum(dtype=sum_dtype(logits.device)), histogram)
+
+    def figures(self) -> dict[str, float]:
+        """Accuracy, NLL and ECE."""
+        samples = float(self.samples)
+        if samples == 0:
+            raise TrainingError("the validation data have no element that is not ignored")
+        bins = self.histogram.equal_width(15)
+        return {
+            "accuracy": float(self.histogram.correct.sum()) / samples,
+            "nll": float(self.nll) / samples,
+            "ece": float((bins.confidence - bins.correct).abs().sum()) / samples,
+        }
+
+
+@torch.no_grad()
+def validate(parts: Parts, *, observe: bool, select: str = "last") -> dict[str, float]:
+    """Compute accuracy, NLL and ECE on the validation data of all processes.
+
+    Args:
+        parts: the parts of the run.
+        observe: let the loss observe the validation data, so that it can adapt afterwards.
+        select: the criterion of the recipe; ``nll-after-temperature`` adds a figure of that name, unless the
+            NLL is not finite.
+
+    Raises:
+        RecipeError: the criterion needs more validation logits than are kept in memory.
+        TrainingError: every validation element is ignored.
+    """
+    parts.loss.forget()
+    _broadcast_buffers(parts)
+    data, device = parts.data, parts.fabric.device
+    # An empty batch first: a process without validation data takes part in the sum all the same.
+    empty = torch.zeros(0, data.num_classes, device=device)
+    sums = ValidationSums.of(empty, empty.sum(1).long(), data.ignore_index)
+    kept: list[tuple[Tensor, Tensor]] = []
+    for logits, target in predictions(parts, data.validation):
+        if observe:
+            parts.loss.observe(logits, target)
+        sums = sums + ValidationSums.of(logits, target, data.ignore_index)
+        if select == "nll-after-temperature":
+            if not kept and logits[0].numel() * 4 * len(data.validation) > STORED:
+                raise RecipeError(
+                    "select = 'nll-after-temperature' keeps the validation logits, which take more than "
+                    f"{STORED >> 30} GiB here; choose 'nll'"
+                )
+            kept.append((logits.cpu(), target.cpu()))
+    figures = sums.all_reduce().figures()
+    if select == "nll-after-temperature" and math.isfinite(figures["nll"]):
+        batches = [batch for process in gather(kept) for batch in process]
+        figures[select] = _nll_after_temperature(batches, data.ignore_index)
+    return figures
+
+
+def _nll_after_temperature(batches: list[tuple[Tensor, Tensor]], ignore_index: int) -> float:
+    calibrator = Temperature().fit_batches(batches, ignore_index=ignore_index)
+    total = count = 0.0
+    for logits, target in batches:
+        sums = ValidationSums.of(calibrator(logits), target, ignore_index)
+        total, count = total + float(sums.nll), count + float(sums.samples)
+    return total / count
+
+
+@torch.no_grad()
+def predictions(parts: Parts, split: Split) -> Iterator[tuple[Tensor, Tensor]]:
+    """Logits and targets of this process's elements of a split, batch by batch, on the device."""
+    network = parts.evaluated.eval()
+    fabric, recipe = parts.fabric, parts.recipe
+    precision = fabric.strategy.precision
+    if isinstance(precision, MixedPrecision):  # for training steps only: it would round confidences
+        precision = Precision()
+    for batch in evaluation_batches(
+        split,
+        batch_size=max(1, (recipe.evaluation_batch_size or parts.batch_size) // fabric.world_size),
+        rank=fabric.global_rank,
+        processes=fabric.world_size,
+        workers=recipe.workers,
+        pinned=fabric.device.type == "cuda",
+    ):
+        inputs, target = parts.to_device(batch)
+        # Not the wrapped model: its calls wait for the other processes, which may have fewer batches.
+        with precision.forward_context():
+            logits = network(precision.convert_input(inputs))
+        yield logits.float(), target
+
+
+def _broadcast_buffers(parts: Parts) -> None:
+    """Give all processes the buffers of the first one, such as running means of batch normalisation."""
+    if parts.fabric.world_size > 1:
+        for buffer in parts.evaluated.buffers():
+            dist.broadcast(buffer, 0)

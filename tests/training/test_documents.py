@@ -1,0 +1,94 @@
+"""The lists in docs/training.md and docs/recipes.md match the code."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import re
+from dataclasses import fields
+from pathlib import Path
+from typing import Any, get_args
+
+import pytest
+
+from calibrant.training.compilation import CACHED_COMPILE_SECONDS, COMPILE_SECONDS, TIME_SAVED
+from calibrant.training.data import DATA_SETS
+from calibrant.training.models import MODELS, PREFIXES, create_model
+from calibrant.training.optimization import OPTIMIZERS, SCHEDULES
+from calibrant.training.recipe import Criterion, Recipe, shipped_recipes
+
+DOCS = Path(__file__).parents[2] / "docs"
+RECIPES = (DOCS / "recipes.md").read_text(encoding="utf-8")
+TRAINING = (DOCS / "training.md").read_text(encoding="utf-8")
+
+
+def section(text: str, heading: str) -> str:
+    return text.partition(f"\n## {heading}\n")[2].partition("\n## ")[0]
+
+
+def rows(text: str) -> list[list[str]]:
+    """The cells of all table rows that begin with code."""
+    return [line.strip("| ").split(" | ") for line in text.splitlines() if line.startswith("| `")]
+
+
+def codes(text: str) -> list[str]:
+    return re.findall(r"`([^`]+)`", text)
+
+
+@pytest.mark.parametrize(
+    ("table", "registry"), [("data", DATA_SETS), ("optimizer", OPTIMIZERS), ("schedule", SCHEDULES)]
+)
+def test_every_name_of_a_table_is_listed(table: str, registry: dict[str, Any]) -> None:
+    (names,) = [
+        cells[1] for cells in rows(section(RECIPES, "Writing a recipe")) if cells[0] == f"`[{table}]`"
+    ]
+    assert codes(names) == list(registry)
+
+
+def test_every_prefix_is_listed() -> None:
+    assert re.findall(r"`(\w+):NAME`", section(RECIPES, "Writing a recipe")) == list(PREFIXES)
+    assert set(PREFIXES) <= set(re.findall(r"(?:model=|`)(\w+):\w+`", TRAINING))
+
+
+def test_every_network_is_listed_with_its_defaults() -> None:
+    networks = {codes(cells[0])[0]: cells[2] for cells in rows(section(RECIPES, "Networks"))}
+    assert networks.keys() == MODELS.keys()
+    for name, options in networks.items():
+        stated = dict(each.partition("=")[::2] for each in codes(options) if re.fullmatch(r"\w+(=.*)?", each))
+        parameters = inspect.signature(MODELS[name]).parameters
+        assert stated.keys() == parameters.keys() - {"num_classes"}, name
+        for option, value in stated.items():
+            default = parameters[option].default
+            if value:
+                assert json.loads(value) == (list(default) if isinstance(default, tuple) else default)
+            else:
+                assert default is None
+
+
+def test_parameters_are_counted_as_stated() -> None:
+    for name, what, *_ in rows(section(RECIPES, "Networks")):
+        stated = re.search(r"([\d.]+) million", what)
+        if stated is not None:
+            model = create_model(codes(name)[0], 10)
+            found = sum(parameter.numel() for parameter in model.parameters()) / 1e6
+            digits = len(stated[1].partition(".")[2])
+            assert round(found, digits) == float(stated[1]), name
+
+
+def test_every_shipped_recipe_is_listed_once() -> None:
+    listed = [name for cells in rows(section(RECIPES, "Shipped recipes")) for name in codes(cells[0])]
+    assert sorted(listed) == list(shipped_recipes())
+
+
+def test_fields_and_criteria_exist() -> None:
+    listed = {codes(cells[0])[0] for cells in rows(section(TRAINING, "In Python"))}
+    assert listed <= {entry.name for entry in fields(Recipe)}
+    (kept,) = [cells[1] for cells in rows(section(TRAINING, "The folder of a run")) if "model" in cells[0]]
+    assert {"nll", *codes(kept)[1:]} == set(get_args(Criterion)) - {"last"}
+
+
+def test_the_rule_for_compiling_is_stated() -> None:
+    (rule,) = [cells[1] for cells in rows(section(TRAINING, "On a GPU")) if cells[0] == "`auto` (default)"]
+    assert f"{COMPILE_SECONDS:g} seconds to compile, or {CACHED_COMPILE_SECONDS:g} if" in rule
+    assert TIME_SAVED == 0.25
+    assert "a quarter of the remaining time saved" in rule
