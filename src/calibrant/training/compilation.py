@@ -98,7 +98,7 @@ def compile_network(parts: Parts, batch: Batch) -> _FabricModule:
 
 def _marker(parts: Parts, batch: Batch) -> Path:
     """A file beside the compiler's cache that says that this network has been compiled before."""
-    from torch._inductor.runtime.runtime_utils import cache_dir  # type: ignore[attr-defined]
+    from torch._inductor.runtime.runtime_utils import cache_dir
 
     about = (
         str(parts.recipe.model),
