@@ -3,6 +3,7 @@
 Without a GPU Triton interprets it, which is slow and exact: every branch runs, on few elements.
 """
 
+from dataclasses import replace
 from functools import partial
 
 import pytest
@@ -10,9 +11,11 @@ import torch
 from torch import Tensor
 
 import calibrant
-from calibrant.kernels import fused, fused_loss
+from calibrant.kernels import Composition, fused, fused_loss
 from calibrant.layout import Elements
 from calibrant.losses import Loss, base
+from calibrant.losses.cross_entropy import cross_entropy
+from calibrant.losses.margin import margin_penalty
 
 pytest.importorskip("triton")
 HERE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -217,6 +220,54 @@ def test_probabilities(
     logits, _ = batch(*shape)
     target = batch(*shape, seed=3)[0].softmax(1)
     loss = create(name, shape[1])
+    assert_same(run(loss, logits, target), expected(loss, logits, target))
+
+
+class Composed(Loss):
+    """A loss of given parts."""
+
+    accepts_probabilities = True
+
+    def __init__(self, classes: int, composition: Composition) -> None:
+        super().__init__(classes)
+        self.parts = composition
+
+    def composition(self) -> Composition:
+        return self.parts
+
+
+ONE, PER_CLASS = torch.tensor(3.3, dtype=torch.float64), torch.tensor([0.5, 1.7, 3.0, 4.4, 9.0]).double()
+
+
+@pytest.mark.parametrize("tile", [None, (2, 2)])
+@pytest.mark.parametrize("variant", ["hinge", "phr", "p2", "p3"])
+@pytest.mark.parametrize("margin", [ONE, PER_CLASS], ids=["one", "per class"])
+def test_learned_margins(
+    margin: Tensor, variant: str, tile: tuple[int, int] | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if tile is not None:
+        use_tiles(monkeypatch, *tile)
+    margin, logits, target = margin.to(HERE), *batch(4, 5)
+    unit = 1.0 if variant == "hinge" else margin
+    penalty = margin_penalty(variant, margin=margin, unit=unit, multiplier=PER_CLASS.to(HERE) / 5)
+    loss = Composed(5, Composition(cross_entropy(), penalty))
+    assert_same(run(loss, logits, target), expected(loss, logits, target))
+
+
+@pytest.mark.parametrize("tile", [None, (2, 2)])
+@pytest.mark.parametrize("name", ["ce", "ls", "brier", "dual-focal", "cals-alm", "adafocal"])
+@pytest.mark.parametrize("offset", [False, True])
+def test_learned_scale_and_offset(
+    name: str, offset: bool, tile: tuple[int, int] | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if tile is not None:
+        use_tiles(monkeypatch, *tile)
+    parts = create(name, 5).composition()
+    assert parts is not None
+    scale = torch.tensor(0.6, dtype=torch.float64, device=HERE)
+    loss = Composed(5, replace(parts, scale=scale, offset=PER_CLASS.to(HERE) if offset else None))
+    logits, target = batch(4, 5)
+    target[1] = -100
     assert_same(run(loss, logits, target), expected(loss, logits, target))
 
 

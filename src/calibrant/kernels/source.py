@@ -40,7 +40,10 @@ def jitted(function: Any) -> Any:
     with _lock:
         if _marked:
             _hand_over()
-    return _jitted.get(function, function)
+    found = _jitted.get(function, function)
+    if found is None:
+        raise RuntimeError(f"Triton cannot read the source of {function.__qualname__}: write it into a file")
+    return found
 
 
 def _hand_over() -> None:
@@ -50,10 +53,13 @@ def _hand_over() -> None:
 
     while _marked:
         function = _marked.pop()
-        _jitted[function] = triton.jit(function)
+        try:
+            _jitted[function] = triton.jit(function)
+        except OSError:  # typed at a prompt: an error for whoever needs it, not for all
+            _jitted[function] = None
     for function in list(_jitted):
         names = function.__globals__
         names["tl"] = triton.language
         for name, value in list(names.items()):
-            if isinstance(value, FunctionType) and value in _jitted:
+            if isinstance(value, FunctionType) and _jitted.get(value) is not None:
                 names[name] = _jitted[value]

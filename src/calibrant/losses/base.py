@@ -368,12 +368,12 @@ class AdaptiveLoss(Loss):
     def learned(self) -> dict[str, Tensor]:
         return {name: getattr(self, name) for name in self._reported}
 
-    def register_learned(self, name: str, values: Sequence[float], *, reported: bool = True) -> None:
+    def register_learned(self, name: str, values: float | Sequence[float], *, reported: bool = True) -> None:
         """Register learned state: a persistent buffer that keeps its precision under ``.half()``.
 
         Args:
             name: the name of the buffer.
-            values: its initial values.
+            values: its initial value, or one for each class or bin.
             reported: whether `learned` returns it; false for what only serves the next update.
         """
         self.register_buffer(name, torch.tensor(values, dtype=torch.float64))

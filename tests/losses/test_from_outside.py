@@ -1,0 +1,80 @@
+"""The loss of docs/architecture.md, added from outside the package: one file, one line in the registry."""
+
+import importlib.util
+import re
+import sys
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from types import ModuleType
+from unittest.mock import patch
+
+import pytest
+import torch
+
+import calibrant
+from calibrant.kernels import fused_loss
+from calibrant.losses import AdaptiveLoss
+
+HERE = "cuda" if torch.cuda.is_available() else "cpu"
+PAGE = Path(__file__).parents[2] / "docs" / "architecture.md"
+
+
+@pytest.fixture(scope="module")
+def outside(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ModuleType]:
+    (source,) = re.findall(
+        r"^```python\n(from __future__.*?)^```", PAGE.read_text(encoding="utf-8"), re.M | re.S
+    )
+    assert source.count("\n") < 100
+    path = tmp_path_factory.mktemp("outside") / "ada_poly.py"
+    path.write_text(source, encoding="utf-8")
+    spec = importlib.util.spec_from_file_location("ada_poly", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    with patch.dict(calibrant.LOSSES), patch.dict(sys.modules, {"ada_poly": module}):
+        spec.loader.exec_module(module)
+        yield module
+
+
+@pytest.mark.usefixtures("outside")
+def test_it_is_created_by_key_and_learns() -> None:
+    loss = calibrant.create_loss("ada-poly", 3, rate=2.0)
+    assert isinstance(loss, AdaptiveLoss)
+    assert repr(loss) == "AdaPoly(3, rate=2.0)"
+    loss.observe(torch.tensor([[9.0, 0.0, 0.0]]), torch.tensor([1]))
+    loss.adapt()
+    (learned,) = loss.learned().values()
+    assert learned.item() == pytest.approx(2.0, abs=1e-3)
+    again = calibrant.create_loss("ada-poly", 3)
+    again.load_state_dict(loss.state_dict())
+    assert again.learned()["epsilon"] == learned
+
+
+@pytest.mark.usefixtures("outside")
+def test_its_gradient_is_autograd_s() -> None:
+    loss = calibrant.create_loss("ada-poly", 4)
+    loss.epsilon.fill_(0.7)
+    logits = torch.randn(5, 4, dtype=torch.float64, requires_grad=True)
+    target = torch.tensor([0, 3, 1, -100, 2])
+    assert torch.autograd.gradcheck(lambda x: loss(x, target), logits)
+
+
+@pytest.mark.usefixtures("outside")
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")  # numpy's, at elements that are masked
+def test_the_gpu_kernel_computes_the_same() -> None:
+    pytest.importorskip("triton")
+    loss = calibrant.create_loss("ada-poly", 5)
+    loss.epsilon.fill_(0.7)
+    loss.to(HERE)
+    logits, target = 3 * torch.randn(6, 5, device=HERE), torch.arange(6, device=HERE) % 5
+    target[2] = -100
+    exact = logits.double().requires_grad_()
+    wanted = loss(exact, target)
+    wanted.backward()
+    composition, options = loss.composition(), loss._options()
+    eager = partial(loss._unless_changed, composition, options)
+    value = fused_loss(composition, logits.requires_grad_(), target, loss.elements, eager, options)
+    value.backward()
+    torch.testing.assert_close(value.double(), wanted.double(), rtol=1e-6, atol=0)
+    torch.testing.assert_close(logits.grad.double(), exact.grad, rtol=1e-5, atol=1e-7)
