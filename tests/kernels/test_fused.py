@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 import calibrant
-from calibrant.kernels import Composition, fused, fused_loss
+from calibrant.kernels import Composition, fused, fused_loss, launch, operators
 from calibrant.layout import Elements
 from calibrant.losses import Loss, base
 from calibrant.losses.cross_entropy import cross_entropy
@@ -119,9 +119,9 @@ def test_values_and_gradients(name: str, shape: tuple[int, ...]) -> None:
 
 
 def use_tiles(monkeypatch: pytest.MonkeyPatch, elements: int, classes: int, tiles: int = 1) -> None:
-    tiling = fused.Tiling(elements, classes, warps=1, unroll=4, tiles=tiles)
-    monkeypatch.setattr(fused, "tiling", lambda *shape: tiling)
-    monkeypatch.setattr(fused, "_plans", {})
+    tiling = launch.Tiling(elements, classes, warps=1, unroll=4, tiles=tiles)
+    monkeypatch.setattr(launch, "tiling", lambda *shape: tiling)
+    monkeypatch.setattr(launch, "_plans", {})
 
 
 @every_loss
@@ -546,7 +546,14 @@ def test_compiles(name: str, reduction: str, weighted: bool, monkeypatch: pytest
 def test_the_compiler_is_told_the_truth() -> None:
     logits, target = batch(6, 5)
     loss = create("cals-alm", 5)
-    arguments = (logits.requires_grad_(), target, *fused._flat(loss.composition()), "mean", -100, None)
+    arguments = (
+        logits.requires_grad_(),
+        target,
+        *operators.flattened(loss.composition()),
+        "mean",
+        -100,
+        None,
+    )
     torch.library.opcheck(torch.ops.calibrant.loss, arguments)
 
 
@@ -563,7 +570,14 @@ def test_the_compiler_is_told_how_a_gradient_lies(layout: str) -> None:
         logits, target = logits[..., :-1], target[..., :-1]
     loss = create("cals-alm", 5)
     elements = loss.elements(logits, target)
-    arguments = (elements.logits, elements.given, *fused._flat(loss.composition()), "mean", -100, None)
+    arguments = (
+        elements.logits,
+        elements.given,
+        *operators.flattened(loss.composition()),
+        "mean",
+        -100,
+        None,
+    )
     upstream = torch.ones((), device=HERE)
     torch.library.opcheck(torch.ops.calibrant.loss_backward, (upstream, *arguments))
 
@@ -580,9 +594,9 @@ def test_a_triton_that_fails_is_done_without(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_not_all_shapes_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fused, "_MOST_PLANS", 2)
-    monkeypatch.setattr(fused, "_plans", {})
+    monkeypatch.setattr(launch, "_MOST_PLANS", 2)
+    monkeypatch.setattr(launch, "_plans", {})
     loss = create("ce", 3)
     for size in range(3, 8):
         assert_same(run(loss, *batch(size, 3)), expected(loss, *batch(size, 3)))
-    assert len(fused._plans) <= 2
+    assert len(launch._plans) <= 2

@@ -3,7 +3,8 @@
 from calibrant.kernels.block import Block
 from calibrant.kernels.composition import Composition, FirstTerm, Part, PenaltyTerm, Value
 from calibrant.kernels.dirichlet import dirichlet_bandwidth, dirichlet_errors
-from calibrant.kernels.fused import Options, can_fuse, fused_loss
+from calibrant.kernels.fused import can_fuse, fused_loss
+from calibrant.kernels.launch import Options
 from calibrant.kernels.reduction import Term, nan_if_invalid, reduce_classes, sum_by_class, visit
 from calibrant.kernels.source import device_function
 from calibrant.kernels.terms import (

@@ -132,8 +132,8 @@ class Loss(nn.Module):
         self, composition: Composition, options: Options, logits: Tensor, target: Tensor
     ) -> Tensor:
         """The same loss again by operations of torch, if it still is the same."""
-        now = self.composition()
-        same_options = all(one is other for one, other in zip(options, self._options(), strict=True))
+        now, (*plain, class_weight) = self.composition(), self._options()
+        same_options = plain == [*options[:2]] and class_weight is options.class_weight
         if now is None or not now.same_as(composition) or not same_options:
             raise RuntimeError(
                 "the loss was changed between its call and a backward pass with `create_graph=True`: "

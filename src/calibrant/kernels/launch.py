@@ -1,0 +1,360 @@
+"""Launches of the GPU kernel: how a batch is divided, and a plan for each kind of batch, prepared once."""
+
+from __future__ import annotations
+
+import ctypes
+import math
+from collections import namedtuple
+from collections.abc import Callable, Mapping
+from functools import cache, lru_cache
+from importlib.metadata import version
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from calibrant.kernels import device
+from calibrant.kernels.composition import Composition, FirstTerm, PenaltyTerm, Value
+from calibrant.kernels.source import jitted
+
+
+class Options(NamedTuple):
+    """How a loss treats elements; see `calibrant.losses.Loss`."""
+
+    reduction: str = "mean"
+    ignore_index: int = -100
+    class_weight: Tensor | None = None
+
+
+_LAUNCHES_COMPILED = (3, 3)
+"""The first Triton whose compiled kernels can be launched with the arguments of the first launch."""
+
+
+@cache
+def _triton_version() -> tuple[int, ...]:
+    return tuple(int(part) for part in version("triton").split(".")[:2])
+
+
+class Launcher:
+    """Launches a kernel repeatedly, after the first time without Triton's inspection of every argument.
+
+    Whatever the compiled kernel depends on must then be the same each time: types and alignment of tensors,
+    and all numbers that are not floating point.
+
+    Args:
+        kernel: a device function.
+        programs: how many programs to start.
+        where: the device of the tensors.
+        **settings: settings of the launch, such as ``num_warps``.
+    """
+
+    def __init__(self, kernel: Any, programs: int, where: torch.device, **settings: Any) -> None:
+        self.kernel, self.settings, self._grid, self._device = (
+            jitted(kernel),
+            settings,
+            (programs, 1, 1),
+            where.index,
+        )
+        self._start: Callable[..., None] | None = None
+
+    def __call__(self, *arguments: Any) -> None:
+        """Launch with all arguments of the kernel, in order."""
+        # Triton launches on the current device, wherever the data are.
+        if self._device is not None and self._device != torch.cuda.current_device():
+            with torch.cuda.device(self._device):
+                self(*arguments)
+        elif self._start is not None:
+            self._start(*arguments)
+        else:
+            compiled = self.kernel[self._grid](*arguments, **self.settings)
+            # None if it was interpreted.
+            if compiled is not None and _triton_version() >= _LAUNCHES_COMPILED:
+                self._start = compiled[self._grid]
+
+
+_SINGLE_PROGRAM = 1 << 14
+"""Up to this many logits are left to one program, so that no second kernel need add up several results."""
+
+
+class Tiling(NamedTuple):
+    """How a batch is divided.
+
+    Attributes:
+        rows: elements of a tile.
+        classes: classes of a tile.
+        warps: warps that work on it.
+        unroll: iterations of a loop over classes that are in flight at once.
+        registers: the most registers a thread may use, so that more threads fit; None for no limit.
+        tiles: tiles that a program works on, one after another.
+    """
+
+    rows: int
+    classes: int
+    warps: int
+    unroll: int = 1
+    registers: int | None = None
+    tiles: int = 1
+
+
+def tiling(classes: int, elements: int, adjacent: bool, bytes_each: int, numbers_per_class: int) -> Tiling:
+    """The division that was measured best on an H200.
+
+    Args:
+        classes: K.
+        elements: how many lie in a row.
+        adjacent: whether memory holds the classes of an element side by side.
+        bytes_each: size of a logit.
+        numbers_per_class: how many numbers the loss has for every class.
+    """
+    most = max(2, 1 << max(0, classes - 1).bit_length())
+    together = max(1, 1 << max(0, elements - 1).bit_length())
+    if most * together <= _SINGLE_PROGRAM:
+        return Tiling(together, most, max(4, most * together // 1024))
+    if not adjacent:  # every thread has elements of its own and goes through their classes
+        if bytes_each > 2 and numbers_per_class < 2:
+            return Tiling(512, 4, 4, unroll=4)
+        return Tiling(512, 1, 4, unroll=7, registers=64)
+    if most > 16384:  # more than fit at once
+        return Tiling(1, 8192, 8, unroll=4)
+    # Few warps, which need not wait for one another, with as many logits as their registers hold. A single
+    # warp holds a whole element and goes on to the next if there are more than a GPU works on at once.
+    if most <= 1024 and numbers_per_class == 0:
+        rows = 1024 // most
+        tiles = min(8, 1 << max(0, (elements // (2048 * rows)).bit_length() - 1))
+        return Tiling(rows, most, 1, registers=128, tiles=tiles)
+    rows = max(1, 2048 // most)
+    return Tiling(rows, most, max(1, rows * most // 1024), registers=128)
+
+
+class _Plan:
+    """A prepared launch: everything that depends on shapes and on the kind of the loss.
+
+    Attributes:
+        programs: how many programs compute the loss; 0 if one does it all.
+        start: computes losses and gradient.
+        before: arguments of `start` between its tensors and its constants.
+        constants: constants of the compiled kernel.
+        findings: how many numbers the programs leave for `finish`.
+    """
+
+    def __init__(
+        self,
+        composition: Composition,
+        logits: Tensor,
+        slopes: Tensor,
+        target: Tensor,
+        options: Options,
+        gradient: bool,
+        upstream: Tensor | None,
+    ) -> None:
+        reduction, ignore_index, class_weight = options
+        classes, soft = logits.shape[1], target.is_floating_point()
+        strides: tuple[int, ...]
+        slope_strides: tuple[int, ...]
+        target_strides: tuple[int, ...]
+        if logits.ndim == 2:
+            outer, inner = 1, logits.shape[0]
+            strides, slope_strides = ((0, part.stride(1), part.stride(0)) for part in (logits, slopes))
+            target_strides = (0, target.stride(1) if soft else 0, target.stride(0))
+        else:
+            outer, inner = logits.shape[0], logits.shape[2]
+            strides, slope_strides = logits.stride(), slopes.stride()
+            target_strides = target.stride() if soft else (target.stride(0), 0, target.stride(1))
+        first = None if composition.first is None else composition.first.device
+        penalty = None if composition.penalty is None else composition.penalty.device
+        assert isinstance(first, FirstTerm | None)
+        assert isinstance(penalty, PenaltyTerm | None)
+        tile = tiling(
+            classes, inner, strides[1] == 1, logits.element_size(), _per_class(composition, classes)
+        )
+        programs = -(-inner // (tile.rows * tile.tiles)) * outer
+        each = reduction == "none"
+        alone = programs == 1 and tile.tiles == 1 and not each
+        self.programs = 0 if alone else programs
+        self.findings = 2 * programs + 1
+        limits = {} if tile.registers is None else {"maxnreg": tile.registers}
+        self.start = Launcher(
+            device.loss_and_gradient, programs, logits.device, num_warps=tile.warps, **limits
+        )
+        weight = 1 / max(1, outer * inner) if reduction == "mean" else 1.0
+        count = reduction == "mean" and not soft
+        self.before = (
+            inner,
+            *strides,
+            *target_strides,
+            *slope_strides,
+            ignore_index,
+            weight,
+            float(outer * inner),
+        )
+        self.constants = (
+            classes,
+            None if first is None else jitted(first.value),
+            first is not None and first.uses_lower,
+            None if penalty is None or penalty.parameters is None else jitted(penalty.parameters),
+            None if penalty is None else jitted(penalty.sums),
+            None if penalty is None else jitted(penalty.value),
+            None if penalty is None else jitted(penalty.rest),
+            "" if penalty is None else penalty.variant,
+            composition.transforms_logits,
+            soft,
+            class_weight is not None,
+            count,
+            gradient,
+            each,
+            0 if upstream is None else 2 if upstream.ndim else 1,
+            tile.classes >= classes,
+            alone,
+            math.gcd(strides[2], slope_strides[2], 16),
+            tile.unroll if tile.classes < classes else 1,
+            tile.tiles,
+            tile.rows,
+            tile.classes,
+        )
+        self._finish = Launcher(device.finish, 1, logits.device, num_warps=4)
+        self._finishing = (programs, weight, float(outer * inner), count, 1024)
+        size, block = logits.numel(), 4096
+        many = max(1, min(-(-size // block), 528))
+        self._scale = Launcher(device.scale_in_place, many, logits.device, num_warps=8)
+        self._scaling = (size, block)
+
+    def finish(self, found: Tensor, value: Tensor) -> None:
+        """Add up what the programs found."""
+        self._finish(found, value, *self._finishing)
+
+    def scale(self, gradient: Tensor, upstream: Tensor, correction: Tensor) -> None:
+        """Multiply the gradient by two numbers on the device."""
+        self._scale(gradient, upstream, correction, *self._scaling)
+
+
+def _per_class(composition: Composition, classes: int) -> int:
+    numbers: list[Value | None] = [composition.offset]
+    if composition.penalty is not None:
+        numbers += composition.penalty.numbers.values()
+    return sum(isinstance(number, Tensor) and number.shape == (classes,) for number in numbers)
+
+
+_plans: dict[Any, _Plan] = {}
+_MOST_PLANS = 4096  # where shapes never end
+
+
+class Launched(NamedTuple):
+    """The result of a launch.
+
+    Attributes:
+        value: the loss; arbitrary where there was an upstream gradient.
+        gradient: the gradient, if asked for.
+        correction: begins with a factor that the gradient still needs; None for no factor.
+        plan: the plan that was launched.
+    """
+
+    value: Tensor
+    gradient: Tensor | None
+    correction: Tensor | None
+    plan: _Plan
+
+
+def launch(
+    composition: Composition,
+    logits: Tensor,
+    target: Tensor,
+    options: Options,
+    *,
+    gradient: bool,
+    upstream: Tensor | None = None,
+) -> Launched:
+    """Run the kernel.
+
+    With an upstream gradient, which must include the correction of the first launch, the loss is left out.
+    """
+    slopes = torch.empty_like(logits) if gradient else logits
+    numbers, kinds = _numbers(composition)
+    weight = options.class_weight
+    key = (
+        *kinds,
+        options.reduction,
+        options.ignore_index,
+        None if weight is None else (weight.dtype, weight.data_ptr() % 16),
+        logits.shape,
+        logits.stride(),
+        logits.dtype,
+        logits.data_ptr() % 16,
+        target.stride(),
+        target.dtype,
+        target.data_ptr() % 16,
+        gradient,
+        None if upstream is None else (upstream.dtype, upstream.ndim, upstream.data_ptr() % 16),
+        logits.device,
+    )
+    plan = _plans.get(key)
+    if plan is None:
+        if len(_plans) >= _MOST_PLANS:
+            _plans.clear()
+        plan = _plans[key] = _Plan(composition, logits, slopes, target, options, gradient, upstream)
+    shape = logits.shape[:1] + logits.shape[2:] if options.reduction == "none" else ()
+    found = None
+    if plan.programs and options.reduction != "none":
+        found = torch.empty(plan.findings, dtype=torch.float32, device=logits.device)
+    # Not a part of a larger tensor: autograd forbids changing those in place, as `loss /= steps` does.
+    value = torch.empty(shape, dtype=torch.float32, device=logits.device)
+    plan.start(
+        logits,
+        target,
+        weight,
+        *numbers,
+        found,
+        value if found is None else None,  # what is not used is not passed: a pointer costs the launch a µs
+        slopes if gradient else None,
+        upstream,
+        *plan.before,
+        *plan.constants,
+    )
+    if upstream is None and found is not None:
+        plan.finish(found, value)
+    return Launched(value, slopes if gradient else None, found, plan)
+
+
+def _numbers(composition: Composition) -> tuple[list[Any], list[Any]]:
+    """The named numbers as the kernel takes them, and what the compiled kernel depends on."""
+    kinds: list[Any] = []
+    groups: list[Any] = []
+    for part in (composition.first, composition.penalty):
+        if part is None:
+            groups.append(_pack({}, 0.0, kinds))
+        else:
+            kinds.append(part.device)
+            groups.append(_pack(part.numbers, part.factor, kinds))
+    view = {"scale": composition.scale, "offset": 0.0 if composition.offset is None else composition.offset}
+    groups.append(_pack(view, 0.0, kinds))
+    return groups, kinds
+
+
+def _pack(named: Mapping[str, Value], factor: float, kinds: list[Any]) -> Any:
+    numbers = [_plain_number(factor)]
+    for value in named.values():
+        if isinstance(value, Tensor):
+            size = value.numel() if value.ndim else 0
+            numbers.append(device.Number(value, 0.0, _constant(size)))
+            kinds.append((size, value.dtype, value.data_ptr() % 16))
+        else:
+            numbers.append(_plain_number(value))
+            kinds.append(None)
+    return _group(*named)._make(numbers)
+
+
+@lru_cache(1 << 14)
+def _plain_number(value: float) -> device.Number:
+    value = float(value)
+    return device.Number(value, value - ctypes.c_float(value).value, _constant(-1))
+
+
+@cache
+def _group(*names: str) -> Any:
+    return namedtuple("Numbers", ("factor", *names))
+
+
+@cache
+def _constant(value: int) -> Any:
+    import triton.language as tl
+
+    return tl.constexpr(value)
