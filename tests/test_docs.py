@@ -114,6 +114,11 @@ def test_counts_are_those_of_the_registries(noun):
         ("README.md", r"\*\*Post-hoc calibrators\*\*[^`]*`([^`]+)`", CALIBRATORS),
         ("CHANGELOG.md", r"calibration losses by key[^:]*:([^.]+)\.", calibrant.LOSSES),
         ("docs/losses.md", r"losses run in one Triton kernel[^:]*:([^.]+)\.", list(in_one_kernel())),
+        (
+            "docs/how-to/timm.md",
+            r"## Which losses take mixed targets\n\n([^(]+)\(",
+            [key for key, loss in calibrant.LOSSES.items() if loss.accepts_probabilities],
+        ),
     ],
 )
 def test_every_key_is_listed(file, pattern, keys):
