@@ -1,16 +1,17 @@
-"""What calibration costs on a GPU, and whether the kernels compute what they should.
+"""Speed, memory and correctness of losses, metrics and training on a GPU.
 
-Four parts, each a table with ratios against the peer in the same run:
+Prints a table for each of four parts. Ratios compare with another implementation in the same run.
 
-- correctness: loss and gradient of every fused loss against float64, at odd shapes, as relative errors.
-- losses: forward and backward over those of `F.cross_entropy`, as a user calls them, and from a CUDA graph,
-  where the time that the host takes to start kernels does not count. "torch" is the same loss by operations
-  of torch, without the kernel; "floor" is the time over that of reading the logits and writing their gradient
-  at the bandwidth of a copy. The memory is what a call takes beyond the logits, in tensors of their size.
-- measuring: `observe` and a streamed evaluation over forward and backward of `F.cross_entropy`.
-- training: CIFAR ResNet-50 on generated images, batch 128: `calibrant train`, compiled and not, over a plain
-  loop in float32 whose data are on the GPU too, with and without the validation after each epoch; and epochs
-  with adaptive losses over those with cross-entropy.
+- correctness: relative errors of value and gradient of every loss with a kernel, against float64, at odd
+  shapes.
+- losses: forward and backward over those of `F.cross_entropy`. "as called" includes the time of the host.
+  "from a graph" is a CUDA graph, where only the time of the GPU counts. "torch" is the same loss by torch
+  operations, as called. "floor" is the time from a graph over that of one copy of the logits. "memory" is the
+  memory beyond the logits, in tensors of their size.
+- measuring: `observe` and `Evaluator.update` over forward and backward of `F.cross_entropy`.
+- training: CIFAR ResNet-50 on generated images with batch size 128. `calibrant train`, compiled and not, over
+  a plain loop in float32 with its data on the GPU, with and without validation; and epochs with adaptive
+  losses over those with cross-entropy.
 
     python benchmarks/gpu.py
     python benchmarks/gpu.py --only losses,training --json gpu.json
@@ -77,7 +78,7 @@ def create(name: str, classes: int) -> Loss:
 
 
 def by_torch(loss: Loss, logits: Tensor, target: Tensor) -> Tensor:
-    """A loss by operations of torch, without its kernel."""
+    """A loss by torch operations, without its kernel."""
     return loss._reduced(loss.elements(logits, target))
 
 
@@ -97,8 +98,8 @@ def print_table(title: str, rows: Rows) -> None:
 
 
 def correctness() -> Rows:
-    """The worst relative errors of each loss, over many shapes."""
-    seed = int.from_bytes(os.urandom(4), "little")  # fresh inputs, and the same for all
+    """The largest relative errors of each loss over many shapes."""
+    seed = int.from_bytes(os.urandom(4), "little")  # other inputs in every run, the same for all losses
     rows = side_by_side(partial(errors_of, seed=seed), ["F.cross_entropy", *LOSSES])
     print_table(
         "Relative errors against float64: K in 2 … 50257, N in 1 … 16384, images with void pixels", rows
@@ -107,7 +108,7 @@ def correctness() -> Rows:
 
 
 def side_by_side(job: Callable[[str], Any], names: list[str]) -> list[Any]:
-    """Do a job for every name in processes of their own: most of the time goes into compiling kernels."""
+    """Run a job for every name, in parallel processes: most of the time goes into compiling kernels."""
     with ProcessPoolExecutor(min(14, os.cpu_count() or 1), get_context("spawn")) as pool:
         found = []
         for name, result in zip(names, pool.map(job, names), strict=True):
@@ -122,7 +123,7 @@ def errors_of(name: str, seed: int) -> dict[str, Any]:
     for dtype in (torch.float32, torch.bfloat16):
         for logits, target in odd_batches(dtype, seed):
             checked += 1
-            torch.cuda.empty_cache()  # others need it too
+            torch.cuda.empty_cache()  # other processes need the memory too
             for what, error in relative_errors(name, logits, target).items():
                 key = f"{str(dtype).removeprefix('torch.')} {what}"
                 worst[key] = max(worst.get(key, 0.0), error)
@@ -132,7 +133,7 @@ def errors_of(name: str, seed: int) -> dict[str, Any]:
 def odd_batches(dtype: torch.dtype, seed: int) -> Iterator[tuple[Tensor, Tensor]]:
     for classes in (2, 3, 10, 21, 100, 1000, 50257):
         for elements in (1, 127, 16384):
-            torch.manual_seed(seed)  # again and again: a loss has drawn numbers of its own since
+            torch.manual_seed(seed)  # each time, because the losses draw random numbers in between
             yield batch((elements, classes), dtype)
     for shape in ((3, 21, 65, 37), (2, 21, 64, 64), (2, 150, 33, 40)):
         torch.manual_seed(seed)
@@ -147,11 +148,11 @@ def odd_batches(dtype: torch.dtype, seed: int) -> Iterator[tuple[Tensor, Tensor]
 
 
 def relative_errors(name: str, logits: Tensor, target: Tensor) -> dict[str, float]:
-    if name == "F.cross_entropy":  # how far off torch itself is
+    if name == "F.cross_entropy":  # the errors of torch itself, for comparison
         whole, exactly = F.cross_entropy, partial(F.cross_entropy, reduction="sum")
     else:
         whole = create(name, logits.shape[1])
-        with torch.no_grad():  # something learned, and different for every class or bin
+        with torch.no_grad():  # learned numbers that differ between classes or bins
             for learned in whole.learned().values():
                 learned.mul_(0.5 + torch.rand_like(learned))
         summed = deepcopy(whole)
@@ -193,7 +194,7 @@ def microseconds(call: Callable[[], object], repeats: int = 20, rounds: int = 7)
 
 
 def over(call: Callable[[], object], peer: Callable[[], object], repeats: int = 20) -> tuple[float, float]:
-    """Microseconds, and how many times the peer's: in turns, so that a noisy host meets both alike."""
+    """Microseconds, and their ratio to the peer's. Both take turns, so that noise affects them equally."""
     pairs = [(microseconds(call, repeats, 3), microseconds(peer, repeats, 3)) for _ in range(3)]
     return median(ours for ours, _ in pairs), median(ours / theirs for ours, theirs in pairs)
 
@@ -218,7 +219,7 @@ def forward_and_backward(logits: Tensor, target: Tensor, loss: Callable[..., Ten
 
 def memory(call: Callable[[], object], logits: Tensor) -> float:
     call()
-    logits.grad = None  # what the call before left
+    logits.grad = None  # from the call before
     torch.cuda.synchronize()
     before = torch.cuda.memory_allocated()
     torch.cuda.reset_peak_memory_stats()
@@ -233,7 +234,7 @@ def compile_for_all_sizes(name: str) -> None:
 
 
 def losses() -> Rows:
-    """Times and memory of each loss at each size."""
+    """Time and memory of each loss at each size."""
     side_by_side(compile_for_all_sizes, list(LOSSES))
     everything = []
     for shape, dtype in SIZES:
@@ -275,7 +276,7 @@ def losses() -> Rows:
 
 
 def measuring() -> Rows:
-    """Observing a validation batch and updating a streamed evaluation, over a call of cross-entropy."""
+    """Time of `observe` and `Evaluator.update`, over forward and backward of cross-entropy."""
     rows = []
     for shape, dtype in SIZES[1:]:
         logits, target = batch(shape, dtype)
@@ -334,8 +335,8 @@ def training() -> Rows:
         console.print("a plain loop …")
         epochs["plain loop, float32"] = plain_loop(pixels)
         recipe = Recipe.from_toml(RECIPE)
-        # Cross-entropy before and after what is compared with it, in case the machine changes meanwhile. The
-        # long run comes last, when the compiled network is in the cache.
+        # Cross-entropy before and after the adaptive losses, in case the speed of the machine changes. The long
+        # run comes last, when the compiled network is in the cache.
         jobs = [
             ("ce", "false", EPOCHS),
             ("cals-alm", "false", EPOCHS),
@@ -380,7 +381,7 @@ def training() -> Rows:
 
 
 def recorded_step() -> float:
-    """Milliseconds of a step in mixed precision, from a CUDA graph."""
+    """Milliseconds of a training step in mixed precision, from a CUDA graph."""
     from calibrant.training.models import create_model
 
     model: nn.Module = create_model("cifar-resnet-50", CLASSES, {"channels": 3, "image_size": 32})
@@ -402,7 +403,7 @@ def recorded_step() -> float:
 
 
 class Epoch(NamedTuple):
-    """How long an epoch took, and the validation in it."""
+    """Seconds of an epoch, and of the validation in it."""
 
     seconds: float
     validation: float
@@ -410,7 +411,7 @@ class Epoch(NamedTuple):
 
 @contextmanager
 def timed_validation() -> Iterator[list[float]]:
-    """Seconds that each validation takes; before and after it the loop waits for the GPU anyway."""
+    """Collect the seconds of each validation. The training loop waits for the GPU before and after it."""
     from calibrant.training.loop import Loop
 
     validate = Loop._validate
@@ -430,7 +431,7 @@ def timed_validation() -> Iterator[list[float]]:
 
 
 def plain_loop(pixels: np.ndarray[Any, Any]) -> list[Epoch]:
-    """Epochs of a loop without any care; the data are on the GPU at least."""
+    """Epochs of a plain training loop in float32, with the data on the GPU."""
     from calibrant.training.data.augmentation import NORMALISATIONS, crop_flip
     from calibrant.training.models import create_model
 
@@ -482,7 +483,7 @@ def main() -> None:
     for part in options.only.split(","):
         found[part] = PARTS[part]()
         torch.cuda.empty_cache()
-        if options.json:  # after each part: what has been measured is not lost with the next
+        if options.json:  # after each part, in case the next one fails
             options.json.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
 
 

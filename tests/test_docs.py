@@ -1,4 +1,4 @@
-"""What the documents say is so: every Python block runs, and the table of losses matches the code."""
+"""The documents match the code: blocks and commands run, lists and counts follow the registries."""
 
 import ast
 import os
@@ -13,7 +13,11 @@ import pytest
 import torch
 
 import calibrant
+import calibrant.reports.plots
+from calibrant.calibrators import CALIBRATORS
 from calibrant.losses import AdaptiveLoss, Loss
+from calibrant.metrics import METRICS
+from calibrant.training.recipe import shipped_recipes
 
 ROOT = Path(__file__).parents[1]
 DOCUMENTS = [path for path in (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))) if path.exists()]
@@ -72,6 +76,61 @@ def test_the_row_of_a_loss_matches_its_class(key):
 def test_the_shared_arguments_are_stated_below_the_table():
     (sentence,) = re.findall(r"^Every loss also takes (.*?)\.\s", LOSS_PAGE, re.MULTILINE | re.DOTALL)
     assert stated_defaults(sentence) == defaults(Loss)
+
+
+def in_one_kernel():
+    """The losses that have a GPU kernel with their default arguments."""
+    for key, loss in calibrant.LOSSES.items():
+        composition = calibrant.create_loss(key, 10).composition()
+        fused = composition is not None and composition.has_device_form
+        if fused and loss.over_batch is Loss.over_batch:
+            yield key
+
+
+COUNTS = {
+    "calibration losses": (len(calibrant.LOSSES), ["README.md", "CHANGELOG.md", "pyproject.toml"]),
+    "losses run in one": (len(list(in_one_kernel())), ["README.md", "CHANGELOG.md", "docs/losses.md"]),
+    "post-hoc calibrators": (len(CALIBRATORS), ["CHANGELOG.md"]),
+    "metrics": (len(METRICS), ["CHANGELOG.md"]),
+    "plots": (len(calibrant.reports.plots.__all__), ["CHANGELOG.md"]),
+    "recipes": (len(shipped_recipes()), ["README.md", "CHANGELOG.md"]),
+    "examples": (len(list((ROOT / "examples").glob("*.py"))), ["CHANGELOG.md"]),
+}
+"""Things that documents count: how many there are, and the files that must say so in digits."""
+
+
+@pytest.mark.parametrize("noun", COUNTS)
+def test_counts_are_those_of_the_registries(noun):
+    count, files = COUNTS[noun]
+    for file in {*files, *(str(path.relative_to(ROOT)) for path in DOCUMENTS)}:
+        found = re.findall(rf"(\d+)\s+{noun}\b(?!/)", (ROOT / file).read_text(encoding="utf-8"))
+        assert set(found) == {str(count)} or (not found and file not in files), file
+
+
+@pytest.mark.parametrize(
+    ("file", "pattern", "keys"),
+    [
+        ("README.md", r"\*\*Every loss by its key\*\*: `([^`]+)`", calibrant.LOSSES),
+        ("README.md", r"\*\*Post-hoc calibrators\*\*[^`]*`([^`]+)`", CALIBRATORS),
+        ("CHANGELOG.md", r"calibration losses by key[^:]*:([^.]+)\.", calibrant.LOSSES),
+        ("docs/losses.md", r"losses run in one Triton kernel[^:]*:([^.]+)\.", list(in_one_kernel())),
+        (
+            "docs/how-to/timm.md",
+            r"## Which losses take mixed targets\n\n([^(]+)\(",
+            [key for key, loss in calibrant.LOSSES.items() if loss.accepts_probabilities],
+        ),
+    ],
+)
+def test_every_key_is_listed(file, pattern, keys):
+    (listed,) = re.findall(pattern, (ROOT / file).read_text(encoding="utf-8"))
+    assert re.findall(r"[a-z-]+", listed.replace("\n", " ").replace(" and ", " ")) == list(keys)
+
+
+def test_every_plot_is_listed():
+    text = (ROOT / "docs" / "evaluation.md").read_text(encoding="utf-8")
+    table = text.partition("| function | plots |\n")[2].partition("\n\n")[0]
+    names = [name for row in table.splitlines() for name in re.findall(r"`(\w+)`", row.split(" | ")[0])]
+    assert sorted(names) == calibrant.reports.plots.__all__
 
 
 @pytest.mark.parametrize(
