@@ -335,8 +335,8 @@ def training() -> Rows:
         console.print("a plain loop …")
         epochs["plain loop, float32"] = plain_loop(pixels)
         recipe = Recipe.from_toml(RECIPE)
-        # Cross-entropy before and after the adaptive losses, in case the speed of the machine changes. The long
-        # run comes last, when the compiled network is in the cache.
+        # Cross-entropy before and after the adaptive losses, in case the speed of the machine changes. The
+        # long run comes last, when the compiled network is in the cache.
         jobs = [
             ("ce", "false", EPOCHS),
             ("cals-alm", "false", EPOCHS),
