@@ -93,14 +93,6 @@ class Elements:
         """The shape of the caller's labels, ``(B, *S)``."""
         return (*self.batch_shape[:1], *self.batch_shape[2:])
 
-    def as_given(self, tensor: Tensor) -> Tensor:
-        """A tensor shaped like `logits` in the shape of the caller's logits."""
-        if tensor.shape == self.batch_shape:
-            return tensor
-        if tensor.ndim == 2:
-            return tensor.view(*self.shape, -1).movedim(-1, 1)
-        return tensor.view(self.batch_shape)
-
     def detached(self) -> Elements:
         """The same elements without a path for gradients."""
         return replace(self, logits=self.logits.detach())
@@ -222,6 +214,15 @@ def _flatten(tensor: Tensor, classes_last: bool) -> Tensor:
     if tensor.ndim == 2:
         return tensor
     return tensor.movedim(1, -1).reshape(-1, tensor.shape[1]) if classes_last else tensor.flatten(2)
+
+
+def unflatten(tensor: Tensor, shape: Sequence[int]) -> Tensor:
+    """A tensor shaped like the logits of `Elements` in the shape ``(B, K, *S)`` of the caller's logits."""
+    if len(shape) == 2:
+        return tensor
+    if tensor.ndim == 2:
+        return tensor.view(shape[0], *shape[2:], shape[1]).movedim(-1, 1)
+    return tensor.view(shape)
 
 
 def computing_dtype(logits: Tensor) -> torch.dtype:

@@ -19,7 +19,7 @@ from calibrant.kernels import device
 from calibrant.kernels.composition import Composition, Part, Value
 from calibrant.kernels.launch import Launcher, Options, launch
 from calibrant.kernels.operators import compiled_loss, flattened
-from calibrant.layout import Elements
+from calibrant.layout import Elements, unflatten
 
 Eager = Callable[[Tensor, Tensor], Tensor]
 """From logits and target to a loss, by operations of torch."""
@@ -95,7 +95,7 @@ def fused_loss(
     # Without a path for gradients, so that the views of a batch cost no nodes in autograd's graph.
     elements = arrange(logits.detach(), target)
     value: Tensor = _FusedLoss.apply(  # type: ignore[no-untyped-call]
-        logits, target, elements, composition, eager, options
+        logits, target, elements, composition, options, (arrange, eager)
     )
     return value
 
@@ -108,8 +108,8 @@ class _FusedLoss(torch.autograd.Function):
         target: Tensor,
         elements: Elements,
         composition: Composition,
-        eager: Eager,
         options: Options,
+        again: tuple[Callable[[Tensor, Tensor], Elements], Eager],
     ) -> Tensor:
         if not ctx.needs_input_grad[0]:
             return launch(composition, elements.logits, elements.given, options, gradient=False).value
@@ -120,7 +120,7 @@ class _FusedLoss(torch.autograd.Function):
         value, ctx.gradient, ctx.correction, ctx.plan = launch(
             composition, elements.logits, elements.given, options, gradient=early
         )
-        ctx.elements, ctx.composition, ctx.eager, ctx.options = elements, composition, eager, options
+        ctx.composition, ctx.options, ctx.again = composition, options, again
         ctx.versions = _versions(composition, options)
         # A graph must not see what the next adaptation does to the numbers.
         ctx.kept = None if early else (_copied(composition), _with_copied_weights(options))
@@ -129,38 +129,39 @@ class _FusedLoss(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, ...]:
+        logits, target = ctx.saved_tensors
         gradient, ctx.gradient = ctx.gradient, None
         upstream = upstream if in_memory(upstream) else upstream.clone()
         if torch.is_grad_enabled():
-            gradient = _differentiable_gradient(ctx, upstream)
+            gradient = _differentiable_gradient(ctx, logits, target, upstream)
         else:
             if gradient is None:
-                gradient = _gradient_again(ctx, upstream)
+                gradient = _gradient_again(ctx, logits, target, upstream)
             elif ctx.correction is None:
                 gradient.mul_(upstream)
             else:
                 ctx.plan.scale(gradient, upstream, ctx.correction)
-            gradient = ctx.elements.as_given(gradient)
+            gradient = unflatten(gradient, logits.shape)
         return gradient, None, None, None, None, None
 
 
-def _differentiable_gradient(ctx: Any, upstream: Tensor) -> Tensor:
+def _differentiable_gradient(ctx: Any, logits: Tensor, target: Tensor, upstream: Tensor) -> Tensor:
     """The gradient with a path for gradients of its own."""
-    logits, target = ctx.saved_tensors
     _check_unchanged(ctx)
-    upstream = upstream.view(ctx.elements.shape) if upstream.ndim else upstream
+    _, eager = ctx.again
+    upstream = upstream.view(logits.shape[:1] + logits.shape[2:]) if upstream.ndim else upstream
     gradient: Tensor
-    (gradient,) = torch.autograd.grad(ctx.eager(logits, target), logits, upstream, create_graph=True)
+    (gradient,) = torch.autograd.grad(eager(logits, target), logits, upstream, create_graph=True)
     return gradient
 
 
-def _gradient_again(ctx: Any, upstream: Tensor) -> Tensor:
+def _gradient_again(ctx: Any, logits: Tensor, target: Tensor, upstream: Tensor) -> Tensor:
     """The gradient where it was not kept, as in a second pass over a graph."""
-    _ = ctx.saved_tensors  # raises if they were changed in place
     if ctx.kept is None:
         _check_unchanged(ctx)
     composition, options = ctx.kept or (ctx.composition, ctx.options)
-    elements = ctx.elements
+    arrange, _ = ctx.again
+    elements = arrange(logits.detach(), target)
     upstream = upstream.contiguous() if ctx.correction is None else upstream * ctx.correction[0]
     again = launch(
         composition, elements.logits, elements.given, options, gradient=True, upstream=upstream

@@ -67,7 +67,8 @@ class ClassGaps(Statistics):
 
 def _sum_over_elements(values: Tensor, weight: Tensor, dtype: torch.dtype) -> Tensor:
     """Sum ``(A, K[, S])`` with weights ``(A, 1[, S])``, class by class, ``(K,)``."""
-    if torch.get_float32_matmul_precision() != "highest":
+    # On a GPU a block has millions of elements, too many to add up in float32.
+    if values.device.type != "cpu" or torch.get_float32_matmul_precision() != "highest":
         return (values * weight).sum([axis for axis in range(values.ndim) if axis != 1], dtype=dtype)
     if values.ndim == 2:  # matrix products, which save a pass
         return (weight.T @ values).squeeze(0).to(dtype)
