@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 from calibrant import cli
 from calibrant.calibrators import CALIBRATORS, choose, create_calibrator, load_calibrator, save_calibrator
 from calibrant.calibrators.streaming import Scaling
-from calibrant.cli import prediction_files, tables
+from calibrant.cli import prediction_files
 from calibrant.evaluation import Evaluation, evaluate
 from calibrant.predictions import FORMATS, WRITERS, PredictionFile, open_predictions
 

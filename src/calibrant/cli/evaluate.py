@@ -63,7 +63,7 @@ def evaluate(
 
     Several files are compared. If they have the same labels in the same order, smaller differences show.
     """
-    from calibrant.cli import prediction_files, tables
+    from calibrant.cli import prediction_files
     from calibrant.predictions import BadFileError, open_predictions, read_class_counts
 
     with terminal.one_line_errors(BadFileError):
@@ -89,13 +89,14 @@ def evaluate(
             "level": level,
             "seed": seed,
         }
-        evaluations = []
-        for file, name in zip(opened, _distinct_names(opened), strict=True):
+        evaluations, names = [], [file.name for file in opened]
+        for file in opened:
+            name = file.name if names.count(file.name) == 1 else str(file.path)
             streamed = file.size > prediction_files.EXACT_LIMIT if stream is None else stream
             evaluations.append(prediction_files.evaluate_file(file, name, streamed, options))
     with terminal.one_line_errors(OSError):  # written first: printing fails if nobody reads the output
         prediction_files.write_evaluations(evaluations, report, json)
-    tables.print_evaluations(evaluations)
+    prediction_files.print_evaluations(evaluations)
 
 
 def _check_options(
@@ -110,9 +111,3 @@ def _check_options(
         problem = "has one element per row; --per-image needs logits of shape (N, K, *S)"
     if problem:
         terminal.fail(f"{file.path}: {problem}")
-
-
-def _distinct_names(files: Sequence[PredictionFile]) -> list[str]:
-    """The names of the files; paths for those with equal names."""
-    names = [file.name for file in files]
-    return [file.name if names.count(file.name) == 1 else str(file.path) for file in files]

@@ -1,7 +1,8 @@
-"""Read, evaluate and calibrate a file of predictions, with progress bars."""
+"""Read, evaluate and calibrate files of predictions, with progress bars; write and print evaluations."""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from math import prod
@@ -142,6 +143,23 @@ def write_evaluations(evaluations: Sequence[Evaluation], report: Path | None, js
         from calibrant.reports.page import write_report
 
         write_report(evaluations, report)
+
+
+def print_evaluations(evaluations: Sequence[Evaluation]) -> None:
+    """Print one evaluation, or a comparison of several."""
+    from rich.console import Console
+
+    from calibrant.reports.table_builders import evaluation_note, evaluation_table
+    from calibrant.reports.tables import WORDS, print_table
+
+    if len(evaluations) > 1:
+        names = [evaluation.name for evaluation in evaluations]
+        table = evaluation_table(evaluations, names, against="first", unit=" %")
+        print_table(table, evaluation_note(evaluations), models_across=True, marks=WORDS)
+        return
+    # In a file or a pipe nothing limits the width, and folded columns would be hard to read.
+    width = None if sys.stdout.isatty() else 120 + len(evaluations[0].name)
+    Console(width=width, highlight=False).print(evaluations[0])
 
 
 def in_words(calibrator: Calibrator) -> str:

@@ -27,14 +27,8 @@ def figures_of(
 ) -> dict[str, Figure]:
     """The figures of all metrics: values with intervals and replicates.
 
-    Args:
-        estimates: the values.
-        replicates: the values on resampled data.
-        sums: the sums of the data.
-        options: the options of the metrics.
-        level: the level of the intervals; None for no intervals.
-        rejected: whether the test of calibration rejects that the model is calibrated.
-        chance: calls `Metric.chance` with the data.
+    Without a ``level`` there are no intervals. ``rejected`` is the result of the test of calibration;
+    ``chance`` calls `Metric.chance` with the data.
     """
     figures: dict[str, Figure] = {}
     for name, value in estimates.items():
@@ -44,7 +38,8 @@ def figures_of(
             if metric.source in METRICS:
                 ends = _mapped(metric, figures[metric.source].interval, options)
             elif metric.binomial:
-                ends = _binomial(value, sums.samples, level)
+                found = binomial_interval((value * sums.samples).round(), sums.samples, level)
+                ends = float(found[0]), float(found[1])
             elif drawn is not None:
                 ends = _bootstrap(metric, value, drawn, level, rejected, chance)
             elif metric.source == "elements" and metric.streamed:
@@ -56,12 +51,7 @@ def figures_of(
 
 
 def image_figures(images: Tensor, level: float | None) -> dict[str, Figure]:
-    """Means over images, with intervals from their spread.
-
-    Args:
-        images: the sums ``(3, metrics)`` of `EvaluationSums`.
-        level: the level of the intervals; None for no intervals.
-    """
+    """Means over images, from the sums of `EvaluationSums`, with intervals from their spread."""
     figures = {}
     for (name, metric), (count, total, squares) in zip(METRICS.items(), images.T.tolist(), strict=True):
         if count:
@@ -90,11 +80,6 @@ def _mapped(metric: Metric, ends: Interval | None, options: Options) -> Interval
         return None
     low, high = metric.function(torch.tensor(ends, dtype=torch.float64), options).tolist()
     return low, high
-
-
-def _binomial(fraction: float, samples: Tensor, level: float) -> Interval:
-    low, high = binomial_interval((fraction * samples).round(), samples, level)
-    return float(low), float(high)
 
 
 def _normal(mean: float, deviation: float, level: float) -> Interval:

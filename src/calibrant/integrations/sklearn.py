@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from functools import partial
 from inspect import signature
 from typing import TYPE_CHECKING, Any, Self
 
@@ -19,10 +19,7 @@ from sklearn.base import (  # type: ignore[import-untyped]
 from sklearn.model_selection import train_test_split  # type: ignore[import-untyped]
 from sklearn.utils import _safe_indexing, get_tags, indexable  # type: ignore[import-untyped]
 from sklearn.utils.multiclass import check_classification_targets  # type: ignore[import-untyped]
-from sklearn.utils.validation import (  # type: ignore[import-untyped]
-    _check_y,
-    check_is_fitted,
-)
+from sklearn.utils.validation import _check_y, check_is_fitted  # type: ignore[import-untyped]
 from torch import Tensor
 
 from calibrant.calibrators import choose, create_calibrator
@@ -39,20 +36,12 @@ if TYPE_CHECKING:
 __all__ = ["CalibratedClassifier", "ReliabilityDisplay", "calibration_scorer", "evaluate_estimator"]
 
 
-@dataclass(frozen=True)
-class _CalibrationScorer:
-    """A class and not a closure, so that it can be pickled for other processes."""
-
-    kind: str
-    bins: int
-
-    def __call__(self, estimator: Any, X: Any, y: Any) -> float:  # noqa: N803
-        logits, classes = _logits_of(estimator, X)
-        predictions = Predictions.of(logits, _target(y, classes, len(logits)))
-        metric = METRICS[self.kind]
-        gaps = metric.source == "gaps"
-        source = ClassGaps.of(predictions.elements, self.bins) if gaps else predictions
-        return -float(metric.function(source, Options(self.bins)))
+def _negative_error(estimator: Any, X: Any, y: Any, *, kind: str, bins: int) -> float:  # noqa: N803
+    logits, classes = _logits_of(estimator, X)
+    predictions = Predictions.of(logits, _target(y, classes, len(logits)))
+    gaps = METRICS[kind].source == "gaps"
+    source = ClassGaps.of(predictions.elements, bins) if gaps else predictions
+    return -float(METRICS[kind].function(source, Options(bins)))
 
 
 def calibration_scorer(kind: str = "ece", *, bins: int = 15) -> Callable[[Any, Any, Any], float]:
@@ -78,7 +67,8 @@ def calibration_scorer(kind: str = "ece", *, bins: int = 15) -> Callable[[Any, A
         raise ValueError(f"kind must be one of {', '.join(kinds)}; got {kind!r}")
     if bins < 1:
         raise ValueError(f"bins must be at least 1, got {bins}")
-    return _CalibrationScorer(kind, bins)
+    # Not a closure, so that it can be pickled for other processes.
+    return partial(_negative_error, kind=kind, bins=bins)
 
 
 def evaluate_estimator(

@@ -10,13 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import interpolate
-from transformers import (
-    EvalPrediction,
-    TrainerCallback,
-    TrainerControl,
-    TrainerState,
-    TrainingArguments,
-)
+from transformers import EvalPrediction, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from calibrant.arguments import one_of
 from calibrant.evaluation import Evaluator

@@ -80,11 +80,7 @@ def balanced_accuracy(source: Source, target: Tensor | None = None, *, ignore_in
 
 
 def mean_iou(
-    source: Source,
-    target: Tensor | None = None,
-    *,
-    background: int | None = None,
-    ignore_index: int = -100,
+    source: Source, target: Tensor | None = None, *, background: int | None = None, ignore_index: int = -100
 ) -> float:
     """Intersection over union, averaged over classes that occur or are predicted; exact, also in streams.
 

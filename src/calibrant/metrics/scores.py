@@ -101,11 +101,7 @@ def brier_split(source: Source, target: Tensor | None = None, *, ignore_index: i
 
 
 def kde_ece(
-    source: Source,
-    target: Tensor | None = None,
-    *,
-    bandwidth: float | None = None,
-    ignore_index: int = -100,
+    source: Source, target: Tensor | None = None, *, bandwidth: float | None = None, ignore_index: int = -100
 ) -> float:
     """Canonical calibration error: the L1 distance between ``s`` and the class frequencies seen near it.
 

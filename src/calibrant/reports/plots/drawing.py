@@ -103,14 +103,14 @@ _COMPACT: dict[str, Any] = {
 }
 
 
-def legend_inside(ax: Axes, corner: Literal["upper left", "lower right"], title: str | None = None) -> None:
+def legend_inside(ax: Axes, corner: Literal["upper left", "lower right"], title: str | None = None) -> Axes:
     """A legend in a corner of the axes."""
     legend = ax.legend(loc=corner, title=title, framealpha=0.8, borderpad=0.3, **_COMPACT)
     legend.get_frame().set_linewidth(0.5)
-    _without_formulas(legend)
+    return _without_formulas(legend)
 
 
-def legend_below(ax: Axes, handles: Sequence[Artist] | None = None, *, title: str | None = None) -> None:
+def legend_below(ax: Axes, handles: Sequence[Artist] | None = None, *, title: str | None = None) -> Axes:
     """A legend below the axes, where it hides no data."""
     entries = ax.get_legend_handles_labels()[0] if handles is None else handles
     labels = [str(entry.get_label()) for entry in entries]
@@ -128,12 +128,13 @@ def legend_below(ax: Axes, handles: Sequence[Artist] | None = None, *, title: st
         borderaxespad=0,
         **_COMPACT,
     )
-    _without_formulas(legend)
+    return _without_formulas(legend)
 
 
-def _without_formulas(legend: Legend) -> None:
+def _without_formulas(legend: Legend) -> Axes:
     for text in legend.get_texts():
         text.set_parse_math(False)  # names may contain dollar signs
+    return legend.axes
 
 
 def _columns(labels: Sequence[str], width: float) -> int:

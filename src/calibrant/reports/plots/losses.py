@@ -178,8 +178,7 @@ def bin_confidences(
         for name, line in zip(checked, lines, strict=True)
     ]
     entries += [Line2D([], [], color=colour, label=f"Bin {b + 1}") for b, colour in colours.items()]
-    drawing.legend_below(ax, entries)
-    return ax
+    return drawing.legend_below(ax, entries)
 
 
 def penalties(
@@ -224,8 +223,7 @@ def penalties(
         ax.plot(violation.numpy(), curve, label=name.upper(), linewidth=1.2, **drawing.line_style(number))
     ax.set_xlim(low, high)
     drawing.finish(ax, "Violation z", f"Penalty, λ = {multiplier:g}, ρ = {penalty_weight:g}", title)
-    drawing.legend_inside(ax, "upper left")  # penalties increase: this corner is free
-    return ax
+    return drawing.legend_inside(ax, "upper left")  # penalties increase: this corner is free
 
 
 def _range(values: Array, ax: Axes | None, ylabel: str, title: str | None, xlabel: str, each: str) -> Axes:
@@ -249,8 +247,7 @@ def _range(values: Array, ax: Axes | None, ylabel: str, title: str | None, xlabe
     ]
     ax.autoscale_view()
     drawing.finish(ax, xlabel, ylabel, title, whole=True)
-    drawing.legend_below(ax, [*lines, Line2D([], [], color=drawing.PALE, linewidth=0.8, label=each)])
-    return ax
+    return drawing.legend_below(ax, [*lines, Line2D([], [], color=drawing.PALE, linewidth=0.8, label=each)])
 
 
 def _per_bin(
