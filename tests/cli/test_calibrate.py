@@ -77,7 +77,7 @@ def test_files_are_written_even_if_nobody_reads_the_table(tmp_path, file, comman
     def nobody(*_):
         raise BrokenPipeError
 
-    monkeypatch.setattr(tables, "print_evaluations", nobody)
+    monkeypatch.setattr(prediction_files, "print_evaluations", nobody)
     written = [tmp_path / name for name in ("report.html", "figures.json")]
     with pytest.raises(BrokenPipeError):
         run(command, file, "--resamples", 0, "--report", written[0], "--json", written[1])

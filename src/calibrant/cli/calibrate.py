@@ -79,14 +79,11 @@ def calibrate(
             )
         loaded = prediction_files.load(evaluated)
         options = {"bins": bins, "ignore_index": ignore_index, "resamples": resamples, "seed": seed}
-        streamed = loaded is None
         # First, because data that cannot be evaluated need not be fitted.
-        before = prediction_files.evaluate_file(evaluated, "before", streamed, options, loaded=loaded)
+        before = prediction_files.evaluate_file(evaluated, "before", loaded, options)
         fitted_to = loaded if same else prediction_files.load(held_out)
         calibrator, ranking = _fit(held_out, chosen, fitted_to, folds=folds, seed=seed)
-        after = prediction_files.evaluate_file(
-            evaluated, "after", streamed, options, loaded=loaded, calibrator=calibrator
-        )
+        after = prediction_files.evaluate_file(evaluated, "after", loaded, options, calibrator)
     with terminal.one_line_errors(OSError):  # written first: printing fails if nobody reads the output
         if output is not None:
             from calibrant.calibrators import save_calibrator

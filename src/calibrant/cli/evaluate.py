@@ -92,8 +92,9 @@ def evaluate(
         evaluations, names = [], [file.name for file in opened]
         for file in opened:
             name = file.name if names.count(file.name) == 1 else str(file.path)
-            streamed = file.size > prediction_files.EXACT_LIMIT if stream is None else stream
-            evaluations.append(prediction_files.evaluate_file(file, name, streamed, options))
+            loaded = prediction_files.load(file, stream)
+            evaluations.append(prediction_files.evaluate_file(file, name, loaded, options))
+            del loaded  # before the next file is loaded
     with terminal.one_line_errors(OSError):  # written first: printing fails if nobody reads the output
         prediction_files.write_evaluations(evaluations, report, json)
     prediction_files.print_evaluations(evaluations)

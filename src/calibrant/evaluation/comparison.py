@@ -40,10 +40,6 @@ class Method:
     temperatures: tuple[float, ...] = ()
     detection: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
 
-    def evaluations(self, after: bool) -> tuple[Evaluation, ...]:
-        """The evaluations after temperature scaling, or before it."""
-        return self.after if after else self.before
-
 
 @dataclass(frozen=True)
 class MeanFigure:
@@ -101,7 +97,7 @@ class Comparison:
         first: tuple[Evaluation, ...] | None = None
         tested: dict[str, float] = {}
         for method in self.methods:
-            evaluations = method.evaluations(after)
+            evaluations = method.after if after else method.before
             if not evaluations or any(each.metrics[metric] is None for each in evaluations):
                 continue
             values = _values(evaluations, metric)

@@ -16,7 +16,6 @@ from matplotlib.figure import Figure
 from matplotlib.legend import Legend
 from matplotlib.ticker import MaxNLocator
 from matplotlib.transforms import ScaledTranslation
-from numpy.typing import NDArray
 
 # Sizes are passed to every artist, in points at the width of a paper's column. Setting rcParams would change
 # the caller's other plots too.
@@ -163,11 +162,6 @@ def point_style(number: int) -> dict[str, Any]:
 def shades(number: int) -> list[tuple[float, float, float, float]]:
     """Colours from dark to light, so that their order is visible without hue; not as light as the paper."""
     return [tuple(colour) for colour in colormaps["viridis"](np.linspace(0, 0.92, number)).tolist()]
-
-
-def counted(number: int) -> NDArray[np.int64]:
-    """The numbers from 1 on."""
-    return np.arange(1, number + 1)
 
 
 def shortened(name: str) -> str:

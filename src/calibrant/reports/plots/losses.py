@@ -47,7 +47,7 @@ def learned_quantity(
             return _per_bin(values, ax, label, title, "Bin", zero=True, xlabel="Epoch")
         return _range(values, ax, label, title, "Epoch", "Each value")
     ax = drawing.given_or_new(ax, 2.4)
-    ax.plot(drawing.counted(len(values)), values.reshape(-1), linewidth=1.4, color=drawing.BLUE)
+    ax.plot(range(1, len(values) + 1), values.reshape(-1), linewidth=1.4, color=drawing.BLUE)
     return drawing.finish(ax, "Epoch", label, title, whole=True)
 
 
@@ -170,7 +170,7 @@ def bin_confidences(
     for (name, values), line in zip(checked.items(), lines, strict=True):
         for b, colour in colours.items():
             label = f"{name}, bin {b + 1}"
-            x, y = drawing.counted(passes), values[:, b]
+            x, y = range(1, passes + 1), values[:, b]
             ax.plot(x, y, color=colour, linestyle=line, linewidth=1.2, label=label)
     drawing.finish(ax, "Pass", "Confidence", title, whole=True)
     entries = [
@@ -228,7 +228,7 @@ def penalties(
 
 def _range(values: Array, ax: Axes | None, ylabel: str, title: str | None, xlabel: str, each: str) -> Axes:
     """A thin line per column, with the largest, mean and smallest on top."""
-    x = drawing.counted(len(values))
+    x = range(1, len(values) + 1)
     crowd = values.shape[1] > _CROWD
     ax = drawing.given_or_new(ax, 2.4)
     ax.add_collection(
@@ -268,7 +268,7 @@ def _per_bin(
     if zero:
         ax.axhline(0, color="black", linewidth=0.6)
     for column, colour in zip(values.T, colours, strict=True):
-        ax.plot(drawing.counted(len(values)), column, color=colour, linewidth=1.0)
+        ax.plot(range(1, len(values) + 1), column, color=colour, linewidth=1.0)
     limits = np.arange(number + 1) + first - 0.5
     scale = ScalarMappable(BoundaryNorm(limits.tolist(), number), ListedColormap(colours))
     bar = ax.figure.colorbar(scale, ax=ax, pad=0.02, aspect=30)

@@ -122,7 +122,7 @@ def training_curves(
     }
     ax = drawing.given_or_new(ax, 2.0 + drawing.legend_height(data))
     for number, (name, seeds) in enumerate(checked.items()):
-        epoch, mean = drawing.counted(seeds.shape[1]), seeds.mean(0)
+        epoch, mean = range(1, seeds.shape[1] + 1), seeds.mean(0)
         style = drawing.line_style(number)
         ax.plot(epoch, mean, label=name, linewidth=1.2, **style)
         if len(seeds) > 1:
