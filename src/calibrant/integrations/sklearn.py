@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from dataclasses import dataclass
 from inspect import signature
 from typing import TYPE_CHECKING, Any, Self
 
@@ -36,12 +36,19 @@ if TYPE_CHECKING:
 __all__ = ["CalibratedClassifier", "ReliabilityDisplay", "calibration_scorer", "evaluate_estimator"]
 
 
-def _negative_error(estimator: Any, X: Any, y: Any, *, kind: str, bins: int) -> float:  # noqa: N803
-    logits, classes = _logits_of(estimator, X)
-    predictions = Predictions.of(logits, _target(y, classes, len(logits)))
-    gaps = METRICS[kind].source == "gaps"
-    source = ClassGaps.of(predictions.elements, bins) if gaps else predictions
-    return -float(METRICS[kind].function(source, Options(bins)))
+@dataclass(frozen=True)
+class _CalibrationScorer:
+    """A class and not a closure, so that it can be pickled for other processes, and compared."""
+
+    kind: str
+    bins: int
+
+    def __call__(self, estimator: Any, X: Any, y: Any) -> float:  # noqa: N803
+        logits, classes = _logits_of(estimator, X)
+        predictions = Predictions.of(logits, _target(y, classes, len(logits)))
+        gaps = METRICS[self.kind].source == "gaps"
+        source = ClassGaps.of(predictions.elements, self.bins) if gaps else predictions
+        return -float(METRICS[self.kind].function(source, Options(self.bins)))
 
 
 def calibration_scorer(kind: str = "ece", *, bins: int = 15) -> Callable[[Any, Any, Any], float]:
@@ -67,8 +74,7 @@ def calibration_scorer(kind: str = "ece", *, bins: int = 15) -> Callable[[Any, A
         raise ValueError(f"kind must be one of {', '.join(kinds)}; got {kind!r}")
     if bins < 1:
         raise ValueError(f"bins must be at least 1, got {bins}")
-    # Not a closure, so that it can be pickled for other processes.
-    return partial(_negative_error, kind=kind, bins=bins)
+    return _CalibrationScorer(kind, bins)
 
 
 def evaluate_estimator(
