@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
 from calibrant.cli import terminal
-
-if TYPE_CHECKING:
-    from calibrant.predictions import PredictionFile
 
 
 @terminal.app.command()
@@ -78,7 +74,15 @@ def evaluate(
         opened = list({file.path.resolve(): file for file in opened}.values())
         for file in opened:
             prediction_files.check_same_classes(opened[0], file)
-            _check_options(file, background, counts, per_image)
+            problem, classes = "", file.num_classes
+            if background is not None and background >= classes:
+                problem = f"has {classes} classes; there is no --background {background} among them"
+            elif counts is not None and len(counts) != classes:
+                problem = f"has {classes} classes; --class-counts has {len(counts)} numbers"
+            elif per_image and not file.spatial:
+                problem = "has one element per row; --per-image needs logits of shape (N, K, *S)"
+            if problem:
+                terminal.fail(f"{file.path}: {problem}")
         options: dict[str, Any] = {
             "bins": bins,
             "ignore_index": ignore_index,
@@ -98,17 +102,3 @@ def evaluate(
     with terminal.one_line_errors(OSError):  # written first: printing fails if nobody reads the output
         prediction_files.write_evaluations(evaluations, report, json)
     prediction_files.print_evaluations(evaluations)
-
-
-def _check_options(
-    file: PredictionFile, background: int | None, counts: Sequence[int] | None, per_image: bool
-) -> None:
-    problem, classes = "", file.num_classes
-    if background is not None and background >= classes:
-        problem = f"has {classes} classes; there is no --background {background} among them"
-    elif counts is not None and len(counts) != classes:
-        problem = f"has {classes} classes; --class-counts has {len(counts)} numbers"
-    elif per_image and not file.spatial:
-        problem = "has one element per row; --per-image needs logits of shape (N, K, *S)"
-    if problem:
-        terminal.fail(f"{file.path}: {problem}")

@@ -193,7 +193,6 @@ class Evaluator:
             self.class_names = [str(entry) for entry in self.class_names]
         if self.class_counts is not None:
             self.class_counts = torch.as_tensor(self.class_counts).tolist()
-        self._groups = None if self.class_counts is None else group_of_class(self.class_counts)
         self._options = Options(self.bins, self.background)
         self._sums: EvaluationSums | None = None
         self._given_classes = self.num_classes
@@ -291,14 +290,17 @@ class Evaluator:
                 f"background must be a class from 0 to {num_classes - 1}, or None, got {self.background}"
             )
 
+    def _groups(self) -> Tensor | None:
+        return None if self.class_counts is None else group_of_class(self.class_counts)
+
     def _measure(self, elements: Elements) -> EvaluationSums:
-        return EvaluationSums.of(Predictions.of_elements(elements), self._options, self._groups)
+        return EvaluationSums.of(Predictions.of_elements(elements), self._options, self._groups())
 
     def _exactly(self, predictions: Predictions, kde: bool, progress: ResampleProgress | None) -> Evaluation:
         """The evaluation of predictions that are all at hand."""
         self._check(predictions.num_classes)
         options = self._options._replace(kde=kde)
-        sums = EvaluationSums.of(predictions, options, self._groups)
+        sums = EvaluationSums.of(predictions, options, self._groups())
         values = element_values(predictions, options)
         estimates = sums.metrics(options, predictions, values)
         fingerprint = None
@@ -362,7 +364,7 @@ class Evaluator:
             p_value=p_value,
             reliability=sums.reliability(self.level),
             classes=sums.classes(self.class_names),
-            groups=sums.groups(self._groups),
+            groups=sums.groups(self._groups()),
             level=self.level,
             seed=self.seed,
             fingerprint=fingerprint,

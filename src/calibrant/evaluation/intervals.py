@@ -33,10 +33,13 @@ def figures_of(
     figures: dict[str, Figure] = {}
     for name, value in estimates.items():
         metric, drawn = METRICS[name], replicates.get(name)
-        ends = None
+        ends: Interval | None = None
         if value is not None and level is not None:
             if metric.source in METRICS:
-                ends = _mapped(metric, figures[metric.source].interval, options)
+                inner = figures[metric.source].interval  # the metric is an increasing function of another
+                if inner is not None:
+                    low, high = metric.function(torch.tensor(inner, dtype=torch.float64), options).tolist()
+                    ends = low, high
             elif metric.binomial:
                 found = binomial_interval((value * sums.samples).round(), sums.samples, level)
                 ends = float(found[0]), float(found[1])
@@ -46,7 +49,7 @@ def figures_of(
                 ends = _normal(*sums.element_moments(name, options), level)
         # Seven digits are far more precise than a resample, and halve the JSON.
         rounded = () if drawn is None else tuple(float(f"{each:.7g}") for each in drawn.tolist())
-        figures[name] = Figure(value, _clipped(metric, ends), rounded)
+        figures[name] = Figure(value, ends and _clipped(metric, *ends), rounded)
     return figures
 
 
@@ -59,7 +62,7 @@ def image_figures(images: Tensor, level: float | None) -> dict[str, Figure]:
             if level is not None and count > 1:
                 variance = max(0.0, squares / count - mean**2) / (count - 1)
                 ends = _normal(mean, math.sqrt(variance), level)
-            figures[name] = Figure(mean, _clipped(metric, ends))
+            figures[name] = Figure(mean, ends and _clipped(metric, *ends))
     return figures
 
 
@@ -74,23 +77,12 @@ def _bootstrap(
     return low, high
 
 
-def _mapped(metric: Metric, ends: Interval | None, options: Options) -> Interval | None:
-    """The interval of a metric that is an increasing function of another metric."""
-    if ends is None:
-        return None
-    low, high = metric.function(torch.tensor(ends, dtype=torch.float64), options).tolist()
-    return low, high
-
-
 def _normal(mean: float, deviation: float, level: float) -> Interval:
     reach = math.sqrt(2) * float(torch.erfinv(torch.tensor(level, dtype=torch.float64))) * deviation
     return mean - reach, mean + reach
 
 
-def _clipped(metric: Metric, ends: Interval | None) -> Interval | None:
+def _clipped(metric: Metric, low: float, high: float) -> Interval:
     """The interval inside the range of the metric."""
-    if ends is None:
-        return None
     most = 1.0 if metric.percent else math.inf
-    low, high = (min(max(end, 0.0), most) for end in ends)
-    return low, high
+    return min(max(low, 0.0), most), min(max(high, 0.0), most)
