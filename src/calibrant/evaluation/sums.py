@@ -24,9 +24,9 @@ _HEAD, _TAIL = 100, 20
 GROUPS = ("head", "mid", "tail")
 
 
-def group_of_class(class_counts: Sequence[int]) -> Tensor:
+def group_of_class(class_counts: Sequence[int] | Tensor) -> Tensor:
     """The index in `GROUPS` of each class, by its number of training elements."""
-    counts = torch.tensor(class_counts)
+    counts = torch.as_tensor(class_counts)
     return (counts <= _HEAD).long() + (counts < _TAIL).long()
 
 
