@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 from calibrant import cli
 from calibrant.calibrators import CALIBRATORS, choose, create_calibrator, load_calibrator, save_calibrator
 from calibrant.calibrators.streaming import Scaling
-from calibrant.cli import prediction_files, tables
+from calibrant.cli import prediction_files
 from calibrant.evaluation import Evaluation, evaluate
 from calibrant.predictions import FORMATS, WRITERS, PredictionFile, open_predictions
 
@@ -77,7 +77,7 @@ def test_files_are_written_even_if_nobody_reads_the_table(tmp_path, file, comman
     def nobody(*_):
         raise BrokenPipeError
 
-    monkeypatch.setattr(tables, "print_evaluations", nobody)
+    monkeypatch.setattr(prediction_files, "print_evaluations", nobody)
     written = [tmp_path / name for name in ("report.html", "figures.json")]
     with pytest.raises(BrokenPipeError):
         run(command, file, "--resamples", 0, "--report", written[0], "--json", written[1])

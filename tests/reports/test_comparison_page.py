@@ -8,7 +8,7 @@ import torch
 
 from calibrant.evaluation import evaluate
 from calibrant.evaluation.comparison import Comparison, Method
-from calibrant.reports.comparison_page import Traces, latex, markdown, write_comparison
+from calibrant.reports.comparison_page import latex, markdown, write_comparison
 from tests.reports.test_page import Page
 
 
@@ -91,7 +91,7 @@ def folder(tmp_path_factory):
         "offset": torch.rand(3, 2, 5),
         "broken": torch.full((3,), float("nan")),
     }
-    write_comparison(comparison(), target, Traces({"ce": history}, {"sharp_|x": learned}))
+    write_comparison(comparison(), target, {"ce": history}, {"sharp_|x": learned})
     return target
 
 

@@ -1,7 +1,6 @@
 """Tables mark the best values and the significant differences, and no rendering loses or cuts a figure."""
 
 import re
-from dataclasses import replace
 
 import pytest
 import torch
@@ -21,6 +20,8 @@ from calibrant.reports.tables import (
     to_latex,
     to_markdown,
 )
+
+from ..evaluations import changed
 
 NAMES = ("ce", "cals-alm[margin=6]", "a|b_c")
 
@@ -225,19 +226,19 @@ def test_verdicts_are_against_the_best_or_the_first(evaluations, against, verdic
 
 def test_values_that_print_alike_are_equally_good(evaluations):
     first, *_ = evaluations
-    near = [first, replace(first, nll=first.nll + 1e-9), replace(first, nll=first.nll + 1)]
+    near = [first, changed(first, nll=first.nll + 1e-9), changed(first, nll=first.nll + 1)]
     assert [cell.best for cell in cells(evaluation_table(near, NAMES), "nll")] == [True, True, False]
 
 
 def test_a_single_value_is_not_the_best(evaluations):
     table = evaluation_table(evaluations[:1], ["alone"])
     assert not any(cell.best for each in table.columns for cell in each.cells)
-    kde = [replace(evaluations[0], kde_ece=0.1), evaluations[1]]
+    kde = [changed(evaluations[0], kde_ece=0.1), evaluations[1]]
     assert [cell.best for cell in cells(evaluation_table(kde, NAMES[:2]), "kde_ece")] == [False, False]
 
 
 def test_models_without_resamples_are_not_tested(evaluations):
-    untested = [*evaluations[:2], replace(evaluations[2], replicates={})]
+    untested = [*evaluations[:2], changed(evaluations[2], replicates={})]
     assert evaluation_table(untested, NAMES, against="first").untested == (NAMES[2],)
     assert "not tested" in evaluation_note(untested)
     assert "by a paired bootstrap" in evaluation_note(evaluations)

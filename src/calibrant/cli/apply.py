@@ -27,14 +27,7 @@ def apply(
 ) -> None:
     """Write the calibrated predictions of a file."""
     from calibrant.calibrators import load_calibrator
-    from calibrant.cli.prediction_files import (
-        EXACT_LIMIT,
-        Batch,
-        Passes,
-        calibrate_batch,
-        check_class_names,
-        in_words,
-    )
+    from calibrant.cli import prediction_files
     from calibrant.predictions import WRITERS, BadFileError, open_predictions, write_predictions
 
     with one_line_errors(OSError, ValueError):
@@ -49,12 +42,15 @@ def apply(
                 f"has {predictions.num_classes} classes, but {calibrator.name} was fitted to "
                 f"{layer.num_classes}",
             )
-        check_class_names(predictions, layer.class_names, calibrator.name)
+        prediction_files.check_class_names(predictions, layer.class_names, calibrator.name)
         with progress_bars() as progress:
-            batches: Iterable[Batch] = Passes(predictions, progress, "calibrating")
-            if predictions.size <= EXACT_LIMIT:
+            batches: Iterable[prediction_files.Batch]
+            batches = prediction_files.Passes(predictions, progress, "calibrating")
+            if predictions.size <= prediction_files.EXACT_LIMIT:
                 batches = list(batches)
             rows = sum(len(labels) for _, labels in batches)  # a CSV file may have fewer rows than lines
-            calibrated = ((calibrate_batch(layer, predictions, *batch), batch[1]) for batch in batches)
+            calibrate = prediction_files.calibrate_batch
+            calibrated = ((calibrate(layer, predictions, *batch), batch[1]) for batch in batches)
             write_predictions(output, calibrated, rows, predictions.class_names)
-    typer.echo(f"{output}: {rows:,} rows of {predictions.path.name}, calibrated by {in_words(layer)}")
+    source, method = predictions.path.name, prediction_files.in_words(layer)
+    typer.echo(f"{output}: {rows:,} rows of {source}, calibrated by {method}")

@@ -32,7 +32,7 @@ def calibrate(
         str,
         typer.Option(
             help="auto, which takes the best by cross-validation, or one of "
-            f"{', '.join(CALIBRATORS)}; with options in brackets, such as histogram-binning[bins=20].",
+            f"{', '.join(CALIBRATORS)}; with options in brackets, such as histogram-binning[bins=20]."
         ),
     ] = "temperature",
     test: Annotated[
@@ -55,7 +55,7 @@ def calibrate(
     Files with more than 1 GiB of logits are not loaded but read in several passes, by the methods that
     support it.
     """
-    from calibrant.cli import prediction_files, tables
+    from calibrant.cli import prediction_files
     from calibrant.predictions import BadFileError, open_predictions
 
     with terminal.one_line_errors(BadFileError):
@@ -69,17 +69,21 @@ def calibrate(
         prediction_files.check_same_classes(held_out, evaluated)
         prediction_files.check_class_names(evaluated, held_out.class_names, held_out.path.name)
         same = held_out.path.resolve() == evaluated.path.resolve()
-        _check_fits_in_memory(held_out, chosen.name)
+        in_passes = [key for key, kind in CALIBRATORS.items() if issubclass(kind, Scaling)]
+        limit = prediction_files.EXACT_LIMIT
+        if held_out.size > limit and chosen.name not in in_passes:
+            raise BadFileError(
+                held_out.path,
+                f"has {held_out.size / 2**30:.3g} GiB of logits, and --method {chosen.name} takes no more "
+                f"than {limit / 2**30:.3g} GiB; methods that read a file in passes: {', '.join(in_passes)}",
+            )
         loaded = prediction_files.load(evaluated)
         options = {"bins": bins, "ignore_index": ignore_index, "resamples": resamples, "seed": seed}
-        streamed = loaded is None
         # First, because data that cannot be evaluated need not be fitted.
-        before = prediction_files.evaluate_file(evaluated, "before", streamed, options, loaded=loaded)
+        before = prediction_files.evaluate_file(evaluated, "before", loaded, options)
         fitted_to = loaded if same else prediction_files.load(held_out)
         calibrator, ranking = _fit(held_out, chosen, fitted_to, folds=folds, seed=seed)
-        after = prediction_files.evaluate_file(
-            evaluated, "after", streamed, options, loaded=loaded, calibrator=calibrator
-        )
+        after = prediction_files.evaluate_file(evaluated, "after", loaded, options, calibrator)
     with terminal.one_line_errors(OSError):  # written first: printing fails if nobody reads the output
         if output is not None:
             from calibrant.calibrators import save_calibrator
@@ -91,7 +95,7 @@ def calibrate(
 
         Console(highlight=False).print(ranking)
     typer.echo(f"{prediction_files.in_words(calibrator)}, fitted to {held_out.path.name}")
-    tables.print_evaluations([before, after])
+    prediction_files.print_evaluations([before, after])
     if same:
         typer.echo(
             "Note: the calibrator was fitted to these same data, so the figures flatter it; evaluate on "
@@ -121,19 +125,6 @@ def _method(text: str) -> Choice:
     except (TypeError, ValueError) as problem:
         terminal.fail(f"--method {text}: {problem}")
     return method
-
-
-def _check_fits_in_memory(file: PredictionFile, method: str) -> None:
-    from calibrant.cli.prediction_files import EXACT_LIMIT
-    from calibrant.predictions import BadFileError
-
-    in_passes = [key for key, kind in CALIBRATORS.items() if issubclass(kind, Scaling)]
-    if file.size > EXACT_LIMIT and method not in in_passes:
-        raise BadFileError(
-            file.path,
-            f"has {file.size / 2**30:.3g} GiB of logits, and --method {method} takes no more than "
-            f"{EXACT_LIMIT / 2**30:.3g} GiB; methods that read a file in passes: {', '.join(in_passes)}",
-        )
 
 
 def _fit(

@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from calibrant.cli import training_options as options
 from calibrant.cli.terminal import Resamples, app, fail
-
-if TYPE_CHECKING:
-    from calibrant.evaluation.comparison import Comparison
-    from calibrant.reports.comparison_page import Traces
 
 
 @app.command()
@@ -21,8 +17,7 @@ def compare(
     losses: Annotated[
         str,
         typer.Option(
-            metavar="KEY,KEY[OPTION=VALUE],…",
-            help="The losses. The others are tested against the first.",
+            metavar="KEY,KEY[OPTION=VALUE],…", help="The losses. The others are tested against the first."
         ),
     ] = "ce,ls,flsd,mbls,dual-focal,adafocal,cals-hr,cals-alm",
     seeds: Annotated[str, typer.Option(metavar="N,N,…", help="The seeds of every loss.")] = "0,1,2",
@@ -79,22 +74,18 @@ def compare(
         )
         if comparison is None:
             return
-        from calibrant.cli.tables import print_comparison
         from calibrant.reports.comparison_page import write_comparison
+        from calibrant.reports.table_builders import comparison_note, comparison_table
+        from calibrant.reports.tables import print_table
+        from calibrant.training.runs import Run, folder_of
 
-        write_comparison(comparison, folder, _traces(comparison, folder))
-    print_comparison(comparison)
+        runs = {
+            method.name: [Run(folder_of(folder, method.name, seed)) for seed in comparison.seeds]
+            for method in comparison.methods
+        }
+        history = {name: [run.history for run in each] for name, each in runs.items()}
+        learned = {name: each[0].learned for name, each in runs.items()}
+        write_comparison(comparison, folder, history, learned)
+    note = f"{comparison_note(comparison)} 95 % intervals of the means are in brackets."
+    print_table(comparison_table(comparison), note)
     typer.echo(f"{folder}: results.json, results.md, results.tex, plots, report.html")
-
-
-def _traces(comparison: Comparison, folder: Path) -> Traces:
-    """What the runs logged and learned during training, for the plots."""
-    from calibrant.reports.comparison_page import Traces
-    from calibrant.training.runs import Run, folder_of
-
-    runs = {
-        method.name: [Run(folder_of(folder, method.name, seed)) for seed in comparison.seeds]
-        for method in comparison.methods
-    }
-    history = {name: [run.history for run in each] for name, each in runs.items()}
-    return Traces(history, {name: each[0].learned for name, each in runs.items()})

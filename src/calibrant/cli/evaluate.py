@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
 from calibrant.cli import terminal
-
-if TYPE_CHECKING:
-    from calibrant.predictions import PredictionFile
 
 
 @terminal.app.command()
@@ -63,7 +59,7 @@ def evaluate(
 
     Several files are compared. If they have the same labels in the same order, smaller differences show.
     """
-    from calibrant.cli import prediction_files, tables
+    from calibrant.cli import prediction_files
     from calibrant.predictions import BadFileError, open_predictions, read_class_counts
 
     with terminal.one_line_errors(BadFileError):
@@ -78,7 +74,15 @@ def evaluate(
         opened = list({file.path.resolve(): file for file in opened}.values())
         for file in opened:
             prediction_files.check_same_classes(opened[0], file)
-            _check_options(file, background, counts, per_image)
+            problem, classes = "", file.num_classes
+            if background is not None and background >= classes:
+                problem = f"has {classes} classes; there is no --background {background} among them"
+            elif counts is not None and len(counts) != classes:
+                problem = f"has {classes} classes; --class-counts has {len(counts)} numbers"
+            elif per_image and not file.spatial:
+                problem = "has one element per row; --per-image needs logits of shape (N, K, *S)"
+            if problem:
+                terminal.fail(f"{file.path}: {problem}")
         options: dict[str, Any] = {
             "bins": bins,
             "ignore_index": ignore_index,
@@ -89,30 +93,12 @@ def evaluate(
             "level": level,
             "seed": seed,
         }
-        evaluations = []
-        for file, name in zip(opened, _distinct_names(opened), strict=True):
-            streamed = file.size > prediction_files.EXACT_LIMIT if stream is None else stream
-            evaluations.append(prediction_files.evaluate_file(file, name, streamed, options))
+        evaluations, names = [], [file.name for file in opened]
+        for file in opened:
+            name = file.name if names.count(file.name) == 1 else str(file.path)
+            loaded = prediction_files.load(file, stream)
+            evaluations.append(prediction_files.evaluate_file(file, name, loaded, options))
+            del loaded  # before the next file is loaded
     with terminal.one_line_errors(OSError):  # written first: printing fails if nobody reads the output
         prediction_files.write_evaluations(evaluations, report, json)
-    tables.print_evaluations(evaluations)
-
-
-def _check_options(
-    file: PredictionFile, background: int | None, counts: Sequence[int] | None, per_image: bool
-) -> None:
-    problem, classes = "", file.num_classes
-    if background is not None and background >= classes:
-        problem = f"has {classes} classes; there is no --background {background} among them"
-    elif counts is not None and len(counts) != classes:
-        problem = f"has {classes} classes; --class-counts has {len(counts)} numbers"
-    elif per_image and not file.spatial:
-        problem = "has one element per row; --per-image needs logits of shape (N, K, *S)"
-    if problem:
-        terminal.fail(f"{file.path}: {problem}")
-
-
-def _distinct_names(files: Sequence[PredictionFile]) -> list[str]:
-    """The names of the files; paths for those with equal names."""
-    names = [file.name for file in files]
-    return [file.name if names.count(file.name) == 1 else str(file.path) for file in files]
+    prediction_files.print_evaluations(evaluations)

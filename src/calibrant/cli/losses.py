@@ -7,15 +7,13 @@ from inspect import getdoc
 
 import typer
 
-from calibrant.cli.terminal import app
+from calibrant.cli.terminal import app, print_listing
 from calibrant.losses import LOSSES, AdaptiveLoss, Loss
 
 
 @app.command()
 def losses() -> None:
     """List the losses with their hyper-parameters."""
-    from calibrant.cli.tables import print_listing
-
     shared, rows = Loss.hyperparameters(), []
     for key, kind in LOSSES.items():
         own = [each for name, each in kind.hyperparameters().items() if name not in shared]

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from calibrant.cli.terminal import app, fail
+from calibrant.cli.terminal import app, check_outputs, fail
 from calibrant.cli.training_options import DataRoot, training_errors
 
 
@@ -28,7 +28,6 @@ def predict(
             fail(f"--split {split}: expected train, validation or test")
         if output.suffix.lower() not in WRITERS:
             fail(f"--output {output}: expected a name that ends in {' or '.join(WRITERS)}")
-        if not output.parent.is_dir():
-            fail(f"--output {output}: there is no folder {output.parent}")
+        check_outputs([], {"--output": output})
         rows = Run(run, data_root).predict(split, output)  # type: ignore[arg-type]
     typer.echo(f"{output}: {rows:,} rows of {split}")

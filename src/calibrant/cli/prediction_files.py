@@ -1,7 +1,8 @@
-"""Read, evaluate and calibrate a file of predictions, with progress bars."""
+"""Read, evaluate and calibrate files of predictions, with progress bars; write and print evaluations."""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from math import prod
@@ -28,9 +29,9 @@ EXACT_LIMIT = 1 << 30
 """The most bytes of logits that are loaded into memory by default."""
 
 
-def load(file: PredictionFile) -> Batch | None:
-    """All predictions, or None if they are too large to be loaded."""
-    if file.size > EXACT_LIMIT:
+def load(file: PredictionFile, stream: bool | None = None) -> Batch | None:
+    """All predictions; None if they are to be streamed, by default if they are too large."""
+    if file.size > EXACT_LIMIT if stream is None else stream:
         return None
     with progress_bars() as progress:
         reading = progress.add_task(f"{file.name}: reading", total=file.rows)
@@ -68,23 +69,20 @@ def errors_of(file: PredictionFile) -> Iterator[None]:
 def evaluate_file(
     file: PredictionFile,
     name: str,
-    stream: bool,
+    loaded: Batch | None,
     options: dict[str, Any],
-    *,
-    loaded: Batch | None = None,
     calibrator: Calibrator | None = None,
 ) -> Evaluation:
-    """Evaluate a file, or the predictions loaded from it, after applying a calibrator if there is one."""
+    """Evaluate loaded predictions, or stream the file, after applying a calibrator if there is one."""
 
     def calibrated(logits: Tensor, labels: Tensor) -> Tensor:
         return logits if calibrator is None else calibrate_batch(calibrator, file, logits, labels)
 
     options = {**options, "name": name, "class_names": file.class_names}
     with progress_bars() as progress, errors_of(file):
-        reading = progress.add_task(f"{name}: reading", total=file.rows, visible=loaded is None)
-        if not stream:
+        if loaded is not None:
             resampling = progress.add_task(f"{name}: resampling", total=options["resamples"])
-            logits, labels = loaded or file.load(lambda rows: progress.advance(reading, rows))
+            logits, labels = loaded
             return calibrant.evaluation.evaluate(
                 calibrated(logits, labels),
                 labels,
@@ -92,10 +90,8 @@ def evaluate_file(
                 progress=lambda done, total: progress.update(resampling, completed=done, total=total),
             )
         evaluator = calibrant.evaluation.Evaluator(file.num_classes, **options)
-        with closing(file.batches()) as batches:
-            for logits, labels in batches:
-                evaluator.update(calibrated(logits, labels), labels)
-                progress.advance(reading, len(labels))
+        for logits, labels in Passes(file, progress, "reading"):
+            evaluator.update(calibrated(logits, labels), labels)
         return evaluator.compute()
 
 
@@ -142,6 +138,23 @@ def write_evaluations(evaluations: Sequence[Evaluation], report: Path | None, js
         from calibrant.reports.page import write_report
 
         write_report(evaluations, report)
+
+
+def print_evaluations(evaluations: Sequence[Evaluation]) -> None:
+    """Print one evaluation, or a comparison of several."""
+    from rich.console import Console
+
+    from calibrant.reports.table_builders import evaluation_note, evaluation_table
+    from calibrant.reports.tables import WORDS, print_table
+
+    if len(evaluations) > 1:
+        names = [evaluation.name for evaluation in evaluations]
+        table = evaluation_table(evaluations, names, against="first", unit=" %")
+        print_table(table, evaluation_note(evaluations), models_across=True, marks=WORDS)
+        return
+    # In a file or a pipe nothing limits the width, and folded columns would be hard to read.
+    width = None if sys.stdout.isatty() else 120 + len(evaluations[0].name)
+    Console(width=width, highlight=False).print(evaluations[0])
 
 
 def in_words(calibrator: Calibrator) -> str:

@@ -7,20 +7,17 @@ from typing import Annotated
 
 import typer
 
-from calibrant.cli.terminal import app
+from calibrant.cli.terminal import app, print_listing
 from calibrant.cli.training_options import training_errors
 
 
 @app.command()
 def recipes(
     name: Annotated[
-        str | None,
-        typer.Argument(metavar="[NAME]", help="Print this recipe as TOML.", show_default=False),
+        str | None, typer.Argument(metavar="[NAME]", help="Print this recipe as TOML.", show_default=False)
     ] = None,
 ) -> None:
     """List the shipped recipes, or print one."""
-    from calibrant.cli.tables import print_listing
-
     with training_errors():
         from calibrant.training.recipe import Recipe, shipped_recipes
 

@@ -1,8 +1,9 @@
-"""The program that the commands belong to: one-line errors and warnings, progress bars, checks of outputs."""
+"""What all commands share: the program, one-line errors and warnings, progress bars, checks and listings."""
 
 from __future__ import annotations
 
 import os
+import sys
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -17,7 +18,6 @@ if TYPE_CHECKING:
 
 app = typer.Typer(
     name="calibrant",
-    help="Train calibrated classifiers, and evaluate and calibrate the predictions of any classifier.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -60,12 +60,7 @@ def fail(problem: str) -> NoReturn:
 
 @contextmanager
 def one_line_errors(*errors: type[Exception], shown: bool = True) -> Iterator[None]:
-    """End the command with one line on errors of these types; print warnings in one line each.
-
-    Args:
-        *errors: the types of errors that a user can mend.
-        shown: False to print nothing, in all processes but the first.
-    """
+    """End the command with one line on these errors; print warnings in one line each, if ``shown``."""
 
     def show(message: Warning | str, *_: Any) -> None:
         if shown:
@@ -97,12 +92,7 @@ def progress_bars() -> Progress:
 
 
 def check_outputs(inputs: Sequence[Path], options: Mapping[str, Path | None]) -> None:
-    """End the command if an output file cannot be written, or would replace an input file.
-
-    Args:
-        inputs: the files that the command reads.
-        options: the output file of each option, or None.
-    """
+    """End the command if the output file of an option cannot be written, or would replace an input file."""
     outputs = {option: path for option, path in options.items() if path is not None}
     for option, path in outputs.items():
         if path.is_dir():
@@ -116,3 +106,23 @@ def check_outputs(inputs: Sequence[Path], options: Mapping[str, Path | None]) ->
     for first, second in combinations(outputs, 2):
         if outputs[first].resolve() == outputs[second].resolve():
             fail(f"{first} and {second} are the same file {outputs[second]}")
+
+
+def print_listing(
+    headings: Sequence[str], rows: Sequence[Sequence[str]], *, folded: Sequence[str], whole: bool = False
+) -> None:
+    """Print a table of texts, with the ``folded`` columns on several lines to fit the terminal.
+
+    If ``whole``, nothing is folded unless the output is a terminal.
+    """
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    for heading in headings:
+        table.add_column(heading, no_wrap=heading not in folded)
+    for row in rows:
+        table.add_row(*map(Text, row))
+    width = 10_000 if whole and not sys.stdout.isatty() else None
+    Console(width=width, highlight=False).print(table)

@@ -18,9 +18,7 @@ def train(
     loss: Annotated[
         str | None,
         typer.Option(
-            metavar="KEY[OPTION=VALUE,…]",
-            help="The loss; see calibrant losses.",
-            show_default="the recipe's",
+            metavar="KEY[OPTION=VALUE,…]", help="The loss; see calibrant losses.", show_default="the recipe's"
         ),
     ] = None,
     seed: Annotated[

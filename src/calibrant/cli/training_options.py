@@ -43,8 +43,7 @@ Changes = Annotated[
 ]
 Accelerator = Annotated[str, typer.Option(help="auto, cpu, cuda, or another name of Lightning Fabric.")]
 Devices = Annotated[
-    str,
-    typer.Option(help="Number of GPUs or CPU processes; auto: all GPUs, or one process."),
+    str, typer.Option(help="Number of GPUs or CPU processes; auto: all GPUs, or one process.")
 ]
 Nodes = Annotated[int, typer.Option(min=1, help="Number of machines.")]
 

@@ -40,10 +40,6 @@ class Method:
     temperatures: tuple[float, ...] = ()
     detection: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
 
-    def evaluations(self, after: bool) -> tuple[Evaluation, ...]:
-        """The evaluations after temperature scaling, or before it."""
-        return self.after if after else self.before
-
 
 @dataclass(frozen=True)
 class MeanFigure:
@@ -101,11 +97,11 @@ class Comparison:
         first: tuple[Evaluation, ...] | None = None
         tested: dict[str, float] = {}
         for method in self.methods:
-            evaluations = method.evaluations(after)
-            values = [value for each in evaluations if (value := each.metrics[metric]) is not None]
-            if not values or len(values) < len(evaluations):
+            evaluations = method.after if after else method.before
+            if not evaluations or any(each.metrics[metric] is None for each in evaluations):
                 continue
-            estimate = _estimate(evaluations, metric)
+            values = _values(evaluations, metric)
+            estimate = _of_seeds(values, _mean_replicates(evaluations, metric))
             better = False
             if first is None:
                 first = evaluations
@@ -162,18 +158,12 @@ class _Estimate:
     The reaches of both, a normal and a Student's t quantile, are added in quadrature. Rejections of a true
     null hypothesis then stay below 5 % for every ratio of the two variances. With Satterthwaite's degrees of
     freedom they reach 13 % for two seeds.
-
-    Attributes:
-        mean: the mean over seeds.
-        of_test_data: the variance of the mean over test data; None if the metric was not resampled.
-        of_seeds: the variance of the mean over seeds.
-        seeds: the number of seeds.
     """
 
     mean: float
-    of_test_data: float | None
+    of_test_data: float | None  # None if the metric was not resampled
     of_seeds: float
-    seeds: int
+    seeds: int  # their number
 
     def reach(self, level: float) -> float:
         """Half the width of the confidence interval at this level."""
@@ -201,10 +191,6 @@ class _Estimate:
             middle = math.sqrt(low * high)
             low, high = (middle, high) if self.reach(1 - middle) > abs(self.mean) else (low, middle)
         return high
-
-
-def _estimate(evaluations: Sequence[Evaluation], metric: str) -> _Estimate:
-    return _of_seeds(_values(evaluations, metric), _mean_replicates(evaluations, metric))
 
 
 def _difference(ours: Sequence[Evaluation], theirs: Sequence[Evaluation], metric: str) -> _Estimate:

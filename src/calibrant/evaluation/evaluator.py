@@ -7,7 +7,7 @@ import math
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from copy import copy
-from dataclasses import replace
+from dataclasses import KW_ONLY, dataclass, replace
 from typing import Any, Self
 
 import torch
@@ -144,6 +144,7 @@ def evaluate_on(
     return evaluator.compute(group, timeout=timeout)
 
 
+@dataclass(eq=False, repr=False)
 class Evaluator:
     """Evaluate a stream of batches in constant memory.
 
@@ -168,42 +169,35 @@ class Evaluator:
     (6, 0.5)
     """
 
-    def __init__(
-        self,
-        num_classes: int | None = None,
-        *,
-        name: str = "model",
-        bins: int = 15,
-        ignore_index: int = -100,
-        class_names: Sequence[str] | None = None,
-        class_counts: Sequence[int] | Tensor | None = None,
-        background: int | None = None,
-        per_image: bool = False,
-        resamples: int = 1000,
-        level: float = 0.95,
-        seed: int = 0,
-    ) -> None:
-        if bins < 1:
-            raise ValueError(f"bins must be at least 1, got {bins}")
-        if resamples < 0:
-            raise ValueError(f"resamples must be at least 0, got {resamples}")
-        if not 0 < level < 1:
-            raise ValueError(f"level must be between 0 and 1, got {level}")
-        self.name = name
-        self.bins = bins
-        self.ignore_index = ignore_index
-        self.class_names = None if class_names is None else [str(entry) for entry in class_names]
-        self.class_counts = None if class_counts is None else torch.as_tensor(class_counts).tolist()
-        self.background = background
-        self.per_image = per_image
-        self.resamples = resamples
-        self.level = level
-        self.seed = seed
-        self._options = Options(bins, background)
+    num_classes: int | None = None
+    _: KW_ONLY
+    name: str = "model"
+    bins: int = 15
+    ignore_index: int = -100
+    class_names: Sequence[str] | None = None
+    class_counts: Sequence[int] | Tensor | None = None
+    background: int | None = None
+    per_image: bool = False
+    resamples: int = 1000
+    level: float = 0.95
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.bins < 1:
+            raise ValueError(f"bins must be at least 1, got {self.bins}")
+        if self.resamples < 0:
+            raise ValueError(f"resamples must be at least 0, got {self.resamples}")
+        if not 0 < self.level < 1:
+            raise ValueError(f"level must be between 0 and 1, got {self.level}")
+        if self.class_names is not None:
+            self.class_names = [str(entry) for entry in self.class_names]
+        if self.class_counts is not None:
+            self.class_counts = torch.as_tensor(self.class_counts).tolist()
+        self._options = Options(self.bins, self.background)
         self._sums: EvaluationSums | None = None
-        self.num_classes = self._given_classes = num_classes
-        if num_classes is not None:
-            self._check(num_classes)
+        self._given_classes = self.num_classes
+        if self.num_classes is not None:
+            self._check(self.num_classes)
 
     def update(self, logits: Tensor, target: Tensor) -> Self:
         """Add a batch, with shapes as in `evaluate`, and return the evaluator.

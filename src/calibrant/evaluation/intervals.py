@@ -27,41 +27,34 @@ def figures_of(
 ) -> dict[str, Figure]:
     """The figures of all metrics: values with intervals and replicates.
 
-    Args:
-        estimates: the values.
-        replicates: the values on resampled data.
-        sums: the sums of the data.
-        options: the options of the metrics.
-        level: the level of the intervals; None for no intervals.
-        rejected: whether the test of calibration rejects that the model is calibrated.
-        chance: calls `Metric.chance` with the data.
+    Without a ``level`` there are no intervals. ``rejected`` is the result of the test of calibration;
+    ``chance`` calls `Metric.chance` with the data.
     """
     figures: dict[str, Figure] = {}
     for name, value in estimates.items():
         metric, drawn = METRICS[name], replicates.get(name)
-        ends = None
+        ends: Interval | None = None
         if value is not None and level is not None:
             if metric.source in METRICS:
-                ends = _mapped(metric, figures[metric.source].interval, options)
+                inner = figures[metric.source].interval  # the metric is an increasing function of another
+                if inner is not None:
+                    low, high = metric.function(torch.tensor(inner, dtype=torch.float64), options).tolist()
+                    ends = low, high
             elif metric.binomial:
-                ends = _binomial(value, sums.samples, level)
+                found = binomial_interval((value * sums.samples).round(), sums.samples, level)
+                ends = float(found[0]), float(found[1])
             elif drawn is not None:
                 ends = _bootstrap(metric, value, drawn, level, rejected, chance)
             elif metric.source == "elements" and metric.streamed:
                 ends = _normal(*sums.element_moments(name, options), level)
         # Seven digits are far more precise than a resample, and halve the JSON.
         rounded = () if drawn is None else tuple(float(f"{each:.7g}") for each in drawn.tolist())
-        figures[name] = Figure(value, _clipped(metric, ends), rounded)
+        figures[name] = Figure(value, ends and _clipped(metric, *ends), rounded)
     return figures
 
 
 def image_figures(images: Tensor, level: float | None) -> dict[str, Figure]:
-    """Means over images, with intervals from their spread.
-
-    Args:
-        images: the sums ``(3, metrics)`` of `EvaluationSums`.
-        level: the level of the intervals; None for no intervals.
-    """
+    """Means over images, from the sums of `EvaluationSums`, with intervals from their spread."""
     figures = {}
     for (name, metric), (count, total, squares) in zip(METRICS.items(), images.T.tolist(), strict=True):
         if count:
@@ -69,7 +62,7 @@ def image_figures(images: Tensor, level: float | None) -> dict[str, Figure]:
             if level is not None and count > 1:
                 variance = max(0.0, squares / count - mean**2) / (count - 1)
                 ends = _normal(mean, math.sqrt(variance), level)
-            figures[name] = Figure(mean, _clipped(metric, ends))
+            figures[name] = Figure(mean, ends and _clipped(metric, *ends))
     return figures
 
 
@@ -84,28 +77,12 @@ def _bootstrap(
     return low, high
 
 
-def _mapped(metric: Metric, ends: Interval | None, options: Options) -> Interval | None:
-    """The interval of a metric that is an increasing function of another metric."""
-    if ends is None:
-        return None
-    low, high = metric.function(torch.tensor(ends, dtype=torch.float64), options).tolist()
-    return low, high
-
-
-def _binomial(fraction: float, samples: Tensor, level: float) -> Interval:
-    low, high = binomial_interval((fraction * samples).round(), samples, level)
-    return float(low), float(high)
-
-
 def _normal(mean: float, deviation: float, level: float) -> Interval:
     reach = math.sqrt(2) * float(torch.erfinv(torch.tensor(level, dtype=torch.float64))) * deviation
     return mean - reach, mean + reach
 
 
-def _clipped(metric: Metric, ends: Interval | None) -> Interval | None:
+def _clipped(metric: Metric, low: float, high: float) -> Interval:
     """The interval inside the range of the metric."""
-    if ends is None:
-        return None
     most = 1.0 if metric.percent else math.inf
-    low, high = (min(max(end, 0.0), most) for end in ends)
-    return low, high
+    return min(max(low, 0.0), most), min(max(high, 0.0), most)

@@ -24,34 +24,23 @@ _HEAD, _TAIL = 100, 20
 GROUPS = ("head", "mid", "tail")
 
 
-def group_of_class(class_counts: Sequence[int]) -> Tensor:
+def group_of_class(class_counts: Sequence[int] | Tensor) -> Tensor:
     """The index in `GROUPS` of each class, by its number of training elements."""
-    counts = torch.tensor(class_counts)
+    counts = torch.as_tensor(class_counts)
     return (counts <= _HEAD).long() + (counts < _TAIL).long()
 
 
 @dataclass(frozen=True, eq=False)
 class EvaluationSums(Statistics):
-    """All that an `Evaluator` keeps.
-
-    Attributes:
-        histogram: the confidences.
-        gaps: the probabilities of every class.
-        counts: the predicted and true classes.
-        elements: ``(2, metrics)``, the sums and sums of squares of the metrics that are means over elements.
-        binned: ``(3, bins)``, count, confidence and correctness in equal-width bins.
-        grouped: ``(3, groups, bins)``, the same for head, middle and tail.
-        images: ``(3, metrics)``, for each metric: number of images that have it, its sum, and its sum of
-            squares.
-    """
+    """All that an `Evaluator` keeps."""
 
     histogram: ConfidenceHistogram
     gaps: ClassGaps
     counts: ClassCounts
-    elements: Tensor
-    binned: Tensor
-    grouped: Tensor
-    images: Tensor
+    elements: Tensor  # (2, metrics): sums and sums of squares of the metrics that are means over elements
+    binned: Tensor  # (3, bins): count, confidence and correctness in equal-width bins
+    grouped: Tensor  # (3, groups, bins): the same for head, middle and tail
+    images: Tensor  # (3, metrics): the number of images that have a metric, its sum and its sum of squares
 
     @classmethod
     def of(cls, predictions: Predictions, options: Options, group_of_class: Tensor | None = None) -> Self:
@@ -96,13 +85,7 @@ class EvaluationSums(Statistics):
         predictions: Predictions | None = None,
         values: Mapping[str, Tensor] | None = None,
     ) -> dict[str, float | None]:
-        """The values of all metrics; None for a value that is undefined.
-
-        Args:
-            options: the options of the metrics.
-            predictions: all predictions, if at hand. The metrics of confidences are then exact.
-            values: the values of the metrics that are means over elements; by default those of a stream.
-        """
+        """The values of all metrics, None if undefined; exact with all predictions and elements' values."""
         if values is None:
             columns = element_metrics(options, streamed=True)
             values = dict(zip(columns, self.elements[0] / self.samples, strict=True))

@@ -10,11 +10,7 @@ from calibrant.losses import Loss
 
 
 def calibrant_loss(loss: nn.Module, where: str, hint: str = "") -> Loss:
-    """The loss itself, without the wrapper of `torch.compile`.
-
-    Raises:
-        TypeError: it is not a calibrant loss. The message begins with ``where`` and ends with ``hint``.
-    """
+    """The loss itself, without the wrapper of `torch.compile`; an error if it is not a calibrant loss."""
     itself = uncompiled(loss)
     if not isinstance(itself, Loss):
         raise TypeError(f"{where} takes a calibrant loss, got {type(itself).__name__}{hint}")

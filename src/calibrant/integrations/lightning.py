@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from types import ModuleType
@@ -55,31 +55,18 @@ from calibrant.integrations.torchmetrics import CalibrationError, ClasswiseCalib
 
 @dataclass
 class _Run:
-    """The state of one run over an evaluation set.
-
-    Attributes:
-        loss: the loss to adapt.
-        metrics: the metrics to log.
-        index: the loader to learn from and to measure.
-        own_rows: counts the rows of a batch that are not repeats; see `calibrant.inference.own_rows_in`.
-        state: the buffers of the loss at the start of the run.
-        hook: listens to the calls of the loss.
-        calls: how often the loss was called in the current batch.
-        last: the logits and the target of its last call.
-        exchanged: whether another callback replaces the buffers during the run; None if not known yet.
-        unmeasured: whether the logits of a test run could not be found.
-    """
+    """The state of one run over an evaluation set."""
 
     loss: Loss
     metrics: MetricCollection
-    index: int
-    own_rows: OwnRows
-    state: dict[str, Tensor]
-    hook: RemovableHandle | None = None
-    calls: int = 0
-    last: tuple[Tensor, Tensor] | None = None
-    exchanged: bool | None = None
-    unmeasured: bool = False
+    index: int  # the loader to learn from and to measure
+    own_rows: OwnRows  # counts the rows of a batch that are not repeats
+    state: dict[str, Tensor]  # the buffers of the loss at the start of the run
+    hook: RemovableHandle | None = None  # listens to the calls of the loss
+    calls: int = 0  # how often the loss was called in the current batch
+    last: tuple[Tensor, Tensor] | None = None  # logits and target of its last call
+    exchanged: bool | None = None  # whether another callback replaces the buffers; None if not known yet
+    unmeasured: bool = False  # whether the logits of a test run could not be found
 
 
 class Calibration(Callback):
@@ -325,7 +312,7 @@ class Calibration(Callback):
                 )
             return None
         loaders = trainer.test_dataloaders if trainer.testing else trainer.val_dataloaders
-        flat = list(_flat(loaders))
+        flat = _packages()[0].utilities.CombinedLoader(loaders).flattened
         return flat[index] if index < len(flat) else None
 
 
@@ -369,16 +356,6 @@ def _pair(found: Any) -> tuple[Tensor, Tensor]:
         return found[0], found[1]
     got = type(found).__name__ + ("" if kinds is None else f" of {', '.join(kinds) or 'nothing'}")
     raise TypeError(f"predictions(outputs, batch) must return two tensors, logits and target; got {got}")
-
-
-def _flat(loaders: Any) -> Iterator[object]:
-    if isinstance(loaders, Mapping):
-        loaders = list(loaders.values())
-    if isinstance(loaders, list | tuple):
-        for loader in loaders:
-            yield from _flat(loader)
-    elif loaders is not None:
-        yield loaders
 
 
 def _same(run: _Run) -> bool:

@@ -19,10 +19,7 @@ from sklearn.base import (  # type: ignore[import-untyped]
 from sklearn.model_selection import train_test_split  # type: ignore[import-untyped]
 from sklearn.utils import _safe_indexing, get_tags, indexable  # type: ignore[import-untyped]
 from sklearn.utils.multiclass import check_classification_targets  # type: ignore[import-untyped]
-from sklearn.utils.validation import (  # type: ignore[import-untyped]
-    _check_y,
-    check_is_fitted,
-)
+from sklearn.utils.validation import _check_y, check_is_fitted  # type: ignore[import-untyped]
 from torch import Tensor
 
 from calibrant.calibrators import choose, create_calibrator
@@ -41,7 +38,7 @@ __all__ = ["CalibratedClassifier", "ReliabilityDisplay", "calibration_scorer", "
 
 @dataclass(frozen=True)
 class _CalibrationScorer:
-    """A class and not a closure, so that it can be pickled for other processes."""
+    """A class and not a closure, so that it can be pickled for other processes, and compared."""
 
     kind: str
     bins: int
@@ -49,10 +46,9 @@ class _CalibrationScorer:
     def __call__(self, estimator: Any, X: Any, y: Any) -> float:  # noqa: N803
         logits, classes = _logits_of(estimator, X)
         predictions = Predictions.of(logits, _target(y, classes, len(logits)))
-        metric = METRICS[self.kind]
-        gaps = metric.source == "gaps"
+        gaps = METRICS[self.kind].source == "gaps"
         source = ClassGaps.of(predictions.elements, self.bins) if gaps else predictions
-        return -float(metric.function(source, Options(self.bins)))
+        return -float(METRICS[self.kind].function(source, Options(self.bins)))
 
 
 def calibration_scorer(kind: str = "ece", *, bins: int = 15) -> Callable[[Any, Any, Any], float]:

@@ -10,13 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import interpolate
-from transformers import (
-    EvalPrediction,
-    TrainerCallback,
-    TrainerControl,
-    TrainerState,
-    TrainingArguments,
-)
+from transformers import EvalPrediction, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from calibrant.arguments import one_of
 from calibrant.evaluation import Evaluator
@@ -201,11 +195,7 @@ class Calibration(TrainerCallback):
         self._evaluator.reset()
 
     def on_step_end(self, *_: Any, **__: Any) -> None:
-        """Learn from evaluations between here and the next step.
-
-        Raises:
-            RuntimeError: the trainer does not use the loss.
-        """
+        """Learn from evaluations between here and the next step; an error if the loss was not used."""
         if not self._loss_used:
             raise RuntimeError(
                 "the training step did not use the loss: pass compute_loss_func=calibration.compute_loss to "
@@ -218,11 +208,7 @@ class Calibration(TrainerCallback):
         self._loop = _origin_of_the_event()
 
     def on_step_begin(self, *_: Any, **__: Any) -> None:
-        """Learn from no evaluation until the step has ended.
-
-        Raises:
-            ValueError: training has evaluated, but not the set that ``learn_from`` names.
-        """
+        """Learn from no evaluation until the step has ended."""
         self._stop_learning()
         self._check_name()
 
@@ -234,11 +220,7 @@ class Calibration(TrainerCallback):
         metrics: Mapping[str, float] | None = None,
         **rest: Any,
     ) -> None:
-        """Adapt, if training ran this evaluation and it is the one to learn from.
-
-        Raises:
-            ValueError: there are several evaluation sets, and ``learn_from`` does not name one.
-        """
+        """Adapt, if training ran this evaluation and it is the one to learn from."""
         self._loader = None
         if not isinstance(self.loss, AdaptiveLoss):
             return
@@ -279,12 +261,7 @@ class Calibration(TrainerCallback):
         model: Any = None,
         **rest: Any,
     ) -> None:
-        """Check the arguments, and restore the learned state from the checkpoint.
-
-        Raises:
-            ValueError: the training arguments or the model do not fit the loss, or the checkpoint belongs to
-                another loss.
-        """
+        """Check that arguments and model fit the loss, and restore its state from the checkpoint."""
         self._stop_learning()
         self._loss_used = False
         self._left_out.clear()

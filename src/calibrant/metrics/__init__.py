@@ -1,15 +1,7 @@
 """Metrics: functions of logits and target, of `Predictions`, or of sums over a stream."""
 
 from calibrant.metrics.accuracy import ClassCounts, accuracy, balanced_accuracy, mean_iou
-from calibrant.metrics.calibration import (
-    adaptive_ece,
-    debiased_ece,
-    ece,
-    ece_l2,
-    mce,
-    smooth_ece,
-    sweep_ece,
-)
+from calibrant.metrics.calibration import adaptive_ece, debiased_ece, ece, ece_l2, mce, smooth_ece, sweep_ece
 from calibrant.metrics.catalogue import METRICS, Description, Metric
 from calibrant.metrics.classwise import ClassGaps, classwise_ece
 from calibrant.metrics.ood import (

@@ -50,9 +50,10 @@ class ClassCounts(Statistics):
         return self.recognised / (self.occurs + self.predicted - self.recognised)
 
 
-def accuracy(
-    source: Tensor | Predictions | ClassCounts, target: Tensor | None = None, *, ignore_index: int = -100
-) -> float:
+Source = Tensor | Predictions | ClassCounts
+
+
+def accuracy(source: Source, target: Tensor | None = None, *, ignore_index: int = -100) -> float:
     """The fraction of correct predictions; exact, also in streams. Of equal logits the first is predicted.
 
     Args:
@@ -67,9 +68,7 @@ def accuracy(
     return float(counts.recognised.sum() / counts.samples)
 
 
-def balanced_accuracy(
-    source: Tensor | Predictions | ClassCounts, target: Tensor | None = None, *, ignore_index: int = -100
-) -> float:
+def balanced_accuracy(source: Source, target: Tensor | None = None, *, ignore_index: int = -100) -> float:
     """The accuracy of each class, averaged over the classes that occur; exact, also in streams.
 
     Arguments as for `accuracy`.
@@ -81,11 +80,7 @@ def balanced_accuracy(
 
 
 def mean_iou(
-    source: Tensor | Predictions | ClassCounts,
-    target: Tensor | None = None,
-    *,
-    background: int | None = None,
-    ignore_index: int = -100,
+    source: Source, target: Tensor | None = None, *, background: int | None = None, ignore_index: int = -100
 ) -> float:
     """Intersection over union, averaged over classes that occur or are predicted; exact, also in streams.
 
@@ -114,9 +109,7 @@ def mean_of_ious(counts: ClassCounts, background: int | None) -> Tensor:
     return iou.nanmean(-1)
 
 
-def _counts(
-    source: Tensor | Predictions | ClassCounts, target: Tensor | None, ignore_index: int
-) -> ClassCounts:
+def _counts(source: Source, target: Tensor | None, ignore_index: int) -> ClassCounts:
     if isinstance(source, ClassCounts):
         if source.samples == 0:
             raise ValueError("the accuracy of an empty data set is undefined")

@@ -18,17 +18,10 @@ from calibrant.metrics.predictions import Predictions, as_predictions
 
 
 class Confidences(Protocol):
-    """Confidence and correctness of predictions, histograms or resamples.
+    """Confidence and correctness of predictions, histograms or, with a leading axis, of resamples."""
 
-    Sums over resamples have a leading axis.
-
-    Attributes:
-        most_bins: the largest number of bins that the sweep tries. It usually stops far earlier.
-        cells: the number of cells of ``[0, 1]`` over which the smooth error is integrated.
-    """
-
-    most_bins: ClassVar[int]
-    cells: ClassVar[int]
+    most_bins: ClassVar[int]  # the most bins that the sweep tries; it usually stops far earlier
+    cells: ClassVar[int]  # the cells of [0, 1] over which the smooth error is integrated
 
     def equal_width(self, bins: int) -> Bins:
         """Bins of equal width."""
@@ -163,9 +156,7 @@ def smooth_ece(source: Source, target: Tensor | None = None, *, ignore_index: in
     return float(smooth_ece_of(_confidences(source, target, ignore_index)))
 
 
-def _confidences(
-    source: Source, target: Tensor | None, ignore_index: int
-) -> Predictions | ConfidenceHistogram:
+def _confidences(source: Source, target: Tensor | None, ignore_index: int) -> Confidences:
     if isinstance(source, ConfidenceHistogram):
         if source.samples == 0:
             raise ValueError("the calibration error of an empty data set is undefined")

@@ -26,20 +26,13 @@ from calibrant.metrics.calibration import (
     smooth_ece_of,
     sweep_ece_of,
 )
-from calibrant.metrics.classwise import ClassGaps
 from calibrant.metrics.predictions import Predictions
 from calibrant.metrics.scores import brier_parts, kde_ece, nll_parts
 from calibrant.metrics.uncertainty import chance_classwise_ece, chance_mce
 
 
 class Options(NamedTuple):
-    """The options of `evaluate` that metrics depend on.
-
-    Attributes:
-        bins: number of bins of the binned errors.
-        background: the class that the foreground mean IoU leaves out.
-        kde: whether to compute `kde_ece`.
-    """
+    """The options of `evaluate` that metrics depend on."""
 
     bins: int = 15
     background: int | None = None
@@ -133,14 +126,9 @@ class Metric(Description):
 
 
 def compute(parts: Mapping[str, Any], options: Options) -> dict[str, Tensor]:
-    """All metrics that can be computed from these parts.
+    """All metrics that can be computed from the parts: scalars, or ``(R,)`` for parts with a leading axis.
 
-    Args:
-        parts: the sources by name, as in `Metric`. For "elements": the means, by the name of the metric.
-        options: the options of `evaluate`.
-
-    Returns:
-        Scalars, or one value per resample if the parts have a leading axis.
+    The parts are the sources of `Metric` by name. For "elements": the means, by the name of the metric.
     """
     found: dict[str, Tensor] = {}
     for name, metric in METRICS.items():
@@ -183,10 +171,6 @@ def _accuracy(confidences: Confidences, options: Options) -> Tensor:
     return pooled.correct.sum(-1) / pooled.count.sum(-1)
 
 
-def _classwise_ece(gaps: ClassGaps, options: Options) -> Tensor:
-    return gaps.gap.abs().sum((-2, -1)) / (gaps.samples * gaps.gap.shape[-2])
-
-
 def _error(
     label: str, sentence: str, function: Callable[[Confidences, int], Tensor], **properties: Any
 ) -> Metric:
@@ -200,8 +184,8 @@ def _error(
     )
 
 
-_recognition = partial(Metric, group="recognition", higher_is_better=True)
-_score = partial(Metric, group="scores", percent=False)
+_recognition = partial(Metric, group="recognition", higher_is_better=True, source="counts")
+_score = partial(Metric, group="scores", percent=False, source="elements")
 
 METRICS: dict[str, Metric] = {
     "accuracy": _recognition(
@@ -214,46 +198,39 @@ METRICS: dict[str, Metric] = {
     "balanced_accuracy": _recognition(
         "Balanced accuracy",
         "The accuracy of each class, averaged over the classes that occur.",
-        source="counts",
         function=lambda counts, options: counts.accuracy.nanmean(-1),
     ),
     "mean_iou": _recognition(
         "Mean IoU",
         "The overlap of predicted and true elements of a class over their union, averaged.",
-        source="counts",
         function=lambda counts, options: mean_of_ious(counts, None),
     ),
     "mean_iou_foreground": _recognition(
         "Mean IoU, foreground",
         "Mean IoU without the background class.",
-        source="counts",
         function=lambda counts, options: mean_of_ious(counts, options.background),
         requires="background",
     ),
     "nll": _score(
         "NLL",
         "The mean negative logarithm of the probability given to the true class.",
-        source="elements",
         function=lambda predictions, options: -predictions.log_likelihood,
     ),
     "nll_calibration": _score(
         "NLL, calibration part",
         "How much NLL one temperature for all logits would save.",
-        source="elements",
         streamed=False,
         function=lambda predictions, options: nll_parts(predictions)[0],
     ),
     "nll_refinement": _score(
         "NLL, refinement part",
         "The NLL that is left with the best temperature.",
-        source="elements",
         streamed=False,
         function=lambda predictions, options: nll_parts(predictions)[1],
     ),
     "brier": _score(
         "Brier",
         "The mean squared distance between probabilities and truth, summed over classes.",
-        source="elements",
         function=lambda predictions, options: predictions.squared_error,
     ),
     "root_brier": _score(
@@ -265,14 +242,12 @@ METRICS: dict[str, Metric] = {
     "brier_calibration": _score(
         "Brier, calibration part",
         "How much Brier score one temperature for all logits would save.",
-        source="elements",
         streamed=False,
         function=lambda predictions, options: brier_parts(predictions)[0],
     ),
     "brier_refinement": _score(
         "Brier, refinement part",
         "The Brier score that is left with the best temperature.",
-        source="elements",
         streamed=False,
         function=lambda predictions, options: brier_parts(predictions)[1],
     ),
@@ -290,7 +265,7 @@ METRICS: dict[str, Metric] = {
         "Class-wise ECE",
         "ECE of each class's probability against its frequency, averaged over classes.",
         source="gaps",
-        function=_classwise_ece,
+        function=lambda gaps, options: gaps.error,
         chance=chance_classwise_ece,
     ),
     "debiased_ece": _error(

@@ -64,6 +64,11 @@ class ClassGaps(Statistics):
         gap[:, 0] += in_first
         return cls(elements.valid.sum().to(dtype), gap)
 
+    @property
+    def error(self) -> Tensor:
+        """Class-wise ECE."""
+        return self.gap.abs().sum((-2, -1)) / (self.samples * self.gap.shape[-2])
+
 
 def _sum_over_elements(values: Tensor, weight: Tensor, dtype: torch.dtype) -> Tensor:
     """Sum ``(A, K[, S])`` with weights ``(A, 1[, S])``, class by class, ``(K,)``."""
@@ -101,4 +106,4 @@ def classwise_ece(
         raise ValueError("the calibration error of an empty data set is undefined")
     if not math.isfinite(source.gap.sum()):
         raise ValueError("the gaps were made of logits that hold NaN or infinite numbers")
-    return float(source.gap.abs().sum() / (source.samples * len(source.gap)))
+    return float(source.error)

@@ -111,13 +111,7 @@ def detection(in_scores: Tensor, out_scores: Tensor) -> Detection:
     >>> detection(torch.tensor([0.1, 0.2, 0.3, 0.6]), torch.tensor([0.5, 0.9]))
     Detection(auroc=0.875, aupr=0.8333333333333333, aupr_in=0.95, fpr_at_95_tpr=0.5)
     """
-    named = {"in_scores": in_scores, "out_scores": out_scores}
-    for name, scores in named.items():
-        _check_floating(scores, name)
-        if not scores.numel():
-            raise ValueError(f"{name} of shape {tuple(scores.shape)} hold no elements")
-    _check_devices(in_scores, out_scores, "scores")
-    for name, scores in named.items():
+    for name, scores in _checked(in_scores, out_scores, "scores"):
         if scores.isnan().any():
             raise ValueError(f"{name} hold NaN")
     # One type for both, and not half precision, in which some devices cannot search.
@@ -125,17 +119,14 @@ def detection(in_scores: Tensor, out_scores: Tensor) -> Detection:
     inside = in_scores.to(dtype).flatten().sort().values
     outside = out_scores.to(dtype).flatten().sort().values
     sizes = len(inside), len(outside)
-
     # For each of `outside`: how many of `inside` are below it, and how many are not above it. Exact integers.
     below = torch.searchsorted(inside, outside)
     not_above = torch.searchsorted(inside, outside, right=True)
     ranks = int(below.sum()) + int(not_above.sum())
-
     # Average precision is the mean over the positives of the precision at the score of each.
     found = sizes[1] - torch.searchsorted(outside, outside)
     found_in = torch.searchsorted(inside, inside, right=True)
     mistaken_in = torch.searchsorted(outside, inside, right=True)
-
     # In integers: 0.95 · 20 must not become 19.000000000000004.
     accepted = -(-_PERCENT_TRUE_POSITIVES * sizes[0] // 100)
     return Detection(
@@ -169,18 +160,14 @@ def ood_detection(in_logits: Tensor, out_logits: Tensor) -> dict[str, Detection]
     >>> round(ood_detection(in_logits, out_logits)["entropy"].auroc, 4)
     0.8333
     """
-    named = {"in_logits": in_logits, "out_logits": out_logits}
-    for name, logits in named.items():
-        _check_logits(logits, name)
-        if not logits.numel():
-            raise ValueError(f"{name} of shape {tuple(logits.shape)} hold no elements")
+    _check_logits(in_logits, "in_logits")
+    _check_logits(out_logits, "out_logits")
     if in_logits.shape[1] != out_logits.shape[1]:
         raise ValueError(
             f"in_logits have {in_logits.shape[1]} classes on axis 1, but out_logits have "
             f"{out_logits.shape[1]}: both must come from one model"
         )
-    _check_devices(in_logits, out_logits, "logits")
-    for name, logits in named.items():
+    for name, logits in _checked(in_logits, out_logits, "logits"):
         if not (logits < torch.inf).all():
             raise ValueError(f"{name} hold NaN or +∞")
     return {name: detection(score(in_logits), score(out_logits)) for name, score in SCORES.items()}
@@ -189,8 +176,7 @@ def ood_detection(in_logits: Tensor, out_logits: Tensor) -> dict[str, Detection]
 def _beside_the_top(logits: Tensor) -> tuple[Tensor, Tensor]:
     """Logits minus their maximum, and the exponentials of these, with 0 for the top class.
 
-    Both are ``(B, K, *S)``. The top class contributes exactly 1 to the sum of exponentials. Adding it last,
-    by `log1p` or in a quotient, keeps the precision of the small rest.
+    The top class contributes exactly 1 to their sum. Adding it last keeps the digits of the small rest.
     """
     _check_logits(logits, "logits")
     logits = logits.to(computing_dtype(logits))
@@ -217,6 +203,13 @@ def _check_logits(logits: Tensor, name: str) -> None:
         raise ValueError(f"{name} must have shape (B, K, *S) with K > 0, got {tuple(logits.shape)}")
 
 
-def _check_devices(first: Tensor, second: Tensor, what: str) -> None:
-    if first.device != second.device:
-        raise ValueError(f"the {what} must be on one device, got {first.device} and {second.device}")
+def _checked(inside: Tensor, outside: Tensor, what: str) -> tuple[tuple[str, Tensor], ...]:
+    """The two tensors with their names."""
+    named = (f"in_{what}", inside), (f"out_{what}", outside)
+    for name, values in named:
+        _check_floating(values, name)
+        if not values.numel():
+            raise ValueError(f"{name} of shape {tuple(values.shape)} hold no elements")
+    if inside.device != outside.device:
+        raise ValueError(f"the {what} must be on one device, got {inside.device} and {outside.device}")
+    return named

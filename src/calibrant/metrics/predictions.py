@@ -80,7 +80,10 @@ class Predictions:
             place = index[:1] + index[2:]
             squares = torch.mul(block.exponential, block.exponential, out=block.new())
             squares.scatter_(1, block.target, torch.zeros_like(block.total))
-            scores = _scores(block.total, block.shifted_at_target, squares.sum(1, keepdim=True))
+            total, log_likelihood = block.total, block.shifted_at_target - block.total.log()
+            # A sum of positive parts, as in the loss of that name: no digits cancel.
+            error = squares.sum(1, keepdim=True) / total.square() + log_likelihood.expm1().square()
+            scores = total.reciprocal(), log_likelihood, error
             prediction[place] = block.prediction.squeeze(1).long()
             for row, values in zip(numbers, scores, strict=True):
                 row[place] = values.squeeze(1)
@@ -170,14 +173,6 @@ class Predictions:
         """``(correct - confidence) / N`` in cells of ``[0, 1]``; an element is divided between two."""
         values = (self.correct.double() - self.confidence.double()) / self.samples
         return spread(self.confidence.double(), values, cells)
-
-
-def _scores(total: Tensor, at_target: Tensor, others: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Confidence, log-likelihood and squared error; see `calibrant.kernels.measuring.Outcomes`."""
-    log_likelihood = at_target - total.log()
-    # A sum of positive parts, as in the loss of that name: no digits cancel.
-    error = others / total.square() + log_likelihood.expm1().square()
-    return total.reciprocal(), log_likelihood, error
 
 
 def as_predictions(source: Tensor | Predictions, target: Tensor | None, ignore_index: int) -> Predictions:

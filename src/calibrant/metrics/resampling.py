@@ -25,11 +25,8 @@ class Resamples:
     """Many resamples of confidences at once.
 
     Bins are differences of running sums along the sorted confidences. An element that was drawn several times
-    can be divided between two bins of equal mass.
-
-    Args:
-        position: sorted confidences of elements, or mean confidences of cells, ``(n,)``.
-        drawn: sums of count, confidence and correctness for each resample, ``(3, R, n)``.
+    can be divided between two bins of equal mass. The arguments are sorted confidences of elements or cells
+    ``(n,)``, and the sums of count, confidence and correctness for each resample ``(3, R, n)``.
     """
 
     most_bins: ClassVar[int] = 64  # repeated elements end the sweep earlier than on the data
@@ -79,14 +76,8 @@ class Resamples:
 def draws(samples: int, resamples: int, seed: int, numbers: int = 1) -> Iterator[Tensor]:
     """How often each of the samples is drawn: blocks ``(r, N)`` in float64, ``resamples`` rows in all.
 
-    The draws depend on ``samples`` and ``seed`` only: two models evaluated on the same data get the same
-    draws.
-
-    Args:
-        samples: the number of elements, N.
-        resamples: the number of rows.
-        seed: the seed of the draws.
-        numbers: how many other numbers the caller holds per row. It limits r, as N does.
+    They depend on ``samples`` and ``seed`` only: two models evaluated on the same data get the same draws.
+    Like N, ``numbers`` limits r: it is how many other numbers the caller holds per row.
     """
     generator = torch.Generator().manual_seed(seed)
     for count in _blocks(resamples, max(samples, numbers)):
@@ -104,19 +95,10 @@ def bootstrap(
     seed: int,
     progress: ResampleProgress | None = None,
 ) -> dict[str, Tensor]:
-    """Every metric on elements drawn with replacement.
+    """The replicates ``(resamples,)`` of every metric on elements drawn with replacement, on the CPU.
 
-    Args:
-        predictions: the data.
-        options: the options of the metrics.
-        values: the ``(N,)`` values of the metrics that are means over elements. Scalars are skipped.
-        resamples: the number of resamples.
-        seed: the seed of the draws.
-        progress: called with the number of resamples done and their total.
-
-    Returns:
-        The replicates of each metric that is defined in every resample, ``(resamples,)``, on the CPU. A
-        resample may lack something that a metric needs, such as any foreground.
+    Metrics that are undefined in some resample, for example without any foreground, are left out. ``values``
+    are those of the metrics that are means over elements, ``(N,)``; scalars among them are skipped.
     """
     device, samples = predictions.label.device, predictions.samples
     columns = {name: column for name, column in values.items() if column.ndim}
@@ -149,8 +131,7 @@ def bootstrap_histogram(
     """Every metric on data resampled from sums, for streams and for very large data.
 
     Counts are drawn from Poisson distributions, a good approximation for so many elements. Mean IoU has no
-    replicates: the sums do not tell which class was predicted in the place of another. Arguments and result
-        as in
+    replicates: the sums do not tell which class was predicted in the place of another. Otherwise as
     `bootstrap`.
     """
     generator = torch.Generator().manual_seed(seed)

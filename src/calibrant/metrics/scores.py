@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
+from functools import cache
 from typing import NamedTuple
 from weakref import WeakKeyDictionary
 
@@ -18,7 +19,10 @@ _CHOOSE_FROM = 1000  # elements from which a bandwidth is chosen
 _COLDEST, _HOTTEST = 1e-3, 1e3  # the range of temperatures
 
 
-def nll(source: Tensor | Predictions, target: Tensor | None = None, *, ignore_index: int = -100) -> float:
+Source = Tensor | Predictions
+
+
+def nll(source: Source, target: Tensor | None = None, *, ignore_index: int = -100) -> float:
     """Mean negative log-likelihood of the true class; exact, also in streams.
 
     Args:
@@ -32,7 +36,7 @@ def nll(source: Tensor | Predictions, target: Tensor | None = None, *, ignore_in
     return -float(as_predictions(source, target, ignore_index).log_likelihood.double().mean())
 
 
-def brier(source: Tensor | Predictions, target: Tensor | None = None, *, ignore_index: int = -100) -> float:
+def brier(source: Source, target: Tensor | None = None, *, ignore_index: int = -100) -> float:
     """Brier score ``mean_i Σ_k (s_k - 1[y=k])²``, between 0 and 2; exact, also in streams.
 
     Arguments as for `nll`.
@@ -43,9 +47,7 @@ def brier(source: Tensor | Predictions, target: Tensor | None = None, *, ignore_
     return float(as_predictions(source, target, ignore_index).squared_error.double().mean())
 
 
-def root_brier(
-    source: Tensor | Predictions, target: Tensor | None = None, *, ignore_index: int = -100
-) -> float:
+def root_brier(source: Source, target: Tensor | None = None, *, ignore_index: int = -100) -> float:
     """The square root of the Brier score, an upper bound of L2 calibration errors; exact, also in streams.
 
     Gruber and Buettner, *Better Uncertainty Calibration via Proper Scores*, NeurIPS 2022. Arguments as for
@@ -71,9 +73,7 @@ class Split(NamedTuple):
     temperature: float
 
 
-def nll_split(
-    source: Tensor | Predictions, target: Tensor | None = None, *, ignore_index: int = -100
-) -> Split:
+def nll_split(source: Source, target: Tensor | None = None, *, ignore_index: int = -100) -> Split:
     """NLL as calibration plus refinement, ``NLL = (NLL - min_T NLL(l/T)) + min_T NLL(l/T)``.
 
     Exact up to 1e-6 in ``log T``. It needs every prediction, so it is not available in streams.
@@ -88,9 +88,7 @@ def nll_split(
     return _split(as_predictions(source, target, ignore_index), tempered_nll, _nll_slope)
 
 
-def brier_split(
-    source: Tensor | Predictions, target: Tensor | None = None, *, ignore_index: int = -100
-) -> Split:
+def brier_split(source: Source, target: Tensor | None = None, *, ignore_index: int = -100) -> Split:
     """Brier score as calibration plus refinement, by the temperature that is best for the Brier score.
 
     As `nll_split`. The Brier score may have several local optima in T. The search goes downhill from T = 1.
@@ -103,11 +101,7 @@ def brier_split(
 
 
 def kde_ece(
-    source: Tensor | Predictions,
-    target: Tensor | None = None,
-    *,
-    bandwidth: float | None = None,
-    ignore_index: int = -100,
+    source: Source, target: Tensor | None = None, *, bandwidth: float | None = None, ignore_index: int = -100
 ) -> float:
     """Canonical calibration error: the L1 distance between ``s`` and the class frequencies seen near it.
 
@@ -177,34 +171,19 @@ def _split(predictions: Predictions, score: _Score, slope: Callable[[Predictions
 
 
 def _root(function: Callable[[float], float]) -> float:
-    """The positive number at which an increasing function is 0, to a relative precision of 1e-6.
+    """The positive number at which an increasing function is 0, to a relative precision of 1e-6."""
+    from scipy.optimize import brentq  # type: ignore[import-untyped]  # here: it takes half a second
 
-    Regula falsi on the logarithm, starting at 1, with the Illinois rule: about ten evaluations.
-    """
-    position, value = 0.0, function(1.0)
-    if value == 0:
+    at = cache(lambda logarithm: function(math.exp(logarithm)))
+    if at(0.0) == 0:
         return 1.0
-    step, limit = (-math.log(2), -math.log(_HOTTEST)) if value > 0 else (math.log(2), -math.log(_COLDEST))
-    other, other_value = position, value
-    while value * other_value > 0:
-        position, value = other, other_value
-        if position == limit:
-            return math.exp(limit)
-        other = position + step
-        other = max(other, limit) if step < 0 else min(other, limit)
-        step *= 2
-        other_value = function(math.exp(other))
-    while abs(other - position) > 1e-6 and other_value != 0:
-        middle = (position * other_value - other * value) / (other_value - value)
-        middle_value = function(math.exp(middle))
-        if middle_value * other_value < 0:
-            position, value = other, other_value
-        else:
-            value /= 2  # the Illinois rule: pulls the next point towards the end that did not move
-        if abs(middle - other) < 1e-7:
-            return math.exp(middle)
-        other, other_value = middle, middle_value
-    return math.exp(other)
+    sign, limit = (-1, math.log(_HOTTEST)) if at(0.0) > 0 else (1, -math.log(_COLDEST))
+    near, far = 0.0, math.log(2)  # the distances from 1 between which the function changes its sign
+    while at(sign * near) * at(sign * far) > 0:
+        if far == limit:
+            return math.exp(sign * limit)
+        near, far = far, min(limit, 2 * far + math.log(2))
+    return math.exp(brentq(at, sign * near, sign * far, xtol=1e-7))
 
 
 def _blocks(predictions: Predictions) -> Iterator[tuple[Tensor, Tensor]]:

@@ -23,13 +23,7 @@ def interval(estimate: float, replicates: Tensor, level: float, *, debiased: boo
 
     It corrects for bias. The calibration error of a finite sample is larger than that of the model, and the
     error of a resample is larger than that of the sample by about as much. An interval can therefore lie
-    below its estimate.
-
-    Args:
-        estimate: the value on the data.
-        replicates: the values on resampled data, ``(R,)``.
-        level: the level of confidence.
-        debiased: whether the estimate has no bias. Only the spread of the replicates is then used.
+    below its estimate. If the estimate is ``debiased``, only the spread of the replicates ``(R,)`` is used.
     """
     tail = (1 - level) / 2
     if debiased:

@@ -20,28 +20,16 @@ from calibrant.predictions.file import BadFileError, Batches, PredictionFile, fi
 
 _SCORES = ("logits", "probabilities")
 _ARRAYS = (*_SCORES, "labels")
-_NUMPY: dict[torch.dtype | None, Any] = {
-    torch.float32: np.float32,
-    torch.float64: np.float64,
-    torch.long: np.int64,
-}
 
 
 @dataclass(frozen=True)
 class _Array:
-    """The description of an array in a file.
-
-    Attributes:
-        shape: its shape.
-        stored: the name of its type in the file, for messages.
-        dtype: its type in a batch: floating point, int64, or None if it is neither.
-        open: a context in which the array can be sliced, from its first to its last row.
-    """
+    """The description of an array in a file."""
 
     shape: tuple[int, ...]
-    stored: str
-    dtype: torch.dtype | None
-    open: Callable[[], AbstractContextManager[Any]]
+    stored: str  # the name of its type in the file, for messages
+    dtype: torch.dtype | None  # its type in a batch: floating point, int64, or None if it is neither
+    open: Callable[[], AbstractContextManager[Any]]  # to be sliced from the first to the last row
 
 
 def _predictions(
@@ -86,7 +74,7 @@ def _predictions(
 def to_tensor(array: np.ndarray[Any, Any] | Tensor, dtype: torch.dtype | None) -> Tensor:
     """The array as a tensor that owns its memory, in native byte order."""
     if isinstance(array, np.ndarray):  # copied, because torch needs aligned, writable memory
-        array = torch.from_numpy(np.array(array, dtype=_NUMPY[dtype], order="C"))
+        array = torch.from_numpy(np.array(array, str(dtype).removeprefix("torch."), order="C"))
     return array.to(dtype)
 
 
@@ -94,9 +82,6 @@ def _strings(path: Path, value: object) -> tuple[str, ...]:
     if not isinstance(value, list | tuple) or not all(isinstance(name, str) for name in value):
         raise BadFileError(path, "class_names are not a list of strings; expected one name for each class")
     return tuple(value)
-
-
-# --------------------------------------------------------------------------------------------------- NumPy
 
 
 def _npy_header(path: Path, name: str, stream: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
@@ -204,9 +189,6 @@ def _npy_array(path: Path, name: str) -> _Array:
         return nullcontext(np.memmap(path, dtype, "r", offset, shape, "F" if fortran else "C"))
 
     return _numpy_array(path, name, shape, dtype, path.stat().st_size - offset, opened)
-
-
-# --------------------------------------------------------------------------------------------------- torch
 
 
 def open_pt(path: Path) -> PredictionFile:

@@ -116,11 +116,7 @@ class PredictionFile:
             raise BadFileError(self.path, f"has no element to evaluate: every label is {self.ignore_index}")
 
     def load(self, advance: Callable[[int], object] | None = None) -> Batch:
-        """All predictions at once, as ``(logits, labels)``.
-
-        Args:
-            advance: called after each batch with its number of rows, for a progress bar.
-        """
+        """All predictions at once. ``advance`` is called with the number of rows of each batch."""
         logits = torch.empty(self.shape, dtype=self.dtype)
         labels = torch.empty(self.rows, *self.spatial, dtype=torch.long)
         start = 0

@@ -71,14 +71,7 @@ def open_predictions(path: Path | str, *, ignore_index: int = -100) -> Predictio
 
 
 def read_class_counts(path: Path | str) -> list[int]:
-    """Read the number of training samples of each class, in the order of the classes.
-
-    Args:
-        path: the file to read: a JSON list, or text with one number per line.
-
-    Raises:
-        BadFileError: the file holds anything else.
-    """
+    """Read the number of training samples of each class: a JSON list, or text with one number per line."""
     path = Path(path)
     with file_errors(path):
         text = path.read_text(encoding="utf-8-sig")

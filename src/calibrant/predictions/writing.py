@@ -20,10 +20,7 @@ Arrays = Mapping[str, tuple[tuple[int, ...], Iterable[Tensor]]]
 
 
 def write_predictions(
-    path: Path,
-    batches: Iterable[tuple[Tensor, Tensor]],
-    rows: int,
-    class_names: Sequence[str] | None = None,
+    path: Path, batches: Iterable[tuple[Tensor, Tensor]], rows: int, class_names: Sequence[str] | None = None
 ) -> None:
     """Write logits and labels to a file that `open_predictions` reads.
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -25,17 +24,8 @@ from calibrant.reports.tables import HTML, tex, to_latex, to_markdown
 _CURVES = {"validation_accuracy": "accuracy", "validation_nll": "nll", "validation_ece": "ece"}
 
 
-@dataclass(frozen=True)
-class Traces:
-    """The figures over the epochs, for plots of training.
-
-    Attributes:
-        history: by method, one list per seed with the figures after each epoch.
-        learned: by method, what its loss learned with the first seed: tensors ``(epochs, …)`` by name.
-    """
-
-    history: Mapping[str, Sequence[Sequence[Mapping[str, float]]]] = field(default_factory=dict)
-    learned: Mapping[str, Mapping[str, Tensor]] = field(default_factory=dict)
+History = Mapping[str, Sequence[Sequence[Mapping[str, float]]]]
+Learned = Mapping[str, Mapping[str, Tensor]]
 
 
 def markdown(comparison: Comparison) -> str:
@@ -64,14 +54,18 @@ def latex(comparison: Comparison) -> str:
 
 
 def write_comparison(
-    comparison: Comparison, folder: str | os.PathLike[str], traces: Traces | None = None
+    comparison: Comparison,
+    folder: str | os.PathLike[str],
+    history: History | None = None,
+    learned: Learned | None = None,
 ) -> None:
     """Write ``results.json``, ``results.md``, ``results.tex``, ``plots/*.png`` and ``report.html``.
 
     Args:
         comparison: the comparison to write.
         folder: the folder to write to; it is created if necessary, and existing files are replaced.
-        traces: the figures over the epochs, for plots of training.
+        history: by method, one list per seed with the figures after each epoch.
+        learned: by method, what its loss learned with the first seed: tensors ``(epochs, …)`` by name.
     """
     target = Path(folder)
     (target / "plots").mkdir(parents=True, exist_ok=True)
@@ -80,7 +74,7 @@ def write_comparison(
     replace_file(target / "results.tex", latex(comparison).encode())
     pictures = []
     with default_style():
-        for name, (figure, caption) in _pictures(comparison, traces or Traces()).items():
+        for name, (figure, caption) in _pictures(comparison, history or {}, learned or {}).items():
             replace_file(target / "plots" / f"{name}.png", png(figure))
             pictures.append((caption, svg(figure)))
         replace_file(target / "plots" / "reliability.png", png(_diagrams(comparison)))
@@ -91,7 +85,7 @@ def write_comparison(
     write_report(evaluations, target / "report.html", title=comparison.title, summary=summary)
 
 
-def _pictures(comparison: Comparison, traces: Traces) -> dict[str, tuple[Figure, str]]:
+def _pictures(comparison: Comparison, history: History, learned: Learned) -> dict[str, tuple[Figure, str]]:
     """Figures and their captions by file name."""
     found: dict[str, tuple[Figure, str]] = {}
 
@@ -116,16 +110,16 @@ def _pictures(comparison: Comparison, traces: Traces) -> dict[str, tuple[Figure,
     for column, metric in _CURVES.items():
         curves = {
             name: [[row[column] for row in rows] for rows in seeds]
-            for name, seeds in traces.history.items()
+            for name, seeds in history.items()
             if seeds and all(column in row for rows in seeds for row in rows)
         }
         if any(len(rows) > 1 for seeds in curves.values() for rows in seeds):
             caption = f"{METRICS[metric].label} on the validation data after each epoch"
             caption += "; bands are standard deviations over seeds" if several else ""
             add(f"training-{metric}", caption, plots.training_curves, curves, metric=metric)
-    for method, learned in traces.learned.items():
+    for method, quantities in learned.items():
         letters = "".join(letter if letter.isalnum() or letter in "-=." else "-" for letter in method)
-        for name, values in learned.items():
+        for name, values in quantities.items():
             if len(values) > 1 and values.numel() and values.isfinite().all():
                 rows = values.reshape(len(values), -1)
                 caption = f"{quantity_label(name)} after each epoch, learned by {method} with the first seed"

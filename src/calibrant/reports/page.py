@@ -7,6 +7,7 @@ import hashlib
 import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from importlib import resources
 from pathlib import Path
 
@@ -21,36 +22,25 @@ from calibrant.reports.plots.drawing import default_style, svg
 from calibrant.reports.table_builders import evaluation_table
 from calibrant.reports.tables import HTML, Table, interval_text, number_text
 
-_SCORES = tuple(name for name in METRICS if name.startswith(("nll", "brier", "root_brier")))
-_RECOGNITION = ("accuracy", "balanced_accuracy", "mean_iou", "mean_iou_foreground")
+# The tables of the summary, by the group of their metrics.
 _TABLES = {
-    "Calibration": (*(name for name in METRICS if name not in _SCORES + _RECOGNITION), "p_value"),
-    "Scores of the probabilities": _SCORES,
-    "Recognition": _RECOGNITION,
+    "calibration": "Calibration",
+    "scores": "Scores of the probabilities",
+    "recognition": "Recognition",
 }
-"""The tables of the summary. A new metric joins the first."""
-
-_ON_REQUEST = ("kde_ece", "mean_iou_foreground")
-"""Metrics that are shown only if at least one model has them."""
-
 _WORST_CLASSES = 15
+
+_percent = partial(number_text, unit="%")
 
 
 @dataclass(frozen=True)
 class Summary:
-    """A section before the evaluations, with a table and pictures.
-
-    Attributes:
-        heading: the heading of the section.
-        note: the text below the heading.
-        table: the table.
-        pictures: captions and SVG images to show below the table.
-    """
+    """A section before the evaluations, with a table and pictures."""
 
     heading: str
-    note: str
+    note: str  # below the heading
     table: Table
-    pictures: tuple[tuple[str, bytes], ...] = ()
+    pictures: tuple[tuple[str, bytes], ...] = ()  # captions and SVG images, below the table
 
 
 def write_report(
@@ -88,12 +78,7 @@ def write_report(
 def render_report(
     evaluations: Sequence[Evaluation], *, title: str = "Calibration report", summary: Summary | None = None
 ) -> str:
-    """Return the page of `write_report` as text.
-
-    Args:
-        evaluations: at least one evaluation; models of the same name are numbered.
-        title: the heading of the page.
-        summary: a section to put before the evaluations.
+    """Return the page of `write_report` as text. Arguments as there.
 
     >>> import torch
     >>> from calibrant.evaluation import evaluate
@@ -105,16 +90,23 @@ def render_report(
         raise ValueError("a report needs at least one evaluation")
     names = _distinct_names([evaluation.name for evaluation in evaluations])
     table = evaluation_table(evaluations, names)
-    hidden = {column.key for column in table.columns if column.key in _ON_REQUEST and column.empty}
+    # Metrics that an option asks for are shown only if at least one model has them.
+    groups = {
+        column.key: METRICS[column.key].group
+        for column in table.columns
+        if column.key in METRICS and not (METRICS[column.key].requires and column.empty)
+    }
+    groups["p_value"] = "calibration"
     tables = {
-        heading: table.select(key for key in keys if key not in hidden) for heading, keys in _TABLES.items()
+        heading: table.select(key for key in groups if groups[key] == group)
+        for group, heading in _TABLES.items()
     }
     worst = [_worst_classes(evaluation.classes) for evaluation in evaluations]
     environment = Environment(autoescape=True, undefined=StrictUndefined, keep_trailing_newline=True)
     environment.trim_blocks = environment.lstrip_blocks = True
     environment.filters.update(
         figure=_percent,
-        signed=lambda value: number_text(value, unit="%", signed=True),
+        signed=partial(_percent, signed=True),
         bracket=lambda interval: interval_text(interval) or "–",
         count="{:,}".format,
         data_url=_data_url,
@@ -263,10 +255,6 @@ def _in_words(name: str, reliability: Reliability) -> str:
         f"data. Overall, mean confidence is {_percent(confidence)} and accuracy {_percent(accuracy)}: {gap}. "
         f"The widest gap is at confidence {_percent(at)}, where accuracy is {_percent(right)}."
     )
-
-
-def _percent(value: float | None) -> str:
-    return number_text(value, unit="%")
 
 
 def _sha256(text: str) -> str:

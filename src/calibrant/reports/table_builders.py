@@ -29,9 +29,6 @@ def _best(
     ]
 
 
-# ------------------------------------------------------------------------------------ tables of evaluations
-
-
 def evaluation_table(
     evaluations: Sequence[Evaluation],
     names: Sequence[str],
@@ -41,13 +38,8 @@ def evaluation_table(
 ) -> Table:
     """Every figure of several evaluations.
 
-    The columns are "samples", the metrics in the order of `calibrant.metrics.METRICS`, and "p_value".
-
-    Args:
-        evaluations: the models' evaluations.
-        names: the models' names.
-        against: whether to test each value against the best of its column or against the first model.
-        unit: the text after a percentage.
+    The columns are "samples", the metrics in the order of `calibrant.metrics.METRICS`, and "p_value". Each
+    value is tested ``against`` the best of its column, or the first model. The unit follows a percentage.
     """
     known: dict[tuple[int, int], dict[str, Difference]] = {}
     counts = tuple(Cell(each.samples, f"{each.samples:,}") for each in evaluations)
@@ -150,9 +142,6 @@ def _why_missing(key: str, evaluation: Evaluation) -> str:
     return "not computed"
 
 
-# ------------------------------------------------------------------------------------ tables of comparisons
-
-
 def comparison_table(comparison: Comparison) -> Table:
     """Means over seeds with their standard deviations; "+ T" marks figures after temperature scaling."""
     methods = comparison.methods
@@ -180,12 +169,7 @@ def comparison_table(comparison: Comparison) -> Table:
 
 
 def comparison_note(comparison: Comparison, marks: Mapping[str, str] = ARROWS) -> str:
-    """What the figures and marks of a `comparison_table` mean.
-
-    Args:
-        comparison: the comparison that the table shows.
-        marks: the symbols that the table uses.
-    """
+    """What the figures and marks of a `comparison_table` mean."""
     seeds, first = len(comparison.seeds), comparison.methods[0].name
     spread = f"mean ± standard deviation over {seeds} seeds" if seeds > 1 else "one seed"
     if comparison.dense:

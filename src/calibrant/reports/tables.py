@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Literal
 if TYPE_CHECKING:
     from rich.text import Text
 
+# The result of a significance test: "equal" for no significant difference, "" for no test.
 Verdict = Literal["", "better", "worse", "equal"]
 
 # The marks of best values and verdicts, by kind of table. Best values are bold in any case.
@@ -25,24 +26,14 @@ HTML = {"best": "★", "better": "△", "worse": "▽", "equal": "≈"}
 
 @dataclass(frozen=True)
 class Cell:
-    """One figure of one model.
+    """One figure of one model."""
 
-    Attributes:
-        value: the figure; None if it is missing.
-        text: the figure as printed; a dash if it is missing.
-        interval: the confidence interval as printed, or "".
-        best: whether the value is the best of its column; values that print alike are equally good.
-        verdict: the result of a significance test: "better", "worse", "equal" for no significant
-            difference, "" for no test.
-        note: the verdict, or the reason why the figure is missing, in words.
-    """
-
-    value: float | None
-    text: str
-    interval: str = ""
-    best: bool = False
-    verdict: Verdict = ""
-    note: str = ""
+    value: float | None  # None if it is missing
+    text: str  # as printed; a dash if it is missing
+    interval: str = ""  # the confidence interval as printed
+    best: bool = False  # in its column; values that print alike are equally good
+    verdict: Verdict = ""  # of a significance test
+    note: str = ""  # the verdict, or the reason why the figure is missing, in words
 
     def marks(self, symbols: Mapping[str, str]) -> list[str]:
         """The symbols to print after the text."""
@@ -62,21 +53,13 @@ class Cell:
 
 @dataclass(frozen=True)
 class Column:
-    """One figure of every model.
+    """One figure of every model."""
 
-    Attributes:
-        key: a unique name, such as a key of `calibrant.metrics.METRICS`.
-        label: the heading.
-        cells: one per model.
-        sentence: what the figure says, in one sentence.
-        higher_is_better: the direction; None if no value is better than another.
-    """
-
-    key: str
-    label: str
-    cells: tuple[Cell, ...]
-    sentence: str = ""
-    higher_is_better: bool | None = None
+    key: str  # unique, such as a key of `calibrant.metrics.METRICS`
+    label: str  # the heading
+    cells: tuple[Cell, ...]  # one per model
+    sentence: str = ""  # what the figure says
+    higher_is_better: bool | None = None  # None if no value is better than another
 
     @property
     def empty(self) -> bool:
@@ -86,19 +69,12 @@ class Column:
 
 @dataclass(frozen=True)
 class Table:
-    """Figures of several models.
+    """Figures of several models."""
 
-    Attributes:
-        rows: the models' names.
-        columns: the figures.
-        tested: whether any difference was tested.
-        untested: the models whose differences could not be tested.
-    """
-
-    rows: tuple[str, ...]
+    rows: tuple[str, ...]  # the models' names
     columns: tuple[Column, ...]
-    tested: bool = False
-    untested: tuple[str, ...] = ()
+    tested: bool = False  # whether any difference was tested
+    untested: tuple[str, ...] = ()  # the models whose differences could not be tested
 
     def select(self, keys: Iterable[str]) -> Table:
         """The table with only these columns, in this order."""
@@ -113,9 +89,6 @@ class Table:
             if any(each.interval for each in column.cells)
         )
         return replace(self, columns=tuple(columns))
-
-
-# ------------------------------------------------------------------------------------------------- numbers
 
 
 def number_text(
@@ -145,9 +118,6 @@ def interval_text(interval: Sequence[float] | None, percent: bool = True, *, dec
     if interval is None:
         return ""
     return "[" + ", ".join(number_text(end, percent, decimals=decimals) for end in interval) + "]"
-
-
-# ---------------------------------------------------------------------------------------------- renderings
 
 
 def to_markdown(table: Table, heading: str = "model") -> str:
@@ -239,14 +209,8 @@ def print_table(
     """Print a table to the standard output, fitted to the width of the terminal.
 
     If the columns do not fit side by side, they continue below in further parts, and a line says so. In a
-    file or a pipe nothing limits the width.
-
-    Args:
-        table: the table to print; columns without any value are left out.
-        note: a text to print below.
-        models_across: whether the models are the columns instead of the rows. They then come without
-            intervals, which would double the height of a long table.
-        marks: the symbols of best values and verdicts.
+    file or a pipe nothing limits the width. Columns without any value are left out. With ``models_across``,
+    models are columns instead of rows, and come without intervals, which would double the height.
     """
     from rich import box
     from rich.console import Console

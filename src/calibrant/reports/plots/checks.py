@@ -23,15 +23,7 @@ def check_filled(data: Sequence[Any] | Mapping[str, Any], expected: str) -> None
 
 
 def array(what: str, data: Numbers, *shapes: str, missing: bool = False, infinite: bool = False) -> Array:
-    """Convert data to float64 and check the shape.
-
-    Args:
-        what: the name of the data in error messages.
-        data: the numbers.
-        shapes: the allowed shapes, each written like ``"(passes, K)"``.
-        missing: whether some numbers may be NaN.
-        infinite: whether numbers may be infinite.
-    """
+    """Convert data to float64 and check it. Shapes are written like "(passes, K)"; NaN means missing."""
     expected = f"{what} must have shape {' or '.join(shapes)}"
     try:
         if isinstance(data, Sequence) and any(isinstance(part, Tensor) for part in data):

@@ -88,8 +88,7 @@ def _histograms(
         ax.stairs(percent, limits, fill=True, alpha=0.12, color=style["color"])
     ax.set_ylim(bottom=0)
     drawing.finish(ax, xlabel, "Elements (%)", title)
-    drawing.legend_below(ax)
-    return ax
+    return drawing.legend_below(ax)
 
 
 def roc_curve(
@@ -130,10 +129,8 @@ def roc_curve(
     ax.set(xlim=(-1, 101), ylim=(-1, 101))
     drawing.finish(ax, "False positive rate (%)", "True positive rate (%)", title)
     if few:
-        drawing.legend_inside(ax, "lower right", "AUROC (%)")
-    else:
-        drawing.legend_below(ax, title="AUROC (%)")
-    return ax
+        return drawing.legend_inside(ax, "lower right", "AUROC (%)")
+    return drawing.legend_below(ax, title="AUROC (%)")
 
 
 def _rates(inside: Array, outside: Array) -> tuple[Array, Array]:

@@ -16,7 +16,6 @@ from matplotlib.figure import Figure
 from matplotlib.legend import Legend
 from matplotlib.ticker import MaxNLocator
 from matplotlib.transforms import ScaledTranslation
-from numpy.typing import NDArray
 
 # Sizes are passed to every artist, in points at the width of a paper's column. Setting rcParams would change
 # the caller's other plots too.
@@ -103,14 +102,14 @@ _COMPACT: dict[str, Any] = {
 }
 
 
-def legend_inside(ax: Axes, corner: Literal["upper left", "lower right"], title: str | None = None) -> None:
+def legend_inside(ax: Axes, corner: Literal["upper left", "lower right"], title: str | None = None) -> Axes:
     """A legend in a corner of the axes."""
     legend = ax.legend(loc=corner, title=title, framealpha=0.8, borderpad=0.3, **_COMPACT)
     legend.get_frame().set_linewidth(0.5)
-    _without_formulas(legend)
+    return _without_formulas(legend)
 
 
-def legend_below(ax: Axes, handles: Sequence[Artist] | None = None, *, title: str | None = None) -> None:
+def legend_below(ax: Axes, handles: Sequence[Artist] | None = None, *, title: str | None = None) -> Axes:
     """A legend below the axes, where it hides no data."""
     entries = ax.get_legend_handles_labels()[0] if handles is None else handles
     labels = [str(entry.get_label()) for entry in entries]
@@ -128,12 +127,13 @@ def legend_below(ax: Axes, handles: Sequence[Artist] | None = None, *, title: st
         borderaxespad=0,
         **_COMPACT,
     )
-    _without_formulas(legend)
+    return _without_formulas(legend)
 
 
-def _without_formulas(legend: Legend) -> None:
+def _without_formulas(legend: Legend) -> Axes:
     for text in legend.get_texts():
         text.set_parse_math(False)  # names may contain dollar signs
+    return legend.axes
 
 
 def _columns(labels: Sequence[str], width: float) -> int:
@@ -162,11 +162,6 @@ def point_style(number: int) -> dict[str, Any]:
 def shades(number: int) -> list[tuple[float, float, float, float]]:
     """Colours from dark to light, so that their order is visible without hue; not as light as the paper."""
     return [tuple(colour) for colour in colormaps["viridis"](np.linspace(0, 0.92, number)).tolist()]
-
-
-def counted(number: int) -> NDArray[np.int64]:
-    """The numbers from 1 on."""
-    return np.arange(1, number + 1)
 
 
 def shortened(name: str) -> str:

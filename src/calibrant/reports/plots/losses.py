@@ -47,7 +47,7 @@ def learned_quantity(
             return _per_bin(values, ax, label, title, "Bin", zero=True, xlabel="Epoch")
         return _range(values, ax, label, title, "Epoch", "Each value")
     ax = drawing.given_or_new(ax, 2.4)
-    ax.plot(drawing.counted(len(values)), values.reshape(-1), linewidth=1.4, color=drawing.BLUE)
+    ax.plot(range(1, len(values) + 1), values.reshape(-1), linewidth=1.4, color=drawing.BLUE)
     return drawing.finish(ax, "Epoch", label, title, whole=True)
 
 
@@ -170,7 +170,7 @@ def bin_confidences(
     for (name, values), line in zip(checked.items(), lines, strict=True):
         for b, colour in colours.items():
             label = f"{name}, bin {b + 1}"
-            x, y = drawing.counted(passes), values[:, b]
+            x, y = range(1, passes + 1), values[:, b]
             ax.plot(x, y, color=colour, linestyle=line, linewidth=1.2, label=label)
     drawing.finish(ax, "Pass", "Confidence", title, whole=True)
     entries = [
@@ -178,8 +178,7 @@ def bin_confidences(
         for name, line in zip(checked, lines, strict=True)
     ]
     entries += [Line2D([], [], color=colour, label=f"Bin {b + 1}") for b, colour in colours.items()]
-    drawing.legend_below(ax, entries)
-    return ax
+    return drawing.legend_below(ax, entries)
 
 
 def penalties(
@@ -224,13 +223,12 @@ def penalties(
         ax.plot(violation.numpy(), curve, label=name.upper(), linewidth=1.2, **drawing.line_style(number))
     ax.set_xlim(low, high)
     drawing.finish(ax, "Violation z", f"Penalty, λ = {multiplier:g}, ρ = {penalty_weight:g}", title)
-    drawing.legend_inside(ax, "upper left")  # penalties increase: this corner is free
-    return ax
+    return drawing.legend_inside(ax, "upper left")  # penalties increase: this corner is free
 
 
 def _range(values: Array, ax: Axes | None, ylabel: str, title: str | None, xlabel: str, each: str) -> Axes:
     """A thin line per column, with the largest, mean and smallest on top."""
-    x = drawing.counted(len(values))
+    x = range(1, len(values) + 1)
     crowd = values.shape[1] > _CROWD
     ax = drawing.given_or_new(ax, 2.4)
     ax.add_collection(
@@ -249,8 +247,7 @@ def _range(values: Array, ax: Axes | None, ylabel: str, title: str | None, xlabe
     ]
     ax.autoscale_view()
     drawing.finish(ax, xlabel, ylabel, title, whole=True)
-    drawing.legend_below(ax, [*lines, Line2D([], [], color=drawing.PALE, linewidth=0.8, label=each)])
-    return ax
+    return drawing.legend_below(ax, [*lines, Line2D([], [], color=drawing.PALE, linewidth=0.8, label=each)])
 
 
 def _per_bin(
@@ -271,7 +268,7 @@ def _per_bin(
     if zero:
         ax.axhline(0, color="black", linewidth=0.6)
     for column, colour in zip(values.T, colours, strict=True):
-        ax.plot(drawing.counted(len(values)), column, color=colour, linewidth=1.0)
+        ax.plot(range(1, len(values) + 1), column, color=colour, linewidth=1.0)
     limits = np.arange(number + 1) + first - 0.5
     scale = ScalarMappable(BoundaryNorm(limits.tolist(), number), ListedColormap(colours))
     bar = ax.figure.colorbar(scale, ax=ax, pad=0.02, aspect=30)

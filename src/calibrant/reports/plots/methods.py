@@ -50,8 +50,7 @@ def accuracy_against_ece(
     ax.grid(linewidth=0.3, color="#CCCCCC")
     ax.set_axisbelow(True)
     drawing.finish(ax, "ECE (%)", "Accuracy (%)", title)
-    drawing.legend_below(ax, points)
-    return ax
+    return drawing.legend_below(ax, points)
 
 
 def methods_side_by_side(
@@ -95,8 +94,7 @@ def methods_side_by_side(
     ax.grid(axis="x", linewidth=0.3, color="#CCCCCC")
     ax.set_axisbelow(True)
     drawing.finish(ax, label, "", title)
-    drawing.legend_below(ax, points)
-    return ax
+    return drawing.legend_below(ax, points)
 
 
 def training_curves(
@@ -124,7 +122,7 @@ def training_curves(
     }
     ax = drawing.given_or_new(ax, 2.0 + drawing.legend_height(data))
     for number, (name, seeds) in enumerate(checked.items()):
-        epoch, mean = drawing.counted(seeds.shape[1]), seeds.mean(0)
+        epoch, mean = range(1, seeds.shape[1] + 1), seeds.mean(0)
         style = drawing.line_style(number)
         ax.plot(epoch, mean, label=name, linewidth=1.2, **style)
         if len(seeds) > 1:
@@ -132,5 +130,4 @@ def training_curves(
             low, high = mean - deviation, mean + deviation
             ax.fill_between(epoch, low, high, color=style["color"], alpha=0.2, linewidth=0)
     drawing.finish(ax, "Epoch", label, title, whole=True)
-    drawing.legend_below(ax)
-    return ax
+    return drawing.legend_below(ax)
