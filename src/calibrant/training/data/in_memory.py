@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 
 from calibrant.arguments import one_of
-from calibrant.training.data.augmentation import NORMALISATIONS, Normalisation, crop_flip
+from calibrant.training.data.augmentation import NORMALISATIONS, Normalisation, Normalising, crop_flip
 from calibrant.training.data.safe_readers import Array, present, read_mat, read_pickle
 from calibrant.training.data.sampling import draw_parts
-from calibrant.training.data.split import DataSets, Normalising, TensorSplit
+from calibrant.training.data.split import DataSets, TensorSplit
 
 Augmentation = Literal["crop-flip", "none"]
 

@@ -1,4 +1,4 @@
-"""Readers for pickles and MATLAB files that never run code from the file."""
+"""Readers for images, pickles and MATLAB files that never run code from the file."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from PIL import Image
 
 Array = NDArray[Any]
 
@@ -33,16 +34,7 @@ class MissingDataError(FileNotFoundError):
 
 
 def present(path: Path, download: str, folder: Path, how: str = "unpack") -> Path:
-    """``path``, if it exists.
-
-    Args:
-        path: a file or folder.
-        download: for the error, like the arguments below: see `MissingDataError`.
-        folder: see there.
-        how: see there.
-
-    Raises:
-        MissingDataError: it does not exist.
+    """``path``, if it exists; otherwise a `MissingDataError` of these arguments.
 
     >>> present(Path("."), "nothing", Path("anywhere"))
     PosixPath('.')
@@ -52,17 +44,28 @@ def present(path: Path, download: str, folder: Path, how: str = "unpack") -> Pat
     return path
 
 
+def read_image(path: Path, mode: str | None = None) -> Image.Image:
+    """Decode an image, and convert it to a Pillow mode if one is given.
+
+    Raises:
+        ValueError: the file is damaged or not an image.
+    """
+    try:
+        with Image.open(path) as image:
+            return image.convert(mode) if mode else image.copy()
+    except FileNotFoundError:
+        raise
+    except (OSError, SyntaxError, ValueError) as error:  # Pillow raises these for other files
+        raise ValueError(f"{path} cannot be read as an image: {error}") from error
+
+
 def read_pickle(path: Path) -> dict[str, Any]:
     """Read a dictionary of numbers, strings, lists and numeric arrays from an untrusted pickle.
 
     A pickle can call any function that it names. This reader replaces the few names that NumPy arrays need
     by harmless functions, which build arrays from bytes. It refuses every other name.
 
-    Args:
-        path: a file written by Python 2 or 3, with any version of NumPy.
-
-    Returns:
-        The dictionary, with byte strings decoded as latin-1.
+    The file may be written by Python 2 or 3, with any version of NumPy. Byte strings are decoded as latin-1.
 
     Raises:
         ValueError: the file is not such a pickle, or names another function.

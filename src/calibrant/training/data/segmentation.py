@@ -14,7 +14,7 @@ from torch import Tensor
 
 from calibrant.arguments import in_range, whole_number
 from calibrant.training.data.augmentation import NORMALISATIONS
-from calibrant.training.data.safe_readers import present
+from calibrant.training.data.safe_readers import present, read_image
 from calibrant.training.data.sampling import shuffled
 from calibrant.training.data.split import DataSets, Split
 
@@ -174,7 +174,8 @@ class SegmentationSplit(Split):
         file, label_file = self.files[index]
         if self.kept is not None and file in self.kept:
             return self.kept[file]
-        pixels, labels = _read(file, "RGB"), _read(label_file, None)
+        pixels = np.asarray(read_image(file, "RGB"), np.uint8)
+        labels = np.asarray(read_image(label_file), np.uint8)
         if labels.ndim != 2:
             raise ValueError(
                 f"{label_file} has {labels.shape[2]} channels, expected one: an image of class numbers, with "
@@ -307,13 +308,3 @@ def _data_sets(
 ) -> DataSets:
     about = {"channels": 3, "image_size": train.crop}
     return DataSets(train, validation, test, class_names, about, ignore_index=train.void)
-
-
-def _read(file: Path, mode: str | None) -> Bytes:
-    try:
-        with Image.open(file) as image:
-            return np.asarray(image.convert(mode) if mode else image, np.uint8)
-    except FileNotFoundError:
-        raise
-    except (OSError, SyntaxError) as error:
-        raise ValueError(f"{file} cannot be decoded ({error}): expected an image") from error

@@ -8,30 +8,15 @@ from collections.abc import Callable, Iterable, Mapping
 from copy import copy
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, Protocol, Self
+from typing import Any, Self
 
 import torch
 from torch import Tensor
 
+from calibrant.training.data.augmentation import Normalising
+
 Inputs = Tensor | dict[str, Tensor]
 """The argument of a model: a tensor, or tensors by name."""
-
-
-class Normalising(Protocol):
-    """A function that gives inputs zero mean and unit standard deviation.
-
-    Attributes:
-        mean: the mean of each channel or feature.
-        std: the standard deviation of each channel or feature.
-    """
-
-    @property
-    def mean(self) -> tuple[float, ...]: ...
-
-    @property
-    def std(self) -> tuple[float, ...]: ...
-
-    def __call__(self, inputs: Tensor, /) -> Tensor: ...
 
 
 class Split(ABC):
