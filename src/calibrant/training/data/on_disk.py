@@ -82,12 +82,8 @@ def tiny_imagenet(
 ) -> DataSets:
     """Tiny-ImageNet: 110,000 colour images of 64 × 64 pixels in 200 classes; its ``val`` is the test part.
 
-    Args:
-        root: the folder that has ``tiny-imagenet-200``.
-        validation_per_class: how many training images of each class to draw for validation.
-        imbalance: the ratio of the first class's training images to the last one's; see `long_tail`.
-        augmentation: the augmentation of the training images.
-        split_seed: the seed of the validation images and of the long tail.
+    Reads the folder ``tiny-imagenet-200``. ``validation_per_class`` is how many training images of each class
+    to draw for validation. The other options are those of `image_folder`.
     """
     one_of("augmentation", augmentation, ("crop-flip", "none"))
     folder = root / "tiny-imagenet-200"
@@ -189,19 +185,10 @@ def imagenet(
 ) -> DataSets:
     """ImageNet (ILSVRC 2012): 1.28 million training images in 1,000 classes.
 
-    The official validation images are divided into a validation and a test part, stratified by class.
-
-    Args:
-        root: the data folder.
-        folder: the folder with ``train/<wnid>/…`` and ``val/<wnid>/…``, relative to ``root``. If it has
-            ``LOC_synset_mapping.txt``, the names of the classes are read from there.
-        image_size: the side of the square images that the model gets.
-        validation: the fraction of the official validation images for validation; the rest is the test.
-        augmentation: the augmentation of the training images.
-        colour_jitter: the strength of random changes of brightness, contrast and saturation.
-        erasing: the probability of erasing a random rectangle.
-        imbalance: the ratio of the first class's training images to the last one's; see `long_tail`.
-        split_seed: the seed of the parts and of the long tail.
+    Reads ``train/<wnid>/…`` and ``val/<wnid>/…`` in ``folder``. If it has ``LOC_synset_mapping.txt``, the
+    names of the classes are read from there. The fraction ``validation`` of the official validation images,
+    stratified by class, is for validation, and the rest is the test. The other options are those of
+    `image_folder`.
     """
     base = root / folder
     for name in ("train", "val"):

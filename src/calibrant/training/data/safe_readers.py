@@ -5,7 +5,6 @@ from __future__ import annotations
 import pickle
 import re
 from collections.abc import Sequence
-from io import BufferedReader
 from pathlib import Path
 from typing import Any
 
@@ -72,7 +71,7 @@ def read_pickle(path: Path) -> dict[str, Any]:
     """
     with path.open("rb") as file:
         try:
-            content = _plain(_PlainUnpickler(file).load())
+            content = _plain(_PlainUnpickler(file, encoding="bytes").load())
         except OSError:
             raise
         except Exception as error:  # a damaged pickle can raise nearly anything
@@ -133,10 +132,6 @@ def _array(content: Any, kind: Any, shape: Any, order: Any) -> Array:
     return array
 
 
-def _empty_array(*_: object) -> _PlainArray:
-    return _PlainArray()
-
-
 def _array_from_buffer(content: Any, kind: Any, shape: Any, order: Any, *_: object) -> _PlainArray:
     array = _PlainArray()
     array.value = _array(content, kind, shape, order)
@@ -153,22 +148,18 @@ def _encoded(text: str, encoding: str) -> bytes:
 _REPLACEMENTS: dict[tuple[str, str], Any] = {
     ("numpy", "dtype"): _PlainType,
     ("numpy", "ndarray"): _PlainArray,
-    ("numpy.core.multiarray", "_reconstruct"): _empty_array,
-    ("numpy._core.multiarray", "_reconstruct"): _empty_array,
+    ("numpy.core.multiarray", "_reconstruct"): lambda *_: _PlainArray(),
     ("numpy.core.numeric", "_frombuffer"): _array_from_buffer,
-    ("numpy._core.numeric", "_frombuffer"): _array_from_buffer,
     ("_codecs", "encode"): _encoded,
 }
 
 
 class _PlainUnpickler(pickle.Unpickler):
-    def __init__(self, file: BufferedReader) -> None:
-        super().__init__(file, encoding="bytes")
-
     def find_class(self, module: str, name: str) -> Any:
-        if (module, name) not in _REPLACEMENTS:
+        place = module.replace("numpy._core.", "numpy.core.")  # its name since NumPy 2
+        if (place, name) not in _REPLACEMENTS:
             raise ValueError(f"it asks for {module}.{name}, expected nothing but NumPy arrays")
-        return _REPLACEMENTS[module, name]
+        return _REPLACEMENTS[place, name]
 
 
 def _plain(value: Any) -> Any:

@@ -102,24 +102,11 @@ def huggingface(
     Nothing is downloaded. To save a data set from the hub, run
     ``datasets.load_dataset("ag_news").save_to_disk("DATA_ROOT/ag_news")``.
 
-    Args:
-        root: the data folder.
-        path: the folder of the data set, relative to ``root``: written by ``save_to_disk``, or in a form that
-            ``load_dataset`` understands.
-        name: the configuration, if the data set has several.
-        text: the column of the text.
-        label: the column of the label: a class label, a string or an integer.
-        train_split: the name of the training part.
-        validation_split: the name of the validation part; ``""`` to draw it from the training part.
-        test_split: the name of the test part; ``""`` to draw it from the training part.
-        split_seed: the seed of the draws, which are stratified by class.
-        validation: the fraction of the training part to draw for validation.
-        test: the fraction of the training part to draw for the test.
-        length: how many words of a text to keep; see `encode`, also for the options below.
-        test_length: the same for validation and test.
-        vocabulary: the size of the vocabulary.
-        embedding: a file of GloVe vectors, or ``""`` for none.
-        tokenizer: a tokenizer of ``transformers``, or ``""`` for none.
+    ``path`` is the folder of the data set, relative to ``root``: written by ``save_to_disk``, or in a form
+    that ``load_dataset`` understands. ``name`` is the configuration, if the data set has several. The parts
+    are ``train_split``, ``validation_split`` and ``test_split``; ``""`` draws one of the last two from the
+    training part. A label is a class label, a string or an integer. The other options are those of
+    `text_table`.
 
     Raises:
         ImportError: ``datasets`` is not installed.
@@ -164,11 +151,8 @@ def huggingface(
             classes = list(range(len(names))) if names else sorted_classes(labels, folder)
         targets = class_positions(labels, classes, where, range(len(labels)), f"part {train_split!r}")
         parts.append(Documents(texts, targets))
-    documents, class_names = (
-        draw_missing(parts, validation, test, split_seed),
-        tuple(map(str, names or classes)),
-    )
-    return encode(root, documents, class_names, length, test_length, vocabulary, embedding, tokenizer)
+    documents, class_names = draw_missing(parts, validation, test, split_seed), map(str, names or classes)
+    return encode(root, documents, tuple(class_names), length, test_length, vocabulary, embedding, tokenizer)
 
 
 def _rows(file: Path, text: str, label: str) -> Iterator[tuple[int, str, str | int]]:
