@@ -86,14 +86,10 @@ class Window:
         crop = len(canvas)
         top, left = max(self.top, 0), max(self.left, 0)
         bottom, right = min(self.top + crop, self.height), min(self.left + crop, self.width)
-        across, down = pixels.shape[1] / self.width, pixels.shape[0] / self.height
+        height, width = pixels.shape[:2]
+        across, down = width / self.width, height / self.height
         # Only the visible part is scaled: of an image at twice its size, a quarter or less.
-        box = (
-            left * across,
-            top * down,
-            min(right * across, pixels.shape[1]),
-            min(bottom * down, len(pixels)),
-        )
+        box = (left * across, top * down, min(right * across, width), min(bottom * down, height))
         part = Image.fromarray(pixels).resize((right - left, bottom - top), resample, box)
         canvas[top - self.top : bottom - self.top, left - self.left : right - self.left] = np.asarray(part)
         if self.mirrored:
