@@ -111,17 +111,8 @@ def training_batches(
 ) -> Iterable[Batch]:
     """This process's elements of every batch of an epoch, augmented.
 
-    Args:
-        split: the training data.
-        seed: the seed of the order and the augmentation.
-        epoch: the epoch, which changes both.
-        batch_size: elements per batch, over all processes.
-        drop_last: leave out a last, smaller batch.
-        first: the number of batches to skip, in a resumed run.
-        rank: the rank of this process.
-        processes: the number of processes.
-        workers: processes that prepare batches, unless the data are on a GPU.
-        pinned: put batches into pinned memory, from which a GPU copies directly.
+    Seed and epoch decide the order and the augmentation. A batch has ``batch_size`` elements over all
+    processes. A resumed run skips the ``first`` batches.
     """
     order = shuffled(len(split), seed, epoch)
     if split.device.type != "cpu":

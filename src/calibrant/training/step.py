@@ -23,14 +23,8 @@ _WARM_UP = 3  # eager steps before the recording; the last of them is watched
 class Step:
     """A training step: forward pass, loss, backward pass, optimizer and running average.
 
-    On a GPU the host never waits for it, and it changes tensors in place only.
-
-    Args:
-        parts: the parts of the run.
-        total_loss: a scalar to which each step adds its loss.
-
-    Attributes:
-        compiled: the compiled model, once there is one. Batches of the full size go through it.
+    On a GPU the host never waits for it, and it changes tensors in place only. The loss is added to
+    ``total_loss``. Batches of the full size go through ``compiled``, once there is a compiled model.
     """
 
     def __init__(self, parts: Parts, total_loss: Tensor) -> None:
