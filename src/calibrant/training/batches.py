@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-from calibrant.training.data import DataSets, Inputs, Split, random_numbers, shuffled
+from calibrant.training.data import DataSets, Inputs, Split, map_inputs, random_numbers, shuffled, tensors_of
 
 Batch = tuple[Inputs, Tensor]
 
@@ -34,15 +34,7 @@ def rows_of(batch: Batch, rows: slice) -> Batch:
     (tensor([1., 2.]), tensor([1, 2]))
     """
     inputs, target = batch
-    if isinstance(inputs, dict):
-        return {name: tensor[rows] for name, tensor in inputs.items()}, target[rows]
-    return inputs[rows], target[rows]
-
-
-def tensors_of(batch: Batch) -> list[Tensor]:
-    """All tensors of a batch, the target last."""
-    inputs, target = batch
-    return [*(inputs.values() if isinstance(inputs, dict) else [inputs]), target]
+    return map_inputs(inputs, lambda tensor: tensor[rows]), target[rows]
 
 
 class _Batches(Dataset[Batch]):
@@ -67,7 +59,7 @@ def _made_at_once(batches: _Batches, parts: Sequence[Tensor]) -> Iterator[Batch]
             first += len(part)
         start += count
         if count == 1:
-            size = sum(tensor.nbytes for tensor in tensors_of(made)[:-1])
+            size = sum(tensor.nbytes for tensor in tensors_of(made[0]))
             count = max(1, min(_AT_ONCE, _BYTES_AT_ONCE // max(1, size)))
 
 

@@ -13,8 +13,9 @@ import torch
 from lightning_fabric.wrappers import _FabricModule
 from torch import nn
 
-from calibrant.training.batches import Batch, rows_of, tensors_of
+from calibrant.training.batches import Batch, rows_of
 from calibrant.training.checkpoint import random_state, restore_random_state
+from calibrant.training.data import tensors_of
 from calibrant.training.setup import Parts, is_single_gpu
 
 COMPILE_SECONDS = 60.0
@@ -88,7 +89,7 @@ def _marker(parts: Parts, batch: Batch) -> Path:
         str(parts.recipe.model),
         parts.recipe.accumulate,
         parts.fabric.strategy.precision.precision,
-        [tuple(tensor.shape) for tensor in tensors_of(batch)],
+        [tuple(tensor.shape) for tensor in (*tensors_of(batch[0]), batch[1])],
         parts.data.num_classes,
         torch.__version__,
         torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu",

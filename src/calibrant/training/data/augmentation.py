@@ -25,9 +25,7 @@ class Normalisation:
     >>> Normalisation((0.5,), (0.25,))(torch.tensor([[[0, 255]]], dtype=torch.uint8)).round()
     tensor([[[-2.,  2.]]])
 
-    Args:
-        mean: the mean of each channel, for pixels in [0, 1].
-        std: the standard deviation of each channel.
+    The constants of each channel are those of pixels in [0, 1].
     """
 
     mean: tuple[float, ...]
@@ -77,10 +75,6 @@ class Standardisation:
 
     >>> Standardisation((1.0, 0.0), (2.0, 1.0))(torch.tensor([[5.0, 5.0]]))
     tensor([[2., 5.]])
-
-    Args:
-        mean: the mean of each feature or channel.
-        std: the standard deviation of each feature or channel.
     """
 
     mean: tuple[float, ...]
@@ -118,10 +112,8 @@ NORMALISATIONS: dict[Published, Normalisation] = {
 def crop_flip(images: Tensor, draws: Tensor, padding: int = 4) -> Tensor:
     """Random shifts by up to ``padding`` pixels, filled with black, and random mirror images.
 
-    Args:
-        images: ``(n, C, H, W)``, on any device.
-        draws: ``(n, 3 or more)`` random numbers: row, column, mirror.
-        padding: the largest shift.
+    The images ``(n, C, H, W)`` may be on any device. ``draws`` are ``(n, 3 or more)`` random numbers, for
+    row, column and mirror image.
 
     >>> image = torch.arange(1, 5).reshape(1, 1, 2, 2)
     >>> crop_flip(image, torch.tensor([[0.0, 0.5, 0.9]]), padding=1)  # moved down by one row

@@ -26,12 +26,6 @@ class ImageSplit(TensorSplit):
     >>> inputs, targets = part.batch(torch.tensor([1]))
     >>> inputs.shape, inputs.dtype
     (torch.Size([1, 3, 8, 8]), torch.float32)
-
-    Args:
-        images: ``(N, C, H, W)``, uint8.
-        targets: ``(N,)`` labels.
-        normalisation: the normalisation of the pixels.
-        augmentation: "crop-flip" for random shifts of up to four pixels and mirror images, or "none".
     """
 
     inputs: Tensor
@@ -74,7 +68,7 @@ def cifar10(
         root: the folder that has ``cifar-10-batches-py``, the version for Python.
         validation: how many training images to draw for validation, stratified by class.
         imbalance: the ratio of the first class's training images to the last one's; see `long_tail`.
-        augmentation: the augmentation of the training images.
+        augmentation: "crop-flip" for random shifts of up to four pixels and mirror images, or "none".
         split_seed: the seed of the validation images and of the long tail.
     """
     folder = root / "cifar-10-batches-py"

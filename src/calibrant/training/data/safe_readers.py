@@ -20,12 +20,6 @@ class MissingDataError(FileNotFoundError):
 
     >>> print(MissingDataError(Path("data/a.bin"), "a.tar from https://example.org", Path("data")))
     data/a.bin is missing: download a.tar from https://example.org and unpack it in data
-
-    Args:
-        path: the file that was expected.
-        download: the file to download, and its address.
-        folder: the folder to put it in.
-        how: what to do with the download: "unpack" or "put".
     """
 
     def __init__(self, path: Path, download: str, folder: Path, how: str = "unpack") -> None:

@@ -86,19 +86,11 @@ def stratified(targets: Tensor, sizes: Sequence[int], seed: int) -> list[Tensor]
 
 
 def long_tail(targets: Tensor, imbalance: float, seed: int, num_classes: int | None = None) -> Tensor:
-    """Indices of a random subset with exponentially decreasing class counts.
+    """Sorted indices of a random subset with exponentially decreasing class counts.
 
-    Class k keeps ``n · imbalance^(−k / (K − 1))`` elements, where n is the count of the smallest class. On
-    balanced data this is the long-tailed CIFAR of Cui et al. (2019).
-
-    Args:
-        targets: ``(N,)`` labels.
-        imbalance: the ratio of the first class's count to the last one's; 1 keeps every element.
-        seed: the seed of the draw.
-        num_classes: K; by default the largest label plus one.
-
-    Returns:
-        Sorted indices. Every class keeps at least one element.
+    Class k keeps ``n · imbalance^(−k / (K − 1))`` elements, but at least one, where n is the count of the
+    smallest class. On balanced data this is the long-tailed CIFAR of Cui et al. (2019). The imbalance 1 keeps
+    every element. By default, K is the largest label plus one.
 
     >>> kept = long_tail(torch.arange(3).repeat_interleave(100), imbalance=100, seed=0)
     >>> torch.bincount(torch.arange(3).repeat_interleave(100)[kept])

@@ -105,14 +105,8 @@ class SegmentationSplit(Split):
     Outside the image, a square has the mean colour and the label ``void``. Labels are scaled by nearest
     neighbour.
 
-    Args:
-        files: pairs of an image file and a label file.
-        num_classes: K; a label file has the values ``0 … K - 1`` and ``void``.
-        void: the label of pixels that do not count.
-        crop: the side of the square.
-        scales: the smallest and the largest factor of the random scaling.
-        augmentation: whether to augment.
-        kept: a dictionary in which to keep decoded images; None to decode them each time.
+    ``files`` are pairs of an image file and a label file, which has the values ``0 … K - 1`` and ``void``.
+    Decoded images are kept in the dictionary ``kept``, or decoded each time if it is None.
     """
 
     files: Files
