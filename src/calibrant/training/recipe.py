@@ -6,7 +6,7 @@ import math
 import re
 import tomllib
 import typing
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import MISSING, dataclass, field, fields, replace
 from importlib import resources
 from pathlib import Path
@@ -276,7 +276,7 @@ def _plain_fields() -> tuple[str, ...]:
     return tuple(name for name in _KEYS if name not in _CHOICES and name != "losses")
 
 
-def _check_known(what: str, name: str, known: Iterable[str]) -> None:
+def _check_known(what: str, name: str, known: Collection[str]) -> None:
     if name not in known:
         raise RecipeError(f"unknown {what} {name!r}{nearest(name, known)}; known: {', '.join(known)}")
 

@@ -90,8 +90,11 @@ def validate(parts: Parts, *, observe: bool, select: str = "last") -> dict[str, 
 
 def _nll_after_temperature(batches: list[tuple[Tensor, Tensor]], ignore_index: int) -> float:
     calibrator = Temperature().fit_batches(batches, ignore_index=ignore_index)
-    sums = [ValidationSums.of(calibrator(logits), target, ignore_index) for logits, target in batches]
-    return sum(float(each.nll) for each in sums) / sum(float(each.samples) for each in sums)
+    total = count = 0.0
+    for logits, target in batches:
+        sums = ValidationSums.of(calibrator(logits), target, ignore_index)
+        total, count = total + float(sums.nll), count + float(sums.samples)
+    return total / count
 
 
 @torch.no_grad()
