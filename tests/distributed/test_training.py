@@ -194,7 +194,7 @@ COMPARING = """
 import sys
 from calibrant.training import Recipe, compare, loop
 
-loop.STORED = 0  # as if the predictions were too many to keep
+loop.run_folder.STORED = 0  # as if the predictions were too many to keep
 recipe = Recipe.load("digits-lt").override(["epochs=1", "optimizer=sgd[lr=0.1]"])  # of 206 images
 found = compare(recipe, ["ce", "cals-alm"], [0], sys.argv[1], resamples=20)
 print("comparison" if found is not None else "nothing")

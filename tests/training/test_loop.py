@@ -25,11 +25,11 @@ from calibrant.losses import AdaptiveLoss, create_loss
 from calibrant.options import RecipeError
 from calibrant.training import checkpoint, logs, loop, setup, validation
 from calibrant.training.data import DATA_SETS, MissingDataError, load_data
-from calibrant.training.folder import is_finished
 from calibrant.training.loop import TrainingError, train
 from calibrant.training.models import create_model
 from calibrant.training.optimization import SCHEDULES
 from calibrant.training.recipe import Recipe
+from calibrant.training.run_folder import is_finished
 from calibrant.training.setup import make_fabric, set_up
 from tests.distributed.processes import PREPARED
 
@@ -420,7 +420,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Path:
         pytest.param(Path, "replace", 11, id="rename-after-that"),
         pytest.param(logs.Logs, "write", 2, id="logs"),
         pytest.param(logs.Logs, "write", 4, id="last-logs"),
-        pytest.param(loop, "save_weights", 1, id="weights"),
+        pytest.param(loop.run_folder, "save_weights", 1, id="weights"),
         pytest.param(loop, "write_predictions", 2, id="predictions"),
     ],
 )

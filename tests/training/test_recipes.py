@@ -19,9 +19,9 @@ from safetensors.torch import load_file
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from calibrant.training.data import load_data
-from calibrant.training.folder import is_finished
 from calibrant.training.loop import train
 from calibrant.training.recipe import Recipe, shipped_recipes
+from calibrant.training.run_folder import is_finished
 
 PAGE = (Path(__file__).parents[2] / "docs" / "recipes.md").read_text(encoding="utf-8")
 

@@ -50,7 +50,7 @@ def test_the_model_is_the_one_that_predicted(run: Run) -> None:
 def test_without_stored_predictions_the_model_predicts_again(
     run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(loop, "STORED", 0)
+    monkeypatch.setattr(loop.run_folder, "STORED", 0)
     bare = Run(train(RECIPE, tmp_path))
     assert not (tmp_path / "test.npz").exists()
     for _ in range(2):  # a Predicted can be read again

@@ -40,7 +40,7 @@ def train(
         followed = options.load_recipe(recipe, changes, loss=loss, seed=seed)
         from calibrant.training import train
         from calibrant.training.data import load_data
-        from calibrant.training.folder import check_folder, is_finished
+        from calibrant.training.run_folder import check_folder, is_finished
         from calibrant.training.runs import Run, folder_of
 
         folder = output or folder_of(Path("runs", followed.name), followed.loss, followed.seed)

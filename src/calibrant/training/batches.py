@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-from calibrant.training.data import DataSets, Inputs, Split, random_numbers, shuffled
+from calibrant.training.data import DataSets, Inputs, Split, map_inputs, random_numbers, shuffled, tensors_of
 
 Batch = tuple[Inputs, Tensor]
 
@@ -34,15 +34,7 @@ def rows_of(batch: Batch, rows: slice) -> Batch:
     (tensor([1., 2.]), tensor([1, 2]))
     """
     inputs, target = batch
-    if isinstance(inputs, dict):
-        return {name: tensor[rows] for name, tensor in inputs.items()}, target[rows]
-    return inputs[rows], target[rows]
-
-
-def tensors_of(batch: Batch) -> list[Tensor]:
-    """All tensors of a batch, the target last."""
-    inputs, target = batch
-    return [*(inputs.values() if isinstance(inputs, dict) else [inputs]), target]
+    return map_inputs(inputs, lambda tensor: tensor[rows]), target[rows]
 
 
 class _Batches(Dataset[Batch]):
@@ -67,7 +59,7 @@ def _made_at_once(batches: _Batches, parts: Sequence[Tensor]) -> Iterator[Batch]
             first += len(part)
         start += count
         if count == 1:
-            size = sum(tensor.nbytes for tensor in tensors_of(made)[:-1])
+            size = sum(tensor.nbytes for tensor in tensors_of(made[0]))
             count = max(1, min(_AT_ONCE, _BYTES_AT_ONCE // max(1, size)))
 
 
@@ -111,17 +103,8 @@ def training_batches(
 ) -> Iterable[Batch]:
     """This process's elements of every batch of an epoch, augmented.
 
-    Args:
-        split: the training data.
-        seed: the seed of the order and the augmentation.
-        epoch: the epoch, which changes both.
-        batch_size: elements per batch, over all processes.
-        drop_last: leave out a last, smaller batch.
-        first: the number of batches to skip, in a resumed run.
-        rank: the rank of this process.
-        processes: the number of processes.
-        workers: processes that prepare batches, unless the data are on a GPU.
-        pinned: put batches into pinned memory, from which a GPU copies directly.
+    Seed and epoch decide the order and the augmentation. A batch has ``batch_size`` elements over all
+    processes. A resumed run skips the ``first`` batches.
     """
     order = shuffled(len(split), seed, epoch)
     if split.device.type != "cpu":

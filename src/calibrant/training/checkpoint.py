@@ -77,30 +77,19 @@ class Writer:
         self._pending: Future[None] | None = None
 
     def write(self, last: Mapping[str, Any], best: Mapping[str, Any] | None = None) -> None:
-        """Write the newest state, and the best weights if they have changed.
-
-        Raises:
-            OSError: this checkpoint or the one before could not be written.
-        """
+        """Write the newest state, and the best weights if they have changed."""
         self.wait()
-        if self._thread is None:
-            self._write(last, best)
-            return
-        try:
-            last, best = copy.deepcopy((last, best))
-        except torch.OutOfMemoryError:  # no room for copies
-            self._write(last, best)
-            return
-        if self._stream is not None:
-            self._stream.wait_stream(torch.cuda.current_stream())
-        self._pending = self._thread.submit(self._write_aside, last, best)
+        if self._thread is not None:
+            with suppress(torch.OutOfMemoryError):  # no room for copies
+                last, best = copy.deepcopy((last, best))
+                if self._stream is not None:
+                    self._stream.wait_stream(torch.cuda.current_stream())
+                self._pending = self._thread.submit(self._write_aside, last, best)
+                return
+        self._write(last, best)
 
     def wait(self) -> None:
-        """Wait until everything is on the disk.
-
-        Raises:
-            OSError: the last checkpoint could not be written.
-        """
+        """Wait until everything is on the disk; raise the error if the last checkpoint was not written."""
         pending, self._pending = self._pending, None
         if pending is not None:
             pending.result()

@@ -13,8 +13,9 @@ import torch
 from lightning_fabric.wrappers import _FabricModule
 from torch import nn
 
-from calibrant.training.batches import Batch, rows_of, tensors_of
+from calibrant.training.batches import Batch, rows_of
 from calibrant.training.checkpoint import random_state, restore_random_state
+from calibrant.training.data import tensors_of
 from calibrant.training.setup import Parts, is_single_gpu
 
 COMPILE_SECONDS = 60.0
@@ -30,13 +31,8 @@ TIME_SAVED = 0.25
 def repays(history: Sequence[Mapping[str, float]], epochs: int, compile_seconds: float) -> bool:
     """Whether compiling saves more time than it takes.
 
-    The remaining time is estimated from the shorter of the last two epochs: the first epoch of a process is
-    longer because it warms up.
-
-    Args:
-        history: the log rows of the epochs so far.
-        epochs: the number of epochs of the run.
-        compile_seconds: the expected time to compile.
+    The remaining time is estimated from the shorter of the last two epochs in the log rows: the first epoch
+    of a process is longer because it warms up.
 
     >>> rows = [{"seconds": 9.0}, {"seconds": 4.0}]
     >>> repays(rows, 30, COMPILE_SECONDS), repays(rows, 30, CACHED_COMPILE_SECONDS)
@@ -49,13 +45,7 @@ def repays(history: Sequence[Mapping[str, float]], epochs: int, compile_seconds:
 
 
 def should_compile(parts: Parts, batch: Batch, history: Sequence[Mapping[str, float]]) -> bool:
-    """Whether to compile the network now, by the recipe, the device, and the time that is left.
-
-    Args:
-        parts: the parts of the run.
-        batch: the next batch, on the device.
-        history: the log rows of the epochs so far.
-    """
+    """Whether to compile the network before the next batch, by recipe, device and the time that is left."""
     if parts.recipe.compile != "auto" or not is_single_gpu(parts.fabric) or len(batch[1]) != parts.batch_size:
         return False
     epochs = parts.recipe.epochs
@@ -65,14 +55,9 @@ def should_compile(parts: Parts, batch: Batch, history: Sequence[Mapping[str, fl
 
 
 def compile_network(parts: Parts, batch: Batch) -> _FabricModule:
-    """The network behind `torch.compile`, compiled by a forward and a backward pass that leave no trace.
+    """The network behind `torch.compile`, compiled by a forward and a backward pass on a full batch.
 
-    Args:
-        parts: the parts of the run.
-        batch: a full batch, on the device. Its numbers do not matter.
-
-    Raises:
-        Exception: the network cannot be compiled. Nothing has changed.
+    The passes leave no trace, even if they raise an exception.
     """
     fabric, network = parts.fabric, parts.network
     inputs, target = rows_of(batch, slice(0, parts.batch_size // parts.recipe.accumulate))
@@ -104,7 +89,7 @@ def _marker(parts: Parts, batch: Batch) -> Path:
         str(parts.recipe.model),
         parts.recipe.accumulate,
         parts.fabric.strategy.precision.precision,
-        [tuple(tensor.shape) for tensor in tensors_of(batch)],
+        [tuple(tensor.shape) for tensor in (*tensors_of(batch[0]), batch[1])],
         parts.data.num_classes,
         torch.__version__,
         torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu",

@@ -57,12 +57,7 @@ class _DelayedMean:
 
 
 class Display:
-    """Shows epochs, batches, loss, accuracy, ECE and the learned state of the loss.
-
-    Args:
-        recipe: the recipe of the run.
-        shown: False shows nothing at all.
-    """
+    """Shows epochs, batches, loss, accuracy, ECE and the learned state of the loss, if ``shown`` is true."""
 
     def __init__(self, recipe: Recipe, *, shown: bool) -> None:
         self.recipe, self.shown = recipe, shown
@@ -128,12 +123,7 @@ class Display:
             self._progress.update(self._task, completed=self._epoch * self._steps + steps)
 
     def end_epoch(self, row: Mapping[str, float], learned: Mapping[str, Tensor]) -> None:
-        """Show the figures of an epoch.
-
-        Args:
-            row: the log row of the epoch.
-            learned: the learned state of the loss.
-        """
+        """Show the figures in the log row of an epoch, and the learned state of the loss."""
         figures = f"accuracy {100 * row['validation_accuracy']:.1f} % ECE {100 * row['validation_ece']:.1f} %"
         self._figures = f"{figures} {learned_in_words(learned)}".rstrip()
         text = f"loss {row['train_loss']:.3f} {self._figures}"

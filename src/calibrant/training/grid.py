@@ -15,9 +15,9 @@ from calibrant.distributed import together
 from calibrant.evaluation.comparison import Comparison, Method
 from calibrant.options import Choice, RecipeError, options_of
 from calibrant.training.data import DATA_SETS, DataSets, Inputs, Split, load_data
-from calibrant.training.folder import check_begun
 from calibrant.training.loop import train
 from calibrant.training.recipe import Recipe
+from calibrant.training.run_folder import check_begun
 from calibrant.training.runs import Run, folder_of
 from calibrant.training.setup import make_fabric
 

@@ -35,11 +35,7 @@ def learned_columns(learned: Mapping[str, Tensor]) -> dict[str, float]:
 
 
 class Logs:
-    """The log files of a run. Rows that a killed run wrote after its last checkpoint are replaced.
-
-    Args:
-        folder: the folder of the run.
-    """
+    """The log files of a run. Rows that a killed run wrote after its last checkpoint are replaced."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -53,12 +49,7 @@ class Logs:
             self._board.close()
 
     def write(self, history: Sequence[dict[str, float]], learned: Mapping[str, Tensor]) -> None:
-        """Write all rows to the files, and the last one to TensorBoard.
-
-        Args:
-            history: a row for each epoch.
-            learned: the learned state of the loss after the last epoch, for histograms.
-        """
+        """Write all rows to the files; the last one, and histograms of the learned state, to TensorBoard."""
         lines = "".join(json.dumps(row) + "\n" for row in history)
         replace_file(self.folder / "log.jsonl", lines.encode())
         columns = list(dict.fromkeys(name for row in history for name in row))

@@ -21,27 +21,11 @@ from calibrant.distributed import gather, together
 from calibrant.losses import AdaptiveLoss
 from calibrant.predictions import write_predictions
 from calibrant.statistics import sum_dtype
-from calibrant.training import TrainingError, checkpoint
+from calibrant.training import TrainingError, checkpoint, run_folder
 from calibrant.training.batches import Batch, training_batches
 from calibrant.training.compilation import compile_network, should_compile
 from calibrant.training.data import DataSets, Inputs, Split, load_data
 from calibrant.training.display import Display
-from calibrant.training.folder import (
-    CHECKPOINTS,
-    LEARNED,
-    LOSS,
-    RECIPE,
-    RESULT,
-    STORED,
-    WEIGHTS,
-    as_written,
-    check_data,
-    check_folder,
-    in_order,
-    is_finished,
-    result_of,
-    save_weights,
-)
 from calibrant.training.logs import Logs, learned_columns
 from calibrant.training.optimization import SCHEDULES, load_moments, set_rates
 from calibrant.training.recipe import Recipe
@@ -95,10 +79,10 @@ def train(
     if fabric is None:
         fabric = make_fabric(recipe)
         fabric.launch()
-    together(lambda: check_folder(folder, recipe), "checking the output folder")
-    if _agreed("whether the run is finished", is_finished(folder)):
+    together(lambda: run_folder.check_folder(folder, recipe), "checking the output folder")
+    if _agreed("whether the run is finished", run_folder.is_finished(folder)):
         if data is not None:
-            check_data(folder, result_of(folder).get("data"), data.fingerprint)
+            run_folder.check_data(folder, run_folder.result_of(folder).get("data"), data.fingerprint)
         return folder
     with ExitStack() as stack:
         display = stack.enter_context(Display(recipe, shown=progress and fabric.is_global_zero))
@@ -108,7 +92,7 @@ def train(
         loop = Loop(set_up(recipe, data, fabric), folder, display)
         if fabric.is_global_zero:  # only now: a recipe that cannot be followed leaves no folder behind
             folder.mkdir(parents=True, exist_ok=True)
-            replace_file(folder / RECIPE, recipe.to_toml().encode())
+            replace_file(folder / run_folder.RECIPE, recipe.to_toml().encode())
             loop.logs = stack.enter_context(Logs(folder))
         if fabric.device.type == "cuda":
             stack.callback(setattr, torch.backends.cudnn, "benchmark", torch.backends.cudnn.benchmark)
@@ -132,11 +116,6 @@ def _agreed(what: str, value: T) -> T:
 class Loop:
     """A training run in progress.
 
-    Args:
-        parts: the parts of the run.
-        folder: the folder of the run.
-        display: shows the progress.
-
     Attributes:
         epoch: the number of complete epochs.
         step: the number of steps taken in the current epoch.
@@ -156,7 +135,7 @@ class Loop:
         self.learned: dict[str, list[Tensor]] = {}
         self.best = math.nan
         single_gpu = is_single_gpu(parts.fabric)
-        self.writer = checkpoint.Writer(folder / CHECKPOINTS, background=single_gpu)
+        self.writer = checkpoint.Writer(folder / run_folder.CHECKPOINTS, background=single_gpu)
         self.rates = parts.learning_rates
         self.plain_step = Step(parts, self.total_loss)
         self.take_step = self._recorded()
@@ -342,7 +321,7 @@ class Loop:
         if state is None:
             _agreed("how far the run has come", (self.epoch, self.step))
             return
-        check_data(self.folder, state.get("data"), parts.fingerprint)
+        run_folder.check_data(self.folder, state.get("data"), parts.fingerprint)
         parts.network.load_state_dict(state["model"])
         load_moments(parts.optimizer.optimizer, state["optimizer"])
         parts.fabric.strategy.precision.load_state_dict(state["precision"])
@@ -376,11 +355,11 @@ class Loop:
             parts.evaluated.load_state_dict(best["model"])
             epoch = best["epoch"]
         if parts.fabric.is_global_zero:
-            save_weights(parts.evaluated, folder / WEIGHTS)
-            save_weights(parts.loss, folder / LOSS)
+            run_folder.save_weights(parts.evaluated, folder / run_folder.WEIGHTS)
+            run_folder.save_weights(parts.loss, folder / run_folder.LOSS)
             if self.learned:
                 over_epochs = {name: torch.stack(values) for name, values in self.learned.items()}
-                replace_file(folder / LEARNED, save_tensors(over_epochs))
+                replace_file(folder / run_folder.LEARNED, save_tensors(over_epochs))
         for name in ("validation", "test"):
             split = getattr(parts.data, name)
             if len(split):
@@ -396,16 +375,16 @@ class Loop:
                 "normalisation": constants and {"mean": constants.mean, "std": constants.std},
                 "history": self.history,
             }
-            replace_file(folder / RESULT, (json.dumps(result, indent=1) + "\n").encode())
+            replace_file(folder / run_folder.RESULT, (json.dumps(result, indent=1) + "\n").encode())
 
     def _store(self, split: Split, path: Path) -> None:
         """Write the predictions for a split, unless they take too much space."""
         batches: list[tuple[Tensor, Tensor]] = []
         for logits, target in predictions(self.parts, split):
-            if not batches and logits[0].numel() * 4 * len(split) > STORED:
+            if not batches and logits[0].numel() * 4 * len(split) > run_folder.STORED:
                 return  # in every process alike; `calibrant.training.runs` predicts when asked
-            batches.append((logits.cpu(), as_written(target.cpu(), self.parts.data.ignore_index)))
+            batches.append((logits.cpu(), run_folder.as_written(target.cpu(), self.parts.data.ignore_index)))
         processes = gather(batches)
         if self.parts.fabric.is_global_zero:
-            logits, labels = in_order(processes, len(split))
+            logits, labels = run_folder.in_order(processes, len(split))
             write_predictions(path, [(logits, labels)], len(split), self.parts.data.class_names)

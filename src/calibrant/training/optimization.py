@@ -109,6 +109,8 @@ def load_moments(optimizer: Optimizer, state: Mapping[Any, Any]) -> None:
 class RunningAverage:
     """An exponential average of the weights and buffers of a network; integer buffers are copied.
 
+    ``decay`` is the weight of the old average at each update. The first update copies the network.
+
     >>> network = nn.Linear(1, 1, bias=False)
     >>> average = RunningAverage(network, decay=0.75)
     >>> for value in (1.0, 5.0):
@@ -116,10 +118,6 @@ class RunningAverage:
     ...     average.update()
     >>> average.module.weight.item()
     2.0
-
-    Args:
-        network: the network to average.
-        decay: the weight of the old average at each update. The first update copies the network.
     """
 
     def __init__(self, network: nn.Module, decay: float) -> None:

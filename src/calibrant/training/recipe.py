@@ -6,7 +6,7 @@ import math
 import re
 import tomllib
 import typing
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import MISSING, dataclass, field, fields, replace
 from importlib import resources
 from pathlib import Path
@@ -39,16 +39,8 @@ _CHOICES: dict[str, Mapping[str, Any]] = {
 }
 """The tables of a recipe that choose something by its name, with the registry of each."""
 
-_AT_LEAST = {
-    "epochs": 1,
-    "batch_size": 1,
-    "evaluation_batch_size": 0,
-    "accumulate": 1,
-    "gradient_clip": 0,
-    "workers": 0,
-    "checkpoint_batches": 0,
-    "seed": 0,
-}
+_AT_LEAST_0 = ("evaluation_batch_size", "gradient_clip", "workers", "checkpoint_batches", "seed")
+_AT_LEAST = dict.fromkeys(("epochs", "batch_size", "accumulate"), 1) | dict.fromkeys(_AT_LEAST_0, 0)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -216,8 +208,7 @@ class Recipe:
         try:
             table = tomllib.loads(text)
             for key in table:
-                if key not in _KEYS:
-                    raise RecipeError(f"unknown key {key!r}{nearest(key, _KEYS)}; known: {', '.join(_KEYS)}")
+                _check_known("key", key, _KEYS)
             if name is not None:
                 table.setdefault("name", name)
             for entry in fields(cls):
@@ -260,8 +251,7 @@ class Recipe:
             key, *inside = [part.strip() for part in written.split(".")]
             if not equals:
                 raise RecipeError(f"cannot read {change!r}; expected key=value, as in optimizer.lr=0.05")
-            if key not in _KEYS:
-                raise RecipeError(f"unknown key {key!r}{nearest(key, _KEYS)}; known: {', '.join(_KEYS)}")
+            _check_known("key", key, _KEYS)
             current = changed.get(key, getattr(self, key))
             if key in _CHOICES and not inside:
                 changed[key] = Choice.parse(text)
@@ -286,6 +276,11 @@ def _plain_fields() -> tuple[str, ...]:
     return tuple(name for name in _KEYS if name not in _CHOICES and name != "losses")
 
 
+def _check_known(what: str, name: str, known: Collection[str]) -> None:
+    if name not in known:
+        raise RecipeError(f"unknown {what} {name!r}{nearest(name, known)}; known: {', '.join(known)}")
+
+
 def _as_in_toml(value: Any) -> Any:
     """A value as TOML would return it: lists instead of tuples, and nothing that is None."""
     if isinstance(value, Mapping):
@@ -298,10 +293,7 @@ def _checked(table: str, choice: Choice) -> Choice:
     known, options = _CHOICES[table], _as_in_toml(choice.options)
     if table == "model" and ":" in choice.name:
         return Choice(choice.name, options)
-    if choice.name not in known:
-        raise RecipeError(
-            f"unknown {table} {choice.name!r}{nearest(choice.name, known)}; known: {', '.join(known)}"
-        )
+    _check_known(table, choice.name, known)
     functions = [known[choice.name], *([create_model] if table == "model" else [])]
     complete = table != "model"  # the data supply the rest of a model's options
     return Choice(
@@ -342,10 +334,7 @@ def _choice(where: str, table: Any) -> Choice:
 
 def _check_loss(choice: Choice) -> None:
     """Build a loss once, so that its errors appear before training."""
-    if choice.name not in LOSSES:
-        raise RecipeError(
-            f"unknown loss {choice.name!r}{nearest(choice.name, LOSSES)}; known: {', '.join(LOSSES)}"
-        )
+    _check_known("loss", choice.name, LOSSES)
     for name in ("reduction", "ignore_index"):
         if name in choice.options:
             raise RecipeError(

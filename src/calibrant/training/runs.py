@@ -21,22 +21,14 @@ from calibrant.metrics.ood import detection as detect
 from calibrant.metrics.ood import entropy
 from calibrant.options import RecipeError
 from calibrant.predictions import open_predictions, write_predictions
+from calibrant.training import run_folder
 from calibrant.training.batches import evaluation_batches
 from calibrant.training.data import DataSets, Split, load_data
-from calibrant.training.folder import (
-    LEARNED,
-    RECIPE,
-    WEIGHTS,
-    as_written,
-    check_data,
-    is_finished,
-    load_weights,
-    result_of,
-)
 from calibrant.training.models import PREFIXES, create_model
 from calibrant.training.recipe import Recipe
 
 Part = Literal["train", "validation", "test"]
+Predictions = tuple[Tensor, Tensor]
 
 _STARTING_WEIGHTS = ("weights", "replace_head", "pretrained", "encoder_weights")
 """Options of models that say which weights training started from."""
@@ -66,19 +58,19 @@ class Run:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "folder", Path(self.folder))
-        if not (self.folder / RECIPE).is_file():
-            raise RecipeError(f"{self.folder} is not the folder of a run: it has no {RECIPE}")
-        if not is_finished(self.folder):
+        if not (self.folder / run_folder.RECIPE).is_file():
+            raise RecipeError(f"{self.folder} is not the folder of a run: it has no {run_folder.RECIPE}")
+        if not run_folder.is_finished(self.folder):
             raise RecipeError(
                 f"the run in {self.folder} is not finished; give the command that trains it again"
             )
         if self.loaded is not None:
-            check_data(self.folder, self._result.get("data"), self.loaded.fingerprint)
+            run_folder.check_data(self.folder, self._result.get("data"), self.loaded.fingerprint)
 
     @cached_property
     def recipe(self) -> Recipe:
         """The recipe of the run."""
-        path = self.folder / RECIPE
+        path = self.folder / run_folder.RECIPE
         return Recipe.from_toml(path.read_text(encoding="utf-8"), where=str(path))
 
     @cached_property
@@ -87,7 +79,7 @@ class Run:
         if self.loaded is not None:
             return self.loaded
         data = load_data(self.recipe.data, self.data_root)
-        check_data(self.folder, self._result.get("data"), data.fingerprint)
+        run_folder.check_data(self.folder, self._result.get("data"), data.fingerprint)
         return data
 
     @cached_property
@@ -99,7 +91,7 @@ class Run:
         left_out = _STARTING_WEIGHTS[:2] if own else _STARTING_WEIGHTS
         options = {name: value for name, value in choice.options.items() if name not in left_out}
         model = create_model(choice.name, self.data.num_classes, self.data.about, **options)
-        load_weights(model, self.folder / WEIGHTS)
+        model.load_state_dict(load_file(self.folder / run_folder.WEIGHTS))
         return model.to("cuda" if torch.cuda.is_available() else "cpu").eval()
 
     @cached_property
@@ -109,15 +101,15 @@ class Run:
 
     @cached_property
     def _result(self) -> dict[str, Any]:
-        return result_of(self.folder)
+        return run_folder.result_of(self.folder)
 
     @cached_property
     def learned(self) -> dict[str, Tensor]:
         """The learned state of an adaptive loss after each epoch, ``(epochs, …)``, by name."""
-        path = self.folder / LEARNED
+        path = self.folder / run_folder.LEARNED
         return load_file(path) if path.is_file() else {}
 
-    def predictions(self, part: Part) -> Iterable[tuple[Tensor, Tensor]]:
+    def predictions(self, part: Part) -> Iterable[Predictions]:
         """Batches of logits and labels of a part, which can be iterated more than once; -100 is ignored."""
         stored = self.folder / f"{part}.npz"
         if stored.is_file():
@@ -167,11 +159,7 @@ class Run:
         return before, after, temperature
 
     def _evaluate(
-        self,
-        batches: Iterable[tuple[Tensor, Tensor]],
-        name: str,
-        calibrator: nn.Module | None,
-        resamples: int,
+        self, batches: Iterable[Predictions], name: str, calibrator: nn.Module | None, resamples: int
     ) -> Evaluation:
         def calibrated(logits: Tensor) -> Tensor:
             return logits if calibrator is None else calibrator.to(logits.device)(logits)
@@ -195,30 +183,25 @@ class Run:
     def auroc(self, outside: Split) -> float:
         """The AUROC of telling the test data from another data set by the entropy, without calibration."""
 
-        def scores(batches: Iterable[tuple[Tensor, Tensor]]) -> Tensor:
+        def scores(batches: Iterable[Predictions]) -> Tensor:
             return torch.cat([entropy(logits)[labels != -100].cpu() for logits, labels in batches])
 
         return detect(scores(self.predictions("test")), scores(self._predicted(outside))).auroc
 
 
+@dataclass(frozen=True)
 class Predicted:
-    """The predictions of a model for a split. Every iteration computes them anew.
+    """The logits and labels of a split; -100 is ignored. Every iteration computes them anew."""
 
-    Args:
-        model: a network in evaluation mode.
-        split: the data to predict.
-        batch_size: elements per batch.
-        ignore_index: the label of ignored elements, which becomes -100.
-    """
+    model: nn.Module
+    split: Split
+    batch_size: int
+    ignore_index: int = -100
 
-    def __init__(self, model: nn.Module, split: Split, batch_size: int, ignore_index: int = -100) -> None:
-        self.model, self.split, self.batch_size = model, split, batch_size
-        self.ignore_index = ignore_index
-
-    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
+    def __iter__(self) -> Iterator[Predictions]:
         batches = evaluation_batches(self.split, batch_size=self.batch_size)
         for logits, labels in predictions_on(self.model, batches):
-            yield logits.float(), as_written(labels, self.ignore_index)
+            yield logits.float(), run_folder.as_written(labels, self.ignore_index)
 
 
 def folder_of(output: Path, loss: str, seed: int) -> Path:

@@ -72,20 +72,9 @@ def is_single_gpu(fabric: Fabric) -> bool:
 class Parts:
     """Everything that a training run works with, on its device.
 
-    Attributes:
-        recipe: the recipe that is followed.
-        fabric: the launched Fabric.
-        data: the data sets.
-        fingerprint: the fingerprint of the data.
-        network: the network itself.
-        model: the network as Fabric has wrapped it; training steps call it.
-        optimizer: the optimizer as Fabric has wrapped it.
-        loss: the loss to minimise.
-        averaged: the running average of the weights, if the recipe asks for one.
-        learning_rates: the learning rate of each parameter group, before the schedule.
-        batch_size: elements in a step, over all processes.
-        channels_last: whether batches of images are laid out with the channels last.
-        recorded: whether steps are recorded as a CUDA graph.
+    ``model`` is the network as Fabric has wrapped it; training steps call it. ``learning_rates`` are those of
+    the parameter groups before the schedule. ``batch_size`` counts the elements of all processes.
+    ``recorded`` says whether steps are recorded as a CUDA graph.
     """
 
     recipe: Recipe
@@ -234,11 +223,7 @@ def check_classes(logits: Tensor, recipe: Recipe, data: DataSets) -> None:
 
 
 def _lay_channels_last(network: nn.Module, inputs: Inputs) -> bool:
-    """Lay out the weights of a network for images with the channels last, if it takes such images.
-
-    Returns:
-        Whether it does; otherwise the weights are unchanged.
-    """
+    """Lay out the weights for images with the channels last; return whether the network takes such images."""
     weights = [*network.parameters(), *network.buffers()]
     if not isinstance(inputs, Tensor) or inputs.ndim != 4 or any(each.ndim > 4 for each in weights):
         return False

@@ -13,8 +13,8 @@ import torch.distributed as dist
 from lightning_fabric.wrappers import _FabricModule
 from torch import Tensor
 
-from calibrant.training.batches import Batch, rows_of, tensors_of
-from calibrant.training.data import Inputs
+from calibrant.training.batches import Batch, rows_of
+from calibrant.training.data import Inputs, map_inputs, tensors_of
 from calibrant.training.setup import Parts, check_classes
 
 _WARM_UP = 3  # eager steps before the recording; the last of them is watched
@@ -23,14 +23,8 @@ _WARM_UP = 3  # eager steps before the recording; the last of them is watched
 class Step:
     """A training step: forward pass, loss, backward pass, optimizer and running average.
 
-    On a GPU the host never waits for it, and it changes tensors in place only.
-
-    Args:
-        parts: the parts of the run.
-        total_loss: a scalar to which each step adds its loss.
-
-    Attributes:
-        compiled: the compiled model, once there is one. Batches of the full size go through it.
+    On a GPU the host never waits for it, and it changes tensors in place only. The loss is added to
+    ``total_loss``. Batches of the full size go through ``compiled``, once there is a compiled model.
     """
 
     def __init__(self, parts: Parts, total_loss: Tensor) -> None:
@@ -127,13 +121,8 @@ class Recorded:
             self.step(inputs, target)
             return
         if self._batch is None:
-            self._batch = (
-                {name: torch.empty_like(tensor) for name, tensor in inputs.items()}
-                if isinstance(inputs, dict)
-                else torch.empty_like(inputs),
-                torch.empty_like(target),
-            )
-        given, read = tensors_of((inputs, target)), tensors_of(self._batch)
+            self._batch = map_inputs(inputs, torch.empty_like), torch.empty_like(target)
+        given, read = [*tensors_of(inputs), target], [*tensors_of(self._batch[0]), self._batch[1]]
         if [(each.shape, each.dtype) for each in given] != [(each.shape, each.dtype) for each in read]:
             self.step(inputs, target)
             return

@@ -21,7 +21,7 @@ from calibrant.statistics import Statistics, sum_dtype
 from calibrant.training import TrainingError
 from calibrant.training.batches import evaluation_batches
 from calibrant.training.data import Split
-from calibrant.training.folder import STORED
+from calibrant.training.run_folder import STORED
 from calibrant.training.setup import Parts
 
 HIGHER_IS_BETTER = {"accuracy": True, "nll": False, "ece": False, "nll-after-temperature": False}
@@ -30,12 +30,7 @@ HIGHER_IS_BETTER = {"accuracy": True, "nll": False, "ece": False, "nll-after-tem
 
 @dataclass(frozen=True, eq=False)
 class ValidationSums(Statistics):
-    """Sums over the validation data.
-
-    Attributes:
-        nll: the summed negative log-likelihood.
-        histogram: the confidence histogram.
-    """
+    """The summed negative log-likelihood and the confidence histogram of the validation data."""
 
     nll: Tensor
     histogram: ConfidenceHistogram
@@ -65,15 +60,8 @@ class ValidationSums(Statistics):
 def validate(parts: Parts, *, observe: bool, select: str = "last") -> dict[str, float]:
     """Compute accuracy, NLL and ECE on the validation data of all processes.
 
-    Args:
-        parts: the parts of the run.
-        observe: let the loss observe the validation data, so that it can adapt afterwards.
-        select: the criterion of the recipe; ``nll-after-temperature`` adds a figure of that name, unless the
-            NLL is not finite.
-
-    Raises:
-        RecipeError: the criterion needs more validation logits than are kept in memory.
-        TrainingError: every validation element is ignored.
+    With ``observe``, the loss observes these data, so that it can adapt afterwards. The criterion
+    ``nll-after-temperature`` adds a figure of that name, unless the NLL is not finite.
     """
     parts.loss.forget()
     _broadcast_buffers(parts)

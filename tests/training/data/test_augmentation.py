@@ -128,7 +128,9 @@ def test_resized_crops_stay_inside_and_have_the_size(size):
 def test_areas_of_crops_are_uniform():
     areas = []
     for first, second in random_numbers(0, 0, torch.arange(2000), 2).tolist():
-        across, down = _rectangle(500, 375, first, second, (0.08, 1.0), (3 / 4, 4 / 3))
+        draws = (first, second, 0.5, 0.5)
+        left, top, right, bottom = _rectangle(500, 375, draws, scale=(0.08, 1.0), ratio=(3 / 4, 4 / 3))
+        across, down = right - left, bottom - top
         assert across <= 500
         assert down <= 375
         areas.append(across * down / (500 * 375))

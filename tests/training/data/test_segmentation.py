@@ -236,7 +236,7 @@ class TestMalformed:
     def test_damaged(self, split, which, content):
         file = split.files[0][which]
         file.write_bytes(file.read_bytes()[: len(file.read_bytes()) // 2] if content == "half" else content)
-        with pytest.raises(ValueError, match=f"{file.name} cannot be decoded"):
+        with pytest.raises(ValueError, match=f"{file.name} cannot be read as an image"):
             split.batch(torch.tensor([0]))
 
     def test_grey_images_become_coloured(self, split):

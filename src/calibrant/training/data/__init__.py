@@ -16,7 +16,7 @@ from calibrant.training.data import built_in, in_memory, npz, on_disk, segmentat
 from calibrant.training.data.built_in import synthetic_posterior
 from calibrant.training.data.safe_readers import MissingDataError
 from calibrant.training.data.sampling import random_numbers, shuffled
-from calibrant.training.data.split import DataSets, Inputs, Split, TensorSplit
+from calibrant.training.data.split import DataSets, Inputs, Split, TensorSplit, map_inputs, tensors_of
 
 __all__ = [
     "DATA_SETS",
@@ -26,9 +26,11 @@ __all__ = [
     "Split",
     "TensorSplit",
     "load_data",
+    "map_inputs",
     "random_numbers",
     "shuffled",
     "synthetic_posterior",
+    "tensors_of",
 ]
 
 DATA_SETS: dict[str, Callable[..., DataSets]] = {

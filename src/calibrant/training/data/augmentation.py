@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import permutations
 from math import exp, log, sqrt
 from typing import Literal
 
@@ -24,9 +25,7 @@ class Normalisation:
     >>> Normalisation((0.5,), (0.25,))(torch.tensor([[[0, 255]]], dtype=torch.uint8)).round()
     tensor([[[-2.,  2.]]])
 
-    Args:
-        mean: the mean of each channel, for pixels in [0, 1].
-        std: the standard deviation of each channel.
+    The constants of each channel are those of pixels in [0, 1].
     """
 
     mean: tuple[float, ...]
@@ -70,6 +69,33 @@ def _shift_and_scale(normalisation: Normalisation, device: torch.device) -> tupl
     return (-mean / std).float().to(device), (1 / (255 * std)).float().to(device)
 
 
+@dataclass(frozen=True)
+class Standardisation:
+    """Conversion of features to zero mean and unit standard deviation, along axis 1.
+
+    >>> Standardisation((1.0, 0.0), (2.0, 1.0))(torch.tensor([[5.0, 5.0]]))
+    tensor([[2., 5.]])
+    """
+
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+
+    def __call__(self, inputs: Tensor) -> Tensor:
+        """Standardised inputs ``(N, C, ...)``, float32."""
+        shape = (-1, *(1,) * (inputs.ndim - 2))
+        mean, std = (torch.tensor(each, dtype=torch.float32).view(shape) for each in (self.mean, self.std))
+        return (inputs - mean) / std
+
+    @classmethod
+    def of(cls, inputs: Tensor) -> Standardisation:
+        """The standardisation by the mean and standard deviation of these inputs; 1 for constant features."""
+        axes = [axis for axis in range(inputs.ndim) if axis != 1]
+        std, mean = torch.std_mean(inputs.double(), axes, correction=0)
+        return cls(tuple(mean.tolist()), tuple(torch.where(std > 0, std, 1.0).tolist()))
+
+
+Normalising = Normalisation | Standardisation
+
 Published = Literal["cifar10", "cifar100", "svhn", "tiny-imagenet", "imagenet"]
 """Data sets whose constants are in `NORMALISATIONS`."""
 
@@ -86,10 +112,8 @@ NORMALISATIONS: dict[Published, Normalisation] = {
 def crop_flip(images: Tensor, draws: Tensor, padding: int = 4) -> Tensor:
     """Random shifts by up to ``padding`` pixels, filled with black, and random mirror images.
 
-    Args:
-        images: ``(n, C, H, W)``, on any device.
-        draws: ``(n, 3 or more)`` random numbers: row, column, mirror.
-        padding: the largest shift.
+    The images ``(n, C, H, W)`` may be on any device. ``draws`` are ``(n, 3 or more)`` random numbers, for
+    row, column and mirror image.
 
     >>> image = torch.arange(1, 5).reshape(1, 1, 2, 2)
     >>> crop_flip(image, torch.tensor([[0.0, 0.5, 0.9]]), padding=1)  # moved down by one row
@@ -133,45 +157,27 @@ def centre_crop(image: Image.Image, size: int, fraction: float = 0.875) -> Image
     return image.crop((left, top, left + size, top + size))
 
 
-def random_resized_crop(
-    image: Image.Image,
-    draws: Sequence[float],
-    size: int,
-    scale: Range = (0.08, 1.0),
-    ratio: Range = (3 / 4, 4 / 3),
-) -> Image.Image:
+def random_resized_crop(image: Image.Image, draws: Sequence[float], size: int) -> Image.Image:
     """A random rectangle of an image, scaled to a square (Szegedy et al., *Going Deeper*, CVPR 2015).
 
-    The shape is drawn only from rectangles that fit into the image. No draw is rejected, so the number of
-    random numbers is fixed.
-
-    Args:
-        image: an image of any size.
-        draws: four random numbers: area, shape, row, column.
-        size: the side of the square.
-        scale: the smallest and the largest fraction of the image's area.
-        ratio: the smallest and the largest aspect ratio, width over height; drawn log-uniformly.
+    It has 8 % to 100 % of the area, and an aspect ratio of 3:4 to 4:3. The four random numbers are for area,
+    shape, row and column.
 
     >>> random_resized_crop(Image.new("RGB", (90, 60)), [0.5, 0.5, 0.5, 0.5], 28).size
     (28, 28)
     """
-    width, height = image.size
-    across, down = _rectangle(width, height, draws[0], draws[1], scale, ratio)
-    top, left = int(draws[2] * (height - down + 1)), int(draws[3] * (width - across + 1))
-    box = (left, top, left + across, top + down)
+    box = _rectangle(*image.size, draws, scale=(0.08, 1.0), ratio=(3 / 4, 4 / 3))
     return image.resize((size, size), Image.Resampling.BILINEAR, box=box)
 
 
-_ORDERS = ((0, 1, 2), (0, 2, 1), (1, 0, 2), (1, 2, 0), (2, 0, 1), (2, 1, 0))
+_ORDERS = tuple(permutations(range(3)))
 
 
 def colour_jitter(image: Image.Image, draws: Sequence[float], strength: float) -> Image.Image:
     """Random changes of brightness, contrast and saturation, in random order.
 
-    Args:
-        image: a colour image.
-        draws: four random numbers: brightness, contrast, saturation, order.
-        strength: each factor is drawn from ``1 ± strength``; 0 changes nothing.
+    Each factor is drawn from ``1 ± strength``. The four random numbers are for brightness, contrast,
+    saturation and order.
 
     >>> colour_jitter(Image.new("RGB", (1, 1), (100, 100, 100)), [0.0, 0.5, 0.5, 0.0], 0.4).getpixel((0, 0))
     (60, 60, 60)
@@ -185,21 +191,12 @@ def colour_jitter(image: Image.Image, draws: Sequence[float], strength: float) -
     return image
 
 
-def random_erasing(
-    image: Tensor,
-    draws: Sequence[float],
-    probability: float,
-    scale: Range = (0.02, 1 / 3),
-    ratio: Range = (0.3, 10 / 3),
-) -> Tensor:
+def random_erasing(image: Tensor, draws: Sequence[float], probability: float) -> Tensor:
     """Random erasing: with some probability, sets a random rectangle to 0 (Zhong et al., AAAI 2020).
 
-    Args:
-        image: a normalised image ``(C, H, W)``, in which 0 is the mean colour.
-        draws: five random numbers: whether to erase, area, shape, row, column.
-        probability: the probability of erasing.
-        scale: the smallest and the largest fraction of the image's area.
-        ratio: the smallest and the largest aspect ratio, width over height; drawn log-uniformly.
+    The image ``(C, H, W)`` is normalised, so 0 is the mean colour. The rectangle has 2 % to 33 % of the area,
+    and an aspect ratio of 3:10 to 10:3. The five random numbers are for whether to erase, area, shape, row
+    and column.
 
     >>> int((random_erasing(torch.ones(1, 10, 10), [0.1, 0.5, 0.5, 0.5, 0.5], 0.25) == 0).sum())
     16
@@ -207,35 +204,34 @@ def random_erasing(
     if draws[0] >= probability:
         return image
     height, width = image.shape[-2:]
-    across, down = _rectangle(width, height, draws[1], draws[2], scale, ratio)
-    top, left = int(draws[3] * (height - down + 1)), int(draws[4] * (width - across + 1))
+    left, top, right, bottom = _rectangle(width, height, draws[1:], scale=(0.02, 1 / 3), ratio=(0.3, 10 / 3))
     erased = image.clone()
-    erased[:, top : top + down, left : left + across] = 0
+    erased[:, top:bottom, left:right] = 0
     return erased
 
 
 def _rectangle(
-    width: int, height: int, area_draw: float, ratio_draw: float, scale: Range, ratio: Range
-) -> tuple[int, int]:
-    """Width and height of a random rectangle that fits into ``width`` by ``height``."""
-    area = width * height * (scale[0] + (scale[1] - scale[0]) * area_draw)
+    width: int, height: int, draws: Sequence[float], *, scale: Range, ratio: Range
+) -> tuple[int, int, int, int]:
+    """Left, top, right and bottom of a random rectangle in an image; its aspect ratio is drawn log-uniformly.
+
+    The shape is drawn only from rectangles that fit. No draw is rejected, so the number of draws is fixed.
+    """
+    area = width * height * (scale[0] + (scale[1] - scale[0]) * draws[0])
     narrowest, widest = area / height**2, width**2 / area
     low, high = min(max(ratio[0], narrowest), widest), max(min(ratio[1], widest), narrowest)
-    shape = exp(log(low) + (log(high) - log(low)) * ratio_draw)
-    return (
-        min(width, max(1, round(sqrt(area * shape)))),
-        min(height, max(1, round(sqrt(area / shape)))),
-    )
+    shape = exp(log(low) + (log(high) - log(low)) * draws[1])
+    across = min(width, max(1, round(sqrt(area * shape))))
+    down = min(height, max(1, round(sqrt(area / shape))))
+    top, left = int(draws[2] * (height - down + 1)), int(draws[3] * (width - across + 1))
+    return left, top, left + across, top + down
 
 
 @dataclass(frozen=True)
 class CropFlip:
     """Transform of small images on disk: random shifts and mirror images (`crop_flip`) for training.
 
-    Args:
-        normalisation: the normalisation of the pixels.
-        size: the side of the images; images of another size are scaled.
-        augmented: whether to augment.
+    Images that are not squares of ``size`` are scaled.
     """
 
     normalisation: Normalisation
@@ -256,12 +252,7 @@ class CropFlip:
 class ResizedCrop:
     """Transform of images on disk of any size: `random_resized_crop` for training, else `centre_crop`.
 
-    Args:
-        normalisation: the normalisation of the pixels.
-        size: the side of the square that is cut out.
-        jitter: the strength of `colour_jitter`.
-        erasing: the probability of `random_erasing`.
-        augmented: whether to augment.
+    ``jitter`` is the strength of `colour_jitter`, and ``erasing`` the probability of `random_erasing`.
     """
 
     normalisation: Normalisation

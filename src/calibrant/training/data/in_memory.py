@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
 
@@ -11,10 +10,10 @@ import torch
 from torch import Tensor
 
 from calibrant.arguments import one_of
-from calibrant.training.data.augmentation import NORMALISATIONS, Normalisation, crop_flip
+from calibrant.training.data.augmentation import NORMALISATIONS, Normalisation, Normalising, crop_flip
 from calibrant.training.data.safe_readers import Array, present, read_mat, read_pickle
 from calibrant.training.data.sampling import draw_parts
-from calibrant.training.data.split import DataSets, Normalising, TensorSplit
+from calibrant.training.data.split import DataSets, TensorSplit
 
 Augmentation = Literal["crop-flip", "none"]
 
@@ -22,19 +21,11 @@ Augmentation = Literal["crop-flip", "none"]
 class ImageSplit(TensorSplit):
     """Images in memory, one byte per pixel; batches are normalised and may be augmented.
 
-    Batches are made on the device of the tensors.
-
     >>> part = ImageSplit(torch.zeros(2, 3, 8, 8, dtype=torch.uint8), torch.tensor([0, 1]),
     ...                   NORMALISATIONS["cifar10"])
     >>> inputs, targets = part.batch(torch.tensor([1]))
     >>> inputs.shape, inputs.dtype
     (torch.Size([1, 3, 8, 8]), torch.float32)
-
-    Args:
-        images: ``(N, C, H, W)``, uint8.
-        targets: ``(N,)`` labels.
-        normalisation: the normalisation of the pixels.
-        augmentation: "crop-flip" for random shifts of up to four pixels and mirror images, or "none".
     """
 
     inputs: Tensor
@@ -42,11 +33,7 @@ class ImageSplit(TensorSplit):
     normalisation: Normalising
 
     def __init__(
-        self,
-        images: Tensor,
-        targets: Tensor,
-        normalisation: Normalising,
-        augmentation: Augmentation = "none",
+        self, images: Tensor, targets: Tensor, normalisation: Normalising, augmentation: Augmentation = "none"
     ) -> None:
         super().__init__(images, targets, normalisation)
         self.augmentation: Augmentation = one_of("augmentation", augmentation, ("crop-flip", "none"))
@@ -81,7 +68,7 @@ def cifar10(
         root: the folder that has ``cifar-10-batches-py``, the version for Python.
         validation: how many training images to draw for validation, stratified by class.
         imbalance: the ratio of the first class's training images to the last one's; see `long_tail`.
-        augmentation: the augmentation of the training images.
+        augmentation: "crop-flip" for random shifts of up to four pixels and mirror images, or "none".
         split_seed: the seed of the validation images and of the long tail.
     """
     folder = root / "cifar-10-batches-py"
@@ -89,8 +76,8 @@ def cifar10(
     names = _cifar_names(root, folder / "batches.meta", "label_names")
     parts = [_cifar_part(root, path, "labels", len(names)) for path in [*batches, folder / "test_batch"]]
     images, labels = (torch.cat(tensors) for tensors in zip(*parts[:-1], strict=True))
-    data = images, labels, *parts[-1]
-    return _data_sets(data, names, NORMALISATIONS["cifar10"], validation, imbalance, augmentation, split_seed)
+    drawn = validation, imbalance, split_seed
+    return _data_sets((images, labels), parts[-1], names, NORMALISATIONS["cifar10"], augmentation, *drawn)
 
 
 def cifar100(
@@ -107,13 +94,9 @@ def cifar100(
     """
     folder = root / "cifar-100-python"
     names = _cifar_names(root, folder / "meta", "fine_label_names")
-    data = (
-        *_cifar_part(root, folder / "train", "fine_labels", len(names)),
-        *_cifar_part(root, folder / "test", "fine_labels", len(names)),
-    )
-    return _data_sets(
-        data, names, NORMALISATIONS["cifar100"], validation, imbalance, augmentation, split_seed
-    )
+    train, test = (_cifar_part(root, folder / part, "fine_labels", len(names)) for part in ("train", "test"))
+    drawn = validation, imbalance, split_seed
+    return _data_sets(train, test, names, NORMALISATIONS["cifar100"], augmentation, *drawn)
 
 
 def cifar10_c(
@@ -175,15 +158,9 @@ def svhn(
 ) -> DataSets:
     """SVHN: 99,289 colour images of 32 × 32 pixels, digits of house numbers (Netzer et al., 2011).
 
-    If only the test file exists, the training and the validation part are empty.
-
-    Args:
-        root: the folder that has ``train_32x32.mat`` and ``test_32x32.mat``.
-        validation: how many training images to draw for validation, stratified by class.
-        imbalance: the ratio of the training images of digit 0 to those of digit 9; see `long_tail`.
-        augmentation: the augmentation of the training images; "crop-flip" also mirrors the digits.
-        normalisation: whose constants to use; a model trained on CIFAR needs CIFAR's.
-        split_seed: the seed of the validation images and of the long tail.
+    Reads ``train_32x32.mat`` and ``test_32x32.mat``. If only the test file exists, the training and the
+    validation part are empty. ``normalisation`` says whose constants to use; a model trained on CIFAR needs
+    CIFAR's. The other options are those of `cifar10`; "crop-flip" also mirrors the digits.
     """
     chosen = NORMALISATIONS[one_of("normalisation", normalisation, ("svhn", "cifar10", "cifar100"))]
     names = tuple(map(str, range(10)))
@@ -191,8 +168,8 @@ def svhn(
     test_path, train_path = root / "test_32x32.mat", root / "train_32x32.mat"
     test = _svhn_part(present(test_path, download.format(test_path.name), root, "put"))
     if train_path.exists():
-        data = *_svhn_part(train_path), *test
-        return _data_sets(data, names, chosen, validation, imbalance, augmentation, split_seed)
+        drawn = validation, imbalance, split_seed
+        return _data_sets(_svhn_part(train_path), test, names, chosen, augmentation, *drawn)
     empty = ImageSplit(test[0][:0], test[1][:0], chosen, augmentation)
     return DataSets(empty, empty, ImageSplit(*test, chosen), names, _about(test[0]))
 
@@ -203,26 +180,21 @@ CIFAR10_CLASSES = (
 
 
 def _data_sets(
-    data: tuple[Tensor, Tensor, Tensor, Tensor],
-    names: Sequence[str],
+    whole: tuple[Tensor, Tensor],
+    test: tuple[Tensor, Tensor],
+    names: tuple[str, ...],
     normalisation: Normalisation,
+    augmentation: Augmentation,
     validation: int,
     imbalance: float,
-    augmentation: Augmentation,
     split_seed: int,
 ) -> DataSets:
     """A data set of training and test images, with validation images drawn from the training images."""
-    images, labels, test_images, test_labels = data
     sizes = {"validation": validation}
-    parts = draw_parts(labels, sizes, imbalance=imbalance, num_classes=len(names), seed=split_seed)
-    train, held_out = parts["train"], parts["validation"]
-    return DataSets(
-        ImageSplit(images[train], labels[train], normalisation, augmentation),
-        ImageSplit(images[held_out], labels[held_out], normalisation),
-        ImageSplit(test_images, test_labels, normalisation),
-        tuple(names),
-        _about(images),
-    )
+    parts = draw_parts(whole[1], sizes, imbalance=imbalance, num_classes=len(names), seed=split_seed)
+    train = ImageSplit(*whole, normalisation, augmentation).subset(parts["train"])
+    held_out = ImageSplit(*whole, normalisation).subset(parts["validation"])
+    return DataSets(train, held_out, ImageSplit(*test, normalisation), names, _about(whole[0]))
 
 
 def _about(images: Tensor) -> dict[str, int]:

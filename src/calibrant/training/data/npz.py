@@ -5,7 +5,6 @@ from __future__ import annotations
 import warnings
 import zipfile
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
@@ -14,7 +13,7 @@ import torch
 from torch import Tensor
 
 from calibrant.arguments import one_of
-from calibrant.training.data.augmentation import NORMALISATIONS, Normalisation, Published
+from calibrant.training.data.augmentation import NORMALISATIONS, Normalisation, Published, Standardisation
 from calibrant.training.data.in_memory import Augmentation, ImageSplit
 from calibrant.training.data.safe_readers import Array, present
 from calibrant.training.data.sampling import draw_parts, part_sizes
@@ -105,35 +104,6 @@ def _about(inputs: Tensor) -> dict[str, int]:
     if inputs.ndim == 4:
         return {"channels": inputs.shape[1], "image_size": inputs.shape[-1]}
     return {"features": inputs.shape[1]} if inputs.ndim == 2 else {}
-
-
-@dataclass(frozen=True)
-class Standardisation:
-    """Conversion of features to zero mean and unit standard deviation, along axis 1.
-
-    >>> Standardisation((1.0, 0.0), (2.0, 1.0))(torch.tensor([[5.0, 5.0]]))
-    tensor([[2., 5.]])
-
-    Args:
-        mean: the mean of each feature or channel.
-        std: the standard deviation of each feature or channel.
-    """
-
-    mean: tuple[float, ...]
-    std: tuple[float, ...]
-
-    def __call__(self, inputs: Tensor) -> Tensor:
-        """Standardised inputs ``(N, C, ...)``, float32."""
-        shape = (-1, *(1,) * (inputs.ndim - 2))
-        mean, std = (torch.tensor(each, dtype=torch.float32).view(shape) for each in (self.mean, self.std))
-        return (inputs - mean) / std
-
-    @classmethod
-    def of(cls, inputs: Tensor) -> Standardisation:
-        """The standardisation by the mean and standard deviation of these inputs; 1 for constant features."""
-        axes = [axis for axis in range(inputs.ndim) if axis != 1]
-        std, mean = torch.std_mean(inputs.double(), axes, correction=0)
-        return cls(tuple(mean.tolist()), tuple(torch.where(std > 0, std, 1.0).tolist()))
 
 
 Part = tuple[Tensor, Tensor]

@@ -11,7 +11,6 @@ from typing import Literal
 
 import numpy as np
 import torch
-from PIL import Image
 from torch import Tensor
 
 from calibrant.arguments import in_range, one_of, whole_number
@@ -19,12 +18,13 @@ from calibrant.training.data.augmentation import (
     NORMALISATIONS,
     CropFlip,
     Normalisation,
+    Normalising,
     Published,
     ResizedCrop,
 )
-from calibrant.training.data.safe_readers import present
+from calibrant.training.data.safe_readers import present, read_image
 from calibrant.training.data.sampling import draw_parts, long_tail, part_sizes, stratified
-from calibrant.training.data.split import DataSets, Normalising, Split
+from calibrant.training.data.split import DataSets, Split
 
 Transform = CropFlip | ResizedCrop
 
@@ -36,14 +36,7 @@ _TINY_IMAGENET = "http://cs231n.stanford.edu/tiny-imagenet-200.zip"
 
 
 class ImageFileSplit(Split):
-    """Images on disk, decoded with each batch.
-
-    Args:
-        folder: the folder that the paths are relative to.
-        paths: the paths of the images.
-        targets: ``(N,)`` labels.
-        transform: the function that makes a tensor from an image and its random numbers.
-    """
+    """Images on disk, decoded with each batch. The paths are relative to ``folder``."""
 
     targets: Tensor
 
@@ -62,10 +55,10 @@ class ImageFileSplit(Split):
         return len(self.targets)
 
     def batch(self, indices: Tensor, draws: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        images = [
-            self.transform(self._decoded(index), None if draws is None else draws[row])
-            for row, index in enumerate(indices.tolist())
-        ]
+        images = []
+        for row, index in enumerate(indices.tolist()):
+            image = read_image(self.folder / os.fsdecode(self.paths[index]), "RGB")
+            images.append(self.transform(image, None if draws is None else draws[row]))
         size = self.transform.size
         return torch.stack(images) if images else torch.empty(0, 3, size, size), self.targets[indices]
 
@@ -78,16 +71,6 @@ class ImageFileSplit(Split):
     def subset(self, indices: Tensor) -> ImageFileSplit:
         return ImageFileSplit(self.folder, self.paths[indices.numpy()], self.targets[indices], self.transform)
 
-    def _decoded(self, index: int) -> Image.Image:
-        path = self.folder / os.fsdecode(self.paths[index])
-        try:
-            with Image.open(path) as image:
-                return image.convert("RGB")
-        except FileNotFoundError:
-            raise
-        except (OSError, SyntaxError, ValueError) as error:  # Pillow raises these for other files
-            raise ValueError(f"{path} cannot be read as an image: {error}") from error
-
 
 def tiny_imagenet(
     root: Path,
@@ -99,12 +82,8 @@ def tiny_imagenet(
 ) -> DataSets:
     """Tiny-ImageNet: 110,000 colour images of 64 × 64 pixels in 200 classes; its ``val`` is the test part.
 
-    Args:
-        root: the folder that has ``tiny-imagenet-200``.
-        validation_per_class: how many training images of each class to draw for validation.
-        imbalance: the ratio of the first class's training images to the last one's; see `long_tail`.
-        augmentation: the augmentation of the training images.
-        split_seed: the seed of the validation images and of the long tail.
+    Reads the folder ``tiny-imagenet-200``. ``validation_per_class`` is how many training images of each class
+    to draw for validation. The other options are those of `image_folder`.
     """
     one_of("augmentation", augmentation, ("crop-flip", "none"))
     folder = root / "tiny-imagenet-200"
@@ -130,7 +109,7 @@ def tiny_imagenet(
     train, validation = (ImageFileSplit(folder, paths, targets, transform).subset(drawn[n]) for n in drawn)
     test = ImageFileSplit(folder, test_paths, torch.tensor(test_targets), transform)
     names = _wordnet_names(folder / "words.txt", "\t", classes)
-    return DataSets(train, validation, test, names, _about(64))
+    return DataSets(train, validation, test, names, {"channels": 3, "image_size": 64})
 
 
 def image_folder(
@@ -188,7 +167,8 @@ def image_folder(
     sizes = part_sizes(len(targets), parts, validation=validation, test=test)
     drawn = draw_parts(targets, sizes, imbalance=imbalance, num_classes=len(classes), seed=split_seed)
     parts |= {name: whole.subset(indices) for name, indices in drawn.items()}
-    return DataSets(parts["train"], parts["validation"], parts["test"], tuple(classes), _about(image_size))
+    about = {"channels": 3, "image_size": image_size}
+    return DataSets(parts["train"], parts["validation"], parts["test"], tuple(classes), about)
 
 
 def imagenet(
@@ -205,19 +185,10 @@ def imagenet(
 ) -> DataSets:
     """ImageNet (ILSVRC 2012): 1.28 million training images in 1,000 classes.
 
-    The official validation images are divided into a validation and a test part, stratified by class.
-
-    Args:
-        root: the data folder.
-        folder: the folder with ``train/<wnid>/…`` and ``val/<wnid>/…``, relative to ``root``. If it has
-            ``LOC_synset_mapping.txt``, the names of the classes are read from there.
-        image_size: the side of the square images that the model gets.
-        validation: the fraction of the official validation images for validation; the rest is the test.
-        augmentation: the augmentation of the training images.
-        colour_jitter: the strength of random changes of brightness, contrast and saturation.
-        erasing: the probability of erasing a random rectangle.
-        imbalance: the ratio of the first class's training images to the last one's; see `long_tail`.
-        split_seed: the seed of the parts and of the long tail.
+    Reads ``train/<wnid>/…`` and ``val/<wnid>/…`` in ``folder``. If it has ``LOC_synset_mapping.txt``, the
+    names of the classes are read from there. The fraction ``validation`` of the official validation images,
+    stratified by class, is for validation, and the rest is the test. The other options are those of
+    `image_folder`.
     """
     base = root / folder
     for name in ("train", "val"):
@@ -229,14 +200,11 @@ def imagenet(
     train = ImageFileSplit(base, paths, targets, transform).subset(kept)
     official = _folder_part(base, "val", classes, transform)
     size = round(in_range("validation", validation, 0, 1) * len(official))
-    for_validation, for_test = stratified(official.targets, (size, len(official) - size), split_seed)
-    return DataSets(
-        train,
-        official.subset(for_validation),
-        official.subset(for_test),
-        _wordnet_names(base / "LOC_synset_mapping.txt", " ", classes),
-        _about(image_size),
-    )
+    drawn = stratified(official.targets, (size, len(official) - size), split_seed)
+    names = _wordnet_names(base / "LOC_synset_mapping.txt", " ", classes)
+    about = {"channels": 3, "image_size": image_size}
+    held_out, test = (official.subset(part) for part in drawn)
+    return DataSets(train, held_out, test, names, about)
 
 
 def imagenet_lt(
@@ -264,11 +232,7 @@ def imagenet_lt(
         folders[label] = folders[label] or Path(path).parent.name
     classes = [name or str(label) for label, name in folders.items()]
     names = _wordnet_names(base / "LOC_synset_mapping.txt", " ", classes)
-    return DataSets(train, validation, test, names, _about(image_size))
-
-
-def _about(image_size: int) -> dict[str, int]:
-    return {"channels": 3, "image_size": image_size}
+    return DataSets(train, validation, test, names, {"channels": 3, "image_size": image_size})
 
 
 def _resized_crop(

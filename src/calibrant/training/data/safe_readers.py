@@ -1,16 +1,16 @@
-"""Readers for pickles and MATLAB files that never run code from the file."""
+"""Readers for images, pickles and MATLAB files that never run code from the file."""
 
 from __future__ import annotations
 
 import pickle
 import re
 from collections.abc import Sequence
-from io import BufferedReader
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from PIL import Image
 
 Array = NDArray[Any]
 
@@ -20,12 +20,6 @@ class MissingDataError(FileNotFoundError):
 
     >>> print(MissingDataError(Path("data/a.bin"), "a.tar from https://example.org", Path("data")))
     data/a.bin is missing: download a.tar from https://example.org and unpack it in data
-
-    Args:
-        path: the file that was expected.
-        download: the file to download, and its address.
-        folder: the folder to put it in.
-        how: what to do with the download: "unpack" or "put".
     """
 
     def __init__(self, path: Path, download: str, folder: Path, how: str = "unpack") -> None:
@@ -33,16 +27,7 @@ class MissingDataError(FileNotFoundError):
 
 
 def present(path: Path, download: str, folder: Path, how: str = "unpack") -> Path:
-    """``path``, if it exists.
-
-    Args:
-        path: a file or folder.
-        download: for the error, like the arguments below: see `MissingDataError`.
-        folder: see there.
-        how: see there.
-
-    Raises:
-        MissingDataError: it does not exist.
+    """``path``, if it exists; otherwise a `MissingDataError` of these arguments.
 
     >>> present(Path("."), "nothing", Path("anywhere"))
     PosixPath('.')
@@ -52,24 +37,35 @@ def present(path: Path, download: str, folder: Path, how: str = "unpack") -> Pat
     return path
 
 
+def read_image(path: Path, mode: str | None = None) -> Image.Image:
+    """Decode an image, and convert it to a Pillow mode if one is given.
+
+    Raises:
+        ValueError: the file is damaged or not an image.
+    """
+    try:
+        with Image.open(path) as image:
+            return image.convert(mode) if mode else image.copy()
+    except FileNotFoundError:
+        raise
+    except (OSError, SyntaxError, ValueError) as error:  # Pillow raises these for other files
+        raise ValueError(f"{path} cannot be read as an image: {error}") from error
+
+
 def read_pickle(path: Path) -> dict[str, Any]:
     """Read a dictionary of numbers, strings, lists and numeric arrays from an untrusted pickle.
 
     A pickle can call any function that it names. This reader replaces the few names that NumPy arrays need
     by harmless functions, which build arrays from bytes. It refuses every other name.
 
-    Args:
-        path: a file written by Python 2 or 3, with any version of NumPy.
-
-    Returns:
-        The dictionary, with byte strings decoded as latin-1.
+    The file may be written by Python 2 or 3, with any version of NumPy. Byte strings are decoded as latin-1.
 
     Raises:
         ValueError: the file is not such a pickle, or names another function.
     """
     with path.open("rb") as file:
         try:
-            content = _plain(_PlainUnpickler(file).load())
+            content = _plain(_PlainUnpickler(file, encoding="bytes").load())
         except OSError:
             raise
         except Exception as error:  # a damaged pickle can raise nearly anything
@@ -130,10 +126,6 @@ def _array(content: Any, kind: Any, shape: Any, order: Any) -> Array:
     return array
 
 
-def _empty_array(*_: object) -> _PlainArray:
-    return _PlainArray()
-
-
 def _array_from_buffer(content: Any, kind: Any, shape: Any, order: Any, *_: object) -> _PlainArray:
     array = _PlainArray()
     array.value = _array(content, kind, shape, order)
@@ -150,22 +142,18 @@ def _encoded(text: str, encoding: str) -> bytes:
 _REPLACEMENTS: dict[tuple[str, str], Any] = {
     ("numpy", "dtype"): _PlainType,
     ("numpy", "ndarray"): _PlainArray,
-    ("numpy.core.multiarray", "_reconstruct"): _empty_array,
-    ("numpy._core.multiarray", "_reconstruct"): _empty_array,
+    ("numpy.core.multiarray", "_reconstruct"): lambda *_: _PlainArray(),
     ("numpy.core.numeric", "_frombuffer"): _array_from_buffer,
-    ("numpy._core.numeric", "_frombuffer"): _array_from_buffer,
     ("_codecs", "encode"): _encoded,
 }
 
 
 class _PlainUnpickler(pickle.Unpickler):
-    def __init__(self, file: BufferedReader) -> None:
-        super().__init__(file, encoding="bytes")
-
     def find_class(self, module: str, name: str) -> Any:
-        if (module, name) not in _REPLACEMENTS:
+        place = module.replace("numpy._core.", "numpy.core.")  # its name since NumPy 2
+        if (place, name) not in _REPLACEMENTS:
             raise ValueError(f"it asks for {module}.{name}, expected nothing but NumPy arrays")
-        return _REPLACEMENTS[module, name]
+        return _REPLACEMENTS[place, name]
 
 
 def _plain(value: Any) -> Any:

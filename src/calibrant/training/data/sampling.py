@@ -19,14 +19,8 @@ def random_numbers(seed: int, epoch: int, indices: Tensor, count: int = DRAWS) -
     They are a hash of seed, epoch and index (splitmix64, Steele, Lea and Flood, 2014). There is no state to
     save, and every process, worker and device computes the same numbers.
 
-    Args:
-        seed: the seed of the run.
-        epoch: the number of the epoch.
-        indices: ``(n,)`` indices of the elements.
-        count: how many numbers to compute for each element.
-
     Returns:
-        ``(n, count)``, float32.
+        ``(n, count)``, float32, for n indices.
 
     >>> numbers = random_numbers(0, 5, torch.tensor([7, 3]))
     >>> numbers.shape, bool((numbers[1] == random_numbers(0, 5, torch.tensor([3]))[0]).all())
@@ -67,16 +61,8 @@ def shuffled(size: int, seed: int, epoch: int = 0) -> Tensor:
 def stratified(targets: Tensor, sizes: Sequence[int], seed: int) -> list[Tensor]:
     """Disjoint random parts in which every class has the same proportion as in the whole.
 
-    Args:
-        targets: ``(N,)`` labels.
-        sizes: the sizes of the parts; their sum is at most N.
-        seed: the seed of the draw.
-
     Returns:
         The sorted indices of each part. The count of a class in a part is rounded up or down.
-
-    Raises:
-        ValueError: the sizes add up to more than N.
 
     >>> first, second = stratified(torch.tensor([0, 0, 0, 0, 1, 1]), (3, 3), seed=0)
     >>> len(first), len(second), sorted((*first.tolist(), *second.tolist()))
@@ -100,19 +86,11 @@ def stratified(targets: Tensor, sizes: Sequence[int], seed: int) -> list[Tensor]
 
 
 def long_tail(targets: Tensor, imbalance: float, seed: int, num_classes: int | None = None) -> Tensor:
-    """Indices of a random subset with exponentially decreasing class counts.
+    """Sorted indices of a random subset with exponentially decreasing class counts.
 
-    Class k keeps ``n · imbalance^(−k / (K − 1))`` elements, where n is the count of the smallest class. On
-    balanced data this is the long-tailed CIFAR of Cui et al. (2019).
-
-    Args:
-        targets: ``(N,)`` labels.
-        imbalance: the ratio of the first class's count to the last one's; 1 keeps every element.
-        seed: the seed of the draw.
-        num_classes: K; by default the largest label plus one.
-
-    Returns:
-        Sorted indices. Every class keeps at least one element.
+    Class k keeps ``n · imbalance^(−k / (K − 1))`` elements, but at least one, where n is the count of the
+    smallest class. On balanced data this is the long-tailed CIFAR of Cui et al. (2019). The imbalance 1 keeps
+    every element. By default, K is the largest label plus one.
 
     >>> kept = long_tail(torch.arange(3).repeat_interleave(100), imbalance=100, seed=0)
     >>> torch.bincount(torch.arange(3).repeat_interleave(100)[kept])
@@ -135,19 +113,7 @@ def long_tail(targets: Tensor, imbalance: float, seed: int, num_classes: int | N
 
 
 def part_sizes(size: int, given: Collection[str], *, validation: float, test: float) -> dict[str, int]:
-    """Sizes of the parts to draw from the training data because the data set has none of its own.
-
-    Args:
-        size: how many elements there are to draw from.
-        given: the names of the parts that the data set has.
-        validation: the fraction to draw for validation.
-        test: the fraction to draw for the test.
-
-    Returns:
-        By name, the size of each part that is not given.
-
-    Raises:
-        ValueError: a fraction is outside [0, 1], or their sum is above 1.
+    """By name, the sizes of the parts to draw from ``size`` elements because they are not given.
 
     >>> part_sizes(200, ["test"], validation=0.1, test=0.2)
     {'validation': 20}
@@ -165,17 +131,7 @@ def part_sizes(size: int, given: Collection[str], *, validation: float, test: fl
 def draw_parts(
     targets: Tensor, sizes: Mapping[str, int], *, imbalance: float, num_classes: int, seed: int
 ) -> dict[str, Tensor]:
-    """Stratified parts of these sizes, and as ``"train"`` the rest, which may be made long-tailed.
-
-    Args:
-        targets: ``(N,)`` labels.
-        sizes: the sizes of the parts by name.
-        imbalance: see `long_tail`; for the rest alone.
-        num_classes: K.
-        seed: the seed of both draws.
-
-    Returns:
-        Sorted indices by the name of the part.
+    """Sorted indices of stratified parts of these sizes, and as ``"train"`` the rest, made long-tailed.
 
     >>> parts = draw_parts(torch.arange(2).repeat(50), {"test": 10}, imbalance=9, num_classes=2, seed=0)
     >>> {name: len(indices) for name, indices in parts.items()}

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from calibrant.arguments import in_range, whole_number
 from calibrant.training.data.augmentation import NORMALISATIONS
-from calibrant.training.data.safe_readers import present
+from calibrant.training.data.safe_readers import present, read_image
 from calibrant.training.data.sampling import shuffled
 from calibrant.training.data.split import DataSets, Split
 
@@ -39,14 +39,10 @@ _FILL = tuple(round(255 * level) for level in _NORMALISATION.mean)
 
 @dataclass(frozen=True)
 class Window:
-    """The position of a square on a scaled image.
+    """A square on an image scaled to ``height`` by ``width``.
 
-    Args:
-        height: the height of the scaled image.
-        width: the width of the scaled image.
-        top: the first row of the square; negative if the square begins above the image.
-        left: the first column of the square; negative if the square begins to the left of the image.
-        mirrored: whether to mirror the square in the end.
+    ``top`` and ``left`` are negative if the square begins above or to the left of the image. The square is
+    mirrored in the end if ``mirrored`` is true.
     """
 
     height: int
@@ -71,12 +67,8 @@ class Window:
     ) -> Window:
         """A random position: along each axis, the image covers the square or the square covers the image.
 
-        Args:
-            height: the height of the image before scaling.
-            width: the width of the image before scaling.
-            crop: the side of the square.
-            scales: the smallest and the largest factor of height and width.
-            draws: four random numbers: scale, top, left, mirrored.
+        Height and width are those before scaling. The four random numbers are for scale, top, left and mirror
+        image.
 
         >>> Window.drawn(100, 300, 200, (0.5, 2.0), (1 / 3, 0.0, 0.999, 0.7))
         Window(height=100, width=300, top=0, left=100, mirrored=False)
@@ -94,18 +86,11 @@ class Window:
         crop = len(canvas)
         top, left = max(self.top, 0), max(self.left, 0)
         bottom, right = min(self.top + crop, self.height), min(self.left + crop, self.width)
-        across, down = pixels.shape[1] / self.width, pixels.shape[0] / self.height
+        height, width = pixels.shape[:2]
+        across, down = width / self.width, height / self.height
         # Only the visible part is scaled: of an image at twice its size, a quarter or less.
-        part = Image.fromarray(pixels).resize(
-            (right - left, bottom - top),
-            resample,
-            box=(
-                left * across,
-                top * down,
-                min(right * across, pixels.shape[1]),
-                min(bottom * down, len(pixels)),
-            ),
-        )
+        box = (left * across, top * down, min(right * across, width), min(bottom * down, height))
+        part = Image.fromarray(pixels).resize((right - left, bottom - top), resample, box)
         canvas[top - self.top : bottom - self.top, left - self.left : right - self.left] = np.asarray(part)
         if self.mirrored:
             canvas[...] = canvas[:, ::-1].copy()
@@ -120,14 +105,8 @@ class SegmentationSplit(Split):
     Outside the image, a square has the mean colour and the label ``void``. Labels are scaled by nearest
     neighbour.
 
-    Args:
-        files: pairs of an image file and a label file.
-        num_classes: K; a label file has the values ``0 … K - 1`` and ``void``.
-        void: the label of pixels that do not count.
-        crop: the side of the square.
-        scales: the smallest and the largest factor of the random scaling.
-        augmentation: whether to augment.
-        kept: a dictionary in which to keep decoded images; None to decode them each time.
+    ``files`` are pairs of an image file and a label file, which has the values ``0 … K - 1`` and ``void``.
+    Decoded images are kept in the dictionary ``kept``, or decoded each time if it is None.
     """
 
     files: Files
@@ -166,15 +145,12 @@ class SegmentationSplit(Split):
         return replace(self, files=tuple(self.files[index] for index in indices.tolist()))
 
     def decoded(self, index: int) -> tuple[Bytes, Bytes]:
-        """An image ``(H, W, 3)`` and its labels ``(H, W)`` from their files.
-
-        Raises:
-            ValueError: a file is damaged, or the two have different sizes.
-        """
+        """An image ``(H, W, 3)`` and its labels ``(H, W)`` from their files."""
         file, label_file = self.files[index]
         if self.kept is not None and file in self.kept:
             return self.kept[file]
-        pixels, labels = _read(file, "RGB"), _read(label_file, None)
+        pixels = np.asarray(read_image(file, "RGB"), np.uint8)
+        labels = np.asarray(read_image(label_file), np.uint8)
         if labels.ndim != 2:
             raise ValueError(
                 f"{label_file} has {labels.shape[2]} channels, expected one: an image of class numbers, with "
@@ -230,12 +206,11 @@ def voc2012(
 
     def listed(name: str) -> Files:
         file = present(folder / "ImageSets" / "Segmentation" / f"{name}.txt", download, root)
+        names = file.read_text(encoding="utf-8").split()
+        pairs = ((f"JPEGImages/{image}.jpg", f"SegmentationClass/{image}.png") for image in names)
         return tuple(
-            (
-                present(folder / "JPEGImages" / f"{image}.jpg", download, root),
-                present(folder / "SegmentationClass" / f"{image}.png", download, root),
-            )
-            for image in file.read_text(encoding="utf-8").split()
+            (present(folder / image, download, root), present(folder / labels, download, root))
+            for image, labels in pairs
         )
 
     official, test = listed("train"), listed("val")
@@ -247,13 +222,8 @@ def voc2012(
             f"validation, and {len(test)} for validation: expected some for each"
         )
     order = shuffled(len(official), split_seed)
-    whole = _split(official, VOC_CLASSES, 255, crop, scales, augmentation, in_memory)
-    return _data_sets(
-        whole.subset(order[drawn:].sort().values),
-        whole.subset(order[:drawn].sort().values),
-        replace(whole, files=test),
-        VOC_CLASSES,
-    )
+    parts = ([official[index] for index in part.sort().values] for part in (order[drawn:], order[:drawn]))
+    return _data_sets((*parts, test), VOC_CLASSES, 255, crop, scales, augmentation, in_memory)
 
 
 def camvid(
@@ -280,40 +250,27 @@ def camvid(
         labels = folder / f"{name}annot"
         return tuple((file, present(labels / file.name, download, root, "put")) for file in files)
 
-    train = _split(listed("train"), CAMVID_CLASSES, 11, crop, scales, augmentation, in_memory)
-    validation, test = (replace(train, files=listed(name)) for name in ("val", "test"))
-    return _data_sets(train, validation, test, CAMVID_CLASSES)
+    files = [listed(name) for name in ("train", "val", "test")]
+    return _data_sets(files, CAMVID_CLASSES, 11, crop, scales, augmentation, in_memory)
 
 
-def _split(
-    files: Files,
+def _data_sets(
+    files: Sequence[Sequence[tuple[Path, Path]]],
     classes: tuple[str, ...],
     void: int,
     crop: int,
     scales: tuple[float, ...],
     augmentation: bool,
     in_memory: bool,
-) -> SegmentationSplit:
+) -> DataSets:
+    """The training, validation and test data in these files."""
     whole_number("crop", crop)
     if len(scales) != 2 or not 0 < scales[0] <= scales[1] < float("inf"):
         raise ValueError(f"scales must be a pair (low, high) with 0 < low <= high, got {scales!r}")
-    return SegmentationSplit(
-        files, len(classes), void, crop, tuple(scales), augmentation, {} if in_memory else None
+    kept: dict[Path, tuple[Bytes, Bytes]] | None = {} if in_memory else None
+    train, validation, test = (
+        SegmentationSplit(tuple(part), len(classes), void, crop, tuple(scales), augmentation, kept)
+        for part in files
     )
-
-
-def _data_sets(
-    train: SegmentationSplit, validation: Split, test: Split, class_names: tuple[str, ...]
-) -> DataSets:
-    about = {"channels": 3, "image_size": train.crop}
-    return DataSets(train, validation, test, class_names, about, ignore_index=train.void)
-
-
-def _read(file: Path, mode: str | None) -> Bytes:
-    try:
-        with Image.open(file) as image:
-            return np.asarray(image.convert(mode) if mode else image, np.uint8)
-    except FileNotFoundError:
-        raise
-    except (OSError, SyntaxError) as error:
-        raise ValueError(f"{file} cannot be decoded ({error}): expected an image") from error
+    about = {"channels": 3, "image_size": crop}
+    return DataSets(train, validation, test, classes, about, ignore_index=void)

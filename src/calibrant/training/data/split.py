@@ -8,30 +8,15 @@ from collections.abc import Callable, Iterable, Mapping
 from copy import copy
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, Protocol, Self
+from typing import Any, Self
 
 import torch
 from torch import Tensor
 
+from calibrant.training.data.augmentation import Normalising
+
 Inputs = Tensor | dict[str, Tensor]
 """The argument of a model: a tensor, or tensors by name."""
-
-
-class Normalising(Protocol):
-    """A function that gives inputs zero mean and unit standard deviation.
-
-    Attributes:
-        mean: the mean of each channel or feature.
-        std: the standard deviation of each channel or feature.
-    """
-
-    @property
-    def mean(self) -> tuple[float, ...]: ...
-
-    @property
-    def std(self) -> tuple[float, ...]: ...
-
-    def __call__(self, inputs: Tensor, /) -> Tensor: ...
 
 
 class Split(ABC):
@@ -102,16 +87,13 @@ class TensorSplit(Split):
     >>> part.batch(torch.tensor([2]))
     (tensor([[4., 5.]]), tensor([1]))
 
-    Args:
-        inputs: ``(N, ...)``, or such tensors by name.
-        targets: ``(N, *S)`` labels.
-        normalisation: the normalisation that the inputs have been through.
+    ``normalisation`` is the one that the inputs ``(N, ...)`` have been through.
     """
 
     targets: Tensor
 
     def __init__(self, inputs: Inputs, targets: Tensor, normalisation: Normalising | None = None) -> None:
-        lengths = [len(tensor) for tensor in _tensors(inputs)]
+        lengths = [len(tensor) for tensor in tensors_of(inputs)]
         if any(length != len(targets) for length in lengths):
             raise ValueError(f"inputs have {lengths} elements and targets {len(targets)}")
         self.inputs, self.targets, self.normalisation = inputs, targets.long(), normalisation
@@ -120,7 +102,7 @@ class TensorSplit(Split):
         return len(self.targets)
 
     def batch(self, indices: Tensor, draws: Tensor | None = None) -> tuple[Inputs, Tensor]:
-        return _mapped(self.inputs, lambda tensor: tensor[indices]), self.targets[indices]
+        return map_inputs(self.inputs, lambda tensor: tensor[indices]), self.targets[indices]
 
     def normalised_by(self, normalisation: Normalising) -> TensorSplit:
         if self.normalisation is not None or not isinstance(self.inputs, Tensor):
@@ -131,7 +113,7 @@ class TensorSplit(Split):
         return self._with(lambda tensor: tensor[indices])
 
     def content(self) -> Iterable[Tensor]:
-        return [*_tensors(self.inputs), self.targets]
+        return [*tensors_of(self.inputs), self.targets]
 
     @property
     def device(self) -> torch.device:
@@ -146,15 +128,17 @@ class TensorSplit(Split):
 
     def _with(self, function: Callable[[Tensor], Tensor]) -> Self:
         changed = copy(self)
-        changed.inputs, changed.targets = _mapped(self.inputs, function), function(self.targets)
+        changed.inputs, changed.targets = map_inputs(self.inputs, function), function(self.targets)
         return changed
 
 
-def _tensors(inputs: Inputs) -> list[Tensor]:
+def tensors_of(inputs: Inputs) -> list[Tensor]:
+    """The tensors of an input."""
     return list(inputs.values()) if isinstance(inputs, dict) else [inputs]
 
 
-def _mapped(inputs: Inputs, function: Callable[[Tensor], Tensor]) -> Inputs:
+def map_inputs(inputs: Inputs, function: Callable[[Tensor], Tensor]) -> Inputs:
+    """The input with a function applied to each of its tensors."""
     if isinstance(inputs, dict):
         return {name: function(tensor) for name, tensor in inputs.items()}
     return function(inputs)

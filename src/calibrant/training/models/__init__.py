@@ -10,27 +10,21 @@ from typing import Any
 from torch import nn
 
 from calibrant import arguments
-from calibrant.training.models.cifar_resnet import (
-    cifar_resnet_18,
-    cifar_resnet_32,
-    cifar_resnet_50,
-    cifar_resnet_110,
-)
+from calibrant.training.models import cifar_resnet
 from calibrant.training.models.densenet import cifar_densenet_121
 from calibrant.training.models.external import PREFIXES, own_factory
 from calibrant.training.models.mlp import cnn, mlp
 from calibrant.training.models.text_cnn import text_cnn
 from calibrant.training.models.weights import load_weights
-from calibrant.training.models.wide_resnet import wide_resnet
 
 __all__ = ["MODELS", "PREFIXES", "create_model", "load_weights", "model_factory"]
 
 MODELS: dict[str, Callable[..., nn.Module]] = {
-    "cifar-resnet-18": cifar_resnet_18,
-    "cifar-resnet-32": cifar_resnet_32,
-    "cifar-resnet-50": cifar_resnet_50,
-    "cifar-resnet-110": cifar_resnet_110,
-    "wide-resnet-26-10": wide_resnet,
+    "cifar-resnet-18": cifar_resnet.cifar_resnet_18,
+    "cifar-resnet-32": cifar_resnet.cifar_resnet_32,
+    "cifar-resnet-50": cifar_resnet.cifar_resnet_50,
+    "cifar-resnet-110": cifar_resnet.cifar_resnet_110,
+    "wide-resnet-26-10": cifar_resnet.wide_resnet,
     "cifar-densenet-121": cifar_densenet_121,
     "text-cnn": text_cnn,
     "mlp": mlp,
@@ -45,10 +39,6 @@ def model_factory(name: str) -> Callable[..., nn.Module]:
     Args:
         name: a key of `MODELS`, a key of `PREFIXES` with a name after a colon, or
             ``package.module:factory``.
-
-    Raises:
-        TypeError: the factory cannot be called.
-        ValueError: the name is unknown.
 
     >>> list(inspect.signature(model_factory("cnn")).parameters)
     ['num_classes', 'channels', 'width']

@@ -15,9 +15,9 @@ from calibrant.training.models.layers import batch_norm, initialised
 class _PaddedShortcut(nn.Module):
     """A shortcut without parameters: skips pixels, and adds channels of zeros."""
 
-    def __init__(self, added: int, stride: int) -> None:
+    def __init__(self, channels: int, out: int, stride: int) -> None:
         super().__init__()
-        self.added, self.stride = added, stride
+        self.added, self.stride = out - channels, stride
 
     def forward(self, images: Tensor) -> Tensor:
         before = self.added // 2
@@ -27,10 +27,6 @@ class _PaddedShortcut(nn.Module):
 
 def _projected(channels: int, out: int, stride: int) -> nn.Module:
     return nn.Sequential(nn.Conv2d(channels, out, 1, stride, bias=False), batch_norm(out, relu=False))
-
-
-def _padded(channels: int, out: int, stride: int) -> nn.Module:
-    return _PaddedShortcut(out - channels, stride)
 
 
 Shortcut = Callable[[int, int, int], nn.Module]
@@ -52,12 +48,7 @@ class _Residual(nn.Module):
 def basic_block(
     channels: int, width: int, stride: int, *, shortcut: Shortcut = _projected, dropout: float = 0.0
 ) -> nn.Module:
-    """Two 3×3 convolutions beside a shortcut, with dropout between them if ``dropout`` is positive.
-
-    >>> import torch
-    >>> basic_block(16, 32, 2)(torch.zeros(2, 16, 8, 8)).shape
-    torch.Size([2, 32, 4, 4])
-    """
+    """Two 3×3 convolutions beside a shortcut, with dropout between them if ``dropout`` is positive."""
     layers = [
         nn.Conv2d(channels, width, 3, stride, padding=1, bias=False),
         batch_norm(width),
@@ -68,12 +59,7 @@ def basic_block(
 
 
 def bottleneck_block(channels: int, width: int, stride: int) -> nn.Module:
-    """1×1, 3×3 and 1×1 convolutions beside a shortcut; the output has four times the width.
-
-    >>> import torch
-    >>> bottleneck_block(16, 16, 2)(torch.zeros(2, 16, 8, 8)).shape
-    torch.Size([2, 64, 4, 4])
-    """
+    """1×1, 3×3 and 1×1 convolutions beside a shortcut; the output has four times the width."""
     out = 4 * width
     layers = nn.Sequential(
         nn.Conv2d(channels, width, 1, bias=False),
@@ -99,10 +85,6 @@ class CifarResNet(nn.Module):
         width: the width of the first stage; it doubles from stage to stage.
         channels: the channels of the images.
         stem: the output channels of the stem; by default the width.
-
-    >>> import torch
-    >>> CifarResNet(10, basic_block, 1, (1, 1), width=8, channels=3)(torch.zeros(2, 3, 32, 32)).shape
-    torch.Size([2, 10])
     """
 
     def __init__(
@@ -160,7 +142,7 @@ def cifar_resnet_32(num_classes: int, *, channels: int = 3) -> CifarResNet:
     >>> sum(parameter.numel() for parameter in cifar_resnet_32(10).parameters())
     464154
     """
-    block = partial(basic_block, shortcut=_padded)
+    block = partial(basic_block, shortcut=_PaddedShortcut)
     return CifarResNet(num_classes, block, 1, (5, 5, 5), width=16, channels=channels)
 
 
@@ -189,3 +171,35 @@ def cifar_resnet_110(num_classes: int, *, channels: int = 3) -> CifarResNet:
     26
     """
     return CifarResNet(num_classes, bottleneck_block, 4, (3, 4, 26, 3), width=64, channels=channels)
+
+
+def wide_resnet(
+    num_classes: int, *, channels: int = 3, depth: int = 26, width: int = 10, dropout: float = 0.0
+) -> CifarResNet:
+    """Wide-ResNet-26-10, three stages of 160, 320 and 640 channels (Zagoruyko and Komodakis, 2016).
+
+    As in the calibration papers, normalisation follows each convolution, and the depth counts the layers on
+    the longest path. The authors of the network call it WRN-28-10: they put normalisation first, and count
+    the three convolutions of the shortcuts instead of the last layer.
+
+    Args:
+        num_classes: K.
+        channels: the channels of the images ``(B, channels, H, W)``.
+        depth: ``6 n + 2`` for n blocks in each stage.
+        width: the stages have 16, 32 and 64 times this number of channels.
+        dropout: the probability of dropout between the two convolutions of a block.
+
+    Raises:
+        ValueError: the depth has another form, or a number is out of range.
+
+    >>> import torch
+    >>> with torch.device("meta"):
+    ...     sum(parameter.numel() for parameter in wide_resnet(10).parameters())
+    36481434
+    """
+    if depth < 8 or (depth - 2) % 6:
+        raise ValueError(f"depth must be 6 n + 2 with n of at least 1, such as 14, 20 or 26, got {depth!r}")
+    arguments.in_range("dropout", dropout, 0, 1)
+    block, depths = partial(basic_block, dropout=dropout), ((depth - 2) // 6,) * 3
+    first = 16 * arguments.whole_number("width", width)
+    return CifarResNet(num_classes, block, 1, depths, width=first, channels=channels, stem=16)

@@ -27,10 +27,8 @@ _TRANSFORMERS = {
 class TransformerOutput(nn.Module):
     """A model of transformers that takes a tensor or a dictionary of tensors and returns logits only.
 
-    Args:
-        network: a model whose output has ``logits``.
-        task: the task. Token logits ``(B, L, K)`` become ``(B, K, L)``; segmentation logits are interpolated
-            to the size of the images.
+    Token logits ``(B, L, K)`` become ``(B, K, L)``. Segmentation logits are interpolated to the size of the
+    images.
     """
 
     def __init__(self, network: nn.Module, task: Task) -> None:
@@ -68,11 +66,6 @@ def timm_model(
         image_size: the size of the images, for architectures of a fixed size; the option ``img_size`` has
             priority.
         **options: further options of the architecture.
-
-    Raises:
-        ImportError: timm is not installed.
-        TypeError: the architecture does not take an option.
-        ValueError: the architecture is unknown.
     """
     timm = _package("timm", "timm:NAME", "timm")
     if not timm.is_model(architecture):
@@ -82,11 +75,8 @@ def timm_model(
     described = timm.get_pretrained_cfg(architecture)
     if image_size is not None and described is not None and described.fixed_input_size:
         options.setdefault("img_size", image_size)
-    return _built(
-        f"timm:{architecture}",
-        partial(timm.create_model, architecture, pretrained=pretrained, num_classes=num_classes),
-        options,
-    )
+    factory = partial(timm.create_model, architecture, pretrained=pretrained, num_classes=num_classes)
+    return _built(f"timm:{architecture}", factory, options)
 
 
 def smp_model(
@@ -110,26 +100,21 @@ def smp_model(
         pretrained: the same as encoder_weights "imagenet".
         channels: the channels of the images.
         **options: further options of the architecture.
-
-    Raises:
-        ImportError: segmentation-models-pytorch is not installed.
-        TypeError: the architecture does not take an option.
-        ValueError: the architecture or the encoder is unknown.
     """
     package = _package("segmentation_models_pytorch", "smp:NAME", "smp")
-    known = {kind.__name__.lower(): kind.__name__ for kind in package.MODEL_ARCHITECTURES_MAPPING.values()}
+    known = {kind.__name__.lower(): kind for kind in package.MODEL_ARCHITECTURES_MAPPING.values()}
     if architecture.lower() not in known:
-        raise _unknown("smp", architecture, known.values())
+        raise _unknown("smp", architecture, [kind.__name__ for kind in known.values()])
+    kind = known[architecture.lower()]
     encoders = package.encoders.get_encoder_names()
     if encoder_name not in encoders and not encoder_name.startswith("tu-"):
         raise ValueError(f"unknown encoder_name {encoder_name!r}{arguments.nearest(encoder_name, encoders)}")
     if pretrained and encoder_weights is None:
         encoder_weights = "imagenet"
     options.setdefault("in_channels", channels)
-    name = f"smp:{known[architecture.lower()]}"
+    name = f"smp:{kind.__name__}"
     if not encoder_name.startswith("tu-"):
         # Only timm encoders take further options; all others ignore unknown ones without a word.
-        kind = package.MODEL_ARCHITECTURES_MAPPING[architecture.lower()]
         accepted = [option for option in inspect.signature(kind).parameters if option != "kwargs"]
         for option in options:
             if option not in accepted:
@@ -137,17 +122,8 @@ def smp_model(
                     f"{name} has no option {option!r}{arguments.nearest(option, accepted)}; "
                     f"it takes: {', '.join(accepted)}"
                 )
-    return _built(
-        name,
-        partial(
-            package.create_model,
-            architecture,
-            encoder_name=encoder_name,
-            encoder_weights=encoder_weights,
-            classes=num_classes,
-        ),
-        options,
-    )
+    encoder = {"encoder_name": encoder_name, "encoder_weights": encoder_weights}
+    return _built(name, partial(kind, classes=num_classes, **encoder), options)
 
 
 def transformers_model(
@@ -175,12 +151,6 @@ def transformers_model(
         channels: the channels of the images.
         image_size: the size of the images, for random weights.
         vocabulary_size: the number of tokens, for random weights.
-
-    Raises:
-        ImportError: transformers is not installed.
-        OSError: the source is neither a folder nor a model on the hub that can be reached.
-        TypeError: the configuration does not have a value in config.
-        ValueError: the task is unknown, or the weights do not fit the configuration.
     """
     transformers = _package("transformers", "hf:NAME", "transformers")
     if task is None:
@@ -242,10 +212,6 @@ PREFIXES: dict[str, Callable[..., nn.Module]] = {
 def own_factory(name: str) -> Callable[..., nn.Module]:
     """Import the function ``package.module:factory``, which takes K and options and returns a module.
 
-    Raises:
-        TypeError: the name does not stand for something that can be called.
-        ValueError: the Python module does not exist, or has nothing of that name.
-
     >>> import torch
     >>> own_factory("torch.nn:Lineer")
     Traceback (most recent call last):
@@ -273,12 +239,11 @@ def own_factory(name: str) -> Callable[..., nn.Module]:
     return factory
 
 
-def _package(module: str, models: str, extra: str) -> Any:
-    package = module.partition(".")[0]
+def _package(package: str, models: str, extra: str) -> Any:
     try:
-        return importlib.import_module(module)
+        return importlib.import_module(package)
     except ModuleNotFoundError as error:
-        missing = package if error.name is None else error.name
+        missing = error.name or package
         raise ImportError(f"models {models} need {missing}: pip install 'calibrant[{extra}]'") from error
     except RuntimeError as error:
         # A torchvision built for another torch raises this. timm and smp import it.

@@ -11,32 +11,16 @@ SHORTEST_TEXT = 21
 
 
 class TextCNN(nn.Module):
-    """Three convolutions over embedded words, the largest value over all positions, two linear layers.
+    """Three convolutions over embedded words, the largest value over all positions, two linear layers."""
 
-    Args:
-        num_classes: K.
-        words: the embedding of the words, from ``(B, L)`` to ``(B, L, d)``.
-        width: the width of the convolutions and of the first linear layer.
-
-    >>> import torch
-    >>> TextCNN(20, nn.Embedding(1000, 100))(torch.zeros(2, 50, dtype=torch.long)).shape
-    torch.Size([2, 20])
-    """
-
-    def __init__(self, num_classes: int, words: nn.Embedding, *, width: int = 128) -> None:
+    def __init__(self, num_classes: int, words: nn.Embedding) -> None:
         super().__init__()
         self.words = words
-        self.layers = nn.Sequential(
-            nn.Conv1d(words.embedding_dim, width, 5),
-            nn.ReLU(),
-            nn.MaxPool1d(5, stride=1),
-            nn.Conv1d(width, width, 5),
-            nn.ReLU(),
-            nn.MaxPool1d(5, stride=1),
-            nn.Conv1d(width, width, 5),
-            nn.ReLU(),
-        )
-        self.head = nn.Sequential(nn.Linear(width, width), nn.ReLU(), nn.Linear(width, num_classes))
+        layers: list[nn.Module] = []
+        for channels in (words.embedding_dim, 128, 128):
+            layers += [nn.Conv1d(channels, 128, 5), nn.ReLU(), nn.MaxPool1d(5, stride=1)]
+        self.layers = nn.Sequential(*layers[:-1])  # the largest value over all positions follows
+        self.head = nn.Sequential(nn.Linear(128, 128), nn.ReLU(), nn.Linear(128, num_classes))
         initialised(self)
 
     def forward(self, tokens: Tensor) -> Tensor:

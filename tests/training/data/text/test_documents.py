@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from calibrant.training.data.text.documents import Documents, Encoding
-from calibrant.training.data.text.vocabulary import PADDING, UNKNOWN
+from calibrant.training.data.text.documents import Documents
+from calibrant.training.data.text.encoding import PADDING, UNKNOWN, encode
 
 
 class TestEncoded:
@@ -16,21 +16,20 @@ class TestEncoded:
     def test_vocabulary_by_frequency_in_training_alone(self):
         train = self.documents("b b a c", "b a d")
         other = self.documents("z z z z a", "b")
-        data = Encoding(length=4, vocabulary=4).data_sets(Path(), [train, other, other], ("x", "y"))
+        data = encode(Path(), [train, other, other], ("x", "y"), length=4, vocabulary=4)
         assert data.train.inputs.tolist() == [[2, 2, 3, UNKNOWN], [2, 3, UNKNOWN, PADDING]]
         assert data.test.inputs.tolist() == [[UNKNOWN] * 4, [2, PADDING, PADDING, PADDING]]
         assert data.train.inputs.dtype == torch.int64
         assert data.about["vocabulary_size"] == 4
 
     def test_word_that_only_the_test_has_is_unknown(self):
-        data = Encoding(length=2).data_sets(
-            Path(), [self.documents("a b"), self.documents("c a"), self.documents("c")], ("x", "y")
-        )
+        documents = [self.documents("a b"), self.documents("c a"), self.documents("c")]
+        data = encode(Path(), documents, ("x", "y"), length=2)
         assert data.validation.inputs.tolist() == [[UNKNOWN, 2]]
 
     def test_lengths(self):
         part = self.documents("a b c d e", "")
-        data = Encoding(length=2, test_length=6).data_sets(Path(), [part] * 3, ("x", "y"))
+        data = encode(Path(), [part] * 3, ("x", "y"), length=2, test_length=6)
         assert data.train.inputs.shape == (2, 2)
         assert data.validation.inputs.shape == data.test.inputs.shape == (2, 6)
         assert data.test.inputs[1].tolist() == [PADDING] * 6
@@ -39,10 +38,10 @@ class TestEncoded:
     def test_refuses(self):
         part = self.documents("a")
         with pytest.raises(ValueError, match="length must be a whole number"):
-            Encoding(length=0).data_sets(Path(), [part] * 3, ("x", "y"))
+            encode(Path(), [part] * 3, ("x", "y"), length=0)
         with pytest.raises(ValueError, match="vocabulary must be at least 3"):
-            Encoding(length=1, vocabulary=2).data_sets(Path(), [part] * 3, ("x", "y"))
+            encode(Path(), [part] * 3, ("x", "y"), length=1, vocabulary=2)
         with pytest.raises(ValueError, match="no training documents"):
-            Encoding(length=1).data_sets(Path(), [self.documents(), part, part], ("x", "y"))
+            encode(Path(), [self.documents(), part, part], ("x", "y"), length=1)
         with pytest.raises(ValueError, match="2 texts and 1 labels"):
             Documents(["a", "b"], torch.zeros(1))

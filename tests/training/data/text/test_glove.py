@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from calibrant.training.data.safe_readers import MissingDataError
-from calibrant.training.data.text.glove import glove
+from calibrant.training.data.text.encoding import glove
 
 from .writing import write_vectors
 

@@ -8,7 +8,7 @@ import torch
 
 from calibrant.training.data.safe_readers import MissingDataError
 from calibrant.training.data.split import TensorSplit
-from calibrant.training.data.text import newsgroups, text_table, tokenizer
+from calibrant.training.data.text import encoding, newsgroups, text_table
 
 from .writing import write_csv, write_messages
 
@@ -47,7 +47,7 @@ class TestTokenizer:
         assert "embedding" not in data.about
 
     def test_text_table_in_several_goes(self, root, monkeypatch):
-        monkeypatch.setattr(tokenizer, "BATCH", 3)
+        monkeypatch.setattr(encoding, "BATCH", 3)
         write_csv(root / "a.csv", [("good", 1), ("bad the orbit", 0)] * 10)
         data = text_table(root, file="a.csv", tokenizer="tiny", length=5)
         inputs, targets = data.train.batch(torch.arange(14))

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from calibrant.training.data.safe_readers import MissingDataError
-from calibrant.training.data.text import newsgroups, twenty_newsgroups, vocabulary
+from calibrant.training.data.text import encoding, newsgroups, twenty_newsgroups
 
 from .writing import GROUPS, write_messages, write_vectors
 
@@ -35,7 +35,7 @@ class TestNewsgroups:
 
     def test_headers_are_removed(self, tmp_path, monkeypatch):
         seen = []
-        monkeypatch.setattr(vocabulary, "tokens", lambda text: seen.append(text) or text.split())
+        monkeypatch.setattr(encoding, "tokens", lambda text: seen.append(text) or text.split())
         newsgroups(write_messages(tmp_path), embedding="")
         assert len(seen) == 60
         assert all(text.startswith("The ") and text.endswith("\n\nMore.") and "é" in text for text in seen)

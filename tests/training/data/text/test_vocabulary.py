@@ -2,7 +2,7 @@
 
 import pytest
 
-from calibrant.training.data.text.vocabulary import tokens
+from calibrant.training.data.text.encoding import tokens
 
 
 class TestTokens:

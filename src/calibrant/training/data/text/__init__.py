@@ -1,7 +1,6 @@
 """Text classification data sets: 20 Newsgroups, tables of texts, and Hugging Face data sets."""
 
-from calibrant.training.data.text.hugging_face import huggingface
-from calibrant.training.data.text.tables import text_table
+from calibrant.training.data.text.tables import huggingface, text_table
 from calibrant.training.data.text.twenty_newsgroups import newsgroups
 
 __all__ = ["huggingface", "newsgroups", "text_table"]

@@ -1,4 +1,4 @@
-"""Texts with labels, and their encoding as numbers for a model."""
+"""Texts with labels, and their parts for training, validation and test."""
 
 from __future__ import annotations
 
@@ -10,12 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from calibrant.arguments import in_range, whole_number
+from calibrant.arguments import in_range
 from calibrant.training.data.sampling import stratified
-from calibrant.training.data.split import DataSets, TensorSplit
-from calibrant.training.data.text.glove import glove
-from calibrant.training.data.text.tokenizer import tokenize
-from calibrant.training.data.text.vocabulary import number_words
 
 
 @dataclass(frozen=True)
@@ -91,62 +87,3 @@ def draw_missing(
     kept, *rest = stratified(main.targets, [size - sum(drawn), *drawn], split_seed)
     missing = (part or main.subset(indices) for part, indices in zip(others, rest, strict=True))
     return [main.subset(kept), *missing]
-
-
-@dataclass(frozen=True)
-class Encoding:
-    """How texts become numbers: by a vocabulary of words, or by a tokenizer.
-
-    Args:
-        length: how many words or tokens of a training text to keep; shorter texts are padded at the end.
-        test_length: the same for validation and test; None for ``length``.
-        vocabulary: the size of the vocabulary, made of the most frequent words of the training part. It
-            includes one number for padding and one for unknown words.
-        embedding: a file of GloVe vectors in ``root`` or in its folder ``glove.6B``; ``""`` for none. Words
-            that the file does not have get zeros.
-        tokenizer: the name or folder of a tokenizer of ``transformers``, used in place of vocabulary and
-            embedding; inputs are then ``input_ids`` and ``attention_mask``. ``""`` for none.
-    """
-
-    length: int
-    test_length: int | None = None
-    vocabulary: int = 20000
-    embedding: str = ""
-    tokenizer: str = ""
-
-    def data_sets(self, root: Path, documents: Sequence[Documents], class_names: tuple[str, ...]) -> DataSets:
-        """Encode documents.
-
-        Args:
-            root: the data folder.
-            documents: the training, validation and test documents.
-            class_names: K names.
-
-        Returns:
-            The data, with ``vocabulary_size``, ``length`` and, from a file of vectors, ``embedding``.
-
-        >>> parts = [Documents(["a cat", "a dog sat"], torch.tensor([0, 1]))] * 3
-        >>> data = Encoding(length=4).data_sets(Path(), parts, ("cat", "dog"))
-        >>> data.train.batch(torch.arange(2))[0], data.about["vocabulary_size"]
-        (tensor([[2, 3, 0, 0],
-                [2, 4, 5, 0]]), 6)
-        """
-        length = whole_number("length", self.length)
-        lengths = [length, *[whole_number("test_length", self.test_length or length)] * 2]
-        texts = [part.texts for part in documents]
-        if not texts[0]:
-            raise ValueError("there are no training documents")
-        about: dict[str, Any] = {"length": length}
-        if self.tokenizer:
-            inputs, about["vocabulary_size"] = tokenize(root, texts, lengths, self.tokenizer)
-        else:
-            inputs, words = number_words(texts, lengths, self.vocabulary)
-            about["vocabulary_size"] = len(words) + 2
-            if self.embedding:
-                inside = root / "glove.6B" / self.embedding
-                vectors = glove(inside if inside.is_file() else root / self.embedding, words)
-                about["embedding"] = torch.cat([vectors.new_zeros(2, vectors.shape[1]), vectors])
-        train, validation, test = (
-            TensorSplit(tensors, part.targets) for tensors, part in zip(inputs, documents, strict=True)
-        )
-        return DataSets(train, validation, test, class_names, about)

@@ -1,4 +1,4 @@
-"""Texts and labels in CSV, TSV and JSON Lines files."""
+"""Texts and labels in CSV, TSV and JSON Lines files, and in data sets of Hugging Face."""
 
 from __future__ import annotations
 
@@ -7,20 +7,14 @@ import json
 import re
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from calibrant.training.data.safe_readers import present
 from calibrant.training.data.split import DataSets
-from calibrant.training.data.text.documents import (
-    Documents,
-    Encoding,
-    class_positions,
-    draw_missing,
-    sorted_classes,
-)
+from calibrant.training.data.text.documents import Documents, class_positions, draw_missing, sorted_classes
+from calibrant.training.data.text.encoding import encode, optional_package
 
 
 def text_table(
@@ -56,7 +50,7 @@ def text_table(
         split_seed: the seed of the draws, which are stratified by class.
         validation: the fraction of ``file`` to draw for validation, if there is no file for it.
         test: the fraction of ``file`` to draw for the test, if there is no file for it.
-        length: how many words of a text to keep; see `Encoding`, also for the options below.
+        length: how many words of a text to keep; see `encode`, also for the options below.
         test_length: the same for validation and test.
         vocabulary: the size of the vocabulary.
         embedding: a file of GloVe vectors, or ``""`` for none.
@@ -74,26 +68,95 @@ def text_table(
             continue
         path = root / name
         rows = list(_rows(path, text, label))
-        labels = [row.label for row in rows]
-        classes = classes or sorted_classes(labels, path)
+        classes = classes or sorted_classes([value for _, _, value in rows], path)
         if not rows:
             raise ValueError(f"{path} has no rows: expected at least one")
-        targets = class_positions(labels, classes, f"{path}, line", [row.line for row in rows], file)
-        parts.append(Documents([row.text for row in rows], targets))
-    documents = draw_missing(parts, validation, test, split_seed)
-    encoding = Encoding(length, test_length, vocabulary, embedding, tokenizer)
-    return encoding.data_sets(root, documents, tuple(map(str, classes)))
+        lines, texts, labels = zip(*rows, strict=True)
+        targets = class_positions(labels, classes, f"{path}, line", lines, file)
+        parts.append(Documents(list(texts), targets))
+    documents, names = draw_missing(parts, validation, test, split_seed), tuple(map(str, classes))
+    return encode(root, documents, names, length, test_length, vocabulary, embedding, tokenizer)
 
 
-@dataclass(frozen=True)
-class _Row:
-    line: int
-    text: str
-    label: str | int
+def huggingface(
+    root: Path,
+    *,
+    path: str,
+    name: str | None = None,
+    text: str = "text",
+    label: str = "label",
+    train_split: str = "train",
+    validation_split: str = "",
+    test_split: str = "test",
+    split_seed: int = 0,
+    validation: float = 0.1,
+    test: float = 0.2,
+    length: int = 256,
+    test_length: int | None = None,
+    vocabulary: int = 20000,
+    embedding: str = "",
+    tokenizer: str = "",
+) -> DataSets:
+    """Texts and labels of a Hugging Face data set on disk; needs the package ``datasets``.
+
+    Nothing is downloaded. To save a data set from the hub, run
+    ``datasets.load_dataset("ag_news").save_to_disk("DATA_ROOT/ag_news")``.
+
+    ``path`` is the folder of the data set, relative to ``root``: written by ``save_to_disk``, or in a form
+    that ``load_dataset`` understands. ``name`` is the configuration, if the data set has several. The parts
+    are ``train_split``, ``validation_split`` and ``test_split``; ``""`` draws one of the last two from the
+    training part. A label is a class label, a string or an integer. The other options are those of
+    `text_table`.
+
+    Raises:
+        ImportError: ``datasets`` is not installed.
+        MissingDataError: the folder is missing.
+        ValueError: a part, a column or a label is missing or of another type.
+    """
+    library = optional_package("datasets")
+    folder = root / path
+    present(
+        folder, f"it with datasets.load_dataset({path!r}) from the Hugging Face hub", folder, "save_to_disk"
+    )
+    saved = any((folder / file).is_file() for file in ("dataset_dict.json", "state.json"))
+    tables = library.load_from_disk(str(folder)) if saved else library.load_dataset(str(folder), name)
+    if not hasattr(tables, "keys"):
+        tables = {train_split: tables}
+    names: list[str] | None = None
+    classes: list[str | int] = []
+    parts: list[Documents | None] = []
+    for part in (train_split, validation_split, test_split):
+        if not part:
+            parts.append(None)
+            continue
+        if part not in tables:
+            raise ValueError(
+                f"{folder} has no part {part!r}: expected one of {', '.join(map(repr, tables.keys()))}, or "
+                "for validation and test '' to draw them from the training part"
+            )
+        table = tables[part]
+        for column in (text, label):
+            if column not in table.column_names:
+                raise ValueError(
+                    f"{folder}, part {part!r}, has no column {column!r}: expected one of "
+                    f"{', '.join(map(repr, table.column_names))}"
+                )
+        texts, labels = list(table[text]), list(table[label])
+        where = f"{folder}, part {part!r}, row"
+        for number, content in enumerate(texts):
+            if not isinstance(content, str):
+                raise ValueError(f"{where} {number}: column {text!r} has {content!r}, expected a string")
+        if not classes:
+            names = getattr(table.features[label], "names", None)
+            classes = list(range(len(names))) if names else sorted_classes(labels, folder)
+        targets = class_positions(labels, classes, where, range(len(labels)), f"part {train_split!r}")
+        parts.append(Documents(texts, targets))
+    documents, class_names = draw_missing(parts, validation, test, split_seed), map(str, names or classes)
+    return encode(root, documents, tuple(class_names), length, test_length, vocabulary, embedding, tokenizer)
 
 
-def _rows(file: Path, text: str, label: str) -> Iterator[_Row]:
-    """The rows of a table, checked one by one."""
+def _rows(file: Path, text: str, label: str) -> Iterator[tuple[int, str, str | int]]:
+    """The line, text and label of each row of a table, checked one by one."""
     readers: dict[str, Callable[[Path], Iterator[tuple[int, dict[str, Any]]]]] = {
         ".csv": partial(_separated, delimiter=","),
         ".tsv": partial(_separated, delimiter="\t"),
@@ -118,7 +181,7 @@ def _rows(file: Path, text: str, label: str) -> Iterator[_Row]:
                 raise ValueError(f"{where}: column {text!r} has {content!r}, expected a string")
             if isinstance(value, bool) or not isinstance(value, str | int) or value == "":
                 raise ValueError(f"{where}: column {label!r} has {value!r}, expected a string or an integer")
-            yield _Row(line, content, _number(value))
+            yield line, content, _number(value)
     except UnicodeDecodeError as error:
         raise ValueError(f"{file} has bytes that are not UTF-8 ({error.reason}): expected UTF-8") from error
 

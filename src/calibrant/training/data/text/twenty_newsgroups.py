@@ -11,7 +11,8 @@ from calibrant.arguments import one_of, whole_number
 from calibrant.training.data.safe_readers import present
 from calibrant.training.data.sampling import stratified
 from calibrant.training.data.split import DataSets
-from calibrant.training.data.text.documents import Documents, Encoding
+from calibrant.training.data.text.documents import Documents
+from calibrant.training.data.text.encoding import encode
 
 
 def newsgroups(
@@ -45,7 +46,7 @@ def newsgroups(
         validation: the number of validation messages.
         test: the number of test messages; None for all that are left.
         headers: whether to keep the lines above the first empty one, which give the group away.
-        length: how many words of a message to keep; see `Encoding`, also for the options below.
+        length: how many words of a message to keep; see `encode`, also for the options below.
         test_length: the same for validation and test.
         vocabulary: the size of the vocabulary.
         embedding: a file of GloVe vectors, or ``""`` for none.
@@ -80,8 +81,7 @@ def newsgroups(
     whole = Documents(texts, torch.tensor([groups.index(group) for _, group in files]))
     sizes = _scaled(train, validation, test, len(files))
     documents = [whole.subset(part) for part in stratified(whole.targets, sizes, split_seed)]
-    encoding = Encoding(length, test_length, vocabulary, embedding, tokenizer)
-    return encoding.data_sets(root, documents, tuple(groups))
+    return encode(root, documents, tuple(groups), length, test_length, vocabulary, embedding, tokenizer)
 
 
 def _message(content: bytes, headers: bool) -> str:

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load_file, save
+from safetensors.torch import save
 from torch import Tensor, nn
 
 from calibrant.atomic import replace_file
@@ -60,13 +59,7 @@ def check_folder(folder: Path, recipe: Recipe) -> None:
 
 
 def check_data(folder: Path, kept: str | None, fingerprint: str) -> None:
-    """Refuse data that a run was not begun with.
-
-    Args:
-        folder: the folder of the run.
-        kept: the fingerprint that the run has kept, if any.
-        fingerprint: the fingerprint of the data.
-    """
+    """Refuse data with another fingerprint than the one that the run has kept, if it has kept one."""
     if kept is not None and kept != fingerprint:
         raise RecipeError(
             f"the data are not those that the run in {folder} was begun with: images, labels or their split "
@@ -77,7 +70,7 @@ def check_data(folder: Path, kept: str | None, fingerprint: str) -> None:
 def check_begun(folder: Path, recipe: Recipe, data: DataSets) -> None:
     """Refuse a folder that holds a run, finished or not, of another recipe or of other data."""
     check_folder(folder, recipe)
-    kept: Mapping[str, Any] = {}
+    kept: dict[str, Any] = {}
     if is_finished(folder):
         kept = result_of(folder)
     else:
@@ -93,18 +86,10 @@ def save_weights(module: nn.Module, path: Path) -> None:
     replace_file(path, save(state))
 
 
-def load_weights(module: nn.Module, path: Path) -> None:
-    """Load what `save_weights` wrote."""
-    module.load_state_dict(load_file(path))
-
-
 def in_order(processes: list[list[tuple[Tensor, Tensor]]], size: int) -> tuple[Tensor, Tensor]:
-    """Merge the predictions of all processes into the order of the data.
+    """Merge the batches of logits and labels of each process into the order of the data.
 
-    Args:
-        processes: for each process, batches of logits and labels. Of n processes, the k-th has the elements
-            k, k + n, k + 2 n, …
-        size: the number of elements.
+    Of n processes, the k-th has the elements k, k + n, k + 2 n, …
 
     >>> first, second = torch.tensor([[0.0], [2.0]]), torch.tensor([[1.0]])
     >>> logits, _ = in_order([[(first, first[:, 0].long())], [(second, second[:, 0].long())]], 3)

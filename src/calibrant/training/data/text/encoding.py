@@ -1,0 +1,220 @@
+"""Texts as numbers for a model: by a vocabulary of words with or without GloVe vectors, or by a tokenizer."""
+
+from __future__ import annotations
+
+import re
+from array import array
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+from importlib import import_module
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from calibrant.arguments import whole_number
+from calibrant.training.data.safe_readers import MissingDataError, present
+from calibrant.training.data.split import DataSets, Inputs, TensorSplit
+from calibrant.training.data.text.documents import Documents
+
+PADDING, UNKNOWN = 0, 1
+"""The numbers for padding and for words outside the vocabulary."""
+
+# A tokenizer keeps even the truncated tokens of a call in memory, so it gets this many texts at once.
+BATCH = 1000
+
+_REPEATS = re.compile(r"([^\w\s]|_)\1+")
+_TOKEN = re.compile(
+    r"[^\W\d_]+(?=n't\b)"  # the do of don't
+    r"|n't\b"
+    r"|'(?:s|re|ve|ll|d|m)\b"
+    r"|[^\W\d_]+"
+    r"|\d+(?:[.,]\d+)*"
+    r"|[^\w\s]|_"
+)
+
+
+def encode(
+    root: Path,
+    documents: Sequence[Documents],
+    class_names: tuple[str, ...],
+    length: int,
+    test_length: int | None = None,
+    vocabulary: int = 20000,
+    embedding: str = "",
+    tokenizer: str = "",
+) -> DataSets:
+    """Encode documents by a vocabulary of words, or by a tokenizer.
+
+    Args:
+        root: the data folder.
+        documents: the training, validation and test documents.
+        class_names: K names.
+        length: how many words or tokens of a training text to keep; shorter texts are padded at the end.
+        test_length: the same for validation and test; None for ``length``.
+        vocabulary: the size of the vocabulary, made of the most frequent words of the training part. It
+            includes one number for padding and one for unknown words.
+        embedding: a file of GloVe vectors in ``root`` or in its folder ``glove.6B``; ``""`` for none. Words
+            that the file does not have get zeros.
+        tokenizer: the name or folder of a tokenizer of ``transformers``, used in place of vocabulary and
+            embedding; inputs are then ``input_ids`` and ``attention_mask``. ``""`` for none.
+
+    Returns:
+        The data, with ``vocabulary_size``, ``length`` and, from a file of vectors, ``embedding``.
+
+    >>> parts = [Documents(["a cat", "a dog sat"], torch.tensor([0, 1]))] * 3
+    >>> data = encode(Path(), parts, ("cat", "dog"), length=4)
+    >>> data.train.batch(torch.arange(2))[0], data.about["vocabulary_size"]
+    (tensor([[2, 3, 0, 0],
+            [2, 4, 5, 0]]), 6)
+    """
+    lengths = [whole_number("length", length), *[whole_number("test_length", test_length or length)] * 2]
+    texts = [part.texts for part in documents]
+    if not texts[0]:
+        raise ValueError("there are no training documents")
+    about: dict[str, Any] = {"length": length}
+    if tokenizer:
+        inputs, about["vocabulary_size"] = tokenize(root, texts, lengths, tokenizer)
+    else:
+        inputs, words = number_words(texts, lengths, vocabulary)
+        about["vocabulary_size"] = len(words) + 2
+        if embedding:
+            inside = root / "glove.6B" / embedding
+            vectors = glove(inside if inside.is_file() else root / embedding, words)
+            about["embedding"] = torch.cat([vectors.new_zeros(2, vectors.shape[1]), vectors])
+    train, validation, test = (
+        TensorSplit(tensors, part.targets) for tensors, part in zip(inputs, documents, strict=True)
+    )
+    return DataSets(train, validation, test, class_names, about)
+
+
+def tokens(text: str) -> list[str]:
+    """Split a text into words, numbers and punctuation marks, as GloVe does.
+
+    Letters become lower-case. Numbers keep their points and commas. ``n't`` and the endings ``'s``, ``'re``,
+    ``'ve``, ``'ll``, ``'d`` and ``'m`` are words of their own. Every other character is a word, and a run of
+    the same character counts once.
+
+    >>> tokens("It's 3.5 miles -- we don't walk!!!")
+    ['it', "'s", '3.5', 'miles', '-', 'we', 'do', "n't", 'walk', '!']
+    """
+    return _TOKEN.findall(_REPEATS.sub(r"\1", text.lower()))
+
+
+def number_words(
+    texts: Sequence[list[str]], lengths: Sequence[int], vocabulary: int
+) -> tuple[list[Inputs], list[str]]:
+    """Texts as numbers of words ``(N, length)``, by the most frequent words of the first part.
+
+    Returns:
+        The numbers for each part, and the words with the numbers 2, 3, …, by falling frequency.
+    """
+    if whole_number("vocabulary", vocabulary) < 3:
+        raise ValueError(
+            f"vocabulary must be at least 3, padding and unknown words included, got {vocabulary!r}"
+        )
+    # Words get a preliminary number when they first occur, and their final one at the end. Arrays of numbers
+    # take an eighth of the memory of lists of strings.
+    numbers: defaultdict[str, int] = defaultdict()
+    numbers.default_factory = numbers.__len__
+    preliminary = [
+        [
+            np.frombuffer(array("i", map(numbers.__getitem__, tokens(text)[:length])), np.int32)
+            for text in part
+        ]
+        for part, length in zip(texts, lengths, strict=True)
+    ]
+    counts = np.bincount(np.concatenate(preliminary[0]), minlength=len(numbers))
+    words = sorted(
+        (word for word, number in numbers.items() if counts[number]), key=lambda w: (-counts[numbers[w]], w)
+    )[: vocabulary - 2]
+    final = np.full(len(numbers), UNKNOWN, np.int64)
+    final[[numbers[word] for word in words]] = np.arange(2, len(words) + 2)
+    inputs: list[Inputs] = []
+    for part, length in zip(preliminary, lengths, strict=True):
+        indices = torch.full((len(part), length), PADDING)
+        for row, document in zip(indices.numpy(), part, strict=True):
+            row[: len(document)] = final[document]
+        inputs.append(indices)
+    return inputs, words
+
+
+def glove(file: Path, words: Sequence[str]) -> Tensor:
+    """Read the vectors of these words from a text file with lines ``word number number …``.
+
+    Lines of another length than most are skipped: GloVe's larger files have words with spaces, and word2vec's
+    files have a header. If a word occurs twice, its first vector counts.
+
+    Returns:
+        ``(V, d)``, float32; zeros for words that are not in the file.
+
+    Raises:
+        MissingDataError: the file does not exist.
+        ValueError: the file has no vectors, or none for these words.
+    """
+    present(file, "glove.6B.zip from https://nlp.stanford.edu/data/glove.6B.zip", file.parent)
+    with file.open("rb") as lines:
+        lengths = Counter(len(line.split()) - 1 for line in islice(lines, 100))
+        dimension = lengths.most_common(1)[0][0] if lengths else 0
+        if dimension < 1:
+            raise ValueError(f"{file} has no vectors: expected lines of a word and its numbers")
+        rows = {word.encode(): row for row, word in enumerate(words)}
+        vectors = np.zeros((len(words), dimension), np.float32)
+        lines.seek(0)
+        for line in lines:
+            word, _, rest = line.partition(b" ")
+            if word not in rows or len(numbers := rest.split()) != dimension:
+                continue
+            try:
+                vector = np.array(numbers, np.float32)
+            except ValueError:
+                continue
+            if np.isfinite(vector).all():
+                vectors[rows.pop(word)] = vector
+    if len(rows) == len(words) > 0:
+        raise ValueError(
+            f"{file} has none of the {len(words)} words of the vocabulary in lines of a word and "
+            f"{dimension} numbers: expected vectors of lower-case words, such as glove.6B.100d.txt"
+        )
+    return torch.from_numpy(vectors)
+
+
+def tokenize(
+    root: Path, texts: Sequence[list[str]], lengths: Sequence[int], name: str
+) -> tuple[list[Inputs], int]:
+    """The ``input_ids`` and ``attention_mask`` of each part, and the size of the vocabulary."""
+    library = optional_package("transformers")
+    source = str(root / name) if (root / name).is_dir() else name
+    try:
+        tokenizer = library.AutoTokenizer.from_pretrained(source)
+    except OSError as error:
+        download = f"the tokenizer {name!r} with transformers.AutoTokenizer.from_pretrained from its hub"
+        raise MissingDataError(root / name, download, root / name, "save_pretrained") from error
+    if tokenizer.pad_token is None:
+        if tokenizer.eos_token is None:
+            raise ValueError(
+                f"the tokenizer {name!r} has no padding token: expected one, or an end-of-text token"
+            )
+        tokenizer.pad_token = tokenizer.eos_token
+    options = {"truncation": True, "padding": "max_length", "return_attention_mask": True}
+    inputs: list[Inputs] = []
+    for part, length in zip(texts, lengths, strict=True):
+        keys = ("input_ids", "attention_mask")
+        tensors = {key: torch.empty(len(part), length, dtype=torch.long) for key in keys}
+        for start in range(0, len(part), BATCH):
+            batch = tokenizer(part[start : start + BATCH], max_length=length, **options)
+            for key, tensor in tensors.items():
+                tensor[start : start + BATCH] = torch.tensor(batch[key])
+        inputs.append(tensors)
+    return inputs, len(tokenizer)
+
+
+def optional_package(package: str) -> Any:
+    """Import an optional package, or say how to install it."""
+    try:
+        return import_module(package)
+    except ImportError as error:
+        raise ImportError(f"this needs the package {package}: pip install {package}") from error
