@@ -196,7 +196,7 @@ def test_losses_and_recipes_are_listed():
         (("train", "digits-lt", "--devices", "some"), "--devices some: expected a whole number"),
         (
             ("train", "digits-lt", "--devices", "3", "--accelerator", "cpu"),
-            "3 processes equally; 30 can",
+            "equally among 3 processes; 30 can",
         ),
         (("train", "cifar10-resnet-50"), "cifar-10-python.tar.gz"),
         (("train", "digits-lt", "--set", "data.head=999"), "digit 0 has 178 images"),

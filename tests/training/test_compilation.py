@@ -6,6 +6,7 @@ from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -64,6 +65,21 @@ def compile_after_an_epoch(monkeypatch: pytest.MonkeyPatch, backend: Any) -> lis
     monkeypatch.setattr(loop, "should_compile", lambda parts, batch, history: len(history) == 1)
     monkeypatch.setattr(torch, "compile", partial(torch.compile, backend=counting))
     return sizes
+
+
+def test_a_network_in_the_cache_is_compiled_after_one_epoch() -> None:
+    assert repays([{"seconds": 4.0}], 30, CACHED_COMPILE_SECONDS)
+    assert not repays([{"seconds": 4.0}], 300, COMPILE_SECONDS)
+    assert not repays([], 300, CACHED_COMPILE_SECONDS)
+
+
+@pytest.mark.filterwarnings("ignore")  # the compiler's, about its own choices
+def test_a_run_that_compiles_on_demand_leaves_a_marker(tmp_path: Path) -> None:
+    (tmp_path / "cache").mkdir()
+    torch._dynamo.reset()
+    with patch.object(torch, "compile", partial(torch.compile, backend="eager")):
+        train(recipe_of("compile=true", "epochs=2"), tmp_path / "run")
+    assert len(list((tmp_path / "cache" / "calibrant").iterdir())) == 1
 
 
 @pytest.mark.parametrize("changes", [[], ["accumulate=2", "average=0.9", "loss=cals-alm[margin=1]"]])
@@ -128,7 +144,7 @@ def test_a_network_in_the_cache_is_compiled_for_shorter_runs(
 
 def test_compiling_repays_only_if_enough_is_left() -> None:
     rows = [{"seconds": 10.0}] * 5
-    assert not repays(rows[:1], 1000, CACHED_COMPILE_SECONDS)  # the first epoch says little
+    assert not repays(rows[:1], 1000, COMPILE_SECONDS)  # the first epoch says little
     assert repays(rows, 100, COMPILE_SECONDS)
     assert not repays(rows, 6, COMPILE_SECONDS)
 

@@ -23,7 +23,7 @@ from calibrant.predictions import write_predictions
 from calibrant.statistics import sum_dtype
 from calibrant.training import TrainingError, checkpoint, run_folder
 from calibrant.training.batches import Batch, training_batches
-from calibrant.training.compilation import compile_network, should_compile
+from calibrant.training.compilation import compile_network, remember_compiled, should_compile
 from calibrant.training.data import DataSets, Inputs, Split, load_data
 from calibrant.training.display import Display
 from calibrant.training.logs import Logs, learned_columns
@@ -180,6 +180,8 @@ class Loop:
             moved = parts.to_device(batch)
             if number == 0 and self.compiling_is_open and should_compile(parts, moved, self.history):
                 self._compile(moved)
+            if number == 0 and self.epoch == 1 and parts.recipe.compile is True:
+                remember_compiled(parts, moved)
             self._train_step(moved)
             self.step += 1
             if adapt_every and (self.epoch * parts.steps + self.step) % adapt_every == 0:
