@@ -178,14 +178,13 @@ class ConfidenceHistogram(Statistics):
         """The histogram of the top class's probability, over the elements that are not ignored."""
         sums = _empty_sums(elements.logits.device)
 
-        def tally(index: Index, block: Block) -> Tensor:
+        def tally(index: Index, block: Block) -> list[Tensor]:
             part = torch.zeros_like(sums)
             valid = None if elements.all_valid else elements.valid[index[:1] + index[2:]]
             _tally(part, block.total.reciprocal().squeeze(1), block.correct.squeeze(1), valid)
-            return part
+            return [part]
 
-        for part in visit(elements, tally):
-            sums += part
+        (sums,) = visit(elements, tally)
         return cls(sums[0].sum(), *sums)
 
     @classmethod

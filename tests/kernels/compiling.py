@@ -1,7 +1,7 @@
 """Compiles the GPU kernels for a GPU that is not there, at sizes at which they would run; launches none.
 
-What Triton interprets it need not be able to compile: it takes less of Python then. Run by itself, since a
-process either interprets kernels or compiles them.
+Triton's interpreter accepts more of Python than its compiler, so kernels that pass interpreted may still fail
+to compile. Run by itself, since a process either interprets kernels or compiles them.
 """
 
 from typing import Any

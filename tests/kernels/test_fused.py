@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 import calibrant
-from calibrant.kernels import Composition, fused, fused_loss, launch, operators
+from calibrant.kernels import Composition, PenaltyTerm, fused, fused_loss, launch, operators
 from calibrant.layout import Elements
 from calibrant.losses import Loss, base
 from calibrant.losses.cross_entropy import cross_entropy
@@ -248,7 +248,7 @@ def test_learned_margins(
     if tile is not None:
         use_tiles(monkeypatch, *tile)
     margin, logits, target = margin.to(HERE), *batch(4, 5)
-    unit = 1.0 if variant == "hinge" else margin
+    unit = 2.0 if variant == "hinge" else margin
     penalty = margin_penalty(variant, margin=margin, unit=unit, multiplier=PER_CLASS.to(HERE) / 5)
     loss = Composed(5, Composition(cross_entropy(), penalty))
     assert_same(run(loss, logits, target), expected(loss, logits, target))
@@ -269,6 +269,40 @@ def test_learned_scale_and_offset(
     logits, target = batch(4, 5)
     target[1] = -100
     assert_same(run(loss, logits, target), expected(loss, logits, target))
+
+
+@pytest.mark.parametrize("variant", ["hinge", "phr"])
+@pytest.mark.parametrize("shape", [(), (1,)], ids=str)
+def test_numbers_of_one_element_and_plain_ones(variant: str, shape: tuple[int, ...]) -> None:
+    logits, target = batch(4, 5)
+    margin = torch.full(shape, 3.3, dtype=torch.float64, device=HERE)
+    penalty = margin_penalty(variant, margin=margin, unit=2.0, multiplier=0.7)
+    loss = Composed(5, Composition(cross_entropy(), penalty))
+    assert_same(run(loss, logits, target), expected(loss, logits, target))
+
+
+def test_plain_scales_one_after_another() -> None:
+    logits, target = batch(4, 5)
+    for scale in (1.0, 2.0, 1.0, -1.0):
+        loss = Composed(5, Composition(cross_entropy(), scale=scale))
+        assert_same(run(loss, logits, target), expected(loss, logits, target))
+
+
+def test_forms_that_share_a_function_have_names_of_their_own() -> None:
+    first, second = (PenaltyTerm(sums, max, min) for sums in (abs, sum))
+    assert first.name != second.name
+
+
+def test_a_loss_with_its_own_per_sample_is_not_fused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(base, "can_fuse", lambda logits, target: True)
+
+    class Twice(calibrant.losses.CrossEntropy):
+        def per_sample(self, elements: Elements) -> Tensor:
+            return 2 * super().per_sample(elements)
+
+    logits, target = batch(4, 5)
+    once = calibrant.create_loss("ce", 5)(logits, target)
+    torch.testing.assert_close(Twice(5)(logits, target), 2 * once)
 
 
 @every_loss

@@ -198,6 +198,7 @@ def reduced(name, roots):
         "epochs=1",
         "evaluation_batch_size=4",
         "workers=0",
+        "precision=32-true",  # bfloat16 is emulated on many processors, a hundred times slower
     ]
     prefix, colon, _ = recipe.model.name.partition(":")
     if colon:

@@ -77,7 +77,8 @@ class HeldOut:
 
             def work(thread: int, threads: int, batch: list[Block] = batch) -> None:
                 for block in batch[thread::threads]:
-                    values = function(*block)
+                    with torch.autocast(block[0].device.type, enabled=False):
+                        values = function(*block)
                     if thread not in totals:
                         totals[thread] = [value.double() for value in values]
                     else:

@@ -35,14 +35,15 @@ class FirstTerm:
     name: str = field(init=False)
 
     def __post_init__(self) -> None:
-        _register(self, "lower" if self.uses_lower else "")
+        _register(self, "lower" if self.uses_lower else "", self.value)
 
 
 @dataclass(frozen=True, eq=False)
 class PenaltyTerm:
     """The GPU form of a penalty: a sum over classes.
 
-    Its gradient is ``along · s`` for every class, with ``at_target`` in its place at the label, plus `rest`.
+    Its gradient is ``along · s_k`` for every class except the label, where it is ``at_target``; `rest` is
+    added for all classes.
 
     Attributes:
         sums: device function ``(tile, top, parameters, VARIANT, SOFT, ALONE) → three (R, BK) tensors``, which
@@ -66,12 +67,13 @@ class PenaltyTerm:
     name: str = field(init=False)
 
     def __post_init__(self) -> None:
-        _register(self, self.variant)
+        _register(self, self.variant, self.sums, self.value, self.rest, self.parameters)
 
 
-def _register(form: FirstTerm | PenaltyTerm, variant: str) -> None:
-    function = getattr(form.value, "fn", form.value)  # a function its author jitted has it inside
-    name = f"{function.__module__}.{function.__qualname__} {variant}"
+def _register(form: FirstTerm | PenaltyTerm, variant: str, *functions: Callable[..., Any] | None) -> None:
+    plain = [getattr(function, "fn", function) for function in functions]  # what an author jitted is inside
+    names = [f"{each.__module__}.{each.__qualname__}" for each in plain if each is not None]
+    name = " ".join([*names, variant])
     object.__setattr__(form, "name", name)
     DEVICE_FORMS[name] = form
 

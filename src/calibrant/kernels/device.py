@@ -163,6 +163,7 @@ def _transformed(x, columns, view, K, SCALED):
     """``scale · x + offset``, where a loss has them."""
     if SCALED:
         x = x * number(view.scale) + per_class(view.offset, columns, K, 0.0)
+        x = tl.where((columns < K)[None, :], x, float("-inf"))  # whatever the sign of the scale
     return x
 
 
@@ -340,8 +341,8 @@ def loss_and_gradient(
         if not SOFT:
             shifted_at_target = tl.where(valid, at - top, 0.0)
             at_target = exp(shifted_at_target)
-        # A confident prediction leaves few digits for the other classes. In a large batch that does not
-        # show; in a small one, where time does not count, the true class was left out of the sum.
+        # `total - at_target` cancels for a confident prediction. A small batch (ALONE), where time does not
+        # matter, therefore sums the other classes by themselves.
         others = total if ALONE and SINGLE else tl.maximum(total - at_target, 0.0)
         mass = tl.full((R,), 1.0, tl.float32)
 

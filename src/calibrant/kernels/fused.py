@@ -9,6 +9,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable
 from functools import cache
+from importlib.metadata import version
 from importlib.util import find_spec
 from typing import Any
 
@@ -56,6 +57,8 @@ def _triton_works(where: torch.device) -> bool:
     if find_spec("triton") is None:
         return False
     try:
+        if tuple(map(int, version("triton").split(".")[:2])) < (3, 3):
+            raise RuntimeError(f"needs Triton 3.3 or newer, found {version('triton')}")
         one = torch.ones(1, device=where)
         Launcher(device.scale_in_place, 1, where)(one, one, one, 1, 4096)
     except Exception as error:  # whatever goes wrong, plain operations of torch remain
@@ -95,7 +98,7 @@ def fused_loss(
     # Without a path for gradients, so that the views of a batch cost no nodes in autograd's graph.
     elements = arrange(logits.detach(), target)
     value: Tensor = _FusedLoss.apply(  # type: ignore[no-untyped-call]
-        logits, target, elements, composition, options, (arrange, eager)
+        logits, target, elements, composition, options, arrange, eager
     )
     return value
 
@@ -109,7 +112,8 @@ class _FusedLoss(torch.autograd.Function):
         elements: Elements,
         composition: Composition,
         options: Options,
-        again: tuple[Callable[[Tensor, Tensor], Elements], Eager],
+        arrange: Callable[[Tensor, Tensor], Elements],
+        eager: Eager,
     ) -> Tensor:
         if not ctx.needs_input_grad[0]:
             return launch(composition, elements.logits, elements.given, options, gradient=False).value
@@ -120,7 +124,7 @@ class _FusedLoss(torch.autograd.Function):
         value, ctx.gradient, ctx.correction, ctx.plan = launch(
             composition, elements.logits, elements.given, options, gradient=early
         )
-        ctx.composition, ctx.options, ctx.again = composition, options, again
+        ctx.composition, ctx.options, ctx.arrange, ctx.eager = composition, options, arrange, eager
         ctx.versions = _versions(composition, options)
         # A graph must not see what the next adaptation does to the numbers.
         ctx.kept = None if early else (_copied(composition), _with_copied_weights(options))
@@ -142,16 +146,15 @@ class _FusedLoss(torch.autograd.Function):
             else:
                 ctx.plan.scale(gradient, upstream, ctx.correction)
             gradient = unflatten(gradient, logits.shape)
-        return gradient, None, None, None, None, None
+        return gradient, None, None, None, None, None, None
 
 
 def _differentiable_gradient(ctx: Any, logits: Tensor, target: Tensor, upstream: Tensor) -> Tensor:
     """The gradient with a path for gradients of its own."""
     _check_unchanged(ctx)
-    _, eager = ctx.again
     upstream = upstream.view(logits.shape[:1] + logits.shape[2:]) if upstream.ndim else upstream
     gradient: Tensor
-    (gradient,) = torch.autograd.grad(eager(logits, target), logits, upstream, create_graph=True)
+    (gradient,) = torch.autograd.grad(ctx.eager(logits, target), logits, upstream, create_graph=True)
     return gradient
 
 
@@ -160,14 +163,13 @@ def _gradient_again(ctx: Any, logits: Tensor, target: Tensor, upstream: Tensor) 
     if ctx.kept is None:
         _check_unchanged(ctx)
     composition, options = ctx.kept or (ctx.composition, ctx.options)
-    arrange, _ = ctx.again
-    elements = arrange(logits.detach(), target)
+    elements = ctx.arrange(logits.detach(), target)
     upstream = upstream.contiguous() if ctx.correction is None else upstream * ctx.correction[0]
-    again = launch(
+    gradient = launch(
         composition, elements.logits, elements.given, options, gradient=True, upstream=upstream
     ).gradient
-    assert again is not None
-    return again
+    assert gradient is not None
+    return gradient
 
 
 def _check_unchanged(ctx: Any) -> None:

@@ -7,7 +7,6 @@ import math
 from collections import namedtuple
 from collections.abc import Callable, Mapping
 from functools import cache, lru_cache
-from importlib.metadata import version
 from typing import Any, NamedTuple
 
 import torch
@@ -24,15 +23,6 @@ class Options(NamedTuple):
     reduction: str = "mean"
     ignore_index: int = -100
     class_weight: Tensor | None = None
-
-
-_LAUNCHES_COMPILED = (3, 3)
-"""The first Triton whose compiled kernels can be launched with the arguments of the first launch."""
-
-
-@cache
-def _triton_version() -> tuple[int, ...]:
-    return tuple(int(part) for part in version("triton").split(".")[:2])
 
 
 class Launcher:
@@ -67,8 +57,7 @@ class Launcher:
             self._start(*arguments)
         else:
             compiled = self.kernel[self._grid](*arguments, **self.settings)
-            # None if it was interpreted.
-            if compiled is not None and _triton_version() >= _LAUNCHES_COMPILED:
+            if compiled is not None:  # None if it was interpreted
                 self._start = compiled[self._grid]
 
 
@@ -272,6 +261,7 @@ def launch(
     weight = options.class_weight
     key = (
         *kinds,
+        composition.transforms_logits,
         options.reduction,
         options.ignore_index,
         None if weight is None else (weight.dtype, weight.data_ptr() % 16),
@@ -333,7 +323,7 @@ def _pack(named: Mapping[str, Value], factor: float, kinds: list[Any]) -> Any:
     numbers = [_plain_number(factor)]
     for value in named.values():
         if isinstance(value, Tensor):
-            size = value.numel() if value.ndim else 0
+            size = 0 if value.numel() == 1 else value.numel()
             numbers.append(device.Number(value, 0.0, _constant(size)))
             kinds.append((size, value.dtype, value.data_ptr() % 16))
         else:

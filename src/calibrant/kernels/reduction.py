@@ -7,14 +7,14 @@ block. The gradient is the only tensor of the logits' size that it allocates.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol, TypeVar
 
 import torch
 from torch import Tensor
 
 from calibrant.kernels.block import Block, Scratch
-from calibrant.kernels.workers import map_blocks
+from calibrant.kernels.workers import map_blocks, sum_blocks
 from calibrant.layout import Elements, Index, along_classes, computing_dtype
 from calibrant.statistics import sum_dtype
 
@@ -185,22 +185,23 @@ def _one_per_element(logits: Tensor) -> Tensor:
     return torch.empty(shape, dtype=computing_dtype(logits), device=logits.device)
 
 
-def visit(elements: Elements, function: Callable[[Index, Block], Result]) -> list[Result]:
-    """Call a function for each block of a batch, without gradients; on a CPU in several threads.
+def visit(elements: Elements, function: Callable[[Index, Block], Sequence[Tensor]]) -> list[Tensor]:
+    """Add up what a function computes from each block of a batch, without gradients.
 
     Args:
         elements: the batch, with labels.
-        function: takes the index of a block and its softmax, whose memory the next block overwrites.
+        function: takes the index of a block and its softmax, whose memory the next block overwrites. Returns
+            tensors to add up, or none.
 
     Returns:
-        The results in the order of the blocks.
+        The sums over all blocks.
     """
     logits, target = elements.logits, elements.target.unsqueeze(1)
 
-    def evaluate(index: Index, scratch: Scratch) -> Result:
+    def evaluate(index: Index, scratch: Scratch) -> Sequence[Tensor]:
         return function(index, Block(logits[index], target[index], scratch))
 
-    return map_blocks(evaluate, logits)
+    return sum_blocks(evaluate, logits)
 
 
 def sum_by_class(elements: Elements, function: Callable[[Tensor], tuple[Tensor, ...]]) -> list[Tensor]:
@@ -224,7 +225,7 @@ def sum_by_class(elements: Elements, function: Callable[[Tensor], tuple[Tensor, 
             values = tuple(torch.where(counted, value, 0) for value in values)
         return [counted.sum(dtype=dtype), *(value.sum(axes, dtype=dtype) for value in values)]
 
-    return [torch.stack(column).sum(0) for column in zip(*map_blocks(sums, logits), strict=True)]
+    return sum_blocks(sums, logits)
 
 
 def nan_if_invalid(elements: Elements, index: Index | None = None) -> Tensor:

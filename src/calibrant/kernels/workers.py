@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from queue import SimpleQueue
 from threading import Barrier, Lock, Semaphore, Thread
 from typing import TypeVar
@@ -27,6 +27,42 @@ _Job = tuple[Callable[[], None], Semaphore]
 _MOST_WORKERS = 16
 
 
+def sum_blocks(function: Callable[[Index, Scratch], Sequence[Tensor]], logits: Tensor) -> list[Tensor]:
+    """Add up the tensors that a function computes from each block, in the order of the blocks.
+
+    Holds few results at a time, and the sum does not depend on the number of threads.
+    """
+    totals: list[Tensor] = []
+    waiting: dict[int, Sequence[Tensor]] = {}
+    lock, added = Lock(), 0
+    numbers = {_start_of(index): number for number, index in enumerate(_indices(logits))}
+
+    def add(index: Index, scratch: Scratch) -> None:
+        nonlocal added
+        tensors = function(index, scratch)
+        with lock:
+            waiting[numbers[_start_of(index)]] = tensors
+            while added in waiting:
+                ready = waiting.pop(added)
+                if added:
+                    for total, tensor in zip(totals, ready, strict=True):
+                        total += tensor
+                else:
+                    totals.extend(tensor.clone() for tensor in ready)
+                added += 1
+
+    map_blocks(add, logits)
+    return totals
+
+
+def _indices(logits: Tensor) -> list[Index]:
+    return list(blocks(logits.shape, logits.device))
+
+
+def _start_of(index: Index) -> tuple[int | None, int | None]:
+    return index[0].start, index[-1].start
+
+
 def map_blocks(function: Callable[[Index, Scratch], Result], logits: Tensor) -> list[Result]:
     """Call a function for each block of the logits, without gradients and without autocast.
 
@@ -40,7 +76,7 @@ def map_blocks(function: Callable[[Index, Scratch], Result], logits: Tensor) -> 
     Returns:
         The results in the order of the blocks.
     """
-    indices = list(blocks(logits.shape, logits.device))
+    indices = _indices(logits)
     threads = min(len(indices), torch.get_num_threads(), _MOST_WORKERS)
     if threads < 2 or logits.device.type != "cpu" or torch.compiler.is_compiling():
         scratch = Scratch()

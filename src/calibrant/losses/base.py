@@ -114,12 +114,8 @@ class Loss(nn.Module):
         if can_fuse(logits, target):
             composition, options = self.composition(), self._options()
             weighted_classes = target.is_floating_point() and options.class_weight is not None
-            over_batch = type(self).over_batch is not Loss.over_batch
-            if (
-                composition is not None
-                and composition.has_device_form
-                and not (weighted_classes or over_batch)
-            ):
+            own = type(self).per_sample is not Loss.per_sample or type(self).over_batch is not Loss.over_batch
+            if composition is not None and composition.has_device_form and not (weighted_classes or own):
                 eager = partial(self._unless_changed, composition, options)
                 value = fused_loss(composition, logits, target, self.elements, eager, options)
                 return value if self.reduction != "none" else value.view(target.shape[:1] + logits.shape[2:])

@@ -49,7 +49,8 @@ class AugmentedLagrangian(ClassAdaptiveSmoothing):
         margin: m; distances between logits up to this size are not penalised (the paper takes 6 for text).
         penalty: ``"phr"``, ``"p2"`` or ``"p3"``.
         growth: γ of the paper, the factor by which ρ grows.
-        required_decrease: τ of the paper; ρ grows unless the violation fell by this factor.
+        required_decrease: τ of the paper; ρ grows unless the violation fell below this fraction of the
+            previous one.
         every: ρ may grow once in so many passes; never on the first.
         multiplier_range: bounds of λ.
         penalty_weight_max: bound of ρ (from the paper's code, not its text); None for no bound.

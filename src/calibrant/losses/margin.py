@@ -58,8 +58,7 @@ def _is_beyond(tile, top, by):
 @no_type_check
 def _penalty(tile, top, by, VARIANT):
     """The penalty of each class, and its slope by the logit distance."""
-    # Beyond the last class there is no violation, and then no penalty.
-    shifted = tl.where(tile.inside, tile.shifted, 0.0)
+    shifted = tl.where(tile.inside, tile.shifted, 0.0)  # beyond the last class it is infinite
     if VARIANT == "hinge":
         violation = -shifted * by.per_unit - by.margin * by.per_unit
         value = by.multiplier * tl.maximum(violation, 0.0)
@@ -82,7 +81,7 @@ def _penalty(tile, top, by, VARIANT):
             value = above * (ratio + above * (ratio + above * (inverse * 0.16666667))) + ratio * (below - 1)
         else:
             value = ratio * (above * above + above + (below - 1))
-    return value, slope * by.per_unit
+    return tl.where(tile.inside, value, 0.0), tl.where(tile.inside, slope * by.per_unit, 0.0)
 
 
 @device_function
@@ -129,20 +128,28 @@ def margin_penalty(
         margin: m; logit distances up to this size are not penalised.
         unit: the logit distance that counts as a violation of 1.
         weight: ρ; unused by ``"hinge"``.
-        multiplier: λ; 1, or a tensor.
+        multiplier: λ.
         factor: multiplies the sum.
     """
 
     def term(logits: Tensor) -> MarginPenalty:
-        def shaped(value: Value) -> Value:
-            return along_classes(value, logits) if isinstance(value, Tensor) and value.ndim else value
-
-        m, u, rho, lam = (shaped(value) for value in numbers.values())
-        if variant == "hinge":
-            return MarginPenalty(hinge(m, lam if isinstance(lam, Tensor) else None), margin=m, unit=u)
         dtype = computing_dtype(logits)
-        rho, lam = (torch.as_tensor(value, dtype=dtype, device=logits.device) for value in (rho, lam))
-        return PENALTIES[variant].on_margin(m, unit=u, weight=rho, multiplier=lam)
+
+        def copied(value: Value) -> Value:  # a graph must not see the next adaptation
+            if not isinstance(value, Tensor):
+                return value
+            one = value.numel() == 1
+            return value.reshape(()).to(dtype, copy=True) if one else along_classes(value, logits)
+
+        def by_class(value: Value) -> Tensor:
+            value = torch.as_tensor(value, dtype=dtype, device=logits.device)
+            return along_classes(value.expand(logits.shape[1]), logits) if not value.ndim else value
+
+        m, u, rho, lam = (copied(value) for value in numbers.values())
+        if variant == "hinge":  # in units of 1, with the unit in its factor: fewer passes
+            plain = not isinstance(lam, Tensor) and not isinstance(u, Tensor) and lam == u
+            return MarginPenalty(hinge(m, None if plain else by_class(lam / u)), margin=m, unit=1.0)
+        return PENALTIES[variant].on_margin(m, unit=u, weight=by_class(rho), multiplier=by_class(lam))
 
     numbers = {"margin": margin, "unit": unit, "weight": weight, "multiplier": multiplier}
     return Part(term, ON_MARGIN[variant], numbers, factor)

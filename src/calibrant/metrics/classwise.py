@@ -58,8 +58,7 @@ class ClassGaps(Statistics):
             gap.index_add_(0, place.flatten(), -counted.flatten().to(dtype))
             return gap, in_first
 
-        parts = zip(*visit(elements, gaps), strict=True)
-        gap, in_first = (torch.stack(part).sum(0) for part in parts)
+        gap, in_first = visit(elements, gaps)
         gap = gap.view(classes, bins)
         gap[:, 0] += in_first
         return cls(elements.valid.sum().to(dtype), gap)

@@ -76,7 +76,7 @@ class Predictions:
         prediction = torch.empty(shape, dtype=torch.int64, device=elements.logits.device)
         numbers = torch.empty((3, *shape), dtype=dtype, device=elements.logits.device)
 
-        def score(index: Index, block: Block) -> None:
+        def score(index: Index, block: Block) -> list[Tensor]:
             place = index[:1] + index[2:]
             squares = torch.mul(block.exponential, block.exponential, out=block.new())
             squares.scatter_(1, block.target, torch.zeros_like(block.total))
@@ -87,6 +87,7 @@ class Predictions:
             prediction[place] = block.prediction.squeeze(1).long()
             for row, values in zip(numbers, scores, strict=True):
                 row[place] = values.squeeze(1)
+            return []
 
         visit(elements, score)
         numbers = numbers[:, elements.valid] if not elements.all_valid else numbers.flatten(1)

@@ -74,7 +74,7 @@ def compare(
     if fabric is None:
         fabric = make_fabric(recipe)
         fabric.launch()
-    data = load_data(recipe.data, data_root)
+    data = together(lambda: load_data(recipe.data, data_root), "reading the data")
     if len(data.test) == 0:
         raise RecipeError(f"data {recipe.data.name!r} have no test part to compare on")
     others = {str(other): _outside(other, recipe, data, data_root) for other in outside}
