@@ -95,10 +95,10 @@ class Metric(Description):
         requires: the option of `evaluate` without which the metric is None.
         binomial: whether the metric is the fraction of elements with some property. Its interval is then
             Clopper and Pearson's.
-        debiased: whether the estimate has no bias for an interval to correct.
-        chance: the mean value that a calibrated model gets by chance alone, as a function of the source of
-            the confidences, bins and seed. The bootstrap underestimates this bias for some errors; their
-            intervals then reach down by it.
+        debiased: true for an estimate without bias; its interval is not corrected for bias.
+        chance: the mean value that a calibrated model gets by chance, as a function of the source of the
+            confidences, bins and seed. It is subtracted from the lower end of the interval, because the
+            bootstrap underestimates this bias.
 
     >>> mean_gap = Metric(
     ...     "Mean gap",
