@@ -179,7 +179,8 @@ def _root(function: Callable[[float], float]) -> float:
         return 1.0
     sign, limit = (-1, math.log(_HOTTEST)) if at(0.0) > 0 else (1, -math.log(_COLDEST))
     near, far = 0.0, math.log(2)  # the distances from 1 between which the function changes its sign
-    while at(sign * near) * at(sign * far) > 0:
+    # By signs, not by their product, which is 0 for tiny slopes.
+    while at(sign * far) and (at(sign * near) > 0) == (at(sign * far) > 0):
         if far == limit:
             return math.exp(sign * limit)
         near, far = far, min(limit, 2 * far + math.log(2))
