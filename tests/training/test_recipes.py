@@ -198,8 +198,9 @@ def reduced(name, roots):
         "epochs=1",
         "evaluation_batch_size=4",
         "workers=0",
-        "precision=32-true",  # bfloat16 is emulated on many processors, a hundred times slower
     ]
+    if not torch.ops.mkldnn._is_mkldnn_bf16_supported():  # emulated, it takes minutes for a few images
+        changes.append("precision=32-true")
     prefix, colon, _ = recipe.model.name.partition(":")
     if colon:
         pytest.importorskip(PACKAGES[prefix])
