@@ -233,6 +233,7 @@ def test_a_network_with_another_number_of_classes_is_refused(monkeypatch):
 def test_the_program_starts_from_any_folder_and_under_torchrun(tmp_path):
     programs = Path(sys.executable).parent
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PATH": f"{programs}:{os.environ['PATH']}"}
+    environment["PYTHONPROFILEIMPORTTIME"] = "1"  # lists the imported modules on standard error
     command = ["torchrun", "--nproc-per-node", "2", "--no-python", "calibrant", "train", "digits-lt"]
     arguments = ["--loss", "cals-alm", *QUICK, "--set", "drop_last=true", "--output", "two"]
     result = subprocess.run(
@@ -240,6 +241,8 @@ def test_the_program_starts_from_any_folder_and_under_torchrun(tmp_path):
     )
     assert result.returncode == 0, result.stderr
     assert result.stdout.count("two: digits-lt, cals-alm, seed 0, 2 epochs") == 1
+    assert "lightning_fabric.fabric\n" in result.stderr
+    assert "torchmetrics\n" not in result.stderr  # takes seconds to import, and nothing needs it
     succeed("train", "digits-lt", *arguments[:-1], "one")
     one, two = (logits_and_labels(f"{name}/test.npz") for name in ("one", "two"))
     np.testing.assert_array_equal(one[1], two[1])

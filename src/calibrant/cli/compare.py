@@ -50,6 +50,7 @@ def compare(
     """
     with options.training_errors():
         followed = options.load_recipe(recipe, changes)
+        options.import_fabric()
         from calibrant.options import Choice, split_outside_brackets
         from calibrant.training import compare
 

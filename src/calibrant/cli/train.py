@@ -38,6 +38,7 @@ def train(
     """Train a model by a recipe. After an interruption, the same command continues the run."""
     with options.training_errors():
         followed = options.load_recipe(recipe, changes, loss=loss, seed=seed)
+        options.import_fabric()
         from calibrant.training import train
         from calibrant.training.data import load_data
         from calibrant.training.run_folder import check_folder, is_finished

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -62,6 +63,21 @@ def training_errors() -> Iterator[None]:
     except KeyboardInterrupt:
         typer.echo("calibrant: stopped; the same command continues from the last checkpoint", err=True)
         raise typer.Exit(130) from None
+
+
+def import_fabric() -> None:
+    """Import Lightning Fabric without torchmetrics.
+
+    Fabric only asks for the version of torchmetrics. Importing it takes seconds, because it imports torchvision
+    and transformers where they are installed.
+    """
+    if "torchmetrics" in sys.modules:
+        return
+    sys.modules["torchmetrics"] = None  # type: ignore[assignment]
+    try:
+        import lightning_fabric  # noqa: F401
+    finally:
+        del sys.modules["torchmetrics"]
 
 
 def load_recipe(
