@@ -242,7 +242,7 @@ def test_the_program_starts_from_any_folder_and_under_torchrun(tmp_path):
     assert result.returncode == 0, result.stderr
     assert result.stdout.count("two: digits-lt, cals-alm, seed 0, 2 epochs") == 1
     assert "lightning_fabric.fabric\n" in result.stderr
-    assert "torchmetrics\n" not in result.stderr  # takes seconds to import, and nothing needs it
+    assert "torchmetrics." not in result.stderr  # takes seconds to import, and nothing needs it
     succeed("train", "digits-lt", *arguments[:-1], "one")
     one, two = (logits_and_labels(f"{name}/test.npz") for name in ("one", "two"))
     np.testing.assert_array_equal(one[1], two[1])
