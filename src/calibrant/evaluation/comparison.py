@@ -10,7 +10,7 @@ from statistics import fmean, stdev
 from typing import Any
 
 import torch
-from scipy import stats  # type: ignore[import-untyped]
+from scipy import special  # type: ignore[import-untyped]
 from torch import Tensor
 
 from calibrant.evaluation.figures import Evaluation
@@ -169,8 +169,8 @@ class _Estimate:
         """Half the width of the confidence interval at this level."""
         assert self.of_test_data is not None
         tail = (1 - level) / 2
-        normal = float(stats.norm.isf(tail))
-        student = float(stats.t.isf(tail, self.seeds - 1)) if self.of_seeds > 0 else 0.0
+        normal = float(special.ndtri(tail))
+        student = float(special.stdtrit(self.seeds - 1, tail)) if self.of_seeds > 0 else 0.0
         return math.sqrt(normal**2 * self.of_test_data + student**2 * self.of_seeds)
 
     def interval(self, fraction: bool) -> Interval | None:
