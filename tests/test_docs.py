@@ -19,6 +19,8 @@ from calibrant.losses import AdaptiveLoss, Loss
 from calibrant.metrics import METRICS
 from calibrant.training.recipe import shipped_recipes
 
+from .programs import quick_calibrant
+
 ROOT = Path(__file__).parents[1]
 DOCUMENTS = [path for path in (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))) if path.exists()]
 LOSS_PAGE = (ROOT / "docs" / "losses.md").read_text(encoding="utf-8")
@@ -133,6 +135,13 @@ def test_every_plot_is_listed():
     assert sorted(names) == calibrant.reports.plots.__all__
 
 
+@pytest.fixture(scope="module")
+def programs(tmp_path_factory):
+    """A folder with a `calibrant` that starts at once."""
+    with quick_calibrant(tmp_path_factory.mktemp("programs")) as folder:
+        yield folder
+
+
 @pytest.mark.parametrize(
     ("page", "printed"),
     [
@@ -148,16 +157,12 @@ def test_every_plot_is_listed():
         ),
     ],
 )
-def test_every_command_of_a_page_runs(page, printed, tmp_path):
+def test_every_command_of_a_page_runs(page, printed, programs, tmp_path):
     """In an empty folder and in the order of the page; its last error is what the page shows."""
     text = (ROOT / "docs" / f"{page}.md").read_text(encoding="utf-8")
     commands = re.findall(r"^```bash\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
-    programs = str(Path(sys.executable).parent)
-    environment = {
-        **os.environ,
-        "OMP_NUM_THREADS": "1",
-        "PATH": f"{programs}{os.pathsep}{os.environ['PATH']}",
-    }
+    folders = [str(programs), str(Path(sys.executable).parent), os.environ["PATH"]]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PATH": os.pathsep.join(folders)}
     command = ["bash", "-e", "-c", "\n".join(commands)]
     result = subprocess.run(
         command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
