@@ -1,7 +1,7 @@
 """The command `calibrant` without its imports, which take seconds: a server forks a process for each call.
 
 Run as a program, this module is the server. Its folder, put first on ``PATH``, has a stand-in for `calibrant`
-that hands its arguments, folder, environment and standard streams to the server and exits as the process does.
+that hands its arguments, folder, environment and standard streams to the server, and exits as the fork does.
 """
 
 from __future__ import annotations

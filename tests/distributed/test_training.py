@@ -192,6 +192,8 @@ def test_a_batch_that_two_processes_cannot_share_is_refused(pairs: dict[str, Pat
 
 COMPARING = """
 import sys
+from calibrant.cli.training_options import import_fabric
+import_fabric()  # saves every process seconds
 from calibrant.training import Recipe, compare, loop
 
 loop.run_folder.STORED = 0  # as if the predictions were too many to keep
