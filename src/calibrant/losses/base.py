@@ -143,6 +143,8 @@ class Loss(nn.Module):
         if self.reduction == "mean" and elements.all_valid and self.class_weight is None:
             elements = replace(elements, expected=1 / max(1, valid.numel()))
         values, weights = self._weighted(elements)
+        if not elements.checked:
+            values = values.masked_fill(elements.stray, torch.nan)
         if not elements.all_valid:
             values = torch.where(valid, values, 0)
         if self.reduction == "none":
