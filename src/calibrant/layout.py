@@ -141,7 +141,7 @@ def arrange(
         TypeError: logits that are not floating point, or targets of the wrong kind.
         ValueError: shapes, class counts, devices or labels that do not fit.
     """
-    _check_logits(logits, num_classes)
+    check_logits(logits, num_classes)
     _check_target(logits, target, soft)
     classes_last = logits.ndim > 2 and _classes_are_adjacent(logits)
     rows = _flatten(logits, classes_last)
@@ -193,7 +193,8 @@ def _range(target: Tensor) -> tuple[int, int]:
     return int(low), int(high)
 
 
-def _check_logits(logits: Tensor, num_classes: int | None) -> None:
+def check_logits(logits: Tensor, num_classes: int | None) -> None:
+    """Raise unless these are logits ``(B, K, *S)``, of that many classes if a number is given."""
     if not isinstance(logits, Tensor):
         raise TypeError(f"logits must be a torch.Tensor, got {type(logits).__name__}")
     if not logits.is_floating_point():

@@ -20,11 +20,12 @@ from calibrant.evaluation.intervals import figures_of, image_figures
 from calibrant.evaluation.sums import EvaluationSums, group_of_class
 from calibrant.histogram import bin_of_cells
 from calibrant.inference import Forward, OwnRows, Progress, for_each_prediction
-from calibrant.layout import Elements, arrange
+from calibrant.layout import Elements, arrange, check_logits
 from calibrant.metrics.catalogue import METRICS, Options, element_values
 from calibrant.metrics.predictions import Predictions
 from calibrant.metrics.resampling import ResampleProgress, bootstrap, bootstrap_histogram
 from calibrant.metrics.uncertainty import bins_of_the_test, calibration_test
+from calibrant.statistics import adding
 
 # Above this number of draws, elements times resamples, data are drawn from the cells of the histogram.
 _MOST_DRAWS = 2 * 10**8
@@ -202,6 +203,8 @@ class Evaluator:
     def update(self, logits: Tensor, target: Tensor) -> Self:
         """Add a batch, with shapes as in `evaluate`, and return the evaluator.
 
+        Several threads may add batches at once.
+
         Raises:
             ValueError: shapes or labels do not fit, or logits are not finite. Nothing is added then.
         """
@@ -219,8 +222,10 @@ class Evaluator:
             for image, labels in zip(torch.split(logits, 1), torch.split(target, 1), strict=True):
                 part = arrange(image, labels, ignore_index=self.ignore_index)
                 sums = sums.with_image(Predictions.of_elements(part), self._options)
-        self.num_classes = logits.shape[1]
-        self._sums = sums if self._sums is None else self._sums.to(logits.device) + sums
+        with adding:
+            check_logits(logits, self.num_classes)  # another thread may have added the first batch meanwhile
+            self.num_classes = logits.shape[1]
+            self._sums = sums if self._sums is None else self._sums.to(logits.device) + sums
         return self
 
     def compute(
@@ -237,24 +242,25 @@ class Evaluator:
             ValueError: no element was added, or all elements are ignored.
             RuntimeError: another process did not arrive in time.
         """
-        device = None if self._sums is None else self._sums.samples.device
-        classes = self.num_classes
+        with adding:
+            sums, classes = self._sums, self.num_classes
+        device = None if sums is None else sums.samples.device
         if pooled:
             classes = _agreed(classes, collective_device(device, group), group, timeout)
         if classes is None:
             raise ValueError("nothing to evaluate: call update(logits, target) first")
-        if self._sums is None:
+        if sums is None:
             device = collective_device(None, group)  # the device of the other processes' sums
             self._check(classes)
             empty = torch.empty(0, classes, device=device), torch.empty(0, dtype=torch.int64, device=device)
-            self._sums = self._measure(arrange(*empty))
-            self.num_classes = classes
-        return self._streamed(self._sums.all_reduce(group, timeout=timeout) if pooled else self._sums)
+            sums = self._measure(arrange(*empty))
+        return self._streamed(sums.all_reduce(group, timeout=timeout) if pooled else sums)
 
     def reset(self) -> None:
         """Forget all batches."""
-        self._sums = None
-        self.num_classes = self._given_classes
+        with adding:
+            self._sums = None
+            self.num_classes = self._given_classes
 
     def __add__(self, other: Evaluator) -> Evaluator:
         """An evaluator with the batches of both and the options of the first."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import fields
+from dataclasses import fields, replace
 from typing import Any, Generic, TypeVar
 
 import torch
@@ -12,10 +12,11 @@ from torch import Tensor, nn
 from torchmetrics import Metric
 
 from calibrant.histogram import ConfidenceHistogram
+from calibrant.kernels import nan_if_invalid
 from calibrant.layout import Elements, arrange
 from calibrant.metrics.catalogue import METRICS, Options, calibration_errors
 from calibrant.metrics.classwise import ClassGaps, classwise_ece
-from calibrant.statistics import Statistics, sum_dtype
+from calibrant.statistics import Statistics, adding, sum_dtype
 
 __all__ = ["CalibrationError", "ClasswiseCalibrationError"]
 
@@ -67,16 +68,20 @@ class _ErrorOfSums(Metric, Generic[Sums]):
             target: labels ``(B, *S)``.
         """
         elements = arrange(logits, target, num_classes=self.num_classes, ignore_index=self.ignore_index)
-        sums = self.sums + self._measure(elements)
-        # Not in place: in a collection several metrics hold the same tensors.
-        for field in fields(sums):
-            setattr(self, field.name, getattr(sums, field.name))
+        measured = self._measure(elements)
+        # A batch that cannot be measured makes the result NaN, on a GPU without waiting for it.
+        measured = replace(measured, samples=measured.samples + nan_if_invalid(elements))
+        with adding:
+            sums = self.sums + measured
+            # Not in place: in a collection several metrics hold the same tensors.
+            for field in fields(sums):
+                setattr(self, field.name, getattr(sums, field.name))
 
     def compute(self) -> Tensor:
-        """The error, a scalar; NaN without valid elements."""
+        """The error, a scalar; NaN without valid elements, or if some logits or labels were not valid."""
         sums = self.sums
         # Not an exception: a batch without valid elements must not stop a training run that logs every step.
-        value = self._error(sums) if sums.samples != 0 else torch.nan
+        value = self._error(sums) if sums.samples > 0 else torch.nan
         return torch.tensor(value, dtype=sums.samples.dtype, device=sums.samples.device)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], exclude_state: Sequence[str] = "") -> nn.Module:

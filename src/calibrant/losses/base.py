@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from calibrant.arguments import one_of
 from calibrant.kernels import Composition, Options, can_fuse, fused_loss, nan_if_invalid
 from calibrant.layout import Elements, along_classes, arrange, computing_dtype
-from calibrant.statistics import Statistics, sum_dtype
+from calibrant.statistics import Statistics, adding, sum_dtype
 
 Reduction = Literal["mean", "sum", "none"]
 
@@ -313,13 +313,14 @@ class AdaptiveLoss(Loss):
 
     @torch.no_grad()
     def observe(self, logits: Tensor, target: Tensor) -> None:
-        """Add a validation batch to the sums; shapes as in `forward`."""
+        """Add a validation batch to the sums; shapes as in `forward`. Several threads may do so at once."""
         elements = self.elements(logits.detach(), target)
         measured = self.measure(elements)
         measured = replace(measured, samples=measured.samples + nan_if_invalid(elements))
-        if self._observed is not None:
-            measured = self._observed.to(logits.device) + measured
-        self._observed = measured
+        with adding:
+            if self._observed is not None:
+                measured = self._observed.to(logits.device) + measured
+            self._observed = measured
 
     @torch.no_grad()
     def adapt(self, group: dist.ProcessGroup | None = None, *, timeout: float | None = None) -> Statistics:
@@ -336,8 +337,10 @@ class AdaptiveLoss(Loss):
             RuntimeError: no rank observed any valid element, or another process did not come in time.
             ValueError: some observed logits were not finite, or some labels were out of range.
         """
-        observed = self._nothing() if self._observed is None else self._observed.to(self.passes.device)
-        self.forget()
+        with adding:
+            sums = self._observed
+            self.forget()
+        observed = self._nothing() if sums is None else sums.to(self.passes.device)
         pooled = observed.all_reduce(group, timeout=timeout)
         if pooled.samples == 0:
             raise RuntimeError(
@@ -350,8 +353,9 @@ class AdaptiveLoss(Loss):
                 f"or some labels lay outside 0 to {self.num_classes - 1}; the learned state is unchanged and "
                 "the observed sums were dropped"
             )
-        self.update(pooled)
-        self.passes += 1
+        with adding:
+            self.update(pooled)
+            self.passes += 1
         return pooled
 
     def forget(self) -> None:
