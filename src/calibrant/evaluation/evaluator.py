@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from calibrant.distributed import all_reduce, collective_device
+from calibrant.distributed import agree, all_reduce, collective_device
 from calibrant.evaluation.figures import Evaluation, Figure
 from calibrant.evaluation.intervals import figures_of, image_figures
 from calibrant.evaluation.sums import EvaluationSums, group_of_class
@@ -29,6 +29,9 @@ from calibrant.statistics import adding
 
 # Above this number of draws, elements times resamples, data are drawn from the cells of the histogram.
 _MOST_DRAWS = 2 * 10**8
+
+# The options that decide what is added up.
+_SUMMED_BY = ("bins", "ignore_index", "per_image", "class_counts", "background")
 
 
 def evaluate(
@@ -239,7 +242,8 @@ class Evaluator:
             timeout: seconds to wait for the other processes; by default the time-out of the process group.
 
         Raises:
-            ValueError: no element was added, or all elements are ignored.
+            ValueError: no element was added, or all elements are ignored; or the processes have different
+                numbers of classes or different options.
             RuntimeError: another process did not arrive in time.
         """
         with adding:
@@ -247,6 +251,7 @@ class Evaluator:
         device = None if sums is None else sums.samples.device
         if pooled:
             classes = _agreed(classes, collective_device(device, group), group, timeout)
+            agree({name: getattr(self, name) for name in _SUMMED_BY}, group=group, timeout=timeout)
         if classes is None:
             raise ValueError("nothing to evaluate: call update(logits, target) first")
         if sums is None:
@@ -266,7 +271,7 @@ class Evaluator:
         """An evaluator with the batches of both and the options of the first."""
         if not isinstance(other, Evaluator):
             return NotImplemented
-        for option in ("bins", "ignore_index", "per_image", "class_counts", "background"):
+        for option in _SUMMED_BY:
             if getattr(self, option) != getattr(other, option):
                 raise ValueError(
                     f"evaluators with different {option} do not add up: {getattr(self, option)} and "

@@ -15,6 +15,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from calibrant.arguments import one_of
+from calibrant.distributed import agree
 from calibrant.kernels import Composition, Options, can_fuse, fused_loss, nan_if_invalid
 from calibrant.layout import Elements, along_classes, arrange, computing_dtype
 from calibrant.statistics import Statistics, adding, sum_dtype
@@ -335,11 +336,13 @@ class AdaptiveLoss(Loss):
 
         Raises:
             RuntimeError: no rank observed any valid element, or another process did not come in time.
-            ValueError: some observed logits were not finite, or some labels were out of range.
+            ValueError: some observed logits were not finite, or some labels were out of range; or the
+                processes have different losses.
         """
         with adding:
             sums = self._observed
             self.forget()
+        agree({"the loss": self._kind()}, group=group, timeout=timeout)
         observed = self._nothing() if sums is None else sums.to(self.passes.device)
         pooled = observed.all_reduce(group, timeout=timeout)
         if pooled.samples == 0:
@@ -361,6 +364,12 @@ class AdaptiveLoss(Loss):
     def forget(self) -> None:
         """Drop what was observed since the last `adapt`; what was learned stays."""
         self._observed = None
+
+    def _kind(self) -> str:
+        """All that `measure` and `update` depend on besides the learned state."""
+        names = [name for name in self.hyperparameters() if name not in ("reduction", "class_weight")]
+        options = ", ".join(f"{name}={getattr(self, name)!r}" for name in names)
+        return f"{type(self).__name__}({self.num_classes}, {options})"
 
     def _nothing(self) -> Statistics:
         device = self.passes.device
