@@ -10,6 +10,8 @@ from torch import Tensor
 from torch._C import _functorch
 from torch.autograd import forward_ad
 
+from calibrant.arguments import label
+
 SUM_TOLERANCE = 1e-2
 """How far probabilities may be from a sum of 1: rounded and half-precision ones are."""
 
@@ -143,6 +145,8 @@ def arrange(
     """
     check_logits(logits, num_classes)
     _check_target(logits, target, soft)
+    if type(ignore_index) is not int:
+        ignore_index = label("ignore_index", ignore_index)
     classes_last = logits.ndim > 2 and _classes_are_adjacent(logits)
     rows = _flatten(logits, classes_last)
     if target.is_floating_point():
@@ -157,6 +161,7 @@ def arrange(
     looked_at = (target.device.type == "cpu" or look_at_labels) and not is_batched(target)
     if elements.soft or not looked_at or not target.numel():
         return elements
+    elements = replace(elements, checked=True)
     low, high = _range(target)
     if not low <= ignore_index <= high:
         elements = replace(elements, all_valid=True)
@@ -168,7 +173,7 @@ def arrange(
             f"have {logits.shape[1]} classes: expected 0 to {logits.shape[1] - 1}, "
             f"or ignore_index={ignore_index} (pass the label of elements to leave out as ignore_index)"
         )
-    return replace(elements, checked=True)
+    return elements
 
 
 def is_transformed() -> bool:

@@ -1161,3 +1161,16 @@ def test_arrays_and_lists_are_refused_by_name(given):
         evaluate(given, given)
     with pytest.raises(TypeError, match=r"logits must be a torch\.Tensor, got (list|ndarray)"):
         Evaluator().update(given, given)
+
+
+@pytest.mark.parametrize("name", ["num_classes", "bins", "ignore_index", "background", "resamples", "level", "seed"])
+def test_what_is_no_number_is_refused_by_name(name: str) -> None:
+    for value in (math.inf, math.nan, True, "3", "x", [1], torch.ones(2), *([1.5] if name != "level" else [0, 1])):
+        with pytest.raises(ValueError, match=f"^{name} must "):
+            Evaluator(**{name: value})
+
+
+@pytest.mark.parametrize("counts", [3, "12", [1.5, 2], [-1, 2], ["1", 2], torch.tensor([math.nan, 1])])
+def test_class_counts_are_whole_numbers(counts: object) -> None:
+    with pytest.raises(ValueError, match="^class_counts must be "):
+        Evaluator(class_counts=counts)

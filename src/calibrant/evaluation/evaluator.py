@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from calibrant.arguments import in_range, label, whole_number
 from calibrant.distributed import agree, all_reduce, collective_device
 from calibrant.evaluation.figures import Evaluation, Figure
 from calibrant.evaluation.intervals import figures_of, image_figures
@@ -187,16 +188,20 @@ class Evaluator:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if self.bins < 1:
-            raise ValueError(f"bins must be at least 1, got {self.bins}")
-        if self.resamples < 0:
-            raise ValueError(f"resamples must be at least 0, got {self.resamples}")
-        if not 0 < self.level < 1:
-            raise ValueError(f"level must be between 0 and 1, got {self.level}")
+        self.bins = whole_number("bins", self.bins)
+        self.resamples = whole_number("resamples", self.resamples, 0)
+        self.ignore_index, self.seed = label("ignore_index", self.ignore_index), label("seed", self.seed)
+        self.level = in_range("level", self.level, 0, 1, open_low=True)
+        if self.level == 1:
+            raise ValueError(f"level must be below 1, got {self.level}")
+        if self.num_classes is not None:
+            self.num_classes = whole_number("num_classes", self.num_classes)
+        if self.background is not None:
+            self.background = label("background", self.background)
         if self.class_names is not None:
             self.class_names = [str(entry) for entry in self.class_names]
         if self.class_counts is not None:
-            self.class_counts = torch.as_tensor(self.class_counts).tolist()
+            self.class_counts = _counts(self.class_counts)
         self._options = Options(self.bins, self.background)
         self._sums: EvaluationSums | None = None
         self._given_classes = self.num_classes
@@ -380,6 +385,13 @@ class Evaluator:
             seed=self.seed,
             fingerprint=fingerprint,
         )
+
+
+def _counts(values: Any) -> list[int]:
+    values = values.tolist() if hasattr(values, "tolist") else values  # of torch or NumPy
+    if isinstance(values, str) or not isinstance(values, Sequence):
+        raise ValueError(f"class_counts must be a list of whole numbers, got {values!r}")
+    return [whole_number("class_counts", count, 0, 2**63 - 1) for count in values]
 
 
 def _agreed(
