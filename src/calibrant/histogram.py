@@ -9,7 +9,7 @@ from typing import ClassVar, Self
 import torch
 from torch import Tensor
 
-from calibrant.arguments import whole_number
+from calibrant.arguments import label, whole_number
 from calibrant.kernels import Block, visit
 from calibrant.layout import Elements, Index
 from calibrant.statistics import Statistics, sum_dtype
@@ -89,7 +89,7 @@ def bin_of(values: Tensor, edges: Tensor) -> Tensor:
 
 def bin_of_cells(bins: int, device: torch.device) -> Tensor:
     """The equal-width bin that each cell lies in, ``(cells,)``."""
-    if _UNIFORM % whole_number("bins", bins):
+    if label("bins", bins) < 1 or _UNIFORM % bins:
         divisors = [n for n in range(1, _UNIFORM + 1) if _UNIFORM % n == 0]
         raise ValueError(f"equal-width bins must be a divisor of 300 ({divisors}), got {bins}")
     upper = cell_edges(device)[1:]

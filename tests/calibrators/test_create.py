@@ -152,7 +152,7 @@ def test_what_is_no_finite_number_is_refused_by_name(key: str, name: str) -> Non
 
 @pytest.mark.parametrize("bins", [[], 3, "12", [0], [1.5], [True], ["1"], [math.inf]])
 def test_lists_of_numbers_of_bins(bins: object) -> None:
-    with pytest.raises(ValueError, match="^bins must be "):
+    with pytest.raises(ValueError, match=r"^bins must be "):
         create_calibrator("bayesian-binning", bins=bins)
 
 
@@ -160,5 +160,5 @@ def test_lists_of_numbers_of_bins(bins: object) -> None:
 def test_labels_to_ignore_are_whole_numbers(key: str) -> None:
     logits, target = torch.randn(9, 3), torch.arange(9) % 3
     for wrong in (1.5, math.nan, True, "3", None):
-        with pytest.raises(ValueError, match="^ignore_index must be a whole number"):
+        with pytest.raises(ValueError, match=r"^ignore_index must be a whole number"):
             create_calibrator(key).fit(logits, target, ignore_index=wrong)

@@ -107,7 +107,9 @@ GRADIENTS: dict[str, Callable[[Function, Tensor], Tensor]] = {
     "grad": lambda function, logits: torch.func.grad(function)(logits),
     "jacrev": lambda function, logits: torch.func.jacrev(function)(logits),
     "jacfwd": lambda function, logits: torch.func.jacfwd(function)(logits),
-    "vjp": lambda function, logits: torch.func.vjp(function, logits)[1](torch.ones((), dtype=logits.dtype))[0],
+    "vjp": lambda function, logits: torch.func.vjp(function, logits)[1](torch.ones((), dtype=logits.dtype))[
+        0
+    ],
     "forward_ad": by_forward_mode,
     "is_grads_batched": by_batched_upstream,
     "vectorize": lambda function, logits: jacobian(function, logits, vectorize=True),
@@ -139,7 +141,9 @@ def test_transforms_give_the_hessian(key: str) -> None:
     logits, target = batch(3, classes=3, scale=2.0)
     loss = smooth_loss(key, 3)
     step = 1e-5 * torch.eye(9, dtype=torch.float64).view(9, 3, 3)
-    differences = [gradient(loss, logits + each, target) - gradient(loss, logits - each, target) for each in step]
+    differences = [
+        gradient(loss, logits + each, target) - gradient(loss, logits - each, target) for each in step
+    ]
     expected = torch.stack(differences).view(3, 3, 3, 3) / 2e-5
     for transform in HESSIANS.values():
         found = transform(lambda x: loss(x, target), logits)
@@ -294,6 +298,16 @@ def test_adding_a_constant_changes_nothing(key: str) -> None:
     torch.testing.assert_close(
         gradient(loss, moved, target), gradient(loss, logits, target), rtol=1e-7, atol=1e-9
     )
+
+
+@pytest.mark.parametrize("offset", [1e6, -3e7])
+def test_single_precision_suffices_far_from_zero(key: str, offset: float) -> None:
+    logits, target = batch(20, dtype=torch.float32)
+    far = logits + offset
+    loss = adapted_loss(key, K)
+    torch.testing.assert_close(loss(far, target).double(), loss(far.double(), target), rtol=1e-5, atol=1e-6)
+    exact = gradient(loss, far.double(), target)
+    assert (gradient(loss, far, target).double() - exact).norm() <= 1e-4 * exact.norm()
 
 
 def test_permuting_classes_changes_nothing_and_permutes_the_state(key: str) -> None:
@@ -519,7 +533,9 @@ def test_compiles_whole_and_is_not_compiled_again_by_adapt(key: str) -> None:
     assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == graphs
 
 
-@pytest.mark.parametrize("arguments", [{}, {"class_weight": [0.5, 1, 2, 0.1, 1, 3, 1]}], ids=["plain", "weighted"])
+@pytest.mark.parametrize(
+    "arguments", [{}, {"class_weight": [0.5, 1, 2, 0.1, 1, 3, 1]}], ids=["plain", "weighted"]
+)
 def test_a_label_out_of_range_makes_a_compiled_loss_nan(key: str, arguments: dict[str, Any]) -> None:
     torch._dynamo.reset()
     loss = adapted_loss(key, K, **arguments)

@@ -178,8 +178,17 @@ def test_what_is_no_finite_number_is_refused_by_name(key: str, name: str) -> Non
 
 
 def test_class_weights_are_finite_numbers_of_at_least_0(key: str) -> None:
-    for wrong in ([1, 2, math.inf], [1, 2, math.nan], [1, 2, -1], [1, 2], ["a", "b", "c"], "abc", 1.0, [[1, 2, 3]]):
-        with pytest.raises(ValueError, match="^class_weight must hold num_classes=3 "):
+    for wrong in (
+        [1, 2, math.inf],
+        [1, 2, math.nan],
+        [1, 2, -1],
+        [1, 2],
+        ["a", "b", "c"],
+        "abc",
+        1.0,
+        [[1, 2, 3]],
+    ):
+        with pytest.raises(ValueError, match=r"^class_weight must hold num_classes=3 "):
             create_loss(key, 3, class_weight=wrong)
     assert create_loss(key, 3, class_weight=torch.tensor([1, 2, 3])).class_weight.dtype == torch.float64
 

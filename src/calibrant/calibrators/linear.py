@@ -71,7 +71,9 @@ class Linear(Scaling):
         tempered = likeliest(data)
         samples, classes = data.samples, data.num_classes
         size = classes if self.diagonal else classes * classes
+        # Where torch may round the factors of matrix products (TF32), single precision would lose digits.
         single = size > _MANY or samples * classes > 100 * _MANY
+        single = single and torch.get_float32_matmul_precision() == "highest"
 
         def features(rows: Tensor) -> Tensor:
             return self.features(rows if single else rows.double())

@@ -191,9 +191,9 @@ class Evaluator:
         self.bins = whole_number("bins", self.bins)
         self.resamples = whole_number("resamples", self.resamples, 0)
         self.ignore_index, self.seed = label("ignore_index", self.ignore_index), label("seed", self.seed)
-        self.level = in_range("level", self.level, 0, 1, open_low=True)
-        if self.level == 1:
-            raise ValueError(f"level must be below 1, got {self.level}")
+        self.level = in_range("level", self.level, 0, 1)
+        if self.level in (0, 1):
+            raise ValueError(f"level must be between 0 and 1, got {self.level}")
         if self.num_classes is not None:
             self.num_classes = whole_number("num_classes", self.num_classes)
         if self.background is not None:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torchmetrics import Metric
 
+from calibrant.arguments import label, whole_number
 from calibrant.histogram import ConfidenceHistogram
 from calibrant.kernels import nan_if_invalid
 from calibrant.layout import Elements, arrange
@@ -39,7 +40,7 @@ class _ErrorOfSums(Metric, Generic[Sums]):
     def __init__(self, nothing: Sums, num_classes: int | None, ignore_index: int, **options: Any) -> None:
         super().__init__(**options)
         self.num_classes = num_classes
-        self.ignore_index = ignore_index
+        self.ignore_index = label("ignore_index", ignore_index)
         self._form = type(nothing)
         for field in fields(nothing):
             self.add_state(field.name, getattr(nothing, field.name), dist_reduce_fx="sum")
@@ -157,8 +158,7 @@ class ClasswiseCalibrationError(_ErrorOfSums[ClassGaps]):
     """
 
     def __init__(self, num_classes: int, *, bins: int = 15, ignore_index: int = -100, **options: Any) -> None:
-        if num_classes < 1:
-            raise ValueError(f"num_classes must be at least 1, got {num_classes}")
+        num_classes = whole_number("num_classes", num_classes)
         super().__init__(ClassGaps.of(_elements(0, num_classes), bins), num_classes, ignore_index, **options)
         self.bins = bins
 

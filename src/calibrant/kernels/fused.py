@@ -141,7 +141,7 @@ class _FusedLoss(torch.autograd.Function):
         elif is_batched(upstream):  # several gradients at once: multiples of the same one
             one = torch.ones(upstream.shape, device=logits.device)
             gradient = unflatten(_gradient_again(ctx, logits, target, one), logits.shape)
-            by_element = logits.shape[:1] + (1,) + logits.shape[2:]
+            by_element = (*logits.shape[:1], 1, *logits.shape[2:])
             gradient = gradient * (upstream.reshape(by_element) if upstream.ndim else upstream)
             gradient = gradient.to(logits.dtype)
         else:

@@ -234,7 +234,9 @@ class SquaredError:
         squared = torch.mul(block.exponential, block.exponential, out=out)
         zero = torch.zeros_like(block.total)
         # Not in place for autograd: under vmap the target may have an axis that the logits do not have.
-        return squared.scatter(1, block.target, zero) if out is None else squared.scatter_(1, block.target, zero)
+        return (
+            squared.scatter(1, block.target, zero) if out is None else squared.scatter_(1, block.target, zero)
+        )
 
 
 class LowerProbability:

@@ -85,7 +85,7 @@ class Loss(nn.Module):
         self.reduction = reduction
         self.ignore_index = ignore_index
         self.register_buffer("class_weight", None)
-        self.class_weight = class_weight
+        self.class_weight = class_weight  # type: ignore[assignment]  # converted by `__setattr__`
 
     def __setattr__(self, name: str, value: Any) -> None:
         """Check the shared options also when they are changed later."""
@@ -104,7 +104,9 @@ class Loss(nn.Module):
             tensor = weights if isinstance(weights, Tensor) else torch.tensor(weights, dtype=torch.float64)
             found = tensor.detach().to(sum_dtype(tensor.device), copy=True)
         except (TypeError, ValueError, RuntimeError):
-            raise ValueError(f"class_weight must hold num_classes={classes} numbers, got {weights!r}") from None
+            raise ValueError(
+                f"class_weight must hold num_classes={classes} numbers, got {weights!r}"
+            ) from None
         if found.shape != (classes,) or not bool(((found >= 0) & found.isfinite()).all()):
             raise ValueError(
                 f"class_weight must hold num_classes={classes} finite numbers of at least 0, "

@@ -20,8 +20,8 @@ def laplacian_form(position: Tensor, weight: Tensor, width: float) -> Tensor:
 
     [0, 1] is cut into cells of one width. In a cell the kernel splits into ``exp(-u_i) · exp(u_j)``, where
     ``u = x/width`` counts from the start of the cell, so sums over pairs become running sums of numbers
-    between ``w`` and ``e·w``. Sums that leave a cell fall by a factor of e in every further cell. Pairs at the
-    same position enter by plain sums: the kernel's derivative there is taken as 0, as that of ``|x|``.
+    between ``w`` and ``e·w``. Sums that leave a cell fall by a factor of e in every further cell. Pairs at
+    the same position enter by plain sums: the kernel's derivative there is taken as 0, as that of ``|x|``.
     """
     order = position.detach().argsort()
     position, weight = position[order], weight[order]
