@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from difflib import get_close_matches
+from math import isfinite
 from typing import TypeVar
 
 T = TypeVar("T")
@@ -11,7 +12,7 @@ T = TypeVar("T")
 
 def one_of(name: str, value: T, allowed: Sequence[T]) -> T:
     """Return ``value`` if it is allowed; otherwise raise an error that lists the allowed values."""
-    if value not in allowed:
+    if isinstance(value, bool) or value not in allowed:
         raise ValueError(f"{name} must be one of {', '.join(map(repr, allowed))}, got {value!r}")
     return value
 
@@ -25,27 +26,54 @@ def in_range(
     open_low: bool = False,
 ) -> float:
     """Return ``value`` as a float if it is finite and in the range; otherwise raise an error."""
-    if isinstance(value, str):
-        raise ValueError(f"{name} must be a number, got {value!r}")
-    number = float(value)
+    number = _as_float(name, value)
     above = number > low if open_low else number >= low
-    if not (above and number <= high and number != float("inf")):
-        left = "(" if open_low else "["
+    if not (above and number <= high and isfinite(number)):
+        left = "(" if open_low or low == -float("inf") else "["
         right = "]" if high != float("inf") else ")"
         raise ValueError(f"{name} must lie in {left}{low:g}, {high:g}{right}, got {value!r}")
     return number
 
 
-def whole_number(name: str, value: int) -> int:
-    """Return ``value`` if it is an integer of at least 1; otherwise raise an error."""
-    if isinstance(value, bool) or value != int(value) or value < 1:
-        raise ValueError(f"{name} must be a whole number of at least 1, got {value!r}")
-    return int(value)
+def _as_float(name: str, value: float) -> float:
+    try:
+        if isinstance(value, str | bool):
+            raise TypeError
+        return float(value)
+    except (TypeError, ValueError, OverflowError):
+        raise ValueError(f"{name} must be a number, got {value!r}") from None
+
+
+def whole_number(name: str, value: int, low: int = 1, high: int = 2**31 - 1) -> int:
+    """Return ``value`` as an int if it is a whole number in the range; otherwise raise an error."""
+    try:
+        if isinstance(value, str | bool):
+            raise TypeError
+        number = int(value)
+        if number != value:
+            raise ValueError
+    except (TypeError, ValueError, OverflowError):
+        number = low - 1
+    if not low <= number <= high:
+        limit = f"of at most {high}" if number > high else f"of at least {low}"
+        raise ValueError(f"{name} must be a whole number {limit}, got {value!r}")
+    return number
+
+
+def label(name: str, value: int) -> int:
+    """Return ``value`` as an int if it can be a label, of any sign; otherwise raise an error.
+
+    >>> label("ignore_index", 255)
+    255
+    """
+    return whole_number(name, value, -(2**63), 2**63 - 1)
 
 
 def ordered_pair(name: str, value: Sequence[float]) -> tuple[float, float]:
     """Return ``value`` as a pair ``(low, high)`` with low < high; otherwise raise an error."""
-    pair = tuple(float(bound) for bound in value) if isinstance(value, Sequence) else ()
+    pair: tuple[float, ...] = ()
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        pair = tuple(_as_float(name, bound) for bound in value)
     if len(pair) != 2 or not pair[0] < pair[1]:
         raise ValueError(f"{name} must be a pair (low, high) with low < high, got {value!r}")
     return pair

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from datetime import timedelta
 from typing import Any, TypeVar
+from zlib import crc32
 
 import torch
 import torch.distributed as dist
@@ -96,6 +97,36 @@ def gather(value: Any, group: dist.ProcessGroup | None = None) -> list[Any]:
     values: list[Any] = [None] * dist.get_world_size(group)
     dist.all_gather_object(values, value, group=group)
     return values
+
+
+def agree(
+    settings: Mapping[str, object],
+    *,
+    group: dist.ProcessGroup | None = None,
+    timeout: float | None = None,
+) -> None:
+    """Raise the same error in every process unless all have equal settings, before sums are pooled.
+
+    Args:
+        settings: values that must print the same in every process, by name; the same names in each.
+        group: the processes concerned; all of them by default.
+        timeout: seconds to wait for the other processes; see `all_reduce`.
+
+    Raises:
+        ValueError: the values of a setting differ. The message names them.
+        RuntimeError: another process did not arrive in time, or has ended.
+
+    >>> agree({"bins": 15})
+    """
+    if not several_processes():
+        return
+    printed = {name: str(value) for name, value in settings.items()}
+    hashes = torch.tensor([crc32(text.encode()) for text in printed.values()], dtype=torch.float64)
+    highest, lowest = all_reduce(torch.stack([hashes, -hashes]), maximum=True, group=group, timeout=timeout)
+    for (name, text), differs in zip(printed.items(), (highest != -lowest).tolist(), strict=True):
+        if differs:
+            found = " and ".join(sorted(set(gather(text, group))))
+            raise ValueError(f"the processes must agree in {name}, but have {found}")
 
 
 class OtherProcessError(RuntimeError):

@@ -9,6 +9,7 @@ from typing import ClassVar, Self
 import torch
 from torch import Tensor
 
+from calibrant.arguments import label, whole_number
 from calibrant.kernels import Block, visit
 from calibrant.layout import Elements, Index
 from calibrant.statistics import Statistics, sum_dtype
@@ -68,8 +69,7 @@ def rounded_down(edges: Tensor, dtype: torch.dtype) -> Tensor:
 
 def equal_width_edges(bins: int, device: torch.device) -> Tensor:
     """Edges of ``bins`` bins of equal width on ``[0, 1]``, ``(bins + 1,)``."""
-    if bins < 1:
-        raise ValueError(f"bins must be at least 1, got {bins}")
+    bins = whole_number("bins", bins)
     return (torch.arange(bins + 1, dtype=torch.float64) / bins).to(device, sum_dtype(device))
 
 
@@ -89,7 +89,7 @@ def bin_of(values: Tensor, edges: Tensor) -> Tensor:
 
 def bin_of_cells(bins: int, device: torch.device) -> Tensor:
     """The equal-width bin that each cell lies in, ``(cells,)``."""
-    if bins < 1 or _UNIFORM % bins:
+    if label("bins", bins) < 1 or _UNIFORM % bins:
         divisors = [n for n in range(1, _UNIFORM + 1) if _UNIFORM % n == 0]
         raise ValueError(f"equal-width bins must be a divisor of 300 ({divisors}), got {bins}")
     upper = cell_edges(device)[1:]
@@ -98,8 +98,7 @@ def bin_of_cells(bins: int, device: torch.device) -> Tensor:
 
 def equal_mass_ends(samples: Tensor, bins: int) -> Tensor:
     """Where each group ends when samples are divided into groups whose sizes differ by at most one."""
-    if bins < 1:
-        raise ValueError(f"bins must be at least 1, got {bins}")
+    bins = whole_number("bins", bins)
     # samples is a scalar or a column of totals.
     group = torch.arange(1, bins + 1, dtype=sum_dtype(samples.device), device=samples.device)
     size = (samples / bins).floor()

@@ -7,6 +7,10 @@ from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
+from torch._C import _functorch
+from torch.autograd import forward_ad
+
+from calibrant.arguments import label
 
 SUM_TOLERANCE = 1e-2
 """How far probabilities may be from a sum of 1: rounded and half-precision ones are."""
@@ -28,6 +32,7 @@ class Elements:
         given: the target as given, ``(A[, S])`` labels or ``(A, K[, S])`` probabilities.
         ignore_index: label of the elements that do not count.
         all_valid: true if it is known, without waiting for a device, that nothing is ignored.
+        checked: true if it is known that every label is in range or ignored.
         expected: the factor by which each element's loss will enter the total, if all have the same; a
             gradient that includes it need not be scaled again.
         batch_shape: the shape of the caller's logits, ``(B, K, *S)``.
@@ -37,6 +42,7 @@ class Elements:
     given: Tensor
     ignore_index: int = -100
     all_valid: bool = False
+    checked: bool = False
     expected: float = 1.0
     batch_shape: tuple[int, ...] = ()
     _target: Tensor | None = None
@@ -57,7 +63,7 @@ class Elements:
 
     @property
     def target(self) -> Tensor:
-        """Labels as int64, 0 where ignored, ``(A[, S])``; or probabilities in the computing type."""
+        """Labels as int64, 0 where ignored or stray, ``(A[, S])``; or probabilities in the computing type."""
         if self._target is None:
             object.__setattr__(self, "_target", self._make_target())
         assert self._target is not None
@@ -73,7 +79,17 @@ class Elements:
         if self.soft:
             return self.given.to(computing_dtype(self.logits))
         target = self.given.long()
+        if not self.checked:  # an index out of range would end a GPU's process
+            target = target.masked_fill(self._out_of_range(), 0)
         return target if self.all_valid else target.masked_fill(target == self.ignore_index, 0)
+
+    @property
+    def stray(self) -> Tensor:
+        """True where a label is out of range and not ignored, ``(A[, S])``."""
+        return self._out_of_range() & self.valid
+
+    def _out_of_range(self) -> Tensor:
+        return (self.given < 0) | (self.given >= self.logits.shape[1])
 
     @property
     def rows(self) -> Tensor:
@@ -120,28 +136,32 @@ def arrange(
         ignore_index: the label of elements to leave out.
         soft: whether probability targets are allowed.
         look_at_labels: check the labels on every device. By default only labels on the CPU are checked:
-            elsewhere every step would wait for the device.
+            elsewhere every step would wait for the device. Labels cannot be checked while compiling, nor
+            under `torch.func.vmap`; see `Elements.stray`.
 
     Raises:
         TypeError: logits that are not floating point, or targets of the wrong kind.
         ValueError: shapes, class counts, devices or labels that do not fit.
     """
-    _check_logits(logits, num_classes)
+    check_logits(logits, num_classes)
     _check_target(logits, target, soft)
+    if type(ignore_index) is not int:
+        ignore_index = label("ignore_index", ignore_index)
     classes_last = logits.ndim > 2 and _classes_are_adjacent(logits)
     rows = _flatten(logits, classes_last)
     if target.is_floating_point():
         target = _flatten(target, classes_last)
-        elements = Elements(rows, target, all_valid=True, batch_shape=logits.shape)
+        elements = Elements(rows, target, all_valid=True, checked=True, batch_shape=logits.shape)
     else:
         if target.ndim > 1:
             target = target.reshape(-1) if classes_last else target.flatten(1)
         elements = Elements(rows, target, ignore_index, batch_shape=logits.shape)
     if torch.compiler.is_compiling():  # a compiler cannot trace what is stored on first use
         return replace(elements, _target=elements._make_target(), _valid=elements._make_valid())
-    looked_at = target.device.type == "cpu" or look_at_labels
+    looked_at = (target.device.type == "cpu" or look_at_labels) and not is_batched(target)
     if elements.soft or not looked_at or not target.numel():
         return elements
+    elements = replace(elements, checked=True)
     low, high = _range(target)
     if not low <= ignore_index <= high:
         elements = replace(elements, all_valid=True)
@@ -156,12 +176,30 @@ def arrange(
     return elements
 
 
+def is_transformed() -> bool:
+    """Whether a transform of `torch.func` or forward-mode differentiation is under way.
+
+    Both follow plain operations of torch only: no tensors written to in place of a result, no numbers read.
+    """
+    return torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0
+
+
+def is_batched(tensor: Tensor) -> bool:
+    """Whether a tensor stands for several under `torch.func.vmap`, so that its numbers cannot be read."""
+    while _functorch.is_functorch_wrapped_tensor(tensor):
+        if _functorch.is_batchedtensor(tensor):
+            return True
+        tensor = _functorch.get_unwrapped(tensor)
+    return _functorch.is_legacy_batchedtensor(tensor)  # of `torch.autograd.grad(..., is_grads_batched=True)`
+
+
 def _range(target: Tensor) -> tuple[int, int]:
     low, high = torch.aminmax(target)
     return int(low), int(high)
 
 
-def _check_logits(logits: Tensor, num_classes: int | None) -> None:
+def check_logits(logits: Tensor, num_classes: int | None) -> None:
+    """Raise unless these are logits ``(B, K, *S)``, of that many classes if a number is given."""
     if not isinstance(logits, Tensor):
         raise TypeError(f"logits must be a torch.Tensor, got {type(logits).__name__}")
     if not logits.is_floating_point():

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
+from threading import RLock
 from typing import Any, Self
 
 import torch
@@ -11,6 +13,15 @@ import torch.distributed as dist
 from torch import Tensor
 
 from calibrant.distributed import all_reduce, several_processes
+
+adding = RLock()
+"""Held while a batch is added to running sums, so that threads can share the object that keeps them.
+
+One lock serves all objects. It is held for microseconds. An object with its own lock could not be pickled.
+"""
+
+if hasattr(os, "register_at_fork"):  # a forked process must not inherit a lock that another thread holds
+    os.register_at_fork(before=adding.acquire, after_in_parent=adding.release, after_in_child=adding.release)
 
 
 def sum_dtype(device: torch.device) -> torch.dtype:

@@ -354,3 +354,17 @@ def test_order_is_kept_also_where_logits_are_wrong(key):
     for target in (logits.argmin(1), torch.arange(400) % 5):
         calibrator = create_calibrator(key).fit(logits, target)
         assert torch.equal(calibrator(logits).argmax(1), logits.argmax(1))
+
+
+@pytest.mark.parametrize("offset", [1e6, -1e6, 3e7])
+@every
+def test_logits_far_from_zero_lose_no_digits(key, options, offset):
+    logits, target = sampled(400, 5, spread=8.0, sharpness=0.05)
+    far = logits + offset
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # logits of 3e7 are whole numbers, and few differ
+        calibrator = create_calibrator(key, **options).fit(far, target)
+    single, double = calibrator(far), calibrator(far.double())
+    torch.testing.assert_close(single.double().softmax(1), double.softmax(1), rtol=1e-4, atol=1e-5)
+    if calibrator.preserves_order:
+        assert torch.equal(single.argmax(1), far.argmax(1))

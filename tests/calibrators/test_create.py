@@ -1,11 +1,13 @@
 """Calibrators by their keys."""
 
+import math
 import re
 from inspect import signature
 from pathlib import Path
 from typing import Literal, get_args, get_origin, get_type_hints
 
 import pytest
+import torch
 
 from calibrant import calibrators
 from calibrant.calibrators import CALIBRATORS, Calibrator, create_calibrator
@@ -127,3 +129,36 @@ def test_the_page_lists_every_calibrator():
 def test_the_command_page_quotes_every_key():
     page = (DOCS / "calibrate-command.md").read_text(encoding="utf-8")
     assert f"known: {', '.join(['auto', *CALIBRATORS])}\n" in page
+
+
+NO_NUMBERS = [math.inf, math.nan, True, "3", "x", [1], torch.ones(2)]
+
+
+@pytest.mark.parametrize(
+    ("key", "name"),
+    [
+        (key, name)
+        for key, calibrator in CALIBRATORS.items()
+        for name, parameter in signature(calibrator).parameters.items()
+        if isinstance(parameter.default, int | float) and not isinstance(parameter.default, bool)
+    ],
+)
+def test_what_is_no_finite_number_is_refused_by_name(key: str, name: str) -> None:
+    whole = isinstance(signature(CALIBRATORS[key]).parameters[name].default, int)
+    for value in [*NO_NUMBERS, *([1.5, 2**70] if whole else []), -1, None]:
+        with pytest.raises(ValueError, match=f"^{name} must "):
+            create_calibrator(key, **{name: value})
+
+
+@pytest.mark.parametrize("bins", [[], 3, "12", [0], [1.5], [True], ["1"], [math.inf]])
+def test_lists_of_numbers_of_bins(bins: object) -> None:
+    with pytest.raises(ValueError, match=r"^bins must be "):
+        create_calibrator("bayesian-binning", bins=bins)
+
+
+@pytest.mark.parametrize("key", CALIBRATORS)
+def test_labels_to_ignore_are_whole_numbers(key: str) -> None:
+    logits, target = torch.randn(9, 3), torch.arange(9) % 3
+    for wrong in (1.5, math.nan, True, "3", None):
+        with pytest.raises(ValueError, match=r"^ignore_index must be a whole number"):
+            create_calibrator(key).fit(logits, target, ignore_index=wrong)

@@ -316,11 +316,11 @@ def test_errors(make):
         (lambda: Isotonic(variant="both"), "variant must be one of 'one-vs-rest', 'top-label', got 'both'"),
         (lambda: HistogramBinning(variant="both"), "variant must be one of"),
         (lambda: HistogramBinning(binning="random"), "binning must be one of 'equal-width', 'equal-mass'"),
-        (lambda: HistogramBinning(bins=0), "bins must be at least 1, got 0"),
-        (lambda: BayesianBinning(bins=[]), "bins must be numbers of bins"),
-        (lambda: BayesianBinning(bins=[3, 0]), "bins must be numbers of bins"),
-        (lambda: BayesianBinning(prior_samples=0), "prior_samples must be a positive number, got 0"),
-        (lambda: Spline(knots=1), "knots must be at least 2, got 1"),
+        (lambda: HistogramBinning(bins=0), "bins must be a whole number of at least 1, got 0"),
+        (lambda: BayesianBinning(bins=[]), "bins must be a list of numbers of bins"),
+        (lambda: BayesianBinning(bins=[3, 0]), "bins must be a whole number of at least 1, got 0"),
+        (lambda: BayesianBinning(prior_samples=0), r"prior_samples must lie in \(0, inf\), got 0"),
+        (lambda: Spline(knots=1), "knots must be a whole number of at least 2, got 1"),
     ],
 )
 def test_options_are_checked(make, message):

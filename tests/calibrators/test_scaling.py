@@ -559,6 +559,16 @@ def test_very_many_parameters_are_fitted_nearly_as_well(
     assert nearly < likelihood(logits, target)
 
 
+def test_rounded_matrix_products_are_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With TF32 the fit of very many parameters is the exact one, in double precision."""
+    logits, target = sampled(500, 5)
+    exact = MatrixScaling().fit(logits.float(), target)
+    monkeypatch.setattr("calibrant.calibrators.linear._MANY", 1)
+    assert not torch.equal(MatrixScaling().fit(logits.float(), target).weight, exact.weight)
+    monkeypatch.setattr(torch, "get_float32_matmul_precision", lambda: "high")
+    assert torch.equal(MatrixScaling().fit(logits.float(), target).weight, exact.weight)
+
+
 @each_method
 def test_threads_change_nothing_but_rounding(method: type[Scaling], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("calibrant.layout._CPU_BLOCK", 500)

@@ -365,7 +365,7 @@ def test_options_of_the_method_for_large_files(tmp_path, file):
     [
         ("histogram-binning", ["bin=20"], ["no option 'bin', did you mean 'bins'?"]),
         ("histogram-binning", ["bins=many"], ["bins must be a whole number, got 'many'"]),
-        ("histogram-binning", ["bins=0"], ["bins must be at least 1"]),
+        ("histogram-binning", ["bins=0"], ["bins must be a whole number of at least 1"]),
         ("histogram-binning", ["bins"], ["expected option=value"]),
         ("histogram-binning", ["bins=2", "bins=3"], ["bins is given twice"]),
         ("histogram-binning", ["variant=toplabel"], ["variant must be one of", "'top-label'"]),

@@ -103,6 +103,19 @@ def scenarios(folder: Path, rank: int) -> Results:
     found["nobody has data"] = outcome(Evaluator().compute)
     other = Evaluator(resamples=0).update(torch.randn(2, K + rank), torch.tensor([0, 1]))
     found["other classes"] = outcome(other.compute)
+    other = Evaluator(bins=15 - 5 * rank, resamples=0).update(torch.randn(2, K), torch.tensor([0, 1]))
+    found["other bins"] = outcome(other.compute)
+
+    # Losses of different kinds, with different numbers of classes, or with different options.
+    for what, key, classes, options in (
+        ("other kind", "cals-alm" if rank else "adafocal", K, {}),
+        ("other number", "cals-hr", K + rank, {}),
+        ("other options", "cals-alm", K, {"margin": 10.0 - rank}),
+    ):
+        loss = create_loss(key, classes, **options)
+        loss.observe(torch.randn(4, classes), torch.tensor([0, 1, 2, 0]))
+        found[what] = outcome(loss.adapt)
+        found[f"{what} unchanged"] = loss.passes.item() == 0 and loss._observed is None
     loader = DataLoader(data(), 4, sampler=DistributedSampler(data(), shuffle=False))
     loss = create_loss("cals-alm", K)
     found["padded samples"] = adapt_on(loss, model, loader).samples.item()
@@ -161,6 +174,24 @@ def test_evaluators_agree_on_the_number_of_classes(found: list[Results]) -> None
         assert each["empty evaluator"] == 4
         assert each["nobody has data"].startswith("ValueError: nothing to evaluate")
         assert each["other classes"].endswith("different numbers of classes, from 3 to 4")
+
+
+def test_evaluators_agree_on_their_options(found: list[Results]) -> None:
+    for each in found:
+        assert each["other bins"] == "ValueError: the processes must agree in bins, but have 10 and 15"
+
+
+def test_losses_agree_on_kind_classes_and_options(found: list[Results]) -> None:
+    for each in found:
+        start = "ValueError: the processes must agree in the loss, but have "
+        assert each["other kind"].startswith(start)
+        assert "AdaFocal(3, " in each["other kind"]
+        assert "AugmentedLagrangian(3, " in each["other kind"]
+        assert each["other number"].startswith(start + "HeuristicMultipliers(3, ")
+        assert "HeuristicMultipliers(4, " in each["other number"]
+        assert "margin=10.0" in each["other options"]
+        assert "margin=9.0" in each["other options"]
+        assert all(each[f"other {what} unchanged"] for what in ("kind", "number", "options"))
 
 
 def test_a_process_that_never_comes_is_not_waited_for(found: list[Results]) -> None:

@@ -981,12 +981,12 @@ def test_options_that_do_not_fit_the_classes(options: dict[str, Any], message: s
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"bins": 0}, "bins must be at least 1, got 0"),
-        ({"resamples": -1}, "resamples must be at least 0, got -1"),
+        ({"bins": 0}, "bins must be a whole number of at least 1, got 0"),
+        ({"resamples": -1}, "resamples must be a whole number of at least 0, got -1"),
         ({"level": 0.0}, "level must be between 0 and 1, got 0.0"),
         ({"level": 1.0}, "level must be between 0 and 1, got 1.0"),
-        ({"level": 95}, "level must be between 0 and 1, got 95"),
-        ({"level": math.nan}, "level must be between 0 and 1"),
+        ({"level": 95}, "level must lie in .0, 1., got 95"),
+        ({"level": math.nan}, "level must lie in .0, 1., got nan"),
     ],
 )
 def test_options_that_make_no_sense(options: dict[str, Any], message: str) -> None:
@@ -1161,3 +1161,44 @@ def test_arrays_and_lists_are_refused_by_name(given):
         evaluate(given, given)
     with pytest.raises(TypeError, match=r"logits must be a torch\.Tensor, got (list|ndarray)"):
         Evaluator().update(given, given)
+
+
+def test_an_evaluation_stored_before_a_metric_was_added_lacks_it(
+    golden: Evaluation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stored = golden.to_dict()
+    monkeypatch.setitem(METRICS, "added", replace(METRICS["ece"], since=2))
+    monkeypatch.setattr("calibrant.evaluation.figures._FORMAT", 2)
+    read = Evaluation.from_dict(stored)
+    assert read.added is None
+    assert {name: value for name, value in read.metrics.items() if name != "added"} == golden.metrics
+    again = read.to_dict()
+    assert again["format"] == 2
+    assert Evaluation.from_dict(again) == read
+    del again["added"]
+    with pytest.raises(ValueError, match="'added'"):
+        Evaluation.from_dict(again)
+
+
+@pytest.mark.parametrize(
+    "name", ["num_classes", "bins", "ignore_index", "background", "resamples", "level", "seed"]
+)
+def test_what_is_no_number_is_refused_by_name(name: str) -> None:
+    for value in (
+        math.inf,
+        math.nan,
+        True,
+        "3",
+        "x",
+        [1],
+        torch.ones(2),
+        *([1.5] if name != "level" else [0, 1]),
+    ):
+        with pytest.raises(ValueError, match=f"^{name} must "):
+            Evaluator(**{name: value})
+
+
+@pytest.mark.parametrize("counts", [3, "12", [1.5, 2], [-1, 2], ["1", 2], torch.tensor([math.nan, 1])])
+def test_class_counts_are_whole_numbers(counts: object) -> None:
+    with pytest.raises(ValueError, match=r"^class_counts must be "):
+        Evaluator(class_counts=counts)

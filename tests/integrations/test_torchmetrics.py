@@ -295,7 +295,7 @@ def test_clear_errors():
         CalibrationError("adaptive_ece", bins=0)
     with pytest.raises(ValueError, match="at least 1"):
         ClasswiseCalibrationError(3, bins=0)
-    with pytest.raises(ValueError, match="num_classes must be at least 1, got 0"):
+    with pytest.raises(ValueError, match="num_classes must be a whole number of at least 1, got 0"):
         ClasswiseCalibrationError(0)
     with pytest.raises(ValueError, match="have 4 classes on axis 1, expected num_classes=3"):
         ClasswiseCalibrationError(3).update(*batch())

@@ -118,6 +118,20 @@ def test_values_and_gradients(name: str, shape: tuple[int, ...]) -> None:
     assert_same(run(loss, logits, target), expected(loss, logits, target))
 
 
+@pytest.mark.parametrize("shape", [(7, 5), (2, 3, 3, 2)])
+@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+def test_several_upstream_gradients_at_once(reduction: str, shape: tuple[int, ...]) -> None:
+    logits, target = batch(*shape)
+    target.view(-1)[::3] = -100
+    loss = create("cals-alm", shape[1], reduction=reduction)
+    logits.requires_grad_()
+    value = by_kernel(loss, logits, target)
+    upstream = torch.randn(2, *value.shape).to(HERE)
+    (slopes,) = torch.autograd.grad(value, logits, upstream, is_grads_batched=True)
+    for each, slope in zip(upstream, slopes, strict=True):
+        assert_same((slope,), expected(loss, logits, target, each)[1:])
+
+
 def use_tiles(monkeypatch: pytest.MonkeyPatch, elements: int, classes: int, tiles: int = 1) -> None:
     tiling = launch.Tiling(elements, classes, warps=1, unroll=4, tiles=tiles)
     monkeypatch.setattr(launch, "tiling", lambda *shape: tiling)

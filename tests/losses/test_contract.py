@@ -1,6 +1,7 @@
 """The contract of every loss: parametrised over LOSSES, so a new one is covered when it is registered."""
 
 import io
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -8,6 +9,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
+from torch.autograd import forward_ad
+from torch.autograd.functional import hessian, jacobian
 from torch.nn import functional as F
 
 from calibrant import LOSSES, create_loss, layout
@@ -16,7 +19,7 @@ from calibrant.losses import AdaptiveLoss, Loss
 from .conftest import ADAPTIVE, SOFT, adapted_loss
 
 K = 7
-PER_SAMPLE = [key for key, loss in LOSSES.items() if loss.over_batch is Loss.over_batch]
+Function = Callable[[Tensor], Tensor]
 
 
 def batch(
@@ -55,7 +58,6 @@ def test_gradient_with_ignored_elements_and_class_weights(key: str) -> None:
     assert torch.autograd.gradcheck(lambda x: loss(x, target), logits.requires_grad_())
 
 
-@pytest.mark.parametrize("key", PER_SAMPLE)
 def test_second_derivatives(key: str) -> None:
     logits, target = batch(4, classes=4, scale=1.0)
     loss = smooth_loss(key, 4)
@@ -83,12 +85,101 @@ def test_a_retained_graph_does_not_see_the_next_adaptation(key: str) -> None:
     torch.testing.assert_close(second, first, rtol=1e-12, atol=1e-15)
 
 
-@pytest.mark.parametrize("key", PER_SAMPLE)
-def test_functional_transforms(key: str) -> None:
-    logits, target = batch(5)
+def by_forward_mode(function: Function, logits: Tensor) -> Tensor:
+    """The gradient, one direction after the other."""
+    slopes = []
+    with forward_ad.dual_level():
+        for direction in torch.eye(logits.numel(), dtype=logits.dtype).view(-1, *logits.shape):
+            dual = function(forward_ad.make_dual(logits, direction))
+            slopes.append(forward_ad.unpack_dual(dual).tangent)
+    return torch.stack(slopes).view_as(logits)
+
+
+def by_batched_upstream(function: Function, logits: Tensor) -> Tensor:
+    """The gradient, as the difference of two that are computed together."""
+    logits = logits.detach().requires_grad_()
+    upstream = torch.tensor([3.0, 2.0], dtype=logits.dtype)
+    (slopes,) = torch.autograd.grad(function(logits), logits, upstream, is_grads_batched=True)
+    return slopes[0] - slopes[1]
+
+
+GRADIENTS: dict[str, Callable[[Function, Tensor], Tensor]] = {
+    "grad": lambda function, logits: torch.func.grad(function)(logits),
+    "jacrev": lambda function, logits: torch.func.jacrev(function)(logits),
+    "jacfwd": lambda function, logits: torch.func.jacfwd(function)(logits),
+    "vjp": lambda function, logits: torch.func.vjp(function, logits)[1](torch.ones((), dtype=logits.dtype))[
+        0
+    ],
+    "forward_ad": by_forward_mode,
+    "is_grads_batched": by_batched_upstream,
+    "vectorize": lambda function, logits: jacobian(function, logits, vectorize=True),
+}
+HESSIANS: dict[str, Callable[[Function, Tensor], Tensor]] = {
+    "hessian": lambda function, logits: torch.func.hessian(function)(logits),
+    "jacrev of jacrev": lambda function, logits: torch.func.jacrev(torch.func.jacrev(function))(logits),
+    "autograd": lambda function, logits: hessian(function, logits),
+    "autograd, vectorize": lambda function, logits: hessian(function, logits, vectorize=True),
+}
+
+
+in_torch = pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated:DeprecationWarning")
+
+
+@in_torch
+@pytest.mark.parametrize("transform", GRADIENTS)
+def test_transforms_give_the_gradient(key: str, transform: str) -> None:
+    logits, target = batch(4, classes=4, scale=2.0)
+    target[1] = -100
+    for arguments in ({}, {"class_weight": [0.5, 1.0, 2.0, 0.1]}):
+        loss = smooth_loss(key, 4, **arguments)
+        slope = GRADIENTS[transform](lambda x, loss=loss: loss(x, target), logits)
+        torch.testing.assert_close(slope, gradient(loss, logits, target), rtol=1e-9, atol=1e-12)
+
+
+@in_torch
+def test_transforms_give_the_hessian(key: str) -> None:
+    logits, target = batch(3, classes=3, scale=2.0)
+    loss = smooth_loss(key, 3)
+    step = 1e-5 * torch.eye(9, dtype=torch.float64).view(9, 3, 3)
+    differences = [
+        gradient(loss, logits + each, target) - gradient(loss, logits - each, target) for each in step
+    ]
+    expected = torch.stack(differences).view(3, 3, 3, 3) / 2e-5
+    for transform in HESSIANS.values():
+        found = transform(lambda x: loss(x, target), logits)
+        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("shape", [(5,), (2, 3, 2)])
+def test_vmap(key: str, shape: tuple[int, ...]) -> None:
+    logits, target = batch(3 * shape[0], *shape[1:])
+    logits, target = logits.unflatten(0, (3, -1)), target.unflatten(0, (3, -1))
+    target[0, 0] = -100
+    for arguments in ({}, {"class_weight": [0.5, 1, 2, 0.1, 1, 3, 1]}, {"reduction": "none"}):
+        loss = smooth_loss(key, K, **arguments)
+        each = torch.stack([loss(x, y) for x, y in zip(logits, target, strict=True)])
+        torch.testing.assert_close(torch.func.vmap(loss)(logits, target), each, rtol=1e-9, atol=1e-12)
+        of_logits = torch.func.vmap(loss, in_dims=(0, None))(logits, target[0])
+        torch.testing.assert_close(of_logits[0], each[0], rtol=1e-9, atol=1e-12)
+        of_target = torch.func.vmap(loss, in_dims=(None, 0))(logits[0], target)
+        torch.testing.assert_close(of_target[0], each[0], rtol=1e-9, atol=1e-12)
     loss = smooth_loss(key, K)
-    slope = torch.func.grad(lambda x: loss(x, target))(logits)
-    torch.testing.assert_close(slope, gradient(loss, logits, target), rtol=1e-9, atol=1e-12)
+    slopes = torch.func.vmap(torch.func.grad(loss))(logits, target)
+    expected = torch.stack([gradient(loss, x, y) for x, y in zip(logits, target, strict=True)])
+    torch.testing.assert_close(slopes, expected, rtol=1e-9, atol=1e-12)
+
+
+def test_labels_out_of_range_that_cannot_be_read_make_the_loss_nan(key: str) -> None:
+    logits, target = batch(6)
+    target[2] = -100
+    target = torch.stack([target, target])
+    for wrong in (K, -1, 10**12):
+        target[1, 4] = wrong
+        for arguments in ({}, {"class_weight": [0.5, 1, 2, 0.1, 1, 3, 1]}, {"reduction": "sum"}):
+            loss = adapted_loss(key, K, **arguments)
+            right, stray = torch.func.vmap(loss, in_dims=(None, 0))(logits, target)
+            assert right.isfinite()
+            assert stray.isnan()
 
 
 def test_logits_that_are_not_numbers_give_a_loss_that_is_none(key: str) -> None:
@@ -207,6 +298,16 @@ def test_adding_a_constant_changes_nothing(key: str) -> None:
     torch.testing.assert_close(
         gradient(loss, moved, target), gradient(loss, logits, target), rtol=1e-7, atol=1e-9
     )
+
+
+@pytest.mark.parametrize("offset", [1e6, -3e7])
+def test_single_precision_suffices_far_from_zero(key: str, offset: float) -> None:
+    logits, target = batch(20, dtype=torch.float32)
+    far = logits + offset
+    loss = adapted_loss(key, K)
+    torch.testing.assert_close(loss(far, target).double(), loss(far.double(), target), rtol=1e-5, atol=1e-6)
+    exact = gradient(loss, far.double(), target)
+    assert (gradient(loss, far, target).double() - exact).norm() <= 1e-4 * exact.norm()
 
 
 def test_permuting_classes_changes_nothing_and_permutes_the_state(key: str) -> None:
@@ -430,6 +531,21 @@ def test_compiles_whole_and_is_not_compiled_again_by_adapt(key: str) -> None:
         loss.adapt()
         both()
     assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == graphs
+
+
+@pytest.mark.parametrize(
+    "arguments", [{}, {"class_weight": [0.5, 1, 2, 0.1, 1, 3, 1]}], ids=["plain", "weighted"]
+)
+def test_a_label_out_of_range_makes_a_compiled_loss_nan(key: str, arguments: dict[str, Any]) -> None:
+    torch._dynamo.reset()
+    loss = adapted_loss(key, K, **arguments)
+    logits, target = batch(6, dtype=torch.float32)
+    target[2] = -100
+    compiled = torch.compile(loss, fullgraph=True, backend="eager")
+    torch.testing.assert_close(compiled(logits, target), loss(logits, target), rtol=1e-5, atol=1e-6)
+    for wrong in (K, -1, 10**12):
+        target[4] = wrong
+        assert compiled(logits, target).isnan()
 
 
 def test_printing_and_copying(key: str) -> None:

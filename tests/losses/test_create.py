@@ -1,5 +1,7 @@
 """Making losses by key, and the errors for what does not exist."""
 
+import math
+
 import numpy as np
 import pytest
 import torch
@@ -151,3 +153,65 @@ def test_state_on_another_device_is_named() -> None:
 def test_printing_shows_what_differs() -> None:
     assert repr(create_loss("cals-alm", 10, margin=6)) == "AugmentedLagrangian(10, margin=6.0)"
     assert repr(create_loss("ce", 2, class_weight=[1, 2])) == "CrossEntropy(2, class_weight=[1.0, 2.0])"
+
+
+def numeric_options() -> list[tuple[str, str]]:
+    return [
+        (key, name)
+        for key, loss in LOSSES.items()
+        for name, parameter in loss.hyperparameters().items()
+        if isinstance(parameter.default, int | float) and name != "rank"
+    ]
+
+
+NO_NUMBERS = [math.inf, -math.inf, math.nan, True, "3", "x", [1], torch.ones(2)]
+
+
+@pytest.mark.parametrize(("key", "name"), numeric_options())
+def test_what_is_no_finite_number_is_refused_by_name(key: str, name: str) -> None:
+    whole = isinstance(LOSSES[key].hyperparameters()[name].default, int)
+    for value in [*NO_NUMBERS, *([1.5, 2**70] if whole else []), None]:
+        if value is None and name == "penalty_weight_max":
+            continue
+        with pytest.raises(ValueError, match=f"^{name} must "):
+            create_loss(key, 3, **{name: value})
+
+
+def test_class_weights_are_finite_numbers_of_at_least_0(key: str) -> None:
+    for wrong in (
+        [1, 2, math.inf],
+        [1, 2, math.nan],
+        [1, 2, -1],
+        [1, 2],
+        ["a", "b", "c"],
+        "abc",
+        1.0,
+        [[1, 2, 3]],
+    ):
+        with pytest.raises(ValueError, match=r"^class_weight must hold num_classes=3 "):
+            create_loss(key, 3, class_weight=wrong)
+    assert create_loss(key, 3, class_weight=torch.tensor([1, 2, 3])).class_weight.dtype == torch.float64
+
+
+def test_shared_options_are_checked_when_they_are_changed(key: str) -> None:
+    loss = create_loss(key, 3, class_weight=[1, 2, 3])
+    for name, wrong in (("reduction", "bogus"), ("ignore_index", 1.5), ("class_weight", [1, 2, math.inf])):
+        before = getattr(loss, name)
+        with pytest.raises(ValueError, match=f"^{name} must "):
+            setattr(loss, name, wrong)
+        assert getattr(loss, name) is before
+    loss.reduction, loss.ignore_index, loss.class_weight = "none", 255, [0.5, 1, 1]
+    target = torch.tensor([0, 255])
+    assert loss(torch.eye(3)[:2], target)[1] == 0
+    loss.class_weight = None
+    assert loss(torch.eye(3)[:2], target)[1] == 0
+
+
+def test_no_weight_is_no_loss(key: str) -> None:
+    """Elements whose class weights are all 0 count as little as those that are ignored."""
+    logits = torch.eye(3).requires_grad_()
+    loss = create_loss(key, 3, class_weight=[0, 0, 1])
+    value = loss(logits, torch.tensor([0, 1, 1]))
+    value.backward()
+    assert value == 0
+    assert (logits.grad == 0).all()

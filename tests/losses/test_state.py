@@ -149,14 +149,13 @@ class TestPrecision:
         assert convert(loss) is loss
         assert differing(snapshot(loss), expected) == []
 
-    @adaptive
-    def test_class_weights_are_converted_like_any_weight(self, key: str) -> None:
-        loss = create_loss(key, K, class_weight=[1.0, 2.0, 3.0, 4.0]).half()
-        assert loss.class_weight.dtype == torch.float16
-        assert {buffer.dtype for name, buffer in loss.named_buffers() if name != "class_weight"} == {
-            torch.float64,
-            torch.int64,
-        }
+    def test_class_weights_keep_their_bits(self, key: str) -> None:
+        weights = [1e-9, 0.1, 3.0, 1e5]
+        for given in (weights, torch.tensor(weights, dtype=torch.float64)):
+            loss = create_loss(key, K, class_weight=given).half().to("cpu", torch.bfloat16)
+            assert loss.class_weight is not None
+            assert loss.class_weight.dtype == torch.float64
+            assert loss.class_weight.tolist() == weights
 
     @adaptive
     def test_a_converted_loss_learns_the_same(self, key: str) -> None:

@@ -297,7 +297,7 @@ def test_sweep_tries_512_bins():
 
 @pytest.mark.parametrize("norm", [0, 3, 1.5, "2"])
 def test_sweep_norm(golden_batch, norm):
-    with pytest.raises(ValueError, match="norm must be 1 or 2"):
+    with pytest.raises(ValueError, match="norm must be one of 1, 2"):
         sweep_ece(*golden_batch, norm=norm)
 
 

@@ -178,6 +178,15 @@ class Calibrator(nn.Module, ABC):
         return self
 
 
+def below_maximum(logits: Tensor, axis: int = -1) -> Tensor:
+    """Logits minus the largest of each element: the same probabilities, and no digits lost by scaling.
+
+    >>> below_maximum(torch.tensor([[1e6, 1e6 + 0.0625]])) / 3
+    tensor([[-0.0208,  0.0000]])
+    """
+    return logits - logits.amax(axis, keepdim=True)
+
+
 def valid_rows(logits: Tensor, target: Tensor, ignore_index: int) -> tuple[Tensor, Tensor]:
     """The elements that are not ignored: float64 logits ``(N, K)`` and labels ``(N,)``, N at least 1.
 

@@ -9,6 +9,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from calibrant.arguments import in_range, whole_number
 from calibrant.calibrators.histogram_binning import midpoints
 from calibrant.calibrators.one_vs_rest import (
     OneVsRest,
@@ -71,12 +72,12 @@ class BayesianBinning(OneVsRest):
 
     def __init__(self, *, bins: Sequence[int] | None = None, prior_samples: float = 2.0) -> None:
         super().__init__()
-        if bins is not None and (not len(bins) or min(bins) < 1):
-            raise ValueError(f"bins must be numbers of bins, each at least 1, got {bins!r}")
-        if not 0 < prior_samples < math.inf:
-            raise ValueError(f"prior_samples must be a positive number, got {prior_samples}")
+        if bins is not None:
+            if isinstance(bins, str) or not isinstance(bins, Sequence) or not bins:
+                raise ValueError(f"bins must be a list of numbers of bins, each at least 1, got {bins!r}")
+            bins = [whole_number("bins", number) for number in bins]
         self.bins = bins
-        self.prior_samples = prior_samples
+        self.prior_samples = in_range("prior_samples", prior_samples, open_low=True)
 
     def fit_rows(self, rows: Tensor, labels: Tensor) -> None:
         samples = len(rows)

@@ -9,6 +9,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from calibrant.calibrators.base import below_maximum
 from calibrant.calibrators.streaming import HeldOut, Scaling, Sums
 from calibrant.calibrators.temperature import likeliest
 
@@ -52,6 +53,7 @@ class EnsembleTemperature(Scaling):
     def transform(self, rows: Tensor) -> Tensor:
         # The logarithm is taken in float64, which holds smaller weights, and then converted.
         weights = self.weights.to(rows.device).log().to(rows.dtype)
+        rows = below_maximum(rows)
         parts = (
             (rows / self.learned("temperature", rows)).log_softmax(1) + weights[0],
             rows.log_softmax(1) + weights[1],

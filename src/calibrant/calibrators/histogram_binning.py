@@ -7,7 +7,7 @@ from typing import ClassVar, Literal, get_args
 import torch
 from torch import Tensor
 
-from calibrant.arguments import one_of
+from calibrant.arguments import one_of, whole_number
 from calibrant.calibrators.one_vs_rest import (
     OneVsRest,
     Variant,
@@ -68,11 +68,9 @@ class HistogramBinning(OneVsRest):
         self, *, bins: int = 15, variant: Variant = "one-vs-rest", binning: Binning = "equal-width"
     ) -> None:
         super().__init__()
-        if bins < 1:
-            raise ValueError(f"bins must be at least 1, got {bins}")
         one_of("variant", variant, get_args(Variant))
         one_of("binning", binning, get_args(Binning))
-        self.bins = bins
+        self.bins = whole_number("bins", bins)
         self.variant: Variant = variant
         self.binning: Binning = binning
         self.preserves_order = variant == "top-label"  # type: ignore[misc]  # one class, two answers

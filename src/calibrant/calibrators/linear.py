@@ -13,7 +13,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from calibrant.arguments import in_range
-from calibrant.calibrators.base import warn
+from calibrant.calibrators.base import below_maximum, warn
+from calibrant.calibrators.one_vs_rest import in_double
 from calibrant.calibrators.streaming import HeldOut, Scaling, Sums
 from calibrant.calibrators.temperature import likeliest
 from calibrant.kernels.block import Scratch
@@ -70,7 +71,9 @@ class Linear(Scaling):
         tempered = likeliest(data)
         samples, classes = data.samples, data.num_classes
         size = classes if self.diagonal else classes * classes
+        # Where torch may round the factors of matrix products (TF32), single precision would lose digits.
         single = size > _MANY or samples * classes > 100 * _MANY
+        single = single and torch.get_float32_matmul_precision() == "highest"
 
         def features(rows: Tensor) -> Tensor:
             return self.features(rows if single else rows.double())
@@ -102,13 +105,16 @@ class Linear(Scaling):
         self.learn("bias", offset - (deviation * mean if self.diagonal else deviation @ mean))
 
     def transform(self, rows: Tensor) -> Tensor:
+        # In double precision: an offset of all logits may be far larger than their differences.
+        rows = in_double(rows)
         weight, bias = self.learned("weight", rows), self.learned("bias", rows)
         # A class that is ruled out counts for the others as the least likely class that is not.
         features = self.features(rows)
         ruled_out = features == -torch.inf
         least = features.masked_fill(ruled_out, torch.inf).amin(1, keepdim=True)
         features = torch.where(ruled_out, least, features)
-        return features * weight + bias if self.diagonal else F.linear(features, weight, bias)
+        mapped = features * weight + bias if self.diagonal else F.linear(features, weight, bias)
+        return below_maximum(mapped)
 
 
 class VectorScaling(Linear):

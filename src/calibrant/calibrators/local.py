@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from calibrant.arguments import in_range
+from calibrant.calibrators.base import below_maximum
 from calibrant.calibrators.streaming import HeldOut, Scaling, Sums
 from calibrant.calibrators.temperature import likeliest, sharpness_terms
 from calibrant.layout import computing_dtype
@@ -120,12 +121,13 @@ class LocalTemperature(Scaling):
 
     def forward(self, logits: Tensor) -> Tensor:
         classes = self.check(logits)
-        computing = logits.to(computing_dtype(logits))
+        computing = below_maximum(logits.to(computing_dtype(logits)), 1)
         pixels = computing.movedim(1, -1).reshape(logits.shape[0], math.prod(logits.shape[2:]), classes)
         entropy = _entropy(pixels / self.learned("reference", computing)).mean(1)
         return computing / self._temperatures(entropy).view(-1, *(1,) * (logits.ndim - 1))
 
     def transform(self, rows: Tensor) -> Tensor:
+        rows = below_maximum(rows)
         entropy = _entropy(rows / self.learned("reference", rows))
         return rows / self._temperatures(entropy)[:, None]
 

@@ -7,6 +7,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from calibrant.arguments import whole_number
 from calibrant.calibrators.base import Calibrator
 from calibrant.calibrators.one_vs_rest import (
     at_least_two,
@@ -62,9 +63,7 @@ class Spline(Calibrator):
 
     def __init__(self, *, knots: int = 6) -> None:
         super().__init__()
-        if knots < 2:
-            raise ValueError(f"knots must be at least 2, got {knots}")
-        self.knots = knots
+        self.knots = whole_number("knots", knots, 2)
 
     def fit_rows(self, rows: Tensor, labels: Tensor) -> None:
         at_least_two(rows)

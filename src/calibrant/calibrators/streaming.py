@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Self
 
 import torch
 from torch import Tensor
 
 from calibrant.calibrators.base import NOT_FINITE, NOTHING_TO_FIT, Batches, Calibrator
+from calibrant.kernels.workers import in_threads, threads_for
 from calibrant.layout import Elements, arrange, blocks
 
 Block = tuple[Tensor, ...]
@@ -74,8 +74,9 @@ class HeldOut:
         """
         totals: dict[int, list[Tensor]] = {}
         for batch in self._batches(of_images):
+            threads = threads_for(len(batch), batch[0][0].device)
 
-            def work(thread: int, threads: int, batch: list[Block] = batch) -> None:
+            def work(thread: int, batch: list[Block] = batch, threads: int = threads) -> None:
                 for block in batch[thread::threads]:
                     with torch.autocast(block[0].device.type, enabled=False):
                         values = function(*block)
@@ -85,7 +86,10 @@ class HeldOut:
                         for total, value in zip(totals[thread], values, strict=True):
                             total += value
 
-            _in_threads(work, len(batch), batch[0][0].device)
+            if threads < 2:
+                work(0)
+            else:
+                in_threads(work, threads)
         per_thread = [totals[thread] for thread in sorted(totals)]
         return [torch.stack(parts).sum(0) for parts in zip(*per_thread, strict=True)]
 
@@ -133,26 +137,6 @@ class HeldOut:
 
     def _arrange(self, logits: Tensor, target: Tensor) -> Elements:
         return arrange(logits, target, ignore_index=self.ignore_index)
-
-
-def _in_threads(work: Callable[[int, int], None], tasks: int, device: torch.device) -> None:
-    """Call ``work(thread, threads)`` in as many threads as torch has and the tasks can use."""
-    threads = min(tasks, torch.get_num_threads()) if device.type == "cpu" else 1
-    if threads < 2:
-        return work(0, 1)
-    before, inference = torch.get_num_threads(), torch.is_inference_mode_enabled()
-
-    def alone(thread: int) -> None:
-        torch.get_num_threads()  # torch sets its default at a thread's first call, over an earlier setting
-        torch.set_num_threads(1)
-        with torch.inference_mode(inference), torch.no_grad():  # both are settings of a thread
-            work(thread, threads)
-
-    try:
-        with ThreadPoolExecutor(threads) as pool:
-            list(pool.map(alone, range(threads)))
-    finally:
-        torch.set_num_threads(before)  # the setting of one thread is the default of those started later
 
 
 def _all_finite(rows: Tensor) -> bool:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from calibrant.arguments import one_of
-from calibrant.calibrators.base import warn_at_bound
+from calibrant.calibrators.base import below_maximum, warn_at_bound
 from calibrant.calibrators.streaming import HeldOut, Scaling, Sums
 from calibrant.histogram import ConfidenceHistogram
 
@@ -31,7 +31,9 @@ class Temperature(Scaling):
     ``objective="nll"`` minimises the negative log-likelihood, which is convex in ``1/T``, by Newton's method
     within bounds. The bounds are relative to the logits, so logits ``c·l`` give the temperature ``c·T``.
     ``objective="ece"`` takes the temperature with the least expected calibration error (15 bins of equal
-    width) from the grid 0.1, 0.2, ..., 10. The order of the classes is kept.
+    width) from the grid 0.1, 0.2, ..., 10. The order of the classes is kept: the largest logit of an element
+    is subtracted first, so that rounding does not make classes equal. The result is therefore ``l / T`` up to
+    a constant for each element.
 
     T stops at its lower bound, with a warning, if every label is predicted perfectly. It stops at its upper
     bound if the logits are unrelated to the labels or contradict them. Either end of the grid also warns.
@@ -67,7 +69,7 @@ class Temperature(Scaling):
         self.learn("temperature", torch.tensor(found, dtype=torch.float64))
 
     def transform(self, rows: Tensor) -> Tensor:
-        return rows / self.learned("temperature", rows)
+        return below_maximum(rows) / self.learned("temperature", rows)
 
 
 @dataclass(frozen=True)

@@ -14,20 +14,25 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from calibrant.distributed import all_reduce, collective_device
+from calibrant.arguments import in_range, label, whole_number
+from calibrant.distributed import agree, all_reduce, collective_device
 from calibrant.evaluation.figures import Evaluation, Figure
 from calibrant.evaluation.intervals import figures_of, image_figures
 from calibrant.evaluation.sums import EvaluationSums, group_of_class
 from calibrant.histogram import bin_of_cells
 from calibrant.inference import Forward, OwnRows, Progress, for_each_prediction
-from calibrant.layout import Elements, arrange
+from calibrant.layout import Elements, arrange, check_logits
 from calibrant.metrics.catalogue import METRICS, Options, element_values
 from calibrant.metrics.predictions import Predictions
 from calibrant.metrics.resampling import ResampleProgress, bootstrap, bootstrap_histogram
 from calibrant.metrics.uncertainty import bins_of_the_test, calibration_test
+from calibrant.statistics import adding
 
 # Above this number of draws, elements times resamples, data are drawn from the cells of the histogram.
 _MOST_DRAWS = 2 * 10**8
+
+# The options that decide what is added up.
+_SUMMED_BY = ("bins", "ignore_index", "per_image", "class_counts", "background")
 
 
 def evaluate(
@@ -183,16 +188,20 @@ class Evaluator:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if self.bins < 1:
-            raise ValueError(f"bins must be at least 1, got {self.bins}")
-        if self.resamples < 0:
-            raise ValueError(f"resamples must be at least 0, got {self.resamples}")
-        if not 0 < self.level < 1:
+        self.bins = whole_number("bins", self.bins)
+        self.resamples = whole_number("resamples", self.resamples, 0)
+        self.ignore_index, self.seed = label("ignore_index", self.ignore_index), label("seed", self.seed)
+        self.level = in_range("level", self.level, 0, 1)
+        if self.level in (0, 1):
             raise ValueError(f"level must be between 0 and 1, got {self.level}")
+        if self.num_classes is not None:
+            self.num_classes = whole_number("num_classes", self.num_classes)
+        if self.background is not None:
+            self.background = label("background", self.background)
         if self.class_names is not None:
             self.class_names = [str(entry) for entry in self.class_names]
         if self.class_counts is not None:
-            self.class_counts = torch.as_tensor(self.class_counts).tolist()
+            self.class_counts = _counts(self.class_counts)
         self._options = Options(self.bins, self.background)
         self._sums: EvaluationSums | None = None
         self._given_classes = self.num_classes
@@ -201,6 +210,8 @@ class Evaluator:
 
     def update(self, logits: Tensor, target: Tensor) -> Self:
         """Add a batch, with shapes as in `evaluate`, and return the evaluator.
+
+        Several threads may add batches at once.
 
         Raises:
             ValueError: shapes or labels do not fit, or logits are not finite. Nothing is added then.
@@ -219,8 +230,10 @@ class Evaluator:
             for image, labels in zip(torch.split(logits, 1), torch.split(target, 1), strict=True):
                 part = arrange(image, labels, ignore_index=self.ignore_index)
                 sums = sums.with_image(Predictions.of_elements(part), self._options)
-        self.num_classes = logits.shape[1]
-        self._sums = sums if self._sums is None else self._sums.to(logits.device) + sums
+        with adding:
+            check_logits(logits, self.num_classes)  # another thread may have added the first batch meanwhile
+            self.num_classes = logits.shape[1]
+            self._sums = sums if self._sums is None else self._sums.to(logits.device) + sums
         return self
 
     def compute(
@@ -234,33 +247,36 @@ class Evaluator:
             timeout: seconds to wait for the other processes; by default the time-out of the process group.
 
         Raises:
-            ValueError: no element was added, or all elements are ignored.
+            ValueError: no element was added, or all elements are ignored; or the processes have different
+                numbers of classes or different options.
             RuntimeError: another process did not arrive in time.
         """
-        device = None if self._sums is None else self._sums.samples.device
-        classes = self.num_classes
+        with adding:
+            sums, classes = self._sums, self.num_classes
+        device = None if sums is None else sums.samples.device
         if pooled:
             classes = _agreed(classes, collective_device(device, group), group, timeout)
+            agree({name: getattr(self, name) for name in _SUMMED_BY}, group=group, timeout=timeout)
         if classes is None:
             raise ValueError("nothing to evaluate: call update(logits, target) first")
-        if self._sums is None:
+        if sums is None:
             device = collective_device(None, group)  # the device of the other processes' sums
             self._check(classes)
             empty = torch.empty(0, classes, device=device), torch.empty(0, dtype=torch.int64, device=device)
-            self._sums = self._measure(arrange(*empty))
-            self.num_classes = classes
-        return self._streamed(self._sums.all_reduce(group, timeout=timeout) if pooled else self._sums)
+            sums = self._measure(arrange(*empty))
+        return self._streamed(sums.all_reduce(group, timeout=timeout) if pooled else sums)
 
     def reset(self) -> None:
         """Forget all batches."""
-        self._sums = None
-        self.num_classes = self._given_classes
+        with adding:
+            self._sums = None
+            self.num_classes = self._given_classes
 
     def __add__(self, other: Evaluator) -> Evaluator:
         """An evaluator with the batches of both and the options of the first."""
         if not isinstance(other, Evaluator):
             return NotImplemented
-        for option in ("bins", "ignore_index", "per_image", "class_counts", "background"):
+        for option in _SUMMED_BY:
             if getattr(self, option) != getattr(other, option):
                 raise ValueError(
                     f"evaluators with different {option} do not add up: {getattr(self, option)} and "
@@ -369,6 +385,13 @@ class Evaluator:
             seed=self.seed,
             fingerprint=fingerprint,
         )
+
+
+def _counts(values: Any) -> list[int]:
+    values = values.tolist() if hasattr(values, "tolist") else values  # of torch or NumPy
+    if isinstance(values, str) or not isinstance(values, Sequence):
+        raise ValueError(f"class_counts must be a list of whole numbers, got {values!r}")
+    return [whole_number("class_counts", count, 0, 2**63 - 1) for count in values]
 
 
 def _agreed(

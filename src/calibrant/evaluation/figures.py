@@ -16,7 +16,8 @@ from calibrant.metrics.uncertainty import Interval, interval
 if TYPE_CHECKING:
     from rich.table import Table
 
-_FORMAT = 1
+# The version of the JSON. A file of an older version lacks the metrics that were added later.
+_FORMAT = max(metric.since for metric in METRICS.values())
 
 
 @dataclass(frozen=True)
@@ -269,8 +270,10 @@ class Evaluation:
         """Read the dictionary of `to_dict`; errors as in `from_json`."""
         plain = dict(plain)
         version = plain.pop("format", None)
-        if version != _FORMAT:
-            raise ValueError(f"an evaluation of format {version!r}; this version reads format {_FORMAT}")
+        if isinstance(version, bool) or version not in range(1, _FORMAT + 1):
+            raise ValueError(
+                f"an evaluation of format {version!r}; this version reads format {_FORMAT} and older"
+            )
         known = {*(entry.name for entry in fields(cls)), *METRICS, "intervals", "replicates"} - {"figures"}
         if unknown := sorted(set(plain) - known):
             raise ValueError(f"not an evaluation: unknown keys {unknown}")
@@ -278,7 +281,9 @@ class Evaluation:
             ends, drawn = plain.pop("intervals"), plain.pop("replicates")
             plain["figures"] = {
                 name: Figure(plain.pop(name), _tuples(ends.get(name)), _tuples(drawn.get(name, [])))
-                for name in METRICS
+                if metric.since <= version
+                else Figure(None)
+                for name, metric in METRICS.items()
             }
             plain["reliability"] = Reliability(**{k: _tuples(v) for k, v in plain["reliability"].items()})
             plain["classes"] = tuple(ClassFigures(**figures) for figures in plain["classes"])

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import fields
+from dataclasses import fields, replace
 from typing import Any, Generic, TypeVar
 
 import torch
 from torch import Tensor, nn
 from torchmetrics import Metric
 
+from calibrant.arguments import label, whole_number
 from calibrant.histogram import ConfidenceHistogram
+from calibrant.kernels import nan_if_invalid
 from calibrant.layout import Elements, arrange
 from calibrant.metrics.catalogue import METRICS, Options, calibration_errors
 from calibrant.metrics.classwise import ClassGaps, classwise_ece
-from calibrant.statistics import Statistics, sum_dtype
+from calibrant.statistics import Statistics, adding, sum_dtype
 
 __all__ = ["CalibrationError", "ClasswiseCalibrationError"]
 
@@ -38,7 +40,7 @@ class _ErrorOfSums(Metric, Generic[Sums]):
     def __init__(self, nothing: Sums, num_classes: int | None, ignore_index: int, **options: Any) -> None:
         super().__init__(**options)
         self.num_classes = num_classes
-        self.ignore_index = ignore_index
+        self.ignore_index = label("ignore_index", ignore_index)
         self._form = type(nothing)
         for field in fields(nothing):
             self.add_state(field.name, getattr(nothing, field.name), dist_reduce_fx="sum")
@@ -67,16 +69,20 @@ class _ErrorOfSums(Metric, Generic[Sums]):
             target: labels ``(B, *S)``.
         """
         elements = arrange(logits, target, num_classes=self.num_classes, ignore_index=self.ignore_index)
-        sums = self.sums + self._measure(elements)
-        # Not in place: in a collection several metrics hold the same tensors.
-        for field in fields(sums):
-            setattr(self, field.name, getattr(sums, field.name))
+        measured = self._measure(elements)
+        # A batch that cannot be measured makes the result NaN, on a GPU without waiting for it.
+        measured = replace(measured, samples=measured.samples + nan_if_invalid(elements))
+        with adding:
+            sums = self.sums + measured
+            # Not in place: in a collection several metrics hold the same tensors.
+            for field in fields(sums):
+                setattr(self, field.name, getattr(sums, field.name))
 
     def compute(self) -> Tensor:
-        """The error, a scalar; NaN without valid elements."""
+        """The error, a scalar; NaN without valid elements, or if some logits or labels were not valid."""
         sums = self.sums
         # Not an exception: a batch without valid elements must not stop a training run that logs every step.
-        value = self._error(sums) if sums.samples != 0 else torch.nan
+        value = self._error(sums) if sums.samples > 0 else torch.nan
         return torch.tensor(value, dtype=sums.samples.dtype, device=sums.samples.device)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], exclude_state: Sequence[str] = "") -> nn.Module:
@@ -152,8 +158,7 @@ class ClasswiseCalibrationError(_ErrorOfSums[ClassGaps]):
     """
 
     def __init__(self, num_classes: int, *, bins: int = 15, ignore_index: int = -100, **options: Any) -> None:
-        if num_classes < 1:
-            raise ValueError(f"num_classes must be at least 1, got {num_classes}")
+        num_classes = whole_number("num_classes", num_classes)
         super().__init__(ClassGaps.of(_elements(0, num_classes), bins), num_classes, ignore_index, **options)
         self.bins = bins
 

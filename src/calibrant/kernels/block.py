@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from calibrant.layout import along_classes, computing_dtype
+from calibrant.layout import along_classes, computing_dtype, is_transformed
 
 
 class Scratch:
@@ -113,8 +113,8 @@ class Block:
     @property
     def correct(self) -> Tensor:
         """Whether the true class is the first that attains the maximum, ``(A, 1[, S])``."""
-        # On a GPU, int() would wait for the device, and labels have not been checked yet.
-        if self.shifted.device.type != "cpu" or torch.compiler.is_compiling():
+        # On a GPU int() would wait for the device.
+        if self.shifted.device.type != "cpu" or torch.compiler.is_compiling() or is_transformed():
             return self.prediction == self.target
         attains = self.shifted_at_target == 0
         # As many zeros as elements: no two classes tie. That is the usual case, and cheap to detect.

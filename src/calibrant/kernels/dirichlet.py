@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
+from calibrant.layout import is_transformed
 from calibrant.statistics import sum_dtype
 
 # Pairs of elements held at once: bounds the memory, whatever the batch size.
@@ -48,7 +49,8 @@ def dirichlet_errors(
     step = max(1, _PAIRS // len(rows))
     for start in range(0, len(rows), step):
         arguments = (log_probability[start : start + step], probability, log_factor, labels, start, bandwidth)
-        if torch.is_grad_enabled():
+        # Transforms do not support checkpoints, and keep all pairs in memory.
+        if torch.is_grad_enabled() and not is_transformed():
             yield checkpoint(_errors, *arguments, use_reentrant=False, preserve_rng_state=False)
         else:
             yield _errors(*arguments)

@@ -20,7 +20,7 @@ from calibrant.kernels import device
 from calibrant.kernels.composition import Composition, Part, Value
 from calibrant.kernels.launch import Launcher, Options, launch
 from calibrant.kernels.operators import compiled_loss, flattened
-from calibrant.layout import Elements, unflatten
+from calibrant.layout import Elements, is_batched, is_transformed, unflatten
 
 Eager = Callable[[Tensor, Tensor], Tensor]
 """From logits and target to a loss, by operations of torch."""
@@ -38,7 +38,7 @@ def can_fuse(logits: Tensor, target: Tensor) -> bool:
         and logits.dtype in (torch.float32, torch.bfloat16, torch.float16)
         and logits.numel() > 0
         and not target.requires_grad
-        and not torch._C._are_functorch_transforms_active()
+        and not is_transformed()
         and (
             torch.compiler.is_compiling()
             or (in_memory(logits) and in_memory(target) and _triton_works(logits.device))
@@ -138,6 +138,12 @@ class _FusedLoss(torch.autograd.Function):
         upstream = upstream if in_memory(upstream) else upstream.clone()
         if torch.is_grad_enabled():
             gradient = _differentiable_gradient(ctx, logits, target, upstream)
+        elif is_batched(upstream):  # several gradients at once: multiples of the same one
+            one = torch.ones(upstream.shape, device=logits.device)
+            gradient = unflatten(_gradient_again(ctx, logits, target, one), logits.shape)
+            by_element = (*logits.shape[:1], 1, *logits.shape[2:])
+            gradient = gradient * (upstream.reshape(by_element) if upstream.ndim else upstream)
+            gradient = gradient.to(logits.dtype)
         else:
             if gradient is None:
                 gradient = _gradient_again(ctx, logits, target, upstream)

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from calibrant.kernels.block import Block, Scratch
 from calibrant.kernels.workers import map_blocks, sum_blocks
-from calibrant.layout import Elements, Index, along_classes, computing_dtype
+from calibrant.layout import Elements, Index, along_classes, computing_dtype, is_batched, is_transformed
 from calibrant.statistics import sum_dtype
 
 Result = TypeVar("Result")
@@ -93,15 +93,14 @@ def reduce_classes(
     """
     logits = elements.logits
     target = elements.target if elements.soft else elements.target.unsqueeze(1)
-    compiling = torch.compiler.is_compiling()
+    traced = torch.compiler.is_compiling() or is_transformed()
     if isinstance(scale, Tensor):
         scale = scale.detach().to(computing_dtype(logits), copy=True)
-        if scale.device.type == "cpu" and not compiling:
+        if scale.device.type == "cpu" and not traced:
             scale = float(scale)
     affine = _Affine(scale, None if offset is None else along_classes(offset.detach(), logits))
-    # torch.func's transforms cannot see through a Function that writes into its own memory.
-    transformed = torch._C._are_functorch_transforms_active()
-    if compiling or transformed or target.requires_grad:
+    # Neither can see through a Function that writes into its own memory.
+    if traced or target.requires_grad:
         value = term.value(affine.block(logits, target))
     else:
         arguments = (logits, target, term, affine, elements.expected)
@@ -133,8 +132,10 @@ class _BlockwiseReduction(torch.autograd.Function):
         gradient, ctx.gradient = ctx.gradient, None
         if gradient is None:
             _, gradient = _evaluate_with_gradient(logits, target, ctx.term, ctx.affine, ctx.expected)
+        if is_batched(upstream):  # several gradients at once
+            gradient = gradient * (upstream / ctx.expected)
         # Comparing costs nothing on a CPU, and mostly saves a pass over the logits.
-        if upstream.device.type != "cpu" or not bool((upstream == ctx.expected).all()):
+        elif upstream.device.type != "cpu" or not bool((upstream == ctx.expected).all()):
             gradient.mul_(upstream / ctx.expected)
         return gradient.to(logits.dtype), None, None, None, None
 
@@ -248,7 +249,6 @@ def nan_if_invalid(elements: Elements, index: Index | None = None) -> Tensor:
     logits, place = elements.logits[index], index[:1] + index[2:]
     # 0·x is NaN exactly where x is not finite, and a NaN survives every sum.
     extremes = logits.amax(1) * 0 + logits.amin(1) * 0
-    if not elements.soft:  # labels on a GPU have not been checked yet
-        target = elements.target[place]
-        extremes = extremes.masked_fill((target < 0) | (target >= logits.shape[1]), torch.nan)
+    if not elements.checked:
+        extremes = extremes.masked_fill(elements.stray[place], torch.nan)
     return (extremes if elements.all_valid else torch.where(elements.valid[place], extremes, 0)).sum()

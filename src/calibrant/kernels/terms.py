@@ -230,8 +230,13 @@ class SquaredError:
     @staticmethod
     def _others(block: Block) -> Tensor:
         """``exponential²``, 0 at the true class."""
-        squared = torch.mul(block.exponential, block.exponential, out=block.new())
-        return squared.scatter_(1, block.target, torch.zeros_like(block.total))
+        out = block.new()
+        squared = torch.mul(block.exponential, block.exponential, out=out)
+        zero = torch.zeros_like(block.total)
+        # Not in place for autograd: under vmap the target may have an axis that the logits do not have.
+        return (
+            squared.scatter(1, block.target, zero) if out is None else squared.scatter_(1, block.target, zero)
+        )
 
 
 class LowerProbability:
@@ -287,7 +292,8 @@ class LowerProbability:
             hits = block.indicator(torch.eq, below, best)
             # Where the rank does not exist, `best` is 0 and equals every class that is not below.
             exists = (best > 0).to(best.dtype)
-            weights.addcmul_(hits, exists / (len(self.ranks) * hits.sum(1, keepdim=True)))
+            share = exists / (len(self.ranks) * hits.sum(1, keepdim=True))
+            weights = torch.addcmul(weights, hits, share)
         return weights
 
 

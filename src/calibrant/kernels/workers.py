@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 from collections import deque
 from collections.abc import Callable, Sequence
+from functools import partial
 from queue import SimpleQueue
 from threading import Barrier, Lock, Semaphore, Thread
 from typing import TypeVar
@@ -77,17 +78,14 @@ def map_blocks(function: Callable[[Index, Scratch], Result], logits: Tensor) -> 
         The results in the order of the blocks.
     """
     indices = _indices(logits)
-    threads = min(len(indices), torch.get_num_threads(), _MOST_WORKERS)
-    if threads < 2 or logits.device.type != "cpu" or torch.compiler.is_compiling():
+    threads = threads_for(len(indices), logits.device)
+    if threads < 2:
         scratch = Scratch()
         with torch.no_grad(), torch.autocast(logits.device.type, enabled=False):
             return [function(index, scratch) for index in indices]
 
     pending = deque(enumerate(indices))
     results: dict[int, Result] = {}
-    errors: list[BaseException] = []
-    finished = Semaphore(0)
-    inference = torch.is_inference_mode_enabled()
 
     def next_block() -> tuple[int, Index] | None:
         try:
@@ -95,28 +93,53 @@ def map_blocks(function: Callable[[Index, Scratch], Result], logits: Tensor) -> 
         except IndexError:
             return None
 
-    def job() -> None:
+    def work(_: int) -> None:
         scratch = Scratch()
         try:
-            with torch.inference_mode(inference), torch.no_grad():  # each thread has modes of its own
-                while block := next_block():
-                    number, index = block
-                    results[number] = function(index, scratch)
-        except BaseException as error:
-            errors.append(error)
+            while block := next_block():
+                number, index = block
+                results[number] = function(index, scratch)
+        except BaseException:
             pending.clear()
+            raise
 
-    jobs = _jobs_for(threads)
-    for _ in range(threads):
-        jobs.put((job, finished))
     try:
-        for _ in range(threads):
-            finished.acquire()
+        in_threads(work, threads)
     finally:
         pending.clear()  # the caller was interrupted: start no further block
+    return [results[number] for number in range(len(indices))]
+
+
+def threads_for(tasks: int, device: torch.device) -> int:
+    """The number of threads for independent tasks: as many as torch uses and the tasks need, 1 on a GPU."""
+    if device.type != "cpu" or torch.compiler.is_compiling():
+        return 1
+    return min(tasks, torch.get_num_threads(), _MOST_WORKERS)
+
+
+def in_threads(work: Callable[[int], None], threads: int) -> None:
+    """Call a function with the number of each thread, in that many threads, and wait for all of them.
+
+    Inside, torch uses one thread, without gradients and without autocast. The first error is raised.
+    """
+    errors: list[BaseException] = []
+    finished = Semaphore(0)
+    inference = torch.is_inference_mode_enabled()
+
+    def job(thread: int) -> None:
+        try:
+            with torch.inference_mode(inference), torch.no_grad():  # each thread has modes of its own
+                work(thread)
+        except BaseException as error:
+            errors.append(error)
+
+    jobs = _jobs_for(threads)
+    for thread in range(threads):
+        jobs.put((partial(job, thread), finished))
+    for _ in range(threads):
+        finished.acquire()
     if errors:
         raise errors[0]
-    return [results[number] for number in range(len(indices))]
 
 
 _lock = Lock()

@@ -75,8 +75,8 @@ class BinnedFocal(AdaptiveLoss):
     ) -> None:
         super().__init__(num_classes, **shared)
         self.bins = whole_number("bins", bins)
-        self.initial_gamma = initial_gamma
-        self.register_learned("gamma", [initial_gamma] * self.bins)
+        self.initial_gamma = in_range("initial_gamma", initial_gamma, -float("inf"))
+        self.register_learned("gamma", [self.initial_gamma] * self.bins)
         edges = [b / self.bins for b in range(self.bins + 1)]
         self.register_learned("edges", edges, reported=False)
 
@@ -160,12 +160,12 @@ class AdaFocal(BinnedFocal):
         self.gamma_range = ordered_pair("gamma_range", gamma_range)
         self.switch_at = in_range("switch_at", switch_at)
         low, high = self.gamma_range
-        if switch_at and not (low <= -switch_at and switch_at <= high):
+        if self.switch_at and not (low <= -self.switch_at and self.switch_at <= high):
             raise ValueError(
                 f"gamma_range={gamma_range} must hold both -switch_at and switch_at ({switch_at}); "
                 "pass switch_at=0 to keep the sign of gamma"
             )
-        if not (initial_gamma and low <= initial_gamma <= high):
+        if not (self.initial_gamma and low <= self.initial_gamma <= high):
             raise ValueError(
                 f"initial_gamma must not be 0 and must lie in gamma_range={gamma_range}, got {initial_gamma}"
             )

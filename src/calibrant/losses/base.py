@@ -8,16 +8,17 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from operator import index
-from typing import ClassVar, Literal, Self, SupportsIndex, TypedDict, Unpack, get_args
+from typing import Any, ClassVar, Literal, Self, SupportsIndex, TypedDict, Unpack, get_args
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from calibrant.arguments import one_of
+from calibrant.arguments import label, one_of, whole_number
+from calibrant.distributed import agree
 from calibrant.kernels import Composition, Options, can_fuse, fused_loss, nan_if_invalid
 from calibrant.layout import Elements, along_classes, arrange, computing_dtype
-from calibrant.statistics import Statistics, sum_dtype
+from calibrant.statistics import Statistics, adding, sum_dtype
 
 Reduction = Literal["mean", "sum", "none"]
 
@@ -63,6 +64,8 @@ class Loss(nn.Module):
     """True if class weights apply to the classes of a probability target, as in cross-entropy; false if they
     apply to the element as a whole, by the mean weight of its target."""
 
+    reduction: Reduction
+    ignore_index: int
     class_weight: Tensor | None
 
     def __init__(
@@ -76,20 +79,40 @@ class Loss(nn.Module):
         super().__init__()
         if type(self).per_sample is Loss.per_sample and type(self).composition is Loss.composition:
             raise TypeError(f"{type(self).__name__} must define `composition` or `per_sample`")
-        if isinstance(num_classes, bool) or not isinstance(num_classes, SupportsIndex) or num_classes < 2:
+        if isinstance(num_classes, bool) or not isinstance(num_classes, SupportsIndex):
             raise ValueError(f"num_classes must be an integer of at least 2, got {num_classes!r}")
-        self.num_classes = num_classes = index(num_classes)
-        self.reduction = one_of("reduction", reduction, get_args(Reduction))
+        self.num_classes = whole_number("num_classes", index(num_classes), 2)
+        self.reduction = reduction
         self.ignore_index = ignore_index
-        if class_weight is not None:
-            dtype = class_weight.dtype if isinstance(class_weight, Tensor) else torch.float64
-            class_weight = torch.as_tensor(class_weight, dtype=dtype).detach().clone()
-            if class_weight.shape != (num_classes,) or not bool((class_weight >= 0).all()):
-                raise ValueError(
-                    f"class_weight must hold num_classes={num_classes} numbers of at least 0, "
-                    f"got shape {tuple(class_weight.shape)}: {class_weight.tolist()}"
-                )
-        self.register_buffer("class_weight", class_weight)
+        self.register_buffer("class_weight", None)
+        self.class_weight = class_weight  # type: ignore[assignment]  # converted by `__setattr__`
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Check the shared options also when they are changed later."""
+        if name == "reduction":
+            value = one_of(name, value, get_args(Reduction))
+        elif name == "ignore_index":
+            value = label(name, value)
+        elif name == "class_weight" and value is not None:
+            value = self._checked_weights(value)
+        super().__setattr__(name, value)
+
+    def _checked_weights(self, weights: Tensor | Sequence[float]) -> Tensor:
+        """A copy of the weights in the precision of sums, or an error."""
+        classes = self.num_classes
+        try:
+            tensor = weights if isinstance(weights, Tensor) else torch.tensor(weights, dtype=torch.float64)
+            found = tensor.detach().to(sum_dtype(tensor.device), copy=True)
+        except (TypeError, ValueError, RuntimeError):
+            raise ValueError(
+                f"class_weight must hold num_classes={classes} numbers, got {weights!r}"
+            ) from None
+        if found.shape != (classes,) or not bool(((found >= 0) & found.isfinite()).all()):
+            raise ValueError(
+                f"class_weight must hold num_classes={classes} finite numbers of at least 0, "
+                f"got shape {tuple(found.shape)}: {found.tolist()}"
+            )
+        return found
 
     def composition(self) -> Composition | None:
         """What the loss is made of, under its current state; None for a loss that writes `per_sample`."""
@@ -143,6 +166,8 @@ class Loss(nn.Module):
         if self.reduction == "mean" and elements.all_valid and self.class_weight is None:
             elements = replace(elements, expected=1 / max(1, valid.numel()))
         values, weights = self._weighted(elements)
+        if not elements.checked:
+            values = values.masked_fill(elements.stray, torch.nan)
         if not elements.all_valid:
             values = torch.where(valid, values, 0)
         if self.reduction == "none":
@@ -155,8 +180,9 @@ class Loss(nn.Module):
             count = valid.sum().to(values.dtype)
         else:
             count = torch.where(valid, weights, 0).sum()
-        # Nothing valid: 0 / 1, whose gradient is 0, where 0 / 0 would be NaN.
-        return values.sum() / torch.where(count > 0, count, 1)
+        # Nothing that counts: 0, whose gradient is 0, where 0 / 0 would be NaN.
+        mean = values.sum() / torch.where(count > 0, count, 1)
+        return torch.where(count > 0, mean, 0)
 
     def _weighted(self, elements: Elements) -> tuple[Tensor, Tensor | None]:
         """The elements' losses times their class weights, and those weights."""
@@ -219,11 +245,16 @@ class Loss(nn.Module):
         return {}
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        # .half() and .to(dtype) are for weights of networks. A multiplier of 1e-6 or a class weight of 1e5
+        # does not survive them, so buffers follow the device only.
         def move(tensor: Tensor) -> Tensor:
             try:
-                return fn(tensor)
+                moved = fn(tensor)
             except TypeError:  # a device without float64
-                return fn(tensor.float())
+                moved = fn(tensor.float())
+            if not tensor.is_floating_point() or moved.dtype == sum_dtype(moved.device):
+                return moved
+            return tensor.to(moved.device, sum_dtype(moved.device))
 
         super()._apply(move, recurse)  # type: ignore[no-untyped-call]
         return self
@@ -311,13 +342,14 @@ class AdaptiveLoss(Loss):
 
     @torch.no_grad()
     def observe(self, logits: Tensor, target: Tensor) -> None:
-        """Add a validation batch to the sums; shapes as in `forward`."""
+        """Add a validation batch to the sums; shapes as in `forward`. Several threads may do so at once."""
         elements = self.elements(logits.detach(), target)
         measured = self.measure(elements)
         measured = replace(measured, samples=measured.samples + nan_if_invalid(elements))
-        if self._observed is not None:
-            measured = self._observed.to(logits.device) + measured
-        self._observed = measured
+        with adding:
+            if self._observed is not None:
+                measured = self._observed.to(logits.device) + measured
+            self._observed = measured
 
     @torch.no_grad()
     def adapt(self, group: dist.ProcessGroup | None = None, *, timeout: float | None = None) -> Statistics:
@@ -332,10 +364,14 @@ class AdaptiveLoss(Loss):
 
         Raises:
             RuntimeError: no rank observed any valid element, or another process did not come in time.
-            ValueError: some observed logits were not finite, or some labels were out of range.
+            ValueError: some observed logits were not finite, or some labels were out of range; or the
+                processes have different losses.
         """
-        observed = self._nothing() if self._observed is None else self._observed.to(self.passes.device)
-        self.forget()
+        with adding:
+            sums = self._observed
+            self.forget()
+        agree({"the loss": self._kind()}, group=group, timeout=timeout)
+        observed = self._nothing() if sums is None else sums.to(self.passes.device)
         pooled = observed.all_reduce(group, timeout=timeout)
         if pooled.samples == 0:
             raise RuntimeError(
@@ -348,13 +384,20 @@ class AdaptiveLoss(Loss):
                 f"or some labels lay outside 0 to {self.num_classes - 1}; the learned state is unchanged and "
                 "the observed sums were dropped"
             )
-        self.update(pooled)
-        self.passes += 1
+        with adding:
+            self.update(pooled)
+            self.passes += 1
         return pooled
 
     def forget(self) -> None:
         """Drop what was observed since the last `adapt`; what was learned stays."""
         self._observed = None
+
+    def _kind(self) -> str:
+        """All that `measure` and `update` depend on besides the learned state."""
+        names = [name for name in self.hyperparameters() if name not in ("reduction", "class_weight")]
+        options = ", ".join(f"{name}={getattr(self, name)!r}" for name in names)
+        return f"{type(self).__name__}({self.num_classes}, {options})"
 
     def _nothing(self) -> Statistics:
         device = self.passes.device
@@ -376,14 +419,3 @@ class AdaptiveLoss(Loss):
         self._learned.append(name)
         if reported:
             self._reported.append(name)
-
-    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
-        # .half() and .to(dtype) are for weights. A multiplier of 1e-6 does not survive them, so
-        # learned state follows the device only.
-        learned = {name: getattr(self, name) for name in self._learned}
-        super()._apply(fn, recurse)
-        for name, buffer in learned.items():
-            moved = self._buffers[name]
-            if moved is not None and moved.dtype != sum_dtype(moved.device):
-                self._buffers[name] = buffer.to(moved.device, sum_dtype(moved.device))
-        return self

@@ -18,25 +18,35 @@ from calibrant.statistics import sum_dtype
 def laplacian_form(position: Tensor, weight: Tensor, width: float) -> Tensor:
     """``Σ_ij w_i w_j exp(-|x_i - x_j| / width)`` for positions in [0, 1], in O(N log N).
 
-    Sorted, the kernel splits into ``exp(-x_i/width) · exp(x_j/width)``, so sums over pairs become
-    running sums; the exponentials stay within ``exp(±1/width)``. Pairs at the same position enter by
-    plain sums: the kernel's derivative there is taken as 0, as that of ``|x|``.
+    [0, 1] is cut into cells of one width. In a cell the kernel splits into ``exp(-u_i) · exp(u_j)``, where
+    ``u = x/width`` counts from the start of the cell, so sums over pairs become running sums of numbers
+    between ``w`` and ``e·w``. Sums that leave a cell fall by a factor of e in every further cell. Pairs at
+    the same position enter by plain sums: the kernel's derivative there is taken as 0, as that of ``|x|``.
     """
     order = position.detach().argsort()
     position, weight = position[order], weight[order]
-    fixed = position.detach().contiguous()
-    first = torch.searchsorted(fixed, fixed)
-    last = torch.searchsorted(fixed, fixed, right=True)
+    fixed = position.detach()
+    cell = (fixed / width).floor().nan_to_num(0)  # NaN has no cell, but must not end in an index error
+    # The second part is 0, and has the derivatives of the first.
+    inside = (fixed / width - cell) + (position - fixed) / width
+    cell = cell.long()
+    first, start = _first_of_equals(fixed), _first_of_equals(cell)
 
-    def running(values: Tensor) -> Tensor:
-        return torch.cat([values.new_zeros(1), values.cumsum(0)])
+    sent = weight * inside.exp()
+    running = torch.cat([torch.zeros_like(sent[:1]), sent.cumsum(0)])
+    cells = torch.arange(int(1 / width) + 1, dtype=fixed.dtype, device=fixed.device)
+    of_cells = torch.zeros_like(cells).index_add(0, cell, sent)
+    carried = (cells - cells.unsqueeze(1)).exp().tril(-1) @ of_cells
+    from_below = (running[first] - running[start] + carried[cell]) * (-inside).exp()
+    tied = torch.zeros_like(weight).index_add(0, first, weight)
+    # Each pair is counted once, from above.
+    return tied.square().sum() + 2 * (weight * from_below).sum()
 
-    growing, falling = (position / width).exp(), (-position / width).exp()
-    nearby = running(weight)
-    below = running(weight * growing)[first] * falling
-    above_sums = running(weight * falling)
-    above = (above_sums[-1] - above_sums[last]) * growing
-    return (weight * (below + (nearby[last] - nearby[first]) + above)).sum()
+
+def _first_of_equals(ordered: Tensor) -> Tensor:
+    """The place of the first of the numbers equal to each, for numbers in order, ``(N,)``."""
+    begins = ordered != ordered.roll(1)
+    return (torch.arange(len(ordered), device=ordered.device) * begins).cummax(0).values
 
 
 class KernelCalibration(Loss):
@@ -53,7 +63,7 @@ class KernelCalibration(Loss):
     Args:
         num_classes: K.
         weight: w.
-        kernel_width: how near two confidences must be to be compared.
+        kernel_width: how near two confidences must be to be compared; at least 1/300.
         **shared: see `Loss`.
 
     >>> import torch
@@ -72,7 +82,7 @@ class KernelCalibration(Loss):
     ) -> None:
         super().__init__(num_classes, **shared)
         self.weight = in_range("weight", weight)
-        # Below 1/300 the running sums of `laplacian_form` would overflow float64.
+        # Below 1/300 the rounding of float32 confidences would show in the kernel.
         self.kernel_width = in_range("kernel_width", kernel_width, 1 / 300)
 
     def composition(self) -> Composition:

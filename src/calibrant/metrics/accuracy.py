@@ -8,6 +8,7 @@ from typing import Self
 import torch
 from torch import Tensor
 
+from calibrant.arguments import label
 from calibrant.metrics.predictions import Predictions, as_predictions
 from calibrant.statistics import Statistics, sum_dtype
 
@@ -100,7 +101,7 @@ def mean_of_ious(counts: ClassCounts, background: int | None) -> Tensor:
     """`mean_iou` as a tensor; NaN if no class occurs or is predicted."""
     iou = counts.iou
     if background is not None:
-        if not 0 <= background < iou.shape[-1]:
+        if not 0 <= label("background", background) < iou.shape[-1]:
             raise ValueError(
                 f"background must be a class from 0 to {iou.shape[-1] - 1}, or None, got {background}"
             )

@@ -13,6 +13,7 @@ from typing import ClassVar, Protocol
 import torch
 from torch import Tensor
 
+from calibrant.arguments import one_of
 from calibrant.histogram import Bins, ConfidenceHistogram
 from calibrant.metrics.predictions import Predictions, as_predictions
 
@@ -134,8 +135,7 @@ def sweep_ece(
     >>> round(sweep_ece(torch.tensor([[9.0, 0.0], [9.0, 0.0]]), torch.tensor([1, 0])), 3)
     0.707
     """
-    if norm not in (1, 2):
-        raise ValueError(f"norm must be 1 or 2, got {norm!r}")
+    one_of("norm", norm, (1, 2))
     return float(sweep_ece_of(_confidences(source, target, ignore_index), norm))
 
 

@@ -99,6 +99,8 @@ class Metric(Description):
         chance: the mean value that a calibrated model gets by chance, as a function of the source of the
             confidences, bins and seed. It is subtracted from the lower end of the interval, because the
             bootstrap underestimates this bias.
+        since: the format of stored evaluations that first has the metric. For a new metric, one more than the
+            highest so far: evaluations that were stored before are then read without it.
 
     >>> mean_gap = Metric(
     ...     "Mean gap",
@@ -118,6 +120,7 @@ class Metric(Description):
     binomial: bool = False
     debiased: bool = False
     chance: Callable[[Predictions | ConfidenceHistogram, int, int], float] | None = None
+    since: int = 1
 
     def wanted(self, options: Options) -> bool:
         """Whether the options ask for the metric."""

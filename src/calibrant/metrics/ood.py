@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from calibrant.arguments import in_range
 from calibrant.layout import computing_dtype
 from calibrant.statistics import sum_dtype
 
@@ -61,10 +62,13 @@ def energy(logits: Tensor, *, temperature: float = 1.0) -> Tensor:
     >>> energy(torch.tensor([[0.0, 0.0], [30.0, 0.0]]))
     tensor([ -0.6931, -30.0000])
     """
-    if not temperature > 0:
-        raise ValueError(f"temperature must be above 0, got {temperature}")
+    temperature = in_range("temperature", temperature, open_low=True)
     _check_logits(logits, "logits")
-    return -temperature * (logits.to(computing_dtype(logits)) / temperature).logsumexp(1)
+    logits = logits.to(computing_dtype(logits))
+    # Large logits lose digits by a division, so their maximum is subtracted first.
+    top = logits.amax(1, keepdim=True)
+    top = torch.where(top.isfinite(), top, 0)
+    return -temperature * ((logits - top) / temperature).logsumexp(1) - top.squeeze(1)
 
 
 SCORES: dict[str, Callable[[Tensor], Tensor]] = {

@@ -11,6 +11,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor
 
+from calibrant.arguments import in_range
 from calibrant.kernels import dirichlet_bandwidth, dirichlet_errors
 from calibrant.metrics.predictions import Predictions, as_predictions
 
@@ -125,8 +126,8 @@ def kde_ece(
     >>> kde_ece(torch.zeros(4, 2), torch.tensor([0, 0, 1, 1])) < 0.4
     True
     """
-    if bandwidth is not None and not bandwidth > 0:
-        raise ValueError(f"bandwidth must be above 0, got {bandwidth}")
+    if bandwidth is not None:
+        bandwidth = in_range("bandwidth", bandwidth, open_low=True)
     return float(kde_errors(as_predictions(source, target, ignore_index), bandwidth).mean())
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from calibrant.arguments import label, whole_number
 from calibrant.histogram import Bins, ConfidenceHistogram, bin_of, bin_of_cells, equal_width_edges
 from calibrant.metrics.calibration import ece_of
 from calibrant.metrics.classwise import ClassGaps
@@ -110,6 +111,7 @@ def calibration_test(
     >>> calibration_test(Predictions.of(logits, half)).p_value
     0.001
     """
+    simulations, seed = whole_number("simulations", simulations), label("seed", seed)
     histogram = _histogram(source)
     statistic = float(ece_of(histogram, bins))
     simulated = _simulated_gaps(histogram, bins, simulations, seed).abs().sum(1)

@@ -105,5 +105,5 @@ def test_histograms_refuse(picture, data, message):
 
 @pytest.mark.parametrize("picture", [plots.maximum_logits, plots.confidences])
 def test_histograms_need_a_bin(picture):
-    with pytest.raises(ValueError, match="bins must be at least 1, got 0"):
+    with pytest.raises(ValueError, match="bins must be a whole number of at least 1, got 0"):
         picture(LOGITS, bins=0)

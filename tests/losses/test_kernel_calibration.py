@@ -1,0 +1,82 @@
+"""MMCE against the plain double sum over pairs."""
+
+import pytest
+import torch
+from torch import Tensor
+
+from calibrant import create_loss
+
+KEYS = ["mmce", "mmce-weighted"]
+WIDTHS = [1 / 300, 0.005, 0.01, 0.02, 0.1, 0.4, 10.0, 1e6]
+
+
+def double_sum(key: str, logits: Tensor, target: Tensor, width: float) -> Tensor:
+    """The penalty by its definition, in float64."""
+    confidence, predicted = logits.double().softmax(1).max(1)
+    correct = (predicted == target).double()
+    if key == "mmce":
+        residual = (correct - confidence) / len(target)
+    else:
+        right, wrong = correct, 1 - correct
+        residual = right * (1 - confidence) / right.sum() - wrong * confidence / wrong.sum()
+    kernel = (-(confidence[:, None] - confidence).abs() / width).exp()
+    return (residual @ kernel @ residual).sqrt()
+
+
+def with_gradient(value: Tensor, logits: Tensor) -> tuple[Tensor, Tensor]:
+    (gradient,) = torch.autograd.grad(value, logits)
+    return value.detach().double(), gradient.double()
+
+
+def penalty(key: str, logits: Tensor, target: Tensor, width: float) -> Tensor:
+    """The loss without its cross-entropy."""
+    loss = create_loss(key, logits.shape[1], weight=1.0, kernel_width=width)
+    return loss.over_batch(loss.elements(logits, target))
+
+
+def batch(samples: int, dtype: torch.dtype, *, ties: bool = False) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(samples)
+    logits = 3 * torch.randn(max(samples, 9), 4, generator=generator, dtype=torch.float64)
+    if ties:  # a few confidences, each many times, by logits in another order
+        logits = logits[torch.randint(9, (max(samples, 9),), generator=generator)]
+    return logits[:samples].to(dtype), torch.randint(4, (samples,), generator=generator)
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+@pytest.mark.parametrize("key", KEYS)
+@pytest.mark.parametrize("ties", [False, True])
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-4), (torch.float64, 1e-10)])
+def test_equals_the_double_sum(
+    key: str, width: float, ties: bool, dtype: torch.dtype, tolerance: float
+) -> None:
+    for samples in (2, 3, 257):
+        logits, target = batch(samples, dtype, ties=ties)
+        target[0] = logits[0].argmax()
+        target[1] = logits[1].argmin()
+        logits.requires_grad_()
+        value, gradient = with_gradient(penalty(key, logits, target, width), logits)
+        expected, slope = with_gradient(double_sum(key, logits, target, width), logits)
+        assert (value - expected).abs() <= tolerance * expected
+        assert (gradient - slope).norm() <= tolerance * slope.norm()
+
+
+@pytest.mark.parametrize("key", KEYS)
+def test_many_elements(key: str) -> None:
+    """Confidences near 1, far closer to one another than the width."""
+    logits, target = batch(2000, torch.float64)
+    logits = (logits + 8 * torch.eye(4, dtype=torch.float64)[logits.argmax(1)]).requires_grad_()
+    value, gradient = with_gradient(penalty(key, logits, target, 0.01), logits)
+    expected, slope = with_gradient(double_sum(key, logits, target, 0.01), logits)
+    assert (value - expected).abs() <= 1e-10 * expected
+    assert (gradient - slope).norm() <= 1e-10 * slope.norm()
+
+
+def test_equal_confidences_have_no_derivative_by_their_distance() -> None:
+    """Ties only: the penalty is the absolute sum of the residuals, whatever the width."""
+    logits = torch.tensor([[1.0, 0.0]] * 4, dtype=torch.float64).requires_grad_()
+    target = torch.tensor([0, 0, 0, 1])
+    for width in WIDTHS:
+        value, gradient = with_gradient(penalty("mmce", logits, target, width), logits)
+        confidence = logits.softmax(1)[0, 0].detach()
+        torch.testing.assert_close(value, 0.75 - confidence if confidence < 0.75 else confidence - 0.75)
+        torch.testing.assert_close(gradient, gradient[:1].expand(4, 2))
