@@ -68,8 +68,8 @@ def training_errors() -> Iterator[None]:
 def import_fabric() -> None:
     """Import Lightning Fabric without torchmetrics.
 
-    Fabric only asks for the version of torchmetrics. Importing it takes seconds, because it imports torchvision
-    and transformers where they are installed.
+    Fabric only asks for the version of torchmetrics. Importing it takes seconds, because it imports
+    torchvision and transformers where they are installed.
     """
     if "torchmetrics" in sys.modules:
         return
