@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any, TypeVar
 
@@ -100,6 +101,22 @@ def gather(value: Any, group: dist.ProcessGroup | None = None) -> list[Any]:
 
 class OtherProcessError(RuntimeError):
     """Another process failed; the message says what it was doing and why it failed."""
+
+
+@contextmanager
+def readable_errors() -> Iterator[None]:
+    """Turn errors about lost connections into an `OtherProcessError` in one line."""
+    try:
+        yield
+    except OtherProcessError:
+        raise
+    except RuntimeError as problem:
+        if not several_processes() or not _ALONE.search(str(problem)):
+            raise
+        raise OtherProcessError(
+            f"process {dist.get_rank()} of {dist.get_world_size()} lost the connection to another one, which has "
+            f"ended or does not answer ({str(problem).splitlines()[0][:200]})"
+        ) from problem
 
 
 def together(

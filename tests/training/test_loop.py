@@ -82,8 +82,11 @@ def test_a_run_learns_and_leaves_everything_behind(tmp_path: Path) -> None:
     history = rows(folder)
     assert [row["epoch"] for row in history] == list(range(1, 13))
     assert history[-1]["train_loss"] < 0.8 * history[0]["train_loss"]
-    about = {"data": load_data(recipe.data).fingerprint, "normalisation": None}
-    assert result(folder) == {"format": 1, "epoch": 12, "epochs": 12, **about, "history": history}
+    about = {"data": load_data(recipe.data).fingerprint, "normalisation": None, "recipe": recipe.to_toml()}
+    found = result(folder)
+    names = {"model.safetensors", "loss.safetensors", "learned.safetensors", "validation.npz", "test.npz"}
+    assert found.pop("files").keys() == names
+    assert found == {"format": 2, "epoch": 12, "epochs": 12, **about, "history": history}
     assert list((folder / "tensorboard").iterdir())
     found = tensors(folder)
     assert found["learned.safetensors/multiplier"].shape == (12, 4)

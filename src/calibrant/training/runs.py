@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -64,8 +65,8 @@ class Run:
             raise RecipeError(
                 f"the run in {self.folder} is not finished; give the command that trains it again"
             )
-        if self.loaded is not None:
-            run_folder.check_data(self.folder, self._result.get("data"), self.loaded.fingerprint)
+        fingerprint = None if self.loaded is None else self.loaded.fingerprint
+        run_folder.check_origin(self.folder, run_folder.RESULT, self._result, self.recipe, fingerprint)
 
     @cached_property
     def recipe(self) -> Recipe:
@@ -79,7 +80,7 @@ class Run:
         if self.loaded is not None:
             return self.loaded
         data = load_data(self.recipe.data, self.data_root)
-        run_folder.check_data(self.folder, self._result.get("data"), data.fingerprint)
+        run_folder.check_data(self.folder, self._result["data"], data.fingerprint)
         return data
 
     @cached_property
@@ -91,7 +92,16 @@ class Run:
         left_out = _STARTING_WEIGHTS[:2] if own else _STARTING_WEIGHTS
         options = {name: value for name, value in choice.options.items() if name not in left_out}
         model = create_model(choice.name, self.data.num_classes, self.data.about, **options)
-        model.load_state_dict(load_file(self.folder / run_folder.WEIGHTS))
+        weights = self._file(run_folder.WEIGHTS)
+        if weights is None:
+            raise RecipeError(f"the run in {self.folder} has no {run_folder.WEIGHTS}; train it again")
+        try:
+            model.load_state_dict(load_file(weights))
+        except RuntimeError as error:
+            raise RecipeError(
+                f"model {choice} does not take the weights of the run in {self.folder}: "
+                f"{str(error).splitlines()[-1].strip()}"
+            ) from error
         return model.to("cuda" if torch.cuda.is_available() else "cpu").eval()
 
     @cached_property
@@ -103,16 +113,21 @@ class Run:
     def _result(self) -> dict[str, Any]:
         return run_folder.result_of(self.folder)
 
+    def _file(self, name: str) -> Path | None:
+        """The path of a file, if the run wrote it and it is still there. A file that has changed is refused."""
+        path, expected = self.folder / name, self._result["files"].get(name)
+        return run_folder.check_file(path, expected) if expected and path.is_file() else None
+
     @cached_property
     def learned(self) -> dict[str, Tensor]:
         """The learned state of an adaptive loss after each epoch, ``(epochs, …)``, by name."""
-        path = self.folder / run_folder.LEARNED
-        return load_file(path) if path.is_file() else {}
+        path = self._file(run_folder.LEARNED)
+        return {} if path is None else load_file(path)
 
     def predictions(self, part: Part) -> Iterable[Predictions]:
         """Batches of logits and labels of a part, which can be iterated more than once; -100 is ignored."""
-        stored = self.folder / f"{part}.npz"
-        if stored.is_file():
+        stored = self._file(f"{part}.npz")
+        if stored is not None:
             return [open_predictions(stored).load()]
         return self._predicted(getattr(self.data, part))
 
@@ -139,11 +154,13 @@ class Run:
         read from there the next time.
         """
         path = self.folder / "evaluation.json"
-        if path.is_file():
+        origin = {"resamples": resamples, "run": run_folder.hash_of(self.folder / run_folder.RESULT)}
+        # Results that are damaged, or of another run, are computed anew.
+        with suppress(FileNotFoundError, ValueError, TypeError, LookupError, AttributeError):
             plain = json.loads(path.read_text(encoding="utf-8"))
-            if plain.get("resamples") == resamples:
+            if {name: plain[name] for name in origin} == origin:
                 before, after = (Evaluation.from_dict(each) for each in plain["evaluations"])
-                return before, after, plain["temperature"]
+                return before, after, float(plain["temperature"])
         self._present("test")
         calibrator = Temperature().fit_batches(self.predictions("validation"))
         test = self.predictions("test")
@@ -151,7 +168,7 @@ class Run:
         after = self._evaluate(test, f"{self.recipe.loss} + temperature", calibrator, resamples)
         temperature = float(calibrator.temperature)
         plain = {
-            "resamples": resamples,
+            **origin,
             "temperature": temperature,
             "evaluations": [before.to_dict(), after.to_dict()],
         }
