@@ -88,7 +88,11 @@ class FolderLock:
                 if not taken:
                     os.close(descriptor)
             if taken:
-                self._descriptor, self._key, self._created = descriptor, _key_of(os.fstat(descriptor)), created
+                self._descriptor, self._key, self._created = (
+                    descriptor,
+                    _key_of(os.fstat(descriptor)),
+                    created,
+                )
                 since = time.strftime("%Y-%m-%d %H:%M:%S")
                 name = f"process {os.getpid()} on {socket.gethostname()} since {since} ({self.purpose})"
                 _held_here[self._key] = name
@@ -97,23 +101,17 @@ class FolderLock:
             return taken
 
     def _lock(self, descriptor: int) -> bool:
-        try:
-            import fcntl
-
-            fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except (ImportError, OSError) as error:
-            number = error.errno if isinstance(error, OSError) else errno.ENOSYS
-            if number in _TAKEN:
-                return False
-            if number not in _UNSUPPORTED:
-                raise
+        problem = _attempt(descriptor, exclusive=True)
+        if problem in _UNSUPPORTED:
             self._locks = False
             warnings.warn(
                 f"{self.folder} cannot be locked, because its file system does not support it "
-                f"({os.strerror(number)}): take care that no second process works in this folder",
+                f"({os.strerror(problem)}): take care that no second process works in this folder",
                 stacklevel=3,
             )
-        return True
+        elif problem and problem not in _TAKEN:
+            raise OSError(problem, os.strerror(problem), str(self.path))
+        return problem not in _TAKEN
 
     def _in_place(self, descriptor: int) -> bool:
         """Whether the path still leads to the open file."""
@@ -123,16 +121,19 @@ class FolderLock:
             return False
 
     def holder(self) -> str:
-        """The process that holds the lock, in words, or held it last; "" if it is not known."""
-        try:
-            key = _key_of(os.stat(self.path))
-            if key in _held_here:
-                return _held_here[key]
-            with self.path.open("rb") as stream:
-                text = stream.read(500).decode(errors="replace")
-        except OSError:
-            return ""
-        return "".join(each for each in text if each.isprintable())
+        """The process that holds the lock, in words; "" if there is none."""
+        with _guard:
+            try:
+                key = _key_of(os.stat(self.path))
+                if key in _held_here:
+                    return _held_here[key]
+                with self.path.open("rb") as stream:
+                    text = stream.read(500).decode(errors="replace")
+                    if _attempt(stream.fileno(), exclusive=False) not in _TAKEN:
+                        return ""
+            except OSError:
+                return ""
+        return "".join(each for each in text if each.isprintable()) or "another process"
 
     def check(self) -> None:
         """Check that the folder is still locked by this process.
@@ -179,3 +180,16 @@ class FolderLock:
 
 def _key_of(status: os.stat_result) -> tuple[int, int]:
     return status.st_dev, status.st_ino
+
+
+def _attempt(descriptor: int, *, exclusive: bool) -> int:
+    """Try to lock an open file; return 0, or the number of the error."""
+    try:
+        import fcntl
+
+        fcntl.lockf(descriptor, (fcntl.LOCK_EX if exclusive else fcntl.LOCK_SH) | fcntl.LOCK_NB)
+    except ImportError:  # Windows
+        return errno.ENOSYS
+    except OSError as error:
+        return error.errno or errno.EIO
+    return 0

@@ -140,7 +140,7 @@ def _wait_for(lock: FolderLock, recipe: Recipe, fabric: Fabric) -> None:
     def attempt() -> str:
         if not fabric.is_global_zero or lock.acquire():
             return ""
-        found = lock.holder() or "another process"
+        found = lock.holder() or "a process that has just ended"
         if found == holder:  # seen twice: not one that only looked, and the recipe is its own
             run_folder.check_folder(lock.folder, recipe, holder)
         return found
@@ -150,7 +150,8 @@ def _wait_for(lock: FolderLock, recipe: Recipe, fabric: Fabric) -> None:
         if found == holder != said and fabric.is_global_zero:
             said = holder
             warnings.warn(
-                f"{lock.folder} is in use by {holder} for the same recipe; waiting until it ends", stacklevel=4
+                f"{lock.folder} is in use by {holder} for the same recipe; waiting until it ends",
+                stacklevel=4,
             )
         holder = found
         time.sleep(_SECONDS_BETWEEN_ATTEMPTS)
@@ -479,7 +480,7 @@ class Loop:
             replace_file(folder / run_folder.RESULT, (json.dumps(result, indent=1) + "\n").encode())
 
     def _store(self, split: Split, path: Path) -> bool:
-        """Write the predictions for a split, unless they take too much space; return whether they are stored."""
+        """Write the predictions for a split, unless they take too much space; return whether it was done."""
         batches: list[tuple[Tensor, Tensor]] = []
         for logits, target in predictions(self.parts, split):
             if not batches and logits[0].numel() * 4 * len(split) > run_folder.STORED:

@@ -57,8 +57,8 @@ def result_of(folder: Path) -> dict[str, Any]:
         or not all(isinstance(row, dict) and row.keys() >= _COLUMNS for row in result["history"])
     ):
         raise RecipeError(
-            f"{path} is damaged, or not the result of a run in format {FORMAT}; delete it and give the command "
-            "that trains the run again"
+            f"{path} is damaged, or not the result of a run in format {FORMAT}; delete it and give the "
+            "command that trains the run again"
         )
     return result
 
@@ -73,10 +73,22 @@ def check_file(path: Path, expected: str) -> Path:
     """Refuse a file whose content is not the one that the run has written; return the path."""
     if hash_of(path) != expected:
         raise RecipeError(
-            f"{path} is damaged or was changed: its SHA-256 is not the one in {RESULT}; put the file back, or "
-            f"delete {path.parent / RESULT} and give the command that trains the run again"
+            f"{path} is damaged or was changed: its SHA-256 is not the one in {RESULT}; put the file back, "
+            f"or delete {path.parent / RESULT} and give the command that trains the run again"
         )
     return path
+
+
+def check_writable(folder: Path) -> None:
+    """Refuse a folder that cannot be created or written to."""
+    for place in (folder, *folder.parents):
+        if place.is_symlink() and not place.exists():
+            raise NotADirectoryError(f"{place} is a link that leads nowhere; expected a folder to write to")
+        if place.exists() and not place.is_dir():
+            raise NotADirectoryError(f"{place} is a file; expected a folder to write to")
+    parent = next(each for each in (folder, *folder.absolute().parents) if each.exists())
+    if not os.access(parent, os.W_OK | os.X_OK):
+        raise PermissionError(f"{folder} cannot be written to: {parent} does not allow it")
 
 
 def check_folder(folder: Path, recipe: Recipe, holder: str = "") -> None:
@@ -87,13 +99,7 @@ def check_folder(folder: Path, recipe: Recipe, holder: str = "") -> None:
         recipe: the recipe of the run.
         holder: the process that is working in the folder, if there is one.
     """
-    if folder.is_symlink() and not folder.exists():
-        raise NotADirectoryError(f"{folder} is a link that leads nowhere; expected a folder to write the run to")
-    if folder.exists() and not folder.is_dir():
-        raise NotADirectoryError(f"{folder} is a file; expected a folder to write the run to")
-    parent = next(each for each in (folder, *folder.absolute().parents) if each.exists())
-    if not os.access(parent, os.W_OK):
-        raise PermissionError(f"{folder} cannot be written to: {parent} does not allow it")
+    check_writable(folder)
     path = folder / RECIPE
     if not path.exists():
         return
@@ -103,12 +109,13 @@ def check_folder(folder: Path, recipe: Recipe, holder: str = "") -> None:
     there = _difference(recipe, other)
     if holder:
         raise RecipeError(
-            f"{folder} is in use by {holder} for another recipe (there: {there}); choose another output folder"
+            f"{folder} is in use by {holder} for another recipe (there: {there}); choose another output "
+            "folder"
         )
     if is_finished(folder) or any((folder / CHECKPOINTS).glob("*")):
         raise RecipeError(
-            f"{folder} holds a run of another recipe (there: {there}); choose another output folder, or delete "
-            "this one"
+            f"{folder} holds a run of another recipe (there: {there}); choose another output folder, or "
+            "delete this one"
         )
 
 
@@ -146,8 +153,8 @@ def check_origin(
     other = Recipe.from_toml(text, where=str(folder / name))
     if other != recipe:
         raise RecipeError(
-            f"{folder / name} belongs to another recipe (there: {_difference(recipe, other)}); choose another "
-            "output folder, or delete this one"
+            f"{folder / name} belongs to another recipe (there: {_difference(recipe, other)}); choose "
+            "another output folder, or delete this one"
         )
     if fingerprint is not None:
         check_data(folder, data, fingerprint)

@@ -25,6 +25,7 @@ from calibrant.predictions import open_predictions, write_predictions
 from calibrant.training import run_folder
 from calibrant.training.batches import evaluation_batches
 from calibrant.training.data import DataSets, Split, load_data
+from calibrant.training.lock import FolderLock
 from calibrant.training.models import PREFIXES, create_model
 from calibrant.training.recipe import Recipe
 
@@ -62,9 +63,9 @@ class Run:
         if not (self.folder / run_folder.RECIPE).is_file():
             raise RecipeError(f"{self.folder} is not the folder of a run: it has no {run_folder.RECIPE}")
         if not run_folder.is_finished(self.folder):
-            raise RecipeError(
-                f"the run in {self.folder} is not finished; give the command that trains it again"
-            )
+            holder = FolderLock(self.folder).holder()
+            advice = f"{holder} works on it" if holder else "give the command that trains it again"
+            raise RecipeError(f"the run in {self.folder} is not finished; {advice}")
         fingerprint = None if self.loaded is None else self.loaded.fingerprint
         run_folder.check_origin(self.folder, run_folder.RESULT, self._result, self.recipe, fingerprint)
 
@@ -114,7 +115,7 @@ class Run:
         return run_folder.result_of(self.folder)
 
     def _file(self, name: str) -> Path | None:
-        """The path of a file, if the run wrote it and it is still there. A file that has changed is refused."""
+        """The path of a file, if the run wrote it and it is still there; a changed one is refused."""
         path, expected = self.folder / name, self._result["files"].get(name)
         return run_folder.check_file(path, expected) if expected and path.is_file() else None
 
@@ -222,10 +223,19 @@ class Predicted:
 
 
 def folder_of(output: Path, loss: str, seed: int) -> Path:
-    """The default folder for the run of a loss and a seed; special characters become hyphens.
+    """The default folder for the run of a loss and a seed.
 
     >>> folder_of(Path("out"), "cals-alm[margin=6,penalty=p2]", 1).as_posix()
     'out/runs/cals-alm-margin=6-penalty=p2-seed1'
     """
-    name = "".join(character if character.isalnum() or character in "-_.=" else "-" for character in loss)
-    return output / "runs" / f"{name.strip('-')}-seed{seed}"
+    return output / "runs" / f"{plain_name(loss)}-seed{seed}"
+
+
+def plain_name(text: str) -> str:
+    """A text as the name of one folder: special characters become hyphens.
+
+    >>> plain_name("../../my recipe"), plain_name("..")
+    ('my-recipe', 'recipe')
+    """
+    name = "".join(character if character.isalnum() or character in "-_.=" else "-" for character in text)
+    return name.strip("-").lstrip(".-") or "recipe"
