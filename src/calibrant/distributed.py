@@ -114,8 +114,8 @@ def readable_errors() -> Iterator[None]:
         if not several_processes() or not _ALONE.search(str(problem)):
             raise
         raise OtherProcessError(
-            f"process {dist.get_rank()} of {dist.get_world_size()} lost the connection to another process, which "
-            "was killed, has failed or does not answer; its own output may say why"
+            f"process {dist.get_rank()} of {dist.get_world_size()} lost the connection to another process, "
+            "which was killed, has failed or does not answer; its own output may say why"
         ) from problem
 
 
