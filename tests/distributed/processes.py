@@ -24,6 +24,7 @@ PREPARED.set_forkserver_preload(
         "accelerate",
         "calibrant.cli",
         "calibrant.training.grid",
+        "sklearn.datasets",
         "torch.utils.tensorboard",
     ]
 )

@@ -156,7 +156,7 @@ def main() -> None:
 
 
 def test_four_starts_at_once_train_one_recipe_once(tmp_path: Path) -> None:
-    trial(1, 4, tmp_path)
+    trial(38, 4, tmp_path)  # two of each of two recipes
 
 
 if __name__ == "__main__":

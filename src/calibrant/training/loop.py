@@ -297,6 +297,7 @@ class Loop:
         self.total_loss.zero_()
         best = self._keep_best(figures)
         if self.logs is not None:  # before the checkpoint: a run killed in between writes the row again
+            self._check_lock()
             self.logs.write(self.history, learned)
         self._save(best)
         self.display.end_epoch(row, learned)
