@@ -255,7 +255,7 @@ def test_folders_that_may_not_be_read_are_refused_in_one_line(tmp_path):
     try:
         assert "ermission" in fail("predict", "a", "--output", "/tmp/p.npz")
         assert "ermission denied: 'a/" in fail("train", "digits-lt", *QUICK, "--output", "a")
-        assert "cannot be written to" in fail("compare", "digits-lt", *QUICK, "--output", "a")
+        assert "ermission denied: 'a/" in fail("compare", "digits-lt", *QUICK, "--output", "a")
     finally:
         os.seteuid(0)
 
@@ -279,7 +279,6 @@ def test_damaged_files_of_a_run_are_one_line():
     succeed("predict", "a", "--split", "train", "--output", "p.npz")
 
 
-@pytest.mark.filterwarnings("ignore:all.npz has no training element")
 def test_arrays_without_elements_are_one_line():
     features, labels = np.random.default_rng(0).normal(size=(60, 4)), np.arange(60) % 3
     arrays = {

@@ -222,9 +222,9 @@ def test_data_from_outside_are_read_together(monkeypatch: pytest.MonkeyPatch, tm
         return action()
 
     monkeypatch.setattr(grid, "together", noting)
-    with pytest.raises(RecipeError, match="have no test part"):
-        compare(RECIPE, ["ce"], [0], tmp_path, outside=[Choice("synthetic", {"features": 4, "test_size": 0})])
-    assert done == ["reading the data", "reading the data synthetic[features=4,test_size=0]"]
+    with pytest.raises(RecipeError, match="the models take"):
+        compare(RECIPE, ["ce"], [0], tmp_path, outside=[Choice("synthetic", {"features": 5})])
+    assert done == ["reading the data", "reading the data synthetic[features=5]"]
 
 
 def test_the_folder_of_another_recipe_is_refused(tmp_path: Path) -> None:
