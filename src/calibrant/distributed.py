@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any, TypeVar
 from zlib import crc32
@@ -131,6 +132,22 @@ def agree(
 
 class OtherProcessError(RuntimeError):
     """Another process failed; the message says what it was doing and why it failed."""
+
+
+@contextmanager
+def readable_errors() -> Iterator[None]:
+    """Turn errors about lost connections into an `OtherProcessError` in one line."""
+    try:
+        yield
+    except OtherProcessError:
+        raise
+    except RuntimeError as problem:
+        if not several_processes() or not _ALONE.search(str(problem)):
+            raise
+        raise OtherProcessError(
+            f"process {dist.get_rank()} of {dist.get_world_size()} lost the connection to another process, "
+            "which was killed, has failed or does not answer; its own output may say why"
+        ) from problem
 
 
 def together(

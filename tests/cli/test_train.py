@@ -5,6 +5,7 @@ import os
 import re
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -193,6 +194,8 @@ def test_losses_and_recipes_are_listed():
         (("train", "digits-lt", "--set", "epochs=many"), "epochs must be a whole number, got 'many'"),
         (("train", "digits-lt", "--set", "optimizer.lrr=1"), "has no option 'lrr', did you mean 'lr'?"),
         (("train", "digits-lt", "--set", "model=mpl"), "unknown model 'mpl', did you mean 'mlp'?"),
+        (("train", "digits-lt", "--set", "model.hidden=[-1]"), "must be at least 1, got [64, -1]"),
+        (("train", "digits-lt", "--set", "model.hidden=[0]"), "must be at least 1, got [64, 0]"),
         (("train", "digits-lt", "--devices", "some"), "--devices some: expected a whole number"),
         (
             ("train", "digits-lt", "--devices", "3", "--accelerator", "cpu"),
@@ -210,6 +213,84 @@ def test_losses_and_recipes_are_listed():
 )
 def test_errors_are_one_clear_line(arguments, expected):
     assert expected in fail(*arguments)
+
+
+@pytest.mark.parametrize("name", ["../../x", "/x", "..", "a/../../x", ""])
+def test_a_recipe_of_any_name_stays_in_its_folder(name, tmp_path, monkeypatch):
+    (tmp_path / "deep" / "er").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path / "deep" / "er")
+    recipe = Recipe.load("digits-lt").override(["epochs=1", "model.hidden=[2]"])
+    Path("odd.toml").write_text(replace(recipe, name=name).to_toml())
+    succeed("train", "odd.toml", "--accelerator", "cpu")
+    ((folder,),) = [list(Path("runs").glob("*/runs/ce-seed0"))]
+    assert (folder / "result.json").is_file()
+    assert {path.name for path in tmp_path.rglob("*") if path.is_file() and "runs" not in path.parts} == {
+        "odd.toml"
+    }
+
+
+def test_folders_that_are_none_are_refused_in_one_line():
+    Path("loop").symlink_to("loop")
+    Path("nowhere").symlink_to("gone")
+    Path("file").touch()
+    for command in ("train", "compare"):
+        for name, expected in (
+            ("loop", "loop is a link that leads nowhere"),
+            ("nowhere", "nowhere is a link that leads nowhere"),
+            ("nowhere/run", "nowhere is a link that leads nowhere"),
+            ("file", "file is a file; expected a folder"),
+            ("file/run", "file is a file; expected a folder"),
+        ):
+            assert expected in fail(command, "digits-lt", "--output", name)
+    for name in ("loop", "nowhere", "file"):
+        assert f"{name} is not the folder of a run" in fail("predict", name, "--output", "p.npz")
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become somebody else")
+def test_folders_that_may_not_be_read_are_refused_in_one_line(tmp_path):
+    succeed("train", "digits-lt", *QUICK, "--set", "model.hidden=[2]", "--output", "a")
+    Path("a").chmod(0o700)
+    tmp_path.chmod(0o755)
+    os.seteuid(65534)
+    try:
+        assert "ermission" in fail("predict", "a", "--output", "/tmp/p.npz")
+        assert "ermission denied: 'a/" in fail("train", "digits-lt", *QUICK, "--output", "a")
+        assert "ermission denied: 'a/" in fail("compare", "digits-lt", *QUICK, "--output", "a")
+    finally:
+        os.seteuid(0)
+
+
+def test_damaged_files_of_a_run_are_one_line():
+    command = ("train", "digits-lt", *QUICK, "--set", "model.hidden=[2]", "--output", "a")
+    succeed(*command)
+    weights, result = Path("a/model.safetensors"), Path("a/result.json")
+    content = bytearray(weights.read_bytes())
+    for position in range(5):
+        content[-10 * position - 1] ^= 4
+    weights.write_bytes(content)
+    assert "model.safetensors is damaged" in fail("predict", "a", "--split", "train", "--output", "p.npz")
+    assert not Path("p.npz").exists()
+    for text in ("{}", result.read_text()[:300]):
+        result.write_text(text)
+        assert "result.json is damaged" in fail("predict", "a", "--output", "p.npz")
+        assert "result.json is damaged" in fail(*command)
+    result.unlink()
+    succeed(*command)
+    succeed("predict", "a", "--split", "train", "--output", "p.npz")
+
+
+def test_arrays_without_elements_are_one_line():
+    features, labels = np.random.default_rng(0).normal(size=(60, 4)), np.arange(60) % 3
+    arrays = {
+        "validation": {"validation_features": features[:0], "validation_labels": labels[:0]},
+        "all": {"features": features[:0], "labels": labels[:0]},
+        "columns": {"features": features[:, :0]},
+    }
+    for name, changed in arrays.items():
+        np.savez(f"{name}.npz", **{"features": features, "labels": labels, **changed})
+        line = fail("train", "digits-lt", "--data-root", ".", "--set", f"data=npz[file={name}.npz]", *QUICK)
+        assert "expected" in line or "must be" in line
+        assert not Path("runs").exists()
 
 
 def test_a_folder_of_another_recipe_is_left_alone():

@@ -17,7 +17,17 @@ Results = dict[str, Any]
 PREPARED = multiprocessing.get_context("forkserver")
 """Starts processes in which what takes seconds to be imported is there already."""
 
-PREPARED.set_forkserver_preload(["tests", "lightning.pytorch", "accelerate", "calibrant.training.loop"])
+PREPARED.set_forkserver_preload(
+    [
+        "tests",
+        "lightning.pytorch",
+        "accelerate",
+        "calibrant.cli",
+        "calibrant.training.grid",
+        "sklearn.datasets",
+        "torch.utils.tensorboard",
+    ]
+)
 
 
 def in_processes(scenario: Callable[[int], Results], count: int, folder: Path) -> list[Results]:

@@ -16,7 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 from calibrant import Evaluator, adapt_on, create_loss, evaluate_on
-from calibrant.distributed import OtherProcessError
+from calibrant.distributed import OtherProcessError, gather, readable_errors
 
 from .processes import Results, in_processes
 
@@ -206,13 +206,19 @@ def leave(rank: int) -> Results:
     loss.observe(torch.randn(4, K), torch.tensor([0, 1, 2, 0]))
     if rank == 1:
         return {"outcome": "left"}
-    return {"outcome": outcome(loss.adapt)}
+
+    def exchange() -> None:
+        with readable_errors():
+            gather(rank)
+
+    return {"outcome": outcome(loss.adapt), "exchange": outcome(exchange)}
 
 
 def test_a_process_that_is_gone_is_reported(tmp_path: Any) -> None:
     stayed, left = in_processes(leave, 2, tmp_path)
     assert left["outcome"] == "left"
     assert stayed["outcome"].startswith("RuntimeError: process 0 of 2 waited for the others")
+    assert stayed["exchange"].startswith("OtherProcessError: process 0 of 2 lost the connection to another")
 
 
 # ---- FSDP -----------------------------------------------------------------------------------------

@@ -1,6 +1,7 @@
 """The files of a comparison hold every method's figures, and pictures of whatever a loss learns."""
 
 import json
+from dataclasses import replace
 from functools import cache
 
 import pytest
@@ -44,7 +45,7 @@ def rows(text, name):
 def test_markdown_marks_the_best_and_the_significant():
     text = markdown(comparison())
     first, intervals = rows(text, "ce")
-    second, _ = rows(text, r"sharp_\|x")
+    second, _ = rows(text, r"sharp\_\|x")
     heading = rows(text, "loss")[0]
     nll = heading.index("NLL")
     assert first[nll].startswith("**")
@@ -55,6 +56,14 @@ def test_markdown_marks_the_best_and_the_significant():
     assert intervals[1].startswith("[")
     assert "against ce" in text
     assert "↓ worse" in text
+
+
+def test_names_are_not_interpreted_as_markdown():
+    title = "a\n## <img src=x> [b](http://c) *d*"
+    text = markdown(replace(comparison(), title=title))
+    assert text.splitlines()[0] == r"# a ## \<img src=x\> [b\](http://c) \*d\*"
+    method = replace(comparison().methods[0], name="<b>\n|x")
+    assert r"\n| \<b\> \|x | ".replace(r"\n", "\n") in markdown(replace(comparison(), methods=(method,)))
 
 
 def test_one_seed_has_no_deviation_and_says_so():

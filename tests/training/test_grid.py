@@ -213,6 +213,20 @@ def test_inputs_of_another_kind_from_outside_are_refused(tmp_path: Path) -> None
         grid._outside(Choice("npz", {"file": "0.npz", "normalisation": "own"}), recipe, data, tmp_path)
 
 
+def test_data_from_outside_are_read_together(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A process that cannot read them must not leave the others waiting."""
+    done: list[str] = []
+
+    def noting(action: Any, what: str) -> Any:
+        done.append(what)
+        return action()
+
+    monkeypatch.setattr(grid, "together", noting)
+    with pytest.raises(RecipeError, match="the models take"):
+        compare(RECIPE, ["ce"], [0], tmp_path, outside=[Choice("synthetic", {"features": 5})])
+    assert done == ["reading the data", "reading the data synthetic[features=5]"]
+
+
 def test_the_folder_of_another_recipe_is_refused(tmp_path: Path) -> None:
     compare(RECIPE, ["ce"], [0], tmp_path, resamples=10)
     with pytest.raises(RecipeError, match="holds a run of another recipe"):

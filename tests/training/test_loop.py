@@ -3,8 +3,6 @@ from __future__ import annotations
 import json
 import math
 import os
-import random
-import signal
 import subprocess
 import sys
 import warnings
@@ -31,7 +29,6 @@ from calibrant.training.optimization import SCHEDULES
 from calibrant.training.recipe import Recipe
 from calibrant.training.run_folder import is_finished
 from calibrant.training.setup import make_fabric, set_up
-from tests.distributed.processes import PREPARED
 
 from . import program
 from .run_folders import assert_close, assert_identical, result, rows, tensors
@@ -82,8 +79,11 @@ def test_a_run_learns_and_leaves_everything_behind(tmp_path: Path) -> None:
     history = rows(folder)
     assert [row["epoch"] for row in history] == list(range(1, 13))
     assert history[-1]["train_loss"] < 0.8 * history[0]["train_loss"]
-    about = {"data": load_data(recipe.data).fingerprint, "normalisation": None}
-    assert result(folder) == {"format": 1, "epoch": 12, "epochs": 12, **about, "history": history}
+    about = {"data": load_data(recipe.data).fingerprint, "normalisation": None, "recipe": recipe.to_toml()}
+    found = result(folder)
+    names = {"model.safetensors", "loss.safetensors", "learned.safetensors", "validation.npz", "test.npz"}
+    assert found.pop("files").keys() == names
+    assert found == {"format": 2, "epoch": 12, "epochs": 12, **about, "history": history}
     assert list((folder / "tensorboard").iterdir())
     found = tensors(folder)
     assert found["learned.safetensors/multiplier"].shape == (12, 4)
@@ -351,31 +351,6 @@ def start(output: Path, recipe: Path, *arguments: str) -> subprocess.CompletedPr
         "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path]),
     }
     return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=120)
-
-
-def lived(output: Path, recipe: Path, *arguments: str) -> int | None:
-    """The same in a process that need not import anything, and how it ended."""
-    process = PREPARED.Process(target=program.main, args=([str(output), str(recipe), *arguments],))
-    process.start()
-    process.join(120)
-    ended = process.exitcode
-    process.kill()  # if it has not
-    return ended
-
-
-def test_five_kills_at_random_moments_change_nothing(tmp_path: Path) -> None:
-    undisturbed = train(exact("epochs=8"), tmp_path / "undisturbed")
-    path = tmp_path / "killed.toml"
-    # 64 steps of at least 0.05 s take longer than the five lives together.
-    path.write_text(exact("epochs=8", "model.pause=0.05").to_toml())
-    moments = random.Random()
-    for _ in range(5):
-        assert lived(tmp_path, path, "--kill-after", str(moments.uniform(0.05, 0.5))) == -signal.SIGKILL
-    assert (tmp_path / "killed" / "checkpoints" / "last.pt").exists()
-    assert lived(tmp_path, path) == 0
-    assert_identical(tmp_path / "killed", undisturbed)
-    done = len((tmp_path / "killed.steps").read_text())
-    assert 64 <= done <= 64 + 5 * 4  # no kill threw it back by more than three steps and the one begun
 
 
 class Killed(BaseException):

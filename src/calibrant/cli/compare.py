@@ -53,10 +53,12 @@ def compare(
         options.import_fabric()
         from calibrant.options import Choice, split_outside_brackets
         from calibrant.training import compare
+        from calibrant.training.lock import FolderLock
+        from calibrant.training.run_folder import check_writable
+        from calibrant.training.runs import Run, folder_of, plain_name
 
-        folder = output or Path("runs", followed.name)
-        if folder.exists() and not folder.is_dir():
-            fail(f"--output {folder}: is a file; expected a folder")
+        folder = output or Path("runs", plain_name(followed.name))
+        check_writable(folder)
         numbers = seeds.split(",")
         if not all(number.strip().isdecimal() for number in numbers):
             fail(f"--seeds {seeds}: expected whole numbers separated by commas")
@@ -78,7 +80,6 @@ def compare(
         from calibrant.reports.comparison_page import write_comparison
         from calibrant.reports.table_builders import comparison_note, comparison_table
         from calibrant.reports.tables import print_table
-        from calibrant.training.runs import Run, folder_of
 
         runs = {
             method.name: [Run(folder_of(folder, method.name, seed)) for seed in comparison.seeds]
@@ -86,7 +87,8 @@ def compare(
         }
         history = {name: [run.history for run in each] for name, each in runs.items()}
         learned = {name: each[0].learned for name, each in runs.items()}
-        write_comparison(comparison, folder, history, learned)
+        with FolderLock(folder, "writing the results of a comparison"):  # all files are of one comparison
+            write_comparison(comparison, folder, history, learned)
     note = f"{comparison_note(comparison)} 95 % intervals of the means are in brackets."
     print_table(comparison_table(comparison), note)
     typer.echo(f"{folder}: results.json, results.md, results.tex, plots, report.html")

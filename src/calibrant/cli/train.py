@@ -42,9 +42,9 @@ def train(
         from calibrant.training import train
         from calibrant.training.data import load_data
         from calibrant.training.run_folder import check_folder, is_finished
-        from calibrant.training.runs import Run, folder_of
+        from calibrant.training.runs import Run, folder_of, plain_name
 
-        folder = output or folder_of(Path("runs", followed.name), followed.loss, followed.seed)
+        folder = output or folder_of(Path("runs", plain_name(followed.name)), followed.loss, followed.seed)
         fabric = options.launch(followed, accelerator, devices, nodes)
         data = None
         finished = is_finished(folder)

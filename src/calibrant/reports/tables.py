@@ -132,16 +132,28 @@ def to_markdown(table: Table, heading: str = "model") -> str:
     """
 
     def line(parts: Iterable[str]) -> str:
-        return "| " + " | ".join(part.replace("|", r"\|") for part in parts) + " |"
+        return "| " + " | ".join(parts) + " |"
 
     def printed(cell: Cell) -> str:
-        return " ".join([f"**{cell.text}**" if cell.best else cell.text, *cell.marks(ARROWS)])
+        text = plain_markdown(cell.text)
+        return " ".join([f"**{text}**" if cell.best else text, *cell.marks(ARROWS)])
 
-    lines = [line([heading, *(column.label for column in table.columns)])]
+    lines = [line([heading, *(plain_markdown(column.label) for column in table.columns)])]
     lines.append("| --- |" + " ---: |" * len(table.columns))
     for row, name in enumerate(table.rows):
-        lines.append(line([name, *(printed(column.cells[row]) for column in table.columns)]))
+        lines.append(line([plain_markdown(name), *(printed(column.cells[row]) for column in table.columns)]))
     return "\n".join(lines)
+
+
+def plain_markdown(text: str) -> str:
+    r"""Plain text in one line, with everything escaped that Markdown would interpret.
+
+    >>> print(plain_markdown("cals-alm[margin=6]"), plain_markdown("<b>[a](b)|*c*"))
+    cals-alm[margin=6] \<b\>[a\](b)\|\*c\*
+    """
+    text = "".join(character if character.isprintable() else " " for character in " ".join(text.split()))
+    escaped = "".join(rf"\{character}" if character in r"\`*_<>|&~" else character for character in text)
+    return escaped.replace("](", r"\](").replace("][", r"\][").replace("]:", r"\]:")
 
 
 def to_latex(table: Table, heading: str = "Model") -> str:

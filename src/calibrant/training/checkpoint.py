@@ -22,6 +22,10 @@ LAST, PREVIOUS = "last.pt", "previous.pt"
 BEST, SECOND_BEST = "best.pt", "second-best.pt"
 
 
+class DamagedError(ValueError):
+    """A checkpoint is damaged, or the file is something else."""
+
+
 def save(path: Path, state: Mapping[str, Any]) -> None:
     """Write a state to a file. An existing file is replaced in one step, once the new one is on the disk.
 
@@ -135,7 +139,7 @@ def _load_undamaged(folder: Path, names: Mapping[str, str]) -> dict[str, Any] | 
         with suppress(FileNotFoundError):  # none yet, or another process has just renamed it
             try:
                 return load(path)
-            except ValueError as error:
+            except DamagedError as error:
                 warnings.warn(f"{error}; {instead}", stacklevel=3)
                 # Otherwise the next save would keep it in place of the undamaged one.
                 path.replace(path.with_suffix(".damaged"))
@@ -146,7 +150,7 @@ def load(path: Path) -> dict[str, Any]:
     """Read a state that `save` wrote.
 
     Raises:
-        ValueError: the file is damaged or is not a checkpoint.
+        DamagedError: the file is damaged or is not a checkpoint.
     """
     try:
         with zipfile.ZipFile(path) as archive:  # torch does not verify checksums
@@ -158,9 +162,9 @@ def load(path: Path) -> dict[str, Any]:
         # The file could not be read at all. (A damaged one may seek to an invalid position.)
         if isinstance(error, OSError) and error.errno is not None and error.errno != errno.EINVAL:
             raise
-        raise ValueError(f"the checkpoint {path} is damaged") from error
+        raise DamagedError(f"the checkpoint {path} is damaged") from error
     if not isinstance(state, dict):
-        raise ValueError(f"the checkpoint {path} holds a {type(state).__name__}; expected a dict")
+        raise DamagedError(f"the checkpoint {path} holds a {type(state).__name__}; expected a dict")
     return state
 
 

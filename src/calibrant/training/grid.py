@@ -77,7 +77,10 @@ def compare(
     data = together(lambda: load_data(recipe.data, data_root), "reading the data")
     if len(data.test) == 0:
         raise RecipeError(f"data {recipe.data.name!r} have no test part to compare on")
-    others = {str(other): _outside(other, recipe, data, data_root) for other in outside}
+    others = {
+        str(other): together(partial(_outside, other, recipe, data, data_root), f"reading the data {other}")
+        for other in outside
+    }
 
     def folder(each: Recipe) -> Path:
         return folder_of(Path(output), each.loss, each.seed)

@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import math
 import time
-from collections.abc import Callable, Mapping
-from contextlib import ExitStack
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -17,7 +18,7 @@ from safetensors.torch import save as save_tensors
 from torch import Tensor
 
 from calibrant.atomic import replace_file
-from calibrant.distributed import gather, together
+from calibrant.distributed import gather, readable_errors, together
 from calibrant.losses import AdaptiveLoss
 from calibrant.predictions import write_predictions
 from calibrant.statistics import sum_dtype
@@ -26,6 +27,7 @@ from calibrant.training.batches import Batch, training_batches
 from calibrant.training.compilation import compile_network, remember_compiled, should_compile
 from calibrant.training.data import DataSets, Inputs, Split, load_data
 from calibrant.training.display import Display
+from calibrant.training.lock import FolderLock
 from calibrant.training.logs import Logs, learned_columns
 from calibrant.training.optimization import SCHEDULES, load_moments, set_rates
 from calibrant.training.recipe import Recipe
@@ -34,6 +36,9 @@ from calibrant.training.step import Recorded, Step
 from calibrant.training.validation import HIGHER_IS_BETTER, predictions, validate
 
 T = TypeVar("T")
+
+_SECONDS_BETWEEN_ATTEMPTS = 0.5
+"""The pause between two attempts to lock a folder that another process works in."""
 
 
 def train(
@@ -52,7 +57,8 @@ def train(
 
     Args:
         recipe: the recipe to follow.
-        output: the folder of the run, created if needed. A finished run is left unchanged.
+        output: the folder of the run, created if needed. A finished run is left unchanged. If another process
+            trains the same recipe there, the call waits until it ends.
         data_root: the folder with the files of the data sets.
         data: the data of the recipe, if they are loaded already.
         fabric: a launched Fabric; by default one process on the best device.
@@ -65,8 +71,10 @@ def train(
 
     Raises:
         RecipeError: the recipe cannot be followed, or the folder holds a run of another recipe or of other
-            data. (For a finished run, data are compared only if ``data`` is given.)
-        TrainingError: training diverged.
+            data, or is in use for another recipe. (For a finished run, data are compared only if ``data`` is
+            given.)
+        TrainingError: training diverged, a checkpoint does not fit the run, or the folder was replaced.
+        OtherProcessError: another process of the run has ended.
         OSError: data are missing, or the disk cannot be written to. Saved checkpoints stay.
 
     >>> from tempfile import TemporaryDirectory
@@ -80,27 +88,73 @@ def train(
         fabric = make_fabric(recipe)
         fabric.launch()
     together(lambda: run_folder.check_folder(folder, recipe), "checking the output folder")
-    if _agreed("whether the run is finished", run_folder.is_finished(folder)):
-        if data is not None:
-            run_folder.check_data(folder, run_folder.result_of(folder).get("data"), data.fingerprint)
-        return folder
-    with ExitStack() as stack:
-        display = stack.enter_context(Display(recipe, shown=progress and fabric.is_global_zero))
-        if data is None:
-            display.message("reading the data")
-            data = together(lambda: load_data(recipe.data, data_root), "reading the data")
-        loop = Loop(set_up(recipe, data, fabric), folder, display)
-        if fabric.is_global_zero:  # only now: a recipe that cannot be followed leaves no folder behind
-            folder.mkdir(parents=True, exist_ok=True)
-            replace_file(folder / run_folder.RECIPE, recipe.to_toml().encode())
-            loop.logs = stack.enter_context(Logs(folder))
-        if fabric.device.type == "cuda":
-            stack.callback(setattr, torch.backends.cudnn, "benchmark", torch.backends.cudnn.benchmark)
-            torch.backends.cudnn.benchmark = True
-        stack.enter_context(loop.writer)
-        loop.run()
-    fabric.barrier()
+    if not gather(run_folder.is_finished(folder))[0]:
+        with ExitStack() as stack, readable_errors():
+            _train(recipe, folder, data_root, data, fabric, progress, stack)
+            fabric.barrier()
+    if fabric.is_global_zero:
+        run_folder.check_finished(folder, recipe, None if data is None else data.fingerprint)
     return folder
+
+
+def _train(
+    recipe: Recipe,
+    folder: Path,
+    data_root: str | Path | None,
+    data: DataSets | None,
+    fabric: Fabric,
+    progress: bool,
+    stack: ExitStack,
+) -> None:
+    """Lock the folder and train, unless another process has finished the run meanwhile."""
+    lock = FolderLock(folder, f"{recipe.name}, {recipe.loss}, seed {recipe.seed}")
+    stack.callback(lock.release)
+    _wait_for(lock, recipe, fabric)
+    together(lambda: run_folder.check_folder(folder, recipe), "checking the output folder")
+    if _agreed("whether the run is finished", run_folder.is_finished(folder)):
+        return
+    display = stack.enter_context(Display(recipe, shown=progress and fabric.is_global_zero))
+    if data is None:
+        display.message("reading the data")
+        data = together(lambda: load_data(recipe.data, data_root), "reading the data")
+    loop = Loop(set_up(recipe, data, fabric), folder, display)
+    if fabric.is_global_zero:  # only now: a recipe that cannot be followed leaves no folder behind
+        loop.lock = lock
+        replace_file(folder / run_folder.RECIPE, recipe.to_toml().encode())
+        loop.logs = stack.enter_context(Logs(folder))
+    if fabric.device.type == "cuda":
+        stack.callback(setattr, torch.backends.cudnn, "benchmark", torch.backends.cudnn.benchmark)
+        torch.backends.cudnn.benchmark = True
+    stack.enter_context(loop.writer)
+    loop.run()
+
+
+def _wait_for(lock: FolderLock, recipe: Recipe, fabric: Fabric) -> None:
+    """Lock a folder in the first process. All wait while another program trains the same recipe there.
+
+    Raises:
+        RecipeError: another program trains another recipe there.
+    """
+    holder = said = ""
+
+    def attempt() -> str:
+        if not fabric.is_global_zero or lock.acquire():
+            return ""
+        found = lock.holder() or "a process that has just ended"
+        if found == holder:  # seen twice: not one that only looked, and the recipe is its own
+            run_folder.check_folder(lock.folder, recipe, holder)
+        return found
+
+    # The processes ask together, again and again: a single long wait would exceed the time-out of the others.
+    while found := gather(together(attempt, "locking the output folder"))[0]:
+        if found == holder != said and fabric.is_global_zero:
+            said = holder
+            warnings.warn(
+                f"{lock.folder} is in use by {holder} for the same recipe; waiting until it ends",
+                stacklevel=4,
+            )
+        holder = found
+        time.sleep(_SECONDS_BETWEEN_ATTEMPTS)
 
 
 def _agreed(what: str, value: T) -> T:
@@ -123,11 +177,14 @@ class Loop:
         history: a log row for each complete epoch.
         learned: the learned state of the loss after each epoch, by name.
         best: the best value of the recipe's criterion so far; NaN before the first.
+        origin: the recipe and the fingerprint of the data, for every file that another run must not use.
     """
 
     def __init__(self, parts: Parts, folder: Path, display: Display) -> None:
         self.parts, self.folder, self.display = parts, folder, display
         self.logs: Logs | None = None
+        self.lock: FolderLock | None = None
+        self.origin = {"recipe": parts.recipe.to_toml(), "data": parts.fingerprint}
         self.epoch, self.step = 0, 0
         device = parts.fabric.device
         self.total_loss = torch.zeros((), device=device, dtype=sum_dtype(device))
@@ -240,6 +297,7 @@ class Loop:
         self.total_loss.zero_()
         best = self._keep_best(figures)
         if self.logs is not None:  # before the checkpoint: a run killed in between writes the row again
+            self._check_lock()
             self.logs.write(self.history, learned)
         self._save(best)
         self.display.end_epoch(row, learned)
@@ -290,7 +348,8 @@ class Loop:
         if not (better or math.isnan(self.best)):
             return None
         self.best = value
-        return {"epoch": self.epoch, "value": value, "model": self.parts.evaluated.state_dict()}
+        model = self.parts.evaluated.state_dict()
+        return {**self.origin, "epoch": self.epoch, "value": value, "model": model}
 
     # ------------------------------------------------------------------------------------------- checkpoints
 
@@ -298,8 +357,7 @@ class Loop:
         parts = self.parts
         processes = gather((checkpoint.random_state(), self.total_loss.cpu()))
         state = {
-            "recipe": parts.recipe.to_toml(),
-            "data": parts.fingerprint,
+            **self.origin,
             "epoch": self.epoch,
             "step": self.step,
             "total_loss": [total_loss for _, total_loss in processes],
@@ -313,33 +371,68 @@ class Loop:
             "learned": self.learned,
             "best": self.best,
         }
+
+        def write() -> None:
+            if parts.fabric.is_global_zero:
+                self._check_lock()
+                self.writer.write(state, best)
+
         # Together: a full disk must not leave the other processes waiting.
-        writes = parts.fabric.is_global_zero
-        together(lambda: self.writer.write(state, best) if writes else None, "writing a checkpoint")
+        together(write, "writing a checkpoint")
+
+    def _check_lock(self) -> None:
+        if self.lock is not None:
+            self.lock.check()
 
     def _resume(self) -> None:
-        parts = self.parts
         state = checkpoint.load_last(self.writer.folder)
-        if state is None:
-            _agreed("how far the run has come", (self.epoch, self.step))
-            return
-        run_folder.check_data(self.folder, state.get("data"), parts.fingerprint)
+        if state is not None:
+            with self._fitting("checkpoint", state):
+                self._restore(state)
+        _agreed("how far the run has come", (self.epoch, self.step))
+        if state is not None:
+            self.display.resumed(self.epoch, self.step)
+
+    @contextmanager
+    def _fitting(self, what: str, state: Mapping[str, Any]) -> Iterator[None]:
+        """Refuse a state of another run, and turn errors about its content into a readable one."""
+        run_folder.check_origin(
+            self.folder, run_folder.CHECKPOINTS, state, self.parts.recipe, self.parts.fingerprint
+        )
+        try:
+            yield
+        except (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
+            reason = f"no {error}" if isinstance(error, KeyError) else " ".join(str(error).split())[:200]
+            raise TrainingError(
+                f"the {what} in {self.writer.folder} does not fit the run ({reason}); delete this folder to "
+                "train anew"
+            ) from error
+
+    def _restore(self, state: Mapping[str, Any]) -> None:
+        parts = self.parts
+        epoch, step, history, learned = (state[name] for name in ("epoch", "step", "history", "learned"))
+        if type(epoch) is not int or not 0 <= epoch <= parts.recipe.epochs:
+            raise ValueError(f"epoch {epoch!r} of {parts.recipe.epochs}")
+        if type(step) is not int or not 0 <= step <= parts.steps or (step and epoch == parts.recipe.epochs):
+            raise ValueError(f"step {step!r} of {parts.steps} in epoch {epoch}")
+        if [row["epoch"] for row in history] != list(range(1, epoch + 1)):
+            raise ValueError(f"a history of {len(history)} epochs after {epoch}")
+        if any(len(values) != epoch for values in learned.values()):
+            raise ValueError(f"a learned state for another number of epochs than {epoch}")
         parts.network.load_state_dict(state["model"])
         load_moments(parts.optimizer.optimizer, state["optimizer"])
         parts.fabric.strategy.precision.load_state_dict(state["precision"])
         if parts.averaged is not None:
             parts.averaged.load_state_dict(state["averaged"])
         parts.loss.load_state_dict(state["loss"])
-        self.epoch, self.step = state["epoch"], state["step"]
-        self.history, self.learned, self.best = state["history"], state["learned"], state["best"]
+        self.epoch, self.step = epoch, step
+        self.history, self.learned, self.best = list(history), dict(learned), float(state["best"])
         rank, processes = parts.fabric.global_rank, parts.fabric.world_size
         if len(state["randomness"]) == processes:
             checkpoint.restore_random_state(state["randomness"][rank])
             self.total_loss.copy_(state["total_loss"][rank])
         elif rank == 0:  # with another number of processes, the first one takes the losses of all
             self.total_loss.copy_(torch.stack(state["total_loss"]).mean() * processes)
-        _agreed("how far the run has come", (self.epoch, self.step))
-        self.display.resumed(self.epoch, self.step)
 
     # ------------------------------------------------------------------------------------------------ finish
 
@@ -354,39 +447,48 @@ class Loop:
                 raise TrainingError(
                     f"the best weights are damaged; delete the folder {folder} and train again"
                 )
-            parts.evaluated.load_state_dict(best["model"])
-            epoch = best["epoch"]
+            with self._fitting("checkpoint of the best weights", best):
+                parts.evaluated.load_state_dict(best["model"])
+                epoch = int(best["epoch"])
+        files = []
         if parts.fabric.is_global_zero:
+            self._check_lock()
             run_folder.save_weights(parts.evaluated, folder / run_folder.WEIGHTS)
             run_folder.save_weights(parts.loss, folder / run_folder.LOSS)
+            files += [run_folder.WEIGHTS, run_folder.LOSS]
             if self.learned:
                 over_epochs = {name: torch.stack(values) for name, values in self.learned.items()}
                 replace_file(folder / run_folder.LEARNED, save_tensors(over_epochs))
+                files.append(run_folder.LEARNED)
         for name in ("validation", "test"):
             split = getattr(parts.data, name)
             if len(split):
                 self.display.message(f"predicting {name}")
-                self._store(split, folder / f"{name}.npz")
+                if self._store(split, folder / f"{name}.npz"):
+                    files.append(f"{name}.npz")
         if parts.fabric.is_global_zero:
             constants = parts.data.test.normalisation
             result = {
-                "format": 1,
+                "format": run_folder.FORMAT,
+                **self.origin,
                 "epoch": epoch,
                 "epochs": self.epoch,
-                "data": parts.fingerprint,
+                "files": {name: run_folder.hash_of(folder / name) for name in files},
                 "normalisation": constants and {"mean": constants.mean, "std": constants.std},
                 "history": self.history,
             }
+            self._check_lock()
             replace_file(folder / run_folder.RESULT, (json.dumps(result, indent=1) + "\n").encode())
 
-    def _store(self, split: Split, path: Path) -> None:
-        """Write the predictions for a split, unless they take too much space."""
+    def _store(self, split: Split, path: Path) -> bool:
+        """Write the predictions for a split, unless they take too much space; return whether it was done."""
         batches: list[tuple[Tensor, Tensor]] = []
         for logits, target in predictions(self.parts, split):
             if not batches and logits[0].numel() * 4 * len(split) > run_folder.STORED:
-                return  # in every process alike; `calibrant.training.runs` predicts when asked
+                return False  # in every process alike; `calibrant.training.runs` predicts when asked
             batches.append((logits.cpu(), run_folder.as_written(target.cpu(), self.parts.data.ignore_index)))
         processes = gather(batches)
         if self.parts.fabric.is_global_zero:
             logits, labels = run_folder.in_order(processes, len(split))
             write_predictions(path, [(logits, labels)], len(split), self.parts.data.class_names)
+        return True

@@ -96,11 +96,23 @@ def load_moments(optimizer: Optimizer, state: Mapping[Any, Any]) -> None:
     """Load the ``state`` of an optimizer's `state_dict`, saved on any device.
 
     The parameter groups stay as they are: they belong to the recipe and the current device.
+
+    Raises:
+        ValueError: the state belongs to parameters of other shapes.
     """
     groups = optimizer.state_dict()["param_groups"]
     optimizer.load_state_dict({"state": dict(state), "param_groups": groups})
     for parameter, moments in optimizer.state.items():
         for name, moment in moments.items():
+            if (
+                isinstance(optimizer, SGD | Adam | AdamW)
+                and isinstance(moment, torch.Tensor)
+                and moment.ndim
+                and moment.shape != parameter.shape
+            ):
+                raise ValueError(
+                    f"{name} has shape {tuple(moment.shape)}; its parameter has {tuple(parameter.shape)}"
+                )
             # Fused steps need the memory layout of the parameter; another device may have used another one.
             if isinstance(moment, torch.Tensor) and moment.shape == parameter.shape and moment.ndim:
                 moments[name] = torch.empty_like(parameter, dtype=moment.dtype).copy_(moment)

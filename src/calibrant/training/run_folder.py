@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -21,8 +23,14 @@ from calibrant.training.recipe import Recipe
 RECIPE, RESULT, CHECKPOINTS = "recipe.toml", "result.json", "checkpoints"
 WEIGHTS, LOSS, LEARNED = "model.safetensors", "loss.safetensors", "learned.safetensors"
 
+FORMAT = 2
+"""The version of the content of ``result.json``."""
+
 STORED = 1 << 30
 """The largest size of the logits, in bytes, at which the predictions are stored in the folder."""
+
+_RESULT_TYPES = {"recipe": str, "data": str, "files": dict, "epoch": int, "epochs": int, "history": list}
+_COLUMNS = {"epoch", "validation_accuracy", "validation_nll", "validation_ece"}
 
 
 def is_finished(folder: Path) -> bool:
@@ -31,52 +39,143 @@ def is_finished(folder: Path) -> bool:
 
 
 def result_of(folder: Path) -> dict[str, Any]:
-    """The result of a finished run."""
-    result: dict[str, Any] = json.loads((folder / RESULT).read_text(encoding="utf-8"))
+    """The result of a finished run.
+
+    Raises:
+        RecipeError: the file is damaged, or is something else.
+    """
+    path = folder / RESULT
+    try:
+        result: Any = json.loads(path.read_text(encoding="utf-8"))
+    except (ValueError, RecursionError):
+        result = None
+    if (
+        not isinstance(result, dict)
+        or result.get("format") != FORMAT
+        or not all(isinstance(result.get(name), kind) for name, kind in _RESULT_TYPES.items())
+        or len(result["history"]) != result["epochs"]
+        or not all(isinstance(row, dict) and row.keys() >= _COLUMNS for row in result["history"])
+    ):
+        raise RecipeError(
+            f"{path} is damaged, or not the result of a run in format {FORMAT}; delete it and give the "
+            "command that trains the run again"
+        )
     return result
 
 
-def check_folder(folder: Path, recipe: Recipe) -> None:
-    """Refuse a folder that cannot be written to, or that holds a run of another recipe."""
-    if folder.exists() and not folder.is_dir():
-        raise NotADirectoryError(f"{folder} is a file; expected a folder to write the run to")
+def hash_of(path: Path) -> str:
+    """The SHA-256 of a file."""
+    with path.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
+
+
+def check_file(path: Path, expected: str) -> Path:
+    """Refuse a file whose content is not the one that the run has written; return the path."""
+    if hash_of(path) != expected:
+        raise RecipeError(
+            f"{path} is damaged or was changed: its SHA-256 is not the one in {RESULT}; put the file back, "
+            f"or delete {path.parent / RESULT} and give the command that trains the run again"
+        )
+    return path
+
+
+def check_writable(folder: Path) -> None:
+    """Refuse a folder that cannot be created or written to."""
+    for place in (folder, *folder.parents):
+        if place.is_symlink() and not place.exists():
+            raise NotADirectoryError(f"{place} is a link that leads nowhere; expected a folder to write to")
+        if place.exists() and not place.is_dir():
+            raise NotADirectoryError(f"{place} is a file; expected a folder to write to")
     parent = next(each for each in (folder, *folder.absolute().parents) if each.exists())
-    if not os.access(parent, os.W_OK):
+    if not os.access(parent, os.W_OK | os.X_OK):
         raise PermissionError(f"{folder} cannot be written to: {parent} does not allow it")
+
+
+def check_folder(folder: Path, recipe: Recipe, holder: str = "") -> None:
+    """Refuse a folder that cannot be written to, or that holds a run of another recipe.
+
+    Args:
+        folder: the folder of the run.
+        recipe: the recipe of the run.
+        holder: the process that is working in the folder, if there is one.
+    """
+    check_writable(folder)
     path = folder / RECIPE
     if not path.exists():
         return
     other = Recipe.from_toml(path.read_text(encoding="utf-8"), where=str(path))
-    begun = is_finished(folder) or any((folder / CHECKPOINTS).glob("*"))
-    if other != recipe and begun:
-        ours, theirs = recipe.to_toml().splitlines(), other.to_toml().splitlines()
-        changed = [line for line in theirs if line not in ours]
-        there = changed or [f"without {line}" for line in ours if line not in theirs]
+    if other == recipe:
+        return
+    there = _difference(recipe, other)
+    if holder:
         raise RecipeError(
-            f"{folder} holds a run of another recipe (there: {'; '.join(there[:3])}); choose another "
-            "output folder, or delete this one"
+            f"{folder} is in use by {holder} for another recipe (there: {there}); choose another output "
+            "folder"
+        )
+    if is_finished(folder) or any((folder / CHECKPOINTS).glob("*")):
+        raise RecipeError(
+            f"{folder} holds a run of another recipe (there: {there}); choose another output folder, or "
+            "delete this one"
         )
 
 
-def check_data(folder: Path, kept: str | None, fingerprint: str) -> None:
-    """Refuse data with another fingerprint than the one that the run has kept, if it has kept one."""
-    if kept is not None and kept != fingerprint:
+def _difference(recipe: Recipe, other: Recipe) -> str:
+    """The lines of another recipe that differ."""
+    ours, theirs = recipe.to_toml().splitlines(), other.to_toml().splitlines()
+    changed = [line for line in theirs if line not in ours]
+    return "; ".join((changed or [f"without {line}" for line in ours if line not in theirs])[:3])
+
+
+def check_data(folder: Path, kept: str, fingerprint: str) -> None:
+    """Refuse data with another fingerprint than the one that the run has kept."""
+    if kept != fingerprint:
         raise RecipeError(
             f"the data are not those that the run in {folder} was begun with: images, labels or their split "
             "have changed; put them back as they were, or choose another output folder"
         )
 
 
+def check_origin(
+    folder: Path, name: str, kept: Mapping[str, Any], recipe: Recipe, fingerprint: str | None = None
+) -> None:
+    """Refuse a checkpoint or a result in a folder that belongs to another recipe or to other data.
+
+    Args:
+        folder: the folder of the run.
+        name: the file in the folder.
+        kept: the content of the file.
+        recipe: the recipe of the run.
+        fingerprint: the fingerprint of the data of the run, if they are loaded.
+    """
+    text, data = kept.get("recipe"), kept.get("data")
+    if not isinstance(text, str) or not isinstance(data, str):
+        raise RecipeError(f"{folder / name} does not say which recipe and data it belongs to; delete it")
+    other = Recipe.from_toml(text, where=str(folder / name))
+    if other != recipe:
+        raise RecipeError(
+            f"{folder / name} belongs to another recipe (there: {_difference(recipe, other)}); choose "
+            "another output folder, or delete this one"
+        )
+    if fingerprint is not None:
+        check_data(folder, data, fingerprint)
+
+
+def check_finished(folder: Path, recipe: Recipe, fingerprint: str | None = None) -> dict[str, Any]:
+    """The result of a finished run, if it belongs to this recipe and to these data."""
+    result = result_of(folder)
+    check_origin(folder, RESULT, result, recipe, fingerprint)
+    return result
+
+
 def check_begun(folder: Path, recipe: Recipe, data: DataSets) -> None:
     """Refuse a folder that holds a run, finished or not, of another recipe or of other data."""
     check_folder(folder, recipe)
-    kept: dict[str, Any] = {}
     if is_finished(folder):
-        kept = result_of(folder)
-    else:
-        with suppress(ValueError, FileNotFoundError):  # the run itself handles and reports a damaged file
-            kept = checkpoint.load(folder / CHECKPOINTS / checkpoint.LAST)
-    check_data(folder, kept.get("data"), data.fingerprint)
+        check_finished(folder, recipe, data.fingerprint)
+        return
+    name = f"{CHECKPOINTS}/{checkpoint.LAST}"
+    with suppress(checkpoint.DamagedError, FileNotFoundError):  # the run itself reports a damaged file
+        check_origin(folder, name, checkpoint.load(folder / name), recipe, data.fingerprint)
 
 
 def save_weights(module: nn.Module, path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -24,6 +25,7 @@ from calibrant.predictions import open_predictions, write_predictions
 from calibrant.training import run_folder
 from calibrant.training.batches import evaluation_batches
 from calibrant.training.data import DataSets, Split, load_data
+from calibrant.training.lock import FolderLock
 from calibrant.training.models import PREFIXES, create_model
 from calibrant.training.recipe import Recipe
 
@@ -61,11 +63,11 @@ class Run:
         if not (self.folder / run_folder.RECIPE).is_file():
             raise RecipeError(f"{self.folder} is not the folder of a run: it has no {run_folder.RECIPE}")
         if not run_folder.is_finished(self.folder):
-            raise RecipeError(
-                f"the run in {self.folder} is not finished; give the command that trains it again"
-            )
-        if self.loaded is not None:
-            run_folder.check_data(self.folder, self._result.get("data"), self.loaded.fingerprint)
+            holder = FolderLock(self.folder).holder()
+            advice = f"{holder} works on it" if holder else "give the command that trains it again"
+            raise RecipeError(f"the run in {self.folder} is not finished; {advice}")
+        fingerprint = None if self.loaded is None else self.loaded.fingerprint
+        run_folder.check_origin(self.folder, run_folder.RESULT, self._result, self.recipe, fingerprint)
 
     @cached_property
     def recipe(self) -> Recipe:
@@ -79,7 +81,7 @@ class Run:
         if self.loaded is not None:
             return self.loaded
         data = load_data(self.recipe.data, self.data_root)
-        run_folder.check_data(self.folder, self._result.get("data"), data.fingerprint)
+        run_folder.check_data(self.folder, self._result["data"], data.fingerprint)
         return data
 
     @cached_property
@@ -91,7 +93,16 @@ class Run:
         left_out = _STARTING_WEIGHTS[:2] if own else _STARTING_WEIGHTS
         options = {name: value for name, value in choice.options.items() if name not in left_out}
         model = create_model(choice.name, self.data.num_classes, self.data.about, **options)
-        model.load_state_dict(load_file(self.folder / run_folder.WEIGHTS))
+        weights = self._file(run_folder.WEIGHTS)
+        if weights is None:
+            raise RecipeError(f"the run in {self.folder} has no {run_folder.WEIGHTS}; train it again")
+        try:
+            model.load_state_dict(load_file(weights))
+        except RuntimeError as error:
+            raise RecipeError(
+                f"model {choice} does not take the weights of the run in {self.folder}: "
+                f"{str(error).splitlines()[-1].strip()}"
+            ) from error
         return model.to("cuda" if torch.cuda.is_available() else "cpu").eval()
 
     @cached_property
@@ -103,16 +114,21 @@ class Run:
     def _result(self) -> dict[str, Any]:
         return run_folder.result_of(self.folder)
 
+    def _file(self, name: str) -> Path | None:
+        """The path of a file, if the run wrote it and it is still there; a changed one is refused."""
+        path, expected = self.folder / name, self._result["files"].get(name)
+        return run_folder.check_file(path, expected) if expected and path.is_file() else None
+
     @cached_property
     def learned(self) -> dict[str, Tensor]:
         """The learned state of an adaptive loss after each epoch, ``(epochs, …)``, by name."""
-        path = self.folder / run_folder.LEARNED
-        return load_file(path) if path.is_file() else {}
+        path = self._file(run_folder.LEARNED)
+        return {} if path is None else load_file(path)
 
     def predictions(self, part: Part) -> Iterable[Predictions]:
         """Batches of logits and labels of a part, which can be iterated more than once; -100 is ignored."""
-        stored = self.folder / f"{part}.npz"
-        if stored.is_file():
+        stored = self._file(f"{part}.npz")
+        if stored is not None:
             return [open_predictions(stored).load()]
         return self._predicted(getattr(self.data, part))
 
@@ -139,11 +155,13 @@ class Run:
         read from there the next time.
         """
         path = self.folder / "evaluation.json"
-        if path.is_file():
+        origin = {"resamples": resamples, "run": run_folder.hash_of(self.folder / run_folder.RESULT)}
+        # Results that are damaged, or of another run, are computed anew.
+        with suppress(FileNotFoundError, ValueError, TypeError, LookupError, AttributeError):
             plain = json.loads(path.read_text(encoding="utf-8"))
-            if plain.get("resamples") == resamples:
+            if {name: plain[name] for name in origin} == origin:
                 before, after = (Evaluation.from_dict(each) for each in plain["evaluations"])
-                return before, after, plain["temperature"]
+                return before, after, float(plain["temperature"])
         self._present("test")
         calibrator = Temperature().fit_batches(self.predictions("validation"))
         test = self.predictions("test")
@@ -151,7 +169,7 @@ class Run:
         after = self._evaluate(test, f"{self.recipe.loss} + temperature", calibrator, resamples)
         temperature = float(calibrator.temperature)
         plain = {
-            "resamples": resamples,
+            **origin,
             "temperature": temperature,
             "evaluations": [before.to_dict(), after.to_dict()],
         }
@@ -205,10 +223,19 @@ class Predicted:
 
 
 def folder_of(output: Path, loss: str, seed: int) -> Path:
-    """The default folder for the run of a loss and a seed; special characters become hyphens.
+    """The default folder for the run of a loss and a seed.
 
     >>> folder_of(Path("out"), "cals-alm[margin=6,penalty=p2]", 1).as_posix()
     'out/runs/cals-alm-margin=6-penalty=p2-seed1'
     """
-    name = "".join(character if character.isalnum() or character in "-_.=" else "-" for character in loss)
-    return output / "runs" / f"{name.strip('-')}-seed{seed}"
+    return output / "runs" / f"{plain_name(loss)}-seed{seed}"
+
+
+def plain_name(text: str) -> str:
+    """A text as the name of one folder: special characters become hyphens.
+
+    >>> plain_name("../../my recipe"), plain_name("..")
+    ('my-recipe', 'recipe')
+    """
+    name = "".join(character if character.isalnum() or character in "-_.=" else "-" for character in text)
+    return name.strip("-").lstrip(".-") or "recipe"

@@ -188,8 +188,9 @@ def _create_network(recipe: Recipe, data: DataSets, device: torch.device) -> tup
     choice = recipe.model
     try:
         network = create_model(choice.name, data.num_classes, data.about, **choice.options)
-    except (TypeError, ValueError) as error:
-        raise RecipeError(f"model {choice}: {error}") from error
+    except (TypeError, ValueError, RuntimeError, ArithmeticError, AssertionError, LookupError) as error:
+        reason = " ".join(str(error).split())[:300] or type(error).__name__
+        raise RecipeError(f"model {choice}: {reason}") from error
     inputs, _ = data.validation.batch(torch.zeros(1, dtype=torch.long))
     with torch.no_grad(), torch.random.fork_rng(devices=[]):
         try:

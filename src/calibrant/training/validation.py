@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import get_args
 
 import torch
 import torch.distributed as dist
@@ -16,15 +17,21 @@ from calibrant.calibrators import Temperature
 from calibrant.distributed import gather
 from calibrant.histogram import ConfidenceHistogram
 from calibrant.layout import arrange
+from calibrant.metrics.catalogue import METRICS, Options
 from calibrant.options import RecipeError
 from calibrant.statistics import Statistics, sum_dtype
 from calibrant.training import TrainingError
 from calibrant.training.batches import evaluation_batches
 from calibrant.training.data import Split
+from calibrant.training.recipe import Criterion
 from calibrant.training.run_folder import STORED
 from calibrant.training.setup import Parts
 
-HIGHER_IS_BETTER = {"accuracy": True, "nll": False, "ece": False, "nll-after-temperature": False}
+HIGHER_IS_BETTER = {
+    criterion: METRICS[criterion.removesuffix("-after-temperature")].higher_is_better
+    for criterion in get_args(Criterion)
+    if criterion != "last"
+}
 """The criteria by which a run can select its best epoch, and the direction of each."""
 
 
@@ -48,12 +55,8 @@ class ValidationSums(Statistics):
         samples = float(self.samples)
         if samples == 0:
             raise TrainingError("the validation data have no element that is not ignored")
-        bins = self.histogram.equal_width(15)
-        return {
-            "accuracy": float(self.histogram.correct.sum()) / samples,
-            "nll": float(self.nll) / samples,
-            "ece": float((bins.confidence - bins.correct).abs().sum()) / samples,
-        }
+        accuracy, ece = (METRICS[name].function(self.histogram, Options()) for name in ("accuracy", "ece"))
+        return {"accuracy": float(accuracy), "nll": float(self.nll) / samples, "ece": float(ece)}
 
 
 @torch.no_grad()

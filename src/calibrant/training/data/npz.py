@@ -125,6 +125,9 @@ def _read(path: Path) -> tuple[dict[str, Part], tuple[str, ...]]:
     parts = {name: part for name, part in found.items() if part is not None}
     if "train" not in parts:
         raise ValueError(f"{path} has {', '.join(arrays) or 'nothing'}, expected images and labels")
+    if parts["train"][0].numel() == 0:
+        shape = tuple(parts["train"][0].shape)
+        raise ValueError(f"{path} has inputs of shape {shape} to train with, expected at least one number")
     shapes = {name: (part[0].shape[1:], part[0].dtype) for name, part in parts.items()}
     if len(set(shapes.values())) > 1:
         raise ValueError(f"{path} has parts of different shapes or types: {shapes}")

@@ -27,7 +27,7 @@ def mlp(
         hidden: the widths of the hidden layers; ``()`` for a linear classifier.
 
     Raises:
-        ValueError: neither features nor the size of images is given.
+        ValueError: neither features nor the size of images is given, or a width is less than 1.
 
     >>> import torch
     >>> mlp(10, features=64)(torch.zeros(2, 64)).shape
@@ -37,8 +37,10 @@ def mlp(
         if channels is None or image_size is None:
             raise ValueError("mlp needs features, or channels and image_size, got neither")
         features = channels * image_size**2
-    layers: list[nn.Module] = [nn.Flatten()]
     widths = (features, *hidden)
+    if min(widths) < 1:
+        raise ValueError(f"features and the widths in hidden must be at least 1, got {list(widths)}")
+    layers: list[nn.Module] = [nn.Flatten()]
     for width, following in pairwise(widths):
         layers += [nn.Linear(width, following), nn.ReLU()]
     return nn.Sequential(*layers, nn.Linear(widths[-1], num_classes))

@@ -1,0 +1,195 @@
+"""The lock of a folder: one process at a time works in it."""
+
+from __future__ import annotations
+
+import errno
+import os
+import socket
+import threading
+import time
+import warnings
+from contextlib import suppress
+from pathlib import Path
+from typing import Self
+
+from calibrant.training import TrainingError
+
+FILE = ".lock"
+
+_TAKEN = (errno.EACCES, errno.EAGAIN, errno.ESTALE)  # the last: the file was removed on another machine
+_UNSUPPORTED = (errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.EINVAL)
+
+# Record locks do not exclude threads of one process from one another. By the device and inode of the lock
+# file: the holder's name.
+_held_here: dict[tuple[int, int], str] = {}
+_guard = threading.Lock()
+
+
+def _forget_after_fork() -> None:
+    global _guard
+    _guard = threading.Lock()
+    _held_here.clear()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget_after_fork)
+
+
+class FolderLock:
+    """Lets one process at a time work in a folder.
+
+    The lock is a POSIX record lock on the file ``.lock`` in the folder. The system releases it when the
+    process ends, even by ``kill -9``, and forked workers that outlive the process do not keep it. It works
+    between machines if the network file system supports such locks. If the file system does not, a warning
+    says so and nothing is locked.
+
+    As a context manager, it waits until the folder is free.
+
+    Args:
+        folder: the folder to lock; created if needed.
+        purpose: what the process does in the folder, for messages.
+
+    >>> from tempfile import TemporaryDirectory
+    >>> with TemporaryDirectory() as folder, FolderLock(Path(folder), "an example"):
+    ...     other = FolderLock(Path(folder))
+    ...     print(other.acquire(), other.holder().endswith("(an example)"))
+    False True
+    """
+
+    def __init__(self, folder: Path, purpose: str = "") -> None:
+        self.folder, self.path, self.purpose = folder, folder / FILE, purpose
+        self._descriptor: int | None = None
+        self._key = (0, 0)
+        self._created: list[Path] = []
+        self._locks = True
+
+    def acquire(self) -> bool:
+        """Try to lock the folder.
+
+        Returns:
+            Whether this process holds the lock now.
+        """
+        with _guard:
+            created = [each for each in (self.folder, *self.folder.parents) if not each.exists()]
+            self.folder.mkdir(parents=True, exist_ok=True)
+            with suppress(FileNotFoundError):
+                if _key_of(os.stat(self.path, follow_symlinks=False)) in _held_here:
+                    return False  # opening and closing the file once more would release the lock
+            try:
+                # A link could make this process overwrite a file elsewhere.
+                flags = os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0)
+                descriptor = os.open(self.path, flags, 0o666)
+            except FileNotFoundError:  # the holder has just removed the folder
+                return False
+            taken = False
+            try:
+                taken = self._lock(descriptor) and self._in_place(descriptor)
+            finally:
+                if not taken:
+                    os.close(descriptor)
+            if taken:
+                self._descriptor, self._key, self._created = (
+                    descriptor,
+                    _key_of(os.fstat(descriptor)),
+                    created,
+                )
+                since = time.strftime("%Y-%m-%d %H:%M:%S")
+                name = f"process {os.getpid()} on {socket.gethostname()} since {since} ({self.purpose})"
+                _held_here[self._key] = name
+                os.ftruncate(descriptor, 0)
+                os.pwrite(descriptor, f"{name}\n".encode(), 0)
+            return taken
+
+    def _lock(self, descriptor: int) -> bool:
+        problem = _attempt(descriptor, exclusive=True)
+        if problem in _UNSUPPORTED:
+            self._locks = False
+            warnings.warn(
+                f"{self.folder} cannot be locked, because its file system does not support it "
+                f"({os.strerror(problem)}): take care that no second process works in this folder",
+                stacklevel=3,
+            )
+        elif problem and problem not in _TAKEN:
+            raise OSError(problem, os.strerror(problem), str(self.path))
+        return problem not in _TAKEN
+
+    def _in_place(self, descriptor: int) -> bool:
+        """Whether the path still leads to the open file."""
+        try:
+            return _key_of(os.stat(self.path)) == _key_of(os.fstat(descriptor))
+        except FileNotFoundError:
+            return False
+
+    def holder(self) -> str:
+        """The process that holds the lock, in words; "" if there is none."""
+        with _guard:
+            try:
+                key = _key_of(os.stat(self.path))
+                if key in _held_here:
+                    return _held_here[key]
+                with self.path.open("rb") as stream:
+                    text = stream.read(500).decode(errors="replace")
+                    if _attempt(stream.fileno(), exclusive=False) not in _TAKEN:
+                        return ""
+            except OSError:
+                return ""
+        return "".join(each for each in text if each.isprintable()) or "another process"
+
+    def check(self) -> None:
+        """Check that the folder is still locked by this process.
+
+        Raises:
+            TrainingError: the folder was deleted or replaced, or another process has locked it.
+        """
+        if self._descriptor is None or not self._in_place(self._descriptor):
+            raise TrainingError(
+                f"the folder {self.folder} was deleted or replaced while this process worked in it; "
+                "nothing more is written to it"
+            )
+        if self._locks and not self._lock(self._descriptor):  # a network file system can lose a lock
+            raise TrainingError(f"{self.folder} was locked by {self.holder()} meanwhile")
+
+    def release(self) -> None:
+        """Unlock the folder. If nothing was written to it, it is removed unless it was there before."""
+        descriptor, self._descriptor = self._descriptor, None
+        if descriptor is None:
+            return
+        with _guard:
+            _held_here.pop(self._key, None)
+            with suppress(OSError):
+                if self._created and self._in_place(descriptor) and os.listdir(self.folder) == [FILE]:
+                    self.path.unlink()
+                    for folder in self._created:
+                        folder.rmdir()
+            with suppress(OSError):
+                os.ftruncate(descriptor, 0)
+            os.close(descriptor)
+
+    def __enter__(self) -> Self:
+        said = False
+        while not self.acquire():
+            if not said:
+                warnings.warn(f"{self.folder} is in use by {self.holder()}; waiting", stacklevel=2)
+                said = True
+            time.sleep(0.2)
+        return self
+
+    def __exit__(self, *problem: object) -> None:
+        self.release()
+
+
+def _key_of(status: os.stat_result) -> tuple[int, int]:
+    return status.st_dev, status.st_ino
+
+
+def _attempt(descriptor: int, *, exclusive: bool) -> int:
+    """Try to lock an open file; return 0, or the number of the error."""
+    try:
+        import fcntl
+
+        fcntl.lockf(descriptor, (fcntl.LOCK_EX if exclusive else fcntl.LOCK_SH) | fcntl.LOCK_NB)
+    except ImportError:  # Windows
+        return errno.ENOSYS
+    except OSError as error:
+        return error.errno or errno.EIO
+    return 0

@@ -1,0 +1,446 @@
+"""The lock of a folder, and what it protects: no run is published under the name of another."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import json
+import os
+import shutil
+import signal
+import threading
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from calibrant.options import RecipeError
+from calibrant.training import TrainingError, checkpoint, loop
+from calibrant.training.lock import FolderLock
+from calibrant.training.loop import train
+from calibrant.training.recipe import Recipe
+from calibrant.training.run_folder import result_of
+from calibrant.training.runs import Run
+
+RECIPE = Recipe.load("digits-lt").override(
+    [
+        "epochs=2",
+        "batch_size=32",
+        "data=synthetic[classes=4,features=5,train_size=64,validation_size=40,test_size=31]",
+        "model.hidden=[4]",
+        "select=nll",
+        "average=0.5",
+        "loss=cals-alm[margin=1]",
+    ]
+)
+OTHER = RECIPE.override(["loss=focal"])
+
+
+@pytest.fixture(autouse=True)
+def _short_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loop, "_SECONDS_BETWEEN_ATTEMPTS", 0.02)
+
+
+@contextmanager
+def child(action: Callable[[], object]) -> Iterator[int]:
+    """A forked process that does something and then sleeps until it is killed."""
+    ready, done = os.pipe()
+    process = os.fork()
+    if process == 0:
+        with suppress(BaseException):
+            action()
+            os.write(done, b".")
+            time.sleep(60)
+        os._exit(1)
+    try:
+        assert os.read(ready, 1) == b"."
+        yield process
+    finally:
+        with suppress(ProcessLookupError):
+            os.kill(process, signal.SIGKILL)
+            os.waitpid(process, 0)
+        os.close(ready)
+        os.close(done)
+
+
+def end(process: int) -> None:
+    os.kill(process, signal.SIGKILL)
+    os.waitpid(process, 0)
+
+
+# ---- The lock itself ------------------------------------------------------------------------------
+
+
+def test_a_lock_excludes_other_processes_and_ends_with_its_own(tmp_path: Path) -> None:
+    with child(FolderLock(tmp_path / "deep" / "run", "ce, seed 3").acquire) as process:
+        mine = FolderLock(tmp_path / "deep" / "run")
+        assert not mine.acquire()
+        assert mine.holder().startswith(f"process {process} on {os.uname().nodename} since ")
+        assert mine.holder().endswith("(ce, seed 3)")
+        end(process)
+        assert mine.holder() == ""
+        assert mine.acquire()
+        mine.release()
+
+
+def test_forked_workers_do_not_keep_the_lock(tmp_path: Path) -> None:
+    def lock_and_fork() -> None:
+        FolderLock(tmp_path).acquire()
+        worker = os.fork()
+        if worker == 0:
+            time.sleep(60)
+            os._exit(0)
+        (tmp_path / "worker").write_text(str(worker))
+
+    with child(lock_and_fork) as process:
+        assert not FolderLock(tmp_path).acquire()
+        end(process)
+        worker = int((tmp_path / "worker").read_text())
+        try:
+            with FolderLock(tmp_path) as mine:
+                mine.check()
+        finally:
+            os.kill(worker, signal.SIGKILL)
+
+
+def test_threads_of_one_process_exclude_one_another(tmp_path: Path) -> None:
+    first, second = FolderLock(tmp_path, "first"), FolderLock(tmp_path, "second")
+    assert first.acquire()
+    for _ in range(2):  # the attempt does not release the first lock
+        assert not second.acquire()
+        assert second.holder().endswith("(first)")
+        first.check()
+    first.release()
+    assert second.holder() == ""
+    assert second.acquire()
+    second.release()
+
+
+def test_a_new_folder_without_content_is_removed_and_an_old_one_kept(tmp_path: Path) -> None:
+    (tmp_path / "old").mkdir()
+    for name in ("old/run", "new/run"):
+        with FolderLock(tmp_path / name):
+            assert (tmp_path / name).is_dir()
+    assert [path.name for path in tmp_path.rglob("*")] == ["old"]
+    with FolderLock(tmp_path / "old"):
+        pass
+    assert (tmp_path / "old").is_dir()
+    with FolderLock(tmp_path / "kept"):
+        (tmp_path / "kept" / "file").touch()
+    assert (tmp_path / "kept" / "file").exists()
+
+
+def test_a_waiting_process_notices_that_the_folder_was_removed(tmp_path: Path) -> None:
+    first, second = FolderLock(tmp_path / "run"), FolderLock(tmp_path / "run")
+    assert first.acquire()
+    waiting = threading.Thread(target=second.__enter__)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        waiting.start()
+        time.sleep(0.05)
+        first.release()
+        waiting.join()
+    second.check()
+    assert (tmp_path / "run").is_dir()
+    second.release()
+
+
+def test_a_replaced_folder_is_noticed(tmp_path: Path) -> None:
+    mine = FolderLock(tmp_path / "run")
+    assert mine.acquire()
+    shutil.rmtree(tmp_path / "run")
+    with pytest.raises(TrainingError, match="run was deleted or replaced while this process worked in it"):
+        mine.check()
+    other = FolderLock(tmp_path / "run")
+    assert other.acquire()
+    with pytest.raises(TrainingError, match="deleted or replaced"):
+        mine.check()
+    mine.release()
+    other.check()
+    other.release()
+
+
+def test_a_lock_file_that_is_a_link_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "precious").write_text("content")
+    (tmp_path / ".lock").symlink_to("precious")
+    with pytest.raises(OSError, match="symbolic links"):
+        FolderLock(tmp_path).acquire()
+    assert (tmp_path / "precious").read_text() == "content"
+
+
+@pytest.mark.parametrize("number", [errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP])
+def test_a_file_system_without_locks_gives_one_warning(
+    number: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def refuse(*_: Any) -> None:
+        raise OSError(number, "refused")
+
+    monkeypatch.setattr(fcntl, "lockf", refuse)
+    with pytest.warns(
+        UserWarning, match="cannot be locked, because its file system does not support it"
+    ) as said:
+        train(RECIPE, tmp_path)
+    assert len(said) == 1
+    assert Run(tmp_path).recipe == RECIPE
+
+
+# ---- Runs in a folder that is in use --------------------------------------------------------------
+
+
+def hold(folder: Path, recipe: Recipe) -> FolderLock:
+    """What a run does before it trains."""
+    held = FolderLock(folder, recipe.loss)
+    assert held.acquire()
+    (folder / "recipe.toml").write_text(recipe.to_toml())
+    return held
+
+
+def test_another_recipe_is_refused_while_a_run_works_in_the_folder(tmp_path: Path) -> None:
+    with child(lambda: hold(tmp_path, OTHER)) as process:
+        said = (
+            rf"is in use by process {process} on .* \(focal\) for another recipe \(there: loss = \"focal\"\)"
+        )
+        with pytest.raises(RecipeError, match=said):
+            train(RECIPE, tmp_path)
+        assert Recipe.load(tmp_path / "recipe.toml") == OTHER
+        end(process)
+        train(RECIPE, tmp_path)  # nothing had been trained
+    assert Run(tmp_path).recipe == RECIPE
+
+
+def test_the_same_recipe_waits_and_takes_over(tmp_path: Path) -> None:
+    with child(lambda: hold(tmp_path, RECIPE)) as process:
+        killer = threading.Timer(0.3, end, (process,))
+        killer.start()
+        with pytest.warns(UserWarning, match=rf"in use by process {process} .* for the same recipe; waiting"):
+            train(RECIPE, tmp_path)
+        killer.join()
+    assert Run(tmp_path).recipe == RECIPE
+
+
+def test_the_same_recipe_waits_and_finds_the_run_finished(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Two threads, whose locks exclude one another as those of two processes do."""
+    trained = []
+    plain = loop.Loop.run
+
+    def noting(training: loop.Loop) -> None:
+        trained.append(threading.current_thread())
+        time.sleep(0.2)
+        plain(training)
+
+    monkeypatch.setattr(loop.Loop, "run", noting)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        threads = [threading.Thread(target=train, args=(RECIPE, tmp_path)) for _ in range(2)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert len(trained) == 1
+    assert Run(tmp_path).recipe == RECIPE
+
+
+def test_a_run_whose_folder_is_replaced_writes_nothing_into_the_new_one(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    plain = loop.Loop._train_epoch
+    others = []
+
+    def replacing(training: loop.Loop) -> None:
+        if training.epoch == 1:
+            shutil.rmtree(tmp_path / "run")
+            others.append(hold(tmp_path / "run", OTHER))
+        plain(training)
+
+    monkeypatch.setattr(loop.Loop, "_train_epoch", replacing)
+    with pytest.raises(TrainingError, match="was deleted or replaced"):
+        train(RECIPE, tmp_path / "run")
+    assert {path.name for path in (tmp_path / "run").iterdir()} == {".lock", "recipe.toml"}
+    others[0].release()
+
+
+def test_predicting_from_a_run_in_progress_names_the_process(tmp_path: Path) -> None:
+    with (
+        child(lambda: hold(tmp_path, RECIPE)) as process,
+        pytest.raises(RecipeError, match=rf"is not finished; process {process} on .* works on it"),
+    ):
+        Run(tmp_path)
+
+
+# ---- Files of another run -------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def begun(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run that was stopped after its last epoch."""
+    folder = tmp_path_factory.mktemp("begun")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(loop.Loop, "_finish", lambda *_: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            train(RECIPE, folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def finished(begun: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("finished") / "run"
+    shutil.copytree(begun, folder)
+    return train(RECIPE, folder)
+
+
+@pytest.mark.parametrize("name", ["last.pt", "best.pt"])
+@pytest.mark.parametrize("what", ["recipe", "data"])
+def test_a_checkpoint_of_another_run_is_refused(name: str, what: str, begun: Path, tmp_path: Path) -> None:
+    shutil.copytree(begun, tmp_path, dirs_exist_ok=True)
+    path = tmp_path / "checkpoints" / name
+    state = checkpoint.load(path)
+    checkpoint.save(path, {**state, what: OTHER.to_toml() if what == "recipe" else "another"})
+    (tmp_path / "recipe.toml").unlink()  # even if nothing else says so
+    said = (
+        r"belongs to another recipe \(there: loss = \"focal\"" if what == "recipe" else "data are not those"
+    )
+    with pytest.raises(RecipeError, match=said):
+        train(RECIPE, tmp_path)
+    assert not (tmp_path / "result.json").exists()
+
+
+ALTERED: dict[str, Callable[[dict[str, Any]], Any]] = {
+    "no recipe": lambda state: state.pop("recipe"),
+    "no model": lambda state: state.pop("model"),
+    "no optimizer": lambda state: state.pop("optimizer"),
+    "no loss": lambda state: state.pop("loss"),
+    "no average": lambda state: state.update(averaged=None),
+    "no randomness": lambda state: state.pop("randomness"),
+    "an epoch too many": lambda state: state.update(epoch=3),
+    "an epoch too few": lambda state: state.update(epoch=1),
+    "a negative epoch": lambda state: state.update(epoch=-1),
+    "half an epoch": lambda state: state.update(epoch=1.5),
+    "a step in no epoch": lambda state: state.update(step=1),
+    "a step too many": lambda state: state.update(epoch=1, step=99, history=state["history"][:1]),
+    "a row too few": lambda state: state["history"].pop(),
+    "a list of learned states too short": lambda state: state["learned"]["multiplier"].pop(),
+    "weights of other shapes": lambda state: state["model"].update({"1.weight": torch.zeros(3, 5)}),
+    "a weight too few": lambda state: state["model"].popitem(),
+    "moments of other shapes": lambda state: state["optimizer"][0].update(momentum_buffer=torch.zeros(3, 5)),
+    "a loss of other shapes": lambda state: state["loss"].update(multiplier=torch.zeros(9)),
+    "something else for best": lambda state: state.update(best="good"),
+    "a text as history": lambda state: state.update(history="text"),
+    "a broken generator": lambda state: state["randomness"][0].update(torch=torch.zeros(3)),
+}
+
+
+@pytest.mark.parametrize("what", ALTERED)
+def test_an_altered_checkpoint_is_refused_in_one_line(what: str, begun: Path, tmp_path: Path) -> None:
+    shutil.copytree(begun, tmp_path, dirs_exist_ok=True)
+    path = tmp_path / "checkpoints" / "last.pt"
+    state = checkpoint.load(path)
+    ALTERED[what](state)
+    checkpoint.save(path, state)
+    with pytest.raises((TrainingError, RecipeError)) as refusal:
+        train(RECIPE, tmp_path)
+    text = str(refusal.value)
+    assert f"{tmp_path / 'checkpoints'}" in text
+    assert "does not fit the run" in text or "does not say which recipe" in text
+    assert "\n" not in text
+    assert not (tmp_path / "result.json").exists()
+
+
+def test_altered_best_weights_are_refused(begun: Path, tmp_path: Path) -> None:
+    shutil.copytree(begun, tmp_path, dirs_exist_ok=True)
+    path = tmp_path / "checkpoints" / "best.pt"
+    state = checkpoint.load(path)
+    del state["model"]
+    checkpoint.save(path, state)
+    with pytest.raises(TrainingError, match=r"the checkpoint of the best weights in .* does not fit the run"):
+        train(RECIPE, tmp_path)
+
+
+def damaged_results(content: str) -> dict[str, str]:
+    plain = json.loads(content)
+    without = {f"no {key}": json.dumps({k: v for k, v in plain.items() if k != key}) for key in plain}
+    del without["no normalisation"]
+    rows = [{"epoch": 1}, {"epoch": 2}]
+    return {
+        "nothing": "",
+        "an empty object": "{}",
+        "a list": "[]",
+        "null": "null",
+        "cut off": content[: len(content) // 2],
+        "not UTF-8": "\udcff",
+        "nested": "[" * 100_000,
+        "other rows": json.dumps({**plain, "history": rows}),
+        "a row too few": json.dumps({**plain, "history": plain["history"][:1]}),
+        **without,
+    }
+
+
+def test_damaged_results_are_refused_in_one_line(finished: Path, tmp_path: Path) -> None:
+    shutil.copytree(finished, tmp_path, dirs_exist_ok=True)
+    path = tmp_path / "result.json"
+    for what, content in damaged_results(path.read_text()).items():
+        path.write_bytes(content.encode(errors="surrogateescape"))
+        for action in (lambda: train(RECIPE, tmp_path), lambda: Run(tmp_path)):
+            with pytest.raises(RecipeError, match=r"result\.json is damaged, or not the result") as refusal:
+                action()
+            assert "\n" not in str(refusal.value), what
+    path.unlink()  # what the message advises
+    train(RECIPE, tmp_path)
+    assert result_of(tmp_path)["files"] == result_of(finished)["files"]
+
+
+def test_a_result_of_another_recipe_is_refused(finished: Path, tmp_path: Path) -> None:
+    shutil.copytree(finished, tmp_path, dirs_exist_ok=True)
+    (tmp_path / "recipe.toml").write_text(OTHER.to_toml())
+    for recipe in (RECIPE, OTHER):
+        with pytest.raises(RecipeError, match="another recipe"):
+            train(recipe, tmp_path)
+    with pytest.raises(RecipeError, match=r"result\.json belongs to another recipe"):
+        Run(tmp_path)
+    (tmp_path / "recipe.toml").unlink()
+    with pytest.raises(RecipeError, match=r"result\.json belongs to another recipe"):
+        train(OTHER, tmp_path)
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "test.npz", "learned.safetensors"])
+def test_five_flipped_bits_are_noticed(name: str, finished: Path, tmp_path: Path) -> None:
+    shutil.copytree(finished, tmp_path / "run")
+    path = tmp_path / "run" / name
+    content = bytearray(path.read_bytes())
+    for position in range(5):
+        content[-200 - 7 * position] ^= 1
+    path.write_bytes(content)
+    run = Run(tmp_path / "run")
+    if name == "model.safetensors":  # otherwise the stored predictions would do
+        (tmp_path / "run" / "test.npz").unlink()
+    with pytest.raises(RecipeError, match=rf"{name} is damaged or was changed: its SHA-256 is not the one"):
+        run.learned if name == "learned.safetensors" else run.predict("test", tmp_path / "out.npz")
+    assert not (tmp_path / "out.npz").exists()
+
+
+def test_a_file_that_is_not_of_the_run_is_not_read(finished: Path, tmp_path: Path) -> None:
+    shutil.copytree(finished, tmp_path, dirs_exist_ok=True)
+    shutil.copy(tmp_path / "test.npz", tmp_path / "train.npz")
+    (batch, *_) = Run(tmp_path).predictions("train")
+    assert len(batch[1]) == 32  # of 64 training elements, and not the 31 in the file
+
+
+def test_stored_evaluations_of_another_run_or_damaged_ones_are_computed_anew(
+    finished: Path, tmp_path: Path
+) -> None:
+    shutil.copytree(finished, tmp_path, dirs_exist_ok=True)
+    expected = Run(tmp_path).evaluations(resamples=10)
+    path = tmp_path / "evaluation.json"
+    kept = json.loads(path.read_text())
+    altered = {**kept, "temperature": 99.0}
+    path.write_text(json.dumps(altered))
+    assert Run(tmp_path).evaluations(resamples=10)[2] == 99.0  # it is read
+    for content in ("", "{}", "[]", json.dumps({**altered, "run": "another"}), path.read_text()[:-50]):
+        path.write_text(content)
+        assert Run(tmp_path).evaluations(resamples=10) == expected
