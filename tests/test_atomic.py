@@ -59,7 +59,7 @@ def test_a_link_stays_a_link_and_its_target_is_written(tmp_path, exists):
 def test_a_loop_of_links_is_an_error_that_names_it(tmp_path):
     (tmp_path / "a").symlink_to("b")
     (tmp_path / "b").symlink_to("a")
-    with pytest.raises(OSError, match="cannot write .*a: .*symbolic links"):
+    with pytest.raises(OSError, match=r"cannot write .*a: .*symbolic links"):
         replace_file(tmp_path / "a", b"")
 
 
@@ -87,7 +87,7 @@ def test_an_error_of_the_source_is_not_called_an_error_of_the_output(tmp_path):
 
 
 def test_an_error_of_the_output_names_it_and_keeps_its_number(tmp_path):
-    with pytest.raises(FileNotFoundError, match="cannot write .*none/out: No such file") as caught:
+    with pytest.raises(FileNotFoundError, match=r"cannot write .*none/out: No such file") as caught:
         replace_file(tmp_path / "none" / "out", b"")
     assert caught.value.errno == errno.ENOENT
 
@@ -97,7 +97,7 @@ def test_a_disk_that_takes_no_more_is_an_error_that_names_the_output(tmp_path):
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (10, limits[1]))
     try:
-        with pytest.raises(OSError, match="cannot write .*out: File too large") as caught:
+        with pytest.raises(OSError, match=r"cannot write .*out: File too large") as caught:
             replace_file(tmp_path / "out", b"content" * 10)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
@@ -109,8 +109,13 @@ def test_a_disk_that_takes_no_more_is_an_error_that_names_the_output(tmp_path):
 def test_what_is_interrupted_leaves_the_old_file_and_nothing_else(tmp_path, problem):
     path = tmp_path / "out"
     path.write_text("before")
-    with pytest.raises(problem), replacing(path) as stream:
-        stream.write(b"half")
-        raise problem
+
+    def interrupted():
+        with replacing(path) as stream:
+            stream.write(b"half")
+            raise problem
+
+    with pytest.raises(problem):
+        interrupted()
     assert path.read_text() == "before"
     assert list(tmp_path.iterdir()) == [path]

@@ -177,7 +177,8 @@ def open_npy(path: Path) -> PredictionFile:
     listing = path.with_name(f"{stem}.class_names.txt")
     names = tuple(listing.read_text(encoding="utf-8-sig").splitlines()) if listing.is_file() else None
     file = _predictions(path, arrays, names, ", ".join(sorted(arrays)))
-    return replace(file, path=present[file.kind])
+    others = [present["labels"], *([] if names is None else [listing])]
+    return replace(file, path=present[file.kind], others=tuple(others))
 
 
 def _npy_array(path: Path, name: str) -> _Array:

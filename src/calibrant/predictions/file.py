@@ -53,6 +53,7 @@ class PredictionFile:
         dtype: the type of the logits in a batch.
         class_names: one name for each class, or None.
         ignore_index: the label of elements to leave out.
+        others: the other files that belong to it: labels and class names, in a pair of ``.npy`` files.
     """
 
     path: Path
@@ -62,6 +63,12 @@ class PredictionFile:
     class_names: tuple[str, ...] | None
     _chunks: Callable[[int], Batches] = field(repr=False, compare=False)  # by the number of rows in a chunk
     ignore_index: int = -100
+    others: tuple[Path, ...] = ()
+
+    @property
+    def files(self) -> tuple[Path, ...]:
+        """All files that are read."""
+        return (self.path, *self.others)
 
     @property
     def name(self) -> str:
