@@ -43,6 +43,13 @@ def whole_number(name: str, value: int) -> int:
     return int(value)
 
 
+def label(name: str, value: int) -> int:
+    """Return ``value`` if it is an integer that a label can have, of 64 bits; otherwise raise an error."""
+    if isinstance(value, bool) or not isinstance(value, int) or not -(2**63) <= value < 2**63:
+        raise ValueError(f"{name} must be a whole number from -2^63 to 2^63 - 1, got {value!r}")
+    return value
+
+
 def ordered_pair(name: str, value: Sequence[float]) -> tuple[float, float]:
     """Return ``value`` as a pair ``(low, high)`` with low < high; otherwise raise an error."""
     pair = tuple(float(bound) for bound in value) if isinstance(value, Sequence) else ()

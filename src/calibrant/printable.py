@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 
-# Control characters, with which a text can move the cursor or retitle the window; line and paragraph separators;
-# marks that change the direction of writing, with which a name can look like another; and surrogates, which stand
+# Control characters, with which a text can move the cursor or retitle the window; separators of lines; marks
+# that change the direction of writing, with which a name can look like another; and surrogates, which stand
 # for undecodable bytes of file names and cannot be encoded.
 _UNSAFE = re.compile("[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff\ufeff]")
 

@@ -10,7 +10,7 @@ import traceback
 from collections.abc import Callable
 from contextlib import suppress
 from datetime import datetime
-from typing import Any
+from typing import Any, TextIO
 
 import typer
 from typer.core import TyperGroup
@@ -23,7 +23,8 @@ FAILED, EXPECTED, INTERRUPTED, NOBODY_READS = 1, 2, 130, 141
 
 def say(text: str, *, err: bool = False) -> None:
     """Print a line, without control characters."""
-    typer.echo(printable(text), err=err)
+    # Not typer.echo: on an ASCII terminal, it writes UTF-8.
+    print(printable(text), file=sys.stderr if err else sys.stdout, flush=True)
 
 
 def complain(text: str) -> None:
@@ -58,7 +59,8 @@ def _run(command: Callable[[], Any]) -> Any:
         complain(f"not enough memory: {problem or 'expected smaller files, or --stream for predictions'}")
         code = EXPECTED
     except OSError as problem:
-        complain(_described(problem))
+        unnamed = problem.filename is None and not _can_be_written(sys.stdout)
+        complain(f"the standard output: {problem.strerror}" if unnamed else _described(problem))
         code = EXPECTED
     except Exception as problem:
         if hasattr(problem, "exit_code") or isinstance(problem, typer.Abort):
@@ -112,11 +114,17 @@ def _logged(error: BaseException) -> str:
 def _give_up_unwritable() -> None:
     """Redirect streams that cannot be written, so that Python does not complain about them at its end."""
     for stream in (sys.stdout, sys.stderr):
-        try:
-            stream.flush()
-        except OSError:
+        if not _can_be_written(stream):
             with suppress(OSError):
                 os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+
+
+def _can_be_written(stream: TextIO) -> bool:
+    try:
+        stream.flush()
+    except OSError:
+        return False
+    return True
 
 
 def prepare_streams() -> None:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
+from calibrant.arguments import label
 from calibrant.cli.program import EXPECTED, Program, complain
 from calibrant.printable import printable
 
@@ -36,8 +37,17 @@ Json = Annotated[
     Path | None, typer.Option(metavar="OUT.json", help="Write all figures, a list of evaluations.")
 ]
 Bins = Annotated[int, typer.Option(min=1, help="Number of confidence bins.")]
-IgnoreIndex = Annotated[int, typer.Option(help="Label of elements to leave out.")]
+IgnoreIndex = Annotated[
+    int, typer.Option(help="Label of elements to leave out.", callback=lambda value: _as_label(value))
+]
 Resamples = Annotated[int, typer.Option(min=0, help="Bootstrap resamples for the intervals; 0 for none.")]
+
+
+def _as_label(value: int) -> int:
+    try:
+        return label("it", value)
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from None
 
 
 def _print_version(wanted: bool) -> None:
