@@ -44,7 +44,7 @@ def rows(text, name):
 def test_markdown_marks_the_best_and_the_significant():
     text = markdown(comparison())
     first, intervals = rows(text, "ce")
-    second, _ = rows(text, r"sharp_\|x")
+    second, _ = rows(text, r"sharp\_\|x")
     heading = rows(text, "loss")[0]
     nll = heading.index("NLL")
     assert first[nll].startswith("**")

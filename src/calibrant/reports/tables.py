@@ -6,11 +6,14 @@
 from __future__ import annotations
 
 import math
+import re
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from textwrap import wrap
 from typing import TYPE_CHECKING, Literal
+
+from calibrant.printable import printable
 
 if TYPE_CHECKING:
     from rich.text import Text
@@ -132,16 +135,29 @@ def to_markdown(table: Table, heading: str = "model") -> str:
     """
 
     def line(parts: Iterable[str]) -> str:
-        return "| " + " | ".join(part.replace("|", r"\|") for part in parts) + " |"
+        return "| " + " | ".join(parts) + " |"
 
     def printed(cell: Cell) -> str:
         return " ".join([f"**{cell.text}**" if cell.best else cell.text, *cell.marks(ARROWS)])
 
-    lines = [line([heading, *(column.label for column in table.columns)])]
+    lines = [line([heading, *(markdown_text(column.label) for column in table.columns)])]
     lines.append("| --- |" + " ---: |" * len(table.columns))
     for row, name in enumerate(table.rows):
-        lines.append(line([name, *(printed(column.cells[row]) for column in table.columns)]))
+        lines.append(line([markdown_text(name), *(printed(column.cells[row]) for column in table.columns)]))
     return "\n".join(lines)
+
+
+# Brackets matter only where they can make a link, and underscores only at the end of a word.
+_MARKDOWN = re.compile(r"[\\`*<>|&~]|\](?=[(\[:])|(?<![^\W_])_|_(?![^\W_])")
+
+
+def markdown_text(text: str) -> str:
+    r"""Plain text in one line, with everything escaped that Markdown would interpret.
+
+    >>> print(markdown_text("cals-alm[margin=6] | <b> [x](y)"))
+    cals-alm[margin=6] \| \<b\> [x\](y)
+    """
+    return _MARKDOWN.sub(r"\\\g<0>", printable(text))
 
 
 def to_latex(table: Table, heading: str = "Model") -> str:
@@ -199,8 +215,8 @@ _TEX = {
 
 
 def tex(text: str) -> str:
-    """Plain text with everything escaped that LaTeX would interpret."""
-    return "".join(_TEX.get(character, character) for character in text)
+    """Plain text in one line, with everything escaped that LaTeX would interpret."""
+    return "".join(_TEX.get(character, character) for character in printable(text))
 
 
 def print_table(
@@ -224,11 +240,11 @@ def print_table(
         return Text(text, style="bold" if cell.best else "")
 
     figures = [column for column in table.columns if not column.empty]
-    labels: Sequence[str] = table.rows
-    columns = [(column.label, [printed(cell) for cell in column.cells]) for column in figures]
+    labels: Sequence[str] = [printable(name) for name in table.rows]
+    columns = [(printable(column.label), [printed(cell) for cell in column.cells]) for column in figures]
     if models_across:
-        labels = [label for label, _ in columns]
-        columns = [(name, [cells[row] for _, cells in columns]) for row, name in enumerate(table.rows)]
+        models = [(name, [cells[row] for _, cells in columns]) for row, name in enumerate(labels)]
+        labels, columns = [label for label, _ in columns], models
 
     def part_of(columns: Sequence[tuple[str, Sequence[Text]]]) -> Grid:
         grid = Grid(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
@@ -261,7 +277,7 @@ def print_table(
     if len(parts) > 1:
         note = f"Too wide for this terminal: the columns are printed in {len(parts)} parts. {note}".rstrip()
     if note:
-        console.print(note, markup=False, soft_wrap=not limited)
+        console.print(printable(note), markup=False, soft_wrap=not limited)
 
 
 def _folded(heading: str, cells: Sequence[Text]) -> str:
