@@ -38,7 +38,7 @@ def in_range(
 
 def whole_number(name: str, value: int) -> int:
     """Return ``value`` if it is an integer of at least 1; otherwise raise an error."""
-    if isinstance(value, bool) or value != int(value) or value < 1:
+    if isinstance(value, bool) or not 1 <= value < 2**63 or value != int(value):
         raise ValueError(f"{name} must be a whole number of at least 1, got {value!r}")
     return int(value)
 

@@ -20,10 +20,10 @@ def printable(text: str) -> str:
 
 
 def one_line(text: str, length: int = 2000) -> str:
-    r"""A message in one printable line: white space becomes a single space, and a long text is cut.
+    r"""A message in one printable line: white space becomes a single space; a long text loses its middle.
 
     >>> one_line("cannot read:\n  'a\x07b'")
     "cannot read: 'a\\x07b'"
     """
     line = printable(" ".join(text.split()))
-    return line if len(line) <= length else f"{line[:length]}…"
+    return line if len(line) <= length else f"{line[: length // 2]} … {line[-length // 2 :]}"

@@ -48,8 +48,10 @@ def calibrate(
     json: terminal.Json = None,
     ignore_index: terminal.IgnoreIndex = -100,
     bins: terminal.Bins = 15,
-    folds: Annotated[int, typer.Option(min=2, help="Folds of the cross-validation for auto.")] = 5,
-    seed: Annotated[int, typer.Option(min=0, help="Seed of the resampling and the folds.")] = 0,
+    folds: Annotated[int, typer.Option(min=2, max=1000, help="Folds of the cross-validation for auto.")] = 5,
+    seed: Annotated[
+        int, typer.Option(min=0, max=terminal.LARGEST_SEED, help="Seed of the resampling and the folds.")
+    ] = 0,
     resamples: terminal.Resamples = 1000,
 ) -> None:
     """Fit a calibrator to held-out predictions and print what it changes.

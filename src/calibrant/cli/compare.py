@@ -59,7 +59,7 @@ def compare(
         if folder.exists() and not folder.is_dir():
             fail(f"--output {folder}: is a file; expected a folder")
         numbers = seeds.split(",")
-        if not all(number.strip().isdecimal() for number in numbers):
+        if not all(number.strip().isdecimal() and len(number.strip()) < 19 for number in numbers):
             fail(f"--seeds {seeds}: expected whole numbers separated by commas")
         others = [Choice.parse(each) for each in split_outside_brackets(ood)]
         check_written(folder, COMPARISON, recipe, followed, data_root, others)

@@ -45,7 +45,7 @@ def evaluate(
     level: Annotated[
         float, typer.Option(min=0.5, max=0.9999, help="Confidence level of the intervals.")
     ] = 0.95,
-    seed: Annotated[int, typer.Option(min=0, help="Seed of the resampling.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, max=terminal.LARGEST_SEED, help="Seed of the resampling.")] = 0,
     stream: Annotated[
         bool | None,
         typer.Option(
@@ -65,7 +65,7 @@ def evaluate(
 
     with terminal.one_line_errors(BadFileError):
         inputs, counts = [], None
-        if class_counts is not None and re.fullmatch(r"\d+(,\d+)*", class_counts):
+        if class_counts is not None and re.fullmatch(r"\d{1,15}(,\d{1,15})*", class_counts):
             counts = [int(count) for count in class_counts.split(",")]
         elif class_counts is not None:
             counts = read_class_counts(class_counts)

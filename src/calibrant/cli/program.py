@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+import re
 import sys
 import tempfile
 import traceback
@@ -60,13 +61,16 @@ def _run(command: Callable[[], Any]) -> Any:
         code = EXPECTED
     except OSError as problem:
         unnamed = problem.filename is None and not _can_be_written(sys.stdout)
-        complain(f"the standard output: {problem.strerror}" if unnamed else _described(problem))
+        complain(f"the standard output: {problem.strerror}" if unnamed else described(problem))
         code = EXPECTED
     except Exception as problem:
         if hasattr(problem, "exit_code") or isinstance(problem, typer.Abort):
             raise  # typer ends the program by these, after a usage error for example
-        if "can't allocate memory" in str(problem) or "out of memory" in str(problem):  # torch's own
-            complain(f"not enough memory: {str(problem).strip().splitlines()[0]}")
+        words = str(problem)
+        if isinstance(problem, RuntimeError) and re.search(
+            "allocat.* memory|memory.* allocat|out of memory", words
+        ):
+            complain(f"not enough memory: {words.strip().splitlines()[0]}")  # torch's own error
             code = EXPECTED
         else:
             complain(f"unexpected {_summary(problem)}; {_logged(problem)}")
@@ -75,7 +79,7 @@ def _run(command: Callable[[], Any]) -> Any:
     raise typer.Exit(code) from None
 
 
-def _described(error: OSError) -> str:
+def described(error: OSError) -> str:
     """An error of the system, with the file if it names one."""
     if error.filename is None or error.strerror is None:
         return str(error)
@@ -106,7 +110,7 @@ def _logged(error: BaseException) -> str:
             with open(descriptor, "w", encoding="utf-8", errors="backslashreplace") as stream:
                 stream.write(text)
         except OSError as problem:
-            return f"no log could be written: {_described(problem)}"
+            return f"no log could be written: {described(problem)}"
         return f"the traceback is in {path}"
     return "no log could be written"
 

@@ -20,11 +20,12 @@ def recipes(
 ) -> None:
     """List the shipped recipes, or print one."""
     with training_errors():
+        from calibrant.options import read_toml
         from calibrant.training.recipe import Recipe, shipped_recipes
 
         if name is not None:
             Recipe.load(name)
-            text = shipped_recipes().get(name) or Path(name).read_text(encoding="utf-8")
+            text = shipped_recipes().get(name) or read_toml(Path(name))
             for line in text.splitlines():
                 say(line)
             return

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 import typer
 
 from calibrant.arguments import label
-from calibrant.cli.program import EXPECTED, Program, complain
+from calibrant.cli.program import EXPECTED, Program, complain, described
 from calibrant.printable import printable
 
 if TYPE_CHECKING:
@@ -36,11 +36,14 @@ Report = Annotated[
 Json = Annotated[
     Path | None, typer.Option(metavar="OUT.json", help="Write all figures, a list of evaluations.")
 ]
-Bins = Annotated[int, typer.Option(min=1, help="Number of confidence bins.")]
+Bins = Annotated[int, typer.Option(min=1, max=10_000, help="Number of confidence bins.")]
 IgnoreIndex = Annotated[
     int, typer.Option(help="Label of elements to leave out.", callback=lambda value: _as_label(value))
 ]
-Resamples = Annotated[int, typer.Option(min=0, help="Bootstrap resamples for the intervals; 0 for none.")]
+Resamples = Annotated[
+    int, typer.Option(min=0, max=1_000_000, help="Bootstrap resamples for the intervals; 0 for none.")
+]
+LARGEST_SEED = 2**63 - 1
 
 
 def _as_label(value: int) -> int:
@@ -87,7 +90,7 @@ def one_line_errors(*errors: type[Exception], shown: bool = True) -> Iterator[No
             yield
     except errors as problem:
         if shown:
-            fail(str(problem))
+            fail(described(problem) if isinstance(problem, OSError) else str(problem))
         raise typer.Exit(EXPECTED) from None
 
 

@@ -25,7 +25,9 @@ def train(
     ] = None,
     seed: Annotated[
         int | None,
-        typer.Option(min=0, help="Seed of weights, order and augmentation.", show_default="the recipe's"),
+        typer.Option(
+            min=0, max=2**63 - 1, help="Seed of weights, order and augmentation.", show_default="the recipe's"
+        ),
     ] = None,
     output: Annotated[
         Path | None,
