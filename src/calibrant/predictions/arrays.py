@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import warnings
 import zipfile
@@ -210,8 +211,11 @@ def open_pt(path: Path) -> PredictionFile:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # they are about how the file was written
-            # Files from before torch 1.6 are not zip archives and cannot be mapped into memory.
-            data = torch.load(path, "cpu", weights_only=True, mmap=zipfile.is_zipfile(path))
+            # Files from before torch 1.6 are not zip archives and cannot be mapped into memory. They are
+            # read first, because torch would allocate as many bytes as a damaged file asks for.
+            new = zipfile.is_zipfile(path)
+            source = path if new else io.BytesIO(path.read_bytes())
+            data = torch.load(source, "cpu", weights_only=True, mmap=new)
     except UnpicklingError as error:
         raise BadFileError(
             path, "holds pickled objects, or is damaged; expected a dict of tensors saved by torch.save"

@@ -19,7 +19,7 @@ from calibrant.reports.page import Summary, write_report
 from calibrant.reports.plots.drawing import default_style, png, svg
 from calibrant.reports.plots.losses import quantity_label
 from calibrant.reports.table_builders import comparison_note, comparison_table
-from calibrant.reports.tables import HTML, markdown_text, tex, to_latex, to_markdown
+from calibrant.reports.tables import HTML, plain_markdown, tex, to_latex, to_markdown
 
 _CURVES = {"validation_accuracy": "accuracy", "validation_nll": "nll", "validation_ece": "ece"}
 
@@ -41,7 +41,7 @@ def markdown(comparison: Comparison) -> str:
     | ce | 100.00 | 0.013 | 1.33 | 1.33 | 0.89 |
     """
     table = comparison_table(comparison)
-    heading, note = markdown_text(comparison.title), markdown_text(comparison_note(comparison))
+    heading, note = plain_markdown(comparison.title), plain_markdown(comparison_note(comparison))
     lines = [f"# {heading}", "", to_markdown(table, "loss"), "", note, ""]
     intervals = table.intervals()
     if intervals.columns:

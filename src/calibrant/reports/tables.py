@@ -140,10 +140,10 @@ def to_markdown(table: Table, heading: str = "model") -> str:
     def printed(cell: Cell) -> str:
         return " ".join([f"**{cell.text}**" if cell.best else cell.text, *cell.marks(ARROWS)])
 
-    lines = [line([heading, *(markdown_text(column.label) for column in table.columns)])]
+    lines = [line([heading, *(plain_markdown(column.label) for column in table.columns)])]
     lines.append("| --- |" + " ---: |" * len(table.columns))
     for row, name in enumerate(table.rows):
-        lines.append(line([markdown_text(name), *(printed(column.cells[row]) for column in table.columns)]))
+        lines.append(line([plain_markdown(name), *(printed(column.cells[row]) for column in table.columns)]))
     return "\n".join(lines)
 
 
@@ -151,10 +151,10 @@ def to_markdown(table: Table, heading: str = "model") -> str:
 _MARKDOWN = re.compile(r"[\\`*<>|&~]|\](?=[(\[:])|(?<![^\W_])_|_(?![^\W_])")
 
 
-def markdown_text(text: str) -> str:
+def plain_markdown(text: str) -> str:
     r"""Plain text in one line, with everything escaped that Markdown would interpret.
 
-    >>> print(markdown_text("cals-alm[margin=6] | <b> [x](y)"))
+    >>> print(plain_markdown("cals-alm[margin=6] | <b> [x](y)"))
     cals-alm[margin=6] \| \<b\> [x\](y)
     """
     return _MARKDOWN.sub(r"\\\g<0>", printable(text))

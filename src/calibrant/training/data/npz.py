@@ -112,21 +112,20 @@ Part = tuple[Tensor, Tensor]
 
 def _arrays(path: Path) -> dict[str, Array]:
     """All arrays in an archive, by name."""
-    try:
-        if not zipfile.is_zipfile(path):
-            raise ValueError("it is another kind of file, or a single array; expected an archive of several")
-        with zipfile.ZipFile(path) as archive:
-            members = {each.filename.removesuffix(".npy"): each for each in archive.infolist()}
-            for name, member in members.items():
-                check_member(member)
-                with archive.open(member) as stream:
-                    npy_header(stream, member.file_size, name)
-            check_memory(sum(member.file_size for member in members.values()), "it")
-            return {name: _member(archive, member) for name, member in members.items()}
-    except OSError:
-        raise
-    except Exception as error:  # zipfile, zlib and NumPy have an error of their own each
-        raise ValueError(f"{path} cannot be read as a NumPy archive of numbers: {error}") from error
+    with path.open("rb") as file:
+        try:
+            if not zipfile.is_zipfile(file):
+                raise ValueError("it is another kind of file, or one array; expected an archive of several")
+            with zipfile.ZipFile(file) as archive:
+                members = {each.filename.removesuffix(".npy"): each for each in archive.infolist()}
+                for name, member in members.items():
+                    check_member(member)
+                    with archive.open(member) as stream:
+                        npy_header(stream, member.file_size, name)
+                check_memory(sum(member.file_size for member in members.values()), "it")
+                return {name: _member(archive, member) for name, member in members.items()}
+        except Exception as error:  # zipfile, zlib and NumPy have an error of their own each
+            raise ValueError(f"{path} cannot be read as a NumPy archive of numbers: {error}") from error
 
 
 def _member(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> Array:

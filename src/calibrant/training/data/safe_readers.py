@@ -86,10 +86,9 @@ def read_mat(path: Path, names: Sequence[str]) -> list[Array]:
     """
     from scipy.io import loadmat  # type: ignore[import-untyped]  # slow to import
 
+    stream = io.BytesIO(path.read_bytes())  # from memory, as above
     try:
-        content = loadmat(path, variable_names=list(names))
-    except OSError:
-        raise
+        content = loadmat(stream, variable_names=list(names))
     except Exception as error:  # scipy has no single exception for damaged files
         raise ValueError(f"{path} cannot be read as a MATLAB file of version 5: {error}") from error
     missing = [name for name in names if name not in content]
@@ -201,17 +200,14 @@ def read_npy(path: Path) -> Array:
     Raises:
         ValueError: it is not a ``.npy`` file of numbers.
     """
-    try:
-        with path.open("rb") as stream:
+    with path.open("rb") as stream:
+        try:
             shape, fortran, dtype = npy_header(stream, path.stat().st_size, "it")
-            offset = stream.tell()
-        if not all(shape):
-            return np.zeros(shape, dtype)
-        return np.memmap(path, dtype, "r", offset, shape, "F" if fortran else "C")
-    except OSError:
-        raise
-    except Exception as error:
-        raise ValueError(f"{path} cannot be read as a NumPy array: {error}") from error
+            if not all(shape):
+                return np.zeros(shape, dtype)
+            return np.memmap(stream, dtype, "r", stream.tell(), shape, "F" if fortran else "C")
+        except Exception as error:  # NumPy's parser raises errors of Python's own, too
+            raise ValueError(f"{path} cannot be read as a NumPy array: {error}") from error
 
 
 def whole_labels(path: Path, labels: Any, classes: int) -> NDArray[np.int64]:
