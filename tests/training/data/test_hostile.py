@@ -77,6 +77,18 @@ def test_an_archive_larger_than_memory(tmp_path, monkeypatch):
     refused(npz.npz, tmp_path, words="this machine has")
 
 
+@pytest.mark.parametrize("part", ["validation", "test"])
+def test_empty_parts_have_a_fingerprint(tmp_path, part):
+    empty = {f"{part}_features": FEATURES[:0], f"{part}_labels": LABELS[:0]}
+    np.savez(tmp_path / "data.npz", features=FEATURES, labels=LABELS, **empty)
+    assert npz.npz(tmp_path).fingerprint
+
+
+def test_elements_without_numbers(tmp_path):
+    np.savez(tmp_path / "data.npz", features=FEATURES[:, :0], labels=LABELS)
+    refused(npz.npz, tmp_path, words=r"data\.npz has features of type float32 and shape \(8, 0\)")
+
+
 @pytest.mark.parametrize("damage", range(6))
 def test_damaged_archives(tmp_path, damage):
     path = tmp_path / "data.npz"

@@ -189,7 +189,8 @@ def _read_part(path: Path, arrays: Mapping[str, Array], prefixes: Sequence[str])
                 f"{path} has {prefix}labels of type {labels.dtype} and shape {labels.shape}, expected (N,) "
                 "whole numbers from 0"
             )
-        if inputs.ndim < 2 or len(inputs) != len(labels) or inputs.dtype.kind not in "biuf":
+        empty = 0 in inputs.shape[1:]
+        if inputs.ndim < 2 or len(inputs) != len(labels) or inputs.dtype.kind not in "biuf" or empty:
             raise ValueError(
                 f"{path} has {found[0]} of type {inputs.dtype} and shape {inputs.shape} for {len(labels)} "
                 f"{prefix}labels, expected ({len(labels)}, ...) numbers"

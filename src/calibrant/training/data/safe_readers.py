@@ -151,7 +151,7 @@ _REPLACEMENTS: dict[tuple[str, str], Any] = {
 
 
 # The unpickler in Python, because the one in C allocates a table as large as the largest number in the file.
-class _PlainUnpickler(pickle._Unpickler):  # type: ignore[name-defined,misc]
+class _PlainUnpickler(pickle._Unpickler):
     def find_class(self, module: str, name: str) -> Any:
         place = module.replace("numpy._core.", "numpy.core.")  # its name since NumPy 2
         if (place, name) not in _REPLACEMENTS:
@@ -172,11 +172,13 @@ def _plain(value: Any, done: dict[int, Any]) -> Any:
     if id(value) in done:
         return done[id(value)]
     if isinstance(value, list):
-        done[id(value)] = plain_list = []  # type: list[Any]
+        plain_list: list[Any] = []
+        done[id(value)] = plain_list
         plain_list.extend(_plain(element, done) for element in value)
         return plain_list
     if isinstance(value, dict):
-        done[id(value)] = plain_dict = {}  # type: dict[str, Any]
+        plain_dict: dict[str, Any] = {}
+        done[id(value)] = plain_dict
         plain_dict.update((str(_plain(name, done)), _plain(each, done)) for name, each in value.items())
         return plain_dict
     return value
