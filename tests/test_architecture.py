@@ -50,7 +50,7 @@ MAY_IMPORT = {
     "reports": {"atomic", "evaluation", "losses", "metrics", "printable"},
     "predictions": {"arguments", "atomic", "layout", "printable", "sizes"},
     "evaluation": {"metrics", "printable", *BELOW_LOSSES},
-    "calibrators": {"atomic", *BELOW_LOSSES},
+    "calibrators": {"atomic", "sizes", *BELOW_LOSSES},
     "losses": BELOW_LOSSES,
     "metrics": BELOW_LOSSES,
     "histogram": {"kernels", "statistics", "layout"},

@@ -10,6 +10,7 @@ import io
 import json
 import os
 import pickle
+import resource
 import tempfile
 import tracemalloc
 import zipfile
@@ -20,7 +21,7 @@ from unittest import mock
 import numpy as np
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from PIL import Image
 from safetensors.torch import save
@@ -154,6 +155,7 @@ def damaged(draw, valid):
 def watched(folder, written=()):
     """Nothing is executed, memory is bounded, and no file but those ``written`` changes."""
     before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    largest = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     tracemalloc.start()
     try:
         with (
@@ -162,6 +164,8 @@ def watched(folder, written=()):
         ):
             yield
         assert tracemalloc.get_traced_memory()[1] < MEMORY
+        # In kilobytes, and of torch's tensors too. Packages that are imported late count here.
+        assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - largest < 2 * MEMORY >> 10
     finally:
         tracemalloc.stop()
     after = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
@@ -312,6 +316,37 @@ def test_calibrators(folder, data):
 
 
 CALIBRATOR_FILES: dict[str, bytes] = {}
+
+
+PLAIN = st.one_of(
+    st.none(), st.integers(), st.floats(), st.text(max_size=5), st.lists(st.integers(), max_size=3)
+)
+
+
+@given(
+    changes=st.dictionaries(
+        st.sampled_from(["method", "num_classes", "class_names", "options", "checksum"]),
+        st.one_of(
+            PLAIN,
+            st.sampled_from([10**7, 10**9, -1, 0, float("inf"), {"bins": 10**12}, {"x": 1}, ["a"] * CLASSES]),
+        ),
+        min_size=1,
+    )
+)
+@example(changes={"num_classes": float("inf")})
+@example(changes={"num_classes": 10**7})
+@FUZZ
+def test_descriptions_of_calibrators(folder, changes):
+    """The numbers are as they were saved, and so is their checksum."""
+    path = folder / "c.safetensors"
+    save_calibrator(create_calibrator("identity").fit(TENSORS["logits"], TENSORS["labels"]), path)
+    content = path.read_bytes()
+    header = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])
+    description = json.loads(header["__metadata__"]["calibrator"]) | changes
+    metadata = {**header["__metadata__"], "calibrator": json.dumps(description)}
+    path.write_bytes(save({"nothing": torch.zeros(1)}, metadata=metadata))
+    with watched(folder):
+        refused_or_read(lambda: load_calibrator(path), ValueError)
 
 
 @given(data=st.data(), name=st.sampled_from(sorted(shipped_recipes())))
