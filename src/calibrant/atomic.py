@@ -21,7 +21,7 @@ def replacing(path: Path | str) -> Iterator[IO[bytes]]:
 
     Raises:
         OSError: the file cannot be written. The error has the original type and number, and names the file.
-            Errors of other files, raised inside the ``with`` block, pass unchanged.
+            Inside the ``with`` block, errors that name another file pass unchanged.
     """
     path = Path(path)
     with _named(path):
@@ -34,7 +34,7 @@ def replacing(path: Path | str) -> Iterator[IO[bytes]]:
             mode = 0o666 if before is None else 0o600
             raw = _Output(path, os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode))
     try:
-        with io.BufferedWriter(raw) as stream:
+        with _named(path, others=True), io.BufferedWriter(raw) as stream:
             yield stream
         if partial is not None:
             with _named(path):
@@ -76,11 +76,17 @@ class _Output(io.FileIO):
 
 
 @contextmanager
-def _named(path: Path) -> Iterator[None]:
-    """Let an error say which file cannot be written."""
+def _named(path: Path, *, others: bool = False) -> Iterator[None]:
+    """Let an error say which file cannot be written.
+
+    With ``others``, errors may be about other files. Those of the output name no file: they come from the
+    stream or from `os.fsync`.
+    """
     try:
         yield
     except OSError as error:
+        if others and (error.filename is not None or error.strerror is None):
+            raise
         named = type(error)(f"cannot write {path}: {error.strerror or error}")
         named.errno = error.errno
         raise named from None
