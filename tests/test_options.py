@@ -14,6 +14,7 @@ from calibrant.options import (
     check_type,
     options_of,
     parse_value,
+    read_toml,
     split_outside_brackets,
 )
 
@@ -139,3 +140,18 @@ def test_options_are_those_of_the_signature() -> None:
     assert check_options("thing", {}, function, complete=False) == {}
     with pytest.raises(RecipeError, match=r"^thing: bins must be a whole number, got 'x'$"):
         check_options("thing", {"rate": 1, "bins": "x"}, function)
+
+
+@pytest.mark.parametrize("text", ["[" * 100_000, "9" * 5000, "1" * 5000 + ".0e"])
+def test_a_text_that_no_parser_takes_stands_for_itself(text):
+    assert parse_value(text) == text
+
+
+def test_toml_files_that_cannot_be_read(tmp_path):
+    (tmp_path / "a.toml").write_bytes(b"name = '\xff'")
+    with pytest.raises(RecipeError, match=r"a\.toml has bytes that are not UTF-8"):
+        read_toml(tmp_path / "a.toml")
+    with (tmp_path / "a.toml").open("wb") as stream:
+        stream.truncate(1 << 30)
+    with pytest.raises(RecipeError, match=r"a\.toml is larger than 4 MiB"):
+        read_toml(tmp_path / "a.toml")

@@ -66,7 +66,10 @@ def label(name: str, value: int) -> int:
     >>> label("ignore_index", 255)
     255
     """
-    return whole_number(name, value, -(2**63), 2**63 - 1)
+    try:
+        return whole_number(name, value, -(2**63), 2**63 - 1)
+    except ValueError:
+        raise ValueError(f"{name} must be a whole number from -2^63 to 2^63 - 1, got {value!r}") from None
 
 
 def ordered_pair(name: str, value: Sequence[float]) -> tuple[float, float]:

@@ -11,9 +11,12 @@ import typing
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Literal, Union, get_args, get_origin
 
 from calibrant.arguments import nearest
+
+_LARGEST = 1 << 22  # bytes of a TOML file
 
 
 class RecipeError(ValueError):
@@ -88,8 +91,24 @@ def parse_value(text: str) -> Any:
     text = text.strip()
     try:
         return tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
+    except (ValueError, RecursionError):  # not TOML, a number of thousands of digits, or too many brackets
         return text
+
+
+def read_toml(path: Path) -> str:
+    """The text of a TOML file.
+
+    Raises:
+        RecipeError: it is not UTF-8, or far too large.
+    """
+    if path.stat().st_size > _LARGEST:
+        raise RecipeError(f"{path} is larger than {_LARGEST >> 20} MiB; expected a TOML file")
+    try:
+        return path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise RecipeError(
+            f"{path} has bytes that are not UTF-8 ({error.reason}); expected a TOML file"
+        ) from None
 
 
 def _written(value: Any) -> str:

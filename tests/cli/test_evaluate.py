@@ -268,6 +268,7 @@ def test_what_cannot_be_done_is_refused_before_the_work(tmp_path, file):
     fails(run_evaluate(file, "--class-counts", "1,2"), "has 4 classes", "2 numbers")
     fails(run_evaluate(file, "--per-image"), "--per-image needs logits of shape (N, K, *S)")
     fails(run_evaluate(file, "--class-counts", "1,b"), "1,b", "does not exist")
+    fails(run_evaluate(file, "--class-counts", "9" * 5000), "File name too long")
 
 
 def test_bins_that_a_stream_cannot_have(file):
@@ -292,7 +293,18 @@ def test_what_the_evaluation_refuses_is_one_line(file, monkeypatch):
 
 @pytest.mark.parametrize(
     "arguments",
-    [["--bins", "0"], ["--level", "1"], ["--resamples", "-1"], ["--background", "-1"], ["--nonsense"], []],
+    [
+        *(
+            ["--bins", "0"],
+            ["--level", "1"],
+            ["--resamples", "-1"],
+            ["--background", "-1"],
+            ["--nonsense"],
+            [],
+        ),
+        *([option, str(2**70)] for option in ("--bins", "--ignore-index", "--resamples", "--seed")),
+        *(["--ignore-index", str(-(2**70))], ["--level", "nan"]),
+    ],
 )
 def test_wrong_usage(file, arguments):
     assert run("evaluate", *arguments, *([file] if arguments else [])).exit_code == 2

@@ -15,6 +15,7 @@ from torch import Tensor
 from calibrant.atomic import replace_file
 from calibrant.calibrators.base import Calibrator
 from calibrant.calibrators.registry import create_calibrator
+from calibrant.sizes import MAX_CLASSES
 
 _FORMAT = "calibrant-calibrator-1"
 
@@ -107,13 +108,15 @@ def load_calibrator(path: str | os.PathLike[str], *, class_names: Sequence[str] 
             raise ValueError("its numbers are not those that were saved")
         calibrator = create_calibrator(description["method"], **description["options"])
         calibrator.num_classes = int(description["num_classes"])
+        if not 0 < calibrator.num_classes <= MAX_CLASSES:  # before anything is allocated for them
+            raise ValueError(f"it is for {calibrator.num_classes:,} classes")
         names = description.get("class_names")  # older files have none
         calibrator.class_names = _checked(names, calibrator.num_classes)
         for key, tensor in tensors.items():
             if key != "nothing":
                 calibrator.learn(key, tensor)
         calibrator(torch.zeros(5, calibrator.num_classes, 2, 3))  # raises if tensors do not fit
-    except (LookupError, TypeError, ValueError, AttributeError, RuntimeError) as error:
+    except (LookupError, TypeError, ValueError, AttributeError, RuntimeError, ArithmeticError) as error:
         raise ValueError(f"{name} is a damaged calibrator: {type(error).__name__} {error}") from None
     problem = other_classes(class_names, calibrator.class_names)
     if problem is not None:

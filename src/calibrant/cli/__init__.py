@@ -2,6 +2,7 @@
 
 # `calibrant --help` lists the commands in this order.
 from calibrant.cli import evaluate, calibrate, apply, train, compare, predict, losses, recipes  # noqa: F401, I001
+from calibrant.cli.program import prepare_streams
 from calibrant.cli.terminal import app
 
 __all__ = ["app", "main"]
@@ -9,4 +10,5 @@ __all__ = ["app", "main"]
 
 def main() -> None:
     """Run the command line."""
+    prepare_streams()
     app()

@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from calibrant.cli.program import say
 from calibrant.cli.terminal import IgnoreIndex, app, check_outputs, fail, one_line_errors, progress_bars
 
 
@@ -31,11 +32,11 @@ def apply(
     from calibrant.predictions import WRITERS, BadFileError, open_predictions, write_predictions
 
     with one_line_errors(OSError, ValueError):
-        check_outputs([calibrator, file], {"--output": output})
         if output.suffix.lower() not in WRITERS:
             fail(f"--output {output}: expected a name that ends in {' or '.join(WRITERS)}")
         layer = load_calibrator(calibrator)
         predictions = open_predictions(file, ignore_index=ignore_index)
+        check_outputs([calibrator, *predictions.files], {"--output": output})
         if predictions.num_classes != layer.num_classes:
             raise BadFileError(
                 predictions.path,
@@ -53,4 +54,4 @@ def apply(
             calibrated = ((calibrate(layer, predictions, *batch), batch[1]) for batch in batches)
             write_predictions(output, calibrated, rows, predictions.class_names)
     source, method = predictions.path.name, prediction_files.in_words(layer)
-    typer.echo(f"{output}: {rows:,} rows of {source}, calibrated by {method}")
+    say(f"{output}: {rows:,} rows of {source}, calibrated by {method}")

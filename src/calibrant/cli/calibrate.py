@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,6 +14,7 @@ import typer
 from calibrant.calibrators import CALIBRATORS, Calibrator, Ranking, choose, create_calibrator
 from calibrant.calibrators.streaming import Scaling
 from calibrant.cli import terminal
+from calibrant.cli.program import complain, say
 
 if TYPE_CHECKING:
     from calibrant.cli.prediction_files import Batch
@@ -46,8 +48,10 @@ def calibrate(
     json: terminal.Json = None,
     ignore_index: terminal.IgnoreIndex = -100,
     bins: terminal.Bins = 15,
-    folds: Annotated[int, typer.Option(min=2, help="Folds of the cross-validation for auto.")] = 5,
-    seed: Annotated[int, typer.Option(min=0, help="Seed of the resampling and the folds.")] = 0,
+    folds: Annotated[int, typer.Option(min=2, max=1000, help="Folds of the cross-validation for auto.")] = 5,
+    seed: Annotated[
+        int, typer.Option(min=0, max=terminal.LARGEST_SEED, help="Seed of the resampling and the folds.")
+    ] = 0,
     resamples: terminal.Resamples = 1000,
 ) -> None:
     """Fit a calibrator to held-out predictions and print what it changes.
@@ -60,15 +64,15 @@ def calibrate(
 
     with terminal.one_line_errors(BadFileError):
         chosen = _method(method)
-        inputs = [file] if test is None else [file, test]
-        terminal.check_outputs(inputs, {"--output": output, "--report": report, "--json": json})
-        if output is not None and output.suffix.lower() != ".safetensors":
-            terminal.fail(f"--output {output}: expected a name that ends in .safetensors")
         held_out = open_predictions(file, ignore_index=ignore_index)
         evaluated = held_out if test is None else open_predictions(test, ignore_index=ignore_index)
+        outputs = {"--output": output, "--report": report, "--json": json}
+        terminal.check_outputs([*held_out.files, *evaluated.files], outputs)
+        if output is not None and output.suffix.lower() != ".safetensors":
+            terminal.fail(f"--output {output}: expected a name that ends in .safetensors")
         prediction_files.check_same_classes(held_out, evaluated)
         prediction_files.check_class_names(evaluated, held_out.class_names, held_out.path.name)
-        same = held_out.path.resolve() == evaluated.path.resolve()
+        same = os.path.realpath(held_out.path) == os.path.realpath(evaluated.path)
         in_passes = [key for key, kind in CALIBRATORS.items() if issubclass(kind, Scaling)]
         limit = prediction_files.EXACT_LIMIT
         if held_out.size > limit and chosen.name not in in_passes:
@@ -94,7 +98,7 @@ def calibrate(
         from rich.console import Console
 
         Console(highlight=False).print(ranking)
-    typer.echo(f"{prediction_files.in_words(calibrator)}, fitted to {held_out.path.name}")
+    say(f"{prediction_files.in_words(calibrator)}, fitted to {held_out.path.name}")
     prediction_files.print_evaluations([before, after])
     if same:
         typer.echo(
@@ -161,4 +165,4 @@ def _warnings_of(file: PredictionFile) -> Iterator[None]:
             warnings.simplefilter("always", kind)
         yield
     for message in dict.fromkeys(" ".join(str(warning.message).split()) for warning in caught):
-        typer.echo(f"calibrant: warning: {file.path}: {message}", err=True)
+        complain(f"warning: {file.path}: {message}")

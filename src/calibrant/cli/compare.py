@@ -8,6 +8,8 @@ from typing import Annotated
 import typer
 
 from calibrant.cli import training_options as options
+from calibrant.cli.program import say
+from calibrant.cli.run_files import COMPARISON, check_written
 from calibrant.cli.terminal import Resamples, app, fail
 
 
@@ -60,8 +62,10 @@ def compare(
         folder = output or Path("runs", plain_name(followed.name))
         check_writable(folder)
         numbers = seeds.split(",")
-        if not all(number.strip().isdecimal() for number in numbers):
+        if not all(number.strip().isdecimal() and len(number.strip()) < 19 for number in numbers):
             fail(f"--seeds {seeds}: expected whole numbers separated by commas")
+        others = [Choice.parse(each) for each in split_outside_brackets(ood)]
+        check_written(folder, COMPARISON, recipe, followed, data_root, others)
         fabric = options.launch(followed, accelerator, devices, nodes)
         comparison = compare(
             followed,
@@ -69,11 +73,11 @@ def compare(
             [int(number) for number in numbers],
             folder,
             data_root=data_root,
-            outside=[Choice.parse(each) for each in split_outside_brackets(ood)],
+            outside=others,
             resamples=resamples,
             fabric=fabric,
             progress=True,
-            evaluating=lambda loss, seed: typer.echo(f"{loss}, seed {seed}: evaluating", err=True),
+            evaluating=lambda loss, seed: say(f"{loss}, seed {seed}: evaluating", err=True),
         )
         if comparison is None:
             return
@@ -91,4 +95,4 @@ def compare(
             write_comparison(comparison, folder, history, learned)
     note = f"{comparison_note(comparison)} 95 % intervals of the means are in brackets."
     print_table(comparison_table(comparison), note)
-    typer.echo(f"{folder}: results.json, results.md, results.tex, plots, report.html")
+    say(f"{folder}: results.json, results.md, results.tex, plots, report.html")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from pathlib import Path
 from typing import Annotated, Any
@@ -44,7 +45,7 @@ def evaluate(
     level: Annotated[
         float, typer.Option(min=0.5, max=0.9999, help="Confidence level of the intervals.")
     ] = 0.95,
-    seed: Annotated[int, typer.Option(min=0, help="Seed of the resampling.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, max=terminal.LARGEST_SEED, help="Seed of the resampling.")] = 0,
     stream: Annotated[
         bool | None,
         typer.Option(
@@ -63,15 +64,17 @@ def evaluate(
     from calibrant.predictions import BadFileError, open_predictions, read_class_counts
 
     with terminal.one_line_errors(BadFileError):
-        terminal.check_outputs(files, {"--report": report, "--json": json})
-        counts = None
-        if class_counts is not None and re.fullmatch(r"\d+(,\d+)*", class_counts):
+        inputs, counts = [], None
+        if class_counts is not None and re.fullmatch(r"\d{1,15}(,\d{1,15})*", class_counts):
             counts = [int(count) for count in class_counts.split(",")]
         elif class_counts is not None:
             counts = read_class_counts(class_counts)
+            inputs.append(Path(class_counts))
         opened = [open_predictions(file, ignore_index=ignore_index) for file in files]
         # The shell expands *.npy to both files of a pair.
-        opened = list({file.path.resolve(): file for file in opened}.values())
+        opened = list({os.path.realpath(file.path): file for file in opened}.values())
+        inputs += [path for file in opened for path in file.files]
+        terminal.check_outputs(inputs, {"--report": report, "--json": json})
         for file in opened:
             prediction_files.check_same_classes(opened[0], file)
             problem, classes = "", file.num_classes

@@ -7,6 +7,8 @@ from typing import Annotated
 
 import typer
 
+from calibrant.cli.program import say
+from calibrant.cli.run_files import files_of_run
 from calibrant.cli.terminal import app, check_outputs, fail
 from calibrant.cli.training_options import DataRoot, training_errors
 
@@ -28,6 +30,7 @@ def predict(
             fail(f"--split {split}: expected train, validation or test")
         if output.suffix.lower() not in WRITERS:
             fail(f"--output {output}: expected a name that ends in {' or '.join(WRITERS)}")
-        check_outputs([], {"--output": output})
-        rows = Run(run, data_root).predict(split, output)  # type: ignore[arg-type]
-    typer.echo(f"{output}: {rows:,} rows of {split}")
+        finished = Run(run, data_root)
+        check_outputs(files_of_run(run, finished.recipe, data_root), {"--output": output})
+        rows = finished.predict(split, output)  # type: ignore[arg-type]
+    say(f"{output}: {rows:,} rows of {split}")

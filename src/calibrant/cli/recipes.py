@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from calibrant.cli.program import say
 from calibrant.cli.terminal import app, print_listing
 from calibrant.cli.training_options import training_errors
 
@@ -19,11 +20,14 @@ def recipes(
 ) -> None:
     """List the shipped recipes, or print one."""
     with training_errors():
+        from calibrant.options import read_toml
         from calibrant.training.recipe import Recipe, shipped_recipes
 
         if name is not None:
             Recipe.load(name)
-            typer.echo(shipped_recipes().get(name) or Path(name).read_text(encoding="utf-8"), nl=False)
+            text = shipped_recipes().get(name) or read_toml(Path(name))
+            for line in text.splitlines():
+                say(line)
             return
         loaded = {each: Recipe.load(each) for each in shipped_recipes()}
     rows = [(each, it.data.name, it.model.name, it.description) for each, it in loaded.items()]

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
+import stat
 import sys
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import combinations
 from pathlib import Path
@@ -13,11 +14,16 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
+from calibrant.arguments import label
+from calibrant.cli.program import EXPECTED, Program, complain, described
+from calibrant.printable import printable
+
 if TYPE_CHECKING:
     from rich.progress import Progress
 
 app = typer.Typer(
     name="calibrant",
+    cls=Program,
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -30,9 +36,21 @@ Report = Annotated[
 Json = Annotated[
     Path | None, typer.Option(metavar="OUT.json", help="Write all figures, a list of evaluations.")
 ]
-Bins = Annotated[int, typer.Option(min=1, help="Number of confidence bins.")]
-IgnoreIndex = Annotated[int, typer.Option(help="Label of elements to leave out.")]
-Resamples = Annotated[int, typer.Option(min=0, help="Bootstrap resamples for the intervals; 0 for none.")]
+Bins = Annotated[int, typer.Option(min=1, max=10_000, help="Number of confidence bins.")]
+IgnoreIndex = Annotated[
+    int, typer.Option(help="Label of elements to leave out.", callback=lambda value: _as_label(value))
+]
+Resamples = Annotated[
+    int, typer.Option(min=0, max=1_000_000, help="Bootstrap resamples for the intervals; 0 for none.")
+]
+LARGEST_SEED = 2**63 - 1
+
+
+def _as_label(value: int) -> int:
+    try:
+        return label("it", value)
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from None
 
 
 def _print_version(wanted: bool) -> None:
@@ -54,8 +72,8 @@ def calibrant(
 
 def fail(problem: str) -> NoReturn:
     """End the command with a one-line error and exit code 2."""
-    typer.echo(f"calibrant: {' '.join(problem.split())}", err=True)
-    raise typer.Exit(2)
+    complain(problem)
+    raise typer.Exit(EXPECTED)
 
 
 @contextmanager
@@ -64,7 +82,7 @@ def one_line_errors(*errors: type[Exception], shown: bool = True) -> Iterator[No
 
     def show(message: Warning | str, *_: Any) -> None:
         if shown:
-            typer.echo(f"calibrant: warning: {' '.join(str(message).split())}", err=True)
+            complain(f"warning: {message}")
 
     try:
         with warnings.catch_warnings():
@@ -72,17 +90,22 @@ def one_line_errors(*errors: type[Exception], shown: bool = True) -> Iterator[No
             yield
     except errors as problem:
         if shown:
-            fail(str(problem))
-        raise typer.Exit(2) from None
+            fail(described(problem) if isinstance(problem, OSError) else str(problem))
+        raise typer.Exit(EXPECTED) from None
 
 
 def progress_bars() -> Progress:
     """Progress bars on the terminal; none if the error output is not a terminal."""
     from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, Task, TextColumn, TimeRemainingColumn
+    from rich.text import Text
+
+    class Description(TextColumn):
+        def render(self, task: Task) -> Text:
+            return Text(printable(task.description))
 
     columns = (
-        TextColumn("{task.description}", markup=False),
+        Description(""),
         BarColumn(),
         MofNCompleteColumn(),
         TimeRemainingColumn(),
@@ -91,21 +114,60 @@ def progress_bars() -> Progress:
     return Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
 
 
-def check_outputs(inputs: Sequence[Path], options: Mapping[str, Path | None]) -> None:
-    """End the command if the output file of an option cannot be written, or would replace an input file."""
+def check_outputs(inputs: Iterable[Path], options: Mapping[str, Path | None]) -> None:
+    """End the command if an output cannot be written, is an input, or is another output.
+
+    Two paths are the same file if they lead to it by whatever symbolic or hard links.
+
+    Args:
+        inputs: every file that the command reads.
+        options: the files that it writes, by the option that names them.
+    """
     outputs = {option: path for option, path in options.items() if path is not None}
+    files = list(inputs)
     for option, path in outputs.items():
-        if path.is_dir():
-            fail(f"{option} {path}: is a folder; expected the name of a file")
-        if not path.parent.is_dir():
-            fail(f"{option} {path}: there is no folder {path.parent}")
-        if not os.access(path.parent, os.W_OK):
-            fail(f"{option} {path}: the folder {path.parent} cannot be written to")
-        if path.resolve() in {file.resolve() for file in inputs}:
-            fail(f"{option} {path}: is one of the files to read; expected another file")
+        problem = _unwritable(path)
+        if problem is not None:
+            fail(f"{option} {path}: {problem}")
+        check_not_read(option, path, files)
     for first, second in combinations(outputs, 2):
-        if outputs[first].resolve() == outputs[second].resolve():
+        if _same_file(outputs[first], outputs[second]):
             fail(f"{first} and {second} are the same file {outputs[second]}")
+
+
+def check_not_read(option: str, path: Path, inputs: Iterable[Path]) -> None:
+    """End the command if a file that an option leads to writing is one of the inputs; see `check_outputs`."""
+    for file in inputs:
+        if _same_file(path, file):
+            which = "" if str(path) == str(file) else f", {file}"
+            fail(f"{option} {path}: is one of the files to read{which}; expected another file")
+
+
+def _unwritable(path: Path) -> str | None:
+    """Why a file cannot be written, or None."""
+    target = Path(os.path.realpath(path))
+    try:
+        kind = path.stat().st_mode
+    except FileNotFoundError:
+        kind = stat.S_IFREG
+    except OSError as error:
+        return str(error.strerror)
+    if stat.S_ISDIR(kind):
+        return "is a folder; expected the name of a file"
+    if not stat.S_ISREG(kind):  # a device or a pipe is written to in place
+        return None if os.access(path, os.W_OK) else "cannot be written to"
+    if not target.parent.is_dir():
+        return f"there is no folder {target.parent if path.is_symlink() else path.parent}"
+    return None if os.access(target.parent, os.W_OK) else f"the folder {target.parent} cannot be written to"
+
+
+def _same_file(first: Path, second: Path) -> bool:
+    if os.path.realpath(first) == os.path.realpath(second):
+        return True
+    try:
+        return os.path.samefile(first, second)
+    except OSError:  # one of them does not exist
+        return False
 
 
 def print_listing(
@@ -123,6 +185,6 @@ def print_listing(
     for heading in headings:
         table.add_column(heading, no_wrap=heading not in folded)
     for row in rows:
-        table.add_row(*map(Text, row))
+        table.add_row(*(Text(printable(cell)) for cell in row))
     width = 10_000 if whole and not sys.stdout.isatty() else None
     Console(width=width, highlight=False).print(table)

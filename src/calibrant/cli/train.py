@@ -9,6 +9,8 @@ from typing import Annotated
 import typer
 
 from calibrant.cli import training_options as options
+from calibrant.cli.program import say
+from calibrant.cli.run_files import RUN, check_written
 from calibrant.cli.terminal import app
 
 
@@ -23,7 +25,9 @@ def train(
     ] = None,
     seed: Annotated[
         int | None,
-        typer.Option(min=0, help="Seed of weights, order and augmentation.", show_default="the recipe's"),
+        typer.Option(
+            min=0, max=2**63 - 1, help="Seed of weights, order and augmentation.", show_default="the recipe's"
+        ),
     ] = None,
     output: Annotated[
         Path | None,
@@ -45,6 +49,7 @@ def train(
         from calibrant.training.runs import Run, folder_of, plain_name
 
         folder = output or folder_of(Path("runs", plain_name(followed.name)), followed.loss, followed.seed)
+        check_written(folder, RUN, recipe, followed, data_root)
         fabric = options.launch(followed, accelerator, devices, nodes)
         data = None
         finished = is_finished(folder)
@@ -58,12 +63,12 @@ def train(
         run = Run(folder, data_root)
         last = run.history[-1]
     if finished:
-        typer.echo(f"The run in {folder} was finished before; nothing was trained.")
+        say(f"The run in {folder} was finished before; nothing was trained.")
     epochs = f"{len(run.history)} epoch{'s' if len(run.history) > 1 else ''}"
-    typer.echo(
+    say(
         f"{folder}: {followed.name}, {followed.loss}, seed {followed.seed}, {epochs}; "
         f"validation accuracy {100 * last['validation_accuracy']:.2f} %, "
         f"ECE {100 * last['validation_ece']:.2f} %, NLL {last['validation_nll']:.4f}"
     )
     if (folder / "test.npz").is_file():
-        typer.echo(f"Test figures: calibrant evaluate {folder / 'test.npz'}")
+        say(f"Test figures: calibrant evaluate {folder / 'test.npz'}")

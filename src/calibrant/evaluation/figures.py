@@ -12,6 +12,7 @@ import torch
 
 from calibrant.metrics.catalogue import METRICS
 from calibrant.metrics.uncertainty import Interval, interval
+from calibrant.printable import printable
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -302,7 +303,11 @@ class Evaluation:
         )
         caption = "Intervals are corrected for the bias of small samples." if self.intervals else None
         table = Table(
-            "metric", title=Text(title), title_justify="left", caption=caption, caption_justify="left"
+            "metric",
+            title=Text(printable(title)),
+            title_justify="left",
+            caption=caption,
+            caption_justify="left",
         )
         table.add_column("value", justify="right")
         table.add_column(f"{100 * self.level:g} % interval", justify="right")

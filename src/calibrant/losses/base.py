@@ -284,6 +284,10 @@ class Loss(nn.Module):
         return ", ".join([str(self.num_classes), *changed])
 
 
+SYMBOLS = {"multiplier": "λ", "gamma": "γ", "penalty_weight": "ρ"}
+"""The letters by which papers call what adaptive losses learn, by the name of the buffer."""
+
+
 class AdaptiveLoss(Loss):
     """A loss whose buffers move with the validation set.
 

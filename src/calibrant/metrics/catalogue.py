@@ -93,6 +93,7 @@ class Metric(Description):
         streamed: whether the metric can be computed in a stream. False for a function of elements that needs
             all predictions at once.
         requires: the option of `evaluate` without which the metric is None.
+        why_missing: why the metric is None without that option, in words.
         binomial: whether the metric is the fraction of elements with some property. Its interval is then
             Clopper and Pearson's.
         debiased: true for an estimate without bias; its interval is not corrected for bias.
@@ -117,6 +118,7 @@ class Metric(Description):
     group: str = "calibration"
     streamed: bool = True
     requires: str | None = None
+    why_missing: str = ""
     binomial: bool = False
     debiased: bool = False
     chance: Callable[[Predictions | ConfidenceHistogram, int, int], float] | None = None
@@ -213,6 +215,7 @@ METRICS: dict[str, Metric] = {
         "Mean IoU without the background class.",
         function=lambda counts, options: mean_of_ious(counts, options.background),
         requires="background",
+        why_missing="no background class was named",
     ),
     "nll": _score(
         "NLL",
@@ -295,6 +298,7 @@ METRICS: dict[str, Metric] = {
         streamed=False,
         function=lambda predictions, options: torch.tensor(kde_ece(predictions), dtype=torch.float64),
         requires="kde",
+        why_missing="slow, because it visits all pairs of elements; calibrant.metrics.kde_ece computes it",
     ),
 }
 """Every metric by name, in the order of the tables."""

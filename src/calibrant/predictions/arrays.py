@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import warnings
 import zipfile
@@ -17,6 +18,7 @@ import torch
 from torch import Tensor
 
 from calibrant.predictions.file import BadFileError, Batches, PredictionFile, file_errors
+from calibrant.sizes import MAX_AXES, MAX_CLASSES, MAX_TEXT, check_member, check_memory, npy_header
 
 _SCORES = ("logits", "probabilities")
 _ARRAYS = (*_SCORES, "labels")
@@ -50,7 +52,7 @@ def _predictions(
         raise BadFileError(path, f"{kind} are {scores.stored}; expected floating point")
     if labels.dtype != torch.long:
         raise BadFileError(path, f"labels are {labels.stored}; expected integer class numbers")
-    if len(scores.shape) < 2:
+    if not 2 <= len(scores.shape) <= MAX_AXES:
         raise BadFileError(
             path, f"{kind} have shape {scores.shape}; expected (N, K) or (N, K, *S) for K classes"
         )
@@ -66,7 +68,7 @@ def _predictions(
         with scores.open() as all_scores, labels.open() as all_labels:
             for start in range(0, scores.shape[0], rows):
                 part = slice(start, start + rows)
-                yield to_tensor(all_scores[part], scores.dtype), to_tensor(all_labels[part], labels.dtype)
+                yield to_tensor(all_scores[part], scores.dtype), to_labels(path, all_labels[part], start)
 
     return PredictionFile(path, kind, scores.shape, scores.dtype, class_names, chunks)
 
@@ -78,36 +80,29 @@ def to_tensor(array: np.ndarray[Any, Any] | Tensor, dtype: torch.dtype | None) -
     return array.to(dtype)
 
 
+def to_labels(path: Path, array: np.ndarray[Any, Any] | Tensor, start: int) -> Tensor:
+    """Labels as int64. ``start`` is the row of the first.
+
+    Raises:
+        BadFileError: a label is too large, and would become another number.
+    """
+    wide = array.dtype == torch.uint64 if isinstance(array, Tensor) else array.dtype.kind in "uf"
+    if wide:
+        numbers = np.asarray(array)
+        wrong = ~(abs(numbers.astype(np.float64)) < 2.0**63)
+        if wrong.any():
+            row = start + int(wrong.reshape(len(wrong), -1).any(1).argmax())
+            raise BadFileError(path, f"has label {numbers[wrong][0]} at row {row}; expected class numbers")
+    return to_tensor(array, torch.long)
+
+
 def _strings(path: Path, value: object) -> tuple[str, ...]:
     if not isinstance(value, list | tuple) or not all(isinstance(name, str) for name in value):
         raise BadFileError(path, "class_names are not a list of strings; expected one name for each class")
     return tuple(value)
 
 
-def _npy_header(path: Path, name: str, stream: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
-    """Shape, whether in Fortran order, and type. Leaves the stream at the start of the data."""
-    version = np.lib.format.read_magic(stream)
-    if version == (1, 0):
-        header = np.lib.format.read_array_header_1_0(stream)
-    elif version == (2, 0):
-        header = np.lib.format.read_array_header_2_0(stream)
-    else:
-        raise BadFileError(path, f"{name} is stored in version {version} of .npy; expected version 1 or 2")
-    shape, fortran, dtype = header
-    if dtype.hasobject:
-        raise BadFileError(
-            path, f"{name} holds pickled objects, which could run code; expected a plain array"
-        )
-    return shape, fortran, dtype
-
-
-def _numpy_array(
-    path: Path, name: str, shape: tuple[int, ...], dtype: np.dtype[Any], length: int, opened: Any
-) -> _Array:
-    if length != prod(shape) * dtype.itemsize:
-        raise BadFileError(
-            path, f"{name} of shape {shape} and type {dtype} has {length} bytes; it is damaged"
-        )
+def _numpy_array(shape: tuple[int, ...], dtype: np.dtype[Any], opened: Any) -> _Array:
     floating = torch.float32 if dtype.itemsize <= 4 else torch.float64
     kinds = {"i": torch.long, "u": torch.long, "f": floating}
     return _Array(shape, str(dtype), kinds.get(dtype.kind), opened)
@@ -120,31 +115,41 @@ def open_npz(path: Path) -> PredictionFile:
         for member in archive.infolist():
             name = member.filename.removesuffix(".npy")
             if name == "class_names":
-                with archive.open(member) as stream:
-                    _npy_header(path, name, stream)
-                with archive.open(member) as stream:
-                    names = _strings(path, np.lib.format.read_array(stream).astype(str).tolist())
+                names = _npz_names(path, archive, member)
             elif name in _ARRAYS:
                 arrays[name] = _npz_array(path, archive, member, name)
         found = ", ".join(sorted(name.removesuffix(".npy") for name in archive.namelist()))
     return _predictions(path, arrays, names, found)
 
 
-def _npz_array(path: Path, archive: zipfile.ZipFile, member: zipfile.ZipInfo, name: str) -> _Array:
+def _npz_names(path: Path, archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> tuple[str, ...]:
+    check_member(member)
     with archive.open(member) as stream:
-        shape, fortran, dtype = _npy_header(path, name, stream)
-        length = member.file_size - stream.tell()
+        shape, _, dtype = npy_header(stream, member.file_size, "class_names")
+    if len(shape) != 1 or shape[0] > MAX_CLASSES or member.file_size > MAX_TEXT:
+        raise BadFileError(
+            path, f"class_names have shape {shape} and type {dtype}; expected a list of strings"
+        )
+    with archive.open(member) as stream:
+        return _strings(path, np.lib.format.read_array(stream).astype(str).tolist())
+
+
+def _npz_array(path: Path, archive: zipfile.ZipFile, member: zipfile.ZipInfo, name: str) -> _Array:
+    check_member(member)
+    with archive.open(member) as stream:
+        shape, fortran, dtype = npy_header(stream, member.file_size, name)
 
     @contextmanager
     def opened() -> Iterator[Any]:
         with zipfile.ZipFile(path) as archive, archive.open(member) as stream:
             if fortran:  # the first row is complete only at the end
+                check_memory(member.file_size, f"{name} in Fortran order")
                 yield np.lib.format.read_array(stream)
             else:
-                _npy_header(path, name, stream)
+                npy_header(stream, member.file_size, name)
                 yield _Stream(stream, shape, dtype)
 
-    return _numpy_array(path, name, shape, dtype, length, opened)
+    return _numpy_array(shape, dtype, opened)
 
 
 class _Stream:
@@ -175,20 +180,28 @@ def open_npy(path: Path) -> PredictionFile:
         raise BadFileError(path, f"is one of a pair; expected {expected} beside it")
     arrays = {name: _npy_array(file, name) for name, file in present.items()}
     listing = path.with_name(f"{stem}.class_names.txt")
-    names = tuple(listing.read_text(encoding="utf-8-sig").splitlines()) if listing.is_file() else None
+    names = _listed_names(listing) if listing.is_file() else None
     file = _predictions(path, arrays, names, ", ".join(sorted(arrays)))
-    return replace(file, path=present[file.kind])
+    others = [present["labels"], *([] if names is None else [listing])]
+    return replace(file, path=present[file.kind], others=tuple(others))
+
+
+def _listed_names(listing: Path) -> tuple[str, ...]:
+    with file_errors(listing):
+        if listing.stat().st_size > MAX_TEXT:
+            raise BadFileError(listing, f"is larger than {MAX_TEXT >> 20} MiB; expected a name in each line")
+        return tuple(listing.read_text(encoding="utf-8-sig").splitlines())
 
 
 def _npy_array(path: Path, name: str) -> _Array:
     with file_errors(path), path.open("rb") as stream:
-        shape, fortran, dtype = _npy_header(path, name, stream)
+        shape, fortran, dtype = npy_header(stream, path.stat().st_size, name)
         offset = stream.tell()
 
     def opened() -> AbstractContextManager[Any]:
         return nullcontext(np.memmap(path, dtype, "r", offset, shape, "F" if fortran else "C"))
 
-    return _numpy_array(path, name, shape, dtype, path.stat().st_size - offset, opened)
+    return _numpy_array(shape, dtype, opened)
 
 
 def open_pt(path: Path) -> PredictionFile:
@@ -198,8 +211,11 @@ def open_pt(path: Path) -> PredictionFile:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # they are about how the file was written
-            # Files from before torch 1.6 are not zip archives and cannot be mapped into memory.
-            data = torch.load(path, "cpu", weights_only=True, mmap=zipfile.is_zipfile(path))
+            # Files from before torch 1.6 are not zip archives and cannot be mapped into memory. They are
+            # read first, because torch would allocate as many bytes as a damaged file asks for.
+            new = zipfile.is_zipfile(path)
+            source = path if new else io.BytesIO(path.read_bytes())
+            data = torch.load(source, "cpu", weights_only=True, mmap=new)
     except UnpicklingError as error:
         raise BadFileError(
             path, "holds pickled objects, or is damaged; expected a dict of tensors saved by torch.save"
@@ -207,7 +223,7 @@ def open_pt(path: Path) -> PredictionFile:
     if not isinstance(data, dict):
         raise BadFileError(path, f"holds a {type(data).__name__}; expected a dict of tensors")
     arrays = {
-        name: _tensor_array(value.detach())
+        name: _tensor_array(path, name, value.detach())
         for name, value in data.items()
         if isinstance(name, str) and isinstance(value, Tensor) and value.layout == torch.strided
     }
@@ -215,14 +231,20 @@ def open_pt(path: Path) -> PredictionFile:
     return _predictions(path, arrays, names, ", ".join(map(str, data)))
 
 
-def _tensor_array(tensor: Tensor) -> _Array:
+def _tensor_array(path: Path, name: str, tensor: Tensor) -> _Array:
+    if name in _ARRAYS and tensor.is_meta:
+        raise BadFileError(path, f"{name} are on the device meta, without numbers; expected numbers")
+    if name in _ARRAYS and tensor.numel() * tensor.itemsize > tensor.untyped_storage().nbytes():
+        raise BadFileError(
+            path, f"{name} of shape {tuple(tensor.shape)} repeat their numbers; expected .contiguous() ones"
+        )
     stored, dtype = tensor.dtype, None
     if stored.is_floating_point:
         dtype = torch.float64 if stored == torch.float64 else torch.float32
     elif stored != torch.bool and not stored.is_complex:
         dtype = torch.long
-    name = str(stored).removeprefix("torch.")
-    return _Array(tuple(tensor.shape), name, dtype, lambda: nullcontext(tensor))
+    kind = str(stored).removeprefix("torch.")
+    return _Array(tuple(tensor.shape), kind, dtype, lambda: nullcontext(tensor))
 
 
 def open_safetensors(path: Path) -> PredictionFile:

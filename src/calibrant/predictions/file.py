@@ -12,6 +12,8 @@ import torch
 from torch import Tensor
 
 from calibrant.layout import SUM_TOLERANCE, as_logits
+from calibrant.printable import one_line
+from calibrant.sizes import check_memory
 
 Batch = tuple[Tensor, Tensor]
 Batches = Generator[Batch, None, None]
@@ -24,7 +26,7 @@ class BadFileError(ValueError):
     """A file of predictions cannot be used; the one-line message says why and what was expected."""
 
     def __init__(self, path: Path | str, problem: str) -> None:
-        super().__init__(f"{path}: {' '.join(problem.split())}")
+        super().__init__(one_line(f"{path}: {problem}"))
 
 
 @contextmanager
@@ -34,8 +36,9 @@ def file_errors(path: Path) -> Iterator[None]:
         yield
     except (BadFileError, MemoryError):
         raise
-    except FileNotFoundError as error:
-        raise BadFileError(path, "does not exist") from error
+    except OSError as error:
+        missing = isinstance(error, FileNotFoundError)
+        raise BadFileError(path, "does not exist" if missing else error.strerror or str(error)) from error
     except Exception as error:  # zlib.error, struct.error, SyntaxError, ...: every format has its own
         reason = str(error).strip().splitlines() or [type(error).__name__]
         raise BadFileError(path, f"cannot be read as {path.suffix.lower()}: {reason[0]}") from error
@@ -53,6 +56,7 @@ class PredictionFile:
         dtype: the type of the logits in a batch.
         class_names: one name for each class, or None.
         ignore_index: the label of elements to leave out.
+        others: the other files that belong to it: labels and class names, in a pair of ``.npy`` files.
     """
 
     path: Path
@@ -62,6 +66,12 @@ class PredictionFile:
     class_names: tuple[str, ...] | None
     _chunks: Callable[[int], Batches] = field(repr=False, compare=False)  # by the number of rows in a chunk
     ignore_index: int = -100
+    others: tuple[Path, ...] = ()
+
+    @property
+    def files(self) -> tuple[Path, ...]:
+        """All files that are read."""
+        return (self.path, *self.others)
 
     @property
     def name(self) -> str:
@@ -100,7 +110,10 @@ class PredictionFile:
         Raises:
             BadFileError: the data are damaged, or are not what the file declares.
         """
-        rows = max(1, chunk // prod(self.shape[1:]))
+        row = prod(self.shape[1:])
+        with file_errors(self.path):
+            check_memory(row * self.dtype.itemsize, "one row")
+        rows = max(1, chunk // row)
         start, valid = 0, 0
         with closing(self._chunks(rows)) as chunks:
             while True:
@@ -109,6 +122,8 @@ class PredictionFile:
                 if pair is None:
                     break
                 scores, labels = pair
+                if start + len(labels) > self.rows:
+                    raise BadFileError(self.path, f"has more than the {self.rows} rows that it declares")
                 valid += self._check_labels(labels, start)
                 yield self._logits(scores, labels, start), labels
                 start += len(labels)
@@ -117,6 +132,8 @@ class PredictionFile:
 
     def load(self, advance: Callable[[int], object] | None = None) -> Batch:
         """All predictions at once. ``advance`` is called with the number of rows of each batch."""
+        with file_errors(self.path):
+            check_memory(self.size + 8 * self.rows * prod(self.spatial), "loading all predictions at once")
         logits = torch.empty(self.shape, dtype=self.dtype)
         labels = torch.empty(self.rows, *self.spatial, dtype=torch.long)
         start = 0

@@ -8,14 +8,17 @@ Tables have a column ``label`` and columns ``logit_<class>`` or ``probability_<c
 from __future__ import annotations
 
 import json
+import stat
 from collections.abc import Callable
 from dataclasses import replace
 from math import prod
 from pathlib import Path
 
+from calibrant.arguments import label
 from calibrant.predictions.arrays import open_npy, open_npz, open_pt, open_safetensors
 from calibrant.predictions.file import BadFileError, PredictionFile, file_errors
 from calibrant.predictions.tables import open_csv, open_parquet
+from calibrant.sizes import MAX_CLASSES, MAX_TEXT
 
 FORMATS: dict[str, Callable[[Path], PredictionFile]] = {
     ".npz": open_npz,
@@ -38,6 +41,7 @@ def open_predictions(path: Path | str, *, ignore_index: int = -100) -> Predictio
 
     Raises:
         BadFileError: the file does not exist, is damaged, or lacks something.
+        ValueError: ``ignore_index`` is not an integer of 64 bits.
 
     >>> import tempfile
     >>> import numpy as np
@@ -53,11 +57,15 @@ def open_predictions(path: Path | str, *, ignore_index: int = -100) -> Predictio
     open_format = FORMATS.get(path.suffix.lower())
     if open_format is None:
         raise BadFileError(path, f"has an unknown suffix; expected one of {', '.join(FORMATS)}")
-    if not path.is_file():
-        raise BadFileError(path, "is a folder; expected a file" if path.is_dir() else "does not exist")
+    label("ignore_index", ignore_index)
     with file_errors(path):
+        kind = path.stat().st_mode
+        if not stat.S_ISREG(kind):
+            raise BadFileError(path, f"is a {'folder' if stat.S_ISDIR(kind) else 'device'}; expected a file")
         file = replace(open_format(path), ignore_index=ignore_index)
     path, classes, names = file.path, file.num_classes, file.class_names
+    if classes > MAX_CLASSES:
+        raise BadFileError(path, f"{file.kind} have {classes:,} classes; expected at most {MAX_CLASSES:,}")
     if classes < 2:
         raise BadFileError(path, f"{file.kind} have {classes} class on axis 1; expected at least 2")
     if not prod(file.shape):
@@ -74,12 +82,14 @@ def read_class_counts(path: Path | str) -> list[int]:
     """Read the number of training samples of each class: a JSON list, or text with one number per line."""
     path = Path(path)
     with file_errors(path):
+        if path.stat().st_size > MAX_TEXT:
+            raise BadFileError(path, f"is larger than {MAX_TEXT >> 20} MiB; expected a number for each class")
         text = path.read_text(encoding="utf-8-sig")
     try:
         counts = json.loads(text) if text.lstrip().startswith("[") else [int(line) for line in text.split()]
-    except ValueError:
+    except (ValueError, RecursionError):
         counts = None
-    if not counts or not all(type(count) is int and count >= 0 for count in counts):
+    if not counts or not all(type(count) is int and 0 <= count < 2**53 for count in counts):
         raise BadFileError(
             path, "does not hold class counts; expected a JSON list or lines of numbers from 0 up"
         )

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from calibrant.predictions.arrays import to_tensor
+from calibrant.predictions.arrays import to_labels, to_tensor
 from calibrant.predictions.file import BadFileError, Batches, PredictionFile
 
 _PREFIXES = {"logits": "logit_", "probabilities": "probability_"}
@@ -96,7 +96,7 @@ def open_csv(path: Path) -> PredictionFile:
                     raise BadFileError(
                         path, f"has label {labels[row]} at row {start + row}; expected integer class numbers"
                     )
-                yield to_tensor(table[:, 1:], torch.float64), to_tensor(labels, torch.long)
+                yield to_tensor(table[:, 1:], torch.float64), to_labels(path, labels, start)
                 start += len(table)
 
     return PredictionFile(path, kind, (rows, len(names)), torch.float64, names, chunks)
@@ -143,7 +143,7 @@ def open_parquet(path: Path) -> PredictionFile:
                 for position, name in enumerate(scores):
                     table[:, position] = batch.column(name).to_numpy(zero_copy_only=False)
                 labels = batch.column("label").to_numpy(zero_copy_only=False)
-                yield torch.from_numpy(table), to_tensor(labels, torch.long)
+                yield torch.from_numpy(table), to_labels(path, labels, start)
                 start += len(batch)
 
     return PredictionFile(

@@ -41,8 +41,8 @@ def markdown(comparison: Comparison) -> str:
     | ce | 100.00 | 0.013 | 1.33 | 1.33 | 0.89 |
     """
     table = comparison_table(comparison)
-    title, note = plain_markdown(comparison.title), plain_markdown(comparison_note(comparison))
-    lines = [f"# {title}", "", to_markdown(table, "loss"), "", note, ""]
+    heading, note = plain_markdown(comparison.title), plain_markdown(comparison_note(comparison))
+    lines = [f"# {heading}", "", to_markdown(table, "loss"), "", note, ""]
     intervals = table.intervals()
     if intervals.columns:
         lines += ["95 % intervals of the means:", "", to_markdown(intervals, "loss"), ""]

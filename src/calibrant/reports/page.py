@@ -17,6 +17,7 @@ from matplotlib.figure import Figure
 from calibrant.atomic import replace_file
 from calibrant.evaluation import ClassFigures, Evaluation, Reliability
 from calibrant.metrics import METRICS
+from calibrant.printable import printable
 from calibrant.reports.plots import reliability_diagram
 from calibrant.reports.plots.drawing import default_style, svg
 from calibrant.reports.table_builders import evaluation_table
@@ -71,8 +72,7 @@ def write_report(
     target = Path(path)
     if not target.parent.is_dir():
         raise FileNotFoundError(f"cannot write {target.name}: there is no folder {target.parent}")
-    # A name may hold half of a surrogate pair, which UTF-8 cannot encode.
-    replace_file(target, render_report(evaluations, title=title, summary=summary).encode("utf-8", "replace"))
+    replace_file(target, render_report(evaluations, title=title, summary=summary).encode())
 
 
 def render_report(
@@ -102,7 +102,12 @@ def render_report(
         for group, heading in _TABLES.items()
     }
     worst = [_worst_classes(evaluation.classes) for evaluation in evaluations]
-    environment = Environment(autoescape=True, undefined=StrictUndefined, keep_trailing_newline=True)
+    environment = Environment(
+        autoescape=True,
+        undefined=StrictUndefined,
+        keep_trailing_newline=True,
+        finalize=lambda value: printable(value) if type(value) is str else value,
+    )
     environment.trim_blocks = environment.lstrip_blocks = True
     environment.filters.update(
         figure=_percent,
@@ -175,7 +180,7 @@ def _facts(evaluations: Sequence[Evaluation]) -> list[str]:
     models = len(evaluations)
     parts = [
         "1 model" if models == 1 else f"{models} models",
-        f"{_span(each.samples for each in evaluations)} samples",
+        f"{_span(each.samples for each in evaluations)} elements",
         f"{_span(each.num_classes for each in evaluations)} classes",
         f"{_span(each.bins for each in evaluations)} bins",
     ]

@@ -14,6 +14,7 @@ from calibrant.reports.tables import ARROWS, Cell, Column, Table, Verdict, inter
 if TYPE_CHECKING:
     from calibrant.evaluation import Difference, Evaluation
     from calibrant.evaluation.comparison import Comparison, MeanFigure
+    from calibrant.metrics.catalogue import Metric
 
 
 def _best(
@@ -52,7 +53,7 @@ def evaluation_table(
         cells = []
         for index, (evaluation, value) in enumerate(zip(evaluations, values, strict=True)):
             if value is None:
-                cells.append(Cell(None, "–", note=_why_missing(key, evaluation)))
+                cells.append(Cell(None, "–", note=_why_missing(metric, evaluation)))
                 continue
             verdict: Verdict = ""
             note = ""
@@ -132,14 +133,10 @@ def _known(value: float | None) -> float | None:
     return None if value is None or math.isnan(value) else float(value)
 
 
-def _why_missing(key: str, evaluation: Evaluation) -> str:
-    if key == "mean_iou_foreground":
-        return "no background class was named"
-    if not evaluation.exact:
+def _why_missing(metric: Metric, evaluation: Evaluation) -> str:
+    if not evaluation.exact and not metric.streamed:
         return "needs every prediction at once, which a streamed evaluation does not keep"
-    if key == "kde_ece":
-        return "slow for many elements, because it visits all pairs; calibrant.metrics.kde_ece computes it"
-    return "not computed"
+    return metric.why_missing or "not computed"
 
 
 def comparison_table(comparison: Comparison) -> Table:

@@ -6,11 +6,14 @@
 from __future__ import annotations
 
 import math
+import re
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from textwrap import wrap
 from typing import TYPE_CHECKING, Literal
+
+from calibrant.printable import printable
 
 if TYPE_CHECKING:
     from rich.text import Text
@@ -145,15 +148,17 @@ def to_markdown(table: Table, heading: str = "model") -> str:
     return "\n".join(lines)
 
 
+# Brackets matter only where they can make a link, and underscores only at the end of a word.
+_MARKDOWN = re.compile(r"[\\`*<>|&~]|\](?=[(\[:])|(?<![^\W_])_|_(?![^\W_])")
+
+
 def plain_markdown(text: str) -> str:
     r"""Plain text in one line, with everything escaped that Markdown would interpret.
 
-    >>> print(plain_markdown("cals-alm[margin=6]"), plain_markdown("<b>[a](b)|*c*"))
-    cals-alm[margin=6] \<b\>[a\](b)\|\*c\*
+    >>> print(plain_markdown("cals-alm[margin=6] | <b> [x](y)"))
+    cals-alm[margin=6] \| \<b\> [x\](y)
     """
-    text = "".join(character if character.isprintable() else " " for character in " ".join(text.split()))
-    escaped = "".join(rf"\{character}" if character in r"\`*_<>|&~" else character for character in text)
-    return escaped.replace("](", r"\](").replace("][", r"\][").replace("]:", r"\]:")
+    return _MARKDOWN.sub(r"\\\g<0>", printable(text))
 
 
 def to_latex(table: Table, heading: str = "Model") -> str:
@@ -211,8 +216,8 @@ _TEX = {
 
 
 def tex(text: str) -> str:
-    """Plain text with everything escaped that LaTeX would interpret."""
-    return "".join(_TEX.get(character, character) for character in text)
+    """Plain text in one line, with everything escaped that LaTeX would interpret."""
+    return "".join(_TEX.get(character, character) for character in printable(text))
 
 
 def print_table(
@@ -236,11 +241,11 @@ def print_table(
         return Text(text, style="bold" if cell.best else "")
 
     figures = [column for column in table.columns if not column.empty]
-    labels: Sequence[str] = table.rows
-    columns = [(column.label, [printed(cell) for cell in column.cells]) for column in figures]
+    labels: Sequence[str] = [printable(name) for name in table.rows]
+    columns = [(printable(column.label), [printed(cell) for cell in column.cells]) for column in figures]
     if models_across:
-        labels = [label for label, _ in columns]
-        columns = [(name, [cells[row] for _, cells in columns]) for row, name in enumerate(table.rows)]
+        models = [(name, [cells[row] for _, cells in columns]) for row, name in enumerate(labels)]
+        labels, columns = [label for label, _ in columns], models
 
     def part_of(columns: Sequence[tuple[str, Sequence[Text]]]) -> Grid:
         grid = Grid(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
@@ -273,7 +278,7 @@ def print_table(
     if len(parts) > 1:
         note = f"Too wide for this terminal: the columns are printed in {len(parts)} parts. {note}".rstrip()
     if note:
-        console.print(note, markup=False, soft_wrap=not limited)
+        console.print(printable(note), markup=False, soft_wrap=not limited)
 
 
 def _folded(heading: str, cells: Sequence[Text]) -> str:

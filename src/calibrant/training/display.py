@@ -11,11 +11,12 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from torch import Tensor
 
+from calibrant.losses.base import SYMBOLS
+from calibrant.printable import printable
 from calibrant.training.recipe import Recipe
 
 _SECONDS_BETWEEN_FIGURES = 0.5
 _SECONDS_BETWEEN_LINES = 10.0
-_SYMBOLS = {"multiplier": "λ", "gamma": "γ", "penalty_weight": "ρ"}
 
 
 def learned_in_words(learned: Mapping[str, Tensor]) -> str:
@@ -30,7 +31,7 @@ def learned_in_words(learned: Mapping[str, Tensor]) -> str:
             return f"{float(value):.2g}"
         return f"{float(value.min()):.2g}…{float(value.max()):.2g}"
 
-    return " ".join(f"{_SYMBOLS.get(name, name)} {shown(value)}" for name, value in learned.items())
+    return " ".join(f"{SYMBOLS.get(name, name)} {shown(value)}" for name, value in learned.items())
 
 
 class _DelayedMean:
@@ -62,7 +63,7 @@ class Display:
     def __init__(self, recipe: Recipe, *, shown: bool) -> None:
         self.recipe, self.shown = recipe, shown
         self.console = Console(stderr=True)
-        self.name = f"{recipe.loss}, seed {recipe.seed}"
+        self.name = printable(f"{recipe.loss}, seed {recipe.seed}")
         self._progress: Progress | None = None
         self._figures, self._line_at, self._figures_at = "", 0.0, 0.0
         self._loss = _DelayedMean()
@@ -100,7 +101,9 @@ class Display:
     def note(self, text: str) -> None:
         """Show a text in a line that stays, above the bar."""
         if self.shown:
-            self.console.print(f"{self.name}: {text}", markup=False, highlight=False, soft_wrap=True)
+            self.console.print(
+                f"{self.name}: {printable(text)}", markup=False, highlight=False, soft_wrap=True
+            )
 
     def start_epoch(self, epoch: int, steps: int, done: int) -> None:
         """Start an epoch, of which ``done`` steps are done already."""

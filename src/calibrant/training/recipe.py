@@ -22,6 +22,7 @@ from calibrant.options import (
     check_type,
     options_of,
     parse_value,
+    read_toml,
     to_toml_key,
     to_toml_value,
 )
@@ -184,7 +185,7 @@ class Recipe:
         if path.suffix == ".toml" or path.is_file():
             if not path.is_file():
                 raise RecipeError(f"there is no recipe file {path}")
-            return cls.from_toml(path.read_text(encoding="utf-8"), name=path.stem, where=str(path))
+            return cls.from_toml(read_toml(path), name=path.stem, where=str(path))
         shipped = shipped_recipes()
         if str(source) not in shipped:
             raise RecipeError(
@@ -217,7 +218,7 @@ class Recipe:
                 elif entry.name not in table and entry.default is entry.default_factory is MISSING:
                     raise RecipeError(f"needs the table [{entry.name}]")
             return cls(**table)
-        except (tomllib.TOMLDecodeError, RecipeError) as error:
+        except (ValueError, RecursionError) as error:  # of the parser, or about the content
             raise RecipeError(f"{where}: {error}") from None
 
     def to_toml(self) -> str:

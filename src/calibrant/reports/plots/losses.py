@@ -13,12 +13,13 @@ from matplotlib.colors import BoundaryNorm, ListedColormap
 from matplotlib.lines import Line2D
 
 from calibrant.losses import PENALTIES, Penalty
+from calibrant.losses.base import SYMBOLS
 from calibrant.reports.plots import checks, drawing
 from calibrant.reports.plots.checks import Array, Numbers
 
 _CROWD = 50  # more lines are rasterised: nobody can pick one out, and a vector file would be large
 _BINS_COMPARED = 4  # pairs of lines that readers can distinguish
-_LABELS = {"multiplier": "Multiplier λ", "gamma": "Exponent γ", "penalty_weight": "Penalty weight ρ"}
+_WORDS = {"gamma": "exponent"}  # where the name of a quantity is not its word
 
 
 def learned_quantity(
@@ -53,7 +54,8 @@ def learned_quantity(
 
 def quantity_label(name: str) -> str:
     """The name of a learned quantity in print."""
-    return _LABELS.get(name, name.replace("_", " ").capitalize())
+    words = _WORDS.get(name, name).replace("_", " ").capitalize()
+    return f"{words} {SYMBOLS.get(name, '')}".rstrip()
 
 
 def multipliers(
@@ -89,7 +91,7 @@ def gammas(data: Numbers, ax: Axes | None = None, *, title: str | None = None) -
     [1.0, 2.0, 4.0]
     """
     values = checks.array("data", data, "(passes, bins)")
-    return _per_bin(values, ax, _LABELS["gamma"], title, "Bin", zero=True)
+    return _per_bin(values, ax, quantity_label("gamma"), title, "Bin", zero=True)
 
 
 def gaps(data: Numbers, ax: Axes | None = None, *, title: str | None = None) -> Axes:

@@ -6,6 +6,7 @@ and add one line to `DATA_SETS`. Recipes, the command line and the checks of opt
 
 from __future__ import annotations
 
+import inspect
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -25,6 +26,7 @@ __all__ = [
     "MissingDataError",
     "Split",
     "TensorSplit",
+    "files_of",
     "load_data",
     "map_inputs",
     "random_numbers",
@@ -74,5 +76,21 @@ def load_data(choice: Choice, root: str | os.PathLike[str] | None = None) -> Dat
         known = ", ".join(DATA_SETS)
         raise RecipeError(f"unknown data {choice.name!r}{nearest(choice.name, DATA_SETS)}; known: {known}")
     function = DATA_SETS[choice.name]
-    folder = Path(root if root is not None else os.environ.get("CALIBRANT_DATA", "data"))
-    return function(folder, **check_options(f"data {choice.name!r}", choice.options, function))
+    return function(_folder(root), **check_options(f"data {choice.name!r}", choice.options, function))
+
+
+def files_of(choice: Choice, root: str | os.PathLike[str] | None = None) -> list[Path]:
+    """The existing files that the options of a data set name, such as ``file`` of ``npz``.
+
+    Args:
+        choice: a name in `DATA_SETS`, with options.
+        root: the data folder, as for `load_data`.
+    """
+    parameters = inspect.signature(DATA_SETS[choice.name]).parameters if choice.name in DATA_SETS else {}
+    values = {**{name: each.default for name, each in parameters.items()}, **choice.options}
+    paths = [_folder(root) / value for value in values.values() if isinstance(value, str) and value]
+    return [path for path in paths if path.is_file()]
+
+
+def _folder(root: str | os.PathLike[str] | None) -> Path:
+    return Path(root if root is not None else os.environ.get("CALIBRANT_DATA", "data"))

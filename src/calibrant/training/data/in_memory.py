@@ -10,8 +10,9 @@ import torch
 from torch import Tensor
 
 from calibrant.arguments import one_of
+from calibrant.sizes import MAX_CLASSES
 from calibrant.training.data.augmentation import NORMALISATIONS, Normalisation, Normalising, crop_flip
-from calibrant.training.data.safe_readers import Array, present, read_mat, read_pickle
+from calibrant.training.data.safe_readers import present, read_mat, read_npy, read_pickle, whole_labels
 from calibrant.training.data.sampling import draw_parts
 from calibrant.training.data.split import DataSets, TensorSplit
 
@@ -118,10 +119,10 @@ def cifar10_c(
     one_of("severity", severity, (1, 2, 3, 4, 5))
     folder = root / "CIFAR-10-C"
     download = "CIFAR-10-C.tar from https://zenodo.org/records/2535967"
-    images = _stored_array(present(folder / f"{corruption}.npy", download, root))
-    labels = _stored_array(present(folder / "labels.npy", download, root))
+    images = read_npy(present(folder / f"{corruption}.npy", download, root))
+    labels = read_npy(present(folder / "labels.npy", download, root))
     # A file holds the five severities one after the other. Only one of them is read from disk.
-    size, rest = divmod(len(images), 5)
+    size, rest = divmod(len(images), 5) if images.ndim else (0, 1)
     if images.dtype != np.uint8 or images.ndim != 4 or images.shape[-1] != 3 or rest:
         raise ValueError(
             f"{folder / corruption}.npy has {images.dtype} of shape {images.shape}, expected uint8 of shape "
@@ -133,7 +134,8 @@ def cifar10_c(
         )
     rows = slice((severity - 1) * size, severity * size)
     chosen = torch.from_numpy(np.ascontiguousarray(images[rows].transpose(0, 3, 1, 2)))
-    targets = torch.from_numpy(labels[rows if len(labels) > size else slice(None)].astype(np.int64))
+    part = labels[rows if len(labels) > size else slice(None)]
+    targets = torch.from_numpy(whole_labels(folder / "labels.npy", part, len(CIFAR10_CLASSES)))
     normalisation = NORMALISATIONS["cifar10"]
     if (root / "cifar-10-batches-py").exists():
         clean = cifar10(
@@ -143,7 +145,6 @@ def cifar10_c(
     else:
         train = held_out = ImageSplit(chosen[:0], targets[:0], normalisation, augmentation)
         names = CIFAR10_CLASSES
-    _check_labels(folder / "labels.npy", targets, len(names))
     return DataSets(train, held_out, ImageSplit(chosen, targets, normalisation), names, _about(chosen))
 
 
@@ -203,9 +204,11 @@ def _about(images: Tensor) -> dict[str, int]:
 
 def _cifar_names(root: Path, path: Path, field: str) -> tuple[str, ...]:
     names = read_pickle(_cifar_file(root, path)).get(field)
-    if not isinstance(names, list) or not names:
-        raise ValueError(f"{path} has no list {field!r}, expected the names of the classes")
-    return tuple(map(str, names))
+    if not isinstance(names, list) or not names or not all(isinstance(name, str) for name in names):
+        raise ValueError(f"{path} has no list {field!r} of texts, expected the names of the classes")
+    if len(names) > MAX_CLASSES:
+        raise ValueError(f"{path} has {len(names):,} class names, expected at most {MAX_CLASSES:,}")
+    return tuple(names)
 
 
 def _cifar_part(root: Path, path: Path, field: str, classes: int) -> tuple[Tensor, Tensor]:
@@ -216,8 +219,7 @@ def _cifar_part(root: Path, path: Path, field: str, classes: int) -> tuple[Tenso
         raise ValueError(f"{path} has {found} under 'data', expected uint8 of shape (N, 3072)")
     if not isinstance(labels, list | np.ndarray) or len(labels) != len(rows):
         raise ValueError(f"{path} has no {len(rows)} labels under {field!r}, one for each row of 'data'")
-    targets = torch.tensor(np.asarray(labels, dtype=np.int64))
-    _check_labels(path, targets, classes)
+    targets = torch.from_numpy(whole_labels(path, labels, classes))
     # The array is read-only, and tensors must be writable: hence the copy.
     return torch.from_numpy(rows.reshape(-1, 3, 32, 32).copy()), targets
 
@@ -234,21 +236,7 @@ def _svhn_part(path: Path) -> tuple[Tensor, Tensor]:
             f"{path} has {images.dtype} of shape {images.shape} and {labels.size} labels, expected uint8 of "
             "shape (height, width, 3, N) and N labels"
         )
-    targets = torch.from_numpy(labels.astype(np.int64).ravel()) % 10  # in the file, digit 0 has label 10
+    if labels.dtype.kind == "f" and (labels % 1 == 0).all():  # MATLAB's own kind of number
+        labels = labels.astype(np.int64)
+    targets = torch.from_numpy(whole_labels(path, labels.ravel(), 11)) % 10  # digit 0 has the label 10
     return torch.from_numpy(np.ascontiguousarray(images.transpose(3, 2, 0, 1))), targets
-
-
-def _stored_array(path: Path) -> Array:
-    """An array on disk, mapped into memory."""
-    try:
-        array: Array = np.load(path, mmap_mode="r", allow_pickle=False)
-    except (ValueError, EOFError) as error:
-        raise ValueError(f"{path} cannot be read as a NumPy array: {error}") from error
-    return array
-
-
-def _check_labels(path: Path, labels: Tensor, classes: int) -> None:
-    if len(labels) and not 0 <= int(labels.min()) <= int(labels.max()) < classes:
-        raise ValueError(
-            f"{path} has labels from {int(labels.min())} to {int(labels.max())}, expected 0 to {classes - 1}"
-        )

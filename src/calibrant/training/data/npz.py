@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from calibrant.arguments import one_of
+from calibrant.sizes import MAX_CLASSES, check_member, check_memory, npy_header
 from calibrant.training.data.augmentation import NORMALISATIONS, Normalisation, Published, Standardisation
 from calibrant.training.data.in_memory import Augmentation, ImageSplit
 from calibrant.training.data.safe_readers import Array, present
@@ -109,18 +110,33 @@ def _about(inputs: Tensor) -> dict[str, int]:
 Part = tuple[Tensor, Tensor]
 
 
+def _arrays(path: Path) -> dict[str, Array]:
+    """All arrays in an archive, by name."""
+    with path.open("rb") as file:
+        try:
+            if not zipfile.is_zipfile(file):
+                raise ValueError("it is another kind of file, or one array; expected an archive of several")
+            with zipfile.ZipFile(file) as archive:
+                members = {each.filename.removesuffix(".npy"): each for each in archive.infolist()}
+                for name, member in members.items():
+                    check_member(member)
+                    with archive.open(member) as stream:
+                        npy_header(stream, member.file_size, name)
+                check_memory(sum(member.file_size for member in members.values()), "it")
+                return {name: _member(archive, member) for name, member in members.items()}
+        except Exception as error:  # zipfile, zlib and NumPy have an error of their own each
+            raise ValueError(f"{path} cannot be read as a NumPy archive of numbers: {error}") from error
+
+
+def _member(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> Array:
+    with archive.open(member) as stream:
+        array: Array = np.lib.format.read_array(stream, allow_pickle=False)
+    return array
+
+
 def _read(path: Path) -> tuple[dict[str, Part], tuple[str, ...]]:
     """The parts in an archive, and the names of the classes."""
-    try:
-        with path.open("rb") as file:  # NumPy leaves a damaged file open
-            archive = np.load(file, allow_pickle=False)
-            if not isinstance(archive, np.lib.npyio.NpzFile):
-                raise ValueError("it has a single array, expected an archive of several")
-            arrays = {name: archive[name] for name in archive.files}
-    except (ValueError, EOFError, zipfile.BadZipFile) as error:
-        # NumPy's own message about other files advises to allow pickles.
-        why = "it holds something else" if "pickle" in str(error) else str(error)
-        raise ValueError(f"{path} cannot be read as a NumPy archive of numbers: {why}") from error
+    arrays = _arrays(path)
     found = {name: _read_part(path, arrays, prefixes) for name, prefixes in _PREFIXES.items()}
     parts = {name: part for name, part in found.items() if part is not None}
     if "train" not in parts:
@@ -136,7 +152,7 @@ def _read(path: Path) -> tuple[dict[str, Part], tuple[str, ...]]:
             raise ValueError(f"{path} has numbers in its {name} part that are too large for float32")
     largest = max((int(labels.max()) for _, labels in parts.values() if len(labels)), default=0)
     names = arrays.get("class_names", np.array([str(label) for label in range(largest + 1)]))
-    if names.ndim != 1 or len(names) <= largest:
+    if names.ndim != 1 or not largest < len(names) <= MAX_CLASSES:
         raise ValueError(
             f"{path} has class_names of shape {names.shape}, expected {largest + 1} or more names"
         )
@@ -164,16 +180,20 @@ def _read_part(path: Path, arrays: Mapping[str, Array], prefixes: Sequence[str])
         inputs, labels = arrays[found[0]], arrays[prefix + "labels"]
         if labels.ndim == 2 and labels.shape[1] == 1:
             labels = labels[:, 0]
-        if labels.ndim == 1 and labels.dtype.kind in "iu" and len(labels) and labels.min() < 0:
-            raise ValueError(
-                f"{path} has the label {labels.min()} in {prefix}labels, expected whole numbers from 0"
-            )
+        if labels.ndim == 1 and labels.dtype.kind in "iu" and len(labels):
+            for label in (labels.min(), labels.max()):
+                if not 0 <= label < MAX_CLASSES:
+                    raise ValueError(
+                        f"{path} has the label {label} in {prefix}labels, expected whole numbers from 0 to "
+                        f"{MAX_CLASSES - 1}"
+                    )
         if labels.ndim != 1 or labels.dtype.kind not in "iu":
             raise ValueError(
                 f"{path} has {prefix}labels of type {labels.dtype} and shape {labels.shape}, expected (N,) "
                 "whole numbers from 0"
             )
-        if inputs.ndim < 2 or len(inputs) != len(labels) or inputs.dtype.kind not in "biuf":
+        empty = 0 in inputs.shape[1:]
+        if inputs.ndim < 2 or len(inputs) != len(labels) or inputs.dtype.kind not in "biuf" or empty:
             raise ValueError(
                 f"{path} has {found[0]} of type {inputs.dtype} and shape {inputs.shape} for {len(labels)} "
                 f"{prefix}labels, expected ({len(labels)}, ...) numbers"

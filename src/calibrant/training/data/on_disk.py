@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from calibrant.arguments import in_range, one_of, whole_number
+from calibrant.sizes import MAX_CLASSES
 from calibrant.training.data.augmentation import (
     NORMALISATIONS,
     CropFlip,
@@ -22,7 +23,7 @@ from calibrant.training.data.augmentation import (
     Published,
     ResizedCrop,
 )
-from calibrant.training.data.safe_readers import present, read_image
+from calibrant.training.data.safe_readers import present, read_image, read_lines
 from calibrant.training.data.sampling import draw_parts, long_tail, part_sizes, stratified
 from calibrant.training.data.split import DataSets, Split
 
@@ -89,11 +90,11 @@ def tiny_imagenet(
     folder = root / "tiny-imagenet-200"
     for name in ("wnids.txt", "train", "val/val_annotations.txt", "val/images"):
         present(folder / name, _TINY_IMAGENET, root)
-    classes = sorted((folder / "wnids.txt").read_text().split())
+    classes = sorted(" ".join(read_lines(folder / "wnids.txt")).split())
     labels = {name: label for label, name in enumerate(classes)}
     paths, targets = _listed(folder, [f"train/{name}/images" for name in classes])
     test_paths, test_targets = [], []
-    for number, line in enumerate((folder / "val/val_annotations.txt").read_text().splitlines(), start=1):
+    for number, line in enumerate(read_lines(folder / "val/val_annotations.txt"), start=1):
         file, _, rest = line.partition("\t")
         wnid = rest.partition("\t")[0]
         if wnid not in labels:
@@ -292,10 +293,12 @@ def _list_file(base: Path, name: str) -> tuple[list[str], Tensor]:
     path = base / name
     download = f"{name} from https://liuziwei7.github.io/projects/LongTail.html"
     paths, labels = [], []
-    for number, line in enumerate(present(path, download, base, "put").read_text().splitlines(), start=1):
+    for number, line in enumerate(read_lines(present(path, download, base, "put")), start=1):
         file, _, label = line.strip().rpartition(" ")
-        if not file or not label.isdecimal():
-            raise ValueError(f"{path}, line {number}, is {line!r}, expected a path and a label")
+        if not file or not label.isdecimal() or len(label) > 6:
+            raise ValueError(
+                f"{path}, line {number}, is {line[:200]!r}, expected a path and a label below {MAX_CLASSES:,}"
+            )
         paths.append(file)
         labels.append(int(label))
     if not paths:
@@ -308,7 +311,7 @@ def _wordnet_names(path: Path, separator: str, classes: Sequence[str]) -> tuple[
     """The first word for each class in a list of WordNet, or its WordNet number if there is no list."""
     words = {}
     if path.exists():
-        for line in path.read_text().splitlines():
+        for line in read_lines(path):
             wnid, _, synonyms = line.partition(separator)
             words[wnid] = synonyms.partition(",")[0].strip()
     names = [words.get(wnid) or wnid for wnid in classes]

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import io
 import pickle
 import re
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
+
+from calibrant.sizes import npy_header
 
 Array = NDArray[Any]
 
@@ -46,9 +50,9 @@ def read_image(path: Path, mode: str | None = None) -> Image.Image:
     try:
         with Image.open(path) as image:
             return image.convert(mode) if mode else image.copy()
-    except FileNotFoundError:
+    except (FileNotFoundError, PermissionError):
         raise
-    except (OSError, SyntaxError, ValueError) as error:  # Pillow raises these for other files
+    except Exception as error:  # each format has errors of its own, and there is one for too many pixels
         raise ValueError(f"{path} cannot be read as an image: {error}") from error
 
 
@@ -63,13 +67,12 @@ def read_pickle(path: Path) -> dict[str, Any]:
     Raises:
         ValueError: the file is not such a pickle, or names another function.
     """
-    with path.open("rb") as file:
-        try:
-            content = _plain(_PlainUnpickler(file, encoding="bytes").load())
-        except OSError:
-            raise
-        except Exception as error:  # a damaged pickle can raise nearly anything
-            raise ValueError(f"{path} cannot be read as a pickle of numbers and texts: {error}") from error
+    # From memory: of a file, Python would allocate as many bytes as a damaged pickle asks for.
+    stream = io.BytesIO(path.read_bytes())
+    try:
+        content = _plain(_PlainUnpickler(stream, encoding="bytes").load(), {})
+    except Exception as error:  # a damaged pickle can raise nearly anything
+        raise ValueError(f"{path} cannot be read as a pickle of numbers and texts: {error}") from error
     if not isinstance(content, dict):
         raise ValueError(f"{path} holds a {type(content).__name__}, expected a dictionary")
     return content
@@ -83,10 +86,9 @@ def read_mat(path: Path, names: Sequence[str]) -> list[Array]:
     """
     from scipy.io import loadmat  # type: ignore[import-untyped]  # slow to import
 
+    stream = io.BytesIO(path.read_bytes())  # from memory, as above
     try:
-        content = loadmat(path, variable_names=list(names))
-    except OSError:
-        raise
+        content = loadmat(stream, variable_names=list(names))
     except Exception as error:  # scipy has no single exception for damaged files
         raise ValueError(f"{path} cannot be read as a MATLAB file of version 5: {error}") from error
     missing = [name for name in names if name not in content]
@@ -148,7 +150,8 @@ _REPLACEMENTS: dict[tuple[str, str], Any] = {
 }
 
 
-class _PlainUnpickler(pickle.Unpickler):
+# The unpickler in Python, because the one in C allocates a table as large as the largest number in the file.
+class _PlainUnpickler(pickle._Unpickler):
     def find_class(self, module: str, name: str) -> Any:
         place = module.replace("numpy._core.", "numpy.core.")  # its name since NumPy 2
         if (place, name) not in _REPLACEMENTS:
@@ -156,14 +159,75 @@ class _PlainUnpickler(pickle.Unpickler):
         return _REPLACEMENTS[place, name]
 
 
-def _plain(value: Any) -> Any:
-    """Unwrap arrays and decode byte strings, recursively."""
+def _plain(value: Any, done: dict[int, Any]) -> Any:
+    """Unwrap arrays and decode byte strings, recursively.
+
+    ``done`` holds the result for each list and dictionary by its identity. Without it, lists that share their
+    elements would grow exponentially.
+    """
     if isinstance(value, _PlainArray):
         return value.value
     if isinstance(value, bytes):
         return value.decode("latin-1")
+    if id(value) in done:
+        return done[id(value)]
     if isinstance(value, list):
-        return [_plain(element) for element in value]
+        plain_list: list[Any] = []
+        done[id(value)] = plain_list
+        plain_list.extend(_plain(element, done) for element in value)
+        return plain_list
     if isinstance(value, dict):
-        return {str(_plain(name)): _plain(element) for name, element in value.items()}
+        plain_dict: dict[str, Any] = {}
+        done[id(value)] = plain_dict
+        plain_dict.update((str(_plain(name, done)), _plain(each, done)) for name, each in value.items())
+        return plain_dict
     return value
+
+
+def read_lines(path: Path) -> list[str]:
+    """The lines of a text file.
+
+    Raises:
+        ValueError: it is not UTF-8.
+    """
+    try:
+        return path.read_text(encoding="utf-8-sig").splitlines()
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path} has bytes that are not UTF-8 ({error.reason}): expected UTF-8") from error
+
+
+def read_npy(path: Path) -> Array:
+    """An array on disk, mapped into memory.
+
+    Raises:
+        ValueError: it is not a ``.npy`` file of numbers.
+    """
+    with path.open("rb") as stream:
+        try:
+            shape, fortran, dtype = npy_header(stream, path.stat().st_size, "it")
+            if not all(shape):
+                return np.zeros(shape, dtype)
+            return np.memmap(stream, dtype, "r", stream.tell(), shape, "F" if fortran else "C")
+        except Exception as error:  # NumPy's parser raises errors of Python's own, too
+            raise ValueError(f"{path} cannot be read as a NumPy array: {error}") from error
+
+
+def whole_labels(path: Path, labels: Any, classes: int) -> NDArray[np.int64]:
+    """Labels ``(N,)`` as int64.
+
+    Raises:
+        ValueError: they are not whole numbers from 0 to ``classes - 1``.
+    """
+    array: Array = np.empty(0)
+    with suppress(TypeError, ValueError, OverflowError):
+        array = np.asarray(labels)
+    if array.ndim != 1 or (len(array) and array.dtype.kind not in "iu"):
+        raise ValueError(
+            f"{path} has labels of type {array.dtype} and shape {array.shape}, expected (N,) whole numbers "
+            f"from 0 to {classes - 1}"
+        )
+    if len(array) and not 0 <= int(array.min()) <= int(array.max()) < classes:
+        raise ValueError(
+            f"{path} has labels from {int(array.min())} to {int(array.max())}, expected 0 to {classes - 1}"
+        )
+    return array.astype(np.int64)

@@ -189,5 +189,6 @@ class DataSets:
             digest.update(f"{type(part).__name__} {len(part)}".encode())
             for tensor in part.content():
                 digest.update(f"{tensor.dtype} {tuple(tensor.shape)}".encode())
-                digest.update(tensor.cpu().contiguous().flatten().view(torch.uint8).numpy().data)
+                if tensor.numel():  # an empty tensor may have strides that cannot be viewed as bytes
+                    digest.update(tensor.cpu().contiguous().flatten().view(torch.uint8).numpy().data)
         return digest.hexdigest()

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from calibrant.arguments import whole_number
+from calibrant.sizes import check_memory
 from calibrant.training.data.safe_readers import MissingDataError, present
 from calibrant.training.data.split import DataSets, Inputs, TensorSplit
 from calibrant.training.data.text.documents import Documents
@@ -162,6 +163,7 @@ def glove(file: Path, words: Sequence[str]) -> Tensor:
         if dimension < 1:
             raise ValueError(f"{file} has no vectors: expected lines of a word and its numbers")
         rows = {word.encode(): row for row, word in enumerate(words)}
+        check_memory(4 * len(words) * dimension, f"{file} has vectors of {dimension} numbers: their table")
         vectors = np.zeros((len(words), dimension), np.float32)
         lines.seek(0)
         for line in lines:

@@ -118,6 +118,9 @@ def huggingface(
     present(
         folder, f"it with datasets.load_dataset({path!r}) from the Hugging Face hub", folder, "save_to_disk"
     )
+    programs = sorted(file.name for file in folder.glob("*.py"))
+    if programs:  # the package would run it
+        raise ValueError(f"{folder} has the program {programs[0]}: expected files of data only")
     saved = any((folder / file).is_file() for file in ("dataset_dict.json", "state.json"))
     tables = library.load_from_disk(str(folder)) if saved else library.load_dataset(str(folder), name)
     if not hasattr(tables, "keys"):
@@ -218,6 +221,8 @@ def _json_lines(file: Path) -> Iterator[tuple[int, dict[str, Any]]]:
                     f"{file}, line {number}: not JSON at character {error.colno} ({error.msg}), expected "
                     "an object"
                 ) from error
+            except (RecursionError, ValueError) as error:  # too many brackets, or a number of too many digits
+                raise ValueError(f"{file}, line {number}: {error}, expected an object") from error
             if not isinstance(row, dict):
                 raise ValueError(f"{file}, line {number}: {line.strip()[:40]!r}, expected an object")
             yield number, row
@@ -225,5 +230,5 @@ def _json_lines(file: Path) -> Iterator[tuple[int, dict[str, Any]]]:
 
 def _number(value: str | int) -> str | int:
     """A string of digits as an integer."""
-    is_number = isinstance(value, str) and re.fullmatch(r"-?(0|[1-9]\d*)", value, re.ASCII)
+    is_number = isinstance(value, str) and re.fullmatch(r"-?(0|[1-9]\d{0,99})", value, re.ASCII)
     return int(value) if is_number else value

@@ -1,0 +1,29 @@
+"""Text from files and file names, made safe to print."""
+
+from __future__ import annotations
+
+import re
+
+# Control characters, with which a text can move the cursor or retitle the window; separators of lines; marks
+# that change the direction of writing, with which a name can look like another; and surrogates, which stand
+# for undecodable bytes of file names and cannot be encoded.
+_UNSAFE = re.compile("[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff\ufeff]")
+
+
+def printable(text: str) -> str:
+    r"""The text in one line, with every control character replaced by its escape sequence.
+
+    >>> print(printable("a\x1b[31mb\nc"))
+    a\x1b[31mb\nc
+    """
+    return _UNSAFE.sub(lambda found: found[0].encode("unicode_escape").decode("ascii"), text)
+
+
+def one_line(text: str, length: int = 2000) -> str:
+    r"""A message in one printable line: white space becomes a single space; a long text loses its middle.
+
+    >>> one_line("cannot read:\n  'a\x07b'")
+    "cannot read: 'a\\x07b'"
+    """
+    line = printable(" ".join(text.split()))
+    return line if len(line) <= length else f"{line[: length // 2]} … {line[-length // 2 :]}"
