@@ -47,7 +47,7 @@ MAY_IMPORT = {
         *BELOW_LOSSES,
     },
     "integrations": {"calibrators", "reports", "evaluation", "losses", "metrics", *BELOW_LOSSES},
-    "reports": {"atomic", "evaluation", "losses", "metrics", "printable"},
+    "reports": {"arguments", "atomic", "evaluation", "losses", "metrics", "printable"},
     "predictions": {"arguments", "atomic", "layout", "printable", "sizes"},
     "evaluation": {"metrics", "printable", *BELOW_LOSSES},
     "calibrators": {"atomic", "sizes", *BELOW_LOSSES},

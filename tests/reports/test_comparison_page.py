@@ -61,7 +61,7 @@ def test_markdown_marks_the_best_and_the_significant():
 def test_names_are_not_interpreted_as_markdown():
     title = "a\n## <img src=x> [b](http://c) *d*"
     text = markdown(replace(comparison(), title=title))
-    assert text.splitlines()[0] == r"# a ## \<img src=x\> [b\](http://c) \*d\*"
+    assert text.splitlines()[0] == r"# a\\n## \<img src=x\> [b\](http://c) \*d\*"
     method = replace(comparison().methods[0], name="<b>\n|x")
     assert r"\n| \<b\> \|x | ".replace(r"\n", "\n") in markdown(replace(comparison(), methods=(method,)))
 

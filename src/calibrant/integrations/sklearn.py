@@ -22,6 +22,7 @@ from sklearn.utils.multiclass import check_classification_targets  # type: ignor
 from sklearn.utils.validation import _check_y, check_is_fitted  # type: ignore[import-untyped]
 from torch import Tensor
 
+from calibrant.arguments import whole_number
 from calibrant.calibrators import choose, create_calibrator
 from calibrant.evaluation import Evaluation, Reliability, evaluate
 from calibrant.layout import SUM_TOLERANCE, as_logits
@@ -72,9 +73,7 @@ def calibration_scorer(kind: str = "ece", *, bins: int = 15) -> Callable[[Any, A
     kinds = calibration_errors("confidences", "gaps")
     if kind not in kinds:
         raise ValueError(f"kind must be one of {', '.join(kinds)}; got {kind!r}")
-    if bins < 1:
-        raise ValueError(f"bins must be at least 1, got {bins}")
-    return _CalibrationScorer(kind, bins)
+    return _CalibrationScorer(kind, whole_number("bins", bins))
 
 
 def evaluate_estimator(

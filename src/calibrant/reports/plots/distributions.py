@@ -9,6 +9,7 @@ import torch
 from matplotlib.axes import Axes
 from torch import Tensor
 
+from calibrant.arguments import whole_number
 from calibrant.metrics.ood import detection
 from calibrant.reports.plots import checks, drawing
 from calibrant.reports.plots.checks import Array, Numbers
@@ -63,8 +64,7 @@ def _per_element(
     data: Mapping[str, Tensor], bins: int, value: Callable[[Tensor], Tensor]
 ) -> dict[str, Array]:
     """Check the logits, and compute one number per element."""
-    if bins < 1:
-        raise ValueError(f"bins must be at least 1, got {bins}")
+    whole_number("bins", bins)
     checks.check_filled(data, "a mapping from name to logits")
     found = {}
     for name, logits in data.items():
