@@ -22,7 +22,7 @@ MODULES = {path.stem.removeprefix("test_"): path for path in sorted(FOLDER.glob(
 STOPPED = (pytest.ExitCode.INTERRUPTED, pytest.ExitCode.NO_TESTS_COLLECTED)
 
 
-@dataclass
+@dataclass(eq=False)
 class Round:
     """A plugin of pytest: what failed in one run of one module, and the end of the run when time is up."""
 
@@ -54,10 +54,9 @@ def run(module: str, seed: int, end: float) -> tuple[dict[str, str], bool]:
     """Run a module. Return the reports of its failures by test, and whether it was interrupted."""
     played, output = Round(end), io.StringIO()
     quiet = ["--capture=sys", "--no-header", "-p", "no:cacheprovider"]
-    # Without doctests, which the whole suite has already run.
-    path = str(MODULES[module].relative_to(Path.cwd(), walk_up=True))
+    path = str(MODULES[module])
     with contextlib.redirect_stdout(output):
-        code = pytest.main([*command(path, seed), *quiet, "-p", "no:doctest", "-o", "addopts="], [played])
+        code = pytest.main([*command(path, seed), *quiet, "-o", "addopts=--strict-markers"], [played])
     out_of_time = time.monotonic() > end
     if code not in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED, *STOPPED):
         played.failures.setdefault(path, output.getvalue())

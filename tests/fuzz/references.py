@@ -157,7 +157,7 @@ def kde(logits: Tensor, target: Tensor, o: Settings) -> Tensor:
     s = logarithm.exp()
     alpha = s / o.bandwidth + 1
     # log of the Dirichlet density of s_j with the parameters of i, [j, i].
-    log_kernel = (logarithm[:, None, :] * (alpha - 1)[None, :, :]).sum(2)
+    log_kernel = (logarithm[:, None, :] * (s / o.bandwidth)[None, :, :]).sum(2)
     log_kernel = log_kernel + (torch.lgamma(alpha.sum(1)) - torch.lgamma(alpha).sum(1))[None, :]
     log_kernel = log_kernel.masked_fill(torch.eye(count, dtype=torch.bool), -torch.inf)
     frequency = log_kernel.softmax(1) @ target

@@ -132,16 +132,17 @@ def test_temperature_is_the_likeliest(batch: Batch) -> None:
         scaled = rows * math.exp(-logarithm)
         return float((np.log(np.exp(scaled).sum(1)) - scaled[np.arange(len(label)), label]).mean())
 
-    found = objective(math.log(calibrator.temperature.item()))
-    # Coarsely over all temperatures, then within the best place; the ends are never better than the middle.
-    size = np.abs(rows).max() or 1.0
-    grid = np.linspace(math.log(size) - 12, math.log(size) + 12, 200)
+    # Bounds are relative to the logits: to the mean distance from the top to the mean, by its logarithm.
+    spread = -rows.mean(1)[rows.min(1) < 0]
+    scale = math.exp(np.log(spread).mean()) if len(spread) else 1.0
+    grid = np.linspace(math.log(1e-3 * scale), math.log(1e4 * scale), 200)
     start = int(np.clip(np.argmin([objective(x) for x in grid]), 1, len(grid) - 2))
     bounds = grid[start - 1], grid[start + 1]
-    best = minimize_scalar(objective, bounds=bounds, method="bounded", options={"xatol": 1e-12})
-    note(f"temperature {calibrator.temperature.item()}, best {math.exp(best.x)}")
-    # Perfect and useless logits have the best temperature at 0 or infinity, and the fit stops at a bound.
-    assert found <= best.fun + 1e-4 * (start in (1, len(grid) - 2)) + 1e-3 * (best.fun < 1e-3) + 1e-9
+    best = minimize_scalar(objective, bounds=bounds, method="bounded", options={"xatol": 1e-12}).fun
+    best = min(best, *(objective(x) for x in (grid[0], grid[-1], 0.0)))
+    found = objective(math.log(calibrator.temperature.item()))
+    note(f"temperature {calibrator.temperature.item()}: {found}, best {best}")
+    assert found <= best + 1e-9 * (1 + best)
 
 
 def one_vs_rest(maps: list[Tensor], batch: Batch, rows: Tensor) -> Tensor:
@@ -204,23 +205,29 @@ def log_odds(rows: Tensor) -> tuple[Tensor, Tensor]:
     return logarithm, torch.stack(absent, 1)
 
 
-def logistic_loss(weights: np.ndarray, design: np.ndarray, outcome: np.ndarray) -> tuple[float, np.ndarray]:
-    z = design @ weights
-    fitted_values = np.exp(-np.logaddexp(0, -z))
-    return np.logaddexp(0, z).sum() - outcome @ z, design.T @ (fitted_values - outcome)
+def assert_likeliest(features: Tensor, outcome: Tensor, found: Tensor, least: float = -math.inf) -> None:
+    """No slopes from ``least`` on are likelier than those found, intercept last.
 
+    Separable classes have no maximum: a small penalty on weights of standardised features keeps them finite.
+    """
+    center, spread = features.mean(0).numpy(), features.std(0, correction=0).numpy()
+    spread = np.where(spread > 1e-12 * np.abs(center), spread, np.inf)
+    design = np.column_stack([(features.numpy() - center) / spread, np.ones(len(features))])
+    targets = outcome.double().numpy()
 
-def assert_likeliest(
-    design: Tensor, outcome: Tensor, found: Tensor, bounds: list[tuple[float | None, float | None]]
-) -> None:
-    """No weights within the bounds are likelier than those found."""
-    numbers, targets = design.numpy(), outcome.double().numpy()
-    start = np.zeros(numbers.shape[1])
-    best = minimize(logistic_loss, start, (numbers, targets), "L-BFGS-B", True, bounds=bounds).fun
-    ours = logistic_loss(found.numpy(), numbers, targets)[0]
-    note(f"weights {found.tolist()}, loss {ours}, best {best}")
-    # Separable classes have no maximum: a penalty of about a millionth of an element keeps the weights finite.
-    assert ours <= best + 1e-2 + 1e-6 * abs(best)
+    def objective(weights: np.ndarray) -> tuple[float, np.ndarray]:
+        z = design @ weights
+        value = np.logaddexp(0, z).sum() - targets @ z + 5e-7 * weights @ weights
+        return value, design.T @ (np.exp(-np.logaddexp(0, -z)) - targets) + 1e-6 * weights
+
+    slopes, intercept = found[:-1].numpy(), found[-1].item()
+    used = np.where(np.isfinite(spread), spread, 0)
+    ours = objective(np.array([*(slopes * used), intercept + slopes @ center]))[0]
+    bounds = [(None if least == -math.inf else least, None)] * len(slopes) + [(None, None)]
+    start = np.zeros(design.shape[1])
+    best = minimize(objective, start, jac=True, method="L-BFGS-B", bounds=bounds).fun
+    note(f"weights {found.tolist()}: {ours}, best {best}")
+    assert ours <= best + 1e-6 * (1 + abs(best))
 
 
 @given(batch=complete(), smooth=st.booleans())
@@ -233,10 +240,8 @@ def test_platt_is_the_likeliest_sigmoid(batch: Batch, smooth: bool) -> None:
         n = hit.sum()
         if smooth:
             hit = torch.where(hit > 0, (n + 1) / (n + 2), 1 / (len(hit) - n + 2))
-        odds = present[:, k] - absent[:, k]
-        design = torch.stack([odds, torch.ones_like(odds)], 1)
-        found = torch.stack([calibrator.slopes[k], calibrator.intercepts[k]])
-        assert_likeliest(design, hit, found, [(None, None)] * 2)
+        odds = (present - absent)[:, k : k + 1]
+        assert_likeliest(odds, hit, torch.stack([calibrator.slopes[k], calibrator.intercepts[k]]))
 
 
 @given(batch=complete())
@@ -245,7 +250,6 @@ def test_beta_is_the_likeliest_map_that_never_falls(batch: Batch) -> None:
     present, absent = log_odds(batch.rows[batch.valid])
     assert (calibrator.slopes >= 0).all()
     for k in range(present.shape[1]):
-        design = torch.stack([present[:, k], -absent[:, k], torch.ones(len(present))], 1)
+        features = torch.stack([present[:, k], -absent[:, k]], 1)
         found = torch.cat([calibrator.slopes[k], calibrator.intercepts[k : k + 1]])
-        bounds = [(0, None), (0, None), (None, None)]
-        assert_likeliest(design, batch.labels[batch.valid] == k, found, bounds)
+        assert_likeliest(features, batch.labels[batch.valid] == k, found, least=0.0)

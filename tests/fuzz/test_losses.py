@@ -155,8 +155,15 @@ def by_definition(
     return value.detach(), torch.zeros_like(rows) if slope is None else slope
 
 
+def rounded(rows: Tensor, epsilon: float) -> Tensor:
+    """Logits with an error as of a few operations on their distances to the maximum; ties stay ties."""
+    shifted = rows - rows.amax(1, keepdim=True)
+    finite = shifted.clamp_min(-1e30)
+    return shifted + epsilon * (finite.abs() * (37 * finite).cos() + (53 * finite).sin())
+
+
 def assert_near(
-    what: str, found: Tensor, wanted: Tensor, moved: Tensor, epsilon: float, scale: float
+    what: str, found: Tensor, wanted: Tensor, moved: Tensor, tolerance: float, scale: float
 ) -> None:
     """Compare to the accuracy of the type, allowing for what a perturbation by rounding does to the result.
 
@@ -164,7 +171,7 @@ def assert_near(
     """
     assert found.shape == wanted.shape
     scale = max(scale, wanted.abs().amax().item()) if wanted.numel() else scale
-    allowed = 200 * epsilon * scale + 16 * (moved - wanted).abs()
+    allowed = tolerance * scale + 16 * (moved - wanted).abs()
     off = (found.double() - wanted).abs() - allowed
     ok = bool((off <= 0).all())  # false for NaN
     if not ok:
@@ -193,9 +200,7 @@ def compare(key: str, loss: Loss, batch: Batch, target: Tensor, seed: int) -> No
     assert slope.dtype == logits.dtype
     factor = upstream.double().reshape(-1)[keep] if shape else upstream.double()
     wanted = by_definition(key, o, rows, one_hot, factor, soft)
-    top = rows.amax(1, keepdim=True)
-    rounded = (rows - top) * (1 + 4 * batch.epsilon)
-    moved = by_definition(key, o, rounded, one_hot, factor, soft)
+    moved = by_definition(key, o, rounded(rows, 4 * batch.epsilon), one_hot, factor, soft)
 
     value, slopes = value.detach(), as_rows(slope)
     if shape:
@@ -204,11 +209,14 @@ def compare(key: str, loss: Loss, batch: Batch, target: Tensor, seed: int) -> No
     assert (slopes[~keep] == 0).all()
     heaviest = max(1.0, 0.0 if o.class_weight is None else o.class_weight.max().item())
     scale = heaviest * (len(rows) if loss.reduction == "sum" else 1)
-    assert_near("the value", value, wanted[0], moved[0], batch.epsilon, scale)
+    tolerance = 200 * batch.epsilon
+    if key in references.BATCHES:  # sums over pairs, a root, exponents in the thousands
+        tolerance = 1e-10 if batch.logits.dtype == torch.float64 else 1e-4
+    assert_near("the value", value, wanted[0], moved[0], tolerance, scale)
     if not has_kink(key, batch):
         # Gradients in 16 bits are rounded to them at the end.
-        rounding = 2.0**-14 if logits.dtype == torch.bfloat16 else batch.epsilon
-        assert_near("the gradient", slopes[keep], wanted[1], moved[1], rounding, heaviest)
+        tolerance = max(tolerance, 1e-2 if logits.dtype == torch.bfloat16 else 0)
+        assert_near("the gradient", slopes[keep], wanted[1], moved[1], tolerance, heaviest)
 
 
 def known_defect(key: str, o: SimpleNamespace, batch: Batch) -> bool:

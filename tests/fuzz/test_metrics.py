@@ -80,7 +80,7 @@ def kde(logarithm: np.ndarray, label: np.ndarray) -> list[float]:
     found = []
     for bandwidth in [10 ** (exponent / 2) for exponent in range(-8, 1)]:
         alpha = probability / bandwidth + 1
-        log_kernel = (logarithm[:, None, :] * (alpha - 1)[None, :, :]).sum(2)
+        log_kernel = (logarithm[:, None, :] * (probability / bandwidth)[None, :, :]).sum(2)
         log_kernel += (gammaln(alpha.sum(1)) - gammaln(alpha).sum(1))[None, :]
         np.fill_diagonal(log_kernel, -np.inf)
         kernel = np.exp(log_kernel - log_kernel.max(1, keepdims=True))
