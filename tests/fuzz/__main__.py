@@ -96,7 +96,8 @@ def main() -> int:
             repeated[test] = " ".join(command(f"'{test}'", seed))
         seconds = time.monotonic() - start
         print(
-            f"{module:20} seed {seed:10} {number:7} cases {len(found):3} failures {seconds:6.1f} s", flush=True
+            f"{module:20} seed {seed:10} {number:7} cases {len(found):3} failures {seconds:6.1f} s",
+            flush=True,
         )
         if interrupted:
             print("interrupted", flush=True)

@@ -110,7 +110,7 @@ def batches(
     dtype = draw(st.sampled_from(dtypes))
     generator = torch.Generator().manual_seed(draw(SEEDS))
 
-    # Drawn for the largest batch and cut: a smaller batch has the same numbers, so that failures can be reduced.
+    # Drawn for the largest batch and cut: smaller batches have the same numbers, so failures can be reduced.
     logits = torch.randn(most, most_classes, generator=generator, dtype=torch.float64)[:size, :classes]
     guess = torch.randint(2**40, (most,), generator=generator)[:size] % classes
     chances = torch.rand(3, most, generator=generator)[:, :size]

@@ -15,7 +15,7 @@ from hypothesis import HealthCheck, settings
 _CHECKS = [HealthCheck.too_slow, HealthCheck.filter_too_much, HealthCheck.data_too_large]
 _SHARED = settings(deadline=None, database=None, print_blob=True, suppress_health_check=_CHECKS)
 settings.register_profile("fuzz-briefly", _SHARED, max_examples=6, derandomize=True)
-settings.register_profile("fuzz", _SHARED, max_examples=60)
+settings.register_profile("fuzz", _SHARED, max_examples=30)
 
 CASES: Counter[str] = Counter()
 """Completed cases of each module. A case that fails, or that a test rejects, does not count."""

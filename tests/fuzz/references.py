@@ -201,24 +201,24 @@ def hinge(logits: Tensor, margin: float) -> Tensor:
 
 
 ELEMENTS: dict[str, Callable[[Tensor, Tensor, Settings], Tensor]] = {
-    "ce": lambda l, t, o: cross_entropy(l, t),
-    "ls": lambda l, t, o: (1 - o.smoothing) * cross_entropy(l, t) - o.smoothing * log_softmax(l).mean(1),
-    "ecp": lambda l, t, o: cross_entropy(l, t) - o.weight * entropy(l),
-    "brier": lambda l, t, o: (log_softmax(l).exp() - t).square().sum(1),
-    "focal": lambda l, t, o: focal(l, t, fixed(o.gamma)),
+    "ce": lambda x, t, o: cross_entropy(x, t),
+    "ls": lambda x, t, o: (1 - o.smoothing) * cross_entropy(x, t) - o.smoothing * log_softmax(x).mean(1),
+    "ecp": lambda x, t, o: cross_entropy(x, t) - o.weight * entropy(x),
+    "brier": lambda x, t, o: (log_softmax(x).exp() - t).square().sum(1),
+    "focal": lambda x, t, o: focal(x, t, fixed(o.gamma)),
     "flsd": by_threshold,
-    "inverse-focal": lambda l, t, o: focal(l, t, fixed(-o.gamma)),
+    "inverse-focal": lambda x, t, o: focal(x, t, fixed(-o.gamma)),
     "dual-focal": dual_focal,
-    "mbls": lambda l, t, o: cross_entropy(l, t) + o.weight * hinge(l, o.margin).mean(1),
-    "cpc": lambda l, t, o: cross_entropy(l, t) + pairwise(l, t, o),
-    "mmce": lambda l, t, o: cross_entropy(l, t),
-    "mmce-weighted": lambda l, t, o: cross_entropy(l, t),
-    "kde-xe": lambda l, t, o: cross_entropy(l, t),
+    "mbls": lambda x, t, o: cross_entropy(x, t) + o.weight * hinge(x, o.margin).mean(1),
+    "cpc": lambda x, t, o: cross_entropy(x, t) + pairwise(x, t, o),
+    "mmce": lambda x, t, o: cross_entropy(x, t),
+    "mmce-weighted": lambda x, t, o: cross_entropy(x, t),
+    "kde-xe": lambda x, t, o: cross_entropy(x, t),
     "cals-alm": cals_alm,
-    "cals-hr": lambda l, t, o: cross_entropy(l, t) + (o.multiplier * hinge(l, o.margin)).mean(1),
-    "adafocal": lambda l, t, o: focal(l, t, by_bin(l, t, o)),
-    "ada-dual-focal": lambda l, t, o: focal(l, t, by_bin(l, t, o), lower_probability(l, t, 1)),
-    "calfocal": lambda l, t, o: focal(l, t, by_bin(l, t, o)),
+    "cals-hr": lambda x, t, o: cross_entropy(x, t) + (o.multiplier * hinge(x, o.margin)).mean(1),
+    "adafocal": lambda x, t, o: focal(x, t, by_bin(x, t, o)),
+    "ada-dual-focal": lambda x, t, o: focal(x, t, by_bin(x, t, o), lower_probability(x, t, 1)),
+    "calfocal": lambda x, t, o: focal(x, t, by_bin(x, t, o)),
 }
 """The loss of each element, from logits, targets as probabilities ``(N, K)``, options and learned state."""
 
@@ -227,7 +227,7 @@ BATCHES = {"mmce": mmce, "mmce-weighted": mmce_weighted, "kde-xe": kde}
 
 
 def weighted_elements(key: str, logits: Tensor, target: Tensor, o: Settings, soft: bool) -> Tensor:
-    """The losses of the elements, with class weights and the term of the batch; labels are one-hot targets."""
+    """The losses of the elements, with class weights and the term of the batch; labels are one-hot."""
     batch = BATCHES[key](logits, target, o) if key in BATCHES else 0.0
     if o.class_weight is None:
         return ELEMENTS[key](logits, target, o) + batch

@@ -1,4 +1,4 @@
-"""Every calibrator fitted to random data: a distribution, saved and loaded, and by definition where it has one."""
+"""Every calibrator fitted to random data: what all of them promise, and the definitions of some."""
 
 import math
 import tempfile

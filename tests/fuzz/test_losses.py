@@ -182,7 +182,7 @@ def assert_near(
 def compare(key: str, loss: Loss, batch: Batch, target: Tensor, seed: int) -> None:
     """Compare the value and the gradient of a loss with the reference."""
     o = settings_of(loss)
-    note(f"{loss}, {({n: b.tolist() for n, b in loss.named_buffers()})}")
+    note(f"{loss}, { ({n: b.tolist() for n, b in loss.named_buffers()}) }")
     soft = target.is_floating_point()
     keep = torch.ones_like(batch.valid) if soft else batch.valid
     rows = batch.rows[keep]
