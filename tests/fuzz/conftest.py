@@ -24,13 +24,13 @@ CASES: Counter[str] = Counter()
 @pytest.hookimpl(wrapper=True)
 def pytest_make_collect_report(collector: pytest.Collector) -> Iterator[None]:
     """Import the modules of this folder under the profile of `make test`, unless another one was given."""
-    before = settings.get_current_profile_name()
+    settings.register_profile("outside", settings.default)
     if isinstance(collector, pytest.File) and not collector.config.getoption("--hypothesis-profile"):
         settings.load_profile("fuzz-briefly")
     try:
         return (yield)
     finally:
-        settings.load_profile(before)
+        settings.load_profile("outside")
 
 
 @pytest.hookimpl(wrapper=True)
