@@ -1,66 +1,50 @@
 """Run the fuzz tests until the time is spent: ``python -m tests.fuzz --minutes 60``.
 
-Each round runs one module with a new seed. At the end a table lists cases and failures, and the command that
-repeats each failure.
+Each round runs one module with a new seed, in a process of its own: what Hypothesis draws from a seed also
+depends on the modules that a process has imported. At the end a table lists cases and failures, and the
+command that repeats each round with a failure.
 """
 
 import argparse
-import contextlib
-import io
 import itertools
 import random
+import re
+import signal
+import subprocess
 import sys
 import time
 from collections import Counter
-from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
 
-FOLDER = Path(__file__).parent
-MODULES = {path.stem.removeprefix("test_"): path for path in sorted(FOLDER.glob("test_*.py"))}
-STOPPED = (pytest.ExitCode.INTERRUPTED, pytest.ExitCode.NO_TESTS_COLLECTED)
+MODULES = {path.stem.removeprefix("test_"): path for path in sorted(Path(__file__).parent.glob("test_*.py"))}
+GRACE = 60.0  # seconds that a round has to end when the time is spent
 
 
-@dataclass(eq=False)
-class Round:
-    """A plugin of pytest: what failed in one run of one module, and the end of the run when time is up."""
-
-    end: float
-    failures: dict[str, str] = field(default_factory=dict)  # by test: the report with the reduced example
-
-    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        if report.failed:
-            self.failures[report.nodeid] = report.longreprtext
-
-    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
-        if report.failed:
-            self.failures[report.nodeid] = report.longreprtext
-
-    def pytest_runtest_logfinish(self, nodeid: str) -> None:
-        if time.monotonic() > self.end:
-            self.session.shouldstop = "the time is spent"
-
-    def pytest_sessionstart(self, session: pytest.Session) -> None:
-        self.session = session
-
-
-def command(test: str, seed: int) -> list[str]:
-    """The arguments of pytest that run a test, or a whole module, with a seed."""
-    return [test, "--hypothesis-profile=fuzz", f"--hypothesis-seed={seed}"]
-
-
-def run(module: str, seed: int, end: float) -> tuple[dict[str, str], bool]:
-    """Run a module. Return the reports of its failures by test, and whether it was interrupted."""
-    played, output = Round(end), io.StringIO()
-    quiet = ["--capture=sys", "--no-header", "-p", "no:cacheprovider"]
-    path = str(MODULES[module])
-    with contextlib.redirect_stdout(output):
-        code = pytest.main([*command(path, seed), *quiet, "-o", "addopts=--strict-markers"], [played])
-    out_of_time = time.monotonic() > end
-    if code not in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED, *STOPPED):
-        played.failures.setdefault(path, output.getvalue())
-    return played.failures, code == pytest.ExitCode.INTERRUPTED and not out_of_time
+def run(command: list[str], end: float) -> tuple[int, int, str]:
+    """Run a round until its end or that of the time. Return cases, failures and what it printed."""
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    stopped = False
+    try:
+        output, _ = process.communicate(timeout=max(1.0, end - time.monotonic()))
+    except (subprocess.TimeoutExpired, KeyboardInterrupt) as reason:
+        stopped = True
+        if isinstance(reason, subprocess.TimeoutExpired):  # else the terminal has told both processes
+            process.send_signal(signal.SIGINT)
+        try:
+            output, _ = process.communicate(timeout=GRACE)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            output, _ = process.communicate()
+        if isinstance(reason, KeyboardInterrupt):
+            output += "\ninterrupted"
+    cases = re.search(r"^(\d+) cases completed$", output, re.MULTILINE)
+    failures = len(re.findall(r"^(?:FAILED|ERROR) ", output, re.MULTILINE))
+    expected = (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED, pytest.ExitCode.NO_TESTS_COLLECTED)
+    if process.returncode not in expected and not stopped:
+        failures = max(1, failures)  # a crash
+    return int(cases[1]) if cases else 0, failures, output
 
 
 def main() -> int:
@@ -70,7 +54,7 @@ def main() -> int:
     parser.add_argument("--only", default=",".join(MODULES), help="modules, separated by commas")
     parser.add_argument("--seed", type=int, help="the seed from which those of the rounds are drawn")
     options = parser.parse_args()
-    modules = options.only.split(",")
+    modules = list(dict.fromkeys(options.only.split(",")))
     if unknown := set(modules) - set(MODULES):
         parser.error(f"unknown modules {', '.join(sorted(unknown))}; known: {', '.join(MODULES)}")
     first = random.SystemRandom().randrange(2**32) if options.seed is None else options.seed
@@ -78,44 +62,32 @@ def main() -> int:
     print(f"seed {first}, {options.minutes:g} minutes", flush=True)
 
     cases: Counter[str] = Counter()
-    repeated: dict[str, str] = {}  # the command that repeats each failure, by test
     failures: Counter[str] = Counter()
+    repeat: list[str] = []
     for module in itertools.cycle(modules):
-        if time.monotonic() > end:
+        start, seed = time.monotonic(), seeds.randrange(2**32)
+        if start > end:
             break
-        seed, start = seeds.randrange(2**32), time.monotonic()
-        try:
-            found, interrupted = run(module, seed, end)
-        except KeyboardInterrupt:
-            found, interrupted = {}, True
-        number = counted(module)
-        cases[module] += number
-        failures[module] += len(found)
-        for test, report in found.items():
-            print(report, flush=True)
-            repeated[test] = " ".join(command(f"'{test}'", seed))
-        seconds = time.monotonic() - start
-        print(
-            f"{module:20} seed {seed:10} {number:7} cases {len(found):3} failures {seconds:6.1f} s",
-            flush=True,
-        )
-        if interrupted:
-            print("interrupted", flush=True)
+        pytest_of = ["-m", "pytest", str(MODULES[module].relative_to(Path.cwd()))]
+        command = [*pytest_of, "--hypothesis-profile=fuzz", f"--hypothesis-seed={seed}"]
+        completed, failed, output = run([sys.executable, *command, "-p", "no:cacheprovider"], end)
+        cases[module] += completed
+        failures[module] += failed
+        if failed:
+            print(output)
+            repeat.append(" ".join(["python", *command]))
+        result = f"{completed:7} cases {failed:3} failures {time.monotonic() - start:6.1f} s"
+        print(f"{module:20} seed {seed:10} {result}", flush=True)
+        if output.endswith("interrupted"):
             break
 
     print(f"\n{'module':20} {'cases':>9} {'failures':>9}")
-    for module in (*dict.fromkeys(modules), "all"):
-        count = [sum(table.values()) if module == "all" else table[module] for table in (cases, failures)]
-        print(f"{module:20} {count[0]:9} {count[1]:9}")
-    for test in repeated.values():
-        print(f"repeat: python -m pytest {test}")
+    for module in modules:
+        print(f"{module:20} {cases[module]:9} {failures[module]:9}")
+    print(f"{'all':20} {cases.total():9} {failures.total():9}")
+    for command in repeat:
+        print(f"repeat: {command}")
     return 1 if failures.total() else 0
-
-
-def counted(module: str) -> int:
-    """The cases that the last round completed."""
-    conftest = sys.modules.get("tests.fuzz.conftest")
-    return conftest.CASES.pop(f"test_{module}", 0) if conftest is not None else 0
 
 
 if __name__ == "__main__":

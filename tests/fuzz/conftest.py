@@ -4,7 +4,6 @@
 ``--hypothesis-profile=fuzz``. Both hold for every test in this folder that does not set its own.
 """
 
-from collections import Counter
 from collections.abc import Iterator
 from functools import wraps
 
@@ -17,8 +16,7 @@ _SHARED = settings(deadline=None, database=None, print_blob=True, suppress_healt
 settings.register_profile("fuzz-briefly", _SHARED, max_examples=6, derandomize=True)
 settings.register_profile("fuzz", _SHARED, max_examples=30)
 
-CASES: Counter[str] = Counter()
-"""Completed cases of each module. A case that fails, or that a test rejects, does not count."""
+_CASES = pytest.StashKey[int]()  # completed cases; one that fails, or that a test rejects, does not count
 
 
 @pytest.hookimpl(wrapper=True)
@@ -36,21 +34,27 @@ def pytest_make_collect_report(collector: pytest.Collector) -> Iterator[None]:
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
     """Count the cases of a test: its examples, or one if it has none."""
-    name = item.path.stem
+    stash = item.config.stash
     handle = getattr(getattr(item, "obj", None), "hypothesis", None)
     inner = getattr(handle, "inner_test", None)
     if inner is None:
         result = yield
-        CASES[name] += 1
+        stash[_CASES] = stash.get(_CASES, 0) + 1
         return result
 
     @wraps(inner)
     def counted(*arguments: object, **named: object) -> None:
         inner(*arguments, **named)
-        CASES[name] += 1
+        stash[_CASES] = stash.get(_CASES, 0) + 1
 
     handle.inner_test = counted
     try:
         return (yield)
     finally:
         handle.inner_test = inner
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    """Print the number of cases for `make fuzz`."""
+    if config.getoption("--hypothesis-profile") == "fuzz":
+        terminalreporter.write_line(f"{config.stash.get(_CASES, 0)} cases completed")

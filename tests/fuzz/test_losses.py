@@ -172,11 +172,11 @@ def assert_near(
     assert found.shape == wanted.shape
     scale = max(scale, wanted.abs().amax().item()) if wanted.numel() else scale
     allowed = tolerance * scale + 16 * (moved - wanted).abs()
-    off = (found.double() - wanted).abs() - allowed
-    ok = bool((off <= 0).all())  # false for NaN
-    if not ok:
-        note(f"{what}: found {found.tolist()}, by definition {wanted.tolist()}")
-    assert ok, f"{what} is wrong"
+    right = (found.double() - wanted).abs() <= allowed  # false for NaN
+    for place in (~right).nonzero().tolist()[:5]:
+        at = tuple(place)
+        note(f"{what} at {place}: {found[at]}, by definition {wanted[at]}, allowed {allowed[at]}")
+    assert right.all(), f"{what} is wrong"
 
 
 def compare(key: str, loss: Loss, batch: Batch, target: Tensor, seed: int) -> None:
