@@ -247,7 +247,9 @@ def reduced(key: str, logits: Tensor, target: Tensor, o: Settings, *, soft: bool
         return values
     count = fixed(len(values)) if soft or o.class_weight is None else (target * o.class_weight).sum()
     total = values.sum()
-    return total / count if o.reduction == "mean" and count > 0 else total
+    if o.reduction == "sum":
+        return total
+    return total / count if count > 0 else 0 * total  # nothing counts: 0, also of the smoothed part of "ls"
 
 
 # ----------------------------------------------------------------------------------------- learned state
