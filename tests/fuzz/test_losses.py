@@ -208,6 +208,8 @@ def compare(key: str, loss: Loss, batch: Batch, target: Tensor, seed: int) -> No
         value = value.reshape(-1)[keep]
     assert (slopes[~keep] == 0).all()
     heaviest = max(1.0, 0.0 if o.class_weight is None else o.class_weight.max().item())
+    if key == "inverse-focal":  # multiplies the rounding of log p by (1+p)^γ
+        heaviest *= 2**o.gamma
     scale = heaviest * (len(rows) if loss.reduction == "sum" else 1)
     tolerance = max(200 * batch.epsilon, 1e-12)  # the references are no more exact than that
     if key in references.BATCHES:  # sums over pairs, a root, exponents in the thousands
