@@ -7,7 +7,7 @@ PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2
 # Copied into .venv: without it, torchvision cannot be imported beside a CPU build of torch.
 TORCHVISION := tools/torchvision_beside_cpu_torch.py
 
-.PHONY: check quick test test-oldest lint types demo examples benchmark clean
+.PHONY: check quick test fuzz test-oldest lint types demo examples benchmark clean
 
 # Before every commit: lint, types and the quick tests, side by side. Under 90 s on two cores.
 check: $(READY)
@@ -22,6 +22,11 @@ quick: $(READY)
 # Everything.
 test: $(READY) lint types
 	$(PYTEST) --dist loadfile --no-loadscope-reorder
+
+# Random cases against naive references, from new seeds until the time is spent: make fuzz MINUTES=60
+MINUTES ?= 5
+fuzz: $(READY)
+	OMP_NUM_THREADS=1 $(BIN)/python -m tests.fuzz --minutes $(MINUTES)
 
 # The oldest versions of the trainers that pyproject.toml allows, which `make test` does not see.
 test-oldest: .venv-oldest/ready
