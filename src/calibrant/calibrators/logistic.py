@@ -8,12 +8,22 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from calibrant.calibrators.base import warn
+
 # The weight of a penalty on the coefficients of standardised features, relative to a sum over samples. It has
 # the effect of about a millionth of a sample, and gives separable classes a solution.
 _RIDGE = 1e-6
 
-# A dozen are usual. Separable classes need one step per unit of the exponent.
+# Half a dozen are usual, 30 are rare. Separable classes need one step per unit of the exponent.
 _STEPS = 100
+
+# If the objective is estimated to be this close to its least value, one Newton step is the last: the method
+# converges quadratically.
+_CLOSE = 1e-6
+
+# A share of the curvature. Features that nearly depend on each other need so little, and a dozen steps raise
+# it to what a plateau needs.
+_LEAST_DAMPING = 1e-12
 
 
 @dataclass(frozen=True, eq=False)
@@ -25,19 +35,30 @@ class _Place:
     slope: Tensor
     curvature: Tensor
 
-    def better(self, other: _Place) -> tuple[_Place, Tensor]:
-        """The better place for each problem, and whether it is the other one."""
+    def step(self, damping: Tensor) -> tuple[Tensor, Tensor]:
+        """The step to subtract, damped unless the solution is close, and the gain estimated to be left.
+
+        The estimate is Newton's, without damping: a damped step is also small where much is left to gain.
+        """
+        left = (torch.linalg.solve(self.curvature, self.slope) * self.slope).sum(-1) / 2
+        damping = torch.where(left < _CLOSE, 0.0, damping)
+        diagonal = self.curvature.diagonal(dim1=-2, dim2=-1)
+        damped = self.curvature + torch.diag_embed(damping.unsqueeze(-1) * diagonal)
+        return torch.linalg.solve(damped, self.slope), left
+
+    def better(self, other: _Place) -> _Place:
+        """The better place for each problem."""
         moved = other.value <= self.value
         return _Place(
             torch.where(moved.unsqueeze(-1), other.weights, self.weights),
             torch.where(moved, other.value, self.value),
             torch.where(moved.unsqueeze(-1), other.slope, self.slope),
             torch.where(moved.view(-1, 1, 1), other.curvature, self.curvature),
-        ), moved
+        )
 
 
 def fit_logistic(features: Tensor, targets: Tensor, free: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """Minimise ``Σ softplus(z) - t z`` with ``z = w · x + v``, by Newton's method, for C problems at once.
+    """Minimise ``Σ softplus(z) - t z`` with ``z = w · x + v``, by damped Newton steps, for C problems at once.
 
     Args:
         features: x, scores ``(C, F, N)``. Their sum should be a fair guess of z.
@@ -72,19 +93,23 @@ def fit_logistic(features: Tensor, targets: Tensor, free: Tensor | None = None) 
     guess = torch.cat([scale.nan_to_num(posinf=0), center.sum(1, keepdim=True)], 1).squeeze(-1) * moving
     safe = torch.zeros_like(guess)
     safe[:, -1] = targets.mean(-1).clamp(1e-6, 1 - 1e-6).logit()
-    place, _ = measure(safe).better(measure(guess))
-    damping = torch.zeros_like(place.value)
+    place = measure(safe).better(measure(guess))
+    damping = torch.full_like(place.value, 1e-3)
     for _ in range(_STEPS):
-        diagonal = place.curvature.diagonal(dim1=-2, dim2=-1)
-        damped = place.curvature + torch.diag_embed(damping.unsqueeze(-1) * diagonal)
-        step = torch.linalg.solve(damped, place.slope)
-        gain = (step * place.slope).sum(-1)
-        place, moved = place.better(measure(place.weights - step))
-        # Newton's method converges quadratically: after so small a step the solution is exact to rounding.
-        if bool((gain * (1 + damping) < 1e-6).all()):
+        step, left = place.step(damping)
+        trial = measure(place.weights - step)
+        predicted = ((place.slope - (place.curvature @ step.unsqueeze(-1)).squeeze(-1) / 2) * step).sum(-1)
+        # Damping falls only where the quadratic model holds: a smaller one has then not just been refused.
+        faithful = place.value - trial.value > predicted / 2
+        place = place.better(trial)
+        if bool((left < _CLOSE).all()):
             break
-        damping = torch.where(moved, damping / 10, (damping * 10).clamp_min(1))
-        damping = torch.where(damping < 1e-2, 0.0, damping)
+        damping = torch.where(faithful, damping / 10, damping * 10).clamp_min(_LEAST_DAMPING)
+    else:
+        warn(
+            f"{int((left >= _CLOSE).sum())} of {len(left)} logistic regressions stopped after {_STEPS} steps: "
+            "they are better than where they started, but not the best"
+        )
     slopes = place.weights[:, :-1] / scale.squeeze(-1)
     intercepts = place.weights[:, -1:] - (slopes * center.squeeze(-1)).sum(-1, keepdim=True)
     return torch.cat([slopes, intercepts], 1), place.value
