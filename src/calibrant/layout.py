@@ -113,6 +113,10 @@ class Elements:
         """The same elements without a path for gradients."""
         return replace(self, logits=self.logits.detach())
 
+    def blanked(self) -> Elements:
+        """The same elements with 0 for the logits of those that are ignored."""
+        return replace(self, logits=torch.where(self.valid.unsqueeze(1), self.logits, 0))
+
     def with_target(self, target: Tensor) -> Elements:
         """The same elements with other targets; those that are ignored stay ignored."""
         return replace(self, given=target, _target=target, _valid=self.valid)

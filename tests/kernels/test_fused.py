@@ -118,6 +118,17 @@ def test_values_and_gradients(name: str, shape: tuple[int, ...]) -> None:
     assert_same(run(loss, logits, target), expected(loss, logits, target))
 
 
+@every_loss
+def test_an_ignored_element_may_hold_anything(name: str) -> None:
+    logits, target = batch(5, 4)
+    target[1:4] = -100
+    loss = create(name, 4)
+    wanted = run(loss, logits, target)
+    logits[1], logits[2, 0], logits[3, 1] = torch.nan, -torch.inf, torch.inf
+    for found, right in zip(run(loss, logits, target), wanted, strict=True):
+        assert torch.equal(found, right)
+
+
 @pytest.mark.parametrize("shape", [(7, 5), (2, 3, 3, 2)])
 @pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
 def test_several_upstream_gradients_at_once(reduction: str, shape: tuple[int, ...]) -> None:

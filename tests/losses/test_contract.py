@@ -242,8 +242,17 @@ def test_what_an_ignored_element_holds_does_not_reach_the_loss(key: str) -> None
     target[2] = -100
     loss = adapted_loss(key, K)
     value = loss(logits, target)
-    logits[2] = torch.nan
-    assert torch.equal(loss(logits, target), value)
+    slope = gradient(loss, logits, target)
+    for place, content in (((2,), torch.nan), ((2, 0), -torch.inf), ((2, 1), torch.inf), ((2,), -torch.inf)):
+        changed = logits.clone()
+        changed[place] = content
+        assert torch.equal(loss(changed, target), value)
+        assert torch.equal(gradient(loss, changed, target), slope)
+        changed.requires_grad_()
+        (again,) = torch.autograd.grad(loss(changed, target), changed, create_graph=True)
+        torch.testing.assert_close(again, slope)
+        by_transform = torch.func.grad(loss)(changed.detach(), target)
+        torch.testing.assert_close(by_transform, slope)
 
 
 def test_nothing_valid_is_zero_with_a_zero_gradient(key: str) -> None:

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from calibrant.arguments import label, one_of, whole_number
 from calibrant.distributed import agree
 from calibrant.kernels import Composition, Options, can_fuse, fused_loss, nan_if_invalid
-from calibrant.layout import Elements, along_classes, arrange, computing_dtype
+from calibrant.layout import Elements, along_classes, arrange, computing_dtype, is_transformed
 from calibrant.statistics import Statistics, adding, sum_dtype
 
 Reduction = Literal["mean", "sum", "none"]
@@ -165,7 +165,7 @@ class Loss(nn.Module):
         valid = elements.valid
         if self.reduction == "mean" and elements.all_valid and self.class_weight is None:
             elements = replace(elements, expected=1 / max(1, valid.numel()))
-        values, weights = self._weighted(elements)
+        values, weights = self._weighted_finitely(elements)
         if not elements.checked:
             values = values.masked_fill(elements.stray, torch.nan)
         if not elements.all_valid:
@@ -183,6 +183,19 @@ class Loss(nn.Module):
         # Nothing that counts: 0, whose gradient is 0, where 0 / 0 would be NaN.
         mean = values.sum() / torch.where(count > 0, count, 1)
         return torch.where(count > 0, mean, 0)
+
+    def _weighted_finitely(self, elements: Elements) -> tuple[Tensor, Tensor | None]:
+        """As `_weighted`, with a gradient of 0 for ignored elements whatever their logits are.
+
+        0 times an infinite slope is NaN. Blank logits prevent it, at the price of a pass over the logits. On a
+        CPU that is paid only if it is necessary: a slope that is not finite has a value that is not finite.
+        """
+        if elements.all_valid:
+            return self._weighted(elements)
+        if elements.logits.device.type != "cpu" or torch.compiler.is_compiling() or is_transformed():
+            return self._weighted(elements.blanked())
+        found = self._weighted(elements)
+        return found if bool(found[0].detach().sum().isfinite()) else self._weighted(elements.blanked())
 
     def _weighted(self, elements: Elements) -> tuple[Tensor, Tensor | None]:
         """The elements' losses times their class weights, and those weights."""
