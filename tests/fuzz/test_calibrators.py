@@ -206,13 +206,6 @@ def log_odds(rows: Tensor) -> tuple[Tensor, Tensor]:
     return logarithm, torch.stack(absent, 1)
 
 
-STEEPEST, EARLY = 30.0, 1e-2
-"""Known defect: the steps of a sigmoid's fit may run out before its best weights.
-
-Where log-odds vary by more than the first number, far from them; elsewhere within this share of the loss.
-"""
-
-
 def assert_likeliest(features: Tensor, outcome: Tensor, found: Tensor, least: float = -math.inf) -> None:
     """No slopes from ``least`` on are likelier than those found, intercept last.
 
@@ -240,7 +233,7 @@ def assert_likeliest(features: Tensor, outcome: Tensor, found: Tensor, least: fl
     start = np.zeros(design.shape[1])
     best = minimize(objective, start, jac=True, method="L-BFGS-B", bounds=bounds).fun
     note(f"weights {found.tolist()}: {ours}, best {best}")
-    assert ours <= best + EARLY * (1 + best)
+    assert ours <= best + 1e-6 * (1 + best)
 
 
 @given(batch=complete(), smooth=st.booleans())
@@ -254,7 +247,6 @@ def test_platt_is_the_likeliest_sigmoid(batch: Batch, smooth: bool) -> None:
         if smooth:
             hit = torch.where(hit > 0, (n + 1) / (n + 2), 1 / (len(hit) - n + 2))
         odds = (present - absent)[:, k : k + 1]
-        assume(odds.std(correction=0) < STEEPEST)
         assert_likeliest(odds, hit, torch.stack([calibrator.slopes[k], calibrator.intercepts[k]]))
 
 
@@ -265,6 +257,5 @@ def test_beta_is_the_likeliest_map_that_never_falls(batch: Batch) -> None:
     assert (calibrator.slopes >= 0).all()
     for k in range(present.shape[1]):
         features = torch.stack([present[:, k], -absent[:, k]], 1)
-        assume(features.std(0, correction=0).max() < STEEPEST)
         found = torch.cat([calibrator.slopes[k], calibrator.intercepts[k : k + 1]])
         assert_likeliest(features, batch.labels[batch.valid] == k, found, least=0.0)

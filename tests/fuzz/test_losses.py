@@ -221,23 +221,12 @@ def compare(key: str, loss: Loss, batch: Batch, target: Tensor, seed: int) -> No
         assert_near("the gradient", slopes[keep], wanted[1], moved[1], tolerance, heaviest)
 
 
-def known_defect(key: str, o: SimpleNamespace, batch: Batch) -> bool:
-    """Cases that the library gets wrong. A mended one is to be deleted here."""
-    ruled_out = key not in ("ce", "brier") and bool((batch.rows[~batch.valid] == -torch.inf).any())
-    # An ignored element counts as class 0. If that is ruled out, focal losses give it a gradient of NaN.
-    if ruled_out:
-        return True
-    # The value of PHR is a difference from λ²/2ρ, whose rounding is large if ρ is small.
-    return key == "cals-alm" and bool((o.multiplier**2 > 10 * o.penalty_weight).any())
-
-
 @every_loss
 @given(data=st.data())
 def test_losses_equal_their_definitions(key: str, data: st.DataObject) -> None:
     batch = data.draw(batches(ruled_out=key in RULED_OUT), "batch")
     loss = draw_loss(data, key, batch.logits.shape[1], batch.ignore_index)
     batch.ignore(undecidable(key, settings_of(loss), batch))
-    assume(not known_defect(key, settings_of(loss), batch))
     compare(key, loss, batch, batch.target, data.draw(SEEDS, "upstream"))
 
 
@@ -253,7 +242,6 @@ def test_probability_targets(key: str, data: st.DataObject) -> None:
     images = soft.view(batch.logits.movedim(1, -1).shape).movedim(-1, 1)
     dtype = torch.float64 if batch.logits.dtype == torch.float64 else torch.float32
     assume(not undecidable(key, settings_of(loss), batch).any())
-    assume(not known_defect(key, settings_of(loss), batch))
     note(f"soft = {soft.tolist()}")
     compare(key, loss, batch, images.to(dtype), data.draw(SEEDS, "upstream"))
 
@@ -374,5 +362,4 @@ def test_losses_after_random_passes(key: str, data: st.DataObject) -> None:
             loss.observe(batch.logits, batch.target)
             loss.adapt()
     batch.ignore(undecidable(key, settings_of(loss), batch))
-    assume(not known_defect(key, settings_of(loss), batch))
     compare(key, loss, batch, batch.target, data.draw(SEEDS, "upstream"))

@@ -118,6 +118,14 @@ def test_values_and_gradients(name: str, shape: tuple[int, ...]) -> None:
     assert_same(run(loss, logits, target), expected(loss, logits, target))
 
 
+@pytest.mark.parametrize("name", ["cals-alm", "cals-alm p2", "cals-alm p3"])
+def test_large_multipliers(name: str) -> None:
+    logits, target = batch(7, 5)
+    loss = create(name, 5)
+    loss.multiplier.mul_(1e6)
+    assert_same(run(loss, logits, target), expected(loss, logits, target), 1e-6)
+
+
 @every_loss
 def test_an_ignored_element_may_hold_anything(name: str) -> None:
     logits, target = batch(5, 4)

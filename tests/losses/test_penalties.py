@@ -71,3 +71,11 @@ class TestPenalty:
             for j in range(3):
                 alone = PENALTIES[name].value(violation[i, 0], weight[j], torch.tensor(0.3))
                 assert value[i, j].item() == pytest.approx(alone.item(), rel=1e-5, abs=1e-7)
+
+    @pytest.mark.parametrize("multiplier", [1e-6, 1.0, 1e6])
+    def test_single_precision_suffices_for_every_multiplier(self, name: str, multiplier: float) -> None:
+        for z in (-1.0, -0.3, 0.1, 0.37, 2.0):
+            for rho in (1.0, 10.0):
+                exact, _ = definition(name, z, rho, multiplier)
+                found = PENALTIES[name].value(*(number.float() for number in doubles(z, rho, multiplier)))
+                assert found.item() == pytest.approx(exact, rel=1e-6)

@@ -58,7 +58,7 @@ class _Place:
 
 
 def fit_logistic(features: Tensor, targets: Tensor, free: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """Minimise ``Σ softplus(z) - t z`` with ``z = w · x + v``, by damped Newton steps, for C problems at once.
+    """Minimise ``Σ softplus(z) - t z`` with ``z = w · x + v``, by damped Newton steps, for C problems.
 
     Args:
         features: x, scores ``(C, F, N)``. Their sum should be a fair guess of z.
@@ -106,8 +106,9 @@ def fit_logistic(features: Tensor, targets: Tensor, free: Tensor | None = None) 
             break
         damping = torch.where(faithful, damping / 10, damping * 10).clamp_min(_LEAST_DAMPING)
     else:
+        unfinished = int((left >= _CLOSE).sum())
         warn(
-            f"{int((left >= _CLOSE).sum())} of {len(left)} logistic regressions stopped after {_STEPS} steps: "
+            f"{unfinished} of {len(left)} logistic regressions stopped after {_STEPS} steps: "
             "they are better than where they started, but not the best"
         )
     slopes = place.weights[:, :-1] / scale.squeeze(-1)

@@ -187,8 +187,8 @@ class Loss(nn.Module):
     def _weighted_finitely(self, elements: Elements) -> tuple[Tensor, Tensor | None]:
         """As `_weighted`, with a gradient of 0 for ignored elements whatever their logits are.
 
-        0 times an infinite slope is NaN. Blank logits prevent it, at the price of a pass over the logits. On a
-        CPU that is paid only if it is necessary: a slope that is not finite has a value that is not finite.
+        0 times an infinite slope is NaN. Logits of 0 prevent that, and cost a pass over the logits. A CPU makes
+        it only where necessary: if a slope is not finite, neither is its value.
         """
         if elements.all_valid:
             return self._weighted(elements)

@@ -65,8 +65,9 @@ def _penalty(tile, top, by, VARIANT):
         slope = tl.where(_is_beyond(tile, top, by), by.multiplier, 0.0)
     elif VARIANT == "phr":
         by_unit = by.weight * by.per_unit
-        slope = tl.maximum((by.multiplier - by.margin * by_unit) - shifted * by_unit, 0.0)
-        value = (slope * slope - by.multiplier * by.multiplier) * (0.5 / by.weight)
+        change = tl.maximum(-by.margin * by_unit - shifted * by_unit, -by.multiplier)
+        slope = change + by.multiplier
+        value = change * (slope + by.multiplier) * (0.5 / by.weight)
     else:
         by_unit = by.weight * by.per_unit
         scaled = -by.margin * by_unit - shifted * by_unit  # the violation, times the weight

@@ -96,14 +96,17 @@ def _positive_part(x: Tensor, new: New) -> Tensor:
 
 
 def _phr(weight: Tensor, multiplier: Tensor, offset: Number, scale: Number) -> PenaltyFunction:
-    # Both branches in one: (max(0, λ + ρz)² - λ²) / 2ρ, the slope being the maximum.
-    bias, factor, half = multiplier + weight * offset, weight * scale, 0.5 / weight
-    constant = (multiplier.square() * half).sum(1, keepdim=True)
+    # Both branches in one: with m = max(ρz, -λ) the penalty is m²/2ρ + mλ/ρ, and its slope m + λ. The shorter
+    # ((m + λ)² - λ²) / 2ρ cancels: where λ is large, hardly a digit of m would be left.
+    bias, factor, half, ratio = weight * offset, weight * scale, 0.5 / weight, multiplier / weight
+    least = -multiplier
 
     def evaluate(x: Tensor, new: New) -> SumAndSlope:
-        slope = _per_class(x, factor, bias, new).relu_()
-        value = sum_over_classes(torch.mul(slope, slope, out=new()), half) - constant
-        return value, lambda: (slope, 1.0)
+        out = new()
+        change = torch.maximum(_per_class(x, factor, bias, lambda: out), least, out=out)
+        square = torch.mul(change, change, out=new())
+        value = sum_over_classes(square, half) + sum_over_classes(change, ratio)
+        return value, lambda: (change.add_(multiplier), 1.0)
 
     return evaluate
 
