@@ -187,8 +187,8 @@ class Loss(nn.Module):
     def _weighted_finitely(self, elements: Elements) -> tuple[Tensor, Tensor | None]:
         """As `_weighted`, with a gradient of 0 for ignored elements whatever their logits are.
 
-        0 times an infinite slope is NaN. Logits of 0 prevent that, and cost a pass over the logits. A CPU makes
-        it only where necessary: if a slope is not finite, neither is its value.
+        0 times an infinite slope is NaN. Logits of 0 prevent that, but cost a pass over the logits. A CPU
+        makes this pass only if it has to: where a slope is not finite, the value is not finite either.
         """
         if elements.all_valid:
             return self._weighted(elements)
