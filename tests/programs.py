@@ -86,6 +86,9 @@ def answer(call: socket.socket) -> NoReturn:
     call.close()
     for number, stream in enumerate(streams):
         os.dup2(stream, number)
+    sys.stdin = open(0, closefd=False)  # noqa: SIM115
+    sys.stdout = open(1, "w", closefd=False)  # noqa: SIM115
+    sys.stderr = open(2, "w", buffering=1, closefd=False, errors="backslashreplace")  # noqa: SIM115
     content = json.loads(message)
     os.environ.clear()
     os.environ.update(content["environment"])

@@ -313,6 +313,13 @@ class TestLocal:
             assert abs(torch.autograd.grad(loss, learned)[0].item()) < 1e-6
             calibrator._buffers[name] = learned.detach()
 
+    def test_temperatures_stay_positive_and_finite_without_penalty(self) -> None:
+        logits = torch.randn(24, 2, generator=torch.Generator().manual_seed(0))
+        calibrator = LocalTemperature(strength=0.0).fit(logits, logits.argmax(1) * (logits[:, 0] < 1))
+        for slope in (1e6, -1e6):
+            calibrator.slope.fill_(slope)
+            assert calibrator(logits).isfinite().all()
+
     def test_one_image_has_one_temperature(self) -> None:
         logits, target = images(1)
         one = Temperature().fit(logits, target, ignore_index=255)

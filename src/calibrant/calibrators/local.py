@@ -134,7 +134,9 @@ class LocalTemperature(Scaling):
     def _temperatures(self, entropy: Tensor) -> Tensor:
         lowest, mean, highest = self.learned("entropies", entropy).unbind()
         place = torch.minimum(torch.maximum(entropy, lowest), highest) - mean
-        return (self.learned("slope", entropy) * place).exp() * self.learned("temperature", entropy)
+        # Without penalty a slope can be huge. The limits keep every temperature a positive finite number.
+        exponent = (self.learned("slope", entropy) * place).clamp(-60, 60)
+        return exponent.exp() * self.learned("temperature", entropy)
 
 
 def _entropy(scaled: Tensor) -> Tensor:
