@@ -71,8 +71,11 @@ def classwise(probability: np.ndarray, label: np.ndarray, bins: int) -> float:
     return float(np.mean(errors))
 
 
-def kde(logarithm: np.ndarray, label: np.ndarray) -> list[float]:
-    """The canonical error at the likeliest bandwidths: several, if they are equally likely."""
+def kde(logarithm: np.ndarray, label: np.ndarray) -> list[float] | None:
+    """The canonical error at the likeliest bandwidths: several, if they are equally likely.
+
+    None if all other elements have density 0 at one of them: the definition is 0/0 then.
+    """
     from scipy.special import gammaln, logsumexp
 
     probability, count = np.exp(logarithm), len(label)
@@ -83,6 +86,8 @@ def kde(logarithm: np.ndarray, label: np.ndarray) -> list[float]:
         log_kernel = (logarithm[:, None, :] * (probability / bandwidth)[None, :, :]).sum(2)
         log_kernel += (gammaln(alpha.sum(1)) - gammaln(alpha).sum(1))[None, :]
         np.fill_diagonal(log_kernel, -np.inf)
+        if (log_kernel.max(1) < -1e20).any():
+            return None
         kernel = np.exp(log_kernel - log_kernel.max(1, keepdims=True))
         kernel /= kernel.sum(1, keepdims=True)
         likelihood = logsumexp(log_kernel, axis=1).sum() / count

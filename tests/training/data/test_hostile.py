@@ -225,6 +225,32 @@ def test_cells_instead_of_labels(tmp_path):
     refused(in_memory.svhn, tmp_path, words=r"test_32x32\.mat")
 
 
+@pytest.mark.parametrize(("kind", "words"), [(1, "has the type cell, expected numbers"), (9, "can hold")])
+def test_arrays_that_matlab_files_cannot_hold(tmp_path, kind, words):
+    from scipy.io import savemat
+
+    savemat(tmp_path / "test_32x32.mat", {"X": np.zeros((2, 3), np.uint8), "y": [[1]]})
+    content = bytearray((tmp_path / "test_32x32.mat").read_bytes())
+    content[144] = kind  # of the first array: 1 is a cell, 9 uint8
+    content[160:168] = struct.pack("<ii", 10_000, 1_000)
+    (tmp_path / "test_32x32.mat").write_bytes(content)
+    refused(in_memory.svhn, tmp_path, words=words)
+
+
+def test_a_part_of_a_compressed_array_that_declares_a_gigabyte(tmp_path):
+    from scipy.io import savemat
+
+    savemat(tmp_path / "plain.mat", {"X": np.zeros((2, 3), np.uint8), "y": [[1]]})
+    content = (tmp_path / "plain.mat").read_bytes()
+    (length,) = struct.unpack_from("<I", content, 132)
+    array = bytearray(content[128 : 136 + length])
+    array[52:56] = struct.pack("<I", 1 << 30)  # the size of the numbers
+    packed = zlib.compress(array)
+    mended = content[:128] + struct.pack("<II", 15, len(packed)) + packed + content[136 + length :]
+    (tmp_path / "test_32x32.mat").write_bytes(mended)
+    refused(in_memory.svhn, tmp_path, words=r"test_32x32\.mat")
+
+
 # ----------------------------------------------------------------------------------------------------- images
 
 

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import io
+import math
 import pickle
 import re
+import struct
+import zlib
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -84,17 +87,50 @@ def read_mat(path: Path, names: Sequence[str]) -> list[Array]:
     Raises:
         ValueError: it is not such a file, or an array is missing.
     """
-    from scipy.io import loadmat  # type: ignore[import-untyped]  # slow to import
+    from scipy.io import loadmat, whosmat  # type: ignore[import-untyped]  # slow to import
 
-    stream = io.BytesIO(path.read_bytes())  # from memory, as above
     try:
-        content = loadmat(stream, variable_names=list(names))
+        content = _inflated(path.read_bytes())  # from memory, as above
+        for name, shape, kind in whosmat(io.BytesIO(content)):
+            # For cells, texts and structures scipy allocates as many entries as the header declares.
+            if name in names and not re.fullmatch(r"u?int\d+|double|single|logical", kind):
+                raise ValueError(f"{name} has the type {kind}, expected numbers")
+            if name in names and math.prod(shape) > len(content):
+                raise ValueError(f"{name} declares {math.prod(shape)} numbers, more than the file can hold")
+        found = loadmat(io.BytesIO(content), variable_names=list(names))
     except Exception as error:  # scipy has no single exception for damaged files
         raise ValueError(f"{path} cannot be read as a MATLAB file of version 5: {error}") from error
-    missing = [name for name in names if name not in content]
+    missing = [name for name in names if name not in found]
     if missing:
         raise ValueError(f"{path} has no array {missing[0]!r}, expected {', '.join(names)}")
-    return [content[name] for name in names]
+    return [found[name] for name in names]
+
+
+def _inflated(content: bytes) -> bytes:
+    """A MATLAB file of version 5 with its compressed arrays uncompressed, and the sizes in it checked.
+
+    scipy allocates the size that each part of an array declares before it reads the part.
+    """
+    order = ">" if content[126:128] == b"MI" else "<"
+    parts, at = [content[:128]], 128
+    while at + 8 <= len(content):
+        kind, size = struct.unpack_from(f"{order}II", content, at)
+        element = content[at : at + 8 + size]
+        parts.append(zlib.decompress(element[8:]) if kind == 15 else element)
+        _check_parts(parts[-1], order)
+        at += 8 + size
+    return b"".join(parts)
+
+
+def _check_parts(array: bytes, order: str) -> None:
+    at = 8
+    while at + 8 <= len(array):
+        kind, size = struct.unpack_from(f"{order}II", array, at)
+        if kind >> 16:  # a part of at most four bytes stands in its own header
+            size = 0
+        if size > len(array) - at - 8:
+            raise ValueError(f"a part declares {size} bytes, but {len(array) - at - 8} follow")
+        at += 8 + -(-size // 8) * 8
 
 
 class _PlainType:
