@@ -95,6 +95,10 @@ class Loss(nn.Module):
             value = label(name, value)
         elif name == "class_weight" and value is not None:
             value = self._checked_weights(value)
+        elif name == "num_classes" and value != vars(self).get(name, value):
+            raise AttributeError(
+                f"num_classes cannot be changed from {self.num_classes} to {value!r}: create a new loss"
+            )
         super().__setattr__(name, value)
 
     def _checked_weights(self, weights: Tensor | Sequence[float]) -> Tensor:
@@ -107,12 +111,30 @@ class Loss(nn.Module):
             raise ValueError(
                 f"class_weight must hold num_classes={classes} numbers, got {weights!r}"
             ) from None
-        if found.shape != (classes,) or not bool(((found >= 0) & found.isfinite()).all()):
+        # Tensors on the device "meta" have no values yet.
+        valid = found.is_meta or bool(((found >= 0) & found.isfinite()).all())
+        if found.shape != (classes,) or not valid:
+            values = "" if found.is_meta else f": {found.tolist()}"
             raise ValueError(
                 f"class_weight must hold num_classes={classes} finite numbers of at least 0, "
-                f"got shape {tuple(found.shape)}: {found.tolist()}"
+                f"got shape {tuple(found.shape)}{values}"
             )
         return found
+
+    def _load_from_state_dict(
+        self, state_dict: dict[str, Any], prefix: str, metadata: Any, strict: bool, *lists: list[str]
+    ) -> None:
+        """Load nothing if the class weights are not valid; torch itself checks their shape."""
+        weights = state_dict.get(f"{prefix}class_weight")
+        if self.class_weight is not None and isinstance(weights, Tensor):
+            try:
+                if weights.shape == self.class_weight.shape:
+                    self._checked_weights(weights)
+            except ValueError as problem:
+                *_, errors = lists
+                errors.append(f"{prefix}{problem}")
+                return
+        super()._load_from_state_dict(state_dict, prefix, metadata, strict, *lists)  # type: ignore[no-untyped-call]
 
     def composition(self) -> Composition | None:
         """What the loss is made of, under its current state; None for a loss that writes `per_sample`."""
