@@ -134,7 +134,7 @@ class Loss(nn.Module):
                 *_, errors = lists
                 errors.append(f"{prefix}{problem}")
                 return
-        super()._load_from_state_dict(state_dict, prefix, metadata, strict, *lists)  # type: ignore[no-untyped-call]
+        super()._load_from_state_dict(state_dict, prefix, metadata, strict, *lists)
 
     def composition(self) -> Composition | None:
         """What the loss is made of, under its current state; None for a loss that writes `per_sample`."""
