@@ -6,6 +6,7 @@ import pickle
 import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 import pytest
 import torch
@@ -90,10 +91,28 @@ def test_evaluator_refuses_a_second_number_of_classes_from_any_thread() -> None:
         assert evaluator.compute().num_classes not in refused
 
 
-def test_torchmetrics() -> None:
-    for metric in (CalibrationError(), ClasswiseCalibrationError(SIZE)):
-        elements = in_threads(metric.update)
-        assert metric.sums.samples == elements
+@pytest.mark.parametrize("create", [CalibrationError, partial(ClasswiseCalibrationError, SIZE)])
+def test_torchmetrics(create: Callable[[], CalibrationError]) -> None:
+    metric = create()
+    elements = in_threads(metric.update)
+    assert metric.sums.samples == elements
+
+
+@pytest.mark.parametrize("create", [CalibrationError, partial(ClasswiseCalibrationError, SIZE)])
+def test_torchmetrics_forward(create: Callable[[], CalibrationError]) -> None:
+    """Values of batches, while other threads only update."""
+    metric, alone, values = create(), create(), []
+
+    def use(logits: Tensor, target: Tensor) -> None:
+        if torch.rand(()) < 0.5:
+            metric.update(logits.clone().requires_grad_(), target)
+        else:
+            values.append(metric(logits, target).item())
+
+    elements = in_threads(use)
+    assert metric.sums.samples == elements
+    assert not any(state.requires_grad for state in metric.sums.tensors())
+    assert set(values) == {alone(2 * torch.eye(SIZE), torch.arange(SIZE)).item()}
 
 
 def test_what_threads_share_can_be_copied_and_saved() -> None:

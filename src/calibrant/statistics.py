@@ -17,7 +17,8 @@ from calibrant.distributed import all_reduce, several_processes
 adding = RLock()
 """Held while a batch is added to running sums, so that threads can share the object that keeps them.
 
-One lock serves all objects. It is held for microseconds. An object with its own lock could not be pickled.
+One lock serves all objects. It is held for microseconds (in torchmetrics' ``forward``, for a whole batch). An
+object with its own lock could not be pickled.
 """
 
 if hasattr(os, "register_at_fork"):  # a forked process must not inherit a lock that another thread holds

@@ -116,6 +116,8 @@ def scenarios(folder: Path, rank: int) -> Results:
         loss.observe(torch.randn(4, classes), torch.tensor([0, 1, 2, 0]))
         found[what] = outcome(loss.adapt)
         found[f"{what} unchanged"] = loss.passes.item() == 0 and loss._observed is None
+    found["no loss adapts"] = outcome(create_loss("focal" if rank else "ce", K).adapt)
+    found["one loss adapts"] = outcome(create_loss("cals-hr" if rank else "ce", K).adapt)
     loader = DataLoader(data(), 4, sampler=DistributedSampler(data(), shuffle=False))
     loss = create_loss("cals-alm", K)
     found["padded samples"] = adapt_on(loss, model, loader).samples.item()
@@ -192,6 +194,14 @@ def test_losses_agree_on_kind_classes_and_options(found: list[Results]) -> None:
         assert "margin=10.0" in each["other options"]
         assert "margin=9.0" in each["other options"]
         assert all(each[f"other {what} unchanged"] for what in ("kind", "number", "options"))
+
+
+def test_losses_agree_on_whether_they_adapt(found: list[Results]) -> None:
+    for each in found:
+        assert each["no loss adapts"] == "done"
+        start = "ValueError: the processes must agree in the loss, but have HeuristicMultipliers(3, "
+        assert each["one loss adapts"].startswith(start)
+        assert each["one loss adapts"].endswith(" and a loss that does not adapt")
 
 
 def test_a_process_that_never_comes_is_not_waited_for(found: list[Results]) -> None:

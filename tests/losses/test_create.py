@@ -207,6 +207,41 @@ def test_shared_options_are_checked_when_they_are_changed(key: str) -> None:
     assert loss(torch.eye(3)[:2], target)[1] == 0
 
 
+@pytest.mark.parametrize("wrong", [[1, 2, math.inf], [1, 2, math.nan], [1, 2, -1]])
+def test_class_weights_are_checked_when_they_are_loaded(wrong: list[float]) -> None:
+    loss = create_loss("cals-hr", 3, class_weight=[1, 2, 3])
+    before = {name: value.clone() for name, value in loss.state_dict().items()}
+    state = {**before, "passes": torch.tensor(5), "class_weight": torch.tensor(wrong, dtype=torch.float64)}
+    network = torch.nn.ModuleDict({"loss": loss})
+    for strict in (True, False):
+        with pytest.raises(RuntimeError, match=r"loss\.class_weight must hold num_classes=3 finite numbers"):
+            network.load_state_dict({f"loss.{name}": value for name, value in state.items()}, strict=strict)
+        assert all(torch.equal(value, before[name]) for name, value in loss.state_dict().items())
+    with pytest.raises(RuntimeError, match=r"size mismatch for class_weight"):
+        loss.load_state_dict({**before, "class_weight": torch.ones(4)})
+
+
+def test_the_number_of_classes_stays() -> None:
+    loss = create_loss("ce", 3)
+    for wrong in ("x", 4, None):
+        with pytest.raises(AttributeError, match=r"^num_classes cannot be changed .*create a new loss"):
+            loss.num_classes = wrong
+    loss.num_classes = 3
+    assert loss.num_classes == 3
+
+
+@pytest.mark.parametrize("key", ["ce", "cals-hr"])
+def test_a_loss_without_memory_takes_class_weights(key: str) -> None:
+    with torch.device("meta"):
+        loss = create_loss(key, 3, class_weight=[1, 2, 3])
+        with pytest.raises(ValueError, match=r"^class_weight must hold num_classes=3 .*got shape \(2,\)"):
+            create_loss(key, 3, class_weight=[1, 2])
+    assert loss.class_weight.is_meta
+    loss.to_empty(device="cpu")
+    loss.load_state_dict(create_loss(key, 3, class_weight=[1, 2, 3]).state_dict())
+    assert loss.class_weight.tolist() == [1, 2, 3]
+
+
 def test_no_weight_is_no_loss(key: str) -> None:
     """Elements whose class weights are all 0 count as little as those that are ignored."""
     logits = torch.eye(3).requires_grad_()

@@ -7,14 +7,16 @@ from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 from unittest.mock import patch
 
 import pytest
 import torch
+import torch.distributed as dist
 
 import calibrant
 from calibrant.kernels import fused_loss
-from calibrant.losses import AdaptiveLoss
+from calibrant.losses import AdaptiveLoss, HeuristicMultipliers
 
 HERE = "cuda" if torch.cuda.is_available() else "cpu"
 PAGE = Path(__file__).parents[2] / "docs" / "architecture.md"
@@ -78,3 +80,39 @@ def test_the_gpu_kernel_computes_the_same() -> None:
     value.backward()
     torch.testing.assert_close(value.double(), wanted.double(), rtol=1e-6, atol=0)
     torch.testing.assert_close(logits.grad.double(), exact.grad, rtol=1e-5, atol=1e-7)
+
+
+class Renamed(HeuristicMultipliers):
+    """A loss that keeps its options under other names, or not as plain values."""
+
+    def __init__(self, num_classes: int, *, speed: float = 1.0, schedule: object = None, **rest: Any) -> None:
+        super().__init__(num_classes, **rest)
+        self._speed = speed
+        self.schedule = schedule
+
+
+@pytest.fixture
+def process_group() -> Iterator[None]:
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+def learn(loss: AdaptiveLoss) -> None:
+    loss.observe(torch.tensor([[9.0, 0.0, 0.0]]), torch.tensor([1]))
+    assert loss.adapt().samples == 1
+
+
+def test_options_need_not_be_attributes() -> None:
+    loss = Renamed(3, speed=2.0, margin=5.0)
+    learn(loss)
+    assert "margin=5.0" in repr(loss)
+
+
+@pytest.mark.usefixtures("process_group")
+def test_processes_compare_only_plain_options() -> None:
+    losses = [Renamed(3, schedule=object()) for _ in range(2)]
+    learn(losses[0])
+    assert losses[0]._kind() == losses[1]._kind()
+    for schedule in (1, 0.5, "cosine", True, (1, "a"), [None, 2.0]):
+        assert f"schedule={schedule!r}" in Renamed(3, schedule=schedule)._kind()

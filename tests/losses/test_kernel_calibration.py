@@ -5,6 +5,7 @@ import torch
 from torch import Tensor
 
 from calibrant import create_loss
+from calibrant.losses.kernel_calibration import laplacian_form
 
 KEYS = ["mmce", "mmce-weighted"]
 WIDTHS = [1 / 300, 0.005, 0.01, 0.02, 0.1, 0.4, 10.0, 1e6]
@@ -80,3 +81,21 @@ def test_equal_confidences_have_no_derivative_by_their_distance() -> None:
         confidence = logits.softmax(1)[0, 0].detach()
         torch.testing.assert_close(value, 0.75 - confidence if confidence < 0.75 else confidence - 0.75)
         torch.testing.assert_close(gradient, gradient[:1].expand(4, 2))
+
+
+@pytest.mark.parametrize("key", KEYS)
+def test_options_are_checked_when_they_are_changed(key: str) -> None:
+    loss = create_loss(key, 3)
+    for name, wrong in (("kernel_width", -1), ("kernel_width", 0), ("kernel_width", "x"), ("weight", -1)):
+        with pytest.raises(ValueError, match=f"^{name} must "):
+            setattr(loss, name, wrong)
+    loss.kernel_width, loss.weight = 1, 0
+    assert (loss.kernel_width, loss.weight) == (1.0, 0.0)
+
+
+def test_float32_positions_stay_inside_the_last_cell() -> None:
+    """A width just above 1/10 has 10 cells, but 1 / width is rounded to 10 in float32."""
+    width = 0.1 + 1e-9
+    position, weight = torch.tensor([0.0, 0.95, 1.0, 1.0]), torch.tensor([1.0, -2.0, 3.0, 0.5])
+    kernel = (-(position[:, None] - position).abs() / width).exp()
+    torch.testing.assert_close(laplacian_form(position, weight, width), weight @ kernel @ weight)

@@ -78,6 +78,12 @@ class _ErrorOfSums(Metric, Generic[Sums]):
             for field in fields(sums):
                 setattr(self, field.name, getattr(sums, field.name))
 
+    def forward(self, *args: Any, **options: Any) -> Any:
+        """Add a batch, and return the error of this batch; arguments as in `update`."""
+        # torchmetrics puts the sums aside meanwhile, so no other thread may add to them.
+        with adding:
+            return super().forward(*args, **options)
+
     def compute(self) -> Tensor:
         """The error, a scalar; NaN without valid elements, or if some logits or labels were not valid."""
         sums = self.sums

@@ -15,7 +15,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from calibrant.arguments import label, one_of, whole_number
-from calibrant.distributed import agree
+from calibrant.distributed import agree, several_processes
 from calibrant.kernels import Composition, Options, can_fuse, fused_loss, nan_if_invalid
 from calibrant.layout import Elements, along_classes, arrange, computing_dtype, is_transformed
 from calibrant.statistics import Statistics, adding, sum_dtype
@@ -95,6 +95,10 @@ class Loss(nn.Module):
             value = label(name, value)
         elif name == "class_weight" and value is not None:
             value = self._checked_weights(value)
+        elif name == "num_classes" and value != vars(self).get(name, value):
+            raise AttributeError(
+                f"num_classes cannot be changed from {self.num_classes} to {value!r}: create a new loss"
+            )
         super().__setattr__(name, value)
 
     def _checked_weights(self, weights: Tensor | Sequence[float]) -> Tensor:
@@ -107,12 +111,30 @@ class Loss(nn.Module):
             raise ValueError(
                 f"class_weight must hold num_classes={classes} numbers, got {weights!r}"
             ) from None
-        if found.shape != (classes,) or not bool(((found >= 0) & found.isfinite()).all()):
+        # Tensors on the device "meta" have no values yet.
+        valid = found.is_meta or bool(((found >= 0) & found.isfinite()).all())
+        if found.shape != (classes,) or not valid:
+            values = "" if found.is_meta else f": {found.tolist()}"
             raise ValueError(
                 f"class_weight must hold num_classes={classes} finite numbers of at least 0, "
-                f"got shape {tuple(found.shape)}: {found.tolist()}"
+                f"got shape {tuple(found.shape)}{values}"
             )
         return found
+
+    def _load_from_state_dict(
+        self, state_dict: dict[str, Any], prefix: str, metadata: Any, strict: bool, *lists: list[str]
+    ) -> None:
+        """Load nothing if the class weights are not valid; torch itself checks their shape."""
+        weights = state_dict.get(f"{prefix}class_weight")
+        if self.class_weight is not None and isinstance(weights, Tensor):
+            try:
+                if weights.shape == self.class_weight.shape:
+                    self._checked_weights(weights)
+            except ValueError as problem:
+                *_, errors = lists
+                errors.append(f"{prefix}{problem}")
+                return
+        super()._load_from_state_dict(state_dict, prefix, metadata, strict, *lists)
 
     def composition(self) -> Composition | None:
         """What the loss is made of, under its current state; None for a loss that writes `per_sample`."""
@@ -247,8 +269,24 @@ class Loss(nn.Module):
     def adapt(
         self, group: dist.ProcessGroup | None = None, *, timeout: float | None = None
     ) -> Statistics | None:
-        """Learn from what was observed; nothing to do for a loss that does not adapt."""
+        """Learn from what was observed; nothing to do for a loss that does not adapt.
+
+        In a distributed run every rank must call it: the ranks compare their losses.
+
+        Raises:
+            ValueError: the loss of another process adapts.
+        """
+        self._compare(group, timeout)
         return None
+
+    def _compare(self, group: dist.ProcessGroup | None, timeout: float | None) -> None:
+        """Raise an error in all processes if they could not pool what their losses observed."""
+        if several_processes():
+            agree({"the loss": self._kind()}, group=group, timeout=timeout)
+
+    def _kind(self) -> str:
+        """A text that is equal in all processes that can pool what their losses observed."""
+        return "a loss that does not adapt"
 
     def forget(self) -> None:
         """Drop what was observed; nothing to do for a loss that does not adapt."""
@@ -287,14 +325,22 @@ class Loss(nn.Module):
 
     def extra_repr(self) -> str:
         """The class count and the hyper-parameters that differ from their defaults."""
+        # A loss from outside the package may keep an option under another name.
         changed = [
             f"{name}={getattr(self, name)!r}"
             for name, parameter in self.hyperparameters().items()
-            if name != "class_weight" and getattr(self, name) != parameter.default
+            if name != "class_weight" and getattr(self, name, parameter.default) != parameter.default
         ]
         if self.class_weight is not None:
             changed.append(f"class_weight={self.class_weight.tolist()}")
         return ", ".join([str(self.num_classes), *changed])
+
+
+def _is_plain(value: object) -> bool:
+    """Whether a value is None, a boolean, a number, a text, or a tuple or list of these."""
+    if isinstance(value, tuple | list):
+        return all(map(_is_plain, value))
+    return value is None or isinstance(value, int | float | str)
 
 
 SYMBOLS = {"multiplier": "λ", "gamma": "γ", "penalty_weight": "ρ"}
@@ -387,7 +433,7 @@ class AdaptiveLoss(Loss):
         with adding:
             sums = self._observed
             self.forget()
-        agree({"the loss": self._kind()}, group=group, timeout=timeout)
+        self._compare(group, timeout)
         observed = self._nothing() if sums is None else sums.to(self.passes.device)
         pooled = observed.all_reduce(group, timeout=timeout)
         if pooled.samples == 0:
@@ -411,10 +457,14 @@ class AdaptiveLoss(Loss):
         self._observed = None
 
     def _kind(self) -> str:
-        """All that `measure` and `update` depend on besides the learned state."""
-        names = [name for name in self.hyperparameters() if name not in ("reduction", "class_weight")]
-        options = ", ".join(f"{name}={getattr(self, name)!r}" for name in names)
-        return f"{type(self).__name__}({self.num_classes}, {options})"
+        options = ((name, getattr(self, name, None)) for name in self.hyperparameters())
+        # The others may print their address, and so differ in every process.
+        plain = [
+            f"{name}={value!r}"
+            for name, value in options
+            if name not in ("reduction", "class_weight") and _is_plain(value)
+        ]
+        return f"{type(self).__name__}({', '.join([str(self.num_classes), *plain])})"
 
     def _nothing(self) -> Statistics:
         device = self.passes.device

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Unpack
+from typing import Any, Unpack
 
 import torch
 from torch import Tensor
@@ -26,7 +26,9 @@ def laplacian_form(position: Tensor, weight: Tensor, width: float) -> Tensor:
     order = position.detach().argsort()
     position, weight = position[order], weight[order]
     fixed = position.detach()
-    cell = (fixed / width).floor().nan_to_num(0)  # NaN has no cell, but must not end in an index error
+    last = int(1 / width)
+    # No index errors: NaN has no cell, and in float32 the quotient may be rounded up to a cell too far.
+    cell = (fixed / width).floor().nan_to_num(0).clamp(max=last)
     # The second part is 0, and has the derivatives of the first.
     inside = (fixed / width - cell) + (position - fixed) / width
     cell = cell.long()
@@ -34,7 +36,7 @@ def laplacian_form(position: Tensor, weight: Tensor, width: float) -> Tensor:
 
     sent = weight * inside.exp()
     running = torch.cat([torch.zeros_like(sent[:1]), sent.cumsum(0)])
-    cells = torch.arange(int(1 / width) + 1, dtype=fixed.dtype, device=fixed.device)
+    cells = torch.arange(last + 1, dtype=fixed.dtype, device=fixed.device)
     of_cells = torch.zeros_like(cells).index_add(0, cell, sent)
     carried = (cells - cells.unsqueeze(1)).exp().tril(-1) @ of_cells
     from_below = (running[first] - running[start] + carried[cell]) * (-inside).exp()
@@ -81,9 +83,16 @@ class KernelCalibration(Loss):
         **shared: Unpack[LossOptions],
     ) -> None:
         super().__init__(num_classes, **shared)
-        self.weight = in_range("weight", weight)
-        # Below 1/300 the rounding of float32 confidences would show in the kernel.
-        self.kernel_width = in_range("kernel_width", kernel_width, 1 / 300)
+        self.weight = weight
+        self.kernel_width = kernel_width
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name == "weight":
+            value = in_range(name, value)
+        elif name == "kernel_width":
+            # Below 1/300 the rounding of float32 confidences would show in the kernel.
+            value = in_range(name, value, 1 / 300)
+        super().__setattr__(name, value)
 
     def composition(self) -> Composition:
         return Composition(cross_entropy())
