@@ -374,7 +374,7 @@ class AdaptiveLoss(Loss):
         with adding:
             sums = self._observed
             self.forget()
-        agree({"the loss": self._kind()}, group=group, timeout=timeout)
+        agree({"loss": self._kind()}, group=group, timeout=timeout)
         observed = self._nothing() if sums is None else sums.to(self.passes.device)
         pooled = observed.all_reduce(group, timeout=timeout)
         if pooled.samples == 0:
