@@ -173,6 +173,62 @@ def test_a_lock_file_that_is_a_link_is_refused(tmp_path: Path) -> None:
     assert (tmp_path / "precious").read_text() == "content"
 
 
+def test_a_lost_lock_is_noticed_and_the_new_holder_is_named(tmp_path: Path) -> None:
+    mine = FolderLock(tmp_path, "mine")
+    assert mine.acquire()
+    (tmp_path / ".lock").open().close()  # closing any descriptor of the file releases a record lock
+    with child(FolderLock(tmp_path, "theirs").acquire) as process:
+        with pytest.raises(
+            TrainingError, match=rf"was locked by process {process} on .* \(theirs\) meanwhile"
+        ):
+            mine.check()
+        mine.release()
+        assert FolderLock(tmp_path).holder().endswith("(theirs)")
+
+
+def test_a_lost_lock_that_was_not_noticed_leaves_the_name_of_the_new_holder(tmp_path: Path) -> None:
+    mine = FolderLock(tmp_path / "run", "mine")
+    assert mine.acquire()
+    (tmp_path / "run" / ".lock").open().close()
+    with child(FolderLock(tmp_path / "run", "theirs").acquire):
+        mine.release()
+        assert FolderLock(tmp_path / "run").holder().endswith("(theirs)")
+
+
+@pytest.mark.parametrize("problem", [FileNotFoundError, FileExistsError])
+def test_a_folder_that_is_removed_while_it_is_created_is_not_locked(
+    problem: type[OSError], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def removed(path: Path, **_: Any) -> None:
+        raise problem(path)
+
+    lock = FolderLock(tmp_path / "deep" / "run")
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "mkdir", removed)
+        assert not lock.acquire()
+    assert lock.acquire()
+    lock.release()
+
+
+def test_a_file_instead_of_the_folder_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "run").touch()
+    with pytest.raises(FileExistsError):
+        FolderLock(tmp_path / "run").acquire()
+
+
+def test_a_lock_file_that_is_a_named_pipe_is_refused(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / ".lock")
+    with pytest.raises(OSError, match=r"not a regular file: .*\.lock"):
+        FolderLock(tmp_path).acquire()
+    asked = threading.Thread(target=FolderLock(tmp_path).holder, daemon=True)
+    asked.start()
+    asked.join(5)
+    waits = asked.is_alive()
+    if waits:  # let it end
+        os.close(os.open(tmp_path / ".lock", os.O_WRONLY | os.O_NONBLOCK))
+    assert not waits
+
+
 @pytest.mark.parametrize("number", [errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP])
 def test_a_file_system_without_locks_gives_one_warning(
     number: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
@@ -193,27 +249,31 @@ def test_a_file_system_without_locks_gives_one_warning(
 
 
 def hold(folder: Path, recipe: Recipe) -> FolderLock:
-    """What a run does before it trains."""
-    held = FolderLock(folder, recipe.loss)
+    """What a run does before it reads its data."""
+    held = FolderLock(folder, loop._purpose(recipe))
     assert held.acquire()
-    (folder / "recipe.toml").write_text(recipe.to_toml())
     return held
 
 
 def test_another_recipe_is_refused_while_a_run_works_in_the_folder(tmp_path: Path) -> None:
     with child(lambda: hold(tmp_path, OTHER)) as process:
         said = (
-            rf"is in use by process {process} on .* \(focal\) for another recipe \(there: loss = \"focal\"\)"
+            rf"in use by process {process} on .* \(.*: digits-lt, focal, seed 0\) for another recipe; choose"
         )
-        with pytest.raises(RecipeError, match=said):
-            train(RECIPE, tmp_path)
-        assert Recipe.load(tmp_path / "recipe.toml") == OTHER
+        for stale in (None, OTHER, RECIPE):  # the last: of a run that failed before its first checkpoint
+            if stale is not None:
+                (tmp_path / "recipe.toml").write_text(stale.to_toml())
+            with pytest.raises(RecipeError, match=said):
+                train(RECIPE, tmp_path)
         end(process)
         train(RECIPE, tmp_path)  # nothing had been trained
     assert Run(tmp_path).recipe == RECIPE
 
 
-def test_the_same_recipe_waits_and_takes_over(tmp_path: Path) -> None:
+@pytest.mark.parametrize("stale", [None, RECIPE, OTHER])
+def test_the_same_recipe_waits_and_takes_over(stale: Recipe | None, tmp_path: Path) -> None:
+    if stale is not None:
+        (tmp_path / "recipe.toml").write_text(stale.to_toml())
     with child(lambda: hold(tmp_path, RECIPE)) as process:
         killer = threading.Timer(0.3, end, (process,))
         killer.start()
@@ -262,11 +322,12 @@ def test_a_run_whose_folder_is_replaced_writes_nothing_into_the_new_one(
     monkeypatch.setattr(loop.Loop, "_train_epoch", replacing)
     with pytest.raises(TrainingError, match="was deleted or replaced"):
         train(RECIPE, tmp_path / "run")
-    assert {path.name for path in (tmp_path / "run").iterdir()} == {".lock", "recipe.toml"}
+    assert {path.name for path in (tmp_path / "run").iterdir()} == {".lock"}
     others[0].release()
 
 
 def test_predicting_from_a_run_in_progress_names_the_process(tmp_path: Path) -> None:
+    (tmp_path / "recipe.toml").write_text(RECIPE.to_toml())
     with (
         child(lambda: hold(tmp_path, RECIPE)) as process,
         pytest.raises(RecipeError, match=rf"is not finished; process {process} on .* works on it"),

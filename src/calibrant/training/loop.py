@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import time
@@ -20,6 +21,7 @@ from torch import Tensor
 from calibrant.atomic import replace_file
 from calibrant.distributed import agree, gather, readable_errors, together
 from calibrant.losses import AdaptiveLoss
+from calibrant.options import RecipeError
 from calibrant.predictions import write_predictions
 from calibrant.statistics import sum_dtype
 from calibrant.training import TrainingError, checkpoint, run_folder
@@ -107,9 +109,9 @@ def _train(
     stack: ExitStack,
 ) -> None:
     """Lock the folder and train, unless another process has finished the run meanwhile."""
-    lock = FolderLock(folder, f"{recipe.name}, {recipe.loss}, seed {recipe.seed}")
+    lock = FolderLock(folder, _purpose(recipe))
     stack.callback(lock.release)
-    _wait_for(lock, recipe, fabric)
+    _wait_for(lock, fabric)
     together(lambda: run_folder.check_folder(folder, recipe), "checking the output folder")
     finished = run_folder.is_finished(folder)
     agree({"view of the output folder": "a finished run" if finished else "no finished run"})
@@ -132,21 +134,31 @@ def _train(
     loop.run()
 
 
-def _wait_for(lock: FolderLock, recipe: Recipe, fabric: Fabric) -> None:
+def _purpose(recipe: Recipe) -> str:
+    """The purpose of a run's lock: a hash of the recipe, and what it is in words."""
+    mark = hashlib.sha256(recipe.to_toml().encode()).hexdigest()[:12]
+    return f"recipe {mark}: {recipe.name}, {recipe.loss}, seed {recipe.seed}"
+
+
+def _wait_for(lock: FolderLock, fabric: Fabric) -> None:
     """Lock a folder in the first process. All wait while another program trains the same recipe there.
 
     Raises:
-        RecipeError: another program trains another recipe there.
+        RecipeError: another program works there for another recipe.
     """
     holder = said = ""
+    mark = lock.purpose.partition(":")[0]  # not all of it: a long name may be cut off in the lock file
 
     def attempt() -> str:
         if not fabric.is_global_zero or lock.acquire():
             return ""
-        found = lock.holder() or "a process that has just ended"
-        if found == holder:  # seen twice: not one that only looked, and the recipe is its own
-            run_folder.check_folder(lock.folder, recipe, holder)
-        return found
+        found = lock.holder()
+        # Seen twice: before a new holder has written its name, the file may have that of an earlier one.
+        if found and found == holder and f"({mark}:" not in found:
+            raise RecipeError(
+                f"{lock.folder} is in use by {found} for another recipe; choose another output folder"
+            )
+        return found or "a process that has just ended"
 
     # The processes ask together, again and again: a single long wait would exceed the time-out of the others.
     while found := gather(together(attempt, "locking the output folder"))[0]:

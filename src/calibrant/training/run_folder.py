@@ -91,31 +91,17 @@ def check_writable(folder: Path) -> None:
         raise PermissionError(f"{folder} cannot be written to: {parent} does not allow it")
 
 
-def check_folder(folder: Path, recipe: Recipe, holder: str = "") -> None:
-    """Refuse a folder that cannot be written to, or that holds a run of another recipe.
-
-    Args:
-        folder: the folder of the run.
-        recipe: the recipe of the run.
-        holder: the process that is working in the folder, if there is one.
-    """
+def check_folder(folder: Path, recipe: Recipe) -> None:
+    """Refuse a folder that cannot be written to, or that holds a run of another recipe."""
     check_writable(folder)
     path = folder / RECIPE
     if not path.exists():
         return
     other = Recipe.from_toml(path.read_text(encoding="utf-8"), where=str(path))
-    if other == recipe:
-        return
-    there = _difference(recipe, other)
-    if holder:
+    if other != recipe and (is_finished(folder) or any((folder / CHECKPOINTS).glob("*"))):
         raise RecipeError(
-            f"{folder} is in use by {holder} for another recipe (there: {there}); choose another output "
-            "folder"
-        )
-    if is_finished(folder) or any((folder / CHECKPOINTS).glob("*")):
-        raise RecipeError(
-            f"{folder} holds a run of another recipe (there: {there}); choose another output folder, or "
-            "delete this one"
+            f"{folder} holds a run of another recipe (there: {_difference(recipe, other)}); choose another "
+            "output folder, or delete this one"
         )
 
 
