@@ -365,7 +365,9 @@ def test_a_checkpoint_of_another_run_is_refused(name: str, what: str, begun: Pat
     checkpoint.save(path, {**state, what: OTHER.to_toml() if what == "recipe" else "another"})
     (tmp_path / "recipe.toml").unlink()  # even if nothing else says so
     said = (
-        r"belongs to another recipe \(there: loss = \"focal\"" if what == "recipe" else "data are not those"
+        r"belongs to another recipe \(there: loss = \"focal\""
+        if what == "recipe"
+        else "data have changed since the run"
     )
     with pytest.raises(RecipeError, match=said):
         train(RECIPE, tmp_path)
@@ -428,6 +430,14 @@ def damaged_results(content: str) -> dict[str, str]:
     without = {f"no {key}": json.dumps({k: v for k, v in plain.items() if k != key}) for key in plain}
     del without["no normalisation"]
     rows = [{"epoch": 1}, {"epoch": 2}]
+    values: list[Any] = ["x", None, True, [0.5]]
+    odd = {
+        f"{value!r} as {name}": json.dumps(
+            {**plain, "history": [*plain["history"][:-1], {**plain["history"][-1], name: value}]}
+        )
+        for value in values
+        for name in ("validation_accuracy", "train_loss")
+    }
     return {
         "nothing": "",
         "an empty object": "{}",
@@ -438,6 +448,11 @@ def damaged_results(content: str) -> dict[str, str]:
         "nested": "[" * 100_000,
         "other rows": json.dumps({**plain, "history": rows}),
         "a row too few": json.dumps({**plain, "history": plain["history"][:1]}),
+        "no epochs": json.dumps({**plain, "history": [], "epochs": 0}),
+        "true as epochs": json.dumps({**plain, "history": plain["history"][:1], "epochs": True}),
+        "the best epoch after the last": json.dumps({**plain, "epoch": 3}),
+        "a hash that is a number": json.dumps({**plain, "files": {"test.npz": 3}}),
+        **odd,
         **without,
     }
 
@@ -469,6 +484,16 @@ def test_a_result_of_another_recipe_is_refused(finished: Path, tmp_path: Path) -
         train(OTHER, tmp_path)
 
 
+def test_a_result_with_fewer_epochs_than_the_recipe_is_refused(finished: Path, tmp_path: Path) -> None:
+    shutil.copytree(finished, tmp_path, dirs_exist_ok=True)
+    path = tmp_path / "result.json"
+    plain = json.loads(path.read_text())
+    path.write_text(json.dumps({**plain, "epoch": 1, "epochs": 1, "history": plain["history"][:1]}))
+    for action in (lambda: train(RECIPE, tmp_path), lambda: Run(tmp_path)):
+        with pytest.raises(RecipeError, match=r"result\.json has epochs = 1, expected 2 as in the recipe"):
+            action()
+
+
 @pytest.mark.parametrize("name", ["model.safetensors", "test.npz", "learned.safetensors"])
 def test_five_flipped_bits_are_noticed(name: str, finished: Path, tmp_path: Path) -> None:
     shutil.copytree(finished, tmp_path / "run")
@@ -492,16 +517,19 @@ def test_a_file_that_is_not_of_the_run_is_not_read(finished: Path, tmp_path: Pat
     assert len(batch[1]) == 32  # of 64 training elements, and not the 31 in the file
 
 
-def test_stored_evaluations_of_another_run_or_damaged_ones_are_computed_anew(
+def test_stored_evaluations_that_were_changed_or_are_of_another_run_are_computed_anew(
     finished: Path, tmp_path: Path
 ) -> None:
     shutil.copytree(finished, tmp_path, dirs_exist_ok=True)
     expected = Run(tmp_path).evaluations(resamples=10)
     path = tmp_path / "evaluation.json"
     kept = json.loads(path.read_text())
-    altered = {**kept, "temperature": 99.0}
-    path.write_text(json.dumps(altered))
-    assert Run(tmp_path).evaluations(resamples=10)[2] == 99.0  # it is read
-    for content in ("", "{}", "[]", json.dumps({**altered, "run": "another"}), path.read_text()[:-50]):
+    changed = json.loads(path.read_text())
+    changed["evaluations"][0]["accuracy"] = 0.999
+    for content in (
+        *("[]", "[" * 100_000, path.read_text()[:-50]),
+        *(json.dumps(each) for each in (changed, {**kept, "temperature": 99.0}, {**kept, "run": "another"})),
+    ):
         path.write_text(content)
         assert Run(tmp_path).evaluations(resamples=10) == expected
+        assert json.loads(path.read_text()) == kept
