@@ -81,6 +81,8 @@ def test_a_finished_run_is_said_to_be_one_and_its_data_to_have_changed():
     assert first.endswith(again.removeprefix(said))
     np.savez("mine.npz", features=features + 1, labels=labels)
     assert "the data have changed since the run in a began" in fail(*command)
+    Path("mine.npz").write_bytes(b"damaged")
+    assert "mine.npz" in fail(*command)
     Path("mine.npz").unlink()
     assert "nothing was trained" in succeed(*command)
 
