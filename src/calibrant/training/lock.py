@@ -41,8 +41,8 @@ class FolderLock:
 
     The lock is a POSIX record lock on the file ``.lock`` in the folder. The system releases it when the
     process ends, even by ``kill -9``, and forked workers that outlive the process do not keep it. It should
-    also work between machines if the network file system supports such locks; this was not tried. If the file system does not, a warning
-    says so and nothing is locked.
+    also work between machines if the network file system supports such locks; this was not tried. If the
+    file system does not support them, a warning says so and nothing is locked.
 
     As a context manager, it waits until the folder is free.
 
