@@ -106,7 +106,7 @@ def agree(
     group: dist.ProcessGroup | None = None,
     timeout: float | None = None,
 ) -> None:
-    """Raise the same error in every process unless all have equal settings, before sums are pooled.
+    """Raise the same error in every process unless all have equal settings.
 
     Args:
         settings: values that must print the same in every process, by name; the same names in each.
@@ -114,7 +114,7 @@ def agree(
         timeout: seconds to wait for the other processes; see `all_reduce`.
 
     Raises:
-        ValueError: the values of a setting differ. The message names them.
+        ValueError: the values of a setting differ. The message has the lines in which they differ.
         RuntimeError: another process did not arrive in time, or has ended.
 
     >>> agree({"bins": 15})
@@ -126,8 +126,10 @@ def agree(
     highest, lowest = all_reduce(torch.stack([hashes, -hashes]), maximum=True, group=group, timeout=timeout)
     for (name, text), differs in zip(printed.items(), (highest != -lowest).tolist(), strict=True):
         if differs:
-            found = " and ".join(sorted(set(gather(text, group))))
-            raise ValueError(f"the processes must agree in {name}, but have {found}")
+            lines = [each.splitlines() for each in sorted(set(gather(text, group)))]
+            common = set[str].intersection(*map(set, lines))
+            own = ["; ".join(line for line in each if line not in common) or "nothing" for each in lines]
+            raise ValueError(f"all processes need the same {name}, got {' and '.join(own)}")
 
 
 class OtherProcessError(RuntimeError):

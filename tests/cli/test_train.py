@@ -80,7 +80,9 @@ def test_a_finished_run_is_said_to_be_one_and_its_data_to_have_changed():
     assert again.startswith(said)
     assert first.endswith(again.removeprefix(said))
     np.savez("mine.npz", features=features + 1, labels=labels)
-    assert "the data are not those that the run in a was begun with" in fail(*command)
+    assert "the data have changed since the run in a began" in fail(*command)
+    Path("mine.npz").write_bytes(b"damaged")
+    assert "mine.npz" in fail(*command)
     Path("mine.npz").unlink()
     assert "nothing was trained" in succeed(*command)
 

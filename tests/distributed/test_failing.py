@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import time
 from collections.abc import Callable
@@ -17,6 +18,10 @@ from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 from calibrant import Evaluator, adapt_on, create_loss, evaluate_on
 from calibrant.distributed import OtherProcessError, gather, readable_errors
+from calibrant.training import Choice, Recipe, compare
+from calibrant.training import train as train_by
+from calibrant.training.data import load_data
+from calibrant.training.setup import make_fabric
 
 from .processes import Results, in_processes
 
@@ -124,6 +129,24 @@ def scenarios(folder: Path, rank: int) -> Results:
     found["padded figures"] = figures(evaluate_on(model, loader, resamples=0))
     found["padded multiplier"] = loss.multiplier.clone()
 
+    # Runs and comparisons of different recipes or data.
+    os.environ |= {"TORCHELASTIC_RUN_ID": "", "MASTER_ADDR": "", "MASTER_PORT": ""}
+    os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
+    plain = Recipe.load("digits-lt").override(["epochs=1", "model.hidden=[2]", "workers=0"])
+    fabric = make_fabric(plain, accelerator="cpu", devices=2)
+    fabric.launch()
+    mine, output = plain.override([f"loss={('ce', 'focal')[rank]}"]), folder / "run"
+    found["other recipe"] = outcome(lambda: train_by(mine, output, fabric=fabric))
+    read = load_data(Choice("digits", {"split_seed": rank}))
+    found["other data"] = outcome(lambda: train_by(plain, output, data=read, fabric=fabric))
+    mine = plain.override([f"batch_size={32 + rank}"])
+    found["other comparison"] = outcome(lambda: compare(mine, ["ce"], [0], output, fabric=fabric))
+    found["other losses"] = outcome(
+        lambda: compare(plain, ["ce", "ls"][: rank + 1], [0], output, fabric=fabric)
+    )
+    found["other seeds"] = outcome(lambda: compare(plain, ["ce"], [rank], output, fabric=fabric))
+    found["output"] = output.exists()
+
     # One rank never arrives. The last scenario, because gloo's connection is unusable after a time-out.
     if rank == 0:
         loss.observe(torch.randn(4, K), torch.tensor([0, 1, 2, 0]))
@@ -180,12 +203,12 @@ def test_evaluators_agree_on_the_number_of_classes(found: list[Results]) -> None
 
 def test_evaluators_agree_on_their_options(found: list[Results]) -> None:
     for each in found:
-        assert each["other bins"] == "ValueError: the processes must agree in bins, but have 10 and 15"
+        assert each["other bins"] == "ValueError: all processes need the same bins, got 10 and 15"
 
 
 def test_losses_agree_on_kind_classes_and_options(found: list[Results]) -> None:
     for each in found:
-        start = "ValueError: the processes must agree in the loss, but have "
+        start = "ValueError: all processes need the same loss, got "
         assert each["other kind"].startswith(start)
         assert "AdaFocal(3, " in each["other kind"]
         assert "AugmentedLagrangian(3, " in each["other kind"]
@@ -199,9 +222,20 @@ def test_losses_agree_on_kind_classes_and_options(found: list[Results]) -> None:
 def test_losses_agree_on_whether_they_adapt(found: list[Results]) -> None:
     for each in found:
         assert each["no loss adapts"] == "done"
-        start = "ValueError: the processes must agree in the loss, but have HeuristicMultipliers(3, "
+        start = "ValueError: all processes need the same loss, got HeuristicMultipliers(3, "
         assert each["one loss adapts"].startswith(start)
         assert each["one loss adapts"].endswith(" and a loss that does not adapt")
+
+
+def test_processes_with_different_recipes_or_data_train_nothing(found: list[Results]) -> None:
+    start = "ValueError: all processes need the same"
+    for each in found:
+        assert each["other recipe"] == f'{start} recipe, got loss = "ce" and loss = "focal"'
+        assert each["other data"].startswith(f"{start} data, got ")
+        assert each["other comparison"] == f"{start} recipe, got batch_size = 32 and batch_size = 33"
+        assert each["other losses"] == f"{start} losses, got ce and ce, ls"
+        assert each["other seeds"] == f"{start} seeds, got 0 and 1"
+        assert not each["output"]
 
 
 def test_a_process_that_never_comes_is_not_waited_for(found: list[Results]) -> None:

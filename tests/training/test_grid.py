@@ -120,10 +120,10 @@ def test_data_that_have_changed_are_noticed_before_anything_is_trained(
     write()
     for known in ("ce", "focal"):  # finished, and only begun
         trained.clear()
-        with pytest.raises(RecipeError, match="the data are not those"):
+        with pytest.raises(RecipeError, match="the data have changed since"):
             compare(recipe, ["ls", known], [0], tmp_path / "runs", resamples=20)
         assert trained == []
-    with pytest.raises(RecipeError, match="the data are not those"):
+    with pytest.raises(RecipeError, match="the data have changed since"):
         train(recipe, folder_of(tmp_path / "runs", "ce", 0), data=grid.load_data(recipe.data))
 
 

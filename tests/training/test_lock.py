@@ -173,6 +173,62 @@ def test_a_lock_file_that_is_a_link_is_refused(tmp_path: Path) -> None:
     assert (tmp_path / "precious").read_text() == "content"
 
 
+def test_a_lost_lock_is_noticed_and_the_new_holder_is_named(tmp_path: Path) -> None:
+    mine = FolderLock(tmp_path, "mine")
+    assert mine.acquire()
+    (tmp_path / ".lock").open().close()  # closing any descriptor of the file releases a record lock
+    with child(FolderLock(tmp_path, "theirs").acquire) as process:
+        with pytest.raises(
+            TrainingError, match=rf"was locked by process {process} on .* \(theirs\) meanwhile"
+        ):
+            mine.check()
+        mine.release()
+        assert FolderLock(tmp_path).holder().endswith("(theirs)")
+
+
+def test_a_lost_lock_that_was_not_noticed_leaves_the_name_of_the_new_holder(tmp_path: Path) -> None:
+    mine = FolderLock(tmp_path / "run", "mine")
+    assert mine.acquire()
+    (tmp_path / "run" / ".lock").open().close()
+    with child(FolderLock(tmp_path / "run", "theirs").acquire):
+        mine.release()
+        assert FolderLock(tmp_path / "run").holder().endswith("(theirs)")
+
+
+@pytest.mark.parametrize("problem", [FileNotFoundError, FileExistsError])
+def test_a_folder_that_is_removed_while_it_is_created_is_not_locked(
+    problem: type[OSError], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def removed(path: Path, **_: Any) -> None:
+        raise problem(path)
+
+    lock = FolderLock(tmp_path / "deep" / "run")
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "mkdir", removed)
+        assert not lock.acquire()
+    assert lock.acquire()
+    lock.release()
+
+
+def test_a_file_instead_of_the_folder_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "run").touch()
+    with pytest.raises(FileExistsError):
+        FolderLock(tmp_path / "run").acquire()
+
+
+def test_a_lock_file_that_is_a_named_pipe_is_refused(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / ".lock")
+    with pytest.raises(OSError, match=r"not a regular file: .*\.lock"):
+        FolderLock(tmp_path).acquire()
+    asked = threading.Thread(target=FolderLock(tmp_path).holder, daemon=True)
+    asked.start()
+    asked.join(5)
+    waits = asked.is_alive()
+    if waits:  # let it end
+        os.close(os.open(tmp_path / ".lock", os.O_WRONLY | os.O_NONBLOCK))
+    assert not waits
+
+
 @pytest.mark.parametrize("number", [errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP])
 def test_a_file_system_without_locks_gives_one_warning(
     number: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
@@ -193,27 +249,31 @@ def test_a_file_system_without_locks_gives_one_warning(
 
 
 def hold(folder: Path, recipe: Recipe) -> FolderLock:
-    """What a run does before it trains."""
-    held = FolderLock(folder, recipe.loss)
+    """What a run does before it reads its data."""
+    held = FolderLock(folder, loop._purpose(recipe))
     assert held.acquire()
-    (folder / "recipe.toml").write_text(recipe.to_toml())
     return held
 
 
 def test_another_recipe_is_refused_while_a_run_works_in_the_folder(tmp_path: Path) -> None:
     with child(lambda: hold(tmp_path, OTHER)) as process:
         said = (
-            rf"is in use by process {process} on .* \(focal\) for another recipe \(there: loss = \"focal\"\)"
+            rf"in use by process {process} on .* \(.*: digits-lt, focal, seed 0\) for another recipe; choose"
         )
-        with pytest.raises(RecipeError, match=said):
-            train(RECIPE, tmp_path)
-        assert Recipe.load(tmp_path / "recipe.toml") == OTHER
+        for stale in (None, OTHER, RECIPE):  # the last: of a run that failed before its first checkpoint
+            if stale is not None:
+                (tmp_path / "recipe.toml").write_text(stale.to_toml())
+            with pytest.raises(RecipeError, match=said):
+                train(RECIPE, tmp_path)
         end(process)
         train(RECIPE, tmp_path)  # nothing had been trained
     assert Run(tmp_path).recipe == RECIPE
 
 
-def test_the_same_recipe_waits_and_takes_over(tmp_path: Path) -> None:
+@pytest.mark.parametrize("stale", [None, RECIPE, OTHER])
+def test_the_same_recipe_waits_and_takes_over(stale: Recipe | None, tmp_path: Path) -> None:
+    if stale is not None:
+        (tmp_path / "recipe.toml").write_text(stale.to_toml())
     with child(lambda: hold(tmp_path, RECIPE)) as process:
         killer = threading.Timer(0.3, end, (process,))
         killer.start()
@@ -262,11 +322,12 @@ def test_a_run_whose_folder_is_replaced_writes_nothing_into_the_new_one(
     monkeypatch.setattr(loop.Loop, "_train_epoch", replacing)
     with pytest.raises(TrainingError, match="was deleted or replaced"):
         train(RECIPE, tmp_path / "run")
-    assert {path.name for path in (tmp_path / "run").iterdir()} == {".lock", "recipe.toml"}
+    assert {path.name for path in (tmp_path / "run").iterdir()} == {".lock"}
     others[0].release()
 
 
 def test_predicting_from_a_run_in_progress_names_the_process(tmp_path: Path) -> None:
+    (tmp_path / "recipe.toml").write_text(RECIPE.to_toml())
     with (
         child(lambda: hold(tmp_path, RECIPE)) as process,
         pytest.raises(RecipeError, match=rf"is not finished; process {process} on .* works on it"),
@@ -304,7 +365,9 @@ def test_a_checkpoint_of_another_run_is_refused(name: str, what: str, begun: Pat
     checkpoint.save(path, {**state, what: OTHER.to_toml() if what == "recipe" else "another"})
     (tmp_path / "recipe.toml").unlink()  # even if nothing else says so
     said = (
-        r"belongs to another recipe \(there: loss = \"focal\"" if what == "recipe" else "data are not those"
+        r"belongs to another recipe \(there: loss = \"focal\""
+        if what == "recipe"
+        else "data have changed since the run"
     )
     with pytest.raises(RecipeError, match=said):
         train(RECIPE, tmp_path)
@@ -367,6 +430,14 @@ def damaged_results(content: str) -> dict[str, str]:
     without = {f"no {key}": json.dumps({k: v for k, v in plain.items() if k != key}) for key in plain}
     del without["no normalisation"]
     rows = [{"epoch": 1}, {"epoch": 2}]
+    values: list[Any] = ["x", None, True, [0.5]]
+    odd = {
+        f"{value!r} as {name}": json.dumps(
+            {**plain, "history": [*plain["history"][:-1], {**plain["history"][-1], name: value}]}
+        )
+        for value in values
+        for name in ("validation_accuracy", "train_loss")
+    }
     return {
         "nothing": "",
         "an empty object": "{}",
@@ -377,6 +448,11 @@ def damaged_results(content: str) -> dict[str, str]:
         "nested": "[" * 100_000,
         "other rows": json.dumps({**plain, "history": rows}),
         "a row too few": json.dumps({**plain, "history": plain["history"][:1]}),
+        "no epochs": json.dumps({**plain, "history": [], "epochs": 0}),
+        "true as epochs": json.dumps({**plain, "history": plain["history"][:1], "epochs": True}),
+        "the best epoch after the last": json.dumps({**plain, "epoch": 3}),
+        "a hash that is a number": json.dumps({**plain, "files": {"test.npz": 3}}),
+        **odd,
         **without,
     }
 
@@ -408,6 +484,16 @@ def test_a_result_of_another_recipe_is_refused(finished: Path, tmp_path: Path) -
         train(OTHER, tmp_path)
 
 
+def test_a_result_with_fewer_epochs_than_the_recipe_is_refused(finished: Path, tmp_path: Path) -> None:
+    shutil.copytree(finished, tmp_path, dirs_exist_ok=True)
+    path = tmp_path / "result.json"
+    plain = json.loads(path.read_text())
+    path.write_text(json.dumps({**plain, "epoch": 1, "epochs": 1, "history": plain["history"][:1]}))
+    for action in (lambda: train(RECIPE, tmp_path), lambda: Run(tmp_path)):
+        with pytest.raises(RecipeError, match=r"result\.json has epochs = 1, expected 2 as in the recipe"):
+            action()
+
+
 @pytest.mark.parametrize("name", ["model.safetensors", "test.npz", "learned.safetensors"])
 def test_five_flipped_bits_are_noticed(name: str, finished: Path, tmp_path: Path) -> None:
     shutil.copytree(finished, tmp_path / "run")
@@ -431,16 +517,19 @@ def test_a_file_that_is_not_of_the_run_is_not_read(finished: Path, tmp_path: Pat
     assert len(batch[1]) == 32  # of 64 training elements, and not the 31 in the file
 
 
-def test_stored_evaluations_of_another_run_or_damaged_ones_are_computed_anew(
+def test_stored_evaluations_that_were_changed_or_are_of_another_run_are_computed_anew(
     finished: Path, tmp_path: Path
 ) -> None:
     shutil.copytree(finished, tmp_path, dirs_exist_ok=True)
     expected = Run(tmp_path).evaluations(resamples=10)
     path = tmp_path / "evaluation.json"
     kept = json.loads(path.read_text())
-    altered = {**kept, "temperature": 99.0}
-    path.write_text(json.dumps(altered))
-    assert Run(tmp_path).evaluations(resamples=10)[2] == 99.0  # it is read
-    for content in ("", "{}", "[]", json.dumps({**altered, "run": "another"}), path.read_text()[:-50]):
+    changed = json.loads(path.read_text())
+    changed["evaluations"][0]["accuracy"] = 0.999
+    for content in (
+        *("[]", "[" * 100_000, path.read_text()[:-50]),
+        *(json.dumps(each) for each in (changed, {**kept, "temperature": 99.0}, {**kept, "run": "another"})),
+    ):
         path.write_text(content)
         assert Run(tmp_path).evaluations(resamples=10) == expected
+        assert json.loads(path.read_text()) == kept

@@ -600,7 +600,7 @@ def test_data_that_have_changed_are_refused(tmp_path: Path, monkeypatch: pytest.
         with pytest.raises(KeyboardInterrupt):
             train(recipe, tmp_path / "run", data_root=tmp_path)
     write_archive(tmp_path, 1)
-    with pytest.raises(RecipeError, match=r"not those that the run in .*run was begun with"):
+    with pytest.raises(RecipeError, match=r"data have changed since the run in .*run began"):
         train(recipe, tmp_path / "run", data_root=tmp_path)
     write_archive(tmp_path, 0)
     folder = train(recipe, tmp_path / "run", data_root=tmp_path)

@@ -140,7 +140,7 @@ def test_a_folder_may_be_a_text(run: Run) -> None:
 
 def test_other_data_than_those_of_the_run_are_refused(run: Run, tmp_path: Path) -> None:
     others = load_data(Choice("synthetic", {"classes": 4, "features": 5, "split_seed": 1}))
-    with pytest.raises(RecipeError, match="are not those that the run in"):
+    with pytest.raises(RecipeError, match="have changed since the run in"):
         Run(run.folder, loaded=others)
     folder = tmp_path / "run"
     shutil.copytree(run.folder, folder)
@@ -148,7 +148,7 @@ def test_other_data_than_those_of_the_run_are_refused(run: Run, tmp_path: Path) 
     (folder / "recipe.toml").write_text(changed.to_toml())
     content = json.loads((folder / "result.json").read_text())
     (folder / "result.json").write_text(json.dumps({**content, "recipe": changed.to_toml()}))
-    with pytest.raises(RecipeError, match="are not those that the run in"):
+    with pytest.raises(RecipeError, match="have changed since the run in"):
         Run(folder).predict("train", tmp_path / "train.npz")
 
 

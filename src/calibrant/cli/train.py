@@ -55,7 +55,8 @@ def train(
         finished = is_finished(folder)
         if finished:
             check_folder(folder, followed)
-            with suppress(OSError, ImportError, ValueError):  # a finished run does not need its data
+            # A finished run does not need its data, nor the library that reads them.
+            with suppress(FileNotFoundError, ConnectionError, ImportError):
                 data = load_data(followed.data, data_root)
         train(followed, folder, data_root=data_root, data=data, fabric=fabric, progress=True)
         if not fabric.is_global_zero:

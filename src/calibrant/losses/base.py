@@ -282,7 +282,7 @@ class Loss(nn.Module):
     def _compare(self, group: dist.ProcessGroup | None, timeout: float | None) -> None:
         """Raise an error in all processes if they could not pool what their losses observed."""
         if several_processes():
-            agree({"the loss": self._kind()}, group=group, timeout=timeout)
+            agree({"loss": self._kind()}, group=group, timeout=timeout)
 
     def _kind(self) -> str:
         """A text that is equal in all processes that can pool what their losses observed."""

@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 from lightning_fabric import Fabric
 
-from calibrant.distributed import together
+from calibrant.distributed import agree, readable_errors, together
 from calibrant.evaluation.comparison import Comparison, Method
 from calibrant.options import Choice, RecipeError, options_of
 from calibrant.training.data import DATA_SETS, DataSets, Inputs, Split, load_data
@@ -55,6 +55,7 @@ def compare(
 
     Raises:
         RecipeError: the losses, seeds or data cannot be compared. It is raised before anything is trained.
+        ValueError: the processes have different recipes, losses, seeds or data.
         TrainingError: see `train`.
         OSError: see `train`.
 
@@ -74,7 +75,12 @@ def compare(
     if fabric is None:
         fabric = make_fabric(recipe)
         fabric.launch()
-    data = together(lambda: load_data(recipe.data, data_root), "reading the data")
+    with readable_errors():
+        lists = {"losses": losses, "seeds": seeds, "out-of-distribution data": outside}
+        settings = {name: ", ".join(map(str, values)) for name, values in lists.items()}
+        agree({**settings, "recipe": rows[0][0].to_toml()})
+        data = together(lambda: load_data(recipe.data, data_root), "reading the data")
+        agree({"data": data.fingerprint})
     if len(data.test) == 0:
         raise RecipeError(f"data {recipe.data.name!r} have no test part to compare on")
     others = {

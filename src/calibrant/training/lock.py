@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import socket
+import stat
 import threading
 import time
 import warnings
@@ -39,9 +40,9 @@ class FolderLock:
     """Lets one process at a time work in a folder.
 
     The lock is a POSIX record lock on the file ``.lock`` in the folder. The system releases it when the
-    process ends, even by ``kill -9``, and forked workers that outlive the process do not keep it. It works
-    between machines if the network file system supports such locks. If the file system does not, a warning
-    says so and nothing is locked.
+    process ends, even by ``kill -9``, and forked workers that outlive the process do not keep it. It should
+    also work between machines if the network file system supports such locks; this was not tried. If the
+    file system does not support them, a warning says so and nothing is locked.
 
     As a context manager, it waits until the folder is free.
 
@@ -71,15 +72,17 @@ class FolderLock:
         """
         with _guard:
             created = [each for each in (self.folder, *self.folder.parents) if not each.exists()]
-            self.folder.mkdir(parents=True, exist_ok=True)
-            with suppress(FileNotFoundError):
-                if _key_of(os.stat(self.path, follow_symlinks=False)) in _held_here:
-                    return False  # opening and closing the file once more would release the lock
             try:
-                # A link could make this process overwrite a file elsewhere.
-                flags = os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0)
-                descriptor = os.open(self.path, flags, 0o666)
+                self.folder.mkdir(parents=True, exist_ok=True)
+                with suppress(FileNotFoundError):
+                    if _key_of(os.stat(self.path, follow_symlinks=False)) in _held_here:
+                        return False  # opening and closing the file once more would release the lock
+                descriptor = _open(self.path, os.O_RDWR | os.O_CREAT)
             except FileNotFoundError:  # the holder has just removed the folder
+                return False
+            except FileExistsError:  # so here, unless a file is in the way
+                if os.path.lexists(self.folder) and not self.folder.is_dir():
+                    raise
                 return False
             taken = False
             try:
@@ -97,7 +100,7 @@ class FolderLock:
                 name = f"process {os.getpid()} on {socket.gethostname()} since {since} ({self.purpose})"
                 _held_here[self._key] = name
                 os.ftruncate(descriptor, 0)
-                os.pwrite(descriptor, f"{name}\n".encode(), 0)
+                os.write(descriptor, f"{name}\n".encode())
             return taken
 
     def _lock(self, descriptor: int) -> bool:
@@ -127,7 +130,7 @@ class FolderLock:
                 key = _key_of(os.stat(self.path))
                 if key in _held_here:
                     return _held_here[key]
-                with self.path.open("rb") as stream:
+                with open(_open(self.path, os.O_RDONLY), "rb") as stream:
                     text = stream.read(500).decode(errors="replace")
                     if _attempt(stream.fileno(), exclusive=False) not in _TAKEN:
                         return ""
@@ -147,7 +150,12 @@ class FolderLock:
                 "nothing more is written to it"
             )
         if self._locks and not self._lock(self._descriptor):  # a network file system can lose a lock
-            raise TrainingError(f"{self.folder} was locked by {self.holder()} meanwhile")
+            with _guard:
+                _held_here.pop(self._key, None)
+            holder = self.holder() or "another process"
+            raise TrainingError(
+                f"{self.folder} was locked by {holder} meanwhile; nothing more is written to it"
+            )
 
     def release(self) -> None:
         """Unlock the folder. If nothing was written to it, it is removed unless it was there before."""
@@ -156,20 +164,23 @@ class FolderLock:
             return
         with _guard:
             _held_here.pop(self._key, None)
-            with suppress(OSError):
-                if self._created and self._in_place(descriptor) and os.listdir(self.folder) == [FILE]:
-                    self.path.unlink()
-                    for folder in self._created:
-                        folder.rmdir()
-            with suppress(OSError):
-                os.ftruncate(descriptor, 0)
+            if _attempt(descriptor, exclusive=True) not in _TAKEN:  # otherwise the file is another process's
+                with suppress(OSError):
+                    if self._created and self._in_place(descriptor) and os.listdir(self.folder) == [FILE]:
+                        self.path.unlink()
+                        for folder in self._created:
+                            folder.rmdir()
+                with suppress(OSError):
+                    os.ftruncate(descriptor, 0)
             os.close(descriptor)
 
     def __enter__(self) -> Self:
         said = False
         while not self.acquire():
             if not said:
-                warnings.warn(f"{self.folder} is in use by {self.holder()}; waiting", stacklevel=2)
+                warnings.warn(
+                    f"{self.folder} is in use by {self.holder() or 'another process'}; waiting", stacklevel=2
+                )
                 said = True
             time.sleep(0.2)
         return self
@@ -180,6 +191,17 @@ class FolderLock:
 
 def _key_of(status: os.stat_result) -> tuple[int, int]:
     return status.st_dev, status.st_ino
+
+
+def _open(path: Path, flags: int) -> int:
+    """Open a lock file, which must be a regular file."""
+    # A link could make this process overwrite a file elsewhere; opening a named pipe could wait for ever.
+    safe = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
+    descriptor = os.open(path, flags | safe, 0o666)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise OSError(errno.EINVAL, "not a regular file", str(path))
+    return descriptor
 
 
 def _attempt(descriptor: int, *, exclusive: bool) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import time
@@ -9,7 +10,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -18,8 +19,9 @@ from safetensors.torch import save as save_tensors
 from torch import Tensor
 
 from calibrant.atomic import replace_file
-from calibrant.distributed import gather, readable_errors, together
+from calibrant.distributed import agree, gather, readable_errors, together
 from calibrant.losses import AdaptiveLoss
+from calibrant.options import RecipeError
 from calibrant.predictions import write_predictions
 from calibrant.statistics import sum_dtype
 from calibrant.training import TrainingError, checkpoint, run_folder
@@ -34,8 +36,6 @@ from calibrant.training.recipe import Recipe
 from calibrant.training.setup import Parts, is_single_gpu, make_fabric, set_up
 from calibrant.training.step import Recorded, Step
 from calibrant.training.validation import HIGHER_IS_BETTER, predictions, validate
-
-T = TypeVar("T")
 
 _SECONDS_BETWEEN_ATTEMPTS = 0.5
 """The pause between two attempts to lock a folder that another process works in."""
@@ -73,6 +73,7 @@ def train(
         RecipeError: the recipe cannot be followed, or the folder holds a run of another recipe or of other
             data, or is in use for another recipe. (For a finished run, data are compared only if ``data`` is
             given.)
+        ValueError: the processes of the run have different recipes or data, or see different folders.
         TrainingError: training diverged, a checkpoint does not fit the run, or the folder was replaced.
         OtherProcessError: another process of the run has ended.
         OSError: data are missing, or the disk cannot be written to. Saved checkpoints stay.
@@ -87,9 +88,10 @@ def train(
     if fabric is None:
         fabric = make_fabric(recipe)
         fabric.launch()
-    together(lambda: run_folder.check_folder(folder, recipe), "checking the output folder")
-    if not gather(run_folder.is_finished(folder))[0]:
-        with ExitStack() as stack, readable_errors():
+    with ExitStack() as stack, readable_errors():
+        agree({"recipe": recipe.to_toml()})
+        together(lambda: run_folder.check_folder(folder, recipe), "checking the output folder")
+        if not gather(run_folder.is_finished(folder))[0]:
             _train(recipe, folder, data_root, data, fabric, progress, stack)
             fabric.barrier()
     if fabric.is_global_zero:
@@ -107,17 +109,20 @@ def _train(
     stack: ExitStack,
 ) -> None:
     """Lock the folder and train, unless another process has finished the run meanwhile."""
-    lock = FolderLock(folder, f"{recipe.name}, {recipe.loss}, seed {recipe.seed}")
+    lock = FolderLock(folder, _purpose(recipe))
     stack.callback(lock.release)
-    _wait_for(lock, recipe, fabric)
+    _wait_for(lock, fabric)
     together(lambda: run_folder.check_folder(folder, recipe), "checking the output folder")
-    if _agreed("whether the run is finished", run_folder.is_finished(folder)):
+    finished = run_folder.is_finished(folder)
+    agree({"view of the output folder": "a finished run" if finished else "no finished run"})
+    if finished:
         return
     display = stack.enter_context(Display(recipe, shown=progress and fabric.is_global_zero))
     if data is None:
         display.message("reading the data")
-        data = together(lambda: load_data(recipe.data, data_root), "reading the data")
-    loop = Loop(set_up(recipe, data, fabric), folder, display)
+    read = together(lambda: load_data(recipe.data, data_root) if data is None else data, "reading the data")
+    agree({"data": read.fingerprint})
+    loop = Loop(set_up(recipe, read, fabric), folder, display)
     if fabric.is_global_zero:  # only now: a recipe that cannot be followed leaves no folder behind
         loop.lock = lock
         replace_file(folder / run_folder.RECIPE, recipe.to_toml().encode())
@@ -129,21 +134,31 @@ def _train(
     loop.run()
 
 
-def _wait_for(lock: FolderLock, recipe: Recipe, fabric: Fabric) -> None:
+def _purpose(recipe: Recipe) -> str:
+    """The purpose of a run's lock: a hash of the recipe, and what it is in words."""
+    mark = hashlib.sha256(recipe.to_toml().encode()).hexdigest()[:12]
+    return f"recipe {mark}: {recipe.name}, {recipe.loss}, seed {recipe.seed}"
+
+
+def _wait_for(lock: FolderLock, fabric: Fabric) -> None:
     """Lock a folder in the first process. All wait while another program trains the same recipe there.
 
     Raises:
-        RecipeError: another program trains another recipe there.
+        RecipeError: another program works there for another recipe.
     """
     holder = said = ""
+    mark = lock.purpose.partition(":")[0]  # not all of it: a long name may be cut off in the lock file
 
     def attempt() -> str:
         if not fabric.is_global_zero or lock.acquire():
             return ""
-        found = lock.holder() or "a process that has just ended"
-        if found == holder:  # seen twice: not one that only looked, and the recipe is its own
-            run_folder.check_folder(lock.folder, recipe, holder)
-        return found
+        found = lock.holder()
+        # Seen twice: before a new holder has written its name, the file may have that of an earlier one.
+        if found and found == holder and f"({mark}:" not in found:
+            raise RecipeError(
+                f"{lock.folder} is in use by {found} for another recipe; choose another output folder"
+            )
+        return found or "a process that has just ended"
 
     # The processes ask together, again and again: a single long wait would exceed the time-out of the others.
     while found := gather(together(attempt, "locking the output folder"))[0]:
@@ -155,16 +170,6 @@ def _wait_for(lock: FolderLock, recipe: Recipe, fabric: Fabric) -> None:
             )
         holder = found
         time.sleep(_SECONDS_BETWEEN_ATTEMPTS)
-
-
-def _agreed(what: str, value: T) -> T:
-    """The value, if it is the same in every process; otherwise an error about the output folder."""
-    values = gather(value)
-    if any(each != value for each in values):
-        raise TrainingError(
-            f"the processes do not agree on {what} ({values}): all of them must see the same output folder"
-        )
-    return value
 
 
 class Loop:
@@ -389,7 +394,7 @@ class Loop:
         if state is not None:
             with self._fitting("checkpoint", state):
                 self._restore(state)
-        _agreed("how far the run has come", (self.epoch, self.step))
+        agree({"view of the checkpoints": f"epoch {self.epoch}, step {self.step}"})
         if state is not None:
             self.display.resumed(self.epoch, self.step)
 

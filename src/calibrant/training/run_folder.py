@@ -52,9 +52,11 @@ def result_of(folder: Path) -> dict[str, Any]:
     if (
         not isinstance(result, dict)
         or result.get("format") != FORMAT
-        or not all(isinstance(result.get(name), kind) for name, kind in _RESULT_TYPES.items())
-        or len(result["history"]) != result["epochs"]
+        or not all(type(result.get(name)) is kind for name, kind in _RESULT_TYPES.items())
+        or not all(isinstance(each, str) for each in result["files"].values())
+        or not 1 <= result["epoch"] <= result["epochs"] == len(result["history"])
         or not all(isinstance(row, dict) and row.keys() >= _COLUMNS for row in result["history"])
+        or not all(type(value) in (int, float) for row in result["history"] for value in row.values())
     ):
         raise RecipeError(
             f"{path} is damaged, or not the result of a run in format {FORMAT}; delete it and give the "
@@ -91,31 +93,17 @@ def check_writable(folder: Path) -> None:
         raise PermissionError(f"{folder} cannot be written to: {parent} does not allow it")
 
 
-def check_folder(folder: Path, recipe: Recipe, holder: str = "") -> None:
-    """Refuse a folder that cannot be written to, or that holds a run of another recipe.
-
-    Args:
-        folder: the folder of the run.
-        recipe: the recipe of the run.
-        holder: the process that is working in the folder, if there is one.
-    """
+def check_folder(folder: Path, recipe: Recipe) -> None:
+    """Refuse a folder that cannot be written to, or that holds a run of another recipe."""
     check_writable(folder)
     path = folder / RECIPE
     if not path.exists():
         return
     other = Recipe.from_toml(path.read_text(encoding="utf-8"), where=str(path))
-    if other == recipe:
-        return
-    there = _difference(recipe, other)
-    if holder:
+    if other != recipe and (is_finished(folder) or any((folder / CHECKPOINTS).glob("*"))):
         raise RecipeError(
-            f"{folder} is in use by {holder} for another recipe (there: {there}); choose another output "
-            "folder"
-        )
-    if is_finished(folder) or any((folder / CHECKPOINTS).glob("*")):
-        raise RecipeError(
-            f"{folder} holds a run of another recipe (there: {there}); choose another output folder, or "
-            "delete this one"
+            f"{folder} holds a run of another recipe (there: {_difference(recipe, other)}); choose another "
+            "output folder, or delete this one"
         )
 
 
@@ -130,8 +118,8 @@ def check_data(folder: Path, kept: str, fingerprint: str) -> None:
     """Refuse data with another fingerprint than the one that the run has kept."""
     if kept != fingerprint:
         raise RecipeError(
-            f"the data are not those that the run in {folder} was begun with: images, labels or their split "
-            "have changed; put them back as they were, or choose another output folder"
+            f"the data have changed since the run in {folder} began: images, labels or their split are "
+            "different; put them back as they were, or choose another output folder"
         )
 
 
@@ -164,6 +152,11 @@ def check_finished(folder: Path, recipe: Recipe, fingerprint: str | None = None)
     """The result of a finished run, if it belongs to this recipe and to these data."""
     result = result_of(folder)
     check_origin(folder, RESULT, result, recipe, fingerprint)
+    if result["epochs"] != recipe.epochs:
+        raise RecipeError(
+            f"{folder / RESULT} has epochs = {result['epochs']}, expected {recipe.epochs} as in the recipe; "
+            "delete it and give the command that trains the run again"
+        )
     return result
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
@@ -67,7 +68,7 @@ class Run:
             advice = f"{holder} works on it" if holder else "give the command that trains it again"
             raise RecipeError(f"the run in {self.folder} is not finished; {advice}")
         fingerprint = None if self.loaded is None else self.loaded.fingerprint
-        run_folder.check_origin(self.folder, run_folder.RESULT, self._result, self.recipe, fingerprint)
+        run_folder.check_finished(self.folder, self.recipe, fingerprint)
 
     @cached_property
     def recipe(self) -> Recipe:
@@ -156,10 +157,10 @@ class Run:
         """
         path = self.folder / "evaluation.json"
         origin = {"resamples": resamples, "run": run_folder.hash_of(self.folder / run_folder.RESULT)}
-        # Results that are damaged, or of another run, are computed anew.
-        with suppress(FileNotFoundError, ValueError, TypeError, LookupError, AttributeError):
+        # Results that are damaged, were changed or are of another run are computed anew.
+        with suppress(FileNotFoundError, ValueError, TypeError, LookupError, AttributeError, RecursionError):
             plain = json.loads(path.read_text(encoding="utf-8"))
-            if {name: plain[name] for name in origin} == origin:
+            if plain.pop("sha256") == _hash_of(plain) and plain.items() >= origin.items():
                 before, after = (Evaluation.from_dict(each) for each in plain["evaluations"])
                 return before, after, float(plain["temperature"])
         self._present("test")
@@ -173,7 +174,7 @@ class Run:
             "temperature": temperature,
             "evaluations": [before.to_dict(), after.to_dict()],
         }
-        replace_file(path, json.dumps(plain, allow_nan=False).encode())
+        replace_file(path, json.dumps({**plain, "sha256": _hash_of(plain)}, allow_nan=False).encode())
         return before, after, temperature
 
     def _evaluate(
@@ -220,6 +221,10 @@ class Predicted:
         batches = evaluation_batches(self.split, batch_size=self.batch_size)
         for logits, labels in predictions_on(self.model, batches):
             yield logits.float(), run_folder.as_written(labels, self.ignore_index)
+
+
+def _hash_of(plain: dict[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(plain, sort_keys=True).encode()).hexdigest()
 
 
 def folder_of(output: Path, loss: str, seed: int) -> Path:
