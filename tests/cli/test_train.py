@@ -15,6 +15,7 @@ from typer.testing import CliRunner
 
 from calibrant import LOSSES, cli
 from calibrant.predictions import open_predictions
+from calibrant.reports import comparison_page
 from calibrant.training.data import TensorSplit
 from calibrant.training.recipe import Recipe, shipped_recipes
 from calibrant.training.runs import Run
@@ -109,6 +110,7 @@ def test_compare_writes_tables_pictures_and_a_page_and_trains_only_what_is_missi
     kept = Path("out/runs/ce-seed0/model.safetensors").stat().st_mtime_ns
     succeed(*arguments, "--seeds", "0,1")
     assert Path("out/runs/ce-seed0/model.safetensors").stat().st_mtime_ns == kept
+    assert {path.name for path in Path("out").iterdir()} == {*comparison_page.FILES, "runs", "plots", ".lock"}
     results = json.loads(Path("out/results.json").read_text())
     assert results["seeds"] == [0, 1]
     assert set(results["before"]) == {"ce", "cals-alm[margin=6,penalty=p2]", "adafocal[adapt=3]"}

@@ -10,7 +10,7 @@ import typer
 
 from calibrant.cli import training_options as options
 from calibrant.cli.program import say
-from calibrant.cli.run_files import RUN, check_written
+from calibrant.cli.run_files import check_written
 from calibrant.cli.terminal import app
 
 
@@ -45,11 +45,11 @@ def train(
         options.import_fabric()
         from calibrant.training import train
         from calibrant.training.data import load_data
-        from calibrant.training.run_folder import check_folder, is_finished
+        from calibrant.training.run_folder import FILES, check_folder, is_finished
         from calibrant.training.runs import Run, folder_of, plain_name
 
         folder = output or folder_of(Path("runs", plain_name(followed.name)), followed.loss, followed.seed)
-        check_written(folder, RUN, recipe, followed, data_root)
+        check_written(folder, FILES, recipe, followed, data_root)
         fabric = options.launch(followed, accelerator, devices, nodes)
         data = None
         finished = is_finished(folder)
