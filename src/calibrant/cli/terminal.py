@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 import typer
 
 from calibrant.arguments import label
-from calibrant.cli.program import EXPECTED, Program, complain, described
+from calibrant.cli.program import EXPECTED, Program, complain, described, foreseen, say
 from calibrant.printable import printable
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ def _print_version(wanted: bool) -> None:
     if wanted:
         from calibrant import __version__
 
-        typer.echo(f"calibrant {__version__}")
+        say(f"calibrant {__version__}")
         raise typer.Exit
 
 
@@ -78,7 +78,10 @@ def fail(problem: str) -> NoReturn:
 
 @contextmanager
 def one_line_errors(*errors: type[Exception], shown: bool = True) -> Iterator[None]:
-    """End the command with one line on these errors; print warnings in one line each, if ``shown``."""
+    """End the command with one line on these errors; print warnings in one line each, if ``shown``.
+
+    Errors that are not `foreseen` pass.
+    """
 
     def show(message: Warning | str, *_: Any) -> None:
         if shown:
@@ -89,6 +92,8 @@ def one_line_errors(*errors: type[Exception], shown: bool = True) -> Iterator[No
             warnings.showwarning = show  # type: ignore[assignment]
             yield
     except errors as problem:
+        if not foreseen(problem):
+            raise
         if shown:
             fail(described(problem) if isinstance(problem, OSError) else str(problem))
         raise typer.Exit(EXPECTED) from None
