@@ -1,12 +1,14 @@
 """No output of a command is one of its inputs or another output, by whatever path or link."""
 
 import os
+from pathlib import Path
 
 import numpy as np
 import pytest
 from typer.testing import CliRunner
 
 from calibrant import cli
+from calibrant.cli.terminal import check_outputs
 from calibrant.training import run_folder
 
 LOGITS, LABELS = np.random.default_rng(0).normal(size=(60, 3)), np.arange(60) % 3
@@ -81,6 +83,12 @@ def test_two_outputs_are_different_files(folder, make):
     make(folder / "one", folder / "two")
     refused(folder, "evaluate", folder / "a.npz", "--json", folder / "one", "--report", folder / "two",
             words="are the same file")  # fmt: skip
+
+
+def test_two_outputs_may_be_the_same_pipe_or_device(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    for path in (tmp_path / "pipe", Path(os.devnull)):
+        check_outputs([], {"--json": path, "--report": path})  # this writes nothing
 
 
 def test_a_loop_of_links_is_refused_before_the_work(folder):

@@ -167,6 +167,8 @@ def _unwritable(path: Path) -> str | None:
 
 
 def _same_file(first: Path, second: Path) -> bool:
+    if first.exists() and not first.is_file():
+        return False  # a device or a pipe is written to, not replaced
     if os.path.realpath(first) == os.path.realpath(second):
         return True
     try:
