@@ -16,10 +16,10 @@ from typing import IO, Any
 def replacing(path: Path | str) -> Iterator[IO[bytes]]:
     """A stream to a temporary file that replaces ``path`` once it is complete.
 
-    A replaced file keeps its mode and, where the system allows it, its owner and group. If the group cannot be
-    kept, the new group may do what everybody may. If ``path`` is a symbolic link, the link stays and the file
-    that it points to is replaced. A device or a pipe is written to directly, and so is the file that the
-    standard output or the error output goes to.
+    A replaced file keeps its mode and, where the system allows it, its owner and group. If the group cannot
+    be kept, the new group has the permissions of everybody else. If ``path`` is a symbolic link, the link
+    stays and the file that it points to is replaced. A device or a pipe is written to directly, and so is the
+    file that the standard output or the error output goes to.
 
     Raises:
         OSError: the file cannot be written. The error has the original type and number, and names the file.

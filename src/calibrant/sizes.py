@@ -61,8 +61,8 @@ def check_member(member: zipfile.ZipInfo) -> None:
 def check_torch_file(path: Path) -> None:
     """Raise a `ValueError` if a file of `torch.save` declares more bytes than it has.
 
-    `torch.load` allocates what each member of the archive declares. `torch.save` does not compress. Files from
-    before torch 1.6 are no archives and pass unchecked.
+    `torch.load` allocates what each member of the archive declares. `torch.save` does not compress. Files
+    from before torch 1.6 are no archives and are not checked.
     """
     if not zipfile.is_zipfile(path):
         return

@@ -53,7 +53,7 @@ def files_of_run(folder: Path, recipe: Recipe, data_root: Path | None) -> list[P
 
 
 def _files_of_model(choice: Choice) -> list[Path]:
-    """The existing files that a model's options name, such as ``weights``, and those of a folder ``hf:DIR``."""
+    """The existing files in the options of a model, such as ``weights``, and in the folder of ``hf:DIR``."""
     prefix, _, source = choice.name.partition(":")
     paths = [Path(value) for value in choice.options.values() if isinstance(value, str)]
     if prefix == "hf" and Path(source).is_dir():

@@ -43,7 +43,6 @@ IgnoreIndex = Annotated[
 Resamples = Annotated[
     int, typer.Option(min=0, max=1_000_000, help="Bootstrap resamples for the intervals; 0 for none.")
 ]
-LARGEST_SEED = 2**63 - 1
 
 
 def _as_label(value: int) -> int:

@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from calibrant.arguments import LARGEST_INT
 from calibrant.cli import training_options as options
 from calibrant.cli.program import say
 from calibrant.cli.run_files import check_written
@@ -26,7 +27,10 @@ def train(
     seed: Annotated[
         int | None,
         typer.Option(
-            min=0, max=2**63 - 1, help="Seed of weights, order and augmentation.", show_default="the recipe's"
+            min=0,
+            max=LARGEST_INT,
+            help="Seed of weights, order and augmentation.",
+            show_default="the recipe's",
         ),
     ] = None,
     output: Annotated[
