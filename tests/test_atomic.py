@@ -23,6 +23,44 @@ def test_a_replaced_file_keeps_its_mode(tmp_path, bits):
     assert mode(path) == bits
 
 
+@pytest.mark.parametrize(
+    ("refused", "before", "after"),
+    [("owner", 0o660, 0o660), ("group", 0o660, 0o600), ("group", 0o664, 0o644), ("group", 0o604, 0o644)],
+)
+def test_the_rights_of_a_group_go_to_no_other_group(tmp_path, monkeypatch, refused, before, after):
+    path, calls = tmp_path / "out.json", []
+
+    def chown(_, owner, group):
+        if owner != -1 if refused == "owner" else group != -1:
+            raise PermissionError(errno.EPERM, "Operation not permitted")
+        calls.append((owner, group))
+
+    path.write_text("before")
+    path.chmod(before)
+    monkeypatch.setattr(os, "chown", chown)
+    replace_file(path, b"after")
+    assert path.read_text() == "after"
+    assert mode(path) == after
+    kept = path.stat()
+    assert calls == [(-1, kept.st_gid) if refused == "owner" else (kept.st_uid, -1)]
+
+
+@pytest.mark.parametrize("number", [1, 2])
+def test_the_file_of_a_standard_stream_is_written_in_place(tmp_path, number):
+    path, saved = tmp_path / "out", os.dup(number)
+    (tmp_path / "link").symlink_to(path)
+    with path.open("wb") as output:
+        try:
+            os.dup2(output.fileno(), number)
+            os.write(number, b"first\n")
+            replace_file(tmp_path / "link", b"content\n")
+            os.write(number, b"last\n")
+        finally:
+            os.dup2(saved, number)
+            os.close(saved)
+    assert path.read_text() == "first\ncontent\nlast\n"
+
+
 def test_a_new_file_has_the_mode_of_the_umask(tmp_path):
     before = os.umask(0o027)
     try:

@@ -9,6 +9,9 @@ from typing import TypeVar
 
 T = TypeVar("T")
 
+LARGEST_INT = 2**63 - 1
+"""The largest integer of 64 bits: the largest seed, label or count."""
+
 
 def one_of(name: str, value: T, allowed: Sequence[T]) -> T:
     """Return ``value`` if it is allowed; otherwise raise an error that lists the allowed values."""
@@ -67,7 +70,7 @@ def label(name: str, value: int) -> int:
     255
     """
     try:
-        return whole_number(name, value, -(2**63), 2**63 - 1)
+        return whole_number(name, value, -LARGEST_INT - 1, LARGEST_INT)
     except ValueError:
         raise ValueError(f"{name} must be a whole number from -2^63 to 2^63 - 1, got {value!r}") from None
 

@@ -16,8 +16,10 @@ from typing import IO, Any
 def replacing(path: Path | str) -> Iterator[IO[bytes]]:
     """A stream to a temporary file that replaces ``path`` once it is complete.
 
-    A replaced file keeps its mode and, where the system allows it, its owner. If ``path`` is a symbolic link,
-    the link stays and the file that it points to is replaced. A device or a pipe is written to directly.
+    A replaced file keeps its mode and, where the system allows it, its owner and group. If the group cannot
+    be kept, the new group has the permissions of everybody else. If ``path`` is a symbolic link, the link
+    stays and the file that it points to is replaced. A device or a pipe is written to directly, and so is the
+    file that the standard output or the error output goes to.
 
     Raises:
         OSError: the file cannot be written. The error has the original type and number, and names the file.
@@ -26,8 +28,12 @@ def replacing(path: Path | str) -> Iterator[IO[bytes]]:
     path = Path(path)
     with _named(path):
         target, before = _resolved(path)
-        if before is not None and not stat.S_ISREG(before.st_mode):
-            partial, raw = None, _Output(path, os.open(path, os.O_WRONLY))
+        partial = None
+        stream_number = _standard_stream(before)
+        if stream_number is not None:
+            raw = _Output(path, os.dup(stream_number))
+        elif before is not None and not stat.S_ISREG(before.st_mode):
+            raw = _Output(path, os.open(path, os.O_WRONLY))
         else:
             partial = target.with_name(f".{target.name}.{secrets.token_hex(4)}")
             # Nobody else may read the new content of a private file, not even before it has its final mode.
@@ -39,9 +45,7 @@ def replacing(path: Path | str) -> Iterator[IO[bytes]]:
         if partial is not None:
             with _named(path):
                 if before is not None:
-                    with suppress(OSError):
-                        os.chown(partial, before.st_uid, before.st_gid)
-                    partial.chmod(stat.S_IMODE(before.st_mode) & 0o777)
+                    _keep_owner_and_mode(partial, before)
                 partial.replace(target)
     finally:
         if partial is not None:
@@ -61,6 +65,29 @@ def _resolved(path: Path) -> tuple[Path, os.stat_result | None]:
     except FileNotFoundError:
         return Path(os.path.realpath(path)), None
     return Path(os.path.realpath(path)), before
+
+
+def _standard_stream(status: os.stat_result | None) -> int | None:
+    """The number of the standard or the error output, if it goes to this regular file."""
+    if status is None or not stat.S_ISREG(status.st_mode):
+        return None
+    for number in (1, 2):
+        with suppress(OSError):  # a closed stream
+            if os.path.samestat(status, os.fstat(number)):
+                return number
+    return None
+
+
+def _keep_owner_and_mode(path: Path, before: os.stat_result) -> None:
+    """Give a new file the owner, group and mode of the one that it replaces, as far as possible."""
+    mode = stat.S_IMODE(before.st_mode) & 0o777
+    try:
+        os.chown(path, -1, before.st_gid)
+    except OSError:  # another group than before must not get its rights
+        mode = mode & 0o707 | (mode & 0o007) << 3
+    with suppress(OSError):
+        os.chown(path, before.st_uid, -1)
+    path.chmod(mode)
 
 
 class _Output(io.FileIO):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import zipfile
 from contextlib import suppress
@@ -23,6 +24,7 @@ MAX_AXES = 16
 MAX_TEXT = 1 << 28
 """The most bytes of a text or of all class names in a file."""
 
+_MAX_HEADER = 10_000  # bytes; also the limit of NumPy
 _DEFLATE = 1032  # no deflated stream is longer than this many times its size in the archive
 
 
@@ -56,6 +58,27 @@ def check_member(member: zipfile.ZipInfo) -> None:
         )
 
 
+def check_torch_file(path: Path) -> None:
+    """Raise a `ValueError` if a file of `torch.save` declares more bytes than it has.
+
+    `torch.load` allocates what each member of the archive declares. `torch.save` does not compress. Files
+    from before torch 1.6 are no archives and are not checked.
+    """
+    if not zipfile.is_zipfile(path):
+        return
+    try:
+        with zipfile.ZipFile(path) as archive:
+            members = archive.infolist()
+    except zipfile.BadZipFile as error:
+        raise ValueError(str(error)) from error
+    for member in members:
+        if member.compress_type != zipfile.ZIP_STORED:
+            raise ValueError(f"{member.filename} is compressed; expected a file as torch.save writes it")
+    declared, size = sum(member.file_size for member in members), path.stat().st_size
+    if declared > size:
+        raise ValueError(f"it declares {declared} bytes, but has {size}; it is damaged")
+
+
 def npy_header(stream: IO[bytes], size: int, name: str) -> Header:
     """Read the header of a ``.npy`` file and check it; leaves the stream at the start of the data.
 
@@ -71,12 +94,18 @@ def npy_header(stream: IO[bytes], size: int, name: str) -> Header:
         ValueError: the header is damaged, declares another size, or holds pickled objects.
     """
     version = np.lib.format.read_magic(stream)
-    if version == (1, 0):
-        shape, fortran, dtype = np.lib.format.read_array_header_1_0(stream)
-    elif version == (2, 0):
-        shape, fortran, dtype = np.lib.format.read_array_header_2_0(stream)
-    else:
+    if version not in ((1, 0), (2, 0)):
         raise ValueError(f"{name} is stored in version {version} of .npy; expected version 1 or 2")
+    # NumPy would read as many bytes as the header declares before it checks their number.
+    start = stream.read(2 if version == (1, 0) else 4)
+    declared = int.from_bytes(start, "little")
+    if declared > _MAX_HEADER:
+        raise ValueError(f"{name} has a header of {declared} bytes; expected at most {_MAX_HEADER}")
+    header = io.BytesIO(start + stream.read(declared))
+    if version == (1, 0):
+        shape, fortran, dtype = np.lib.format.read_array_header_1_0(header)
+    else:
+        shape, fortran, dtype = np.lib.format.read_array_header_2_0(header)
     if dtype.hasobject:
         raise ValueError(f"{name} holds pickled objects, which could run code; expected a plain array")
     if len(shape) > MAX_AXES or any(isinstance(length, bool) or length < 0 for length in shape):

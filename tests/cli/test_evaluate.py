@@ -14,6 +14,7 @@ from typer.testing import CliRunner
 
 import calibrant
 from calibrant import cli
+from calibrant.arguments import whole_number
 from calibrant.atomic import replace_file
 from calibrant.cli import prediction_files
 from calibrant.evaluation import Evaluation, evaluate
@@ -285,7 +286,7 @@ def test_bad_data_are_one_line(tmp_path, logits, labels):
 
 def test_what_the_evaluation_refuses_is_one_line(file, monkeypatch):
     def refuse(*_, **__):
-        raise ValueError("no,\nnot this")
+        whole_number("no,\nnot this", -1)
 
     monkeypatch.setattr("calibrant.evaluation.evaluate", refuse)
     fails(run_evaluate(file), str(file), "no, not this")

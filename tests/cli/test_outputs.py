@@ -1,12 +1,15 @@
 """No output of a command is one of its inputs or another output, by whatever path or link."""
 
 import os
+from pathlib import Path
 
 import numpy as np
 import pytest
 from typer.testing import CliRunner
 
 from calibrant import cli
+from calibrant.cli.terminal import check_outputs
+from calibrant.training import run_folder
 
 LOGITS, LABELS = np.random.default_rng(0).normal(size=(60, 3)), np.arange(60) % 3
 WAYS = ("", "soft-", "hard-", "sub/", "sub/../{folder}/sub/sub/")
@@ -82,6 +85,12 @@ def test_two_outputs_are_different_files(folder, make):
             words="are the same file")  # fmt: skip
 
 
+def test_two_outputs_may_be_the_same_pipe_or_device(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    for path in (tmp_path / "pipe", Path(os.devnull)):
+        check_outputs([], {"--json": path, "--report": path})  # this writes nothing
+
+
 def test_a_loop_of_links_is_refused_before_the_work(folder):
     (folder / "x").symlink_to("y.npz")
     (folder / "y.npz").symlink_to("x")
@@ -124,9 +133,38 @@ def test_a_run_does_not_write_over_its_data_or_its_recipe(data, tmp_path):
     refused(data, "train", data / "other.toml", "--data-root", data, "--output", data / "run")
 
 
+@pytest.mark.parametrize("name", ["test.npz", "checkpoints/last.pt"])
+def test_a_comparison_does_not_write_over_the_data_in_a_run_folder(data, name):
+    (data / "cmp" / "runs" / "ls-seed1" / "checkpoints").mkdir(parents=True)
+    file = f"cmp/runs/ls-seed1/{name}"
+    (data / "test.npz").rename(data / file)
+    refused(data, "compare", data / "recipe.toml", "--losses", "ce,ls", "--seeds", "0,1", "--data-root", data,
+            "--set", f"data.file={file}", "--output", data / "cmp")  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "checkpoints/last.pt"])
+def test_a_run_does_not_write_over_the_weights_that_it_starts_from(data, name):
+    (data / "ft" / "checkpoints").mkdir(parents=True)
+    (data / "ft" / name).write_bytes(b"weights")
+    (data / "link").symlink_to(data / "ft" / name)
+    for path in (data / "ft" / name, data / "link"):
+        refused(data, "train", data / "recipe.toml", "--data-root", data, "--set", f"model.weights={path}",
+                "--output", data / "ft")  # fmt: skip
+
+
+def test_a_run_does_not_write_over_the_folder_of_its_transformer(data):
+    (data / "bert").mkdir()
+    (data / "bert" / "model.safetensors").write_bytes(b"weights")
+    (data / "recipe.toml").write_text(RECIPE.replace('{ name = "mlp", hidden = [4] }', f'"hf:{data}/bert"'))
+    refused(data, "train", data / "recipe.toml", "--data-root", data, "--output", data / "bert")
+
+
 def test_a_run_may_be_continued_by_its_own_recipe(data):
     arguments = ["--data-root", data, "--output", data / "run", "--accelerator", "cpu"]
     assert run("train", data / "recipe.toml", *arguments).exit_code == 0
+    written = {path.relative_to(data / "run").as_posix() for path in (data / "run").rglob("*")}
+    others = {".lock", "tensorboard", "checkpoints"}
+    assert {each for each in written - others if "/events." not in each} <= set(run_folder.FILES)
     assert run("train", data / "run" / "recipe.toml", *arguments).exit_code == 0
 
 

@@ -92,6 +92,22 @@ def test_what_was_foreseen_is_one_line_without_a_log(file, logs, monkeypatch, pr
     assert not list(logs.iterdir())
 
 
+def test_an_error_of_another_package_is_not_foreseen(file, logs, monkeypatch):
+    """Such as a ValueError of a user's model; this test stands for one."""
+
+    def fails(*_, **__):
+        a, b = (1,)
+        return a, b
+
+    arguments = ["apply", str(file), str(file), "--output", "out.npz"]
+    monkeypatch.setattr("calibrant.calibrators.load_calibrator", fails)
+    result = CliRunner().invoke(cli.app, arguments, catch_exceptions=False)
+    assert result.exit_code == 1
+    assert result.stderr.startswith("calibrant: unexpected ValueError (test_program.py, line ")
+    assert "not enough values to unpack" in result.stderr
+    assert len(list(logs.iterdir())) == 1
+
+
 def test_nobody_who_reads_the_output_is_no_error(file, logs, monkeypatch):
     assert ended(file, monkeypatch, BrokenPipeError(errno.EPIPE, "Broken pipe")) == (141, "")
     from_rich = SystemExit(1)
@@ -122,7 +138,7 @@ import os, sys
 import rich.progress, rich.table, scipy.stats
 import calibrant.cli, calibrant.cli.prediction_files, calibrant.predictions, calibrant.reports.table_builders
 
-def ends(number, closed, output, encoding, *arguments):
+def ends(number, closed, output, encoding, *arguments, command="evaluate"):
     child = os.fork()
     if child:
         return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
@@ -133,7 +149,7 @@ def ends(number, closed, output, encoding, *arguments):
     for descriptor, name in enumerate(("stdin", "stdout", "stderr")):
         mode = "w" if descriptor else "r"
         setattr(sys, name, None if descriptor in closed else open(descriptor, mode, encoding=encoding))
-    sys.argv = ["calibrant", "evaluate", *arguments]
+    sys.argv = ["calibrant", command, *arguments]
     calibrant.cli.main()
 
 nobody_reads = os.pipe()
@@ -147,6 +163,10 @@ print([
     ends(3, [], full, "utf-8", *file),
     ends(4, [], to_file, "ascii", *file),
     ends(5, [], to_file, "ascii", os.fsdecode(b"\\xff\\xe2\\x80\\x93.npz")),
+    ends(6, [], full, "utf-8", command="--version"),
+    ends(7, [], full, "utf-8", command="--help"),
+    ends(8, [], nobody_reads[1], "utf-8", command="--help"),
+    ends(9, [1], to_file, "utf-8", command="--help"),
 ])
 """
 
@@ -156,13 +176,15 @@ def test_streams_that_are_closed_full_or_ascii(file, tmp_path):
     """In one process that forks, because a new one takes seconds to import torch."""
     command = [sys.executable, "-c", FORKS]
     result = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
-    assert result.stdout == f"{[0, 0, 141, 2, 0, 2]}\n", result.stderr
+    assert result.stdout == f"{[0, 0, 141, 2, 0, 2, 2, 2, 141, 0]}\n", result.stderr
     for number in range(3):
         assert (tmp_path / f"{number}.json").read_text().startswith("[{")
-    assert [(tmp_path / f"{number}.err").read_text() for number in range(6)] == [
+    full = "calibrant: the standard output: No space left on device\n"
+    assert [(tmp_path / f"{number}.err").read_text() for number in range(10)] == [
         *("", "", ""),
-        "calibrant: the standard output: No space left on device\n",
+        full,
         "",
         "calibrant: \\udcff\\u2013.npz: does not exist\n",
+        *(full, full, "", ""),
     ]
     assert "Accuracy" in (tmp_path / "out").read_text()

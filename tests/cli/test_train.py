@@ -5,6 +5,7 @@ import os
 import re
 import subprocess
 import sys
+import tempfile
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from typer.testing import CliRunner
 
 from calibrant import LOSSES, cli
 from calibrant.predictions import open_predictions
+from calibrant.reports import comparison_page
 from calibrant.training.data import TensorSplit
 from calibrant.training.recipe import Recipe, shipped_recipes
 from calibrant.training.runs import Run
@@ -111,6 +113,7 @@ def test_compare_writes_tables_pictures_and_a_page_and_trains_only_what_is_missi
     kept = Path("out/runs/ce-seed0/model.safetensors").stat().st_mtime_ns
     succeed(*arguments, "--seeds", "0,1")
     assert Path("out/runs/ce-seed0/model.safetensors").stat().st_mtime_ns == kept
+    assert {path.name for path in Path("out").iterdir()} == {*comparison_page.FILES, "runs", "plots", ".lock"}
     results = json.loads(Path("out/results.json").read_text())
     assert results["seeds"] == [0, 1]
     assert set(results["before"]) == {"ce", "cals-alm[margin=6,penalty=p2]", "adafocal[adapt=3]"}
@@ -330,3 +333,26 @@ def test_the_program_starts_from_any_folder_and_under_torchrun(tmp_path):
     one, two = (logits_and_labels(f"{name}/test.npz") for name in ("one", "two"))
     np.testing.assert_array_equal(one[1], two[1])
     np.testing.assert_allclose(one[0], two[0], rtol=1e-3, atol=1e-4)
+
+
+def test_an_error_in_a_model_of_the_user_is_logged(tmp_path, monkeypatch):
+    Path("own_model.py").write_text(
+        "from torch import nn\n\n"
+        "class Net(nn.Module):\n"
+        "    def __init__(self, classes):\n"
+        "        super().__init__()\n"
+        "        self.layer = nn.Linear(64, classes)\n\n"
+        "    def forward(self, x):\n"
+        "        if self.training:\n"
+        "            a, b = (x,)\n"
+        "        return self.layer(x)\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "own_model", raising=False)
+    (tmp_path / "logs").mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "logs"))
+    result = invoke("train", "digits-lt", *QUICK, "--set", "model=own_model:Net")
+    assert result.exit_code == 1, result.output
+    assert "(own_model.py, line 10): not enough values" in result.stderr
+    (log,) = (tmp_path / "logs").glob("calibrant-*.log")
+    assert str(log) in result.stderr

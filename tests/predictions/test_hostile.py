@@ -177,7 +177,7 @@ def test_small_unsigned_labels_are_fine(tmp_path):
 def test_torch_files_without_numbers(tmp_path):
     meta = {"logits": torch.zeros(3, 2, device="meta"), "labels": torch.zeros(3).long()}
     torch.save(meta, tmp_path / "m.pt")
-    refused(tmp_path / "m.pt", "meta")
+    refused(tmp_path / "m.pt", "logits are meta tensors, which hold no values; expected stored values")
     repeated = {"logits": torch.zeros(1, 2).expand(10**9, 2), "labels": torch.zeros(1).long().expand(10**9)}
     torch.save(repeated, tmp_path / "m.pt")
     refused(tmp_path / "m.pt", "repeat their numbers")
@@ -240,3 +240,47 @@ def test_class_names_in_metadata_that_nest_deeply(tmp_path):
     for text in ("[" * 100_000, json.dumps(["a"] * 3), json.dumps({"a": 1}), "9" * 5000):
         save_file(tensors, tmp_path / "m.safetensors", metadata={"class_names": text})
         refused(tmp_path / "m.safetensors")
+
+
+@pytest.mark.parametrize("suffix", [".npz", ".npy"])
+@pytest.mark.parametrize("name", ["logits", "labels"])
+def test_a_long_header_is_not_read(tmp_path, suffix, name):
+    arrays = {"logits": npy((3, 2), content=bytes(24)), "labels": npy((3,), "<i8", bytes(24))}
+    arrays[name] = b"\x93NUMPY\x02\x00" + struct.pack("<I", 1 << 30) + bytes(20_000)
+    words = f"{name} has a header of 1073741824 bytes; expected at most 10000"
+    if suffix == ".npz":
+        refused(archive(tmp_path / "m.npz", arrays), words)
+        return
+    for each, content in arrays.items():
+        (tmp_path / f"m.{each}.npy").write_bytes(content)
+    refused(tmp_path / "m.logits.npy", words)
+
+
+def test_a_header_of_version_2_is_read(tmp_path):
+    stream = io.BytesIO()
+    np.lib.format.write_array(stream, LOGITS, (2, 0))
+    path = archive(tmp_path / "m.npz", {"logits": stream.getvalue(), "labels": npy((3,), "<i8", bytes(24))})
+    assert open_predictions(path).load()[0].shape == (3, 2)
+
+
+def repacked(path, compression, declared=None):
+    """Write the members of a zip archive anew; ``declared`` is the size that each declares."""
+    with zipfile.ZipFile(path) as file:
+        members = {name: file.read(name) for name in file.namelist()}
+    with zipfile.ZipFile(path, "w", compression) as file:
+        for name, content in members.items():
+            file.writestr(name, content)
+        for member in file.infolist():
+            member.file_size = declared or member.file_size
+            member.compress_size = declared or member.compress_size
+
+
+def test_an_archive_of_torch_declares_no_more_than_it_has(tmp_path):
+    path = tmp_path / "m.pt"
+    torch.save({"logits": torch.zeros(3, 2), "labels": torch.zeros(3).long()}, path)
+    repacked(path, zipfile.ZIP_STORED)
+    open_predictions(path)
+    repacked(path, zipfile.ZIP_DEFLATED)
+    refused(path, "data.pkl is compressed; expected a file as torch.save writes it")
+    repacked(path, zipfile.ZIP_STORED, 1 << 30)
+    refused(path, "it declares ", "it is damaged")

@@ -4,6 +4,7 @@ import os
 import random
 import threading
 import warnings
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -83,6 +84,19 @@ def test_a_checkpoint_cannot_run_code(monkeypatch: pytest.MonkeyPatch, tmp_path:
     with pytest.raises(ValueError, match="is damaged"):
         load(Path("harmful.pt"))
     assert not Path("harmed").exists()
+
+
+def test_compressed_members_are_not_decompressed(tmp_path: Path) -> None:
+    path = tmp_path / "state.pt"
+    save(path, STATE)
+    with zipfile.ZipFile(path) as archive:
+        members = {name: archive.read(name) for name in archive.namelist()}
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, content in members.items():
+            archive.writestr(name, content)
+    with pytest.raises(ValueError, match=r"state\.pt is damaged$") as caught:
+        load(path)
+    assert "is compressed" in str(caught.value.__cause__)
 
 
 def test_a_file_that_may_not_be_read_is_no_damaged_one(tmp_path: Path) -> None:

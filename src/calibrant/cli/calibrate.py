@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from calibrant.arguments import LARGEST_INT
 from calibrant.calibrators import CALIBRATORS, Calibrator, Ranking, choose, create_calibrator
 from calibrant.calibrators.streaming import Scaling
 from calibrant.cli import terminal
@@ -50,7 +51,7 @@ def calibrate(
     bins: terminal.Bins = 15,
     folds: Annotated[int, typer.Option(min=2, max=1000, help="Folds of the cross-validation for auto.")] = 5,
     seed: Annotated[
-        int, typer.Option(min=0, max=terminal.LARGEST_SEED, help="Seed of the resampling and the folds.")
+        int, typer.Option(min=0, max=LARGEST_INT, help="Seed of the resampling and the folds.")
     ] = 0,
     resamples: terminal.Resamples = 1000,
 ) -> None:
@@ -101,7 +102,7 @@ def calibrate(
     say(f"{prediction_files.in_words(calibrator)}, fitted to {held_out.path.name}")
     prediction_files.print_evaluations([before, after])
     if same:
-        typer.echo(
+        say(
             "Note: the calibrator was fitted to these same data, so the figures flatter it; evaluate on "
             "other data with --test FILE."
         )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from typing import Annotated
 
@@ -9,7 +11,7 @@ import typer
 
 from calibrant.cli import training_options as options
 from calibrant.cli.program import say
-from calibrant.cli.run_files import COMPARISON, check_written
+from calibrant.cli.run_files import check_written
 from calibrant.cli.terminal import Resamples, app, fail
 
 
@@ -54,18 +56,22 @@ def compare(
         followed = options.load_recipe(recipe, changes)
         options.import_fabric()
         from calibrant.options import Choice, split_outside_brackets
-        from calibrant.training import compare
+        from calibrant.reports import comparison_page
+        from calibrant.training import compare, run_folder
         from calibrant.training.lock import FolderLock
-        from calibrant.training.run_folder import check_writable
         from calibrant.training.runs import Run, folder_of, plain_name
 
         folder = output or Path("runs", plain_name(followed.name))
-        check_writable(folder)
+        run_folder.check_writable(folder)
         numbers = seeds.split(",")
         if not all(number.strip().isdecimal() and len(number.strip()) < 19 for number in numbers):
             fail(f"--seeds {seeds}: expected whole numbers separated by commas")
         others = [Choice.parse(each) for each in split_outside_brackets(ood)]
-        check_written(folder, COMPARISON, recipe, followed, data_root, others)
+        check_written(folder, comparison_page.FILES, recipe, followed, data_root, others)
+        for loss, number in product(split_outside_brackets(losses), numbers):
+            each = replace(followed, loss=loss, seed=int(number))
+            place = folder_of(folder, each.loss, each.seed)
+            check_written(place, run_folder.FILES, recipe, each, data_root, others)
         fabric = options.launch(followed, accelerator, devices, nodes)
         comparison = compare(
             followed,
@@ -81,7 +87,6 @@ def compare(
         )
         if comparison is None:
             return
-        from calibrant.reports.comparison_page import write_comparison
         from calibrant.reports.table_builders import comparison_note, comparison_table
         from calibrant.reports.tables import print_table
 
@@ -92,7 +97,7 @@ def compare(
         history = {name: [run.history for run in each] for name, each in runs.items()}
         learned = {name: each[0].learned for name, each in runs.items()}
         with FolderLock(folder, "writing the results of a comparison"):  # all files are of one comparison
-            write_comparison(comparison, folder, history, learned)
+            comparison_page.write_comparison(comparison, folder, history, learned)
     note = f"{comparison_note(comparison)} 95 % intervals of the means are in brackets."
     print_table(comparison_table(comparison), note)
     say(f"{folder}: results.json, results.md, results.tex, plots, report.html")

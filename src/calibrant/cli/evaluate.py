@@ -9,6 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
+from calibrant.arguments import LARGEST_INT
 from calibrant.cli import terminal
 
 
@@ -45,7 +46,7 @@ def evaluate(
     level: Annotated[
         float, typer.Option(min=0.5, max=0.9999, help="Confidence level of the intervals.")
     ] = 0.95,
-    seed: Annotated[int, typer.Option(min=0, max=terminal.LARGEST_SEED, help="Seed of the resampling.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, max=LARGEST_INT, help="Seed of the resampling.")] = 0,
     stream: Annotated[
         bool | None,
         typer.Option(

@@ -5,8 +5,7 @@ from __future__ import annotations
 import re
 from inspect import getdoc
 
-import typer
-
+from calibrant.cli.program import say
 from calibrant.cli.terminal import app, print_listing
 from calibrant.losses import LOSSES, AdaptiveLoss, Loss
 
@@ -22,7 +21,5 @@ def losses() -> None:
         adaptive = " (adaptive)" if issubclass(kind, AdaptiveLoss) else ""
         rows.append((key, description + adaptive, options))
     print_listing(("key", "what it is", "hyper-parameters"), rows, folded=("what it is", "hyper-parameters"))
-    typer.echo("Hyper-parameters go in brackets: --loss 'cals-alm[margin=6,penalty=p2]'.")
-    typer.echo(
-        "Adaptive losses learn from validation data, as often as adapt= says: epoch, 100, 0:epoch/10:100."
-    )
+    say("Hyper-parameters go in brackets: --loss 'cals-alm[margin=6,penalty=p2]'.")
+    say("Adaptive losses learn from validation data, as often as adapt= says: epoch, 100, 0:epoch/10:100.")

@@ -16,6 +16,7 @@ import calibrant.evaluation
 from calibrant.atomic import replace_file
 from calibrant.calibrators import Calibrator
 from calibrant.calibrators.storage import other_classes
+from calibrant.cli.program import foreseen
 from calibrant.cli.terminal import progress_bars
 from calibrant.evaluation import Evaluation
 from calibrant.predictions import CHUNK, BadFileError, PredictionFile
@@ -63,6 +64,8 @@ def errors_of(file: PredictionFile) -> Iterator[None]:
     except BadFileError:
         raise
     except ValueError as problem:
+        if not foreseen(problem):
+            raise
         raise BadFileError(file.path, str(problem)) from problem
 
 

@@ -11,6 +11,7 @@ import traceback
 from collections.abc import Callable
 from contextlib import suppress
 from datetime import datetime
+from pathlib import Path
 from typing import Any, TextIO
 
 import typer
@@ -20,6 +21,8 @@ from calibrant.printable import one_line, printable
 
 FAILED, EXPECTED, INTERRUPTED, NOBODY_READS = 1, 2, 130, 141
 """Exit codes: unexpected errors, expected ones, Ctrl-C, and a closed pipe (128 plus the signal's number)."""
+
+_PACKAGE = Path(__file__).parents[1]
 
 
 def say(text: str, *, err: bool = False) -> None:
@@ -37,14 +40,26 @@ def complain(text: str) -> None:
 class Program(TyperGroup):
     """The commands, each of which ends in success or in one line with an exit code."""
 
+    def main(self, *arguments: Any, **options: Any) -> Any:
+        """Parse the command line and run a command; see the class."""
+        try:
+            return _run(lambda: super(Program, self).main(*arguments, **options))
+        except typer.Exit as end:
+            sys.exit(end.exit_code)
+
     def invoke(self, ctx: Any) -> Any:
         """Run a command; see the class."""
+        # Also here, because typer's main has its own words for Ctrl-C and closed pipes.
         return _run(lambda: super(Program, self).invoke(ctx))
 
 
 def _run(command: Callable[[], Any]) -> Any:
     try:
-        result = command()
+        try:
+            result = command()
+        except SystemExit:
+            sys.stdout.flush()
+            raise
         sys.stdout.flush()
         return result
     except KeyboardInterrupt:
@@ -77,6 +92,14 @@ def _run(command: Callable[[], Any]) -> Any:
             code = FAILED
     _give_up_unwritable()
     raise typer.Exit(code) from None
+
+
+def foreseen(error: Exception) -> bool:
+    """False for a plain `ValueError` or `ImportError` from outside this package, such as a user's model."""
+    if type(error) not in (ValueError, ImportError):
+        return True
+    frames = traceback.extract_tb(error.__traceback__)
+    return not frames or Path(frames[-1].filename).is_relative_to(_PACKAGE)
 
 
 def described(error: OSError) -> str:

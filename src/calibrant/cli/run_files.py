@@ -12,15 +12,6 @@ if TYPE_CHECKING:
     from calibrant.options import Choice
     from calibrant.training import Recipe
 
-RUN = (
-    *("recipe.toml", "result.json", "evaluation.json", "log.csv", "log.jsonl", "test.npz", "validation.npz"),
-    *("model.safetensors", "loss.safetensors", "learned.safetensors"),
-)
-"""The files of a run, in its folder."""
-
-COMPARISON = ("results.json", "results.md", "results.tex", "report.html")
-"""The files of a comparison, in its folder."""
-
 
 def check_written(
     folder: Path,
@@ -30,7 +21,7 @@ def check_written(
     data_root: Path | None,
     outside: Sequence[Choice] = (),
 ) -> None:
-    """End the command if it would write over its recipe or its data.
+    """End the command if it would write over its recipe, its data, or files that the model is built from.
 
     Args:
         folder: the output folder.
@@ -41,11 +32,13 @@ def check_written(
         outside: data sets that are read beside the recipe's.
     """
     from calibrant.training.data import files_of
+    from calibrant.training.run_folder import CHECKPOINTS, RESULT
 
     inputs = [file for choice in (recipe.data, *outside) for file in files_of(choice, data_root)]
+    inputs += _files_of_model(recipe.model)
     given = Path(source)
     # A run goes on by the recipe in its own folder, which is written again as it is.
-    begun = any((folder / name).exists() for name in ("result.json", "checkpoints"))
+    begun = any((folder / name).exists() for name in (RESULT, CHECKPOINTS))
     if given.is_file() and not begun and given.read_text(encoding="utf-8") != recipe.to_toml():
         inputs.append(given)
     for name in names:
@@ -53,7 +46,16 @@ def check_written(
 
 
 def files_of_run(folder: Path, recipe: Recipe, data_root: Path | None) -> list[Path]:
-    """The files in the folder of a run, and those of its data."""
+    """The files in the folder of a run, those of its data, and those that its model is built from."""
     from calibrant.training.data import files_of
 
-    return [*folder.iterdir(), *files_of(recipe.data, data_root)]
+    return [*folder.iterdir(), *files_of(recipe.data, data_root), *_files_of_model(recipe.model)]
+
+
+def _files_of_model(choice: Choice) -> list[Path]:
+    """The existing files in the options of a model, such as ``weights``, and in the folder of ``hf:DIR``."""
+    prefix, _, source = choice.name.partition(":")
+    paths = [Path(value) for value in choice.options.values() if isinstance(value, str)]
+    if prefix == "hf" and Path(source).is_dir():
+        paths += Path(source).iterdir()
+    return [path for path in paths if path.is_file()]

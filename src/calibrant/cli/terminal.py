@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 import typer
 
 from calibrant.arguments import label
-from calibrant.cli.program import EXPECTED, Program, complain, described
+from calibrant.cli.program import EXPECTED, Program, complain, described, foreseen, say
 from calibrant.printable import printable
 
 if TYPE_CHECKING:
@@ -43,7 +43,6 @@ IgnoreIndex = Annotated[
 Resamples = Annotated[
     int, typer.Option(min=0, max=1_000_000, help="Bootstrap resamples for the intervals; 0 for none.")
 ]
-LARGEST_SEED = 2**63 - 1
 
 
 def _as_label(value: int) -> int:
@@ -57,7 +56,7 @@ def _print_version(wanted: bool) -> None:
     if wanted:
         from calibrant import __version__
 
-        typer.echo(f"calibrant {__version__}")
+        say(f"calibrant {__version__}")
         raise typer.Exit
 
 
@@ -78,7 +77,10 @@ def fail(problem: str) -> NoReturn:
 
 @contextmanager
 def one_line_errors(*errors: type[Exception], shown: bool = True) -> Iterator[None]:
-    """End the command with one line on these errors; print warnings in one line each, if ``shown``."""
+    """End the command with one line on these errors; print warnings in one line each, if ``shown``.
+
+    Errors that are not `foreseen` pass.
+    """
 
     def show(message: Warning | str, *_: Any) -> None:
         if shown:
@@ -89,6 +91,8 @@ def one_line_errors(*errors: type[Exception], shown: bool = True) -> Iterator[No
             warnings.showwarning = show  # type: ignore[assignment]
             yield
     except errors as problem:
+        if not foreseen(problem):
+            raise
         if shown:
             fail(described(problem) if isinstance(problem, OSError) else str(problem))
         raise typer.Exit(EXPECTED) from None
@@ -162,6 +166,8 @@ def _unwritable(path: Path) -> str | None:
 
 
 def _same_file(first: Path, second: Path) -> bool:
+    if first.exists() and not first.is_file():
+        return False  # a device or a pipe is written to, not replaced
     if os.path.realpath(first) == os.path.realpath(second):
         return True
     try:

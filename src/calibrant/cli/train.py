@@ -8,9 +8,10 @@ from typing import Annotated
 
 import typer
 
+from calibrant.arguments import LARGEST_INT
 from calibrant.cli import training_options as options
 from calibrant.cli.program import say
-from calibrant.cli.run_files import RUN, check_written
+from calibrant.cli.run_files import check_written
 from calibrant.cli.terminal import app
 
 
@@ -26,7 +27,10 @@ def train(
     seed: Annotated[
         int | None,
         typer.Option(
-            min=0, max=2**63 - 1, help="Seed of weights, order and augmentation.", show_default="the recipe's"
+            min=0,
+            max=LARGEST_INT,
+            help="Seed of weights, order and augmentation.",
+            show_default="the recipe's",
         ),
     ] = None,
     output: Annotated[
@@ -45,11 +49,11 @@ def train(
         options.import_fabric()
         from calibrant.training import train
         from calibrant.training.data import load_data
-        from calibrant.training.run_folder import check_folder, is_finished
+        from calibrant.training.run_folder import FILES, check_folder, is_finished
         from calibrant.training.runs import Run, folder_of, plain_name
 
         folder = output or folder_of(Path("runs", plain_name(followed.name)), followed.loss, followed.seed)
-        check_written(folder, RUN, recipe, followed, data_root)
+        check_written(folder, FILES, recipe, followed, data_root)
         fabric = options.launch(followed, accelerator, devices, nodes)
         data = None
         finished = is_finished(folder)

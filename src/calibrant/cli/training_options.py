@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from calibrant.cli.program import INTERRUPTED, complain
 from calibrant.cli.terminal import fail, one_line_errors
 
 if TYPE_CHECKING:
@@ -61,8 +62,8 @@ def training_errors() -> Iterator[None]:
         with one_line_errors(*errors, shown=first):
             yield
     except KeyboardInterrupt:
-        typer.echo("calibrant: stopped; the same command continues from the last checkpoint", err=True)
-        raise typer.Exit(130) from None
+        complain("stopped; the same command continues from the last checkpoint")
+        raise typer.Exit(INTERRUPTED) from None
 
 
 def import_fabric() -> None:

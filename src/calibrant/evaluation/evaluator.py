@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from calibrant.arguments import in_range, label, whole_number
+from calibrant.arguments import LARGEST_INT, in_range, label, whole_number
 from calibrant.distributed import agree, all_reduce, collective_device
 from calibrant.evaluation.figures import Evaluation, Figure
 from calibrant.evaluation.intervals import figures_of, image_figures
@@ -391,7 +391,7 @@ def _counts(values: Any) -> list[int]:
     values = values.tolist() if hasattr(values, "tolist") else values  # of torch or NumPy
     if isinstance(values, str) or not isinstance(values, Sequence):
         raise ValueError(f"class_counts must be a list of whole numbers, got {values!r}")
-    return [whole_number("class_counts", count, 0, 2**63 - 1) for count in values]
+    return [whole_number("class_counts", count, 0, LARGEST_INT) for count in values]
 
 
 def _agreed(

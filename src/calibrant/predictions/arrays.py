@@ -18,7 +18,15 @@ import torch
 from torch import Tensor
 
 from calibrant.predictions.file import BadFileError, Batches, PredictionFile, file_errors
-from calibrant.sizes import MAX_AXES, MAX_CLASSES, MAX_TEXT, check_member, check_memory, npy_header
+from calibrant.sizes import (
+    MAX_AXES,
+    MAX_CLASSES,
+    MAX_TEXT,
+    check_member,
+    check_memory,
+    check_torch_file,
+    npy_header,
+)
 
 _SCORES = ("logits", "probabilities")
 _ARRAYS = (*_SCORES, "labels")
@@ -213,6 +221,7 @@ def open_pt(path: Path) -> PredictionFile:
             warnings.simplefilter("ignore")  # they are about how the file was written
             # Files from before torch 1.6 are not zip archives and cannot be mapped into memory. They are
             # read first, because torch would allocate as many bytes as a damaged file asks for.
+            check_torch_file(path)
             new = zipfile.is_zipfile(path)
             source = path if new else io.BytesIO(path.read_bytes())
             data = torch.load(source, "cpu", weights_only=True, mmap=new)
@@ -233,7 +242,7 @@ def open_pt(path: Path) -> PredictionFile:
 
 def _tensor_array(path: Path, name: str, tensor: Tensor) -> _Array:
     if name in _ARRAYS and tensor.is_meta:
-        raise BadFileError(path, f"{name} are on the device meta, without numbers; expected numbers")
+        raise BadFileError(path, f"{name} are meta tensors, which hold no values; expected stored values")
     if name in _ARRAYS and tensor.numel() * tensor.itemsize > tensor.untyped_storage().nbytes():
         raise BadFileError(
             path, f"{name} of shape {tuple(tensor.shape)} repeat their numbers; expected .contiguous() ones"

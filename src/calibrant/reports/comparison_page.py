@@ -54,6 +54,10 @@ def latex(comparison: Comparison) -> str:
     return f"% {tex(comparison_note(comparison))}\n{to_latex(comparison_table(comparison), 'Loss')}\n"
 
 
+FILES = ("results.json", "results.md", "results.tex", "report.html")
+"""The files that `write_comparison` writes beside the plots."""
+
+
 def write_comparison(
     comparison: Comparison,
     folder: str | os.PathLike[str],

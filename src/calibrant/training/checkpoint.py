@@ -17,9 +17,11 @@ from typing import Any, Self
 import torch
 
 from calibrant.atomic import replacing
+from calibrant.sizes import check_torch_file
 
 LAST, PREVIOUS = "last.pt", "previous.pt"
 BEST, SECOND_BEST = "best.pt", "second-best.pt"
+NAMES = (LAST, PREVIOUS, BEST, SECOND_BEST)
 
 
 class DamagedError(ValueError):
@@ -153,6 +155,7 @@ def load(path: Path) -> dict[str, Any]:
         DamagedError: the file is damaged or is not a checkpoint.
     """
     try:
+        check_torch_file(path)
         with zipfile.ZipFile(path) as archive:  # torch does not verify checksums
             damaged = archive.testzip()
         if damaged is not None:

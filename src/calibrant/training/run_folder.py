@@ -23,6 +23,13 @@ from calibrant.training.recipe import Recipe
 RECIPE, RESULT, CHECKPOINTS = "recipe.toml", "result.json", "checkpoints"
 WEIGHTS, LOSS, LEARNED = "model.safetensors", "loss.safetensors", "learned.safetensors"
 
+FILES = (
+    *(RECIPE, RESULT, WEIGHTS, LOSS, LEARNED, "validation.npz", "test.npz", "evaluation.json"),
+    *("log.csv", "log.jsonl"),
+    *(f"{CHECKPOINTS}/{name}" for name in checkpoint.NAMES),
+)
+"""The files that a run writes. (Those of TensorBoard have a name of their own each time.)"""
+
 FORMAT = 2
 """The version of the content of ``result.json``."""
 

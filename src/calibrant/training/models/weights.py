@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from calibrant import arguments
+from calibrant.sizes import check_torch_file
 
 _NAMES_SHOWN = 5
 
@@ -96,10 +97,11 @@ def _read(path: Path) -> dict[str, Tensor]:
         if path.suffix == ".safetensors":
             content = load_file(path)
         else:
+            check_torch_file(path)
             content = torch.load(path, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError:
         raise ValueError(f"{path} is damaged, or has more in it than tensors and plain values") from None
-    except (SafetensorError, RuntimeError, EOFError) as error:
+    except (SafetensorError, RuntimeError, EOFError, ValueError) as error:
         raise ValueError(f"{path} is damaged: {' '.join(str(error).split())}") from None
     for name in ("state_dict", "model"):
         if isinstance(content, Mapping) and isinstance(content.get(name), Mapping):
