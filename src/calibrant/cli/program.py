@@ -165,5 +165,5 @@ def prepare_streams() -> None:
         if getattr(sys, name) is None:
             setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115
     for stream in (sys.stdout, sys.stderr):
-        with suppress(AttributeError):  # a stream that somebody else put there
+        with suppress(AttributeError, OSError):  # a stream, or its file, that somebody else put there
             stream.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
