@@ -273,7 +273,9 @@ def test_damaged_files_of_a_run_are_one_line():
     for position in range(5):
         content[-10 * position - 1] ^= 4
     weights.write_bytes(content)
-    assert "model.safetensors is damaged" in fail("predict", "a", "--split", "train", "--output", "p.npz")
+    for split in ("train", "test"):
+        assert "model.safetensors is damaged" in fail("predict", "a", "--split", split, "--output", "p.npz")
+    assert "model.safetensors is damaged" in fail(*command)
     assert not Path("p.npz").exists()
     for text in ("{}", result.read_text()[:300]):
         result.write_text(text)

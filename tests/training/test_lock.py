@@ -265,6 +265,12 @@ def test_another_recipe_is_refused_while_a_run_works_in_the_folder(tmp_path: Pat
                 (tmp_path / "recipe.toml").write_text(stale.to_toml())
             with pytest.raises(RecipeError, match=said):
                 train(RECIPE, tmp_path)
+        (tmp_path / "recipe.toml").write_text(OTHER.to_toml())
+        (tmp_path / "checkpoints").mkdir()
+        (tmp_path / "checkpoints" / "last.pt").touch()
+        with pytest.raises(RecipeError, match=said):  # and not that the folder may be deleted
+            train(RECIPE, tmp_path)
+        (tmp_path / "checkpoints" / "last.pt").unlink()
         end(process)
         train(RECIPE, tmp_path)  # nothing had been trained
     assert Run(tmp_path).recipe == RECIPE
@@ -501,12 +507,15 @@ def test_five_flipped_bits_are_noticed(name: str, finished: Path, tmp_path: Path
     content = bytearray(path.read_bytes())
     for position in range(5):
         content[-200 - 7 * position] ^= 1
+    early = Run(tmp_path / "run")
     path.write_bytes(content)
-    run = Run(tmp_path / "run")
+    said = rf"{name} is damaged or was changed: its SHA-256 is not the one"
+    with pytest.raises(RecipeError, match=said):
+        Run(tmp_path / "run")
     if name == "model.safetensors":  # otherwise the stored predictions would do
         (tmp_path / "run" / "test.npz").unlink()
-    with pytest.raises(RecipeError, match=rf"{name} is damaged or was changed: its SHA-256 is not the one"):
-        run.learned if name == "learned.safetensors" else run.predict("test", tmp_path / "out.npz")
+    with pytest.raises(RecipeError, match=said):
+        early.learned if name == "learned.safetensors" else early.predict("test", tmp_path / "out.npz")
     assert not (tmp_path / "out.npz").exists()
 
 

@@ -90,7 +90,7 @@ def train(
         fabric.launch()
     with ExitStack() as stack, readable_errors():
         agree({"recipe": recipe.to_toml()})
-        together(lambda: run_folder.check_folder(folder, recipe), "checking the output folder")
+        together(lambda: _check_free(folder, recipe), "checking the output folder")
         if not gather(run_folder.is_finished(folder))[0]:
             _train(recipe, folder, data_root, data, fabric, progress, stack)
             fabric.barrier()
@@ -134,6 +134,20 @@ def _train(
     loop.run()
 
 
+def _check_free(folder: Path, recipe: Recipe) -> None:
+    """Refuse a folder that holds a run of another recipe; name the process that works on that run."""
+    try:
+        run_folder.check_folder(folder, recipe)
+    except RecipeError:
+        if holder := FolderLock(folder).holder():
+            raise _in_use(folder, holder) from None
+        raise
+
+
+def _in_use(folder: Path, holder: str) -> RecipeError:
+    return RecipeError(f"{folder} is in use by {holder} for another recipe; choose another output folder")
+
+
 def _purpose(recipe: Recipe) -> str:
     """The purpose of a run's lock: a hash of the recipe, and what it is in words."""
     mark = hashlib.sha256(recipe.to_toml().encode()).hexdigest()[:12]
@@ -155,9 +169,7 @@ def _wait_for(lock: FolderLock, fabric: Fabric) -> None:
         found = lock.holder()
         # Seen twice: before a new holder has written its name, the file may have that of an earlier one.
         if found and found == holder and f"({mark}:" not in found:
-            raise RecipeError(
-                f"{lock.folder} is in use by {found} for another recipe; choose another output folder"
-            )
+            raise _in_use(lock.folder, found)
         return found or "a process that has just ended"
 
     # The processes ask together, again and again: a single long wait would exceed the time-out of the others.

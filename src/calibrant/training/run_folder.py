@@ -156,9 +156,12 @@ def check_origin(
 
 
 def check_finished(folder: Path, recipe: Recipe, fingerprint: str | None = None) -> dict[str, Any]:
-    """The result of a finished run, if it belongs to this recipe and to these data."""
+    """The result of a finished run, if it and its files belong to this recipe and to these data."""
     result = result_of(folder)
     check_origin(folder, RESULT, result, recipe, fingerprint)
+    for name, expected in result["files"].items():
+        if (folder / name).is_file():
+            check_file(folder / name, expected)
     if result["epochs"] != recipe.epochs:
         raise RecipeError(
             f"{folder / RESULT} has epochs = {result['epochs']}, expected {recipe.epochs} as in the recipe; "
