@@ -157,8 +157,8 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> Results:
 def assert_close(state: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
     assert state.keys() == expected.keys()
     for name, value in expected.items():
-        # Averaged gradients are rounded differently from those of a larger batch.
-        torch.testing.assert_close(state[name], value, rtol=1e-5, atol=1e-5)
+        # Averaged gradients are rounded differently from those of a larger batch, and Adam amplifies that.
+        torch.testing.assert_close(state[name], value, rtol=5e-5, atol=5e-5)
 
 
 def assert_identical(state: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
