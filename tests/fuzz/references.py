@@ -150,9 +150,14 @@ def mmce_weighted(logits: Tensor, target: Tensor, o: Settings) -> Tensor:
 
 def kde(logits: Tensor, target: Tensor, o: Settings) -> Tensor:
     """The canonical calibration error: each softmax against the labels near it, without itself."""
-    count = len(logits)
-    if count < 2:
+    if len(logits) < 2:
         return 0 * logits.sum()
+    return o.weight * kde_gaps(logits, target, o).abs().sum(1).mean()
+
+
+def kde_gaps(logits: Tensor, target: Tensor, o: Settings) -> Tensor:
+    """The frequency of each class near each softmax, minus that softmax, ``(N, K)``."""
+    count = len(logits)
     logarithm = log_softmax(logits)
     s = logarithm.exp()
     alpha = s / o.bandwidth + 1
@@ -160,8 +165,7 @@ def kde(logits: Tensor, target: Tensor, o: Settings) -> Tensor:
     log_kernel = (logarithm[:, None, :] * (s / o.bandwidth)[None, :, :]).sum(2)
     log_kernel = log_kernel + (torch.lgamma(alpha.sum(1)) - torch.lgamma(alpha).sum(1))[None, :]
     log_kernel = log_kernel.masked_fill(torch.eye(count, dtype=torch.bool), -torch.inf)
-    frequency = log_kernel.softmax(1) @ target
-    return o.weight * (frequency - s).abs().sum(1).mean()
+    return log_kernel.softmax(1) @ target - s
 
 
 # ------------------------------------------------------------------------------------------------ losses
