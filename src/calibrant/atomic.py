@@ -17,9 +17,9 @@ def replacing(path: Path | str) -> Iterator[IO[bytes]]:
     """A stream to a temporary file that replaces ``path`` once it is complete.
 
     A replaced file keeps its mode and, where the system allows it, its owner and group. If the group cannot
-    be kept, the new group has the permissions of everybody else. If ``path`` is a symbolic link, the link
-    stays and the file that it points to is replaced. A device or a pipe is written to directly, and so is the
-    file that the standard output or the error output goes to.
+    be kept, the permissions of the group are reduced to those of others. If ``path`` is a symbolic link, the
+    link stays and the file that it points to is replaced. A device or a pipe is written to directly, and so
+    is the file that the standard output or the error output goes to.
 
     Raises:
         OSError: the file cannot be written. The error has the original type and number, and names the file.
@@ -60,10 +60,9 @@ def replace_file(path: Path | str, content: bytes) -> None:
 
 def _resolved(path: Path) -> tuple[Path, os.stat_result | None]:
     """The file that a path leads to through symbolic links, and its status if it exists."""
-    try:
+    before = None
+    with suppress(FileNotFoundError):
         before = path.stat()
-    except FileNotFoundError:
-        return Path(os.path.realpath(path)), None
     return Path(os.path.realpath(path)), before
 
 
