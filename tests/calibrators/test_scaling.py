@@ -358,7 +358,7 @@ def problems(draw: st.DrawFn) -> tuple[type[Scaling], Tensor, Tensor]:
     return method, logits * 10 ** draw(st.floats(-4, 4)), target
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=200, deadline=None)
 @given(problems())
 def test_never_less_likely_than_the_logits_as_they_are(problem: tuple[type[Scaling], Tensor, Tensor]) -> None:
     method, logits, target = problem

@@ -1,4 +1,4 @@
-"""A program that trains, for tests that fill its disk or start it in several processes.
+"""A program that trains, for tests that kill it, fill its disk, or start it in several processes.
 
 As ``python -m tests.training.program OUTPUT RECIPE...`` it follows each recipe file into a folder of its own.
 """
@@ -6,10 +6,15 @@ As ``python -m tests.training.program OUTPUT RECIPE...`` it follows each recipe 
 from __future__ import annotations
 
 import argparse
+import os
 import random
 import resource
 import shutil
+import signal
+import threading
+import time
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -76,15 +81,17 @@ def as_probabilities(num_classes: int, *, features: int) -> nn.Module:
 
 
 class Forgetful(nn.Module):
-    """A network that needs random numbers in every step.
+    """A network that needs random numbers in every step, and some time.
 
     Args:
         num_classes: K.
         features: of each element.
+        pause: seconds that a training step takes.
     """
 
-    def __init__(self, num_classes: int, features: int) -> None:
+    def __init__(self, num_classes: int, features: int, pause: float) -> None:
         super().__init__()
+        self.pause = pause
         self.layers = nn.Sequential(
             nn.Linear(features, 16), nn.ReLU(), nn.Dropout(0.3), nn.Linear(16, num_classes)
         )
@@ -92,28 +99,40 @@ class Forgetful(nn.Module):
     def forward(self, inputs: Tensor) -> Tensor:
         if self.training:
             announce_step()
+            time.sleep(self.pause)
             inputs = inputs + 0.1 * random.random()
         return self.layers(inputs)
 
 
-def forgetful(num_classes: int, *, features: int) -> nn.Module:
-    return Forgetful(num_classes, features)
+def forgetful(num_classes: int, *, features: int, pause: float = 0.0) -> nn.Module:
+    return Forgetful(num_classes, features, pause)
 
 
 class Stopped(BaseException):
     """Nothing catches it on the way out, as nothing catches a kill."""
 
 
-_doom: dict[str, int | None] = {"step": None}
+_doom: dict[str, Any] = {"after": None, "steps": None, "step": None}
 
 
 def announce_step() -> None:
-    """Stop at the step that was asked for."""
+    """Leave a mark for each step; with the first one the time to be killed begins to run."""
+    if _doom["steps"] is not None:
+        with open(_doom["steps"], "a") as stream:
+            stream.write(".")
     if _doom["step"] is not None:
         _doom["step"] -= 1
         if _doom["step"] < 0:
             _doom["step"] = None
             raise Stopped
+    after, _doom["after"] = _doom["after"], None
+    if after is not None:
+
+        def kill() -> None:
+            time.sleep(after)
+            os.kill(os.getpid(), signal.SIGKILL)
+
+        threading.Thread(target=kill, daemon=True).start()
 
 
 def follow(recipe: Recipe, folder: Path, fabric: Fabric | None = None) -> None:
@@ -138,11 +157,13 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("output", type=Path)
     parser.add_argument("recipes", type=Path, nargs="+")
     parser.add_argument("--devices", type=int, default=1)
+    parser.add_argument("--kill-after", type=float)
     parser.add_argument("--stop-at-step", type=int, help="of the recipe named stopped")
     parser.add_argument("--largest-file", type=int)
     given = parser.parse_args(arguments)
     torch.set_num_threads(1)
     DATA_SETS["spotted"] = spotted
+    _doom.update(after=given.kill_after)
     if given.largest_file is not None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (given.largest_file, given.largest_file))
     fabric = None
@@ -151,6 +172,7 @@ def main(arguments: list[str] | None = None) -> None:
         if fabric is None:
             fabric = setup.make_fabric(recipe, accelerator="cpu", devices=given.devices)
             fabric.launch()
+        _doom.update(steps=given.output / f"{path.stem}.steps")
         if path.stem == "stopped":
             _doom.update(step=given.stop_at_step)
             try:

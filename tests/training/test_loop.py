@@ -3,6 +3,8 @@ from __future__ import annotations
 import json
 import math
 import os
+import random
+import signal
 import subprocess
 import sys
 import warnings
@@ -29,6 +31,7 @@ from calibrant.training.optimization import SCHEDULES
 from calibrant.training.recipe import Recipe
 from calibrant.training.run_folder import is_finished
 from calibrant.training.setup import make_fabric, set_up
+from tests.distributed.processes import PREPARED
 
 from . import program
 from .run_folders import assert_close, assert_identical, result, rows, tensors
@@ -351,6 +354,31 @@ def start(output: Path, recipe: Path, *arguments: str) -> subprocess.CompletedPr
         "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path]),
     }
     return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=120)
+
+
+def lived(output: Path, recipe: Path, *arguments: str) -> int | None:
+    """The same in a process that need not import anything, and how it ended."""
+    process = PREPARED.Process(target=program.main, args=([str(output), str(recipe), *arguments],))
+    process.start()
+    process.join(120)
+    ended = process.exitcode
+    process.kill()  # if it has not
+    return ended
+
+
+def test_five_kills_at_random_moments_change_nothing(tmp_path: Path) -> None:
+    undisturbed = train(exact("epochs=8"), tmp_path / "undisturbed")
+    path = tmp_path / "killed.toml"
+    # 64 steps of at least 0.05 s take longer than the five lives together.
+    path.write_text(exact("epochs=8", "model.pause=0.05").to_toml())
+    moments = random.Random()
+    for _ in range(5):
+        assert lived(tmp_path, path, "--kill-after", str(moments.uniform(0.05, 0.5))) == -signal.SIGKILL
+    assert (tmp_path / "killed" / "checkpoints" / "last.pt").exists()
+    assert lived(tmp_path, path) == 0
+    assert_identical(tmp_path / "killed", undisturbed)
+    done = len((tmp_path / "killed.steps").read_text())
+    assert 64 <= done <= 64 + 5 * 4  # no kill threw it back by more than three steps and the one begun
 
 
 class Killed(BaseException):
