@@ -112,14 +112,18 @@ def read_toml(path: Path) -> str:
 
 
 def _written(value: Any) -> str:
-    """The inverse of `parse_value`, without quotes around words."""
+    """The inverse of `parse_value`, without quotes around words; None is the word none."""
+    if value is None:
+        return "none"
     if isinstance(value, str) and parse_value(value) == value and not set(value) & set(",[]=\"'"):
         return value
     return to_toml_value(value)
 
 
 def to_toml_value(value: Any) -> str:
-    """The value in TOML."""
+    """The value in TOML, which has no None: that is the text none."""
+    if value is None:
+        return '"none"'
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, int | float):
