@@ -161,14 +161,18 @@ def test_none_stands_for_none_in_the_options_of_losses() -> None:
     for recipe in (own, Recipe.from_toml(own.to_toml()), replace(own, losses={}, loss=str(own.loss_choice))):
         assert recipe.create_loss(10).penalty_weight_max is None
     assert own.override(["loss=cals-alm[penalty_weight_max=20]"]).create_loss(10).penalty_weight_max == 20
-    with pytest.raises(RecipeError, match=r"^loss cals-alm\[margin=none\]: margin must be a number, got None$"):
+    with pytest.raises(
+        RecipeError, match=r"^loss cals-alm\[margin=none\]: margin must be a number, got None$"
+    ):
         replace(DIGITS, loss="cals-alm[margin=none]")
 
 
 def test_a_loss_is_checked_with_the_classes_of_the_data() -> None:
     recipe = replace(DIGITS, loss="dual-focal[rank=1+2+3]")
     assert recipe.create_loss(4).rank == "1+2+3"
-    with pytest.raises(RecipeError, match=r"^loss dual-focal\[rank=1\+2\+3\]: rank='1\+2\+3' needs more than 3"):
+    with pytest.raises(
+        RecipeError, match=r"^loss dual-focal\[rank=1\+2\+3\]: rank='1\+2\+3' needs more than 3"
+    ):
         recipe.create_loss(3)
     together = replace(DIGITS, losses={"dual-focal": {"rank": 2}}, loss="dual-focal[constant=0.1]")
     with pytest.raises(RecipeError, match=r"constant=0\.1 takes the place of rank=2"):

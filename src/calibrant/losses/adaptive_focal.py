@@ -208,8 +208,8 @@ class AdaDualFocal(AdaFocal):
     ``-(1-p+q)^γ log p``, or ``-(1+p-q)^|γ| log p`` where γ < 0, with ``q`` the best probability strictly
     below p. The bin is that of p.
 
-    Tao, Dong and Xu, *Dual Focal Loss for Calibration*, ICML 2023. (In its public code the update is
-    never reached; here it is.)
+    Tao, Dong and Xu, *Dual Focal Loss for Calibration*, ICML 2023. (The paper has no formula for it. The
+    code that was first released never reaches the update of γ for this loss, and looks γ up by ``p - q``.)
 
     Shape and arguments as `AdaFocal`.
 

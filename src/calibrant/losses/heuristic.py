@@ -39,7 +39,8 @@ class HeuristicMultipliers(ClassAdaptiveSmoothing):
     pass: λ is multiplied by ``factor`` where ``c`` grew by more than ``threshold``, and divided by
     ``factor`` where ``c`` shrank by more than ``threshold``.
 
-    Liu et al., *Class Adaptive Network Calibration*, CVPR 2023.
+    Liu et al., *Class Adaptive Network Calibration*, CVPR 2023. The mean over classes is that of the released
+    code. The paper's formula is a sum over classes: multiply λ by ``num_classes`` for it.
 
     Shape: logits ``(B, K, *S)``; labels ``(B, *S)`` or probabilities ``(B, K, *S)``.
 
@@ -50,8 +51,8 @@ class HeuristicMultipliers(ClassAdaptiveSmoothing):
         threshold: τ of the paper, at least 1: the change of ``c``, as a factor, beyond which λ moves. None
             for that of ``factor``, since the paper sets both to 1.1. With a threshold below ``factor``, a
             raise of λ is itself a growth of ``c`` that raises λ again.
-        multiplier_range: bounds of λ.
-        initial_multiplier: λ at the start.
+        multiplier_range: bounds of λ (from the released code).
+        initial_multiplier: λ at the start (from the released code).
         **shared: see `Loss`.
 
     >>> import torch
