@@ -182,6 +182,8 @@ def test_losses_and_recipes_are_listed():
     text = succeed("losses")
     for key in LOSSES:
         assert re.search(rf"^{key} ", text, re.MULTILINE)
+    for option in ("penalty_weight_max=10.0", "threshold=none", "gamma_range=[-2.0,", "through_gamma=false"):
+        assert option in text  # as it can be given in brackets
     listed = succeed("recipes")
     for name in shipped_recipes():
         assert re.search(rf"^{name} ", listed, re.MULTILINE)

@@ -167,6 +167,22 @@ def test_none_stands_for_none_in_the_options_of_losses() -> None:
         replace(DIGITS, loss="cals-alm[margin=none]")
 
 
+def test_a_list_of_a_loss_may_have_an_entry_for_each_class(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Offsets(LOSSES["ce"]):  # type: ignore[misc]
+        def __init__(self, num_classes: int, *, offsets: list[float], limits: list[float]) -> None:
+            super().__init__(num_classes)
+            self.offsets, self.limits = offsets, limits
+            if len(offsets) != num_classes:
+                raise ValueError(f"offsets must have {num_classes} entries")
+
+    monkeypatch.setitem(LOSSES, "offsets", Offsets)
+    assert replace(DIGITS, loss="offsets[limits=[0,9],offsets=[1,2,3]]").loss.startswith("offsets")
+    with pytest.raises(RecipeError, match="class_weight must hold num_classes=3"):
+        replace(DIGITS, loss="ce[class_weight=[1,2,-3]]")
+    with pytest.raises(RecipeError, match="smoothing"):
+        replace(DIGITS, loss="ls[class_weight=[1,2,3],smoothing=7]")
+
+
 def test_a_loss_is_checked_with_the_classes_of_the_data() -> None:
     recipe = replace(DIGITS, loss="dual-focal[rank=1+2+3]")
     assert recipe.create_loss(4).rank == "1+2+3"

@@ -341,7 +341,7 @@ def _choice(where: str, table: Any) -> Choice:
 
 
 _ENOUGH_CLASSES = 1000
-"""A number of classes that no loss refuses; that of the data is known only when they are loaded."""
+"""More classes than any loss demands; those of the data are known only when they are loaded."""
 
 
 def _check_loss(choice: Choice) -> None:
@@ -354,8 +354,16 @@ def _check_loss(choice: Choice) -> None:
             )
     if "adapt" in choice.options and not issubclass(LOSSES[choice.name], AdaptiveLoss):
         raise RecipeError(f"loss {choice}: {choice.name} does not adapt; adapt is for losses that do")
-    weights = choice.options.get("class_weight")
-    _built(choice, len(weights) if isinstance(weights, list | tuple) else _ENOUGH_CLASSES)
+    # A list, such as class weights, may have an entry for each class.
+    lengths = {len(value) for value in choice.options.values() if isinstance(value, list | tuple)}
+    problems = []
+    for classes in [*sorted(lengths - {0, 1}, reverse=True), _ENOUGH_CLASSES]:
+        try:
+            _built(choice, classes)
+            return
+        except RecipeError as problem:
+            problems.append(problem)
+    raise problems[0]
 
 
 def _built(choice: Choice, num_classes: int, **shared: Any) -> Loss:
