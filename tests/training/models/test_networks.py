@@ -184,6 +184,25 @@ def test_text_cnn_takes_the_largest_value_over_positions():
     torch.testing.assert_close(model(early), model(late))
 
 
+def test_text_cnn_starts_with_the_weights_that_pytorch_draws():
+    torch.manual_seed(0)
+    convolution = create_model("text-cnn", 3, {"embedding": torch.zeros(50, 100)}).layers[0]
+    limit = (5 * 100) ** -0.5
+    assert 0.99 * limit < convolution.weight.abs().max() <= limit
+    assert 0.9 * limit < convolution.bias.abs().max() <= limit
+
+
+def test_text_cnn_drops_features_of_its_last_layer_in_training_only():
+    model = create_model("text-cnn", 3, {"vocabulary_size": 50}, dropout=0.3)
+    text = torch.randint(1, 50, (2, 40))
+    assert not torch.equal(model(text), model(text))
+    model.eval()
+    assert torch.equal(model(text), model(text))
+    assert not any(isinstance(module, nn.Dropout) for module in create_model("text-cnn", 3, ABOUT).modules())
+    with pytest.raises(ValueError, match=r"dropout must lie in \[0, 1\], got 1.5"):
+        create_model("text-cnn", 3, {"vocabulary_size": 50}, dropout=1.5)
+
+
 @pytest.mark.parametrize(
     ("about", "message"),
     [
