@@ -44,6 +44,7 @@ DATA_SETS: dict[str, Callable[..., DataSets]] = {
     "cifar10": in_memory.cifar10,
     "cifar100": in_memory.cifar100,
     "cifar10-c": in_memory.cifar10_c,
+    "cifar100-c": in_memory.cifar100_c,
     "svhn": in_memory.svhn,
     "tiny-imagenet": on_disk.tiny_imagenet,
     "imagenet": on_disk.imagenet,
