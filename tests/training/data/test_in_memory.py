@@ -226,7 +226,7 @@ def test_all_nineteen_corruptions_are_read(tmp_path):
         np.save(folder / f"{corruption}.npy", np.full((5, 32, 32, 3), number, np.uint8))
         choice = Choice.parse(f"cifar10-c[corruption={corruption},severity=2]")
         assert load_data(choice, tmp_path).test.inputs.unique().tolist() == [number]
-    with pytest.raises(RecipeError, match="corruption must be one of 'gaussian_noise', .*, got 'fogg'"):
+    with pytest.raises(RecipeError, match=r"corruption must be one of 'gaussian_noise', .*, got 'fogg'"):
         load_data(Choice("cifar10-c", {"corruption": "fogg"}), tmp_path)
 
 

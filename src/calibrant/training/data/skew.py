@@ -102,7 +102,7 @@ class NoisySplit(Split):
 
     def _noise(self, numbers: Tensor, size: int) -> Tensor:
         uniform = random_numbers(self.seed, _EPOCH, numbers, size).double()
-        # They are multiples of 2^-24: half a step more, and none is 0 or 1, where the noise would be infinite.
+        # They are multiples of 2^-24. Half a step more, and none is 0, where the noise would be infinite.
         return torch.special.ndtri(uniform + 2**-25).float()
 
     def subset(self, indices: Tensor) -> NoisySplit:
