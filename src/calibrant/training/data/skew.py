@@ -96,14 +96,15 @@ class NoisySplit(Split):
         if len(inputs) == 0:
             return inputs, targets
         size = inputs[0].numel()
-        chunks = self.numbers[indices].split(max(1, _AT_ONCE // size))
+        chunks = torch.split(self.numbers[indices], max(1, _AT_ONCE // size))
         noise = torch.cat([self._noise(chunk, size) for chunk in chunks]).view_as(inputs)
         return inputs + self.deviation * noise.to(inputs.dtype), targets
 
     def _noise(self, numbers: Tensor, size: int) -> Tensor:
         uniform = random_numbers(self.seed, _EPOCH, numbers, size).double()
         # They are multiples of 2^-24. Half a step more, and none is 0, where the noise would be infinite.
-        return torch.special.ndtri(uniform + 2**-25).float()
+        noise: Tensor = torch.special.ndtri(uniform + 2**-25).float()
+        return noise
 
     def subset(self, indices: Tensor) -> NoisySplit:
         return NoisySplit(self.part.subset(indices), self.deviation, self.seed, self.numbers[indices])

@@ -165,9 +165,9 @@ def number_words(
     preliminary = []
     for part, length in zip(texts, lengths, strict=True):
         split = (separated_words(text) if keras else tokens(text)[:length] for text in part)
-        found = [array("i", map(numbers.__getitem__, words)) for words in split]
+        found = (array("i", map(numbers.__getitem__, each)) for each in split)
         preliminary.append([np.frombuffer(document, np.int32) for document in found])
-    counted = [document for part in preliminary[: None if keras else 1] for document in part]
+    counted = [document for group in preliminary[: None if keras else 1] for document in group]
     counts = np.bincount(np.concatenate(counted), minlength=len(numbers))
     words = sorted(
         (word for word, number in numbers.items() if counts[number]), key=lambda w: (-counts[numbers[w]], w)
@@ -175,9 +175,9 @@ def number_words(
     final = np.full(len(numbers), PADDING if keras else UNKNOWN, np.int64)
     final[[numbers[word] for word in words]] = np.arange(first, len(words) + first)
     inputs: list[Inputs] = []
-    for part, length in zip(preliminary, lengths, strict=True):
-        indices = torch.full((len(part), length), PADDING)
-        for row, document in zip(indices.numpy(), part, strict=True):
+    for documents, length in zip(preliminary, lengths, strict=True):
+        indices = torch.full((len(documents), length), PADDING)
+        for row, document in zip(indices.numpy(), documents, strict=True):
             known = final[document]
             if keras:
                 known = known[known != PADDING][-length:]
