@@ -38,7 +38,8 @@ class StochasticDepth(nn.Module):
     """Sets its input to zero for a whole batch at random, in training only (Huang et al., 2016).
 
     The input survives with the probability ``survival``; in evaluation it is multiplied by it. The choice is
-    made by a tensor operation, so that a step with it can be compiled and recorded as a CUDA graph.
+    a tensor operation, so that a step with it can be compiled and recorded as a CUDA graph. Layers before it
+    are computed in any case: no time is saved, and their batch normalisation sees every batch.
 
     >>> StochasticDepth(0.25).eval()(torch.tensor([4.0]))
     tensor([1.])
