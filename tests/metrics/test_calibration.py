@@ -167,7 +167,14 @@ def batch(seed, size, classes=4, spread=2.0, rounded=False):
 def outcomes(logits, target):
     """Confidence and correctness; from `Predictions`, lest ties be broken by another rounding."""
     predictions = Predictions.of(logits, target)
-    return predictions.confidence.numpy(), predictions.correct.numpy().astype(float)
+    confidence = predictions.confidence.numpy()
+    return confidence, shared(confidence, predictions.correct.numpy())
+
+
+def shared(confidence, correct):
+    """The mean correctness of the elements of equal confidence, in the place of each: so bins share them."""
+    _, group, count = np.unique(confidence, return_inverse=True, return_counts=True)
+    return (np.bincount(group, correct) / count)[group]
 
 
 def equal_width_groups(confidence, bins):
@@ -208,7 +215,7 @@ def sweep_by_definition(confidence, correct, norm, most=512):
     chosen = 1
     for bins in range(2, min(most, len(confidence)) + 1):
         accuracies = [correct[group].mean() for group in equal_mass_groups(confidence, bins)]
-        if any(after < before for before, after in pairwise(accuracies)):
+        if any(after < before - 1e-12 for before, after in pairwise(accuracies)):  # equal but for rounding
             break
         chosen = bins
     share, gap = gaps(equal_mass_groups(confidence, chosen), confidence, correct)
