@@ -1,4 +1,4 @@
-"""Confidence and correctness as additive statistics: the source of ECE, reliability diagrams and AdaFocal's bins.
+"""Confidence and correctness as additive statistics: for ECE, reliability diagrams and AdaFocal's bins.
 
 `ConfidenceHistogram` has a fixed size. `Outcomes` keeps every element up to a limit. `RankedSums` makes the
 exact bins of equal mass.
@@ -135,8 +135,8 @@ class Bins:
     """Confidence and correctness in M bins; may have leading axes, for resamples of the data.
 
     Attributes:
-        edges: ``(M + 1,)``, never decreasing; bin b holds confidences in ``(edges[b], edges[b+1]]``. Exact bins
-            of equal mass may also hold some of the elements at ``edges[b]``.
+        edges: ``(M + 1,)``, never decreasing; bin b holds confidences in ``(edges[b], edges[b+1]]``. An exact
+            bin of equal mass may also hold some of the elements at ``edges[b]``.
         count: ``(M,)``, elements per bin.
         confidence: ``(M,)``, summed confidence per bin.
         correct: ``(M,)``, correct elements per bin; a fraction where a bin has a share of equal confidences.
@@ -154,7 +154,7 @@ class Bins:
 
 
 class RankedSums:
-    """Count, confidence and correctness summed along rising confidences; may have a leading axis of resamples.
+    """Count, confidence and correctness summed along rising confidences, also for many resamples at once.
 
     Bins are differences of running sums. Elements of equal confidence form one entry. A boundary between bins
     of equal mass that cuts an entry divides it in proportion: each side gets the mean correctness of the
@@ -163,6 +163,9 @@ class RankedSums:
     Args:
         confidence: confidences in rising order, ``(n,)``.
         sums: count, summed confidence and summed correctness at each of them, ``(3, n)`` or ``(3, R, n)``.
+
+    Attributes:
+        sweeps: a place for the errors that `calibrant.metrics.calibration` finds by trying numbers of bins.
 
     >>> confidence, correct = torch.tensor([0.6, 0.9, 0.9, 0.9]), torch.tensor([1, 1, 0, 0])
     >>> bins = RankedSums.of_outcomes(confidence, correct).equal_mass(2)
@@ -175,6 +178,7 @@ class RankedSums:
         ends = F.pad(confidence[1:] != confidence[:-1], (0, 1), value=True).nonzero().squeeze(1)
         if len(ends) < len(confidence):
             confidence, running = confidence[ends], running[..., ends]
+        self.sweeps: dict[str, tuple[Tensor, Tensor]] = {}
         self._confidence = confidence
         self._running = F.pad(running, (1, 0))
 
@@ -195,10 +199,10 @@ class RankedSums:
     def equal_mass(self, bins: int) -> Bins:
         """Bins of equal counts: elements sorted and cut into groups whose sizes differ by at most one.
 
-        The larger groups come first. With fewer elements than bins, the last bins are empty. Edges lie halfway
-        between the last confidence of a bin and the first of the next, so that rounding does not decide the
-        side of an element; where both are equal, they are the edge. The outer edges are the least and the
-        greatest confidence.
+        The larger groups come first. With fewer elements than bins, the last bins are empty. Edges lie
+        halfway between the last confidence of a bin and the first of the next, so that rounding does not
+        decide the side of an element; where both are equal, they are the edge. The outer edges are the least
+        and the greatest confidence.
         """
         count = self._running[0]
         ends = equal_mass_ends(count[..., -1:], bins)
@@ -329,8 +333,9 @@ class ConfidenceHistogram(Statistics):
 class Outcomes(Statistics):
     """Confidence and correctness of every element, up to 2²⁰ elements; a histogram beyond.
 
-    Equal-mass bins are exact up to the limit, also where processes pool their elements: the limit holds for all
-    of them together. Beyond it, the elements move into a `ConfidenceHistogram`, whose bins hold whole cells.
+    Equal-mass bins are exact up to the limit, also where processes pool their elements: the limit holds for
+    all of them together. Beyond it, the elements move into a `ConfidenceHistogram`, whose bins hold whole
+    cells.
 
     Attributes:
         histogram: the elements that exceeded the limit; empty up to it.
@@ -389,7 +394,9 @@ class Outcomes(Statistics):
 
     def counted(self) -> Self:
         """The same elements, all in the histogram."""
-        return replace(self, histogram=self.histogram + ConfidenceHistogram.of_outcomes(*self.pairs), parts=())
+        return replace(
+            self, histogram=self.histogram + ConfidenceHistogram.of_outcomes(*self.pairs), parts=()
+        )
 
     def all_reduce(self, group: dist.ProcessGroup | None = None, *, timeout: float | None = None) -> Self:
         """The elements of all processes; see `Statistics.all_reduce`. Takes two collective calls."""

@@ -25,10 +25,12 @@ from ..evaluations import assert_same, changed, leaves
 
 GOLDEN = json.loads((Path(__file__).parents[1] / "golden" / "metrics.json").read_text())
 
-ERRORS = ["ece", "mce", "ece_l2", "adaptive_ece", "debiased_ece", "sweep_ece", "smooth_ece"]
+EQUAL_MASS = ["adaptive_ece", "debiased_ece", "debiased_ece_l1", "sweep_ece", "sweep_ece_l1"]
+SWEPT = ["sweep_ece", "sweep_ece_l1", "sweep_ece_width", "sweep_ece_width_l1"]
+ERRORS = ["ece", "mce", "ece_l2", *dict.fromkeys([*EQUAL_MASS, *SWEPT]), "smooth_ece"]
 NEED_ALL = ["nll_calibration", "nll_refinement", "brier_calibration", "brier_refinement", "kde_ece"]
 STREAMED = [name for name in METRICS if name not in NEED_ALL]
-CLOSE = ["adaptive_ece", "debiased_ece", "sweep_ece", "smooth_ece"]
+CLOSE = [*dict.fromkeys([*EQUAL_MASS, *SWEPT]), "smooth_ece"]
 RESAMPLED_STREAM = [*ERRORS, "accuracy", "balanced_accuracy", "nll", "brier", "root_brier"]
 
 Batch = tuple[Tensor, Tensor]
@@ -93,7 +95,11 @@ def by_functions(logits: Tensor, target: Tensor, bins: int, background: int, ign
         "adaptive_ece": metrics.adaptive_ece(logits, target, **binned),
         "classwise_ece": metrics.classwise_ece(logits, target, **binned),
         "debiased_ece": metrics.debiased_ece(logits, target, **binned),
+        "debiased_ece_l1": metrics.debiased_ece(logits, target, norm=1, **binned),
         "sweep_ece": metrics.sweep_ece(logits, target, **data),
+        "sweep_ece_l1": metrics.sweep_ece(logits, target, norm=1, **data),
+        "sweep_ece_width": metrics.sweep_ece(logits, target, binning="equal-width", **data),
+        "sweep_ece_width_l1": metrics.sweep_ece(logits, target, norm=1, binning="equal-width", **data),
         "smooth_ece": metrics.smooth_ece(logits, target, **data),
         "kde_ece": metrics.kde_ece(logits, target, **data),
     }
@@ -278,7 +284,7 @@ def test_a_stream_equals_one_evaluation(classes: int) -> None:
     assert streamed.fingerprint is None
     assert [getattr(streamed, name) for name in NEED_ALL] == [None] * len(NEED_ALL)
     assert streamed.smooth_ece == pytest.approx(whole.smooth_ece, rel=0.01)
-    for name in ("adaptive_ece", "debiased_ece", "sweep_ece"):
+    for name in dict.fromkeys([*EQUAL_MASS, *SWEPT]):
         assert getattr(streamed, name) == pytest.approx(getattr(whole, name), rel=0.1), name
 
 
@@ -517,7 +523,7 @@ def test_no_resamples_no_intervals(golden_batch: Batch, background: int | None) 
 def test_replicates_are_the_figures_of_drawn_data(golden_batch: Batch, golden: Evaluation) -> None:
     (weight, *_) = resampling.draws(500, 3, seed=0)
     assert weight.sum(1).tolist() == [500] * 3
-    coarse = ["sweep_ece", "smooth_ece"]  # fewer bins and cells than the estimate itself
+    coarse = [*SWEPT, "smooth_ece"]  # fewer bins and cells than the estimate itself
     at_the_datas_temperature = [name for name in NEED_ALL if name != "kde_ece"]
     names = [name for name in METRICS if name not in [*coarse, *at_the_datas_temperature, "kde_ece"]]
     for r, times in enumerate(weight.long()):
@@ -1167,13 +1173,13 @@ def test_an_evaluation_stored_before_a_metric_was_added_lacks_it(
     golden: Evaluation, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stored = golden.to_dict()
-    monkeypatch.setitem(METRICS, "added", replace(METRICS["ece"], since=2))
-    monkeypatch.setattr("calibrant.evaluation.figures._FORMAT", 2)
+    monkeypatch.setitem(METRICS, "added", replace(METRICS["ece"], since=3))
+    monkeypatch.setattr("calibrant.evaluation.figures._FORMAT", 3)
     read = Evaluation.from_dict(stored)
     assert read.added is None
     assert {name: value for name, value in read.metrics.items() if name != "added"} == golden.metrics
     again = read.to_dict()
-    assert again["format"] == 2
+    assert again["format"] == 3
     assert Evaluation.from_dict(again) == read
     del again["added"]
     with pytest.raises(ValueError, match="'added'"):

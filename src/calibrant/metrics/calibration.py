@@ -8,6 +8,7 @@ The functions that end in ``_of`` return tensors and also take `Resamples`.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import ClassVar, Protocol
 
 import torch
@@ -143,8 +144,8 @@ def sweep_ece(
 ) -> float:
     """Error over the largest number of bins whose accuracies do not fall with confidence.
 
-    Bins are added one at a time, up to 512, until the accuracies are no longer monotone. Empty bins are passed
-    over. Exact from predictions, with equal confidences as for `adaptive_ece`. From a histogram, whose cells
+    Bins are added one at a time, up to 512, until the accuracies are no longer monotone. Empty bins do not
+    count. Exact from predictions, with equal confidences as for `adaptive_ece`. From a histogram, whose cells
     are not divided, the sweep may stop at another number of bins; the error may then differ by a tenth of its
     value.
 
@@ -223,7 +224,9 @@ def debiased_ece_of(confidences: Confidences, bins: int, norm: int = 2) -> Tenso
         gap, spread = pooled.gap.abs(), (variance / pooled.count.clamp_min(1)).sqrt()
         ratio = gap / spread.clamp_min(torch.finfo(gap.dtype).tiny)
         # The mean of the folded normal distribution.
-        folded = gap * (ratio / math.sqrt(2)).erf() + spread * math.sqrt(2 / math.pi) * (-0.5 * ratio**2).exp()
+        folded = (
+            gap * (ratio / math.sqrt(2)).erf() + spread * math.sqrt(2 / math.pi) * (-0.5 * ratio**2).exp()
+        )
         terms = 2 * gap - folded
     terms = torch.where(pooled.count > 1, terms, 0)
     error = ((pooled.count * terms).sum(-1) / pooled.count.sum(-1)).clamp_min(0)
@@ -243,11 +246,19 @@ _ROUNDING = 1e-12
 
 def sweep_ece_of(confidences: Confidences, norm: int = 2, binning: str = "equal-mass") -> Tensor:
     """`sweep_ece` as a tensor."""
-    pool = confidences.equal_mass if binning == "equal-mass" else confidences.ranked.equal_width
-    pooled = confidences.equal_mass(1)
-    result = _mean_gap(pooled, norm)
-    rising = torch.ones_like(result, dtype=torch.bool)
-    for bins in range(2, min(confidences.most_bins, int(pooled.count.max())) + 1):
+    ranked = confidences.ranked
+    if binning not in ranked.sweeps:
+        pool = confidences.equal_mass if binning == "equal-mass" else ranked.equal_width
+        ranked.sweeps[binning] = _sweep(pool, confidences.most_bins)
+    return ranked.sweeps[binning][norm - 1]
+
+
+def _sweep(pool: Callable[[int], Bins], most_bins: int) -> tuple[Tensor, Tensor]:
+    """The errors of norm 1 and 2 over the largest number of bins whose accuracies do not fall."""
+    pooled = pool(1)
+    first, second = _mean_gap(pooled, 1), _mean_gap(pooled, 2)
+    rising = torch.ones_like(first, dtype=torch.bool)
+    for bins in range(2, min(most_bins, int(pooled.count.max())) + 1):
         pooled = pool(bins)
         accuracy = pooled.correct / pooled.count.clamp_min(1)
         # An empty bin takes the accuracy of the bin before it.
@@ -257,8 +268,9 @@ def sweep_ece_of(confidences: Confidences, norm: int = 2, binning: str = "equal-
         rising = rising & (accuracy.diff(dim=-1) >= -_ROUNDING).all(-1)
         if not bool(rising.any()):
             break
-        result = torch.where(rising, _mean_gap(pooled, norm), result)
-    return result
+        first = torch.where(rising, _mean_gap(pooled, 1), first)
+        second = torch.where(rising, _mean_gap(pooled, 2), second)
+    return first, second
 
 
 def smooth_ece_of(confidences: Confidences) -> Tensor:
