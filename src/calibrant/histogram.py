@@ -339,8 +339,9 @@ class Outcomes(Statistics):
 
     Attributes:
         histogram: the elements that exceeded the limit; empty up to it.
-        parts: the other elements, tensors ``(2, n)`` of confidence and correctness. An ignored element may be
-            among them, with confidence 0: finding these would make every batch wait for a GPU.
+        parts: the other elements, tensors ``(2, n)`` of confidence and correctness. From a GPU, ignored
+            elements are among them, with confidence 0: leaving them out would make every batch wait for the
+            device.
 
     >>> from calibrant.layout import arrange
     >>> outcomes = Outcomes.of(arrange(torch.tensor([[2.0, 0.0], [0.0, 1.0]]), torch.tensor([0, 0])))
@@ -371,7 +372,7 @@ class Outcomes(Statistics):
 
         visit(elements, fill)
         if not elements.all_valid:
-            pairs = torch.where(valid, pairs, 0)
+            pairs = pairs[:, valid] if device.type == "cpu" else torch.where(valid, pairs, 0)
         return cls(valid.sum(dtype=pairs.dtype), ConfidenceHistogram.empty(device), (pairs.flatten(1),))
 
     @property

@@ -27,7 +27,8 @@ class Spline(Calibrator):
 
     Samples are sorted by confidence. At the fraction ``t`` of them, ``h(t)`` is the sum of correctness minus
     confidence so far, divided by N. Samples of equal confidence count with their mean correctness. A natural
-    cubic spline with evenly spaced knots is fitted to h by least squares. The map is ``q(s) = s + h'(t(s))``, linear between the samples and constant beyond them.
+    cubic spline with evenly spaced knots is fitted to h by least squares. The map is
+    ``q(s) = s + h'(t(s))``, linear between the samples and constant beyond them.
 
     The other classes share the rest in proportion, and the prediction never changes, as in `Isotonic` with
     ``"top-label"``. The map need not be monotone: it decreases where more confident predictions are less
