@@ -23,7 +23,7 @@ _GRID = tuple(tenths / 10 for tenths in range(1, 101))
 _MOST_SORTED = 10**5  # elements whose confidences are sorted at every temperature of the grid
 
 Objective = Literal["nll", "ece", "adaptive-ece"]
-"""What a temperature minimises: the negative log-likelihood, or the error over equal-width or equal-mass bins."""
+"""What a temperature minimises: the negative log-likelihood, or ECE over bins of equal width or mass."""
 
 
 class Temperature(Scaling):
@@ -253,7 +253,9 @@ def _equal_mass_errors_of_cells(data: HeldOut) -> list[float]:
     def cells(rows: Tensor, labels: Tensor) -> Sums:
         confidences, correct = _outcomes(rows, labels)
         histograms = (ConfidenceHistogram.of_outcomes(each, correct) for each in confidences)
-        return (torch.stack([torch.stack([each.count, each.confidence, each.correct]) for each in histograms]),)
+        return (
+            torch.stack([torch.stack([each.count, each.confidence, each.correct]) for each in histograms]),
+        )
 
     bins = [ConfidenceHistogram(each[0].sum(), *each).equal_mass(_BINS) for each in data.sums(cells)[0]]
     return [float((each.confidence - each.correct).abs().sum()) for each in bins]
