@@ -158,7 +158,8 @@ def _pictures(comparison: Comparison, history: History, learned: Learned) -> dic
                 ]
                 for method in comparison.methods
             }
-            caption = f"{caption} on {shift}, against the severity of the shift{bars}"
+            against = ", against the severity of the shift" if levels[-1].isdecimal() else ""
+            caption = f"{caption} on {shift}{against}{bars}"
             labels = levels if levels[-1].isdecimal() else [level_label(level) for level in levels]
             add(
                 f"shift-{_letters(shift)}-{file}",
