@@ -73,7 +73,7 @@ def test_calibrators_columns_and_detection_are_in_the_table(full):
         "| T, temperature[objective=ece] | AUROC, svhn | AUROC + T, svhn |"
     )
     assert "All figures but T are in percent" in text
-    assert "+ temperature[objective=ece]: after this calibrator" in text
+    assert ": after this calibrator, fitted to the validation data" in text
     first, *_ = rows(text, "ce")
     assert first[6:] == ["1.100 ± 0.000", "**90.50 ± 0.71**", "**50.00 ± 0.00**"]
 
