@@ -9,6 +9,7 @@ import pytest
 import torch
 from PIL import Image
 
+from calibrant.metrics import METRICS
 from calibrant.options import Choice, RecipeError, split_outside_brackets
 from calibrant.training import grid, loop
 from calibrant.training.data import load_data
@@ -228,6 +229,23 @@ def test_calibrators_and_shifted_data_of_every_seed(tmp_path: Path) -> None:
     )
     shifted = found["runs"]["ce"]["shifted"][name]["shifted"][""]
     assert shifted[0]["accuracy"] < levels["0"][""][0]["accuracy"]
+
+
+def test_several_corruptions_are_averaged() -> None:
+    def metrics(ece: float | None) -> dict[str, float | None]:
+        return {name: ece if name == "ece" else None for name in METRICS}
+
+    fog, snow = (Choice("cifar10-c", {"corruption": name}) for name in ("fog", "snow"))
+    found: dict[str, Any] = {
+        str(fog): {"0": {"": metrics(0.1)}, "1": {"": metrics(0.2)}},
+        str(snow): {"0": {"": metrics(0.1)}, "1": {"": metrics(0.4)}},
+        "svhn": {"0": {"": metrics(0.1)}, "shifted": {"": metrics(0.9)}},
+    }
+    ((name, mean),) = grid._means([fog, Choice("svhn"), snow], found).items()
+    assert name == "cifar10-c, mean of 2"
+    assert [mean[level][""]["ece"] for level in ("0", "1")] == pytest.approx([0.1, 0.3])
+    assert mean["1"][""]["nll"] is None
+    assert grid._means([fog], found) == {}
 
 
 def test_calibrators_that_need_memory_are_refused_for_dense_data() -> None:

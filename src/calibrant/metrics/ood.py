@@ -154,7 +154,7 @@ def roc(in_scores: Tensor, out_scores: Tensor, *, points: int = 201) -> tuple[fl
     (0.5, 1.0, 1.0, 1.0, 1.0)
     """
     inside, outside = _sorted(in_scores, out_scores)
-    thresholds = torch.cat([inside, outside]).unique().flip(0)
+    thresholds = torch.unique(torch.cat([inside, outside])).flip(0)
 
     def flagged(scores: Tensor) -> Tensor:
         count = len(scores) - torch.searchsorted(scores, thresholds)

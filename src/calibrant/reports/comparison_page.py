@@ -137,13 +137,13 @@ def _pictures(comparison: Comparison, history: History, learned: Learned) -> dic
             add(file, caption, plots.accuracy_against_ece, points, metric=metric, height=3.6)
     for data in comparison.methods[0].curves:
         for number, (state, areas) in enumerate((("before", "detection"), ("after", "detection_after"))):
-            curves = {
+            rates = {
                 method.name: (method.curves[data][number], fmean(getattr(method, areas)[data]))
                 for method in comparison.methods
             }
             caption = f"ROC curves of telling {data} from the test data, {state} temperature scaling"
             caption += "; means over seeds" if several else ""
-            add(f"roc-{_letters(data)}-{state}", caption, plots.mean_roc_curve, curves, height=3.8)
+            add(f"roc-{_letters(data)}-{state}", caption, plots.mean_roc_curve, rates, height=3.8)
     for shift in comparison.methods[0].shifted:
         for file, caption, metric, calibrator in (
             ("accuracy", "Accuracy", "accuracy", ""),
@@ -151,7 +151,7 @@ def _pictures(comparison: Comparison, history: History, learned: Learned) -> dic
             *((f"ece-{_letters(key)}", f"ECE {_after(key)}", "ece", key) for key in comparison.calibrators),
         ):
             levels = comparison.severities(shift)
-            curves = {
+            by_seed = {
                 method.name: [
                     [method.shifted[shift][level][calibrator][seed][metric] for level in levels]
                     for seed in range(len(comparison.seeds))
@@ -165,7 +165,7 @@ def _pictures(comparison: Comparison, history: History, learned: Learned) -> dic
                 f"shift-{_letters(shift)}-{file}",
                 caption,
                 plots.severity_curves,
-                curves,
+                by_seed,
                 severities=labels,
                 metric=metric,
                 height=3.6,

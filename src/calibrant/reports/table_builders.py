@@ -263,7 +263,7 @@ def _plain_column(label: str, figures: Sequence[MeanFigure | None], metric: Metr
     for figure, text, is_best in zip(figures, printed, best, strict=True):
         known = figure is not None and figure.std is not None
         spread = f" ± {number_text(figure.std, metric.percent, decimals=3)}" if figure and known else ""
-        cells.append(Cell(figure and figure.mean, text + spread, best=is_best))
+        cells.append(Cell(None if figure is None else figure.mean, text + spread, best=is_best))
     return Column(label, label, tuple(cells), metric.sentence, metric.higher_is_better)
 
 

@@ -58,7 +58,7 @@ def compare(
         outside: out-of-distribution data sets, to be told from the test data. They are normalised like the
             test data where possible.
         shifted: shifted test data with the classes of the test data, at every severity if they have any. They
-            are normalised in the same way.
+            are normalised in the same way. Of several with one name, there is also the mean.
         calibrators: calibrators to compare beside temperature scaling. All are fitted to the validation data.
         columns: the metrics in the tables, keys of `calibrant.metrics.METRICS`. `kde_ece` is computed only if
             it is one of them.
@@ -94,8 +94,8 @@ def compare(
     _check_unique("calibrator", keys)
     _check_unique("column", columns)
     _check_columns(columns)
-    for each in calibrators:
-        make_calibrator(each)
+    for choice in calibrators:
+        make_calibrator(choice)
     keys = ["temperature", *(key for key in keys if key != "temperature")]
     if fabric is None:
         fabric = make_fabric(recipe)
@@ -146,7 +146,8 @@ def compare(
             run = Run(folder(each), loaded=data)
             results.append(run.results(keys, resamples=resamples, kde="kde_ece" in columns))
             detected.append({name: run.detected(other) for name, other in others.items()})
-            moved.append({name: _on_shifted(run, results[-1], levels) for name, levels in shifts.items()})
+            found = {name: _on_shifted(run, results[-1], levels) for name, levels in shifts.items()}
+            moved.append({**found, **_means(shifted, found)})
         methods.append(_method(row[0].loss, results, detected, moved))
     return Comparison(recipe.name, tuple(seeds), tuple(methods), data.dense, tuple(columns))
 
@@ -157,6 +158,30 @@ def _on_shifted(run: Run, clean: Mapping[str, Result], levels: Mapping[str, Spli
     return {
         CLEAN: {key: result.evaluation.metrics for key, result in clean.items()},
         **{level: run.metrics_on(split, calibrators) for level, split in levels.items()},
+    }
+
+
+def _means(shifted: Sequence[Choice], found: Mapping[str, Severities]) -> dict[str, Severities]:
+    """The means over shifted data of one name and with the same severities, such as several corruptions."""
+    groups: dict[tuple[str, ...], list[Severities]] = {}
+    for choice in shifted:
+        severities = found[str(choice)]
+        groups.setdefault((choice.name, *severities), []).append(severities)
+
+    def mean(values: Sequence[float | None]) -> float | None:
+        known = [value for value in values if value is not None]
+        return fmean(known) if len(known) == len(values) else None
+
+    return {
+        f"{name}, mean of {len(group)}": {
+            level: {
+                key: {metric: mean([each[level][key][metric] for each in group]) for metric in METRICS}
+                for key in group[0][level]
+            }
+            for level in levels
+        }
+        for (name, *levels), group in groups.items()
+        if len(group) > 1
     }
 
 

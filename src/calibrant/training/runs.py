@@ -245,8 +245,9 @@ class Run:
         name = f"{self.recipe.loss} + {key}" if key else self.recipe.loss
         calibrator = self.calibrator(key)
         evaluation = self._evaluate(self.predictions("test"), name, calibrator, resamples, kde=kde)
-        scaling = isinstance(calibrator, Temperature)
-        return Result(evaluation, float(calibrator.temperature) if scaling else None)
+        return Result(
+            evaluation, float(calibrator.temperature) if isinstance(calibrator, Temperature) else None
+        )
 
     def calibrator(self, key: str) -> Calibrator | None:
         """A calibrator fitted to the validation data, by its name and options; None for `BEFORE`."""
