@@ -534,10 +534,10 @@ def test_stored_evaluations_that_were_changed_or_are_of_another_run_are_computed
     path = tmp_path / "evaluation.json"
     kept = json.loads(path.read_text())
     changed = json.loads(path.read_text())
-    changed["evaluations"][0]["accuracy"] = 0.999
+    changed["results"][""]["evaluation"]["accuracy"] = 0.999
     for content in (
         *("[]", "[" * 100_000, path.read_text()[:-50]),
-        *(json.dumps(each) for each in (changed, {**kept, "temperature": 99.0}, {**kept, "run": "another"})),
+        *(json.dumps(each) for each in (changed, {**kept, "metrics": ["ece"]}, {**kept, "run": "another"})),
     ):
         path.write_text(content)
         assert Run(tmp_path).evaluations(resamples=10) == expected

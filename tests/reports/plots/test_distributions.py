@@ -107,3 +107,8 @@ def test_histograms_refuse(picture, data, message):
 def test_histograms_need_a_bin(picture):
     with pytest.raises(ValueError, match="bins must be a whole number of at least 1, got 0"):
         picture(LOGITS, bins=0)
+
+
+def test_a_mean_roc_curve_begins_at_the_origin(ax):
+    plots.mean_roc_curve({"ce": ([0.3, 0.8, 1.0], 0.725)}, ax)
+    np.testing.assert_allclose(line(ax, "ce: 72.50"), [[0, 0, 50, 100], [0, 30, 80, 100]])

@@ -21,6 +21,13 @@ PICTURES = {
     "class_gaps, 100": lambda **o: plots.class_gaps(classes(100), **o),
     "class_gaps, 1000": lambda **o: plots.class_gaps(classes(1000), **o),
     "accuracy_against_ece": lambda **o: plots.accuracy_against_ece(METHODS, **o),
+    "severity_curves": lambda **o: plots.severity_curves(
+        {name: [[0.1, 0.2], [0.2, 0.3]] for name in LOSSES}, severities=["0", "1"], **o
+    ),
+    "mean_roc_curve": lambda **o: plots.mean_roc_curve({"ce": ([0.0, 0.5, 1.0], 0.5)}, **o),
+    "mean_roc_curve, many": lambda **o: plots.mean_roc_curve(
+        {name: ([0.0, 0.5, 1.0], 0.5) for name in LOSSES}, **o
+    ),
     "methods_side_by_side": lambda **o: plots.methods_side_by_side(FIGURES, **o),
     "training_curves": lambda **o: plots.training_curves({name: [0.1, 0.2] for name in LOSSES}, **o),
     "multipliers": lambda **o: plots.multipliers(PASSES, **o),

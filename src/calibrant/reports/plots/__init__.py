@@ -1,7 +1,7 @@
 """Plots for papers and reports. Each is a function of data and axes that returns the axes it drew on."""
 
 from calibrant.reports.plots.calibration import class_gaps, reliability_diagram
-from calibrant.reports.plots.distributions import confidences, maximum_logits, roc_curve
+from calibrant.reports.plots.distributions import confidences, maximum_logits, mean_roc_curve, roc_curve
 from calibrant.reports.plots.losses import (
     bin_confidences,
     edges,
@@ -11,7 +11,12 @@ from calibrant.reports.plots.losses import (
     multipliers,
     penalties,
 )
-from calibrant.reports.plots.methods import accuracy_against_ece, methods_side_by_side, training_curves
+from calibrant.reports.plots.methods import (
+    accuracy_against_ece,
+    methods_side_by_side,
+    severity_curves,
+    training_curves,
+)
 
 __all__ = [
     "accuracy_against_ece",
@@ -23,10 +28,12 @@ __all__ = [
     "gaps",
     "learned_quantity",
     "maximum_logits",
+    "mean_roc_curve",
     "methods_side_by_side",
     "multipliers",
     "penalties",
     "reliability_diagram",
     "roc_curve",
+    "severity_curves",
     "training_curves",
 ]

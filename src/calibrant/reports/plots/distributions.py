@@ -119,8 +119,43 @@ def roc_curve(
         curves[name] = _rates(inside, outside)
         areas[name] = detection(torch.from_numpy(inside), torch.from_numpy(outside)).auroc
 
-    few = len(data) <= 6
-    height = 2.9 if few else 2.7 + drawing.legend_height([f"{name}: 99.99" for name in data])
+    return _roc_curves(curves, areas, ax, title)
+
+
+def mean_roc_curve(
+    data: Mapping[str, tuple[Numbers, float]], ax: Axes | None = None, *, title: str | None = None
+) -> Axes:
+    """Plot ROC curves that are means over seeds, with the mean areas under them.
+
+    Args:
+        data: by method, the true positive rates at evenly spaced false positive rates from 0 to 1, as
+            `calibrant.metrics.ood.roc` returns them, and the area, as fractions.
+        ax: the axes to draw on; None for a new figure.
+        title: the title.
+
+    >>> from matplotlib.figure import Figure
+    >>> ax = mean_roc_curve({"ce": ([0.0, 0.8, 1.0], 0.65)}, Figure().subplots())
+    >>> ax.get_legend().get_texts()[0].get_text()
+    'ce: 65.00'
+    """
+    checks.check_filled(data, "a mapping from method to (true positive rates, area)")
+    curves = {}
+    for name, (rates, _) in data.items():
+        true = checks.array(f"data[{name!r}]", rates, "(points,)")
+        # The curve begins at the origin. A first rate above 0 is found without a false positive.
+        curves[name] = np.insert(np.linspace(0, 1, len(true)), 0, 0.0), np.insert(true, 0, 0.0)
+    return _roc_curves(curves, {name: area for name, (_, area) in data.items()}, ax, title)
+
+
+def _roc_curves(
+    curves: Mapping[str, tuple[Array, Array]],
+    areas: Mapping[str, float],
+    ax: Axes | None,
+    title: str | None,
+) -> Axes:
+    """Draw false and true positive rates by method."""
+    few = len(curves) <= 6
+    height = 2.9 if few else 2.7 + drawing.legend_height([f"{name}: 99.99" for name in curves])
     ax = drawing.given_or_new(ax, height)
     ax.plot([0, 100], [0, 100], color=drawing.GREY, linestyle=":", linewidth=0.8)
     for number, (name, (false, true)) in enumerate(curves.items()):
