@@ -84,8 +84,8 @@ def test_a_run_learns_and_leaves_everything_behind(tmp_path: Path) -> None:
     assert history[-1]["train_loss"] < 0.8 * history[0]["train_loss"]
     about = {"data": load_data(recipe.data).fingerprint, "normalisation": None, "recipe": recipe.to_toml()}
     found = result(folder)
-    names = {"model.safetensors", "loss.safetensors", "learned.safetensors", "validation.npz", "test.npz"}
-    assert found.pop("files").keys() == names
+    names = {f"{name}.safetensors" for name in ("model", "loss", "learned", "bins")}
+    assert found.pop("files").keys() == names | {"validation.npz", "test.npz"}
     assert found == {"format": 2, "epoch": 12, "epochs": 12, **about, "history": history}
     assert list((folder / "tensorboard").iterdir())
     found = tensors(folder)
