@@ -40,7 +40,8 @@ COMMON = [
 ]
 RECIPES = {
     "plain": [*SYNTHETIC, "select=nll-after-temperature"],
-    "averaged": [*SYNTHETIC, "average=0.8", "adapt=4", "gradient_clip=0.1"],
+    "averaged": [*SYNTHETIC, "average=0.8", "adapt=4", "gradient_clip=0.1", "log_test=true"],
+    "on-training-data": [*SYNTHETIC, "adapt_on=train", "adapt=4"],
     "void": SPOTTED,
     "void-accumulated": [*SPOTTED, "accumulate=2", "optimizer=adam[lr=0.01]"],
     "normalised": [SYNTHETIC[0], "model=tests.training.program:batch_normalised"],
@@ -49,7 +50,7 @@ RECIPES = {
     "odd": [*SYNTHETIC, "batch_size=15"],
 }
 RECIPES["stopped"] = [*RECIPES["dropout"]]
-AS_ONE = ["plain", "averaged", "void", "void-accumulated"]
+AS_ONE = ["plain", "averaged", "on-training-data", "void", "void-accumulated"]
 """Those whose outcome does not depend on how a batch is divided."""
 
 WAYS = {
