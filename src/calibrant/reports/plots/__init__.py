@@ -1,7 +1,13 @@
 """Plots for papers and reports. Each is a function of data and axes that returns the axes it drew on."""
 
 from calibrant.reports.plots.calibration import class_gaps, reliability_diagram
-from calibrant.reports.plots.distributions import confidences, maximum_logits, roc_curve
+from calibrant.reports.plots.distributions import (
+    confidences,
+    lower_probabilities,
+    maximum_logits,
+    roc_curve,
+)
+from calibrant.reports.plots.formulas import dual_focal_phi, exponents, focal_losses, penalty_weights
 from calibrant.reports.plots.losses import (
     bin_confidences,
     edges,
@@ -18,14 +24,19 @@ __all__ = [
     "bin_confidences",
     "class_gaps",
     "confidences",
+    "dual_focal_phi",
     "edges",
+    "exponents",
+    "focal_losses",
     "gammas",
     "gaps",
     "learned_quantity",
+    "lower_probabilities",
     "maximum_logits",
     "methods_side_by_side",
     "multipliers",
     "penalties",
+    "penalty_weights",
     "reliability_diagram",
     "roc_curve",
     "training_curves",
