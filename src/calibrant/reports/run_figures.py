@@ -140,7 +140,8 @@ def _edges(runs: Sequence[RunRecord], name: str) -> Row:
     """The lower and upper edges of the bins."""
     edges = [(run.label, run.bins[f"{name}_edges"].double().numpy()) for run in runs]
     both = [(label, each) for label, found in edges for each in (found[:, :-1], found[:, 1:])]
-    return Row("Edges", {"Edges": both}, height=0.6)
+    label = "Edges" if name == "validation" else "Edges,\ntraining"
+    return Row(label, {"Edges": both}, height=0.6)
 
 
 def _gaps(runs: Sequence[RunRecord], bins: Sequence[int]) -> Figure:

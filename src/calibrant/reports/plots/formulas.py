@@ -87,7 +87,7 @@ def dual_focal_phi(
     for number, curve in enumerate(curves.values()):
         highest = int(curve.argmax())
         style = {**drawing.line_style(number), "linestyle": ":"}
-        ax.plot([_PROBABILITIES[highest]] * 2, [0, curve[highest]], linewidth=0.9, **style)
+        ax.plot([float(_PROBABILITIES[highest])] * 2, [0, float(curve[highest])], linewidth=0.9, **style)
     ax.set_ylim(bottom=0)
     return drawing.legend_below(ax)
 
