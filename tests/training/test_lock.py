@@ -500,7 +500,7 @@ def test_a_result_with_fewer_epochs_than_the_recipe_is_refused(finished: Path, t
             action()
 
 
-@pytest.mark.parametrize("name", ["model.safetensors", "test.npz", "learned.safetensors"])
+@pytest.mark.parametrize("name", ["model.safetensors", "test.npz", "learned.safetensors", "bins.safetensors"])
 def test_five_flipped_bits_are_noticed(name: str, finished: Path, tmp_path: Path) -> None:
     shutil.copytree(finished, tmp_path / "run")
     path = tmp_path / "run" / name
@@ -514,8 +514,9 @@ def test_five_flipped_bits_are_noticed(name: str, finished: Path, tmp_path: Path
         Run(tmp_path / "run")
     if name == "model.safetensors":  # otherwise the stored predictions would do
         (tmp_path / "run" / "test.npz").unlink()
+    stem = name.removesuffix(".safetensors")
     with pytest.raises(RecipeError, match=said):
-        early.learned if name == "learned.safetensors" else early.predict("test", tmp_path / "out.npz")
+        getattr(early, stem) if stem in ("learned", "bins") else early.predict("test", tmp_path / "out.npz")
     assert not (tmp_path / "out.npz").exists()
 
 

@@ -73,8 +73,11 @@ class Recipe:
         batch_loss: ``mean`` or ``sum``: the gradient of the mean loss over a batch, or of its sum. The sum
             makes a difference to SGD, and where ``gradient_clip`` limits the gradient.
         gradient_clip: the largest norm of the gradient; 0 for no limit.
-        adapt: when an adaptive loss learns from the validation data: ``epoch``, a number of batches, or
+        adapt: when an adaptive loss learns from the data of ``adapt_on``: ``epoch``, a number of batches, or
             intervals by first epoch, such as ``0:epoch/10:100/20:1``.
+        adapt_on: the data that an adaptive loss learns from: the validation data, or ``train`` for a fixed
+            random part of the training data, without augmentation, of the size of the validation data.
+        log_test: log figures on the test data after each epoch too. No choice depends on them.
         select: the weights to keep: the last ones, or the best by a figure on the validation data.
         average: the decay of a running average of the weights, which is then evaluated and kept; 0 for none.
         precision: the precision of training steps, by its Lightning Fabric name. ``auto`` is ``bf16-mixed``
@@ -103,6 +106,8 @@ class Recipe:
     batch_loss: Literal["mean", "sum"] = "mean"
     gradient_clip: float = 0.0
     adapt: str = "epoch"
+    adapt_on: Literal["validation", "train"] = "validation"
+    log_test: bool = False
     select: Criterion = "last"
     average: float = 0.0
     precision: str = "auto"

@@ -158,6 +158,12 @@ class Run:
         path = self._file(run_folder.LEARNED)
         return {} if path is None else load_file(path)
 
+    @cached_property
+    def bins(self) -> dict[str, Tensor]:
+        """Bins of confidence after each epoch, ``(epochs, …)``; see `calibrant.training.bins.epoch_bins`."""
+        path = self._file(run_folder.BINS)
+        return {} if path is None else load_file(path)
+
     def predictions(self, part: Part) -> Iterable[Predictions]:
         """Batches of logits and labels of a part, which can be iterated more than once; -100 is ignored."""
         stored = self._file(f"{part}.npz")

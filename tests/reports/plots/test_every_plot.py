@@ -5,6 +5,7 @@ import io
 import matplotlib
 import numpy as np
 import pytest
+import torch
 from matplotlib import pyplot
 
 from calibrant.losses import LOSSES
@@ -40,10 +41,17 @@ PICTURES = {
     "edges": lambda **o: plots.edges(PASSES, **o),
     "bin_confidences": lambda **o: plots.bin_confidences({"training": PASSES, "validation": PASSES}, **o),
     "penalties": lambda **o: plots.penalties(**o),
+    "penalty_weights": lambda **o: plots.penalty_weights(**o),
+    "focal_losses": lambda **o: plots.focal_losses(**o),
+    "exponents": lambda **o: plots.exponents(**o),
+    "dual_focal_phi": lambda **o: plots.dual_focal_phi(**o),
     "roc_curve": lambda **o: plots.roc_curve({"entropy": ([0.0, 1.0], [0.5, 2.0])}, **o),
     "roc_curve, many": lambda **o: plots.roc_curve({name: ([0.0], [1.0]) for name in LOSSES}, **o),
     "maximum_logits": lambda **o: plots.maximum_logits(LOGITS, **o),
     "confidences": lambda **o: plots.confidences(LOGITS, **o),
+    "lower_probabilities": lambda **o: plots.lower_probabilities(
+        {name: (logits, torch.arange(len(logits)) % 10) for name, logits in LOGITS.items()}, **o
+    ),
 }
 
 

@@ -1,4 +1,4 @@
-"""Plots of distributions: histograms of logits and confidences, and ROC curves of detection scores."""
+"""Plots of distributions: logits, confidences, probabilities below the true class, and ROC curves."""
 
 from __future__ import annotations
 
@@ -68,13 +68,64 @@ def _per_element(
     checks.check_filled(data, "a mapping from name to logits")
     found = {}
     for name, logits in data.items():
-        if not isinstance(logits, Tensor) or logits.ndim < 2 or not logits.numel():
-            given = tuple(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
-            raise ValueError(f"data[{name!r}] must be a tensor of logits (N, K, *S), got {given}")
-        if not logits.isfinite().all():
-            raise ValueError(f"data[{name!r}] must be finite, but some logits are NaN or infinite")
+        _check_logits(name, logits)
         found[name] = value(logits.detach().double().cpu()).flatten().numpy()
     return found
+
+
+def _check_logits(name: str, logits: Tensor) -> None:
+    if not isinstance(logits, Tensor) or logits.ndim < 2 or not logits.numel():
+        given = tuple(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
+        raise ValueError(f"data[{name!r}] must be a tensor of logits (N, K, *S), got {given}")
+    if not logits.isfinite().all():
+        raise ValueError(f"data[{name!r}] must be finite, but some logits are NaN or infinite")
+
+
+def lower_probabilities(
+    data: Mapping[str, tuple[Tensor, Tensor]], ax: Axes | None = None, *, title: str | None = None
+) -> Axes:
+    """Plot boxes of q, the largest probability below that of the true class, without outliers.
+
+    Boxes span the quartiles, with a line at the median. Whiskers reach to the last element within 1.5 times
+    the length of the box. q is 0 where the true class has the smallest probability.
+
+    Args:
+        data: by method, logits ``(N, K, *S)`` and labels ``(N, *S)``; the label -100 is ignored.
+        ax: the axes to draw on; None for a new figure.
+        title: the title.
+
+    >>> from matplotlib.figure import Figure
+    >>> logits = torch.tensor([[0.5, 0.3, 0.2], [0.5, 0.3, 0.2], [0.5, 0.3, 0.2]]).log()
+    >>> ax = lower_probabilities({"ce": (logits, torch.tensor([0, 1, 2]))}, Figure().subplots())
+    >>> [round(float(number), 3) for number in ax.lines[4].get_xdata()]  # the median of 0.3, 0.2 and 0
+    [0.2, 0.2]
+    """
+    checks.check_filled(data, "a mapping from name to logits and labels")
+    largest = {}
+    for name, (logits, labels) in data.items():
+        _check_logits(name, logits)
+        rows, target = logits.detach().movedim(1, -1).reshape(-1, logits.shape[1]), labels.reshape(-1)
+        if len(rows) != len(target):
+            raise ValueError(f"data[{name!r}] has {len(rows)} elements and {len(target)} labels")
+        rows, target = rows[target != -100].double().softmax(1), target[target != -100]
+        own = rows.gather(1, target.unsqueeze(1))
+        largest[name] = torch.where(rows < own, rows, 0).amax(1).cpu().numpy()
+    ax = drawing.given_or_new(ax, 1.7 + 0.26 * len(data))
+    names = [drawing.shortened(name) for name in largest]
+    look = {"color": drawing.VERMILLION, "linewidth": 1.2}
+    boxes = {"edgecolor": drawing.BLUE, "facecolor": "none", "linewidth": 0.9}
+    ax.boxplot(
+        list(largest.values()),
+        orientation="horizontal",
+        showfliers=False,
+        patch_artist=True,
+        medianprops=look,
+        boxprops=boxes,
+    )
+    ax.set_yticks(range(1, len(names) + 1), names, parse_math=False)
+    ax.invert_yaxis()
+    ax.set_xlim(left=0)
+    return drawing.finish(ax, "Largest probability below that of the true class, q", "", title)
 
 
 def _histograms(
