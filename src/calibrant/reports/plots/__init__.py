@@ -12,6 +12,7 @@ from calibrant.reports.plots.losses import (
     penalties,
 )
 from calibrant.reports.plots.methods import accuracy_against_ece, methods_side_by_side, training_curves
+from calibrant.reports.plots.sensitivity import sensitivity
 
 __all__ = [
     "accuracy_against_ece",
@@ -28,5 +29,6 @@ __all__ = [
     "penalties",
     "reliability_diagram",
     "roc_curve",
+    "sensitivity",
     "training_curves",
 ]
