@@ -50,12 +50,14 @@ def sensitivity(
     label, scale = checks.metric_axis(metric)
     checks.check_filled(data, "a mapping from line to figures by value")
     for name, figures in data.items():
-        checks.check_filled(figures, f"a mapping from line to figures by value, and {name!r} one with values")
+        checks.check_filled(figures, f"a mapping from line to figures by value, with values for {name!r}")
+    if chosen is not None and chosen[1] not in data.get(chosen[0], {}):
+        raise ValueError(f"chosen must be a line and one of its values, got {chosen}")
     values = list(dict.fromkeys(value for figures in data.values() for value in figures))
     numeric = all(isinstance(value, int | float) and not isinstance(value, bool) for value in values)
     if numeric:
         values.sort()
-    places = {value: value if numeric else place for place, value in enumerate(values)}
+    places = {value: float(value if numeric else place) for place, value in enumerate(values)}
 
     legend = legend and len(data) > 1
     ax = drawing.given_or_new(ax, 2.2 + (drawing.legend_height(data) if legend else 0))
