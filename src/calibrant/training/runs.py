@@ -126,6 +126,14 @@ class Run:
         path = self._file(run_folder.LEARNED)
         return {} if path is None else load_file(path)
 
+    def validation(self) -> tuple[Evaluation, Evaluation, float]:
+        """The validation results before and after temperature scaling, and the temperature; no intervals."""
+        batches, loss = self.predictions("validation"), self.recipe.loss
+        calibrator = Temperature().fit_batches(batches)
+        before = self._evaluate(batches, loss, None, 0)
+        after = self._evaluate(batches, f"{loss} + temperature", calibrator, 0)
+        return before, after, float(calibrator.temperature)
+
     def predictions(self, part: Part) -> Iterable[Predictions]:
         """Batches of logits and labels of a part, which can be iterated more than once; -100 is ignored."""
         stored = self._file(f"{part}.npz")
@@ -176,14 +184,6 @@ class Run:
         }
         replace_file(path, json.dumps({**plain, "sha256": _hash_of(plain)}, allow_nan=False).encode())
         return before, after, temperature
-
-    def validation(self) -> tuple[Evaluation, Evaluation, float]:
-        """The validation results before and after temperature scaling, and the temperature; no intervals."""
-        batches, loss = self.predictions("validation"), self.recipe.loss
-        calibrator = Temperature().fit_batches(batches)
-        before = self._evaluate(batches, loss, None, 0)
-        after = self._evaluate(batches, f"{loss} + temperature", calibrator, 0)
-        return before, after, float(calibrator.temperature)
 
     def _evaluate(
         self, batches: Iterable[Predictions], name: str, calibrator: nn.Module | None, resamples: int

@@ -14,6 +14,7 @@ from lightning_fabric import Fabric
 
 from calibrant.arguments import nearest
 from calibrant.distributed import agree, gather, readable_errors, together
+from calibrant.evaluation import Evaluation
 from calibrant.evaluation.comparison import Comparison, Method
 from calibrant.evaluation.sweep import Criterion, Sweep, Value
 from calibrant.losses import LOSSES, AdaptiveLoss
@@ -125,16 +126,13 @@ def sweep(
     say("evaluating on the validation data")
     validation = comparison(
         "validation",
-        [
-            Method(setting.name, *zip(*(run.validation() for run in runs(setting)), strict=True))
-            for setting in settings
-        ],
+        [_method(setting.name, [run.validation() for run in runs(setting)]) for setting in settings],
     )
     name = criterion.choose(validation)
     (chosen,) = [setting for setting in settings if setting.name == name]
     say(f"evaluating {name} on the test data")
     results = [run.evaluations(resamples=resamples) for run in runs(chosen)]
-    test = comparison("test", [Method(chosen.full_name, *zip(*results, strict=True))])
+    test = comparison("test", [_method(chosen.full_name, results)])
     options = {option: tuple(map(_plain, values)) for option, values in over.items()}
     title = f"{recipe.name}: {recipe.loss} over {', '.join(options)}"
     return Sweep(title, options, criterion, validation, name, test)
@@ -231,6 +229,11 @@ def _check_values(option: str, values: Sequence[Any]) -> None:
     for number, value in enumerate(values):
         if value in values[:number]:
             raise RecipeError(f"value {_text(value)} of {option} is there twice; expected each once")
+
+
+def _method(name: str, results: Sequence[tuple[Evaluation, Evaluation, float]]) -> Method:
+    before, after, temperatures = zip(*results, strict=True)
+    return Method(name, before, after, temperatures)
 
 
 def _text(value: Any) -> str:
