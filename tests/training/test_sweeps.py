@@ -239,6 +239,13 @@ def test_an_option_in_the_brackets_of_the_loss_is_not_varied() -> None:
         settings_of(RECIPE.override(["loss=mbls[margin=6]"]), MARGINS, Path("out"))
 
 
+def test_test_figures_of_every_epoch_are_refused() -> None:
+    recipe = Recipe.load("digits")
+    object.__setattr__(recipe, "log_test", True)
+    with pytest.raises(RecipeError, match="only the chosen setting is evaluated on the test data"):
+        settings_of(recipe, {"epochs": [1, 2]}, Path("out"))
+
+
 @pytest.mark.parametrize("seeds", [[], [1, 1]])
 def test_seeds_are_refused(seeds: list[int], tmp_path: Path) -> None:
     with pytest.raises(RecipeError, match="one or more seeds, each once"):

@@ -126,6 +126,13 @@ class Run:
         path = self._file(run_folder.LEARNED)
         return {} if path is None else load_file(path)
 
+    def predictions(self, part: Part) -> Iterable[Predictions]:
+        """Batches of logits and labels of a part, which can be iterated more than once; -100 is ignored."""
+        stored = self._file(f"{part}.npz")
+        if stored is not None:
+            return [open_predictions(stored).load()]
+        return self._predicted(getattr(self.data, part))
+
     def validation(self) -> tuple[Evaluation, Evaluation, float]:
         """The validation results before and after temperature scaling, and the temperature; no intervals."""
         batches, loss = self.predictions("validation"), self.recipe.loss
@@ -133,13 +140,6 @@ class Run:
         before = self._evaluate(batches, loss, None, 0)
         after = self._evaluate(batches, f"{loss} + temperature", calibrator, 0)
         return before, after, float(calibrator.temperature)
-
-    def predictions(self, part: Part) -> Iterable[Predictions]:
-        """Batches of logits and labels of a part, which can be iterated more than once; -100 is ignored."""
-        stored = self._file(f"{part}.npz")
-        if stored is not None:
-            return [open_predictions(stored).load()]
-        return self._predicted(getattr(self.data, part))
 
     def _predicted(self, split: Split) -> Predicted:
         batch_size = self.recipe.evaluation_batch_size or self.recipe.batch_size

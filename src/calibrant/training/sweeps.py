@@ -30,6 +30,7 @@ _FIXED = {
     "loss": "choose it with loss, or compare losses with calibrant compare",
     "seed": "give several seeds with seeds",
     "precision": "all runs of a sweep have the same precision",
+    "log_test": "only the chosen setting is evaluated on the test data",
 }
 """Fields of a recipe that a sweep does not vary, and what to do instead."""
 
@@ -180,6 +181,8 @@ def settings_of(recipe: Recipe, over: Mapping[str, Sequence[Any]], output: Path)
     """
     if not over:
         raise RecipeError("a sweep needs at least one option with its values, such as margin=4,6,8")
+    if getattr(recipe, "log_test", False):
+        raise RecipeError(f"a sweep does not log test figures of every setting: {_FIXED['log_test']}")
     loss = Choice.parse(recipe.loss)
     of_loss = _options_of_loss(loss)
     for option, values in over.items():
