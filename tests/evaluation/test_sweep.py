@@ -28,7 +28,8 @@ def comparison(**means):
 
 def sweep(options, chosen, names=None):
     values = next(iter(options.values()))
-    found = comparison(**dict.fromkeys(names or [str(value) for value in values], (0.5, 0.25)))
+    means = dict.fromkeys(names or [str(value) for value in values], (0.5, 0.5)) | {chosen: (0.5, 0.25)}
+    found = comparison(**means)
     return Sweep("toy", options, Criterion("nll"), found, chosen, comparison(best=(0.5, 0.25)))
 
 
@@ -85,6 +86,17 @@ def test_the_edge_of_a_range_is_remarked(values, chosen, remark):
         f"Chosen on the validation data: {chosen}, with the lowest NLL (0.3750, mean over 2 seeds)."
     )
     assert found[1:] == ([remark] if remark else [])
+
+
+def test_equal_settings_are_remarked():
+    means = {"4": (0.5, 0.25), "6": (0.25, 0.5), "8": (0.5, 0.5)}
+    options, test = {"margin": (4, 6, 8)}, comparison(best=(0.5,))
+    first, second = Sweep("toy", options, Criterion("nll"), comparison(**means), "4", test).remarks()
+    assert "4, the first of 2 settings with the lowest NLL" in first
+    assert "try smaller values" in second
+    means["8"] = (0.25, 0.5)  # an option without any effect has no edge
+    (only,) = Sweep("toy", options, Criterion("nll"), comparison(**means), "4", test).remarks()
+    assert "4, the first of 3 settings with the lowest NLL" in only
 
 
 def test_settings_are_combinations():

@@ -117,11 +117,16 @@ class Sweep:
     def remarks(self) -> list[str]:
         """How the choice was made, and what to be careful about."""
         criterion, seeds = self.criterion, len(self.validation.seeds)
+        means = [figure.mean for figure in criterion.figures(self.validation).values()]
+        mean = criterion.figures(self.validation)[self.chosen].mean
+        equal = means.count(mean)
+        which = f"the first of {equal} settings with" if equal > 1 else "with"
         best = "highest" if criterion.higher_is_better else "lowest"
         over = f", mean over {seeds} seeds" if seeds > 1 else ""
-        value = METRICS[criterion.metric].text(criterion.figures(self.validation)[self.chosen].mean)
-        chosen = f"{self.chosen}, with the {best} {criterion.label} ({value}{over})"
-        return [f"Chosen on the validation data: {chosen}.", *self._at_edges(), *self._about_data()]
+        value = f"{criterion.label} ({METRICS[criterion.metric].text(mean)}{over})"
+        chosen = f"Chosen on the validation data: {self.chosen}, {which} the {best} {value}."
+        edges = self._at_edges() if equal < len(means) else []
+        return [chosen, *edges, *self._about_data()]
 
     def _at_edges(self) -> list[str]:
         found = []
