@@ -80,7 +80,8 @@ def curves(sweep: Sweep) -> Figure:
         name: ", ".join(f"{other}={values[other]}" for other in others) for name, values in settings.items()
     }
     rows = -(-len(drawn) // 2)
-    figure = Figure(figsize=(6.8, 2.2 * rows + (0.4 if others else 0)), layout="constrained")
+    legend = 0.2 + 0.08 * len(set(lines.values())) if others else 0.0  # inches, two entries in a row
+    figure = Figure(figsize=(6.8, 2.2 * rows + legend), layout="constrained")
     figure.suptitle(f"{sweep.title} (validation data)", fontsize=LARGE, parse_math=False)
     panels = figure.subplots(rows, 2, squeeze=False).flatten().tolist()
     for criterion, ax in zip_longest(drawn, panels):
