@@ -171,6 +171,14 @@ class Run:
             return [open_predictions(stored).load()]
         return self._predicted(getattr(self.data, part))
 
+    def validation(self) -> tuple[Evaluation, Evaluation, float]:
+        """The validation results before and after temperature scaling, and the temperature; no intervals."""
+        batches, loss = self.predictions("validation"), self.recipe.loss
+        calibrator = Temperature().fit_batches(batches)
+        before = self._evaluate(batches, loss, None, 0)
+        after = self._evaluate(batches, f"{loss} + temperature", calibrator, 0)
+        return before, after, float(calibrator.temperature)
+
     def _predicted(self, split: Split) -> Predicted:
         batch_size = self.recipe.evaluation_batch_size or self.recipe.batch_size
         return Predicted(self.model, split, batch_size, self.data.ignore_index)

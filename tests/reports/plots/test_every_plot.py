@@ -10,7 +10,7 @@ from matplotlib import pyplot
 
 from calibrant.losses import LOSSES
 from calibrant.reports import plots
-from tests.reports.plots.drawn import FIGURES, LOGITS, PASSES, classes, legend, reliability
+from tests.reports.plots.drawn import FIGURES, LOGITS, PASSES, SENSITIVITY, classes, legend, reliability
 
 METHODS = {name: [(0.7 + n / 100, 0.02 + n / 500), (0.72, 0.03)] for n, name in enumerate(LOSSES)}
 
@@ -33,6 +33,8 @@ PICTURES = {
     "training_curves": lambda **o: plots.training_curves({name: [0.1, 0.2] for name in LOSSES}, **o),
     "multipliers": lambda **o: plots.multipliers(PASSES, **o),
     "multipliers, 100 classes": lambda **o: plots.multipliers(np.ones((3, 100)), **o),
+    "sensitivity": lambda **o: plots.sensitivity({"": SENSITIVITY}, chosen=("", 6), **o),
+    "sensitivity, lines": lambda **o: plots.sensitivity(dict.fromkeys(LOSSES, SENSITIVITY), **o),
     "learned_quantity, scalar": lambda **o: plots.learned_quantity(PASSES[:, 0], name="scale", **o),
     "learned_quantity, vector": lambda **o: plots.learned_quantity(PASSES, name="offset", **o),
     "learned_quantity, bins": lambda **o: plots.learned_quantity(PASSES, name="gamma", **o),

@@ -24,6 +24,7 @@ from calibrant.reports.plots.methods import (
     severity_curves,
     training_curves,
 )
+from calibrant.reports.plots.sensitivity import sensitivity
 
 __all__ = [
     "accuracy_against_ece",
@@ -46,6 +47,7 @@ __all__ = [
     "penalty_weights",
     "reliability_diagram",
     "roc_curve",
+    "sensitivity",
     "severity_curves",
     "training_curves",
 ]
