@@ -1,7 +1,7 @@
 """The commands of docs/reproduce.md in miniature: the same losses, options and files, on data of a moment.
 
-Data, network, epochs, batch size, seeds and resamples are small ones. Everything else is as on the page.
-Commands that are equal after that run once.
+Data, network, epochs, batch size, seeds, values of a sweep and resamples are small ones. Everything else is as
+on the page. Commands that are equal after that run once, and equal runs are trained once.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from __future__ import annotations
 import pickle
 import re
 import subprocess
-from glob import glob
 from pathlib import Path
 
 import numpy as np
@@ -27,7 +26,7 @@ from .training.data.test_segmentation import write_voc
 
 RECIPES = {
     "images": """
-batch_size = 70
+batch_size = 20
 data = { name = "cifar10", validation = 60 }
 model = { name = "mlp", hidden = [8] }
 optimizer = { name = "adam", lr = 0.01 }
@@ -71,10 +70,10 @@ def write_data(root: Path) -> None:
     folder = root / "cifar-10-batches-py"
     folder.mkdir()
     generator = np.random.default_rng(0)
-    patterns = generator.integers(0, 156, (10, 3072))
+    colours = generator.integers(0, 206, (10, 3))
     labels = list(range(10)) * 4
     for name in [*(f"data_batch_{number}" for number in range(1, 6)), "test_batch"]:
-        pixels = patterns[labels] + generator.integers(0, 100, (len(labels), 3072))
+        pixels = colours[labels].repeat(1024, 1) + generator.integers(0, 50, (len(labels), 3072))
         content = {b"data": pixels.astype(np.uint8), b"labels": labels}
         (folder / name).write_bytes(pickle.dumps(content, protocol=2))
     names = {b"label_names": [name.encode() for name in CIFAR10_CLASSES]}
@@ -98,7 +97,7 @@ class Miniatures:
     """Runs commands in the current folder, and remembers what it has run and where the page puts it."""
 
     def __init__(self) -> None:
-        self.done: dict[tuple[str, ...], str] = {}
+        self.done: dict[tuple[str, ...], list[str]] = {}
         self.places: dict[str, str] = {}
         app = typer.main.get_command(cli.app)
         self.options = {
@@ -126,13 +125,15 @@ class Miniatures:
         while rest:
             argument = rest.pop(0)
             if not argument.startswith("--"):
-                smaller += sorted(glob(self.place(argument))) or [self.place(argument)]
+                smaller.append(self.place(argument))
                 continue
             value = rest.pop(0)
             if argument == "--seeds":
-                value = ",".join(value.split(",")[:2])
+                value = value.partition(",")[0]
             elif argument == "--over":
                 value = ",".join(value.split(",")[:2])
+            elif argument in ("--ood", "--shift"):
+                value = value.replace("cifar10-c[", "cifar10-c[validation=60,")
             key = value.partition("=")[0]
             small = key.partition(".")[0] in SMALLER and key not in IN_EVERY_DATA_SET
             if argument != "--set" or not small:
@@ -141,6 +142,15 @@ class Miniatures:
             if option in self.options[command]:
                 smaller += [option, value]
         return smaller
+
+    def share_runs(self, smaller: list[str]) -> None:
+        """Let a comparison find the runs of all earlier ones with the same recipe and settings."""
+        (output,) = values_of(smaller, "--output")
+        recipe = Path(smaller[1]).stem
+        shared = Path("shared", *sorted([recipe, *values_of(smaller, "--set")]))
+        shared.mkdir(parents=True, exist_ok=True)
+        Path(output).mkdir(parents=True, exist_ok=True)
+        Path(output, "runs").symlink_to(shared.absolute())
 
     def run(self, arguments: list[str]) -> None:
         """Run the miniature of a command, unless an equal one has run.
@@ -157,11 +167,13 @@ class Miniatures:
         if key not in self.done:
             for path in paths:
                 Path(path).parent.mkdir(parents=True, exist_ok=True)
+            if command == "compare":
+                self.share_runs(smaller)
             result = CliRunner().invoke(cli.app, smaller)
             assert result.exit_code == 0, f"calibrant {' '.join(smaller)}\n{result.output}"
             for path in paths:
                 assert Path(path).exists(), f"calibrant {' '.join(smaller)} wrote no {path}"
-            self.done[key] = tuple(paths)
+            self.done[key] = paths
         self.places |= dict(zip(paths, self.done[key], strict=True))
 
 

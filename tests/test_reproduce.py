@@ -12,6 +12,7 @@ from matplotlib.figure import Figure
 
 from calibrant.losses import create_loss
 from calibrant.options import split_outside_brackets
+from calibrant.reports import page, plots
 from calibrant.training.recipe import Recipe
 
 from .miniatures import Miniatures, blank_picture, commands_of, rows_of, values_of
@@ -30,7 +31,14 @@ COMMANDS = {
 }
 """The commands of every section that has some."""
 
-PARTS = {"CALS, Figure 3": "abc", "Dual focal, Figure 4": "abc", "AdaFocal, Figure 1": "ab", "AdaFocal, Figure 3": "abcd"}
+pytestmark = pytest.mark.filterwarnings("ignore:the temperature stopped at its bound")  # by so few data
+
+PARTS = {
+    "CALS, Figure 3": "abc",
+    "Dual focal, Figure 4": "abc",
+    "AdaFocal, Figure 1": "ab",
+    "AdaFocal, Figure 3": "abcd",
+}
 """Figures whose parts come from different experiments, and have a row each."""
 
 NUMBERED = {
@@ -120,7 +128,10 @@ def miniatures(tmp_path_factory: pytest.TempPathFactory) -> Miniatures:
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
         patch.setenv("CALIBRANT_DATA", "data")
+        # Pictures and pages take most of the time, and other tests look at them.
         patch.setattr(Figure, "savefig", blank_picture)
+        patch.setattr(plots, "reliability_diagram", lambda bins, ax, **options: ax)
+        patch.setattr(page, "render_report", lambda *arguments, **options: "<!doctype html>")
         yield Miniatures()
     assert Path.cwd() == before
 
