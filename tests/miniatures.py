@@ -1,7 +1,7 @@
 """The commands of docs/reproduce.md in miniature: the same losses, options and files, on data of a moment.
 
-Data, network, epochs, batch size, seeds, values of a sweep and resamples are small ones. Everything else is as
-on the page. Commands that are equal after that run once, and equal runs are trained once.
+Data, network, epochs, batch size, seeds, values of a sweep and resamples are small ones. Everything else is
+as on the page. Commands that are equal after that run once, and equal runs are trained once.
 """
 
 from __future__ import annotations
@@ -9,7 +9,9 @@ from __future__ import annotations
 import pickle
 import re
 import subprocess
+from itertools import pairwise
 from pathlib import Path
+from typing import BinaryIO
 
 import numpy as np
 import typer
@@ -18,8 +20,10 @@ from torch import nn
 from typer.testing import CliRunner
 
 from calibrant import cli
+from calibrant.options import split_outside_brackets
 from calibrant.training.data.in_memory import CIFAR10_CLASSES
 from calibrant.training.recipe import Recipe
+from calibrant.training.runs import folder_of
 
 from .training.data.test_in_memory import write_cifar10_c, write_svhn
 from .training.data.test_segmentation import write_voc
@@ -61,7 +65,7 @@ def commands_of(blocks: str) -> list[list[str]]:
 
 def values_of(arguments: list[str], option: str) -> list[str]:
     """The values of an option that may be repeated."""
-    return [value for name, value in zip(arguments, arguments[1:], strict=False) if name == option]
+    return [value for name, value in pairwise(arguments) if name == option]
 
 
 def write_data(root: Path) -> None:
@@ -83,14 +87,10 @@ def write_data(root: Path) -> None:
     write_voc(root)
 
 
-def blank_picture(figure: Figure, file: object, *, format: str | None = None, **options: object) -> None:
-    """Stand-in for `Figure.savefig`: a valid picture without the time to render it."""
-    kind = format or Path(str(file)).suffix.lstrip(".")
-    content = b'<svg xmlns="http://www.w3.org/2000/svg"/>' if kind == "svg" else b"\x89PNG\r\n\x1a\n"
-    if hasattr(file, "write"):
-        file.write(content)
-    else:
-        Path(str(file)).write_bytes(content)
+def blank_picture(figure: Figure, file: BinaryIO, **options: object) -> None:
+    """Stand-in for `Figure.savefig`: a picture without the time to render it."""
+    svg = b'<svg xmlns="http://www.w3.org/2000/svg"/>'
+    file.write(svg if options["format"] == "svg" else b"\x89PNG\r\n\x1a\n")
 
 
 class Miniatures:
@@ -99,6 +99,7 @@ class Miniatures:
     def __init__(self) -> None:
         self.done: dict[tuple[str, ...], list[str]] = {}
         self.places: dict[str, str] = {}
+        self.trained: dict[tuple[str, ...], Path] = {}
         app = typer.main.get_command(cli.app)
         self.options = {
             name: {option for parameter in command.params for option in parameter.opts}
@@ -143,14 +144,16 @@ class Miniatures:
                 smaller += [option, value]
         return smaller
 
-    def share_runs(self, smaller: list[str]) -> None:
-        """Let a comparison find the runs of all earlier ones with the same recipe and settings."""
-        (output,) = values_of(smaller, "--output")
-        recipe = Path(smaller[1]).stem
-        shared = Path("shared", *sorted([recipe, *values_of(smaller, "--set")]))
-        shared.mkdir(parents=True, exist_ok=True)
-        Path(output).mkdir(parents=True, exist_ok=True)
-        Path(output, "runs").symlink_to(shared.absolute())
+    def runs_of(self, smaller: list[str]) -> dict[tuple[str, ...], Path]:
+        """The folders of all runs of a comparison, by recipe, settings and loss."""
+        (output,), (losses,), (seed,) = (
+            values_of(smaller, name) for name in ("--output", "--losses", "--seeds")
+        )
+        settings = (smaller[1], *values_of(smaller, "--set"), seed)
+        return {
+            (*settings, loss): folder_of(Path(output), loss, int(seed))
+            for loss in split_outside_brackets(losses)
+        }
 
     def run(self, arguments: list[str]) -> None:
         """Run the miniature of a command, unless an equal one has run.
@@ -167,13 +170,16 @@ class Miniatures:
         if key not in self.done:
             for path in paths:
                 Path(path).parent.mkdir(parents=True, exist_ok=True)
-            if command == "compare":
-                self.share_runs(smaller)
+            runs = self.runs_of(smaller) if command == "compare" else {}
+            for run in runs.keys() & self.trained.keys():
+                runs[run].parent.mkdir(parents=True, exist_ok=True)
+                runs[run].symlink_to(self.trained[run].absolute())
             result = CliRunner().invoke(cli.app, smaller)
             assert result.exit_code == 0, f"calibrant {' '.join(smaller)}\n{result.output}"
             for path in paths:
                 assert Path(path).exists(), f"calibrant {' '.join(smaller)} wrote no {path}"
             self.done[key] = paths
+            self.trained = runs | self.trained
         self.places |= dict(zip(paths, self.done[key], strict=True))
 
 
