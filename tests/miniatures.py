@@ -146,14 +146,11 @@ class Miniatures:
 
     def runs_of(self, smaller: list[str]) -> dict[tuple[str, ...], Path]:
         """The folders of all runs of a comparison, by recipe, settings and loss."""
-        (output,), (losses,), (seed,) = (
-            values_of(smaller, name) for name in ("--output", "--losses", "--seeds")
-        )
+        names = ("--output", "--losses", "--seeds")
+        (output,), (losses,), (seed,) = (values_of(smaller, name) for name in names)
         settings = (smaller[1], *values_of(smaller, "--set"), seed)
-        return {
-            (*settings, loss): folder_of(Path(output), loss, int(seed))
-            for loss in split_outside_brackets(losses)
-        }
+        each = split_outside_brackets(losses)
+        return {(*settings, loss): folder_of(Path(output), loss, int(seed)) for loss in each}
 
     def run(self, arguments: list[str]) -> None:
         """Run the miniature of a command, unless an equal one has run.
