@@ -43,13 +43,14 @@ RECIPES = {
     "averaged": [*SYNTHETIC, "average=0.8", "adapt=4", "gradient_clip=0.1"],
     "void": SPOTTED,
     "void-accumulated": [*SPOTTED, "accumulate=2", "optimizer=adam[lr=0.01]"],
+    "summed": [*SPOTTED, "accumulate=2", "batch_loss=sum", "gradient_clip=0.2"],
     "normalised": [SYNTHETIC[0], "model=tests.training.program:batch_normalised"],
     "dropout": [SYNTHETIC[0], "model=tests.training.program:forgetful", "checkpoint_batches=2"],
     "refused": SYNTHETIC,
     "odd": [*SYNTHETIC, "batch_size=15"],
 }
 RECIPES["stopped"] = [*RECIPES["dropout"]]
-AS_ONE = ["plain", "averaged", "void", "void-accumulated"]
+AS_ONE = ["plain", "averaged", "void", "void-accumulated", "summed"]
 """Those whose outcome does not depend on how a batch is divided."""
 
 WAYS = {

@@ -145,6 +145,24 @@ def test_tables_with_few_cells_for_their_lines_and_columns(tmp_path, monkeypatch
     refused(tmp_path / "m.csv", "this machine has")
 
 
+def test_a_first_row_with_more_cells_than_columns_takes_no_memory(tmp_path):
+    (tmp_path / "m.csv").write_text("label,logit_0,logit_1\n" + "0," * 5000 + "0" + "\n0,1,2" * 20_000)
+    tracemalloc.start()
+    try:
+        with pytest.raises(BadFileError, match="row 0 has 5001 cells; expected 3"):
+            list(open_predictions(tmp_path / "m.csv").batches())
+        assert tracemalloc.get_traced_memory()[1] < 1 << 24
+    finally:
+        tracemalloc.stop()
+
+
+def test_a_cell_longer_than_csv_allows(tmp_path):
+    (tmp_path / "m.csv").write_text("label,logit_0,logit_1\n0," + "1" * 200_000 + ",1\n")
+    refused(tmp_path / "m.csv", "field larger than field limit")
+    (tmp_path / "m.csv").write_text("l" * 200_000 + "\n0\n")
+    refused(tmp_path / "m.csv", "field larger than field limit")
+
+
 @pytest.mark.parametrize("label", [2**64 - 100, 2**63, 2**64 - 1])
 def test_labels_that_would_wrap_around(tmp_path, label):
     """The first would become -100, the label of elements to leave out."""

@@ -172,7 +172,7 @@ def steps(recipe: Recipe, count: int) -> torch.nn.Module:
     for _ in range(count):
         inputs, target = data.train.batch(torch.arange(len(data.train)))
         optimizer.zero_grad()
-        torch.nn.functional.cross_entropy(model(inputs), target).backward()
+        torch.nn.functional.cross_entropy(model(inputs), target, reduction=recipe.batch_loss).backward()
         if clip:
             norm = torch.nn.utils.clip_grad_norm_(model.parameters(), clip)
             assert norm > clip
@@ -180,10 +180,18 @@ def steps(recipe: Recipe, count: int) -> torch.nn.Module:
     return model
 
 
+@pytest.mark.parametrize("accumulate", [1, 4])
+@pytest.mark.parametrize(("batch_loss", "lr"), [("mean", 0.5), ("sum", 0.005)])
 @pytest.mark.parametrize("clip", [0, 0.05])
-def test_a_run_of_whole_batches_is_gradient_descent(clip: float, tmp_path: Path) -> None:
+def test_a_run_of_whole_batches_is_gradient_descent(
+    clip: float, batch_loss: str, lr: float, accumulate: int, tmp_path: Path
+) -> None:
     recipe = small(
-        "batch_size=100", "optimizer=sgd[lr=0.5,momentum=0,weight_decay=0]", f"gradient_clip={clip}"
+        "batch_size=100",
+        f"batch_loss={batch_loss}",
+        f"optimizer=sgd[lr={lr},momentum=0,weight_decay=0]",
+        f"gradient_clip={clip}",
+        f"accumulate={accumulate}",
     )
     found = load_file(train(recipe, tmp_path) / "model.safetensors")
     expected = steps(recipe, 3).state_dict()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import chain
 from pathlib import Path
 
@@ -60,7 +60,7 @@ def _columns(path: Path, columns: Sequence[str]) -> tuple[str, list[str], tuple[
 def open_csv(path: Path) -> PredictionFile:
     """Columns ``label`` and ``logit_<class>`` or ``probability_<class>``, read as float64."""
     with path.open(encoding="utf-8-sig", newline="") as stream:
-        columns = [name.strip() for name in next(csv.reader(stream), [])]
+        columns = [name.strip() for name in _cells(path, stream)]
         rows = sum(not line.isspace() for line in stream)
     kind, scores, names = _columns(path, columns)
     order = [columns.index(name) for name in ("label", *scores)]
@@ -69,9 +69,13 @@ def open_csv(path: Path) -> PredictionFile:
     def chunks(size: int) -> Batches:
         start = 0
         with path.open(encoding="utf-8-sig", newline="") as stream:
-            next(csv.reader(stream))
+            _cells(path, stream)
             lines = (line for line in stream if not line.isspace())
             while (first := next(lines, None)) is not None:
+                # NumPy takes memory for all rows as soon as it has counted the cells of the first one.
+                cells = len(_cells(path, [first]))
+                if selected is None and cells != len(columns):
+                    raise BadFileError(path, f"row {start} has {cells} cells; expected {len(columns)}")
                 try:
                     # NumPy parses in C, twice as fast as the csv module.
                     table = np.loadtxt(
@@ -81,15 +85,11 @@ def open_csv(path: Path) -> PredictionFile:
                         delimiter=",",
                         quotechar='"',
                         usecols=selected,
-                        max_rows=size,
+                        max_rows=min(size, rows - start),
                         ndmin=2,
                     )
                 except ValueError as error:
                     raise BadFileError(path, _csv_problem(str(error), start)) from error
-                if table.shape[1] != len(order):
-                    raise BadFileError(
-                        path, f"row {start} has {table.shape[1]} cells; expected {len(columns)}"
-                    )
                 labels = table[:, 0]
                 if (labels % 1 != 0).any():
                     row = int((labels % 1 != 0).argmax())
@@ -100,6 +100,14 @@ def open_csv(path: Path) -> PredictionFile:
                 start += len(table)
 
     return PredictionFile(path, kind, (rows, len(names)), torch.float64, names, chunks)
+
+
+def _cells(path: Path, lines: Iterable[str]) -> list[str]:
+    """The cells of the first row."""
+    try:
+        return next(csv.reader(lines), [])
+    except csv.Error as error:  # such as a cell of more than 131,072 characters
+        raise BadFileError(path, f"cannot be read as CSV: {error}") from error
 
 
 def _csv_problem(message: str, start: int) -> str:

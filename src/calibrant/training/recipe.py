@@ -66,6 +66,8 @@ class Recipe:
         evaluation_batch_size: elements per validation or test batch; 0 for ``batch_size``.
         drop_last: leave out the last, smaller batch of an epoch.
         accumulate: the number of equal parts into which a batch is cut to fit into memory.
+        batch_loss: ``mean`` or ``sum``: the gradient of the mean loss over a batch, or of its sum. The sum
+            makes a difference to SGD, and where ``gradient_clip`` limits the gradient.
         gradient_clip: the largest norm of the gradient; 0 for no limit.
         adapt: when an adaptive loss learns from the validation data: ``epoch``, a number of batches, or
             intervals by first epoch, such as ``0:epoch/10:100/20:1``.
@@ -94,6 +96,7 @@ class Recipe:
     evaluation_batch_size: int = 0
     drop_last: bool = True
     accumulate: int = 1
+    batch_loss: Literal["mean", "sum"] = "mean"
     gradient_clip: float = 0.0
     adapt: str = "epoch"
     select: Criterion = "last"

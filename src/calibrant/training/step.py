@@ -45,7 +45,7 @@ class Step:
         size = -(-len(target) // recipe.accumulate)
         starts = range(0, len(target), size)
         pieces = [rows_of((inputs, target), slice(start, start + size)) for start in starts]
-        weights = self._weights([labels for _, labels in pieces])
+        weights, total = self._weights([labels for _, labels in pieces])
         for number, ((piece, labels), weight) in enumerate(zip(pieces, weights, strict=True), start=1):
             with fabric.no_backward_sync(model, enabled=number < len(pieces)):
                 logits = model(piece)
@@ -53,7 +53,7 @@ class Step:
                 loss = parts.loss(logits, labels)
                 if weight is not None:
                     loss = loss * weight
-                fabric.backward(loss)
+                fabric.backward(loss if recipe.batch_loss == "mean" else loss * total)
                 self.total_loss += loss.detach()
         if recipe.gradient_clip:
             fabric.clip_gradients(
@@ -63,19 +63,22 @@ class Step:
         if parts.averaged is not None:
             parts.averaged.update()
 
-    def _weights(self, targets: list[Tensor]) -> list[Tensor | None]:
+    def _weights(self, targets: list[Tensor]) -> tuple[list[Tensor | None], Tensor | None]:
         """The weights by which the mean losses of the pieces add up to the mean over the whole batch.
 
-        The batch is that of all processes. Gradients are averaged over processes, hence the factor.
+        The batch is that of all processes. Gradients are averaged over processes, hence the factor. Also
+        returns what the mean divides by, where it is needed.
         """
         processes = self.parts.fabric.world_size
-        if len(targets) == 1 and processes == 1:
-            return [None]
+        one = len(targets) == 1 and processes == 1
+        if one and self.parts.recipe.batch_loss == "mean":
+            return [None], None
         counts = torch.stack([self._count(target) for target in targets]).float()
         total = counts.sum()
         if processes > 1:
             dist.all_reduce(total)
-        return list(counts * processes / total.masked_fill(total <= 0, 1))
+        weights = [None] if one else list(counts * processes / total.masked_fill(total <= 0, 1))
+        return weights, total
 
     def _count(self, target: Tensor) -> Tensor:
         """The number by which the loss divides to get its mean: elements that count, by class weight."""

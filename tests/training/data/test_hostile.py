@@ -71,6 +71,15 @@ def test_names_without_letters(tmp_path):
     refused(npz.npz, tmp_path, words="class_names")
 
 
+def test_the_name_of_an_array_with_line_breaks(tmp_path):
+    for compression in (zipfile.ZIP_BZIP2, zipfile.ZIP_STORED):
+        with zipfile.ZipFile(tmp_path / "data.npz", "w", compression) as archive:
+            archive.writestr("feat\nures.npy", b"no array")
+        refused(npz.npz, tmp_path, words=r"data\.npz")
+    np.savez(tmp_path / "data.npz", **{"labels": LABELS, "feat\nures": FEATURES})
+    refused(npz.npz, tmp_path, words=r"data\.npz has labels, feat\\nures, expected")
+
+
 def test_an_archive_larger_than_memory(tmp_path, monkeypatch):
     np.savez_compressed(tmp_path / "data.npz", features=np.zeros((10_000, 10)), labels=np.zeros(10_000, int))
     monkeypatch.setattr(sizes, "memory", lambda: 100_000.0)

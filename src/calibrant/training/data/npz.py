@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from calibrant.arguments import one_of
+from calibrant.printable import one_line, printable
 from calibrant.sizes import MAX_CLASSES, check_member, check_memory, npy_header
 from calibrant.training.data.augmentation import NORMALISATIONS, Normalisation, Published, Standardisation
 from calibrant.training.data.in_memory import Augmentation, ImageSplit
@@ -125,7 +126,8 @@ def _arrays(path: Path) -> dict[str, Array]:
                 check_memory(sum(member.file_size for member in members.values()), "it")
                 return {name: _member(archive, member) for name, member in members.items()}
         except Exception as error:  # zipfile, zlib and NumPy have an error of their own each
-            raise ValueError(f"{path} cannot be read as a NumPy archive of numbers: {error}") from error
+            problem = one_line(f"{path} cannot be read as a NumPy archive of numbers: {error}")
+            raise ValueError(problem) from error
 
 
 def _member(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> Array:
@@ -174,7 +176,7 @@ def _read_part(path: Path, arrays: Mapping[str, Array], prefixes: Sequence[str])
             continue
         if len(found) != 1 or prefix + "labels" not in arrays:
             raise ValueError(
-                f"{path} has {', '.join(arrays)}, expected {prefix}labels and exactly one of "
+                f"{path} has {printable(', '.join(arrays))}, expected {prefix}labels and exactly one of "
                 f"{', '.join(prefix + name for name in _INPUTS)}"
             )
         inputs, labels = arrays[found[0]], arrays[prefix + "labels"]
