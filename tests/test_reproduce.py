@@ -13,6 +13,7 @@ from matplotlib.figure import Figure
 from calibrant.losses import create_loss
 from calibrant.options import split_outside_brackets
 from calibrant.reports import page, plots
+from calibrant.training.data import in_memory
 from calibrant.training.recipe import Recipe
 
 from .miniatures import Miniatures, blank_picture, commands_of, rows_of, values_of
@@ -128,6 +129,7 @@ def miniatures(tmp_path_factory: pytest.TempPathFactory) -> Miniatures:
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
         patch.setenv("CALIBRANT_DATA", "data")
+        patch.setitem(in_memory.cifar10_c.__kwdefaults__, "validation", 60)  # the files have 200 images
         # Pictures and pages take most of the time, and other tests look at them.
         patch.setattr(Figure, "savefig", blank_picture)
         patch.setattr(plots, "reliability_diagram", lambda bins, ax, **options: ax)
