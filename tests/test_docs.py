@@ -44,10 +44,17 @@ def test_every_python_block_runs(document, line, source, monkeypatch, tmp_path):
         exec(code, {"__name__": "__main__"})
 
 
+LOSS_TABLE, _, LOSS_SECTIONS = LOSS_PAGE.partition("\n## ")
+
+
+def cells(text):
+    """The cells of each row of the tables in a text that starts with code."""
+    return [line.strip("| ").split(" | ") for line in text.splitlines() if line.startswith("| `")]
+
+
 def table_rows():
     """The cells of each loss in the table, by key."""
-    rows = [line.strip("| ").split(" | ") for line in LOSS_PAGE.splitlines() if line.startswith("| `")]
-    return {cells[0].strip("`"): cells for cells in rows}
+    return {row[0].strip("`"): row for row in cells(LOSS_TABLE)}
 
 
 def stated_defaults(text):
@@ -60,7 +67,7 @@ def defaults(loss):
 
 
 def test_the_table_lists_every_loss_once_and_in_order():
-    assert re.findall(r"^\| `([^`]+)`", LOSS_PAGE, re.MULTILINE) == list(calibrant.LOSSES)
+    assert re.findall(r"^\| `([^`]+)`", LOSS_TABLE, re.MULTILINE) == list(calibrant.LOSSES)
 
 
 @pytest.mark.parametrize("key", calibrant.LOSSES)
@@ -73,6 +80,23 @@ def test_the_row_of_a_loss_matches_its_class(key):
     assert stated_defaults(hyperparameters) == own
     assert probabilities == ("yes" if loss.accepts_probabilities else "no")
     assert adaptive == ("yes" if issubclass(loss, AdaptiveLoss) else "no")
+
+
+def test_every_default_has_a_source():
+    (section,) = re.findall(r"Where the defaults come from\n(.*?)\n## ", LOSS_SECTIONS, re.DOTALL)
+    stated = [
+        (key, name.strip("`"), ast.literal_eval(default.strip("`")))
+        for keys, name, default, source in cells(section)
+        for key in re.findall(r"`([^`]+)`", keys)
+        if source
+    ]
+    own = [
+        (key, name, default)
+        for key, loss in calibrant.LOSSES.items()
+        for name, default in defaults(loss).items()
+        if name not in defaults(Loss)
+    ]
+    assert sorted(stated, key=lambda row: list(calibrant.LOSSES).index(row[0])) == own
 
 
 def test_the_shared_arguments_are_stated_below_the_table():

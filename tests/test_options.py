@@ -16,6 +16,7 @@ from calibrant.options import (
     parse_value,
     read_toml,
     split_outside_brackets,
+    to_toml_value,
 )
 
 
@@ -62,6 +63,12 @@ values = st.one_of(
 def test_any_choice_is_read_back(options: dict[str, Any]) -> None:
     choice = Choice("name", options)
     assert Choice.parse(str(choice)) == choice
+
+
+def test_none_is_written_as_a_word() -> None:
+    assert str(Choice("x", {"a": None, "b": [None]})) == 'x[a=none,b=["none"]]'
+    assert Choice.parse("x[a=none]").options == {"a": "none"}  # not None: it may be a text
+    assert to_toml_value({"a": None}) == '{ a = "none" }'
 
 
 def test_brackets_keep_commas_together() -> None:

@@ -57,7 +57,7 @@ class Choice:
         return cls(match[1], options)
 
     def __str__(self) -> str:
-        inside = ",".join(f"{key}={_written(value)}" for key, value in self.options.items())
+        inside = ",".join(f"{key}={written(value)}" for key, value in self.options.items())
         return f"{self.name}[{inside}]" if inside else self.name
 
     def with_options(self, options: Mapping[str, Any]) -> Choice:
@@ -111,15 +111,23 @@ def read_toml(path: Path) -> str:
         ) from None
 
 
-def _written(value: Any) -> str:
-    """The inverse of `parse_value`, without quotes around words."""
+def written(value: Any) -> str:
+    """The inverse of `parse_value`, without quotes around words; None is the word none.
+
+    >>> written("p2"), written((1e-6, 1)), written(None)
+    ('p2', '[1e-06, 1]', 'none')
+    """
+    if value is None:
+        return "none"
     if isinstance(value, str) and parse_value(value) == value and not set(value) & set(",[]=\"'"):
         return value
     return to_toml_value(value)
 
 
 def to_toml_value(value: Any) -> str:
-    """The value in TOML."""
+    """The value in TOML, which has no None: that is the text none."""
+    if value is None:
+        return '"none"'
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, int | float):

@@ -182,6 +182,8 @@ def test_losses_and_recipes_are_listed():
     text = succeed("losses")
     for key in LOSSES:
         assert re.search(rf"^{key} ", text, re.MULTILINE)
+    for option in ("penalty_weight_max=10.0", "threshold=none", "gamma_range=[-2.0,", "through_gamma=false"):
+        assert option in text  # as it can be given in brackets
     listed = succeed("recipes")
     for name in shipped_recipes():
         assert re.search(rf"^{name} ", listed, re.MULTILINE)
@@ -194,6 +196,8 @@ def test_losses_and_recipes_are_listed():
         (("train", "digits-lt", "--loss", "cals-alx"), "unknown loss 'cals-alx', did you mean 'cals-alm'?"),
         (("train", "digits-lt", "--loss", "cals-alm[margni=3]"), "did you mean 'margin'?"),
         (("train", "digits-lt", "--loss", "cals-alm[margin=far]"), "margin must be a number, got 'far'"),
+        (("train", "digits-lt", "--loss", "cals-alm[margin=none]"), "margin must be a number, got None"),
+        (("train", "digits-lt", "--loss", "dual-focal[rank=4]"), "rank must be one of"),
         (("train", "digits-lx"), "unknown recipe 'digits-lx', did you mean 'digits-lt'?"),
         (("train", "nowhere.toml"), "there is no recipe file nowhere.toml"),
         (("train", "digits-lt", "--set", "epoch=3"), "unknown key 'epoch', did you mean 'epochs'?"),
@@ -219,6 +223,52 @@ def test_losses_and_recipes_are_listed():
 )
 def test_errors_are_one_clear_line(arguments, expected):
     assert expected in fail(*arguments)
+
+
+@pytest.mark.parametrize("rank", ["2", "3", "1+2", "1+2+3"])
+def test_losses_that_need_more_than_two_classes_are_trained(rank, monkeypatch):
+    monkeypatch.setattr(comparison_page, "write_comparison", lambda *_: None)  # pictures take seconds
+    loss, once = f"dual-focal[rank={rank}]", ("--set", "epochs=1", "--accelerator", "cpu", "--output", "a")
+    arguments = ("--losses", loss, "--seeds", "0", "--resamples", "0", *once)
+    succeed("compare", "digits-lt", *arguments)
+    run = f"a/runs/dual-focal-rank={rank.replace('+', '-')}-seed0"
+    output = succeed("train", "digits-lt", "--loss", loss, *once[:-1], run)
+    assert f"{run}: digits-lt, {loss}, seed 0, 1 epoch" in output
+    assert "nothing was trained" in output
+
+
+@pytest.mark.parametrize(
+    ("loss", "expected"),
+    [
+        ("dual-focal[rank=2]", "loss dual-focal[rank=2]: rank=2 needs more than 2 classes, got 2"),
+        ("ce[class_weight=[1,2,3]]", "loss ce[class_weight=[1, 2, 3]]: class_weight must hold num_classes=2"),
+    ],
+)
+def test_losses_that_do_not_fit_the_classes_of_the_data_are_refused_before_training(loss, expected):
+    np.savez("mine.npz", features=np.eye(60, 4), labels=np.arange(60) % 2)
+    data = ("--data-root", ".", "--set", "data=npz[file=mine.npz]", *QUICK, "--output", "a")
+    assert expected in fail("train", "digits-lt", "--loss", loss, *data)
+    assert expected in fail("compare", "digits-lt", "--losses", f"ce,{loss}", "--seeds", "0", *data)
+    assert not Path("a").exists()
+
+
+NONE = "cals-alm[penalty_weight_max=none]"
+
+
+@pytest.mark.parametrize(
+    "given", [("--loss", NONE), ("--loss", "cals-alm", "--set", "losses.cals-alm.penalty_weight_max=none")]
+)
+def test_none_is_an_option_of_a_loss_and_survives_the_file_of_a_recipe(given):
+    command = ("train", "digits-lt", *given, *QUICK, "--output", "a")
+    succeed(*command)
+    recipe = Recipe.load("a/recipe.toml")
+    assert recipe.create_loss(10).penalty_weight_max is None
+    assert Recipe.from_toml(recipe.to_toml()) == recipe
+    assert "nothing was trained" in succeed(*command)
+    for file in ("result.json", "model.safetensors"):  # as if it had been stopped after the last epoch
+        Path("a", file).unlink()
+    succeed(*command)
+    assert Path("a/result.json").is_file()
 
 
 @pytest.mark.parametrize("name", ["../../x", "/x", "..", "a/../../x", ""])

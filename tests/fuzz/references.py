@@ -65,11 +65,11 @@ def lower_probability(logits: Tensor, target: Tensor, rank: int | str) -> Tensor
 
 
 def focal(logits: Tensor, target: Tensor, gamma: Tensor, lower: Tensor | float = 0.0) -> Tensor:
-    """``-(1-p+q)^γ log p``, or ``-(1+p-q)^|γ| log p`` where γ < 0; γ is not differentiated."""
+    """``-(1-p+q)^γ log p``, or ``-(1+p-q)^|γ| log p`` where γ < 0."""
     log_p, doubt = true_class(logits, target)
     distance = doubt + lower
     base = torch.where(gamma < 0, 2 - distance, distance).clamp_min(TINY)
-    return -base.pow(gamma.detach().abs()) * log_p
+    return -base.pow(gamma.abs()) * log_p
 
 
 def binned(edges: Tensor, p: float) -> int:
@@ -177,13 +177,12 @@ def by_threshold(logits: Tensor, target: Tensor, o: Settings) -> Tensor:
 
 
 def by_bin(logits: Tensor, target: Tensor, o: Settings) -> Tensor:
-    """The exponent of each element."""
-    p = true_class(logits, target)[0].exp().detach().tolist()
-    bins = [binned(o.edges, each) for each in p]
+    """The exponent of each element, which only ``through_gamma`` differentiates."""
+    p = true_class(logits, target)[0].exp()
+    bins = [binned(o.edges, each) for each in p.detach().tolist()]
     if getattr(o, "per", "bin") == "bin" or not o.passes:
         return o.gamma[bins]
-    gamma = [math.exp(o.rate * (each - o.accuracy[b])) for each, b in zip(p, bins, strict=True)]
-    return torch.tensor(gamma, dtype=torch.float64)
+    return (o.rate * ((p if o.through_gamma else p.detach()) - o.accuracy[bins])).exp()
 
 
 def fixed(number: float) -> Tensor:
@@ -262,8 +261,9 @@ def reduced(key: str, logits: Tensor, target: Tensor, o: Settings, *, soft: bool
 def adapt_cals_alm(o: Settings, logits: Tensor) -> None:
     """One pass over validation logits; ``o`` holds the state and the options."""
     z = distances(logits) / o.margin - 1
-    lam = slope(o.penalty, z, o.penalty_weight, o.multiplier).mean(0).clamp(*o.multiplier_range)
-    violation, number = z.mean(0), o.passes + 1
+    over = 0 if o.per == "class" else (0, 1)
+    lam = slope(o.penalty, z, o.penalty_weight, o.multiplier).mean(over).clamp(*o.multiplier_range)
+    violation, number = z.mean(over), o.passes + 1
     if number > 1 and number % o.every == 0:
         limit = o.required_decrease * o.previous_violation.clamp_min(0)
         largest = math.inf if o.penalty_weight_max is None else o.penalty_weight_max
@@ -275,12 +275,13 @@ def adapt_cals_alm(o: Settings, logits: Tensor) -> None:
 
 def adapt_cals_hr(o: Settings, logits: Tensor) -> None:
     penalty, before = o.multiplier * hinge(logits, o.margin).mean(0), o.previous_penalty
+    threshold = o.factor if o.threshold is None else o.threshold
     if o.passes:
         for k in range(len(penalty)):
             for more, less, step in ((penalty, before, o.factor), (before, penalty, 1 / o.factor)):
                 ratio = float(more[k] / less[k]) if less[k] > 0 else math.inf if more[k] > 0 else 1.0
-                o.undecided |= 1e-9 < abs(ratio / o.factor - 1) < 1e-4
-                if ratio > o.factor * (1 + 1e-9):
+                o.undecided |= 1e-9 < abs(ratio / threshold - 1) < 1e-4
+                if ratio > threshold * (1 + 1e-9):
                     moved = float(o.multiplier[k]) * step
                     o.multiplier[k] = min(max(moved, o.multiplier_range[0]), o.multiplier_range[1])
         o.multiplier = o.multiplier.clamp(*o.multiplier_range)

@@ -40,7 +40,11 @@ OPTIONS: dict[str, dict[str, st.SearchStrategy]] = {
     "mmce": {"weight": WEIGHTS, "kernel_width": WIDTHS},
     "mmce-weighted": {"weight": WEIGHTS, "kernel_width": WIDTHS},
     "kde-xe": {"weight": WEIGHTS, "bandwidth": BANDWIDTHS},
-    "cals-alm": {"margin": MARGINS, "penalty": st.sampled_from(["phr", "p2", "p3"])},
+    "cals-alm": {
+        "margin": MARGINS,
+        "penalty": st.sampled_from(["phr", "p2", "p3"]),
+        "per": st.sampled_from(["class", "all"]),
+    },
     "cals-hr": {"margin": st.just(0.0) | MARGINS},
     "adafocal": {"bins": st.integers(1, 20)},
     "ada-dual-focal": {"bins": st.integers(1, 20)},
@@ -48,6 +52,7 @@ OPTIONS: dict[str, dict[str, st.SearchStrategy]] = {
         "bins": st.integers(1, 20),
         "per": st.sampled_from(["sample", "bin"]),
         "rate": st.sampled_from([0.0, 1.0, 10.0]),
+        "through_gamma": st.booleans(),
     },
 }
 DUAL = ("dual-focal", "ada-dual-focal")
@@ -68,6 +73,8 @@ def draw_loss(data: st.DataObject, key: str, classes: int, ignore_index: int) ->
         options["rank"] = 1
     if key == "dual-focal" and options["rank"] == 1 and data.draw(st.booleans(), "a constant"):
         options["constant"] = data.draw(st.floats(0, 1), "constant")
+    if options.get("per") == "bin":
+        options["through_gamma"] = False
     options["reduction"] = data.draw(st.sampled_from(["mean", "sum", "none"]), "reduction")
     if data.draw(st.booleans(), "class weights"):
         choices = st.sampled_from([0.0, 1.0, 100.0]) | st.floats(0.01, 3)
@@ -261,6 +268,7 @@ def draw_rule(data: st.DataObject, key: str, classes: int) -> AdaptiveLoss:
         "cals-alm": {
             "margin": MARGINS,
             "penalty": st.sampled_from(["phr", "p2", "p3"]),
+            "per": st.sampled_from(["class", "all"]),
             "growth": st.sampled_from([1.0, 1.2, 3.0]),
             "required_decrease": st.sampled_from([0.0, 0.5, 0.9, 2.0]),
             "every": st.integers(1, 4),
@@ -271,6 +279,7 @@ def draw_rule(data: st.DataObject, key: str, classes: int) -> AdaptiveLoss:
         "cals-hr": {
             "margin": MARGINS,
             "factor": st.sampled_from([1.01, 1.1, 2.0]),
+            "threshold": st.sampled_from([None, 1.0, 1.1, 3.0]),
             "multiplier_range": st.sampled_from([(1e-6, 1e6), (0.05, 0.2)]),
             "initial_multiplier": start,
         },

@@ -68,16 +68,18 @@ def batch(*shape: int, dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tens
 def main() -> None:
     Launcher.__call__ = compile_only  # type: ignore[method-assign]
     base.can_fuse = lambda logits, target: True
-    for name, shape, dtype in (
-        ("cals-alm", (16384, 1000), torch.bfloat16),
-        ("cals-hr", (2, 150, 64, 64), torch.bfloat16),
-        ("ada-dual-focal", (2, 21, 64, 64), torch.float32),
-        ("calfocal", (128, 100), torch.float32),
-        ("brier", (4, 50257), torch.float32),
-        ("ls", (300, 10), torch.float16),
-    ):
+    cases: tuple[tuple[str, dict[str, Any], tuple[int, ...], torch.dtype], ...] = (
+        ("cals-alm", {}, (16384, 1000), torch.bfloat16),
+        ("cals-alm", {"per": "all"}, (128, 100), torch.float32),
+        ("cals-hr", {}, (2, 150, 64, 64), torch.bfloat16),
+        ("ada-dual-focal", {}, (2, 21, 64, 64), torch.float32),
+        ("calfocal", {"through_gamma": True}, (128, 100), torch.float32),
+        ("brier", {}, (4, 50257), torch.float32),
+        ("ls", {}, (300, 10), torch.float16),
+    )
+    for name, options, shape, dtype in cases:
         logits, target = batch(*shape, dtype=dtype)
-        calibrant.create_loss(name, shape[1])(logits.requires_grad_(), target).backward()
+        calibrant.create_loss(name, shape[1], **options)(logits.requires_grad_(), target).backward()
     print(*sorted(done))
 
 

@@ -34,11 +34,13 @@ COVERED = {
     "cals-alm": {"margin": 3},
     "cals-alm p2": {"margin": 3, "penalty": "p2"},
     "cals-alm p3": {"margin": 3, "penalty": "p3"},
+    "cals-alm all": {"margin": 3, "per": "all"},
     "cals-hr": {"margin": 3},
     "adafocal": {},
     "ada-dual-focal": {},
     "calfocal": {},
     "calfocal bin": {"per": "bin"},
+    "calfocal through": {"through_gamma": True},
 }
 SOFT = [name for name in COVERED if calibrant.LOSSES[name.split()[0]].accepts_probabilities]
 every_loss = pytest.mark.parametrize("name", COVERED)
@@ -115,6 +117,15 @@ def test_values_and_gradients(name: str, shape: tuple[int, ...]) -> None:
     if target.numel() > 1:
         target.view(-1)[::3] = -100
     loss = create(name, shape[1])
+    assert_same(run(loss, logits, target), expected(loss, logits, target))
+
+
+@pytest.mark.parametrize("name", ["calfocal", "calfocal through"])
+def test_exponents_that_overflow(name: str) -> None:
+    logits, target = batch(7, 5)
+    loss = create(name, 5)
+    loss.rate = 1000.0
+    loss.accuracy.zero_()
     assert_same(run(loss, logits, target), expected(loss, logits, target))
 
 

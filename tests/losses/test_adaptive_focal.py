@@ -159,9 +159,10 @@ def test_gamma_stays_in_its_range() -> None:
     assert never.gamma.item() == 0.1
 
 
-@pytest.mark.parametrize("per", ["sample", "bin"])
-def test_calfocal(per: str) -> None:
-    loss = create_loss("calfocal", 5, bins=4, rate=3, per=per, reduction="none")
+@pytest.mark.parametrize("kind", ["sample", "through_gamma", "bin"])
+def test_calfocal(kind: str) -> None:
+    options = {"through_gamma": True} if kind == "through_gamma" else {"per": kind}
+    loss = create_loss("calfocal", 5, bins=4, rate=3, reduction="none", **options)
     logits, target = spread_validation_set(1)
     confidence, prediction = logits.softmax(1).max(1)
     loss.observe(logits, target)
@@ -174,10 +175,42 @@ def test_calfocal(per: str) -> None:
     for row, label, value, slope in zip(logits, target, values, slopes, strict=True):
         p = row.softmax(0)[label].item()
         b = int(loss.bin_of(torch.tensor(p)))
-        gamma = math.exp(3 * ((p if per == "sample" else mean[b]) - accuracy[b]))
+        gamma = math.exp(3 * ((mean[b] if kind == "bin" else p) - accuracy[b]))
         assert value.item() == pytest.approx(-((1 - p) ** gamma) * math.log(p), rel=1e-9)
         by_p = gamma * (1 - p) ** (gamma - 1) * math.log(p) - (1 - p) ** gamma / p  # γ held fixed
+        if kind == "through_gamma":
+            by_p -= 3 * gamma * (1 - p) ** gamma * math.log(1 - p) * math.log(p)
         assert slope[label].item() == pytest.approx(by_p * p * (1 - p), rel=1e-8)
+
+
+def test_calfocal_through_gamma_needs_an_exponent_that_depends_on_p() -> None:
+    with pytest.raises(ValueError, match=r"through_gamma=True needs per='sample'"):
+        create_loss("calfocal", 5, per="bin", through_gamma=True)
+    logits, target = validation_set(20, seed=3)
+    slopes = []
+    for through in (False, True):  # before the first pass γ is 1, whatever p is
+        x = logits.clone().requires_grad_()
+        create_loss("calfocal", 5, through_gamma=through)(x, target).backward()
+        slopes.append(x.grad)
+    torch.testing.assert_close(*slopes, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("options", [{}, {"through_gamma": True}, {"per": "bin"}])
+@pytest.mark.parametrize("rate", [10.0, 100.0, 1000.0])  # the paper's figures have 10 and 100
+def test_calfocal_is_finite_where_its_exponent_is_huge(rate: float, options: dict[str, object]) -> None:
+    loss = create_loss("calfocal", 3, rate=rate, bins=1, reduction="none", **options)
+    loss.observe(torch.tensor([[900.0, 0, 0]]), torch.tensor([1]))  # sure, and wrong
+    loss.adapt()
+    target = torch.zeros(5, dtype=torch.long)
+    for dtype in (torch.float32, torch.float64):
+        logits = torch.tensor([[800.0, 0, 0], [8, 0, 0], [0, 60, 0], [0, 0, 0], [3, 0, 0]], dtype=dtype)
+        logits.requires_grad_()
+        value = loss(logits, target)
+        value.sum().backward()
+        assert value.isfinite().all()
+        assert logits.grad.isfinite().all()
+        by_autograd = torch.func.grad(lambda x: loss(x, target).sum())(logits.detach())
+        torch.testing.assert_close(logits.grad, by_autograd, rtol=1e-5, atol=1e-30)
 
 
 def test_any_frequency_of_passes() -> None:

@@ -40,8 +40,8 @@ def gradient(loss: Loss, logits: Tensor, target: Tensor) -> Tensor:
 
 def smooth_loss(key: str, num_classes: int, **arguments: Any) -> Loss:
     """An adapted loss none of whose parameters depend on the logits behind autograd's back."""
-    if "per" in LOSSES[key].hyperparameters():  # calfocal: an exponent per sample is not differentiated
-        arguments["per"] = "bin"
+    if key == "calfocal":  # by default an exponent per sample is not differentiated
+        arguments["through_gamma"] = True
     return adapted_loss(key, num_classes, **arguments)
 
 

@@ -101,7 +101,12 @@ def test_unknown_hyperparameter_gets_the_nearest_and_the_list() -> None:
         ("cals-alm", {"penalty": "p4"}),
         ("cals-alm", {"every": 0}),
         ("cals-alm", {"multiplier_range": (1, 0)}),
+        ("cals-alm", {"per": "bin"}),
         ("cals-hr", {"factor": 1}),
+        ("cals-hr", {"threshold": 0.9}),
+        ("cals-hr", {"threshold": "1.1"}),
+        ("calfocal", {"per": "class"}),
+        ("calfocal", {"through_gamma": 1}),
         ("dual-focal", {"rank": 4}),
         ("cals-alm", {"initial_penalty_weight": 50}),
         ("adafocal", {"bins": 0}),
@@ -160,7 +165,9 @@ def numeric_options() -> list[tuple[str, str]]:
         (key, name)
         for key, loss in LOSSES.items()
         for name, parameter in loss.hyperparameters().items()
-        if isinstance(parameter.default, int | float) and name != "rank"
+        if isinstance(parameter.default, int | float)
+        and not isinstance(parameter.default, bool)
+        and name != "rank"
     ]
 
 

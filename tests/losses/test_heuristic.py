@@ -28,6 +28,17 @@ def test_rounding_does_not_decide() -> None:
             assert found[1] == found[2] == found[3] > found[0]
 
 
+def test_growth_and_threshold_are_two_numbers() -> None:
+    excesses = (1, 1.2, 1.4, 1.0)  # grows by 1.2 and 1.167, then falls by 1.4
+    assert multipliers_after(*excesses, factor=2, threshold=1.19) == [0.1, 0.2, 0.4, 0.8]  # λ feeds itself
+    assert multipliers_after(*excesses, factor=1.5, threshold=3) == [0.1] * 4
+    assert multipliers_after(1, 4, 2, 0.5, factor=1.5, threshold=3) == [0.1, 0.15, 0.15, 0.1]
+    for default in ({}, {"factor": 1.3}):
+        same = {"threshold": default.get("factor", 1.1)}
+        found = multipliers_after(*excesses, 3, 0.5, 0.4, **default)
+        assert found == multipliers_after(*excesses, 3, 0.5, 0.4, **default, **same)
+
+
 def test_from_and_to_nothing() -> None:
     assert multipliers_after(0, 1, 0, 0) == [0.1, 0.11, 0.1, 0.1]
 

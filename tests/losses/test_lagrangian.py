@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from calibrant import create_loss
-from calibrant.losses import AugmentedLagrangian
+from calibrant.losses import PENALTIES, AugmentedLagrangian
 
 
 def lagrangian(num_classes: int, **arguments: object) -> AugmentedLagrangian:
@@ -119,3 +119,97 @@ def test_an_inactive_constraint_costs_nothing() -> None:
         loss.adapt()
     assert minimum(loss, 0.8)[0, 0].item() == pytest.approx(math.log(4), abs=1e-5)
     assert (loss.multiplier <= 1e-6).all()
+
+
+# ---- One multiplier for all classes ---------------------------------------------------------------
+
+
+def validation(size: int, classes: int, seed: int = 0) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    logits = 4 * torch.randn(size, classes, generator=generator, dtype=torch.float64)
+    return logits, torch.randint(classes, (size,), generator=generator)
+
+
+def passes(loss: AugmentedLagrangian, count: int, first: int = 0) -> AugmentedLagrangian:
+    for number in range(first, first + count):
+        loss.observe(*validation(40, loss.num_classes, number))
+        loss.adapt()
+    return loss
+
+
+@pytest.mark.parametrize("penalty", ["phr", "p2", "p3"])
+def test_one_multiplier_is_the_mean_over_elements_and_classes(penalty: str) -> None:
+    arguments = {"margin": 3, "penalty": penalty, "initial_multiplier": 0.3, "every": 2, "growth": 1.7}
+    loss, by_class = lagrangian(5, per="all", **arguments), lagrangian(5, **arguments)
+    logits, target = validation(50, 5)
+    torch.testing.assert_close(loss(logits, target), by_class(logits, target))  # the same start
+    distance = logits.amax(1, keepdim=True) - logits
+    for number in range(4):
+        lam, rho = loss.multiplier.clone(), loss.penalty_weight.clone()
+        assert lam.shape == rho.shape == ()
+        by_class.multiplier.fill_(lam)
+        by_class.penalty_weight.fill_(rho)
+        torch.testing.assert_close(loss(logits, target), by_class(logits, target))
+        slope = PENALTIES[penalty].slope(distance / 3 - 1, rho, lam)
+        loss.observe(logits, target)
+        loss.adapt()
+        assert loss.multiplier.item() == pytest.approx(slope.mean().item(), rel=1e-12)
+        assert loss.previous_violation.item() == pytest.approx((distance / 3 - 1).mean().item(), rel=1e-12)
+        # The violation is positive and stays: ρ grows on passes 2 and 4.
+        assert loss.penalty_weight.item() == pytest.approx(rho.item() * (1.7 if number % 2 else 1))
+
+
+def test_one_penalty_weight_follows_the_mean_violation() -> None:
+    loss = lagrangian(2, per="all", margin=1, every=1, growth=2, penalty_weight_max=4)
+    weights = []
+    for distance in (1.5, 1.9, 5, 5, 4, 5, 5, 5):  # mean violations: distance / 2 - 1, the first two below 0
+        one_pass(loss, distance)
+        weights.append(loss.penalty_weight.item())
+    assert weights == [1, 1, 2, 4, 4, 4, 4, 4]
+    assert loss.multiplier_range[0] <= loss.multiplier.item() <= loss.multiplier_range[1]
+
+
+def test_one_multiplier_by_the_contract_of_losses() -> None:
+    loss = passes(lagrangian(4, per="all", margin=3, every=1), 3)
+    logits, target = validation(6, 4, seed=9)
+    assert torch.autograd.gradcheck(lambda x: loss(x, target), logits.requires_grad_())
+    assert torch.autograd.gradgradcheck(lambda x: loss(x, target), logits)
+    logits = logits.detach()
+    soft = torch.nn.functional.one_hot(target, 4).double()
+    torch.testing.assert_close(loss(logits, soft), loss(logits, target))
+    images, labels = logits.reshape(2, 3, 4).movedim(2, 1), target.reshape(2, 3)
+    torch.testing.assert_close(loss(images, labels), loss(logits, target))
+    value = torch.compile(loss, backend="eager", fullgraph=True)(logits, target)
+    torch.testing.assert_close(value, loss(logits, target))
+    torch.testing.assert_close(
+        torch.func.grad(lambda x: loss(x, target))(logits),
+        torch.autograd.functional.jacobian(lambda x: loss(x, target), logits),
+    )
+
+
+def test_one_multiplier_does_not_depend_on_batches_or_the_order_of_classes() -> None:
+    logits, target = validation(30, 4)
+    order = torch.tensor([2, 0, 3, 1])
+    whole, parts, permuted = (passes(lagrangian(4, per="all", margin=2, every=1), 2) for _ in range(3))
+    whole.observe(logits, target)
+    for rows in (slice(0, 7), slice(7, 7), slice(7, 30)):
+        parts.observe(logits[rows], target[rows])
+    permuted.observe(logits[:, order], order.argsort()[target])
+    sums = whole.adapt()
+    assert sums.slope.shape == sums.violation.shape == (4,)  # what was observed stays known class by class
+    for other in (parts, permuted):
+        other.adapt()
+        for name, value in whole.state_dict().items():
+            torch.testing.assert_close(other.state_dict()[name], value, rtol=1e-12, atol=0)
+
+
+def test_one_multiplier_is_saved_and_resumed() -> None:
+    through = passes(lagrangian(3, per="all", every=4), 9)
+    resumed = lagrangian(3, per="all", every=4)
+    resumed.load_state_dict(passes(lagrangian(3, per="all", every=4), 5).half().state_dict())
+    for name, value in passes(resumed, 4, first=5).state_dict().items():
+        assert torch.equal(value, through.state_dict()[name])
+    with pytest.raises(RuntimeError, match="size mismatch for multiplier"):
+        lagrangian(3).load_state_dict(through.state_dict())
+    with pytest.raises(ValueError, match="per must be one of"):
+        lagrangian(3, per="sample")

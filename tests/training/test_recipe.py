@@ -156,6 +156,45 @@ def test_brackets_go_before_the_recipes_own_values() -> None:
     )
 
 
+def test_none_stands_for_none_in_the_options_of_losses() -> None:
+    own = replace(DIGITS, loss="cals-alm", losses={"cals-alm": {"penalty_weight_max": None}})
+    for recipe in (own, Recipe.from_toml(own.to_toml()), replace(own, losses={}, loss=str(own.loss_choice))):
+        assert recipe.create_loss(10).penalty_weight_max is None
+    assert own.override(["loss=cals-alm[penalty_weight_max=20]"]).create_loss(10).penalty_weight_max == 20
+    with pytest.raises(
+        RecipeError, match=r"^loss cals-alm\[margin=none\]: margin must be a number, got None$"
+    ):
+        replace(DIGITS, loss="cals-alm[margin=none]")
+
+
+def test_a_list_of_a_loss_may_have_an_entry_for_each_class(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Offsets(LOSSES["ce"]):  # type: ignore[misc]
+        def __init__(self, num_classes: int, *, offsets: list[float], limits: list[float]) -> None:
+            super().__init__(num_classes)
+            self.offsets, self.limits = offsets, limits
+            if len(offsets) != num_classes:
+                raise ValueError(f"offsets must have {num_classes} entries")
+
+    monkeypatch.setitem(LOSSES, "offsets", Offsets)
+    assert replace(DIGITS, loss="offsets[limits=[0,9],offsets=[1,2,3]]").loss.startswith("offsets")
+    with pytest.raises(RecipeError, match="class_weight must hold num_classes=3"):
+        replace(DIGITS, loss="ce[class_weight=[1,2,-3]]")
+    with pytest.raises(RecipeError, match="smoothing"):
+        replace(DIGITS, loss="ls[class_weight=[1,2,3],smoothing=7]")
+
+
+def test_a_loss_is_checked_with_the_classes_of_the_data() -> None:
+    recipe = replace(DIGITS, loss="dual-focal[rank=1+2+3]")
+    assert recipe.create_loss(4).rank == "1+2+3"
+    with pytest.raises(
+        RecipeError, match=r"^loss dual-focal\[rank=1\+2\+3\]: rank='1\+2\+3' needs more than 3"
+    ):
+        recipe.create_loss(3)
+    together = replace(DIGITS, losses={"dual-focal": {"rank": 2}}, loss="dual-focal[constant=0.1]")
+    with pytest.raises(RecipeError, match=r"constant=0\.1 takes the place of rank=2"):
+        together.create_loss(10)
+
+
 @pytest.mark.parametrize(
     ("changes", "expected"),
     [

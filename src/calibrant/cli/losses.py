@@ -8,6 +8,7 @@ from inspect import getdoc
 from calibrant.cli.program import say
 from calibrant.cli.terminal import app, print_listing
 from calibrant.losses import LOSSES, AdaptiveLoss, Loss
+from calibrant.options import written
 
 
 @app.command()
@@ -16,7 +17,7 @@ def losses() -> None:
     shared, rows = Loss.hyperparameters(), []
     for key, kind in LOSSES.items():
         own = [each for name, each in kind.hyperparameters().items() if name not in shared]
-        options = ", ".join(f"{parameter.name}={parameter.default}" for parameter in own)
+        options = ", ".join(f"{parameter.name}={written(parameter.default)}" for parameter in own)
         description = re.sub(r" \(key ``[^`]*``\)|`", "", (getdoc(kind) or "").split("\n", 1)[0])
         adaptive = " (adaptive)" if issubclass(kind, AdaptiveLoss) else ""
         rows.append((key, description + adaptive, options))

@@ -44,15 +44,36 @@ def _binned(element, numbers):
 
 @device_function
 @no_type_check
-def _per_sample(element, numbers):
+def _exponent(element, numbers):
+    """CalFocal's exponent, and its derivative by log p."""
     index = _bin_of(element.p, numbers.edges)
     accuracy = tl.load(numbers.accuracy.value + index).to(tl.float32)
-    gamma = exp(number(numbers.rate) * (element.p - accuracy))
-    return modulated(element, tl.where(tl.load(numbers.passes.value) > 0, gamma, 1.0), 1.0)
+    rate, adapted = number(numbers.rate), tl.load(numbers.passes.value) > 0
+    gamma = exp(tl.minimum(rate * (element.p - accuracy), 69.0))
+    return tl.where(adapted, gamma, 1.0), tl.where(adapted, gamma * rate * element.p, 0.0)
 
+
+@device_function
+@no_type_check
+def _per_sample(element, numbers):
+    gamma, _ = _exponent(element, numbers)
+    return modulated(element, gamma, 1.0)
+
+
+@device_function
+@no_type_check
+def _through_gamma(element, numbers):
+    gamma, by_log_p = _exponent(element, numbers)
+    value, along, by_base = modulated(element, gamma, 1.0)
+    log_base = tl.log2(tl.maximum(element.doubt, 1.1754943508222875e-38)) * 0.6931471805599453
+    return value, along + value * log_base * by_log_p, by_base
+
+
+_LARGEST = 69.0
+"""The largest ``log γ`` of CalFocal: a larger γ gives the same loss of 0, and overflows in float32."""
 
 BINNED, BINNED_DUAL = FirstTerm(_binned), FirstTerm(_binned, uses_lower=True)
-PER_SAMPLE = FirstTerm(_per_sample)
+PER_SAMPLE, THROUGH_GAMMA = FirstTerm(_per_sample), FirstTerm(_through_gamma)
 
 
 class BinnedFocal(AdaptiveLoss):
@@ -187,8 +208,8 @@ class AdaDualFocal(AdaFocal):
     ``-(1-p+q)^γ log p``, or ``-(1+p-q)^|γ| log p`` where γ < 0, with ``q`` the best probability strictly
     below p. The bin is that of p.
 
-    Tao, Dong and Xu, *Dual Focal Loss for Calibration*, ICML 2023. (In its public code the update is
-    never reached; here it is.)
+    Tao, Dong and Xu, *Dual Focal Loss for Calibration*, ICML 2023. (The paper has no formula for it. The
+    code that was first released never reaches the update of γ for this loss, and looks γ up by ``p - q``.)
 
     Shape and arguments as `AdaFocal`.
 
@@ -207,11 +228,12 @@ class CalFocal(BinnedFocal):
     """CalFocal (key ``calfocal``): ``-(1-p)^γ log p`` with γ read off the validation gap.
 
     ``γ = exp(rate (p - A_b))`` for each sample, or ``γ_b = exp(rate (C_b - A_b))`` for each bin, with mean
-    confidence C and accuracy A of the validation bin. γ is not differentiated, and is 1 before the
-    first pass.
+    confidence C and accuracy A of the validation bin. γ is 1 before the first pass. It is not differentiated
+    unless ``through_gamma`` is true. (The paper writes γ as a function of p and does not say whether the
+    gradient passes through it.) The bins are never differentiated.
 
     Ghosh, Schaaf and Gormley, *AdaFocal: Calibration-aware Adaptive Focal Loss*, NeurIPS 2022,
-    section 4.
+    section 5.1.
 
     Shape: logits ``(B, K, *S)``; labels ``(B, *S)``.
 
@@ -220,6 +242,8 @@ class CalFocal(BinnedFocal):
         bins: number of bins.
         rate: λ of the paper.
         per: ``"sample"`` or ``"bin"``.
+        through_gamma: differentiate γ by p as well; for ``per="sample"`` only, since the γ of a bin does not
+            depend on p.
         **shared: see `Loss`.
 
     Attributes:
@@ -242,11 +266,19 @@ class CalFocal(BinnedFocal):
         bins: int = 15,
         rate: float = 10.0,
         per: str = "sample",
+        through_gamma: bool = False,
         **shared: Unpack[LossOptions],
     ) -> None:
         super().__init__(num_classes, bins, 1.0, **shared)
         self.rate = in_range("rate", rate)
         self.per = one_of("per", per, ["sample", "bin"])
+        if not isinstance(through_gamma, bool):
+            raise ValueError(f"through_gamma must be True or False, got {through_gamma!r}")
+        self.through_gamma = through_gamma
+        if through_gamma and per == "bin":
+            raise ValueError(
+                "through_gamma=True needs per='sample': the exponent of a bin does not depend on p"
+            )
         self.register_learned("accuracy", [0.0] * self.bins, reported=False)
 
     def composition(self) -> Composition:
@@ -258,6 +290,8 @@ class CalFocal(BinnedFocal):
             "accuracy": self.accuracy,
             "passes": self.passes,
         }
+        if self.through_gamma:
+            return Composition(focal(THROUGH_GAMMA, numbers, self.look_up, rate=self._rate_of_gamma))
         return Composition(focal(PER_SAMPLE, numbers, self.look_up))
 
     def look_up(self) -> LookUp:
@@ -265,10 +299,20 @@ class CalFocal(BinnedFocal):
             return super().look_up()
         rate, adapted = self.rate, self.passes > 0
         accuracy, edges = self.accuracy.clone(), self.edges.clone()
-        return lambda p: torch.where(adapted, (rate * (p - accuracy[self.bin_of(p, edges)])).exp(), 1.0)
+
+        def exponent(p: Tensor) -> Tensor:
+            gap = p - accuracy[self.bin_of(p.detach(), edges)]
+            return torch.where(adapted, (rate * gap).clamp_max(_LARGEST).exp(), 1.0)
+
+        return exponent
+
+    def _rate_of_gamma(self) -> Tensor:
+        """``d log γ / dp``, for elements in any bin."""
+        return self.accuracy.new_full((), self.rate) * (self.passes > 0)
 
     def update_bins(self, bins: Bins) -> None:
         filled = bins.count > 0
         accuracy = bins.correct / bins.count.clamp_min(1)
         self.accuracy.copy_(torch.where(filled, accuracy, self.accuracy))
-        self.gamma.copy_(torch.where(filled, (self.rate * bins.gap).exp(), self.gamma))
+        gamma = (self.rate * bins.gap).clamp_max(_LARGEST).exp()
+        self.gamma.copy_(torch.where(filled, gamma, self.gamma))

@@ -38,11 +38,13 @@ def focal(
     inverse: bool = False,
     lower: LowerProbability | None = None,
     fixed: float = 0.0,
+    rate: Callable[[], Tensor] | None = None,
 ) -> Part:
     """``-(1-p+q)^γ log p`` as the first term of a loss; ``-(1+p-q)^|γ| log p`` for the inverse.
 
     The gradient is finite also where the base is 0 and γ < 1: there ``log p`` is 0 as well, and the limit of
-    the gradient is 0, where the naive power gives infinity times 0. γ is not differentiated.
+    the gradient is 0, where the naive power gives infinity times 0. γ is not differentiated unless there is
+    a ``rate``.
 
     Args:
         device: the GPU form; None for none.
@@ -51,10 +53,13 @@ def focal(
         inverse: whether to use the inverse; a look-up decides that by its sign.
         lower: q; None for a fixed one.
         fixed: the fixed q.
+        rate: a function that returns ``d log γ / dp``, one number for all elements, to differentiate a γ that
+            is looked up; None to hold γ fixed.
     """
 
     def term(logits: Tensor) -> Formula:
         look_up = exponent() if callable(exponent) else None
+        rate_of_gamma = None if rate is None else rate()
 
         def value_and_slopes(log_p: Tensor, *lower_p: Tensor) -> tuple[Tensor, ...]:
             gamma: Tensor | float
@@ -63,7 +68,8 @@ def focal(
                 assert not callable(exponent)
                 gamma, sign = exponent, -1.0 if inverse else 1.0
             else:
-                gamma = look_up(log_p.detach().exp()).to(log_p.dtype)
+                seen = log_p.detach() if rate_of_gamma is None else log_p
+                gamma = look_up(seen.exp()).to(log_p.dtype)
                 sign = torch.where(gamma < 0, -1.0, 1.0).to(log_p.dtype)
                 gamma = gamma.abs()
             minus_doubt = log_p.expm1()
@@ -73,6 +79,9 @@ def focal(
             value = power * log_p
             by_base = sign * gamma * value / base
             by_log_p = power - by_base * (1 + minus_doubt)
+            if rate_of_gamma is not None:
+                by_gamma = value * base.log()
+                by_log_p = by_log_p + by_gamma * gamma * rate_of_gamma.to(log_p.dtype) * (1 + minus_doubt)
             return (value, by_log_p, by_base) if lower_p else (value, by_log_p)
 
         terms: list[Term] = [LogLikelihood()]

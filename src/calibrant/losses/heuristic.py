@@ -15,7 +15,8 @@ from calibrant.losses.base import LossOptions
 from calibrant.losses.margin import ClassAdaptiveSmoothing, margin_penalty
 from calibrant.statistics import Statistics
 
-# After a raise with an unchanged raw penalty the ratio is exactly the factor: rounding must not decide.
+# After a raise with an unchanged excess the ratio is exactly the factor, and so by default the threshold:
+# rounding must not decide.
 _EQUAL_WITHIN = 1e-9
 
 
@@ -35,19 +36,23 @@ class HeuristicMultipliers(ClassAdaptiveSmoothing):
 
     ``-log p + mean_k λ_k max(0, max_j l_j - l_k - m)``. After each pass over the validation data the
     mean penalty of a class, ``c_k = λ_k mean max(0, max_j l_j - l_k - m)``, is compared with the previous
-    pass: λ is multiplied by ``factor`` where ``c`` grew by more than that factor, and divided by it where
-    ``c`` shrank by more.
+    pass: λ is multiplied by ``factor`` where ``c`` grew by more than ``threshold``, and divided by
+    ``factor`` where ``c`` shrank by more than ``threshold``.
 
-    Liu et al., *Class Adaptive Network Calibration*, CVPR 2023.
+    Liu et al., *Class Adaptive Network Calibration*, CVPR 2023. The mean over classes is that of the released
+    code. The paper's formula is a sum over classes: multiply λ by ``num_classes`` for it.
 
     Shape: logits ``(B, K, *S)``; labels ``(B, *S)`` or probabilities ``(B, K, *S)``.
 
     Args:
         num_classes: K.
         margin: m; distances between logits up to this size are not penalised (the paper takes 6 for text).
-        factor: the change of ``c`` that moves λ, and the factor by which λ moves.
-        multiplier_range: bounds of λ.
-        initial_multiplier: λ at the start.
+        factor: μ of the paper, above 1: the factor by which λ moves.
+        threshold: τ of the paper, at least 1: the change of ``c``, as a factor, beyond which λ moves. None
+            for that of ``factor``, since the paper sets both to 1.1. With a threshold below ``factor``, a
+            raise of λ is itself a growth of ``c`` that raises λ again.
+        multiplier_range: bounds of λ (from the released code).
+        initial_multiplier: λ at the start (from the released code).
         **shared: see `Loss`.
 
     >>> import torch
@@ -67,12 +72,14 @@ class HeuristicMultipliers(ClassAdaptiveSmoothing):
         *,
         margin: float = 10.0,
         factor: float = 1.1,
+        threshold: float | None = None,
         multiplier_range: tuple[float, float] = (1e-6, 1e6),
         initial_multiplier: float = 0.1,
         **shared: Unpack[LossOptions],
     ) -> None:
         super().__init__(num_classes, margin, multiplier_range, initial_multiplier, **shared)
         self.factor = in_range("factor", factor, 1, open_low=True)
+        self.threshold = None if threshold is None else in_range("threshold", threshold, 1)
         self.register_learned("previous_penalty", [0.0] * num_classes, reported=False)
 
     def margin_term(self) -> Part:
@@ -90,7 +97,7 @@ class HeuristicMultipliers(ClassAdaptiveSmoothing):
         assert isinstance(statistics, ExcessStatistics)
         penalty = self.multiplier * statistics.excess / statistics.samples
         before = self.previous_penalty
-        threshold = self.factor * (1 + _EQUAL_WITHIN)
+        threshold = (self.factor if self.threshold is None else self.threshold) * (1 + _EQUAL_WITHIN)
         step = torch.ones_like(penalty)
         step = torch.where(penalty > threshold * before, self.factor, step)
         step = torch.where(before > threshold * penalty, 1 / self.factor, step)

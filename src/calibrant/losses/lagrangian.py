@@ -1,4 +1,4 @@
-"""Class-adaptive label smoothing by an augmented Lagrangian: one multiplier per class."""
+"""Class-adaptive label smoothing by an augmented Lagrangian: one multiplier per class, or one for all."""
 
 from __future__ import annotations
 
@@ -38,7 +38,12 @@ class AugmentedLagrangian(ClassAdaptiveSmoothing):
     λ (`multiplier`) and a penalty weight ρ (`penalty_weight`) per class, learned on validation data.
 
     A pass sets ``λ_k`` to the mean slope of the penalty, clipped to ``multiplier_range``. Once in ``every``
-    passes ``ρ_k`` grows where the mean violation exceeds ``required_decrease`` times that of the pass before.
+    passes ``ρ_k`` grows where the mean violation exceeds ``required_decrease`` times that of the pass before
+    (or 0, if that was negative). The means are over validation elements, of whatever class.
+
+    With ``per="all"``, λ and ρ are single numbers. Their rules are the same, and both means, of the slope
+    ``P'(z_k, ρ, λ)`` and of the violation ``z_k``, are over validation elements and classes k. The paper has
+    no such variant. Against the default it shows what a multiplier per class adds.
 
     Liu et al., *Class Adaptive Network Calibration*, CVPR 2023.
 
@@ -56,7 +61,12 @@ class AugmentedLagrangian(ClassAdaptiveSmoothing):
         penalty_weight_max: bound of ρ (from the paper's code, not its text); None for no bound.
         initial_multiplier: the initial λ.
         initial_penalty_weight: the initial ρ.
+        per: ``"class"``, or ``"all"`` for one λ and one ρ for all classes.
         **shared: see `Loss`.
+
+    Attributes:
+        penalty_weight: ρ, of the shape of `multiplier`.
+        previous_violation: the mean violation in the last pass, of the same shape.
 
     >>> import torch
     >>> loss = AugmentedLagrangian(2, margin=5)
@@ -84,9 +94,10 @@ class AugmentedLagrangian(ClassAdaptiveSmoothing):
         penalty_weight_max: float | None = 10.0,
         initial_multiplier: float = 1e-6,
         initial_penalty_weight: float = 1.0,
+        per: str = "class",
         **shared: Unpack[LossOptions],
     ) -> None:
-        super().__init__(num_classes, margin, multiplier_range, initial_multiplier, **shared)
+        super().__init__(num_classes, margin, multiplier_range, initial_multiplier, per, **shared)
         in_range("margin", margin, open_low=True)
         self.penalty = one_of("penalty", penalty, list(PENALTIES))
         self.growth = in_range("growth", growth, 1)
@@ -105,8 +116,8 @@ class AugmentedLagrangian(ClassAdaptiveSmoothing):
                 f"initial_penalty_weight={initial_penalty_weight} must not exceed "
                 f"penalty_weight_max={penalty_weight_max}"
             )
-        self.register_learned("penalty_weight", [self.initial_penalty_weight] * num_classes)
-        self.register_learned("previous_violation", [0.0] * num_classes, reported=False)
+        self.register_learned("penalty_weight", self.initial(self.initial_penalty_weight))
+        self.register_learned("previous_violation", self.initial(0.0), reported=False)
 
     def margin_term(self) -> Part:
         return margin_penalty(
@@ -125,11 +136,13 @@ class AugmentedLagrangian(ClassAdaptiveSmoothing):
 
     def update(self, statistics: Statistics) -> None:
         assert isinstance(statistics, MarginStatistics)
-        violation = statistics.violation / statistics.samples
+        slope, violation = statistics.slope / statistics.samples, statistics.violation / statistics.samples
+        if self.per == "all":
+            slope, violation = slope.mean(), violation.mean()
         number = int(self.passes) + 1
         if number > 1 and number % self.every == 0:
             stuck = violation > self.required_decrease * self.previous_violation.clamp_min(0)
             grown = (self.growth * self.penalty_weight).clamp_max(self.penalty_weight_max or torch.inf)
             self.penalty_weight.copy_(torch.where(stuck, grown, self.penalty_weight))
         self.previous_violation.copy_(violation)
-        self.multiplier.copy_((statistics.slope / statistics.samples).clamp(*self.multiplier_range))
+        self.multiplier.copy_(slope.clamp(*self.multiplier_range))

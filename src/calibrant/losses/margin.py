@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Unpack, no_type_check
 import torch
 from torch import Tensor
 
-from calibrant.arguments import in_range, ordered_pair
+from calibrant.arguments import in_range, one_of, ordered_pair
 from calibrant.kernels import Composition, MarginPenalty, Part, PenaltyTerm, Value, device_function
 from calibrant.kernels.device import exact_per_class, per_class, two_sum
 from calibrant.layout import along_classes, computing_dtype
@@ -157,12 +157,12 @@ def margin_penalty(
 
 
 class ClassAdaptiveSmoothing(AdaptiveLoss):
-    """Cross-entropy plus a margin penalty with a learned multiplier per class.
+    """Cross-entropy plus a margin penalty with a learned multiplier per class, or one for all classes.
 
     Subclasses write `margin_term`, and the rule that moves the multipliers.
 
     Attributes:
-        multiplier: ``(K,)``, λ.
+        multiplier: λ, ``(K,)``, or ``()`` for ``per="all"``.
     """
 
     accepts_probabilities = True
@@ -175,13 +175,20 @@ class ClassAdaptiveSmoothing(AdaptiveLoss):
         margin: float,
         multiplier_range: tuple[float, float],
         initial_multiplier: float,
+        per: str = "class",
+        /,
         **shared: Unpack[LossOptions],
     ) -> None:
         super().__init__(num_classes, **shared)
         self.margin = in_range("margin", margin)
         self.multiplier_range = ordered_pair("multiplier_range", multiplier_range)
         self.initial_multiplier = in_range("initial_multiplier", initial_multiplier)
-        self.register_learned("multiplier", [self.initial_multiplier] * num_classes)
+        self.per = one_of("per", per, ["class", "all"])
+        self.register_learned("multiplier", self.initial(self.initial_multiplier))
+
+    def initial(self, value: float) -> float | list[float]:
+        """A value for each class, or one for all."""
+        return [value] * self.num_classes if self.per == "class" else value
 
     @abstractmethod
     def margin_term(self) -> Part:

@@ -15,7 +15,8 @@ class MarginSmoothing(Loss):
     """Margin-based label smoothing ``-log p + w mean_k max(0, max_j l_j - l_k - m)`` (key ``mbls``).
 
     Liu et al., *The Devil is in the Margin: Margin-based Label Smoothing for Network Calibration*,
-    CVPR 2022.
+    CVPR 2022. The mean over classes is that of the released code. The paper's formula is a sum over
+    classes: pass ``weight=w * num_classes`` for it.
 
     Shape: logits ``(B, K, *S)``; labels ``(B, *S)`` or probabilities ``(B, K, *S)``.
 

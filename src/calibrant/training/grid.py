@@ -68,7 +68,7 @@ def compare(
     """
     if not losses or not seeds:
         raise RecipeError("compare needs at least one loss and one seed")
-    # A loss that cannot be built is refused here, before anything is trained.
+    # An unknown loss or option is refused here, before the data are read.
     rows = [[replace(recipe, loss=loss, seed=seed) for seed in seeds] for loss in losses]
     _check_unique("loss", [row[0].loss for row in rows])
     _check_unique("seed", [str(seed) for seed in seeds])
@@ -83,6 +83,8 @@ def compare(
         agree({"data": data.fingerprint})
     if len(data.test) == 0:
         raise RecipeError(f"data {recipe.data.name!r} have no test part to compare on")
+    for row in rows:  # a loss may need more classes than the data have
+        row[0].create_loss(data.num_classes)
     others = {
         str(other): together(partial(_outside, other, recipe, data, data_root), f"reading the data {other}")
         for other in outside

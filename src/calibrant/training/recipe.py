@@ -57,7 +57,8 @@ class Recipe:
         model: the network, see `calibrant.training.models.create_model`.
         loss: a key of `calibrant.losses.LOSSES`, with hyper-parameters in brackets. ``adapt`` in the brackets
             replaces the field ``adapt``.
-        losses: the recipe's own hyper-parameters for some losses, by key.
+        losses: the recipe's own hyper-parameters for some losses, by key. Here and in ``loss``, the text
+            ``none`` stands for None.
         optimizer: the optimizer, see `calibrant.training.optimization.OPTIMIZERS`.
         schedule: the schedule of the learning rate, see `calibrant.training.optimization.SCHEDULES`.
         seed: the seed of the initial weights, the order of the data and the augmentation.
@@ -116,7 +117,11 @@ class Recipe:
         def put(name: str, value: Any) -> None:
             object.__setattr__(self, name, value)
 
-        put("losses", _as_in_toml(self.losses))
+        losses = {
+            key: {name: "none" if value is None else value for name, value in hyperparameters.items()}
+            for key, hyperparameters in self.losses.items()
+        }
+        put("losses", _as_in_toml(losses))
         hints = typing.get_type_hints(type(self))
         for name in _plain_fields():
             put(name, check_type(name, getattr(self, name), hints[name]))
@@ -149,10 +154,12 @@ class Recipe:
         return Choice(written.name, self.losses.get(written.name, {})).with_options(written.options)
 
     def create_loss(self, num_classes: int, *, ignore_index: int = -100) -> Loss:
-        """Build the loss for a number of classes."""
-        choice = self.loss_choice
-        options = {name: value for name, value in choice.options.items() if name != "adapt"}
-        return create_loss(choice.name, num_classes, ignore_index=ignore_index, **options)
+        """Build the loss for a number of classes.
+
+        Raises:
+            RecipeError: the loss does not fit that number, or its hyper-parameters do not fit together.
+        """
+        return _built(self.loss_choice, num_classes, ignore_index=ignore_index)
 
     @property
     def adaptation(self) -> tuple[tuple[int, int], ...]:
@@ -336,8 +343,12 @@ def _choice(where: str, table: Any) -> Choice:
     return Choice(table["name"], {key: value for key, value in table.items() if key != "name"})
 
 
+_ENOUGH_CLASSES = 1000
+"""More classes than any loss demands; those of the data are known only when they are loaded."""
+
+
 def _check_loss(choice: Choice) -> None:
-    """Build a loss once, so that its errors appear before training."""
+    """Check the name and the hyper-parameters of a loss; `Recipe.create_loss` checks the classes as well."""
     _check_known("loss", choice.name, LOSSES)
     for name in ("reduction", "ignore_index"):
         if name in choice.options:
@@ -346,10 +357,25 @@ def _check_loss(choice: Choice) -> None:
             )
     if "adapt" in choice.options and not issubclass(LOSSES[choice.name], AdaptiveLoss):
         raise RecipeError(f"loss {choice}: {choice.name} does not adapt; adapt is for losses that do")
-    options = {name: value for name, value in choice.options.items() if name != "adapt"}
-    weights = options.get("class_weight")
+    # A list, such as class weights, may have an entry for each class.
+    lengths = {len(value) for value in choice.options.values() if isinstance(value, list | tuple)}
+    problems = []
+    for classes in [*sorted(lengths - {0, 1}, reverse=True), _ENOUGH_CLASSES]:
+        try:
+            _built(choice, classes)
+            return
+        except RecipeError as problem:
+            problems.append(problem)
+    raise problems[0]
+
+
+def _built(choice: Choice, num_classes: int, **shared: Any) -> Loss:
+    """The loss of a choice; TOML has no None, so the text ``none`` stands for it."""
+    options = {
+        name: None if value == "none" else value for name, value in choice.options.items() if name != "adapt"
+    }
     try:
-        create_loss(choice.name, len(weights) if isinstance(weights, list | tuple) else 2, **options)
+        return create_loss(choice.name, num_classes, **options, **shared)
     except (TypeError, ValueError) as error:
         raise RecipeError(f"loss {choice}: {error}") from None
 

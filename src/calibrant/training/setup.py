@@ -125,6 +125,7 @@ def set_up(recipe: Recipe, data: DataSets, fabric: Fabric) -> Parts:
     random.seed(recipe.seed)
     _check_batch_size(recipe, fabric.world_size)
     _check_data(recipe, data, fabric.world_size)
+    loss = recipe.create_loss(data.num_classes, ignore_index=data.ignore_index)
     single_gpu = is_single_gpu(fabric)
     network, channels_last = _create_network(recipe, data, fabric.device)
     try:
@@ -146,7 +147,7 @@ def set_up(recipe: Recipe, data: DataSets, fabric: Fabric) -> Parts:
         network=network,
         model=model,
         optimizer=wrapped_optimizer,
-        loss=recipe.create_loss(data.num_classes, ignore_index=data.ignore_index).to(fabric.device),
+        loss=loss.to(fabric.device),
         averaged=RunningAverage(network, recipe.average) if recipe.average else None,
         learning_rates=learning_rates,
         batch_size=min(recipe.batch_size, len(data.train) // fabric.world_size * fabric.world_size),
