@@ -16,6 +16,7 @@ SLOW = (
     "test_compare_detects_other_data",
     "test_other_data_are_normalised_as_the_models_were",
     "test_the_program_starts_from_any_folder_and_under_torchrun",
+    "test_commands_of_a_section_run_and_write_what_its_rows_name",
 )
 """Tests that `make check` leaves out, because they take most of the time of their files."""
 
