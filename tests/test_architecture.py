@@ -53,7 +53,7 @@ MAY_IMPORT = {
     "calibrators": {"atomic", "sizes", *BELOW_LOSSES},
     "losses": BELOW_LOSSES,
     "metrics": BELOW_LOSSES,
-    "histogram": {"kernels", "statistics", "layout", "arguments"},
+    "histogram": {"distributed", "kernels", "statistics", "layout", "arguments"},
     "kernels": {"statistics", "layout"},
     "statistics": {"distributed"},
     "inference": {"distributed"},

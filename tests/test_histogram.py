@@ -1,4 +1,8 @@
+import copy
 import math
+import pickle
+from functools import reduce
+from operator import add
 
 import numpy as np
 import pytest
@@ -6,7 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from calibrant.histogram import ConfidenceHistogram, _cell_of, cell_edges
+from calibrant.histogram import ConfidenceHistogram, Outcomes, _cell_of, cell_edges
 from calibrant.kernels import TopProbability, reduce_classes
 from calibrant.layout import arrange
 
@@ -361,3 +365,93 @@ def test_equal_mass_needs_a_bin(bins):
     histogram = ConfidenceHistogram.of(arrange(torch.zeros(2, 3), torch.tensor([0, 1])))
     with pytest.raises(ValueError, match=f"at least 1, got {bins}"):
         histogram.equal_mass(bins)
+
+
+# ------------------------------------------------------------------------------------------- outcomes
+
+
+def outcomes_of(logits, target):
+    return Outcomes.of(arrange(logits, target))
+
+
+def bits(pooled):
+    return [values.tolist() for values in (pooled.edges, pooled.count, pooled.confidence, pooled.correct)]
+
+
+@settings(deadline=None, max_examples=40)
+@given(st.integers(0, 2**31), st.lists(st.integers(0, 40), min_size=1, max_size=12), st.integers(1, 20))
+def test_outcomes_of_parts_are_those_of_the_whole(seed, sizes, bins):
+    logits, target = batch(seed, sum(sizes))
+    target[torch.arange(len(target)) % 5 == 3] = -100
+    parts = zip(logits.split(sizes), target.split(sizes), strict=True)
+    total = reduce(add, [outcomes_of(*part) for part in parts])
+    whole = outcomes_of(logits, target)
+    assert total.samples == whole.samples == (target != -100).sum()
+    assert torch.equal(total.pairs, whole.pairs)
+    if whole.samples > 0:
+        assert bits(total.equal_mass(bins)) == bits(whole.equal_mass(bins))
+
+
+def test_adding_many_batches_keeps_few_parts():
+    total = outcomes_of(*batch(0, 0))
+    for _ in range(1000):
+        total = total + outcomes_of(*batch(1, 3))
+        assert len(total.parts) < 12
+    assert total.pairs.shape == (2, 3000)
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.integers(0, 2**31), st.integers(1, 400), st.integers(1, 40), st.floats(0.5, 30))
+def test_outcomes_are_sorted_and_split(seed, number, bins, spread):
+    elements = arrange(*batch(seed, number, spread=spread))
+    pooled = Outcomes.of(elements).equal_mass(bins)
+    confidence = reduce_classes(elements, TopProbability()).numpy()
+    order = np.argsort(confidence)
+    _, tied, count = np.unique(confidence, return_inverse=True, return_counts=True)
+    right = (elements.logits.argmax(1) == elements.labels).numpy()
+    correct = (np.bincount(tied, right) / count)[tied]
+    groups = np.array_split(order, bins)
+    assert pooled.count.tolist() == [len(group) for group in groups]
+    np.testing.assert_allclose(pooled.confidence, [confidence[g].sum() for g in groups], rtol=1e-9, atol=1e-9)
+    np.testing.assert_allclose(pooled.correct, [correct[g].sum() for g in groups], rtol=1e-9, atol=1e-9)
+    assert (pooled.edges.diff() >= 0).all()
+    assert pooled.edges[0] < confidence.min()
+    assert pooled.edges[-1] == confidence.max()
+    edges = pooled.edges.numpy()
+    for lower, upper, group in zip(edges[:-1], edges[1:], groups, strict=True):
+        assert (lower <= confidence[group]).all()
+        assert (confidence[group] <= upper).all()
+
+
+@pytest.mark.parametrize("limit", [0, 99, 100, 1000])
+def test_beyond_the_limit_outcomes_are_a_histogram(limit, monkeypatch):
+    monkeypatch.setattr(Outcomes, "limit", limit)
+    logits, target = batch(3, 150)
+    target[:50] = -100  # which do not count
+    total = reduce(add, [outcomes_of(*part) for part in zip(logits.split(30), target.split(30), strict=True)])
+    assert total.samples == 100
+    if limit >= 100:
+        assert total.histogram.samples == 0
+        assert total.pairs.shape == (2, 100)
+    else:
+        assert total.histogram.samples > 0
+        assert sum(part.shape[1] for part in total.parts) <= limit
+        assert_same(total.counted().histogram, of(logits, target))
+        assert bits(total.equal_mass(7)) == bits(of(logits, target).equal_mass(7))
+
+
+def test_outcomes_move_and_are_copied_with_all_parts():
+    total = outcomes_of(*batch(0, 5)) + outcomes_of(*batch(1, 3))
+    assert len(total.parts) == 2
+    assert all(tensor.device.type == "meta" for tensor in total.to(torch.device("meta")).tensors())
+    for copied in (pickle.loads(pickle.dumps(total)), copy.deepcopy(total), total.to(CPU)):
+        assert type(copied) is Outcomes
+        assert torch.equal(copied.pairs, total.pairs)
+        assert copied.samples == 8
+
+
+def test_outcomes_that_are_not_finite_say_so():
+    logits, target = batch(0, 4)
+    logits[1] = math.nan
+    total = outcomes_of(logits, target) + outcomes_of(*batch(1, 3))
+    assert total.pairs.isnan().any()  # and `AdaptiveLoss.observe` makes samples NaN

@@ -1,15 +1,22 @@
-"""The confidence histogram: the additive statistic behind ECE, reliability diagrams and AdaFocal's bins."""
+"""Confidence and correctness as additive statistics: for ECE, reliability diagrams and AdaFocal's bins.
+
+`ConfidenceHistogram` has a fixed size. `Outcomes` keeps every element up to a limit. `RankedSums` makes the
+exact bins of equal mass.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import ClassVar, Self
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
+from torch.nn import functional as F
 
 from calibrant.arguments import label, whole_number
+from calibrant.distributed import all_reduce, several_processes
 from calibrant.kernels import Block, visit
 from calibrant.layout import Elements, Index
 from calibrant.statistics import Statistics, sum_dtype
@@ -128,10 +135,11 @@ class Bins:
     """Confidence and correctness in M bins; may have leading axes, for resamples of the data.
 
     Attributes:
-        edges: ``(M + 1,)``, never decreasing; bin b holds confidences in ``(edges[b], edges[b+1]]``.
+        edges: ``(M + 1,)``, never decreasing; bin b holds confidences in ``(edges[b], edges[b+1]]``. An exact
+            bin of equal mass may also hold some of the elements at ``edges[b]``.
         count: ``(M,)``, elements per bin.
         confidence: ``(M,)``, summed confidence per bin.
-        correct: ``(M,)``, number of correct elements per bin.
+        correct: ``(M,)``, correct elements per bin; a fraction where a bin has a share of equal confidences.
     """
 
     edges: Tensor
@@ -143,6 +151,70 @@ class Bins:
     def gap(self) -> Tensor:
         """Mean confidence minus accuracy per bin, 0 where a bin is empty; above 0: over-confident."""
         return (self.confidence - self.correct) / self.count.clamp_min(1)
+
+
+class RankedSums:
+    """Count, confidence and correctness summed along rising confidences, also for many resamples at once.
+
+    Bins are differences of running sums. Elements of equal confidence form one entry. A boundary between bins
+    of equal mass that cuts an entry divides it in proportion: each side gets the mean correctness of the
+    entry. No bin depends on the order of the data.
+
+    Args:
+        confidence: confidences in rising order, ``(n,)``.
+        sums: count, summed confidence and summed correctness at each of them, ``(3, n)`` or ``(3, R, n)``.
+
+    Attributes:
+        sweeps: a place for the errors that `calibrant.metrics.calibration` finds by trying numbers of bins.
+
+    >>> confidence, correct = torch.tensor([0.6, 0.9, 0.9, 0.9]), torch.tensor([1, 1, 0, 0])
+    >>> bins = RankedSums.of_outcomes(confidence, correct).equal_mass(2)
+    >>> bins.count.tolist(), [round(value, 4) for value in bins.correct.tolist()]
+    ([2.0, 2.0], [1.3333, 0.6667])
+    """
+
+    def __init__(self, confidence: Tensor, sums: Tensor) -> None:
+        running = sums.cumsum(-1)
+        ends = F.pad(confidence[1:] != confidence[:-1], (0, 1), value=True).nonzero().squeeze(1)
+        if len(ends) < len(confidence):
+            confidence, running = confidence[ends], running[..., ends]
+        self.sweeps: dict[str, tuple[Tensor, Tensor]] = {}
+        self._confidence = confidence
+        self._running = F.pad(running, (1, 0))
+
+    @classmethod
+    def of_outcomes(cls, confidence: Tensor, correct: Tensor) -> Self:
+        """The sums of confidences ``(N,)`` in any order, and whether each prediction is right, ``(N,)``."""
+        confidence, order = confidence.to(sum_dtype(confidence.device)).sort()
+        correct = correct[order].to(confidence.dtype)
+        return cls(confidence, torch.stack([torch.ones_like(confidence), confidence, correct]))
+
+    def equal_width(self, bins: int) -> Bins:
+        """Bins of equal width on ``(0, 1]``, any number of them."""
+        edges = equal_width_edges(bins, self._confidence.device)
+        ends = torch.searchsorted(self._confidence, edges[1:], right=True)
+        ends[-1] = len(self._confidence)  # by rounding a confidence may be slightly above 1
+        return Bins(edges, *F.pad(self._running[..., ends], (1, 0)).diff(dim=-1))
+
+    def equal_mass(self, bins: int) -> Bins:
+        """Bins of equal counts: elements sorted and cut into groups whose sizes differ by at most one.
+
+        The larger groups come first. With fewer elements than bins, the last bins are empty. Edges lie
+        halfway between the last confidence of a bin and the first of the next, so that rounding does not
+        decide the side of an element; where both are equal, they are the edge. The outer edges are the least
+        and the greatest confidence.
+        """
+        count = self._running[0]
+        ends = equal_mass_ends(count[..., -1:], bins)
+        entry = (torch.searchsorted(count, ends) - 1).clamp_min_(0)  # holds the last element of the bin
+        place = entry.expand(3, *entry.shape)
+        below, above = self._running.gather(-1, place), self._running.gather(-1, place + 1)
+        fraction = (ends - below[0]) / (above - below)[0].clamp_min(1)
+        sums = F.pad(below + fraction * (above - below), (1, 0)).diff(dim=-1)
+        following = torch.where(fraction < 1, entry, entry + 1).clamp_max(len(self._confidence) - 1)
+        edges = (self._confidence[entry] + self._confidence[following]) / 2
+        first = self._confidence[:1].expand(*entry.shape[:-1], 1)
+        return Bins(torch.cat([first, edges], -1), *sums)
 
 
 @dataclass(frozen=True, eq=False)
@@ -172,6 +244,12 @@ class ConfidenceHistogram(Statistics):
     correct: Tensor
 
     @classmethod
+    def empty(cls, device: torch.device) -> Self:
+        """The histogram of no elements."""
+        sums = _empty_sums(device)
+        return cls(sums[0].sum(), *sums)
+
+    @classmethod
     @torch.no_grad()
     def of(cls, elements: Elements) -> Self:
         """The histogram of the top class's probability, over the elements that are not ignored."""
@@ -180,7 +258,7 @@ class ConfidenceHistogram(Statistics):
         def tally(index: Index, block: Block) -> list[Tensor]:
             part = torch.zeros_like(sums)
             valid = None if elements.all_valid else elements.valid[index[:1] + index[2:]]
-            _tally(part, block.total.reciprocal().squeeze(1), block.correct.squeeze(1), valid)
+            _tally(part, block.confidence.squeeze(1), block.correct.squeeze(1), valid)
             return [part]
 
         (sums,) = visit(elements, tally)
@@ -230,6 +308,12 @@ class ConfidenceHistogram(Statistics):
         )
         return self._pool(bin_of_cell, torch.cat([lowest.view(1), upper.cummax(0).values]))
 
+    @property
+    def ranked(self) -> RankedSums:
+        """The cells that hold elements, each at its mean confidence."""
+        count, confidence, correct = (values[self.count > 0] for values in self.tensors()[1:])
+        return RankedSums(confidence / count, torch.stack([count, confidence, correct]))
+
     def residual(self, cells: int) -> Tensor:
         """``(correct - confidence) / N`` spread over cells of ``[0, 1]``.
 
@@ -243,6 +327,107 @@ class ConfidenceHistogram(Statistics):
             return values.new_zeros(len(edges) - 1).index_add_(0, bin_of_cell, values)
 
         return Bins(edges, total(self.count), total(self.confidence), total(self.correct))
+
+
+@dataclass(frozen=True, eq=False)
+class Outcomes(Statistics):
+    """Confidence and correctness of every element, up to 2²⁰ elements; a histogram beyond.
+
+    Equal-mass bins are exact up to the limit, also where processes pool their elements: the limit holds for
+    all of them together. Beyond it, the elements move into a `ConfidenceHistogram`, whose bins hold whole
+    cells.
+
+    Attributes:
+        histogram: the elements that exceeded the limit; empty up to it.
+        parts: the other elements, tensors ``(2, n)`` of confidence and correctness. From a GPU, ignored
+            elements are among them, with confidence 0: leaving them out would make every batch wait for the
+            device.
+
+    >>> from calibrant.layout import arrange
+    >>> outcomes = Outcomes.of(arrange(torch.tensor([[2.0, 0.0], [0.0, 1.0]]), torch.tensor([0, 0])))
+    >>> (outcomes + outcomes).equal_mass(2).correct.tolist()
+    [0.0, 2.0]
+    """
+
+    limit: ClassVar[int] = 1 << 20
+
+    histogram: ConfidenceHistogram
+    parts: tuple[Tensor, ...]
+
+    @classmethod
+    @torch.no_grad()
+    def of(cls, elements: Elements) -> Self:
+        """The outcomes of the top class, over the elements that are not ignored."""
+        valid, device = elements.valid, elements.logits.device
+        if valid.numel() > cls.limit:
+            histogram = ConfidenceHistogram.of(elements)
+            return cls(histogram.samples, histogram, ())
+        pairs = torch.empty((2, *valid.shape), dtype=sum_dtype(device), device=device)
+
+        def fill(index: Index, block: Block) -> list[Tensor]:
+            place = index[:1] + index[2:]
+            pairs[0][place] = block.confidence.squeeze(1).to(pairs.dtype)
+            pairs[1][place] = block.correct.squeeze(1).to(pairs.dtype)
+            return []
+
+        visit(elements, fill)
+        if not elements.all_valid:
+            pairs = pairs[:, valid] if device.type == "cpu" else torch.where(valid, pairs, 0)
+        return cls(valid.sum(dtype=pairs.dtype), ConfidenceHistogram.empty(device), (pairs.flatten(1),))
+
+    @property
+    def pairs(self) -> Tensor:
+        """Confidence and correctness of the elements that are not in the histogram, ``(2, n)``."""
+        pairs = torch.cat([self.samples.new_empty(2, 0), *self.parts], 1)
+        return pairs[:, pairs[0] != 0]
+
+    def __add__(self, other: Self) -> Self:
+        samples, histogram = self.samples + other.samples, self.histogram + other.histogram
+        joined = type(self)(samples, histogram, (*self.parts, *other.parts))
+        if sum(part.shape[1] for part in joined.parts) > self.limit:
+            pairs = joined.pairs
+            return joined.counted() if pairs.shape[1] > self.limit else replace(joined, parts=(pairs,))
+        # Only parts of similar size are joined, so that adding many batches does not copy all at each.
+        parts = list(joined.parts)
+        while len(parts) > 1 and parts[-2].shape[1] <= parts[-1].shape[1]:
+            parts[-2:] = [torch.cat(parts[-2:], 1)]
+        return replace(joined, parts=tuple(parts))
+
+    def counted(self) -> Self:
+        """The same elements, all in the histogram."""
+        return replace(
+            self, histogram=self.histogram + ConfidenceHistogram.of_outcomes(*self.pairs), parts=()
+        )
+
+    def all_reduce(self, group: dist.ProcessGroup | None = None, *, timeout: float | None = None) -> Self:
+        """The elements of all processes; see `Statistics.all_reduce`. Takes two collective calls."""
+        rank = dist.get_rank(group) if several_processes() else -1
+        if rank < 0:  # one process, or one that is not in the group
+            return self
+        pairs = self.pairs
+        sizes = self.samples.new_zeros(dist.get_world_size(group))
+        sizes[rank] = pairs.shape[1]
+        numbers = torch.cat([self.samples.view(1), self.histogram.samples.view(1), sizes])
+        numbers = all_reduce(numbers, group=group, timeout=timeout)
+        samples, in_histogram = numbers[:2]
+        starts = [0, *numbers[2:].long().cumsum(0).tolist()]
+        if in_histogram > 0 or starts[-1] > self.limit:
+            histogram = self.counted().histogram.all_reduce(group, timeout=timeout)
+            return type(self)(samples, histogram, ())
+        if starts[-1] > 0:  # each process fills its own columns: the sum is what all have
+            everything = pairs.new_zeros(2, starts[-1])
+            everything[:, starts[rank] : starts[rank + 1]] = pairs
+            pairs = all_reduce(everything, group=group, timeout=timeout)
+        return type(self)(samples, self.histogram, (pairs,))
+
+    def equal_mass(self, bins: int) -> Bins:
+        """Bins of equal counts: exact up to the limit; see `RankedSums.equal_mass`."""
+        if self.histogram.samples > 0:
+            return self.counted().histogram.equal_mass(bins)
+        pooled = RankedSums.of_outcomes(*self.pairs).equal_mass(bins)
+        # Just below the least confidence, so that a first bin of equal confidences has a width.
+        first = torch.nextafter(pooled.edges[:1], torch.zeros_like(pooled.edges[:1]))
+        return replace(pooled, edges=torch.cat([first, pooled.edges[1:]]))
 
 
 def spread(position: Tensor, values: Tensor, cells: int) -> Tensor:

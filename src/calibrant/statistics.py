@@ -35,7 +35,7 @@ class Statistics:
     """Sums over elements; adding two gives the statistics of both data sets together.
 
     Subclasses add fields. Each is a tensor of sums whose shape does not depend on the data, or another
-    `Statistics`.
+    `Statistics`. A subclass with tensors of other shapes, or tuples of tensors, adds and pools them itself.
 
     Attributes:
         samples: number of elements summed over, a scalar. NaN means that some logits were not
@@ -56,7 +56,7 @@ class Statistics:
 
     samples: Tensor
 
-    def _parts(self) -> list[Tensor | Statistics]:
+    def _parts(self) -> list[Tensor | Statistics | tuple[Tensor, ...]]:
         return [getattr(self, field.name) for field in fields(self)]
 
     def tensors(self) -> list[Tensor]:
@@ -65,11 +65,7 @@ class Statistics:
 
     def with_tensors(self, tensors: Iterator[Tensor]) -> Self:
         """Statistics of the same structure that hold these tensors, in the order of `tensors`."""
-        parts: list[Any] = [
-            part.with_tensors(tensors) if isinstance(part, Statistics) else next(tensors)
-            for part in self._parts()
-        ]
-        return type(self)(*parts)
+        return type(self)(*(_with_tensors(part, tensors) for part in self._parts()))
 
     def __add__(self, other: Self) -> Self:
         pairs = zip(self.tensors(), other.tensors(), strict=True)
@@ -96,5 +92,13 @@ class Statistics:
         return self.with_tensors(iter([part.view_as(tensor) for part, tensor in pairs]))
 
 
-def _tensors(part: Tensor | Statistics) -> list[Tensor]:
-    return part.tensors() if isinstance(part, Statistics) else [part]
+def _tensors(part: Tensor | Statistics | tuple[Tensor, ...]) -> list[Tensor]:
+    if isinstance(part, Statistics):
+        return part.tensors()
+    return list(part) if isinstance(part, tuple) else [part]
+
+
+def _with_tensors(part: Tensor | Statistics | tuple[Tensor, ...], tensors: Iterator[Tensor]) -> Any:
+    if isinstance(part, Statistics):
+        return part.with_tensors(tensors)
+    return tuple(next(tensors) for _ in part) if isinstance(part, tuple) else next(tensors)

@@ -2,6 +2,7 @@
 
 import warnings
 from collections.abc import Callable, Iterator
+from typing import get_args
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from calibrant.calibrators import CALIBRATORS
+from calibrant.calibrators import temperature as temperature_module
 from calibrant.calibrators.ensemble import EnsembleTemperature
 from calibrant.calibrators.linear import (
     Dirichlet,
@@ -23,8 +25,8 @@ from calibrant.calibrators.linear import (
     VectorScaling,
 )
 from calibrant.calibrators.local import LocalTemperature
-from calibrant.calibrators.streaming import Scaling
-from calibrant.calibrators.temperature import Temperature
+from calibrant.calibrators.streaming import HeldOut, Scaling
+from calibrant.calibrators.temperature import Objective, Temperature
 
 METHODS = [kind for kind in CALIBRATORS.values() if issubclass(kind, Scaling)]
 each_method = pytest.mark.parametrize("method", METHODS, ids=lambda method: method.key)
@@ -107,7 +109,7 @@ class TestTemperature:
 
     def test_a_warning_is_about_the_line_that_fits(self) -> None:
         logits = torch.eye(3).repeat(5, 1)
-        for objective in ("nll", "ece"):
+        for objective in get_args(Objective):
             with pytest.warns(UserWarning, match="the temperature stopped at its bound") as caught:
                 Temperature(objective=objective).fit(logits, logits.argmax(1))
             assert [each.filename for each in caught] == [__file__]
@@ -160,6 +162,42 @@ class TestTemperature:
         grid = [tenths / 10 for tenths in range(1, 101)]
         found = Temperature(objective="ece").fit(logits, target).temperature.item()
         assert found == min(grid, key=error)
+
+    @pytest.mark.parametrize("seed", range(3))
+    def test_error_over_equal_masses_is_minimised_over_the_grid(self, seed: int) -> None:
+        generator = np.random.default_rng(seed)
+        logits = torch.from_numpy(generator.normal(size=(400, 5)) * 4)
+        probabilities = (logits / 1.7).softmax(1).numpy()
+        target = torch.tensor([generator.choice(5, p=row) for row in probabilities])
+
+        def error(temperature: float) -> float:
+            confidence, prediction = (logits / temperature).softmax(1).max(1)
+            gap = (confidence - (prediction == target).double()).numpy()
+            parts = np.array_split(gap[np.argsort(confidence.numpy())], 15)
+            return sum(abs(float(part.sum())) for part in parts)
+
+        grid = [tenths / 10 for tenths in range(1, 101)]
+        found = Temperature(objective="adaptive-ece").fit(logits, target).temperature.item()
+        assert found == min(grid, key=error)
+
+    def test_equal_masses_do_not_depend_on_the_order_of_tied_confidences(self) -> None:
+        logits = torch.tensor([[2.0, 0.0], [4.0, 0.0], [6.0, 0.0]]).repeat_interleave(40, 0)
+        target = (torch.rand(120, generator=torch.Generator().manual_seed(0)) < 0.3).long()
+        by_target = torch.argsort(target, stable=True)
+        errors = []
+        for order in (torch.arange(120), by_target, by_target.flip(0)):
+            data = HeldOut([(logits[order], target[order])])
+            errors.append(temperature_module._equal_mass_errors(data))
+        for other in errors[1:]:
+            np.testing.assert_allclose(other, errors[0], atol=1e-9)
+
+    def test_equal_masses_of_many_elements_come_from_cells(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        logits, target = sampled(3000, 5)
+        exact = Temperature(objective="adaptive-ece").fit(2.5 * logits, target)
+        monkeypatch.setattr(temperature_module, "_MOST_SORTED", 100)
+        monkeypatch.setattr(temperature_module, "_equal_mass_errors", lambda _: pytest.fail("sorted"))
+        close = Temperature(objective="adaptive-ece").fit(2.5 * logits, target)
+        assert abs(float(close.temperature - exact.temperature)) <= 0.2
 
     def test_unknown_objective(self) -> None:
         with pytest.raises(ValueError, match="objective must be"):
@@ -408,10 +446,11 @@ def test_streamed_equals_in_memory(method: type[Scaling]) -> None:
     torch.testing.assert_close(whole(logits), streamed(logits), rtol=1e-4, atol=1e-5)
 
 
-def test_streamed_error_grid_equals_in_memory() -> None:
+@pytest.mark.parametrize("objective", ["ece", "adaptive-ece"])
+def test_streamed_error_grid_equals_in_memory(objective: Objective) -> None:
     logits, target = sampled(1000, 5)
-    whole = Temperature(objective="ece").fit(3 * logits, target)
-    streamed = Temperature(objective="ece").fit_batches(
+    whole = Temperature(objective=objective).fit(3 * logits, target)
+    streamed = Temperature(objective=objective).fit_batches(
         [(3 * logits[:7], target[:7]), (3 * logits[7:], target[7:])]
     )
     assert whole.temperature == streamed.temperature

@@ -21,6 +21,7 @@ from calibrant.training.data import TensorSplit
 from calibrant.training.recipe import Recipe, shipped_recipes
 from calibrant.training.runs import Run
 from tests.permissions import unreadable
+from tests.training.data.test_in_memory import write_cifar10, write_cifar10_c, write_svhn
 
 QUICK = ("--set", "epochs=2", "--accelerator", "cpu")
 
@@ -136,7 +137,11 @@ def test_compare_detects_other_data():
     output = succeed(
         "compare", "digits-lt", "--losses", "ce", "--seeds", "0", *QUICK, "--ood", ood, "--output", "o"
     )
-    assert "AUROC" in output
+    assert "AUROC, npz" in output
+    assert "AUROC + T, npz" in output
+    name = "npz-file=noise.npz-validation=0-test=1-normalisation=none"
+    pictures = {path.name for path in Path("o/plots").glob("roc-*")}
+    assert pictures == {f"roc-{name}-before.png", f"roc-{name}-after.png"}
     (found,) = json.loads(Path("o/results.json").read_text())["runs"]["ce"]["detection"].values()
     assert 0 <= found[0] <= 1
 
@@ -161,7 +166,8 @@ def test_other_data_are_normalised_as_the_models_were(kind):
     constants = run.data.test.normalisation
     raw = torch.tensor(content[:40] // 2)
     inputs = constants(raw.permute(0, 3, 1, 2) if kind == "images" else raw)
-    assert found[0] == pytest.approx(run.auroc(TensorSplit(inputs, torch.zeros(40))))
+    before, _ = run.detected(TensorSplit(inputs, torch.zeros(40)))
+    assert found[0] == pytest.approx(before.auroc)
 
 
 @pytest.mark.parametrize(
@@ -176,6 +182,31 @@ def test_other_data_that_the_models_cannot_take_are_refused_before_training(ood,
     arguments = ("compare", "digits-lt", "--losses", "ce", "--seeds", "0", *QUICK, "--output", "o")
     assert expected in fail(*arguments, "--ood", ood)
     assert not Path("o").exists()
+
+
+def test_compare_and_predict_on_shifted_data():
+    Path("data").mkdir()
+    write_cifar10(Path("data"), per_class=2)
+    write_cifar10_c(Path("data"))
+    changes = ("data=cifar10[validation=20]", "model=cnn", "epochs=1", "batch_size=40")
+    arguments = [part for change in changes for part in ("--set", change)]
+    command = ("compare", "digits-lt", "--losses", "ce", "--seeds", "0", *arguments, "--output", "o")
+    shift = "cifar10-c[corruption=gaussian_noise,validation=20]"
+    output = succeed(*command, "--resamples", "5", "--shift", shift, "--calibrators", "ensemble-temperature")
+    assert f"ECE on {shift}" in output
+    assert "severity 5" in output
+    assert "ce + ensemble-temperature" in output
+    found = json.loads(Path("o/results.json").read_text())["runs"]["ce"]["shifted"][shift]
+    assert list(found) == ["0", "1", "2", "3", "4", "5"]
+    run = ("predict", "o/runs/ce-seed0", "--output", "p.npz", "--on")
+    assert "20 rows of test of cifar10-c" in succeed(*run, "cifar10-c[severity=3,validation=20]")
+    logits, labels = logits_and_labels("p.npz")
+    assert (logits.argmax(1) == labels).mean() == pytest.approx(found["3"][""][0]["accuracy"])
+    write_svhn(Path("data"), "test")
+    refused = "data svhn have the classes 0, 1, 2, 3, 4, … (10); the models know airplane, automobile"
+    assert refused in fail(*run, "svhn")
+    assert refused in fail(*command, "--shift", "svhn")
+    assert "unknown data 'cifar10c', did you mean 'cifar10-c'?" in fail(*command, "--shift", "cifar10c")
 
 
 def test_losses_and_recipes_are_listed():
@@ -215,6 +246,8 @@ def test_losses_and_recipes_are_listed():
         (("train", "digits-lt", "--set", "data.head=999"), "digit 0 has 178 images"),
         (("compare", "digits-lt", "--seeds", "one"), "--seeds one: expected whole numbers"),
         (("compare", "digits-lt", "--losses", "ce,ce"), "loss ce is there twice"),
+        (("compare", "digits-lt", "--columns", "ecce"), "unknown metric 'ecce', did you mean 'ece'?"),
+        (("compare", "digits-lt", "--calibrators", "splin"), "unknown calibrator 'splin', did you mean"),
         (("predict", "nowhere", "--output", "p.npz"), "nowhere is not the folder of a run"),
         (("predict", "nowhere", "--output", "p.txt"), "expected a name that ends in .npz or .safetensors"),
         (("predict", "nowhere", "--output", "p.npz", "--split", "all"), "expected train, validation or test"),

@@ -5,6 +5,8 @@ Starting processes takes seconds, so one start serves all losses; the tests look
 
 from __future__ import annotations
 
+from functools import reduce
+from operator import add
 from typing import Any
 
 import pytest
@@ -14,7 +16,10 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from calibrant import LOSSES, adapt_on, create_loss
+from calibrant.histogram import Outcomes
+from calibrant.layout import arrange
 from calibrant.losses import AdaptiveLoss
+from tests.losses.test_adaptive_focal import Reference, crowded_validation_set
 
 from .processes import Results, in_processes
 
@@ -259,3 +264,75 @@ def test_clean_passes_go_on_as_if_nothing_had_been_spoiled(key: str, adapted: li
         spoiled = adapted[rank][key]["spoiled"]
         assert spoiled["first"][0] == spoiled["last"][0] == "adapted"
         assert_same(spoiled["last"][1], snapshot(alone))
+
+
+# ---- Exact bins -----------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def binned(tmp_path_factory: pytest.TempPathFactory) -> list[Results]:
+    return in_processes(bin_apart, 2, tmp_path_factory.mktemp("binned"))
+
+
+LIMITS = {"below": 1 << 20, "together beyond": 900, "one beyond": 500, "both beyond": 200}
+KINDS = [("adafocal", False), ("adafocal", True), ("ada-dual-focal", False)]
+
+
+def exact_passes(rank: int | None, key: str, ties: bool) -> State:
+    """The state after 60 passes; of two processes, the first has 700 elements, then 300, then none."""
+    loss = create_loss(key, 5)
+    for number in range(60):
+        logits, target = crowded_validation_set(number, ties)
+        first = (700, 300, 0)[number % 3]
+        share = slice(None) if rank is None else (slice(0, first), slice(first, None))[rank]
+        for part in zip(logits[share].split(250), target[share].split(250), strict=True):
+            loss.observe(*part)
+        loss.adapt()
+    return snapshot(loss)
+
+
+def pooled_bins(rank: int) -> dict[str, list[Tensor]]:
+    """Bins of 650 and 350 elements, with other limits than the usual one."""
+    logits, target = crowded_validation_set(0, ties=True)
+    share, found = (slice(0, 650), slice(650, None))[rank], {}
+    for name, limit in LIMITS.items():
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(Outcomes, "limit", limit)
+            parts = zip(logits[share].split(90), target[share].split(90), strict=True)
+            total = reduce(add, [Outcomes.of(arrange(*part)) for part in parts])
+            pooled = total.all_reduce()
+            found[name] = [pooled.samples, pooled.histogram.samples, *pooled.equal_mass(15).__dict__.values()]
+    return found
+
+
+def bin_apart(rank: int) -> Results:
+    return {
+        "states": [exact_passes(rank, *kind) for kind in KINDS],
+        "pooled": pooled_bins(rank),
+    }
+
+
+@pytest.mark.parametrize("number", range(len(KINDS)))
+def test_bins_of_two_processes_are_exact_after_60_passes(number: int, binned: list[Results]) -> None:
+    key, ties = KINDS[number]
+    reference = Reference()
+    for each in range(60):
+        reference.adapt(*crowded_validation_set(each, ties))
+    alone = exact_passes(None, key, ties)
+    for rank in range(2):
+        state = binned[rank]["states"][number]
+        assert state["gamma"].tolist() == pytest.approx(reference.gamma, rel=1e-9)
+        assert_identical(state, alone)
+
+
+@pytest.mark.parametrize("limit", LIMITS)
+def test_processes_agree_on_where_the_limit_is(limit: str, binned: list[Results]) -> None:
+    logits, target = crowded_validation_set(0, ties=True)
+    whole = Outcomes.of(arrange(logits, target))
+    expected = (whole if limit == "below" else whole.counted()).equal_mass(15)
+    for rank in range(2):
+        samples, in_histogram, *pooled = binned[rank]["pooled"][limit]
+        assert samples == 1000
+        assert in_histogram == (0 if limit == "below" else 1000)
+        for found, wanted in zip(pooled, expected.__dict__.values(), strict=True):
+            torch.testing.assert_close(found, wanted, rtol=1e-12, atol=1e-12)

@@ -37,6 +37,7 @@ WAYS = ["silent", "empty batch", "ignored batch"]
 NOT_STREAMED = ["exact", "fingerprint", "replicates", "intervals", "adaptive_ece", "debiased_ece"]
 NOT_STREAMED += ["sweep_ece", "smooth_ece", "nll_calibration", "nll_refinement", "kde_ece"]
 NOT_STREAMED += ["brier_calibration", "brier_refinement"]
+NOT_STREAMED += ["debiased_ece_l1", "sweep_ece_l1", "sweep_ece_width", "sweep_ece_width_l1"]
 
 
 def data() -> tuple[Tensor, Tensor]:

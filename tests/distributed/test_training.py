@@ -6,6 +6,7 @@ Starting processes takes seconds, so one start follows many recipes; the tests l
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -40,7 +41,8 @@ COMMON = [
 ]
 RECIPES = {
     "plain": [*SYNTHETIC, "select=nll-after-temperature"],
-    "averaged": [*SYNTHETIC, "average=0.8", "adapt=4", "gradient_clip=0.1"],
+    "averaged": [*SYNTHETIC, "average=0.8", "adapt=4", "gradient_clip=0.1", "log_test=true"],
+    "on-training-data": [*SYNTHETIC, "adapt_on=train", "adapt=4"],
     "void": SPOTTED,
     "void-accumulated": [*SPOTTED, "accumulate=2", "optimizer=adam[lr=0.01]"],
     "summed": [*SPOTTED, "accumulate=2", "batch_loss=sum", "gradient_clip=0.2"],
@@ -50,7 +52,7 @@ RECIPES = {
     "odd": [*SYNTHETIC, "batch_size=15"],
 }
 RECIPES["stopped"] = [*RECIPES["dropout"]]
-AS_ONE = ["plain", "averaged", "void", "void-accumulated", "summed"]
+AS_ONE = ["plain", "averaged", "on-training-data", "void", "void-accumulated", "summed"]
 """Those whose outcome does not depend on how a batch is divided."""
 
 WAYS = {
@@ -177,6 +179,13 @@ def test_two_stopped_processes_go_on_exactly(pairs: dict[str, Path]) -> None:
     kept = checkpoint.load(folder / "left0" / "checkpoints" / "last.pt")
     assert (kept["epoch"], kept["step"]) == (1, 2)
     assert_identical(folder / "stopped", folder / "dropout")
+
+
+def test_one_process_goes_on_with_the_confidences_of_two(pairs: dict[str, Path], tmp_path: Path) -> None:
+    shutil.copytree(pairs["torchrun"] / "left0", tmp_path / "run")
+    program.follow(recipe_of("stopped"), tmp_path / "run")
+    for name in ("train_top_count", "train_true_count"):
+        assert Run(tmp_path / "run").bins[name].sum(1).tolist() == [96.0] * 3  # stopped in the second epoch
 
 
 def test_every_process_says_why_a_folder_is_refused(pairs: dict[str, Path]) -> None:

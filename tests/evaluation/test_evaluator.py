@@ -25,10 +25,12 @@ from ..evaluations import assert_same, changed, leaves
 
 GOLDEN = json.loads((Path(__file__).parents[1] / "golden" / "metrics.json").read_text())
 
-ERRORS = ["ece", "mce", "ece_l2", "adaptive_ece", "debiased_ece", "sweep_ece", "smooth_ece"]
+EQUAL_MASS = ["adaptive_ece", "debiased_ece", "debiased_ece_l1", "sweep_ece", "sweep_ece_l1"]
+SWEPT = ["sweep_ece", "sweep_ece_l1", "sweep_ece_width", "sweep_ece_width_l1"]
+ERRORS = ["ece", "mce", "ece_l2", *dict.fromkeys([*EQUAL_MASS, *SWEPT]), "smooth_ece"]
 NEED_ALL = ["nll_calibration", "nll_refinement", "brier_calibration", "brier_refinement", "kde_ece"]
 STREAMED = [name for name in METRICS if name not in NEED_ALL]
-CLOSE = ["adaptive_ece", "debiased_ece", "sweep_ece", "smooth_ece"]
+CLOSE = [*dict.fromkeys([*EQUAL_MASS, *SWEPT]), "smooth_ece"]
 RESAMPLED_STREAM = [*ERRORS, "accuracy", "balanced_accuracy", "nll", "brier", "root_brier"]
 
 Batch = tuple[Tensor, Tensor]
@@ -93,7 +95,11 @@ def by_functions(logits: Tensor, target: Tensor, bins: int, background: int, ign
         "adaptive_ece": metrics.adaptive_ece(logits, target, **binned),
         "classwise_ece": metrics.classwise_ece(logits, target, **binned),
         "debiased_ece": metrics.debiased_ece(logits, target, **binned),
+        "debiased_ece_l1": metrics.debiased_ece(logits, target, norm=1, **binned),
         "sweep_ece": metrics.sweep_ece(logits, target, **data),
+        "sweep_ece_l1": metrics.sweep_ece(logits, target, norm=1, **data),
+        "sweep_ece_width": metrics.sweep_ece(logits, target, binning="equal-width", **data),
+        "sweep_ece_width_l1": metrics.sweep_ece(logits, target, norm=1, binning="equal-width", **data),
         "smooth_ece": metrics.smooth_ece(logits, target, **data),
         "kde_ece": metrics.kde_ece(logits, target, **data),
     }
@@ -102,7 +108,8 @@ def by_functions(logits: Tensor, target: Tensor, bins: int, background: int, ign
 @pytest.mark.parametrize("bins", [15, 10, 7, 1])
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-12), (torch.float32, 1e-6)])
 def test_equals_the_functions(bins: int, dtype: torch.dtype, tolerance: float) -> None:
-    logits, target = batch(400, dtype=dtype)
+    # With gaps of both signs: else all L1 errors are the mean gap.
+    logits, target = batch(400, sharpness=1.0, dtype=dtype)
     target[::7] = 255
     result = evaluate(logits, target, bins=bins, background=2, ignore_index=255, kde=True, resamples=0)
     expected = by_functions(logits, target, bins, background=2, ignore_index=255)
@@ -278,7 +285,7 @@ def test_a_stream_equals_one_evaluation(classes: int) -> None:
     assert streamed.fingerprint is None
     assert [getattr(streamed, name) for name in NEED_ALL] == [None] * len(NEED_ALL)
     assert streamed.smooth_ece == pytest.approx(whole.smooth_ece, rel=0.01)
-    for name in ("adaptive_ece", "debiased_ece", "sweep_ece"):
+    for name in dict.fromkeys([*EQUAL_MASS, *SWEPT]):
         assert getattr(streamed, name) == pytest.approx(getattr(whole, name), rel=0.1), name
 
 
@@ -517,7 +524,7 @@ def test_no_resamples_no_intervals(golden_batch: Batch, background: int | None) 
 def test_replicates_are_the_figures_of_drawn_data(golden_batch: Batch, golden: Evaluation) -> None:
     (weight, *_) = resampling.draws(500, 3, seed=0)
     assert weight.sum(1).tolist() == [500] * 3
-    coarse = ["sweep_ece", "smooth_ece"]  # fewer bins and cells than the estimate itself
+    coarse = [*SWEPT, "smooth_ece"]  # fewer bins and cells than the estimate itself
     at_the_datas_temperature = [name for name in NEED_ALL if name != "kde_ece"]
     names = [name for name in METRICS if name not in [*coarse, *at_the_datas_temperature, "kde_ece"]]
     for r, times in enumerate(weight.long()):
@@ -739,7 +746,7 @@ def test_intervals_of_differences_follow_from_the_replicates(golden_batch: Batch
     for name, difference in first.compare(second).items():
         ours, theirs = (torch.tensor(each.replicates[name], dtype=torch.float64) for each in (first, second))
         drawn = ours - theirs
-        if name == "debiased_ece":  # it has no bias to take account of: its spread alone counts
+        if METRICS[name].debiased:  # it has no bias to take account of: its spread alone counts
             drawn = drawn - drawn.mean() + difference.value
         ends = 2 * difference.value - drawn.quantile(torch.tensor([0.975, 0.025], dtype=torch.float64))
         assert difference.interval == pytest.approx(ends.tolist(), abs=1e-12), name
@@ -840,7 +847,7 @@ def test_what_is_no_evaluation_is_refused(text: str, message: str) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda content: content.update(format=99), "format 99; this version reads format 1"),
+        (lambda content: content.update(format=99), "format 99; this version reads format 2"),
         (lambda content: content.update(colour="red", taste="sour"), r"\['colour', 'taste'\]"),
         (lambda content: content.pop("ece"), "'ece'"),
         (lambda content: content.pop("reliability"), "'reliability'"),
@@ -1167,13 +1174,13 @@ def test_an_evaluation_stored_before_a_metric_was_added_lacks_it(
     golden: Evaluation, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stored = golden.to_dict()
-    monkeypatch.setitem(METRICS, "added", replace(METRICS["ece"], since=2))
-    monkeypatch.setattr("calibrant.evaluation.figures._FORMAT", 2)
+    monkeypatch.setitem(METRICS, "added", replace(METRICS["ece"], since=3))
+    monkeypatch.setattr("calibrant.evaluation.figures._FORMAT", 3)
     read = Evaluation.from_dict(stored)
     assert read.added is None
     assert {name: value for name, value in read.metrics.items() if name != "added"} == golden.metrics
     again = read.to_dict()
-    assert again["format"] == 2
+    assert again["format"] == 3
     assert Evaluation.from_dict(again) == read
     del again["added"]
     with pytest.raises(ValueError, match="'added'"):

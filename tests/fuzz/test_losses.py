@@ -346,7 +346,7 @@ def test_exponents_follow_their_rule(key: str, data: st.DataObject) -> None:
     loss = draw_rule(data, key, classes)
     o = settings_of(loss)
     for _ in range(data.draw(st.integers(1, 6), "passes")):
-        # Confidences further apart than a cell of the histogram, which a stream keeps in their place.
+        # Confidences far enough apart for every edge between two to be between them in the reference, too.
         generator = torch.Generator().manual_seed(data.draw(SEEDS, "data"))
         levels = torch.arange(1 / classes + 0.005, 0.999, 0.007, dtype=torch.float64)
         levels = levels[torch.randperm(len(levels), generator=generator)][: data.draw(st.integers(1, 60))]

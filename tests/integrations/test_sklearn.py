@@ -34,7 +34,11 @@ KINDS = [
     "adaptive_ece",
     "classwise_ece",
     "debiased_ece",
+    "debiased_ece_l1",
     "sweep_ece",
+    "sweep_ece_l1",
+    "sweep_ece_width",
+    "sweep_ece_width_l1",
     "smooth_ece",
 ]
 NAMES = np.array(["setosa", "versicolor", "virginica"])
@@ -82,8 +86,13 @@ def test_every_kind_is_the_metric_of_that_name(iris, kind):
     estimator = GaussianNB().fit(X, y)
     logits = torch.from_numpy(estimator.predict_proba(X)).log()
     target = torch.from_numpy(np.searchsorted(NAMES, y))
-    options = {} if kind in ("sweep_ece", "smooth_ece") else {"bins": 10}
-    expected = getattr(metrics, kind)(logits, target, **options)
+    options = {} if kind.startswith(("sweep_ece", "smooth_ece")) else {"bins": 10}
+    if "_width" in kind:
+        options["binning"] = "equal-width"
+    if kind.endswith("_l1"):
+        options["norm"] = 1
+    function = getattr(metrics, kind.removesuffix("_l1").removesuffix("_width"))
+    expected = function(logits, target, **options)
     assert calibration_scorer(kind, bins=10)(estimator, X, y) == pytest.approx(-expected, rel=1e-9)
 
 

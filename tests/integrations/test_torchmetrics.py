@@ -20,6 +20,12 @@ from tests.distributed.processes import in_processes
 CLASSES = 4
 WITH_BINS = ["ece", "mce", "ece_l2", "adaptive_ece", "debiased_ece"]
 KINDS = [*WITH_BINS, "sweep_ece", "smooth_ece"]
+VARIANTS = {
+    "debiased_ece_l1": ("debiased_ece", {"norm": 1}),
+    "sweep_ece_l1": ("sweep_ece", {"norm": 1}),
+    "sweep_ece_width": ("sweep_ece", {"binning": "equal-width"}),
+    "sweep_ece_width_l1": ("sweep_ece", {"norm": 1, "binning": "equal-width"}),
+}
 BOTH = [CalibrationError, lambda **options: ClasswiseCalibrationError(CLASSES, **options)]
 
 
@@ -42,8 +48,9 @@ def fed(metric, logits, target, number=5):
 
 
 def expected(kind, logits, target, bins=15):
-    options = {"bins": bins} if kind in WITH_BINS else {}
-    return getattr(calibration, kind)(ConfidenceHistogram.of(arrange(logits, target)), **options)
+    name, variant = VARIANTS.get(kind, (kind, {}))
+    options = {"bins": bins} if name in WITH_BINS else {}
+    return getattr(calibration, name)(ConfidenceHistogram.of(arrange(logits, target)), **variant, **options)
 
 
 def states(metric):
@@ -60,7 +67,7 @@ def assert_same_states(first, second):
 
 
 @pytest.mark.parametrize("bins", [10, 15])
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", [*KINDS, *VARIANTS])
 def test_equals_the_function_on_all_data(kind, bins):
     logits, target = batch()
     value = fed(CalibrationError(kind, bins=bins), logits, target).compute()

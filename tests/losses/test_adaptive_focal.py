@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from calibrant import create_loss
+from calibrant.histogram import Outcomes
 
 
 def validation_set(size: int, seed: int, classes: int = 5, scale: float = 3.0) -> tuple[Tensor, Tensor]:
@@ -26,6 +27,20 @@ def spread_validation_set(seed: int) -> tuple[Tensor, Tensor]:
     return logits, torch.where(right, 2, 4)
 
 
+def crowded_validation_set(number: int, ties: bool, size: int = 1000) -> tuple[Tensor, Tensor]:
+    """An over-confident network: most confidences above 0.99; with ties, few distinct ones and many at 1."""
+    generator = np.random.default_rng(number)
+    doubt = np.exp(-generator.exponential(6, size) * (0.5 + number / 60))
+    if ties:
+        doubt = np.where(doubt < 1e-3, 0.0, np.ceil(doubt * 50) / 50)
+    confidence = 1 - 0.79 * doubt
+    logits = torch.zeros(size, 5, dtype=torch.float64)
+    with np.errstate(divide="ignore"):
+        logits[:, 2] = torch.from_numpy(np.log(4 * confidence / (1 - confidence)).clip(max=100))
+    right = generator.random(size) < confidence ** (0.3, 1.0, 2.2)[number % 3]
+    return logits, torch.from_numpy(np.where(right, 2, 4))
+
+
 class Reference:
     """AdaFocal's state by exact equal-mass bins."""
 
@@ -36,11 +51,17 @@ class Reference:
     def adapt(self, logits: Tensor, target: Tensor) -> list[np.ndarray]:
         confidence, prediction = (values.numpy() for values in logits.softmax(1).max(1))
         order = np.argsort(confidence)
+        # Equal confidences count with their mean correctness.
+        _, tied, count = np.unique(confidence, return_inverse=True, return_counts=True)
+        correct = (np.bincount(tied, prediction == target.numpy()) / count)[tied]
         groups = np.array_split(order, len(self.gamma))
+        ends = np.cumsum([len(group) for group in groups])
+        ranked = np.append(confidence[order], confidence.max())
+        edges = np.append(-1.0, (ranked[ends - 1] + ranked[ends]) / 2)
         for b, group in enumerate(groups):
-            if not len(group):
+            if not len(group) or edges[b] == edges[b + 1]:  # empty, or inside a group of equal confidences
                 continue
-            gap = confidence[group].mean() - (prediction == target.numpy())[group].mean()
+            gap = confidence[group].mean() - correct[group].mean()
             before = self.gamma[b]
             after = before * math.exp(self.rate * gap if before > 0 else -self.rate * gap)
             after = min(max(after, -2.0), 20.0)
@@ -52,7 +73,7 @@ class Reference:
 
 @pytest.mark.parametrize("key", ["adafocal", "ada-dual-focal"])
 @pytest.mark.parametrize("rate", [1.0, 4.0])
-def test_equals_the_exact_update_while_cells_hold_one_sample(key: str, rate: float) -> None:
+def test_equals_the_exact_update(key: str, rate: float) -> None:
     loss, reference, switched = create_loss(key, 5, rate=rate), Reference(rate=rate), False
     for number in range(25):
         logits, target = spread_validation_set(number)
@@ -70,13 +91,60 @@ def test_equals_the_exact_update_while_cells_hold_one_sample(key: str, rate: flo
     assert (loss.gamma > 1).any()
 
 
-def test_stays_near_the_exact_update_on_many_samples() -> None:
+@pytest.mark.parametrize("ties", [False, True])
+@pytest.mark.parametrize("key", ["adafocal", "ada-dual-focal"])
+def test_equals_the_exact_update_after_60_passes(key: str, ties: bool) -> None:
+    loss, reference = create_loss(key, 5), Reference()
+    for number in range(60):
+        logits, target = crowded_validation_set(number, ties)
+        reference.adapt(logits, target)
+        for piece in torch.randperm(len(logits), generator=torch.Generator().manual_seed(number)).split(130):
+            loss.observe(logits[piece], target[piece])
+        loss.adapt()
+        assert loss.gamma.tolist() == pytest.approx(reference.gamma, rel=1e-9)
+    assert (loss.gamma > 1.5).any()
+    assert (loss.gamma < 0.9).any()
+    assert (loss.gamma < 20).all()
+    if ties:
+        assert (loss.edges.diff() == 0).any()
+        assert loss.edges[-1] == 1
+
+
+@pytest.mark.parametrize("number", [0, 7, 30])
+def test_bins_hold_equally_many_where_confidences_crowd(number: int) -> None:
+    logits, target = crowded_validation_set(number, ties=False, size=5000)
+    loss = create_loss("adafocal", 5)
+    loss.observe(logits, target)
+    loss.adapt()
+    confidence = logits.softmax(1).amax(1)
+    count = torch.bincount(loss.bin_of(confidence), minlength=15)
+    assert sorted(count.tolist()) == [333] * 10 + [334] * 5
+    assert (loss.edges.diff() > 0).all()
+
+
+@pytest.mark.parametrize("per", ["sample", "bin"])
+def test_calfocal_has_exact_bins(per: str) -> None:
+    loss = create_loss("calfocal", 5, per=per)
+    logits, target = crowded_validation_set(3, ties=False)
+    loss.observe(logits, target)
+    loss.adapt()
+    confidence, prediction = (values.numpy() for values in logits.softmax(1).max(1))
+    groups = np.array_split(np.argsort(confidence), 15)
+    accuracy = [(prediction == target.numpy())[group].mean() for group in groups]
+    gaps = [confidence[group].mean() - right for group, right in zip(groups, accuracy, strict=True)]
+    assert loss.accuracy.tolist() == pytest.approx(accuracy, rel=1e-12)
+    assert loss.gamma.tolist() == pytest.approx([math.exp(10 * gap) for gap in gaps], rel=1e-9)
+
+
+def test_beyond_the_limit_stays_near_the_exact_update(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Outcomes, "limit", 10_000)
     loss, reference = create_loss("adafocal", 5), Reference()
     for number in range(10):
         logits, target = validation_set(20_000, seed=number)
         reference.adapt(logits, target)
-        loss.observe(logits, target)
-        loss.adapt()
+        for piece in range(0, 20_000, 3_000):
+            loss.observe(logits[piece : piece + 3_000], target[piece : piece + 3_000])
+        assert loss.adapt().histogram.samples > 0
     torch.testing.assert_close(
         loss.gamma, torch.tensor(reference.gamma, dtype=torch.float64), rtol=0.02, atol=0
     )

@@ -10,6 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.optimize import brentq
+from scipy.stats import foldnorm
 
 from calibrant.histogram import ConfidenceHistogram, cell_edges
 from calibrant.layout import arrange
@@ -167,7 +168,14 @@ def batch(seed, size, classes=4, spread=2.0, rounded=False):
 def outcomes(logits, target):
     """Confidence and correctness; from `Predictions`, lest ties be broken by another rounding."""
     predictions = Predictions.of(logits, target)
-    return predictions.confidence.numpy(), predictions.correct.numpy().astype(float)
+    confidence = predictions.confidence.numpy()
+    return confidence, shared(confidence, predictions.correct.numpy())
+
+
+def shared(confidence, correct):
+    """The mean correctness of the elements of equal confidence, in the place of each: so bins share them."""
+    _, group, count = np.unique(confidence, return_inverse=True, return_counts=True)
+    return (np.bincount(group, correct) / count)[group]
 
 
 def equal_width_groups(confidence, bins):
@@ -204,15 +212,33 @@ def by_definition(metric, confidence, correct, bins):
     return np.sqrt(max(0, total))
 
 
-def sweep_by_definition(confidence, correct, norm, most=512):
+def sweep_by_definition(confidence, correct, norm, most=512, grouped=equal_mass_groups):
     chosen = 1
     for bins in range(2, min(most, len(confidence)) + 1):
-        accuracies = [correct[group].mean() for group in equal_mass_groups(confidence, bins)]
-        if any(after < before for before, after in pairwise(accuracies)):
+        accuracies = [correct[group].mean() for group in grouped(confidence, bins) if len(group)]
+        if any(after < before - 1e-12 for before, after in pairwise(accuracies)):  # equal but for rounding
             break
         chosen = bins
-    share, gap = gaps(equal_mass_groups(confidence, chosen), confidence, correct)
+    share, gap = gaps(grouped(confidence, chosen), confidence, correct)
     return (share * gap**norm).sum() ** (1 / norm)
+
+
+def debiased_l1_by_definition(confidence, correct, bins, resamples=None):
+    """The published estimator; the mean over its Gaussian resamples as an integral, or as it is published."""
+    error = mean = 0.0
+    for group in equal_mass_groups(confidence, bins):
+        if len(group) < 2:
+            continue
+        share, accuracy = len(group) / len(correct), correct[group].mean()
+        gap, spread = accuracy - confidence[group].mean(), np.sqrt(accuracy * (1 - accuracy) / len(group))
+        error += share * abs(gap)
+        if resamples is not None:
+            mean += share * np.abs(gap + spread * resamples.normal(size=200_000)).mean()
+        elif spread:
+            mean += share * foldnorm.mean(abs(gap) / spread, scale=spread)
+        else:
+            mean += share * abs(gap)
+    return max(0.0, 2 * error - mean)
 
 
 def smooth_by_definition(confidence, correct, grid=1_500):
@@ -274,6 +300,46 @@ def test_sweep_equals_its_definition(norm, rounded):
     assert len(chosen) > 10
 
 
+@pytest.mark.parametrize("norm", [1, 2])
+@pytest.mark.parametrize("rounded", [False, True])
+def test_equal_width_sweep_equals_its_definition(norm, rounded):
+    chosen = set()
+    for seed in range(15):
+        logits, target = batch(seed, [1, 2, 20, 300, 2_000][seed % 5], rounded=rounded)
+        expected = sweep_by_definition(*outcomes(logits, target), norm, grouped=equal_width_groups)
+        found = sweep_ece(logits, target, norm=norm, binning="equal-width")
+        assert found == pytest.approx(expected, rel=0, abs=1e-12)
+        chosen.add(round(expected, 6))
+    assert len(chosen) > 7
+
+
+@pytest.mark.parametrize("rounded", [False, True])
+@pytest.mark.parametrize("bins", [1, 7, 15, 50])
+def test_debiased_l1_equals_its_definition(bins, rounded):
+    for size in (1, 2, 33, 1_000):
+        logits, target = batch(bins + size, size, rounded=rounded)
+        expected = debiased_l1_by_definition(*outcomes(logits, target), bins)
+        assert debiased_ece(logits, target, bins=bins, norm=1) == pytest.approx(expected, rel=0, abs=1e-12)
+
+
+def test_debiased_l1_equals_the_resampling_of_the_paper():
+    logits, target = batch(0, 600)
+    resampled = debiased_l1_by_definition(*outcomes(logits, target), 15, np.random.default_rng(0))
+    found = debiased_ece(logits, target, norm=1)
+    assert found == pytest.approx(resampled, abs=2e-4)
+    assert 0 < found < adaptive_ece(logits, target) - 1e-3
+
+
+@pytest.mark.parametrize("options", [{}, {"norm": 1}])
+def test_equal_width_sweep_of_a_histogram_is_close(options):
+    logits, target = batch(1, 20_000)
+    exact, close = (
+        sweep_ece(*each, binning="equal-width", **options)
+        for each in ((logits, target), (of(logits, target),))
+    )
+    assert close == pytest.approx(exact, rel=0.1)
+
+
 def test_sweep_stops_at_the_first_number_of_bins_that_is_not_monotone():
     # Two bins fall, three would rise again: one bin counts.
     confidence = torch.tensor([0.6, 0.65, 0.7, 0.75, 0.8, 0.85], dtype=torch.float64)
@@ -295,8 +361,15 @@ def test_sweep_tries_512_bins():
     assert sweep_ece(logits, target) == pytest.approx(expected, rel=0, abs=1e-12)
 
 
+def test_sweep_binning(golden_batch):
+    with pytest.raises(ValueError, match="binning must be one of 'equal-mass', 'equal-width'"):
+        sweep_ece(*golden_batch, binning="width")
+
+
 @pytest.mark.parametrize("norm", [0, 3, 1.5, "2"])
 def test_sweep_norm(golden_batch, norm):
+    with pytest.raises(ValueError, match="norm must be one of 1, 2"):
+        debiased_ece(*golden_batch, norm=norm)
     with pytest.raises(ValueError, match="norm must be one of 1, 2"):
         sweep_ece(*golden_batch, norm=norm)
 

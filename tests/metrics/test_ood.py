@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sklearn.metrics import average_precision_score, roc_auc_score, roc_curve
 
-from calibrant.metrics.ood import SCORES, Detection, detection, energy, ood_detection
+from calibrant.metrics.ood import SCORES, Detection, detection, energy, ood_detection, roc
 
 
 def randn(*shape, seed=0, dtype=torch.float64):
@@ -226,3 +226,21 @@ def test_ood_detection_is_detection_of_every_score(dtype):
 def test_ood_detection_has_clear_errors(in_logits, out_logits, error, message):
     with pytest.raises(error, match=message):
         ood_detection(in_logits, out_logits)
+
+
+@pytest.mark.parametrize("decimals", [1, 9])
+def test_the_roc_curve_at_even_rates_is_that_of_scikit_learn(decimals: int) -> None:
+    generator = np.random.default_rng(decimals)
+    inside, outside = generator.normal(0, 1, 300).round(decimals), generator.normal(1, 1, 200).round(decimals)
+    found = roc(torch.from_numpy(inside), torch.from_numpy(outside), points=101)
+    is_out = np.repeat([0, 1], [300, 200])
+    false, true, _ = roc_curve(is_out, np.concatenate([inside, outside]), drop_intermediate=False)
+    # at vertical parts, interp takes the last and highest point
+    np.testing.assert_allclose(found, np.interp(np.linspace(0, 1, 101), false, true), atol=1e-12)
+
+
+def test_the_roc_curve_refuses_what_detection_refuses() -> None:
+    with pytest.raises(ValueError, match="out_scores hold NaN"):
+        roc(torch.zeros(2), torch.tensor([float("nan")]))
+    with pytest.raises(ValueError, match="points must be a whole number of at least 2"):
+        roc(torch.zeros(2), torch.zeros(2), points=1)

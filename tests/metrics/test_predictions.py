@@ -9,6 +9,7 @@ from calibrant.histogram import ConfidenceHistogram
 from calibrant.layout import arrange
 from calibrant.metrics import Predictions
 from calibrant.metrics.predictions import as_predictions
+from tests.metrics.test_calibration import shared
 
 
 def batch(seed, size, classes=5, spread=2.0, rounded=False):
@@ -90,7 +91,8 @@ def test_equal_mass_bins(bins, size):
     pooled = predictions.equal_mass(bins)
     order = np.argsort(predictions.confidence.numpy(), kind="stable")
     groups = np.array_split(order, bins)
-    confidence, correct = predictions.confidence.numpy(), predictions.correct.numpy()
+    confidence = predictions.confidence.numpy()
+    correct = shared(confidence, predictions.correct.numpy())
     assert pooled.count.tolist() == [len(group) for group in groups]
     np.testing.assert_allclose(pooled.confidence, [confidence[g].sum() for g in groups], atol=1e-12)
     np.testing.assert_allclose(pooled.correct, [correct[g].sum() for g in groups], atol=1e-12)

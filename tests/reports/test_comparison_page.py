@@ -31,6 +31,100 @@ def method(name, scale, seeds, **options):
     )
 
 
+CURVE = (0.2, 0.6, 1.0)
+CALIBRATOR = "temperature[objective=ece]"
+
+
+def with_everything(name, scale, seeds):
+    """A method with other calibrators, with AUROC after temperature scaling, and with shifted data."""
+    plain = method(name, scale, seeds)
+    figures = {"": 0.1, "temperature": 0.05, CALIBRATOR: 0.04}
+
+    def at(level):
+        return {
+            state: tuple({"accuracy": 0.9 - level / 10, "ece": ece + level / 20} for _ in range(seeds))
+            for state, ece in figures.items()
+        }
+
+    return replace(
+        plain,
+        detection_after={"svhn": (0.5,) * seeds},
+        curves={"svhn": (CURVE, CURVE)},
+        calibrated={CALIBRATOR: plain.after},
+        chosen={CALIBRATOR: (1.1,) * seeds},
+        shifted={
+            "fog[x=1]": {str(level): at(level) for level in range(6)},
+            "other": {"0": at(0), "shifted": at(2)},
+        },
+    )
+
+
+@pytest.fixture(scope="module")
+def full():
+    methods = (with_everything("ce", 1.2, 2), with_everything("sharp", 12.0, 2))
+    return Comparison("toy", (0, 1), methods, columns=("accuracy", "sweep_ece"))
+
+
+def test_calibrators_columns_and_detection_are_in_the_table(full):
+    text = markdown(full)
+    heading = text.splitlines()[2]
+    assert heading == (
+        "| loss | Accuracy | Sweep ECE | Sweep ECE + T | Sweep ECE + temperature[objective=ece] | T "
+        "| T, temperature[objective=ece] | AUROC, svhn | AUROC + T, svhn |"
+    )
+    assert "All figures but T are in percent" in text
+    assert ": after this calibrator, fitted to the validation data" in text
+    first, *_ = rows(text, "ce")
+    assert first[6:] == ["1.100 ± 0.000", "**90.50 ± 0.71**", "**50.00 ± 0.00**"]
+
+
+def test_accuracy_after_a_calibrator_is_shown_only_where_it_changes():
+    assert "Accuracy + T" not in markdown(comparison(1))  # one scale for all logits
+    other = tuple(replace(each, after=(evaluation(9, 1.0, "other"),)) for each in comparison(1).methods)
+    assert "Accuracy | Accuracy + T | NLL" in markdown(replace(comparison(1), methods=other))
+
+
+def test_shifted_data_have_tables_of_accuracy_and_ece(full):
+    text = markdown(full)
+    _, accuracy, ece, *_ = text.split("\n## ")
+    assert accuracy.startswith("Accuracy on fog[x=1]\n\n| loss | clean | severity 1 | severity 2 |")
+    assert rows(accuracy, "ce") == [["ce", *(f"**{90 - 10 * level}.00 ± 0.00**" for level in range(6))]]
+    assert "+ T" not in accuracy
+    assert rows(ece, "sharp + T") == [["sharp + T", *(f"{5 + 5 * level}.00 ± 0.00" for level in range(6))]]
+    assert rows(ece, f"ce + {CALIBRATOR}")[0][1] == "**4.00 ± 0.00**"
+    assert "| loss | clean | shifted |" in text
+    assert text.count("\n## ") == 4
+    assert latex(full).count(r"\begin{tabular}") == 5
+
+
+def test_shifted_data_and_detection_have_pictures(full, tmp_path):
+    only = full.methods[0]
+    only = replace(only, calibrated={}, chosen={}, shifted={"fog[x=1]": only.shifted["fog[x=1]"]})
+    write_comparison(replace(full, methods=(only,)), tmp_path)
+    names = {path.name for path in (tmp_path / "plots").iterdir()}
+    assert names == {
+        *(f"accuracy-against-{error}.png" for error in ("ece", "adaptive-ece", "classwise-ece")),
+        *(f"shift-fog-x=1-{kind}.png" for kind in ("accuracy", "ece", "ece-temperature")),
+        "roc-svhn-before.png",
+        "roc-svhn-after.png",
+        "ece.png",
+        "reliability.png",
+    }
+    page = Page((tmp_path / "report.html").read_text())
+    assert len(page.find("table", class_="comparison")) == 3
+    captions = [text for text, _ in page.find("figcaption")]
+    assert (
+        "ROC curves of telling svhn from the test data, after temperature scaling; means over seeds"
+        in captions
+    )
+    severity = "ECE before calibration on fog[x=1], against the severity of the shift"
+    assert any(text.startswith(severity) for text in captions)
+    found = json.loads((tmp_path / "results.json").read_text())
+    assert found["columns"] == ["accuracy", "sweep_ece"]
+    assert found["runs"]["ce"]["detection_after"] == {"svhn": [0.5, 0.5]}
+    assert found["runs"]["ce"]["shifted"]["fog[x=1]"]["5"][""][0]["ece"] == pytest.approx(0.35)
+
+
 def comparison(seeds=3, **options):
     methods = (method("ce", 1.2, seeds, **options), method("sharp_|x", 12.0, seeds, **options))
     return Comparison("toy", tuple(range(seeds)), methods)
@@ -120,7 +214,7 @@ def test_every_file_is_written(folder):
 def test_a_learned_quantity_is_drawn_whatever_its_name(folder):
     learned = ("multiplier", "gamma", "logit_scale", "offset")  # and not what has no finite numbers
     assert {path.name for path in (folder / "plots").iterdir()} == {
-        "accuracy-against-ece.png",
+        *(f"accuracy-against-{error}.png" for error in ("ece", "adaptive-ece", "classwise-ece")),
         "ece.png",
         "reliability.png",
         *(f"training-{metric}.png" for metric in ("accuracy", "ece", "nll")),

@@ -59,7 +59,11 @@ def evaluation(name="resnet", *, over=0.05, accuracy=0.85, classes=20, samples=1
         "adaptive_ece": 1.01 * gap,
         "classwise_ece": 0.2 * gap,
         "debiased_ece": 0.98 * gap,
+        "debiased_ece_l1": 0.85 * gap,
         "sweep_ece": 1.02 * gap,
+        "sweep_ece_l1": 0.97 * gap,
+        "sweep_ece_width": 1.04 * gap,
+        "sweep_ece_width_l1": 0.99 * gap,
         "smooth_ece": 0.9 * gap,
         "kde_ece": 0.7 * gap if exact else None,
     }

@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-TENSORS = ("model.safetensors", "loss.safetensors", "learned.safetensors")
+TENSORS = ("model.safetensors", "loss.safetensors", "learned.safetensors", "bins.safetensors")
 
 
 def tensors(folder: Path) -> dict[str, Tensor]:

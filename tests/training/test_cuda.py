@@ -19,6 +19,7 @@ from calibrant.training.data.augmentation import NORMALISATIONS
 from calibrant.training.data.in_memory import ImageSplit
 from calibrant.training.display import Display, _DelayedMean
 from calibrant.training.loop import TrainingError, train
+from calibrant.training.models.cifar_resnet import StochasticDepth
 from calibrant.training.recipe import Recipe
 from calibrant.training.runs import Run
 from calibrant.training.setup import make_fabric
@@ -65,8 +66,8 @@ class Small(nn.Module):
 
     Args:
         num_classes: K.
-        habit: what: ``none``, ``wait`` for a number, ``stop`` until the device is done, or ``view`` images as
-            if their channels were the outer axis.
+        habit: what: ``none``, ``wait`` for a number, ``stop`` until the device is done, ``view`` images as
+            if their channels were the outer axis, or ``drop`` all features of half of the batches.
     """
 
     def __init__(self, num_classes: int, habit: str) -> None:
@@ -74,13 +75,14 @@ class Small(nn.Module):
         self.habit = habit
         self.layers = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Dropout(0.2))
         self.head = nn.Linear(800, num_classes)
+        self.gate = StochasticDepth(0.5) if habit == "drop" else nn.Identity()
 
     def forward(self, images: Tensor) -> Tensor:
         if self.habit == "wait" and float(images.sum()) == 0.123:
             raise AssertionError
         if self.habit == "stop" and images.is_cuda:
             torch.cuda.synchronize()
-        found = self.layers(images)
+        found = self.gate(self.layers(images))
         return self.head(found.view(len(found), -1) if self.habit == "view" else found.flatten(1))
 
 
@@ -140,6 +142,7 @@ def plainly(recipe: Recipe, folder: Path, data: DataSets | None = None) -> Path:
         pytest.param(["optimizer=adam[lr=0.002]", "loss=mbls[margin=1]"], id="adam"),
         pytest.param(["optimizer=adamw[lr=0.002]", "select=nll"], id="adamw"),
         pytest.param([SMALL], id="dropout"),
+        pytest.param([f"{SMALL}[habit=drop]"], id="stochastic depth"),
     ],
 )
 def test_recorded_steps_are_those_of_the_plain_loop(
@@ -151,6 +154,13 @@ def test_recorded_steps_are_those_of_the_plain_loop(
     assert not [text for text in said if "recorded" in text]
     assert_close(recorded, plainly(recipe, tmp_path / "plain"), tolerance=1e-4)
     assert isinstance(rows(recorded)[0]["lr"], float)
+
+
+def test_a_network_with_stochastic_depth_can_be_recorded(
+    recordings: list[Recorded], said: list[str], tmp_path: Path
+) -> None:
+    train(recipe_of("model=cifar-resnet-110-sd", "epochs=1"), tmp_path, data=made_up())
+    assert recordings[0].graph is not None, said
 
 
 @pytest.mark.parametrize("loss", LOSSES)

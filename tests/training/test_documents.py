@@ -5,12 +5,14 @@ from __future__ import annotations
 import inspect
 import json
 import re
+import tomllib
 from dataclasses import fields
 from pathlib import Path
 from typing import Any, get_args
 
 import pytest
 
+from calibrant.options import parse_value
 from calibrant.training.compilation import CACHED_COMPILE_SECONDS, COMPILE_SECONDS, TIME_SAVED
 from calibrant.training.data import DATA_SETS
 from calibrant.training.models import MODELS, PREFIXES, create_model
@@ -78,6 +80,47 @@ def test_parameters_are_counted_as_stated() -> None:
 def test_every_shipped_recipe_is_listed_once() -> None:
     listed = [name for cells in rows(section(RECIPES, "Shipped recipes")) for name in codes(cells[0])]
     assert sorted(listed) == list(shipped_recipes())
+
+
+def flattened(table: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    """The entries of nested tables, by keys with dots."""
+    found = {}
+    for key, value in table.items():
+        found |= flattened(value, f"{prefix}{key}.") if isinstance(value, dict) else {prefix + key: value}
+    return found
+
+
+def sources() -> dict[str, list[tuple[str, list[Any]]]]:
+    """For each recipe in the table of sources, the stated settings with the values that they may have."""
+    found: dict[str, list[tuple[str, list[Any]]]] = {}
+    for names, *columns in rows(section(RECIPES, "Where each setting comes from")):
+        stated = [each.partition("=")[::2] for column in columns for each in codes(column)]
+        settings = [(key, [parse_value(value) for value in values.split(" or ")]) for key, values in stated]
+        for name in codes(names):
+            assert name not in found, f"{name} is there twice"
+            found[name] = settings
+    return found
+
+
+@pytest.mark.parametrize("name", sorted(shipped_recipes().keys() - {"digits", "digits-lt", "synthetic"}))
+def test_every_setting_has_a_source(name: str) -> None:
+    settings = flattened(tomllib.loads(shipped_recipes()[name]))
+    del settings["description"]
+    stated = sources()[name]
+    assert sorted(key for key, _ in stated) == sorted(settings)
+    for key, values in stated:
+        assert settings[key] in values, key
+
+
+def test_the_table_of_sources_has_no_other_recipes_and_no_values_of_none() -> None:
+    found = sources()
+    assert found.keys() <= shipped_recipes().keys()
+    files = {name: flattened(tomllib.loads(shipped_recipes()[name])) for name in found}
+    for name, settings in found.items():
+        group = [other for other in found if found[other] is settings]
+        for key, values in settings:
+            used = [files[other][key] for other in group]
+            assert all(value in used for value in values), (name, key)
 
 
 def test_fields_and_criteria_exist() -> None:

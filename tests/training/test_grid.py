@@ -9,12 +9,14 @@ import pytest
 import torch
 from PIL import Image
 
-from calibrant.options import Choice, RecipeError
+from calibrant.metrics import METRICS
+from calibrant.options import Choice, RecipeError, split_outside_brackets
 from calibrant.training import grid, loop
 from calibrant.training.data import load_data
 from calibrant.training.data.augmentation import NORMALISATIONS
 from calibrant.training.grid import compare
 from calibrant.training.loop import train
+from calibrant.training.other_data import load_other
 from calibrant.training.recipe import Recipe
 from calibrant.training.runs import folder_of
 
@@ -63,9 +65,13 @@ def test_every_loss_is_trained_from_every_seed(trained: list[tuple[str, int]], t
     for method in comparison.methods:
         assert [len(each) for each in (method.before, method.after, method.temperatures)] == [2, 2, 2]
         assert method.before[0] != method.before[1]
-        ((name, values),) = method.detection.items()
-        assert name.startswith("synthetic[")
-        assert len(values) == 2
+        for found in (method.detection, method.detection_after):
+            ((name, values),) = found.items()
+            assert name.startswith("synthetic[")
+            assert len(values) == 2
+        ((before, after),) = method.curves.values()
+        assert len(before) == len(after) == 201
+        assert before[-1] == after[-1] == 1
     json.loads(comparison.to_json())
     run = Recipe.load(folder_of(tmp_path, WRITTEN[1], 4) / "recipe.toml")
     assert (run.loss, run.seed) == (WRITTEN[1], 4)
@@ -158,6 +164,97 @@ def test_refused_before_anything_is_trained(
         compare(RECIPE, losses, seeds, tmp_path)
 
 
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"calibrators": "splines"}, "unknown calibrator 'splines', did you mean 'spline'"),
+        ({"calibrators": "spline[knot=3]"}, "did you mean 'knots'"),
+        ({"calibrators": "temperature[objective=accuracy]"}, "must be one of 'nll', 'ece', 'adaptive-ece'"),
+        ({"calibrators": "spline,spline"}, "calibrator spline is there twice"),
+        ({"columns": "adaptive-ece"}, "unknown metric 'adaptive-ece', did you mean 'adaptive_ece'"),
+        ({"columns": "ece,ece"}, "column ece is there twice"),
+        ({"columns": "mean_iou_foreground"}, "no background class was named"),
+        (
+            {"shifted": "synthetic[classes=4,features=4]"},
+            r"have the classes class 0, .* \(4\); the models know",
+        ),
+        ({"shifted": "synthetic[classes=3,features=5]"}, r"of shape \(5,\); the models take \(4,\)"),
+    ],
+)
+def test_options_are_refused_before_anything_is_trained(
+    options: dict[str, str], said: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(grid, "train", lambda *_, **__: pytest.fail("trained"))
+    parsed: dict[str, Any] = {
+        name: text.split(",")
+        if name == "columns"
+        else [Choice.parse(each) for each in split_outside_brackets(text)]
+        for name, text in options.items()
+    }
+    with pytest.raises(RecipeError, match=said):
+        compare(RECIPE, ["ce"], [0], tmp_path, **parsed)
+    assert not list(tmp_path.iterdir())
+
+
+def test_calibrators_and_shifted_data_of_every_seed(tmp_path: Path) -> None:
+    shift = Choice("synthetic", {"classes": 3, "features": 4, "separation": 0.5, "test_size": 50})
+    calibrators = [Choice("spline"), Choice("temperature"), Choice("temperature", {"objective": "ece"})]
+    comparison = compare(
+        RECIPE,
+        ["ce"],
+        [0, 1],
+        tmp_path,
+        resamples=5,
+        calibrators=calibrators,
+        shifted=[shift],
+        columns=["ece", "kde_ece"],
+    )
+    assert comparison is not None
+    (method,) = comparison.methods
+    assert comparison.columns == ("ece", "kde_ece")
+    assert comparison.calibrators == ("temperature", "spline", "temperature[objective=ece]")
+    assert all(len(each) == 2 for each in method.calibrated.values())
+    assert list(method.chosen) == ["temperature[objective=ece]"]
+    assert len(comparison.figures("kde_ece", after="spline")) == 1
+    ((name, levels),) = method.shifted.items()
+    assert name == str(shift)
+    assert list(levels) == ["0", "shifted"]
+    for states in levels.values():
+        assert list(states) == ["", *comparison.calibrators]
+        assert all(len(seeds) == 2 for seeds in states.values())
+    assert levels["0"]["temperature"][1]["ece"] == method.after[1].ece
+    found = json.loads(comparison.to_json())
+    assert found["calibrated"]["spline"]["ce"]["ece"]["mean"] == pytest.approx(
+        sum(each.ece for each in method.calibrated["spline"]) / 2
+    )
+    shifted = found["runs"]["ce"]["shifted"][name]["shifted"][""]
+    assert shifted[0]["accuracy"] < levels["0"][""][0]["accuracy"]
+
+
+def test_several_corruptions_are_averaged() -> None:
+    def metrics(ece: float | None) -> dict[str, float | None]:
+        return {name: ece if name == "ece" else None for name in METRICS}
+
+    fog, snow = (Choice("cifar10-c", {"corruption": name}) for name in ("fog", "snow"))
+    found: dict[str, Any] = {
+        str(fog): {"0": {"": metrics(0.1)}, "1": {"": metrics(0.2)}},
+        str(snow): {"0": {"": metrics(0.1)}, "1": {"": metrics(0.4)}},
+        "svhn": {"0": {"": metrics(0.1)}, "shifted": {"": metrics(0.9)}},
+    }
+    ((name, mean),) = grid._means([fog, Choice("svhn"), snow], found).items()
+    assert name == "cifar10-c, mean of 2"
+    assert [mean[level][""]["ece"] for level in ("0", "1")] == pytest.approx([0.1, 0.3])
+    assert mean["1"][""]["nll"] is None
+    assert grid._means([fog], found) == {}
+
+
+def test_calibrators_that_need_memory_are_refused_for_dense_data() -> None:
+    with pytest.raises(RecipeError, match=r"calibrator spline needs all predictions .*: temperature"):
+        grid._check_dense([Choice("temperature"), Choice("spline")], [])
+    with pytest.raises(RecipeError, match="column kde_ece needs all predictions in memory"):
+        grid._check_dense([], ["ece", "kde_ece"])
+
+
 def colours(folder: Path, count: int, seed: int) -> None:
     """Images in folders, and the same in an archive."""
     pixels = np.random.default_rng(seed).integers(0, 256, (count, 8, 8, 3), dtype=np.uint8)
@@ -186,14 +283,14 @@ def test_images_from_outside_are_normalised_as_those_inside(ours: str, theirs: s
         colours(tmp_path, 20, seed)
     recipe = RECIPE.override([f"data={ours}", "model=cnn"])
     data = load_data(recipe.data, tmp_path)
-    other = grid._outside(Choice.parse(theirs), recipe, data, tmp_path)
+    other = load_other(Choice.parse(theirs), recipe, data, tmp_path)
     found, _ = other.batch(torch.arange(20))
     assert data.test.normalisation is not None
     with np.load(tmp_path / "1.npz") as archive:
         raw = torch.from_numpy(archive["images"]).permute(0, 3, 1, 2)
     wanted = data.test.normalisation(raw)
     assert torch.allclose(found.sum((1, 2, 3)).sort()[0], wanted.sum((1, 2, 3)).sort()[0], atol=1e-3)
-    kept = grid._outside(Choice.parse(theirs[:-1] + ",normalisation=imagenet]"), recipe, data, tmp_path)
+    kept = load_other(Choice.parse(theirs[:-1] + ",normalisation=imagenet]"), recipe, data, tmp_path)
     assert kept.normalisation == NORMALISATIONS["imagenet"]
 
 
@@ -204,13 +301,13 @@ def test_inputs_of_another_kind_from_outside_are_refused(tmp_path: Path) -> None
     recipe = RECIPE.override([f"data={OWN}", "model=cnn"])
     data = load_data(recipe.data, tmp_path)
     with pytest.raises(RecipeError, match=r"images are torch\.float32, expected bytes \(uint8\)"):
-        grid._outside(Choice("npz", {"file": "numbers.npz"}), recipe, data, tmp_path)
+        load_other(Choice("npz", {"file": "numbers.npz"}), recipe, data, tmp_path)
     recipe = RECIPE.override(["data=npz[file=numbers.npz]", "model=cnn"])
     data = load_data(recipe.data, tmp_path)
     with pytest.raises(RecipeError, match=r"bytes of images cannot be normalised by constants of other"):
-        grid._outside(Choice("npz", {"file": "0.npz"}), recipe, data, tmp_path)
+        load_other(Choice("npz", {"file": "0.npz"}), recipe, data, tmp_path)
     with pytest.raises(RecipeError, match="would be normalised by their own mean"):
-        grid._outside(Choice("npz", {"file": "0.npz", "normalisation": "own"}), recipe, data, tmp_path)
+        load_other(Choice("npz", {"file": "0.npz", "normalisation": "own"}), recipe, data, tmp_path)
 
 
 def test_data_from_outside_are_read_together(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

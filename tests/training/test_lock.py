@@ -500,7 +500,7 @@ def test_a_result_with_fewer_epochs_than_the_recipe_is_refused(finished: Path, t
             action()
 
 
-@pytest.mark.parametrize("name", ["model.safetensors", "test.npz", "learned.safetensors"])
+@pytest.mark.parametrize("name", ["model.safetensors", "test.npz", "learned.safetensors", "bins.safetensors"])
 def test_five_flipped_bits_are_noticed(name: str, finished: Path, tmp_path: Path) -> None:
     shutil.copytree(finished, tmp_path / "run")
     path = tmp_path / "run" / name
@@ -514,8 +514,9 @@ def test_five_flipped_bits_are_noticed(name: str, finished: Path, tmp_path: Path
         Run(tmp_path / "run")
     if name == "model.safetensors":  # otherwise the stored predictions would do
         (tmp_path / "run" / "test.npz").unlink()
+    stem = name.removesuffix(".safetensors")
     with pytest.raises(RecipeError, match=said):
-        early.learned if name == "learned.safetensors" else early.predict("test", tmp_path / "out.npz")
+        getattr(early, stem) if stem in ("learned", "bins") else early.predict("test", tmp_path / "out.npz")
     assert not (tmp_path / "out.npz").exists()
 
 
@@ -534,10 +535,10 @@ def test_stored_evaluations_that_were_changed_or_are_of_another_run_are_computed
     path = tmp_path / "evaluation.json"
     kept = json.loads(path.read_text())
     changed = json.loads(path.read_text())
-    changed["evaluations"][0]["accuracy"] = 0.999
+    changed["results"][""]["evaluation"]["accuracy"] = 0.999
     for content in (
         *("[]", "[" * 100_000, path.read_text()[:-50]),
-        *(json.dumps(each) for each in (changed, {**kept, "temperature": 99.0}, {**kept, "run": "another"})),
+        *(json.dumps(each) for each in (changed, {**kept, "metrics": ["ece"]}, {**kept, "run": "another"})),
     ):
         path.write_text(content)
         assert Run(tmp_path).evaluations(resamples=10) == expected

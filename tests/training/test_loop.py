@@ -24,7 +24,7 @@ from calibrant.evaluation import evaluate
 from calibrant.losses import AdaptiveLoss, create_loss
 from calibrant.options import RecipeError
 from calibrant.training import checkpoint, logs, loop, setup, validation
-from calibrant.training.data import DATA_SETS, MissingDataError, load_data
+from calibrant.training.data import DATA_SETS, MissingDataError, TensorSplit, load_data, shuffled
 from calibrant.training.loop import TrainingError, train
 from calibrant.training.models import create_model
 from calibrant.training.optimization import SCHEDULES
@@ -51,6 +51,11 @@ ADAPTIVE = "loss=cals-alm[margin=1]"
 
 def small(*changes: str) -> Recipe:
     return Recipe.load("digits-lt").override([*SMALL, *changes])
+
+
+def small_of(changes: list[str]) -> Recipe:
+    """The same with another model, which has no hidden layers to choose."""
+    return Recipe.load("digits-lt").override([*(each for each in SMALL if "model" not in each), *changes])
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -84,8 +89,8 @@ def test_a_run_learns_and_leaves_everything_behind(tmp_path: Path) -> None:
     assert history[-1]["train_loss"] < 0.8 * history[0]["train_loss"]
     about = {"data": load_data(recipe.data).fingerprint, "normalisation": None, "recipe": recipe.to_toml()}
     found = result(folder)
-    names = {"model.safetensors", "loss.safetensors", "learned.safetensors", "validation.npz", "test.npz"}
-    assert found.pop("files").keys() == names
+    names = {f"{name}.safetensors" for name in ("model", "loss", "learned", "bins")}
+    assert found.pop("files").keys() == names | {"validation.npz", "test.npz"}
     assert found == {"format": 2, "epoch": 12, "epochs": 12, **about, "history": history}
     assert list((folder / "tensorboard").iterdir())
     found = tensors(folder)
@@ -102,6 +107,9 @@ def test_what_is_logged_is_what_was_predicted(tmp_path: Path) -> None:
     row = rows(folder)[-1]
     for name in ("accuracy", "nll", "ece"):
         assert row[f"validation_{name}"] == pytest.approx(getattr(expected, name), rel=1e-5)
+    assert row["validation_adaptive_ece"] == pytest.approx(
+        expected.adaptive_ece, abs=5e-3
+    )  # from whole cells
 
 
 def test_seeds_differ_and_repeat(tmp_path: Path) -> None:
@@ -277,6 +285,40 @@ def test_the_loss_learns_from_the_validation_data_alone(tmp_path: Path) -> None:
         torch.testing.assert_close(found[f"loss.safetensors/{name}"], value, rtol=1e-5, atol=1e-9)
 
 
+def test_the_loss_can_learn_from_a_part_of_the_training_data_instead(tmp_path: Path) -> None:
+    recipe = small("loss=cals-alm[margin=0.5]", "epochs=1", "adapt_on=train")
+    found = tensors(train(recipe, tmp_path))
+    data = load_data(recipe.data)
+    inputs, target = data.train.batch(shuffled(100, recipe.seed, epoch=-1)[:60])  # as many as for validation
+    model = create_model(recipe.model.name, 4, data.about, **recipe.model.options)
+    model.load_state_dict(load_file(tmp_path / "model.safetensors"))
+    loss = create_loss("cals-alm", 4, margin=0.5)
+    assert isinstance(loss, AdaptiveLoss)
+    loss.observe(model.eval()(inputs), target)
+    loss.adapt()
+    for name, value in loss.state_dict().items():
+        torch.testing.assert_close(found[f"loss.safetensors/{name}"], value, rtol=1e-5, atol=1e-9)
+    plain = tensors(train(small("loss=cals-alm[margin=0.5]", "epochs=1"), tmp_path / "plain"))
+    assert not torch.equal(plain["loss.safetensors/multiplier"], found["loss.safetensors/multiplier"])
+    assert torch.equal(plain["test/logits"], found["test/logits"])  # the first epoch is the same
+
+
+def test_adapting_to_training_data_within_epochs_needs_no_validation(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    recipe = small(ADAPTIVE, "adapt=2", "adapt_on=train", "batch_size=25")  # 4 batches an epoch
+    assert passes(recipe, tmp_path, monkeypatch) == []
+    assert load_file(tmp_path / "loss.safetensors")["passes"] == 6
+
+
+def test_training_data_fewer_than_the_validation_data_are_all_adapted_to(tmp_path: Path) -> None:
+    recipe = small(ADAPTIVE, "adapt_on=train", "epochs=1", "data.train_size=40", "data.validation_size=60")
+    parts = set_up(recipe, load_data(recipe.data), make_fabric(recipe, accelerator="cpu"))
+    part = loop._training_part(parts)
+    assert part is not None
+    assert len(part) == 40
+
+
 def test_options_in_brackets_reach_the_loss(tmp_path: Path) -> None:
     wide, narrow = (
         train(small(f"loss=cals-alm[margin={margin},penalty=p2]"), tmp_path / str(margin))
@@ -328,6 +370,46 @@ def test_the_best_epoch_is_kept(criterion: str, monkeypatch: pytest.MonkeyPatch,
     torch.testing.assert_close(tensors(folder)["validation/logits"], logits[best])
     logged = [row[f"validation_{criterion.replace('-', '_')}"] for row in rows(folder)]
     assert [abs(each) for each in logged] == pytest.approx([abs(each) for each in values], rel=1e-4)
+
+
+@pytest.mark.parametrize("criterion", ["accuracy", "nll"])
+def test_test_figures_are_logged_and_change_nothing(criterion: str, tmp_path: Path) -> None:
+    """Neither the random numbers of dropout nor the choice of the best epoch."""
+    changes = [f"select={criterion}", "epochs=6", ADAPTIVE, "model=tests.training.program:forgetful"]
+    recipe, logging = small_of(changes), small_of([*changes, "log_test=true"])
+    data = load_data(recipe.data)
+    inputs, target = data.test.batch(torch.arange(31))
+    data = replace(
+        data, test=TensorSplit(inputs, (target + 1) % 4)
+    )  # whoever is right elsewhere is wrong here
+    plain = train(recipe, tmp_path / "plain", data=data)
+    logged = train(logging, tmp_path / "logged", data=data)
+    ours, theirs = tensors(logged), tensors(plain)
+    assert [name for name in theirs if not torch.equal(ours[name], theirs[name])] == []
+    assert {name.rpartition("/")[2] for name in ours.keys() - theirs.keys()} == {
+        *("test_edges", "test_count", "test_confidence", "test_accuracy")
+    }
+    history, before = rows(logged), rows(plain)
+    names = ["test_accuracy", "test_nll", "test_ece", "test_adaptive_ece"]
+    assert [name for name in history[0] if name not in before[0]] == names
+    assert [{name: value for name, value in row.items() if name not in names} for row in history] == before
+    assert result(logged)["epoch"] == result(plain)["epoch"]
+    # By the test data another epoch would have been the best.
+    values = [row[f"test_{criterion}"] * (-1 if criterion == "accuracy" else 1) for row in history]
+    assert result(logged)["epoch"] != 1 + min(range(6), key=values.__getitem__)
+    kept = history[result(logged)["epoch"] - 1]
+    expected = evaluate(ours["test/logits"], ours["test/labels"], resamples=0)
+    for name in ("accuracy", "nll", "ece"):
+        assert kept[f"test_{name}"] == pytest.approx(getattr(expected, name), rel=1e-5)
+
+
+def test_test_figures_need_test_data(tmp_path: Path) -> None:
+    recipe = small("log_test=true")
+    data = load_data(recipe.data)
+    data = replace(data, test=data.test.subset(torch.arange(0)))
+    with pytest.raises(RecipeError, match="log_test needs test data; data 'synthetic' have none"):
+        train(recipe, tmp_path / "run", data=data)
+    assert not (tmp_path / "run" / "recipe.toml").exists()
 
 
 # ---- Killed and resumed ---------------------------------------------------------------------------

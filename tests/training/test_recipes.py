@@ -13,6 +13,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import scipy.io
 import torch
 from PIL import Image
 from safetensors.torch import load_file
@@ -34,6 +35,7 @@ SMALLER = {
     "imagenet": ["data.image_size=64", "data.validation=0.5"],
     "imagenet-lt": ["data.image_size=64"],
     "newsgroups": [],
+    "svhn": ["data.validation=2"],
     "synthetic": ["data.train_size=40", "data.validation_size=20", "data.test_size=10"],
     "tiny-imagenet": ["data.validation_per_class=1"],
     "voc2012": ["data.crop=64"],
@@ -70,6 +72,14 @@ def write_cifar(root, per_class):
     write(hundred / "train", labels, b"fine_labels")
     write(hundred / "test", [10, 80], b"fine_labels")
     (hundred / "meta").write_bytes(pickle.dumps({b"fine_label_names": names}, protocol=2))
+
+
+def write_svhn(root):
+    generator = np.random.default_rng(0)
+    for name, labels in (("train", [10, 1, 1, 5, 5, 9]), ("test", [3, 4])):
+        pixels = generator.integers(0, 256, (32, 32, 3, len(labels)), dtype=np.uint8)
+        content = {"X": pixels, "y": np.array(labels, np.uint8)[:, None]}
+        scipy.io.savemat(root / f"{name}_32x32.mat", content)
 
 
 def write_image(path, seed, width=64, height=64):
@@ -163,6 +173,7 @@ def roots(tmp_path_factory):
     few, many = tmp_path_factory.mktemp("few"), tmp_path_factory.mktemp("many")
     write_cifar(few, 0)
     write_cifar(many, 2)
+    write_svhn(few)
     write_tiny_imagenet(few)
     write_imagenet(few)
     write_voc(few)

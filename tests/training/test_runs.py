@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import itertools
 import json
 import shutil
 from pathlib import Path
@@ -10,7 +11,7 @@ import pytest
 import torch
 
 from calibrant.calibrators import Temperature
-from calibrant.evaluation import evaluate
+from calibrant.evaluation import Evaluation, evaluate
 from calibrant.metrics.ood import detection, entropy
 from calibrant.options import Choice, RecipeError
 from calibrant.predictions import open_predictions
@@ -97,6 +98,86 @@ def test_evaluations_are_kept(run: Run, monkeypatch: pytest.MonkeyPatch) -> None
     assert len(run.evaluations(resamples=30)[0].replicates["nll"]) == 30
 
 
+@pytest.mark.filterwarnings("ignore:the temperature stopped at its bound")
+def test_only_calibrators_that_are_missing_are_computed(
+    run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    shutil.copytree(run.folder, tmp_path, dirs_exist_ok=True)
+    (tmp_path / "evaluation.json").unlink(missing_ok=True)
+    computed: list[str] = []
+
+    def noting(*arguments: Any, **options: Any) -> Evaluation:
+        computed.append(options["name"])
+        return evaluate(*arguments, **options)
+
+    monkeypatch.setattr(runs, "evaluate", noting)
+    first = Run(tmp_path).results(["temperature"], resamples=5)
+    assert computed == ["ce", "ce + temperature"]
+    computed.clear()
+    other = "temperature[objective=adaptive-ece]"
+    second = Run(tmp_path).results(["spline", other, "temperature"], resamples=5)
+    assert computed == ["ce + spline", f"ce + {other}"]
+    assert list(second) == ["", "spline", other, "temperature"]
+    assert second["temperature"] == first["temperature"]
+    assert second[""] == first[""]
+    assert second["spline"].temperature is None
+    calibrator = Temperature(objective="adaptive-ece").fit(*run.predictions("validation")[0])  # type: ignore[index]
+    assert second[other].temperature == pytest.approx(float(calibrator.temperature))
+    ((logits, labels),) = run.predictions("test")
+    expected = evaluate(calibrator(logits), labels, resamples=0)
+    assert second[other].evaluation.ece == pytest.approx(expected.ece)
+    computed.clear()
+    again = Run(tmp_path).results(["spline", "temperature"], resamples=5)
+    assert (computed, again["spline"]) == ([], second["spline"])
+
+
+def test_results_are_computed_anew_where_a_slow_metric_is_missing_or_metrics_were_added(
+    run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    shutil.copytree(run.folder, tmp_path, dirs_exist_ok=True)
+    bare = Run(tmp_path).results([], resamples=5)
+    assert bare[""].evaluation.kde_ece is None
+    asked = Run(tmp_path).results([], resamples=5, kde=True)
+    assert asked[""].evaluation.kde_ece > 0
+    assert Run(tmp_path).results([], resamples=5) == asked  # it is kept
+    # a file of a version that did not know every metric yet
+    path = tmp_path / "evaluation.json"
+    plain = json.loads(path.read_text())
+    del plain["sha256"]
+    plain["metrics"].remove("sweep_ece")
+    path.write_text(json.dumps({**plain, "sha256": runs._hash_of(plain)}))
+    assert Run(tmp_path).results([], resamples=5)[""].evaluation.kde_ece is None
+
+
+def test_shifted_data_are_measured_after_calibrators_of_the_clean_validation_data(run: Run) -> None:
+    choice = Choice("synthetic", {"classes": 4, "features": 5, "separation": 0.5, "test_size": 50})
+    other = load_data(choice).test
+    found = run.metrics_on(other, ["temperature", "spline"])
+    logits = run.model(other.batch(torch.arange(50))[0]).detach()
+    scaled = Temperature().fit(*run.predictions("validation")[0])  # type: ignore[index]
+    for key, expected in (("", logits), ("temperature", scaled(logits))):
+        figures = evaluate(expected, other.targets, resamples=0)
+        assert found[key]["accuracy"] == pytest.approx(figures.accuracy)
+        assert found[key]["ece"] == pytest.approx(figures.ece)
+    assert found["spline"]["ece"] != found[""]["ece"]
+
+
+def test_predictions_of_other_data_need_the_same_classes(run: Run, tmp_path: Path) -> None:
+    choice = Choice("synthetic", {"classes": 4, "features": 5, "test_size": 30, "split_seed": 3})
+    assert run.predict("test", tmp_path / "other.npz", on=choice) == 30
+    logits, labels = open_predictions(tmp_path / "other.npz").load()
+    other = load_data(choice).test
+    assert torch.equal(labels, other.targets)
+    torch.testing.assert_close(logits, run.model(other.batch(torch.arange(30))[0]))
+    with pytest.raises(
+        RecipeError, match=r"have the classes class 0, .* \(3\); the models know class 0, .* \(4\)"
+    ):
+        run.predict("test", tmp_path / "no.npz", on=Choice("synthetic", {"classes": 3, "features": 5}))
+    with pytest.raises(RecipeError, match=r"inputs of shape \(6,\); the models take \(5,\)"):
+        run.predict("test", tmp_path / "no.npz", on=Choice("synthetic", {"classes": 4, "features": 6}))
+    assert not (tmp_path / "no.npz").exists()
+
+
 def test_predictions_are_written_as_others_read_them(run: Run, tmp_path: Path) -> None:
     for part, size in (("train", 100), ("validation", 60), ("test", 81)):
         for suffix in (".npz", ".safetensors"):
@@ -130,8 +211,17 @@ def test_other_data_are_told_by_their_entropy(run: Run) -> None:
     ((inside, _),) = run.predictions("test")
     outside = run.model(other.batch(torch.arange(50))[0])
     expected = detection(entropy(inside), entropy(outside.detach())).auroc
-    assert run.auroc(other) == pytest.approx(expected)
-    assert run.auroc(other) > 0.55
+    before, after = run.detected(other)
+    assert before.auroc == pytest.approx(expected)
+    assert before.auroc > 0.55
+    scaled = run.calibrator("temperature")
+    assert scaled is not None
+    expected = detection(entropy(scaled(inside)), entropy(scaled(outside.detach()))).auroc
+    assert after.auroc == pytest.approx(expected)
+    assert after.auroc != before.auroc
+    for each in (before, after):  # the trapezoids under the curve
+        area = sum(one + two for one, two in itertools.pairwise(each.curve)) / 2 / (len(each.curve) - 1)
+        assert area == pytest.approx(each.auroc, abs=0.01)
 
 
 def test_a_folder_may_be_a_text(run: Run) -> None:

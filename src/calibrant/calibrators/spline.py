@@ -26,8 +26,9 @@ class Spline(Calibrator):
     """The confidence plus the slope of a spline through the cumulative gap (key ``spline``).
 
     Samples are sorted by confidence. At the fraction ``t`` of them, ``h(t)`` is the sum of correctness minus
-    confidence so far, divided by N. A natural cubic spline with evenly spaced knots is fitted to h by least
-    squares. The map is ``q(s) = s + h'(t(s))``, linear between the samples and constant beyond them.
+    confidence so far, divided by N. Samples of equal confidence count with their mean correctness. A natural
+    cubic spline with evenly spaced knots is fitted to h by least squares. The map is
+    ``q(s) = s + h'(t(s))``, linear between the samples and constant beyond them.
 
     The other classes share the rest in proportion, and the prediction never changes, as in `Isotonic` with
     ``"top-label"``. The map need not be monotone: it decreases where more confident predictions are less
@@ -70,14 +71,20 @@ class Spline(Calibrator):
         confidence, order = probabilities(rows, "top-label").squeeze(0).sort()
         correct = (rows.argmax(-1) == labels)[order].to(confidence.dtype)
         samples = len(confidence)
+        points, group, count = torch.unique_consecutive(confidence, return_inverse=True, return_counts=True)
+
+        def mean(values: Tensor) -> Tensor:
+            """The mean over the samples of equal confidence."""
+            return torch.zeros_like(points).index_add_(0, group, values) / count
+
+        correct = mean(correct)[group]  # the order of equal confidences must not matter
         gap = torch.cat([confidence.new_zeros(1), (correct - confidence).cumsum(0) / samples])
         fraction = torch.arange(samples + 1, dtype=gap.dtype, device=gap.device) / samples
         # The slope at a sample is taken half-way between the sums before and after it.
         slope = spline_slope(fraction, gap, min(self.knots, samples + 1), (fraction[1:] + fraction[:-1]) / 2)
 
         # Equal confidences get the mean of their slopes, so that the map has one value.
-        points, group, count = torch.unique_consecutive(confidence, return_inverse=True, return_counts=True)
-        values = points + torch.zeros_like(points).index_add_(0, group, slope) / count
+        values = points + mean(slope)
         kept = torch.linspace(0, len(points) - 1, min(_POINTS, max(2, len(points))), dtype=torch.float64)
         kept = kept.round().long().to(points.device)
         self.learn("points", points[kept])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import ClassVar, Literal, get_args
 
@@ -13,16 +13,17 @@ from torch import Tensor
 from calibrant.arguments import one_of
 from calibrant.calibrators.base import below_maximum, warn_at_bound
 from calibrant.calibrators.streaming import HeldOut, Scaling, Sums
-from calibrant.histogram import ConfidenceHistogram
+from calibrant.histogram import ConfidenceHistogram, equal_mass_ends
 
 # The range of temperatures, in units of the logits' scale. At the lowest, the top class of a typical element
 # leads by a thousand nats; at the highest, by a ten-thousandth of one.
 _LOWEST, _HIGHEST = 1e-3, 1e4
 _BINS = 15
 _GRID = tuple(tenths / 10 for tenths in range(1, 101))
+_MOST_SORTED = 10**5  # elements whose confidences are sorted at every temperature of the grid
 
-Objective = Literal["nll", "ece"]
-"""What a temperature minimises: the negative log-likelihood or the expected calibration error."""
+Objective = Literal["nll", "ece", "adaptive-ece"]
+"""What a temperature minimises: the negative log-likelihood, or ECE over bins of equal width or mass."""
 
 
 class Temperature(Scaling):
@@ -31,20 +32,22 @@ class Temperature(Scaling):
     ``objective="nll"`` minimises the negative log-likelihood, which is convex in ``1/T``, by Newton's method
     within bounds. The bounds are relative to the logits, so logits ``c·l`` give the temperature ``c·T``.
     ``objective="ece"`` takes the temperature with the least expected calibration error (15 bins of equal
-    width) from the grid 0.1, 0.2, ..., 10. The order of the classes is kept: the largest logit of an element
-    is subtracted first, so that rounding does not make classes equal. The result is therefore ``l / T`` up to
-    a constant for each element.
+    width) from the grid 0.1, 0.2, ..., 10. ``objective="adaptive-ece"`` does the same with 15 bins of equal
+    counts, exactly for up to 100,000 elements and with the cells of a `ConfidenceHistogram` for more. The
+    order of the classes is kept: the largest logit of an element is subtracted first, so that rounding does
+    not make classes equal. The result is therefore ``l / T`` up to a constant for each element.
 
     T stops at its lower bound, with a warning, if every label is predicted perfectly. It stops at its upper
     bound if the logits are unrelated to the labels or contradict them. Either end of the grid also warns.
 
     Guo et al., *On Calibration of Modern Neural Networks*, ICML 2017; the grid: Mukhoti et al.,
-    *Calibrating Deep Neural Networks using Focal Loss*, NeurIPS 2020.
+    *Calibrating Deep Neural Networks using Focal Loss*, NeurIPS 2020; with bins of equal counts: Ghosh,
+    Schaaf and Gormley, *AdaFocal*, NeurIPS 2022.
 
     Shape: logits ``(B, K, *S)``; labels ``(B, *S)``.
 
     Args:
-        objective: what to minimise, ``"nll"`` or ``"ece"``.
+        objective: what to minimise, ``"nll"``, ``"ece"`` or ``"adaptive-ece"``.
 
     Attributes:
         temperature: T, a scalar buffer, once fitted.
@@ -65,7 +68,10 @@ class Temperature(Scaling):
         self.objective = objective
 
     def fit_passes(self, data: HeldOut) -> None:
-        found = likeliest(data).temperature if self.objective == "nll" else _best_calibrated(data)
+        if self.objective == "nll":
+            found = likeliest(data).temperature
+        else:
+            found = _best_calibrated(data, equal_mass=self.objective == "adaptive-ece")
         self.learn("temperature", torch.tensor(found, dtype=torch.float64))
 
     def transform(self, rows: Tensor) -> Tensor:
@@ -189,20 +195,67 @@ def _root(
     return at
 
 
-def _best_calibrated(data: HeldOut) -> float:
+def _best_calibrated(data: HeldOut, *, equal_mass: bool) -> float:
     """The temperature of the grid with the least expected calibration error."""
-
-    def gaps(rows: Tensor, labels: Tensor) -> Sums:
-        """Confidence minus correctness, summed in each bin, ``(temperatures, bins)``."""
-        top, predicted = rows.max(1, keepdim=True)
-        below, correct = rows - top, predicted.squeeze(1) == labels
-        confidences = ((below / temperature).exp_().sum(1).reciprocal_() for temperature in _GRID)
-        histograms = (ConfidenceHistogram.of_outcomes(each, correct) for each in confidences)
-        bins = [histogram.equal_width(_BINS) for histogram in histograms]
-        return (torch.stack([each.confidence - each.correct for each in bins]),)
-
-    errors = data.sums(gaps)[0].abs().sum(1).tolist()
+    if not equal_mass:
+        errors = _equal_width_errors(data)
+    elif data.samples <= _MOST_SORTED:
+        errors = _equal_mass_errors(data)
+    else:
+        errors = _equal_mass_errors_of_cells(data)
     best = _GRID[errors.index(min(errors))]
     if best in (_GRID[0], _GRID[-1]):
         warn_at_bound("the temperature", best, "the least calibration error is at the edge of the grid")
     return best
+
+
+def _outcomes(rows: Tensor, labels: Tensor) -> tuple[Iterator[Tensor], Tensor]:
+    """The confidences at each temperature of the grid, and whether the predictions are correct."""
+    top, predicted = rows.max(1, keepdim=True)
+    below = rows - top
+    confidences = ((below / temperature).exp_().sum(1).reciprocal_() for temperature in _GRID)
+    return confidences, predicted.squeeze(1) == labels
+
+
+def _equal_width_errors(data: HeldOut) -> list[float]:
+    def gaps(rows: Tensor, labels: Tensor) -> Sums:
+        """Confidence minus correctness, summed in each bin, ``(temperatures, bins)``."""
+        confidences, correct = _outcomes(rows, labels)
+        histograms = (ConfidenceHistogram.of_outcomes(each, correct) for each in confidences)
+        bins = [histogram.equal_width(_BINS) for histogram in histograms]
+        return (torch.stack([each.confidence - each.correct for each in bins]),)
+
+    errors: list[float] = data.sums(gaps)[0].abs().sum(1).tolist()
+    return errors
+
+
+def _equal_mass_errors(data: HeldOut) -> list[float]:
+    """Exact errors, from all confidences at every temperature."""
+    parts = [(torch.stack(list(each)), correct) for each, correct in (_outcomes(*block) for block in data)]
+    confidences = torch.cat([each.cpu() for each, _ in parts], dim=1).double()
+    correct = torch.cat([each.cpu() for _, each in parts]).double()
+    ends = equal_mass_ends(torch.tensor(data.samples), _BINS).long()
+    sizes = ends.diff(prepend=torch.zeros(1, dtype=torch.long)).tolist()
+    errors = []
+    for row in confidences:
+        confidence, order = row.sort()
+        # Elements of equal confidence may lie in two bins. Each counts as their mean, whatever their order.
+        _, group, count = confidence.unique_consecutive(return_inverse=True, return_counts=True)
+        hits = torch.zeros(len(count), dtype=torch.float64).index_add_(0, group, correct[order])
+        gap = confidence - (hits / count)[group]
+        errors.append(sum(abs(float(part.sum())) for part in gap.split(sizes)))
+    return errors
+
+
+def _equal_mass_errors_of_cells(data: HeldOut) -> list[float]:
+    """Errors from a histogram at every temperature, for data whose confidences are too many to keep."""
+
+    def cells(rows: Tensor, labels: Tensor) -> Sums:
+        confidences, correct = _outcomes(rows, labels)
+        histograms = (ConfidenceHistogram.of_outcomes(each, correct) for each in confidences)
+        return (
+            torch.stack([torch.stack([each.count, each.confidence, each.correct]) for each in histograms]),
+        )
+
+    bins = [ConfidenceHistogram(each[0].sum(), *each).equal_mass(_BINS) for each in data.sums(cells)[0]]
+    return [float((each.confidence - each.correct).abs().sum()) for each in bins]

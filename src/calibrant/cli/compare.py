@@ -42,13 +42,36 @@ def compare(
             show_default=False,
         ),
     ] = "",
+    shift: Annotated[
+        str,
+        typer.Option(
+            metavar="DATA,DATA[OPTION=VALUE],…",
+            help="Shifted test data with the same classes, at every severity: cifar10-c[corruption=fog].",
+            show_default=False,
+        ),
+    ] = "",
+    calibrators: Annotated[
+        str,
+        typer.Option(
+            metavar="KEY,KEY[OPTION=VALUE],…",
+            help="Calibrators, fitted to the validation data. Temperature scaling is always one of them.",
+        ),
+    ] = "temperature",
+    columns: Annotated[
+        str,
+        typer.Option(
+            metavar="METRIC,METRIC,…",
+            help="Metrics in the tables. kde_ece is computed only on request: it is slow.",
+            show_default="accuracy,nll,ece,adaptive_ece,classwise_ece",
+        ),
+    ] = "",
     changes: options.Changes = None,
     resamples: Resamples = 1000,
     accelerator: options.Accelerator = "auto",
     devices: options.Devices = "auto",
     nodes: options.Nodes = 1,
 ) -> None:
-    """Train losses from several seeds and compare them on the test set, before and after temperature scaling.
+    """Train losses from several seeds and compare them on the test set, before and after calibration.
 
     Runs in the output folder are reused, whether finished or not.
     """
@@ -66,7 +89,11 @@ def compare(
         numbers = seeds.split(",")
         if not all(number.strip().isdecimal() and len(number.strip()) < 19 for number in numbers):
             fail(f"--seeds {seeds}: expected whole numbers separated by commas")
-        others = [Choice.parse(each) for each in split_outside_brackets(ood)]
+        outside, shifted, chosen = (
+            [Choice.parse(each) for each in split_outside_brackets(text)]
+            for text in (ood, shift, calibrators)
+        )
+        others = [*outside, *shifted]
         check_written(folder, comparison_page.FILES, recipe, followed, data_root, others)
         for loss, number in product(split_outside_brackets(losses), numbers):
             each = replace(followed, loss=loss, seed=int(number))
@@ -79,7 +106,10 @@ def compare(
             [int(number) for number in numbers],
             folder,
             data_root=data_root,
-            outside=others,
+            outside=outside,
+            shifted=shifted,
+            calibrators=chosen,
+            columns=[name.strip() for name in columns.split(",") if name.strip()],
             resamples=resamples,
             fabric=fabric,
             progress=True,
@@ -87,7 +117,7 @@ def compare(
         )
         if comparison is None:
             return
-        from calibrant.reports.table_builders import comparison_note, comparison_table
+        from calibrant.reports.table_builders import comparison_note, comparison_table, shift_tables
         from calibrant.reports.tables import print_table
 
         runs = {
@@ -100,4 +130,7 @@ def compare(
             comparison_page.write_comparison(comparison, folder, history, learned)
     note = f"{comparison_note(comparison)} 95 % intervals of the means are in brackets."
     print_table(comparison_table(comparison), note)
+    for name in comparison.methods[0].shifted:
+        for heading, table in shift_tables(comparison, name).items():
+            print_table(table, heading)
     say(f"{folder}: results.json, results.md, results.tex, plots, report.html")

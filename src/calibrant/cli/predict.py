@@ -18,12 +18,22 @@ def predict(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a finished run.", show_default=False)],
     output: Annotated[Path, typer.Option(metavar="OUT", help="The file to write: .npz or .safetensors.")],
     split: Annotated[str, typer.Option(help="Part of the data: train, validation or test.")] = "test",
+    on: Annotated[
+        str,
+        typer.Option(
+            metavar="DATA",
+            help="Other data with the same classes, such as cifar10-c[corruption=fog,severity=3].",
+            show_default="the data of the run",
+        ),
+    ] = "",
     data_root: DataRoot = None,
 ) -> None:
     """Write logits and labels of a trained model, for calibrant evaluate and calibrant calibrate."""
     from calibrant.predictions import WRITERS
 
     with training_errors():
+        from calibrant.options import Choice
+        from calibrant.training.data import files_of
         from calibrant.training.runs import Run
 
         if split not in ("train", "validation", "test"):
@@ -31,6 +41,9 @@ def predict(
         if output.suffix.lower() not in WRITERS:
             fail(f"--output {output}: expected a name that ends in {' or '.join(WRITERS)}")
         finished = Run(run, data_root)
-        check_outputs(files_of_run(run, finished.recipe, data_root), {"--output": output})
-        rows = finished.predict(split, output)  # type: ignore[arg-type]
-    say(f"{output}: {rows:,} rows of {split}")
+        other = Choice.parse(on) if on else None
+        read = files_of_run(run, finished.recipe, data_root)
+        read += files_of(other, data_root) if other else []
+        check_outputs(read, {"--output": output})
+        rows = finished.predict(split, output, on=other)  # type: ignore[arg-type]
+    say(f"{output}: {rows:,} rows of {split}" + (f" of {other}" if other else ""))

@@ -18,12 +18,7 @@ from calibrant.cli.terminal import app
 @app.command()
 def train(
     recipe: options.RecipeArgument,
-    loss: Annotated[
-        str | None,
-        typer.Option(
-            metavar="KEY[OPTION=VALUE,…]", help="The loss; see calibrant losses.", show_default="the recipe's"
-        ),
-    ] = None,
+    loss: options.Loss = None,
     seed: Annotated[
         int | None,
         typer.Option(

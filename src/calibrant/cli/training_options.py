@@ -28,6 +28,12 @@ RecipeArgument = Annotated[
         show_default=False,
     ),
 ]
+Loss = Annotated[
+    str | None,
+    typer.Option(
+        metavar="KEY[OPTION=VALUE,…]", help="The loss; see calibrant losses.", show_default="the recipe's"
+    ),
+]
 DataRoot = Annotated[
     Path | None,
     typer.Option(
@@ -90,6 +96,14 @@ def load_recipe(
     recipe = Recipe.load(source).override(changes or ())
     given: dict[str, Any] = {"loss": loss, "seed": seed}
     return replace(recipe, **{name: value for name, value in given.items() if value is not None})
+
+
+def seed_numbers(text: str) -> list[int]:
+    """The seeds in a text such as ``0,1,2``."""
+    numbers = [number.strip() for number in text.split(",")]
+    if not all(number.isdecimal() and len(number) < 19 for number in numbers):
+        fail(f"--seeds {text}: expected whole numbers separated by commas")
+    return [int(number) for number in numbers]
 
 
 def launch(recipe: Recipe, accelerator: str, devices: str, nodes: int) -> Fabric:

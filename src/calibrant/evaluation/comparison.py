@@ -21,6 +21,16 @@ _FORMAT = 1
 _LEAST_P_VALUE = 1e-12
 
 
+Metrics = Mapping[str, float | None]
+"""The values of metrics, by their keys in `METRICS`."""
+
+CLEAN = "0"
+"""The severity of test data that are not shifted."""
+
+BASIC = ("accuracy", "nll", "ece", "adaptive_ece", "classwise_ece")
+"""The metrics in the table of a comparison, if no others are asked for."""
+
+
 @dataclass(frozen=True)
 class Method:
     """The results of one method.
@@ -30,8 +40,15 @@ class Method:
         before: one evaluation per seed, before temperature scaling.
         after: one evaluation per seed, after temperature scaling.
         temperatures: one temperature per seed.
-        detection: out-of-distribution detection by the entropy: one AUROC per seed, by the name of the other
-            data set.
+        detection: out-of-distribution detection by the entropy, before temperature scaling: one AUROC per
+            seed, by the name of the other data set.
+        detection_after: the same after temperature scaling.
+        curves: by the name of the other data set, two ROC curves, before and after temperature scaling: the
+            means over seeds of the true positive rates at evenly spaced false positive rates.
+        calibrated: one evaluation per seed after other calibrators, by the name of the calibrator.
+        chosen: one temperature per seed, by the name of another calibrator that has one.
+        shifted: figures on shifted test data, by the name of the data set, by severity, and by calibrator
+            ("" for none): the metrics of each seed. The severity `CLEAN` stands for the test data.
     """
 
     name: str
@@ -39,6 +56,16 @@ class Method:
     after: tuple[Evaluation, ...] = ()
     temperatures: tuple[float, ...] = ()
     detection: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
+    detection_after: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
+    curves: Mapping[str, tuple[tuple[float, ...], tuple[float, ...]]] = field(default_factory=dict)
+    calibrated: Mapping[str, tuple[Evaluation, ...]] = field(default_factory=dict)
+    chosen: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
+    shifted: Mapping[str, Mapping[str, Mapping[str, tuple[Metrics, ...]]]] = field(default_factory=dict)
+
+    def evaluations(self, calibrator: str) -> tuple[Evaluation, ...]:
+        """One evaluation per seed after a calibrator, or before calibration for ``""``."""
+        known = {"": self.before, "temperature": self.after, **self.calibrated}
+        return known.get(calibrator, ())
 
 
 @dataclass(frozen=True)
@@ -76,6 +103,8 @@ class Comparison:
         seeds: the seeds of the runs, the same for every method.
         methods: at least one method.
         dense: whether an input has many labels, as in segmentation.
+        columns: the metrics in tables, keys of `METRICS`; by default `BASIC`, for dense data also the mean
+            IoU.
 
     >>> from calibrant.evaluation import evaluate
     >>> logits = torch.randn(300, 3, generator=torch.Generator().manual_seed(0))
@@ -90,14 +119,32 @@ class Comparison:
     seeds: tuple[int, ...]
     methods: tuple[Method, ...]
     dense: bool = False
+    columns: tuple[str, ...] = ()
 
-    def figures(self, metric: str, *, after: bool = False) -> dict[str, MeanFigure]:
-        """One metric of every method that has it, by the name of the method."""
+    def __post_init__(self) -> None:
+        if not self.columns:
+            columns = (BASIC[0], "mean_iou", *BASIC[1:]) if self.dense else BASIC
+            object.__setattr__(self, "columns", columns)
+
+    @property
+    def calibrators(self) -> tuple[str, ...]:
+        """The calibrators whose results every method has; temperature scaling is the first."""
+        known = ("temperature", *self.methods[0].calibrated)
+        return tuple(key for key in known if all(method.evaluations(key) for method in self.methods))
+
+    def figures(self, metric: str, *, after: bool | str = False) -> dict[str, MeanFigure]:
+        """One metric of every method that has it, by the name of the method.
+
+        Args:
+            metric: a key of `METRICS`.
+            after: a calibrator; True for temperature scaling, False for the figures before calibration.
+        """
+        calibrator = after if isinstance(after, str) else "temperature" if after else ""
         found: dict[str, MeanFigure] = {}
         first: tuple[Evaluation, ...] | None = None
         tested: dict[str, float] = {}
         for method in self.methods:
-            evaluations = method.after if after else method.before
+            evaluations = method.evaluations(calibrator)
             if not evaluations or any(each.metrics[metric] is None for each in evaluations):
                 continue
             values = _values(evaluations, metric)
@@ -119,13 +166,36 @@ class Comparison:
         corrected = _holm(tested)
         return {name: replace(figure, p_value=corrected.get(name)) for name, figure in found.items()}
 
+    def severities(self, shift: str) -> tuple[str, ...]:
+        """The severities of shifted data, from clean test data on."""
+        return tuple(self.methods[0].shifted[shift])
+
+    def shifted_figures(
+        self, shift: str, metric: str, severity: str, calibrator: str = ""
+    ) -> dict[str, MeanFigure]:
+        """One metric on shifted data of every method that has it, without intervals.
+
+        Args:
+            shift: the name of the shifted data.
+            metric: a key of `METRICS`.
+            severity: one of `severities`.
+            calibrator: a calibrator, or ``""`` for none.
+        """
+        found = {}
+        for method in self.methods:
+            values = [each[metric] for each in method.shifted[shift][severity].get(calibrator, ())]
+            known = [value for value in values if value is not None]
+            if known and len(known) == len(values):
+                found[method.name] = mean_figure(known)
+        return found
+
     def to_json(self) -> str:
         """The metrics of every run, and their summaries."""
 
-        def summary(after: bool) -> dict[str, Any]:
+        def summary(calibrator: str) -> dict[str, Any]:
             summaries: dict[str, Any] = {method.name: {} for method in self.methods}
             for metric in METRICS:
-                for name, figure in self.figures(metric, after=after).items():
+                for name, figure in self.figures(metric, after=calibrator).items():
                     entries = vars(figure).items()
                     summaries[name][metric] = {key: value for key, value in entries if key != "better"}
             return summaries
@@ -135,20 +205,38 @@ class Comparison:
             "title": self.title,
             "seeds": self.seeds,
             "dense": self.dense,
+            "columns": self.columns,
             "first": self.methods[0].name,
-            "before": summary(False),
-            "after": summary(True),
+            "before": summary(""),
+            "after": summary("temperature"),
+            "calibrated": {key: summary(key) for key in self.calibrators if key != "temperature"},
             "runs": {
                 method.name: {
                     "before": [each.metrics for each in method.before],
                     "after": [each.metrics for each in method.after],
                     "temperature": method.temperatures,
+                    "calibrated": {
+                        key: [each.metrics for each in evaluations]
+                        for key, evaluations in method.calibrated.items()
+                    },
+                    "chosen_temperature": method.chosen,
                     "detection": method.detection,
+                    "detection_after": method.detection_after,
+                    "shifted": method.shifted,
                 }
                 for method in self.methods
             },
         }
         return json.dumps(plain, indent=1, allow_nan=False)
+
+
+def mean_figure(values: Sequence[float]) -> MeanFigure:
+    """Mean and standard deviation over seeds, without an interval.
+
+    >>> mean_figure([0.5, 0.5]).std
+    0.0
+    """
+    return MeanFigure(fmean(values), stdev(values) if len(values) > 1 else None, None)
 
 
 @dataclass(frozen=True)

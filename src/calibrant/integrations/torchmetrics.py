@@ -111,9 +111,9 @@ class CalibrationError(_ErrorOfSums[ConfidenceHistogram]):
 
     Args:
         kind: the name of the error in `calibrant.metrics.METRICS`: ``ece``, ``mce``, ``ece_l2``,
-            ``adaptive_ece``, ``debiased_ece``, ``sweep_ece`` or ``smooth_ece``.
-        bins: number of bins; a divisor of 300 for equal-width bins. ``sweep_ece`` and ``smooth_ece`` ignore
-            it.
+            ``adaptive_ece``, ``debiased_ece``, ``debiased_ece_l1``, ``sweep_ece``, ``sweep_ece_l1``,
+            ``sweep_ece_width``, ``sweep_ece_width_l1`` or ``smooth_ece``.
+        bins: number of bins; a divisor of 300 for equal-width bins. The sweeps and ``smooth_ece`` ignore it.
         ignore_index: the label of elements to leave out.
         options: the options of `torchmetrics.Metric`.
 

@@ -6,8 +6,11 @@ from collections.abc import Callable
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from calibrant.layout import along_classes, computing_dtype, is_transformed
+
+_LANES = 16  # at least as many numbers as a CPU's vector holds
 
 
 class Scratch:
@@ -93,6 +96,16 @@ class Block:
     def soft(self) -> bool:
         """Whether the targets are probabilities."""
         return self.target.is_floating_point()
+
+    @property
+    def confidence(self) -> Tensor:
+        """The top probability, ``(A, 1[, S])``; equal for equal logits, wherever they lie in the block."""
+        odd = self.total.shape[-1] % _LANES
+        if self.total.ndim == 2 or not odd or self.total.device.type != "cpu":
+            return self.total.reciprocal()
+        # Torch adds up the last columns, too few for a vector, in another order than the others.
+        last = F.pad(self.exponential[..., -odd:], (0, _LANES - odd)).sum(1, keepdim=True)[..., :odd]
+        return torch.cat([self.total[..., :-odd], last], -1).reciprocal()
 
     @property
     def shifted_at_target(self) -> Tensor:

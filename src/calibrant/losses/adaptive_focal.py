@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from calibrant.arguments import in_range, one_of, ordered_pair, whole_number
-from calibrant.histogram import Bins, ConfidenceHistogram
+from calibrant.histogram import Bins, Outcomes
 from calibrant.kernels import Composition, FirstTerm, LowerProbability, Value, device_function
 from calibrant.kernels.device import exp, number
 from calibrant.layout import Elements
@@ -81,7 +81,12 @@ class BinnedFocal(AdaptiveLoss):
 
     Training elements are looked up by the probability of their true class, which is not
     differentiated there: below the lowest edge they use the first bin, above the highest the last. A
-    pass regroups the validation confidences into bins of equal mass, from a histogram of fixed size.
+    pass regroups the validation confidences into bins of equal mass: sorted and cut into groups whose sizes
+    differ by at most one. Where a boundary cuts a group of equal confidences, each side gets their mean
+    correctness. A bin inside such a group has no width: its state stays as it is, and it is not looked up.
+
+    The bins are exact for up to 2²⁰ (1,048,576) validation elements in all processes together. Beyond that
+    they are pooled from a histogram of fixed size and hold whole cells, see `ConfidenceHistogram.equal_mass`.
 
     Attributes:
         gamma: ``(bins,)``, the exponents.
@@ -121,18 +126,23 @@ class BinnedFocal(AdaptiveLoss):
         gamma, edges = self.gamma.clone(), self.edges.clone()
         return lambda p: gamma[self.bin_of(p, edges)]
 
-    def measure(self, elements: Elements) -> ConfidenceHistogram:
-        return ConfidenceHistogram.of(elements)
+    def measure(self, elements: Elements) -> Outcomes:
+        return Outcomes.of(elements)
 
     def update(self, statistics: Statistics) -> None:
-        assert isinstance(statistics, ConfidenceHistogram)
+        assert isinstance(statistics, Outcomes)
         bins = statistics.equal_mass(self.bins)
         self.edges.copy_(bins.edges)
-        self.update_bins(bins)
+        self.update_bins(bins, (bins.count > 0) & (bins.edges.diff() > 0))
 
     @abstractmethod
-    def update_bins(self, bins: Bins) -> None:
-        """Move the state of the bins that hold elements, in place."""
+    def update_bins(self, bins: Bins, moved: Tensor) -> None:
+        """Move the state of some bins, in place.
+
+        Args:
+            bins: the bins of the validation set.
+            moved: true for the bins to move, those with elements and a width, ``(bins,)``.
+        """
 
 
 class AdaFocal(BinnedFocal):
@@ -141,7 +151,7 @@ class AdaFocal(BinnedFocal):
     After each pass, with mean confidence C and accuracy A of a validation bin,
     ``γ ← γ exp(±rate (C - A))``, + for γ > 0 and - for γ < 0: over-confidence raises γ. γ is clipped to
     ``gamma_range``, and where ``|γ| < switch_at`` it changes sign: ``-switch_at`` coming from above and
-    ``+switch_at`` from below. Bins without elements keep their γ.
+    ``+switch_at`` from below. Bins without elements or width keep their γ.
 
     Ghosh, Schaaf and Gormley, *AdaFocal: Calibration-aware Adaptive Focal Loss*, NeurIPS 2022.
 
@@ -194,12 +204,12 @@ class AdaFocal(BinnedFocal):
     def composition(self) -> Composition:
         return Composition(focal(BINNED, {"gamma": self.gamma, "edges": self.edges}, self.look_up))
 
-    def update_bins(self, bins: Bins) -> None:
+    def update_bins(self, bins: Bins, moved: Tensor) -> None:
         sign = self.gamma.sign()
-        moved = self.gamma * (sign * self.rate * bins.gap).exp()
-        moved = moved.clamp(*self.gamma_range)
-        moved = torch.where(moved.abs() < self.switch_at, -sign * self.switch_at, moved)
-        self.gamma.copy_(torch.where(bins.count > 0, moved, self.gamma))
+        gamma = self.gamma * (sign * self.rate * bins.gap).exp()
+        gamma = gamma.clamp(*self.gamma_range)
+        gamma = torch.where(gamma.abs() < self.switch_at, -sign * self.switch_at, gamma)
+        self.gamma.copy_(torch.where(moved, gamma, self.gamma))
 
 
 class AdaDualFocal(AdaFocal):
@@ -310,9 +320,8 @@ class CalFocal(BinnedFocal):
         """``d log γ / dp``, for elements in any bin."""
         return self.accuracy.new_full((), self.rate) * (self.passes > 0)
 
-    def update_bins(self, bins: Bins) -> None:
-        filled = bins.count > 0
+    def update_bins(self, bins: Bins, moved: Tensor) -> None:
         accuracy = bins.correct / bins.count.clamp_min(1)
-        self.accuracy.copy_(torch.where(filled, accuracy, self.accuracy))
+        self.accuracy.copy_(torch.where(moved, accuracy, self.accuracy))
         gamma = (self.rate * bins.gap).clamp_max(_LARGEST).exp()
-        self.gamma.copy_(torch.where(filled, gamma, self.gamma))
+        self.gamma.copy_(torch.where(moved, gamma, self.gamma))

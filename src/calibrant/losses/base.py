@@ -352,7 +352,7 @@ class AdaptiveLoss(Loss):
 
     ``observe`` the validation batches, then ``adapt`` once; nothing else ever moves the state. What
     is learned lives in persistent float64 buffers: saved, moved with the module, the same on every
-    rank. What is observed is a plain attribute: sums of fixed size, not in the ``state_dict`` and never
+    rank. What is observed is a plain attribute: sums over elements, not in the ``state_dict`` and never
     broadcast.
 
     Subclasses write `measure` and `update`.

@@ -8,13 +8,14 @@ The functions that end in ``_of`` return tensors and also take `Resamples`.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import ClassVar, Protocol
 
 import torch
 from torch import Tensor
 
 from calibrant.arguments import one_of
-from calibrant.histogram import Bins, ConfidenceHistogram
+from calibrant.histogram import Bins, ConfidenceHistogram, RankedSums
 from calibrant.metrics.predictions import Predictions, as_predictions
 
 
@@ -29,6 +30,10 @@ class Confidences(Protocol):
 
     def equal_mass(self, bins: int) -> Bins:
         """Bins of equal counts."""
+
+    @property
+    def ranked(self) -> RankedSums:
+        """The sums along rising confidences, for bins of equal width of any number."""
 
     def residual(self, cells: int) -> Tensor:
         """``(correct - confidence) / N`` over cells of ``[0, 1]``."""
@@ -86,9 +91,10 @@ def adaptive_ece(
 ) -> float:
     """ECE over equal-mass bins: sorted confidences cut into groups whose sizes differ by at most one.
 
-    Exact from predictions; elements with equal confidence stay in the order of the data. From a histogram,
-    cells are not divided. The result is then off by at most the fraction of elements in cells that contain a
-    boundary between two bins, counted once per boundary.
+    Exact from predictions. Where a boundary cuts a group of equal confidences, each side gets the mean
+    correctness of the group: the order of the data does not matter. From a histogram, cells are not divided.
+    The result is then off by at most the fraction of elements in cells that contain a boundary between two
+    bins, counted once per boundary.
 
     Nixon et al., *Measuring Calibration in Deep Learning*, CVPR workshops 2019. Arguments as for `ece`.
 
@@ -99,30 +105,49 @@ def adaptive_ece(
 
 
 def debiased_ece(
-    source: Source, target: Tensor | None = None, *, bins: int = 15, ignore_index: int = -100
+    source: Source, target: Tensor | None = None, *, bins: int = 15, norm: int = 2, ignore_index: int = -100
 ) -> float:
-    """L2 error over equal-mass bins, minus the contribution of sampling noise to the squared gaps.
+    """Error over equal-mass bins, minus the contribution of sampling noise to the gaps.
 
-    ``√max(0, Σ |B|/N ((confidence - accuracy)² - accuracy (1 - accuracy) / (|B| - 1)))``. Bins with fewer
-    than two elements contribute 0. Exact from predictions. From a histogram, whose bins hold whole cells, it
-    is typically within 1 % of the exact value.
+    With ``norm=2``, ``√max(0, Σ |B|/N (gap² - accuracy (1 - accuracy) / (|B| - 1)))``, gap = confidence -
+    accuracy. With ``norm=1``, ``max(0, Σ |B|/N (2 |gap| - E|gap + noise|))`` with Gaussian noise of variance
+    ``accuracy (1 - accuracy) / |B|``: the expectation shows how much such noise raises the error, and as much
+    is subtracted. It is computed in closed form; the authors' code draws samples.
 
-    Kumar, Liang and Ma, *Verified Uncertainty Calibration*, NeurIPS 2019. Arguments as for `ece`.
+    Bins with fewer than two elements contribute 0. Exact from predictions, with equal confidences as for
+    `adaptive_ece`. From a histogram, whose bins hold whole cells, it is typically within 1 % of the exact
+    value.
+
+    Kumar, Liang and Ma, *Verified Uncertainty Calibration*, NeurIPS 2019.
+
+    Args:
+        source: as for `ece`.
+        target: as for `ece`.
+        bins: as for `ece`.
+        norm: 2 for squared gaps, 1 for absolute gaps.
+        ignore_index: as for `ece`.
 
     >>> round(debiased_ece(torch.tensor([[9.0, 0.0]] * 4), torch.tensor([0, 1, 1, 1]), bins=1), 3)
     0.707
     """
-    return float(debiased_ece_of(_confidences(source, target, ignore_index), bins))
+    one_of("norm", norm, (1, 2))
+    return float(debiased_ece_of(_confidences(source, target, ignore_index), bins, norm))
 
 
 def sweep_ece(
-    source: Source, target: Tensor | None = None, *, norm: int = 2, ignore_index: int = -100
+    source: Source,
+    target: Tensor | None = None,
+    *,
+    norm: int = 2,
+    binning: str = "equal-mass",
+    ignore_index: int = -100,
 ) -> float:
-    """Error over the largest number of equal-mass bins whose accuracies do not fall with confidence.
+    """Error over the largest number of bins whose accuracies do not fall with confidence.
 
-    Bins are added one at a time, up to 512, until the accuracies are no longer monotone. Exact from
-    predictions. From a histogram, whose bins hold whole cells, the sweep may stop at another number of bins;
-    the error may then differ by a tenth of its value.
+    Bins are added one at a time, up to 512, until the accuracies are no longer monotone. Empty bins do not
+    count. Exact from predictions, with equal confidences as for `adaptive_ece`. From a histogram, whose cells
+    are not divided, the sweep may stop at another number of bins; the error may then differ by a tenth of its
+    value.
 
     Roelofs et al., *Mitigating Bias in Calibration Error Estimation*, AISTATS 2022.
 
@@ -130,13 +155,15 @@ def sweep_ece(
         source: as for `ece`.
         target: as for `ece`.
         norm: 2 for the root mean square gap, 1 for the mean gap.
+        binning: ``"equal-mass"`` or ``"equal-width"``.
         ignore_index: as for `ece`.
 
     >>> round(sweep_ece(torch.tensor([[9.0, 0.0], [9.0, 0.0]]), torch.tensor([1, 0])), 3)
-    0.707
+    0.5
     """
     one_of("norm", norm, (1, 2))
-    return float(sweep_ece_of(_confidences(source, target, ignore_index), norm))
+    one_of("binning", binning, ("equal-mass", "equal-width"))
+    return float(sweep_ece_of(_confidences(source, target, ignore_index), norm, binning))
 
 
 def smooth_ece(source: Source, target: Tensor | None = None, *, ignore_index: int = -100) -> float:
@@ -186,13 +213,24 @@ def adaptive_ece_of(confidences: Confidences, bins: int) -> Tensor:
     return _mean_gap(confidences.equal_mass(bins), 1)
 
 
-def debiased_ece_of(confidences: Confidences, bins: int) -> Tensor:
+def debiased_ece_of(confidences: Confidences, bins: int, norm: int = 2) -> Tensor:
     """`debiased_ece` as a tensor."""
     pooled = confidences.equal_mass(bins)
     accuracy = pooled.correct / pooled.count.clamp_min(1)
-    noise = accuracy * (1 - accuracy) / (pooled.count - 1).clamp_min(1)
-    terms = torch.where(pooled.count > 1, pooled.gap.square() - noise, 0)
-    return ((pooled.count * terms).sum(-1) / pooled.count.sum(-1)).clamp_min(0).sqrt()
+    variance = (accuracy * (1 - accuracy)).clamp_min(0)  # rounding may take an accuracy above 1
+    if norm == 2:
+        terms = pooled.gap.square() - variance / (pooled.count - 1).clamp_min(1)
+    else:
+        gap, spread = pooled.gap.abs(), (variance / pooled.count.clamp_min(1)).sqrt()
+        ratio = gap / spread.clamp_min(torch.finfo(gap.dtype).tiny)
+        # The mean of the folded normal distribution.
+        folded = (
+            gap * (ratio / math.sqrt(2)).erf() + spread * math.sqrt(2 / math.pi) * (-0.5 * ratio**2).exp()
+        )
+        terms = 2 * gap - folded
+    terms = torch.where(pooled.count > 1, terms, 0)
+    error = ((pooled.count * terms).sum(-1) / pooled.count.sum(-1)).clamp_min(0)
+    return error.sqrt() if norm == 2 else error
 
 
 def _mean_gap(bins: Bins, norm: int) -> Tensor:
@@ -202,23 +240,37 @@ def _mean_gap(bins: Bins, norm: int) -> Tensor:
     return ((bins.count * bins.gap.square()).sum(-1) / bins.count.sum(-1)).sqrt()
 
 
-def sweep_ece_of(confidences: Confidences, norm: int = 2) -> Tensor:
+# Differences of accuracies by rounding; elements that share a boundary have equal accuracies on both sides.
+_ROUNDING = 1e-12
+
+
+def sweep_ece_of(confidences: Confidences, norm: int = 2, binning: str = "equal-mass") -> Tensor:
     """`sweep_ece` as a tensor."""
-    pooled = confidences.equal_mass(1)
-    result = _mean_gap(pooled, norm)
-    rising = torch.ones_like(result, dtype=torch.bool)
-    for bins in range(2, min(confidences.most_bins, int(pooled.count.max())) + 1):
-        pooled = confidences.equal_mass(bins)
+    ranked = confidences.ranked
+    if binning not in ranked.sweeps:
+        pool = confidences.equal_mass if binning == "equal-mass" else ranked.equal_width
+        ranked.sweeps[binning] = _sweep(pool, confidences.most_bins)
+    return ranked.sweeps[binning][norm - 1]
+
+
+def _sweep(pool: Callable[[int], Bins], most_bins: int) -> tuple[Tensor, Tensor]:
+    """The errors of norm 1 and 2 over the largest number of bins whose accuracies do not fall."""
+    pooled = pool(1)
+    first, second = _mean_gap(pooled, 1), _mean_gap(pooled, 2)
+    rising = torch.ones_like(first, dtype=torch.bool)
+    for bins in range(2, min(most_bins, int(pooled.count.max())) + 1):
+        pooled = pool(bins)
         accuracy = pooled.correct / pooled.count.clamp_min(1)
-        # A histogram may have empty bins. Each takes the accuracy of the bin before it.
+        # An empty bin takes the accuracy of the bin before it.
         accuracy = (
             torch.where(pooled.count > 0, accuracy, 0).cummax(-1).values.where(pooled.count == 0, accuracy)
         )
-        rising = rising & (accuracy.diff(dim=-1) >= 0).all(-1)
+        rising = rising & (accuracy.diff(dim=-1) >= -_ROUNDING).all(-1)
         if not bool(rising.any()):
             break
-        result = torch.where(rising, _mean_gap(pooled, norm), result)
-    return result
+        first = torch.where(rising, _mean_gap(pooled, 1), first)
+        second = torch.where(rising, _mean_gap(pooled, 2), second)
+    return first, second
 
 
 def smooth_ece_of(confidences: Confidences) -> Tensor:

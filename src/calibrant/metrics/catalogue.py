@@ -280,10 +280,35 @@ METRICS: dict[str, Metric] = {
         debiased_ece_of,
         debiased=True,
     ),
+    "debiased_ece_l1": _error(
+        "Debiased ECE, L1",
+        "Adaptive ECE, less what chance alone would contribute.",
+        lambda confidences, bins: debiased_ece_of(confidences, bins, 1),
+        debiased=True,
+        since=2,
+    ),
     "sweep_ece": _error(
         "Sweep ECE",
-        "ECE over as many equally full bins as keep the accuracy rising with confidence.",
+        "ECE with squared gaps over as many equally full bins as keep the accuracy rising with confidence.",
         lambda confidences, bins: sweep_ece_of(confidences),
+    ),
+    "sweep_ece_l1": _error(
+        "Sweep ECE, L1",
+        "ECE over as many equally full bins as keep the accuracy rising with confidence.",
+        lambda confidences, bins: sweep_ece_of(confidences, 1),
+        since=2,
+    ),
+    "sweep_ece_width": _error(
+        "Sweep ECE, equal width",
+        "ECE with squared gaps over as many equally wide bins as keep the accuracy rising with confidence.",
+        lambda confidences, bins: sweep_ece_of(confidences, 2, "equal-width"),
+        since=2,
+    ),
+    "sweep_ece_width_l1": _error(
+        "Sweep ECE, equal width, L1",
+        "ECE over as many equally wide bins as keep the accuracy rising with confidence.",
+        lambda confidences, bins: sweep_ece_of(confidences, 1, "equal-width"),
+        since=2,
     ),
     "smooth_ece": _error(
         "Smooth ECE",

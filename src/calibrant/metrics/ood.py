@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from calibrant.arguments import in_range
+from calibrant.arguments import in_range, whole_number
 from calibrant.layout import computing_dtype
 from calibrant.statistics import sum_dtype
 
@@ -115,13 +115,7 @@ def detection(in_scores: Tensor, out_scores: Tensor) -> Detection:
     >>> detection(torch.tensor([0.1, 0.2, 0.3, 0.6]), torch.tensor([0.5, 0.9]))
     Detection(auroc=0.875, aupr=0.8333333333333333, aupr_in=0.95, fpr_at_95_tpr=0.5)
     """
-    for name, scores in _checked(in_scores, out_scores, "scores"):
-        if scores.isnan().any():
-            raise ValueError(f"{name} hold NaN")
-    # One type for both, and not half precision, in which some devices cannot search.
-    dtype = torch.promote_types(torch.promote_types(in_scores.dtype, out_scores.dtype), torch.float32)
-    inside = in_scores.to(dtype).flatten().sort().values
-    outside = out_scores.to(dtype).flatten().sort().values
+    inside, outside = _sorted(in_scores, out_scores)
     sizes = len(inside), len(outside)
     # For each of `outside`: how many of `inside` are below it, and how many are not above it. Exact integers.
     below = torch.searchsorted(inside, outside)
@@ -139,6 +133,41 @@ def detection(in_scores: Tensor, out_scores: Tensor) -> Detection:
         aupr_in=_mean_precision(found_in, mistaken_in),
         fpr_at_95_tpr=int(mistaken_in[accepted - 1]) / sizes[1],
     )
+
+
+@torch.no_grad()
+def roc(in_scores: Tensor, out_scores: Tensor, *, points: int = 201) -> tuple[float, ...]:
+    """The ROC curve at evenly spaced false positive rates, so that curves of several models can be averaged.
+
+    Out-of-distribution elements are the positive class, found by high scores. Tied scores are found together,
+    and the curve is straight between neighbouring thresholds.
+
+    Args:
+        in_scores: as in `detection`.
+        out_scores: as in `detection`.
+        points: the number of false positive rates from 0 to 1.
+
+    Returns:
+        The highest true positive rate at each false positive rate.
+
+    >>> roc(torch.tensor([0.1, 0.2, 0.3, 0.6]), torch.tensor([0.5, 0.9]), points=5)
+    (0.5, 1.0, 1.0, 1.0, 1.0)
+    """
+    inside, outside = _sorted(in_scores, out_scores)
+    thresholds = torch.unique(torch.cat([inside, outside])).flip(0)
+
+    def flagged(scores: Tensor) -> Tensor:
+        count = len(scores) - torch.searchsorted(scores, thresholds)
+        return torch.cat([count.new_zeros(1), count]).double().cpu() / len(scores)
+
+    false, true = flagged(inside), flagged(outside)
+    at = torch.linspace(0, 1, whole_number("points", points, 2), dtype=torch.float64)
+    # The last point at or before each rate: where the curve is vertical, this is the highest one.
+    left = torch.searchsorted(false, at, right=True) - 1
+    right = (left + 1).clamp_max(len(false) - 1)
+    step = false[right] - false[left]
+    part = torch.where(step > 0, (at - false[left]) / step.where(step > 0, torch.ones_like(step)), 0)
+    return tuple((true[left] + part * (true[right] - true[left])).tolist())
 
 
 @torch.no_grad()
@@ -205,6 +234,16 @@ def _check_logits(logits: Tensor, name: str) -> None:
     _check_floating(logits, name)
     if logits.ndim < 2 or not logits.shape[1]:
         raise ValueError(f"{name} must have shape (B, K, *S) with K > 0, got {tuple(logits.shape)}")
+
+
+def _sorted(in_scores: Tensor, out_scores: Tensor) -> tuple[Tensor, Tensor]:
+    """Both scores, checked and in ascending order."""
+    for name, scores in _checked(in_scores, out_scores, "scores"):
+        if scores.isnan().any():
+            raise ValueError(f"{name} hold NaN")
+    # One type for both, and not half precision, in which some devices cannot search.
+    dtype = torch.promote_types(torch.promote_types(in_scores.dtype, out_scores.dtype), torch.float32)
+    return in_scores.to(dtype).flatten().sort().values, out_scores.to(dtype).flatten().sort().values
 
 
 def _checked(inside: Tensor, outside: Tensor, what: str) -> tuple[tuple[str, Tensor], ...]:

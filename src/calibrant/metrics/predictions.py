@@ -9,7 +9,7 @@ from typing import ClassVar, Self
 import torch
 from torch import Tensor
 
-from calibrant.histogram import Bins, ConfidenceHistogram, bin_of, equal_mass_ends, equal_width_edges, spread
+from calibrant.histogram import Bins, ConfidenceHistogram, RankedSums, bin_of, equal_width_edges, spread
 from calibrant.kernels import Block, visit
 from calibrant.layout import Elements, Index, arrange, computing_dtype
 
@@ -83,7 +83,7 @@ class Predictions:
             total, log_likelihood = block.total, block.shifted_at_target - block.total.log()
             # A sum of positive parts, as in the loss of that name: no digits cancel.
             error = squares.sum(1, keepdim=True) / total.square() + log_likelihood.expm1().square()
-            scores = total.reciprocal(), log_likelihood, error
+            scores = block.confidence, log_likelihood, error
             prediction[place] = block.prediction.squeeze(1).long()
             for row, values in zip(numbers, scores, strict=True):
                 row[place] = values.squeeze(1)
@@ -134,12 +134,10 @@ class Predictions:
         return self.confidence.argsort(stable=True)
 
     @cached_property
-    def _running_sums(self) -> tuple[Tensor, Tensor]:
-        """Confidence and correctness summed over the first n elements of `order`, ``(N + 1,)``."""
-        zero = self.confidence.new_zeros(1, dtype=torch.float64)
-        sums = (values[self.order].double().cumsum(0) for values in (self.confidence, self.correct))
-        confidence, correct = (torch.cat([zero, total]) for total in sums)
-        return confidence, correct
+    def ranked(self) -> RankedSums:
+        """Confidence and correctness along rising confidences."""
+        confidence, correct = (values[self.order].double() for values in (self.confidence, self.correct))
+        return RankedSums(confidence, torch.stack([torch.ones_like(confidence), confidence, correct]))
 
     def equal_width(self, bins: int) -> Bins:
         """Bins of equal width on ``(0, 1]``, any number of them; exact."""
@@ -154,21 +152,8 @@ class Predictions:
         )
 
     def equal_mass(self, bins: int) -> Bins:
-        """Bins of equal counts: groups of the sorted confidences whose sizes differ by at most one; exact.
-
-        The larger groups come first. With fewer elements than bins, the last bins are empty.
-        """
-        ends = equal_mass_ends(torch.tensor(self.samples, device=self.label.device), bins).long()
-        starts = torch.cat([ends.new_zeros(1), ends[:-1]])
-        confidence, correct = self._running_sums
-        last = self.confidence[self.order[(ends - 1).clamp_min(0)]].double()
-        first = self.confidence[self.order[:1]].double()
-        return Bins(
-            torch.cat([first, last]),
-            (ends - starts).double(),
-            confidence[ends] - confidence[starts],
-            correct[ends] - correct[starts],
-        )
+        """Bins of equal counts, exact; see `RankedSums.equal_mass`."""
+        return self.ranked.equal_mass(bins)
 
     def residual(self, cells: int) -> Tensor:
         """``(correct - confidence) / N`` in cells of ``[0, 1]``; an element is divided between two."""

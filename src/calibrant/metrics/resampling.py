@@ -7,9 +7,8 @@ from typing import ClassVar, Self
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
-from calibrant.histogram import Bins, ConfidenceHistogram, bin_of, equal_mass_ends, equal_width_edges
+from calibrant.histogram import ConfidenceHistogram, RankedSums, bin_of, equal_width_edges
 from calibrant.metrics.accuracy import ClassCounts
 from calibrant.metrics.catalogue import Options, compute
 from calibrant.metrics.classwise import ClassGaps
@@ -21,20 +20,14 @@ _DRAWS = 1 << 21
 ResampleProgress = Callable[[int, int], None]
 
 
-class Resamples:
-    """Many resamples of confidences at once.
+class Resamples(RankedSums):
+    """Many resamples of confidences at once; the sums of `RankedSums` have the shape ``(3, R, n)``.
 
-    Bins are differences of running sums along the sorted confidences. An element that was drawn several times
-    can be divided between two bins of equal mass. The arguments are sorted confidences of elements or cells
-    ``(n,)``, and the sums of count, confidence and correctness for each resample ``(3, R, n)``.
+    An element that was drawn several times can be divided between two bins of equal mass.
     """
 
     most_bins: ClassVar[int] = 64  # repeated elements end the sweep earlier than on the data
     cells: ClassVar[int] = 1 << 9  # the error of coarser cells is far below the noise
-
-    def __init__(self, position: Tensor, drawn: Tensor) -> None:
-        self._sorted = position
-        self._sums = F.pad(drawn.cumsum(2), (1, 0))
 
     @classmethod
     def of(cls, predictions: Predictions, weight: Tensor) -> Self:
@@ -45,32 +38,15 @@ class Resamples:
         weight = weight[:, order]
         return cls(confidence, torch.stack([weight * value for value in values]))
 
-    def equal_width(self, bins: int) -> Bins:
-        """Bins of equal width, each sum ``(R, bins)``."""
-        edges = equal_width_edges(bins, self._sorted.device)
-        return Bins(edges, *self._between(edges))
-
-    def equal_mass(self, bins: int) -> Bins:
-        """Groups of drawn elements whose sizes differ by at most one, each sum ``(R, bins)``."""
-        count = self._sums[0]
-        ends = equal_mass_ends(count[:, -1:], bins)
-        element = (torch.searchsorted(count, ends) - 1).clamp_min_(0)  # the last element of each group
-        element = element.expand(3, -1, -1)
-        below, above = self._sums.gather(2, element), self._sums.gather(2, element + 1)
-        fraction = (ends - below[0]) / (above - below)[0].clamp_min(1)
-        sums = F.pad(below + fraction * (above - below), (1, 0)).diff(dim=2)
-        return Bins(self._sorted.new_full((bins + 1,), torch.nan), *sums)
+    @property
+    def ranked(self) -> Self:
+        """These sums themselves."""
+        return self
 
     def residual(self, cells: int) -> Tensor:
         """``(correct - confidence) / N`` in cells of ``[0, 1]``, ``(R, cells)``."""
-        sums = self._between(equal_width_edges(cells, self._sorted.device))
-        return (sums[2] - sums[1]) / sums[0].sum(1, keepdim=True)
-
-    def _between(self, edges: Tensor) -> Tensor:
-        ends = torch.searchsorted(self._sorted, edges[1:], right=True)
-        ends[-1] = len(self._sorted)  # by rounding a confidence may be slightly above 1
-        below: Tensor = F.pad(self._sums[..., ends], (1, 0))
-        return below.diff(dim=2)
+        pooled = self.equal_width(cells)
+        return (pooled.correct - pooled.confidence) / pooled.count.sum(-1, keepdim=True)
 
 
 def draws(samples: int, resamples: int, seed: int, numbers: int = 1) -> Iterator[Tensor]:

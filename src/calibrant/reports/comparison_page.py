@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from matplotlib.axes import Axes
@@ -18,8 +19,13 @@ from calibrant.reports import plots
 from calibrant.reports.page import Summary, write_report
 from calibrant.reports.plots.drawing import default_style, png, svg
 from calibrant.reports.plots.losses import quantity_label
-from calibrant.reports.table_builders import comparison_note, comparison_table
-from calibrant.reports.tables import HTML, plain_markdown, tex, to_latex, to_markdown
+from calibrant.reports.table_builders import (
+    comparison_note,
+    comparison_table,
+    level_label,
+    shift_tables,
+)
+from calibrant.reports.tables import HTML, Table, plain_markdown, tex, to_latex, to_markdown
 
 _CURVES = {"validation_accuracy": "accuracy", "validation_nll": "nll", "validation_ece": "ece"}
 
@@ -46,12 +52,24 @@ def markdown(comparison: Comparison) -> str:
     intervals = table.intervals()
     if intervals.columns:
         lines += ["95 % intervals of the means:", "", to_markdown(intervals, "loss"), ""]
+    for title, shifted in _shift_tables(comparison):
+        lines += [f"## {plain_markdown(title)}", "", to_markdown(shifted, "loss"), ""]
     return "\n".join(lines)
 
 
 def latex(comparison: Comparison) -> str:
-    """The table of a comparison in LaTeX, for the package booktabs."""
-    return f"% {tex(comparison_note(comparison))}\n{to_latex(comparison_table(comparison), 'Loss')}\n"
+    """The tables of a comparison in LaTeX, for the package booktabs."""
+    parts = [f"% {tex(comparison_note(comparison))}\n{to_latex(comparison_table(comparison), 'Loss')}\n"]
+    for title, shifted in _shift_tables(comparison):
+        parts.append(f"% {tex(title)}\n{to_latex(shifted, 'Loss')}\n")
+    return "\n".join(parts)
+
+
+def _shift_tables(comparison: Comparison) -> list[tuple[str, Table]]:
+    """The tables of shifted data with their headings."""
+    return [
+        pair for shift in comparison.methods[0].shifted for pair in shift_tables(comparison, shift).items()
+    ]
 
 
 FILES = ("results.json", "results.md", "results.tex", "report.html")
@@ -84,9 +102,10 @@ def write_comparison(
             pictures.append((caption, svg(figure)))
         replace_file(target / "plots" / "reliability.png", png(_diagrams(comparison)))
     note = comparison_note(comparison, HTML)
-    summary = Summary("Comparison", note, comparison_table(comparison), tuple(pictures))
-    evaluations = [method.before[0] for method in comparison.methods]
-    evaluations += [method.after[0] for method in comparison.methods if method.after]
+    others = tuple(_shift_tables(comparison))
+    summary = Summary("Comparison", note, comparison_table(comparison), tuple(pictures), others)
+    states = "", *comparison.calibrators
+    evaluations = [method.evaluations(state)[0] for state in states for method in comparison.methods]
     write_report(evaluations, target / "report.html", title=comparison.title, summary=summary)
 
 
@@ -101,17 +120,56 @@ def _pictures(comparison: Comparison, history: History, learned: Learned) -> dic
 
     several = len(comparison.seeds) > 1
     states = {"before": comparison.figures("ece")}
-    if after := comparison.figures("ece", after=True):
-        states["after temperature scaling"] = after
+    for calibrator in comparison.calibrators:
+        states[_after(calibrator)] = comparison.figures("ece", after=calibrator)
     caption = "Expected calibration error: mean over seeds and its 95 % interval"
     height = 1.3 + 0.28 * len(states["before"])
     add("ece", caption, plots.methods_side_by_side, states, height=height)
-    points = {
-        method.name: [(each.accuracy, each.ece) for each in method.before] for method in comparison.methods
-    }
-    caption = "Accuracy against ECE: methods at the upper left are best"
-    caption += "; bars are standard deviations over seeds" if several else ""
-    add("accuracy-against-ece", caption, plots.accuracy_against_ece, points, height=3.6)
+    bars = "; bars are standard deviations over seeds" if several else ""
+    for metric in ("ece", "adaptive_ece", "classwise_ece"):
+        points = {
+            method.name: [(each.accuracy, each.metrics[metric]) for each in method.before]
+            for method in comparison.methods
+        }
+        if all(error is not None for seeds in points.values() for _, error in seeds):
+            caption = f"Accuracy against {METRICS[metric].label}: methods at the upper left are best{bars}"
+            file = f"accuracy-against-{metric.replace('_', '-')}"
+            add(file, caption, plots.accuracy_against_ece, points, metric=metric, height=3.6)
+    for data in comparison.methods[0].curves:
+        for number, (state, areas) in enumerate((("before", "detection"), ("after", "detection_after"))):
+            rates = {
+                method.name: (method.curves[data][number], fmean(getattr(method, areas)[data]))
+                for method in comparison.methods
+            }
+            caption = f"ROC curves of telling {data} from the test data, {state} temperature scaling"
+            caption += "; means over seeds" if several else ""
+            add(f"roc-{_letters(data)}-{state}", caption, plots.mean_roc_curve, rates, height=3.8)
+    for shift in comparison.methods[0].shifted:
+        for file, caption, metric, calibrator in (
+            ("accuracy", "Accuracy", "accuracy", ""),
+            ("ece", "ECE before calibration", "ece", ""),
+            *((f"ece-{_letters(key)}", f"ECE {_after(key)}", "ece", key) for key in comparison.calibrators),
+        ):
+            levels = comparison.severities(shift)
+            by_seed = {
+                method.name: [
+                    [method.shifted[shift][level][calibrator][seed][metric] for level in levels]
+                    for seed in range(len(comparison.seeds))
+                ]
+                for method in comparison.methods
+            }
+            against = ", against the severity of the shift" if levels[-1].isdecimal() else ""
+            caption = f"{caption} on {shift}{against}{bars}"
+            labels = levels if levels[-1].isdecimal() else [level_label(level) for level in levels]
+            add(
+                f"shift-{_letters(shift)}-{file}",
+                caption,
+                plots.severity_curves,
+                by_seed,
+                severities=labels,
+                metric=metric,
+                height=3.6,
+            )
     for column, metric in _CURVES.items():
         curves = {
             name: [[row[column] for row in rows] for rows in seeds]
@@ -123,19 +181,28 @@ def _pictures(comparison: Comparison, history: History, learned: Learned) -> dic
             caption += "; bands are standard deviations over seeds" if several else ""
             add(f"training-{metric}", caption, plots.training_curves, curves, metric=metric)
     for method, quantities in learned.items():
-        letters = "".join(letter if letter.isalnum() or letter in "-=." else "-" for letter in method)
         for name, values in quantities.items():
             if len(values) > 1 and values.numel() and values.isfinite().all():
                 rows = values.reshape(len(values), -1)
                 caption = f"{quantity_label(name)} after each epoch, learned by {method} with the first seed"
-                file = f"{name}-{letters.strip('-')}"
+                file = f"{name}-{_letters(method)}"
                 add(file, caption, plots.learned_quantity, rows, name=name, title=method)
     return found
 
 
+def _letters(name: str) -> str:
+    """A name as a part of the name of a file."""
+    return "".join(letter if letter.isalnum() or letter in "-=." else "-" for letter in name).strip("-")
+
+
+def _after(calibrator: str) -> str:
+    return f"after {'temperature scaling' if calibrator == 'temperature' else calibrator}"
+
+
 def _diagrams(comparison: Comparison) -> Figure:
-    """Reliability diagrams of the first seed, before and after temperature scaling."""
-    both = [method.before[:1] + method.after[:1] for method in comparison.methods]
+    """Reliability diagrams of the first seed, before and after calibration."""
+    states = "", *comparison.calibrators
+    both = [[method.evaluations(state)[0] for state in states] for method in comparison.methods]
     across, down = len(both), max(len(column) for column in both)
     figure = Figure(figsize=(2.9 * across, 3.3 * down), layout="constrained")
     axes = figure.subplots(down, across, squeeze=False)

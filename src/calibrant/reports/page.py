@@ -41,7 +41,8 @@ class Summary:
     heading: str
     note: str  # below the heading
     table: Table
-    pictures: tuple[tuple[str, bytes], ...] = ()  # captions and SVG images, below the table
+    pictures: tuple[tuple[str, bytes], ...] = ()  # captions and SVG images, below the tables
+    others: tuple[tuple[str, Table], ...] = ()  # further tables with their headings
 
 
 def write_report(

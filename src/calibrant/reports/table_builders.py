@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from itertools import product
-from statistics import fmean, stdev
 from typing import TYPE_CHECKING, Literal
 
 from calibrant.metrics import METRICS
@@ -141,28 +139,95 @@ def _why_missing(metric: Metric, evaluation: Evaluation) -> str:
 
 def comparison_table(comparison: Comparison) -> Table:
     """Means over seeds with their standard deviations; "+ T" marks figures after temperature scaling."""
+    from calibrant.evaluation.comparison import mean_figure
+
     methods = comparison.methods
-    states = (False, True) if all(method.after for method in methods) else (False,)
     columns = []
-    for key, after in (
-        ("accuracy", False),
-        *([("mean_iou", False)] if comparison.dense else []),
-        *product(("nll", "ece", "adaptive_ece", "classwise_ece"), states),
-    ):
+    for key in comparison.columns:
         metric = METRICS[key]
-        figures = comparison.figures(key, after=after)
-        label = metric.label + (" + T" if after else "")
-        columns.append(
-            _mean_column(comparison, label, figures, metric.percent, metric.higher_is_better, metric.sentence)
-        )
+        before = comparison.figures(key)
+        for calibrator in ("", *comparison.calibrators):
+            figures = comparison.figures(key, after=calibrator)
+            # Calibrators that keep the order of the classes do not change what is recognised.
+            if calibrator and metric.group == "recognition" and _same_means(figures, before):
+                continue
+            label = metric.label + state_label(calibrator)
+            columns.append(
+                _mean_column(
+                    comparison, label, figures, metric.percent, metric.higher_is_better, metric.sentence
+                )
+            )
     if all(method.temperatures for method in methods):
-        figures = {method.name: _over_seeds(method.temperatures) for method in methods}
+        figures = {method.name: mean_figure(method.temperatures) for method in methods}
         columns.append(_mean_column(comparison, "T", figures, False, None))
+    for calibrator in methods[0].chosen:
+        figures = {method.name: mean_figure(method.chosen[calibrator]) for method in methods}
+        columns.append(_mean_column(comparison, f"T, {calibrator}", figures, False, None))
     for other in methods[0].detection:
-        figures = {method.name: _over_seeds(method.detection[other]) for method in methods}
+        figures = {method.name: mean_figure(method.detection[other]) for method in methods}
         columns.append(_mean_column(comparison, f"AUROC, {other}", figures, True, True))
+        if all(other in method.detection_after for method in methods):
+            figures = {method.name: mean_figure(method.detection_after[other]) for method in methods}
+            columns.append(_mean_column(comparison, f"AUROC + T, {other}", figures, True, True))
     names = tuple(method.name for method in methods)
     return Table(names, tuple(column for column in columns if not column.empty))
+
+
+def state_label(calibrator: str) -> str:
+    """The ending of a label for figures after a calibrator.
+
+    >>> state_label(""), state_label("temperature"), state_label("spline")
+    ('', ' + T', ' + spline')
+    """
+    return f" + {'T' if calibrator == 'temperature' else calibrator}" if calibrator else ""
+
+
+def shift_tables(comparison: Comparison, shift: str) -> dict[str, Table]:
+    """Accuracy and ECE against severity, by heading; each method has a row before and after calibration."""
+    tables = {}
+    for key in ("accuracy", "ece"):
+        metric = METRICS[key]
+        levels = comparison.severities(shift)
+        found = {
+            (level, calibrator): comparison.shifted_figures(shift, key, level, calibrator)
+            for level in levels
+            for calibrator in ("", *comparison.calibrators)
+        }
+        # As in the main table: a calibrator without effect on the accuracy has no rows there.
+        states = [
+            calibrator
+            for calibrator in ("", *comparison.calibrators)
+            if not (
+                calibrator
+                and metric.group == "recognition"
+                and all(_same_means(found[level, calibrator], found[level, ""]) for level in levels)
+            )
+        ]
+        rows = [(method.name, calibrator) for method in comparison.methods for calibrator in states]
+        columns = []
+        for level in levels:
+            figures = [found[level, calibrator].get(name) for name, calibrator in rows]
+            columns.append(_plain_column(level_label(level), figures, metric))
+        names = tuple(name + state_label(calibrator) for name, calibrator in rows)
+        tables[f"{metric.label} on {shift}"] = Table(names, tuple(columns))
+    return tables
+
+
+def level_label(level: str) -> str:
+    """The heading for a severity.
+
+    >>> level_label("0"), level_label("3"), level_label("shifted")
+    ('clean', 'severity 3', 'shifted')
+    """
+    if level == "0":
+        return "clean"
+    return f"severity {level}" if level.isdecimal() else level
+
+
+def _same_means(figures: Mapping[str, MeanFigure], others: Mapping[str, MeanFigure]) -> bool:
+    return {name: each.mean for name, each in figures.items()} == {
+        name: each.mean for name, each in others.items()
+    }
 
 
 def comparison_note(comparison: Comparison, marks: Mapping[str, str] = ARROWS) -> str:
@@ -179,10 +244,27 @@ def comparison_note(comparison: Comparison, marks: Mapping[str, str] = ARROWS) -
         tested += f"correction for the number of methods (Holm): {marks['better']} better, "
         tested += f"{marks['worse']} worse."
     elements = comparison.methods[0].before[0].samples
+    numbers = [METRICS[key].label for key in comparison.columns if not METRICS[key].percent]
+    plain = f"All figures but {', '.join(numbers)} and T" if numbers else "All figures but T"
+    beside = [key for key in comparison.calibrators if key != "temperature"]
+    others = f", {', '.join(f'+ {key}' for key in beside)}: after this calibrator" if beside else ""
     return (
-        f"Test set of {elements:,} elements, {spread}. All figures but NLL and T are in percent. + T: after "
-        f"temperature scaling, fitted to the validation data. Best mean in bold. {tested}"
+        f"Test set of {elements:,} elements, {spread}. {plain} are in percent. + T: after temperature "
+        f"scaling{others}, fitted to the validation data. Best mean in bold. {tested}"
     )
+
+
+def _plain_column(label: str, figures: Sequence[MeanFigure | None], metric: Metric) -> Column:
+    """Means and standard deviations without intervals and tests."""
+    values = [None if figure is None else figure.mean for figure in figures]
+    printed = [number_text(value, metric.percent, decimals=3) for value in values]
+    _, best = _best(values, printed, metric.higher_is_better)
+    cells = []
+    for figure, text, is_best in zip(figures, printed, best, strict=True):
+        known = figure is not None and figure.std is not None
+        spread = f" ± {number_text(figure.std, metric.percent, decimals=3)}" if figure and known else ""
+        cells.append(Cell(None if figure is None else figure.mean, text + spread, best=is_best))
+    return Column(label, label, tuple(cells), metric.sentence, metric.higher_is_better)
 
 
 def _mean_column(
@@ -209,9 +291,3 @@ def _mean_column(
         interval = interval_text(figure.interval, percent, decimals=3)
         cells.append(Cell(figure.mean, printed[index] + spread, interval, best[index], verdict, note))
     return Column(label, label, tuple(cells), sentence, higher_is_better)
-
-
-def _over_seeds(values: Sequence[float]) -> MeanFigure:
-    from calibrant.evaluation.comparison import MeanFigure
-
-    return MeanFigure(fmean(values), stdev(values) if len(values) > 1 else None, None)

@@ -1,4 +1,4 @@
-"""Training by recipe, resumable at any time, and comparisons of losses over seeds."""
+"""Training by recipe, resumable at any time, comparisons of losses over seeds, and sweeps over options."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ if TYPE_CHECKING:
     from calibrant.training.loop import train
     from calibrant.training.recipe import Recipe
     from calibrant.training.runs import Run
+    from calibrant.training.sweeps import sweep
 
-__all__ = ["Choice", "Recipe", "RecipeError", "Run", "TrainingError", "compare", "train"]
+__all__ = ["Choice", "Recipe", "RecipeError", "Run", "TrainingError", "compare", "sweep", "train"]
 
 _MODULES = {
     "Choice": "calibrant.options",
@@ -20,6 +21,7 @@ _MODULES = {
     "RecipeError": "calibrant.options",
     "Run": "calibrant.training.runs",
     "compare": "calibrant.training.grid",
+    "sweep": "calibrant.training.sweeps",
     "train": "calibrant.training.loop",
 }
 

@@ -2,24 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import chain
 from pathlib import Path
+from statistics import fmean
 
-import torch
 from lightning_fabric import Fabric
 
+from calibrant.arguments import nearest
+from calibrant.calibrators import CALIBRATORS
+from calibrant.calibrators.streaming import Scaling
 from calibrant.distributed import agree, readable_errors, together
-from calibrant.evaluation.comparison import Comparison, Method
-from calibrant.options import Choice, RecipeError, options_of
-from calibrant.training.data import DATA_SETS, DataSets, Inputs, Split, load_data
+from calibrant.evaluation import Evaluation
+from calibrant.evaluation.comparison import CLEAN, Comparison, Method, Metrics
+from calibrant.metrics import METRICS
+from calibrant.options import Choice, RecipeError
+from calibrant.training.data import Split, load_data
 from calibrant.training.loop import train
+from calibrant.training.other_data import by_severity, load_other
 from calibrant.training.recipe import Recipe
 from calibrant.training.run_folder import check_begun
-from calibrant.training.runs import Run, folder_of
+from calibrant.training.runs import BEFORE, Detected, Result, Run, folder_of, make_calibrator
 from calibrant.training.setup import make_fabric
+
+Severities = Mapping[str, Mapping[str, Metrics]]
+"""The metrics of a run by severity and calibrator."""
 
 
 def compare(
@@ -30,6 +39,9 @@ def compare(
     *,
     data_root: str | Path | None = None,
     outside: Sequence[Choice] = (),
+    shifted: Sequence[Choice] = (),
+    calibrators: Sequence[Choice] = (),
+    columns: Sequence[str] = (),
     resamples: int = 1000,
     fabric: Fabric | None = None,
     progress: bool = False,
@@ -45,6 +57,11 @@ def compare(
         data_root: the folder with the files of the data sets.
         outside: out-of-distribution data sets, to be told from the test data. They are normalised like the
             test data where possible.
+        shifted: shifted test data with the classes of the test data, at every severity if they have any. They
+            are normalised in the same way. Of several with one name, there is also the mean.
+        calibrators: calibrators to compare beside temperature scaling. All are fitted to the validation data.
+        columns: the metrics in the tables, keys of `calibrant.metrics.METRICS`. `kde_ece` is computed only if
+            it is one of them.
         resamples: bootstrap resamples for the intervals.
         fabric: a launched Fabric.
         progress: show the progress on the terminal.
@@ -54,7 +71,8 @@ def compare(
         The comparison in the first process, None in the others.
 
     Raises:
-        RecipeError: the losses, seeds or data cannot be compared. It is raised before anything is trained.
+        RecipeError: the losses, seeds, data, calibrators or columns cannot be compared. It is raised before
+            anything is trained.
         ValueError: the processes have different recipes, losses, seeds or data.
         TrainingError: see `train`.
         OSError: see `train`.
@@ -72,11 +90,25 @@ def compare(
     rows = [[replace(recipe, loss=loss, seed=seed) for seed in seeds] for loss in losses]
     _check_unique("loss", [row[0].loss for row in rows])
     _check_unique("seed", [str(seed) for seed in seeds])
+    keys = [str(each) for each in calibrators]
+    _check_unique("calibrator", keys)
+    _check_unique("column", columns)
+    _check_columns(columns)
+    for choice in calibrators:
+        make_calibrator(choice)
+    keys = ["temperature", *(key for key in keys if key != "temperature")]
     if fabric is None:
         fabric = make_fabric(recipe)
         fabric.launch()
     with readable_errors():
-        lists = {"losses": losses, "seeds": seeds, "out-of-distribution data": outside}
+        lists = {
+            "losses": losses,
+            "seeds": seeds,
+            "out-of-distribution data": outside,
+            "shifted data": shifted,
+            "calibrators": keys,
+            "columns": columns,
+        }
         settings = {name: ", ".join(map(str, values)) for name, values in lists.items()}
         agree({**settings, "recipe": rows[0][0].to_toml()})
         data = together(lambda: load_data(recipe.data, data_root), "reading the data")
@@ -85,9 +117,17 @@ def compare(
         raise RecipeError(f"data {recipe.data.name!r} have no test part to compare on")
     for row in rows:  # a loss may need more classes than the data have
         row[0].create_loss(data.num_classes)
-    others = {
-        str(other): together(partial(_outside, other, recipe, data, data_root), f"reading the data {other}")
-        for other in outside
+    if data.dense:
+        _check_dense(calibrators, columns)
+
+    def load(choice: Choice, same_classes: bool) -> Split:
+        action = partial(load_other, choice, recipe, data, data_root, same_classes=same_classes)
+        return together(action, f"reading the data {choice}")
+
+    others = {str(choice): load(choice, False) for choice in outside}
+    shifts = {
+        str(choice): {level: load(each, True) for level, each in by_severity(choice).items()}
+        for choice in shifted
     }
 
     def folder(each: Recipe) -> Path:
@@ -101,64 +141,120 @@ def compare(
         return None
     methods = []
     for row in rows:
-        results, detection = [], {name: list[float]() for name in others}
+        results, detected, moved = [], [], []
         for each in row:
             if evaluating is not None:
                 evaluating(each.loss, each.seed)
             run = Run(folder(each), loaded=data)
-            results.append(run.evaluations(resamples=resamples))
-            for name, other in others.items():
-                detection[name].append(run.auroc(other))
-        before, after, temperatures = zip(*results, strict=True)
-        found = {name: tuple(values) for name, values in detection.items()}
-        methods.append(Method(row[0].loss, before, after, temperatures, found))
-    return Comparison(recipe.name, tuple(seeds), tuple(methods), data.dense)
+            results.append(run.results(keys, resamples=resamples, kde="kde_ece" in columns))
+            detected.append({name: run.detected(other) for name, other in others.items()})
+            found = {name: _on_shifted(run, results[-1], levels) for name, levels in shifts.items()}
+            moved.append({**found, **_means(shifted, found)})
+        methods.append(_method(row[0].loss, results, detected, moved))
+    return Comparison(recipe.name, tuple(seeds), tuple(methods), data.dense, tuple(columns))
+
+
+def _on_shifted(run: Run, clean: Mapping[str, Result], levels: Mapping[str, Split]) -> Severities:
+    """The metrics on the test data and at each severity, before and after each calibrator."""
+    calibrators = [key for key in clean if key != BEFORE]
+    return {
+        CLEAN: {key: result.evaluation.metrics for key, result in clean.items()},
+        **{level: run.metrics_on(split, calibrators) for level, split in levels.items()},
+    }
+
+
+def _means(shifted: Sequence[Choice], found: Mapping[str, Severities]) -> dict[str, Severities]:
+    """The means over shifted data of one name and with the same severities, such as several corruptions."""
+    groups: dict[tuple[str, ...], list[Severities]] = {}
+    for choice in shifted:
+        severities = found[str(choice)]
+        groups.setdefault((choice.name, *severities), []).append(severities)
+
+    def mean(values: Sequence[float | None]) -> float | None:
+        known = [value for value in values if value is not None]
+        return fmean(known) if len(known) == len(values) else None
+
+    return {
+        f"{name}, mean of {len(group)}": {
+            level: {
+                key: {metric: mean([each[level][key][metric] for each in group]) for metric in METRICS}
+                for key in group[0][level]
+            }
+            for level in levels
+        }
+        for (name, *levels), group in groups.items()
+        if len(group) > 1
+    }
+
+
+def _method(
+    name: str,
+    results: Sequence[Mapping[str, Result]],
+    detected: Sequence[Mapping[str, tuple[Detected, Detected]]],
+    moved: Sequence[Mapping[str, Severities]],
+) -> Method:
+    """The results of one method, from those of each seed."""
+
+    def evaluations(key: str) -> tuple[Evaluation, ...]:
+        return tuple(each[key].evaluation for each in results)
+
+    def temperatures(key: str) -> tuple[float, ...]:
+        found = [each[key].temperature for each in results]
+        return tuple(value for value in found if value is not None)
+
+    def areas(state: int) -> dict[str, tuple[float, ...]]:
+        return {data: tuple(each[data][state].auroc for each in detected) for data in detected[0]}
+
+    def curve(data: str, state: int) -> tuple[float, ...]:
+        return tuple(map(fmean, zip(*(each[data][state].curve for each in detected), strict=True)))
+
+    beside = [key for key in results[0] if key not in (BEFORE, "temperature")]
+    return Method(
+        name,
+        evaluations(BEFORE),
+        evaluations("temperature"),
+        temperatures("temperature"),
+        detection=areas(0),
+        detection_after=areas(1),
+        curves={data: (curve(data, 0), curve(data, 1)) for data in detected[0]},
+        calibrated={key: evaluations(key) for key in beside},
+        chosen={key: temperatures(key) for key in beside if temperatures(key)},
+        shifted={
+            shift: {
+                level: {key: tuple(each[shift][level][key] for each in moved) for key in results[0]}
+                for level in levels
+            }
+            for shift, levels in moved[0].items()
+        },
+    )
+
+
+def _check_columns(columns: Sequence[str]) -> None:
+    for name in columns:
+        if name not in METRICS:
+            known = ", ".join(METRICS)
+            raise RecipeError(f"unknown metric {name!r}{nearest(name, METRICS)}; known: {known}")
+        if METRICS[name].requires not in (None, "kde"):
+            raise RecipeError(f"column {name}: {METRICS[name].why_missing}")
+
+
+def _check_dense(calibrators: Sequence[Choice], columns: Sequence[str]) -> None:
+    """Refuse what needs all predictions at once, which images with a label for each pixel do not allow."""
+    for choice in calibrators:
+        if not issubclass(CALIBRATORS[choice.name], Scaling):
+            known = ", ".join(key for key, kind in CALIBRATORS.items() if issubclass(kind, Scaling))
+            raise RecipeError(
+                f"calibrator {choice} needs all predictions in memory, too much for a label for each pixel; "
+                f"calibrators that do not: {known}"
+            )
+    for name in columns:
+        if not METRICS[name].streamed:
+            raise RecipeError(
+                f"column {name} needs all predictions in memory, too much for a label for each pixel"
+            )
 
 
 def _check_unique(what: str, values: Sequence[str]) -> None:
     for value in values:
         if values.count(value) > 1:
             raise RecipeError(f"{what} {value} is there twice; expected each once")
-
-
-def _outside(choice: Choice, recipe: Recipe, data: DataSets, data_root: str | Path | None) -> Split:
-    """The test part of another data set, normalised or tokenised like the data of the models."""
-    known = DATA_SETS.get(choice.name)
-    options = {} if known is None else options_of(known)
-    given = "normalisation" in choice.options
-    ours = data.test.normalisation
-    if choice.name == "npz" and choice.options.get("normalisation", "own") == "own":
-        if ours is None or given:
-            raise RecipeError(
-                f"data {choice} would be normalised by their own mean, and not as {recipe.data.name}: set "
-                "normalisation, to none or to the name of the constants"
-            )
-        choice = Choice(choice.name, {"normalisation": "none", **choice.options})
-    if "tokenizer" in options and not (
-        choice.options.get("tokenizer")
-        and choice.options.get("tokenizer") == recipe.data.options.get("tokenizer")
-    ):
-        raise RecipeError(
-            f"data {choice} would be encoded by a vocabulary of their own: to detect other texts, both data "
-            "sets need the same tokenizer"
-        )
-    other = load_data(choice, data_root).test
-    if len(other) == 0:
-        raise RecipeError(f"data {choice} have no test part to be told from the test data")
-    first = torch.zeros(1, dtype=torch.long)
-    theirs, wanted = (_shapes(split.batch(first)[0]) for split in (other, data.test))
-    if theirs != wanted:
-        raise RecipeError(f"data {choice} have inputs of shape {theirs}; the models take {wanted}")
-    if given or ours is None or (other.normalisation is None and choice.name != "npz"):
-        return other
-    try:
-        return other.normalised_by(ours)
-    except TypeError as error:
-        raise RecipeError(f"data {choice} cannot be given to the models: {error}") from error
-
-
-def _shapes(inputs: Inputs) -> object:
-    """The shape of an input, or of each of its tensors."""
-    if isinstance(inputs, dict):
-        return {name: tuple(tensor.shape[1:]) for name, tensor in inputs.items()}
-    return tuple(inputs.shape[1:])

@@ -20,14 +20,16 @@ from torch import Tensor
 
 from calibrant.atomic import replace_file
 from calibrant.distributed import agree, gather, readable_errors, together
+from calibrant.histogram import Bins
 from calibrant.losses import AdaptiveLoss
 from calibrant.options import RecipeError
 from calibrant.predictions import write_predictions
 from calibrant.statistics import sum_dtype
 from calibrant.training import TrainingError, checkpoint, run_folder
 from calibrant.training.batches import Batch, training_batches
+from calibrant.training.bins import epoch_bins
 from calibrant.training.compilation import compile_network, remember_compiled, should_compile
-from calibrant.training.data import DataSets, Inputs, Split, load_data
+from calibrant.training.data import DataSets, Inputs, Split, load_data, shuffled
 from calibrant.training.display import Display
 from calibrant.training.lock import FolderLock
 from calibrant.training.logs import Logs, learned_columns
@@ -35,7 +37,7 @@ from calibrant.training.optimization import SCHEDULES, load_moments, set_rates
 from calibrant.training.recipe import Recipe
 from calibrant.training.setup import Parts, is_single_gpu, make_fabric, set_up
 from calibrant.training.step import Recorded, Step
-from calibrant.training.validation import HIGHER_IS_BETTER, predictions, validate
+from calibrant.training.validation import HIGHER_IS_BETTER, measure_test, observe_part, predictions, validate
 
 _SECONDS_BETWEEN_ATTEMPTS = 0.5
 """The pause between two attempts to lock a folder that another process works in."""
@@ -184,6 +186,16 @@ def _wait_for(lock: FolderLock, fabric: Fabric) -> None:
         time.sleep(_SECONDS_BETWEEN_ATTEMPTS)
 
 
+def _training_part(parts: Parts) -> Split | None:
+    """A random part of the training data to adapt to, if the recipe asks for it."""
+    if parts.recipe.adapt_on == "validation" or not isinstance(parts.loss, AdaptiveLoss):
+        return None
+    train = parts.data.train
+    # Epoch -1, so that it is the order of no epoch.
+    chosen = shuffled(len(train), parts.recipe.seed, epoch=-1)[: len(parts.data.validation)]
+    return train.subset(chosen.sort().values.to(train.device))
+
+
 class Loop:
     """A training run in progress.
 
@@ -193,6 +205,9 @@ class Loop:
         total_loss: the sum of the losses of these steps.
         history: a log row for each complete epoch.
         learned: the learned state of the loss after each epoch, by name.
+        bins: bins of confidence after each epoch, ``(epochs, …)``, by the names of `epoch_bins`.
+        validation_bins: the bins of the latest validation.
+        adapted_to: the part of the training data that the loss adapts to; None for the validation data.
         best: the best value of the recipe's criterion so far; NaN before the first.
         origin: the recipe and the fingerprint of the data, for every file that another run must not use.
     """
@@ -207,7 +222,12 @@ class Loop:
         self.total_loss = torch.zeros((), device=device, dtype=sum_dtype(device))
         self.history: list[dict[str, float]] = []
         self.learned: dict[str, list[Tensor]] = {}
+        self.bins: dict[str, Tensor] = {}
+        self.validation_bins: Bins | None = None
+        self.adapted_to = _training_part(parts)
         self.best = math.nan
+        if parts.recipe.log_test and not len(parts.data.test):
+            raise RecipeError(f"log_test needs test data; data {parts.recipe.data.name!r} have none")
         single_gpu = is_single_gpu(parts.fabric)
         self.writer = checkpoint.Writer(folder / run_folder.CHECKPOINTS, background=single_gpu)
         self.rates = parts.learning_rates
@@ -260,7 +280,10 @@ class Loop:
             self.step += 1
             if adapt_every and (self.epoch * parts.steps + self.step) % adapt_every == 0:
                 self._mean_loss()
-                self._validate(adapt=True)
+                if self.adapted_to is None:
+                    self._validate(adapt=True)
+                else:
+                    self._adapt()
                 parts.model.train()
             last = self.step == parts.steps
             if recipe.checkpoint_batches and self.step % recipe.checkpoint_batches == 0 and not last:
@@ -298,20 +321,28 @@ class Loop:
     def _end_epoch(self, started: float, *, adapt: bool) -> None:
         mean_loss = self._mean_loss()
         figures = self._validate(adapt=adapt, select=self.parts.recipe.select)
+        # Apart from the figures that `select` chooses by.
+        test, test_bins = measure_test(self.parts) if self.parts.recipe.log_test else ({}, None)
         learned = {name: value.detach().cpu().clone() for name, value in self.parts.loss.learned().items()}
         row = {
             "epoch": self.epoch + 1,
             "lr": self.rates[0],
             "train_loss": mean_loss,
             **{f"validation_{name.replace('-', '_')}": value for name, value in figures.items()},
+            **{f"test_{name}": value for name, value in test.items()},
             **learned_columns(learned),
             "seconds": time.perf_counter() - started,
         }
         self.history.append(row)
         for name, value in learned.items():
             self.learned.setdefault(name, []).append(value)
+        assert self.validation_bins is not None
+        confidences = self.plain_step.confidences
+        for name, value in epoch_bins(confidences.pooled(), self.validation_bins, test_bins).items():
+            self.bins[name] = torch.cat([self.bins.get(name, value[None][:0]), value[None]])
         self.epoch, self.step = self.epoch + 1, 0
         self.total_loss.zero_()
+        confidences.sums.zero_()
         best = self._keep_best(figures)
         if self.logs is not None:  # before the checkpoint: a run killed in between writes the row again
             self._check_lock()
@@ -340,13 +371,20 @@ class Loop:
         return mean
 
     def _validate(self, *, adapt: bool, select: str = "last") -> dict[str, float]:
-        """Figures on the validation data; the loss adapts to these data if asked to."""
-        figures = validate(self.parts, observe=adapt, select=select)
+        """Figures on the validation data; the loss adapts if asked to."""
+        observe = adapt and self.adapted_to is None
+        figures, self.validation_bins = validate(self.parts, observe=observe, select=select)
         if not math.isfinite(figures["nll"]):
             raise self._diverged("the NLL of the validation data became infinite or NaN")
         if adapt:
-            self.parts.loss.adapt()
+            self._adapt()
         return figures
+
+    def _adapt(self) -> None:
+        """Let the loss adapt to what it has observed, or to the part of the training data."""
+        if self.adapted_to is not None:
+            observe_part(self.parts, self.adapted_to)
+        self.parts.loss.adapt()
 
     def _diverged(self, what: str) -> TrainingError:
         saved = any(self.writer.folder.glob("*"))
@@ -372,20 +410,23 @@ class Loop:
 
     def _save(self, best: dict[str, Any] | None = None) -> None:
         parts = self.parts
-        processes = gather((checkpoint.random_state(), self.total_loss.cpu()))
+        sums = self.plain_step.confidences.sums
+        processes = gather((checkpoint.random_state(), self.total_loss.cpu(), sums.cpu()))
         state = {
             **self.origin,
             "epoch": self.epoch,
             "step": self.step,
-            "total_loss": [total_loss for _, total_loss in processes],
+            "total_loss": [total_loss for _, total_loss, _ in processes],
+            "confidences": [confidences for _, _, confidences in processes],
             "model": parts.network.state_dict(),
             "optimizer": parts.optimizer.optimizer.state_dict()["state"],
             "precision": parts.fabric.strategy.precision.state_dict(),
             "averaged": None if parts.averaged is None else parts.averaged.module.state_dict(),
             "loss": parts.loss.state_dict(),
-            "randomness": [randomness for randomness, _ in processes],
+            "randomness": [randomness for randomness, _, _ in processes],
             "history": self.history,
             "learned": self.learned,
+            "bins": self.bins,
             "best": self.best,
         }
 
@@ -427,15 +468,16 @@ class Loop:
 
     def _restore(self, state: Mapping[str, Any]) -> None:
         parts = self.parts
-        epoch, step, history, learned = (state[name] for name in ("epoch", "step", "history", "learned"))
+        epoch, step, history = (state[name] for name in ("epoch", "step", "history"))
+        learned, bins = state["learned"], state["bins"]
         if type(epoch) is not int or not 0 <= epoch <= parts.recipe.epochs:
             raise ValueError(f"epoch {epoch!r} of {parts.recipe.epochs}")
         if type(step) is not int or not 0 <= step <= parts.steps or (step and epoch == parts.recipe.epochs):
             raise ValueError(f"step {step!r} of {parts.steps} in epoch {epoch}")
         if [row["epoch"] for row in history] != list(range(1, epoch + 1)):
             raise ValueError(f"a history of {len(history)} epochs after {epoch}")
-        if any(len(values) != epoch for values in learned.values()):
-            raise ValueError(f"a learned state for another number of epochs than {epoch}")
+        if any(len(values) != epoch for values in (*learned.values(), *bins.values())):
+            raise ValueError(f"a learned state or bins for another number of epochs than {epoch}")
         parts.network.load_state_dict(state["model"])
         load_moments(parts.optimizer.optimizer, state["optimizer"])
         parts.fabric.strategy.precision.load_state_dict(state["precision"])
@@ -444,12 +486,15 @@ class Loop:
         parts.loss.load_state_dict(state["loss"])
         self.epoch, self.step = epoch, step
         self.history, self.learned, self.best = list(history), dict(learned), float(state["best"])
+        self.bins = dict(bins)
         rank, processes = parts.fabric.global_rank, parts.fabric.world_size
         if len(state["randomness"]) == processes:
             checkpoint.restore_random_state(state["randomness"][rank])
             self.total_loss.copy_(state["total_loss"][rank])
-        elif rank == 0:  # with another number of processes, the first one takes the losses of all
+            self.plain_step.confidences.sums.copy_(state["confidences"][rank])
+        elif rank == 0:  # with another number of processes, the first one takes the sums of all
             self.total_loss.copy_(torch.stack(state["total_loss"]).mean() * processes)
+            self.plain_step.confidences.sums.copy_(torch.stack(state["confidences"]).sum(0))
 
     # ------------------------------------------------------------------------------------------------ finish
 
@@ -477,6 +522,8 @@ class Loop:
                 over_epochs = {name: torch.stack(values) for name, values in self.learned.items()}
                 replace_file(folder / run_folder.LEARNED, save_tensors(over_epochs))
                 files.append(run_folder.LEARNED)
+            replace_file(folder / run_folder.BINS, save_tensors(self.bins))
+            files.append(run_folder.BINS)
         for name in ("validation", "test"):
             split = getattr(parts.data, name)
             if len(split):

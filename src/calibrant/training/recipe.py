@@ -26,7 +26,7 @@ from calibrant.options import (
     to_toml_key,
     to_toml_value,
 )
-from calibrant.training.data import DATA_SETS
+from calibrant.training.data import DATA_SETS, skewed
 from calibrant.training.models import MODELS, create_model
 from calibrant.training.optimization import OPTIMIZERS, SCHEDULES
 
@@ -39,6 +39,9 @@ _CHOICES: dict[str, Mapping[str, Any]] = {
     "schedule": SCHEDULES,
 }
 """The tables of a recipe that choose something by its name, with the registry of each."""
+
+_SHARED: dict[str, Any] = {"data": skewed, "model": create_model}
+"""Functions whose options belong to every entry of a registry."""
 
 _AT_LEAST_0 = ("evaluation_batch_size", "gradient_clip", "workers", "checkpoint_batches", "seed")
 _AT_LEAST = dict.fromkeys(("epochs", "batch_size", "accumulate"), 1) | dict.fromkeys(_AT_LEAST_0, 0)
@@ -70,8 +73,11 @@ class Recipe:
         batch_loss: ``mean`` or ``sum``: the gradient of the mean loss over a batch, or of its sum. The sum
             makes a difference to SGD, and where ``gradient_clip`` limits the gradient.
         gradient_clip: the largest norm of the gradient; 0 for no limit.
-        adapt: when an adaptive loss learns from the validation data: ``epoch``, a number of batches, or
+        adapt: when an adaptive loss learns from the data of ``adapt_on``: ``epoch``, a number of batches, or
             intervals by first epoch, such as ``0:epoch/10:100/20:1``.
+        adapt_on: the data that an adaptive loss learns from: the validation data, or ``train`` for a fixed
+            random part of the training data, without augmentation, of the size of the validation data.
+        log_test: log figures on the test data after each epoch too. No choice depends on them.
         select: the weights to keep: the last ones, or the best by a figure on the validation data.
         average: the decay of a running average of the weights, which is then evaluated and kept; 0 for none.
         precision: the precision of training steps, by its Lightning Fabric name. ``auto`` is ``bf16-mixed``
@@ -100,6 +106,8 @@ class Recipe:
     batch_loss: Literal["mean", "sum"] = "mean"
     gradient_clip: float = 0.0
     adapt: str = "epoch"
+    adapt_on: Literal["validation", "train"] = "validation"
+    log_test: bool = False
     select: Criterion = "last"
     average: float = 0.0
     precision: str = "auto"
@@ -305,7 +313,7 @@ def _checked(table: str, choice: Choice) -> Choice:
     if table == "model" and ":" in choice.name:
         return Choice(choice.name, options)
     _check_known(table, choice.name, known)
-    functions = [known[choice.name], *([create_model] if table == "model" else [])]
+    functions = [known[choice.name], *([_SHARED[table]] if table in _SHARED else [])]
     complete = table != "model"  # the data supply the rest of a model's options
     return Choice(
         choice.name, check_options(f"{table} {choice.name!r}", options, *functions, complete=complete)
@@ -318,8 +326,8 @@ def _with_option(table: str, choice: Choice, key: str, text: str) -> Choice:
     if choice.name not in _CHOICES[table]:
         return choice.with_options({key: parse_value(text)})
     hints = options_of(_CHOICES[table][choice.name])
-    if table == "model":
-        hints |= options_of(create_model)
+    if table in _SHARED:
+        hints |= options_of(_SHARED[table])
     check_option(f"{table} {choice.name!r}", key, hints)
     return choice.with_options({key: _typed(f"{table}.{key}", text, hints[key])})
 

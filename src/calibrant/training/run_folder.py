@@ -21,10 +21,11 @@ from calibrant.training.data import DataSets
 from calibrant.training.recipe import Recipe
 
 RECIPE, RESULT, CHECKPOINTS = "recipe.toml", "result.json", "checkpoints"
-WEIGHTS, LOSS, LEARNED = "model.safetensors", "loss.safetensors", "learned.safetensors"
+WEIGHTS, LOSS = "model.safetensors", "loss.safetensors"
+LEARNED, BINS = "learned.safetensors", "bins.safetensors"
 
 FILES = (
-    *(RECIPE, RESULT, WEIGHTS, LOSS, LEARNED, "validation.npz", "test.npz", "evaluation.json"),
+    *(RECIPE, RESULT, WEIGHTS, LOSS, LEARNED, BINS, "validation.npz", "test.npz", "evaluation.json"),
     *("log.csv", "log.jsonl"),
     *(f"{CHECKPOINTS}/{name}" for name in checkpoint.NAMES),
 )

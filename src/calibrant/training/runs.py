@@ -1,10 +1,10 @@
-"""Finished runs: their models, predictions, and test results before and after temperature scaling."""
+"""Finished runs: their models, predictions, and test results before and after calibration."""
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
@@ -16,18 +16,21 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from calibrant.atomic import replace_file
-from calibrant.calibrators import Temperature
+from calibrant.calibrators import CALIBRATORS, Calibrator, Temperature, create_calibrator
+from calibrant.calibrators.streaming import Scaling
 from calibrant.evaluation import Evaluation, Evaluator, evaluate
 from calibrant.inference import predictions_on
+from calibrant.metrics import METRICS
 from calibrant.metrics.ood import detection as detect
-from calibrant.metrics.ood import entropy
-from calibrant.options import RecipeError
+from calibrant.metrics.ood import entropy, roc
+from calibrant.options import Choice, RecipeError, check_options
 from calibrant.predictions import open_predictions, write_predictions
 from calibrant.training import run_folder
 from calibrant.training.batches import evaluation_batches
 from calibrant.training.data import DataSets, Split, load_data
 from calibrant.training.lock import FolderLock
 from calibrant.training.models import PREFIXES, create_model
+from calibrant.training.other_data import load_other
 from calibrant.training.recipe import Recipe
 
 Part = Literal["train", "validation", "test"]
@@ -35,6 +38,35 @@ Predictions = tuple[Tensor, Tensor]
 
 _STARTING_WEIGHTS = ("weights", "replace_head", "pretrained", "encoder_weights")
 """Options of models that say which weights training started from."""
+
+BEFORE = ""
+"""The key of results without a calibrator, beside those by the name of a calibrator."""
+
+
+@dataclass(frozen=True)
+class Result:
+    """The test results of a run, before calibration or after it.
+
+    Attributes:
+        evaluation: the figures.
+        temperature: the temperature, if the calibrator is `Temperature`.
+    """
+
+    evaluation: Evaluation
+    temperature: float | None = None
+
+
+@dataclass(frozen=True)
+class Detected:
+    """The detection of out-of-distribution data by the entropy.
+
+    Attributes:
+        auroc: the area under the ROC curve.
+        curve: the ROC curve: true positive rates at evenly spaced false positive rates from 0 to 1.
+    """
+
+    auroc: float
+    curve: tuple[float, ...]
 
 
 @dataclass(frozen=True)
@@ -126,6 +158,12 @@ class Run:
         path = self._file(run_folder.LEARNED)
         return {} if path is None else load_file(path)
 
+    @cached_property
+    def bins(self) -> dict[str, Tensor]:
+        """Bins of confidence after each epoch, ``(epochs, …)``; see `calibrant.training.bins.epoch_bins`."""
+        path = self._file(run_folder.BINS)
+        return {} if path is None else load_file(path)
+
     def predictions(self, part: Part) -> Iterable[Predictions]:
         """Batches of logits and labels of a part, which can be iterated more than once; -100 is ignored."""
         stored = self._file(f"{part}.npz")
@@ -133,14 +171,35 @@ class Run:
             return [open_predictions(stored).load()]
         return self._predicted(getattr(self.data, part))
 
+    def validation(self) -> tuple[Evaluation, Evaluation, float]:
+        """The validation results before and after temperature scaling, and the temperature; no intervals."""
+        batches, loss = self.predictions("validation"), self.recipe.loss
+        calibrator = Temperature().fit_batches(batches)
+        before = self._evaluate(batches, loss, None, 0)
+        after = self._evaluate(batches, f"{loss} + temperature", calibrator, 0)
+        return before, after, float(calibrator.temperature)
+
     def _predicted(self, split: Split) -> Predicted:
         batch_size = self.recipe.evaluation_batch_size or self.recipe.batch_size
         return Predicted(self.model, split, batch_size, self.data.ignore_index)
 
-    def predict(self, part: Part, output: Path) -> int:
-        """Write the logits and labels of a part to a file for `calibrant evaluate`; return the row count."""
-        split = self._present(part)
-        write_predictions(output, self.predictions(part), len(split), self.data.class_names)
+    def predict(self, part: Part, output: Path, *, on: Choice | None = None) -> int:
+        """Write logits and labels to a file for `calibrant evaluate`.
+
+        Args:
+            part: the part of the data.
+            output: the file to write.
+            on: another data set with the same classes; by default the data of the run.
+
+        Returns:
+            The number of rows.
+        """
+        if on is None:
+            split, batches = self._present(part), self.predictions(part)
+        else:
+            split = load_other(on, self.recipe, self.data, self.data_root, part=part, same_classes=True)
+            batches = self._predicted(split)
+        write_predictions(output, batches, len(split), self.data.class_names)
         return len(split)
 
     def _present(self, part: Part) -> Split:
@@ -150,39 +209,85 @@ class Run:
         return split
 
     def evaluations(self, *, resamples: int = 1000) -> tuple[Evaluation, Evaluation, float]:
-        """The test results before and after temperature scaling, and the temperature.
+        """The test results before and after temperature scaling, and the temperature; see `results`."""
+        before, after = self.results(["temperature"], resamples=resamples).values()
+        assert after.temperature is not None
+        return before.evaluation, after.evaluation, after.temperature
 
-        The temperature is fitted to the validation data. The results are stored in the folder of the run and
-        read from there the next time.
+    def results(
+        self, calibrators: Sequence[str], *, resamples: int = 1000, kde: bool = False
+    ) -> dict[str, Result]:
+        """The test results before and after each calibrator, by its name; `BEFORE` is the first key.
+
+        Calibrators are fitted to the validation data. Results are stored in the folder of the run. Later
+        calls read them and compute only what is missing.
+
+        Args:
+            calibrators: keys of `CALIBRATORS`, with options in brackets.
+            resamples: bootstrap resamples for the intervals.
+            kde: also compute `kde_ece`, if the predictions fit into memory.
         """
         path = self.folder / "evaluation.json"
-        origin = {"resamples": resamples, "run": run_folder.hash_of(self.folder / run_folder.RESULT)}
-        # Results that are damaged, were changed or are of another run are computed anew.
+        origin = {
+            "run": run_folder.hash_of(self.folder / run_folder.RESULT),
+            "resamples": resamples,
+            "metrics": list(METRICS),
+        }
+        found: dict[str, Result] = {}
+        # Results that are damaged, were changed, are of another run or lack new metrics are computed anew.
         with suppress(FileNotFoundError, ValueError, TypeError, LookupError, AttributeError, RecursionError):
             plain = json.loads(path.read_text(encoding="utf-8"))
             if plain.pop("sha256") == _hash_of(plain) and plain.items() >= origin.items():
-                before, after = (Evaluation.from_dict(each) for each in plain["evaluations"])
-                return before, after, float(plain["temperature"])
-        self._present("test")
-        calibrator = Temperature().fit_batches(self.predictions("validation"))
-        test = self.predictions("test")
-        before = self._evaluate(test, self.recipe.loss, None, resamples)
-        after = self._evaluate(test, f"{self.recipe.loss} + temperature", calibrator, resamples)
-        temperature = float(calibrator.temperature)
-        plain = {
-            **origin,
-            "temperature": temperature,
-            "evaluations": [before.to_dict(), after.to_dict()],
-        }
-        replace_file(path, json.dumps({**plain, "sha256": _hash_of(plain)}, allow_nan=False).encode())
-        return before, after, temperature
+                found = {
+                    key: Result(Evaluation.from_dict(each["evaluation"]), each["temperature"])
+                    for key, each in plain["results"].items()
+                }
+        wanted = (BEFORE, *calibrators)
+        missing = [key for key in wanted if key not in found or (kde and _lacks_kde(found[key].evaluation))]
+        if missing:
+            self._present("test")
+            found |= {key: self._result_of(key, resamples, kde) for key in missing}
+            results = {
+                key: {"evaluation": each.evaluation.to_dict(), "temperature": each.temperature}
+                for key, each in found.items()
+            }
+            plain = {**origin, "results": results}
+            replace_file(path, json.dumps({**plain, "sha256": _hash_of(plain)}, allow_nan=False).encode())
+        return {key: found[key] for key in wanted}
+
+    def _result_of(self, key: str, resamples: int, kde: bool) -> Result:
+        name = f"{self.recipe.loss} + {key}" if key else self.recipe.loss
+        calibrator = self.calibrator(key)
+        evaluation = self._evaluate(self.predictions("test"), name, calibrator, resamples, kde=kde)
+        return Result(
+            evaluation, float(calibrator.temperature) if isinstance(calibrator, Temperature) else None
+        )
+
+    def calibrator(self, key: str) -> Calibrator | None:
+        """A calibrator fitted to the validation data, by its name and options; None for `BEFORE`."""
+        if key not in self._calibrators:
+            self._calibrators[key] = self._fitted(make_calibrator(Choice.parse(key))) if key else None
+        return self._calibrators[key]
+
+    @cached_property
+    def _calibrators(self) -> dict[str, Calibrator | None]:
+        return {}
+
+    def _fitted(self, calibrator: Calibrator) -> Calibrator:
+        batches = self.predictions("validation")
+        if isinstance(calibrator, Scaling):
+            return calibrator.fit_batches(batches)
+        return calibrator.fit(*_joined(batches))
 
     def _evaluate(
-        self, batches: Iterable[Predictions], name: str, calibrator: nn.Module | None, resamples: int
+        self,
+        batches: Iterable[Predictions],
+        name: str,
+        calibrator: Calibrator | None,
+        resamples: int,
+        *,
+        kde: bool = False,
     ) -> Evaluation:
-        def calibrated(logits: Tensor) -> Tensor:
-            return logits if calibrator is None else calibrator.to(logits.device)(logits)
-
         counts = self.data.class_counts
         options: dict[str, Any] = {
             "name": name,
@@ -192,20 +297,40 @@ class Run:
         }
         if isinstance(batches, list):
             ((logits, labels),) = batches
-            return evaluate(calibrated(logits), labels, **options)
+            return evaluate(_calibrated(logits, calibrator), labels, kde=kde, **options)
         evaluator = Evaluator(self.data.num_classes, **options)
         for logits, labels in batches:
-            evaluator.update(calibrated(logits), labels)
+            evaluator.update(_calibrated(logits, calibrator), labels)
         return evaluator.compute(pooled=False)  # the other processes may have ended
 
+    def metrics_on(self, split: Split, calibrators: Sequence[str]) -> dict[str, dict[str, float | None]]:
+        """The metrics of other data before and after each calibrator, by its name, without intervals.
+
+        The calibrators are fitted to the validation data of the run.
+        """
+        batches: Iterable[Predictions] = self._predicted(split)
+        if not self.data.dense:
+            batches = [_joined(batches)]
+        return {
+            key: self._evaluate(batches, key, self.calibrator(key), resamples=0).metrics
+            for key in (BEFORE, *calibrators)
+        }
+
     @torch.no_grad()
-    def auroc(self, outside: Split) -> float:
-        """The AUROC of telling the test data from another data set by the entropy, without calibration."""
+    def detected(self, outside: Split) -> tuple[Detected, Detected]:
+        """The detection of another data set by the entropy, before and after temperature scaling."""
+        calibrators = self.calibrator(BEFORE), self.calibrator("temperature")
 
-        def scores(batches: Iterable[Predictions]) -> Tensor:
-            return torch.cat([entropy(logits)[labels != -100].cpu() for logits, labels in batches])
+        def scores(batches: Iterable[Predictions]) -> list[Tensor]:
+            parts = [
+                [entropy(_calibrated(logits, each))[labels != -100].cpu() for each in calibrators]
+                for logits, labels in batches
+            ]
+            return [torch.cat(each) for each in zip(*parts, strict=True)]
 
-        return detect(scores(self.predictions("test")), scores(self._predicted(outside))).auroc
+        pairs = zip(scores(self.predictions("test")), scores(self._predicted(outside)), strict=True)
+        before, after = (Detected(detect(*pair).auroc, roc(*pair)) for pair in pairs)
+        return before, after
 
 
 @dataclass(frozen=True)
@@ -221,6 +346,39 @@ class Predicted:
         batches = evaluation_batches(self.split, batch_size=self.batch_size)
         for logits, labels in predictions_on(self.model, batches):
             yield logits.float(), run_folder.as_written(labels, self.ignore_index)
+
+
+def make_calibrator(choice: Choice) -> Calibrator:
+    """A calibrator that is not fitted yet.
+
+    Raises:
+        RecipeError: the name or an option is unknown, or an option has a wrong value.
+    """
+    try:
+        options = choice.options
+        if choice.name in CALIBRATORS:
+            kind = CALIBRATORS[choice.name]
+            options = check_options(f"calibrator {choice.name!r}", options, kind.__init__)
+        return create_calibrator(choice.name, **options)
+    except (TypeError, ValueError) as error:
+        raise RecipeError(str(error)) from error
+
+
+def _calibrated(logits: Tensor, calibrator: Calibrator | None) -> Tensor:
+    if calibrator is None:
+        return logits
+    result: Tensor = calibrator.to(logits.device)(logits)
+    return result
+
+
+def _joined(batches: Iterable[Predictions]) -> Predictions:
+    """All logits and labels, on the CPU."""
+    parts = [(logits.cpu(), labels.cpu()) for logits, labels in batches]
+    return torch.cat([logits for logits, _ in parts]), torch.cat([labels for _, labels in parts])
+
+
+def _lacks_kde(evaluation: Evaluation) -> bool:
+    return evaluation.exact and evaluation.metrics["kde_ece"] is None
 
 
 def _hash_of(plain: dict[str, Any]) -> str:

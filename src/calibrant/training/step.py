@@ -14,6 +14,7 @@ from lightning_fabric.wrappers import _FabricModule
 from torch import Tensor
 
 from calibrant.training.batches import Batch, rows_of
+from calibrant.training.bins import TrainingConfidences
 from calibrant.training.data import Inputs, map_inputs, tensors_of
 from calibrant.training.setup import Parts, check_classes
 
@@ -24,11 +25,13 @@ class Step:
     """A training step: forward pass, loss, backward pass, optimizer and running average.
 
     On a GPU the host never waits for it, and it changes tensors in place only. The loss is added to
-    ``total_loss``. Batches of the full size go through ``compiled``, once there is a compiled model.
+    ``total_loss``, and the elements to ``confidences``. Batches of the full size go through ``compiled``,
+    once there is a compiled model.
     """
 
     def __init__(self, parts: Parts, total_loss: Tensor) -> None:
         self.parts, self.total_loss = parts, total_loss
+        self.confidences = TrainingConfidences(parts.fabric.device, parts.data.ignore_index)
         self.compiled: _FabricModule | None = None
 
     def __call__(self, inputs: Inputs, target: Tensor) -> None:
@@ -55,6 +58,7 @@ class Step:
                     loss = loss * weight
                 fabric.backward(loss if recipe.batch_loss == "mean" else loss * total)
                 self.total_loss += loss.detach()
+                self.confidences.add(logits, labels)
         if recipe.gradient_clip:
             fabric.clip_gradients(
                 model, parts.optimizer, max_norm=recipe.gradient_clip, error_if_nonfinite=False

@@ -1,9 +1,9 @@
-"""Validates a network: figures on the validation data, and predictions for any part of the data."""
+"""Validates a network: figures on validation and test data, and predictions for any part of the data."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import get_args
 
@@ -15,13 +15,14 @@ from torch.nn import functional as F
 
 from calibrant.calibrators import Temperature
 from calibrant.distributed import gather
-from calibrant.histogram import ConfidenceHistogram
+from calibrant.histogram import Bins, ConfidenceHistogram
 from calibrant.layout import arrange
 from calibrant.metrics.catalogue import METRICS, Options
 from calibrant.options import RecipeError
 from calibrant.statistics import Statistics, sum_dtype
 from calibrant.training import TrainingError
 from calibrant.training.batches import evaluation_batches
+from calibrant.training.bins import BINS
 from calibrant.training.data import Split
 from calibrant.training.recipe import Criterion
 from calibrant.training.run_folder import STORED
@@ -37,7 +38,7 @@ HIGHER_IS_BETTER = {
 
 @dataclass(frozen=True, eq=False)
 class ValidationSums(Statistics):
-    """The summed negative log-likelihood and the confidence histogram of the validation data."""
+    """The summed negative log-likelihood and the confidence histogram of validation or test data."""
 
     nll: Tensor
     histogram: ConfidenceHistogram
@@ -50,33 +51,33 @@ class ValidationSums(Statistics):
         nll = F.cross_entropy(logits.float(), target, ignore_index=ignore_index, reduction="none")
         return cls(histogram.samples, nll.sum(dtype=sum_dtype(logits.device)), histogram)
 
-    def figures(self) -> dict[str, float]:
-        """Accuracy, NLL and ECE."""
+    def figures(self, part: str) -> dict[str, float]:
+        """Accuracy, NLL, ECE and adaptive ECE; ``part`` names the data in an error message."""
         samples = float(self.samples)
         if samples == 0:
-            raise TrainingError("the validation data have no element that is not ignored")
-        accuracy, ece = (METRICS[name].function(self.histogram, Options()) for name in ("accuracy", "ece"))
-        return {"accuracy": float(accuracy), "nll": float(self.nll) / samples, "ece": float(ece)}
+            raise TrainingError(f"the {part} data have no element that is not ignored")
+        accuracy, ece, adaptive_ece = (
+            float(METRICS[name].function(self.histogram, Options()))
+            for name in ("accuracy", "ece", "adaptive_ece")
+        )
+        nll = float(self.nll) / samples
+        return {"accuracy": accuracy, "nll": nll, "ece": ece, "adaptive_ece": adaptive_ece}
 
 
 @torch.no_grad()
-def validate(parts: Parts, *, observe: bool, select: str = "last") -> dict[str, float]:
-    """Compute accuracy, NLL and ECE on the validation data of all processes.
+def validate(parts: Parts, *, observe: bool, select: str = "last") -> tuple[dict[str, float], Bins]:
+    """Compute accuracy, NLL and ECEs on the validation data of all processes, and their bins of equal mass.
 
     With ``observe``, the loss observes these data, so that it can adapt afterwards. The criterion
     ``nll-after-temperature`` adds a figure of that name, unless the NLL is not finite.
     """
     parts.loss.forget()
-    _broadcast_buffers(parts)
-    data, device = parts.data, parts.fabric.device
-    # An empty batch first: a process without validation data takes part in the sum all the same.
-    empty = torch.zeros(0, data.num_classes, device=device)
-    sums = ValidationSums.of(empty, empty.sum(1).long(), data.ignore_index)
+    data = parts.data
     kept: list[tuple[Tensor, Tensor]] = []
-    for logits, target in predictions(parts, data.validation):
+
+    def visit(logits: Tensor, target: Tensor) -> None:
         if observe:
             parts.loss.observe(logits, target)
-        sums = sums + ValidationSums.of(logits, target, data.ignore_index)
         if select == "nll-after-temperature":
             if not kept and logits[0].numel() * 4 * len(data.validation) > STORED:
                 raise RecipeError(
@@ -84,11 +85,44 @@ def validate(parts: Parts, *, observe: bool, select: str = "last") -> dict[str, 
                     f"{STORED >> 30} GiB here; choose 'nll'"
                 )
             kept.append((logits.cpu(), target.cpu()))
-    figures = sums.all_reduce().figures()
+
+    sums = _sums(parts, data.validation, visit)
+    figures = sums.figures("validation")
     if select == "nll-after-temperature" and math.isfinite(figures["nll"]):
         batches = [batch for process in gather(kept) for batch in process]
         figures[select] = _nll_after_temperature(batches, data.ignore_index)
-    return figures
+    return figures, sums.histogram.equal_mass(BINS)
+
+
+@torch.no_grad()
+def measure_test(parts: Parts) -> tuple[dict[str, float], Bins]:
+    """Compute the same for the test data. These figures are for the log only."""
+    sums = _sums(parts, parts.data.test)
+    return sums.figures("test"), sums.histogram.equal_mass(BINS)
+
+
+@torch.no_grad()
+def observe_part(parts: Parts, part: Split) -> None:
+    """Let the loss observe a part of the data, so that it can adapt afterwards."""
+    parts.loss.forget()
+    _broadcast_buffers(parts)
+    for logits, target in predictions(parts, part):
+        parts.loss.observe(logits, target)
+
+
+def _sums(
+    parts: Parts, split: Split, visit: Callable[[Tensor, Tensor], None] = lambda logits, target: None
+) -> ValidationSums:
+    """The sums over a split in all processes; each batch of this process is passed to ``visit``."""
+    _broadcast_buffers(parts)
+    ignore_index = parts.data.ignore_index
+    # An empty batch first: a process without data takes part in the sum all the same.
+    empty = torch.zeros(0, parts.data.num_classes, device=parts.fabric.device)
+    sums = ValidationSums.of(empty, empty.sum(1).long(), ignore_index)
+    for logits, target in predictions(parts, split):
+        visit(logits, target)
+        sums = sums + ValidationSums.of(logits, target, ignore_index)
+    return sums.all_reduce()
 
 
 def _nll_after_temperature(batches: list[tuple[Tensor, Tensor]], ignore_index: int) -> float:

@@ -13,6 +13,11 @@ FIGURES = {
     "before": {"ce": MeanFigure(0.08, 0.01, (0.06, 0.1)), "$ls$": MeanFigure(0.04, None, None)},
     "after": {"ce": MeanFigure(0.03, 0.01, (0.01, 0.05))},
 }
+SENSITIVITY = {
+    4: MeanFigure(0.04, 0.01, None),
+    10: MeanFigure(0.02, 0.02, None),
+    6: MeanFigure(0.01, 0.0, None),
+}
 
 
 def reliability(bins=4):

@@ -107,3 +107,24 @@ def test_histograms_refuse(picture, data, message):
 def test_histograms_need_a_bin(picture):
     with pytest.raises(ValueError, match="bins must be a whole number of at least 1, got 0"):
         picture(LOGITS, bins=0)
+
+
+def test_a_mean_roc_curve_begins_at_the_origin(ax):
+    plots.mean_roc_curve({"ce": ([0.3, 0.8, 1.0], 0.725)}, ax)
+    np.testing.assert_allclose(line(ax, "ce: 72.50"), [[0, 0, 50, 100], [0, 30, 80, 100]])
+
+
+def test_boxes_show_the_largest_probability_below_the_true_class(ax):
+    probabilities = torch.tensor([[0.5, 0.3, 0.2], [0.1, 0.8, 0.1], [0.4, 0.35, 0.25], [0.6, 0.3, 0.1]])
+    labels = torch.tensor([0, 1, 1, -100])  # 0.3, 0.1 and 0.25; the last one is ignored
+    plots.lower_probabilities({"ce": (probabilities.log(), labels)}, ax)
+    median = ax.lines[4].get_xdata()
+    np.testing.assert_allclose(median, 0.25, atol=1e-6)
+    assert [label.get_text() for label in ax.get_yticklabels()] == ["ce"]
+
+
+def test_boxes_of_pixels_and_of_wrong_numbers_of_labels(ax):
+    logits = torch.randn(4, 3, 2, 2, generator=torch.Generator().manual_seed(0))
+    plots.lower_probabilities({"ce": (logits, torch.zeros(4, 2, 2, dtype=torch.long))}, ax)
+    with pytest.raises(ValueError, match=r"data\['ce'\] has 16 elements and 4 labels"):
+        plots.lower_probabilities({"ce": (logits, torch.zeros(4, dtype=torch.long))}, ax)

@@ -5,11 +5,12 @@ import io
 import matplotlib
 import numpy as np
 import pytest
+import torch
 from matplotlib import pyplot
 
 from calibrant.losses import LOSSES
 from calibrant.reports import plots
-from tests.reports.plots.drawn import FIGURES, LOGITS, PASSES, classes, legend, reliability
+from tests.reports.plots.drawn import FIGURES, LOGITS, PASSES, SENSITIVITY, classes, legend, reliability
 
 METHODS = {name: [(0.7 + n / 100, 0.02 + n / 500), (0.72, 0.03)] for n, name in enumerate(LOSSES)}
 
@@ -21,10 +22,19 @@ PICTURES = {
     "class_gaps, 100": lambda **o: plots.class_gaps(classes(100), **o),
     "class_gaps, 1000": lambda **o: plots.class_gaps(classes(1000), **o),
     "accuracy_against_ece": lambda **o: plots.accuracy_against_ece(METHODS, **o),
+    "severity_curves": lambda **o: plots.severity_curves(
+        {name: [[0.1, 0.2], [0.2, 0.3]] for name in LOSSES}, severities=["0", "1"], **o
+    ),
+    "mean_roc_curve": lambda **o: plots.mean_roc_curve({"ce": ([0.0, 0.5, 1.0], 0.5)}, **o),
+    "mean_roc_curve, many": lambda **o: plots.mean_roc_curve(
+        {name: ([0.0, 0.5, 1.0], 0.5) for name in LOSSES}, **o
+    ),
     "methods_side_by_side": lambda **o: plots.methods_side_by_side(FIGURES, **o),
     "training_curves": lambda **o: plots.training_curves({name: [0.1, 0.2] for name in LOSSES}, **o),
     "multipliers": lambda **o: plots.multipliers(PASSES, **o),
     "multipliers, 100 classes": lambda **o: plots.multipliers(np.ones((3, 100)), **o),
+    "sensitivity": lambda **o: plots.sensitivity({"": SENSITIVITY}, chosen=("", 6), **o),
+    "sensitivity, lines": lambda **o: plots.sensitivity(dict.fromkeys(LOSSES, SENSITIVITY), **o),
     "learned_quantity, scalar": lambda **o: plots.learned_quantity(PASSES[:, 0], name="scale", **o),
     "learned_quantity, vector": lambda **o: plots.learned_quantity(PASSES, name="offset", **o),
     "learned_quantity, bins": lambda **o: plots.learned_quantity(PASSES, name="gamma", **o),
@@ -33,10 +43,17 @@ PICTURES = {
     "edges": lambda **o: plots.edges(PASSES, **o),
     "bin_confidences": lambda **o: plots.bin_confidences({"training": PASSES, "validation": PASSES}, **o),
     "penalties": lambda **o: plots.penalties(**o),
+    "penalty_weights": lambda **o: plots.penalty_weights(**o),
+    "focal_losses": lambda **o: plots.focal_losses(**o),
+    "exponents": lambda **o: plots.exponents(**o),
+    "dual_focal_phi": lambda **o: plots.dual_focal_phi(**o),
     "roc_curve": lambda **o: plots.roc_curve({"entropy": ([0.0, 1.0], [0.5, 2.0])}, **o),
     "roc_curve, many": lambda **o: plots.roc_curve({name: ([0.0], [1.0]) for name in LOSSES}, **o),
     "maximum_logits": lambda **o: plots.maximum_logits(LOGITS, **o),
     "confidences": lambda **o: plots.confidences(LOGITS, **o),
+    "lower_probabilities": lambda **o: plots.lower_probabilities(
+        {name: (logits, torch.arange(len(logits)) % 10) for name, logits in LOGITS.items()}, **o
+    ),
 }
 
 

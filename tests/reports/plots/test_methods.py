@@ -84,3 +84,19 @@ def test_training_curves_have_the_unit_of_the_metric(metric, label, value, ax):
 def test_training_curves_refuse(data, options, message):
     with pytest.raises(ValueError, match=message):
         plots.training_curves(data, **options)
+
+
+def test_accuracy_against_another_error_has_its_label(ax):
+    plots.accuracy_against_ece({"ce": [(0.8, 0.05)]}, ax, metric="classwise_ece")
+    assert ax.get_xlabel() == "Class-wise ECE (%)"
+    with pytest.raises(ValueError, match="unknown metric 'cece'"):
+        plots.accuracy_against_ece({"ce": [(0.8, 0.05)]}, metric="cece")
+
+
+def test_severity_curves_draw_means_over_seeds(ax):
+    plots.severity_curves({"ce": [[0.1, 0.2, 0.3], [0.3, 0.2, 0.5]]}, ax, severities=["0", "1", "2"])
+    np.testing.assert_allclose(line(ax, "ce"), [[0, 1, 2], [20, 20, 40]])
+    assert [label.get_text() for label in ax.get_xticklabels()] == ["0", "1", "2"]
+    assert ax.get_xlabel() == "Severity"
+    with pytest.raises(ValueError, match=r"data\['ce'\] must have 3 severities, got 2 numbers"):
+        plots.severity_curves({"ce": [0.1, 0.2]}, severities=["0", "1", "2"])

@@ -159,14 +159,32 @@ def test_jitter_depends_on_each_number():
 
 
 def test_erasing_happens_with_its_probability_within_its_areas():
-    image = torch.ones(3, 32, 32)
-    shares = []
-    for draws in random_numbers(0, 0, torch.arange(1000), 5).tolist():
+    image = torch.full((3, 32, 32), 7.0)
+    shares, noise = [], []
+    for draws in random_numbers(0, 0, torch.arange(1000), 7).tolist():
         erased = random_erasing(image, draws, 0.25)
-        shares.append(float((erased == 0).float().mean()))
+        changed = erased != 7
+        assert (changed == changed[0]).all()  # the same rectangle in all channels
+        shares.append(float(changed.float().mean()))
+        noise.append(erased[changed])
     assert np.mean(np.array(shares) > 0) == pytest.approx(0.25, abs=0.05)
     assert max(shares) < 0.37
-    assert image.min() == 1
+    assert image.min() == 7
+    numbers = torch.cat(noise)
+    assert abs(numbers.mean()) < 0.01
+    assert numbers.std() == pytest.approx(1, abs=0.01)
+
+
+def test_erasing_fills_every_pixel_with_noise_of_its_own():
+    image = torch.full((3, 32, 32), 7.0)
+    first, again, *others = (
+        random_erasing(image, [0.0, 0.5, 0.5, 0.5, 0.5, *pair], 0.25)
+        for pair in ([0.5, 0.5], [0.5, 0.5], [0.25, 0.5], [0.5, 0.5 + 2**-16])
+    )
+    noise = first[first != 7]
+    assert len(noise.unique()) == len(noise) > 100
+    assert torch.equal(first, again)
+    assert all(not torch.equal(first, other) for other in others)
 
 
 @pytest.mark.parametrize(

@@ -1,14 +1,26 @@
-"""CIFAR, CIFAR-10-C and SVHN from small files in their canonical formats."""
+"""CIFAR, its corrupted versions and SVHN from small files in their canonical formats."""
 
 import pickle
+from typing import get_args
 
 import numpy as np
 import pytest
 import scipy.io
 import torch
 
+from calibrant.options import Choice, RecipeError
+from calibrant.training.data import load_data
 from calibrant.training.data.augmentation import NORMALISATIONS
-from calibrant.training.data.in_memory import CIFAR10_CLASSES, ImageSplit, cifar10, cifar10_c, cifar100, svhn
+from calibrant.training.data.in_memory import (
+    CIFAR10_CLASSES,
+    Corruption,
+    ImageSplit,
+    cifar10,
+    cifar10_c,
+    cifar100,
+    cifar100_c,
+    svhn,
+)
 from calibrant.training.data.safe_readers import MissingDataError
 from calibrant.training.data.sampling import random_numbers
 
@@ -203,6 +215,40 @@ def test_corrupted_images_come_with_clean_training_images_where_there_are_any(tm
     assert torch.equal(data.train.inputs, clean.train.inputs)
     assert torch.equal(data.validation.inputs, clean.validation.inputs)
     assert len(data.test) == 20
+
+
+def test_all_nineteen_corruptions_are_read(tmp_path):
+    write_cifar10_c(tmp_path, size=1)
+    folder = tmp_path / "CIFAR-10-C"
+    corruptions = get_args(Corruption)
+    assert len(set(corruptions)) == 19
+    for number, corruption in enumerate(corruptions):
+        np.save(folder / f"{corruption}.npy", np.full((5, 32, 32, 3), number, np.uint8))
+        choice = Choice.parse(f"cifar10-c[corruption={corruption},severity=2]")
+        assert load_data(choice, tmp_path).test.inputs.unique().tolist() == [number]
+    with pytest.raises(RecipeError, match=r"corruption must be one of 'gaussian_noise', .*, got 'fogg'"):
+        load_data(Choice("cifar10-c", {"corruption": "fogg"}), tmp_path)
+
+
+def test_corrupted_images_of_a_hundred_classes(tmp_path):
+    folder = tmp_path / "CIFAR-100-C"
+    folder.mkdir()
+    np.save(
+        folder / "fog.npy", np.repeat(np.arange(5, dtype=np.uint8), 3 * 32 * 32 * 3).reshape(15, 32, 32, 3)
+    )
+    np.save(folder / "labels.npy", np.tile([0, 99, 50], 5))
+    data = cifar100_c(tmp_path, corruption="fog", severity=4)
+    assert data.test.inputs.unique().tolist() == [3]
+    assert data.test.targets.tolist() == [0, 99, 50]
+    assert data.test.normalisation == NORMALISATIONS["cifar100"]
+    assert data.class_names[:2] == ("0", "1")
+    assert len(data.train) == 0
+    write_cifar100(tmp_path)
+    data, clean = cifar100_c(tmp_path, corruption="fog", validation=100), cifar100(tmp_path, validation=100)
+    assert torch.equal(data.train.inputs, clean.train.inputs)
+    assert data.class_names == clean.class_names
+    with pytest.raises(MissingDataError, match=r"CIFAR-100-C/snow\.npy is missing: .*3555552"):
+        cifar100_c(tmp_path, corruption="snow")
 
 
 def test_malformed_corrupted_images_are_refused(tmp_path):

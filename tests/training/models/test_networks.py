@@ -5,9 +5,11 @@ import inspect
 import pytest
 import torch
 from torch import nn
+from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn import functional as F
 
 from calibrant.training.models import MODELS, create_model
+from calibrant.training.models.cifar_resnet import StochasticDepth
 
 ABOUT = {"channels": 3, "image_size": 32, "vocabulary_size": 50}
 LARGE = {"cifar-resnet-50", "cifar-resnet-110", "wide-resnet-26-10", "cifar-densenet-121"}
@@ -129,6 +131,18 @@ def dense(depths, growth, num_classes):
     return total + 2 * channels + (channels + 1) * num_classes
 
 
+def plain_dense(depths, growth, num_classes):
+    channels = 16
+    total = 3 * channels * 9
+    for block, depth in enumerate(depths):
+        if block:
+            total += 2 * channels + channels**2
+        for _ in range(depth):
+            total += 2 * channels + 9 * channels * growth
+            channels += growth
+    return total + 2 * channels + (channels + 1) * num_classes
+
+
 @pytest.mark.parametrize(
     ("name", "num_classes", "expected", "millions"),
     [
@@ -136,7 +150,9 @@ def dense(depths, growth, num_classes):
         ("cifar-resnet-32", 10, pairs([5] * 3, [16, 32, 64], 16, 10, False), 0.46),
         ("cifar-resnet-50", 100, bottlenecks([3, 4, 6, 3], 100), 23.71),
         ("cifar-resnet-110", 100, bottlenecks([3, 4, 26, 3], 100), 46.05),
+        ("cifar-resnet-110-sd", 10, pairs([18] * 3, [16, 32, 64], 16, 10, False), 1.73),
         ("wide-resnet-26-10", 10, pairs([4] * 3, [160, 320, 640], 16, 10, True), 36.48),
+        ("cifar-densenet-40", 10, plain_dense([12] * 3, 12, 10), 1.02),
         ("cifar-densenet-121", 10, dense([6, 12, 24, 16], 32, 10), 6.96),
     ],
 )
@@ -152,6 +168,48 @@ def test_text_cnn_has_the_parameters_of_its_definition():
     learned = sum(each.numel() for each in model.parameters() if each.requires_grad)
     assert learned == convolutions + 129 * 128 + 129 * 20
     assert parameters(model) == learned + 500 * 100
+
+
+# ------------------------------------------------------------------------------------------ stochastic depth
+
+
+def gates(model):
+    return [module for module in model.modules() if isinstance(module, StochasticDepth)]
+
+
+def test_survival_falls_linearly_from_block_to_block():
+    found = [gate.survival for gate in gates(on_meta("cifar-resnet-110-sd", 7))]
+    assert found == pytest.approx([1 - 0.5 * block / 54 for block in range(1, 55)])
+    assert gates(on_meta("cifar-resnet-110-sd", 7, survival=0.2))[-1].survival == pytest.approx(0.2)
+    assert not gates(on_meta("cifar-resnet-110-sd", 7, survival=1))
+    with pytest.raises(ValueError, match=r"survival must lie in \(0, 1\], got 0"):
+        on_meta("cifar-resnet-110-sd", 7, survival=0)
+
+
+def test_a_batch_survives_as_a_whole_as_often_as_it_should():
+    torch.manual_seed(0)
+    gate, ones = StochasticDepth(0.3), torch.ones(4, 2)
+    found = [gate(ones) for _ in range(2000)]
+    assert all(bool((each == each[0, 0]).all()) for each in found)
+    assert sum(float(each[0, 0]) for each in found) / 2000 == pytest.approx(0.3, abs=0.04)
+    assert torch.equal(gate.eval()(ones), 0.3 * ones)
+
+
+def test_a_dropped_block_gets_no_gradient_even_from_numbers_that_are_not_finite():
+    gate = StochasticDepth(1e-9)
+    images = torch.tensor([1.0, float("inf")], requires_grad=True)
+    dropped = gate(images)
+    dropped.sum().backward()
+    assert dropped.tolist() == [0, 0]
+    assert images.grad.tolist() == [0, 0]
+
+
+def test_the_choice_is_a_tensor_operation():
+    """A graph that was traced once still chooses anew: recordings and compiled networks depend on it."""
+    torch.manual_seed(0)
+    traced = make_fx(StochasticDepth(0.5))(torch.ones(3))
+    found = {tuple(traced(torch.ones(3)).tolist()) for _ in range(30)}
+    assert found == {(0.0,) * 3, (1.0,) * 3}
 
 
 # ---------------------------------------------------------------------------------------------- text-cnn
@@ -182,6 +240,25 @@ def test_text_cnn_takes_the_largest_value_over_positions():
     early, late = padded.clone(), padded.clone()
     early[:, 100:140], late[:, 200:240] = text, text
     torch.testing.assert_close(model(early), model(late))
+
+
+def test_text_cnn_starts_with_the_weights_that_pytorch_draws():
+    torch.manual_seed(0)
+    convolution = create_model("text-cnn", 3, {"embedding": torch.zeros(50, 100)}).layers[0]
+    limit = (5 * 100) ** -0.5
+    assert 0.99 * limit < convolution.weight.abs().max() <= limit
+    assert 0.9 * limit < convolution.bias.abs().max() <= limit
+
+
+def test_text_cnn_drops_features_of_its_last_layer_in_training_only():
+    model = create_model("text-cnn", 3, {"vocabulary_size": 50}, dropout=0.3)
+    text = torch.randint(1, 50, (2, 40))
+    assert not torch.equal(model(text), model(text))
+    model.eval()
+    assert torch.equal(model(text), model(text))
+    assert not any(isinstance(module, nn.Dropout) for module in create_model("text-cnn", 3, ABOUT).modules())
+    with pytest.raises(ValueError, match=r"dropout must lie in \[0, 1\], got 1.5"):
+        create_model("text-cnn", 3, {"vocabulary_size": 50}, dropout=1.5)
 
 
 @pytest.mark.parametrize(

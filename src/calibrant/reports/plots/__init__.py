@@ -1,7 +1,14 @@
 """Plots for papers and reports. Each is a function of data and axes that returns the axes it drew on."""
 
 from calibrant.reports.plots.calibration import class_gaps, reliability_diagram
-from calibrant.reports.plots.distributions import confidences, maximum_logits, roc_curve
+from calibrant.reports.plots.distributions import (
+    confidences,
+    lower_probabilities,
+    maximum_logits,
+    mean_roc_curve,
+    roc_curve,
+)
+from calibrant.reports.plots.formulas import dual_focal_phi, exponents, focal_losses, penalty_weights
 from calibrant.reports.plots.losses import (
     bin_confidences,
     edges,
@@ -11,22 +18,36 @@ from calibrant.reports.plots.losses import (
     multipliers,
     penalties,
 )
-from calibrant.reports.plots.methods import accuracy_against_ece, methods_side_by_side, training_curves
+from calibrant.reports.plots.methods import (
+    accuracy_against_ece,
+    methods_side_by_side,
+    severity_curves,
+    training_curves,
+)
+from calibrant.reports.plots.sensitivity import sensitivity
 
 __all__ = [
     "accuracy_against_ece",
     "bin_confidences",
     "class_gaps",
     "confidences",
+    "dual_focal_phi",
     "edges",
+    "exponents",
+    "focal_losses",
     "gammas",
     "gaps",
     "learned_quantity",
+    "lower_probabilities",
     "maximum_logits",
+    "mean_roc_curve",
     "methods_side_by_side",
     "multipliers",
     "penalties",
+    "penalty_weights",
     "reliability_diagram",
     "roc_curve",
+    "sensitivity",
+    "severity_curves",
     "training_curves",
 ]

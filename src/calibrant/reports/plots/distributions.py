@@ -1,4 +1,4 @@
-"""Plots of distributions: histograms of logits and confidences, and ROC curves of detection scores."""
+"""Plots of distributions: logits, confidences, probabilities below the true class, and ROC curves."""
 
 from __future__ import annotations
 
@@ -68,13 +68,64 @@ def _per_element(
     checks.check_filled(data, "a mapping from name to logits")
     found = {}
     for name, logits in data.items():
-        if not isinstance(logits, Tensor) or logits.ndim < 2 or not logits.numel():
-            given = tuple(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
-            raise ValueError(f"data[{name!r}] must be a tensor of logits (N, K, *S), got {given}")
-        if not logits.isfinite().all():
-            raise ValueError(f"data[{name!r}] must be finite, but some logits are NaN or infinite")
+        _check_logits(name, logits)
         found[name] = value(logits.detach().double().cpu()).flatten().numpy()
     return found
+
+
+def _check_logits(name: str, logits: Tensor) -> None:
+    if not isinstance(logits, Tensor) or logits.ndim < 2 or not logits.numel():
+        given = tuple(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
+        raise ValueError(f"data[{name!r}] must be a tensor of logits (N, K, *S), got {given}")
+    if not logits.isfinite().all():
+        raise ValueError(f"data[{name!r}] must be finite, but some logits are NaN or infinite")
+
+
+def lower_probabilities(
+    data: Mapping[str, tuple[Tensor, Tensor]], ax: Axes | None = None, *, title: str | None = None
+) -> Axes:
+    """Plot boxes of q, the largest probability below that of the true class, without outliers.
+
+    Boxes span the quartiles, with a line at the median. Whiskers reach to the last element within 1.5 times
+    the length of the box. q is 0 where the true class has the smallest probability.
+
+    Args:
+        data: by method, logits ``(N, K, *S)`` and labels ``(N, *S)``; the label -100 is ignored.
+        ax: the axes to draw on; None for a new figure.
+        title: the title.
+
+    >>> from matplotlib.figure import Figure
+    >>> logits = torch.tensor([[0.5, 0.3, 0.2], [0.5, 0.3, 0.2], [0.5, 0.3, 0.2]]).log()
+    >>> ax = lower_probabilities({"ce": (logits, torch.tensor([0, 1, 2]))}, Figure().subplots())
+    >>> [round(float(number), 3) for number in ax.lines[4].get_xdata()]  # the median of 0.3, 0.2 and 0
+    [0.2, 0.2]
+    """
+    checks.check_filled(data, "a mapping from name to logits and labels")
+    largest = {}
+    for name, (logits, labels) in data.items():
+        _check_logits(name, logits)
+        rows, target = logits.detach().movedim(1, -1).reshape(-1, logits.shape[1]), labels.reshape(-1)
+        if len(rows) != len(target):
+            raise ValueError(f"data[{name!r}] has {len(rows)} elements and {len(target)} labels")
+        rows, target = rows[target != -100].double().softmax(1), target[target != -100]
+        own = rows.gather(1, target.unsqueeze(1))
+        largest[name] = torch.where(rows < own, rows, 0).amax(1).cpu().numpy()
+    ax = drawing.given_or_new(ax, 1.7 + 0.26 * len(data))
+    names = [drawing.shortened(name) for name in largest]
+    look = {"color": drawing.VERMILLION, "linewidth": 1.2}
+    boxes = {"edgecolor": drawing.BLUE, "facecolor": "none", "linewidth": 0.9}
+    ax.boxplot(
+        list(largest.values()),
+        orientation="horizontal",
+        showfliers=False,
+        patch_artist=True,
+        medianprops=look,
+        boxprops=boxes,
+    )
+    ax.set_yticks(range(1, len(names) + 1), names, parse_math=False)
+    ax.invert_yaxis()
+    ax.set_xlim(left=0)
+    return drawing.finish(ax, "Largest probability below that of the true class, q", "", title)
 
 
 def _histograms(
@@ -119,8 +170,43 @@ def roc_curve(
         curves[name] = _rates(inside, outside)
         areas[name] = detection(torch.from_numpy(inside), torch.from_numpy(outside)).auroc
 
-    few = len(data) <= 6
-    height = 2.9 if few else 2.7 + drawing.legend_height([f"{name}: 99.99" for name in data])
+    return _roc_curves(curves, areas, ax, title)
+
+
+def mean_roc_curve(
+    data: Mapping[str, tuple[Numbers, float]], ax: Axes | None = None, *, title: str | None = None
+) -> Axes:
+    """Plot ROC curves that are means over seeds, with the mean areas under them.
+
+    Args:
+        data: by method, the true positive rates at evenly spaced false positive rates from 0 to 1, as
+            `calibrant.metrics.ood.roc` returns them, and the area, as fractions.
+        ax: the axes to draw on; None for a new figure.
+        title: the title.
+
+    >>> from matplotlib.figure import Figure
+    >>> ax = mean_roc_curve({"ce": ([0.0, 0.8, 1.0], 0.65)}, Figure().subplots())
+    >>> ax.get_legend().get_texts()[0].get_text()
+    'ce: 65.00'
+    """
+    checks.check_filled(data, "a mapping from method to (true positive rates, area)")
+    curves = {}
+    for name, (rates, _) in data.items():
+        true = checks.array(f"data[{name!r}]", rates, "(points,)")
+        # The curve begins at the origin. A first rate above 0 is found without a false positive.
+        curves[name] = np.insert(np.linspace(0, 1, len(true)), 0, 0.0), np.insert(true, 0, 0.0)
+    return _roc_curves(curves, {name: area for name, (_, area) in data.items()}, ax, title)
+
+
+def _roc_curves(
+    curves: Mapping[str, tuple[Array, Array]],
+    areas: Mapping[str, float],
+    ax: Axes | None,
+    title: str | None,
+) -> Axes:
+    """Draw false and true positive rates by method."""
+    few = len(curves) <= 6
+    height = 2.9 if few else 2.7 + drawing.legend_height([f"{name}: 99.99" for name in curves])
     ax = drawing.given_or_new(ax, height)
     ax.plot([0, 100], [0, 100], color=drawing.GREY, linestyle=":", linewidth=0.8)
     for number, (name, (false, true)) in enumerate(curves.items()):

@@ -130,6 +130,16 @@ def legend_below(ax: Axes, handles: Sequence[Artist] | None = None, *, title: st
     return _without_formulas(legend)
 
 
+def legend_of_figure(figure: Figure, ax: Axes) -> None:
+    """One legend below all axes of a figure, with the lines of these axes."""
+    handles, labels = ax.get_legend_handles_labels()
+    columns = _columns(labels, 72 * figure.get_figwidth())
+    legend = figure.legend(
+        handles, labels, loc="outside lower center", ncols=columns, frameon=False, **_COMPACT
+    )
+    _without_formulas(legend)
+
+
 def _without_formulas(legend: Legend) -> Axes:
     for text in legend.get_texts():
         text.set_parse_math(False)  # names may contain dollar signs

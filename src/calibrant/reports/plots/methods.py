@@ -1,4 +1,4 @@
-"""Plots that compare methods: accuracy against ECE, one metric side by side, one metric over the epochs."""
+"""Plots that compare methods: accuracy against ECE, one metric side by side, over epochs, over severities."""
 
 from __future__ import annotations
 
@@ -15,13 +15,18 @@ from calibrant.reports.plots.checks import Numbers
 
 
 def accuracy_against_ece(
-    data: Mapping[str, Sequence[tuple[float, float]]], ax: Axes | None = None, *, title: str | None = None
+    data: Mapping[str, Sequence[tuple[float, float]]],
+    ax: Axes | None = None,
+    *,
+    metric: str = "ece",
+    title: str | None = None,
 ) -> Axes:
     """Plot accuracy against ECE: one point per method, the mean over seeds, with standard deviations.
 
     Args:
         data: by method, ``(accuracy, ece)`` of each seed, as fractions.
         ax: the axes to draw on; None for a new figure.
+        metric: the kind of calibration error, a key of `calibrant.metrics.METRICS`.
         title: the title.
 
     >>> from matplotlib.figure import Figure
@@ -29,8 +34,9 @@ def accuracy_against_ece(
     >>> [round(float(number), 6) for number in ax.lines[0].get_xydata()[0]]
     [6.0, 91.0]
     """
+    label, scale = checks.metric_axis(metric)
     checks.check_filled(data, "a mapping from method to (accuracy, ece) of each seed")
-    checked = {name: 100 * checks.array(f"data[{name!r}]", each, "(seeds, 2)") for name, each in data.items()}
+    checked = {name: checks.array(f"data[{name!r}]", each, "(seeds, 2)") for name, each in data.items()}
     for name, seeds in checked.items():
         if seeds.shape[1] != 2:
             raise ValueError(
@@ -40,7 +46,8 @@ def accuracy_against_ece(
     ax = drawing.given_or_new(ax, 2.4 + drawing.legend_height(data))
     look: dict[str, Any] = {"markersize": 4.5, "markeredgecolor": "white", "markeredgewidth": 0.4}
     points = []
-    for number, (name, seeds) in enumerate(checked.items()):
+    for number, (name, fractions) in enumerate(checked.items()):
+        seeds = fractions * (100, scale)
         accuracy, ece = seeds.mean(0)
         dy, dx = seeds.std(0, ddof=1) if len(seeds) > 1 else (None, None)
         style = look | drawing.point_style(number)
@@ -49,7 +56,7 @@ def accuracy_against_ece(
         points.append(point)
     ax.grid(linewidth=0.3, color="#CCCCCC")
     ax.set_axisbelow(True)
-    drawing.finish(ax, "ECE (%)", "Accuracy (%)", title)
+    drawing.finish(ax, label, "Accuracy (%)", title)
     return drawing.legend_below(ax, points)
 
 
@@ -131,3 +138,65 @@ def training_curves(
             ax.fill_between(epoch, low, high, color=style["color"], alpha=0.2, linewidth=0)
     drawing.finish(ax, "Epoch", label, title, whole=True)
     return drawing.legend_below(ax)
+
+
+def severity_curves(
+    data: Mapping[str, Numbers],
+    ax: Axes | None = None,
+    *,
+    severities: Sequence[str],
+    metric: str = "ece",
+    title: str | None = None,
+) -> Axes:
+    """Plot one metric on shifted data against the severity of the shift, for several methods.
+
+    Args:
+        data: by method, ``(severities,)`` or ``(seeds, severities)``. For several seeds, the mean is drawn
+            with bars of one standard deviation.
+        ax: the axes to draw on; None for a new figure.
+        severities: a label for each severity, the clean data first.
+        metric: the key of the metric in `calibrant.metrics.METRICS`, such as "ece" or "accuracy".
+        title: the title.
+
+    >>> from matplotlib.figure import Figure
+    >>> ax = severity_curves({"ce": [0.25, 0.5]}, Figure().subplots(), severities=["0", "1"])
+    >>> ax.get_ylabel(), ax.lines[0].get_ydata().tolist()
+    ('ECE (%)', [25.0, 50.0])
+    """
+    label, scale = checks.metric_axis(metric)
+    checks.check_filled(data, "a mapping from method to a number per severity")
+    shapes = "(severities,)", "(seeds, severities)"
+    checked = {
+        name: scale * np.atleast_2d(checks.array(f"data[{name!r}]", values, *shapes))
+        for name, values in data.items()
+    }
+    for name, seeds in checked.items():
+        if seeds.shape[1] != len(severities):
+            raise ValueError(
+                f"data[{name!r}] must have {len(severities)} severities, got {seeds.shape[1]} numbers"
+            )
+    ax = drawing.given_or_new(ax, 2.0 + drawing.legend_height(data))
+    places = np.arange(len(severities))
+    lines = []
+    for number, (name, seeds) in enumerate(checked.items()):
+        style = drawing.line_style(number) | drawing.point_style(number)
+        deviation = seeds.std(0, ddof=1) if len(seeds) > 1 else None
+        line, *_ = ax.errorbar(
+            places,
+            seeds.mean(0),
+            deviation,
+            linewidth=1.2,
+            markersize=3.5,
+            elinewidth=0.8,
+            capsize=1.5,
+            **style,
+        )
+        line.set_label(name)
+        lines.append(line)
+    ax.set_xticks(places, list(severities))
+    if METRICS[metric].percent and not METRICS[metric].higher_is_better:
+        ax.set_ylim(bottom=0)
+    ax.grid(axis="y", linewidth=0.3, color="#CCCCCC")
+    ax.set_axisbelow(True)
+    drawing.finish(ax, "Severity" if severities[-1].isdecimal() else "", label, title)
+    return drawing.legend_below(ax, lines)

@@ -12,11 +12,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 from calibrant.arguments import nearest
-from calibrant.options import Choice, RecipeError, check_options
+from calibrant.options import Choice, RecipeError, check_options, options_of
 from calibrant.training.data import built_in, in_memory, npz, on_disk, segmentation, text
 from calibrant.training.data.built_in import synthetic_posterior
 from calibrant.training.data.safe_readers import MissingDataError
 from calibrant.training.data.sampling import random_numbers, shuffled
+from calibrant.training.data.skew import skewed
 from calibrant.training.data.split import DataSets, Inputs, Split, TensorSplit, map_inputs, tensors_of
 
 __all__ = [
@@ -31,6 +32,7 @@ __all__ = [
     "map_inputs",
     "random_numbers",
     "shuffled",
+    "skewed",
     "synthetic_posterior",
     "tensors_of",
 ]
@@ -42,6 +44,7 @@ DATA_SETS: dict[str, Callable[..., DataSets]] = {
     "cifar10": in_memory.cifar10,
     "cifar100": in_memory.cifar100,
     "cifar10-c": in_memory.cifar10_c,
+    "cifar100-c": in_memory.cifar100_c,
     "svhn": in_memory.svhn,
     "tiny-imagenet": on_disk.tiny_imagenet,
     "imagenet": on_disk.imagenet,
@@ -60,14 +63,14 @@ def load_data(choice: Choice, root: str | os.PathLike[str] | None = None) -> Dat
     """Load a data set by name.
 
     Args:
-        choice: a name in `DATA_SETS`, with options.
+        choice: a name in `DATA_SETS`, with options of its function, and those of `skewed`.
         root: the data folder, with the downloaded files; by default the environment variable
             ``CALIBRANT_DATA``, or else ``data``.
 
     Raises:
         RecipeError: the name or an option is unknown.
         MissingDataError: a file is missing; the message says what to download and where to put it.
-        ValueError: a file is damaged, or the options ask for more elements than there are.
+        ValueError: a file is damaged, or the options do not fit the data.
 
     >>> load_data(Choice("digits", {"imbalance": 80, "head": 80})).class_counts[::9]
     (80, 1)
@@ -76,7 +79,9 @@ def load_data(choice: Choice, root: str | os.PathLike[str] | None = None) -> Dat
         known = ", ".join(DATA_SETS)
         raise RecipeError(f"unknown data {choice.name!r}{nearest(choice.name, DATA_SETS)}; known: {known}")
     function = DATA_SETS[choice.name]
-    return function(_folder(root), **check_options(f"data {choice.name!r}", choice.options, function))
+    options = check_options(f"data {choice.name!r}", choice.options, function, skewed)
+    skew = {name: options.pop(name) for name in options_of(skewed) if name in options}
+    return skewed(function(_folder(root), **options), options.get("split_seed", 0), **skew)
 
 
 def files_of(choice: Choice, root: str | os.PathLike[str] | None = None) -> list[Path]:

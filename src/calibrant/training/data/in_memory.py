@@ -1,9 +1,9 @@
-"""Data sets of small images in memory: CIFAR-10, CIFAR-100, CIFAR-10-C and SVHN."""
+"""Data sets of small images in memory: CIFAR-10, CIFAR-100, their corrupted versions, and SVHN."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal
+from typing import Literal, get_args
 
 import numpy as np
 import torch
@@ -17,6 +17,29 @@ from calibrant.training.data.sampling import draw_parts
 from calibrant.training.data.split import DataSets, TensorSplit
 
 Augmentation = Literal["crop-flip", "none"]
+
+Corruption = Literal[
+    "gaussian_noise",
+    "shot_noise",
+    "impulse_noise",
+    "defocus_blur",
+    "glass_blur",
+    "motion_blur",
+    "zoom_blur",
+    "snow",
+    "frost",
+    "fog",
+    "brightness",
+    "contrast",
+    "elastic_transform",
+    "pixelate",
+    "jpeg_compression",
+    "speckle_noise",
+    "gaussian_blur",
+    "spatter",
+    "saturate",
+]
+"""The fifteen corruptions of CIFAR-10-C, and the four additional ones."""
 
 
 class ImageSplit(TensorSplit):
@@ -103,7 +126,7 @@ def cifar100(
 def cifar10_c(
     root: Path,
     *,
-    corruption: str = "gaussian_noise",
+    corruption: Corruption = "gaussian_noise",
     severity: int = 5,
     validation: int = 5000,
     imbalance: float = 1.0,
@@ -116,36 +139,39 @@ def cifar10_c(
     folder of `cifar10` exists too, training and validation images are its clean ones, and the other options
     are described there. Otherwise both parts are empty.
     """
-    one_of("severity", severity, (1, 2, 3, 4, 5))
-    folder = root / "CIFAR-10-C"
     download = "CIFAR-10-C.tar from https://zenodo.org/records/2535967"
-    images = read_npy(present(folder / f"{corruption}.npy", download, root))
-    labels = read_npy(present(folder / "labels.npy", download, root))
-    # A file holds the five severities one after the other. Only one of them is read from disk.
-    size, rest = divmod(len(images), 5) if images.ndim else (0, 1)
-    if images.dtype != np.uint8 or images.ndim != 4 or images.shape[-1] != 3 or rest:
-        raise ValueError(
-            f"{folder / corruption}.npy has {images.dtype} of shape {images.shape}, expected uint8 of shape "
-            "(5 · N, height, width, 3)"
-        )
-    if labels.shape not in ((size,), (5 * size,)):
-        raise ValueError(
-            f"{folder / 'labels.npy'} has shape {labels.shape}, expected ({5 * size},) for {corruption}.npy"
-        )
-    rows = slice((severity - 1) * size, severity * size)
-    chosen = torch.from_numpy(np.ascontiguousarray(images[rows].transpose(0, 3, 1, 2)))
-    part = labels[rows if len(labels) > size else slice(None)]
-    targets = torch.from_numpy(whole_labels(folder / "labels.npy", part, len(CIFAR10_CLASSES)))
-    normalisation = NORMALISATIONS["cifar10"]
+    part = _corrupted(root, "CIFAR-10-C", download, corruption, severity, len(CIFAR10_CLASSES))
+    clean = None
     if (root / "cifar-10-batches-py").exists():
         clean = cifar10(
             root, validation=validation, imbalance=imbalance, augmentation=augmentation, split_seed=split_seed
         )
-        train, held_out, names = clean.train, clean.validation, clean.class_names
-    else:
-        train = held_out = ImageSplit(chosen[:0], targets[:0], normalisation, augmentation)
-        names = CIFAR10_CLASSES
-    return DataSets(train, held_out, ImageSplit(chosen, targets, normalisation), names, _about(chosen))
+    return _with_clean(part, clean, NORMALISATIONS["cifar10"], CIFAR10_CLASSES)
+
+
+def cifar100_c(
+    root: Path,
+    *,
+    corruption: Corruption = "gaussian_noise",
+    severity: int = 5,
+    validation: int = 5000,
+    imbalance: float = 1.0,
+    augmentation: Augmentation = "crop-flip",
+    split_seed: int = 0,
+) -> DataSets:
+    """CIFAR-100-C: the test images of CIFAR-100, corrupted (Hendrycks and Dietterich, ICLR 2019).
+
+    Reads the folder ``CIFAR-100-C``. Without the folder of `cifar100`, the names of the classes are numbers.
+    The options are those of `cifar10_c`.
+    """
+    download = "CIFAR-100-C.tar from https://zenodo.org/records/3555552"
+    part = _corrupted(root, "CIFAR-100-C", download, corruption, severity, 100)
+    clean = None
+    if (root / "cifar-100-python").exists():
+        clean = cifar100(
+            root, validation=validation, imbalance=imbalance, augmentation=augmentation, split_seed=split_seed
+        )
+    return _with_clean(part, clean, NORMALISATIONS["cifar100"], tuple(map(str, range(100))))
 
 
 def svhn(
@@ -196,6 +222,44 @@ def _data_sets(
     train = ImageSplit(*whole, normalisation, augmentation).subset(parts["train"])
     held_out = ImageSplit(*whole, normalisation).subset(parts["validation"])
     return DataSets(train, held_out, ImageSplit(*test, normalisation), names, _about(whole[0]))
+
+
+def _corrupted(
+    root: Path, name: str, download: str, corruption: Corruption, severity: int, classes: int
+) -> tuple[Tensor, Tensor]:
+    """The images of one corruption at one severity, and their labels."""
+    one_of("corruption", corruption, get_args(Corruption))
+    one_of("severity", severity, (1, 2, 3, 4, 5))
+    folder = root / name
+    images = read_npy(present(folder / f"{corruption}.npy", download, root))
+    labels = read_npy(present(folder / "labels.npy", download, root))
+    # A file holds the five severities one after the other. Only one of them is read from disk.
+    size, rest = divmod(len(images), 5) if images.ndim else (0, 1)
+    if images.dtype != np.uint8 or images.ndim != 4 or images.shape[-1] != 3 or rest:
+        raise ValueError(
+            f"{folder / corruption}.npy has {images.dtype} of shape {images.shape}, expected uint8 of shape "
+            "(5 · N, height, width, 3)"
+        )
+    if labels.shape not in ((size,), (5 * size,)):
+        raise ValueError(
+            f"{folder / 'labels.npy'} has shape {labels.shape}, expected ({5 * size},) for {corruption}.npy"
+        )
+    rows = slice((severity - 1) * size, severity * size)
+    chosen = torch.from_numpy(np.ascontiguousarray(images[rows].transpose(0, 3, 1, 2)))
+    part = labels[rows if len(labels) > size else slice(None)]
+    return chosen, torch.from_numpy(whole_labels(folder / "labels.npy", part, classes))
+
+
+def _with_clean(
+    test: tuple[Tensor, Tensor], clean: DataSets | None, normalisation: Normalisation, names: tuple[str, ...]
+) -> DataSets:
+    """Corrupted test images beside clean training and validation images, if there are any."""
+    images, targets = test
+    part = ImageSplit(images, targets, normalisation)
+    if clean is None:
+        empty = ImageSplit(images[:0], targets[:0], normalisation)
+        return DataSets(empty, empty, part, names, _about(images))
+    return DataSets(clean.train, clean.validation, part, clean.class_names, _about(images))
 
 
 def _about(images: Tensor) -> dict[str, int]:

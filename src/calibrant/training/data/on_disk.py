@@ -141,7 +141,7 @@ def image_folder(
         augmentation: the augmentation of the training images, with mirror images: "resized-crop" for random
             rectangles, "crop-flip" for shifts of up to four pixels.
         colour_jitter: the strength of random changes of colour; for "resized-crop".
-        erasing: the probability of erasing a random rectangle; for "resized-crop".
+        erasing: the probability of filling a random rectangle with noise; for "resized-crop".
         normalisation: whose constants to use.
         imbalance: the ratio of the first class's training images to the last one's; see `long_tail`.
         split_seed: the seed of the parts and of the long tail.

@@ -11,7 +11,7 @@ from torch import nn
 
 from calibrant import arguments
 from calibrant.training.models import cifar_resnet
-from calibrant.training.models.densenet import cifar_densenet_121
+from calibrant.training.models.densenet import cifar_densenet_40, cifar_densenet_121
 from calibrant.training.models.external import PREFIXES, own_factory
 from calibrant.training.models.mlp import cnn, mlp
 from calibrant.training.models.text_cnn import text_cnn
@@ -24,7 +24,9 @@ MODELS: dict[str, Callable[..., nn.Module]] = {
     "cifar-resnet-32": cifar_resnet.cifar_resnet_32,
     "cifar-resnet-50": cifar_resnet.cifar_resnet_50,
     "cifar-resnet-110": cifar_resnet.cifar_resnet_110,
+    "cifar-resnet-110-sd": cifar_resnet.cifar_resnet_110_sd,
     "wide-resnet-26-10": cifar_resnet.wide_resnet,
+    "cifar-densenet-40": cifar_densenet_40,
     "cifar-densenet-121": cifar_densenet_121,
     "text-cnn": text_cnn,
     "mlp": mlp,

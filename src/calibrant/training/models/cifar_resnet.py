@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
+from itertools import count
 
+import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -32,30 +34,69 @@ def _projected(channels: int, out: int, stride: int) -> nn.Module:
 Shortcut = Callable[[int, int, int], nn.Module]
 
 
-class _Residual(nn.Module):
-    """ReLU of the normalised output of some layers plus the shortcut."""
+class StochasticDepth(nn.Module):
+    """Sets its input to zero for a whole batch at random, in training only (Huang et al., 2016).
 
-    def __init__(self, layers: nn.Module, channels: int, out: int, stride: int, shortcut: Shortcut) -> None:
+    The input survives with the probability ``survival``; in evaluation it is multiplied by it. The choice is
+    a tensor operation, so that a step with it can be compiled and recorded as a CUDA graph. Layers before it
+    are computed in any case: no time is saved, and their batch normalisation sees every batch.
+
+    >>> StochasticDepth(0.25).eval()(torch.tensor([4.0]))
+    tensor([1.])
+    """
+
+    def __init__(self, survival: float) -> None:
+        super().__init__()
+        self.survival = survival
+
+    def forward(self, images: Tensor) -> Tensor:
+        if not self.training:
+            return self.survival * images
+        return torch.where(torch.rand((), device=images.device) < self.survival, images, 0.0)
+
+
+class _Residual(nn.Module):
+    """ReLU of the normalised output of some layers, which may be dropped at random, plus the shortcut."""
+
+    def __init__(
+        self,
+        layers: nn.Module,
+        channels: int,
+        out: int,
+        stride: int,
+        shortcut: Shortcut,
+        survival: float = 1.0,
+    ) -> None:
         super().__init__()
         self.layers, self.norm = layers, batch_norm(out, relu=False)
+        self.gate = StochasticDepth(survival) if survival < 1 else nn.Identity()
         same = channels == out and stride == 1
         self.shortcut = nn.Identity() if same else shortcut(channels, out, stride)
 
     def forward(self, images: Tensor) -> Tensor:
-        return F.relu(self.norm(self.layers(images)) + self.shortcut(images), inplace=True)
+        return F.relu(self.gate(self.norm(self.layers(images))) + self.shortcut(images), inplace=True)
 
 
 def basic_block(
-    channels: int, width: int, stride: int, *, shortcut: Shortcut = _projected, dropout: float = 0.0
+    channels: int,
+    width: int,
+    stride: int,
+    *,
+    shortcut: Shortcut = _projected,
+    dropout: float = 0.0,
+    survival: float = 1.0,
 ) -> nn.Module:
-    """Two 3×3 convolutions beside a shortcut, with dropout between them if ``dropout`` is positive."""
+    """Two 3×3 convolutions beside a shortcut, with dropout between them if ``dropout`` is positive.
+
+    ``survival`` is the probability with which `StochasticDepth` keeps them.
+    """
     layers = [
         nn.Conv2d(channels, width, 3, stride, padding=1, bias=False),
         batch_norm(width),
         *([nn.Dropout(dropout)] if dropout > 0 else []),
         nn.Conv2d(width, width, 3, padding=1, bias=False),
     ]
-    return _Residual(nn.Sequential(*layers), channels, width, stride, shortcut)
+    return _Residual(nn.Sequential(*layers), channels, width, stride, shortcut, survival)
 
 
 def bottleneck_block(channels: int, width: int, stride: int) -> nn.Module:
@@ -162,8 +203,8 @@ def cifar_resnet_50(num_classes: int, *, channels: int = 3) -> CifarResNet:
 def cifar_resnet_110(num_classes: int, *, channels: int = 3) -> CifarResNet:
     """The ResNet-110 of the calibration papers, with bottlenecks 3-4-26-3 and 46 million parameters.
 
-    The ResNet-110 for CIFAR of He et al. (2016) is a different network with 1.7 million parameters:
-    `cifar_resnet_32` with 18 blocks in each stage. See `cifar_resnet_18` for the arguments.
+    The ResNet-110 for CIFAR of He et al. (2016) is a different network with 1.7 million parameters: see
+    `cifar_resnet_110_sd`. See `cifar_resnet_18` for the arguments.
 
     >>> import torch
     >>> with torch.device("meta"):
@@ -171,6 +212,31 @@ def cifar_resnet_110(num_classes: int, *, channels: int = 3) -> CifarResNet:
     26
     """
     return CifarResNet(num_classes, bottleneck_block, 4, (3, 4, 26, 3), width=64, channels=channels)
+
+
+def cifar_resnet_110_sd(num_classes: int, *, channels: int = 3, survival: float = 0.5) -> CifarResNet:
+    """The ResNet-110 for CIFAR of He et al. (2016) with stochastic depth (Huang et al., 2016).
+
+    Three stages of 18 blocks. Block l of L = 54 survives with the probability ``1 - (1 - survival) l / L``,
+    drawn once for each batch.
+
+    Args:
+        num_classes: K.
+        channels: the channels of the images ``(B, channels, H, W)``.
+        survival: the probability of the last block, in (0, 1].
+
+    >>> with torch.device("meta"):
+    ...     sum(parameter.numel() for parameter in cifar_resnet_110_sd(10).parameters())
+    1727962
+    """
+    arguments.in_range("survival", survival, 0, 1, open_low=True)
+    numbers = count(1)
+
+    def block(channels: int, width: int, stride: int) -> nn.Module:
+        kept = 1 - (1 - survival) * next(numbers) / 54
+        return basic_block(channels, width, stride, shortcut=_PaddedShortcut, survival=kept)
+
+    return CifarResNet(num_classes, block, 1, (18, 18, 18), width=16, channels=channels)
 
 
 def wide_resnet(

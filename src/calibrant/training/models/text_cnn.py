@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from calibrant.training.models.layers import initialised
+from calibrant.arguments import in_range
 
 SHORTEST_TEXT = 21
 """The shortest text, in positions, that passes through the convolutions and pools of `TextCNN`."""
@@ -13,15 +13,15 @@ SHORTEST_TEXT = 21
 class TextCNN(nn.Module):
     """Three convolutions over embedded words, the largest value over all positions, two linear layers."""
 
-    def __init__(self, num_classes: int, words: nn.Embedding) -> None:
+    def __init__(self, num_classes: int, words: nn.Embedding, dropout: float) -> None:
         super().__init__()
         self.words = words
         layers: list[nn.Module] = []
         for channels in (words.embedding_dim, 128, 128):
             layers += [nn.Conv1d(channels, 128, 5), nn.ReLU(), nn.MaxPool1d(5, stride=1)]
         self.layers = nn.Sequential(*layers[:-1])  # the largest value over all positions follows
-        self.head = nn.Sequential(nn.Linear(128, 128), nn.ReLU(), nn.Linear(128, num_classes))
-        initialised(self)
+        dropped = [nn.Dropout(dropout)] if dropout > 0 else []
+        self.head = nn.Sequential(nn.Linear(128, 128), nn.ReLU(), *dropped, nn.Linear(128, num_classes))
 
     def forward(self, tokens: Tensor) -> Tensor:
         if tokens.shape[1] < SHORTEST_TEXT:
@@ -40,8 +40,11 @@ def text_cnn(
     vocabulary_size: int | None = None,
     dimension: int = 100,
     frozen: bool = True,
+    dropout: float = 0.0,
 ) -> TextCNN:
     """The global-pooling CNN that the papers train on 20 Newsgroups.
+
+    As in their releases, all weights start with the values that PyTorch draws by default.
 
     Args:
         num_classes: K.
@@ -49,6 +52,7 @@ def text_cnn(
         vocabulary_size: V, if no embedding is given.
         dimension: d, if no embedding is given.
         frozen: keep a given embedding fixed; False trains it.
+        dropout: the probability of dropout before the last layer.
 
     Raises:
         ValueError: neither embedding nor vocabulary_size is given, or they disagree.
@@ -58,14 +62,15 @@ def text_cnn(
     >>> sum(parameter.numel() for parameter in network.parameters() if parameter.requires_grad)
     247316
     """
+    in_range("dropout", dropout, 0, 1)
     if embedding is None:
         if vocabulary_size is None:
             raise ValueError("text-cnn needs embedding or vocabulary_size, got neither")
-        return TextCNN(num_classes, nn.Embedding(vocabulary_size, dimension))
+        return TextCNN(num_classes, nn.Embedding(vocabulary_size, dimension), dropout)
     if embedding.ndim != 2:
         raise ValueError(f"embedding must have shape (V, d), got {tuple(embedding.shape)}")
     if vocabulary_size not in (None, len(embedding)):
         raise ValueError(f"embedding has {len(embedding)} words and vocabulary_size is {vocabulary_size}")
     words = nn.Embedding(*embedding.shape)
     words.weight = nn.Parameter(embedding.detach().clone().float(), requires_grad=not frozen)
-    return TextCNN(num_classes, words)
+    return TextCNN(num_classes, words, dropout)

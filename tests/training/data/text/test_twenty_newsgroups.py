@@ -96,3 +96,8 @@ class TestNewsgroups:
         topics = vectors[inputs].sum(1)
         expected = torch.tensor([[0, 0, 0], [4, 5, 6], [1, 2, 3]], dtype=torch.float32)
         assert torch.equal(topics, expected[targets])
+
+    def test_preprocessing_of_the_papers(self, tmp_path):
+        data = newsgroups(write_messages(tmp_path), embedding="", length=3, preprocessing="keras")
+        inputs, _ = data.train.batch(torch.arange(len(data.train)))
+        assert (inputs[:, -1] == 1).all()  # "more" ends every message, and is the first by count and name

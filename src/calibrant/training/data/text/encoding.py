@@ -9,13 +9,13 @@ from collections.abc import Sequence
 from importlib import import_module
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from calibrant.arguments import whole_number
+from calibrant.arguments import one_of, whole_number
 from calibrant.sizes import check_memory
 from calibrant.training.data.safe_readers import MissingDataError, present
 from calibrant.training.data.split import DataSets, Inputs, TensorSplit
@@ -23,6 +23,9 @@ from calibrant.training.data.text.documents import Documents
 
 PADDING, UNKNOWN = 0, 1
 """The numbers for padding and for words outside the vocabulary."""
+
+Preprocessing = Literal["glove", "keras"]
+"""How texts become numbers of words; see `encode`."""
 
 # A tokenizer keeps even the truncated tokens of a call in memory, so it gets this many texts at once.
 BATCH = 1000
@@ -36,6 +39,7 @@ _TOKEN = re.compile(
     r"|\d+(?:[.,]\d+)*"
     r"|[^\w\s]|_"
 )
+_KERAS_BLANKS = str.maketrans(dict.fromkeys('!"#$%&()*+,-./:;<=>?@[\\]^_`{|}~\t\n', " "))
 
 
 def encode(
@@ -47,21 +51,38 @@ def encode(
     vocabulary: int = 20000,
     embedding: str = "",
     tokenizer: str = "",
+    preprocessing: Preprocessing = "glove",
 ) -> DataSets:
     """Encode documents by a vocabulary of words, or by a tokenizer.
+
+    There are two ways to make words and to cut texts:
+
+    ================== ============================================ =======================================
+    preprocessing      ``"glove"``                                  ``"keras"``
+    ================== ============================================ =======================================
+    words              those of `tokens`, as in the GloVe vectors   what blanks and punctuation separate
+    vocabulary         counted in the training texts as cut         counted in all texts, of all parts
+    unknown words      have a number of their own                   are left out
+    long texts         keep their first words                       keep their last words
+    short texts        are padded at the end                        are padded at the start
+    ================== ============================================ =======================================
+
+    ``"keras"`` is what the releases of the calibration papers do with the tools of Keras. Its vocabulary
+    knows the words of the test texts, but not their labels.
 
     Args:
         root: the data folder.
         documents: the training, validation and test documents.
         class_names: K names.
-        length: how many words or tokens of a training text to keep; shorter texts are padded at the end.
+        length: how many words or tokens of a training text to keep; shorter texts are padded.
         test_length: the same for validation and test; None for ``length``.
-        vocabulary: the size of the vocabulary, made of the most frequent words of the training part. It
-            includes one number for padding and one for unknown words.
+        vocabulary: the size of the vocabulary, made of the most frequent words. It includes the numbers for
+            padding and for unknown words.
         embedding: a file of GloVe vectors in ``root`` or in its folder ``glove.6B``; ``""`` for none. Words
             that the file does not have get zeros.
         tokenizer: the name or folder of a tokenizer of ``transformers``, used in place of vocabulary and
             embedding; inputs are then ``input_ids`` and ``attention_mask``. ``""`` for none.
+        preprocessing: ``"glove"`` or ``"keras"``; not used with a tokenizer.
 
     Returns:
         The data, with ``vocabulary_size``, ``length`` and, from a file of vectors, ``embedding``.
@@ -80,12 +101,13 @@ def encode(
     if tokenizer:
         inputs, about["vocabulary_size"] = tokenize(root, texts, lengths, tokenizer)
     else:
-        inputs, words = number_words(texts, lengths, vocabulary)
-        about["vocabulary_size"] = len(words) + 2
+        inputs, words = number_words(texts, lengths, vocabulary, preprocessing)
+        special = _FIRST_WORD[preprocessing]
+        about["vocabulary_size"] = len(words) + special
         if embedding:
             inside = root / "glove.6B" / embedding
             vectors = glove(inside if inside.is_file() else root / embedding, words)
-            about["embedding"] = torch.cat([vectors.new_zeros(2, vectors.shape[1]), vectors])
+            about["embedding"] = torch.cat([vectors.new_zeros(special, vectors.shape[1]), vectors])
     train, validation, test = (
         TensorSplit(tensors, part.targets) for tensors, part in zip(inputs, documents, strict=True)
     )
@@ -105,40 +127,63 @@ def tokens(text: str) -> list[str]:
     return _TOKEN.findall(_REPEATS.sub(r"\1", text.lower()))
 
 
+def separated_words(text: str) -> list[str]:
+    """Split a text at blanks and punctuation, which is dropped; apostrophes belong to words.
+
+    >>> separated_words("It's 3.5 miles -- we don't walk!!!")
+    ["it's", '3', '5', 'miles', 'we', "don't", 'walk']
+    """
+    return text.lower().translate(_KERAS_BLANKS).split()
+
+
+_FIRST_WORD: dict[Preprocessing, int] = {"glove": 2, "keras": 1}
+"""The number of the most frequent word. Lower numbers are for padding and, in ``"glove"``, unknown words."""
+
+
 def number_words(
-    texts: Sequence[list[str]], lengths: Sequence[int], vocabulary: int
+    texts: Sequence[list[str]],
+    lengths: Sequence[int],
+    vocabulary: int,
+    preprocessing: Preprocessing = "glove",
 ) -> tuple[list[Inputs], list[str]]:
-    """Texts as numbers of words ``(N, length)``, by the most frequent words of the first part.
+    """Texts as numbers of words ``(N, length)``, by a vocabulary of the most frequent words; see `encode`.
 
     Returns:
-        The numbers for each part, and the words with the numbers 2, 3, …, by falling frequency.
+        The numbers for each part, and the words by falling frequency.
     """
-    if whole_number("vocabulary", vocabulary) < 3:
+    keras = one_of("preprocessing", preprocessing, ("glove", "keras")) == "keras"
+    first = _FIRST_WORD[preprocessing]
+    if whole_number("vocabulary", vocabulary) <= first:
         raise ValueError(
-            f"vocabulary must be at least 3, padding and unknown words included, got {vocabulary!r}"
+            f"vocabulary must be at least {first + 1}, padding{'' if keras else ' and unknown words'} "
+            f"included, got {vocabulary!r}"
         )
     # Words get a preliminary number when they first occur, and their final one at the end. Arrays of numbers
     # take an eighth of the memory of lists of strings.
     numbers: defaultdict[str, int] = defaultdict()
     numbers.default_factory = numbers.__len__
-    preliminary = [
-        [
-            np.frombuffer(array("i", map(numbers.__getitem__, tokens(text)[:length])), np.int32)
-            for text in part
-        ]
-        for part, length in zip(texts, lengths, strict=True)
-    ]
-    counts = np.bincount(np.concatenate(preliminary[0]), minlength=len(numbers))
+    preliminary = []
+    for part, length in zip(texts, lengths, strict=True):
+        split = (separated_words(text) if keras else tokens(text)[:length] for text in part)
+        found = (array("i", map(numbers.__getitem__, each)) for each in split)
+        preliminary.append([np.frombuffer(document, np.int32) for document in found])
+    counted = [document for group in preliminary[: None if keras else 1] for document in group]
+    counts = np.bincount(np.concatenate(counted), minlength=len(numbers))
     words = sorted(
         (word for word, number in numbers.items() if counts[number]), key=lambda w: (-counts[numbers[w]], w)
-    )[: vocabulary - 2]
-    final = np.full(len(numbers), UNKNOWN, np.int64)
-    final[[numbers[word] for word in words]] = np.arange(2, len(words) + 2)
+    )[: vocabulary - first]
+    final = np.full(len(numbers), PADDING if keras else UNKNOWN, np.int64)
+    final[[numbers[word] for word in words]] = np.arange(first, len(words) + first)
     inputs: list[Inputs] = []
-    for part, length in zip(preliminary, lengths, strict=True):
-        indices = torch.full((len(part), length), PADDING)
-        for row, document in zip(indices.numpy(), part, strict=True):
-            row[: len(document)] = final[document]
+    for documents, length in zip(preliminary, lengths, strict=True):
+        indices = torch.full((len(documents), length), PADDING)
+        for row, document in zip(indices.numpy(), documents, strict=True):
+            known = final[document]
+            if keras:
+                known = known[known != PADDING][-length:]
+                row[length - len(known) :] = known
+            else:
+                row[: len(known)] = known
         inputs.append(indices)
     return inputs, words
 

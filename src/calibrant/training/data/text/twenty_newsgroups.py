@@ -12,7 +12,7 @@ from calibrant.training.data.safe_readers import present
 from calibrant.training.data.sampling import stratified
 from calibrant.training.data.split import DataSets
 from calibrant.training.data.text.documents import Documents
-from calibrant.training.data.text.encoding import encode
+from calibrant.training.data.text.encoding import Preprocessing, encode
 
 
 def newsgroups(
@@ -29,6 +29,7 @@ def newsgroups(
     vocabulary: int = 20000,
     embedding: str = "glove.6B.100d.txt",
     tokenizer: str = "",
+    preprocessing: Preprocessing = "glove",
 ) -> DataSets:
     """20 Newsgroups: messages to twenty discussion groups, to be classified by group.
 
@@ -51,6 +52,7 @@ def newsgroups(
         vocabulary: the size of the vocabulary.
         embedding: a file of GloVe vectors, or ``""`` for none.
         tokenizer: a tokenizer of ``transformers``, or ``""`` for none.
+        preprocessing: ``"keras"`` for that of the papers' releases.
 
     Raises:
         MissingDataError: a folder or file is missing.
@@ -81,7 +83,10 @@ def newsgroups(
     whole = Documents(texts, torch.tensor([groups.index(group) for _, group in files]))
     sizes = _scaled(train, validation, test, len(files))
     documents = [whole.subset(part) for part in stratified(whole.targets, sizes, split_seed)]
-    return encode(root, documents, tuple(groups), length, test_length, vocabulary, embedding, tokenizer)
+    names = tuple(groups)
+    return encode(
+        root, documents, names, length, test_length, vocabulary, embedding, tokenizer, preprocessing
+    )
 
 
 def _message(content: bytes, headers: bool) -> str:

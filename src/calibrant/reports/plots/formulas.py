@@ -1,0 +1,153 @@
+"""Plots of formulas: losses and exponents by the probability of the true class, and penalties."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from matplotlib.axes import Axes
+from torch import Tensor
+
+from calibrant.losses import PENALTIES, CalFocal, DualFocal, Focal, InverseFocal, Loss, SampleDependentFocal
+from calibrant.reports.plots import drawing
+
+_PROBABILITIES = torch.linspace(0.002, 0.998, 499, dtype=torch.float64)
+
+
+def focal_losses(ax: Axes | None = None, *, accuracy: float = 0.8, title: str | None = None) -> Axes:
+    """Plot cross-entropy and focal losses against the probability of the true class.
+
+    Args:
+        ax: the axes to draw on; None for a new figure.
+        accuracy: the accuracy A of the validation bin, for CalFocal.
+        title: the title.
+
+    >>> from matplotlib.figure import Figure
+    >>> ax = focal_losses(Figure().subplots())
+    >>> [line.get_label() for line in ax.lines][:3]
+    ['CE', 'FL-3', 'FL-5']
+    """
+    losses: dict[str, Loss] = {"CE": Focal(2, gamma=0), "FL-3": Focal(2, gamma=3), "FL-5": Focal(2, gamma=5)}
+    losses |= {f"InvFL-{gamma}": InverseFocal(2, gamma=gamma) for gamma in (1, 2)}
+    losses |= {f"CF-{rate}": _calfocal(rate, accuracy) for rate in (1, 10, 100)}
+    ax = _curves({name: _values(loss)[0] for name, loss in losses.items()}, ax, "Loss", title)
+    ax.set_ylim(0, 3)
+    ax.axvline(accuracy, color=drawing.GREY, linewidth=0.6)
+    return drawing.legend_below(ax)
+
+
+def exponents(ax: Axes | None = None, *, accuracy: float = 0.8, title: str | None = None) -> Axes:
+    """Plot the exponent γ of focal losses against the probability of the true class.
+
+    Args:
+        ax: the axes to draw on; None for a new figure.
+        accuracy: the accuracy A of the validation bin, for CalFocal.
+        title: the title.
+
+    >>> from matplotlib.figure import Figure
+    >>> [line.get_label() for line in exponents(Figure().subplots()).lines][:2]
+    ['FL-3', 'FLSD-53']
+    """
+    p, steps = _PROBABILITIES, SampleDependentFocal(2)
+    by_threshold = torch.where(p < steps.threshold, steps.gamma_below, steps.gamma_above)
+    curves = {"FL-3": torch.full_like(p, 3), "FLSD-53": by_threshold.to(p)}
+    curves |= {f"CF-{rate}": _calfocal(rate, accuracy).look_up()(p) for rate in (1, 10)}
+    ax = _curves(curves, ax, "Exponent γ", title)
+    ax.set_ylim(0, 8)
+    ax.axvline(accuracy, color=drawing.GREY, linewidth=0.6)
+    return drawing.legend_below(ax)
+
+
+def dual_focal_phi(
+    ax: Axes | None = None, *, gamma: float = 1.0, lower: float = 0.3, title: str | None = None
+) -> Axes:
+    """Plot ``φ(p) = -p ∂L/∂p`` of focal and dual focal loss, which tells over- from under-confidence.
+
+    Where φ rises, up to the dotted line, the minimiser of the loss is over-confident. It is under-confident
+    to the right of the point where φ falls below 1.
+
+    Args:
+        ax: the axes to draw on; None for a new figure.
+        gamma: γ of both losses.
+        lower: q of the dual focal loss, the largest probability below that of the true class.
+        title: the title.
+
+    >>> from matplotlib.figure import Figure
+    >>> ax = dual_focal_phi(Figure().subplots())
+    >>> bool((ax.lines[1].get_ydata() > ax.lines[0].get_ydata()).all())  # dual focal above focal
+    True
+    """
+    losses = {
+        "Focal": Focal(2, gamma=gamma),
+        f"Dual focal, q = {lower:g}": DualFocal(2, gamma=gamma, constant=lower),
+    }
+    curves = {name: _values(loss)[1] for name, loss in losses.items()}
+    ax = _curves(curves, ax, f"φ, γ = {gamma:g}", title)
+    ax.axhline(1, color=drawing.GREY, linewidth=0.6)
+    for number, curve in enumerate(curves.values()):
+        highest = int(curve.argmax())
+        style = {**drawing.line_style(number), "linestyle": ":"}
+        ax.plot([float(_PROBABILITIES[highest])] * 2, [0, float(curve[highest])], linewidth=0.9, **style)
+    ax.set_ylim(bottom=0)
+    return drawing.legend_below(ax)
+
+
+def penalty_weights(
+    data: Sequence[tuple[float, float]] = ((1.0, 1.0), (1.0, 4.0), (1.0, 16.0), (0.2, 1.0), (3.0, 1.0)),
+    ax: Axes | None = None,
+    *,
+    penalty: str = "phr",
+    title: str | None = None,
+) -> Axes:
+    """Plot a penalty for several multipliers λ and penalty weights ρ.
+
+    Args:
+        data: pairs ``(λ, ρ)``.
+        ax: the axes to draw on; None for a new figure.
+        penalty: a key of `calibrant.losses.PENALTIES`.
+        title: the title.
+
+    >>> from matplotlib.figure import Figure
+    >>> ax = penalty_weights([(1.0, 1.0), (1.0, 10.0)], Figure().subplots())
+    >>> [line.get_label() for line in ax.lines[2:]]
+    ['λ = 1, ρ = 1', 'λ = 1, ρ = 10']
+    """
+    violation = torch.linspace(-2, 2, 401, dtype=torch.float64)
+    ax = drawing.given_or_new(ax, 2.6)
+    ax.axhline(0, color=drawing.GREY, linewidth=0.5)
+    ax.axvline(0, color=drawing.GREY, linewidth=0.5)
+    for number, (multiplier, weight) in enumerate(data):
+        pair = violation.new_tensor(weight), violation.new_tensor(multiplier)
+        curve = PENALTIES[penalty].value(violation, *pair)
+        label = f"λ = {multiplier:g}, ρ = {weight:g}"
+        ax.plot(violation.numpy(), curve.numpy(), label=label, linewidth=1.2, **drawing.line_style(number))
+    ax.set(xlim=(-2, 2), ylim=(-2.5, 6))
+    drawing.finish(ax, "Violation z", f"Penalty {penalty.upper()}", title)
+    return drawing.legend_below(ax)
+
+
+def _calfocal(rate: float, accuracy: float) -> CalFocal:
+    """CalFocal after a pass in which all bins had this accuracy."""
+    loss = CalFocal(2, rate=rate)
+    loss.accuracy.fill_(accuracy)
+    loss.passes.fill_(1)
+    return loss
+
+
+def _values(loss: Loss) -> tuple[Tensor, Tensor]:
+    """The loss by the probability p of the true class, and ``-p ∂L/∂p``."""
+    logit = torch.logit(_PROBABILITIES).requires_grad_()
+    logits = torch.stack([logit, torch.zeros_like(logit)], dim=1)
+    loss.reduction = "none"
+    value = loss(logits, torch.zeros(len(logit), dtype=torch.long))
+    (slope,) = torch.autograd.grad(value.sum(), logit)
+    return value.detach(), -slope / (1 - _PROBABILITIES)
+
+
+def _curves(data: Mapping[str, Tensor], ax: Axes | None, ylabel: str, title: str | None) -> Axes:
+    ax = drawing.given_or_new(ax, 2.2 + drawing.legend_height(data))
+    for number, (name, curve) in enumerate(data.items()):
+        style = drawing.line_style(number)
+        ax.plot(_PROBABILITIES.numpy(), curve.numpy(), label=name, linewidth=1.2, **style)
+    ax.set_xlim(0, 1)
+    return drawing.finish(ax, "Probability p of the true class", ylabel, title)

@@ -1,0 +1,205 @@
+"""The figures of finished runs, and of the formulas of losses."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from matplotlib.figure import Figure
+from torch import Tensor
+
+from calibrant.metrics import METRICS
+from calibrant.reports import plots
+from calibrant.reports.plots.bins import Row, panels
+from calibrant.reports.plots.checks import Array
+
+_CURVES = ("accuracy", "nll", "ece", "adaptive_ece")
+
+Drawing = tuple[str, Callable[[], Figure]]
+"""A file name without its ending, and a function that draws the figure."""
+
+
+@dataclass(frozen=True)
+class RunRecord:
+    """What a finished run holds for its figures.
+
+    Attributes:
+        label: the name in legends. Runs with one label differ in their seed only.
+        file: the name as a part of file names; another for each run.
+        history: a log row for each epoch.
+        bins: bins of confidence after each epoch, by name.
+        learned: the learned state of the loss after each epoch, by name.
+        test: logits and labels of the test data; None if they are not stored.
+    """
+
+    label: str
+    file: str
+    history: Sequence[Mapping[str, float]]
+    bins: Mapping[str, Tensor]
+    learned: Mapping[str, Tensor]
+    test: tuple[Tensor, Tensor] | None
+
+
+def drawings_of_runs(
+    runs: Sequence[RunRecord], *, bins: Sequence[int] | None = None, smooth: float = 0.0
+) -> list[Drawing]:
+    """The figures that runs have the data for.
+
+    Args:
+        runs: the runs to draw.
+        bins: the bins to draw, counted from 0; None for all.
+        smooth: the factor of an exponential moving average of the curves over the epochs; 0 for none.
+    """
+    found: list[Drawing] = []
+    for part in ("validation", "test"):
+        metrics = [name for name in _CURVES if all(f"{part}_{name}" in run.history[0] for run in runs)]
+        if metrics:
+            found.append((f"curves-{part}", _of(_curves, runs, part, metrics, smooth)))
+    binned = [run for run in runs if run.bins]
+    if binned:
+        chosen = list(range(binned[0].bins["validation_count"].shape[1])) if bins is None else list(bins)
+        found.append(("bins", _of(_gaps, binned, chosen)))
+        found.append(("confidences", _of(_confidences, binned, chosen, "train_true", "validation")))
+        found.append(("confidences-own-bins", _of(_confidences, binned, chosen, "train_own", "train_own")))
+        found.append(("confidences-true-and-top", _of(_true_and_top, binned, chosen)))
+    for run in runs:
+        for name, values in run.learned.items():
+            if values.numel() and values.isfinite().all():
+                found.append((f"learned-{name}-{run.file}", _of(_learned, run, name, values)))
+    by_label = _by_label([run for run in runs if run.test is not None])
+    if by_label:
+        found.append(("maximum-logits", _of(_maximum_logits, by_label)))
+        found.append(("lower-probability", _of(_lower_probabilities, by_label)))
+    return found
+
+
+def drawings_of_formulas() -> list[Drawing]:
+    """The figures of formulas: penalties, focal losses and their exponents, and φ of the dual focal loss."""
+    functions = {
+        "penalties": plots.penalties,
+        "penalty-weights": plots.penalty_weights,
+        "focal-losses": plots.focal_losses,
+        "exponents": plots.exponents,
+        "dual-focal-phi": plots.dual_focal_phi,
+    }
+
+    def draw(plot: Callable[..., object]) -> Figure:
+        figure = Figure(figsize=(4.2, 3.2), layout="constrained")
+        plot(ax=figure.subplots())
+        return figure
+
+    return [(name, _of(draw, plot)) for name, plot in functions.items()]
+
+
+def smoothed(values: Sequence[float], factor: float) -> list[float]:
+    """The exponential moving average: each value is ``factor`` of the one before and the rest of its own.
+
+    >>> smoothed([4.0, 2.0, 2.0], 0.5)
+    [4.0, 3.0, 2.5]
+    """
+    found: list[float] = []
+    for value in values:
+        found.append(factor * found[-1] + (1 - factor) * value if found else value)
+    return found
+
+
+def _of(function: Callable[..., Figure], *arguments: object) -> Callable[[], Figure]:
+    return lambda: function(*arguments)
+
+
+def _by_label(runs: Sequence[RunRecord]) -> dict[str, list[RunRecord]]:
+    found: dict[str, list[RunRecord]] = {}
+    for run in runs:
+        found.setdefault(run.label, []).append(run)
+    return found
+
+
+def _curves(runs: Sequence[RunRecord], part: str, metrics: Sequence[str], smooth: float) -> Figure:
+    across = min(2, len(metrics))
+    down = -(-len(metrics) // across)
+    figure = Figure(figsize=(3.6 * across, 2.9 * down), layout="constrained")
+    axes = np.atleast_1d(figure.subplots(down, across)).flatten()
+    for ax, metric in zip(axes, metrics, strict=False):
+        data = {
+            label: [smoothed([row[f"{part}_{metric}"] for row in run.history], smooth) for run in group]
+            for label, group in _by_label(runs).items()
+        }
+        plots.training_curves(data, ax, metric=metric, title=f"{METRICS[metric].label}, {part} data")
+    return figure
+
+
+def _mean(run: RunRecord, name: str, figure: str) -> Array:
+    """A mean in every bin after each epoch, NaN where it is empty."""
+    values = run.bins[f"{name}_{figure}"].masked_fill(run.bins[f"{name}_count"] == 0, torch.nan)
+    return np.asarray(values.double().numpy())
+
+
+def _edges(runs: Sequence[RunRecord], name: str) -> Row:
+    """The lower and upper edges of the bins."""
+    edges = [(run.label, run.bins[f"{name}_edges"].double().numpy()) for run in runs]
+    both = [(label, each) for label, found in edges for each in (found[:, :-1], found[:, 1:])]
+    label = "Edges" if name == "validation" else "Edges,\ntraining"
+    return Row(label, {"Edges": both}, height=0.6)
+
+
+def _gaps(runs: Sequence[RunRecord], bins: Sequence[int]) -> Figure:
+    gaps = [
+        (run.label, 100 * (_mean(run, "validation", "confidence") - _mean(run, "validation", "accuracy")))
+        for run in runs
+    ]
+    rows = [Row("Gap (%)", {"Gap": gaps}, zero=True)]
+    exponents = [
+        (run.label, run.learned["gamma"].double().numpy())
+        for run in runs
+        if run.learned.get("gamma", torch.zeros(0)).shape == run.bins["validation_count"].shape
+    ]
+    if exponents:
+        rows.append(Row("Exponent γ", {"γ": exponents}, height=0.8))
+    return panels([*rows, _edges(runs, "validation")], bins)
+
+
+def _confidences(runs: Sequence[RunRecord], bins: Sequence[int], training: str, edges: str) -> Figure:
+    curves = {
+        "Training, true class": [(run.label, _mean(run, training, "confidence")) for run in runs],
+        "Validation, predicted class": [(run.label, _mean(run, "validation", "confidence")) for run in runs],
+        "Validation accuracy": [(run.label, _mean(run, "validation", "accuracy")) for run in runs],
+    }
+    return panels([Row("Confidence", curves), _edges(runs, edges)], bins)
+
+
+def _true_and_top(runs: Sequence[RunRecord], bins: Sequence[int]) -> Figure:
+    curves = {
+        "Training, true class": [(run.label, _mean(run, "train_true", "confidence")) for run in runs],
+        "Training, predicted class": [(run.label, _mean(run, "train_top", "confidence")) for run in runs],
+    }
+    return panels([Row("Confidence", curves)], bins)
+
+
+def _learned(run: RunRecord, name: str, values: Tensor) -> Figure:
+    figure = Figure(figsize=(4.2, 3.4), layout="constrained")
+    rows = values.reshape(len(values), -1)
+    plots.learned_quantity(rows, figure.subplots(), name=name, title=run.label)
+    return figure
+
+
+def _maximum_logits(by_label: Mapping[str, Sequence[RunRecord]]) -> Figure:
+    figure = Figure(figsize=(4.2, 3.4), layout="constrained")
+    data = {label: torch.cat([logits for logits, _ in _tests(runs)]) for label, runs in by_label.items()}
+    plots.maximum_logits(data, figure.subplots())
+    return figure
+
+
+def _lower_probabilities(by_label: Mapping[str, Sequence[RunRecord]]) -> Figure:
+    figure = Figure(figsize=(4.2, 1.2 + 0.3 * len(by_label)), layout="constrained")
+    data = {}
+    for label, runs in by_label.items():
+        logits, labels = zip(*_tests(runs), strict=True)
+        data[label] = torch.cat(logits), torch.cat(labels)
+    plots.lower_probabilities(data, figure.subplots())
+    return figure
+
+
+def _tests(runs: Sequence[RunRecord]) -> Iterator[tuple[Tensor, Tensor]]:
+    return (run.test for run in runs if run.test is not None)

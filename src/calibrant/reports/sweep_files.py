@@ -1,0 +1,126 @@
+"""The files of a sweep: tables for papers, and the curves of its sensitivity."""
+
+from __future__ import annotations
+
+import os
+from itertools import zip_longest
+from pathlib import Path
+
+from matplotlib.figure import Figure
+
+from calibrant.atomic import replace_file
+from calibrant.evaluation.comparison import Comparison, MeanFigure
+from calibrant.evaluation.sweep import Criterion, Sweep, Value
+from calibrant.reports import plots
+from calibrant.reports.plots.drawing import LARGE, default_style, legend_of_figure, png, svg
+from calibrant.reports.table_builders import comparison_table
+from calibrant.reports.tables import plain_markdown, tex, to_latex, to_markdown
+
+FILES = ("sweep.json", "sweep.md", "sweep.tex", "plots/sensitivity.png", "plots/sensitivity.svg")
+"""The files that `write_sweep` writes."""
+
+_DRAWN = (Criterion("accuracy"), Criterion("nll"), Criterion("ece"), Criterion("adaptive_ece"))
+
+
+def validation_note(sweep: Sweep) -> str:
+    """What the figures on the validation data mean."""
+    return _note(sweep.validation, "Validation data", "the same data, so that these figures are optimistic")
+
+
+def chosen_note(sweep: Sweep) -> str:
+    """What the test figures of the chosen setting mean."""
+    note = _note(sweep.test, "Test data", "the validation data")
+    return f"{note} Only the chosen setting was evaluated on the test data."
+
+
+def _note(comparison: Comparison, data: str, fitted: str) -> str:
+    seeds = len(comparison.seeds)
+    spread = f"mean ± standard deviation over {seeds} seeds" if seeds > 1 else "one seed"
+    best = " Best mean in bold." if len(comparison.methods) > 1 else ""
+    elements = comparison.methods[0].before[0].samples
+    return (
+        f"{data} of {elements:,} elements, {spread}. All figures but NLL and T are in percent. + T: after "
+        f"temperature scaling, fitted to {fitted}.{best}"
+    )
+
+
+def markdown(sweep: Sweep) -> str:
+    """The tables of a sweep in Markdown."""
+    validation, test = comparison_table(sweep.validation), comparison_table(sweep.test)
+    lines = [f"# {plain_markdown(sweep.title)}", "", "## Validation data", ""]
+    lines += [to_markdown(validation, "setting"), "", plain_markdown(validation_note(sweep)), ""]
+    lines += [*(f"- {plain_markdown(remark)}" for remark in sweep.remarks()), ""]
+    lines += ["## Test data", "", to_markdown(test, "loss"), "", plain_markdown(chosen_note(sweep)), ""]
+    intervals = test.intervals()
+    if intervals.columns:
+        lines += ["95 % intervals of the means:", "", to_markdown(intervals, "loss"), ""]
+    return "\n".join(lines)
+
+
+def latex(sweep: Sweep) -> str:
+    """The tables of a sweep in LaTeX, for the package booktabs."""
+    validation, test = comparison_table(sweep.validation), comparison_table(sweep.test)
+    return (
+        f"% {tex(' '.join([validation_note(sweep), *sweep.remarks()]))}\n"
+        f"{to_latex(validation, 'Setting')}\n\n"
+        f"% {tex(chosen_note(sweep))}\n{to_latex(test, 'Loss')}\n"
+    )
+
+
+def curves(sweep: Sweep) -> Figure:
+    """Validation figures against the first option, with a line for each combination of the others.
+
+    Accuracy, NLL, ECE and adaptive ECE are drawn, and the criterion if it is none of these. A circle marks
+    the chosen setting.
+    """
+    drawn = [*_DRAWN, *([] if sweep.criterion in _DRAWN else [sweep.criterion])]
+    option, *others = sweep.options
+    settings = sweep.settings
+    lines = {
+        name: ", ".join(f"{other}={values[other]}" for other in others) for name, values in settings.items()
+    }
+    rows = -(-len(drawn) // 2)
+    legend = 0.2 + 0.08 * len(set(lines.values())) if others else 0.0  # inches, two entries in a row
+    figure = Figure(figsize=(6.8, 2.2 * rows + legend), layout="constrained")
+    figure.suptitle(f"{sweep.title} (validation data)", fontsize=LARGE, parse_math=False)
+    panels = figure.subplots(rows, 2, squeeze=False).flatten().tolist()
+    for criterion, ax in zip_longest(drawn, panels):
+        by_line: dict[str, dict[Value, MeanFigure]] = {}
+        for name, found in criterion.figures(sweep.validation).items() if criterion else ():
+            by_line.setdefault(lines[name], {})[settings[name][option]] = found
+        if not by_line:
+            ax.set_axis_off()
+            continue
+        plots.sensitivity(
+            by_line,
+            ax,
+            option=option,
+            metric=criterion.metric,
+            after=criterion.after,
+            chosen=(lines[sweep.chosen], settings[sweep.chosen][option]),
+            legend=False,
+        )
+    if others:
+        legend_of_figure(figure, panels[0])
+    return figure
+
+
+def write_sweep(sweep: Sweep, folder: str | os.PathLike[str]) -> None:
+    """Write ``sweep.json``, ``sweep.md``, ``sweep.tex``, and ``plots/sensitivity`` as PNG and SVG.
+
+    Args:
+        sweep: the sweep to write.
+        folder: the folder to write to; it is created if necessary, and existing files are replaced.
+    """
+    with default_style():
+        picture = curves(sweep)
+        contents = (
+            f"{sweep.to_json()}\n".encode(),
+            markdown(sweep).encode(),
+            latex(sweep).encode(),
+            png(picture),
+            svg(picture),
+        )
+    (Path(folder) / "plots").mkdir(parents=True, exist_ok=True)
+    for name, content in zip(FILES, contents, strict=True):
+        replace_file(Path(folder) / name, content)

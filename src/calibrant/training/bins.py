@@ -1,0 +1,94 @@
+"""Bins of confidence after each epoch: validation data, with the training data beside them."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from calibrant.distributed import all_reduce
+from calibrant.histogram import Bins, ConfidenceHistogram, cell_edges, rounded_down
+from calibrant.metrics.catalogue import Options
+from calibrant.statistics import sum_dtype
+
+BINS = Options().bins
+"""The number of bins of equal mass."""
+
+
+class TrainingConfidences:
+    """Histograms of the confidences in the training steps of an epoch.
+
+    The confidences come from the logits of the steps themselves, so they cost no pass of their own. There are
+    two for each element: the probability of the predicted class, and that of the true class. Both have a
+    histogram with the cells of `ConfidenceHistogram`. Sums are changed in place only, as a recorded step
+    requires, and the host never waits.
+
+    Attributes:
+        sums: ``(2, 2, cells)``: for the predicted and the true class, counts and summed confidences.
+    """
+
+    def __init__(self, device: torch.device, ignore_index: int) -> None:
+        edges = cell_edges(device)
+        self.ignore_index = ignore_index
+        self.sums = torch.zeros(2, 2, len(edges) - 1, device=device, dtype=sum_dtype(device))
+        self._inner = rounded_down(edges, torch.float32)[1:-1]
+        self._rows = torch.arange(4, device=device).view(2, 2, 1) * (len(edges) - 1)
+
+    @torch.no_grad()
+    def add(self, logits: Tensor, target: Tensor) -> None:
+        """Add the elements of a step that are not ignored.
+
+        Args:
+            logits: ``(B, K, *S)``.
+            target: ``(B, *S)``, labels.
+        """
+        probabilities = logits.softmax(1, dtype=torch.float32)
+        valid = target != self.ignore_index
+        label = (target * valid).unsqueeze(1)
+        confidence = torch.stack([probabilities.amax(1, keepdim=True), probabilities.gather(1, label)])
+        confidence, weight = confidence.view(2, 1, -1), valid.reshape(-1).to(self.sums.dtype)
+        values = torch.cat([weight.expand(2, 1, -1), confidence * weight], dim=1)
+        place = self._rows + torch.bucketize(confidence, self._inner)
+        # One call on a flat tensor: along the second axis it would take a hundred times longer on a CPU.
+        self.sums.view(-1).index_add_(0, place.view(-1), values.view(-1))
+
+    def pooled(self) -> Tensor:
+        """The sums over all processes, on the CPU."""
+        return all_reduce(self.sums).cpu()
+
+
+def epoch_bins(training: Tensor, validation: Bins, test: Bins | None) -> dict[str, Tensor]:
+    """What a run keeps of an epoch: one tensor ``(BINS,)``, or ``(BINS + 1,)`` for edges, by name.
+
+    ``validation_*`` and ``test_*`` have edges, counts, mean confidences and accuracies in bins of equal mass.
+    ``train_top_*`` and ``train_true_*`` are the training elements in the bins of the validation data, by the
+    probability of the predicted and of the true class. ``train_own_*`` are the latter in bins of their own.
+    Means are 0 in empty bins.
+
+    Args:
+        training: the sums of `TrainingConfidences`.
+        validation: the validation data in bins of equal mass.
+        test: the test data in bins of equal mass, if they were asked for.
+    """
+    found = _of("validation", validation)
+    for name, (count, confidence) in zip(("train_top", "train_true"), training, strict=True):
+        place = _bin_of(confidence / count.clamp_min(1), found["validation_edges"])
+        counts = torch.zeros_like(count[:BINS]).index_add_(0, place, count)
+        total = torch.zeros_like(counts).index_add_(0, place, confidence)
+        found |= {f"{name}_count": counts, f"{name}_confidence": total / counts.clamp_min(1)}
+    count, confidence = training[1]
+    own = _of("train_own", ConfidenceHistogram(count.sum(), count, confidence, confidence).equal_mass(BINS))
+    del own["train_own_accuracy"]
+    return found | own | ({} if test is None else _of("test", test))
+
+
+def _of(name: str, bins: Bins) -> dict[str, Tensor]:
+    filled = bins.count.clamp_min(1)
+    means = {"confidence": bins.confidence / filled, "accuracy": bins.correct / filled}
+    tensors = {"edges": bins.edges, "count": bins.count, **means}
+    return {f"{name}_{key}": value.cpu() for key, value in tensors.items()}
+
+
+def _bin_of(confidence: Tensor, edges: Tensor) -> Tensor:
+    """The bin of each confidence; the first and the last bin also take what lies outside of the edges."""
+    inside = confidence.clamp(torch.nextafter(edges[0], edges[-1]), edges[-1])
+    return (torch.bucketize(inside, edges) - 1).clamp(0, len(edges) - 2)

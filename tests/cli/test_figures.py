@@ -1,0 +1,125 @@
+"""The command figures: what the logs of runs hold is drawn, and nothing is half-written."""
+
+import shutil
+from functools import partial
+
+import pytest
+from typer.testing import CliRunner
+
+from calibrant.cli import app
+from calibrant.reports.plots import drawing
+from calibrant.training import Recipe, loop, train
+from calibrant.training.setup import make_fabric
+
+SMALL = [
+    "epochs=2",
+    "batch_size=32",
+    "data=synthetic[classes=4,features=5,train_size=64,validation_size=60,test_size=31]",
+    "model=mlp",
+    "model.hidden=[8]",
+]
+BINNED = {"bins", "confidences", "confidences-own-bins", "confidences-true-and-top"}
+PREDICTED = {"maximum-logits", "lower-probability"}
+
+
+@pytest.fixture(scope="module")
+def comparison(tmp_path_factory):
+    """A folder like that of a comparison: one adaptive loss from two seeds, and another loss."""
+    folder = tmp_path_factory.mktemp("comparison")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(loop, "make_fabric", partial(make_fabric, accelerator="cpu"))
+        for name, changes in {
+            "adafocal-seed0": ["loss=adafocal", "log_test=true"],
+            "adafocal-seed1": ["loss=adafocal", "seed=1", "log_test=true"],
+            "ce-seed0": ["loss=ce", "log_test=true"],
+        }.items():
+            train(Recipe.load("digits-lt").override([*SMALL, *changes]), folder / "runs" / name)
+    return folder
+
+
+@pytest.fixture
+def quick(monkeypatch):
+    """Figures are made but not rendered, which takes most of the time."""
+    monkeypatch.setattr(drawing, "png", lambda figure: b"png" if figure.axes else b"")
+    monkeypatch.setattr(drawing, "svg", lambda figure: b"svg")
+
+
+def invoke(*arguments):
+    return CliRunner().invoke(app, ["figures", *map(str, arguments)])
+
+
+def drawn(folder):
+    files = [path.name for path in folder.iterdir()]
+    names = {name.removesuffix(".png") for name in files if name.endswith(".png")}
+    assert sorted(files) == sorted(f"{name}.{ending}" for name in names for ending in ("png", "svg"))
+    return names
+
+
+@pytest.mark.usefixtures("quick")
+def test_a_comparison_is_drawn(comparison, tmp_path):
+    result = invoke(comparison, "--bins", "1,15", "--output", tmp_path / "deep" / "out")
+    assert result.exit_code == 0, result.output
+    names = drawn(tmp_path / "deep" / "out")
+    learned = {"learned-gamma-adafocal-seed0", "learned-gamma-adafocal-seed1"}
+    assert names == {"curves-validation", "curves-test", *BINNED, *PREDICTED, *learned}
+    assert all(name in result.output.replace("\n", " ") for name in names)
+
+
+@pytest.mark.usefixtures("quick")
+def test_only_what_a_run_holds_is_drawn(comparison, tmp_path):
+    run = tmp_path / "run"
+    shutil.copytree(comparison / "runs" / "ce-seed0", run)
+    for name in ("test.npz", "bins.safetensors"):  # too large to be stored; trained by an earlier version
+        (run / name).unlink()
+    result = invoke(run, "--output", tmp_path / "out")
+    assert result.exit_code == 0, result.output
+    assert drawn(tmp_path / "out") == {"curves-validation", "curves-test"}
+
+
+def test_formulas_need_no_run(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    result = invoke("formulas", "--output", "out")
+    assert result.exit_code == 0, result.output
+    assert (tmp_path / "out" / "penalties.png").read_bytes().startswith(b"\x89PNG")
+    assert drawn(tmp_path / "out") == {
+        *("penalties", "penalty-weights", "focal-losses", "exponents", "dual-focal-phi")
+    }
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (["nowhere"], "nowhere is not the folder of a run or of a comparison"),
+        (["formulas", "runs"], "formulas stands alone"),
+        (["RUN", "--bins", "0"], "--bins 0: expected numbers from 1 to 15"),
+        (["RUN", "--bins", "1,16"], "expected numbers from 1 to 15"),
+        (["RUN", "--bins", "x"], "expected numbers from 1 to 15"),
+        (["RUN", "--smooth", "1"], "--smooth"),
+    ],
+)
+def test_errors_are_one_line_and_leave_nothing(arguments, expected, comparison, tmp_path):
+    run = str(comparison / "runs" / "ce-seed0")
+    given = [run if each == "RUN" else each for each in arguments]
+    result = invoke(*given, "--output", tmp_path / "out")
+    assert result.exit_code == 2
+    assert expected in " ".join(result.output.split())
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_run_that_is_not_finished_is_refused(comparison, tmp_path):
+    shutil.copytree(comparison / "runs" / "ce-seed0", tmp_path / "run")
+    (tmp_path / "run" / "result.json").unlink()
+    result = invoke(tmp_path / "run", "--output", tmp_path / "out")
+    assert result.exit_code == 2
+    assert "is not finished" in result.output
+
+
+def test_runs_have_names_that_tell_them_apart(comparison, tmp_path):
+    from calibrant.cli.figures import _labels
+    from calibrant.training.runs import Run
+
+    runs = [Run(comparison / "runs" / name) for name in ("adafocal-seed0", "adafocal-seed1", "ce-seed0")]
+    assert _labels(runs) == ["adafocal", "adafocal", "ce"]
+    shutil.copytree(runs[2].folder, tmp_path / "copy")
+    alike = [runs[2], Run(tmp_path / "copy")]
+    assert _labels(alike) == [str(run.folder) for run in alike]

@@ -1,0 +1,100 @@
+"""Figures of runs show the numbers of their logs."""
+
+import numpy as np
+import pytest
+import torch
+
+from calibrant.reports.run_figures import RunRecord, drawings_of_formulas, drawings_of_runs
+
+EPOCHS, BINS = 3, 15
+
+
+def record(label="ce", seed=0, *, test=False, gamma=False):
+    random = np.random.default_rng(seed)
+    parts = ("validation", "test") if test else ("validation",)
+    history = [
+        {
+            f"{part}_{metric}": float(random.uniform())
+            for part in parts
+            for metric in ("accuracy", "nll", "ece", "adaptive_ece")
+        }
+        for _ in range(EPOCHS)
+    ]
+    bins = {}
+    for name in ("validation", "train_top", "train_true", "train_own"):
+        count = torch.from_numpy(random.integers(0, 3, (EPOCHS, BINS))).double()
+        bins |= {
+            f"{name}_count": count,
+            f"{name}_confidence": torch.from_numpy(random.uniform(size=(EPOCHS, BINS))),
+        }
+        bins[f"{name}_edges"] = torch.from_numpy(np.sort(random.uniform(size=(EPOCHS, BINS + 1))))
+    bins["validation_accuracy"] = torch.from_numpy(random.uniform(size=(EPOCHS, BINS)))
+    learned = {"gamma": torch.from_numpy(random.uniform(size=(EPOCHS, BINS)))} if gamma else {}
+    logits = torch.from_numpy(random.normal(size=(20, 4)))
+    return RunRecord(label, f"{label}-seed{seed}", history, bins, learned, (logits, torch.arange(20) % 4))
+
+
+def drawn(name, runs, **options):
+    (draw,) = [draw for found, draw in drawings_of_runs(runs, **options) if found == name]
+    return draw()
+
+
+def line(ax, number):
+    return np.asarray(ax.lines[number].get_ydata(), dtype=float)
+
+
+def test_curves_are_the_log_and_can_be_smoothed():
+    run = record()
+    ece = [row["validation_ece"] for row in run.history]
+    for smooth in (0.0, 0.5):
+        figure = drawn("curves-validation", [run], smooth=smooth)
+        (ax,) = [ax for ax in figure.axes if ax.get_ylabel() == "ECE (%)"]
+        second = smooth * ece[0] + (1 - smooth) * ece[1]
+        np.testing.assert_allclose(line(ax, 0)[:2], [100 * ece[0], 100 * second])
+
+
+def test_test_curves_are_drawn_if_every_run_has_them_and_say_so():
+    names = [name for name, _ in drawings_of_runs([record(test=True), record("ls", 1)])]
+    assert "curves-test" not in names
+    figure = drawn("curves-test", [record(test=True)])
+    assert [ax.get_title() for ax in figure.axes] == [
+        *("Accuracy, test data", "NLL, test data", "ECE, test data", "Adaptive ECE, test data")
+    ]
+
+
+def test_gaps_exponents_and_edges_are_those_of_the_bin():
+    run = record(gamma=True)
+    gap, exponent, edges = drawn("bins", [run], bins=[4]).axes
+    expected = 100 * (run.bins["validation_confidence"] - run.bins["validation_accuracy"])[:, 4]
+    expected[run.bins["validation_count"][:, 4] == 0] = torch.nan
+    np.testing.assert_allclose(line(gap, -1), expected)
+    np.testing.assert_allclose(line(exponent, 0), run.learned["gamma"][:, 4])
+    for number in (0, 1):
+        np.testing.assert_allclose(line(edges, number), run.bins["validation_edges"][:, 4 + number])
+
+
+def test_other_numbers_of_exponents_have_no_panel():
+    run = record()
+    run = RunRecord(run.label, run.file, run.history, run.bins, {"gamma": torch.ones(EPOCHS, 20)}, run.test)
+    assert len(drawn("bins", [run], bins=[4]).axes) == 2
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("confidences", ["train_true", "validation"]),
+        ("confidences-own-bins", ["train_own", "validation"]),
+        ("confidences-true-and-top", ["train_true", "train_top"]),
+    ],
+)
+def test_confidences_are_those_of_the_bin(name, expected):
+    run = record()
+    ax = drawn(name, [run], bins=[2]).axes[0]
+    for number, part in enumerate(expected):
+        values = run.bins[f"{part}_confidence"][:, 2].clone()
+        values[run.bins[f"{part}_count"][:, 2] == 0] = torch.nan
+        np.testing.assert_allclose(line(ax, number), values)
+
+
+def test_formulas_are_drawn():
+    assert all(draw().axes for _, draw in drawings_of_formulas())
