@@ -1,4 +1,4 @@
-"""The commands of docs/reproduce.md in miniature: the same losses, options and files, on data of a moment.
+"""The commands of docs/reproduce.md in miniature: the same losses, options and files on small generated data.
 
 Data, network, epochs, batch size, seeds, values of a sweep and resamples are small ones. Everything else is
 as on the page. Commands that are equal after that run once, and equal runs are trained once.

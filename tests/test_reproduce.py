@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import string
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -123,7 +124,7 @@ def test_recipes_and_losses_of_a_section_can_be_followed(heading: str) -> None:
 
 
 @pytest.fixture(scope="module")
-def miniatures(tmp_path_factory: pytest.TempPathFactory) -> Miniatures:
+def miniatures(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Miniatures]:
     folder = tmp_path_factory.mktemp("miniatures")
     before = Path.cwd()
     with pytest.MonkeyPatch.context() as patch:
