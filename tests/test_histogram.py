@@ -455,3 +455,12 @@ def test_outcomes_that_are_not_finite_say_so():
     logits[1] = math.nan
     total = outcomes_of(logits, target) + outcomes_of(*batch(1, 3))
     assert total.pairs.isnan().any()  # and `AdaptiveLoss.observe` makes samples NaN
+
+
+def test_ignored_elements_that_a_gpu_keeps_do_not_count():
+    kept = torch.tensor([[0.9, 0.0, 0.6], [1.0, 0.0, 0.0]], dtype=torch.float64)
+    samples = torch.tensor(2.0, dtype=torch.float64)
+    total = Outcomes(samples, ConfidenceHistogram.empty(CPU), (kept,))
+    assert total.pairs.tolist() == [[0.9, 0.6], [1.0, 0.0]]
+    assert total.equal_mass(2).count.tolist() == [1, 1]
+    assert total.counted().histogram.samples == 2
