@@ -47,7 +47,7 @@ def test_training_elements_are_looked_up_in_the_bins_of_the_validation_data(shap
     batches = [batch(shape, seed) for seed in range(3)]
     for each in batches:
         found.add(*each)
-    edges = cell_edges(CPU)[torch.linspace(1000, 1700, BINS + 1).long()]  # of cells, so that none straddles
+    edges = cell_edges(CPU)[torch.linspace(1000, 1600, BINS + 1).long()]  # of cells, so that none straddles
     bins = Bins(edges, torch.ones(BINS), torch.zeros(BINS), torch.zeros(BINS))
     epoch = epoch_bins(found.pooled(), bins, None)
     every = [confidences(*each) for each in batches]

@@ -75,7 +75,8 @@ class Spline(Calibrator):
 
         def mean(values: Tensor) -> Tensor:
             """The mean over the samples of equal confidence."""
-            return torch.zeros_like(points).index_add_(0, group, values) / count
+            total = torch.zeros_like(points).index_add_(0, group, values)
+            return total.div_(count)
 
         correct = mean(correct)[group]  # the order of equal confidences must not matter
         gap = torch.cat([confidence.new_zeros(1), (correct - confidence).cumsum(0) / samples])

@@ -53,8 +53,10 @@ def panels(rows: Sequence[Row], bins: Sequence[int]) -> Figure:
     across = min(_COLUMNS, len(bins))
     down = -(-len(bins) // across)
     entries = _legend_entries(rows, colours)
-    width = across * (_WIDTH + _BESIDE) + _MARGIN
-    columns = _legend_columns(entries, width)
+    # About 4 points for each letter and ten letters for the line and the space around it.
+    entry = 4.2 / 72 * (10 + max(len(str(each.get_label())) for each in entries))
+    width = max(entry, across * (_WIDTH + _BESIDE) + _MARGIN)
+    columns = min(len(entries), int(width / entry))
     below = _BELOW + 0.16 * -(-len(entries) // columns)
     block = _ABOVE + sum(_HEIGHT * row.height + _BETWEEN for row in rows)
     height = down * block + below
@@ -112,10 +114,3 @@ def _legend_entries(rows: Sequence[Row], colours: Mapping[str, str]) -> list[Lin
     for style, name in zip(_STYLES, lines, strict=False):
         entries.append(Line2D([], [], color=drawing.GREY, label=name, **style))
     return entries
-
-
-def _legend_columns(entries: Sequence[Line2D], width: float) -> int:
-    """The number of columns of a legend that fits into this width in inches."""
-    longest = max(len(str(entry.get_label())) for entry in entries)
-    most = max(1, int(72 * width / (4.2 * (10 + longest))))
-    return min(most, len(entries))

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from typing import Any
 
 import numpy as np
 import torch
 from matplotlib.axes import Axes
+from matplotlib.cbook import boxplot_stats
 from torch import Tensor
 
 from calibrant.arguments import whole_number
@@ -97,7 +99,7 @@ def lower_probabilities(
     >>> from matplotlib.figure import Figure
     >>> logits = torch.tensor([[0.5, 0.3, 0.2], [0.5, 0.3, 0.2], [0.5, 0.3, 0.2]]).log()
     >>> ax = lower_probabilities({"ce": (logits, torch.tensor([0, 1, 2]))}, Figure().subplots())
-    >>> [round(float(number), 3) for number in ax.lines[4].get_xdata()]  # the median of 0.3, 0.2 and 0
+    >>> [round(float(number), 3) for number in ax.lines[2].get_xdata()]  # the median of 0.3, 0.2 and 0
     [0.2, 0.2]
     """
     checks.check_filled(data, "a mapping from name to logits and labels")
@@ -111,18 +113,14 @@ def lower_probabilities(
         own = rows.gather(1, target.unsqueeze(1))
         largest[name] = torch.where(rows < own, rows, 0).amax(1).cpu().numpy()
     ax = drawing.given_or_new(ax, 1.7 + 0.26 * len(data))
+    look: dict[str, Any] = {"facecolor": "none", "edgecolor": drawing.BLUE, "linewidth": 0.9}
+    for row, box in enumerate(boxplot_stats(list(largest.values()))):
+        ax.barh(row, box["q3"] - box["q1"], 0.5, box["q1"], **look)
+        for end, quartile in (("whislo", "q1"), ("whishi", "q3")):
+            ax.plot([box[end], box[quartile]], [row, row], color=drawing.BLUE, linewidth=0.9)
+        ax.plot([box["med"]] * 2, [row - 0.25, row + 0.25], color=drawing.VERMILLION, linewidth=1.4)
     names = [drawing.shortened(name) for name in largest]
-    look = {"color": drawing.VERMILLION, "linewidth": 1.2}
-    boxes = {"edgecolor": drawing.BLUE, "facecolor": "none", "linewidth": 0.9}
-    ax.boxplot(
-        list(largest.values()),
-        orientation="horizontal",
-        showfliers=False,
-        patch_artist=True,
-        medianprops=look,
-        boxprops=boxes,
-    )
-    ax.set_yticks(range(1, len(names) + 1), names, parse_math=False)
+    ax.set_yticks(range(len(names)), names, parse_math=False)
     ax.invert_yaxis()
     ax.set_xlim(left=0)
     return drawing.finish(ax, "Largest probability below that of the true class, q", "", title)
