@@ -12,7 +12,7 @@ import typer
 from calibrant.cli import training_options as options
 from calibrant.cli.program import say
 from calibrant.cli.run_files import check_written
-from calibrant.cli.terminal import Resamples, app, fail
+from calibrant.cli.terminal import Resamples, app
 
 
 @app.command()
@@ -86,9 +86,7 @@ def compare(
 
         folder = output or Path("runs", plain_name(followed.name))
         run_folder.check_writable(folder)
-        numbers = seeds.split(",")
-        if not all(number.strip().isdecimal() and len(number.strip()) < 19 for number in numbers):
-            fail(f"--seeds {seeds}: expected whole numbers separated by commas")
+        numbers = options.seed_numbers(seeds)
         outside, shifted, chosen = (
             [Choice.parse(each) for each in split_outside_brackets(text)]
             for text in (ood, shift, calibrators)
@@ -96,14 +94,14 @@ def compare(
         others = [*outside, *shifted]
         check_written(folder, comparison_page.FILES, recipe, followed, data_root, others)
         for loss, number in product(split_outside_brackets(losses), numbers):
-            each = replace(followed, loss=loss, seed=int(number))
+            each = replace(followed, loss=loss, seed=number)
             place = folder_of(folder, each.loss, each.seed)
             check_written(place, run_folder.FILES, recipe, each, data_root, others)
         fabric = options.launch(followed, accelerator, devices, nodes)
         comparison = compare(
             followed,
             split_outside_brackets(losses),
-            [int(number) for number in numbers],
+            numbers,
             folder,
             data_root=data_root,
             outside=outside,
