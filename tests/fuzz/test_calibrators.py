@@ -199,11 +199,15 @@ def test_histogram_binning_equals_counting(batch: Batch, bins: int) -> None:
 
 
 def log_odds(rows: Tensor) -> tuple[Tensor, Tensor]:
-    """``log s`` and ``log(1 - s)`` of each class, the latter as the sum of the others."""
+    """``log s`` and ``log(1 - s)`` of each class, the latter as the sum of the others where s is large.
+
+    Where s is small, that sum would round ``-s`` to 0.
+    """
     logarithm = rows.log_softmax(1)
     classes = rows.shape[1]
-    absent = [logarithm[:, [j for j in range(classes) if j != k]].logsumexp(1) for k in range(classes)]
-    return logarithm, torch.stack(absent, 1)
+    others = [logarithm[:, [j for j in range(classes) if j != k]].logsumexp(1) for k in range(classes)]
+    small = logarithm < math.log(0.5)
+    return logarithm, torch.where(small, torch.log1p(-logarithm.exp()), torch.stack(others, 1))
 
 
 def assert_likeliest(features: Tensor, outcome: Tensor, found: Tensor, least: float = -math.inf) -> None:
