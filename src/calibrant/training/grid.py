@@ -58,7 +58,7 @@ def compare(
         outside: out-of-distribution data sets, to be told from the test data. They are normalised like the
             test data where possible.
         shifted: shifted test data with the classes of the test data, at every severity if they have any. They
-            are normalised in the same way. Of several with one name, there is also the mean.
+            are normalised in the same way. If several have the same name, the mean is added.
         calibrators: calibrators to compare beside temperature scaling. All are fitted to the validation data.
         columns: the metrics in the tables, keys of `calibrant.metrics.METRICS`. `kde_ece` is computed only if
             it is one of them.
