@@ -65,8 +65,8 @@ def epoch_bins(training: Tensor, validation: Bins, test: Bins | None) -> dict[st
     ``validation_*`` and ``test_*`` have edges, counts, mean confidences and accuracies in bins of equal mass.
     ``train_top_*`` and ``train_true_*`` are the training elements in the bins of the validation data, by the
     probability of the predicted and of the true class. ``train_own_*`` are the latter in bins of their own.
-    Means are 0 in empty bins. The training elements come from a histogram: a cell that an edge cuts is divided
-    in proportion to the widths of its two sides.
+    Means are 0 in empty bins. The training elements come from a histogram: a cell that an edge cuts is
+    divided in proportion to the widths of its two sides.
 
     Args:
         training: the sums of `TrainingConfidences`.
