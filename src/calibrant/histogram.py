@@ -195,7 +195,8 @@ class RankedSums:
         running = sums.cumsum(-1)
         ends = F.pad(confidence[1:] != confidence[:-1], (0, 1), value=True).nonzero().squeeze(1)
         if len(ends) < len(confidence):
-            confidence, running = confidence[ends], running[..., ends]
+            # index_select: indexing by brackets takes several times longer.
+            confidence, running = confidence.index_select(0, ends), running.index_select(-1, ends)
         self.sweeps: dict[str, tuple[Tensor, Tensor]] = {}
         self._confidence = confidence
         self._running = F.pad(running, (1, 0))
@@ -204,7 +205,7 @@ class RankedSums:
     def of_outcomes(cls, confidence: Tensor, correct: Tensor) -> Self:
         """The sums of confidences ``(N,)`` in any order, and whether each prediction is right, ``(N,)``."""
         confidence, order = confidence.to(sum_dtype(confidence.device)).sort()
-        correct = correct[order].to(confidence.dtype)
+        correct = correct.to(confidence.dtype).index_select(0, order)
         return cls(confidence, torch.stack([torch.ones_like(confidence), confidence, correct]))
 
     def equal_width(self, bins: int) -> Bins:

@@ -219,6 +219,7 @@ def test_a_part_that_is_empty_cannot_be_predicted(run: Run, tmp_path: Path) -> N
         bare.evaluations()
 
 
+@pytest.mark.filterwarnings("ignore:the temperature stopped at its bound")
 def test_other_data_are_told_by_their_entropy(run: Run) -> None:
     choice = Choice("synthetic", {"classes": 4, "features": 5, "separation": 0.0, "test_size": 50})
     other = load_data(choice).test

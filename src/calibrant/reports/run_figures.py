@@ -172,6 +172,8 @@ def _curves(runs: Sequence[RunRecord], part: str, metrics: Sequence[str], smooth
             for label, group in _by_label(runs).items()
         }
         plots.training_curves(data, ax, metric=metric, title=f"{METRICS[metric].label}, {part} data")
+    for ax in axes[len(metrics) :]:
+        ax.remove()
     return figure
 
 
