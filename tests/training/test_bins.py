@@ -138,7 +138,7 @@ def test_bins_of_a_run_are_exact_where_confidences_crowd(tmp_path: Path) -> None
     )
     run = Run(train(recipe, tmp_path))
     for part in ("validation", "test"):
-        logits, labels = (torch.cat(each) for each in zip(*run.predictions(part), strict=True))  # type: ignore[arg-type]
+        logits, labels = (torch.cat(each) for each in zip(*run.predictions(part), strict=True))
         sizes = [len(group) for group in np.array_split(np.arange(len(labels)), BINS)]
         assert run.bins[f"{part}_count"][0].tolist() == sizes
         assert run.history[0][f"{part}_adaptive_ece"] == pytest.approx(adaptive_ece(logits, labels), abs=1e-6)

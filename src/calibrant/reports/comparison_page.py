@@ -135,8 +135,8 @@ def _pictures(comparison: Comparison, history: History, learned: Learned) -> dic
             caption = f"Accuracy against {METRICS[metric].label}: methods at the upper left are best{bars}"
             file = f"accuracy-against-{metric.replace('_', '-')}"
             add(file, caption, plots.accuracy_against_ece, points, metric=metric, height=3.6)
-    for data, curves in comparison.methods[0].curves.items():
-        for calibrator in curves:
+    for data, by_calibrator in comparison.methods[0].curves.items():
+        for calibrator in by_calibrator:
             rates = {
                 method.name: (method.curves[data][calibrator], fmean(method.detected[calibrator][data]))
                 for method in comparison.methods
