@@ -440,6 +440,29 @@ def test_beyond_the_limit_outcomes_are_a_histogram(limit, monkeypatch):
         assert bits(total.equal_mass(7)) == bits(of(logits, target).equal_mass(7))
 
 
+def test_ignored_elements_of_one_batch_do_not_count_for_the_limit(monkeypatch):
+    monkeypatch.setattr(Outcomes, "limit", 1000)
+    logits, target = batch(3, 1500)
+    target[500:] = -100
+    some = outcomes_of(logits, target)
+    assert some.histogram.samples == 0
+    assert bits(some.equal_mass(7)) == bits(outcomes_of(logits[:500], target[:500]).equal_mass(7))
+    target[:] = 0
+    target[1001:] = -100
+    assert outcomes_of(logits, target).histogram.samples == 1001
+
+
+@settings(deadline=None, max_examples=20)
+@given(st.integers(0, 2**31), st.integers(1, 400), st.sampled_from([1, 15, 30]))
+def test_equal_width_bins_of_outcomes_are_those_of_a_histogram(seed, number, bins):
+    logits, target = batch(seed, number)
+    found, expected = outcomes_of(logits, target).equal_width(bins), of(logits, target).equal_width(bins)
+    for name in ("edges", "count", "confidence", "correct"):
+        torch.testing.assert_close(getattr(found, name), getattr(expected, name))
+    counted = outcomes_of(logits, target).counted().equal_width(bins)
+    assert torch.equal(counted.count, expected.count)
+
+
 def test_outcomes_move_and_are_copied_with_all_parts():
     total = outcomes_of(*batch(0, 5)) + outcomes_of(*batch(1, 3))
     assert len(total.parts) == 2

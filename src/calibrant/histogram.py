@@ -7,7 +7,7 @@ exact bins of equal mass.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import ClassVar, Self
 
 import torch
@@ -94,6 +94,24 @@ def bin_of(values: Tensor, edges: Tensor) -> Tensor:
     return place.add_(above).sub_(below).long().clamp_(0, bins - 1).view(shape)
 
 
+def bin_with_width(values: Tensor, edges: Tensor) -> Tensor:
+    """The bin ``(lo, hi]`` in which each value is looked up, by edges of any widths; never one without width.
+
+    Values below the lowest edge are in the first bin with a width, values above the highest in the last.
+
+    >>> bin_with_width(torch.tensor([0.1, 0.5, 0.9]), torch.tensor([0.2, 0.2, 0.5, 0.7]))
+    tensor([1, 1, 2])
+    """
+    # Above the highest edge, its first occurrence ends the last bin with a width; a value on or below the
+    # lowest edge counts as just above it, where the first such bin begins.
+    lowest = torch.nextafter(edges[0], edges[-1])
+    inside = values.to(edges.dtype).clamp(lowest, edges[-1])
+    # NaN would be sorted behind everything: it has no bin, but must not end in an index error. The remainder
+    # gives the last bin where all edges are equal.
+    bins = len(edges) - 1
+    return (torch.bucketize(inside, edges) - 1).clamp_max(bins - 1).remainder(bins)
+
+
 def bin_of_cells(bins: int, device: torch.device) -> Tensor:
     """The equal-width bin that each cell lies in, ``(cells,)``."""
     if label("bins", bins) < 1 or _UNIFORM % bins:
@@ -177,7 +195,8 @@ class RankedSums:
         running = sums.cumsum(-1)
         ends = F.pad(confidence[1:] != confidence[:-1], (0, 1), value=True).nonzero().squeeze(1)
         if len(ends) < len(confidence):
-            confidence, running = confidence[ends], running[..., ends]
+            # index_select: indexing by brackets takes several times longer.
+            confidence, running = confidence.index_select(0, ends), running.index_select(-1, ends)
         self.sweeps: dict[str, tuple[Tensor, Tensor]] = {}
         self._confidence = confidence
         self._running = F.pad(running, (1, 0))
@@ -186,7 +205,7 @@ class RankedSums:
     def of_outcomes(cls, confidence: Tensor, correct: Tensor) -> Self:
         """The sums of confidences ``(N,)`` in any order, and whether each prediction is right, ``(N,)``."""
         confidence, order = confidence.to(sum_dtype(confidence.device)).sort()
-        correct = correct[order].to(confidence.dtype)
+        correct = correct.to(confidence.dtype).index_select(0, order)
         return cls(confidence, torch.stack([torch.ones_like(confidence), confidence, correct]))
 
     def equal_width(self, bins: int) -> Bins:
@@ -335,7 +354,8 @@ class Outcomes(Statistics):
 
     Equal-mass bins are exact up to the limit, also where processes pool their elements: the limit holds for
     all of them together. Beyond it, the elements move into a `ConfidenceHistogram`, whose bins hold whole
-    cells.
+    cells. Ignored elements do not count, with one exception: a single batch from a GPU counts with all its
+    elements, because counting the others would make the host wait.
 
     Attributes:
         histogram: the elements that exceeded the limit; empty up to it.
@@ -359,7 +379,7 @@ class Outcomes(Statistics):
     def of(cls, elements: Elements) -> Self:
         """The outcomes of the top class, over the elements that are not ignored."""
         valid, device = elements.valid, elements.logits.device
-        if valid.numel() > cls.limit:
+        if valid.numel() > cls.limit and (device.type != "cpu" or int(valid.sum()) > cls.limit):
             histogram = ConfidenceHistogram.of(elements)
             return cls(histogram.samples, histogram, ())
         pairs = torch.empty((2, *valid.shape), dtype=sum_dtype(device), device=device)
@@ -420,11 +440,26 @@ class Outcomes(Statistics):
             pairs = all_reduce(everything, group=group, timeout=timeout)
         return type(self)(samples, self.histogram, (pairs,))
 
+    @cached_property
+    def _pooling(self) -> RankedSums | ConfidenceHistogram:
+        """What bins are made from."""
+        if self.histogram.samples > 0:
+            return self.counted().histogram
+        return RankedSums.of_outcomes(*self.pairs)
+
+    def equal_width(self, bins: int) -> Bins:
+        """Bins of equal width on ``(0, 1]``; exact.
+
+        Args:
+            bins: a divisor of 300. (Beyond the limit, no other numbers are possible.)
+        """
+        return self._pooling.equal_width(bins)
+
     def equal_mass(self, bins: int) -> Bins:
         """Bins of equal counts: exact up to the limit; see `RankedSums.equal_mass`."""
-        if self.histogram.samples > 0:
-            return self.counted().histogram.equal_mass(bins)
-        pooled = RankedSums.of_outcomes(*self.pairs).equal_mass(bins)
+        pooled = self._pooling.equal_mass(bins)
+        if isinstance(self._pooling, ConfidenceHistogram):
+            return pooled
         # Just below the least confidence, so that a first bin of equal confidences has a width.
         first = torch.nextafter(pooled.edges[:1], torch.zeros_like(pooled.edges[:1]))
         return replace(pooled, edges=torch.cat([first, pooled.edges[1:]]))

@@ -76,6 +76,18 @@ def test_only_what_a_run_holds_is_drawn(comparison, tmp_path):
     assert drawn(tmp_path / "out") == {"curves-validation", "curves-test"}
 
 
+@pytest.mark.usefixtures("quick")
+def test_what_is_left_out_is_said(comparison, tmp_path):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(loop, "make_fabric", partial(make_fabric, accelerator="cpu"))
+        changes = [*SMALL, "loss=adafocal[bins=5]"]
+        train(Recipe.load("digits-lt").override(changes), tmp_path / "five")
+    result = invoke(comparison / "runs" / "ce-seed0", tmp_path / "five", "--output", tmp_path / "out")
+    assert result.exit_code == 0, result.output
+    assert "bins: no γ of adafocal-bins=5-seed0, whose loss has 5 values of it for 15 bins" in result.output
+    assert "curves-test: no Accuracy" in result.output
+
+
 def test_formulas_need_no_run(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     result = invoke("formulas", "--output", "out")

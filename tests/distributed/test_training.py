@@ -154,6 +154,9 @@ def test_every_element_is_evaluated_once_and_in_order(way: str, name: str, pairs
             labels = split.targets.masked_fill(split.targets == data.ignore_index, -100)
             np.testing.assert_array_equal(archive["labels"], labels.numpy())
             assert len(archive["logits"]) == len(split)
+    counts = Run(pairs[way] / name).bins["validation_count"]  # of both processes together, and exact
+    assert counts.sum(1).unique().tolist() == [(data.validation.targets != data.ignore_index).sum()]
+    assert (counts.amax(1) - counts.amin(1) <= 1).all()
 
 
 @pytest.mark.parametrize("name", ["normalised", "averaged"])

@@ -14,7 +14,9 @@ from torch.autograd.functional import hessian, jacobian
 from torch.nn import functional as F
 
 from calibrant import LOSSES, create_loss, layout
+from calibrant.histogram import Outcomes
 from calibrant.losses import AdaptiveLoss, Loss
+from calibrant.statistics import Statistics
 
 from .conftest import ADAPTIVE, SOFT, adapted_loss
 
@@ -482,9 +484,14 @@ class TestAdaptive:
             parts = loss.measure(loss.elements(logits[:0], target[:0]))
             for x, y in zip(logits.split([*sizes, 1]), target.split([*sizes, 1]), strict=True):
                 parts = parts + loss.measure(loss.elements(x, y))
-            for ours, theirs in zip(parts.tensors(), whole.tensors(), strict=True):
+            for ours, theirs in zip(tensors(parts), tensors(whole), strict=True):
                 assert ours.dtype == torch.float64
                 torch.testing.assert_close(ours, theirs, rtol=1e-12, atol=1e-12)
+
+        def tensors(statistics: Statistics) -> list[Tensor]:
+            if isinstance(statistics, Outcomes):  # as one list of elements, however it was put together
+                return [statistics.samples, *statistics.histogram.tensors(), statistics.pairs]
+            return statistics.tensors()
 
         loss = adapted_loss(key, K)
         assert isinstance(loss, AdaptiveLoss)

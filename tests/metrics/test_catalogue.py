@@ -191,4 +191,8 @@ def test_the_documentation_describes_every_metric():
         "nll_refinement",
         "brier_calibration",
         "brier_refinement",
+        "debiased_ece_l1",  # arguments of debiased_ece and sweep_ece
+        "sweep_ece_l1",
+        "sweep_ece_width",
+        "sweep_ece_width_l1",
     }

@@ -49,7 +49,8 @@ def with_everything(name, scale, seeds):
     return replace(
         plain,
         detection_after={"svhn": (0.5,) * seeds},
-        curves={"svhn": (CURVE, CURVE)},
+        detection_chosen={CALIBRATOR: {"svhn": (0.4,) * seeds}},
+        curves={"svhn": {"": CURVE, "temperature": CURVE, CALIBRATOR: CURVE}},
         calibrated={CALIBRATOR: plain.after},
         chosen={CALIBRATOR: (1.1,) * seeds},
         shifted={
@@ -70,12 +71,13 @@ def test_calibrators_columns_and_detection_are_in_the_table(full):
     heading = text.splitlines()[2]
     assert heading == (
         "| loss | Accuracy | Sweep ECE | Sweep ECE + T | Sweep ECE + temperature[objective=ece] | T "
-        "| T, temperature[objective=ece] | AUROC, svhn | AUROC + T, svhn |"
+        "| T, temperature[objective=ece] | AUROC, svhn | AUROC + T, svhn "
+        "| AUROC + temperature[objective=ece], svhn |"
     )
     assert "All figures but T are in percent" in text
     assert ": after this calibrator, fitted to the validation data" in text
     first, *_ = rows(text, "ce")
-    assert first[6:] == ["1.100 ± 0.000", "**90.50 ± 0.71**", "**50.00 ± 0.00**"]
+    assert first[6:] == ["1.100 ± 0.000", "**90.50 ± 0.71**", "**50.00 ± 0.00**", "**40.00 ± 0.00**"]
 
 
 def test_accuracy_after_a_calibrator_is_shown_only_where_it_changes():
@@ -107,6 +109,7 @@ def test_shifted_data_and_detection_have_pictures(full, tmp_path):
         *(f"shift-fog-x=1-{kind}.png" for kind in ("accuracy", "ece", "ece-temperature")),
         "roc-svhn-before.png",
         "roc-svhn-after.png",
+        "roc-svhn-after-temperature-objective=ece.png",
         "ece.png",
         "reliability.png",
     }
@@ -117,11 +120,13 @@ def test_shifted_data_and_detection_have_pictures(full, tmp_path):
         "ROC curves of telling svhn from the test data, after temperature scaling; means over seeds"
         in captions
     )
+    assert f"ROC curves of telling svhn from the test data, after {CALIBRATOR}; means over seeds" in captions
     severity = "ECE before calibration on fog[x=1], against the severity of the shift"
     assert any(text.startswith(severity) for text in captions)
     found = json.loads((tmp_path / "results.json").read_text())
     assert found["columns"] == ["accuracy", "sweep_ece"]
     assert found["runs"]["ce"]["detection_after"] == {"svhn": [0.5, 0.5]}
+    assert found["runs"]["ce"]["detection_chosen"] == {CALIBRATOR: {"svhn": [0.4, 0.4]}}
     assert found["runs"]["ce"]["shifted"]["fog[x=1]"]["5"][""][0]["ece"] == pytest.approx(0.35)
 
 

@@ -1,10 +1,12 @@
 """Figures of runs show the numbers of their logs."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
 
-from calibrant.reports.run_figures import RunRecord, drawings_of_formulas, drawings_of_runs
+from calibrant.reports.run_figures import RunRecord, drawings_of_formulas, drawings_of_runs, left_out
 
 EPOCHS, BINS = 3, 15
 
@@ -73,10 +75,28 @@ def test_gaps_exponents_and_edges_are_those_of_the_bin():
         np.testing.assert_allclose(line(edges, number), run.bins["validation_edges"][:, 4 + number])
 
 
-def test_other_numbers_of_exponents_have_no_panel():
-    run = record()
-    run = RunRecord(run.label, run.file, run.history, run.bins, {"gamma": torch.ones(EPOCHS, 20)}, run.test)
+def test_other_numbers_of_exponents_have_no_panel_which_is_said():
+    run = replace(record(), learned={"gamma": torch.ones(EPOCHS, 20)})
     assert len(drawn("bins", [run], bins=[4]).axes) == 2
+    (line,) = left_out([run, record("ls", gamma=True)])
+    assert line == (
+        "bins: no γ of ce-seed0, whose loss has 20 values of it for 15 bins; "
+        "learned-gamma-ce-seed0 shows them"
+    )
+
+
+def test_metrics_that_some_logs_lack_are_named_with_their_runs():
+    old = record("old")
+    old = replace(old, history=[{k: v for k, v in row.items() if "adaptive" not in k} for row in old.history])
+    new = record("new", 1, test=True)
+    assert len(drawn("curves-validation", [old, new]).axes) == 3
+    assert left_out([old, new]) == [
+        "curves-validation: no Adaptive ECE, which is not in the log of old-seed0",
+        "curves-test: no Accuracy, NLL, ECE, Adaptive ECE, which are not in the log of old-seed0",
+    ]
+    assert left_out([old]) == left_out([new]) == []
+    bare = replace(record(), bins={})
+    assert left_out([bare, record("ls", 1)]) == ["bins, confidences: without ce-seed0, which has no bins"]
 
 
 @pytest.mark.parametrize(

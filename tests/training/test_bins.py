@@ -1,16 +1,18 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
-from calibrant.histogram import Bins, ConfidenceHistogram, cell_edges
+from calibrant.histogram import Bins, ConfidenceHistogram, Outcomes, cell_edges
 from calibrant.layout import arrange
+from calibrant.metrics import adaptive_ece, ece
 from calibrant.training.bins import BINS, TrainingConfidences, epoch_bins
-from calibrant.training.loop import train
+from calibrant.training.loop import Loop, train
 from calibrant.training.recipe import Recipe
 from calibrant.training.runs import Run
 
@@ -121,10 +123,41 @@ def test_a_run_whose_weights_rest_has_the_confidences_of_its_predictions(tmp_pat
                 np.testing.assert_allclose(run.bins[f"train_{kind}_count"][0], counts, atol=8)
                 np.testing.assert_allclose(run.bins[f"train_{kind}_confidence"][0], means, atol=2e-3)
         else:
-            bins = ConfidenceHistogram.of(arrange(logits, labels)).equal_mass(BINS)
+            bins = Outcomes.of(arrange(logits, labels)).equal_mass(BINS)
             torch.testing.assert_close(
                 run.bins["validation_confidence"][1] - run.bins["validation_accuracy"][1], bins.gap
             )
     assert run.bins["train_top_count"].sum(1).tolist() == [800.0, 800.0]
     assert run.bins["validation_edges"].shape == (2, BINS + 1)
     assert "test_count" not in run.bins
+
+
+def test_bins_of_a_run_are_exact_where_confidences_crowd(tmp_path: Path) -> None:
+    recipe = Recipe.load("digits").override(
+        ["epochs=1", "optimizer=sgd[lr=0,momentum=0,weight_decay=0]", "model.hidden=[8]", "log_test=true"]
+    )
+    run = Run(train(recipe, tmp_path))
+    for part in ("validation", "test"):
+        logits, labels = (torch.cat(each) for each in zip(*run.predictions(part), strict=True))
+        sizes = [len(group) for group in np.array_split(np.arange(len(labels)), BINS)]
+        assert run.bins[f"{part}_count"][0].tolist() == sizes
+        assert run.history[0][f"{part}_adaptive_ece"] == pytest.approx(adaptive_ece(logits, labels), abs=1e-6)
+        assert run.history[0][f"{part}_ece"] == pytest.approx(ece(logits, labels), abs=1e-6)
+        accuracy = (logits.argmax(1) == labels).double().mean().item()
+        assert run.history[0][f"{part}_accuracy"] == pytest.approx(accuracy)
+
+
+def test_logged_edges_are_those_of_the_loss_after_it_adapted(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    edges = []
+    end = Loop._end_epoch
+
+    def noting(training: Loop, *arguments: Any, **options: Any) -> None:
+        end(training, *arguments, **options)
+        edges.append(training.parts.loss.edges.clone())  # type: ignore[operator]
+
+    monkeypatch.setattr(Loop, "_end_epoch", noting)
+    recipe = Recipe.load("digits").override(["epochs=3", "loss=adafocal", "model.hidden=[8]"])
+    run = Run(train(recipe, tmp_path))
+    assert torch.equal(run.bins["validation_edges"], torch.stack(edges))

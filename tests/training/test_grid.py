@@ -69,9 +69,9 @@ def test_every_loss_is_trained_from_every_seed(trained: list[tuple[str, int]], t
             ((name, values),) = found.items()
             assert name.startswith("synthetic[")
             assert len(values) == 2
-        ((before, after),) = method.curves.values()
-        assert len(before) == len(after) == 201
-        assert before[-1] == after[-1] == 1
+        (curves,) = method.curves.values()
+        assert list(curves) == ["", "temperature"]
+        assert all(len(each) == 201 and each[-1] == 1 for each in curves.values())
     json.loads(comparison.to_json())
     run = Recipe.load(folder_of(tmp_path, WRITTEN[1], 4) / "recipe.toml")
     assert (run.loss, run.seed) == (WRITTEN[1], 4)
@@ -178,6 +178,11 @@ def test_refused_before_anything_is_trained(
             {"shifted": "synthetic[classes=4,features=4]"},
             r"have the classes class 0, .* \(4\); the models know",
         ),
+        ({"outside": "synthetic,synthetic"}, "out-of-distribution data synthetic is there twice"),
+        (
+            {"shifted": "synthetic[classes=3],synthetic[ classes=3]"},
+            "shifted data synthetic.* is there twice",
+        ),
         ({"shifted": "synthetic[classes=3,features=5]"}, r"of shape \(5,\); the models take \(4,\)"),
     ],
 )
@@ -207,6 +212,7 @@ def test_calibrators_and_shifted_data_of_every_seed(tmp_path: Path) -> None:
         resamples=5,
         calibrators=calibrators,
         shifted=[shift],
+        outside=[shift],
         columns=["ece", "kde_ece"],
     )
     assert comparison is not None
@@ -216,6 +222,11 @@ def test_calibrators_and_shifted_data_of_every_seed(tmp_path: Path) -> None:
     assert all(len(each) == 2 for each in method.calibrated.values())
     assert list(method.chosen) == ["temperature[objective=ece]"]
     assert len(comparison.figures("kde_ece", after="spline")) == 1
+    assert list(method.detection_chosen) == [
+        "temperature[objective=ece]"
+    ]  # each calibrator with a temperature
+    assert [len(each) for each in method.detection_chosen["temperature[objective=ece]"].values()] == [2]
+    assert list(method.curves[str(shift)]) == ["", "temperature", "temperature[objective=ece]"]
     ((name, levels),) = method.shifted.items()
     assert name == str(shift)
     assert list(levels) == ["0", "shifted"]

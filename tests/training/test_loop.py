@@ -461,14 +461,16 @@ def test_five_kills_at_random_moments_change_nothing(tmp_path: Path) -> None:
     path = tmp_path / "killed.toml"
     # 64 steps of at least 0.05 s take longer than the five lives together.
     path.write_text(exact("epochs=8", "model.pause=0.05").to_toml())
-    moments = random.Random()
-    for _ in range(5):
-        assert lived(tmp_path, path, "--kill-after", str(moments.uniform(0.05, 0.5))) == -signal.SIGKILL
-    assert (tmp_path / "killed" / "checkpoints" / "last.pt").exists()
+    moments, kills = random.Random(), 0
+    checkpoint = tmp_path / "killed" / "checkpoints" / "last.pt"
+    while kills < 5 or not checkpoint.exists():  # on a busy machine, five lives may be too short for one
+        latest = 0.5 + max(0, kills - 4)
+        assert lived(tmp_path, path, "--kill-after", str(moments.uniform(0.05, latest))) == -signal.SIGKILL
+        kills += 1
     assert lived(tmp_path, path) == 0
     assert_identical(tmp_path / "killed", undisturbed)
     done = len((tmp_path / "killed.steps").read_text())
-    assert 64 <= done <= 64 + 5 * 4  # no kill threw it back by more than three steps and the one begun
+    assert 64 <= done <= 64 + kills * 4  # no kill threw it back by more than three steps and the one begun
 
 
 class Killed(BaseException):

@@ -149,6 +149,20 @@ def test_results_are_computed_anew_where_a_slow_metric_is_missing_or_metrics_wer
     assert Run(tmp_path).results([], resamples=5)[""].evaluation.kde_ece is None
 
 
+def test_results_are_computed_anew_where_a_metric_or_calibrator_was_defined_otherwise(
+    run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    shutil.copytree(run.folder, tmp_path, dirs_exist_ok=True)
+    found = Run(tmp_path).results([], resamples=5)
+    with monkeypatch.context() as patch:
+        patch.setattr(runs, "evaluate", lambda *_, **__: pytest.fail("computed anew"))
+        assert Run(tmp_path).results([], resamples=5) == found
+    monkeypatch.setattr(runs, "evaluate", lambda *_, **__: (_ for _ in ()).throw(InterruptedError))
+    monkeypatch.setattr(runs, "DEFINITIONS", runs.DEFINITIONS + 1)
+    with pytest.raises(InterruptedError):
+        Run(tmp_path).results([], resamples=5)
+
+
 def test_shifted_data_are_measured_after_calibrators_of_the_clean_validation_data(run: Run) -> None:
     choice = Choice("synthetic", {"classes": 4, "features": 5, "separation": 0.5, "test_size": 50})
     other = load_data(choice).test
@@ -205,13 +219,17 @@ def test_a_part_that_is_empty_cannot_be_predicted(run: Run, tmp_path: Path) -> N
         bare.evaluations()
 
 
+@pytest.mark.filterwarnings("ignore:the temperature stopped at its bound")
 def test_other_data_are_told_by_their_entropy(run: Run) -> None:
     choice = Choice("synthetic", {"classes": 4, "features": 5, "separation": 0.0, "test_size": 50})
     other = load_data(choice).test
     ((inside, _),) = run.predictions("test")
     outside = run.model(other.batch(torch.arange(50))[0])
     expected = detection(entropy(inside), entropy(outside.detach())).auroc
-    before, after = run.detected(other)
+    by_ece = "temperature[objective=ece]"
+    found = run.detected(other, ["temperature", by_ece])
+    assert list(found) == ["", "temperature", by_ece]
+    before, after = found[""], found["temperature"]
     assert before.auroc == pytest.approx(expected)
     assert before.auroc > 0.55
     scaled = run.calibrator("temperature")
@@ -219,6 +237,11 @@ def test_other_data_are_told_by_their_entropy(run: Run) -> None:
     expected = detection(entropy(scaled(inside)), entropy(scaled(outside.detach()))).auroc
     assert after.auroc == pytest.approx(expected)
     assert after.auroc != before.auroc
+    other_scale = run.calibrator(by_ece)
+    assert other_scale is not None
+    expected = detection(entropy(other_scale(inside)), entropy(other_scale(outside.detach()))).auroc
+    assert found[by_ece].auroc == pytest.approx(expected)
+    assert found[by_ece].auroc != after.auroc
     for each in (before, after):  # the trapezoids under the curve
         area = sum(one + two for one, two in itertools.pairwise(each.curve)) / 2 / (len(each.curve) - 1)
         assert area == pytest.approx(each.auroc, abs=0.01)

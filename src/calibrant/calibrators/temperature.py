@@ -13,7 +13,7 @@ from torch import Tensor
 from calibrant.arguments import one_of
 from calibrant.calibrators.base import below_maximum, warn_at_bound
 from calibrant.calibrators.streaming import HeldOut, Scaling, Sums
-from calibrant.histogram import ConfidenceHistogram, equal_mass_ends
+from calibrant.histogram import ConfidenceHistogram, RankedSums
 
 # The range of temperatures, in units of the logits' scale. At the lowest, the top class of a typical element
 # leads by a thousand nats; at the highest, by a ten-thousandth of one.
@@ -234,17 +234,8 @@ def _equal_mass_errors(data: HeldOut) -> list[float]:
     parts = [(torch.stack(list(each)), correct) for each, correct in (_outcomes(*block) for block in data)]
     confidences = torch.cat([each.cpu() for each, _ in parts], dim=1).double()
     correct = torch.cat([each.cpu() for _, each in parts]).double()
-    ends = equal_mass_ends(torch.tensor(data.samples), _BINS).long()
-    sizes = ends.diff(prepend=torch.zeros(1, dtype=torch.long)).tolist()
-    errors = []
-    for row in confidences:
-        confidence, order = row.sort()
-        # Elements of equal confidence may lie in two bins. Each counts as their mean, whatever their order.
-        _, group, count = confidence.unique_consecutive(return_inverse=True, return_counts=True)
-        hits = torch.zeros(len(count), dtype=torch.float64).index_add_(0, group, correct[order])
-        gap = confidence - (hits / count)[group]
-        errors.append(sum(abs(float(part.sum())) for part in gap.split(sizes)))
-    return errors
+    bins = [RankedSums.of_outcomes(row, correct).equal_mass(_BINS) for row in confidences]
+    return [float((each.confidence - each.correct).abs().sum()) for each in bins]
 
 
 def _equal_mass_errors_of_cells(data: HeldOut) -> list[float]:

@@ -43,6 +43,7 @@ def figures(
     ] = 0.0,
 ) -> None:
     """Draw curves, bins, confidences and learned state over the epochs, from the logs of finished runs."""
+    missing: list[str] = []
     with training_errors():
         from calibrant.training import run_folder
 
@@ -54,11 +55,14 @@ def figures(
 
             drawings = drawings_of_formulas()
         else:
-            from calibrant.reports.run_figures import drawings_of_runs
+            from calibrant.reports.run_figures import drawings_of_runs, left_out
 
             records = _records(list(_runs(runs)))
+            missing = left_out(records)
             drawings = drawings_of_runs(records, bins=_bins(bins, records), smooth=smooth)
         _write(drawings, output)
+    for line in missing:
+        say(line)
     say(f"{output}: {', '.join(name for name, _ in drawings)} (.png, .svg)")
 
 

@@ -43,8 +43,9 @@ class Method:
         detection: out-of-distribution detection by the entropy, before temperature scaling: one AUROC per
             seed, by the name of the other data set.
         detection_after: the same after temperature scaling.
-        curves: by the name of the other data set, two ROC curves, before and after temperature scaling: the
-            means over seeds of the true positive rates at evenly spaced false positive rates.
+        detection_chosen: the same by the name of another calibrator that is a temperature.
+        curves: by the name of the other data set and by calibrator ("" for none), an ROC curve: the means
+            over seeds of the true positive rates at evenly spaced false positive rates.
         calibrated: one evaluation per seed after other calibrators, by the name of the calibrator.
         chosen: one temperature per seed, by the name of another calibrator that has one.
         shifted: figures on shifted test data, by the name of the data set, by severity, and by calibrator
@@ -57,7 +58,8 @@ class Method:
     temperatures: tuple[float, ...] = ()
     detection: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
     detection_after: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
-    curves: Mapping[str, tuple[tuple[float, ...], tuple[float, ...]]] = field(default_factory=dict)
+    detection_chosen: Mapping[str, Mapping[str, tuple[float, ...]]] = field(default_factory=dict)
+    curves: Mapping[str, Mapping[str, tuple[float, ...]]] = field(default_factory=dict)
     calibrated: Mapping[str, tuple[Evaluation, ...]] = field(default_factory=dict)
     chosen: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
     shifted: Mapping[str, Mapping[str, Mapping[str, tuple[Metrics, ...]]]] = field(default_factory=dict)
@@ -66,6 +68,11 @@ class Method:
         """One evaluation per seed after a calibrator, or before calibration for ``""``."""
         known = {"": self.before, "temperature": self.after, **self.calibrated}
         return known.get(calibrator, ())
+
+    @property
+    def detected(self) -> dict[str, Mapping[str, tuple[float, ...]]]:
+        """One AUROC per seed, by calibrator (``""`` for none) and by the name of the other data set."""
+        return {"": self.detection, "temperature": self.detection_after, **self.detection_chosen}
 
 
 @dataclass(frozen=True)
@@ -222,6 +229,7 @@ class Comparison:
                     "chosen_temperature": method.chosen,
                     "detection": method.detection,
                     "detection_after": method.detection_after,
+                    "detection_chosen": method.detection_chosen,
                     "shifted": method.shifted,
                 }
                 for method in self.methods

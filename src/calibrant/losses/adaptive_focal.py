@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from calibrant.arguments import in_range, one_of, ordered_pair, whole_number
-from calibrant.histogram import Bins, Outcomes
+from calibrant.histogram import Bins, Outcomes, bin_with_width
 from calibrant.kernels import Composition, FirstTerm, LowerProbability, Value, device_function
 from calibrant.kernels.device import exp, number
 from calibrant.layout import Elements
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 @device_function
 @no_type_check
 def _bin_of(p, edges):
-    """The bin of each probability; see `BinnedFocal.bin_of`."""
+    """The bin of each probability; see `bin_with_width`."""
     lowest = tl.load(edges.value)
     position = tl.minimum(p.to(tl.float64), tl.load(edges.value + edges.size - 1))
     index = tl.zeros_like(p).to(tl.int32)
@@ -49,6 +49,7 @@ def _exponent(element, numbers):
     index = _bin_of(element.p, numbers.edges)
     accuracy = tl.load(numbers.accuracy.value + index).to(tl.float32)
     rate, adapted = number(numbers.rate), tl.load(numbers.passes.value) > 0
+    # 69 is _LARGEST: Triton reads no constants of the module.
     gamma = exp(tl.minimum(rate * (element.p - accuracy), 69.0))
     return tl.where(adapted, gamma, 1.0), tl.where(adapted, gamma * rate * element.p, 0.0)
 
@@ -113,13 +114,7 @@ class BinnedFocal(AdaptiveLoss):
             probability: any shape.
             edges: other edges than the current ones.
         """
-        edges = self.edges if edges is None else edges
-        # Above the highest edge, its first occurrence ends the last bin with a width; a probability
-        # on or below the lowest edge counts as just above it, where the first such bin begins.
-        lowest = torch.nextafter(edges[0], edges[-1])
-        inside = probability.to(edges.dtype).clamp(lowest, edges[-1])
-        # NaN would be sorted behind everything: it has no bin, but must not end in an index error.
-        return (torch.bucketize(inside, edges) - 1).clamp_max(self.bins - 1)
+        return bin_with_width(probability, self.edges if edges is None else edges)
 
     def look_up(self) -> LookUp:
         """From probabilities of the true class to exponents, by copies of the current state."""

@@ -30,6 +30,13 @@ from calibrant.metrics.predictions import Predictions
 from calibrant.metrics.scores import brier_parts, kde_ece, nll_parts
 from calibrant.metrics.uncertainty import chance_classwise_ece, chance_mce
 
+DEFINITIONS = 1
+"""The number of the definitions of all metrics and calibrators, stored with the results of runs.
+
+Raise it when a metric or calibrator keeps its name but gives other values. Stored results with another number
+are computed anew.
+"""
+
 
 class Options(NamedTuple):
     """The options of `evaluate` that metrics depend on."""

@@ -135,15 +135,18 @@ def _pictures(comparison: Comparison, history: History, learned: Learned) -> dic
             caption = f"Accuracy against {METRICS[metric].label}: methods at the upper left are best{bars}"
             file = f"accuracy-against-{metric.replace('_', '-')}"
             add(file, caption, plots.accuracy_against_ece, points, metric=metric, height=3.6)
-    for data in comparison.methods[0].curves:
-        for number, (state, areas) in enumerate((("before", "detection"), ("after", "detection_after"))):
+    for data, by_calibrator in comparison.methods[0].curves.items():
+        for calibrator in by_calibrator:
             rates = {
-                method.name: (method.curves[data][number], fmean(getattr(method, areas)[data]))
+                method.name: (method.curves[data][calibrator], fmean(method.detected[calibrator][data]))
                 for method in comparison.methods
             }
-            caption = f"ROC curves of telling {data} from the test data, {state} temperature scaling"
+            state = _after(calibrator) if calibrator else "before temperature scaling"
+            caption = f"ROC curves of telling {data} from the test data, {state}"
             caption += "; means over seeds" if several else ""
-            add(f"roc-{_letters(data)}-{state}", caption, plots.mean_roc_curve, rates, height=3.8)
+            names = {"": "before", "temperature": "after"}
+            file = f"roc-{_letters(data)}-{names.get(calibrator, f'after-{_letters(calibrator)}')}"
+            add(file, caption, plots.mean_roc_curve, rates, height=3.8)
     for shift in comparison.methods[0].shifted:
         for file, caption, metric, calibrator in (
             ("accuracy", "Accuracy", "accuracy", ""),

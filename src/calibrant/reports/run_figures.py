@@ -15,6 +15,7 @@ from calibrant.reports import plots
 from calibrant.reports.plots.bins import Row, panels
 from calibrant.reports.plots.checks import Array
 
+_PARTS = ("validation", "test")
 _CURVES = ("accuracy", "nll", "ece", "adaptive_ece")
 
 Drawing = tuple[str, Callable[[], Figure]]
@@ -53,8 +54,8 @@ def drawings_of_runs(
         smooth: the factor of an exponential moving average of the curves over the epochs; 0 for none.
     """
     found: list[Drawing] = []
-    for part in ("validation", "test"):
-        metrics = [name for name in _CURVES if all(f"{part}_{name}" in run.history[0] for run in runs)]
+    for part in _PARTS:
+        metrics = [name for name in _CURVES if not _lacking(runs, part, name)]
         if metrics:
             found.append((f"curves-{part}", _of(_curves, runs, part, metrics, smooth)))
     binned = [run for run in runs if run.bins]
@@ -73,6 +74,50 @@ def drawings_of_runs(
         found.append(("maximum-logits", _of(_maximum_logits, by_label)))
         found.append(("lower-probability", _of(_lower_probabilities, by_label)))
     return found
+
+
+def left_out(runs: Sequence[RunRecord]) -> list[str]:
+    """What the figures of `drawings_of_runs` leave out because some of the runs lack it, a line for each."""
+    lines = []
+    for part in _PARTS:
+        by_runs: dict[str, list[str]] = {}
+        for metric in _CURVES:
+            lacking = _lacking(runs, part, metric)
+            if 0 < len(lacking) < len(runs):
+                by_runs.setdefault(_names(lacking), []).append(METRICS[metric].label)
+        for names, labels in by_runs.items():
+            verb = "is" if len(labels) == 1 else "are"
+            lines.append(
+                f"curves-{part}: no {', '.join(labels)}, which {verb} not in the log of {names}",
+            )
+    without = [run for run in runs if not run.bins]
+    if 0 < len(without) < len(runs):
+        verb = "has" if len(without) == 1 else "have"
+        lines.append(f"bins, confidences: without {_names(without)}, which {verb} no bins")
+    for run in runs:
+        gamma = run.learned.get("gamma")
+        if run.bins and gamma is not None and not _fits(run):
+            bins = run.bins["validation_count"].shape[1]
+            lines.append(
+                f"bins: no γ of {run.file}, whose loss has {gamma[0].numel()} values of it for {bins} bins; "
+                f"learned-gamma-{run.file} shows them"
+            )
+    return lines
+
+
+def _lacking(runs: Sequence[RunRecord], part: str, metric: str) -> list[RunRecord]:
+    """The runs whose log does not have the metric of a part of the data."""
+    return [run for run in runs if f"{part}_{metric}" not in run.history[0]]
+
+
+def _names(runs: Sequence[RunRecord]) -> str:
+    return ", ".join(run.file for run in runs)
+
+
+def _fits(run: RunRecord) -> bool:
+    """Whether the loss learns an exponent for each of the logged bins."""
+    gamma = run.learned.get("gamma")
+    return gamma is not None and gamma.shape == run.bins["validation_count"].shape
 
 
 def drawings_of_formulas() -> list[Drawing]:
@@ -127,6 +172,8 @@ def _curves(runs: Sequence[RunRecord], part: str, metrics: Sequence[str], smooth
             for label, group in _by_label(runs).items()
         }
         plots.training_curves(data, ax, metric=metric, title=f"{METRICS[metric].label}, {part} data")
+    for ax in axes[len(metrics) :]:
+        ax.remove()
     return figure
 
 
@@ -150,11 +197,7 @@ def _gaps(runs: Sequence[RunRecord], bins: Sequence[int]) -> Figure:
         for run in runs
     ]
     rows = [Row("Gap (%)", {"Gap": gaps}, zero=True)]
-    exponents = [
-        (run.label, run.learned["gamma"].double().numpy())
-        for run in runs
-        if run.learned.get("gamma", torch.zeros(0)).shape == run.bins["validation_count"].shape
-    ]
+    exponents = [(run.label, run.learned["gamma"].double().numpy()) for run in runs if _fits(run)]
     if exponents:
         rows.append(Row("Exponent γ", {"γ": exponents}, height=0.8))
     return panels([*rows, _edges(runs, "validation")], bins)

@@ -164,11 +164,11 @@ def comparison_table(comparison: Comparison) -> Table:
         figures = {method.name: mean_figure(method.chosen[calibrator]) for method in methods}
         columns.append(_mean_column(comparison, f"T, {calibrator}", figures, False, None))
     for other in methods[0].detection:
-        figures = {method.name: mean_figure(method.detection[other]) for method in methods}
-        columns.append(_mean_column(comparison, f"AUROC, {other}", figures, True, True))
-        if all(other in method.detection_after for method in methods):
-            figures = {method.name: mean_figure(method.detection_after[other]) for method in methods}
-            columns.append(_mean_column(comparison, f"AUROC + T, {other}", figures, True, True))
+        for calibrator in methods[0].detected:
+            if all(other in method.detected.get(calibrator, ()) for method in methods):
+                figures = {each.name: mean_figure(each.detected[calibrator][other]) for each in methods}
+                label = f"AUROC{state_label(calibrator)}, {other}"
+                columns.append(_mean_column(comparison, label, figures, True, True))
     names = tuple(method.name for method in methods)
     return Table(names, tuple(column for column in columns if not column.empty))
 
@@ -219,7 +219,9 @@ def level_label(level: str) -> str:
     >>> level_label("0"), level_label("3"), level_label("shifted")
     ('clean', 'severity 3', 'shifted')
     """
-    if level == "0":
+    from calibrant.evaluation.comparison import CLEAN
+
+    if level == CLEAN:
         return "clean"
     return f"severity {level}" if level.isdecimal() else level
 

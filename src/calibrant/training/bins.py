@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from calibrant.distributed import all_reduce
-from calibrant.histogram import Bins, ConfidenceHistogram, cell_edges, rounded_down
+from calibrant.histogram import Bins, ConfidenceHistogram, bin_with_width, cell_edges, rounded_down
 from calibrant.metrics.catalogue import Options
 from calibrant.statistics import sum_dtype
 
 BINS = Options().bins
 """The number of bins of equal mass."""
+
+_STEPS = 16  # the parts into which a cell can be divided
 
 
 class TrainingConfidences:
@@ -62,7 +65,8 @@ def epoch_bins(training: Tensor, validation: Bins, test: Bins | None) -> dict[st
     ``validation_*`` and ``test_*`` have edges, counts, mean confidences and accuracies in bins of equal mass.
     ``train_top_*`` and ``train_true_*`` are the training elements in the bins of the validation data, by the
     probability of the predicted and of the true class. ``train_own_*`` are the latter in bins of their own.
-    Means are 0 in empty bins.
+    Means are 0 in empty bins. The training elements come from a histogram: a cell that an edge cuts is
+    divided in proportion to the widths of its two sides.
 
     Args:
         training: the sums of `TrainingConfidences`.
@@ -70,10 +74,9 @@ def epoch_bins(training: Tensor, validation: Bins, test: Bins | None) -> dict[st
         test: the test data in bins of equal mass, if they were asked for.
     """
     found = _of("validation", validation)
+    place = _shares(found["validation_edges"])
     for name, (count, confidence) in zip(("train_top", "train_true"), training, strict=True):
-        place = _bin_of(confidence / count.clamp_min(1), found["validation_edges"])
-        counts = torch.zeros_like(count[:BINS]).index_add_(0, place, count)
-        total = torch.zeros_like(counts).index_add_(0, place, confidence)
+        counts, total = (place @ values.to(place.dtype) for values in (count, confidence))
         found |= {f"{name}_count": counts, f"{name}_confidence": total / counts.clamp_min(1)}
     count, confidence = training[1]
     own = _of("train_own", ConfidenceHistogram(count.sum(), count, confidence, confidence).equal_mass(BINS))
@@ -88,7 +91,9 @@ def _of(name: str, bins: Bins) -> dict[str, Tensor]:
     return {f"{name}_{key}": value.cpu() for key, value in tensors.items()}
 
 
-def _bin_of(confidence: Tensor, edges: Tensor) -> Tensor:
-    """The bin of each confidence; the first and the last bin also take what lies outside of the edges."""
-    inside = confidence.clamp(torch.nextafter(edges[0], edges[-1]), edges[-1])
-    return (torch.bucketize(inside, edges) - 1).clamp(0, len(edges) - 2)
+def _shares(edges: Tensor) -> Tensor:
+    """The share of each cell of the histogram that lies in each bin, ``(BINS, cells)``."""
+    cells = cell_edges(torch.device("cpu")).to(edges.dtype)
+    steps = (torch.arange(_STEPS, dtype=edges.dtype) + 0.5) / _STEPS
+    points = cells[:-1, None] + steps * cells.diff()[:, None]
+    return F.one_hot(bin_with_width(points, edges), BINS).to(edges.dtype).mean(1).T

@@ -55,8 +55,8 @@ def compare(
         seeds: the seeds of the runs.
         output: the folder of all runs.
         data_root: the folder with the files of the data sets.
-        outside: out-of-distribution data sets, to be told from the test data. They are normalised like the
-            test data where possible.
+        outside: out-of-distribution data sets, to be told from the test data, before and after every
+            calibrator that is a temperature. They are normalised like the test data where possible.
         shifted: shifted test data with the classes of the test data, at every severity if they have any. They
             are normalised in the same way. If several have the same name, the mean is added.
         calibrators: calibrators to compare beside temperature scaling. All are fitted to the validation data.
@@ -92,6 +92,8 @@ def compare(
     _check_unique("seed", [str(seed) for seed in seeds])
     keys = [str(each) for each in calibrators]
     _check_unique("calibrator", keys)
+    _check_unique("out-of-distribution data", [str(each) for each in outside])
+    _check_unique("shifted data", [str(each) for each in shifted])
     _check_unique("column", columns)
     _check_columns(columns)
     for choice in calibrators:
@@ -147,7 +149,8 @@ def compare(
                 evaluating(each.loss, each.seed)
             run = Run(folder(each), loaded=data)
             results.append(run.results(keys, resamples=resamples, kde="kde_ece" in columns))
-            detected.append({name: run.detected(other) for name, other in others.items()})
+            scaled = [key for key, result in results[-1].items() if result.temperature is not None]
+            detected.append({name: run.detected(other, scaled) for name, other in others.items()})
             found = {name: _on_shifted(run, results[-1], levels) for name, levels in shifts.items()}
             moved.append({**found, **_means(shifted, found)})
         methods.append(_method(row[0].loss, results, detected, moved))
@@ -190,7 +193,7 @@ def _means(shifted: Sequence[Choice], found: Mapping[str, Severities]) -> dict[s
 def _method(
     name: str,
     results: Sequence[Mapping[str, Result]],
-    detected: Sequence[Mapping[str, tuple[Detected, Detected]]],
+    detected: Sequence[Mapping[str, Mapping[str, Detected]]],
     moved: Sequence[Mapping[str, Severities]],
 ) -> Method:
     """The results of one method, from those of each seed."""
@@ -202,23 +205,25 @@ def _method(
         found = [each[key].temperature for each in results]
         return tuple(value for value in found if value is not None)
 
-    def areas(state: int) -> dict[str, tuple[float, ...]]:
-        return {data: tuple(each[data][state].auroc for each in detected) for data in detected[0]}
+    def areas(key: str) -> dict[str, tuple[float, ...]]:
+        return {data: tuple(each[data][key].auroc for each in detected) for data in detected[0]}
 
-    def curve(data: str, state: int) -> tuple[float, ...]:
-        return tuple(map(fmean, zip(*(each[data][state].curve for each in detected), strict=True)))
+    def curve(data: str, key: str) -> tuple[float, ...]:
+        return tuple(map(fmean, zip(*(each[data][key].curve for each in detected), strict=True)))
 
     beside = [key for key in results[0] if key not in (BEFORE, "temperature")]
+    scaled = [key for key in beside if temperatures(key)]
     return Method(
         name,
         evaluations(BEFORE),
         evaluations("temperature"),
         temperatures("temperature"),
-        detection=areas(0),
-        detection_after=areas(1),
-        curves={data: (curve(data, 0), curve(data, 1)) for data in detected[0]},
+        detection=areas(BEFORE),
+        detection_after=areas("temperature"),
+        detection_chosen={key: areas(key) for key in scaled if detected[0]},
+        curves={data: {key: curve(data, key) for key in states} for data, states in detected[0].items()},
         calibrated={key: evaluations(key) for key in beside},
-        chosen={key: temperatures(key) for key in beside if temperatures(key)},
+        chosen={key: temperatures(key) for key in scaled},
         shifted={
             shift: {
                 level: {key: tuple(each[shift][level][key] for each in moved) for key in results[0]}

@@ -21,6 +21,7 @@ from calibrant.calibrators.streaming import Scaling
 from calibrant.evaluation import Evaluation, Evaluator, evaluate
 from calibrant.inference import predictions_on
 from calibrant.metrics import METRICS
+from calibrant.metrics.catalogue import DEFINITIONS
 from calibrant.metrics.ood import detection as detect
 from calibrant.metrics.ood import entropy, roc
 from calibrant.options import Choice, RecipeError, check_options
@@ -232,9 +233,11 @@ class Run:
             "run": run_folder.hash_of(self.folder / run_folder.RESULT),
             "resamples": resamples,
             "metrics": list(METRICS),
+            "definitions": DEFINITIONS,
         }
         found: dict[str, Result] = {}
-        # Results that are damaged, were changed, are of another run or lack new metrics are computed anew.
+        # Results that are damaged, were changed, are of another run, lack new metrics or follow other
+        # definitions are computed anew.
         with suppress(FileNotFoundError, ValueError, TypeError, LookupError, AttributeError, RecursionError):
             plain = json.loads(path.read_text(encoding="utf-8"))
             if plain.pop("sha256") == _hash_of(plain) and plain.items() >= origin.items():
@@ -317,20 +320,23 @@ class Run:
         }
 
     @torch.no_grad()
-    def detected(self, outside: Split) -> tuple[Detected, Detected]:
-        """The detection of another data set by the entropy, before and after temperature scaling."""
-        calibrators = self.calibrator(BEFORE), self.calibrator("temperature")
+    def detected(self, outside: Split, calibrators: Sequence[str]) -> dict[str, Detected]:
+        """The detection of another data set by the entropy, before and after each calibrator, by its name.
+
+        The calibrators are fitted to the validation data of the run.
+        """
+        keys = (BEFORE, *calibrators)
 
         def scores(batches: Iterable[Predictions]) -> list[Tensor]:
             parts = [
-                [entropy(_calibrated(logits, each))[labels != -100].cpu() for each in calibrators]
+                [entropy(_calibrated(logits, self.calibrator(key)))[labels != -100].cpu() for key in keys]
                 for logits, labels in batches
             ]
             return [torch.cat(each) for each in zip(*parts, strict=True)]
 
         pairs = zip(scores(self.predictions("test")), scores(self._predicted(outside)), strict=True)
-        before, after = (Detected(detect(*pair).auroc, roc(*pair)) for pair in pairs)
-        return before, after
+        found = [Detected(detect(*pair).auroc, roc(*pair)) for pair in pairs]
+        return dict(zip(keys, found, strict=True))
 
 
 @dataclass(frozen=True)

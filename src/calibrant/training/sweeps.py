@@ -181,7 +181,7 @@ def settings_of(recipe: Recipe, over: Mapping[str, Sequence[Any]], output: Path)
     """
     if not over:
         raise RecipeError("a sweep needs at least one option with its values, such as margin=4,6,8")
-    if getattr(recipe, "log_test", False):
+    if recipe.log_test:
         raise RecipeError(f"a sweep does not log test figures of every setting: {_FIXED['log_test']}")
     loss = Choice.parse(recipe.loss)
     of_loss = _options_of_loss(loss)

@@ -5,7 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import get_args
+from functools import reduce
+from operator import add
+from typing import Self, get_args
 
 import torch
 import torch.distributed as dist
@@ -14,12 +16,12 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from calibrant.calibrators import Temperature
-from calibrant.distributed import gather
-from calibrant.histogram import Bins, ConfidenceHistogram
+from calibrant.distributed import all_reduce, gather
+from calibrant.histogram import Bins, Outcomes
 from calibrant.layout import arrange
 from calibrant.metrics.catalogue import METRICS, Options
 from calibrant.options import RecipeError
-from calibrant.statistics import Statistics, sum_dtype
+from calibrant.statistics import sum_dtype
 from calibrant.training import TrainingError
 from calibrant.training.batches import evaluation_batches
 from calibrant.training.bins import BINS
@@ -37,31 +39,45 @@ HIGHER_IS_BETTER = {
 
 
 @dataclass(frozen=True, eq=False)
-class ValidationSums(Statistics):
-    """The summed negative log-likelihood and the confidence histogram of validation or test data."""
+class ValidationSums:
+    """The summed negative log-likelihood and the outcomes of validation or test data.
+
+    Attributes:
+        nll: the sum over the elements that are not ignored.
+        outcomes: confidence and correctness of these elements.
+    """
 
     nll: Tensor
-    histogram: ConfidenceHistogram
+    outcomes: Outcomes
 
     @classmethod
-    def of(cls, logits: Tensor, target: Tensor, ignore_index: int) -> ValidationSums:
+    def of(cls, logits: Tensor, target: Tensor, ignore_index: int) -> Self:
         """The sums over a batch."""
         elements = arrange(logits, target, num_classes=logits.shape[1], ignore_index=ignore_index, soft=False)
-        histogram = ConfidenceHistogram.of(elements)
         nll = F.cross_entropy(logits.float(), target, ignore_index=ignore_index, reduction="none")
-        return cls(histogram.samples, nll.sum(dtype=sum_dtype(logits.device)), histogram)
+        return cls(nll.sum(dtype=sum_dtype(logits.device)), Outcomes.of(elements))
+
+    def __add__(self, other: Self) -> Self:
+        return type(self)(self.nll + other.nll, self.outcomes + other.outcomes)
+
+    def all_reduce(self) -> Self:
+        """The sums of all processes."""
+        return type(self)(all_reduce(self.nll), self.outcomes.all_reduce())
+
+    @property
+    def mean_nll(self) -> float:
+        """The mean negative log-likelihood."""
+        return float(self.nll) / float(self.outcomes.samples)
 
     def figures(self, part: str) -> dict[str, float]:
         """Accuracy, NLL, ECE and adaptive ECE; ``part`` names the data in an error message."""
-        samples = float(self.samples)
-        if samples == 0:
+        if self.outcomes.samples == 0:
             raise TrainingError(f"the {part} data have no element that is not ignored")
         accuracy, ece, adaptive_ece = (
-            float(METRICS[name].function(self.histogram, Options()))
+            float(METRICS[name].function(self.outcomes, Options()))
             for name in ("accuracy", "ece", "adaptive_ece")
         )
-        nll = float(self.nll) / samples
-        return {"accuracy": accuracy, "nll": nll, "ece": ece, "adaptive_ece": adaptive_ece}
+        return {"accuracy": accuracy, "nll": self.mean_nll, "ece": ece, "adaptive_ece": adaptive_ece}
 
 
 @torch.no_grad()
@@ -91,14 +107,14 @@ def validate(parts: Parts, *, observe: bool, select: str = "last") -> tuple[dict
     if select == "nll-after-temperature" and math.isfinite(figures["nll"]):
         batches = [batch for process in gather(kept) for batch in process]
         figures[select] = _nll_after_temperature(batches, data.ignore_index)
-    return figures, sums.histogram.equal_mass(BINS)
+    return figures, sums.outcomes.equal_mass(BINS)
 
 
 @torch.no_grad()
 def measure_test(parts: Parts) -> tuple[dict[str, float], Bins]:
     """Compute the same for the test data. These figures are for the log only."""
     sums = _sums(parts, parts.data.test)
-    return sums.figures("test"), sums.histogram.equal_mass(BINS)
+    return sums.figures("test"), sums.outcomes.equal_mass(BINS)
 
 
 @torch.no_grad()
@@ -127,11 +143,8 @@ def _sums(
 
 def _nll_after_temperature(batches: list[tuple[Tensor, Tensor]], ignore_index: int) -> float:
     calibrator = Temperature().fit_batches(batches, ignore_index=ignore_index)
-    total = count = 0.0
-    for logits, target in batches:
-        sums = ValidationSums.of(calibrator(logits), target, ignore_index)
-        total, count = total + float(sums.nll), count + float(sums.samples)
-    return total / count
+    sums = (ValidationSums.of(calibrator(logits), target, ignore_index) for logits, target in batches)
+    return reduce(add, sums).mean_nll
 
 
 @torch.no_grad()
