@@ -17,6 +17,7 @@ from calibrant.evaluation.comparison import Comparison
 from calibrant.metrics import METRICS
 from calibrant.reports import plots
 from calibrant.reports.page import Summary, write_report
+from calibrant.reports.plots.calibration import reliability_grid
 from calibrant.reports.plots.drawing import default_style, png, svg
 from calibrant.reports.plots.losses import quantity_label
 from calibrant.reports.table_builders import (
@@ -196,19 +197,19 @@ def _letters(name: str) -> str:
 
 
 def _after(calibrator: str) -> str:
+    """The words for figures after a calibrator; before calibration for ``""``."""
+    if not calibrator:
+        return "before calibration"
     return f"after {'temperature scaling' if calibrator == 'temperature' else calibrator}"
 
 
 def _diagrams(comparison: Comparison) -> Figure:
-    """Reliability diagrams of the first seed, before and after calibration."""
-    states = "", *comparison.calibrators
-    both = [[method.evaluations(state)[0] for state in states] for method in comparison.methods]
-    across, down = len(both), max(len(column) for column in both)
-    figure = Figure(figsize=(2.9 * across, 3.3 * down), layout="constrained")
-    axes = figure.subplots(down, across, squeeze=False)
-    for number, column in enumerate(both):
-        for row, evaluation in enumerate(column):
-            plots.reliability_diagram(
-                evaluation.reliability, axes[row][number], title=evaluation.name, ece=evaluation.ece
-            )
-    return figure
+    """Reliability diagrams of the first seed: a row for each calibrator, a column for each method."""
+    data = {
+        _after(state)[0].upper() + _after(state)[1:]: {
+            method.name: method.evaluations(state)[0] for method in comparison.methods
+        }
+        for state in ("", *comparison.calibrators)
+    }
+    first = ", the first seed" if len(comparison.seeds) > 1 else ""
+    return reliability_grid(data, f"{comparison.title}, seed {comparison.seeds[0]}{first}")
