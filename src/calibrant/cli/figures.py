@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -31,6 +32,14 @@ def figures(
         ),
     ],
     output: Annotated[Path, typer.Option(metavar="DIR", help="Folder for the figures, as .png and .svg.")],
+    losses: Annotated[
+        str,
+        typer.Option(
+            metavar="KEY,KEY[OPTION=VALUE],…",
+            help="Losses to draw, as the runs name them.",
+            show_default="all",
+        ),
+    ] = "",
     bins: Annotated[
         str,
         typer.Option(metavar="N,N,…", help="Bins of confidence to draw, counted from 1.", show_default="all"),
@@ -56,14 +65,14 @@ def figures(
         else:
             from calibrant.reports.run_figures import drawings_of_runs
 
-            records = _records(list(_runs(runs)))
+            records = _records(_with_losses(list(_runs(runs)), losses))
             drawings = drawings_of_runs(records, bins=_bins(bins, records), smooth=smooth)
         _write(drawings, output)
     say(f"{output}: {', '.join(name for name, _ in drawings)} (.png, .svg)")
 
 
 def _runs(given: Sequence[str]) -> Iterable[Run]:
-    """The runs in the given folders, each once."""
+    """The runs in the given folders, each once; those of a comparison in the order of its results."""
     from calibrant.training import run_folder
     from calibrant.training.runs import Run
 
@@ -74,10 +83,33 @@ def _runs(given: Sequence[str]) -> Iterable[Run]:
         own = (folder / run_folder.RECIPE).is_file()
         if not own and not inside:
             fail(f"{folder} is not the folder of a run or of a comparison")
-        for place in [folder] if own else inside:
-            if place.resolve() not in seen:
-                seen.add(place.resolve())
-                yield Run(place)
+        order = _order(folder)
+        found = [Run(place) for place in ([folder] if own else inside)]
+        found.sort(key=lambda run: (order.get(run.recipe.loss, len(order)), run.recipe.loss, run.recipe.seed))
+        for run in found:
+            if run.folder.resolve() not in seen:
+                seen.add(run.folder.resolve())
+                yield run
+
+
+def _order(folder: Path) -> dict[str, int]:
+    """The places of the losses in the results of a comparison, so that both draw a loss in one colour."""
+    try:
+        found = json.loads((folder / "results.json").read_text(encoding="utf-8"))["runs"]
+        return {loss: place for place, loss in enumerate(found)}
+    except (OSError, ValueError, LookupError, TypeError):  # no comparison, or not yet finished
+        return {}
+
+
+def _with_losses(runs: list[Run], text: str) -> list[Run]:
+    """The runs of the losses in ``text``; all for an empty text."""
+    from calibrant.options import Choice, split_outside_brackets
+
+    chosen = {str(Choice.parse(loss)) for loss in split_outside_brackets(text)}
+    known = list(dict.fromkeys(run.recipe.loss for run in runs))
+    for loss in chosen.difference(known):
+        fail(f"--losses {loss}: no run has this loss; expected some of {', '.join(known)}")
+    return [run for run in runs if not chosen or run.recipe.loss in chosen]
 
 
 def _labels(runs: Sequence[Run]) -> list[str]:

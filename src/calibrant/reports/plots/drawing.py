@@ -26,6 +26,8 @@ SMALL, MEDIUM, LARGE = 7, 8, 9
 # Okabe and Ito's colours, which colour-blind readers can distinguish, without the yellow, too pale on white.
 BLUE, VERMILLION, GREEN, ORANGE = "#0072B2", "#D55E00", "#009E73", "#E69F00"
 COLOURS = (BLUE, VERMILLION, GREEN, ORANGE, "#56B4E9", "#CC79A7", "#000000")
+# Further ones, for plots with more lines. Dashes help where they look alike.
+COLOURS += ("#7F3F00", "#6F2DA8", "#9BC400", "#8C8C8C", "#A50044", "#00C5B5")
 GREY, PALE = "#777777", "#AAAAAA"
 
 # The numbers of colours, lines and markers share no divisor, so combinations repeat as late as possible.
