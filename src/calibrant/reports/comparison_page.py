@@ -18,7 +18,7 @@ from calibrant.metrics import METRICS
 from calibrant.reports import plots
 from calibrant.reports.page import Summary, write_report
 from calibrant.reports.plots.calibration import reliability_grid
-from calibrant.reports.plots.drawing import default_style, png, svg
+from calibrant.reports.plots.drawing import default_style, png, rows_height, svg
 from calibrant.reports.plots.losses import quantity_label
 from calibrant.reports.table_builders import (
     comparison_note,
@@ -124,7 +124,7 @@ def _pictures(comparison: Comparison, history: History, learned: Learned) -> dic
     for calibrator in comparison.calibrators:
         states[_after(calibrator)] = comparison.figures("ece", after=calibrator)
     caption = "Expected calibration error: mean over seeds and its 95 % interval"
-    height = 1.3 + 0.28 * len(states["before"])
+    height = 1.3 + rows_height(states["before"])
     add("ece", caption, plots.methods_side_by_side, states, height=height)
     bars = "; bars are standard deviations over seeds" if several else ""
     for metric in ("ece", "adaptive_ece", "classwise_ece"):

@@ -14,6 +14,7 @@ from calibrant.metrics import METRICS
 from calibrant.reports import plots
 from calibrant.reports.plots.bins import Row, panels
 from calibrant.reports.plots.checks import Array
+from calibrant.reports.plots.drawing import rows_height
 
 _CURVES = ("accuracy", "nll", "ece", "adaptive_ece")
 
@@ -192,7 +193,7 @@ def _maximum_logits(by_label: Mapping[str, Sequence[RunRecord]]) -> Figure:
 
 
 def _lower_probabilities(by_label: Mapping[str, Sequence[RunRecord]]) -> Figure:
-    figure = Figure(figsize=(4.2, 1.2 + 0.3 * len(by_label)), layout="constrained")
+    figure = Figure(figsize=(4.2, 1.2 + rows_height(by_label)), layout="constrained")
     data = {}
     for label, runs in by_label.items():
         logits, labels = zip(*_tests(runs), strict=True)

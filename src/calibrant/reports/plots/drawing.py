@@ -38,6 +38,7 @@ UPPER_PART = 0.73
 """The part of the height that `axes_below` leaves to axes that are not in a grid of subplots."""
 
 _LONGEST_NAME = 18  # letters; longer names would leave too little of the width to the bars
+_ROW_LETTERS = 24  # of a line, for names that are wrapped
 
 
 def default_style() -> AbstractContextManager[None]:
@@ -188,7 +189,7 @@ def shortened(name: str) -> str:
     return name if len(name) <= _LONGEST_NAME else name[: _LONGEST_NAME - 1] + "…"
 
 
-def wrapped(name: str, letters: int = _LONGEST_NAME) -> str:
+def wrapped(name: str, letters: int) -> str:
     """The name on several lines if it is long, broken after spaces and punctuation where possible.
 
     >>> print(wrapped("cals-alm[penalty=p2,rate=0.5]", 20))
@@ -203,3 +204,15 @@ def wrapped(name: str, letters: int = _LONGEST_NAME) -> str:
         while len(lines[-1].rstrip()) > letters:
             lines[-1:] = [lines[-1][:letters], lines[-1][letters:]]
     return "\n".join(line.rstrip() for line in lines)
+
+
+def name_rows(ax: Axes, names: Sequence[str]) -> None:
+    """Write names at the rows 0, 1, … of the vertical axis, from the top; long names on several lines."""
+    ax.set_yticks(range(len(names)), [wrapped(name, _ROW_LETTERS) for name in names], parse_math=False)
+    ax.invert_yaxis()
+
+
+def rows_height(names: Iterable[str]) -> float:
+    """Inches that the rows of these names need."""
+    lines = [wrapped(name, _ROW_LETTERS).count("\n") + 1 for name in names]
+    return len(lines) * max(0.26, 0.05 + 0.13 * max(lines))

@@ -84,7 +84,7 @@ def methods_side_by_side(
     label, scale = checks.metric_axis(metric)
     checks.check_filled(data, "a mapping from state to figures by method")
     names = list(dict.fromkeys(name for figures in data.values() for name in figures))
-    ax = drawing.given_or_new(ax, 1.7 + 0.22 * len(names) + drawing.legend_height(data))
+    ax = drawing.given_or_new(ax, 1.7 + drawing.rows_height(names) + drawing.legend_height(data))
     points = []
     for number, (state, figures) in enumerate(data.items()):
         style = drawing.point_style(number)
@@ -94,8 +94,7 @@ def methods_side_by_side(
             ax.plot(scale * ends, [rows[name]] * 2, color=style["color"], linewidth=1.0)
         means = [scale * figure.mean for figure in figures.values()]
         points += ax.plot(means, list(rows.values()), **style, linestyle="none", markersize=4.5, label=state)
-    ax.set_yticks(range(len(names)), [drawing.shortened(name) for name in names], parse_math=False)
-    ax.invert_yaxis()
+    drawing.name_rows(ax, names)
     if METRICS[metric].percent:
         ax.set_xlim(left=0)
     ax.grid(axis="x", linewidth=0.3, color="#CCCCCC")
