@@ -125,6 +125,33 @@ def test_shifted_data_and_detection_have_pictures(full, tmp_path):
     assert found["runs"]["ce"]["shifted"]["fog[x=1]"]["5"][""][0]["ece"] == pytest.approx(0.35)
 
 
+def test_pictures_of_an_earlier_comparison_are_removed_and_nothing_else(full, tmp_path):
+    plots = tmp_path / "plots"
+    learned = {"sharp": {"gamma": torch.rand(3, 15), "offset": torch.rand(3, 2)}}
+    write_comparison(full, tmp_path, learned=learned)
+    earlier = {path.name for path in plots.iterdir()}
+    assert {
+        "gamma-sharp.png",
+        "roc-svhn-after.png",
+        "shift-other-ece-temperature-objective=ece.png",
+    } < earlier
+    mine = {"mine.png", "gamma-mine.png", "ece.pdf", "roc-mine.png", "sensitivity.png", "training-mine.png"}
+    for name in mine:
+        (plots / name).touch()
+    (only,) = comparison(1).methods[:1]
+    for _ in range(2):
+        write_comparison(
+            replace(comparison(1), methods=(only,)), tmp_path, learned={"ce": {"offset": torch.rand(3, 2)}}
+        )
+        assert {path.name for path in plots.iterdir()} - mine == {
+            *(f"accuracy-against-{error}.png" for error in ("ece", "adaptive-ece", "classwise-ece")),
+            "ece.png",
+            "reliability.png",
+            "offset-ce.png",
+        }
+        assert all((plots / name).stat().st_size == 0 for name in mine)
+
+
 LONG = "cals-alm[penalty_weight_max=none,margin=6,penalty=p2,rate=0.5]"
 
 

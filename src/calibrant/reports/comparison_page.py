@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import glob
+import json
 import os
 from collections.abc import Callable, Mapping, Sequence
+from itertools import product
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -14,6 +17,7 @@ from torch import Tensor
 
 from calibrant.atomic import replace_file
 from calibrant.evaluation.comparison import Comparison
+from calibrant.losses.base import SYMBOLS
 from calibrant.metrics import METRICS
 from calibrant.reports import plots
 from calibrant.reports.page import Summary, write_report
@@ -29,6 +33,17 @@ from calibrant.reports.table_builders import (
 from calibrant.reports.tables import HTML, Table, plain_markdown, tex, to_latex, to_markdown
 
 _CURVES = {"validation_accuracy": "accuracy", "validation_nll": "nll", "validation_ece": "ece"}
+_ERRORS = ("ece", "adaptive_ece", "classwise_ece")
+
+_PICTURES = (
+    "ece.png",
+    "reliability.png",
+    *(f"accuracy-against-{metric.replace('_', '-')}.png" for metric in _ERRORS),
+    *(f"training-{metric}.png" for metric in _CURVES.values()),
+    *("roc-*-before.png", "roc-*-after.png", "roc-*-after-*.png"),
+    *("shift-*-accuracy.png", "shift-*-ece.png", "shift-*-ece-*.png"),
+)
+"""Patterns of the names of pictures, without those of learned quantities."""
 
 
 History = Mapping[str, Sequence[Sequence[Mapping[str, float]]]]
@@ -85,6 +100,8 @@ def write_comparison(
 ) -> None:
     """Write ``results.json``, ``results.md``, ``results.tex``, ``plots/*.png`` and ``report.html``.
 
+    Pictures of an earlier comparison in the folder are removed; other files are left alone.
+
     Args:
         comparison: the comparison to write.
         folder: the folder to write to; it is created if necessary, and existing files are replaced.
@@ -92,22 +109,38 @@ def write_comparison(
         learned: by method, what its loss learned with the first seed: tensors ``(epochs, …)`` by name.
     """
     target = Path(folder)
+    with default_style():
+        drawn = _pictures(comparison, history or {}, learned or {})
+        files = {f"{name}.png": png(figure) for name, (figure, _) in drawn.items()}
+        files["reliability.png"] = png(_diagrams(comparison))
+        pictures = [(caption, svg(figure)) for figure, caption in drawn.values()]
     (target / "plots").mkdir(parents=True, exist_ok=True)
+    for stale in _own_pictures(target, learned or {}) - files.keys():
+        (target / "plots" / stale).unlink(missing_ok=True)
     replace_file(target / "results.json", (comparison.to_json() + "\n").encode())
     replace_file(target / "results.md", markdown(comparison).encode())
     replace_file(target / "results.tex", latex(comparison).encode())
-    pictures = []
-    with default_style():
-        for name, (figure, caption) in _pictures(comparison, history or {}, learned or {}).items():
-            replace_file(target / "plots" / f"{name}.png", png(figure))
-            pictures.append((caption, svg(figure)))
-        replace_file(target / "plots" / "reliability.png", png(_diagrams(comparison)))
+    for name, content in files.items():
+        replace_file(target / "plots" / name, content)
     note = comparison_note(comparison, HTML)
     others = tuple(_shift_tables(comparison))
     summary = Summary("Comparison", note, comparison_table(comparison), tuple(pictures), others)
     states = "", *comparison.calibrators
     evaluations = [method.evaluations(state)[0] for state in states for method in comparison.methods]
     write_report(evaluations, target / "report.html", title=comparison.title, summary=summary)
+
+
+def _own_pictures(folder: Path, learned: Learned) -> set[str]:
+    """The names of pictures in the folder that `write_comparison` wrote."""
+    patterns = list(_PICTURES)
+    try:
+        earlier = json.loads((folder / "results.json").read_text(encoding="utf-8"))["runs"]
+    except (OSError, ValueError, LookupError, TypeError):  # there is no earlier comparison
+        earlier = ()
+    quantities = {*SYMBOLS, *(name for each in learned.values() for name in each)}
+    for name, method in product(quantities, map(str, earlier)):
+        patterns.append(glob.escape(f"{_learned_file(name, method)}.png"))
+    return {path.name for pattern in patterns for path in (folder / "plots").glob(pattern)}
 
 
 def _pictures(comparison: Comparison, history: History, learned: Learned) -> dict[str, tuple[Figure, str]]:
@@ -127,7 +160,7 @@ def _pictures(comparison: Comparison, history: History, learned: Learned) -> dic
     height = 1.3 + rows_height(states["before"])
     add("ece", caption, plots.methods_side_by_side, states, height=height)
     bars = "; bars are standard deviations over seeds" if several else ""
-    for metric in ("ece", "adaptive_ece", "classwise_ece"):
+    for metric in _ERRORS:
         points = {
             method.name: [(each.accuracy, each.metrics[metric]) for each in method.before]
             for method in comparison.methods
@@ -186,9 +219,13 @@ def _pictures(comparison: Comparison, history: History, learned: Learned) -> dic
             if len(values) > 1 and values.numel() and values.isfinite().all():
                 rows = values.reshape(len(values), -1)
                 caption = f"{quantity_label(name)} after each epoch, learned by {method} with the first seed"
-                file = f"{name}-{_letters(method)}"
+                file = _learned_file(name, method)
                 add(file, caption, plots.learned_quantity, rows, name=name, title=method)
     return found
+
+
+def _learned_file(quantity: str, method: str) -> str:
+    return f"{quantity}-{_letters(method)}"
 
 
 def _letters(name: str) -> str:
