@@ -1,5 +1,7 @@
 """Figures of runs show the numbers of their logs."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -51,6 +53,18 @@ def test_curves_are_the_log_and_can_be_smoothed():
         (ax,) = [ax for ax in figure.axes if ax.get_ylabel() == "ECE (%)"]
         second = smooth * ece[0] + (1 - smooth) * ece[1]
         np.testing.assert_allclose(line(ax, 0)[:2], [100 * ece[0], 100 * second])
+
+
+def test_curves_have_one_legend():
+    figure = drawn("curves-validation", [record(), record("ls", 1), record("ls", 2)])
+    (legend,) = figure.legends
+    assert [text.get_text() for text in legend.get_texts()] == ["ce", "ls"]
+    assert not any(ax.get_legend() for ax in figure.axes)
+
+
+def test_learned_quantities_name_loss_and_seed():
+    figure = drawn("learned-gamma-ls-seed3", [replace(record("ls", 3, gamma=True), seed=3)])
+    assert figure.axes[0].get_title() == "ls, seed 3"
 
 
 def test_test_curves_are_drawn_if_every_run_has_them_and_say_so():

@@ -139,7 +139,7 @@ def _records(runs: Sequence[Run]) -> list[RunRecord]:
         stored = (run.folder / "test.npz").is_file()
         test = next(iter(run.predictions("test"))) if stored else None
         file = f"{plain_name(label)}-seed{run.recipe.seed}"
-        records.append(RunRecord(label, file, run.history, run.bins, run.learned, test))
+        records.append(RunRecord(label, file, run.history, run.bins, run.learned, test, run.recipe.seed))
     return records
 
 

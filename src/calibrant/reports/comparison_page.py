@@ -220,7 +220,8 @@ def _pictures(comparison: Comparison, history: History, learned: Learned) -> dic
                 rows = values.reshape(len(values), -1)
                 caption = f"{quantity_label(name)} after each epoch, learned by {method} with the first seed"
                 file = _learned_file(name, method)
-                add(file, caption, plots.learned_quantity, rows, name=name, title=method)
+                title = f"{method}, seed {comparison.seeds[0]}"
+                add(file, caption, plots.learned_quantity, rows, name=name, title=title)
     return found
 
 

@@ -47,7 +47,8 @@ def test_a_single_epoch_and_empty_bins_are_drawn():
 @pytest.mark.parametrize("bins", [[0], [0, 7, 14], list(range(15))], ids=len)
 def test_nothing_is_cut_and_panels_keep_their_height(bins):
     curves = {"Training": [(f"cals-alm[margin={n},penalty=p2,rate=0.5]", VALUES) for n in range(8)]}
-    figure = panels([Row("Confidence", curves), Row("Edges", curves, height=0.6)], bins)
+    close = {"Edges": [("ce", 0.9901 + VALUES / 10**4)]}  # whose ticks have many digits
+    figure = panels([Row("Confidence", curves), Row("Edges,\ntraining", close, height=0.6)], bins)
     figure.draw_without_rendering()
     box = figure.get_tightbbox()
     assert box.x0 >= 0

@@ -19,6 +19,7 @@ _COLUMNS = 5
 # Inches: the size of a panel, and the space around it for labels.
 _WIDTH, _HEIGHT = 1.5, 1.1
 _BESIDE, _ABOVE, _BETWEEN, _BELOW, _MARGIN = 0.62, 0.42, 0.08, 0.55, 0.1
+_LINE = 0.16  # of a label
 
 
 @dataclass(frozen=True)
@@ -57,14 +58,15 @@ def panels(rows: Sequence[Row], bins: Sequence[int]) -> Figure:
     entries = _legend_entries(rows, looks)
     # About 4 points for each letter and ten letters for the line and the space around it.
     entry = 4.2 / 72 * (10 + max(len(str(each.get_label())) for each in entries))
-    width = max(entry, across * (_WIDTH + _BESIDE) + _MARGIN)
+    outside = _LINE * max(row.label.count("\n") + 1 for row in rows)
+    width = max(entry, outside + across * (_WIDTH + _BESIDE) + _MARGIN)
     columns = min(len(entries), int(width / entry))
     below = _BELOW + 0.16 * -(-len(entries) // columns)
     block = _ABOVE + sum(_HEIGHT * row.height + _BETWEEN for row in rows)
     height = down * block + below
     figure = Figure(figsize=(width, height))
     for number, b in enumerate(bins):
-        left = number % across * (_WIDTH + _BESIDE) + _BESIDE
+        left = outside + number % across * (_WIDTH + _BESIDE) + _BESIDE
         top = height - number // across * block - _ABOVE
         first: Axes | None = None
         for place, row in enumerate(rows):

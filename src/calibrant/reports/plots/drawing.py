@@ -38,7 +38,7 @@ UPPER_PART = 0.73
 """The part of the height that `axes_below` leaves to axes that are not in a grid of subplots."""
 
 _LONGEST_NAME = 18  # letters; longer names would leave too little of the width to the bars
-_ROW_LETTERS = 24  # of a line, for names that are wrapped
+_ROW_LETTERS, _TITLE_LETTERS = 24, 44  # of a line, for names and titles that are wrapped
 
 
 def default_style() -> AbstractContextManager[None]:
@@ -91,7 +91,7 @@ def finish(ax: Axes, xlabel: str, ylabel: str, title: str | None, *, whole: bool
     ax.set_xlabel(xlabel, fontsize=MEDIUM)
     ax.set_ylabel(ylabel, fontsize=MEDIUM)
     if title is not None:
-        ax.set_title(title, fontsize=LARGE)
+        ax.set_title(wrapped(title, _TITLE_LETTERS), fontsize=LARGE)
     ax.tick_params(labelsize=SMALL)
     ax.spines[["top", "right"]].set_visible(False)
     if whole:

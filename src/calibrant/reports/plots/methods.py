@@ -104,7 +104,13 @@ def methods_side_by_side(
 
 
 def training_curves(
-    data: Mapping[str, Numbers], ax: Axes | None = None, *, metric: str = "ece", title: str | None = None
+    data: Mapping[str, Numbers],
+    ax: Axes | None = None,
+    *,
+    metric: str = "ece",
+    part: str = "",
+    legend: bool = True,
+    title: str | None = None,
 ) -> Axes:
     """Plot one metric over the epochs for several methods.
 
@@ -113,6 +119,8 @@ def training_curves(
             band of one standard deviation.
         ax: the axes to draw on; None for a new figure.
         metric: the key of the metric in `calibrant.metrics.METRICS`, such as "ece" or "accuracy".
+        part: the part of the data, such as "validation", for the label of the axis.
+        legend: whether to draw a legend.
         title: the title.
 
     >>> from matplotlib.figure import Figure
@@ -135,8 +143,8 @@ def training_curves(
             deviation = seeds.std(0, ddof=1)
             low, high = mean - deviation, mean + deviation
             ax.fill_between(epoch, low, high, color=style["color"], alpha=0.2, linewidth=0)
-    drawing.finish(ax, "Epoch", label, title, whole=True)
-    return drawing.legend_below(ax)
+    drawing.finish(ax, "Epoch", f"{part.capitalize()} {label}".lstrip(), title, whole=True)
+    return drawing.legend_below(ax) if legend else ax
 
 
 def severity_curves(
