@@ -9,7 +9,7 @@ import torch
 
 from calibrant.evaluation import evaluate
 from calibrant.evaluation.comparison import Comparison, Method
-from calibrant.reports.comparison_page import _diagrams, latex, markdown, write_comparison
+from calibrant.reports.comparison_page import _diagrams, _pictures, latex, markdown, write_comparison
 from tests.reports.test_page import Page
 
 
@@ -150,6 +150,21 @@ def test_pictures_of_an_earlier_comparison_are_removed_and_nothing_else(full, tm
             "offset-ce.png",
         }
         assert all((plots / name).stat().st_size == 0 for name in mine)
+
+
+def test_titles_and_axes_say_what_is_shown(full):
+    history = {"ce": [[{"validation_ece": 0.1}, {"validation_ece": 0.2}]]}
+    learned = {"ce": {"gamma": torch.rand(3, 15)}}
+    drawn = _pictures(replace(full, seeds=(3, 4)), history, learned)
+    expected = {
+        "shift-fog-x=1-accuracy": "fog[x=1], before calibration",
+        "shift-fog-x=1-ece": "fog[x=1], before calibration",
+        "shift-fog-x=1-ece-temperature": "fog[x=1], after temperature scaling",
+        "shift-other-ece-temperature-objective=ece": f"other, after {CALIBRATOR}",
+        "gamma-ce": "ce, seed 3",
+    }
+    assert {name: drawn[name][0].axes[0].get_title() for name in expected} == expected
+    assert drawn["training-ece"][0].axes[0].get_ylabel() == "Validation ECE (%)"
 
 
 LONG = "cals-alm[penalty_weight_max=none,margin=6,penalty=p2,rate=0.5]"

@@ -181,7 +181,7 @@ def _pictures(comparison: Comparison, history: History, learned: Learned) -> dic
     for shift in comparison.methods[0].shifted:
         for file, caption, metric, calibrator in (
             ("accuracy", "Accuracy", "accuracy", ""),
-            ("ece", "ECE before calibration", "ece", ""),
+            ("ece", f"ECE {_after('')}", "ece", ""),
             *((f"ece-{_letters(key)}", f"ECE {_after(key)}", "ece", key) for key in comparison.calibrators),
         ):
             levels = comparison.severities(shift)
@@ -203,6 +203,7 @@ def _pictures(comparison: Comparison, history: History, learned: Learned) -> dic
                 severities=labels,
                 metric=metric,
                 height=3.6,
+                title=f"{shift}, {_after(calibrator)}",
             )
     for column, metric in _CURVES.items():
         curves = {
@@ -213,7 +214,9 @@ def _pictures(comparison: Comparison, history: History, learned: Learned) -> dic
         if any(len(rows) > 1 for seeds in curves.values() for rows in seeds):
             caption = f"{METRICS[metric].label} on the validation data after each epoch"
             caption += "; bands are standard deviations over seeds" if several else ""
-            add(f"training-{metric}", caption, plots.training_curves, curves, metric=metric)
+            add(
+                f"training-{metric}", caption, plots.training_curves, curves, metric=metric, part="validation"
+            )
     for method, quantities in learned.items():
         for name, values in quantities.items():
             if len(values) > 1 and values.numel() and values.isfinite().all():
