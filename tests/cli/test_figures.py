@@ -116,7 +116,9 @@ def test_formulas_need_no_run(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [
-        (["nowhere"], "nowhere is not the folder of a run or of a comparison"),
+        (["nowhere"], "nowhere is not the folder of a run or of a comparison: it does not exist\n"),
+        (["formulae"], "it does not exist, did you mean 'formulas'?"),
+        (["."], ". is not the folder of a run or of a comparison\n"),
         (["formulas", "runs"], "formulas stands alone"),
         (["RUN", "--bins", "0"], "--bins 0: expected numbers from 1 to 15"),
         (["RUN", "--bins", "1,16"], "expected numbers from 1 to 15"),
@@ -130,7 +132,7 @@ def test_errors_are_one_line_and_leave_nothing(arguments, expected, comparison, 
     given = [run if each == "RUN" else each for each in arguments]
     result = invoke(*given, "--output", tmp_path / "out")
     assert result.exit_code == 2
-    assert expected in " ".join(result.output.split())
+    assert expected in " ".join(result.output.split()) + "\n"
     assert not (tmp_path / "out").exists()
 
 
@@ -148,3 +150,18 @@ def test_runs_have_names_that_tell_them_apart(comparison, tmp_path):
     shutil.copytree(runs[2].folder, tmp_path / "copy")
     alike = [runs[2], Run(tmp_path / "copy")]
     assert _labels(alike) == [str(run.folder) for run in alike]
+
+
+def test_predict_wants_one_run_of_a_comparison(comparison, tmp_path):
+    output = str(tmp_path / "out.npz")
+
+    def refused(folder):
+        result = CliRunner().invoke(app, ["predict", str(folder), "--output", output])
+        assert result.exit_code == 2
+        return "".join(result.output.split())
+
+    expected = (
+        f"{comparison} is the folder of several runs; give one of them, such as {comparison}/runs/adafocal"
+    )
+    assert "".join(expected.split()) in refused(comparison)
+    assert refused(tmp_path / "nowhere").endswith("isnotthefolderofarun:itdoesnotexist")

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from calibrant.arguments import nearest
 from calibrant.cli.program import say
 from calibrant.cli.terminal import app, fail, progress_bars
 from calibrant.cli.training_options import training_errors
@@ -82,7 +83,8 @@ def _runs(given: Sequence[str]) -> Iterable[Run]:
         inside = sorted(path.parent for path in (folder / "runs").glob(f"*/{run_folder.RECIPE}"))
         own = (folder / run_folder.RECIPE).is_file()
         if not own and not inside:
-            fail(f"{folder} is not the folder of a run or of a comparison")
+            reason = "" if folder.exists() else f": it does not exist{nearest(text, [_FORMULAS])}"
+            fail(f"{folder} is not the folder of a run or of a comparison{reason}")
         order = _order(folder)
         found = [Run(place) for place in ([folder] if own else inside)]
         found.sort(key=lambda run: (order.get(run.recipe.loss, len(order)), run.recipe.loss, run.recipe.seed))
