@@ -25,9 +25,11 @@ SMALL, MEDIUM, LARGE = 7, 8, 9
 
 # Okabe and Ito's colours, which colour-blind readers can distinguish, without the yellow, too pale on white.
 BLUE, VERMILLION, GREEN, ORANGE = "#0072B2", "#D55E00", "#009E73", "#E69F00"
-COLOURS = (BLUE, VERMILLION, GREEN, ORANGE, "#56B4E9", "#CC79A7", "#000000")
-# Further ones, for plots with more lines. Dashes help where they look alike.
-COLOURS += ("#7F3F00", "#6F2DA8", "#9BC400", "#8C8C8C", "#A50044", "#00C5B5")
+# The second line is for plots with more than seven methods; dashes help where colours look alike.
+COLOURS = (
+    *(BLUE, VERMILLION, GREEN, ORANGE, "#56B4E9", "#CC79A7", "#000000"),
+    *("#7F3F00", "#6F2DA8", "#9BC400", "#8C8C8C", "#A50044", "#00C5B5"),
+)
 GREY, PALE = "#777777", "#AAAAAA"
 
 # The numbers of colours, lines and markers share no divisor, so combinations repeat as late as possible.
@@ -145,8 +147,8 @@ def legend_of_figure(figure: Figure, *axes: Axes) -> None:
     handles = [handle for ax in axes for handle in ax.get_legend_handles_labels()[0]]
     labels = [str(handle.get_label()) for handle in handles]
     columns = _columns(labels, 72 * figure.get_figwidth())
-    place = "outside lower center" if figure.get_layout_engine() else "lower center"
-    legend = figure.legend(handles, labels, loc=place, ncols=columns, frameon=False, **_COMPACT)
+    place: dict[str, Any] = {"loc": "outside lower center" if figure.get_layout_engine() else "lower center"}
+    legend = figure.legend(handles, labels, ncols=columns, frameon=False, **place, **_COMPACT)
     _without_formulas(legend)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -235,8 +236,13 @@ def _constant(values: Array, ax: Axes | None, ylabel: str, title: str | None) ->
     value = float(values.flat[0])
     ax = drawing.given_or_new(ax, 2.4)
     ax.plot([1, len(values)], [value, value], linewidth=1.4, color=drawing.BLUE)
-    ax.set_ylim((-1.0, 1.0) if value == 0 else sorted((0.0, 2 * value)))
-    look = {"ha": "center", "va": "bottom", "textcoords": "offset points", "fontsize": drawing.MEDIUM}
+    ax.set_ylim((-1.0, 1.0) if value == 0 else (min(0.0, 2 * value), max(0.0, 2 * value)))
+    look: dict[str, Any] = {
+        "ha": "center",
+        "va": "bottom",
+        "textcoords": "offset points",
+        "fontsize": drawing.MEDIUM,
+    }
     ax.annotate(f"constant: {value:g}", ((1 + len(values)) / 2, value), (0, 3), **look)
     return drawing.finish(ax, "Epoch", ylabel, title, whole=True)
 
