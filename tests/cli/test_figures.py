@@ -7,8 +7,10 @@ import pytest
 from typer.testing import CliRunner
 
 from calibrant.cli import app
+from calibrant.cli.figures import _labels, _runs
 from calibrant.reports.plots import drawing
 from calibrant.training import Recipe, loop, train
+from calibrant.training.runs import Run
 from calibrant.training.setup import make_fabric
 
 SMALL = [
@@ -66,6 +68,31 @@ def test_a_comparison_is_drawn(comparison, tmp_path):
 
 
 @pytest.mark.usefixtures("quick")
+def test_losses_can_be_chosen(comparison, tmp_path):
+    result = invoke(comparison, "--losses", "ce", "--output", tmp_path / "out")
+    assert result.exit_code == 0, result.output
+    assert not any("adafocal" in name for name in drawn(tmp_path / "out"))
+
+
+def test_losses_have_the_order_of_the_comparison(comparison, tmp_path):
+    folder = tmp_path / "copy"
+    shutil.copytree(comparison, folder)
+    runs = [("adafocal", 0), ("adafocal", 1), ("ce", 0)]
+
+    def found():
+        return [(run.recipe.loss, run.recipe.seed) for run in _runs([str(folder)])]
+
+    assert found() == runs
+    (folder / "results.json").write_text('{"runs": {"ce": [], "adafocal": []}}')
+    assert found() == [runs[2], *runs[:2]]
+    for other in ('{"runs": {"ce": []}}', '{"runs": {"mbls": [], "ce": []}}'):
+        (folder / "results.json").write_text(other)
+        assert found() == [runs[2], *runs[:2]]
+    (folder / "results.json").write_text("[1]")
+    assert found() == runs
+
+
+@pytest.mark.usefixtures("quick")
 def test_only_what_a_run_holds_is_drawn(comparison, tmp_path):
     run = tmp_path / "run"
     shutil.copytree(comparison / "runs" / "ce-seed0", run)
@@ -101,12 +128,15 @@ def test_formulas_need_no_run(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [
-        (["nowhere"], "nowhere is not the folder of a run or of a comparison"),
+        (["nowhere"], "nowhere is not the folder of a run or of a comparison: it does not exist\n"),
+        (["formulae"], "it does not exist, did you mean 'formulas'?"),
+        (["."], ". is not the folder of a run or of a comparison\n"),
         (["formulas", "runs"], "formulas stands alone"),
         (["RUN", "--bins", "0"], "--bins 0: expected numbers from 1 to 15"),
         (["RUN", "--bins", "1,16"], "expected numbers from 1 to 15"),
         (["RUN", "--bins", "x"], "expected numbers from 1 to 15"),
         (["RUN", "--smooth", "1"], "--smooth"),
+        (["RUN", "--losses", "ls"], "--losses ls: no run has this loss; expected some of ce"),
     ],
 )
 def test_errors_are_one_line_and_leave_nothing(arguments, expected, comparison, tmp_path):
@@ -114,7 +144,7 @@ def test_errors_are_one_line_and_leave_nothing(arguments, expected, comparison, 
     given = [run if each == "RUN" else each for each in arguments]
     result = invoke(*given, "--output", tmp_path / "out")
     assert result.exit_code == 2
-    assert expected in " ".join(result.output.split())
+    assert expected in " ".join(result.output.split()) + "\n"
     assert not (tmp_path / "out").exists()
 
 
@@ -127,11 +157,23 @@ def test_a_run_that_is_not_finished_is_refused(comparison, tmp_path):
 
 
 def test_runs_have_names_that_tell_them_apart(comparison, tmp_path):
-    from calibrant.cli.figures import _labels
-    from calibrant.training.runs import Run
-
     runs = [Run(comparison / "runs" / name) for name in ("adafocal-seed0", "adafocal-seed1", "ce-seed0")]
     assert _labels(runs) == ["adafocal", "adafocal", "ce"]
     shutil.copytree(runs[2].folder, tmp_path / "copy")
     alike = [runs[2], Run(tmp_path / "copy")]
     assert _labels(alike) == [str(run.folder) for run in alike]
+
+
+def test_predict_wants_one_run_of_a_comparison(comparison, tmp_path):
+    output = str(tmp_path / "out.npz")
+
+    def refused(folder):
+        result = CliRunner().invoke(app, ["predict", str(folder), "--output", output])
+        assert result.exit_code == 2
+        return "".join(result.output.split())
+
+    expected = (
+        f"{comparison} is the folder of several runs; give one of them, such as {comparison}/runs/adafocal"
+    )
+    assert "".join(expected.split()) in refused(comparison)
+    assert refused(tmp_path / "nowhere").endswith("isnotthefolderofarun:itdoesnotexist")

@@ -9,7 +9,7 @@ import torch
 
 from calibrant.evaluation import evaluate
 from calibrant.evaluation.comparison import Comparison, Method
-from calibrant.reports.comparison_page import latex, markdown, write_comparison
+from calibrant.reports.comparison_page import _diagrams, _pictures, latex, markdown, write_comparison
 from tests.reports.test_page import Page
 
 
@@ -128,6 +128,77 @@ def test_shifted_data_and_detection_have_pictures(full, tmp_path):
     assert found["runs"]["ce"]["detection_after"] == {"svhn": [0.5, 0.5]}
     assert found["runs"]["ce"]["detection_chosen"] == {CALIBRATOR: {"svhn": [0.4, 0.4]}}
     assert found["runs"]["ce"]["shifted"]["fog[x=1]"]["5"][""][0]["ece"] == pytest.approx(0.35)
+
+
+def test_pictures_of_an_earlier_comparison_are_removed_and_nothing_else(full, tmp_path):
+    plots = tmp_path / "plots"
+    learned = {"sharp": {"gamma": torch.rand(3, 15), "offset": torch.rand(3, 2)}}
+    write_comparison(full, tmp_path, learned=learned)
+    earlier = {path.name for path in plots.iterdir()}
+    assert {
+        "gamma-sharp.png",
+        "roc-svhn-after.png",
+        "shift-other-ece-temperature-objective=ece.png",
+    } < earlier
+    mine = {"mine.png", "gamma-mine.png", "ece.pdf", "roc-mine.png", "sensitivity.png", "training-mine.png"}
+    for name in mine:
+        (plots / name).touch()
+    (only,) = comparison(1).methods[:1]
+    for _ in range(2):
+        write_comparison(
+            replace(comparison(1), methods=(only,)), tmp_path, learned={"ce": {"offset": torch.rand(3, 2)}}
+        )
+        assert {path.name for path in plots.iterdir()} - mine == {
+            *(f"accuracy-against-{error}.png" for error in ("ece", "adaptive-ece", "classwise-ece")),
+            "ece.png",
+            "reliability.png",
+            "offset-ce.png",
+        }
+        assert all((plots / name).stat().st_size == 0 for name in mine)
+
+
+def test_titles_and_axes_say_what_is_shown(full):
+    history = {"ce": [[{"validation_ece": 0.1}, {"validation_ece": 0.2}]]}
+    learned = {"ce": {"gamma": torch.rand(3, 15)}}
+    drawn = _pictures(replace(full, seeds=(3, 4)), history, learned)
+    expected = {
+        "shift-fog-x=1-accuracy": "fog[x=1], before calibration",
+        "shift-fog-x=1-ece": "fog[x=1], before calibration",
+        "shift-fog-x=1-ece-temperature": "fog[x=1], after temperature scaling",
+        "shift-other-ece-temperature-objective=ece": f"other, after {CALIBRATOR}",
+        "gamma-ce": "ce, seed 3",
+    }
+    assert {name: drawn[name][0].axes[0].get_title() for name in expected} == expected
+    assert drawn["training-ece"][0].axes[0].get_ylabel() == "Validation ECE (%)"
+
+
+LONG = "cals-alm[penalty_weight_max=none,margin=6,penalty=p2,rate=0.5]"
+
+
+@pytest.mark.parametrize("names", [(LONG,), ("ce", LONG, "dual-focal", "ls")], ids=len)
+def test_reliability_diagrams_are_square_in_rows_of_calibrators_with_one_legend(names):
+    methods = tuple(with_everything(name, 1.2, 2) for name in names)
+    figure = _diagrams(Comparison("toy", (3, 4), methods))
+    figure.draw_without_rendering()
+    panels = [ax for ax in figure.axes if ax.get_ylim() == (0, 1)]
+    assert len(panels) == 3 * len(names)
+    for ax in panels:
+        box = ax.get_window_extent()
+        assert box.width == pytest.approx(box.height)
+    assert [ax.get_title().replace("\n", "") for ax in panels[: len(names)]] == list(names)
+    assert not any(ax.get_title() for ax in panels[len(names) :])
+    title, *rows = [text.get_text().replace("\n", "") for text in figure.texts]
+    assert title.replace(" ", "") == "toy,seed3,thefirstseed"
+    assert rows == ["Before calibration", "After temperature scaling", f"After {CALIBRATOR}"]
+    assert len(figure.legends) == 1
+    assert not any(ax.get_legend() for ax in figure.axes)
+    words = [*figure.texts, *figure.legends, *(ax.title for ax in panels if ax.get_title())]
+    boxes = [each.get_window_extent() for each in words]
+    boxes += [ax.get_window_extent() for ax in figure.axes]
+    apart = [not (a.overlaps(b)) for n, a in enumerate(boxes) for b in boxes[:n]]
+    assert all(apart)
+    assert all(figure.bbox.x0 <= box.x0 and box.x1 <= figure.bbox.x1 for box in boxes)
+    assert all(figure.bbox.y0 <= box.y0 and box.y1 <= figure.bbox.y1 for box in boxes)
 
 
 def comparison(seeds=3, **options):

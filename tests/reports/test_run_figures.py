@@ -55,6 +55,18 @@ def test_curves_are_the_log_and_can_be_smoothed():
         np.testing.assert_allclose(line(ax, 0)[:2], [100 * ece[0], 100 * second])
 
 
+def test_curves_have_one_legend():
+    figure = drawn("curves-validation", [record(), record("ls", 1), record("ls", 2)])
+    (legend,) = figure.legends
+    assert [text.get_text() for text in legend.get_texts()] == ["ce", "ls"]
+    assert not any(ax.get_legend() for ax in figure.axes)
+
+
+def test_learned_quantities_name_loss_and_seed():
+    figure = drawn("learned-gamma-ls-seed3", [replace(record("ls", 3, gamma=True), seed=3)])
+    assert figure.axes[0].get_title() == "ls, seed 3"
+
+
 def test_test_curves_are_drawn_if_every_run_has_them_and_say_so():
     names = [name for name, _ in drawings_of_runs([record(test=True), record("ls", 1)])]
     assert "curves-test" not in names

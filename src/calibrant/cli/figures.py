@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from calibrant.arguments import nearest
 from calibrant.cli.program import say
 from calibrant.cli.terminal import app, fail, progress_bars
 from calibrant.cli.training_options import training_errors
@@ -31,6 +33,14 @@ def figures(
         ),
     ],
     output: Annotated[Path, typer.Option(metavar="DIR", help="Folder for the figures, as .png and .svg.")],
+    losses: Annotated[
+        str,
+        typer.Option(
+            metavar="KEY,KEY[OPTION=VALUE],…",
+            help="Losses to draw, as the runs name them.",
+            show_default="all",
+        ),
+    ] = "",
     bins: Annotated[
         str,
         typer.Option(metavar="N,N,…", help="Bins of confidence to draw, counted from 1.", show_default="all"),
@@ -57,7 +67,7 @@ def figures(
         else:
             from calibrant.reports.run_figures import drawings_of_runs, left_out
 
-            records = _records(list(_runs(runs)))
+            records = _records(_with_losses(list(_runs(runs)), losses))
             missing = left_out(records)
             drawings = drawings_of_runs(records, bins=_bins(bins, records), smooth=smooth)
         _write(drawings, output)
@@ -67,7 +77,7 @@ def figures(
 
 
 def _runs(given: Sequence[str]) -> Iterable[Run]:
-    """The runs in the given folders, each once."""
+    """The runs in the given folders, each once; those of a comparison in the order of its results."""
     from calibrant.training import run_folder
     from calibrant.training.runs import Run
 
@@ -77,11 +87,35 @@ def _runs(given: Sequence[str]) -> Iterable[Run]:
         inside = sorted(path.parent for path in (folder / "runs").glob(f"*/{run_folder.RECIPE}"))
         own = (folder / run_folder.RECIPE).is_file()
         if not own and not inside:
-            fail(f"{folder} is not the folder of a run or of a comparison")
-        for place in [folder] if own else inside:
-            if place.resolve() not in seen:
-                seen.add(place.resolve())
-                yield Run(place)
+            reason = "" if folder.exists() else f": it does not exist{nearest(text, [_FORMULAS])}"
+            fail(f"{folder} is not the folder of a run or of a comparison{reason}")
+        order = _order(folder)
+        found = [Run(place) for place in ([folder] if own else inside)]
+        found.sort(key=lambda run: (order.get(run.recipe.loss, len(order)), run.recipe.loss, run.recipe.seed))
+        for run in found:
+            if run.folder.resolve() not in seen:
+                seen.add(run.folder.resolve())
+                yield run
+
+
+def _order(folder: Path) -> dict[str, int]:
+    """The places of the losses in the results of a comparison, so that both draw a loss in one colour."""
+    try:
+        found = json.loads((folder / "results.json").read_text(encoding="utf-8"))["runs"]
+        return {loss: place for place, loss in enumerate(found)}
+    except (OSError, ValueError, LookupError, TypeError):  # no comparison, or not yet finished
+        return {}
+
+
+def _with_losses(runs: list[Run], text: str) -> list[Run]:
+    """The runs of the losses in ``text``; all for an empty text."""
+    from calibrant.options import Choice, split_outside_brackets
+
+    chosen = {str(Choice.parse(loss)) for loss in split_outside_brackets(text)}
+    known = list(dict.fromkeys(run.recipe.loss for run in runs))
+    for loss in chosen.difference(known):
+        fail(f"--losses {loss}: no run has this loss; expected some of {', '.join(known)}")
+    return [run for run in runs if not chosen or run.recipe.loss in chosen]
 
 
 def _labels(runs: Sequence[Run]) -> list[str]:
@@ -111,7 +145,7 @@ def _records(runs: Sequence[Run]) -> list[RunRecord]:
         stored = (run.folder / "test.npz").is_file()
         test = next(iter(run.predictions("test"))) if stored else None
         file = f"{plain_name(label)}-seed{run.recipe.seed}"
-        records.append(RunRecord(label, file, run.history, run.bins, run.learned, test))
+        records.append(RunRecord(label, file, run.history, run.bins, run.learned, test, run.recipe.seed))
     return records
 
 

@@ -34,12 +34,18 @@ def predict(
     with training_errors():
         from calibrant.options import Choice
         from calibrant.training.data import files_of
+        from calibrant.training.run_folder import RECIPE
         from calibrant.training.runs import Run
 
         if split not in ("train", "validation", "test"):
             fail(f"--split {split}: expected train, validation or test")
         if output.suffix.lower() not in WRITERS:
             fail(f"--output {output}: expected a name that ends in {' or '.join(WRITERS)}")
+        if not run.exists():
+            fail(f"{run} is not the folder of a run: it does not exist")
+        inside = sorted(path.parent for path in (run / "runs").glob(f"*/{RECIPE}"))
+        if inside and not (run / RECIPE).exists():
+            fail(f"{run} is the folder of several runs; give one of them, such as {inside[0]}")
         finished = Run(run, data_root)
         other = Choice.parse(on) if on else None
         read = files_of_run(run, finished.recipe, data_root)

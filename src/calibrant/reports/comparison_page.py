@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import glob
+import json
 import os
 from collections.abc import Callable, Mapping, Sequence
+from itertools import product
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -14,10 +17,12 @@ from torch import Tensor
 
 from calibrant.atomic import replace_file
 from calibrant.evaluation.comparison import Comparison
+from calibrant.losses.base import SYMBOLS
 from calibrant.metrics import METRICS
 from calibrant.reports import plots
 from calibrant.reports.page import Summary, write_report
-from calibrant.reports.plots.drawing import default_style, png, svg
+from calibrant.reports.plots.calibration import reliability_grid
+from calibrant.reports.plots.drawing import default_style, png, rows_height, svg
 from calibrant.reports.plots.losses import quantity_label
 from calibrant.reports.table_builders import (
     comparison_note,
@@ -28,6 +33,17 @@ from calibrant.reports.table_builders import (
 from calibrant.reports.tables import HTML, Table, plain_markdown, tex, to_latex, to_markdown
 
 _CURVES = {"validation_accuracy": "accuracy", "validation_nll": "nll", "validation_ece": "ece"}
+_ERRORS = ("ece", "adaptive_ece", "classwise_ece")
+
+_PICTURES = (
+    "ece.png",
+    "reliability.png",
+    *(f"accuracy-against-{metric.replace('_', '-')}.png" for metric in _ERRORS),
+    *(f"training-{metric}.png" for metric in _CURVES.values()),
+    *("roc-*-before.png", "roc-*-after.png", "roc-*-after-*.png"),
+    *("shift-*-accuracy.png", "shift-*-ece.png", "shift-*-ece-*.png"),
+)
+"""Patterns of the names of pictures, without those of learned quantities."""
 
 
 History = Mapping[str, Sequence[Sequence[Mapping[str, float]]]]
@@ -84,6 +100,8 @@ def write_comparison(
 ) -> None:
     """Write ``results.json``, ``results.md``, ``results.tex``, ``plots/*.png`` and ``report.html``.
 
+    Pictures of an earlier comparison in the folder are removed; other files are left alone.
+
     Args:
         comparison: the comparison to write.
         folder: the folder to write to; it is created if necessary, and existing files are replaced.
@@ -91,22 +109,38 @@ def write_comparison(
         learned: by method, what its loss learned with the first seed: tensors ``(epochs, …)`` by name.
     """
     target = Path(folder)
+    with default_style():
+        drawn = _pictures(comparison, history or {}, learned or {})
+        files = {f"{name}.png": png(figure) for name, (figure, _) in drawn.items()}
+        files["reliability.png"] = png(_diagrams(comparison))
+        pictures = [(caption, svg(figure)) for figure, caption in drawn.values()]
     (target / "plots").mkdir(parents=True, exist_ok=True)
+    for stale in _own_pictures(target, learned or {}) - files.keys():
+        (target / "plots" / stale).unlink(missing_ok=True)
     replace_file(target / "results.json", (comparison.to_json() + "\n").encode())
     replace_file(target / "results.md", markdown(comparison).encode())
     replace_file(target / "results.tex", latex(comparison).encode())
-    pictures = []
-    with default_style():
-        for name, (figure, caption) in _pictures(comparison, history or {}, learned or {}).items():
-            replace_file(target / "plots" / f"{name}.png", png(figure))
-            pictures.append((caption, svg(figure)))
-        replace_file(target / "plots" / "reliability.png", png(_diagrams(comparison)))
+    for name, content in files.items():
+        replace_file(target / "plots" / name, content)
     note = comparison_note(comparison, HTML)
     others = tuple(_shift_tables(comparison))
     summary = Summary("Comparison", note, comparison_table(comparison), tuple(pictures), others)
     states = "", *comparison.calibrators
     evaluations = [method.evaluations(state)[0] for state in states for method in comparison.methods]
     write_report(evaluations, target / "report.html", title=comparison.title, summary=summary)
+
+
+def _own_pictures(folder: Path, learned: Learned) -> set[str]:
+    """The names of pictures in the folder that `write_comparison` wrote."""
+    patterns = list(_PICTURES)
+    try:
+        earlier = json.loads((folder / "results.json").read_text(encoding="utf-8"))["runs"]
+    except (OSError, ValueError, LookupError, TypeError):  # there is no earlier comparison
+        earlier = ()
+    quantities = {*SYMBOLS, *(name for each in learned.values() for name in each)}
+    for name, method in product(quantities, map(str, earlier)):
+        patterns.append(glob.escape(f"{_learned_file(name, method)}.png"))
+    return {path.name for pattern in patterns for path in (folder / "plots").glob(pattern)}
 
 
 def _pictures(comparison: Comparison, history: History, learned: Learned) -> dict[str, tuple[Figure, str]]:
@@ -123,10 +157,10 @@ def _pictures(comparison: Comparison, history: History, learned: Learned) -> dic
     for calibrator in comparison.calibrators:
         states[_after(calibrator)] = comparison.figures("ece", after=calibrator)
     caption = "Expected calibration error: mean over seeds and its 95 % interval"
-    height = 1.3 + 0.28 * len(states["before"])
+    height = 1.3 + rows_height(states["before"])
     add("ece", caption, plots.methods_side_by_side, states, height=height)
     bars = "; bars are standard deviations over seeds" if several else ""
-    for metric in ("ece", "adaptive_ece", "classwise_ece"):
+    for metric in _ERRORS:
         points = {
             method.name: [(each.accuracy, each.metrics[metric]) for each in method.before]
             for method in comparison.methods
@@ -150,7 +184,7 @@ def _pictures(comparison: Comparison, history: History, learned: Learned) -> dic
     for shift in comparison.methods[0].shifted:
         for file, caption, metric, calibrator in (
             ("accuracy", "Accuracy", "accuracy", ""),
-            ("ece", "ECE before calibration", "ece", ""),
+            ("ece", f"ECE {_after('')}", "ece", ""),
             *((f"ece-{_letters(key)}", f"ECE {_after(key)}", "ece", key) for key in comparison.calibrators),
         ):
             levels = comparison.severities(shift)
@@ -172,6 +206,7 @@ def _pictures(comparison: Comparison, history: History, learned: Learned) -> dic
                 severities=labels,
                 metric=metric,
                 height=3.6,
+                title=f"{shift}, {_after(calibrator)}",
             )
     for column, metric in _CURVES.items():
         curves = {
@@ -182,15 +217,22 @@ def _pictures(comparison: Comparison, history: History, learned: Learned) -> dic
         if any(len(rows) > 1 for seeds in curves.values() for rows in seeds):
             caption = f"{METRICS[metric].label} on the validation data after each epoch"
             caption += "; bands are standard deviations over seeds" if several else ""
-            add(f"training-{metric}", caption, plots.training_curves, curves, metric=metric)
+            add(
+                f"training-{metric}", caption, plots.training_curves, curves, metric=metric, part="validation"
+            )
     for method, quantities in learned.items():
         for name, values in quantities.items():
             if len(values) > 1 and values.numel() and values.isfinite().all():
                 rows = values.reshape(len(values), -1)
                 caption = f"{quantity_label(name)} after each epoch, learned by {method} with the first seed"
-                file = f"{name}-{_letters(method)}"
-                add(file, caption, plots.learned_quantity, rows, name=name, title=method)
+                file = _learned_file(name, method)
+                title = f"{method}, seed {comparison.seeds[0]}"
+                add(file, caption, plots.learned_quantity, rows, name=name, title=title)
     return found
+
+
+def _learned_file(quantity: str, method: str) -> str:
+    return f"{quantity}-{_letters(method)}"
 
 
 def _letters(name: str) -> str:
@@ -199,19 +241,19 @@ def _letters(name: str) -> str:
 
 
 def _after(calibrator: str) -> str:
+    """The words for figures after a calibrator; before calibration for ``""``."""
+    if not calibrator:
+        return "before calibration"
     return f"after {'temperature scaling' if calibrator == 'temperature' else calibrator}"
 
 
 def _diagrams(comparison: Comparison) -> Figure:
-    """Reliability diagrams of the first seed, before and after calibration."""
-    states = "", *comparison.calibrators
-    both = [[method.evaluations(state)[0] for state in states] for method in comparison.methods]
-    across, down = len(both), max(len(column) for column in both)
-    figure = Figure(figsize=(2.9 * across, 3.3 * down), layout="constrained")
-    axes = figure.subplots(down, across, squeeze=False)
-    for number, column in enumerate(both):
-        for row, evaluation in enumerate(column):
-            plots.reliability_diagram(
-                evaluation.reliability, axes[row][number], title=evaluation.name, ece=evaluation.ece
-            )
-    return figure
+    """Reliability diagrams of the first seed: a row for each calibrator, a column for each method."""
+    data = {
+        _after(state)[0].upper() + _after(state)[1:]: {
+            method.name: method.evaluations(state)[0] for method in comparison.methods
+        }
+        for state in ("", *comparison.calibrators)
+    }
+    first = ", the first seed" if len(comparison.seeds) > 1 else ""
+    return reliability_grid(data, f"{comparison.title}, seed {comparison.seeds[0]}{first}")

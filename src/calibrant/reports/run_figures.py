@@ -14,6 +14,7 @@ from calibrant.metrics import METRICS
 from calibrant.reports import plots
 from calibrant.reports.plots.bins import Row, panels
 from calibrant.reports.plots.checks import Array
+from calibrant.reports.plots.drawing import legend_of_figure, rows_height
 
 _PARTS = ("validation", "test")
 _CURVES = ("accuracy", "nll", "ece", "adaptive_ece")
@@ -33,6 +34,7 @@ class RunRecord:
         bins: bins of confidence after each epoch, by name.
         learned: the learned state of the loss after each epoch, by name.
         test: logits and labels of the test data; None if they are not stored.
+        seed: the seed of the run.
     """
 
     label: str
@@ -41,6 +43,7 @@ class RunRecord:
     bins: Mapping[str, Tensor]
     learned: Mapping[str, Tensor]
     test: tuple[Tensor, Tensor] | None
+    seed: int = 0
 
 
 def drawings_of_runs(
@@ -164,16 +167,18 @@ def _by_label(runs: Sequence[RunRecord]) -> dict[str, list[RunRecord]]:
 def _curves(runs: Sequence[RunRecord], part: str, metrics: Sequence[str], smooth: float) -> Figure:
     across = min(2, len(metrics))
     down = -(-len(metrics) // across)
-    figure = Figure(figsize=(3.6 * across, 2.9 * down), layout="constrained")
+    figure = Figure(figsize=(3.6 * across, 2.3 * down + 0.5), layout="constrained")
     axes = np.atleast_1d(figure.subplots(down, across)).flatten()
     for ax, metric in zip(axes, metrics, strict=False):
         data = {
             label: [smoothed([row[f"{part}_{metric}"] for row in run.history], smooth) for run in group]
             for label, group in _by_label(runs).items()
         }
-        plots.training_curves(data, ax, metric=metric, title=f"{METRICS[metric].label}, {part} data")
+        title = f"{METRICS[metric].label}, {part} data"
+        plots.training_curves(data, ax, metric=metric, legend=False, title=title)
     for ax in axes[len(metrics) :]:
         ax.remove()
+    legend_of_figure(figure, axes[0])
     return figure
 
 
@@ -223,7 +228,7 @@ def _true_and_top(runs: Sequence[RunRecord], bins: Sequence[int]) -> Figure:
 def _learned(run: RunRecord, name: str, values: Tensor) -> Figure:
     figure = Figure(figsize=(4.2, 3.4), layout="constrained")
     rows = values.reshape(len(values), -1)
-    plots.learned_quantity(rows, figure.subplots(), name=name, title=run.label)
+    plots.learned_quantity(rows, figure.subplots(), name=name, title=f"{run.label}, seed {run.seed}")
     return figure
 
 
@@ -235,7 +240,7 @@ def _maximum_logits(by_label: Mapping[str, Sequence[RunRecord]]) -> Figure:
 
 
 def _lower_probabilities(by_label: Mapping[str, Sequence[RunRecord]]) -> Figure:
-    figure = Figure(figsize=(4.2, 1.2 + 0.3 * len(by_label)), layout="constrained")
+    figure = Figure(figsize=(4.2, 1.2 + rows_height(by_label)), layout="constrained")
     data = {}
     for label, runs in by_label.items():
         logits, labels = zip(*_tests(runs), strict=True)

@@ -29,6 +29,15 @@ def test_several_lines_of_a_run_share_its_colour():
     assert [text.get_text() for text in figure.legends[0].get_texts()] == ["ce", *curves]
 
 
+@pytest.mark.parametrize("lines", [["Gap"], ["Training", "Validation"]], ids=len)
+def test_twelve_runs_have_different_colours(lines):
+    curves = {line: [(f"loss {n}", VALUES) for n in range(12)] for line in lines}
+    figure = panels([Row("Gap", curves)], [0])
+    assert len({each.get_color() for each in figure.axes[0].lines}) == 12
+    entries = figure.legends[0].get_lines()
+    assert len({(each.get_color(), each.get_linestyle()) for each in entries[:12]}) == 12
+
+
 def test_a_single_epoch_and_empty_bins_are_drawn():
     figure = panels([Row("Gap", {"Gap": [("ce", np.array([[0.5, NAN]]))]}, zero=True)], [0, 1])
     assert figure.axes[0].lines[-1].get_marker() == "."
@@ -38,7 +47,8 @@ def test_a_single_epoch_and_empty_bins_are_drawn():
 @pytest.mark.parametrize("bins", [[0], [0, 7, 14], list(range(15))], ids=len)
 def test_nothing_is_cut_and_panels_keep_their_height(bins):
     curves = {"Training": [(f"cals-alm[margin={n},penalty=p2,rate=0.5]", VALUES) for n in range(8)]}
-    figure = panels([Row("Confidence", curves), Row("Edges", curves, height=0.6)], bins)
+    close = {"Edges": [("ce", 0.9901 + VALUES / 10**4)]}  # whose ticks have many digits
+    figure = panels([Row("Confidence", curves), Row("Edges,\ntraining", close, height=0.6)], bins)
     figure.draw_without_rendering()
     box = figure.get_tightbbox()
     assert box.x0 >= 0

@@ -1,6 +1,7 @@
 """Every plot uses the given axes, fits a paper's column, is legible and can be saved."""
 
 import io
+from itertools import pairwise
 
 import matplotlib
 import numpy as np
@@ -84,6 +85,27 @@ def test_a_new_figure_has_the_width_of_a_column_and_nothing_is_cut(picture):
     assert box.y1 <= ax.figure.get_figheight()
     # neither has what lies outside pressed the diagram itself together
     assert ax.get_position().height * ax.figure.get_figheight() > 1.2
+
+
+LONG = [f"digits-lt, cals-alm[margin={n},penalty_weight_max=none]" for n in range(5)]
+
+
+@pytest.mark.parametrize(
+    "picture",
+    [
+        lambda: plots.methods_side_by_side({"before": dict.fromkeys(LONG, FIGURES["before"]["ce"])}),
+        lambda: plots.lower_probabilities(dict.fromkeys(LONG, (LOGITS["ce"], torch.arange(50) % 10))),
+    ],
+    ids=["methods_side_by_side", "lower_probabilities"],
+)
+def test_long_names_are_whole_and_do_not_overlap(picture):
+    ax = picture()
+    labels = ax.get_yticklabels()
+    assert ["".join(label.get_text().split()) for label in labels] == ["".join(name.split()) for name in LONG]
+    ax.figure.draw_without_rendering()
+    boxes = [label.get_window_extent() for label in labels]
+    assert all(upper.y0 > lower.y1 for upper, lower in pairwise(boxes))
+    assert ax.get_position().width > 0.4
 
 
 @pytest.mark.parametrize("picture", PICTURES.values(), ids=PICTURES)

@@ -1,7 +1,8 @@
 import numpy as np
+from matplotlib.figure import Figure
 
 from calibrant.reports import plots
-from tests.reports.plots.drawn import line
+from tests.reports.plots.drawn import legend, line
 
 
 def at(ax, label, place):
@@ -41,3 +42,9 @@ def test_penalties_for_several_weights(ax):
     z, value = line(ax, "λ = 1, ρ = 4")
     expected = np.where(1 + 4 * z >= 0, z + 2 * z**2, -1 / 8)  # PHR
     np.testing.assert_allclose(value, expected, atol=1e-12)
+
+
+def test_lines_that_are_not_curves_are_explained(ax):
+    assert legend(plots.focal_losses(Figure().subplots(), accuracy=0.7))[-1] == "Accuracy 0.7"
+    assert legend(plots.exponents(Figure().subplots()))[-1] == "Accuracy 0.8"
+    assert legend(plots.dual_focal_phi(ax))[-1] == "Maximum of φ: over-confident to its left"

@@ -150,3 +150,17 @@ def test_penalties_at_a_point_known_from_the_formula(ax):
 def test_penalties_refuse(options, message):
     with pytest.raises(ValueError, match=message):
         plots.penalties(**options)
+
+
+@pytest.mark.parametrize("value", [1.0, -2.0, 0.0, 1e-6])
+@pytest.mark.parametrize("shape", [(4,), (4, 3)], ids=str)
+def test_a_quantity_that_never_changes_is_called_constant(ax, value, shape):
+    plots.learned_quantity(np.full(shape, value), ax, name="penalty_weight")
+    assert [text.get_text() for text in ax.texts] == [f"constant: {value:g}"]
+    low, high = ax.get_ylim()
+    assert low <= 0 <= high
+    assert low < value < high
+
+
+def test_one_epoch_is_not_called_constant(ax):
+    assert not plots.learned_quantity([1.0], ax).texts

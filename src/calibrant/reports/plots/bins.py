@@ -19,6 +19,7 @@ _COLUMNS = 5
 # Inches: the size of a panel, and the space around it for labels.
 _WIDTH, _HEIGHT = 1.5, 1.1
 _BESIDE, _ABOVE, _BETWEEN, _BELOW, _MARGIN = 0.62, 0.42, 0.08, 0.55, 0.1
+_LINE = 0.16  # of a label
 
 
 @dataclass(frozen=True)
@@ -42,27 +43,30 @@ class Row:
 def panels(rows: Sequence[Row], bins: Sequence[int]) -> Figure:
     """Draw a block for every bin: one panel above the other for each row, over the epochs.
 
-    Runs have colours. If a row has several lines for each run, they have different dashes.
+    Runs have colours and dashes. If a row has several lines for each run, dashes tell these apart instead.
 
     Args:
         rows: the kinds of panels.
         bins: the bins to draw, counted from 0.
     """
     names = list(dict.fromkeys(name for row in rows for runs in row.curves.values() for name, _ in runs))
-    colours = {name: drawing.COLOURS[n % len(drawing.COLOURS)] for n, name in enumerate(names)}
+    looks = {name: drawing.line_style(number) for number, name in enumerate(names)}
+    if any(len(row.curves) > 1 for row in rows):
+        looks = {name: {"color": look["color"]} for name, look in looks.items()}
     across = min(_COLUMNS, len(bins))
     down = -(-len(bins) // across)
-    entries = _legend_entries(rows, colours)
+    entries = _legend_entries(rows, looks)
     # About 4 points for each letter and ten letters for the line and the space around it.
     entry = 4.2 / 72 * (10 + max(len(str(each.get_label())) for each in entries))
-    width = max(entry, across * (_WIDTH + _BESIDE) + _MARGIN)
+    outside = _LINE * max(row.label.count("\n") + 1 for row in rows)
+    width = max(entry, outside + across * (_WIDTH + _BESIDE) + _MARGIN)
     columns = min(len(entries), int(width / entry))
     below = _BELOW + 0.16 * -(-len(entries) // columns)
     block = _ABOVE + sum(_HEIGHT * row.height + _BETWEEN for row in rows)
     height = down * block + below
     figure = Figure(figsize=(width, height))
     for number, b in enumerate(bins):
-        left = number % across * (_WIDTH + _BESIDE) + _BESIDE
+        left = outside + number % across * (_WIDTH + _BESIDE) + _BESIDE
         top = height - number // across * block - _ABOVE
         first: Axes | None = None
         for place, row in enumerate(rows):
@@ -71,7 +75,7 @@ def panels(rows: Sequence[Row], bins: Sequence[int]) -> Figure:
             corner = left / width, (top - tall) / height, _WIDTH / width, tall / height
             ax = figure.add_axes(corner, sharex=first)
             top, first = top - tall - _BETWEEN, first or ax
-            _draw(ax, row, b, colours)
+            _draw(ax, row, b, looks)
             last = place == len(rows) - 1
             lowest = number + across >= len(bins)
             title = f"Bin {b + 1}" if place == 0 else None
@@ -95,21 +99,21 @@ _STYLES: tuple[dict[str, Any], ...] = (
 )
 
 
-def _draw(ax: Axes, row: Row, b: int, colours: Mapping[str, str]) -> None:
+def _draw(ax: Axes, row: Row, b: int, looks: Mapping[str, dict[str, Any]]) -> None:
     if row.zero:
         ax.axhline(0, color="black", linewidth=0.6, linestyle="--")
     for style, runs in zip(_STYLES, row.curves.values(), strict=False):
         for name, values in runs:
             curve = values[:, b]
-            shown = {**style, "markevery": max(1, len(curve) // 12)}
+            shown = {**style, "markevery": max(1, len(curve) // 12), **looks[name]}
             if len(curve) == 1:
                 shown["marker"] = style.get("marker", ".")
-            ax.plot(range(1, len(curve) + 1), curve, color=colours[name], linewidth=0.9, **shown)
+            ax.plot(range(1, len(curve) + 1), curve, linewidth=0.9, **shown)
 
 
-def _legend_entries(rows: Sequence[Row], colours: Mapping[str, str]) -> list[Line2D]:
-    """A colour for each run, and dashes for each line if there are several."""
-    entries = [Line2D([], [], color=colour, label=name) for name, colour in colours.items()]
+def _legend_entries(rows: Sequence[Row], looks: Mapping[str, dict[str, Any]]) -> list[Line2D]:
+    """An entry for each run, and one for each of its lines if there are several."""
+    entries = [Line2D([], [], label=name, **look) for name, look in looks.items()]
     lines = next((list(row.curves) for row in rows if len(row.curves) > 1), [])
     for style, name in zip(_STYLES, lines, strict=False):
         entries.append(Line2D([], [], color=drawing.GREY, label=name, **style))

@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from math import floor, log10
 from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.colors import to_rgba
+from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
-from calibrant.evaluation import ClassFigures, Reliability
+from calibrant.evaluation import ClassFigures, Evaluation, Reliability
 from calibrant.reports.plots import checks, drawing
 from calibrant.reports.plots.checks import Array
 from calibrant.reports.plots.drawing import BLUE, VERMILLION
 
 _NAMED_ROW = 8.0  # points of height that a name needs
+
+# Inches of a grid of diagrams: the side of a panel, and the space around it for labels.
+_GRID_PANEL, _GRID_LEFT, _GRID_BESIDE, _GRID_BETWEEN = 2.1, 0.95, 0.4, 0.42
+_GRID_LETTERS = 30  # that fit beside a panel
 
 
 def reliability_diagram(
@@ -26,6 +31,7 @@ def reliability_diagram(
     title: str | None = None,
     ece: float | None = None,
     histogram: bool = True,
+    legend: bool = True,
 ) -> Axes:
     """Plot a reliability diagram: the accuracy in each bin of confidence, and its gap to the confidence.
 
@@ -39,6 +45,7 @@ def reliability_diagram(
         ece: the calibration error to print; None to compute it from the bins.
         histogram: whether to draw a histogram of the confidence in the lower part. Its axes become the last
             of the figure.
+        legend: whether to draw a legend.
 
     >>> from matplotlib.figure import Figure
     >>> intervals = (None, (0.1, 0.9)), (None, (0.25, 1.0))
@@ -78,7 +85,8 @@ def reliability_diagram(
     ax.text(0.97, 0.04, f"ECE {100 * ece:.2f} %", transform=ax.transAxes, **look)
     ax.set(xlim=(0, 1), ylim=(0, 1))
     if not histogram:
-        drawing.legend_below(ax)
+        if legend:
+            drawing.legend_below(ax)
         return drawing.finish(ax, "Confidence", "Accuracy", title)
 
     below = drawing.axes_below(ax)
@@ -87,10 +95,57 @@ def reliability_diagram(
     look = {"color": VERMILLION, "linewidth": 1.2, "linestyle": "--"}
     below.axvline(float(weight @ confidence), **look, label="Mean confidence")
     drawing.finish(below, "Confidence", "Share (%)", None)
-    handles = [*ax.get_legend_handles_labels()[0], *below.get_legend_handles_labels()[0]]
-    drawing.legend_below(below, handles)
+    if legend:
+        handles = [*ax.get_legend_handles_labels()[0], *below.get_legend_handles_labels()[0]]
+        drawing.legend_below(below, handles)
     ax.tick_params(labelbottom=False)
     return drawing.finish(ax, "", "Accuracy", title)
+
+
+def reliability_grid(data: Mapping[str, Mapping[str, Evaluation]], title: str) -> Figure:
+    """Draw a grid of reliability diagrams with one legend.
+
+    Args:
+        data: by row, such as a calibrator, and by column, such as a loss: the evaluations. Every row has the
+            same columns.
+        title: the title of the figure.
+    """
+    columns = list(next(iter(data.values())))
+    headings = [drawing.wrapped(name, _GRID_LETTERS) for name in columns]
+    heading = drawing.wrapped(title, _GRID_LETTERS * len(columns))
+    # Places in inches: a layout engine takes seconds for so many axes, and squeezes the panels.
+    whole = _GRID_PANEL / drawing.UPPER_PART
+    lines = heading.count("\n") + max(name.count("\n") for name in headings) + 2
+    above, under = 0.25 + lines * 1.35 * drawing.LARGE / 72, 0.3 if len(columns) > 1 else 0.6
+    width = _GRID_LEFT + len(columns) * (_GRID_PANEL + _GRID_BESIDE)
+    height = above + len(data) * (whole + _GRID_BETWEEN) + under
+    figure = Figure(figsize=(width, height))
+    text: dict[str, Any] = {"fontsize": drawing.LARGE, "multialignment": "center", "parse_math": False}
+    figure.text(0.5, 1 - 0.08 / height, heading, ha="center", va="top", **text)
+    text |= {"rotation": 90, "ha": "left", "va": "center", "weight": "bold"}
+    for number, (row, evaluations) in enumerate(data.items()):
+        bottom = height - above - whole - number * (whole + _GRID_BETWEEN)
+        name = drawing.wrapped(row, _GRID_LETTERS)
+        figure.text(0.06 / width, (bottom + whole / 2) / height, name, **text)
+        for place, (column, label) in enumerate(zip(columns, headings, strict=True)):
+            left = _GRID_LEFT + place * (_GRID_PANEL + _GRID_BESIDE)
+            ax = figure.add_axes((left / width, bottom / height, _GRID_PANEL / width, whole / height))
+            reliability_diagram(
+                evaluations[column].reliability,
+                ax,
+                title=None if number else label,
+                ece=evaluations[column].ece,
+                legend=False,
+            )
+            ax.title.set_parse_math(False)
+            below = figure.axes[-1]
+            if place:
+                ax.set_ylabel("")
+                below.set_ylabel("")
+            if number < len(data) - 1:
+                below.set_xlabel("")
+    drawing.legend_of_figure(figure, *figure.axes[:2])
+    return figure
 
 
 def class_gaps(

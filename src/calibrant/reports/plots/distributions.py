@@ -112,16 +112,14 @@ def lower_probabilities(
         rows, target = rows[target != -100].double().softmax(1), target[target != -100]
         own = rows.gather(1, target.unsqueeze(1))
         largest[name] = torch.where(rows < own, rows, 0).amax(1).cpu().numpy()
-    ax = drawing.given_or_new(ax, 1.7 + 0.26 * len(data))
+    ax = drawing.given_or_new(ax, 1.7 + drawing.rows_height(data))
     look: dict[str, Any] = {"facecolor": "none", "edgecolor": drawing.BLUE, "linewidth": 0.9}
     for row, box in enumerate(boxplot_stats(list(largest.values()))):
         ax.barh(row, box["q3"] - box["q1"], 0.5, box["q1"], **look)
         for end, quartile in (("whislo", "q1"), ("whishi", "q3")):
             ax.plot([box[end], box[quartile]], [row, row], color=drawing.BLUE, linewidth=0.9)
         ax.plot([box["med"]] * 2, [row - 0.25, row + 0.25], color=drawing.VERMILLION, linewidth=1.4)
-    names = [drawing.shortened(name) for name in largest]
-    ax.set_yticks(range(len(names)), names, parse_math=False)
-    ax.invert_yaxis()
+    drawing.name_rows(ax, list(largest))
     ax.set_xlim(left=0)
     return drawing.finish(ax, "Largest probability below that of the true class, q", "", title)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Literal
@@ -24,14 +25,22 @@ SMALL, MEDIUM, LARGE = 7, 8, 9
 
 # Okabe and Ito's colours, which colour-blind readers can distinguish, without the yellow, too pale on white.
 BLUE, VERMILLION, GREEN, ORANGE = "#0072B2", "#D55E00", "#009E73", "#E69F00"
-COLOURS = (BLUE, VERMILLION, GREEN, ORANGE, "#56B4E9", "#CC79A7", "#000000")
+# The second line is for plots with more than seven methods; dashes help where colours look alike.
+COLOURS = (
+    *(BLUE, VERMILLION, GREEN, ORANGE, "#56B4E9", "#CC79A7", "#000000"),
+    *("#7F3F00", "#6F2DA8", "#9BC400", "#8C8C8C", "#A50044", "#00C5B5"),
+)
 GREY, PALE = "#777777", "#AAAAAA"
 
 # The numbers of colours, lines and markers share no divisor, so combinations repeat as late as possible.
 LINES: tuple[Literal["-", "--", "-.", ":"], ...] = ("-", "--", "-.", ":")
 MARKERS = "osD^vPX<>"
 
+UPPER_PART = 0.73
+"""The part of the height that `axes_below` leaves to axes that are not in a grid of subplots."""
+
 _LONGEST_NAME = 18  # letters; longer names would leave too little of the width to the bars
+_ROW_LETTERS, _TITLE_LETTERS = 24, 44  # of a line, for names and titles that are wrapped
 
 
 def default_style() -> AbstractContextManager[None]:
@@ -75,7 +84,7 @@ def axes_below(ax: Axes) -> Axes:
         ax.set_subplotspec(halves[0])
         return ax.figure.add_subplot(halves[1], sharex=ax)
     left, bottom, width, height = ax.get_position().bounds
-    ax.set_position((left, bottom + 0.27 * height, width, 0.73 * height))
+    ax.set_position((left, bottom + (1 - UPPER_PART) * height, width, UPPER_PART * height))
     return ax.figure.add_axes((left, bottom, width, 0.24 * height), sharex=ax)
 
 
@@ -84,7 +93,7 @@ def finish(ax: Axes, xlabel: str, ylabel: str, title: str | None, *, whole: bool
     ax.set_xlabel(xlabel, fontsize=MEDIUM)
     ax.set_ylabel(ylabel, fontsize=MEDIUM)
     if title is not None:
-        ax.set_title(title, fontsize=LARGE)
+        ax.set_title(wrapped(title, _TITLE_LETTERS), fontsize=LARGE)
     ax.tick_params(labelsize=SMALL)
     ax.spines[["top", "right"]].set_visible(False)
     if whole:
@@ -130,13 +139,16 @@ def legend_below(ax: Axes, handles: Sequence[Artist] | None = None, *, title: st
     return _without_formulas(legend)
 
 
-def legend_of_figure(figure: Figure, ax: Axes) -> None:
-    """One legend below all axes of a figure, with the lines of these axes."""
-    handles, labels = ax.get_legend_handles_labels()
+def legend_of_figure(figure: Figure, *axes: Axes) -> None:
+    """One legend below all axes of a figure, with what is drawn in these axes.
+
+    Without a layout engine, the figure must have room for it.
+    """
+    handles = [handle for ax in axes for handle in ax.get_legend_handles_labels()[0]]
+    labels = [str(handle.get_label()) for handle in handles]
     columns = _columns(labels, 72 * figure.get_figwidth())
-    legend = figure.legend(
-        handles, labels, loc="outside lower center", ncols=columns, frameon=False, **_COMPACT
-    )
+    place: dict[str, Any] = {"loc": "outside lower center" if figure.get_layout_engine() else "lower center"}
+    legend = figure.legend(handles, labels, ncols=columns, frameon=False, **place, **_COMPACT)
     _without_formulas(legend)
 
 
@@ -177,3 +189,32 @@ def shades(number: int) -> list[tuple[float, float, float, float]]:
 def shortened(name: str) -> str:
     """The name, cut off if it is long."""
     return name if len(name) <= _LONGEST_NAME else name[: _LONGEST_NAME - 1] + "…"
+
+
+def wrapped(name: str, letters: int) -> str:
+    """The name on several lines if it is long, broken after spaces and punctuation where possible.
+
+    >>> print(wrapped("cals-alm[penalty=p2,rate=0.5]", 20))
+    cals-alm[penalty=p2,
+    rate=0.5]
+    """
+    lines = [""]
+    for part in re.split(r"(?<=[ ,\[+/])", name):
+        if lines[-1] and len(lines[-1]) + len(part.rstrip()) > letters:
+            lines.append("")
+        lines[-1] += part
+        while len(lines[-1].rstrip()) > letters:
+            lines[-1:] = [lines[-1][:letters], lines[-1][letters:]]
+    return "\n".join(line.rstrip() for line in lines)
+
+
+def name_rows(ax: Axes, names: Sequence[str]) -> None:
+    """Write names at the rows 0, 1, … of the vertical axis, from the top; long names on several lines."""
+    ax.set_yticks(range(len(names)), [wrapped(name, _ROW_LETTERS) for name in names], parse_math=False)
+    ax.invert_yaxis()
+
+
+def rows_height(names: Iterable[str]) -> float:
+    """Inches that the rows of these names need."""
+    lines = [wrapped(name, _ROW_LETTERS).count("\n") + 1 for name in names]
+    return len(lines) * max(0.26, 0.05 + 0.13 * max(lines))

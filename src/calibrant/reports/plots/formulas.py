@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 
 import torch
 from matplotlib.axes import Axes
+from matplotlib.lines import Line2D
 from torch import Tensor
 
 from calibrant.losses import PENALTIES, CalFocal, DualFocal, Focal, InverseFocal, Loss, SampleDependentFocal
@@ -32,7 +33,7 @@ def focal_losses(ax: Axes | None = None, *, accuracy: float = 0.8, title: str | 
     losses |= {f"CF-{rate}": _calfocal(rate, accuracy) for rate in (1, 10, 100)}
     ax = _curves({name: _values(loss)[0] for name, loss in losses.items()}, ax, "Loss", title)
     ax.set_ylim(0, 3)
-    ax.axvline(accuracy, color=drawing.GREY, linewidth=0.6)
+    ax.axvline(accuracy, color=drawing.GREY, linewidth=0.6, label=f"Accuracy {accuracy:g}")
     return drawing.legend_below(ax)
 
 
@@ -54,7 +55,7 @@ def exponents(ax: Axes | None = None, *, accuracy: float = 0.8, title: str | Non
     curves |= {f"CF-{rate}": _calfocal(rate, accuracy).look_up()(p) for rate in (1, 10)}
     ax = _curves(curves, ax, "Exponent γ", title)
     ax.set_ylim(0, 8)
-    ax.axvline(accuracy, color=drawing.GREY, linewidth=0.6)
+    ax.axvline(accuracy, color=drawing.GREY, linewidth=0.6, label=f"Accuracy {accuracy:g}")
     return drawing.legend_below(ax)
 
 
@@ -63,7 +64,7 @@ def dual_focal_phi(
 ) -> Axes:
     """Plot ``φ(p) = -p ∂L/∂p`` of focal and dual focal loss, which tells over- from under-confidence.
 
-    Where φ rises, up to the dotted line, the minimiser of the loss is over-confident. It is under-confident
+    Where φ rises, up to a dotted line, the minimiser of the loss is over-confident. It is under-confident
     to the right of the point where φ falls below 1.
 
     Args:
@@ -82,14 +83,16 @@ def dual_focal_phi(
         f"Dual focal, q = {lower:g}": DualFocal(2, gamma=gamma, constant=lower),
     }
     curves = {name: _values(loss)[1] for name, loss in losses.items()}
-    ax = _curves(curves, ax, f"φ, γ = {gamma:g}", title)
+    ax = _curves(curves, drawing.given_or_new(ax, 2.7), f"φ, γ = {gamma:g}", title)
     ax.axhline(1, color=drawing.GREY, linewidth=0.6)
     for number, curve in enumerate(curves.values()):
         highest = int(curve.argmax())
         style = {**drawing.line_style(number), "linestyle": ":"}
         ax.plot([float(_PROBABILITIES[highest])] * 2, [0, float(curve[highest])], linewidth=0.9, **style)
     ax.set_ylim(bottom=0)
-    return drawing.legend_below(ax)
+    dotted = Line2D([], [], color=drawing.GREY, linestyle=":", linewidth=0.9)
+    dotted.set_label("Maximum of φ: over-confident to its left")
+    return drawing.legend_below(ax, [*ax.get_legend_handles_labels()[0], dotted])
 
 
 def penalty_weights(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -28,7 +29,7 @@ def learned_quantity(
     """Plot any quantity that a loss learns, over the epochs.
 
     A scalar is one line. Of a vector, every entry is a thin line, with the largest, mean and smallest on top.
-    Exponents of bins are drawn as by `gammas`.
+    Exponents of bins are drawn as by `gammas`. Where all values are equal, the plot says "constant".
 
     Args:
         data: ``(epochs,)``, or ``(epochs, n)`` for a vector.
@@ -43,6 +44,8 @@ def learned_quantity(
     """
     values = checks.array("data", data, "(epochs,)", "(epochs, n)")
     label = quantity_label(name)
+    if len(values) > 1 and np.ptp(values) == 0:
+        return _constant(values, ax, label, title)
     if values.ndim == 2 and values.shape[1] > 1:
         if name == "gamma":
             return _per_bin(values, ax, label, title, "Bin", zero=True, xlabel="Epoch")
@@ -226,6 +229,22 @@ def penalties(
     ax.set_xlim(low, high)
     drawing.finish(ax, "Violation z", f"Penalty, λ = {multiplier:g}, ρ = {penalty_weight:g}", title)
     return drawing.legend_inside(ax, "upper left")  # penalties increase: this corner is free
+
+
+def _constant(values: Array, ax: Axes | None, ylabel: str, title: str | None) -> Axes:
+    """One line for values that are all equal, on an axis that begins at 0."""
+    value = float(values.flat[0])
+    ax = drawing.given_or_new(ax, 2.4)
+    ax.plot([1, len(values)], [value, value], linewidth=1.4, color=drawing.BLUE)
+    ax.set_ylim((-1.0, 1.0) if value == 0 else (min(0.0, 2 * value), max(0.0, 2 * value)))
+    look: dict[str, Any] = {
+        "ha": "center",
+        "va": "bottom",
+        "textcoords": "offset points",
+        "fontsize": drawing.MEDIUM,
+    }
+    ax.annotate(f"constant: {value:g}", ((1 + len(values)) / 2, value), (0, 3), **look)
+    return drawing.finish(ax, "Epoch", ylabel, title, whole=True)
 
 
 def _range(values: Array, ax: Axes | None, ylabel: str, title: str | None, xlabel: str, each: str) -> Axes:

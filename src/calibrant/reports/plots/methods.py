@@ -84,7 +84,7 @@ def methods_side_by_side(
     label, scale = checks.metric_axis(metric)
     checks.check_filled(data, "a mapping from state to figures by method")
     names = list(dict.fromkeys(name for figures in data.values() for name in figures))
-    ax = drawing.given_or_new(ax, 1.7 + 0.22 * len(names) + drawing.legend_height(data))
+    ax = drawing.given_or_new(ax, 1.7 + drawing.rows_height(names) + drawing.legend_height(data))
     points = []
     for number, (state, figures) in enumerate(data.items()):
         style = drawing.point_style(number)
@@ -94,8 +94,7 @@ def methods_side_by_side(
             ax.plot(scale * ends, [rows[name]] * 2, color=style["color"], linewidth=1.0)
         means = [scale * figure.mean for figure in figures.values()]
         points += ax.plot(means, list(rows.values()), **style, linestyle="none", markersize=4.5, label=state)
-    ax.set_yticks(range(len(names)), [drawing.shortened(name) for name in names], parse_math=False)
-    ax.invert_yaxis()
+    drawing.name_rows(ax, names)
     if METRICS[metric].percent:
         ax.set_xlim(left=0)
     ax.grid(axis="x", linewidth=0.3, color="#CCCCCC")
@@ -105,7 +104,13 @@ def methods_side_by_side(
 
 
 def training_curves(
-    data: Mapping[str, Numbers], ax: Axes | None = None, *, metric: str = "ece", title: str | None = None
+    data: Mapping[str, Numbers],
+    ax: Axes | None = None,
+    *,
+    metric: str = "ece",
+    part: str = "",
+    legend: bool = True,
+    title: str | None = None,
 ) -> Axes:
     """Plot one metric over the epochs for several methods.
 
@@ -114,6 +119,8 @@ def training_curves(
             band of one standard deviation.
         ax: the axes to draw on; None for a new figure.
         metric: the key of the metric in `calibrant.metrics.METRICS`, such as "ece" or "accuracy".
+        part: the part of the data, such as "validation", for the label of the axis.
+        legend: whether to draw a legend.
         title: the title.
 
     >>> from matplotlib.figure import Figure
@@ -136,8 +143,8 @@ def training_curves(
             deviation = seeds.std(0, ddof=1)
             low, high = mean - deviation, mean + deviation
             ax.fill_between(epoch, low, high, color=style["color"], alpha=0.2, linewidth=0)
-    drawing.finish(ax, "Epoch", label, title, whole=True)
-    return drawing.legend_below(ax)
+    drawing.finish(ax, "Epoch", f"{part.capitalize()} {label}".lstrip(), title, whole=True)
+    return drawing.legend_below(ax) if legend else ax
 
 
 def severity_curves(
