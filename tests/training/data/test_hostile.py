@@ -275,6 +275,16 @@ def png(width, height):
     return b"\x89PNG\r\n\x1a\n" + size + chunk(b"IDAT", zlib.compress(bytes(1000))) + chunk(b"IEND", b"")
 
 
+@pytest.mark.filterwarnings("ignore::PIL.Image.DecompressionBombWarning")
+def test_an_image_that_declares_too_many_pixels(tmp_path):
+    image = io.BytesIO()
+    Image.new("RGB", (10, 10)).save(image, "BMP")
+    content = bytearray(image.getvalue())
+    content[22:26] = struct.pack("<i", 16_777_226)  # its height: less than twice Pillow's limit
+    (tmp_path / "a.bmp").write_bytes(content)
+    refused(safe_readers.read_image, tmp_path / "a.bmp", "RGB", words="declares 10 × 16777226 pixels")
+
+
 @pytest.mark.parametrize("size", [(10**5, 10**5), (2**31 - 1, 2**31 - 1), (12_000, 12_000), (0, 10)])
 def test_images_that_declare_a_size(tmp_path, size):
     (tmp_path / "a.png").write_bytes(png(*size))

@@ -48,10 +48,16 @@ def read_image(path: Path, mode: str | None = None) -> Image.Image:
     """Decode an image, and convert it to a Pillow mode if one is given.
 
     Raises:
-        ValueError: the file is damaged or not an image.
+        ValueError: the file is damaged, not an image, or declares more pixels than Pillow's limit.
     """
     try:
         with Image.open(path) as image:
+            # Pillow only warns up to twice its limit.
+            if image.width * image.height > (Image.MAX_IMAGE_PIXELS or math.inf):
+                raise ValueError(
+                    f"it declares {image.width} × {image.height} pixels; expected at most "
+                    f"{Image.MAX_IMAGE_PIXELS} (PIL.Image.MAX_IMAGE_PIXELS)"
+                )
             return image.convert(mode) if mode else image.copy()
     except (FileNotFoundError, PermissionError):
         raise
