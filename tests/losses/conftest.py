@@ -32,7 +32,8 @@ def adapted_loss(key: str, num_classes: int, passes: int = 3, **arguments: objec
 def peak_memory(run: Callable[[], object]) -> int:
     """The most bytes that torch held at once during a call, beyond what it held before."""
     activities = [torch.profiler.ProfilerActivity.CPU]
-    with torch.profiler.profile(activities=activities, profile_memory=True) as recorded:
+    # Without acc_events, torch 2.11 warns that events of earlier cycles are dropped.
+    with torch.profiler.profile(activities=activities, profile_memory=True, acc_events=True) as recorded:
         run()
     events = recorded.profiler.kineto_results.events()
     level = peak = 0
