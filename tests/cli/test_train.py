@@ -247,6 +247,10 @@ def test_losses_and_recipes_are_listed():
         (("compare", "digits-lt", "--seeds", "one"), "--seeds one: expected whole numbers"),
         (("compare", "digits-lt", "--losses", "ce,ce"), "loss ce is there twice"),
         (("compare", "digits-lt", "--columns", "ecce"), "unknown metric 'ecce', did you mean 'ece'?"),
+        (
+            ("compare", "digits-lt", "--columns", "adaptive-ece,nlll"),
+            "unknown metric 'nlll', did you mean 'nll'?",
+        ),
         (("compare", "digits-lt", "--calibrators", "splin"), "unknown calibrator 'splin', did you mean"),
         (("predict", "nowhere", "--output", "p.npz"), "nowhere is not the folder of a run"),
         (("predict", "nowhere", "--output", "p.txt"), "expected a name that ends in .npz or .safetensors"),

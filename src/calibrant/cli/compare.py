@@ -107,7 +107,7 @@ def compare(
             outside=outside,
             shifted=shifted,
             calibrators=chosen,
-            columns=[name.strip() for name in columns.split(",") if name.strip()],
+            columns=[name.strip().replace("-", "_") for name in columns.split(",") if name.strip()],
             resamples=resamples,
             fabric=fabric,
             progress=True,
