@@ -126,8 +126,9 @@ def by_definition(batch: Batch, bins: int, background: int) -> dict[str, float |
     if overall > 0.01 and np.abs(correct - confidence).mean() < 0.45:
         smooth = smooth_by_definition(confidence, correct)
     nll, brier = nll_by_numpy(rows, label), brier_by_numpy(rows, label)
-    ends = [nll_by_numpy((rows - rows.max(1, keepdims=True)) / end, label) for end in (1e-3, 1e3)]
-    refined = min(nll, *ends, best(nll_by_numpy, torch.from_numpy(rows), label)[1])
+    shifted = rows - rows.max(1, keepdims=True)  # dividing large logits by a temperature would round them
+    ends = [nll_by_numpy(shifted / end, label) for end in (1e-3, 1e3)]
+    refined = min(nll, *ends, best(nll_by_numpy, torch.from_numpy(shifted), label)[1])
     return {
         "accuracy": correct.mean(),
         "balanced_accuracy": np.mean([correct[label == k].mean() for k in set(label)]),
