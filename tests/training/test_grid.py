@@ -32,20 +32,6 @@ LOSSES = ["ce", "cals-alm[margin=6, penalty=p2]"]
 WRITTEN = ["ce", "cals-alm[margin=6,penalty=p2]"]
 
 
-@pytest.fixture
-def trained(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int]]:
-    """Losses and seeds of the runs that were trained and not only found."""
-    found: list[tuple[str, int]] = []
-    plain = loop.Loop.run
-
-    def noting(training: loop.Loop) -> None:
-        found.append((training.parts.recipe.loss, training.parts.recipe.seed))
-        plain(training)
-
-    monkeypatch.setattr(loop.Loop, "run", noting)
-    return found
-
-
 def test_every_loss_is_trained_from_every_seed(trained: list[tuple[str, int]], tmp_path: Path) -> None:
     evaluated: list[tuple[str, int]] = []
     comparison = compare(

@@ -29,20 +29,6 @@ MARGINS = {"margin": [0.5, 6]}
 RATES = {"optimizer.lr": [0.01, 0.2, 0.05]}
 
 
-@pytest.fixture
-def trained(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int]]:
-    """Losses and seeds of the runs that were trained and not only found."""
-    found: list[tuple[str, int]] = []
-    plain = loop.Loop.run
-
-    def noting(training: loop.Loop) -> None:
-        found.append((training.parts.recipe.loss, training.parts.recipe.seed))
-        plain(training)
-
-    monkeypatch.setattr(loop.Loop, "run", noting)
-    return found
-
-
 def means(comparison: Comparison, metric: str, *, after: bool = False) -> dict[str, float]:
     return {name: figure.mean for name, figure in comparison.figures(metric, after=after).items()}
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -78,6 +77,7 @@ def figures(
 
 def _runs(given: Sequence[str]) -> Iterable[Run]:
     """The runs in the given folders, each once; those of a comparison in the order of its results."""
+    from calibrant.reports.comparison_page import methods_in
     from calibrant.training import run_folder
     from calibrant.training.runs import Run
 
@@ -89,22 +89,14 @@ def _runs(given: Sequence[str]) -> Iterable[Run]:
         if not own and not inside:
             reason = "" if folder.exists() else f": it does not exist{nearest(text, [_FORMULAS])}"
             fail(f"{folder} is not the folder of a run or of a comparison{reason}")
-        order = _order(folder)
+        # As in the comparison, so that both draw a loss in one colour.
+        order = {loss: place for place, loss in enumerate(methods_in(folder))}
         found = [Run(place) for place in ([folder] if own else inside)]
         found.sort(key=lambda run: (order.get(run.recipe.loss, len(order)), run.recipe.loss, run.recipe.seed))
         for run in found:
             if run.folder.resolve() not in seen:
                 seen.add(run.folder.resolve())
                 yield run
-
-
-def _order(folder: Path) -> dict[str, int]:
-    """The places of the losses in the results of a comparison, so that both draw a loss in one colour."""
-    try:
-        found = json.loads((folder / "results.json").read_text(encoding="utf-8"))["runs"]
-        return {loss: place for place, loss in enumerate(found)}
-    except (OSError, ValueError, LookupError, TypeError):  # no comparison, or not yet finished
-        return {}
 
 
 def _with_losses(runs: list[Run], text: str) -> list[Run]:

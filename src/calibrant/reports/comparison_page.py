@@ -130,15 +130,19 @@ def write_comparison(
     write_report(evaluations, target / "report.html", title=comparison.title, summary=summary)
 
 
+def methods_in(folder: Path) -> list[str]:
+    """The names of the methods in ``results.json``, in their order; none if it is missing or damaged."""
+    try:
+        return list(map(str, json.loads((folder / "results.json").read_text(encoding="utf-8"))["runs"]))
+    except (OSError, ValueError, LookupError, TypeError):
+        return []
+
+
 def _own_pictures(folder: Path, learned: Learned) -> set[str]:
     """The names of pictures in the folder that `write_comparison` wrote."""
     patterns = list(_PICTURES)
-    try:
-        earlier = json.loads((folder / "results.json").read_text(encoding="utf-8"))["runs"]
-    except (OSError, ValueError, LookupError, TypeError):  # there is no earlier comparison
-        earlier = ()
     quantities = {*SYMBOLS, *(name for each in learned.values() for name in each)}
-    for name, method in product(quantities, map(str, earlier)):
+    for name, method in product(quantities, methods_in(folder)):
         patterns.append(glob.escape(f"{_learned_file(name, method)}.png"))
     return {path.name for pattern in patterns for path in (folder / "plots").glob(pattern)}
 

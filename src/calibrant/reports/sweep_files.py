@@ -9,11 +9,11 @@ from pathlib import Path
 from matplotlib.figure import Figure
 
 from calibrant.atomic import replace_file
-from calibrant.evaluation.comparison import Comparison, MeanFigure
+from calibrant.evaluation.comparison import MeanFigure
 from calibrant.evaluation.sweep import Criterion, Sweep, Value
 from calibrant.reports import plots
 from calibrant.reports.plots.drawing import LARGE, default_style, legend_of_figure, png, svg
-from calibrant.reports.table_builders import comparison_table
+from calibrant.reports.table_builders import comparison_table, figures_note
 from calibrant.reports.tables import plain_markdown, tex, to_latex, to_markdown
 
 FILES = ("sweep.json", "sweep.md", "sweep.tex", "plots/sensitivity.png", "plots/sensitivity.svg")
@@ -24,24 +24,15 @@ _DRAWN = (Criterion("accuracy"), Criterion("nll"), Criterion("ece"), Criterion("
 
 def validation_note(sweep: Sweep) -> str:
     """What the figures on the validation data mean."""
-    return _note(sweep.validation, "Validation data", "the same data, so that these figures are optimistic")
+    fitted = "the same data, so that these figures are optimistic"
+    best = " Best mean in bold." if len(sweep.validation.methods) > 1 else ""
+    return figures_note(sweep.validation, "Validation data", fitted) + best
 
 
 def chosen_note(sweep: Sweep) -> str:
     """What the test figures of the chosen setting mean."""
-    note = _note(sweep.test, "Test data", "the validation data")
+    note = figures_note(sweep.test, "Test data", "the validation data")
     return f"{note} Only the chosen setting was evaluated on the test data."
-
-
-def _note(comparison: Comparison, data: str, fitted: str) -> str:
-    seeds = len(comparison.seeds)
-    spread = f"mean ± standard deviation over {seeds} seeds" if seeds > 1 else "one seed"
-    best = " Best mean in bold." if len(comparison.methods) > 1 else ""
-    elements = comparison.methods[0].before[0].samples
-    return (
-        f"{data} of {elements:,} elements, {spread}. All figures but NLL and T are in percent. + T: after "
-        f"temperature scaling, fitted to {fitted}.{best}"
-    )
 
 
 def markdown(sweep: Sweep) -> str:

@@ -235,7 +235,6 @@ def _same_means(figures: Mapping[str, MeanFigure], others: Mapping[str, MeanFigu
 def comparison_note(comparison: Comparison, marks: Mapping[str, str] = ARROWS) -> str:
     """What the figures and marks of a `comparison_table` mean."""
     seeds, first = len(comparison.seeds), comparison.methods[0].name
-    spread = f"mean ± standard deviation over {seeds} seeds" if seeds > 1 else "one seed"
     if comparison.dense:
         tested = "No intervals and no significance: the pixels of an image are not independent."
     elif seeds == 1:
@@ -245,14 +244,28 @@ def comparison_note(comparison: Comparison, marks: Mapping[str, str] = ARROWS) -
         tested = f"Significance at 5 % against {first}, over seeds and resampled test data together, with a "
         tested += f"correction for the number of methods (Holm): {marks['better']} better, "
         tested += f"{marks['worse']} worse."
+    figures = figures_note(comparison, "Test set", "the validation data")
+    return f"{figures} Best mean in bold. {tested}"
+
+
+def figures_note(comparison: Comparison, data: str, fitted: str) -> str:
+    """What the figures of a `comparison_table` are.
+
+    Args:
+        comparison: the comparison.
+        data: what the methods were evaluated on.
+        fitted: what the calibrators were fitted to.
+    """
+    seeds = len(comparison.seeds)
+    spread = f"mean ± standard deviation over {seeds} seeds" if seeds > 1 else "one seed"
     elements = comparison.methods[0].before[0].samples
     numbers = [METRICS[key].label for key in comparison.columns if not METRICS[key].percent]
     plain = f"All figures but {', '.join(numbers)} and T" if numbers else "All figures but T"
     beside = [key for key in comparison.calibrators if key != "temperature"]
     others = f", {', '.join(f'+ {key}' for key in beside)}: after this calibrator" if beside else ""
     return (
-        f"Test set of {elements:,} elements, {spread}. {plain} are in percent. + T: after temperature "
-        f"scaling{others}, fitted to the validation data. Best mean in bold. {tested}"
+        f"{data} of {elements:,} elements, {spread}. {plain} are in percent. + T: after temperature "
+        f"scaling{others}, fitted to {fitted}."
     )
 
 

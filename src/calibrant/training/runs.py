@@ -175,7 +175,8 @@ class Run:
     def validation(self) -> tuple[Evaluation, Evaluation, float]:
         """The validation results before and after temperature scaling, and the temperature; no intervals."""
         batches, loss = self.predictions("validation"), self.recipe.loss
-        calibrator = Temperature().fit_batches(batches)
+        calibrator = self.calibrator("temperature")
+        assert isinstance(calibrator, Temperature)
         before = self._evaluate(batches, loss, None, 0)
         after = self._evaluate(batches, f"{loss} + temperature", calibrator, 0)
         return before, after, float(calibrator.temperature)

@@ -17,6 +17,7 @@ from matplotlib.figure import Figure
 from matplotlib.legend import Legend
 from matplotlib.ticker import MaxNLocator
 from matplotlib.transforms import ScaledTranslation
+from numpy.typing import ArrayLike
 
 # Sizes are passed to every artist, in points at the width of a paper's column. Setting rcParams would change
 # the caller's other plots too.
@@ -179,6 +180,17 @@ def line_style(number: int) -> dict[str, Any]:
 def point_style(number: int) -> dict[str, Any]:
     """Colour and marker of the points with this number."""
     return {"color": COLOURS[number % len(COLOURS)], "marker": MARKERS[number % len(MARKERS)]}
+
+
+def line_with_bars(
+    ax: Axes, number: int, name: str, x: ArrayLike, y: ArrayLike, bars: ArrayLike | None
+) -> Artist:
+    """Draw the line with this number through points with vertical bars, and return what its legend shows."""
+    style = line_style(number) | point_style(number)
+    drawn = ax.errorbar(x, y, bars, linewidth=1.2, elinewidth=0.8, capsize=2, markersize=3.5, **style)
+    line: Artist = drawn[0]
+    line.set_label(name)
+    return line
 
 
 def shades(number: int) -> list[tuple[float, float, float, float]]:

@@ -32,9 +32,7 @@ def focal_losses(ax: Axes | None = None, *, accuracy: float = 0.8, title: str | 
     losses |= {f"InvFL-{gamma}": InverseFocal(2, gamma=gamma) for gamma in (1, 2)}
     losses |= {f"CF-{rate}": _calfocal(rate, accuracy) for rate in (1, 10, 100)}
     ax = _curves({name: _values(loss)[0] for name, loss in losses.items()}, ax, "Loss", title)
-    ax.set_ylim(0, 3)
-    ax.axvline(accuracy, color=drawing.GREY, linewidth=0.6, label=f"Accuracy {accuracy:g}")
-    return drawing.legend_below(ax)
+    return _with_accuracy(ax, accuracy, 3)
 
 
 def exponents(ax: Axes | None = None, *, accuracy: float = 0.8, title: str | None = None) -> Axes:
@@ -54,9 +52,7 @@ def exponents(ax: Axes | None = None, *, accuracy: float = 0.8, title: str | Non
     curves = {"FL-3": torch.full_like(p, 3), "FLSD-53": by_threshold.to(p)}
     curves |= {f"CF-{rate}": _calfocal(rate, accuracy).look_up()(p) for rate in (1, 10)}
     ax = _curves(curves, ax, "Exponent γ", title)
-    ax.set_ylim(0, 8)
-    ax.axvline(accuracy, color=drawing.GREY, linewidth=0.6, label=f"Accuracy {accuracy:g}")
-    return drawing.legend_below(ax)
+    return _with_accuracy(ax, accuracy, 8)
 
 
 def dual_focal_phi(
@@ -154,3 +150,10 @@ def _curves(data: Mapping[str, Tensor], ax: Axes | None, ylabel: str, title: str
         ax.plot(_PROBABILITIES.numpy(), curve.numpy(), label=name, linewidth=1.2, **style)
     ax.set_xlim(0, 1)
     return drawing.finish(ax, "Probability p of the true class", ylabel, title)
+
+
+def _with_accuracy(ax: Axes, accuracy: float, highest: float) -> Axes:
+    """Mark the accuracy of the validation bin, and cut the vertical axis at ``highest``."""
+    ax.set_ylim(0, highest)
+    ax.axvline(accuracy, color=drawing.GREY, linewidth=0.6, label=f"Accuracy {accuracy:g}")
+    return drawing.legend_below(ax)

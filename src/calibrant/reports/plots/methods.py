@@ -186,20 +186,8 @@ def severity_curves(
     places = np.arange(len(severities))
     lines = []
     for number, (name, seeds) in enumerate(checked.items()):
-        style = drawing.line_style(number) | drawing.point_style(number)
         deviation = seeds.std(0, ddof=1) if len(seeds) > 1 else None
-        line, *_ = ax.errorbar(
-            places,
-            seeds.mean(0),
-            deviation,
-            linewidth=1.2,
-            markersize=3.5,
-            elinewidth=0.8,
-            capsize=1.5,
-            **style,
-        )
-        line.set_label(name)
-        lines.append(line)
+        lines.append(drawing.line_with_bars(ax, number, name, places, seeds.mean(0), deviation))
     ax.set_xticks(places, list(severities))
     if METRICS[metric].percent and not METRICS[metric].higher_is_better:
         ax.set_ylim(bottom=0)

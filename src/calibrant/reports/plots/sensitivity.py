@@ -66,21 +66,11 @@ def sensitivity(
     lines = []
     for number, (name, figures) in enumerate(data.items()):
         drawn = [value for value in values if value in figures]
-        style = drawing.line_style(number) | drawing.point_style(number)
-        line, *_ = ax.errorbar(
-            [places[value] for value in drawn],
-            [scale * figures[value].mean for value in drawn],
-            [scale * (figures[value].std or 0.0) for value in drawn]
-            if any(figures[value].std is not None for value in drawn)
-            else None,
-            linewidth=1.2,
-            elinewidth=0.8,
-            capsize=2,
-            markersize=3.5,
-            **style,
-        )
-        line.set_label(name)
-        lines.append(line)
+        several = any(figures[value].std is not None for value in drawn)
+        bars = [scale * (figures[value].std or 0.0) for value in drawn] if several else None
+        heights = [scale * figures[value].mean for value in drawn]
+        at = [places[value] for value in drawn]
+        lines.append(drawing.line_with_bars(ax, number, name, at, heights, bars))
     if chosen is not None:
         line, value = chosen
         place, height = places[value], scale * data[line][value].mean
