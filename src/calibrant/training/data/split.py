@@ -8,12 +8,15 @@ from collections.abc import Callable, Iterable, Mapping
 from copy import copy
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import torch
 from torch import Tensor
 
 from calibrant.training.data.augmentation import Normalising
+
+if TYPE_CHECKING:
+    from calibrant.training.data.preparation import Preparation
 
 Inputs = Tensor | dict[str, Tensor]
 """The argument of a model: a tensor, or tensors by name."""
@@ -155,6 +158,7 @@ class DataSets:
         class_names: K names, in the order of the labels.
         about: facts that a model may need: ``channels``, ``image_size``, ``features``, ``embedding``.
         ignore_index: the label of elements, such as void pixels, that do not count.
+        preparation: how new raw inputs become the argument of a model; None if that is not known.
     """
 
     train: Split
@@ -163,6 +167,7 @@ class DataSets:
     class_names: tuple[str, ...]
     about: Mapping[str, Any] = field(default_factory=dict)
     ignore_index: int = -100
+    preparation: Preparation | None = None
 
     @property
     def num_classes(self) -> int:

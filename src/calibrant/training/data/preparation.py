@@ -1,0 +1,56 @@
+"""From raw inputs, such as image files, rows of a table or texts, to the argument of a model."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, ClassVar, Self
+
+from calibrant.training.data.split import Inputs
+
+
+class Preparation(ABC):
+    """The way from raw inputs to the argument of a model: what was done to the validation and test data.
+
+    A data set that has one gives it to its `DataSets`. It is stored with a model, so that the model can be
+    used on new inputs without the data set. `state` and `from_state` are JSON values, never pickled objects.
+
+    Attributes:
+        kind: the name in `PREPARATIONS`.
+    """
+
+    kind: ClassVar[str]
+
+    @abstractmethod
+    def __call__(self, raw: Any) -> Inputs:
+        """The argument of a model, with the elements along axis 0.
+
+        Raises:
+            ValueError: the raw inputs are of another kind or shape; the message says what was expected.
+        """
+
+    @abstractmethod
+    def read(self, path: Path) -> tuple[Any, list[str]]:
+        """The raw inputs in a file or folder, and a name for each, such as its file name or row number.
+
+        Raises:
+            ValueError: the file holds something else; the message says what was expected.
+        """
+
+    @abstractmethod
+    def state(self) -> dict[str, Any]:
+        """Everything that `from_state` needs, as JSON values."""
+
+    @classmethod
+    @abstractmethod
+    def from_state(cls, state: Mapping[str, Any]) -> Self:
+        """The preparation with this state.
+
+        Raises:
+            ValueError: the state is not one that `state` returns.
+        """
+
+
+PREPARATIONS: dict[str, type[Preparation]] = {}
+"""Every preparation by its kind."""
