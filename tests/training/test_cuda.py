@@ -198,6 +198,8 @@ def test_nothing_waits_for_the_device(monkeypatch: pytest.MonkeyPatch, tmp_path:
         nonlocal replayed
         assert isinstance(training.take_step, Recorded)
         if training.take_step.graph is not None:
+            # The mode is that of all threads, and writing a checkpoint in another one waits for the device.
+            training.writer.wait()
             # It stays so while the next batches are made.
             torch.cuda.set_sync_debug_mode("error" if training.step < training.parts.steps - 1 else "default")
             replayed += 1
