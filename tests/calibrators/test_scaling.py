@@ -376,6 +376,16 @@ class TestLocal:
         scaled = LocalTemperature().fit(1000 * logits.double(), target, ignore_index=255)
         torch.testing.assert_close(scaled(1000 * logits.double()), plain(logits.double()))
 
+    @pytest.mark.filterwarnings("ignore:the temperature stopped at its bound")
+    @pytest.mark.parametrize("seed", [11, 18, 20, 30, 50])
+    def test_does_no_harm_without_penalty_where_labels_are_random(self, seed: int) -> None:
+        """Entropies hardly differ at a huge temperature, and single precision lost the difference."""
+        generator = torch.Generator().manual_seed(seed)
+        logits = torch.randn(35, 2, generator=generator)
+        target = torch.randint(2, (35,), generator=generator)
+        calibrator = LocalTemperature(strength=0.0).fit(logits, target)
+        assert likelihood(calibrator(logits), target) <= likelihood(logits, target)
+
 
 @st.composite
 def problems(draw: st.DrawFn) -> tuple[type[Scaling], Tensor, Tensor]:

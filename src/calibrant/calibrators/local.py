@@ -13,8 +13,12 @@ from calibrant.calibrators.base import below_maximum
 from calibrant.calibrators.streaming import HeldOut, Scaling, Sums
 from calibrant.calibrators.temperature import likeliest, sharpness_terms
 from calibrant.layout import computing_dtype
+from calibrant.statistics import sum_dtype
 
 _AT_ONCE = 1 << 23  # numbers in the images whose entropies are computed together
+
+_LIMIT = 10.0
+"""The largest a, and the largest change of log T by the slope: without penalty, both can grow for ever."""
 
 
 class LocalTemperature(Scaling):
@@ -25,8 +29,9 @@ class LocalTemperature(Scaling):
     ``h`` over the images. ``h_i`` counts ignored pixels, because at test time nobody knows which they are; it
     is clipped to the range of the fitting data. a and b minimise the mean negative log-likelihood plus
     ``strength / images · (a² + b²)`` by damped Newton steps from ``a = b = 0``. The likelihood of the fitting
-    data is therefore never below that of temperature scaling, and few images give a result close to it. The
-    order of the classes is kept. Multiplying all logits by a constant changes nothing.
+    data is therefore never below that of temperature scaling, and few images give a result close to it. Both
+    ``a`` and ``b·(h_i - m) / s`` are limited to ±10. The order of the classes is kept. Multiplying all logits
+    by a constant changes nothing.
 
     Logits without pixels, ``(B, K)``, count as images of one pixel.
 
@@ -88,8 +93,10 @@ class LocalTemperature(Scaling):
 
             def terms(rows: Tensor, labels: Tensor, entropy: Tensor) -> Sums:
                 place = (entropy - mean) / spread
-                inverse = (-offset - slope * place).exp() / reference
+                exponent = slope * place
+                inverse = (-offset - exponent.clamp(-_LIMIT, _LIMIT)).exp() / reference
                 value, first, second = sharpness_terms(rows.double(), labels, inverse[:, None])
+                place = torch.where(exponent.abs() < _LIMIT, place, 0)  # beyond it the slope has no effect
                 powers = (torch.ones_like(place), place, place * place)
                 return value, *(first * power for power in powers), *(second * power for power in powers)
 
@@ -107,6 +114,7 @@ class LocalTemperature(Scaling):
             # Without penalty, saturated predictions make the Hessian 0: the pseudo-inverse gives no step.
             step = -torch.linalg.pinv(hessian if convex else positive, hermitian=True) @ gradient
             step = step.clamp(-2, 2)
+            step[0] = (at[0] + step[0]).clamp(-_LIMIT, _LIMIT) - at[0]
             while float(step.abs().max()) > 1e-9:
                 result = evaluate(at + step)
                 if result[0] < value:
@@ -123,19 +131,23 @@ class LocalTemperature(Scaling):
         classes = self.check(logits)
         computing = below_maximum(logits.to(computing_dtype(logits)), 1)
         pixels = computing.movedim(1, -1).reshape(logits.shape[0], math.prod(logits.shape[2:]), classes)
-        entropy = _entropy(pixels / self.learned("reference", computing)).mean(1)
-        return computing / self._temperatures(entropy).view(-1, *(1,) * (logits.ndim - 1))
+        entropy = self._entropy(pixels).mean(1)
+        return computing / self._temperatures(entropy).to(computing.dtype).view(-1, *(1,) * (logits.ndim - 1))
 
     def transform(self, rows: Tensor) -> Tensor:
         rows = below_maximum(rows)
-        entropy = _entropy(rows / self.learned("reference", rows))
-        return rows / self._temperatures(entropy)[:, None]
+        entropy = self._entropy(rows)
+        return rows / self._temperatures(entropy).to(rows.dtype)[:, None]
+
+    def _entropy(self, rows: Tensor) -> Tensor:
+        # As precise as in the fit: where entropies hardly differ, the slope is large.
+        precise = rows.to(sum_dtype(rows.device))
+        return _entropy(precise / self.learned("reference", precise))
 
     def _temperatures(self, entropy: Tensor) -> Tensor:
         lowest, mean, highest = self.learned("entropies", entropy).unbind()
         place = torch.minimum(torch.maximum(entropy, lowest), highest) - mean
-        # Without penalty a slope can be huge. The limits keep every temperature a positive finite number.
-        exponent = (self.learned("slope", entropy) * place).clamp(-60, 60)
+        exponent = (self.learned("slope", entropy) * place).clamp(-_LIMIT, _LIMIT)
         return exponent.exp() * self.learned("temperature", entropy)
 
 

@@ -295,6 +295,18 @@ def test_images_that_declare_a_size(tmp_path, size):
         )
 
 
+@pytest.mark.parametrize("length", [2**28 + 33, 2**30, 2**31 - 1])
+def test_an_image_with_a_part_that_declares_its_length(tmp_path, length):
+    image = io.BytesIO()
+    Image.new("RGB", (10, 10)).save(image, "PNG")
+    content = bytearray(image.getvalue())
+    start = content.index(b"IDAT") - 4
+    content[start : start + 4] = struct.pack(">I", length)
+    (tmp_path / "a.png").write_bytes(content)
+    with suppress(ValueError):  # Pillow may find all pixels before it misses the rest of the part
+        safe_readers.read_image(tmp_path / "a.png", "RGB")
+
+
 def test_an_image_with_damaged_numbers(tmp_path):
     for suffix, kind in ((".png", "PNG"), (".jpg", "JPEG"), (".tif", "TIFF"), (".webp", "WEBP")):
         Image.new("RGB", (20, 20)).save(tmp_path / f"a{suffix}", kind)

@@ -51,7 +51,8 @@ def read_image(path: Path, mode: str | None = None) -> Image.Image:
         ValueError: the file is damaged, not an image, or declares more pixels than Pillow's limit.
     """
     try:
-        with Image.open(path) as image:
+        # From memory: of a file, Pillow would allocate as many bytes as a damaged part declares.
+        with Image.open(io.BytesIO(path.read_bytes())) as image:
             # Pillow only warns up to twice its limit.
             if image.width * image.height > (Image.MAX_IMAGE_PIXELS or math.inf):
                 raise ValueError(
