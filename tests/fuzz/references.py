@@ -203,6 +203,16 @@ def hinge(logits: Tensor, margin: float) -> Tensor:
     return (distances(logits) - margin).clamp_min(0)
 
 
+def scaled(logits: Tensor, o: Settings) -> Tensor:
+    # Without their maximum: a number common to all logits, times the scale, would cost digits.
+    return o.scale * (logits - logits.amax(1, keepdim=True)) + o.offset
+
+
+def ada_scale(logits: Tensor, target: Tensor, o: Settings) -> Tensor:
+    logits = scaled(logits, o)
+    return (cross_entropy(logits, target) + o.pull / 2 * logits.var(1, correction=0)) / o.scale
+
+
 ELEMENTS: dict[str, Callable[[Tensor, Tensor, Settings], Tensor]] = {
     "ce": lambda x, t, o: cross_entropy(x, t),
     "ls": lambda x, t, o: (1 - o.smoothing) * cross_entropy(x, t) - o.smoothing * log_softmax(x).mean(1),
@@ -222,6 +232,7 @@ ELEMENTS: dict[str, Callable[[Tensor, Tensor, Settings], Tensor]] = {
     "adafocal": lambda x, t, o: focal(x, t, by_bin(x, t, o)),
     "ada-dual-focal": lambda x, t, o: focal(x, t, by_bin(x, t, o), lower_probability(x, t, 1)),
     "calfocal": lambda x, t, o: focal(x, t, by_bin(x, t, o)),
+    "ada-scale": ada_scale,
 }
 """The loss of each element, from logits, targets as probabilities ``(N, K)``, options and learned state."""
 
@@ -239,7 +250,9 @@ def weighted_elements(key: str, logits: Tensor, target: Tensor, o: Settings, sof
         smoothed = (1 - o.smoothing) * target + o.smoothing / logits.shape[1]
         return -(o.class_weight * smoothed * log_softmax(logits)).sum(1)
     if soft and key != "brier":  # linear in the target: each class of it has its own weight
-        return weight * ELEMENTS[key](logits, 0 * target, o) + cross_entropy(logits, o.class_weight * target)
+        seen, by = (scaled(logits, o), o.scale) if key == "ada-scale" else (logits, 1)
+        parts = ELEMENTS[key](logits, 0 * target, o), cross_entropy(seen, o.class_weight * target)
+        return weight * parts[0] + parts[1] / by
     return weight * (ELEMENTS[key](logits, target, o) + batch)
 
 
@@ -321,3 +334,29 @@ def adapt_calfocal(o: Settings, logits: Tensor, labels: Tensor) -> list[Tensor]:
             o.gamma[b], o.accuracy[b] = math.exp(o.rate * (confidence - accuracy)), accuracy
     o.passes += 1
     return [members for members, _, _ in groups]
+
+
+def adapt_ada_scale(o: Settings, logits: Tensor, labels: Tensor) -> None:
+    """Move scale and offsets; ``o`` holds the state and the options."""
+    p = log_softmax(logits).exp()
+    mean = (p * logits).sum(1)
+    gap = mean - logits.gather(1, labels[:, None])[:, 0]
+    curvature = (p * (logits - mean[:, None]).square()).sum().item()
+
+    def shrunk(value: float, error: float) -> float:
+        o.undecided |= abs(abs(value) - error) < 1e-9
+        return value - error**2 / value if abs(value) > error else 0.0
+
+    step = shrunk(gap.sum().item() / curvature, o.evidence * math.sqrt(gap.square().sum()) / curvature)
+    step = min(max(step, -0.5), 0.5)
+    low, high = o.scale_range
+    o.log_scale = min(max(float(o.log_scale) + o.rate * step, math.log(low)), math.log(high))
+    o.scale = min(max(math.exp(o.log_scale + o.lead * step), low), high)
+    moved = []
+    for k in range(logits.shape[1]):
+        observed, predicted = int((labels == k).sum()), p[:, k].sum().item()
+        error = math.sqrt((p[:, k] * (1 - p[:, k])).sum()) / (observed + 10)
+        excess = shrunk(math.log((predicted + 10) / (observed + 10)), o.evidence * error)
+        moved.append(float(o.offset[k]) + o.rate * excess)
+    o.offset = torch.tensor([value - sum(moved) / len(moved) for value in moved], dtype=torch.float64)
+    o.passes += 1

@@ -54,6 +54,7 @@ OPTIONS: dict[str, dict[str, st.SearchStrategy]] = {
         "rate": st.sampled_from([0.0, 1.0, 10.0]),
         "through_gamma": st.booleans(),
     },
+    "ada-scale": {"pull": st.sampled_from([0.0, 1e-4, 0.1]), "offset": st.sampled_from(["learned", "none"])},
 }
 DUAL = ("dual-focal", "ada-dual-focal")
 BINNED = ("adafocal", "ada-dual-focal", "calfocal")
@@ -93,6 +94,9 @@ def set_state(loss: AdaptiveLoss, generator: torch.Generator) -> None:
     for name, powers in (("multiplier", (-6, 0.5)), ("penalty_weight", (0, 1))):
         if name in state:
             state[name].copy_(10 ** between(*powers, state[name]))
+    if "scale" in state:
+        state["scale"].copy_(10 ** between(-1, 1.3, state["scale"]))
+        state["offset"].copy_(between(-3, 3, state["offset"]))
     if "gamma" in state:
         state["gamma"].copy_(between(-2, 20, state["gamma"]))
         if "accuracy" in state:
@@ -109,8 +113,7 @@ def set_state(loss: AdaptiveLoss, generator: torch.Generator) -> None:
 
 def settings_of(loss: Loss) -> SimpleNamespace:
     """Options and state for a reference."""
-    names = [name for name in loss.hyperparameters() if name != "class_weight"]
-    found = SimpleNamespace(**{name: getattr(loss, name) for name in names}, undecided=False)
+    found = SimpleNamespace(**loss.settings(), undecided=False)
     for name, buffer in loss.named_buffers():
         setattr(found, name, buffer.clone())
     weight = loss.class_weight
@@ -284,6 +287,13 @@ def draw_rule(data: st.DataObject, key: str, classes: int) -> AdaptiveLoss:
             "initial_multiplier": start,
         },
         "calfocal": {"bins": st.integers(1, 20), "rate": st.sampled_from([0.0, 1.0, 10.0])},
+        "ada-scale": {
+            "rate": st.sampled_from([0.0, 0.5, 1.0]),
+            "lead": st.sampled_from([0.0, 1.0, 3.0]),
+            "evidence": st.sampled_from([0.0, 1.0, 2.0]),
+            "pull": st.sampled_from([0.0, 1e-4]),
+            "scale_range": st.sampled_from([(0.1, 20.0), (0.9, 1.2)]),
+        },
     }
     focal = {
         "bins": st.integers(1, 20),
@@ -309,7 +319,8 @@ def assert_state(loss: AdaptiveLoss, o: SimpleNamespace, epsilon: float) -> None
     for name, buffer in loss.named_buffers():
         if name != "edges":
             wanted = torch.as_tensor(getattr(o, name), dtype=torch.float64)
-            scale = wanted.abs() + (1 if name == "previous_violation" else 0)
+            differences = ("previous_violation", "offset", "log_scale")  # near 0 they have few digits
+            scale = wanted.abs() + (1 if name in differences else 0)
             ok = bool(((buffer - wanted).abs() <= 1000 * epsilon * scale + 1e-300).all())
             assert ok, f"{name} is {buffer.tolist()}, by definition {wanted.tolist()}"
 
@@ -337,6 +348,23 @@ def test_multipliers_follow_their_rule(key: str, data: st.DataObject) -> None:
         assume(not o.undecided)
         in_pieces(data, loss, logits, target)
         assert_state(loss, o, epsilon)
+
+
+@given(data=st.data())
+def test_scale_and_offsets_follow_their_rule(data: st.DataObject) -> None:
+    classes = data.draw(st.integers(2, 20), "classes")
+    loss = draw_rule(data, "ada-scale", classes)
+    o = settings_of(loss)
+    for _ in range(data.draw(st.integers(1, 6), "passes")):
+        generator = torch.Generator().manual_seed(data.draw(SEEDS, "data"))
+        size = data.draw(st.integers(1, 60), "size")
+        sharpness = data.draw(st.sampled_from([0.1, 1.0, 5.0]), "sharpness")
+        logits = sharpness * torch.randn(size, classes, generator=generator, dtype=torch.float64)
+        target = torch.multinomial(logits.softmax(1), 1, generator=generator).squeeze(1)
+        references.adapt_ada_scale(o, logits, target)
+        assume(not o.undecided)
+        in_pieces(data, loss, logits, target)
+        assert_state(loss, o, 2.0**-43)
 
 
 @pytest.mark.parametrize("key", BINNED)

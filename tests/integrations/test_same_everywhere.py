@@ -21,7 +21,13 @@ from calibrant.losses import Loss
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning")
 
 K, FEATURES, EPOCHS, RATE = 4, 6, 5, 0.5
-LOSSES = {"cals-alm": {"margin": 1.0}, "cals-hr": {"margin": 1.0}, "adafocal": {}, "ada-dual-focal": {}}
+LOSSES = {
+    "cals-alm": {"margin": 1.0},
+    "cals-hr": {"margin": 1.0},
+    "adafocal": {},
+    "ada-dual-focal": {},
+    "ada-scale": {},
+}
 
 State = dict[str, Tensor]
 

@@ -41,6 +41,8 @@ COVERED = {
     "calfocal": {},
     "calfocal bin": {"per": "bin"},
     "calfocal through": {"through_gamma": True},
+    "ada-scale": {},
+    "ada-scale pull": {"pull": 0.1},
 }
 SOFT = [name for name in COVERED if calibrant.LOSSES[name.split()[0]].accepts_probabilities]
 every_loss = pytest.mark.parametrize("name", COVERED)
@@ -55,6 +57,8 @@ def create(name: str, classes: int, **shared: object) -> Loss:
         ("penalty_weight", 1, 2),
         ("accuracy", 0, 1),
         ("gamma", -2, 5),
+        ("scale", 0.5, 2),
+        ("offset", -1, 1),
     ):
         values = dict(loss.named_buffers()).get(buffer)
         if values is not None:

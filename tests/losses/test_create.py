@@ -29,6 +29,7 @@ def test_every_key_of_the_papers_is_there() -> None:
         "adafocal",
         "ada-dual-focal",
         "calfocal",
+        "ada-scale",
     ]
 
 
@@ -113,6 +114,11 @@ def test_unknown_hyperparameter_gets_the_nearest_and_the_list() -> None:
         ("adafocal", {"bins": 1.7}),
         ("cals-alm", {"every": 2.9}),
         ("adafocal", {"gamma_range": (0.1, 20)}),
+        ("ada-scale", {"offset": "fixed"}),
+        ("ada-scale", {"scale_range": (0, 1)}),
+        ("ada-scale", {"class_counts": [1, 2]}),
+        ("ada-scale", {"class_counts": [1, 2, 0]}),
+        ("ada-scale", {"class_counts": "abc"}),
         ("adafocal", {"initial_gamma": 0}),
         ("kde-xe", {"bandwidth": 0}),
         ("ce", {"reduction": "median"}),

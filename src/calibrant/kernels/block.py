@@ -82,6 +82,8 @@ class Block:
         self.target = target
         out = self.new()
         if scale is not None:
+            # First the maximum: a number common to all logits must not cost digits.
+            logits = torch.sub(logits, logits.amax(1, keepdim=True), out=out)
             logits = torch.mul(logits, scale, out=out)
         if offset is not None:
             logits = torch.add(logits, offset, out=out)

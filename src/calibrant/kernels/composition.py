@@ -104,12 +104,15 @@ class Composition:
         penalty: a sum over classes; None for none.
         scale: multiplies the logits: a number, or a tensor of one; not differentiated.
         offset: is added to them: None, or a tensor ``(K,)``; not differentiated.
+        divided: divide the loss by the scale. Its gradient then has the size that it has without a scale, so
+            that a large scale does not make training unstable.
     """
 
     first: Part | None = None
     penalty: Part | None = None
     scale: Value = 1.0
     offset: Tensor | None = None
+    divided: bool = False
 
     @property
     def parts(self) -> list[Part]:
@@ -133,7 +136,7 @@ class Composition:
         term = parts[0][1] if len(parts) == 1 and parts[0][0] == 1 else WeightedSum(*parts)
         if not self.transforms_logits:
             return reduce_classes(elements, term)
-        return reduce_classes(elements, term, scale=self.scale, offset=self.offset)
+        return reduce_classes(elements, term, scale=self.scale, offset=self.offset, divided=self.divided)
 
     def same_as(self, other: Composition) -> bool:
         """Whether both compute the same loss: equal numbers, and the very same tensors."""
@@ -144,7 +147,7 @@ class Composition:
         )
 
     def _described(self) -> list[Any]:
-        described: list[Any] = [self.scale, self.offset]
+        described: list[Any] = [self.scale, self.offset, self.divided]
         for part in self.parts:
             described += [part.device, part.factor, *part.numbers, *part.numbers.values()]
         return described

@@ -159,10 +159,10 @@ def _read(rows, columns, stride, present, K, BK, other):
 
 
 @device_function
-def _transformed(x, columns, view, K, SCALED):
-    """``scale · x + offset``, where a loss has them."""
+def _transformed(x, origin, columns, view, K, SCALED):
+    """``scale · (x - origin) + offset``, where a loss has them."""
     if SCALED:
-        x = x * number(view.scale) + per_class(view.offset, columns, K, 0.0)
+        x = (x - origin[:, None]) * number(view.scale) + per_class(view.offset, columns, K, 0.0)
         x = tl.where((columns < K)[None, :], x, float("-inf"))  # whatever the sign of the scale
     return x
 
@@ -298,10 +298,14 @@ def loss_and_gradient(
                 counted += tl.sum(weighed)
                 tl.store(found + 1 + programs + place, counted)
         at = tl.zeros((R,), tl.float32)
+        origin = at
+        if SCALED:  # a number common to all logits of a row must not cost digits
+            origin = tl.load(row, mask=present, other=0.0).to(tl.float32)
+            origin = tl.where(tl.abs(origin) < float("inf"), origin, 0.0)
         if not SOFT:
             at = tl.load(row + label.to(tl.int64) * logits_k, mask=known, other=float("nan")).to(tl.float32)
             if SCALED:
-                at = at * number(view.scale)
+                at = (at - origin) * number(view.scale)
                 if view.offset.size > 0:
                     at += tl.load(view.offset.value + label).to(tl.float32)
                 else:
@@ -311,7 +315,9 @@ def loss_and_gradient(
         best = tl.full((R,), float("-inf"), tl.float32)
         hits = tl.zeros((R,), tl.float32)
         if SINGLE:
-            x = _transformed(_read(row, k, logits_k, present, K, BK, float("-inf")), k, view, K, SCALED)
+            x = _transformed(
+                _read(row, k, logits_k, present, K, BK, float("-inf")), origin, k, view, K, SCALED
+            )
             if LOWER:
                 best, hits = _below(x, at, best, hits)
             top = tl.max(x, 1)
@@ -327,7 +333,9 @@ def loss_and_gradient(
             total = tl.zeros((R,), tl.float32)
             for start in tl.range(0, K, BK, loop_unroll_factor=UNROLL):
                 c = start + k
-                x = _transformed(_read(row, c, logits_k, present, K, BK, float("-inf")), c, view, K, SCALED)
+                x = _transformed(
+                    _read(row, c, logits_k, present, K, BK, float("-inf")), origin, c, view, K, SCALED
+                )
                 higher = tl.maximum(top, tl.max(x, 1))
                 safe = tl.where(higher == float("-inf"), 0.0, higher)
                 total = total * exp(top - safe) + tl.sum(exp(x - safe[:, None]), 1)
@@ -364,7 +372,7 @@ def loss_and_gradient(
                 else:
                     c = start + k
                     x = _transformed(
-                        _read(row, c, logits_k, present, K, BK, float("-inf")), c, view, K, SCALED
+                        _read(row, c, logits_k, present, K, BK, float("-inf")), origin, c, view, K, SCALED
                     )
                     here = _tile(x, c, top, label, soft_row, target_k, present, K, BK, SOFT)
                     these = _parameters(PARAMETERS, penalty, c, K)
@@ -427,6 +435,12 @@ def loss_and_gradient(
             slope += penalty_factor * costs[2]
             aside += costs[3]
 
+        by_scale = 1.0  # of the gradient: the chain rule for scale · x
+        if SCALED:
+            by_scale = number(view.scale)
+            if number(view.factor) > 0:  # divided by the scale
+                value /= by_scale
+                by_scale = 1.0
         value = tl.where(valid, value * factor, 0.0)
         if UPSTREAM == 0:
             if EACH:
@@ -442,8 +456,7 @@ def loss_and_gradient(
             factor *= tl.load(upstream + b * S + s, mask=present, other=0.0).to(tl.float32)
         if GRADIENT:
             out = gradient + b * gradient_b + tl.multiple_of(s.to(tl.int64) * gradient_s, ALIGNED)
-            if SCALED:  # the chain rule for scale · x
-                factor *= number(view.scale)
+            factor *= by_scale
             along = along * factor / total
             slope *= factor
             by_log_p *= factor
@@ -455,7 +468,7 @@ def loss_and_gradient(
                     these = parameters
                 else:
                     x = _read(row, columns, logits_k, present, K, BK, float("-inf"))
-                    x = _transformed(x, columns, view, K, SCALED)
+                    x = _transformed(x, origin, columns, view, K, SCALED)
                     here = _tile(x, columns, top, label, soft_row, target_k, present, K, BK, SOFT)
                     these = _parameters(PARAMETERS, penalty, columns, K)
                 by_class = along[:, None] * here.exponential

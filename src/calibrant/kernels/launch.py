@@ -315,7 +315,7 @@ def _numbers(composition: Composition) -> tuple[list[Any], list[Any]]:
             kinds.append(part.device)
             groups.append(_pack(part.numbers, part.factor, kinds))
     view = {"scale": composition.scale, "offset": 0.0 if composition.offset is None else composition.offset}
-    groups.append(_pack(view, 0.0, kinds))
+    groups.append(_pack(view, float(composition.divided), kinds))
     return groups, kinds
 
 

@@ -34,6 +34,7 @@ def flattened(composition: Composition) -> tuple[list[str], list[str], list[floa
             numbers.append(float(value))
 
     add("view.scale", composition.scale)
+    add("view.divided", composition.divided)
     if composition.offset is not None:
         add("view.offset", composition.offset)
     for role, part in (("first", composition.first), ("penalty", composition.penalty)):

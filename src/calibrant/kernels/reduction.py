@@ -65,17 +65,30 @@ class Term(Protocol):
 
 
 class _Affine(NamedTuple):
-    """The map ``scale · l + offset`` that logits pass through first; None leaves a part out."""
+    """The map ``scale · l + offset`` that logits pass through first; None leaves a part out.
+
+    With ``divided``, what comes out is divided by the scale.
+    """
 
     scale: Factor | None = None
     offset: Tensor | None = None
+    divided: bool = False
+
+    def evaluate(self, term: Term, block: Block) -> Tensor:
+        value = term.value(block)
+        return value / self.scale if self.divided and self.scale is not None else value
 
     def block(self, logits: Tensor, target: Tensor, scratch: Scratch | None = None) -> Block:
         return Block(logits, target, scratch, scale=self.scale, offset=self.offset)
 
 
 def reduce_classes(
-    elements: Elements, term: Term, *, scale: Tensor | float | None = None, offset: Tensor | None = None
+    elements: Elements,
+    term: Term,
+    *,
+    scale: Tensor | float | None = None,
+    offset: Tensor | None = None,
+    divided: bool = False,
 ) -> Tensor:
     """Evaluate a term of ``scale · logits + offset`` for every element.
 
@@ -87,6 +100,7 @@ def reduce_classes(
         term: the number to compute for each element.
         scale: one number, which may be a tensor ``()``; None for 1.
         offset: one number per class, ``(K,)``; None for 0.
+        divided: divide the result by the scale.
 
     Returns:
         ``(A[, S])``, float32 or float64; differentiable with respect to the logits.
@@ -98,10 +112,10 @@ def reduce_classes(
         scale = scale.detach().to(computing_dtype(logits), copy=True)
         if scale.device.type == "cpu" and not traced:
             scale = float(scale)
-    affine = _Affine(scale, None if offset is None else along_classes(offset.detach(), logits))
+    affine = _Affine(scale, None if offset is None else along_classes(offset.detach(), logits), divided)
     # Neither can see through a Function that writes into its own memory.
     if traced or target.requires_grad:
-        value = term.value(affine.block(logits, target))
+        value = affine.evaluate(term, affine.block(logits, target))
     else:
         arguments = (logits, target, term, affine, elements.expected)
         value = _BlockwiseReduction.apply(*arguments)  # type: ignore[no-untyped-call]
@@ -124,7 +138,7 @@ class _BlockwiseReduction(torch.autograd.Function):
     def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor, None, None, None, None]:
         logits, target = ctx.saved_tensors
         if torch.is_grad_enabled():  # create_graph: the gradient itself must be differentiable
-            values = ctx.term.value(ctx.affine.block(logits, target))
+            values = ctx.affine.evaluate(ctx.term, ctx.affine.block(logits, target))
             (gradient,) = torch.autograd.grad(values, logits, upstream, create_graph=True)
             return gradient, None, None, None, None
         # The first backward pass scales the stored gradient in place and hands it out. A second pass over
@@ -144,7 +158,7 @@ def _evaluate(logits: Tensor, target: Tensor, term: Term, affine: _Affine) -> Te
     values = _one_per_element(logits)
 
     def evaluate(index: Index, scratch: Scratch) -> None:
-        values[index] = term.value(affine.block(logits[index], target[index], scratch))
+        values[index] = affine.evaluate(term, affine.block(logits[index], target[index], scratch))
 
     map_blocks(evaluate, logits)
     return values
@@ -156,12 +170,12 @@ def _evaluate_with_gradient(
     values = _one_per_element(logits)
     # In the computing type, also for 16-bit logits: the factor of a gradient scaler is applied only later.
     gradient = torch.empty_like(logits, dtype=values.dtype)
-    slope = factor if affine.scale is None else factor * affine.scale
+    slope = factor if affine.scale is None or affine.divided else factor * affine.scale
 
     def evaluate(index: Index, scratch: Scratch) -> None:
         block = affine.block(logits[index], target[index], scratch)
         value, gradient_of = term.linearize(block)
-        values[index] = value
+        values[index] = value / affine.scale if affine.divided and affine.scale is not None else value
         _write(gradient_of(slope), block, gradient[index])
 
     map_blocks(evaluate, logits)
@@ -190,14 +204,15 @@ def visit(elements: Elements, function: Callable[[Index, Block], Sequence[Tensor
     """Add up what a function computes from each block of a batch, without gradients.
 
     Args:
-        elements: the batch, with labels.
+        elements: the batch.
         function: takes the index of a block and its softmax, whose memory the next block overwrites. Returns
             tensors to add up, or none.
 
     Returns:
         The sums over all blocks.
     """
-    logits, target = elements.logits, elements.target.unsqueeze(1)
+    logits = elements.logits
+    target = elements.target if elements.soft else elements.target.unsqueeze(1)
 
     def evaluate(index: Index, scratch: Scratch) -> Sequence[Tensor]:
         return function(index, Block(logits[index], target[index], scratch))

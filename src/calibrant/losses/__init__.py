@@ -18,6 +18,7 @@ from calibrant.losses.heuristic import HeuristicMultipliers
 from calibrant.losses.kernel_calibration import KernelCalibration, WeightedKernelCalibration
 from calibrant.losses.label_smoothing import LabelSmoothing
 from calibrant.losses.lagrangian import AugmentedLagrangian
+from calibrant.losses.learned_scale import LearnedScale
 from calibrant.losses.margin_smoothing import MarginSmoothing
 from calibrant.losses.pairwise_constraints import PairwiseConstraints
 from calibrant.losses.penalties import PENALTIES, Penalty
@@ -40,6 +41,7 @@ __all__ = [
     "InverseFocal",
     "KernelCalibration",
     "LabelSmoothing",
+    "LearnedScale",
     "Loss",
     "MarginSmoothing",
     "PairwiseConstraints",
@@ -69,6 +71,7 @@ LOSSES: dict[str, type[Loss]] = {
     "adafocal": AdaFocal,
     "ada-dual-focal": AdaDualFocal,
     "calfocal": CalFocal,
+    "ada-scale": LearnedScale,
 }
 """Every loss by its key."""
 

@@ -323,13 +323,18 @@ class Loss(nn.Module):
                     break
         return found
 
+    def settings(self) -> dict[str, Any]:
+        """The values of the hyper-parameters, by name."""
+        # A loss from outside the package may keep an option under another name.
+        return {name: getattr(self, name) for name in self.hyperparameters() if hasattr(self, name)}
+
     def extra_repr(self) -> str:
         """The class count and the hyper-parameters that differ from their defaults."""
-        # A loss from outside the package may keep an option under another name.
+        defaults = self.hyperparameters()
         changed = [
-            f"{name}={getattr(self, name)!r}"
-            for name, parameter in self.hyperparameters().items()
-            if name != "class_weight" and getattr(self, name, parameter.default) != parameter.default
+            f"{name}={value!r}"
+            for name, value in self.settings().items()
+            if name != "class_weight" and value != defaults[name].default
         ]
         if self.class_weight is not None:
             changed.append(f"class_weight={self.class_weight.tolist()}")
@@ -457,11 +462,10 @@ class AdaptiveLoss(Loss):
         self._observed = None
 
     def _kind(self) -> str:
-        options = ((name, getattr(self, name, None)) for name in self.hyperparameters())
-        # The others may print their address, and so differ in every process.
+        # Other values may print their address, and so differ in every process.
         plain = [
             f"{name}={value!r}"
-            for name, value in options
+            for name, value in self.settings().items()
             if name not in ("reduction", "class_weight") and _is_plain(value)
         ]
         return f"{type(self).__name__}({', '.join([str(self.num_classes), *plain])})"

@@ -1,0 +1,245 @@
+"""Cross-entropy of scaled and shifted logits; scale and offsets are learned on the validation set."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal, Unpack, get_args, no_type_check
+
+import torch
+from torch import Tensor
+
+from calibrant.arguments import in_range, one_of, ordered_pair
+from calibrant.kernels import Block, Composition, Part, PenaltyTerm, device_function, visit
+from calibrant.kernels.reduction import Gradient, Linearization
+from calibrant.layout import Elements, Index
+from calibrant.losses.base import AdaptiveLoss, LossOptions
+from calibrant.losses.cross_entropy import cross_entropy
+from calibrant.statistics import Statistics, sum_dtype
+
+if TYPE_CHECKING:
+    import triton.language as tl
+
+Offset = Literal["learned", "none"]
+
+
+@device_function
+@no_type_check
+def _sums(tile, top, parameters, VARIANT, SOFT, ALONE):
+    shifted = tl.where(tile.inside, tile.shifted, 0.0)
+    return shifted, shifted * shifted, tl.zeros_like(shifted)
+
+
+@device_function
+@no_type_check
+def _value(shifted, squared, _, element, K, SOFT, ALONE):
+    mean = shifted / K
+    return squared / K - mean * mean, 0.0, 0.0, mean
+
+
+@device_function
+@no_type_check
+def _rest(tile, top, parameters, element, mean, K, VARIANT, SOFT, ALONE):
+    return 2 * (tl.where(tile.inside, tile.shifted, 0.0) - mean[:, None]) / K
+
+
+_FARTHEST = -1e6
+"""Logits further below the largest count as this far in the statistics: the square must fit into float32."""
+
+LOGIT_VARIANCE = PenaltyTerm(_sums, _value, _rest)
+
+
+class LogitVariance:
+    """The variance of the logits over the classes; gradient ``2 (l_k - mean l) / K``."""
+
+    def value(self, block: Block) -> Tensor:
+        return (block.shifted - block.shifted.mean(1, keepdim=True)).square().mean(1, keepdim=True)
+
+    def linearize(self, block: Block) -> Linearization:
+        centred = torch.sub(block.shifted, block.shifted.mean(1, keepdim=True), out=block.new())
+        variance = torch.mul(centred, centred, out=block.new()).mean(1, keepdim=True)
+        classes = centred.shape[1]
+        return Linearization(
+            variance, lambda factor: Gradient(dense=lambda: centred.mul_(2 * factor / classes))
+        )
+
+
+_LARGEST = 0.5
+"""The largest step of the log-temperature. Newton's step is too long where predictions are nearly certain."""
+
+_PRIOR = 10.0
+"""Elements of every class that are taken as predicted and observed, so that rare classes move slowly."""
+
+_WIDEST = 10.0
+"""The largest offset."""
+
+_TINY = 1e-12
+
+
+def _shrunk(value: Tensor, error: Tensor) -> Tensor:
+    """Shrink values towards 0 by ``error² / value``; those below their error become 0."""
+    return torch.where(value.abs() > error, value - error.square() / value, 0)
+
+
+@dataclass(frozen=True, eq=False)
+class ScaleStatistics(Statistics):
+    """Sums over elements that say which temperature and which offsets the plain logits lack.
+
+    With ``p`` the softmax of the plain logits ``l``, and ``g = E_p[l] - l_y``:
+
+    Attributes:
+        slope: the sum of ``g``, the derivative of the NLL by the inverse temperature.
+        squares: the sum of ``g²``.
+        curvature: the sum of ``Var_p[l]``, the second derivative.
+        predicted: ``(K,)``, the sum of ``p_k``.
+        spread: ``(K,)``, the sum of ``p_k (1 - p_k)``.
+        observed: ``(K,)``, the number of elements of class k.
+    """
+
+    slope: Tensor
+    squares: Tensor
+    curvature: Tensor
+    predicted: Tensor
+    spread: Tensor
+    observed: Tensor
+
+
+class LearnedScale(AdaptiveLoss):
+    """Cross-entropy of ``u = scale · l + offset``, both learned on validation data (key ``ada-scale``).
+
+    ``(-log softmax(u)_y + pull/2 · Var_k(u)) / scale``. The model is used with its plain logits l. If they
+    are over-confident on the validation set, the scale grows: the loss then sees sharper logits than the
+    model gives, so the model settles at milder ones. If a class is predicted too often, its offset grows, so
+    that the model lowers its logit. The division keeps the size of the gradient, so that learning rates that suit
+    cross-entropy suit this loss. Nothing has to be tuned to the data.
+
+    A pass takes the Newton step ``t`` of the log-temperature that the plain logits lack, and for every class
+    the logarithm ``d_k`` of how many times too often it is predicted. Both are shrunk by their standard
+    errors, then ``log scale ← log scale + rate · t`` and ``offset_k ← offset_k + rate · d_k``, centred. Until
+    the next pass the loss uses ``scale · exp(lead · t)``, a first answer that makes up for the slowness of
+    the network. With ``offset="none"``, offsets stay at their start.
+
+    It is temperature scaling (Guo et al., ICML 2017) moved into training. With ``class_counts`` and
+    ``offset="none"`` it is balanced softmax (Ren et al., NeurIPS 2020; logit adjustment, Menon et al.,
+    ICLR 2021) with a learned scale.
+
+    Shape: logits ``(B, K, *S)``; labels ``(B, *S)`` or probabilities ``(B, K, *S)``.
+
+    Args:
+        num_classes: K.
+        offset: ``"learned"``, or ``"none"`` to learn the scale alone.
+        class_counts: K numbers of training elements, whose centred logarithms are the initial offsets; None
+            for offsets of 0.
+        rate: the fraction of a step that is taken at a pass.
+        lead: the multiple of the step by which the scale leads until the next pass.
+        evidence: a step within this many standard errors of 0 is not taken, and larger ones are shrunk.
+        pull: the weight of the variance of the scaled logits. It keeps the scale from growing for ever where
+            the training set is memorised and no weight decay acts.
+        scale_range: bounds of the scale.
+        **shared: see `Loss`.
+
+    Attributes:
+        scale: the scale in use, ``()``.
+        offset: the offsets, ``(K,)``.
+        log_scale: the logarithm of the scale without lead, ``()``.
+
+    >>> import torch
+    >>> loss = LearnedScale(2)
+    >>> logits, target = torch.tensor([[4.0, 0.0]] * 100), torch.tensor([0, 1] * 50)  # sure, and half wrong
+    >>> loss.observe(logits, target)
+    >>> statistics = loss.adapt()
+    >>> loss.scale > 1, loss.offset[0] > 0
+    (tensor(True), tensor(True))
+    """
+
+    accepts_probabilities = True
+
+    scale: Tensor
+    offset: Tensor
+    log_scale: Tensor
+
+    def __init__(
+        self,
+        num_classes: int,
+        *,
+        offset: Offset = "learned",
+        class_counts: Sequence[float] | None = None,
+        rate: float = 0.5,
+        lead: float = 1.0,
+        evidence: float = 1.0,
+        pull: float = 1e-4,
+        scale_range: tuple[float, float] = (0.1, 20.0),
+        **shared: Unpack[LossOptions],
+    ) -> None:
+        super().__init__(num_classes, **shared)
+        self._offset_rule = one_of("offset", offset, get_args(Offset))
+        self.class_counts = None if class_counts is None else _checked_counts(class_counts, num_classes)
+        self.rate = in_range("rate", rate)
+        self.lead = in_range("lead", lead)
+        self.evidence = in_range("evidence", evidence)
+        self.pull = in_range("pull", pull)
+        self.scale_range = ordered_pair("scale_range", scale_range)
+        if self.scale_range[0] <= 0:
+            raise ValueError(f"scale_range must begin above 0, got {scale_range}")
+        start = [math.log(count) for count in self.class_counts or [1.0] * num_classes]
+        mean = sum(start) / num_classes
+        self.register_learned("scale", 1.0)
+        self.register_learned("offset", [value - mean for value in start])
+        self.register_learned("log_scale", 0.0, reported=False)
+
+    def settings(self) -> dict[str, Any]:
+        return {**super().settings(), "offset": self._offset_rule}  # the attribute is what was learned
+
+    def composition(self) -> Composition:
+        variance = Part(lambda logits: LogitVariance(), LOGIT_VARIANCE, factor=self.pull / 2)
+        penalty = variance if self.pull else None
+        return Composition(cross_entropy(), penalty, self.scale, self.offset, divided=True)
+
+    def measure(self, elements: Elements) -> ScaleStatistics:
+        dtype = sum_dtype(elements.logits.device)
+        axes = [axis for axis in range(elements.logits.ndim) if axis != 1]
+
+        def sums(index: Index, block: Block) -> list[Tensor]:
+            valid = elements.valid[index[:1] + index[2:]].unsqueeze(1)
+            p = block.exponential / block.total
+            shifted = block.shifted.clamp_min(_FARTHEST)
+            mean = (p * shifted).sum(1, keepdim=True)
+            variance = (p * (shifted - mean).square()).sum(1, keepdim=True)
+            true = block.target if block.soft else torch.zeros_like(p).scatter_(1, block.target, 1)
+            slope = torch.where(valid, mean - (true * shifted).sum(1, keepdim=True), 0)
+            p, true = torch.where(valid, p, 0), torch.where(valid, true, 0)
+            return [
+                valid.sum(dtype=dtype),
+                slope.sum(dtype=dtype),
+                slope.square().sum(dtype=dtype),
+                torch.where(valid, variance, 0).sum(dtype=dtype),
+                *(each.sum(axes, dtype=dtype) for each in (p, p * (1 - p), true)),
+            ]
+
+        return ScaleStatistics(*visit(elements, sums))
+
+    def update(self, statistics: Statistics) -> None:
+        assert isinstance(statistics, ScaleStatistics)
+        low, high = self.scale_range
+        curvature = statistics.curvature.clamp_min(_TINY)  # 0 where all predictions are certain
+        error = statistics.squares.sqrt() / curvature
+        step = _shrunk(statistics.slope / curvature, self.evidence * error).clamp(-_LARGEST, _LARGEST)
+        self.log_scale.add_(self.rate * step).clamp_(math.log(low), math.log(high))
+        self.scale.copy_((self.log_scale + self.lead * step).exp().clamp(low, high))
+        if self._offset_rule == "none":
+            return
+        expected = statistics.observed + _PRIOR
+        error = statistics.spread.sqrt() / expected
+        excess = _shrunk(((statistics.predicted + _PRIOR) / expected).log(), self.evidence * error)
+        self.offset.add_(self.rate * excess)
+        self.offset.sub_(self.offset.mean()).clamp_(-_WIDEST, _WIDEST)
+
+
+def _checked_counts(counts: Sequence[float], num_classes: int) -> tuple[float, ...]:
+    wrong = isinstance(counts, str) or len(counts) != num_classes
+    if wrong or not all(isinstance(n, int | float) and 0 < n < math.inf for n in counts):
+        raise ValueError(
+            f"class_counts must hold num_classes={num_classes} finite numbers above 0, got {counts!r}"
+        )
+    return tuple(map(float, counts))
