@@ -113,7 +113,7 @@ class Tuning:
             f"{name} from {low:g} to {high:g}{' (logarithmic)' if log else ''}"
             for name, low, high, log in self.space
         )
-        chosen = f"The chosen loss, as --loss takes it: {self.chosen_trial.loss}"
+        chosen = f'The chosen loss: --loss "{self.chosen_trial.loss}".'
         return [*found, f"Searched: {ranges}.", *self._at_edges(), chosen]
 
     def _at_edges(self) -> list[str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -31,9 +31,9 @@ from calibrant.reports.sweep_files import chosen_note, markdown, validation_note
 from calibrant.reports.table_builders import comparison_table
 
 _CAPTIONS = {
-    "history": "Trials in their order, and the best value so far",
-    "values": "The trials against each hyper-parameter",
-    "epochs": "The trials after each epoch",
+    "history": "Trials in their order, and the best value so far; trials without a final value at the top",
+    "values": "Trials against each hyper-parameter; trials without a final value at the top",
+    "epochs": "Trials after each epoch; a cross is where a trial was stopped early",
 }
 
 FILES = ("tune.json", "tune.md", "tune.html", *(f"plots/tune-{name}.png" for name in _CAPTIONS))
@@ -41,11 +41,14 @@ FILES = ("tune.json", "tune.md", "tune.html", *(f"plots/tune-{name}.png" for nam
 
 _FINISHED: dict[str, Any] = {"color": BLUE, "marker": "o", "linestyle": "none", "markersize": 3.5}
 _STOPPED: dict[str, Any] = {"color": GREY, "marker": "x", "linestyle": "none", "markersize": 4}
+_FAILED: dict[str, Any] = {**_STOPPED, "marker": "+", "color": "black", "markersize": 6}
 _UNTUNED: dict[str, Any] = {"color": VERMILLION, "marker": "D", "linestyle": "none", "markersize": 4.5}
 _CHOSEN: dict[str, Any] = {
     **{"color": "black", "marker": "o", "linestyle": "none", "markersize": 9},
     **{"fillstyle": "none", "markeredgewidth": 0.9},
 }
+
+_TOP = 0.97  # of the height of the axes
 
 
 def history(tuning: Tuning) -> Figure:
@@ -93,7 +96,7 @@ def epochs(tuning: Tuning) -> Figure:
         if not curve:
             continue
         style: dict[str, Any] = {"color": PALE, "linewidth": 0.8, "label": "finished"}
-        if trial.outcome != "finished":
+        if trial.outcome == "stopped":
             style |= {"linestyle": "--", "label": "stopped early"}
             ax.plot(len(curve), curve[-1], **_STOPPED)
         if trial.number == 0:
@@ -115,27 +118,23 @@ def _axis(tuning: Tuning) -> tuple[str, int]:
 
 
 def _points(ax: Axes, tuning: Tuning, places: Mapping[int, float], scale: float) -> None:
-    """Draw the trials at these places; stopped ones have their last value."""
+    """Draw the values of the trials at these places, and those without a value at the upper edge."""
 
-    def draw(trials: Sequence[Trial], label: str, style: dict[str, Any]) -> None:
-        found = [(places[trial.number], scale * _last(trial)) for trial in trials if _last(trial) is not None]
+    def draw(trials: Iterable[Trial], label: str, style: dict[str, Any], **options: Any) -> None:
+        found = [(places[each.number], _TOP if each.value is None else scale * each.value) for each in trials]
         if found:
-            ax.plot(*zip(*found, strict=True), label=label, **style)
+            ax.plot(*zip(*found, strict=True), label=label, **style, **options)
 
     trials = tuning.trials
-    draw([each for each in trials if each.outcome == "finished" and each.number], "finished", _FINISHED)
-    draw([each for each in trials if each.outcome == "stopped"], "stopped early", _STOPPED)
-    draw([each for each in trials if each.number == 0], "not tuned", _UNTUNED)
+    draw((each for each in trials if each.outcome == "finished" and each.number), "finished", _FINISHED)
+    draw((each for each in trials if each.number == 0 and each.value is not None), "not tuned", _UNTUNED)
     draw([tuning.chosen_trial], "chosen", _CHOSEN)
+    upper = ax.get_xaxis_transform()  # heights from 0 to 1
+    draw((each for each in trials if each.outcome == "stopped"), "stopped early", _STOPPED, transform=upper)
+    draw((each for each in trials if each.outcome == "failed"), "failed", _FAILED, transform=upper)
+    ax.margins(y=0.15)
     ax.grid(linewidth=0.3, color="#CCCCCC")
     ax.set_axisbelow(True)
-
-
-def _last(trial: Trial) -> float:
-    """The value of a trial, or the last one before it was stopped; NaN if there is none."""
-    if trial.value is not None:
-        return trial.value
-    return trial.epochs[-1] if trial.epochs else float("nan")
 
 
 def write_tuning(tuning: Tuning, folder: str | os.PathLike[str]) -> None:
@@ -160,9 +159,9 @@ def write_tuning(tuning: Tuning, folder: str | os.PathLike[str]) -> None:
     (tested,) = tuning.test.methods
     summary = Summary(
         "Trials",
-        " ".join([validation_note(tuning), *tuning.remarks()]),
+        " ".join([*tuning.remarks(), validation_note(tuning), chosen_note(tuning)]),
         comparison_table(tuning.validation),
         pictures,
-        ((f"The chosen loss on the test data. {chosen_note(tuning)}", comparison_table(tuning.test)),),
+        (("The chosen loss on the test data", comparison_table(tuning.test)),),
     )
     write_report([*tested.before, *tested.after], target / "tune.html", title=tuning.title, summary=summary)
