@@ -63,6 +63,3 @@ def test_files_are_written(logged, tmp_path):
     page = (tmp_path / "tune.html").read_text()
     assert page.count('<img class="diagram"') == 2 + logged + 2  # two reliability diagrams
     assert found.chosen in page
-    before = page.encode()
-    write_tuning(found, tmp_path)
-    assert (tmp_path / "tune.html").read_bytes() == before

@@ -17,7 +17,7 @@ from calibrant.evaluation.tuning import Tuning
 from calibrant.losses import LOSSES, MarginSmoothing
 from calibrant.losses.base import Range
 from calibrant.options import RecipeError
-from calibrant.training import DivergedError, TrainingError, loop, tuning
+from calibrant.training import DivergedError, TrainingError, loop, study, tuning
 from calibrant.training.grid import compare
 from calibrant.training.recipe import Recipe
 from calibrant.training.run_folder import is_finished
@@ -96,7 +96,7 @@ def test_a_finished_study_is_only_read_and_more_trials_are_added(
 
 
 def test_the_same_study_gives_the_same_trials_and_another_seed_others(tmp_path: Path) -> None:
-    once, again = (tuned(tmp_path / name) for name in "ab")
+    once, again = (tuned(tmp_path / name, 2) for name in "ab")
     assert once.to_json() == again.to_json()
     other = tuned(tmp_path / "c", 2, RECIPE.override(["seed=1"]))
     assert other.trials[1].values != once.trials[1].values
@@ -130,9 +130,10 @@ def worse_and_worse(monkeypatch: pytest.MonkeyPatch, spoil: Sequence[int]) -> No
 def test_poor_trials_are_stopped_early_and_are_not_finished_runs(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    worse_and_worse(monkeypatch, spoil=[0, 6])  # the first has nothing to be compared with
-    result = tuned(tmp_path, 7)
-    assert [trial.outcome for trial in result.trials] == ["finished"] * 6 + ["stopped"]
+    monkeypatch.setattr(study, "TRIALS_BEFORE_PRUNING", 2)
+    worse_and_worse(monkeypatch, spoil=[0, 3])  # the first has nothing to be compared with
+    result = tuned(tmp_path, 4)
+    assert [trial.outcome for trial in result.trials] == ["finished"] * 3 + ["stopped"]
     stopped = result.trials[-1]
     assert (len(stopped.epochs), stopped.value) == (1, None)
     assert stopped.name not in {method.name for method in result.validation.methods}
@@ -140,33 +141,31 @@ def test_poor_trials_are_stopped_early_and_are_not_finished_runs(
     assert not is_finished(folder)
     with pytest.raises(RecipeError, match="is not finished; give the command that trains it again"):
         Run(folder)
-    assert tuned(tmp_path, 7).to_json() == result.to_json()
-    assert not is_finished(folder)
     monkeypatch.undo()
     compare(RECIPE, [stopped.loss], [0], tmp_path, resamples=0)  # goes on with it
     assert Run(folder).history[0]["validation_nll"] > 10
-    assert tuned(tmp_path, 7).to_json() == result.to_json()
+    assert tuned(tmp_path, 4).to_json() == result.to_json()
 
 
 def test_no_trial_is_stopped_early_if_not_wanted_or_not_logged(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    worse_and_worse(monkeypatch, spoil=[6])
-    assert {trial.outcome for trial in tuned(tmp_path / "a", 7, prune=False).trials} == {"finished"}
-    result = tuned(tmp_path / "b", 7, by="brier")
+    monkeypatch.setattr(study, "TRIALS_BEFORE_PRUNING", 1)
+    worse_and_worse(monkeypatch, spoil=[1, 2])
+    assert {trial.outcome for trial in tuned(tmp_path / "a", prune=False).trials} == {"finished"}
+    result = tuned(tmp_path / "b", by="brier")
     assert {(trial.outcome, trial.epochs) for trial in result.trials} == {("finished", ())}
 
 
 def test_the_loss_without_tuning_is_never_stopped_early(tmp_path: Path) -> None:
-    study = opened(tmp_path)
-    others = [study] + [opened(tmp_path) for _ in range(6)]
+    first, *_ = others = [opened(tmp_path) for _ in range(7)]
     for each in others:
         assert each.claim(7) is not None
     for each in others[1:-1]:
         each.report([0.1, 0.1])
         each.record("finished", 0.1)
     assert others[-1].report([9.0])
-    assert not study.report([9.0])
+    assert not first.report([9.0])
 
 
 def test_a_trial_that_diverges_does_not_end_the_study(
@@ -219,9 +218,9 @@ def test_a_trial_has_one_owner_and_is_left_to_others_when_it_is_given_up(tmp_pat
 
 
 def test_a_line_that_was_cut_off_is_dropped(tmp_path: Path) -> None:
-    study = opened(tmp_path)
-    first = study.claim(2)
-    study.give_up()
+    before = opened(tmp_path)
+    first = before.claim(2)
+    before.give_up()
     journal = tmp_path / "study" / "journal.log"
     whole = journal.read_bytes()
     journal.write_bytes(whole + b'{"op_code": 5, "work')

@@ -31,7 +31,9 @@ FOLDER, JOURNAL = "study", "journal.log"
 _RANDOM_TRIALS = 6
 """The number of trials before the sampler learns from them."""
 
-_TRIALS_BEFORE_PRUNING = 5
+TRIALS_BEFORE_PRUNING = 5
+"""The number of finished trials that a trial must be compared with before it may be stopped early."""
+
 _EPOCHS_BEFORE_PRUNING = 1 / 3  # of all epochs
 
 _OUTCOMES: dict[TrialState, Outcome] = {
@@ -150,7 +152,7 @@ class Study:
                 study_name="calibrant",
                 direction="maximize" if criterion.higher_is_better else "minimize",
                 pruner=optuna.pruners.MedianPruner(
-                    _TRIALS_BEFORE_PRUNING, n_warmup_steps=max(1, int(epochs * _EPOCHS_BEFORE_PRUNING))
+                    TRIALS_BEFORE_PRUNING, n_warmup_steps=max(1, int(epochs * _EPOCHS_BEFORE_PRUNING))
                 ),
                 load_if_exists=True,
             )

@@ -197,6 +197,7 @@ class _Tuner:
             return found, self.study.unfinished(trials) if found is None else []
 
         while True:
+            found: tuple[int, dict[str, float]] | None
             found, others = gather(together(attempt, "asking for the next trial"))[0]
             if found is not None or not others:
                 return found
