@@ -85,7 +85,7 @@ def tune(
     >>> with TemporaryDirectory() as folder:
     ...     result = tune(recipe, folder, trials=2, resamples=10)
     >>> [trial.number for trial in result.trials], result.trials[0].values
-    ([0, 1], {'margin': 10.0})
+    ([0, 1], {'margin': 8.0})
     """
     criterion = Criterion.parse(by)
     whole_number("trials", trials)
