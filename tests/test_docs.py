@@ -169,7 +169,10 @@ def programs(tmp_path_factory):
 @pytest.mark.parametrize(
     ("page", "printed"),
     [
-        ("training", [r"runs/a: digits-lt, cals-alm, seed 0, 4 epochs", r"cals-alm\[margin=6\]"]),
+        (
+            "training",
+            [r"runs/a: digits-lt, cals-alm, seed 0, 4 epochs", r"cals-alm\[margin=6\]", r"trial 0: margin=8"],
+        ),
         ("evaluate-command", [r"overconfident: ECE"]),
         (
             "calibrate-command",

@@ -456,6 +456,29 @@ def lived(output: Path, recipe: Path, *arguments: str) -> int | None:
     return ended
 
 
+def test_a_run_that_is_stopped_early_stays_unfinished_and_can_go_on(
+    trained: list[tuple[str, int]], tmp_path: Path
+) -> None:
+    asked: list[int] = []
+
+    def after_two(history: Any) -> bool:
+        asked.append(len(history))
+        return len(history) == 2
+
+    recipe = small(ADAPTIVE, "epochs=4")
+    folder = train(recipe, tmp_path / "early", stop_early=after_two)
+    assert asked == [1, 2]
+    assert len(rows(folder)) == 2
+    assert not is_finished(folder)
+    assert not list(folder.glob("*.npz")) + list(folder.glob("*.safetensors"))
+    train(recipe, folder, stop_early=after_two)  # asked again, so that a kill in between changes nothing
+    assert asked == [1, 2, 2]
+    assert_identical(train(recipe, folder), train(recipe, tmp_path / "undisturbed"))
+    assert len(trained) == 4
+    train(recipe, folder, stop_early=after_two)  # a finished run is left unchanged
+    assert (len(trained), asked) == (4, [1, 2, 2])
+
+
 def test_five_kills_at_random_moments_change_nothing(tmp_path: Path) -> None:
     undisturbed = train(exact("epochs=8"), tmp_path / "undisturbed")
     path = tmp_path / "killed.toml"

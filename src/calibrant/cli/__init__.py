@@ -1,7 +1,20 @@
 """The command line: each command is one file, and its name stands in the import below."""
 
+# ruff: noqa: F401, I001
 # `calibrant --help` lists the commands in this order.
-from calibrant.cli import evaluate, calibrate, apply, train, compare, sweep, predict, figures, losses, recipes  # noqa: F401, I001
+from calibrant.cli import (
+    evaluate,
+    calibrate,
+    apply,
+    train,
+    compare,
+    sweep,
+    tune,
+    predict,
+    figures,
+    losses,
+    recipes,
+)
 from calibrant.cli.program import prepare_streams
 from calibrant.cli.terminal import app
 

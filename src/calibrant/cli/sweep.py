@@ -29,14 +29,7 @@ def sweep(
     seeds: Annotated[
         str, typer.Option(metavar="N,N,…", help="The seeds of every setting.", show_default="the recipe's")
     ] = "",
-    by: Annotated[
-        str,
-        typer.Option(
-            metavar="FIGURE",
-            help="What to choose by, on the validation data: nll, ece, adaptive-ece, accuracy, or another "
-            "metric, possibly with -after-temperature.",
-        ),
-    ] = "nll",
+    by: options.By = "nll",
     output: Annotated[
         Path | None,
         typer.Option(

@@ -34,6 +34,14 @@ Loss = Annotated[
         metavar="KEY[OPTION=VALUE,…]", help="The loss; see calibrant losses.", show_default="the recipe's"
     ),
 ]
+By = Annotated[
+    str,
+    typer.Option(
+        metavar="FIGURE",
+        help="What to choose by, on the validation data: nll, ece, adaptive-ece, accuracy, or another "
+        "metric, possibly with -after-temperature.",
+    ),
+]
 DataRoot = Annotated[
     Path | None,
     typer.Option(

@@ -82,6 +82,17 @@ class Criterion:
             )
         return (max if self.higher_is_better else min)(means, key=lambda name: means[name])
 
+    def reason(self, validation: Comparison, chosen: str) -> str:
+        """Why this method was chosen, in a sentence."""
+        means = [figure.mean for figure in self.figures(validation).values()]
+        mean = self.figures(validation)[chosen].mean
+        equal, seeds = means.count(mean), len(validation.seeds)
+        which = f"the first of {equal} settings with" if equal > 1 else "with"
+        best = "highest" if self.higher_is_better else "lowest"
+        over = f", mean over {seeds} seeds" if seeds > 1 else ""
+        value = f"{self.label} ({METRICS[self.metric].text(mean)}{over})"
+        return f"Chosen on the validation data: {chosen}, {which} the {best} {value}."
+
 
 @dataclass(frozen=True)
 class Sweep:
@@ -116,17 +127,9 @@ class Sweep:
 
     def remarks(self) -> list[str]:
         """How the choice was made, and what to be careful about."""
-        criterion, seeds = self.criterion, len(self.validation.seeds)
-        means = [figure.mean for figure in criterion.figures(self.validation).values()]
-        mean = criterion.figures(self.validation)[self.chosen].mean
-        equal = means.count(mean)
-        which = f"the first of {equal} settings with" if equal > 1 else "with"
-        best = "highest" if criterion.higher_is_better else "lowest"
-        over = f", mean over {seeds} seeds" if seeds > 1 else ""
-        value = f"{criterion.label} ({METRICS[criterion.metric].text(mean)}{over})"
-        chosen = f"Chosen on the validation data: {self.chosen}, {which} the {best} {value}."
-        edges = self._at_edges() if equal < len(means) else []
-        return [chosen, *edges, *self._about_data()]
+        means = [figure.mean for figure in self.criterion.figures(self.validation).values()]
+        edges = self._at_edges() if len(set(means)) > 1 else []
+        return [self.criterion.reason(self.validation, self.chosen), *edges, *self._about_data()]
 
     def _at_edges(self) -> list[str]:
         found = []

@@ -13,7 +13,7 @@ from calibrant.histogram import Bins, Outcomes, bin_with_width
 from calibrant.kernels import Composition, FirstTerm, LowerProbability, Value, device_function
 from calibrant.kernels.device import exp, number
 from calibrant.layout import Elements
-from calibrant.losses.base import AdaptiveLoss, LossOptions
+from calibrant.losses.base import AdaptiveLoss, LossOptions, Range
 from calibrant.losses.focal import LookUp, focal, modulated
 from calibrant.statistics import Statistics
 
@@ -170,6 +170,8 @@ class AdaFocal(BinnedFocal):
     1.649
     """
 
+    search_space = (Range("rate", 0.1, 10, log=True),)
+
     def __init__(
         self,
         num_classes: int,
@@ -263,6 +265,8 @@ class CalFocal(BinnedFocal):
     """
 
     accuracy: Tensor
+
+    search_space = (Range("rate", 1, 50, log=True),)
 
     def __init__(
         self,

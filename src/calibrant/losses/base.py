@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from operator import index
-from typing import Any, ClassVar, Literal, Self, SupportsIndex, TypedDict, Unpack, get_args
+from typing import Any, ClassVar, Literal, NamedTuple, Self, SupportsIndex, TypedDict, Unpack, get_args
 
 import torch
 import torch.distributed as dist
@@ -29,6 +29,22 @@ class LossOptions(TypedDict, total=False):
     reduction: Reduction
     ignore_index: int
     class_weight: Tensor | Sequence[float] | None
+
+
+class Range(NamedTuple):
+    """The range in which `calibrant tune` searches the value of a hyper-parameter.
+
+    Attributes:
+        name: the hyper-parameter.
+        low: the smallest value.
+        high: the largest value.
+        log: whether the search is uniform in the logarithm of the value.
+    """
+
+    name: str
+    low: float
+    high: float
+    log: bool = False
 
 
 class Loss(nn.Module):
@@ -63,6 +79,9 @@ class Loss(nn.Module):
     linear_in_target: ClassVar[bool] = True
     """True if class weights apply to the classes of a probability target, as in cross-entropy; false if they
     apply to the element as a whole, by the mean weight of its target."""
+
+    search_space: ClassVar[tuple[Range, ...]] = ()
+    """The hyper-parameters to tune; their defaults lie in the ranges."""
 
     reduction: Reduction
     ignore_index: int

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Unpack, no_type_check
 
 from calibrant.arguments import in_range
 from calibrant.kernels import Composition, Entropy, Part, PenaltyTerm, device_function
-from calibrant.losses.base import Loss, LossOptions
+from calibrant.losses.base import Loss, LossOptions, Range
 from calibrant.losses.cross_entropy import cross_entropy
 
 if TYPE_CHECKING:
@@ -62,6 +62,7 @@ class ConfidencePenalty(Loss):
     """
 
     accepts_probabilities = True
+    search_space = (Range("weight", 0.01, 1, log=True),)
 
     def __init__(self, num_classes: int, *, weight: float = 0.1, **shared: Unpack[LossOptions]) -> None:
         super().__init__(num_classes, **shared)

@@ -10,7 +10,7 @@ from torch import Tensor
 from calibrant.arguments import in_range
 from calibrant.kernels import Composition, dirichlet_errors
 from calibrant.layout import Elements
-from calibrant.losses.base import Loss, LossOptions
+from calibrant.losses.base import Loss, LossOptions, Range
 from calibrant.losses.cross_entropy import cross_entropy
 
 
@@ -37,6 +37,8 @@ class DirichletKernelCalibration(Loss):
     >>> round(DirichletKernelCalibration(2, weight=1.0)(logits, target).item(), 4)
     1.6931
     """
+
+    search_space = (Range("weight", 0.01, 2, log=True), Range("bandwidth", 0.0001, 0.1, log=True))
 
     def __init__(
         self,

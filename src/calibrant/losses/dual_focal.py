@@ -6,7 +6,7 @@ from typing import Unpack
 
 from calibrant.arguments import in_range, one_of
 from calibrant.kernels import Composition, LowerProbability
-from calibrant.losses.base import Loss, LossOptions
+from calibrant.losses.base import Loss, LossOptions, Range
 from calibrant.losses.focal import DUAL_FOCAL, focal
 
 RANKS: dict[int | str, tuple[int, ...]] = {
@@ -44,6 +44,8 @@ class DualFocal(Loss):
     >>> round(DualFocal(3, gamma=2)(logits, target).item(), 4)
     0.1369
     """
+
+    search_space = (Range("gamma", 0, 10),)
 
     def __init__(
         self,

@@ -21,7 +21,7 @@ from calibrant.kernels import (
     device_function,
 )
 from calibrant.kernels.device import number
-from calibrant.losses.base import Loss, LossOptions
+from calibrant.losses.base import Loss, LossOptions, Range
 
 if TYPE_CHECKING:
     import triton.language as tl
@@ -144,6 +144,8 @@ class Focal(Loss):
     0.3466
     """
 
+    search_space = (Range("gamma", 0, 10),)
+
     def __init__(self, num_classes: int, *, gamma: float = 3.0, **shared: Unpack[LossOptions]) -> None:
         super().__init__(num_classes, **shared)
         self.gamma = in_range("gamma", gamma)
@@ -173,6 +175,8 @@ class SampleDependentFocal(Loss):
     >>> round(SampleDependentFocal(2)(torch.zeros(1, 2), torch.tensor([0])).item(), 4)
     0.0866
     """
+
+    search_space = (Range("gamma_below", 0, 10), Range("gamma_above", 0, 10), Range("threshold", 0.05, 0.5))
 
     def __init__(
         self,
@@ -218,6 +222,8 @@ class InverseFocal(Loss):
     >>> round(InverseFocal(2, gamma=1)(torch.zeros(1, 2), torch.tensor([0])).item(), 4)
     1.0397
     """
+
+    search_space = (Range("gamma", 0, 5),)
 
     def __init__(self, num_classes: int, *, gamma: float = 2.0, **shared: Unpack[LossOptions]) -> None:
         super().__init__(num_classes, **shared)

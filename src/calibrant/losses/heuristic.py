@@ -11,7 +11,7 @@ from torch import Tensor
 from calibrant.arguments import in_range
 from calibrant.kernels import Part, sum_by_class
 from calibrant.layout import Elements
-from calibrant.losses.base import LossOptions
+from calibrant.losses.base import LossOptions, Range
 from calibrant.losses.margin import ClassAdaptiveSmoothing, margin_penalty
 from calibrant.statistics import Statistics
 
@@ -65,6 +65,8 @@ class HeuristicMultipliers(ClassAdaptiveSmoothing):
     """
 
     previous_penalty: Tensor
+
+    search_space = (Range("margin", 1, 30, log=True), Range("initial_multiplier", 0.01, 1, log=True))
 
     def __init__(
         self,

@@ -10,7 +10,7 @@ from torch import Tensor
 from calibrant.arguments import in_range
 from calibrant.kernels import Composition, Correctness, TopProbability, reduce_classes
 from calibrant.layout import Elements
-from calibrant.losses.base import Loss, LossOptions
+from calibrant.losses.base import Loss, LossOptions, Range
 from calibrant.losses.cross_entropy import cross_entropy
 from calibrant.statistics import sum_dtype
 
@@ -73,6 +73,8 @@ class KernelCalibration(Loss):
     >>> round(KernelCalibration(2, weight=1.0)(logits, target).item(), 4)
     1.1931
     """
+
+    search_space = (Range("weight", 0.01, 10, log=True), Range("kernel_width", 0.05, 2, log=True))
 
     def __init__(
         self,

@@ -16,7 +16,7 @@ from calibrant.kernels import (
     device_function,
 )
 from calibrant.layout import Elements, along_classes
-from calibrant.losses.base import Loss, LossOptions
+from calibrant.losses.base import Loss, LossOptions, Range
 from calibrant.losses.cross_entropy import cross_entropy
 
 if TYPE_CHECKING:
@@ -67,6 +67,7 @@ class LabelSmoothing(Loss):
     """
 
     accepts_probabilities = True
+    search_space = (Range("smoothing", 0.005, 0.3, log=True),)
 
     def __init__(self, num_classes: int, *, smoothing: float = 0.05, **shared: Unpack[LossOptions]) -> None:
         super().__init__(num_classes, **shared)

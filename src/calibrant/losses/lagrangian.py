@@ -11,7 +11,7 @@ from torch import Tensor
 from calibrant.arguments import in_range, one_of, whole_number
 from calibrant.kernels import MarginPenalty, Part, sum_by_class
 from calibrant.layout import Elements
-from calibrant.losses.base import LossOptions
+from calibrant.losses.base import LossOptions, Range
 from calibrant.losses.margin import ClassAdaptiveSmoothing, margin_penalty
 from calibrant.losses.penalties import PENALTIES
 from calibrant.statistics import Statistics
@@ -80,6 +80,8 @@ class AugmentedLagrangian(ClassAdaptiveSmoothing):
 
     penalty_weight: Tensor
     previous_violation: Tensor
+
+    search_space = (Range("margin", 1, 30, log=True), Range("initial_penalty_weight", 0.1, 10, log=True))
 
     def __init__(
         self,

@@ -6,7 +6,7 @@ from typing import Unpack
 
 from calibrant.arguments import in_range
 from calibrant.kernels import Composition
-from calibrant.losses.base import Loss, LossOptions
+from calibrant.losses.base import Loss, LossOptions, Range
 from calibrant.losses.cross_entropy import cross_entropy
 from calibrant.losses.margin import margin_penalty
 
@@ -33,6 +33,7 @@ class MarginSmoothing(Loss):
     """
 
     accepts_probabilities = True
+    search_space = (Range("margin", 1, 30, log=True), Range("weight", 0.01, 1, log=True))
 
     def __init__(
         self,

@@ -6,7 +6,7 @@ from typing import Unpack
 
 from calibrant.arguments import in_range
 from calibrant.kernels import Composition, Discrimination, Exclusion, Part, Term, WeightedSum
-from calibrant.losses.base import Loss, LossOptions
+from calibrant.losses.base import Loss, LossOptions, Range
 from calibrant.losses.cross_entropy import cross_entropy
 
 
@@ -32,6 +32,8 @@ class PairwiseConstraints(Loss):
     >>> round(PairwiseConstraints(3, discrimination=1, exclusion=1)(logits, target).item(), 4)
     2.1383
     """
+
+    search_space = (Range("discrimination", 0.1, 30, log=True), Range("exclusion", 0.01, 10, log=True))
 
     def __init__(
         self,

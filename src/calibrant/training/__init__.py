@@ -1,4 +1,4 @@
-"""Training by recipe, resumable at any time, comparisons of losses over seeds, and sweeps over options."""
+"""Training by recipe, resumable at any time, comparisons of losses, and the choice of their options."""
 
 from __future__ import annotations
 
@@ -12,8 +12,20 @@ if TYPE_CHECKING:
     from calibrant.training.recipe import Recipe
     from calibrant.training.runs import Run
     from calibrant.training.sweeps import sweep
+    from calibrant.training.tuning import tune
 
-__all__ = ["Choice", "Recipe", "RecipeError", "Run", "TrainingError", "compare", "sweep", "train"]
+__all__ = [
+    "Choice",
+    "DivergedError",
+    "Recipe",
+    "RecipeError",
+    "Run",
+    "TrainingError",
+    "compare",
+    "sweep",
+    "train",
+    "tune",
+]
 
 _MODULES = {
     "Choice": "calibrant.options",
@@ -23,11 +35,16 @@ _MODULES = {
     "compare": "calibrant.training.grid",
     "sweep": "calibrant.training.sweeps",
     "train": "calibrant.training.loop",
+    "tune": "calibrant.training.tuning",
 }
 
 
 class TrainingError(RuntimeError):
     """Training cannot continue; the message says why."""
+
+
+class DivergedError(TrainingError):
+    """The loss or the weights became infinite or NaN."""
 
 
 def __getattr__(name: str) -> Any:

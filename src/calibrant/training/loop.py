@@ -7,7 +7,7 @@ import json
 import math
 import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,7 @@ from calibrant.losses import AdaptiveLoss
 from calibrant.options import RecipeError
 from calibrant.predictions import write_predictions
 from calibrant.statistics import sum_dtype
-from calibrant.training import TrainingError, checkpoint, run_folder
+from calibrant.training import DivergedError, TrainingError, checkpoint, run_folder
 from calibrant.training.batches import Batch, training_batches
 from calibrant.training.bins import epoch_bins
 from calibrant.training.compilation import compile_network, remember_compiled, should_compile
@@ -42,6 +42,9 @@ from calibrant.training.validation import HIGHER_IS_BETTER, measure_test, observ
 _SECONDS_BETWEEN_ATTEMPTS = 0.5
 """The pause between two attempts to lock a folder that another process works in."""
 
+StopEarly = Callable[[Sequence[Mapping[str, float]]], bool]
+"""A function of the log rows so far that returns whether training ends here."""
+
 
 def train(
     recipe: Recipe,
@@ -51,6 +54,7 @@ def train(
     data: DataSets | None = None,
     fabric: Fabric | None = None,
     progress: bool = False,
+    stop_early: StopEarly | None = None,
 ) -> Path:
     """Train by a recipe, or resume a run that was stopped.
 
@@ -65,6 +69,8 @@ def train(
         data: the data of the recipe, if they are loaded already.
         fabric: a launched Fabric; by default one process on the best device.
         progress: show the progress on the terminal.
+        stop_early: called in the first process before every epoch but the first, with the log rows so far. If
+            it returns true, training ends there. The run stays unfinished, and a later call continues it.
 
     Returns:
         The folder. It has ``recipe.toml``, ``model.safetensors``, ``loss.safetensors``, logs, checkpoints,
@@ -94,9 +100,9 @@ def train(
         agree({"recipe": recipe.to_toml()})
         together(lambda: _check_free(folder, recipe), "checking the output folder")
         if not gather(run_folder.is_finished(folder))[0]:
-            _train(recipe, folder, data_root, data, fabric, progress, stack)
+            _train(recipe, folder, data_root, data, fabric, progress, stop_early, stack)
             fabric.barrier()
-    if fabric.is_global_zero:
+    if fabric.is_global_zero and (stop_early is None or run_folder.is_finished(folder)):
         run_folder.check_finished(folder, recipe, None if data is None else data.fingerprint)
     return folder
 
@@ -108,6 +114,7 @@ def _train(
     data: DataSets | None,
     fabric: Fabric,
     progress: bool,
+    stop_early: StopEarly | None,
     stack: ExitStack,
 ) -> None:
     """Lock the folder and train, unless another process has finished the run meanwhile."""
@@ -133,6 +140,7 @@ def _train(
         stack.callback(setattr, torch.backends.cudnn, "benchmark", torch.backends.cudnn.benchmark)
         torch.backends.cudnn.benchmark = True
     stack.enter_context(loop.writer)
+    loop.stop_early = stop_early
     loop.run()
 
 
@@ -210,12 +218,14 @@ class Loop:
         adapted_to: the part of the training data that the loss adapts to; None for the validation data.
         best: the best value of the recipe's criterion so far; NaN before the first.
         origin: the recipe and the fingerprint of the data, for every file that another run must not use.
+        stop_early: the function that may end the run before its last epoch; see `train`.
     """
 
     def __init__(self, parts: Parts, folder: Path, display: Display) -> None:
         self.parts, self.folder, self.display = parts, folder, display
         self.logs: Logs | None = None
         self.lock: FolderLock | None = None
+        self.stop_early: StopEarly | None = None
         self.origin = {"recipe": parts.recipe.to_toml(), "data": parts.fingerprint}
         self.epoch, self.step = 0, 0
         device = parts.fabric.device
@@ -247,8 +257,19 @@ class Loop:
         """Train to the end, from the last checkpoint if there is one."""
         self._resume()
         while self.epoch < self.parts.recipe.epochs:
+            # Not at the end of an epoch: a process killed between question and answer would not ask again.
+            if self._stops_early():
+                return
             self._train_epoch()
         self._finish()
+
+    def _stops_early(self) -> bool:
+        """Whether `stop_early` ends the run here; the first process decides for all."""
+        stop = self.stop_early
+        if stop is None or self.epoch == 0:
+            return False
+        first = self.parts.fabric.is_global_zero
+        return bool(gather(together(lambda: first and stop(self.history), "deciding on an early end"))[0])
 
     # ------------------------------------------------------------------------------------------------ epochs
 
@@ -386,10 +407,10 @@ class Loop:
             observe_part(self.parts, self.adapted_to)
         self.parts.loss.adapt()
 
-    def _diverged(self, what: str) -> TrainingError:
+    def _diverged(self, what: str) -> DivergedError:
         saved = any(self.writer.folder.glob("*"))
         kept = "; the last checkpoint is from before it" if saved else ""
-        return TrainingError(
+        return DivergedError(
             f"{what} in epoch {self.epoch + 1}{kept}. A lower optimizer.lr, or a gradient_clip, may help"
         )
 

@@ -101,9 +101,9 @@ def sweep(
         lists: dict[str, Sequence[object]] = {"settings": [each.name for each in settings], "seeds": numbers}
         agree({name: "; ".join(map(str, values)) for name, values in lists.items()})
         agree({"recipe": recipe.to_toml(), "criterion": by})
-        data = _load(settings, data_root)
+        data = load_settings(settings, data_root)
     for setting in settings:  # all settings before the first run is trained
-        _check(setting, numbers, data[setting.name], fabric)
+        check_setting(setting, numbers, data[setting.name], fabric)
     total = len(settings) * len(numbers)
     for number, (setting, seed) in enumerate(product(settings, numbers), 1):
         say(f"run {number} of {total}: {setting.name}, seed {seed}")
@@ -127,13 +127,13 @@ def sweep(
     say("evaluating on the validation data")
     validation = comparison(
         "validation",
-        [_method(setting.name, [run.validation() for run in runs(setting)]) for setting in settings],
+        [method_of(setting.name, [run.validation() for run in runs(setting)]) for setting in settings],
     )
     name = criterion.choose(validation)
     (chosen,) = [setting for setting in settings if setting.name == name]
     say(f"evaluating {name} on the test data")
     results = [run.evaluations(resamples=resamples) for run in runs(chosen)]
-    test = comparison("test", [_method(chosen.full_name, results)])
+    test = comparison("test", [method_of(chosen.full_name, results)])
     options = {option: tuple(map(_plain, values)) for option, values in over.items()}
     title = f"{recipe.name}: {recipe.loss} over {', '.join(options)}"
     return Sweep(title, options, criterion, validation, name, test)
@@ -234,7 +234,8 @@ def _check_values(option: str, values: Sequence[Any]) -> None:
             raise RecipeError(f"value {_text(value)} of {option} is there twice; expected each once")
 
 
-def _method(name: str, results: Sequence[tuple[Evaluation, Evaluation, float]]) -> Method:
+def method_of(name: str, results: Sequence[tuple[Evaluation, Evaluation, float]]) -> Method:
+    """A method from the results of its runs: before and after temperature scaling, and the temperature."""
     before, after, temperatures = zip(*results, strict=True)
     return Method(name, before, after, temperatures)
 
@@ -252,7 +253,7 @@ def _written(values: Mapping[str, Any]) -> str:
     return ", ".join(f"{option}={_text(value)}" for option, value in values.items())
 
 
-def _load(settings: Sequence[Setting], data_root: str | Path | None) -> dict[str, DataSets]:
+def load_settings(settings: Sequence[Setting], data_root: str | Path | None) -> dict[str, DataSets]:
     """The data of each setting, by its name; equal ones are loaded once."""
     loaded: dict[str, DataSets] = {}
     for choice in {str(setting.recipe.data): setting.recipe.data for setting in settings}.values():
@@ -264,7 +265,7 @@ def _load(settings: Sequence[Setting], data_root: str | Path | None) -> dict[str
     return {setting.name: loaded[str(setting.recipe.data)] for setting in settings}
 
 
-def _check(setting: Setting, seeds: Sequence[int], data: DataSets, fabric: Fabric) -> None:
+def check_setting(setting: Setting, seeds: Sequence[int], data: DataSets, fabric: Fabric) -> None:
     """Refuse folders of other runs, and settings that cannot be trained."""
     for seed in seeds:
         check = partial(check_begun, setting.folder(seed), setting.with_seed(seed), data)

@@ -1,0 +1,92 @@
+"""`calibrant tune`: tune the hyper-parameters of a loss on the validation data."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from calibrant.cli import training_options as options
+from calibrant.cli.program import say
+from calibrant.cli.run_files import check_written
+from calibrant.cli.terminal import Resamples, app
+
+
+@app.command()
+def tune(
+    recipe: options.RecipeArgument,
+    loss: options.Loss = None,
+    trials: Annotated[
+        int, typer.Option(help="Number of trials in the study, of all processes and calls together.")
+    ] = 20,
+    by: options.By = "nll",
+    prune: Annotated[
+        bool,
+        typer.Option(help="Stop trials early that are worse than half of the others after as many epochs."),
+    ] = True,
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="DIR",
+            help="Folder for the study, the runs, tune.json, .md and .html, and plots.",
+            show_default="runs/RECIPE/tune-LOSS",
+        ),
+    ] = None,
+    data_root: options.DataRoot = None,
+    changes: options.Changes = None,
+    resamples: Resamples = 1000,
+    accelerator: options.Accelerator = "auto",
+    devices: options.Devices = "auto",
+    nodes: options.Nodes = 1,
+) -> None:
+    """Tune the hyper-parameters of a loss on the validation data, and test the choice.
+
+    Options in the name of the loss stay fixed. Only the chosen loss is evaluated on the test data. After an
+    interruption, the same command goes on; with more --trials, it adds trials. The same command in several
+    processes shares the work.
+    """
+    with options.training_errors():
+        followed = options.load_recipe(recipe, changes, loss=loss)
+        options.import_fabric()
+        from calibrant.arguments import whole_number
+        from calibrant.evaluation.sweep import Criterion
+        from calibrant.reports import tuning_files
+        from calibrant.training import run_folder, tune
+        from calibrant.training.lock import FolderLock
+        from calibrant.training.runs import plain_name
+        from calibrant.training.tuning import space_of
+
+        whole_number("--trials", trials)
+        Criterion.parse(by)
+        space_of(followed)
+        folder = output or Path("runs", plain_name(followed.name), f"tune-{plain_name(followed.loss)}")
+        run_folder.check_writable(folder)
+        check_written(folder, tuning_files.FILES, recipe, followed, data_root)
+        fabric = options.launch(followed, accelerator, devices, nodes)
+        result = tune(
+            followed,
+            folder,
+            trials=trials,
+            by=by,
+            prune=prune,
+            data_root=data_root,
+            resamples=resamples,
+            fabric=fabric,
+            progress=True,
+            report=(lambda line: say(line, err=True)) if fabric.is_global_zero else None,
+        )
+        if result is None:
+            return
+        with FolderLock(folder, "writing the results of a study"):  # all files are of one state of it
+            tuning_files.write_tuning(result, folder)
+    from calibrant.reports.sweep_files import chosen_note, validation_note
+    from calibrant.reports.table_builders import comparison_table
+    from calibrant.reports.tables import print_table
+
+    print_table(comparison_table(result.validation), validation_note(result))
+    for remark in result.remarks():
+        say(remark)
+    intervals = " 95 % intervals of the means are in brackets." if resamples else ""
+    print_table(comparison_table(result.test), chosen_note(result) + intervals)
+    say(f"{folder}: {', '.join(name for name in tuning_files.FILES if (folder / name).is_file())}")

@@ -1,0 +1,147 @@
+"""The result of tuning a loss: every trial on the validation data, the choice, and its test figures."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Literal
+
+from calibrant.evaluation.comparison import Comparison
+from calibrant.evaluation.sweep import Criterion
+
+_FORMAT = 1
+_EDGE = 0.02
+"""The part of a range at each end that counts as its edge."""
+
+Outcome = Literal["finished", "stopped", "failed"]
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One setting of the hyper-parameters.
+
+    Attributes:
+        number: trials are numbered from 0 in the order in which they began.
+        values: the values of the tuned hyper-parameters.
+        loss: the loss with these values.
+        outcome: whether training finished, was stopped early, or failed.
+        value: the criterion on the validation data; None unless training finished.
+        epochs: the criterion on the validation data after each epoch; empty if training does not log it.
+        reason: why training failed.
+    """
+
+    number: int
+    values: Mapping[str, float]
+    loss: str
+    outcome: Outcome
+    value: float | None = None
+    epochs: tuple[float, ...] = ()
+    reason: str = ""
+
+    @property
+    def name(self) -> str:
+        """The number and the values, such as ``trial 3: margin=4.2, weight=0.1``."""
+        values = ", ".join(f"{name}={value:g}" for name, value in self.values.items())
+        return f"trial {self.number}: {values}"
+
+
+@dataclass(frozen=True)
+class Tuning:
+    """Hyper-parameters of a loss, chosen on the validation data.
+
+    Attributes:
+        title: what was tuned on which data.
+        space: the ranges that were searched: the name, the smallest and the largest value of each
+            hyper-parameter, and whether the search was uniform in the logarithm.
+        criterion: what the choice was made by.
+        trials: every trial, by number.
+        validation: the figures of the finished trials on the validation data, by the names of the trials.
+        chosen: the name of the chosen trial.
+        test: the chosen loss alone, on the test data. No other trial was evaluated on them.
+    """
+
+    title: str
+    space: Sequence[tuple[str, float, float, bool]]
+    criterion: Criterion
+    trials: tuple[Trial, ...]
+    validation: Comparison
+    chosen: str
+    test: Comparison
+
+    @property
+    def chosen_trial(self) -> Trial:
+        """The chosen trial."""
+        return next(trial for trial in self.trials if trial.name == self.chosen)
+
+    def best_so_far(self) -> dict[int, float]:
+        """The best value of all finished trials up to each finished one, by the number of the trial.
+
+        >>> trials = [Trial(n, {}, "ce", "finished", value) for n, value in enumerate([3.0, 1.0, 2.0])]
+        >>> empty = Comparison("", (), ())
+        >>> Tuning("", (), Criterion("nll"), tuple(trials), empty, "", empty).best_so_far()
+        {0: 3.0, 1: 1.0, 2: 1.0}
+        """
+        better = max if self.criterion.higher_is_better else min
+        found: dict[int, float] = {}
+        for trial in self.trials:
+            if trial.value is not None:
+                found[trial.number] = better([trial.value, *list(found.values())[-1:]])
+        return found
+
+    def remarks(self) -> list[str]:
+        """How the choice was made, and what to be careful about."""
+        found = [self.criterion.reason(self.validation, self.chosen)]
+        counts: dict[Outcome, int] = {}
+        for trial in self.trials:
+            counts[trial.outcome] = counts.get(trial.outcome, 0) + 1
+        words = ", ".join(
+            f"{counts[outcome]} {word}"
+            for outcome, word in (
+                ("finished", "finished"),
+                ("stopped", "stopped early"),
+                ("failed", "failed"),
+            )
+            if outcome in counts
+        )
+        found.append(f"Trials: {len(self.trials)} ({words}). Trial 0 is the loss without tuning.")
+        for trial in self.trials:
+            if trial.outcome == "failed":
+                found.append(f"{trial.name} failed: {trial.reason}.")
+        ranges = ", ".join(
+            f"{name} from {low:g} to {high:g}{' (logarithmic)' if log else ''}"
+            for name, low, high, log in self.space
+        )
+        chosen = f'The chosen loss: --loss "{self.chosen_trial.loss}".'
+        return [*found, f"Searched: {ranges}.", *self._at_edges(), chosen]
+
+    def _at_edges(self) -> list[str]:
+        found = []
+        for name, low, high, log in self.space:
+            value = self.chosen_trial.values[name]
+            scale = math.log if log else float
+            place = (scale(value) - scale(low)) / (scale(high) - scale(low))
+            if not _EDGE < place < 1 - _EDGE:
+                direction = "smaller" if place < 0.5 else "larger"
+                found.append(
+                    f"The best value of {name}, {value:g}, is at the edge of the range {low:g} to {high:g}; "
+                    f"try {direction} values with calibrant sweep."
+                )
+        return found
+
+    def to_json(self) -> str:
+        """The ranges, the trials, the choice, and the figures of every finished run."""
+        plain = {
+            "format": _FORMAT,
+            "title": self.title,
+            "space": {name: {"low": low, "high": high, "log": log} for name, low, high, log in self.space},
+            "criterion": str(self.criterion),
+            "trials": [asdict(trial) for trial in self.trials],
+            "chosen": self.chosen,
+            "loss": self.chosen_trial.loss,
+            "remarks": self.remarks(),
+            "validation": json.loads(self.validation.to_json()),
+            "test": json.loads(self.test.to_json()),
+        }
+        return json.dumps(plain, indent=1, allow_nan=False)

@@ -1,0 +1,167 @@
+"""The files of a tuning: tables, the curves of its trials, and one HTML page with everything."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter
+
+from calibrant.atomic import replace_file
+from calibrant.evaluation.tuning import Trial, Tuning
+from calibrant.reports.page import Summary, write_report
+from calibrant.reports.plots import checks
+from calibrant.reports.plots.drawing import (
+    BLUE,
+    GREY,
+    PALE,
+    VERMILLION,
+    default_style,
+    finish,
+    legend_below,
+    legend_of_figure,
+    png,
+    svg,
+)
+from calibrant.reports.sweep_files import chosen_note, markdown, validation_note
+from calibrant.reports.table_builders import comparison_table
+
+_CAPTIONS = {
+    "history": "Trials in their order, and the best value so far; trials without a final value at the top",
+    "values": "Trials against each hyper-parameter; trials without a final value at the top",
+    "epochs": "Trials after each epoch; a cross is where a trial was stopped early",
+}
+
+FILES = ("tune.json", "tune.md", "tune.html", *(f"plots/tune-{name}.png" for name in _CAPTIONS))
+"""The files that `write_tuning` writes; the last one only if training logs the criterion after each epoch."""
+
+_FINISHED: dict[str, Any] = {"color": BLUE, "marker": "o", "linestyle": "none", "markersize": 3.5}
+_STOPPED: dict[str, Any] = {"color": GREY, "marker": "x", "linestyle": "none", "markersize": 4}
+_FAILED: dict[str, Any] = {**_STOPPED, "marker": "+", "color": "black", "markersize": 6}
+_UNTUNED: dict[str, Any] = {"color": VERMILLION, "marker": "D", "linestyle": "none", "markersize": 4.5}
+_CHOSEN: dict[str, Any] = {
+    **{"color": "black", "marker": "o", "linestyle": "none", "markersize": 9},
+    **{"fillstyle": "none", "markeredgewidth": 0.9},
+}
+
+_TOP = 0.97  # of the height of the axes
+
+
+def history(tuning: Tuning) -> Figure:
+    """The value of every trial by its number, with the best value so far as a line."""
+    label, scale = _axis(tuning)
+    figure = Figure(figsize=(4.2, 3.2), layout="constrained")
+    ax = figure.subplots()
+    best = tuning.best_so_far()
+    last = tuning.trials[-1].number
+    steps = {**best, last: list(best.values())[-1]}
+    heights = [scale * value for value in steps.values()]
+    ax.step(list(steps), heights, where="post", color=BLUE, linewidth=1.2, label="best so far")
+    _points(ax, tuning, {trial.number: float(trial.number) for trial in tuning.trials}, scale)
+    finish(ax, "Trial", label, None, whole=True)
+    legend_below(ax)
+    return figure
+
+
+def values(tuning: Tuning) -> Figure:
+    """The value of every trial against each hyper-parameter, in a panel of its own."""
+    label, scale = _axis(tuning)
+    across = len(tuning.space)
+    figure = Figure(figsize=(max(4.2, 2.4 * across), 3.2), layout="constrained")
+    panels = figure.subplots(1, across, squeeze=False, sharey=True)[0].tolist()
+    for ax, (name, low, high, log) in zip(panels, tuning.space, strict=True):
+        if log:
+            ax.set_xscale("log")
+            ax.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+        _points(ax, tuning, {trial.number: trial.values[name] for trial in tuning.trials}, scale)
+        edge = 0.0 if log else 0.04 * (high - low)
+        ax.set_xlim((low / 1.15, high * 1.15) if log else (low - edge, high + edge))
+        finish(ax, name, label if ax is panels[0] else "", None)
+    legend_of_figure(figure, panels[0])
+    return figure
+
+
+def epochs(tuning: Tuning) -> Figure:
+    """The value of every trial after each epoch. Trials that were stopped early end in a cross."""
+    label, scale = _axis(tuning)
+    figure = Figure(figsize=(4.2, 3.4), layout="constrained")
+    ax = figure.subplots()
+    chosen = tuning.chosen_trial
+    for trial in sorted(tuning.trials, key=lambda trial: (trial == chosen, trial.number == 0)):
+        curve = [scale * value for value in trial.epochs]
+        if not curve:
+            continue
+        style: dict[str, Any] = {"color": PALE, "linewidth": 0.8, "label": "finished"}
+        if trial.outcome == "stopped":
+            style |= {"linestyle": "--", "label": "stopped early"}
+            ax.plot(len(curve), curve[-1], **_STOPPED)
+        if trial.number == 0:
+            style |= {"color": VERMILLION, "linewidth": 1.2, "label": "not tuned"}
+        if trial == chosen:
+            style |= {"color": BLUE, "linewidth": 1.8, "label": f"chosen (trial {trial.number})"}
+        ax.plot(range(1, len(curve) + 1), curve, **style)
+    finish(ax, "Epoch", label, None, whole=True)
+    handles = {str(line.get_label()): line for line in ax.lines if not str(line.get_label()).startswith("_")}
+    legend_below(ax, list(handles.values()))
+    return figure
+
+
+def _axis(tuning: Tuning) -> tuple[str, int]:
+    """The label of the criterion's axis, and the factor of its values."""
+    label, scale = checks.metric_axis(tuning.criterion.metric)
+    after = ", after temperature scaling" if tuning.criterion.after else ""
+    return f"Validation {label}{after}", scale
+
+
+def _points(ax: Axes, tuning: Tuning, places: Mapping[int, float], scale: float) -> None:
+    """Draw the values of the trials at these places, and those without a value at the upper edge."""
+
+    def draw(trials: Iterable[Trial], label: str, style: dict[str, Any], **options: Any) -> None:
+        found = [(places[each.number], _TOP if each.value is None else scale * each.value) for each in trials]
+        if found:
+            ax.plot(*zip(*found, strict=True), label=label, **style, **options)
+
+    trials = tuning.trials
+    draw((each for each in trials if each.outcome == "finished" and each.number), "finished", _FINISHED)
+    draw((each for each in trials if each.number == 0 and each.value is not None), "not tuned", _UNTUNED)
+    draw([tuning.chosen_trial], "chosen", _CHOSEN)
+    upper = ax.get_xaxis_transform()  # heights from 0 to 1
+    draw((each for each in trials if each.outcome == "stopped"), "stopped early", _STOPPED, transform=upper)
+    draw((each for each in trials if each.outcome == "failed"), "failed", _FAILED, transform=upper)
+    ax.margins(y=0.15)
+    ax.grid(linewidth=0.3, color="#CCCCCC")
+    ax.set_axisbelow(True)
+
+
+def write_tuning(tuning: Tuning, folder: str | os.PathLike[str]) -> None:
+    """Write ``tune.json``, ``tune.md``, ``plots/tune-*.png`` and ``tune.html``.
+
+    Args:
+        tuning: the tuning to write.
+        folder: the folder to write to; it is created if necessary, and existing files are replaced.
+    """
+    target = Path(folder)
+    with default_style():
+        drawn = {"history": history(tuning), "values": values(tuning)}
+        if any(trial.epochs for trial in tuning.trials):
+            drawn["epochs"] = epochs(tuning)
+        images = {name: png(figure) for name, figure in drawn.items()}
+        pictures = tuple((_CAPTIONS[name], svg(figure)) for name, figure in drawn.items())
+    (target / "plots").mkdir(parents=True, exist_ok=True)
+    replace_file(target / "tune.json", f"{tuning.to_json()}\n".encode())
+    replace_file(target / "tune.md", markdown(tuning).encode())
+    for name, image in images.items():
+        replace_file(target / "plots" / f"tune-{name}.png", image)
+    (tested,) = tuning.test.methods
+    summary = Summary(
+        "Trials",
+        " ".join([*tuning.remarks(), validation_note(tuning), chosen_note(tuning)]),
+        comparison_table(tuning.validation),
+        pictures,
+        (("The chosen loss on the test data", comparison_table(tuning.test)),),
+    )
+    write_report([*tested.before, *tested.after], target / "tune.html", title=tuning.title, summary=summary)

@@ -1,0 +1,117 @@
+"""`calibrant tune`, as a user types it."""
+
+import json
+import re
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from calibrant import cli
+from calibrant.reports.tuning_files import FILES
+
+DATA = "data=synthetic[classes=3,features=4,train_size=60,validation_size=40,test_size=41]"
+SMALL = ("--set", "epochs=1", "--set", DATA, "--set", "batch_size=20", "--accelerator", "cpu")
+TUNE = ("tune", "digits-lt", "--loss", "mbls[margin=4]", *SMALL, "--resamples", 10, "--output", "out")
+
+
+@pytest.fixture(autouse=True)
+def _in_an_empty_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+
+def invoke(*arguments):
+    return CliRunner().invoke(cli.app, [str(argument) for argument in arguments])
+
+
+def succeed(*arguments):
+    result = invoke(*arguments)
+    assert result.exit_code == 0, result.output
+    return result
+
+
+def fail(*arguments):
+    """Run a command that fails without writing anything, and return its one-line error."""
+    before = sorted(Path().rglob("*"))
+    result = invoke(*arguments)
+    assert (result.exit_code, result.stdout) == (2, ""), result.output
+    (line,) = result.stderr.splitlines()
+    assert line.startswith("calibrant: ")
+    assert sorted(Path().rglob("*")) == before
+    return line
+
+
+def test_a_study_writes_tables_curves_and_a_page_and_tests_only_its_choice():
+    result = succeed(*TUNE, "--trials", 3, "--by", "ece")
+    assert "trial 2: weight=" in result.stderr
+    output = result.stdout
+    (chosen,) = re.findall(r"Chosen on the validation data: (trial \d: weight=\S+), ", output)
+    assert "Trials: 3 (3 finished)." in output
+    assert "Only the chosen setting was evaluated on the test data." in output
+    plain = json.loads(Path("out/tune.json").read_text())
+    assert plain["chosen"] == chosen
+    assert plain["criterion"] == "ece"
+    assert f'--loss "{plain["loss"]}"' in output
+    assert {path.name for path in Path("out").iterdir()} == {
+        *(name.partition("/")[0] for name in FILES),
+        *("runs", "study", ".lock"),
+    }
+    assert all(Path("out", name).is_file() for name in FILES)
+    (tested,) = Path("out").rglob("evaluation.json")
+    assert json.loads(tested.with_name("result.json").read_text())["recipe"].count(plain["loss"]) == 1
+    again = succeed(*TUNE, "--trials", 3, "--by", "ece")
+    assert again.stdout == output
+    assert "epoch 1/1" not in again.stderr
+    assert "is chosen by ece, not nll" in fail(*TUNE, "--trials", 3)
+    other = fail(*TUNE, "--set", "seed=3", "--by", "ece")
+    assert "belongs to another recipe (there: seed = 0)" in other
+    assert "there: loss = " in fail(*TUNE, "--loss", "ls", "--by", "ece")
+
+
+def test_the_folder_is_named_after_recipe_and_loss_by_default():
+    succeed(*TUNE[:-2], "--trials", 1)
+    assert Path("runs/digits-lt/tune-mbls-margin=4/runs/mbls-margin=4-seed0/result.json").is_file()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (("--trials", 0), "--trials must be a whole number of at least 1, got 0"),
+        (("--by", "ecc"), "unknown criterion 'ecc', did you mean 'ece'?"),
+        (("--loss", "ce"), "loss ce has no hyper-parameters to tune"),
+        (("--loss", "mbls[margin=4,weight=1]"), "leaves nothing to tune"),
+        (("--loss", "mbls[margn=4]"), "no hyper-parameter 'margn', did you mean 'margin'?"),
+        (("--loss", "mbsl"), "unknown loss 'mbsl', did you mean 'mbls'?"),
+        (("--set", "log_test=true"), "tuning does not log test figures"),
+    ],
+)
+def test_errors_are_one_clear_line_before_anything_is_trained(arguments, expected):
+    assert expected in fail(*TUNE, *arguments)
+
+
+def test_the_missing_package_is_named_in_one_line(monkeypatch):
+    for name in [name for name in sys.modules if name.partition(".")[0] == "optuna"]:
+        monkeypatch.setitem(sys.modules, name, None)
+    for name in ("calibrant.training.study", "calibrant.training.tuning"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    monkeypatch.setitem(sys.modules, "optuna", None)
+    expected = "calibrant: calibrant tune needs the package optuna: pip install 'calibrant[tune]'"
+    assert fail(*TUNE) == expected
+
+
+def test_a_study_does_not_write_over_its_data():
+    file = Path("out", "tune.json")
+    file.parent.mkdir(parents=True)
+    with file.open("wb") as stream:
+        np.savez(stream, features=np.zeros((60, 4), np.float32), labels=np.arange(60) % 3)
+    data = ("--data-root", ".", "--set", f"data=npz[file={file}]")
+    assert "is one of the files to read" in fail(*TUNE, *data)
+
+
+def test_unknown_options_and_bad_numbers_are_refused_by_the_parser():
+    for arguments in (("--trails", 3), ("--trials", "many")):
+        result = invoke(*TUNE, *arguments)
+        assert result.exit_code == 2
+        assert str(arguments[0]) in result.stderr
