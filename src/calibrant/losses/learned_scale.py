@@ -14,7 +14,7 @@ from calibrant.arguments import in_range, one_of, ordered_pair
 from calibrant.kernels import Block, Composition, Part, PenaltyTerm, device_function, visit
 from calibrant.kernels.reduction import Gradient, Linearization
 from calibrant.layout import Elements, Index
-from calibrant.losses.base import AdaptiveLoss, LossOptions
+from calibrant.losses.base import AdaptiveLoss, LossOptions, Range
 from calibrant.losses.cross_entropy import cross_entropy
 from calibrant.statistics import Statistics, sum_dtype
 
@@ -111,8 +111,8 @@ class LearnedScale(AdaptiveLoss):
     ``(-log softmax(u)_y + pull/2 · Var_k(u)) / scale``. The model is used with its plain logits l. If they
     are over-confident on the validation set, the scale grows: the loss then sees sharper logits than the
     model gives, so the model settles at milder ones. If a class is predicted too often, its offset grows, so
-    that the model lowers its logit. The division keeps the size of the gradient, so that learning rates that suit
-    cross-entropy suit this loss. Nothing has to be tuned to the data.
+    that the model lowers its logit. The division keeps the size of the gradient, so that learning rates that
+    suit cross-entropy suit this loss. Nothing has to be tuned to the data.
 
     A pass takes the Newton step ``t`` of the log-temperature that the plain logits lack, and for every class
     the logarithm ``d_k`` of how many times too often it is predicted. Both are shrunk by their standard
@@ -154,6 +154,7 @@ class LearnedScale(AdaptiveLoss):
     """
 
     accepts_probabilities = True
+    search_space = (Range("rate", 0.1, 1, log=True), Range("pull", 1e-5, 0.01, log=True))
 
     scale: Tensor
     offset: Tensor
