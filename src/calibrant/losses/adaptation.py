@@ -1,4 +1,4 @@
-"""A driver for plain loops: one adaptation pass over a validation set; and warnings about what was learned."""
+"""One adaptation pass over a validation set, for plain loops, and warnings about what was learned."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def adapt_on(
         loss.forget()
         raise
     statistics = loss.adapt(group, timeout=timeout)
-    advise(loss, stacklevel=3)
+    advise(loss)
     return statistics
 
 

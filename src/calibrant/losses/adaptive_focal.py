@@ -90,8 +90,8 @@ class BinnedFocal(AdaptiveLoss):
     The bins are exact for up to 2²⁰ (1,048,576) validation elements in all processes together. Beyond that
     they are pooled from a histogram of fixed size and hold whole cells, see `ConfidenceHistogram.equal_mass`.
 
-    With ``evidence`` above 0, a gap between confidence and accuracy counts only as far as it exceeds that many
-    standard errors, see `error_of_accuracy`.
+    With ``evidence`` above 0, a gap between confidence and accuracy counts only as far as it exceeds that
+    many standard errors, see `error_of_accuracy`.
 
     Attributes:
         gamma: ``(bins,)``, the exponents.
@@ -225,8 +225,8 @@ class AdaFocal(BinnedFocal):
         return (
             f"{reached} of {int(used.sum())} exponents γ are at a bound of gamma_range=({low:g}, {high:g}), "
             "because they do not close the gap between confidence and accuracy. "
-            f"Try {'fewer bins' if self.evidence else 'evidence=2'}, a narrower gamma_range, a lower rate, or "
-            "another loss"
+            f"Try {'fewer bins' if self.evidence else 'evidence=2'}, a narrower gamma_range, a lower rate, "
+            "or another loss"
         )
 
     def update_bins(self, bins: Bins, moved: Tensor) -> None:

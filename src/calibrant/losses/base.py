@@ -413,7 +413,7 @@ class AdaptiveLoss(Loss):
         """
 
     def advice(self) -> str | None:
-        """What to change if this loss has no effect or its learned state is at its bounds; None if all is well.
+        """What to change if this loss has no effect or its learned state is at its bounds; otherwise None.
 
         One or two sentences about the learned state after several passes. `calibrant.training.train`, the
         integrations and `adapt_on` warn with them.

@@ -52,7 +52,7 @@ class HeuristicMultipliers(ClassAdaptiveSmoothing):
     ``-log p + mean_k λ_k max(0, max_j l_j - l_k - m)``. After each pass over the validation data the
     mean penalty of a class, ``c_k = λ_k mean max(0, max_j l_j - l_k - m)``, is compared with the previous
     pass: λ is multiplied by ``factor`` where ``c`` grew by more than ``threshold``, and divided by
-    ``factor`` where ``c`` shrank by more than ``threshold``. With ``evidence`` above 0, all of the interval of
+    ``factor`` where ``c`` shrank by more than ``threshold``. With ``evidence`` above 0, the whole interval of
     so many standard errors around the new ``c`` must lie beyond the threshold.
 
     Liu et al., *Class Adaptive Network Calibration*, CVPR 2023. The mean over classes is that of the released

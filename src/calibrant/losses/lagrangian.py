@@ -62,10 +62,10 @@ class AugmentedLagrangian(ClassAdaptiveSmoothing):
     ``P'(z_k, ρ, λ)`` and of the violation ``z_k``, are over validation elements and classes k. The paper has
     no such variant. Against the default it shows what a multiplier per class adds.
 
-    With ``evidence`` above 0, λ moves from its last value towards the mean slope only by what their difference
-    exceeds so many standard errors of the mean, and ρ grows only where the mean violation exceeds its limit by
-    as many. With ``per="all"``, the standard error is the mean of those of the classes: an upper bound, because
-    the classes of an element depend on each other.
+    With ``evidence`` above 0, λ moves towards the mean slope only by as much as their difference exceeds so
+    many standard errors of the mean, and ρ grows only where the mean violation exceeds its limit by as many.
+    With ``per="all"``, the standard error is the mean of those of the classes. This is an upper bound: the
+    classes of an element depend on each other.
 
     Liu et al., *Class Adaptive Network Calibration*, CVPR 2023.
 
@@ -154,11 +154,12 @@ class AugmentedLagrangian(ClassAdaptiveSmoothing):
         )
 
     def idle(self) -> str | None:
-        if self.multiplier.max() > _NEGLIGIBLE:
+        violation = float(self.previous_violation.max())
+        # Beyond the margin, even small multipliers are at work: those of P3 begin to grow slowly.
+        if violation > 0 or self.multiplier.max() > _NEGLIGIBLE:
             return None
-        # A margin at the mean distance is exceeded by many elements.
-        distance = self.margin * (1 + float(self.previous_violation.max()))
-        return f"Try a margin of {distance:.2g} or less, the largest mean distance of a class"
+        # Not above the largest mean distance, also after rounding.
+        return f"Try a margin of {0.95 * self.margin * (1 + violation):.2g} or less"
 
     def advice(self) -> str | None:
         found, largest = super().advice(), self.penalty_weight_max
@@ -168,7 +169,7 @@ class AugmentedLagrangian(ClassAdaptiveSmoothing):
         if 2 * int(stuck.sum()) <= stuck.numel():
             return None
         return (
-            f"{int(stuck.sum())} of {stuck.numel()} penalty weights have reached penalty_weight_max={largest:g}, "
+            f"{int(stuck.sum())} of {stuck.numel()} penalty weights are at penalty_weight_max={largest:g}, "
             f"and the logits still lie further apart than the margin of {self.margin:g} on average. Try a "
             "larger margin, or a larger penalty_weight_max"
         )

@@ -205,13 +205,13 @@ class ClassAdaptiveSmoothing(AdaptiveLoss):
             return None
         if (idle := self.idle()) is not None:
             return (
-                f"after {int(self.passes)} passes the penalty is still negligible, because logits lie closer "
-                f"together than the margin of {self.margin:g}: this is cross-entropy. {idle}"
+                f"after {int(self.passes)} passes the penalty is still negligible, because the logits "
+                f"lie closer together than the margin of {self.margin:g}: this is cross-entropy. {idle}"
             )
         low, high = self.multiplier_range
         if low < high and (reached := int((self.multiplier >= high).sum())):
             return (
-                f"{reached} of {self.multiplier.numel()} multipliers have reached the upper bound {high:g} of "
+                f"{reached} of {self.multiplier.numel()} multipliers are at the upper bound {high:g} of "
                 f"multiplier_range. Try a margin above {self.margin:g}"
             )
         return None

@@ -248,7 +248,7 @@ class Loop:
         return Recorded(self.plain_step, self.parts.batch_size, self.display.note, self.writer.wait)
 
     def run(self) -> None:
-        """Train to the end, from the last checkpoint if there is one, and warn if the loss did not do its work."""
+        """Train to the end, from the last checkpoint if there is one; warn if the loss had no effect."""
         self._resume()
         while self.epoch < self.parts.recipe.epochs:
             self._train_epoch()
