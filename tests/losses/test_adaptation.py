@@ -453,7 +453,9 @@ def test_exponents_at_their_bounds_are_told(key: str) -> None:
     advice = after_passes(loss, 1).advice()
     assert re.match(r"\d+ of 15 exponents γ are at a bound of gamma_range=\(-2, 20\)", advice or "")
     assert "Try evidence=2" in (advice or "")
-    assert "Try fewer bins" in (after_passes(create_loss(key, K, rate=30, evidence=1)).advice() or "")
+    assert "Try more validation data" in (
+        after_passes(create_loss(key, K, rate=30, evidence=2)).advice() or ""
+    )
     half = create_loss(key, K, bins=4)
     assert isinstance(half, AdaptiveLoss)
     half.passes.fill_(10)

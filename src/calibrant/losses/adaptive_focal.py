@@ -174,7 +174,7 @@ class AdaFocal(BinnedFocal):
         switch_at: |γ| below which focal and inverse focal loss change places; 0 for never.
         initial_gamma: γ at the start.
         evidence: the number of standard errors that a gap must exceed; only the excess moves γ. 0 is the
-            paper's rule; 1 suits small validation sets.
+            paper's rule; 2 suits small validation sets.
         **shared: see `Loss`.
 
     >>> import torch
@@ -225,8 +225,7 @@ class AdaFocal(BinnedFocal):
         return (
             f"{reached} of {int(used.sum())} exponents γ are at a bound of gamma_range=({low:g}, {high:g}), "
             "because they do not close the gap between confidence and accuracy. "
-            f"Try {'fewer bins' if self.evidence else 'evidence=2'}, a narrower gamma_range, a lower rate, "
-            "or another loss"
+            f"Try {'more validation data' if self.evidence >= 2 else 'evidence=2'}, or another loss"
         )
 
     def update_bins(self, bins: Bins, moved: Tensor) -> None:
