@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -85,7 +86,10 @@ def _test_figures(run: Run) -> str | None:
 
     if not all((run.folder / f"{part}.npz").is_file() for part in ("validation", "test")):
         return None
-    scaled = run.calibrator("temperature")
+    with warnings.catch_warnings():
+        # After a short run the temperature may stop at its bound: the line shows it, `calibrate` warns of it.
+        warnings.simplefilter("ignore")
+        scaled = run.calibrator("temperature")
     assert isinstance(scaled, Temperature)
     ((logits, labels),) = run.predictions("test")
     before, after = (
