@@ -14,7 +14,8 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from calibrant import LOSSES, cli
+from calibrant import LOSSES, cli, evaluate
+from calibrant.calibrators import create_calibrator
 from calibrant.predictions import open_predictions
 from calibrant.reports import comparison_page
 from calibrant.training.data import TensorSplit
@@ -70,6 +71,32 @@ def test_train_then_predict_then_evaluate():
         logits_and_labels("v.npz"), logits_and_labels("runs/a/validation.npz"), strict=True
     ):
         np.testing.assert_array_equal(found, stored)
+
+
+def test_train_ends_with_the_test_figures():
+    output = succeed("train", "digits-lt", *QUICK, "--output", "a")
+    logits, labels = (torch.from_numpy(part) for part in logits_and_labels("a/test.npz"))
+    on_validation = [torch.from_numpy(part) for part in logits_and_labels("a/validation.npz")]
+    scaled = create_calibrator("temperature").fit(*on_validation)
+    before, after = (evaluate(each, labels, resamples=0).metrics for each in (logits, scaled(logits)))
+    assert (
+        f"test accuracy {100 * before['accuracy']:.2f} %, ECE {100 * before['ece']:.2f} %, "
+        f"NLL {before['nll']:.4f}; after temperature scaling (T = {float(scaled.temperature):.3f}) "
+        f"ECE {100 * after['ece']:.2f} %, NLL {after['nll']:.4f}\n"
+    ) in output
+    Path("a/test.npz").unlink()
+    assert "test accuracy" not in succeed("train", "digits-lt", *QUICK, "--output", "a")
+
+
+@pytest.mark.filterwarnings("default::calibrant.losses.AdaptationWarning")
+def test_train_says_that_a_loss_had_no_effect():
+    arguments = ("--loss", "cals-alm[margin=1000]", "--set", "epochs=10", "--accelerator", "cpu")
+    result = invoke("train", "digits-lt", *arguments, "--output", "a")
+    assert result.exit_code == 0, result.output
+    lines = [line for line in result.stderr.splitlines() if line.startswith("calibrant: warning: ")]
+    assert len(lines) == 1
+    assert "cals-alm[margin=1000], seed 0: after 10 passes the penalty is still negligible" in lines[0]
+    assert re.search(r"Try a margin of [\d.]+ or less", lines[0])
 
 
 def test_a_finished_run_is_said_to_be_one_and_its_data_to_have_changed():

@@ -111,6 +111,7 @@ def test_the_data_move_every_learned_buffer(key: str) -> None:
     assert [name for name in fresh if torch.equal(fresh[name], state[name])] == []
 
 
+@pytest.mark.filterwarnings("ignore::calibrant.losses.AdaptationWarning")  # exponents learn from noise here
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("key", ADAPTIVE)
 def test_seven_three_and_no_samples_equal_ten(key: str, way: str, adapted: list[Results]) -> None:

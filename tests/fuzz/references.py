@@ -275,10 +275,14 @@ def adapt_cals_alm(o: Settings, logits: Tensor) -> None:
     """One pass over validation logits; ``o`` holds the state and the options."""
     z = distances(logits) / o.margin - 1
     over = 0 if o.per == "class" else (0, 1)
-    lam = slope(o.penalty, z, o.penalty_weight, o.multiplier).mean(over).clamp(*o.multiplier_range)
-    violation, number = z.mean(over), o.passes + 1
+    slopes = slope(o.penalty, z, o.penalty_weight, o.multiplier)
+    lam, violation, number = slopes.mean(over), z.mean(over), o.passes + 1
+    limit = o.required_decrease * o.previous_violation.clamp_min(0)
+    if o.evidence:
+        lam = o.multiplier + beyond(lam - o.multiplier, slopes - o.multiplier, o)
+        limit = limit + o.evidence * standard_error(z, o)
+    lam = lam.clamp(*o.multiplier_range)
     if number > 1 and number % o.every == 0:
-        limit = o.required_decrease * o.previous_violation.clamp_min(0)
         largest = math.inf if o.penalty_weight_max is None else o.penalty_weight_max
         grown = (o.growth * o.penalty_weight).clamp_max(largest)
         o.undecided = bool(((violation - limit).abs() < 1e-5 * (1 + limit)).any())
@@ -286,12 +290,29 @@ def adapt_cals_alm(o: Settings, logits: Tensor) -> None:
     o.multiplier, o.previous_violation, o.passes = lam, violation, number
 
 
+def standard_error(values: Tensor, o: Settings) -> Tensor:
+    """Of the mean over elements, ``(K,)``, or the mean of the classes' errors for ``per="all"``."""
+    if len(values) == 1:
+        return fixed(math.inf)
+    # Where all values are nearly equal, the variance is but rounding.
+    o.undecided |= bool((values.std(0) < 1e-3 * values.abs().amax(0)).any())
+    error = values.std(0) / math.sqrt(len(values))
+    return error.mean() if getattr(o, "per", "class") == "all" else error
+
+
+def beyond(gap: Tensor, values: Tensor, o: Settings) -> Tensor:
+    return gap.sign() * (gap.abs() - o.evidence * standard_error(values, o)).clamp_min(0)
+
+
 def adapt_cals_hr(o: Settings, logits: Tensor) -> None:
-    penalty, before = o.multiplier * hinge(logits, o.margin).mean(0), o.previous_penalty
+    excess, before = hinge(logits, o.margin), o.previous_penalty
+    penalty = o.multiplier * excess.mean(0)
     threshold = o.factor if o.threshold is None else o.threshold
+    reach = o.evidence * o.multiplier * standard_error(excess, o) if o.evidence else 0 * penalty
     if o.passes:
         for k in range(len(penalty)):
-            for more, less, step in ((penalty, before, o.factor), (before, penalty, 1 / o.factor)):
+            raised, lowered = (penalty - reach, before, o.factor), (before, penalty + reach, 1 / o.factor)
+            for more, less, step in (raised, lowered):
                 ratio = float(more[k] / less[k]) if less[k] > 0 else math.inf if more[k] > 0 else 1.0
                 o.undecided |= 1e-9 < abs(ratio / threshold - 1) < 1e-4
                 if ratio > threshold * (1 + 1e-9):
@@ -310,6 +331,16 @@ def equal_mass(logits: Tensor, labels: Tensor, bins: int) -> list[tuple[Tensor, 
     ]
 
 
+def evident_gap(o: Settings, members: Tensor, confidence: float, accuracy: float) -> float:
+    """Confidence minus accuracy, as far as it exceeds its standard errors under Jeffreys' prior."""
+    gap, count = confidence - accuracy, len(members)
+    if not o.evidence:
+        return gap
+    shrunk = (accuracy * count + 0.5) / (count + 1)
+    error = math.sqrt(shrunk * (1 - shrunk) / (count + 2))
+    return math.copysign(max(0.0, abs(gap) - o.evidence * error), gap)
+
+
 def adapt_adafocal(o: Settings, logits: Tensor, labels: Tensor) -> list[Tensor]:
     """Move γ, and return the confidences of each bin."""
     groups = equal_mass(logits, labels, o.bins)
@@ -317,7 +348,8 @@ def adapt_adafocal(o: Settings, logits: Tensor, labels: Tensor) -> list[Tensor]:
         if not len(members):
             continue
         before = float(o.gamma[b])
-        after = before * math.exp(math.copysign(o.rate, before) * (confidence - accuracy))
+        gap = evident_gap(o, members, confidence, accuracy)
+        after = before * math.exp(math.copysign(o.rate, before) * gap)
         after = min(max(after, o.gamma_range[0]), o.gamma_range[1])
         o.undecided |= abs(abs(after) - o.switch_at) < 1e-5
         if abs(after) < o.switch_at:
@@ -331,7 +363,8 @@ def adapt_calfocal(o: Settings, logits: Tensor, labels: Tensor) -> list[Tensor]:
     groups = equal_mass(logits, labels, o.bins)
     for b, (members, confidence, accuracy) in enumerate(groups):
         if len(members):
-            o.gamma[b], o.accuracy[b] = math.exp(o.rate * (confidence - accuracy)), accuracy
+            gap = evident_gap(o, members, confidence, accuracy)
+            o.gamma[b], o.accuracy[b] = math.exp(o.rate * gap), confidence - gap
     o.passes += 1
     return [members for members, _, _ in groups]
 

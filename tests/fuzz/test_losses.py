@@ -301,7 +301,8 @@ def draw_rule(data: st.DataObject, key: str, classes: int) -> AdaptiveLoss:
         "switch_at": st.sampled_from([0.0, 0.2, 1.0]),
         "initial_gamma": st.sampled_from([-1.5, 1.0, 10.0]),
     }
-    options = {name: data.draw(each, name) for name, each in own.get(key, focal).items()}
+    rule = own.get(key, focal) | {"evidence": st.sampled_from([0.0, 0.0, 1.0, 2.5])}
+    options = {name: data.draw(each, name) for name, each in rule.items()}
     loss = create_loss(key, classes, **options)
     assert isinstance(loss, AdaptiveLoss)
     return loss

@@ -322,6 +322,7 @@ def test_the_result_is_the_plain_loops(key: str) -> None:
     assert_identical(with_accelerator, accelerator_free)
 
 
+@pytest.mark.filterwarnings("ignore::calibrant.losses.AdaptationWarning")  # exponents learn from noise here
 @pytest.mark.parametrize("key", ["cals-alm", "cals-hr", "adafocal"])
 def test_a_run_goes_on_from_a_checkpoint_as_if_it_had_not_stopped(key: str, tmp_path: Path) -> None:
     whole = states(accelerated(key, 12, save_to=tmp_path))

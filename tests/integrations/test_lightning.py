@@ -16,7 +16,7 @@ import calibrant
 from calibrant.integrations import lightning as integration
 from calibrant.integrations.lightning import Calibration
 from calibrant.integrations.torchmetrics import CalibrationError
-from calibrant.losses import AdaptiveLoss
+from calibrant.losses import AdaptationWarning, AdaptiveLoss
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:.*does not have many workers"),
@@ -553,6 +553,15 @@ def test_repeats_among_rows_that_cannot_be_told_apart():
 
 
 # ------------------------------------------------------------------------------------------------ figures
+
+
+def test_a_loss_without_effect_is_told_at_the_end_of_the_fit():
+    made = module(loss=calibrant.create_loss("cals-alm", CLASSES, margin=1e6))
+    with pytest.warns(
+        AdaptationWarning, match="AugmentedLagrangian: after 12 passes the penalty is still"
+    ) as caught:
+        fit(made, max_epochs=12)
+    assert sum(warning.category is AdaptationWarning for warning in caught) == 1
 
 
 def test_what_is_logged():

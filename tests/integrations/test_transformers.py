@@ -31,7 +31,7 @@ from transformers.modeling_outputs import SequenceClassifierOutput
 import calibrant
 from calibrant import LOSSES, create_loss
 from calibrant.integrations.transformers import Calibration
-from calibrant.losses import AdaptiveLoss
+from calibrant.losses import AdaptationWarning, AdaptiveLoss
 
 ADAPTIVE = [key for key, loss in LOSSES.items() if issubclass(loss, AdaptiveLoss)]
 CLASSES = 3
@@ -631,6 +631,14 @@ def test_arguments_that_would_have_no_effect_are_told(tmp_path):
     trainer_for(Calibration(create_loss("ce", 3)), tmp_path, eval_strategy="no", max_steps=1).train()
     with pytest.raises(ValueError, match=r"label_smoothing_factor=0\.1"):
         trainer_for(Calibration(alm()), tmp_path, label_smoothing_factor=0.1).train()
+
+
+def test_a_loss_without_effect_is_told_at_the_end_of_training(tmp_path):
+    calibration = Calibration(create_loss("cals-alm", CLASSES, margin=1e6))
+    trainer = trainer_for(calibration, tmp_path, num_train_epochs=3, eval_strategy="steps", eval_steps=1)
+    with pytest.warns(AdaptationWarning, match="after 12 passes the penalty is still negligible") as caught:
+        trainer.train()
+    assert len(caught) == 1
 
 
 def test_a_trainer_without_the_callback_is_told(tmp_path):

@@ -1,5 +1,6 @@
 """The driver for plain loops: an adaptation pass that leaves the model as it found it."""
 
+import re
 from collections import OrderedDict, namedtuple
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -10,7 +11,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 from calibrant import LOSSES, adapt_on, create_loss
-from calibrant.losses import Loss
+from calibrant.losses import AdaptationWarning, AdaptiveLoss, Loss
 
 from .conftest import ADAPTIVE
 
@@ -377,3 +378,99 @@ class TestWrongArguments:
 
         with pytest.raises(TypeError, match="must return a tensor of logits, got dict of 1"):
             adapt_on(create_loss("cals-alm", 3), Wrapped(), [(torch.zeros(2, 3), torch.tensor([0, 1]))])
+
+
+# ---- Advice ---------------------------------------------------------------------------------------
+
+
+def after_passes(loss: Loss, passes: int = 10, scale: float = 4.0) -> AdaptiveLoss:
+    """A loss after passes over the same random validation data, half of them right."""
+    assert isinstance(loss, AdaptiveLoss)
+    logits = scale * torch.randn(200, K, dtype=torch.float64)
+    target = torch.where(torch.rand(200) < 0.5, logits.argmax(1), torch.randint(K, (200,)))
+    for _ in range(passes):
+        loss.observe(logits, target)
+        loss.adapt()
+    return loss
+
+
+@adaptive
+def test_a_loss_at_work_gives_no_advice(key: str) -> None:
+    options = {"margin": 3} if key.startswith("cals") else {}
+    loss = create_loss(key, K, **options)
+    assert isinstance(loss, AdaptiveLoss)
+    assert loss.advice() is None
+    for _ in range(12):
+        assert after_passes(loss, passes=1, scale=1.0 if key.startswith("ada") else 4.0).advice() is None
+
+
+@pytest.mark.parametrize("key", ["cals-alm", "cals-hr"])
+@pytest.mark.parametrize("options", [{}, {"evidence": 1}])
+def test_a_margin_out_of_reach_is_told(key: str, options: dict[str, float]) -> None:
+    loss = create_loss(key, K, margin=1000, **options)
+    assert after_passes(loss, 9).advice() is None  # the first epochs show little
+    advice = after_passes(loss, 1).advice()
+    assert advice is not None
+    assert advice.startswith("after 10 passes the penalty is still negligible, because the logits lie closer")
+    assert "the margin of 1000: this is cross-entropy. Try a" in advice
+    resumed = create_loss(key, K, margin=1000, **options)
+    resumed.load_state_dict(loss.state_dict())
+    assert resumed.advice() == advice
+
+
+@pytest.mark.parametrize("penalty", ["phr", "p2", "p3"])
+@pytest.mark.parametrize("per", ["class", "all"])
+def test_the_margin_that_is_advised_has_an_effect(penalty: str, per: str) -> None:
+    advice = after_passes(create_loss("cals-alm", K, margin=1000, penalty=penalty, per=per)).advice()
+    assert advice is not None
+    margin = float(re.search(r"Try a margin of ([\d.]+) or less", advice)[1])
+    assert 2 < margin < 10
+    loss = after_passes(create_loss("cals-alm", K, margin=margin, penalty=penalty, per=per))
+    assert loss.multiplier.max() > (1e-5 if penalty == "p3" else 0.01)  # P3 grows from 1e-6 by factors
+    assert "negligible" not in (loss.advice() or "")
+
+
+def test_multipliers_and_penalty_weights_at_their_bounds_are_told() -> None:
+    loss = after_passes(create_loss("cals-alm", K, margin=1, multiplier_range=(1e-6, 2.0)))
+    assert "4 of 4 multipliers are at the upper bound 2 of multiplier_range. Try a margin above 1" in (
+        loss.advice() or ""
+    )
+    options = {"margin": 1, "every": 1, "penalty_weight_max": 3}
+    loss = after_passes(create_loss("cals-alm", K, **options), 4)
+    assert loss.advice() is None
+    loss = after_passes(loss, 6)
+    assert "4 of 4 penalty weights are at penalty_weight_max=3, and the logits still" in (loss.advice() or "")
+    chosen = after_passes(create_loss("cals-alm", K, **options, initial_penalty_weight=3))
+    assert chosen.advice() is None  # it has not moved there
+    loss = create_loss("cals-hr", K, margin=1, multiplier_range=(1e-6, 0.1))
+    assert "4 of 4 multipliers are at the upper bound 0.1" in (after_passes(loss).advice() or "")
+
+
+@pytest.mark.parametrize("key", ["adafocal", "ada-dual-focal"])
+def test_exponents_at_their_bounds_are_told(key: str) -> None:
+    loss = after_passes(create_loss(key, K, rate=30), 9)
+    assert loss.advice() is None
+    advice = after_passes(loss, 1).advice()
+    assert re.match(r"\d+ of 15 exponents γ are at a bound of gamma_range=\(-2, 20\)", advice or "")
+    assert "Try evidence=2" in (advice or "")
+    assert "Try more validation data" in (
+        after_passes(create_loss(key, K, rate=30, evidence=2)).advice() or ""
+    )
+    half = create_loss(key, K, bins=4)
+    assert isinstance(half, AdaptiveLoss)
+    half.passes.fill_(10)
+    half.gamma.copy_(torch.tensor([20.0, 20.0, 5.0, -1.0]))
+    assert half.advice() is None
+    half.gamma[3] = -2
+    assert half.advice() is not None
+
+
+def test_adapt_on_warns_once_for_each_loss(network: Network) -> None:
+    batches = [(torch.randn(4, FEATURES), torch.zeros(4, dtype=torch.long))]
+    for loss in (create_loss("cals-alm", K, margin=1e6), create_loss("cals-alm", K, margin=1e6)):
+        for _ in range(9):
+            adapt_on(loss, network, batches)
+        with pytest.warns(AdaptationWarning, match="AugmentedLagrangian: after 10 passes") as caught:
+            adapt_on(loss, network, batches)
+        assert [warning.filename for warning in caught] == [__file__]
+        adapt_on(loss, network, batches)  # a second warning would be an error

@@ -117,6 +117,19 @@ def test_scale_and_offsets_stay_in_their_ranges() -> None:
     assert float(loss.offset.abs().max()) == 10
 
 
+def test_a_scale_at_its_bound_is_told() -> None:
+    loss = create_loss("ada-scale", 2, scale_range=(0.5, 2))
+    for number in range(12):
+        assert loss.advice() is None, number
+        loss.observe(torch.tensor([[9.0, 0.0]] * 100), torch.tensor([0, 1] * 50))
+        if number < 9 or loss.advice() is None:
+            loss.adapt()
+        if loss.advice() is not None:
+            break
+    assert "the scale is at a bound of scale_range=(0.5, 2)" in str(loss.advice())
+    assert int(loss.passes) == 10
+
+
 def test_probability_targets_are_observed() -> None:
     logits, target = drawn(50, 3, sharpness=2)
     hard, soft = (create_loss("ada-scale", 3, evidence=0) for _ in range(2))

@@ -21,7 +21,7 @@ from safetensors.torch import load_file
 
 from calibrant.calibrators import Temperature
 from calibrant.evaluation import evaluate
-from calibrant.losses import AdaptiveLoss, create_loss
+from calibrant.losses import AdaptationWarning, AdaptiveLoss, create_loss
 from calibrant.options import RecipeError
 from calibrant.training import checkpoint, logs, loop, setup, validation
 from calibrant.training.data import DATA_SETS, MissingDataError, TensorSplit, load_data, shuffled
@@ -247,6 +247,14 @@ def passes(recipe: Recipe, folder: Path, monkeypatch: pytest.MonkeyPatch) -> lis
     monkeypatch.setattr(loop.Loop, "_validate", noting)
     train(recipe, folder)
     return found
+
+
+def test_a_loss_without_effect_is_told_at_the_end_of_the_run(tmp_path: Path) -> None:
+    recipe = small("loss=cals-alm[margin=1000]", "epochs=10")
+    with pytest.warns(AdaptationWarning, match=r"cals-alm\[margin=1000\], seed 0: after 10 passes") as caught:
+        train(recipe, tmp_path)
+    assert [warning.filename for warning in caught] == [__file__]
+    train(recipe, tmp_path)  # finished: no second warning
 
 
 def test_adaptation_follows_its_schedule(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import warnings
 from contextlib import suppress
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -13,6 +14,9 @@ from calibrant.cli import training_options as options
 from calibrant.cli.program import say
 from calibrant.cli.run_files import check_written
 from calibrant.cli.terminal import app
+
+if TYPE_CHECKING:
+    from calibrant.training.runs import Run
 
 
 @app.command()
@@ -61,7 +65,7 @@ def train(
         if not fabric.is_global_zero:
             return
         run = Run(folder, data_root)
-        last = run.history[-1]
+        last, tested = run.history[-1], _test_figures(run)
     if finished:
         say(f"The run in {folder} was finished before; nothing was trained.")
     epochs = f"{len(run.history)} epoch{'s' if len(run.history) > 1 else ''}"
@@ -70,5 +74,29 @@ def train(
         f"validation accuracy {100 * last['validation_accuracy']:.2f} %, "
         f"ECE {100 * last['validation_ece']:.2f} %, NLL {last['validation_nll']:.4f}"
     )
-    if (folder / "test.npz").is_file():
-        say(f"Test figures: calibrant evaluate {folder / 'test.npz'}")
+    if tested is not None:
+        say(f"{folder}: {tested}")
+        say(f"All test figures: calibrant evaluate {folder / 'test.npz'}")
+
+
+def _test_figures(run: Run) -> str | None:
+    """Test accuracy, ECE and NLL, before and after temperature scaling; None without stored predictions."""
+    from calibrant.calibrators import Temperature
+    from calibrant.training.validation import ValidationSums
+
+    if not all((run.folder / f"{part}.npz").is_file() for part in ("validation", "test")):
+        return None
+    with warnings.catch_warnings():
+        # After a short run the temperature may stop at its bound: the line shows it, `calibrate` warns of it.
+        warnings.simplefilter("ignore")
+        scaled = run.calibrator("temperature")
+    assert isinstance(scaled, Temperature)
+    ((logits, labels),) = run.predictions("test")
+    before, after = (
+        ValidationSums.of(each, labels, -100).figures("test") for each in (logits, scaled(logits))
+    )
+    return (
+        f"test accuracy {100 * before['accuracy']:.2f} %, ECE {100 * before['ece']:.2f} %, "
+        f"NLL {before['nll']:.4f}; after temperature scaling (T = {float(scaled.temperature):.3f}) "
+        f"ECE {100 * after['ece']:.2f} %, NLL {after['nll']:.4f}"
+    )

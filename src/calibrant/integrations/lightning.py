@@ -17,6 +17,7 @@ from torch.utils.hooks import RemovableHandle
 from calibrant.inference import OwnRows, own_rows_in
 from calibrant.integrations.adaptive import uncompiled, warn
 from calibrant.losses import AdaptiveLoss, Loss
+from calibrant.losses.adaptation import advise
 
 __all__ = ["Calibration"]
 
@@ -162,6 +163,10 @@ class Calibration(Callback):
                 f"{type(loss).__name__} adapts to validation data, but this fit has no validation: add a "
                 "validation loader and a validation_step, and set limit_val_batches to other than 0"
             )
+
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Warn if the loss did not do its work."""
+        advise(self._find(pl_module)[1])
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Start to listen to the calls of the loss."""

@@ -17,6 +17,7 @@ from calibrant.evaluation import Evaluator
 from calibrant.integrations.accelerate import own_rows
 from calibrant.integrations.adaptive import calibrant_loss, warn
 from calibrant.losses import AdaptiveLoss, Loss
+from calibrant.losses.adaptation import advise
 from calibrant.metrics import METRICS
 
 __all__ = ["Calibration"]
@@ -297,9 +298,10 @@ class Calibration(TrainerCallback):
         self._keep(state)
 
     def on_train_end(self, *_: Any, **__: Any) -> None:
-        """Learn from no evaluation after training."""
+        """Learn from no evaluation after training, and warn if the loss did not do its work."""
         self._stop_learning()
         self._check_name()
+        advise(self.loss)
 
     def _keep(self, state: TrainerState) -> None:
         # The key is not the name of a callback, which Trainer would try to construct.

@@ -7,7 +7,7 @@ from typing import Any
 from calibrant import arguments
 from calibrant.losses.adaptation import adapt_on
 from calibrant.losses.adaptive_focal import AdaDualFocal, AdaFocal, CalFocal
-from calibrant.losses.base import AdaptiveLoss, Loss
+from calibrant.losses.base import AdaptationWarning, AdaptiveLoss, Loss
 from calibrant.losses.brier import Brier
 from calibrant.losses.confidence_penalty import ConfidencePenalty
 from calibrant.losses.cross_entropy import CrossEntropy
@@ -28,6 +28,7 @@ __all__ = [
     "PENALTIES",
     "AdaDualFocal",
     "AdaFocal",
+    "AdaptationWarning",
     "AdaptiveLoss",
     "AugmentedLagrangian",
     "Brier",

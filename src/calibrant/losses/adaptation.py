@@ -1,15 +1,17 @@
-"""A driver for plain loops: one adaptation pass over a validation set."""
+"""One adaptation pass over a validation set, for plain loops, and warnings about what was learned."""
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterable
 from typing import Any
 
 import torch.distributed as dist
 from torch import nn
 
+from calibrant.distributed import several_processes
 from calibrant.inference import Forward, OwnRows, Progress, for_each_prediction
-from calibrant.losses.base import AdaptiveLoss, Loss
+from calibrant.losses.base import AdaptationWarning, AdaptiveLoss, Loss
 from calibrant.statistics import Statistics
 
 
@@ -33,6 +35,8 @@ def adapt_on(
     In a distributed run every process makes the call, each with its own share of the data, which may be
     none. Elements that a `torch.utils.data.DistributedSampler` repeats are left out. If a batch fails in one
     process, the call fails in all of them.
+
+    If the loss turns out to have no effect, or to be at its bounds, an `AdaptationWarning` says so, once.
 
     Args:
         loss: any loss.
@@ -79,4 +83,24 @@ def adapt_on(
     except BaseException:
         loss.forget()
         raise
-    return loss.adapt(group, timeout=timeout)
+    statistics = loss.adapt(group, timeout=timeout)
+    advise(loss)
+    return statistics
+
+
+def advise(loss: Loss, *, name: str | None = None, stacklevel: int = 2) -> None:
+    """Warn with the `AdaptiveLoss.advice` of a loss, if it has any; once per loss, in the first process.
+
+    Args:
+        loss: any loss.
+        name: the name of the loss in the warning; its class by default.
+        stacklevel: the caller to whom the warning belongs, as in `warnings.warn`.
+    """
+    if not isinstance(loss, AdaptiveLoss) or loss._advised or (several_processes() and dist.get_rank()):
+        return
+    advice = loss.advice()
+    if advice is not None:
+        loss._advised = True
+        warnings.warn(
+            f"{name or type(loss).__name__}: {advice}", AdaptationWarning, stacklevel=stacklevel + 1
+        )

@@ -13,7 +13,8 @@ from calibrant.histogram import Bins, Outcomes, bin_with_width
 from calibrant.kernels import Composition, FirstTerm, LowerProbability, Value, device_function
 from calibrant.kernels.device import exp, number
 from calibrant.layout import Elements
-from calibrant.losses.base import AdaptiveLoss, LossOptions, Range
+from calibrant.losses.base import SEVERAL_PASSES, AdaptiveLoss, LossOptions, Range
+from calibrant.losses.evidence import beyond, error_of_accuracy
 from calibrant.losses.focal import LookUp, focal, modulated
 from calibrant.statistics import Statistics
 
@@ -89,6 +90,9 @@ class BinnedFocal(AdaptiveLoss):
     The bins are exact for up to 2²⁰ (1,048,576) validation elements in all processes together. Beyond that
     they are pooled from a histogram of fixed size and hold whole cells, see `ConfidenceHistogram.equal_mass`.
 
+    With ``evidence`` above 0, a gap between confidence and accuracy counts only as far as it exceeds that
+    many standard errors, see `error_of_accuracy`.
+
     Attributes:
         gamma: ``(bins,)``, the exponents.
         edges: ``(bins + 1,)``, bin b being ``(edges[b], edges[b+1]]``; equal widths at the start.
@@ -98,10 +102,16 @@ class BinnedFocal(AdaptiveLoss):
     edges: Tensor
 
     def __init__(
-        self, num_classes: int, bins: int, initial_gamma: float, **shared: Unpack[LossOptions]
+        self,
+        num_classes: int,
+        bins: int,
+        initial_gamma: float,
+        evidence: float,
+        **shared: Unpack[LossOptions],
     ) -> None:
         super().__init__(num_classes, **shared)
         self.bins = whole_number("bins", bins)
+        self.evidence = in_range("evidence", evidence)
         self.initial_gamma = in_range("initial_gamma", initial_gamma, -float("inf"))
         self.register_learned("gamma", [self.initial_gamma] * self.bins)
         edges = [b / self.bins for b in range(self.bins + 1)]
@@ -129,6 +139,10 @@ class BinnedFocal(AdaptiveLoss):
         bins = statistics.equal_mass(self.bins)
         self.edges.copy_(bins.edges)
         self.update_bins(bins, (bins.count > 0) & (bins.edges.diff() > 0))
+
+    def gap(self, bins: Bins) -> Tensor:
+        """Confidence minus accuracy of each bin, as far as it exceeds its standard errors, ``(bins,)``."""
+        return beyond(bins.gap, error_of_accuracy(bins), self.evidence)
 
     @abstractmethod
     def update_bins(self, bins: Bins, moved: Tensor) -> None:
@@ -159,6 +173,8 @@ class AdaFocal(BinnedFocal):
         gamma_range: bounds of γ.
         switch_at: |γ| below which focal and inverse focal loss change places; 0 for never.
         initial_gamma: γ at the start.
+        evidence: the number of standard errors that a gap must exceed; only the excess moves γ. 0 is the
+            paper's rule; 2 suits small validation sets.
         **shared: see `Loss`.
 
     >>> import torch
@@ -181,9 +197,10 @@ class AdaFocal(BinnedFocal):
         gamma_range: tuple[float, float] = (-2.0, 20.0),
         switch_at: float = 0.2,
         initial_gamma: float = 1.0,
+        evidence: float = 0.0,
         **shared: Unpack[LossOptions],
     ) -> None:
-        super().__init__(num_classes, bins, initial_gamma, **shared)
+        super().__init__(num_classes, bins, initial_gamma, evidence, **shared)
         self.rate = in_range("rate", rate)
         self.gamma_range = ordered_pair("gamma_range", gamma_range)
         self.switch_at = in_range("switch_at", switch_at)
@@ -201,9 +218,21 @@ class AdaFocal(BinnedFocal):
     def composition(self) -> Composition:
         return Composition(focal(BINNED, {"gamma": self.gamma, "edges": self.edges}, self.look_up))
 
+    def advice(self) -> str | None:
+        low, high = self.gamma_range
+        used = self.edges.diff() > 0
+        reached = int((used & ((self.gamma <= low) | (self.gamma >= high))).sum())
+        if self.passes < SEVERAL_PASSES or low == high or 2 * reached <= int(used.sum()):
+            return None
+        return (
+            f"{reached} of {int(used.sum())} exponents γ are at a bound of gamma_range=({low:g}, {high:g}), "
+            "because they do not close the gap between confidence and accuracy. "
+            f"Try {'more validation data' if self.evidence >= 2 else 'evidence=2'}, or another loss"
+        )
+
     def update_bins(self, bins: Bins, moved: Tensor) -> None:
         sign = self.gamma.sign()
-        gamma = self.gamma * (sign * self.rate * bins.gap).exp()
+        gamma = self.gamma * (sign * self.rate * self.gap(bins)).exp()
         gamma = gamma.clamp(*self.gamma_range)
         gamma = torch.where(gamma.abs() < self.switch_at, -sign * self.switch_at, gamma)
         self.gamma.copy_(torch.where(moved, gamma, self.gamma))
@@ -251,10 +280,12 @@ class CalFocal(BinnedFocal):
         per: ``"sample"`` or ``"bin"``.
         through_gamma: differentiate γ by p as well; for ``per="sample"`` only, since the γ of a bin does not
             depend on p.
+        evidence: the number of standard errors that a gap ``C_b - A_b`` must exceed; only the excess counts,
+            so that ``C_b`` minus the excess takes the place of ``A_b``. 0 is the paper's rule.
         **shared: see `Loss`.
 
     Attributes:
-        accuracy: ``(bins,)``, accuracy of the validation bins.
+        accuracy: ``(bins,)``, accuracy of the validation bins, or with ``evidence`` what takes its place.
 
     >>> import torch
     >>> loss = CalFocal(2, bins=1, per="bin")
@@ -276,9 +307,10 @@ class CalFocal(BinnedFocal):
         rate: float = 10.0,
         per: str = "sample",
         through_gamma: bool = False,
+        evidence: float = 0.0,
         **shared: Unpack[LossOptions],
     ) -> None:
-        super().__init__(num_classes, bins, 1.0, **shared)
+        super().__init__(num_classes, bins, 1.0, evidence, **shared)
         self.rate = in_range("rate", rate)
         self.per = one_of("per", per, ["sample", "bin"])
         if not isinstance(through_gamma, bool):
@@ -320,7 +352,8 @@ class CalFocal(BinnedFocal):
         return self.accuracy.new_full((), self.rate) * (self.passes > 0)
 
     def update_bins(self, bins: Bins, moved: Tensor) -> None:
-        accuracy = bins.correct / bins.count.clamp_min(1)
+        gap, filled = self.gap(bins), bins.count.clamp_min(1)
+        accuracy = bins.confidence / filled - gap if self.evidence else bins.correct / filled
         self.accuracy.copy_(torch.where(moved, accuracy, self.accuracy))
-        gamma = (self.rate * bins.gap).clamp_max(_LARGEST).exp()
+        gamma = (self.rate * gap).clamp_max(_LARGEST).exp()
         self.gamma.copy_(torch.where(moved, gamma, self.gamma))

@@ -371,6 +371,14 @@ SYMBOLS = {"multiplier": "λ", "gamma": "γ", "penalty_weight": "ρ"}
 """The letters by which papers call what adaptive losses learn, by the name of the buffer."""
 
 
+class AdaptationWarning(UserWarning):
+    """An adaptive loss has no effect, or its learned state is at its bounds; see `AdaptiveLoss.advice`."""
+
+
+SEVERAL_PASSES = 10
+"""The number of passes after which the learned state of a loss shows whether the loss is at work."""
+
+
 class AdaptiveLoss(Loss):
     """A loss whose buffers move with the validation set.
 
@@ -379,7 +387,7 @@ class AdaptiveLoss(Loss):
     rank. What is observed is a plain attribute: sums over elements, not in the ``state_dict`` and never
     broadcast.
 
-    Subclasses write `measure` and `update`.
+    Subclasses write `measure` and `update`, and may write `advice`.
 
     >>> from calibrant import create_loss
     >>> loss = create_loss("cals-hr", 2)
@@ -399,6 +407,7 @@ class AdaptiveLoss(Loss):
         self._observed: Statistics | None = None
         self._learned: list[str] = []
         self._reported: list[str] = []
+        self._advised = False
 
     def _check_state(self, logits: Tensor) -> None:
         super()._check_state(logits)
@@ -426,6 +435,14 @@ class AdaptiveLoss(Loss):
         In place, because a compiled loss then sees the new values without being compiled again.
         `passes` still counts the passes before this one.
         """
+
+    def advice(self) -> str | None:
+        """What to change if this loss has no effect or its learned state is at its bounds; otherwise None.
+
+        One or two sentences about the learned state after several passes. `calibrant.training.train`, the
+        integrations and `adapt_on` warn with them.
+        """
+        return None
 
     @torch.no_grad()
     def observe(self, logits: Tensor, target: Tensor) -> None:

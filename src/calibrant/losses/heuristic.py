@@ -12,12 +12,16 @@ from calibrant.arguments import in_range
 from calibrant.kernels import Part, sum_by_class
 from calibrant.layout import Elements
 from calibrant.losses.base import LossOptions, Range
+from calibrant.losses.evidence import error_of_mean
 from calibrant.losses.margin import ClassAdaptiveSmoothing, margin_penalty
-from calibrant.statistics import Statistics
+from calibrant.statistics import Statistics, sum_dtype
 
 # After a raise with an unchanged excess the ratio is exactly the factor, and so by default the threshold:
 # rounding must not decide.
 _EQUAL_WITHIN = 1e-9
+
+_NEGLIGIBLE = 1e-4
+"""A mean penalty up to this size, in nats, has no visible effect."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -31,13 +35,25 @@ class ExcessStatistics(Statistics):
     excess: Tensor
 
 
+@dataclass(frozen=True, eq=False)
+class ExcessMoments(ExcessStatistics):
+    """The same, with the squares that standard errors need.
+
+    Attributes:
+        excess_square: ``(K,)``, summed square of the distance beyond the margin.
+    """
+
+    excess_square: Tensor
+
+
 class HeuristicMultipliers(ClassAdaptiveSmoothing):
     """Class-adaptive label smoothing by a heuristic rule, CALS-HR (key ``cals-hr``).
 
     ``-log p + mean_k λ_k max(0, max_j l_j - l_k - m)``. After each pass over the validation data the
     mean penalty of a class, ``c_k = λ_k mean max(0, max_j l_j - l_k - m)``, is compared with the previous
     pass: λ is multiplied by ``factor`` where ``c`` grew by more than ``threshold``, and divided by
-    ``factor`` where ``c`` shrank by more than ``threshold``.
+    ``factor`` where ``c`` shrank by more than ``threshold``. With ``evidence`` above 0, the whole interval of
+    so many standard errors around the new ``c`` must lie beyond the threshold.
 
     Liu et al., *Class Adaptive Network Calibration*, CVPR 2023. The mean over classes is that of the released
     code. The paper's formula is a sum over classes: multiply λ by ``num_classes`` for it.
@@ -53,6 +69,7 @@ class HeuristicMultipliers(ClassAdaptiveSmoothing):
             raise of λ is itself a growth of ``c`` that raises λ again.
         multiplier_range: bounds of λ (from the released code).
         initial_multiplier: λ at the start (from the released code).
+        evidence: the number of standard errors by which ``c`` must pass the threshold; 0 is the paper's rule.
         **shared: see `Loss`.
 
     >>> import torch
@@ -77,9 +94,10 @@ class HeuristicMultipliers(ClassAdaptiveSmoothing):
         threshold: float | None = None,
         multiplier_range: tuple[float, float] = (1e-6, 1e6),
         initial_multiplier: float = 0.1,
+        evidence: float = 0.0,
         **shared: Unpack[LossOptions],
     ) -> None:
-        super().__init__(num_classes, margin, multiplier_range, initial_multiplier, **shared)
+        super().__init__(num_classes, margin, multiplier_range, initial_multiplier, evidence, **shared)
         self.factor = in_range("factor", factor, 1, open_low=True)
         self.threshold = None if threshold is None else in_range("threshold", threshold, 1)
         self.register_learned("previous_penalty", [0.0] * num_classes, reported=False)
@@ -89,20 +107,40 @@ class HeuristicMultipliers(ClassAdaptiveSmoothing):
             "hinge", margin=self.margin, multiplier=self.multiplier, factor=1 / self.num_classes
         )
 
+    def idle(self) -> str | None:
+        if self.previous_penalty.max() > _NEGLIGIBLE:
+            return None
+        return f"Try a lower margin, such as {self.margin / 2:g}"
+
     def measure(self, elements: Elements) -> ExcessStatistics:
         def excess(shifted: Tensor) -> tuple[Tensor]:
             return (torch.rsub(shifted, -self.margin).relu(),)
 
-        return ExcessStatistics(*sum_by_class(elements, excess))
+        if not self.evidence:
+            return ExcessStatistics(*sum_by_class(elements, excess))
+        dtype = sum_dtype(
+            elements.logits.device
+        )  # not float32: the variance is a small difference of squares
+
+        def moments(shifted: Tensor) -> tuple[Tensor, Tensor]:
+            (distance,) = excess(shifted)
+            return distance, distance.to(dtype).square()
+
+        return ExcessMoments(*sum_by_class(elements, moments))
 
     def update(self, statistics: Statistics) -> None:
         assert isinstance(statistics, ExcessStatistics)
         penalty = self.multiplier * statistics.excess / statistics.samples
+        least = most = penalty
+        if isinstance(statistics, ExcessMoments):
+            error = error_of_mean(statistics.excess, statistics.excess_square, statistics.samples)
+            reach = self.evidence * self.multiplier * error
+            least, most = penalty - reach, penalty + reach
         before = self.previous_penalty
         threshold = (self.factor if self.threshold is None else self.threshold) * (1 + _EQUAL_WITHIN)
         step = torch.ones_like(penalty)
-        step = torch.where(penalty > threshold * before, self.factor, step)
-        step = torch.where(before > threshold * penalty, 1 / self.factor, step)
+        step = torch.where(least > threshold * before, self.factor, step)
+        step = torch.where(before > threshold * most, 1 / self.factor, step)
         if self.passes > 0:
             self.multiplier.copy_((self.multiplier * step).clamp(*self.multiplier_range))
         self.previous_penalty.copy_(penalty)

@@ -10,11 +10,15 @@ from torch import Tensor
 
 from calibrant.arguments import in_range, one_of, whole_number
 from calibrant.kernels import MarginPenalty, Part, sum_by_class
-from calibrant.layout import Elements
+from calibrant.layout import Elements, along_classes
 from calibrant.losses.base import LossOptions, Range
+from calibrant.losses.evidence import beyond, error_of_mean
 from calibrant.losses.margin import ClassAdaptiveSmoothing, margin_penalty
 from calibrant.losses.penalties import PENALTIES
-from calibrant.statistics import Statistics
+from calibrant.statistics import Statistics, sum_dtype
+
+_NEGLIGIBLE = 1e-3
+"""A multiplier up to this size has no visible effect: the gradient of the penalty has a factor λ / (K m)."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -28,6 +32,19 @@ class MarginStatistics(Statistics):
 
     slope: Tensor
     violation: Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class MarginMoments(MarginStatistics):
+    """The same, with the squares that standard errors need.
+
+    Attributes:
+        change_square: ``(K,)``, summed square of the slope minus the current λ.
+        violation_square: ``(K,)``, summed square of the violation.
+    """
+
+    change_square: Tensor
+    violation_square: Tensor
 
 
 class AugmentedLagrangian(ClassAdaptiveSmoothing):
@@ -44,6 +61,11 @@ class AugmentedLagrangian(ClassAdaptiveSmoothing):
     With ``per="all"``, λ and ρ are single numbers. Their rules are the same, and both means, of the slope
     ``P'(z_k, ρ, λ)`` and of the violation ``z_k``, are over validation elements and classes k. The paper has
     no such variant. Against the default it shows what a multiplier per class adds.
+
+    With ``evidence`` above 0, λ moves towards the mean slope only by as much as their difference exceeds so
+    many standard errors of the mean, and ρ grows only where the mean violation exceeds its limit by as many.
+    With ``per="all"``, the standard error is the mean of those of the classes. This is an upper bound: the
+    classes of an element depend on each other.
 
     Liu et al., *Class Adaptive Network Calibration*, CVPR 2023.
 
@@ -62,6 +84,7 @@ class AugmentedLagrangian(ClassAdaptiveSmoothing):
         initial_multiplier: the initial λ.
         initial_penalty_weight: the initial ρ.
         per: ``"class"``, or ``"all"`` for one λ and one ρ for all classes.
+        evidence: the number of standard errors that a change of λ must exceed; 0 is the paper's rule.
         **shared: see `Loss`.
 
     Attributes:
@@ -97,9 +120,10 @@ class AugmentedLagrangian(ClassAdaptiveSmoothing):
         initial_multiplier: float = 1e-6,
         initial_penalty_weight: float = 1.0,
         per: str = "class",
+        evidence: float = 0.0,
         **shared: Unpack[LossOptions],
     ) -> None:
-        super().__init__(num_classes, margin, multiplier_range, initial_multiplier, per, **shared)
+        super().__init__(num_classes, margin, multiplier_range, initial_multiplier, evidence, per, **shared)
         in_range("margin", margin, open_low=True)
         self.penalty = one_of("penalty", penalty, list(PENALTIES))
         self.growth = in_range("growth", growth, 1)
@@ -131,20 +155,65 @@ class AugmentedLagrangian(ClassAdaptiveSmoothing):
             factor=1 / self.num_classes,
         )
 
+    def idle(self) -> str | None:
+        violation = float(self.previous_violation.max())
+        # Beyond the margin, even small multipliers are at work: those of P3 begin to grow slowly.
+        if violation > 0 or self.multiplier.max() > _NEGLIGIBLE:
+            return None
+        # Not above the largest mean distance, also after rounding.
+        return f"Try a margin of {0.95 * self.margin * (1 + violation):.2g} or less"
+
+    def advice(self) -> str | None:
+        found, largest = super().advice(), self.penalty_weight_max
+        if found is not None or largest is None or self.initial_penalty_weight == largest:
+            return found
+        stuck = (self.penalty_weight >= largest) & (self.previous_violation > 0)
+        if 2 * int(stuck.sum()) <= stuck.numel():
+            return None
+        return (
+            f"{int(stuck.sum())} of {stuck.numel()} penalty weights are at penalty_weight_max={largest:g}, "
+            f"and the logits still lie further apart than the margin of {self.margin:g} on average. Try a "
+            "larger margin, or a larger penalty_weight_max"
+        )
+
     def measure(self, elements: Elements) -> MarginStatistics:
         term = self.margin_term().term(elements.logits)
         assert isinstance(term, MarginPenalty)
-        return MarginStatistics(*sum_by_class(elements, term.slope_and_violation))
+        if not self.evidence:
+            return MarginStatistics(*sum_by_class(elements, term.slope_and_violation))
+        dtype = sum_dtype(
+            elements.logits.device
+        )  # not float32: the variance is a small difference of squares
+        multiplier = self.multiplier if self.per == "all" else along_classes(self.multiplier, elements.logits)
+
+        def moments(shifted: Tensor) -> tuple[Tensor, ...]:
+            slope, violation = term.slope_and_violation(shifted)
+            change = slope.to(dtype) - multiplier.to(dtype)
+            return slope, violation, change.square(), violation.to(dtype).square()
+
+        return MarginMoments(*sum_by_class(elements, moments))
 
     def update(self, statistics: Statistics) -> None:
         assert isinstance(statistics, MarginStatistics)
         slope, violation = statistics.slope / statistics.samples, statistics.violation / statistics.samples
         if self.per == "all":
             slope, violation = slope.mean(), violation.mean()
+        limit = self.required_decrease * self.previous_violation.clamp_min(0)
+        if isinstance(statistics, MarginMoments):
+            error_of_slope, error_of_violation = self._errors(statistics)
+            slope = self.multiplier + beyond(slope - self.multiplier, error_of_slope, self.evidence)
+            limit = limit + self.evidence * error_of_violation
         number = int(self.passes) + 1
         if number > 1 and number % self.every == 0:
-            stuck = violation > self.required_decrease * self.previous_violation.clamp_min(0)
             grown = (self.growth * self.penalty_weight).clamp_max(self.penalty_weight_max or torch.inf)
-            self.penalty_weight.copy_(torch.where(stuck, grown, self.penalty_weight))
+            self.penalty_weight.copy_(torch.where(violation > limit, grown, self.penalty_weight))
         self.previous_violation.copy_(violation)
         self.multiplier.copy_(slope.clamp(*self.multiplier_range))
+
+    def _errors(self, moments: MarginMoments) -> tuple[Tensor, Tensor]:
+        """The standard errors of the mean slope and of the mean violation."""
+        count = moments.samples
+        change = moments.slope - count * self.multiplier
+        slope = error_of_mean(change, moments.change_square, count)
+        violation = error_of_mean(moments.violation, moments.violation_square, count)
+        return (slope, violation) if self.per == "class" else (slope.mean(), violation.mean())

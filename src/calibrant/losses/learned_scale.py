@@ -14,8 +14,9 @@ from calibrant.arguments import in_range, one_of, ordered_pair
 from calibrant.kernels import Block, Composition, Part, PenaltyTerm, device_function, visit
 from calibrant.kernels.reduction import Gradient, Linearization
 from calibrant.layout import Elements, Index
-from calibrant.losses.base import AdaptiveLoss, LossOptions, Range
+from calibrant.losses.base import SEVERAL_PASSES, AdaptiveLoss, LossOptions, Range
 from calibrant.losses.cross_entropy import cross_entropy
+from calibrant.losses.evidence import shrunk
 from calibrant.statistics import Statistics, sum_dtype
 
 if TYPE_CHECKING:
@@ -75,11 +76,6 @@ _WIDEST = 10.0
 """The largest offset."""
 
 _TINY = 1e-12
-
-
-def _shrunk(value: Tensor, error: Tensor) -> Tensor:
-    """Shrink values towards 0 by ``error² / value``; those below their error become 0."""
-    return torch.where(value.abs() > error, value - error.square() / value, 0)
 
 
 @dataclass(frozen=True, eq=False)
@@ -192,6 +188,15 @@ class LearnedScale(AdaptiveLoss):
     def settings(self) -> dict[str, Any]:
         return {**super().settings(), "offset": self._offset_rule}  # the attribute is what was learned
 
+    def advice(self) -> str | None:
+        low, high = self.scale_range
+        if self.passes < SEVERAL_PASSES or low == high or low < self.scale < high:
+            return None
+        return (
+            f"the scale is at a bound of scale_range=({low:g}, {high:g}): the network does not follow it. "
+            "Try a larger pull, weight decay, fewer epochs, or temperature scaling afterwards"
+        )
+
     def composition(self) -> Composition:
         variance = Part(lambda logits: LogitVariance(), LOGIT_VARIANCE, factor=self.pull / 2)
         penalty = variance if self.pull else None
@@ -225,14 +230,14 @@ class LearnedScale(AdaptiveLoss):
         low, high = self.scale_range
         curvature = statistics.curvature.clamp_min(_TINY)  # 0 where all predictions are certain
         error = statistics.squares.sqrt() / curvature
-        step = _shrunk(statistics.slope / curvature, self.evidence * error).clamp(-_LARGEST, _LARGEST)
+        step = shrunk(statistics.slope / curvature, error, self.evidence).clamp(-_LARGEST, _LARGEST)
         self.log_scale.add_(self.rate * step).clamp_(math.log(low), math.log(high))
         self.scale.copy_((self.log_scale + self.lead * step).exp().clamp(low, high))
         if self._offset_rule == "none":
             return
         expected = statistics.observed + _PRIOR
         error = statistics.spread.sqrt() / expected
-        excess = _shrunk(((statistics.predicted + _PRIOR) / expected).log(), self.evidence * error)
+        excess = shrunk(((statistics.predicted + _PRIOR) / expected).log(), error, self.evidence)
         self.offset.add_(self.rate * excess)
         self.offset.sub_(self.offset.mean()).clamp_(-_WIDEST, _WIDEST)
 

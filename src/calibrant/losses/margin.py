@@ -12,7 +12,7 @@ from calibrant.arguments import in_range, one_of, ordered_pair
 from calibrant.kernels import Composition, MarginPenalty, Part, PenaltyTerm, Value, device_function
 from calibrant.kernels.device import exact_per_class, per_class, two_sum
 from calibrant.layout import along_classes, computing_dtype
-from calibrant.losses.base import AdaptiveLoss, LossOptions
+from calibrant.losses.base import SEVERAL_PASSES, AdaptiveLoss, LossOptions
 from calibrant.losses.cross_entropy import cross_entropy
 from calibrant.losses.penalties import PENALTIES, hinge
 
@@ -175,6 +175,7 @@ class ClassAdaptiveSmoothing(AdaptiveLoss):
         margin: float,
         multiplier_range: tuple[float, float],
         initial_multiplier: float,
+        evidence: float,
         per: str = "class",
         /,
         **shared: Unpack[LossOptions],
@@ -183,6 +184,7 @@ class ClassAdaptiveSmoothing(AdaptiveLoss):
         self.margin = in_range("margin", margin)
         self.multiplier_range = ordered_pair("multiplier_range", multiplier_range)
         self.initial_multiplier = in_range("initial_multiplier", initial_multiplier)
+        self.evidence = in_range("evidence", evidence)
         self.per = one_of("per", per, ["class", "all"])
         self.register_learned("multiplier", self.initial(self.initial_multiplier))
 
@@ -193,6 +195,26 @@ class ClassAdaptiveSmoothing(AdaptiveLoss):
     @abstractmethod
     def margin_term(self) -> Part:
         """The penalty under the current state."""
+
+    @abstractmethod
+    def idle(self) -> str | None:
+        """What to change if the penalty has no effect under the current state; None if it has one."""
+
+    def advice(self) -> str | None:
+        if self.passes < SEVERAL_PASSES:
+            return None
+        if (idle := self.idle()) is not None:
+            return (
+                f"after {int(self.passes)} passes the penalty is still negligible, because the logits "
+                f"lie closer together than the margin of {self.margin:g}: this is cross-entropy. {idle}"
+            )
+        low, high = self.multiplier_range
+        if low < high and (reached := int((self.multiplier >= high).sum())):
+            return (
+                f"{reached} of {self.multiplier.numel()} multipliers are at the upper bound {high:g} of "
+                f"multiplier_range. Try a margin above {self.margin:g}"
+            )
+        return None
 
     def composition(self) -> Composition:
         return Composition(cross_entropy(), self.margin_term())

@@ -22,6 +22,7 @@ from calibrant.atomic import replace_file
 from calibrant.distributed import agree, gather, readable_errors, together
 from calibrant.histogram import Bins
 from calibrant.losses import AdaptiveLoss
+from calibrant.losses.adaptation import advise
 from calibrant.options import RecipeError
 from calibrant.predictions import write_predictions
 from calibrant.statistics import sum_dtype
@@ -85,6 +86,9 @@ def train(
         TrainingError: training diverged, a checkpoint does not fit the run, or the folder was replaced.
         OtherProcessError: another process of the run has ended.
         OSError: data are missing, or the disk cannot be written to. Saved checkpoints stay.
+
+    Warns:
+        AdaptationWarning: at the end of the run, an adaptive loss had no effect or was at its bounds.
 
     >>> from tempfile import TemporaryDirectory
     >>> recipe = Recipe.load("digits-lt").override(["epochs=1", "loss=cals-alm"])
@@ -254,7 +258,7 @@ class Loop:
         return Recorded(self.plain_step, self.parts.batch_size, self.display.note, self.writer.wait)
 
     def run(self) -> None:
-        """Train to the end, from the last checkpoint if there is one."""
+        """Train to the end, from the last checkpoint if there is one; warn if the loss had no effect."""
         self._resume()
         while self.epoch < self.parts.recipe.epochs:
             # Not at the end of an epoch: a process killed between question and answer would not ask again.
@@ -262,6 +266,8 @@ class Loop:
                 return
             self._train_epoch()
         self._finish()
+        recipe = self.parts.recipe
+        advise(self.parts.loss, name=f"{recipe.loss}, seed {recipe.seed}", stacklevel=4)
 
     def _stops_early(self) -> bool:
         """Whether `stop_early` ends the run here; the first process decides for all."""
