@@ -144,6 +144,17 @@ def pixels(image: Image.Image) -> Tensor:
     )
 
 
+def scaled(image: Image.Image, height: int, width: int) -> Image.Image:
+    """An image of this size; one that has it stays as it is.
+
+    >>> scaled(Image.new("RGB", (90, 60)), 28, 28).size
+    (28, 28)
+    """
+    if image.size == (width, height):
+        return image
+    return image.resize((width, height), Image.Resampling.BILINEAR)
+
+
 def centre_crop(image: Image.Image, size: int, fraction: float = 0.875) -> Image.Image:
     """The central square of an image whose short side is scaled to ``size / fraction``.
 
@@ -243,9 +254,7 @@ class CropFlip:
 
     def __call__(self, image: Image.Image, draws: Tensor | None) -> Tensor:
         """A normalised image ``(C, H, W)``; ``draws`` are one row of those in `Split.batch`."""
-        if image.size != (self.size, self.size):
-            image = image.resize((self.size, self.size), Image.Resampling.BILINEAR)
-        content = pixels(image)
+        content = pixels(scaled(image, self.size, self.size))
         if self.augmented and draws is not None:
             content = crop_flip(content[None], draws[None])[0]
         return self.normalisation(content)

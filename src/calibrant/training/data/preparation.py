@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
+from calibrant.training.data.augmentation import Normalising
 from calibrant.training.data.split import Inputs
 
 
@@ -18,9 +19,11 @@ class Preparation(ABC):
 
     Attributes:
         kind: the name in `PREPARATIONS`.
+        normalisation: the last step, if it is one by constants. An exported graph has it inside.
     """
 
     kind: ClassVar[str]
+    normalisation: Normalising | None = None
 
     @abstractmethod
     def __call__(self, raw: Any) -> Inputs:
@@ -29,6 +32,14 @@ class Preparation(ABC):
         Raises:
             ValueError: the raw inputs are of another kind or shape; the message says what was expected.
         """
+
+    def elements(self, raw: Any) -> Any:
+        """The same inputs as something with a length that can be cut into parts, each of them raw inputs.
+
+        Raises:
+            ValueError: as for a call.
+        """
+        return raw
 
     @abstractmethod
     def read(self, path: Path) -> tuple[Any, list[str]]:
