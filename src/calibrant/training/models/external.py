@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from calibrant import arguments
+from calibrant.options import Choice
 
 Task = Literal["sequence", "token", "image", "segmentation"]
 
@@ -184,6 +185,21 @@ def transformers_model(
                 f"expected {tuple(expected)}"
             )
     return TransformerOutput(network, task)
+
+
+def self_contained(model: nn.Module, choice: Choice) -> Choice:
+    """A choice that builds the same model without the folder or the download of its configuration."""
+    if not isinstance(model, TransformerOutput):
+        return choice
+    described: Any = model.network.config
+    changed = described.to_diff_dict()
+    known = vars(type(described)())
+    config = {name: value for name, value in changed.items() if name in known and name not in _OF_CLASSES}
+    return Choice(f"hf:{described.model_type}", {"task": model.task, "config": config})
+
+
+_OF_CLASSES = ("id2label", "label2id", "num_labels", "_name_or_path")
+"""Values of a configuration that follow from the classes, or say where it came from."""
 
 
 def _configuration(transformers: Any, source: str, pretrained: bool) -> tuple[Any, dict[str, Any]]:
