@@ -1,7 +1,8 @@
 """The command line: each command is one file, and its name stands in the import below."""
 
 # `calibrant --help` lists the commands in this order.
-from calibrant.cli import evaluate, calibrate, apply, train, compare, sweep, predict, figures, losses, recipes  # noqa: F401, I001
+from calibrant.cli import evaluate, calibrate, apply, train, compare, sweep  # noqa: F401, I001
+from calibrant.cli import predict, export, figures, losses, recipes  # noqa: F401
 from calibrant.cli.program import prepare_streams
 from calibrant.cli.terminal import app
 

@@ -41,7 +41,7 @@ class Normalisation:
             raise ValueError(
                 f"images have {images.shape[-3]} channels, expected {len(self.mean)} for this normalisation"
             )
-        shift, scale = _shift_and_scale(self, images.device)
+        shift, scale = shift_and_scale(self, images.device)
         return torch.addcmul(shift, images.float(), scale)
 
     @classmethod
@@ -63,7 +63,8 @@ class Normalisation:
 
 
 @lru_cache(maxsize=64)  # copying the constants to a GPU with every batch would make the CPU wait
-def _shift_and_scale(normalisation: Normalisation, device: torch.device) -> tuple[Tensor, Tensor]:
+def shift_and_scale(normalisation: Normalisation, device: torch.device) -> tuple[Tensor, Tensor]:
+    """The constants by which bytes become normalised pixels: ``shift + scale · bytes``."""
     mean = torch.tensor(normalisation.mean, dtype=torch.float64).view(-1, 1, 1)
     std = torch.tensor(normalisation.std, dtype=torch.float64).view(-1, 1, 1)
     return (-mean / std).float().to(device), (1 / (255 * std)).float().to(device)
