@@ -9,6 +9,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,16 @@ from torch import Tensor, nn
 
 from calibrant.arguments import whole_number
 from calibrant.atomic import replace_file
-from calibrant.calibrators import Calibrator, Identity, choose, load_calibrator, save_calibrator
+from calibrant.calibrators import (
+    Batches,
+    Calibrator,
+    Identity,
+    Temperature,
+    create_calibrator,
+    load_calibrator,
+    rank,
+    save_calibrator,
+)
 from calibrant.options import Choice, RecipeError, check_options
 from calibrant.sizes import MAX_CLASSES, check_memory
 from calibrant.training import run_folder
@@ -335,9 +345,10 @@ def write_bundle(run: Run, method: str = "auto") -> Calibrator:
 def fitted_calibrator(run: Run, method: str) -> Calibrator:
     """A calibrator fitted to the validation data of a run; see `write_bundle`.
 
-    ``auto`` takes temperature scaling without a comparison if the predictions are too large to be stored.
+    ``auto`` passes over calibrators whose fit gives a warning, such as a temperature at its bound after few
+    elements that are all predicted correctly. If the predictions are too large to be stored, it takes
+    temperature scaling without a comparison.
     """
-    batches = run.predictions("validation")
     if method not in ("auto", "none"):
         try:
             named = run.calibrator(method)
@@ -352,22 +363,33 @@ def fitted_calibrator(run: Run, method: str) -> Calibrator:
     if method == "none":
         return identity
     try:
-        if not isinstance(batches, list):
-            found = run.calibrator("temperature")
-            assert found is not None
-            return found
-        ((logits, labels),) = batches
-        step = -(-logits.numel() // _MANY)
-        logits, labels = logits[::step], labels[::step]
-        valid = (labels != -100).view(len(labels), -1)
-        parts = int(valid.any(1).sum())
-        if parts < 2:  # nothing to compare by
-            return identity
-        candidates = ["temperature"] if int(valid.sum()) < _FEW else None
-        return choose(logits, labels, candidates=candidates, folds=min(5, parts))
+        fits = _ranked(run.predictions("validation"))
+        for fit in fits:
+            with warnings.catch_warnings(record=True) as caught:
+                warnings.simplefilter("always")
+                found = fit()
+            if not caught:
+                return found
     except ValueError as error:
         warnings.warn(f"no calibrator was fitted to the validation data: {error}", stacklevel=2)
-        return identity
+    return identity
+
+
+def _ranked(batches: Batches) -> Iterator[Callable[[], Calibrator]]:
+    """Functions that fit a calibrator to all of the data, from the best by cross-validated likelihood on."""
+    if not isinstance(batches, list):
+        yield lambda: Temperature().fit_batches(batches)
+        return
+    ((logits, labels),) = batches
+    step = max(1, -(-logits.numel() // _MANY))
+    logits, labels = logits[::step], labels[::step]
+    valid = (labels != -100).view(len(labels), -1)
+    parts = int(valid.any(1).sum())
+    if parts < 2:  # nothing to compare by
+        return
+    few = ["temperature"] if int(valid.sum()) < _FEW else None
+    for each in rank(logits, labels, candidates=few, folds=min(5, parts)).candidates:
+        yield partial(create_calibrator(each.key).fit, logits, labels)
 
 
 def _without_tensors(data: DataSets) -> dict[str, Any]:

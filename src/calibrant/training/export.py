@@ -110,11 +110,18 @@ def _onnx(bundle: Bundle) -> bytes:
         except ImportError as error:
             raise ImportError(f"the format onnx needs {package}: pip install 'calibrant[onnx]'") from error
     names = list(bundle.inputs) if isinstance(bundle.inputs, dict) else ["inputs"]
+    # ONNX has no operator for it.
+    counted = _program(bundle).run_decompositions({torch.ops.aten.searchsorted.Tensor: _number_below})
     program: Any = torch.onnx.export(
-        _program(bundle), input_names=names, output_names=["probabilities"], dynamo=True, verbose=False
+        counted, input_names=names, output_names=["probabilities"], dynamo=True, verbose=False
     )
     content: bytes = program.model_proto.SerializeToString()
     return content
+
+
+def _number_below(points: Tensor, at: Tensor, **options: Any) -> Tensor:
+    """The number of points below each value: `torch.searchsorted` with its default options."""
+    return (points.unsqueeze(-2) < at.unsqueeze(-1)).sum(-1)
 
 
 FORMS: dict[str, Callable[[Bundle], bytes]] = {"onnx": _onnx, "torch": _torch}
