@@ -99,7 +99,7 @@ KINDS = {
     "texts": (
         write_texts,
         "text-table",
-        'file = "train.csv", test_file = "test.csv", length = 260',
+        'file = "train.csv", test_file = "test.csv", length = 24',
         '{ name = "text-cnn", dimension = 4 }',
     ),
 }
@@ -455,7 +455,7 @@ def test_segmentation_has_probabilities_of_every_pixel(tmp_path):
 def test_vectors_of_words_need_no_file(tmp_path):
     write_texts(tmp_path)
     (tmp_path / "vectors.txt").write_text("film 1 2\nfine 3 4\nill 5 6\n")
-    options = 'file = "train.csv", test_file = "test.csv", length = 260, embedding = "vectors.txt"'
+    options = 'file = "train.csv", test_file = "test.csv", length = 24, embedding = "vectors.txt"'
     model = '"text-cnn"'
     recipe = Recipe.from_toml(RECIPE.format(name="text-table", options=options, model=model))
     run = Run(train(recipe, tmp_path / "run", data_root=tmp_path, calibrate="none"), tmp_path)

@@ -383,7 +383,7 @@ def _ranked(batches: Batches) -> Iterator[Callable[[], Calibrator]]:
     ((logits, labels),) = batches
     step = max(1, -(-logits.numel() // _MANY))
     logits, labels = logits[::step], labels[::step]
-    valid = (labels != -100).view(len(labels), -1)
+    valid = (labels != -100).unsqueeze(1).flatten(1)
     parts = int(valid.any(1).sum())
     if parts < 2:  # nothing to compare by
         return

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import logging
+import os
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -74,7 +75,7 @@ def example_of(bundle: Bundle) -> tuple[Tensor, ...]:
     return (bundle.inputs.to(torch.uint8) if pixels else bundle.inputs,)
 
 
-def export(bundle: Bundle, form: str, output: Path) -> None:
+def export(bundle: Bundle, form: str, output: str | os.PathLike[str]) -> None:
     """Write a bundle as a graph with any number of inputs at once. An existing file is replaced in one step.
 
     Args:
@@ -88,7 +89,7 @@ def export(bundle: Bundle, form: str, output: Path) -> None:
     """
     with _one_line(f"{bundle.calibrator.key} behind this network cannot be exported to {form}"):
         content = FORMS[form](bundle)
-    replace_file(output, content)
+    replace_file(Path(output), content)
 
 
 def _program(bundle: Bundle) -> ExportedProgram:
