@@ -174,7 +174,7 @@ def test_predict_writes_a_row_for_each_new_input(trained, tmp_path):
 def before_the_graph(loaded, raw):
     """The arguments of an exported graph: what the preparation makes, without its normalisation."""
     if loaded.preparation.kind == "arrays":
-        return torch.from_numpy(loaded.preparation.elements(raw))
+        return torch.from_numpy(loaded.preparation.numbers(raw))
     if loaded.preparation.kind == "words":
         return loaded.preparation(raw)
     return loaded.preparation.bytes_of(raw)

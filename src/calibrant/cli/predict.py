@@ -16,8 +16,6 @@ from calibrant.cli.training_options import DataRoot, training_errors
 if TYPE_CHECKING:
     from torch import Tensor
 
-_AT_ONCE = 128
-
 
 @app.command()
 def predict(
@@ -71,8 +69,6 @@ def predict(
 
 
 def _predict_new(path: Path, output: Path, new: Path) -> None:
-    import torch
-
     from calibrant import load
     from calibrant.predictions import write_probabilities
 
@@ -84,19 +80,17 @@ def _predict_new(path: Path, output: Path, new: Path) -> None:
     if bundle.preparation is None:
         fail(f"{bundle.folder} does not say how to prepare new inputs")
     raw, names = bundle.preparation.read(new)
-    elements = bundle.preparation.elements(raw)
     if not names:
         fail(f"--input {new}: has no inputs")
-    files = [each for each in elements if isinstance(each, Path)] if new.is_dir() else [new]
+    files = [each for each in raw if isinstance(each, Path)] if new.is_dir() else [new]
     check_outputs([*bundle.folder.iterdir(), *files], {"--output": output})
     with progress_bars() as progress:
         task = progress.add_task(f"{new.name}: predicting", total=len(names))
 
         def batches() -> Iterator[Tensor]:
-            for start in range(0, len(names), _AT_ONCE):
-                part = elements[start : start + _AT_ONCE]
-                yield torch.from_numpy(bundle.predict_proba(part, batch_size=_AT_ONCE))
-                progress.advance(task, len(part))
+            for probabilities in bundle.batches(raw):
+                yield probabilities
+                progress.advance(task, len(probabilities))
 
         write_probabilities(output, batches(), names, bundle.classes)
     say(f"{output}: {len(names):,} inputs of {new}")

@@ -53,7 +53,7 @@ FORMAT = 1
 _FEW = 500
 """With fewer validation elements, temperature scaling is the only alternative to no calibrator."""
 
-_MANY = 1 << 24
+_MANY = 1 << 22
 """The most validation logits to choose a calibrator by, and to fit it to."""
 
 _CONTENT = (WEIGHTS, CALIBRATOR, PREPARATION)
@@ -97,15 +97,21 @@ class Bundle:
         Raises:
             ValueError: the inputs are of another kind or shape.
         """
-        calibrated = (self.calibrator(logits).softmax(1) for logits in self._logits(raw, batch_size))
-        return _joined(calibrated, len(self.classes))
+        return _joined(self.batches(raw, batch_size=batch_size), len(self.classes))
+
+    def batches(self, raw: Any, *, batch_size: int = 128) -> Iterator[Tensor]:
+        """The probabilities of `predict_proba`, batch by batch, on the device of the network."""
+        for logits in self._logits(raw, batch_size):
+            yield self.calibrator(logits).softmax(1)
 
     def predict(self, raw: Any, *, batch_size: int = 128) -> NDArray[np.str_]:
         """The names of the most probable classes, ``(N,)``; for segmentation ``(N, H, W)``.
 
         The arguments are those of `predict_proba`.
         """
-        return np.array(self.classes)[self.predict_proba(raw, batch_size=batch_size).argmax(1)]
+        labels = self.predict_proba(raw, batch_size=batch_size).argmax(1)
+        names: NDArray[np.str_] = np.array(self.classes)[labels]
+        return names
 
     def logits(self, raw: Any, *, batch_size: int = 128) -> Floats:
         """The logits of the network, before the calibrator; shapes and arguments as for `predict_proba`."""
@@ -120,9 +126,7 @@ class Bundle:
                 "is not stored as JSON; give prepared tensors to its attribute model"
             )
         device = next((each.device for each in self.model.parameters()), torch.device("cpu"))
-        elements = self.preparation.elements(raw)
-        for start in range(0, len(elements), batch_size):
-            inputs = self.preparation(elements[start : start + batch_size])
+        for inputs in self.preparation.batches(raw, batch_size):
             yield self.model(map_inputs(inputs, lambda tensor: tensor.to(device))).float()
 
     def __repr__(self) -> str:

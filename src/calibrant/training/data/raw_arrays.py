@@ -32,10 +32,11 @@ class ArrayPreparation(Preparation):
     normalisation: Standardisation | None = None
 
     def __call__(self, raw: Any) -> Tensor:
-        inputs = torch.from_numpy(self.elements(raw))
+        inputs = torch.from_numpy(self.numbers(raw))
         return inputs if self.normalisation is None else self.normalisation(inputs)
 
-    def elements(self, raw: Any) -> Array:
+    def numbers(self, raw: Any) -> Array:
+        """The raw numbers before their standardisation, ``(N, *shape)``, float32."""
         if isinstance(raw, Tensor):
             raw = raw.numpy(force=True)
         try:
@@ -64,7 +65,7 @@ class ArrayPreparation(Preparation):
 
     def read(self, path: Path) -> tuple[Array, list[str]]:
         try:
-            inputs = self.elements(read_inputs(path))
+            inputs = self.numbers(read_inputs(path))
         except ValueError as error:
             raise ValueError(str(error) if str(path) in str(error) else f"{path}: {error}") from error
         return inputs, [str(number) for number in range(len(inputs))]

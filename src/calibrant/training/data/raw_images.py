@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Self
@@ -58,11 +58,17 @@ class ImagePreparation(Preparation):
 
     def bytes_of(self, raw: Any) -> Tensor:
         """The images before their normalisation, ``(N, C, H, W)``, uint8."""
-        images = [pixels(self.fitted(self._image(each))) for each in self.elements(raw)]
+        images = [pixels(self.fitted(self._image(each))) for each in self.listed(raw)]
         empty = torch.empty(0, self.channels, self.height, self.width, dtype=torch.uint8)
         return torch.stack(images) if images else empty
 
-    def elements(self, raw: Any) -> list[RawImage]:
+    def batches(self, raw: Any, size: int) -> Iterator[Tensor]:
+        images = self.listed(raw)
+        for start in range(0, len(images), size):
+            yield self(images[start : start + size])
+
+    def listed(self, raw: Any) -> list[RawImage]:
+        """Raw images one by one."""
         if isinstance(raw, Tensor):
             raw = raw.numpy(force=True)
         if isinstance(raw, str | Path | Image.Image):
@@ -118,7 +124,7 @@ class ImagePreparation(Preparation):
             raise ValueError(f"{path} is neither a folder of images nor an image, .npz or .npy file")
         array = read_inputs(path)
         try:
-            images = self.elements(array)
+            images = self.listed(array)
         except ValueError as error:
             raise ValueError(f"{path}: {error}") from error
         return images, [str(number) for number in range(len(images))]

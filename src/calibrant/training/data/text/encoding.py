@@ -105,6 +105,7 @@ def encode(
         raise ValueError("there are no training documents")
     about: dict[str, Any] = {"length": length}
     preparation: Preparation | None
+    inputs: list[Inputs]
     if tokenizer:
         loaded = _tokenizer(root, tokenizer)
         about["vocabulary_size"] = len(loaded)
@@ -280,7 +281,8 @@ class _TextPreparation(Preparation):
 
     column: str
 
-    def elements(self, raw: Any) -> list[str]:
+    def texts(self, raw: Any) -> list[str]:
+        """Raw texts, checked."""
         if isinstance(raw, str) or not isinstance(raw, Iterable):
             what = "one text" if isinstance(raw, str) else f"a {type(raw).__name__}"
             raise ValueError(f"got {what}, expected a list of texts, such as ['a text']")
@@ -318,7 +320,7 @@ class WordPreparation(_TextPreparation):
         keras = self.preprocessing == "keras"
         unknown = PADDING if keras else UNKNOWN
         documents = []
-        for text in self.elements(raw):
+        for text in self.texts(raw):
             found = separated_words(text) if keras else tokens(text)[: self.length]
             documents.append(np.array([self._numbers.get(word, unknown) for word in found], np.int64))
         return _in_rows(documents, self.length, keras)
@@ -361,7 +363,7 @@ class TokenPreparation(_TextPreparation):
         return cls(files, length, column)
 
     def __call__(self, raw: Any) -> dict[str, Tensor]:
-        return tokenize(self._tokenizer, self.elements(raw), self.length)
+        return tokenize(self._tokenizer, self.texts(raw), self.length)
 
     @cached_property
     def _tokenizer(self) -> Any:
