@@ -412,6 +412,21 @@ def test_a_bundle_that_is_there_is_kept_and_another_calibrator_replaces_it(small
     assert calibrant.load(copied).calibrator.key == "vector"
 
 
+def test_a_bundle_that_was_not_finished_is_none(small, copied, monkeypatch):
+    command = ("train", copied / "recipe.toml", "--output", copied, "--data-root", small.data_root)
+
+    def full(*arguments, **options):
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(bundle, "save_calibrator", full)
+        assert "No space left on device" in refused(*command, "--calibrate", "vector")
+    with pytest.raises(ValueError, match="has no bundle; write it with"):
+        calibrant.load(copied)
+    succeed(*command, "--calibrate", "vector")
+    assert calibrant.load(copied).calibrator.key == "vector"
+
+
 @pytest.mark.filterwarnings("default")
 def test_a_finished_run_whose_data_are_gone_gets_no_bundle(copied, tmp_path):
     shutil.rmtree(copied / "bundle")

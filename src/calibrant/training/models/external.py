@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import json
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from pathlib import Path
@@ -188,13 +189,25 @@ def transformers_model(
 
 
 def self_contained(model: nn.Module, choice: Choice) -> Choice:
-    """A choice that builds the same model without the folder or the download of its configuration."""
+    """A choice that builds the same model without the folder or the download of its configuration.
+
+    That is known for models of transformers. Other models, and configurations that are more than JSON values,
+    keep their choice.
+    """
     if not isinstance(model, TransformerOutput):
         return choice
     described: Any = model.network.config
-    changed = described.to_diff_dict()
-    known = vars(type(described)())
-    config = {name: value for name, value in changed.items() if name in known and name not in _OF_CLASSES}
+    known = _package("transformers", "hf:NAME", "transformers").CONFIG_MAPPING
+    try:
+        stated = vars(known[described.model_type]())
+        config = {
+            name: value
+            for name, value in described.to_dict().items()
+            if name in stated and name not in _OF_CLASSES
+        }
+        json.dumps(config)
+    except (KeyError, TypeError, ValueError):
+        return choice
     return Choice(f"hf:{described.model_type}", {"task": model.task, "config": config})
 
 
