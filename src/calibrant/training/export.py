@@ -142,7 +142,8 @@ def _one_line(problem: str) -> Iterator[None]:
     except ImportError:
         raise
     except Exception as error:  # torch has many kinds of errors, each of many lines
-        lines = str(error).strip().splitlines() or [type(error).__name__]
+        cause = error.__cause__ or error  # the outer error of ONNX only says that there was one
+        lines = str(cause).strip().splitlines() or [type(cause).__name__]
         raise ValueError(f"{problem}: {lines[0][:200]}") from error
     finally:
         logger.setLevel(level)
