@@ -90,7 +90,7 @@ def write_texts(root):
     write_csv(root / "train.csv", rows[:40])
     write_csv(root / "test.csv", rows[40:])
     write_csv(root / "new.csv", [(text, "?") for text, _ in rows[40:]], header=("text", "other"))
-    return [text for text, _ in rows[40:]], root / "new.csv", [str(number) for number in range(20)]
+    return [text for text, _ in rows[40:]], root / "new.csv", [str(row) for row in range(1, 21)]
 
 
 KINDS = {

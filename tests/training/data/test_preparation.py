@@ -312,9 +312,9 @@ def test_numbers_and_texts_are_read_from_files(tmp_path):
     assert torch.equal(FEATURES(raw), torch.eye(4))
     assert names == ["0", "1", "2", "3"]
     write_csv(tmp_path / "a.csv", [("a line\nbreak", 1), ("", 2)], header=("text", "other"))
-    assert WORDS.read(tmp_path / "a.csv") == (["a line\nbreak", ""], ["0", "1"])
+    assert WORDS.read(tmp_path / "a.csv") == (["a line\nbreak", ""], ["1", "2"])
     (tmp_path / "a.jsonl").write_text('{"text": "a"}\n')
-    assert WORDS.read(tmp_path / "a.jsonl") == (["a"], ["0"])
+    assert WORDS.read(tmp_path / "a.jsonl") == (["a"], ["1"])
 
 
 @pytest.mark.parametrize(

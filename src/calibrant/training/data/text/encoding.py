@@ -297,7 +297,7 @@ class _TextPreparation(Preparation):
         from calibrant.training.data.text.tables import read_texts
 
         texts = read_texts(path, self.column)
-        return texts, [str(number) for number in range(len(texts))]
+        return texts, [str(row + 1) for row in range(len(texts))]
 
 
 @dataclass(frozen=True)

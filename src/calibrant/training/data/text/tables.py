@@ -211,7 +211,8 @@ def _text(row: Mapping[str, Any], column: str, where: str, option: str) -> str:
     return content
 
 
-def _separated(file: Path, delimiter: str) -> Iterator[tuple[int, dict[str, Any]]]:
+def separated(file: Path, delimiter: str) -> Iterator[tuple[int, dict[str, Any]]]:
+    """The rows of a CSV or TSV file, each with its line; a value is None if the line ends before it."""
     # Some documents are longer than the default limit of 131,072 characters.
     limit = csv.field_size_limit(min(sys.maxsize, 2**31 - 1))
     try:
@@ -231,7 +232,8 @@ def _separated(file: Path, delimiter: str) -> Iterator[tuple[int, dict[str, Any]
         csv.field_size_limit(limit)
 
 
-def _json_lines(file: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+def json_lines(file: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+    """The objects in the lines of a file, each with its line."""
     with file.open(encoding="utf-8-sig") as lines:
         for number, line in enumerate(lines, start=1):
             if not line.strip():
@@ -251,9 +253,9 @@ def _json_lines(file: Path) -> Iterator[tuple[int, dict[str, Any]]]:
 
 
 _READERS: dict[str, Callable[[Path], Iterator[tuple[int, dict[str, Any]]]]] = {
-    ".csv": partial(_separated, delimiter=","),
-    ".tsv": partial(_separated, delimiter="\t"),
-    ".jsonl": _json_lines,
+    ".csv": partial(separated, delimiter=","),
+    ".tsv": partial(separated, delimiter="\t"),
+    ".jsonl": json_lines,
 }
 
 
