@@ -17,6 +17,9 @@ SLOW = (
     "test_other_data_are_normalised_as_the_models_were",
     "test_the_program_starts_from_any_folder_and_under_torchrun",
     "test_commands_of_a_section_run_and_write_what_its_rows_name",
+    "test_onnx_and_torch_graphs_predict_the_same",
+    "test_calibrators_of_other_kinds_are_exported_to_onnx",
+    "test_the_commands_for_using_a_model_run",
 )
 """Tests that `make check` leaves out, because they take most of the time of their files."""
 

@@ -166,6 +166,26 @@ def programs(tmp_path_factory):
         yield folder
 
 
+def run_commands(text, programs, folder):
+    """Run all bash blocks of a page in a folder; they must succeed."""
+    commands = re.findall(r"^```bash\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
+    folders = [str(programs), str(Path(sys.executable).parent), os.environ["PATH"]]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PATH": os.pathsep.join(folders)}
+    command = ["bash", "-e", "-c", "\n".join(commands)]
+    result = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stderr
+    return result
+
+
+def test_the_commands_for_using_a_model_run(programs, tmp_path):
+    text = (ROOT / "docs" / "use.md").read_text(encoding="utf-8")
+    printed = run_commands(text, programs, tmp_path).stdout
+    assert "new.csv: 5 inputs of new.npy" in printed
+    assert "calibrated by vector" in printed
+    assert (tmp_path / "new.csv").read_text().startswith("name,prediction,probability_0,")
+    assert {"a.onnx", "a.pt2"} <= {path.name for path in tmp_path.iterdir()}
+
+
 @pytest.mark.parametrize(
     ("page", "printed"),
     [
@@ -187,14 +207,7 @@ def programs(tmp_path_factory):
 def test_every_command_of_a_page_runs(page, printed, programs, tmp_path):
     """In an empty folder and in the order of the page; its last error is what the page shows."""
     text = (ROOT / "docs" / f"{page}.md").read_text(encoding="utf-8")
-    commands = re.findall(r"^```bash\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
-    folders = [str(programs), str(Path(sys.executable).parent), os.environ["PATH"]]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PATH": os.pathsep.join(folders)}
-    command = ["bash", "-e", "-c", "\n".join(commands)]
-    result = subprocess.run(
-        command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
-    )
-    assert result.returncode == 0, result.stderr
+    result = run_commands(text, programs, tmp_path)
     (shown,) = re.findall(r"^```text\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
     error, code = shown.splitlines()
     errors = [line for line in result.stderr.splitlines() if line.startswith("calibrant: ")]

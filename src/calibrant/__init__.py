@@ -1,7 +1,37 @@
 """Neural classifiers whose confidence means what it says."""
 
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
 from calibrant.evaluation import Evaluation, Evaluator, evaluate, evaluate_on
 from calibrant.losses import LOSSES, adapt_on, create_loss
 
-__all__ = ["LOSSES", "Evaluation", "Evaluator", "adapt_on", "create_loss", "evaluate", "evaluate_on"]
+if TYPE_CHECKING:
+    import torch
+
+    from calibrant.training.bundle import Bundle
+
+__all__ = ["LOSSES", "Evaluation", "Evaluator", "adapt_on", "create_loss", "evaluate", "evaluate_on", "load"]
 __version__ = "0.1.0"
+
+
+def load(path: str | os.PathLike[str], *, device: str | torch.device | None = None) -> Bundle:
+    """Load a trained model with its calibrator, for predictions on new raw inputs.
+
+    ``calibrant.load("runs/a").predict_proba(inputs)`` are calibrated probabilities of new images, numbers,
+    rows or texts. Nothing of the data set is needed.
+
+    Args:
+        path: the folder of a run that `calibrant train` wrote, or its folder ``bundle``, which may have been
+            moved elsewhere.
+        device: where to predict; by default the GPU if there is one.
+
+    Raises:
+        ValueError: there is no bundle, or it is damaged; or the model cannot be built.
+        ImportError: the package of the model is not installed.
+    """
+    from calibrant.training.bundle import load_bundle  # not above: it imports all that training needs
+
+    return load_bundle(path, device=device)

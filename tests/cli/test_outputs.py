@@ -163,7 +163,7 @@ def test_a_run_may_be_continued_by_its_own_recipe(data):
     arguments = ["--data-root", data, "--output", data / "run", "--accelerator", "cpu"]
     assert run("train", data / "recipe.toml", *arguments).exit_code == 0
     written = {path.relative_to(data / "run").as_posix() for path in (data / "run").rglob("*")}
-    others = {".lock", "tensorboard", "checkpoints"}
+    others = {".lock", "tensorboard", "checkpoints", "bundle"}
     assert {each for each in written - others if "/events." not in each} <= set(run_folder.FILES)
     assert run("train", data / "run" / "recipe.toml", *arguments).exit_code == 0
 

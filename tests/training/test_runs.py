@@ -145,7 +145,7 @@ def test_results_are_computed_anew_where_a_slow_metric_is_missing_or_metrics_wer
     plain = json.loads(path.read_text())
     del plain["sha256"]
     plain["metrics"].remove("sweep_ece")
-    path.write_text(json.dumps({**plain, "sha256": runs._hash_of(plain)}))
+    path.write_text(json.dumps({**plain, "sha256": runs.content_hash(plain)}))
     assert Run(tmp_path).results([], resamples=5)[""].evaluation.kde_ece is None
 
 

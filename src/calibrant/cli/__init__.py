@@ -11,6 +11,7 @@ from calibrant.cli import (
     sweep,
     tune,
     predict,
+    export,
     figures,
     losses,
     recipes,

@@ -2,22 +2,48 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from calibrant.cli.program import say
 from calibrant.cli.run_files import files_of_run
-from calibrant.cli.terminal import app, check_outputs, fail
+from calibrant.cli.terminal import app, check_outputs, fail, progress_bars
 from calibrant.cli.training_options import DataRoot, training_errors
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 @app.command()
 def predict(
-    run: Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a finished run.", show_default=False)],
-    output: Annotated[Path, typer.Option(metavar="OUT", help="The file to write: .npz or .safetensors.")],
-    split: Annotated[str, typer.Option(help="Part of the data: train, validation or test.")] = "test",
+    run: Annotated[
+        Path,
+        typer.Argument(
+            metavar="RUN", help="Folder of a finished run or, with --input, of a bundle.", show_default=False
+        ),
+    ],
+    output: Annotated[
+        Path,
+        typer.Option(
+            metavar="OUT", help="The file to write: .npz or .safetensors; with --input, .csv or .npz."
+        ),
+    ],
+    new: Annotated[
+        Path | None,
+        typer.Option(
+            "--input",
+            metavar="FOLDER|FILE",
+            help="New inputs without labels, of the kind that the model was trained on: a folder of images, "
+            "a table, or an .npz or .npy file.",
+        ),
+    ] = None,
+    split: Annotated[
+        str | None,
+        typer.Option(help="Part of the run's data: train, validation or test.", show_default="test"),
+    ] = None,
     on: Annotated[
         str,
         typer.Option(
@@ -28,28 +54,70 @@ def predict(
     ] = "",
     data_root: DataRoot = None,
 ) -> None:
-    """Write logits and labels of a trained model, for calibrant evaluate and calibrant calibrate."""
-    from calibrant.predictions import WRITERS
+    """Write the predictions of a trained model.
 
+    With --input, these are calibrated probabilities and the predicted class of each new input. Otherwise they
+    are logits and labels of the run's own data, for calibrant evaluate and calibrant calibrate.
+    """
     with training_errors():
-        from calibrant.options import Choice
-        from calibrant.training.data import files_of
-        from calibrant.training.run_folder import RECIPE
-        from calibrant.training.runs import Run
+        if new is None:
+            _predict_data(run, output, split or "test", on, data_root)
+        elif split or on:
+            fail(f"--input and {'--split' if split else '--on'}: expected one of them")
+        else:
+            _predict_new(run, output, new)
 
-        if split not in ("train", "validation", "test"):
-            fail(f"--split {split}: expected train, validation or test")
-        if output.suffix.lower() not in WRITERS:
-            fail(f"--output {output}: expected a name that ends in {' or '.join(WRITERS)}")
-        if not run.exists():
-            fail(f"{run} is not the folder of a run: it does not exist")
-        inside = sorted(path.parent for path in (run / "runs").glob(f"*/{RECIPE}"))
-        if inside and not (run / RECIPE).exists():
-            fail(f"{run} is the folder of several runs; give one of them, such as {inside[0]}")
-        finished = Run(run, data_root)
-        other = Choice.parse(on) if on else None
-        read = files_of_run(run, finished.recipe, data_root)
-        read += files_of(other, data_root) if other else []
-        check_outputs(read, {"--output": output})
-        rows = finished.predict(split, output, on=other)  # type: ignore[arg-type]
+
+def _predict_new(path: Path, output: Path, new: Path) -> None:
+    from calibrant import load
+    from calibrant.predictions import write_probabilities
+
+    if output.suffix.lower() not in (".csv", ".npz"):
+        fail(f"--output {output}: expected a name that ends in .csv or .npz")
+    if not new.exists():
+        fail(f"--input {new}: there is no such file or folder")
+    bundle = load(path)
+    if bundle.preparation is None:
+        fail(f"{bundle.folder} does not say how to prepare new inputs")
+    raw, names = bundle.preparation.read(new)
+    if not names:
+        fail(f"--input {new}: has no inputs")
+    files = [each for each in raw if isinstance(each, Path)] if new.is_dir() else [new]
+    check_outputs([*bundle.folder.iterdir(), *files], {"--output": output})
+    with progress_bars() as progress:
+        task = progress.add_task(f"{new.name}: predicting", total=len(names))
+
+        def batches() -> Iterator[Tensor]:
+            for probabilities in bundle.batches(raw):
+                yield probabilities
+                progress.advance(task, len(probabilities))
+
+        write_probabilities(output, batches(), names, bundle.classes)
+    say(f"{output}: {len(names):,} inputs of {new}")
+
+
+def _predict_data(run: Path, output: Path, split: str, on: str, data_root: Path | None) -> None:
+    from calibrant.options import Choice
+    from calibrant.predictions import WRITERS
+    from calibrant.training.data import files_of
+    from calibrant.training.run_folder import MANIFEST, RECIPE
+    from calibrant.training.runs import Run
+
+    if split not in ("train", "validation", "test"):
+        fail(f"--split {split}: expected train, validation or test")
+    if output.suffix.lower() not in WRITERS:
+        fail(f"--output {output}: expected a name that ends in {' or '.join(WRITERS)}")
+    if not run.exists():
+        fail(f"{run} is not the folder of a run: it does not exist")
+    if (run / MANIFEST).exists():
+        fail(f"{run} is a bundle, which has no data of its own: expected --input, or the folder of its run")
+    inside = sorted(path.parent for path in (run / "runs").glob(f"*/{RECIPE}"))
+    if inside and not (run / RECIPE).exists():
+        fail(f"{run} is the folder of several runs; give one of them, such as {inside[0]}")
+    finished = Run(run, data_root)
+    other = Choice.parse(on) if on else None
+    read = files_of_run(run, finished.recipe, data_root)
+    read += files_of(other, data_root) if other else []
+    check_outputs(read, {"--output": output})
+    rows = finished.predict(split, output, on=other)  # type: ignore[arg-type]
     say(f"{output}: {rows:,} rows of {split}" + (f" of {other}" if other else ""))

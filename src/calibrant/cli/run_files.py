@@ -48,8 +48,10 @@ def check_written(
 def files_of_run(folder: Path, recipe: Recipe, data_root: Path | None) -> list[Path]:
     """The files in the folder of a run, those of its data, and those that its model is built from."""
     from calibrant.training.data import files_of
+    from calibrant.training.run_folder import BUNDLE
 
-    return [*folder.iterdir(), *files_of(recipe.data, data_root), *_files_of_model(recipe.model)]
+    own = [*folder.iterdir(), *(folder / BUNDLE).glob("*")]
+    return [*own, *files_of(recipe.data, data_root), *_files_of_model(recipe.model)]
 
 
 def _files_of_model(choice: Choice) -> list[Path]:

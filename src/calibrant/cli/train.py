@@ -41,17 +41,28 @@ def train(
     accelerator: options.Accelerator = "auto",
     devices: options.Devices = "auto",
     nodes: options.Nodes = 1,
+    calibrate: Annotated[
+        str,
+        typer.Option(
+            metavar="METHOD",
+            help="Calibrator of the bundle, fitted to the validation data: auto, which takes the best by "
+            "cross-validation; none; or a name as for calibrant calibrate.",
+        ),
+    ] = "auto",
 ) -> None:
     """Train a model by a recipe. After an interruption, the same command continues the run."""
     with options.training_errors():
         followed = options.load_recipe(recipe, changes, loss=loss, seed=seed)
         options.import_fabric()
+        from calibrant.cli.prediction_files import in_words
         from calibrant.training import train
+        from calibrant.training.bundle import calibrator_of, check_method
         from calibrant.training.data import load_data
-        from calibrant.training.run_folder import FILES, check_folder, is_finished
+        from calibrant.training.run_folder import BUNDLE, FILES, check_folder, is_finished
         from calibrant.training.runs import Run, folder_of, plain_name
 
         folder = output or folder_of(Path("runs", plain_name(followed.name)), followed.loss, followed.seed)
+        check_method(calibrate)
         check_written(folder, FILES, recipe, followed, data_root)
         fabric = options.launch(followed, accelerator, devices, nodes)
         data = None
@@ -61,11 +72,20 @@ def train(
             # A finished run does not need its data, nor the library that reads them.
             with suppress(FileNotFoundError, ConnectionError, ImportError):
                 data = load_data(followed.data, data_root)
-        train(followed, folder, data_root=data_root, data=data, fabric=fabric, progress=True)
+        train(
+            followed,
+            folder,
+            data_root=data_root,
+            data=data,
+            fabric=fabric,
+            progress=True,
+            calibrate=calibrate,
+        )
         if not fabric.is_global_zero:
             return
         run = Run(folder, data_root)
         last, tested = run.history[-1], _test_figures(run)
+        calibrator = calibrator_of(folder)
     if finished:
         say(f"The run in {folder} was finished before; nothing was trained.")
     epochs = f"{len(run.history)} epoch{'s' if len(run.history) > 1 else ''}"
@@ -77,6 +97,8 @@ def train(
     if tested is not None:
         say(f"{folder}: {tested}")
         say(f"All test figures: calibrant evaluate {folder / 'test.npz'}")
+    if calibrator is not None:
+        say(f"{folder / BUNDLE}: calibrated by {in_words(calibrator)}; see calibrant predict --input")
 
 
 def _test_figures(run: Run) -> str | None:

@@ -2,7 +2,7 @@
 
 from calibrant.predictions.file import CHUNK, BadFileError, PredictionFile
 from calibrant.predictions.reading import FORMATS, open_predictions, read_class_counts
-from calibrant.predictions.writing import WRITERS, write_predictions
+from calibrant.predictions.writing import WRITERS, write_predictions, write_probabilities
 
 __all__ = [
     "CHUNK",
@@ -13,4 +13,5 @@ __all__ = [
     "open_predictions",
     "read_class_counts",
     "write_predictions",
+    "write_probabilities",
 ]

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import zipfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from io import TextIOWrapper
 from itertools import chain
 from math import prod
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, TextIO
 
 import numpy as np
 from torch import Tensor
@@ -48,7 +50,63 @@ def write_predictions(
         WRITERS[path.suffix.lower()](stream, arrays, class_names)
 
 
-def _write_npz(stream: IO[bytes], arrays: Arrays, class_names: Sequence[str] | None) -> None:
+def write_probabilities(
+    path: Path, batches: Iterable[Tensor], names: Sequence[str], class_names: Sequence[str]
+) -> None:
+    """Write probabilities of inputs without labels, with the name and the predicted class of each input.
+
+    A ``.csv`` file has the columns ``name``, ``prediction`` and ``probability_<class>``. A ``.npz`` file has
+    ``probabilities``, ``names``, ``predictions`` and ``class_names``; if an input has many predictions, as an
+    image with one for each pixel, there are no ``predictions``. The file is replaced in one step.
+
+    Args:
+        path: the file to write.
+        batches: probabilities ``(n, K, *S)``, float32; one batch or more.
+        names: a name for each input, in the order of the batches.
+        class_names: one name for each class.
+
+    Raises:
+        ValueError: a ``.csv`` file cannot have several predictions for an input.
+    """
+    first, parts = _first(batches)
+    if path.suffix.lower() == ".csv":
+        if first.ndim > 2:
+            raise ValueError(f"{path} cannot hold probabilities of every pixel; expected a name with .npz")
+        with replacing(path) as stream, TextIOWrapper(stream, "utf-8", newline="") as text:
+            _write_csv(text, parts, names, class_names)
+        return
+    predictions: list[str] = []
+
+    def noted() -> Iterator[Tensor]:
+        for part in parts:
+            if part.ndim == 2:
+                predictions.extend(class_names[label] for label in part.argmax(1).tolist())
+            yield part
+
+    texts = {"names": names} | ({} if first.ndim > 2 else {"predictions": predictions})
+    with replacing(path) as stream:
+        arrays: Arrays = {"probabilities": ((len(names), *first.shape[1:]), noted())}
+        _write_npz(stream, arrays, class_names, texts)
+
+
+def _write_csv(
+    stream: TextIO, parts: Iterable[Tensor], names: Sequence[str], class_names: Sequence[str]
+) -> None:
+    writer = csv.writer(stream)
+    writer.writerow(["name", "prediction", *(f"probability_{name}" for name in class_names)])
+    remaining = iter(names)
+    for part in parts:
+        for row in part.tolist():
+            label = max(range(len(row)), key=row.__getitem__)
+            writer.writerow([next(remaining), class_names[label], *(f"{value:.9g}" for value in row)])
+
+
+def _write_npz(
+    stream: IO[bytes],
+    arrays: Arrays,
+    class_names: Sequence[str] | None,
+    texts: Mapping[str, Sequence[str]] = {},
+) -> None:
     # NumPy itself writes only whole arrays.
     with zipfile.ZipFile(stream, "w") as archive:
         for name, (shape, parts) in arrays.items():
@@ -59,9 +117,10 @@ def _write_npz(stream: IO[bytes], arrays: Arrays, class_names: Sequence[str] | N
                 np.lib.format.write_array_header_1_0(member, header)
                 for part in parts:
                     member.write(_bytes_of(part))
-        if class_names is not None:
-            with archive.open("class_names.npy", "w") as member:
-                np.lib.format.write_array(member, np.array(class_names, dtype=str), allow_pickle=False)
+        named = texts if class_names is None else {**texts, "class_names": class_names}
+        for name, values in named.items():
+            with archive.open(f"{name}.npy", "w") as member:
+                np.lib.format.write_array(member, np.array(values, dtype=str), allow_pickle=False)
 
 
 def _write_safetensors(stream: IO[bytes], arrays: Arrays, class_names: Sequence[str] | None) -> None:

@@ -29,6 +29,7 @@ from calibrant.statistics import sum_dtype
 from calibrant.training import DivergedError, TrainingError, checkpoint, run_folder
 from calibrant.training.batches import Batch, training_batches
 from calibrant.training.bins import epoch_bins
+from calibrant.training.bundle import check_method, ensure_bundle
 from calibrant.training.compilation import compile_network, remember_compiled, should_compile
 from calibrant.training.data import DataSets, Inputs, Split, load_data, shuffled
 from calibrant.training.display import Display
@@ -36,6 +37,7 @@ from calibrant.training.lock import FolderLock
 from calibrant.training.logs import Logs, learned_columns
 from calibrant.training.optimization import SCHEDULES, load_moments, set_rates
 from calibrant.training.recipe import Recipe
+from calibrant.training.runs import Run
 from calibrant.training.setup import Parts, is_single_gpu, make_fabric, set_up
 from calibrant.training.step import Recorded, Step
 from calibrant.training.validation import HIGHER_IS_BETTER, measure_test, observe_part, predictions, validate
@@ -56,6 +58,7 @@ def train(
     fabric: Fabric | None = None,
     progress: bool = False,
     stop_early: StopEarly | None = None,
+    calibrate: str | None = None,
 ) -> Path:
     """Train by a recipe, or resume a run that was stopped.
 
@@ -72,11 +75,13 @@ def train(
         progress: show the progress on the terminal.
         stop_early: called in the first process before every epoch but the first, with the log rows so far. If
             it returns true, training ends there. The run stays unfinished, and a later call continues it.
+        calibrate: how to calibrate the bundle, see `calibrant.training.bundle.write_bundle`; None writes no
+            bundle.
 
     Returns:
         The folder. It has ``recipe.toml``, ``model.safetensors``, ``loss.safetensors``, logs, checkpoints,
         ``validation.npz`` and ``test.npz`` with logits and labels (if they take less than 1 GiB), and
-        ``result.json``, which is written last.
+        ``result.json``, which is written last; and ``bundle``, with ``calibrate``.
 
     Raises:
         RecipeError: the recipe cannot be followed, or the folder holds a run of another recipe or of other
@@ -97,6 +102,8 @@ def train(
     ['test.npz', 'validation.npz']
     """
     folder = Path(output)
+    if calibrate is not None:
+        check_method(calibrate)
     if fabric is None:
         fabric = make_fabric(recipe)
         fabric.launch()
@@ -104,10 +111,14 @@ def train(
         agree({"recipe": recipe.to_toml()})
         together(lambda: _check_free(folder, recipe), "checking the output folder")
         if not gather(run_folder.is_finished(folder))[0]:
-            _train(recipe, folder, data_root, data, fabric, progress, stop_early, stack)
+            data = _train(recipe, folder, data_root, data, fabric, progress, stop_early, stack)
             fabric.barrier()
     if fabric.is_global_zero and (stop_early is None or run_folder.is_finished(folder)):
         run_folder.check_finished(folder, recipe, None if data is None else data.fingerprint)
+        if calibrate is not None:
+            run = Run(folder, None if data_root is None else Path(data_root), data)
+            with Display(recipe, shown=progress) as display:
+                ensure_bundle(run, calibrate, display.message)
     return folder
 
 
@@ -120,8 +131,8 @@ def _train(
     progress: bool,
     stop_early: StopEarly | None,
     stack: ExitStack,
-) -> None:
-    """Lock the folder and train, unless another process has finished the run meanwhile."""
+) -> DataSets | None:
+    """Lock the folder and train, unless another process has finished the run meanwhile; return the data."""
     lock = FolderLock(folder, _purpose(recipe))
     stack.callback(lock.release)
     _wait_for(lock, fabric)
@@ -129,7 +140,7 @@ def _train(
     finished = run_folder.is_finished(folder)
     agree({"view of the output folder": "a finished run" if finished else "no finished run"})
     if finished:
-        return
+        return data
     display = stack.enter_context(Display(recipe, shown=progress and fabric.is_global_zero))
     if data is None:
         display.message("reading the data")
@@ -146,6 +157,7 @@ def _train(
     stack.enter_context(loop.writer)
     loop.stop_early = stop_early
     loop.run()
+    return read
 
 
 def _check_free(folder: Path, recipe: Recipe) -> None:

@@ -24,10 +24,17 @@ RECIPE, RESULT, CHECKPOINTS = "recipe.toml", "result.json", "checkpoints"
 WEIGHTS, LOSS = "model.safetensors", "loss.safetensors"
 LEARNED, BINS = "learned.safetensors", "bins.safetensors"
 
+BUNDLE = "bundle"
+"""The folder inside a run's folder with all that is needed to use the model; see `calibrant.load`."""
+
+MANIFEST, CALIBRATOR, PREPARATION = "bundle.json", "calibrator.safetensors", "preparation.json"
+"""Files of a bundle, beside the weights."""
+
 FILES = (
     *(RECIPE, RESULT, WEIGHTS, LOSS, LEARNED, BINS, "validation.npz", "test.npz", "evaluation.json"),
     *("log.csv", "log.jsonl"),
     *(f"{CHECKPOINTS}/{name}" for name in checkpoint.NAMES),
+    *(f"{BUNDLE}/{name}" for name in (MANIFEST, WEIGHTS, CALIBRATOR, PREPARATION)),
 )
 """The files that a run writes. (Those of TensorBoard have a name of their own each time.)"""
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
@@ -121,23 +121,14 @@ class Run:
     @cached_property
     def model(self) -> nn.Module:
         """The network with the weights that were kept, in evaluation mode, on the best device."""
-        choice = self.recipe.model
-        # The weights that training started from may not exist any more.
-        own = ":" in choice.name and choice.name.partition(":")[0] not in PREFIXES
-        left_out = _STARTING_WEIGHTS[:2] if own else _STARTING_WEIGHTS
-        options = {name: value for name, value in choice.options.items() if name not in left_out}
-        model = create_model(choice.name, self.data.num_classes, self.data.about, **options)
         weights = self._file(run_folder.WEIGHTS)
         if weights is None:
             raise RecipeError(f"the run in {self.folder} has no {run_folder.WEIGHTS}; train it again")
-        try:
-            model.load_state_dict(load_file(weights))
-        except RuntimeError as error:
-            raise RecipeError(
-                f"model {choice} does not take the weights of the run in {self.folder}: "
-                f"{str(error).splitlines()[-1].strip()}"
-            ) from error
-        return model.to("cuda" if torch.cuda.is_available() else "cpu").eval()
+        choice = without_starting_weights(self.recipe.model)
+        data = self.data
+        where = f"the run in {self.folder}"
+        model = trained_model(choice, data.num_classes, data.about, load_file(weights), where)
+        return model.to("cuda" if torch.cuda.is_available() else "cpu")
 
     @cached_property
     def history(self) -> list[dict[str, float]]:
@@ -241,7 +232,7 @@ class Run:
         # definitions are computed anew.
         with suppress(FileNotFoundError, ValueError, TypeError, LookupError, AttributeError, RecursionError):
             plain = json.loads(path.read_text(encoding="utf-8"))
-            if plain.pop("sha256") == _hash_of(plain) and plain.items() >= origin.items():
+            if plain.pop("sha256") == content_hash(plain) and plain.items() >= origin.items():
                 found = {
                     key: Result(Evaluation.from_dict(each["evaluation"]), each["temperature"])
                     for key, each in plain["results"].items()
@@ -256,7 +247,7 @@ class Run:
                 for key, each in found.items()
             }
             plain = {**origin, "results": results}
-            replace_file(path, json.dumps({**plain, "sha256": _hash_of(plain)}, allow_nan=False).encode())
+            replace_file(path, json.dumps({**plain, "sha256": content_hash(plain)}, allow_nan=False).encode())
         return {key: found[key] for key in wanted}
 
     def _result_of(self, key: str, resamples: int, kde: bool) -> Result:
@@ -355,6 +346,35 @@ class Predicted:
             yield logits.float(), run_folder.as_written(labels, self.ignore_index)
 
 
+def without_starting_weights(choice: Choice) -> Choice:
+    """A model without the options that say which weights training started from; they may be gone."""
+    own = ":" in choice.name and choice.name.partition(":")[0] not in PREFIXES
+    left_out = _STARTING_WEIGHTS[:2] if own else _STARTING_WEIGHTS
+    return Choice(choice.name, {key: value for key, value in choice.options.items() if key not in left_out})
+
+
+def trained_model(
+    choice: Choice, num_classes: int, about: Mapping[str, Any], weights: dict[str, Tensor], where: str
+) -> nn.Module:
+    """A network with its trained weights, in evaluation mode.
+
+    Args:
+        choice: the model, without starting weights.
+        num_classes: K.
+        about: facts about the data that the model may need.
+        weights: the trained weights by name.
+        where: where the weights come from, for errors.
+    """
+    model = create_model(choice.name, num_classes, about, **choice.options)
+    try:
+        model.load_state_dict(weights)
+    except RuntimeError as error:
+        raise RecipeError(
+            f"model {choice} does not take the weights of {where}: {str(error).splitlines()[-1].strip()}"
+        ) from error
+    return model.eval()
+
+
 def make_calibrator(choice: Choice) -> Calibrator:
     """A calibrator that is not fitted yet.
 
@@ -388,7 +408,8 @@ def _lacks_kde(evaluation: Evaluation) -> bool:
     return evaluation.exact and evaluation.metrics["kde_ece"] is None
 
 
-def _hash_of(plain: dict[str, Any]) -> str:
+def content_hash(plain: Mapping[str, Any]) -> str:
+    """The SHA-256 of JSON values."""
     return hashlib.sha256(json.dumps(plain, sort_keys=True).encode()).hexdigest()
 
 

@@ -15,6 +15,9 @@ from calibrant.arguments import nearest
 from calibrant.options import Choice, RecipeError, check_options, options_of
 from calibrant.training.data import built_in, in_memory, npz, on_disk, segmentation, text
 from calibrant.training.data.built_in import synthetic_posterior
+from calibrant.training.data.preparation import PREPARATIONS, Preparation
+from calibrant.training.data.raw_arrays import ArrayPreparation
+from calibrant.training.data.raw_images import CentreCropPreparation, ImagePreparation
 from calibrant.training.data.safe_readers import MissingDataError
 from calibrant.training.data.sampling import random_numbers, shuffled
 from calibrant.training.data.skew import skewed
@@ -22,9 +25,11 @@ from calibrant.training.data.split import DataSets, Inputs, Split, TensorSplit, 
 
 __all__ = [
     "DATA_SETS",
+    "PREPARATIONS",
     "DataSets",
     "Inputs",
     "MissingDataError",
+    "Preparation",
     "Split",
     "TensorSplit",
     "files_of",
@@ -57,6 +62,16 @@ DATA_SETS: dict[str, Callable[..., DataSets]] = {
     "huggingface": text.huggingface,
 }
 """Every data set: a function of the data folder, whose keyword-only arguments are the options in recipes."""
+
+_KINDS: tuple[type[Preparation], ...] = (
+    ArrayPreparation,
+    ImagePreparation,
+    CentreCropPreparation,
+    segmentation.PaddedPreparation,
+    text.WordPreparation,
+    text.TokenPreparation,
+)
+PREPARATIONS.update({kind.kind: kind for kind in _KINDS})
 
 
 def load_data(choice: Choice, root: str | os.PathLike[str] | None = None) -> DataSets:

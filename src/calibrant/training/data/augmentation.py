@@ -41,7 +41,7 @@ class Normalisation:
             raise ValueError(
                 f"images have {images.shape[-3]} channels, expected {len(self.mean)} for this normalisation"
             )
-        shift, scale = _shift_and_scale(self, images.device)
+        shift, scale = shift_and_scale(self, images.device)
         return torch.addcmul(shift, images.float(), scale)
 
     @classmethod
@@ -63,7 +63,8 @@ class Normalisation:
 
 
 @lru_cache(maxsize=64)  # copying the constants to a GPU with every batch would make the CPU wait
-def _shift_and_scale(normalisation: Normalisation, device: torch.device) -> tuple[Tensor, Tensor]:
+def shift_and_scale(normalisation: Normalisation, device: torch.device) -> tuple[Tensor, Tensor]:
+    """The constants by which bytes become normalised pixels: ``shift + scale · bytes``."""
     mean = torch.tensor(normalisation.mean, dtype=torch.float64).view(-1, 1, 1)
     std = torch.tensor(normalisation.std, dtype=torch.float64).view(-1, 1, 1)
     return (-mean / std).float().to(device), (1 / (255 * std)).float().to(device)
@@ -142,6 +143,17 @@ def pixels(image: Image.Image) -> Tensor:
     return torch.from_numpy(
         array[None] if array.ndim == 2 else np.ascontiguousarray(array.transpose(2, 0, 1))
     )
+
+
+def scaled(image: Image.Image, height: int, width: int) -> Image.Image:
+    """An image of this size; one that has it stays as it is.
+
+    >>> scaled(Image.new("RGB", (90, 60)), 28, 28).size
+    (28, 28)
+    """
+    if image.size == (width, height):
+        return image
+    return image.resize((width, height), Image.Resampling.BILINEAR)
 
 
 def centre_crop(image: Image.Image, size: int, fraction: float = 0.875) -> Image.Image:
@@ -243,9 +255,7 @@ class CropFlip:
 
     def __call__(self, image: Image.Image, draws: Tensor | None) -> Tensor:
         """A normalised image ``(C, H, W)``; ``draws`` are one row of those in `Split.batch`."""
-        if image.size != (self.size, self.size):
-            image = image.resize((self.size, self.size), Image.Resampling.BILINEAR)
-        content = pixels(image)
+        content = pixels(scaled(image, self.size, self.size))
         if self.augmented and draws is not None:
             content = crop_flip(content[None], draws[None])[0]
         return self.normalisation(content)

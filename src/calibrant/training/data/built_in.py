@@ -9,6 +9,8 @@ import torch
 from torch import Tensor
 
 from calibrant.arguments import in_range, whole_number
+from calibrant.training.data.augmentation import Standardisation
+from calibrant.training.data.raw_arrays import ArrayPreparation
 from calibrant.training.data.split import DataSets, TensorSplit
 
 
@@ -60,10 +62,14 @@ def digits(
         drawn = torch.split(indices[: held_out + size], [test_per_class, validation_per_class, size])
         for part, chosen in zip(parts, drawn, strict=True):
             part.append(chosen)
-    whole = TensorSplit(images if flat else images.view(-1, 1, 8, 8), labels)
+    images = images if flat else images.view(-1, 1, 8, 8)
+    whole = TensorSplit(images, labels)
     about = {"features": 64} if flat else {"channels": 1, "image_size": 8}
     test, validation, train = (whole.subset(torch.cat(part)) for part in parts)
-    return DataSets(train, validation, test, tuple(map(str, range(10))), about)
+    shape = tuple(images.shape[1:])
+    # Raw digits are those of scikit-learn, from 0 to 16.
+    preparation = ArrayPreparation(shape, Standardisation((0.0,) * shape[0], (16.0,) * shape[0]))
+    return DataSets(train, validation, test, tuple(map(str, range(10))), about, preparation=preparation)
 
 
 def synthetic(
@@ -110,7 +116,8 @@ def synthetic(
         parts.append(TensorSplit((means[labels] + noise).float(), labels))
     names = tuple(f"class {label}" for label in range(classes))
     train, validation, test = parts
-    return DataSets(train, validation, test, names, {"features": features})
+    preparation = ArrayPreparation((features,))
+    return DataSets(train, validation, test, names, {"features": features}, preparation=preparation)
 
 
 def synthetic_posterior(

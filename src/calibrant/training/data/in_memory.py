@@ -12,9 +12,10 @@ from torch import Tensor
 from calibrant.arguments import one_of
 from calibrant.sizes import MAX_CLASSES
 from calibrant.training.data.augmentation import NORMALISATIONS, Normalisation, Normalising, crop_flip
+from calibrant.training.data.raw_images import ImagePreparation
 from calibrant.training.data.safe_readers import present, read_mat, read_npy, read_pickle, whole_labels
 from calibrant.training.data.sampling import draw_parts
-from calibrant.training.data.split import DataSets, TensorSplit
+from calibrant.training.data.split import DataSets, Split, TensorSplit
 
 Augmentation = Literal["crop-flip", "none"]
 
@@ -54,10 +55,14 @@ class ImageSplit(TensorSplit):
 
     inputs: Tensor
     targets: Tensor
-    normalisation: Normalising
+    normalisation: Normalisation
 
     def __init__(
-        self, images: Tensor, targets: Tensor, normalisation: Normalising, augmentation: Augmentation = "none"
+        self,
+        images: Tensor,
+        targets: Tensor,
+        normalisation: Normalisation,
+        augmentation: Augmentation = "none",
     ) -> None:
         super().__init__(images, targets, normalisation)
         self.augmentation: Augmentation = one_of("augmentation", augmentation, ("crop-flip", "none"))
@@ -198,7 +203,8 @@ def svhn(
         drawn = validation, imbalance, split_seed
         return _data_sets(_svhn_part(train_path), test, names, chosen, augmentation, *drawn)
     empty = ImageSplit(test[0][:0], test[1][:0], chosen, augmentation)
-    return DataSets(empty, empty, ImageSplit(*test, chosen), names, _about(test[0]))
+    part = ImageSplit(*test, chosen)
+    return _with_facts(empty, empty, part, names)
 
 
 CIFAR10_CLASSES = (
@@ -221,7 +227,7 @@ def _data_sets(
     parts = draw_parts(whole[1], sizes, imbalance=imbalance, num_classes=len(names), seed=split_seed)
     train = ImageSplit(*whole, normalisation, augmentation).subset(parts["train"])
     held_out = ImageSplit(*whole, normalisation).subset(parts["validation"])
-    return DataSets(train, held_out, ImageSplit(*test, normalisation), names, _about(whole[0]))
+    return _with_facts(train, held_out, ImageSplit(*test, normalisation), names)
 
 
 def _corrupted(
@@ -258,12 +264,15 @@ def _with_clean(
     part = ImageSplit(images, targets, normalisation)
     if clean is None:
         empty = ImageSplit(images[:0], targets[:0], normalisation)
-        return DataSets(empty, empty, part, names, _about(images))
-    return DataSets(clean.train, clean.validation, part, clean.class_names, _about(images))
+        return _with_facts(empty, empty, part, names)
+    return _with_facts(clean.train, clean.validation, part, clean.class_names)
 
 
-def _about(images: Tensor) -> dict[str, int]:
-    return {"channels": images.shape[1], "image_size": images.shape[-1]}
+def _with_facts(train: Split, validation: Split, test: ImageSplit, names: tuple[str, ...]) -> DataSets:
+    images = test.inputs
+    about = {"channels": images.shape[1], "image_size": images.shape[-1]}
+    preparation = ImagePreparation.of(images, test.normalisation)
+    return DataSets(train, validation, test, names, about, preparation=preparation)
 
 
 def _cifar_names(root: Path, path: Path, field: str) -> tuple[str, ...]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import warnings
-import zipfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Literal
@@ -13,17 +12,19 @@ import torch
 from torch import Tensor
 
 from calibrant.arguments import one_of
-from calibrant.printable import one_line, printable
-from calibrant.sizes import MAX_CLASSES, check_member, check_memory, npy_header
+from calibrant.printable import printable
+from calibrant.sizes import MAX_CLASSES
 from calibrant.training.data.augmentation import NORMALISATIONS, Normalisation, Published, Standardisation
 from calibrant.training.data.in_memory import Augmentation, ImageSplit
-from calibrant.training.data.safe_readers import Array, present
+from calibrant.training.data.preparation import Preparation
+from calibrant.training.data.raw_arrays import ArrayPreparation
+from calibrant.training.data.raw_images import ImagePreparation
+from calibrant.training.data.safe_readers import ARRAYS, Array, present, read_npz
 from calibrant.training.data.sampling import draw_parts, part_sizes
 from calibrant.training.data.split import DataSets, TensorSplit
 
 Constants = Literal["own", "none", Published]
 
-_INPUTS = ("images", "inputs", "features")
 _PREFIXES = {"train": ("", "train_"), "validation": ("validation_", "val_"), "test": ("test_",)}
 
 
@@ -73,10 +74,12 @@ def npz(
     parts |= {name: (inputs[indices], labels[indices]) for name, indices in drawn.items()}
     reference = parts["train"][0] if len(drawn["train"]) else inputs
     splits: dict[str, TensorSplit]
+    preparation: Preparation
     if inputs.dtype == torch.uint8:
         constants = _pixel_constants(path, normalisation, reference)
         splits = {name: ImageSplit(*part, constants) for name, part in parts.items()}
         splits["train"] = ImageSplit(*parts["train"], constants, augmentation)
+        preparation = ImagePreparation.of(inputs, constants)
     elif augmentation != "none" or normalisation not in ("own", "none"):
         raise ValueError(
             f"{path} has {inputs.ndim - 1}-dimensional numbers, expected images (uint8) for augmentation "
@@ -84,10 +87,12 @@ def npz(
         )
     else:
         splits = {name: TensorSplit(*part) for name, part in parts.items()}
-        if normalisation == "own":
-            standardisation = Standardisation.of(reference)
+        standardisation = Standardisation.of(reference) if normalisation == "own" else None
+        if standardisation is not None:
             splits = {name: split.normalised_by(standardisation) for name, split in splits.items()}
-    return DataSets(splits["train"], splits["validation"], splits["test"], names, _about(inputs))
+        preparation = ArrayPreparation(tuple(inputs.shape[1:]), standardisation)
+    train, held_out, tested = (splits[name] for name in ("train", "validation", "test"))
+    return DataSets(train, held_out, tested, names, _about(inputs), preparation=preparation)
 
 
 def _pixel_constants(path: Path, name: Constants, reference: Tensor) -> Normalisation:
@@ -111,34 +116,9 @@ def _about(inputs: Tensor) -> dict[str, int]:
 Part = tuple[Tensor, Tensor]
 
 
-def _arrays(path: Path) -> dict[str, Array]:
-    """All arrays in an archive, by name."""
-    with path.open("rb") as file:
-        try:
-            if not zipfile.is_zipfile(file):
-                raise ValueError("it is another kind of file, or one array; expected an archive of several")
-            with zipfile.ZipFile(file) as archive:
-                members = {each.filename.removesuffix(".npy"): each for each in archive.infolist()}
-                for name, member in members.items():
-                    check_member(member)
-                    with archive.open(member) as stream:
-                        npy_header(stream, member.file_size, name)
-                check_memory(sum(member.file_size for member in members.values()), "it")
-                return {name: _member(archive, member) for name, member in members.items()}
-        except Exception as error:  # zipfile, zlib and NumPy have an error of their own each
-            problem = one_line(f"{path} cannot be read as a NumPy archive of numbers: {error}")
-            raise ValueError(problem) from error
-
-
-def _member(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> Array:
-    with archive.open(member) as stream:
-        array: Array = np.lib.format.read_array(stream, allow_pickle=False)
-    return array
-
-
 def _read(path: Path) -> tuple[dict[str, Part], tuple[str, ...]]:
     """The parts in an archive, and the names of the classes."""
-    arrays = _arrays(path)
+    arrays = read_npz(path)
     found = {name: _read_part(path, arrays, prefixes) for name, prefixes in _PREFIXES.items()}
     parts = {name: part for name, part in found.items() if part is not None}
     if "train" not in parts:
@@ -171,13 +151,13 @@ def _read(path: Path) -> tuple[dict[str, Part], tuple[str, ...]]:
 
 def _read_part(path: Path, arrays: Mapping[str, Array], prefixes: Sequence[str]) -> Part | None:
     for prefix in prefixes:
-        found = [prefix + name for name in _INPUTS if prefix + name in arrays]
+        found = [prefix + name for name in ARRAYS if prefix + name in arrays]
         if not found and prefix + "labels" not in arrays:
             continue
         if len(found) != 1 or prefix + "labels" not in arrays:
             raise ValueError(
                 f"{path} has {printable(', '.join(arrays))}, expected {prefix}labels and exactly one of "
-                f"{', '.join(prefix + name for name in _INPUTS)}"
+                f"{', '.join(prefix + name for name in ARRAYS)}"
             )
         inputs, labels = arrays[found[0]], arrays[prefix + "labels"]
         if labels.ndim == 2 and labels.shape[1] == 1:

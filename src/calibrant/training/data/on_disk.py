@@ -23,14 +23,12 @@ from calibrant.training.data.augmentation import (
     Published,
     ResizedCrop,
 )
-from calibrant.training.data.safe_readers import present, read_image, read_lines
+from calibrant.training.data.raw_images import CentreCropPreparation, ImagePreparation
+from calibrant.training.data.safe_readers import SUFFIXES, is_image, present, read_image, read_lines
 from calibrant.training.data.sampling import draw_parts, long_tail, part_sizes, stratified
 from calibrant.training.data.split import DataSets, Split
 
 Transform = CropFlip | ResizedCrop
-
-SUFFIXES = (".bmp", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp")
-"""The suffixes of image files, in lower case."""
 
 _IMAGENET = "ILSVRC2012 (train and val, each with one folder per class) from https://image-net.org/download"
 _TINY_IMAGENET = "http://cs231n.stanford.edu/tiny-imagenet-200.zip"
@@ -110,7 +108,7 @@ def tiny_imagenet(
     train, validation = (ImageFileSplit(folder, paths, targets, transform).subset(drawn[n]) for n in drawn)
     test = ImageFileSplit(folder, test_paths, torch.tensor(test_targets), transform)
     names = _wordnet_names(folder / "words.txt", "\t", classes)
-    return DataSets(train, validation, test, names, {"channels": 3, "image_size": 64})
+    return _data_sets(train, validation, test, names, transform)
 
 
 def image_folder(
@@ -168,8 +166,7 @@ def image_folder(
     sizes = part_sizes(len(targets), parts, validation=validation, test=test)
     drawn = draw_parts(targets, sizes, imbalance=imbalance, num_classes=len(classes), seed=split_seed)
     parts |= {name: whole.subset(indices) for name, indices in drawn.items()}
-    about = {"channels": 3, "image_size": image_size}
-    return DataSets(parts["train"], parts["validation"], parts["test"], tuple(classes), about)
+    return _data_sets(parts["train"], parts["validation"], parts["test"], tuple(classes), transform)
 
 
 def imagenet(
@@ -203,9 +200,8 @@ def imagenet(
     size = round(in_range("validation", validation, 0, 1) * len(official))
     drawn = stratified(official.targets, (size, len(official) - size), split_seed)
     names = _wordnet_names(base / "LOC_synset_mapping.txt", " ", classes)
-    about = {"channels": 3, "image_size": image_size}
     held_out, test = (official.subset(part) for part in drawn)
-    return DataSets(train, held_out, test, names, about)
+    return _data_sets(train, held_out, test, names, transform)
 
 
 def imagenet_lt(
@@ -233,7 +229,17 @@ def imagenet_lt(
         folders[label] = folders[label] or Path(path).parent.name
     classes = [name or str(label) for label, name in folders.items()]
     names = _wordnet_names(base / "LOC_synset_mapping.txt", " ", classes)
-    return DataSets(train, validation, test, names, {"channels": 3, "image_size": image_size})
+    return _data_sets(train, validation, test, names, transform)
+
+
+def _data_sets(
+    train: Split, validation: Split, test: Split, names: tuple[str, ...], transform: Transform
+) -> DataSets:
+    size = transform.size
+    kind = ImagePreparation if isinstance(transform, CropFlip) else CentreCropPreparation
+    preparation = kind(transform.normalisation, size, size)
+    about = {"channels": 3, "image_size": size}
+    return DataSets(train, validation, test, names, about, preparation=preparation)
 
 
 def _resized_crop(
@@ -266,16 +272,12 @@ def _listed(base: Path, folders: Iterable[str]) -> tuple[list[str], Tensor]:
     for label, folder in enumerate(folders):
         if not (base / folder).is_dir():
             raise ValueError(f"{base / folder} is missing, expected a folder for each class")
-        found = sorted(entry.name for entry in os.scandir(base / folder) if _is_image(entry.name))
+        found = sorted(entry.name for entry in os.scandir(base / folder) if is_image(entry.name))
         paths += [f"{folder}/{name}" for name in found]
         labels += [label] * len(found)
     if not paths:
         raise ValueError(f"{base} has no images in its class folders, expected files like *{SUFFIXES[1]}")
     return paths, torch.tensor(labels)
-
-
-def _is_image(name: str) -> bool:
-    return name.lower().endswith(SUFFIXES) and not name.startswith(".")
 
 
 def _folder_part(base: Path, name: str, classes: Sequence[str], transform: Transform) -> ImageFileSplit:

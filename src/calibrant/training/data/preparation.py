@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
-from calibrant.training.data.split import Inputs
+from calibrant.training.data.augmentation import Normalising
+from calibrant.training.data.split import Inputs, map_inputs, tensors_of
 
 
 class Preparation(ABC):
@@ -18,9 +20,11 @@ class Preparation(ABC):
 
     Attributes:
         kind: the name in `PREPARATIONS`.
+        normalisation: the last step, if it is one by constants. An exported graph has it inside.
     """
 
     kind: ClassVar[str]
+    normalisation: Normalising | None = None
 
     @abstractmethod
     def __call__(self, raw: Any) -> Inputs:
@@ -29,6 +33,18 @@ class Preparation(ABC):
         Raises:
             ValueError: the raw inputs are of another kind or shape; the message says what was expected.
         """
+
+    def batches(self, raw: Any, size: int) -> Iterator[Inputs]:
+        """The arguments of a model for ``size`` elements at a time.
+
+        Inputs that take much memory, such as images, are prepared one batch after the other.
+
+        Raises:
+            ValueError: as for a call.
+        """
+        inputs = self(raw)
+        for start in range(0, len(tensors_of(inputs)[0]), size):
+            yield map_inputs(inputs, itemgetter(slice(start, start + size)))
 
     @abstractmethod
     def read(self, path: Path) -> tuple[Any, list[str]]:

@@ -7,6 +7,7 @@ import math
 import pickle
 import re
 import struct
+import zipfile
 import zlib
 from collections.abc import Sequence
 from contextlib import suppress
@@ -17,9 +18,16 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from calibrant.sizes import npy_header
+from calibrant.printable import one_line
+from calibrant.sizes import check_member, check_memory, npy_header
 
 Array = NDArray[Any]
+
+ARRAYS = ("images", "inputs", "features")
+"""The names that the inputs may have in a NumPy archive."""
+
+SUFFIXES = (".bmp", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp")
+"""The suffixes of image files, in lower case."""
 
 
 class MissingDataError(FileNotFoundError):
@@ -64,6 +72,11 @@ def read_image(path: Path, mode: str | None = None) -> Image.Image:
         raise
     except Exception as error:  # each format has errors of its own, and there is one for too many pixels
         raise ValueError(f"{path} cannot be read as an image: {error}") from error
+
+
+def is_image(name: str) -> bool:
+    """Whether a file with this name is an image, and not a hidden one."""
+    return name.lower().endswith(SUFFIXES) and not name.startswith(".")
 
 
 def read_pickle(path: Path) -> dict[str, Any]:
@@ -253,6 +266,52 @@ def read_npy(path: Path) -> Array:
             return np.memmap(stream, dtype, "r", stream.tell(), shape, "F" if fortran else "C")
         except Exception as error:  # NumPy's parser raises errors of Python's own, too
             raise ValueError(f"{path} cannot be read as a NumPy array: {error}") from error
+
+
+def read_npz(path: Path) -> dict[str, Array]:
+    """All arrays in a NumPy archive, by name.
+
+    Raises:
+        ValueError: it is not such an archive, or does not fit in memory.
+    """
+    with path.open("rb") as file:
+        try:
+            if not zipfile.is_zipfile(file):
+                raise ValueError("it is another kind of file, or one array; expected an archive of several")
+            with zipfile.ZipFile(file) as archive:
+                members = {each.filename.removesuffix(".npy"): each for each in archive.infolist()}
+                for name, member in members.items():
+                    check_member(member)
+                    with archive.open(member) as stream:
+                        npy_header(stream, member.file_size, name)
+                check_memory(sum(member.file_size for member in members.values()), "it")
+                return {name: _member(archive, member) for name, member in members.items()}
+        except Exception as error:  # zipfile, zlib and NumPy have an error of their own each
+            problem = one_line(f"{path} cannot be read as a NumPy archive of numbers: {error}")
+            raise ValueError(problem) from error
+
+
+def _member(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> Array:
+    with archive.open(member) as stream:
+        array: Array = np.lib.format.read_array(stream, allow_pickle=False)
+    return array
+
+
+def read_inputs(path: Path) -> Array:
+    """The inputs in a ``.npy`` file, or in an archive: the array with a name in `ARRAYS`, or the only one.
+
+    Raises:
+        ValueError: it is another kind of file, or it is not clear which of its arrays has the inputs.
+    """
+    if path.suffix.lower() == ".npy":
+        return np.array(read_npy(path))
+    if path.suffix.lower() != ".npz":
+        raise ValueError(f"{path} ends in {path.suffix!r}, expected .npz or .npy")
+    arrays = read_npz(path)
+    found = [name for name in ARRAYS if name in arrays] or (list(arrays) if len(arrays) == 1 else [])
+    if len(found) != 1:
+        raise ValueError(f"{path} has {', '.join(arrays) or 'nothing'}, expected one of {', '.join(ARRAYS)}")
+    return arrays[found[0]]
 
 
 def whole_labels(path: Path, labels: Any, classes: int) -> NDArray[np.int64]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -14,6 +15,7 @@ from torch import Tensor
 
 from calibrant.arguments import in_range, whole_number
 from calibrant.training.data.augmentation import NORMALISATIONS
+from calibrant.training.data.raw_images import ImagePreparation
 from calibrant.training.data.safe_readers import present, read_image
 from calibrant.training.data.sampling import shuffled
 from calibrant.training.data.split import DataSets, Split
@@ -97,6 +99,29 @@ class Window:
 
 
 @dataclass(frozen=True)
+class PaddedPreparation(ImagePreparation):
+    """The whole image in the upper left corner of a square of the mean colour, as in evaluation.
+
+    Images larger than the square are scaled down.
+    """
+
+    kind: ClassVar[str] = "padded"
+
+    def fitted(self, image: Image.Image) -> Image.Image:
+        canvas = _canvases(1, self.height)[0]
+        window = Window.whole(image.height, image.width, self.height)
+        window.cut(np.asarray(image), canvas, Image.Resampling.BILINEAR)
+        return Image.fromarray(canvas)
+
+
+def _canvases(count: int, crop: int) -> Bytes:
+    """Squares ``(count, crop, crop, 3)`` of the mean colour."""
+    images = np.empty((count, crop, crop, 3), np.uint8)
+    images[:] = _FILL
+    return images
+
+
+@dataclass(frozen=True)
 class SegmentationSplit(Split):
     """Images on disk with a label for each pixel, in squares of one size.
 
@@ -126,8 +151,7 @@ class SegmentationSplit(Split):
 
     def batch(self, indices: Tensor, draws: Tensor | None = None) -> tuple[Tensor, Tensor]:
         count, crop = len(indices), self.crop
-        images = np.empty((count, crop, crop, 3), np.uint8)
-        images[:] = _FILL
+        images = _canvases(count, crop)
         labels = np.full((count, crop, crop), self.void, np.uint8)
         for position, index in enumerate(indices.tolist()):
             pixels, classes = self.decoded(index)
@@ -273,4 +297,5 @@ def _data_sets(
         for part in files
     )
     about = {"channels": 3, "image_size": crop}
-    return DataSets(train, validation, test, classes, about, ignore_index=void)
+    preparation = PaddedPreparation(_NORMALISATION, crop, crop)
+    return DataSets(train, validation, test, classes, about, ignore_index=void, preparation=preparation)

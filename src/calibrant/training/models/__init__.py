@@ -12,12 +12,12 @@ from torch import nn
 from calibrant import arguments
 from calibrant.training.models import cifar_resnet
 from calibrant.training.models.densenet import cifar_densenet_40, cifar_densenet_121
-from calibrant.training.models.external import PREFIXES, own_factory
+from calibrant.training.models.external import PREFIXES, own_factory, self_contained
 from calibrant.training.models.mlp import cnn, mlp
 from calibrant.training.models.text_cnn import text_cnn
 from calibrant.training.models.weights import load_weights
 
-__all__ = ["MODELS", "PREFIXES", "create_model", "load_weights", "model_factory"]
+__all__ = ["MODELS", "PREFIXES", "create_model", "load_weights", "model_factory", "self_contained"]
 
 MODELS: dict[str, Callable[..., nn.Module]] = {
     "cifar-resnet-18": cifar_resnet.cifar_resnet_18,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import json
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from pathlib import Path
@@ -13,6 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from calibrant import arguments
+from calibrant.options import Choice
 
 Task = Literal["sequence", "token", "image", "segmentation"]
 
@@ -184,6 +186,33 @@ def transformers_model(
                 f"expected {tuple(expected)}"
             )
     return TransformerOutput(network, task)
+
+
+def self_contained(model: nn.Module, choice: Choice) -> Choice:
+    """A choice that builds the same model without the folder or the download of its configuration.
+
+    That is known for models of transformers. Other models, and configurations that are more than JSON values,
+    keep their choice.
+    """
+    if not isinstance(model, TransformerOutput):
+        return choice
+    described: Any = model.network.config
+    known = _package("transformers", "hf:NAME", "transformers").CONFIG_MAPPING
+    try:
+        stated = vars(known[described.model_type]())
+        config = {
+            name: value
+            for name, value in described.to_dict().items()
+            if name in stated and name not in _OF_CLASSES
+        }
+        json.dumps(config)
+    except (KeyError, TypeError, ValueError):
+        return choice
+    return Choice(f"hf:{described.model_type}", {"task": model.task, "config": config})
+
+
+_OF_CLASSES = ("id2label", "label2id", "num_labels", "_name_or_path")
+"""Values of a configuration that follow from the classes, or say where it came from."""
 
 
 def _configuration(transformers: Any, source: str, pretrained: bool) -> tuple[Any, dict[str, Any]]:

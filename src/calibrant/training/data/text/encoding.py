@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import re
+import tempfile
 from array import array
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from importlib import import_module
 from itertools import islice
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal, Self
 
 import numpy as np
 import torch
@@ -17,7 +20,8 @@ from torch import Tensor
 
 from calibrant.arguments import one_of, whole_number
 from calibrant.sizes import check_memory
-from calibrant.training.data.safe_readers import MissingDataError, present
+from calibrant.training.data.preparation import Preparation
+from calibrant.training.data.safe_readers import Array, MissingDataError, present
 from calibrant.training.data.split import DataSets, Inputs, TensorSplit
 from calibrant.training.data.text.documents import Documents
 
@@ -52,6 +56,7 @@ def encode(
     embedding: str = "",
     tokenizer: str = "",
     preprocessing: Preprocessing = "glove",
+    column: str = "text",
 ) -> DataSets:
     """Encode documents by a vocabulary of words, or by a tokenizer.
 
@@ -83,6 +88,7 @@ def encode(
         tokenizer: the name or folder of a tokenizer of ``transformers``, used in place of vocabulary and
             embedding; inputs are then ``input_ids`` and ``attention_mask``. ``""`` for none.
         preprocessing: ``"glove"`` or ``"keras"``; not used with a tokenizer.
+        column: the column of the text in tables of new texts.
 
     Returns:
         The data, with ``vocabulary_size``, ``length`` and, from a file of vectors, ``embedding``.
@@ -98,10 +104,16 @@ def encode(
     if not texts[0]:
         raise ValueError("there are no training documents")
     about: dict[str, Any] = {"length": length}
+    preparation: Preparation | None
+    inputs: list[Inputs]
     if tokenizer:
-        inputs, about["vocabulary_size"] = tokenize(root, texts, lengths, tokenizer)
+        loaded = _tokenizer(root, tokenizer)
+        about["vocabulary_size"] = len(loaded)
+        inputs = [tokenize(loaded, part, each) for part, each in zip(texts, lengths, strict=True)]
+        preparation = TokenPreparation.of(loaded, lengths[-1], column)
     else:
         inputs, words = number_words(texts, lengths, vocabulary, preprocessing)
+        preparation = WordPreparation(tuple(words), lengths[-1], preprocessing, column)
         special = _FIRST_WORD[preprocessing]
         about["vocabulary_size"] = len(words) + special
         if embedding:
@@ -111,7 +123,7 @@ def encode(
     train, validation, test = (
         TensorSplit(tensors, part.targets) for tensors, part in zip(inputs, documents, strict=True)
     )
-    return DataSets(train, validation, test, class_names, about)
+    return DataSets(train, validation, test, class_names, about, preparation=preparation)
 
 
 def tokens(text: str) -> list[str]:
@@ -174,18 +186,23 @@ def number_words(
     )[: vocabulary - first]
     final = np.full(len(numbers), PADDING if keras else UNKNOWN, np.int64)
     final[[numbers[word] for word in words]] = np.arange(first, len(words) + first)
-    inputs: list[Inputs] = []
-    for documents, length in zip(preliminary, lengths, strict=True):
-        indices = torch.full((len(documents), length), PADDING)
-        for row, document in zip(indices.numpy(), documents, strict=True):
-            known = final[document]
-            if keras:
-                known = known[known != PADDING][-length:]
-                row[length - len(known) :] = known
-            else:
-                row[: len(known)] = known
-        inputs.append(indices)
+    inputs: list[Inputs] = [
+        _in_rows([final[document] for document in documents], length, keras)
+        for documents, length in zip(preliminary, lengths, strict=True)
+    ]
     return inputs, words
+
+
+def _in_rows(documents: Sequence[Array], length: int, keras: bool) -> Tensor:
+    """The final numbers of each document's words in rows ``(N, length)``, cut and padded; see `encode`."""
+    indices = torch.full((len(documents), length), PADDING)
+    for row, known in zip(indices.numpy(), documents, strict=True):
+        if keras:
+            known = known[known != PADDING][-length:]
+            row[length - len(known) :] = known
+        else:
+            row[: len(known)] = known
+    return indices
 
 
 def glove(file: Path, words: Sequence[str]) -> Tensor:
@@ -229,10 +246,8 @@ def glove(file: Path, words: Sequence[str]) -> Tensor:
     return torch.from_numpy(vectors)
 
 
-def tokenize(
-    root: Path, texts: Sequence[list[str]], lengths: Sequence[int], name: str
-) -> tuple[list[Inputs], int]:
-    """The ``input_ids`` and ``attention_mask`` of each part, and the size of the vocabulary."""
+def _tokenizer(root: Path, name: str) -> Any:
+    """A tokenizer of transformers with a padding token, by its name or its folder in ``root``."""
     library = optional_package("transformers")
     source = str(root / name) if (root / name).is_dir() else name
     try:
@@ -246,17 +261,129 @@ def tokenize(
                 f"the tokenizer {name!r} has no padding token: expected one, or an end-of-text token"
             )
         tokenizer.pad_token = tokenizer.eos_token
+    return tokenizer
+
+
+def tokenize(tokenizer: Any, texts: Sequence[str], length: int) -> dict[str, Tensor]:
+    """The ``input_ids`` and ``attention_mask`` of texts, ``(N, length)`` each."""
     options = {"truncation": True, "padding": "max_length", "return_attention_mask": True}
-    inputs: list[Inputs] = []
-    for part, length in zip(texts, lengths, strict=True):
-        keys = ("input_ids", "attention_mask")
-        tensors = {key: torch.empty(len(part), length, dtype=torch.long) for key in keys}
-        for start in range(0, len(part), BATCH):
-            batch = tokenizer(part[start : start + BATCH], max_length=length, **options)
-            for key, tensor in tensors.items():
-                tensor[start : start + BATCH] = torch.tensor(batch[key])
-        inputs.append(tensors)
-    return inputs, len(tokenizer)
+    keys = ("input_ids", "attention_mask")
+    tensors = {key: torch.empty(len(texts), length, dtype=torch.long) for key in keys}
+    for start in range(0, len(texts), BATCH):
+        batch = tokenizer(texts[start : start + BATCH], max_length=length, **options)
+        for key, tensor in tensors.items():
+            tensor[start : start + BATCH] = torch.tensor(batch[key])
+    return tensors
+
+
+class _TextPreparation(Preparation):
+    """Texts; a raw input is a list of texts, or a table with the texts in a column."""
+
+    column: str
+
+    def texts(self, raw: Any) -> list[str]:
+        """Raw texts, checked."""
+        if isinstance(raw, str) or not isinstance(raw, Iterable):
+            what = "one text" if isinstance(raw, str) else f"a {type(raw).__name__}"
+            raise ValueError(f"got {what}, expected a list of texts, such as ['a text']")
+        texts = list(raw)
+        for text in texts:
+            if not isinstance(text, str):
+                raise ValueError(f"got a list with a {type(text).__name__}, expected a list of texts")
+        return texts
+
+    def read(self, path: Path) -> tuple[list[str], list[str]]:
+        # Here, because that module imports this one.
+        from calibrant.training.data.text.tables import read_texts
+
+        texts = read_texts(path, self.column)
+        return texts, [str(row + 1) for row in range(len(texts))]
+
+
+@dataclass(frozen=True)
+class WordPreparation(_TextPreparation):
+    """Texts as numbers of words ``(N, length)``, by a vocabulary; see `encode`.
+
+    >>> WordPreparation(("a", "cat"), 4)(["a black cat"])
+    tensor([[2, 1, 3, 0]])
+
+    ``words`` are in the order of their numbers.
+    """
+
+    kind: ClassVar[str] = "words"
+    words: tuple[str, ...]
+    length: int
+    preprocessing: Preprocessing = "glove"
+    column: str = "text"
+
+    def __call__(self, raw: Any) -> Tensor:
+        keras = self.preprocessing == "keras"
+        unknown = PADDING if keras else UNKNOWN
+        documents = []
+        for text in self.texts(raw):
+            found = separated_words(text) if keras else tokens(text)[: self.length]
+            documents.append(np.array([self._numbers.get(word, unknown) for word in found], np.int64))
+        return _in_rows(documents, self.length, keras)
+
+    @cached_property
+    def _numbers(self) -> dict[str, int]:
+        return {word: number for number, word in enumerate(self.words, _FIRST_WORD[self.preprocessing])}
+
+    def state(self) -> dict[str, Any]:
+        settings = {"preprocessing": self.preprocessing, "column": self.column}
+        return {"length": self.length, **settings, "words": list(self.words)}
+
+    @classmethod
+    def from_state(cls, state: Mapping[str, Any]) -> Self:
+        preprocessing = one_of("preprocessing", state["preprocessing"], ("glove", "keras"))
+        length = whole_number("length", state["length"])
+        return cls(tuple(map(str, state["words"])), length, preprocessing, str(state["column"]))
+
+
+@dataclass(frozen=True)
+class TokenPreparation(_TextPreparation):
+    """Texts as ``input_ids`` and ``attention_mask`` ``(N, length)``, by a tokenizer of ``transformers``.
+
+    ``files`` are the texts of the tokenizer's own JSON files, by name.
+    """
+
+    kind: ClassVar[str] = "tokens"
+    files: Mapping[str, str]
+    length: int
+    column: str = "text"
+
+    @classmethod
+    def of(cls, tokenizer: Any, length: int, column: str) -> Self | None:
+        """The preparation by a tokenizer; None for one in Python, which is not stored as JSON."""
+        if not tokenizer.is_fast:
+            return None
+        with tempfile.TemporaryDirectory() as folder:
+            tokenizer.save_pretrained(folder)
+            files = {path.name: path.read_text(encoding="utf-8") for path in Path(folder).glob("*.json")}
+        return cls(files, length, column)
+
+    def __call__(self, raw: Any) -> dict[str, Tensor]:
+        return tokenize(self._tokenizer, self.texts(raw), self.length)
+
+    @cached_property
+    def _tokenizer(self) -> Any:
+        library = optional_package("transformers")
+        with tempfile.TemporaryDirectory() as folder:
+            for name, text in self.files.items():
+                Path(folder, name).write_text(text, encoding="utf-8")
+            # A file must not name code to download and run.
+            return library.AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
+
+    def state(self) -> dict[str, Any]:
+        return {"length": self.length, "column": self.column, "files": dict(self.files)}
+
+    @classmethod
+    def from_state(cls, state: Mapping[str, Any]) -> Self:
+        files = {str(name): str(text) for name, text in state["files"].items()}
+        for name in files:
+            if not re.fullmatch(r"\w+\.json", name):
+                raise ValueError(f"it has a file {name!r}, expected the JSON files of a tokenizer")
+        return cls(files, whole_number("length", state["length"]), str(state["column"]))
 
 
 def optional_package(package: str) -> Any:

@@ -6,7 +6,7 @@ import csv
 import json
 import re
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -75,7 +75,7 @@ def text_table(
         targets = class_positions(labels, classes, f"{path}, line", lines, file)
         parts.append(Documents(list(texts), targets))
     documents, names = draw_missing(parts, validation, test, split_seed), tuple(map(str, classes))
-    return encode(root, documents, names, length, test_length, vocabulary, embedding, tokenizer)
+    return encode(root, documents, names, length, test_length, vocabulary, embedding, tokenizer, column=text)
 
 
 def huggingface(
@@ -154,42 +154,65 @@ def huggingface(
             classes = list(range(len(names))) if names else sorted_classes(labels, folder)
         targets = class_positions(labels, classes, where, range(len(labels)), f"part {train_split!r}")
         parts.append(Documents(texts, targets))
-    documents, class_names = draw_missing(parts, validation, test, split_seed), map(str, names or classes)
-    return encode(root, documents, tuple(class_names), length, test_length, vocabulary, embedding, tokenizer)
+    documents = draw_missing(parts, validation, test, split_seed)
+    class_names = tuple(map(str, names or classes))
+    return encode(
+        root, documents, class_names, length, test_length, vocabulary, embedding, tokenizer, column=text
+    )
+
+
+def read_texts(file: Path, column: str) -> list[str]:
+    """The texts in a column of a table.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        ValueError: it is no table, or has no such column.
+    """
+    return [_text(row, column, f"{file}, line {line}", "text") for line, row in _table(file)]
 
 
 def _rows(file: Path, text: str, label: str) -> Iterator[tuple[int, str, str | int]]:
     """The line, text and label of each row of a table, checked one by one."""
-    readers: dict[str, Callable[[Path], Iterator[tuple[int, dict[str, Any]]]]] = {
-        ".csv": partial(_separated, delimiter=","),
-        ".tsv": partial(_separated, delimiter="\t"),
-        ".jsonl": _json_lines,
-    }
-    if file.suffix.lower() not in readers:
-        raise ValueError(f"{file} ends in {file.suffix!r}: expected one of {', '.join(map(repr, readers))}")
-    present(file, f"a table with the columns {text!r} and {label!r}", file.parent, "put")
+    if file.suffix.lower() in _READERS:
+        present(file, f"a table with the columns {text!r} and {label!r}", file.parent, "put")
+    for line, row in _table(file):
+        where = f"{file}, line {line}"
+        content, value = _text(row, text, where, "text"), _value(row, label, where, "label")
+        if isinstance(value, bool) or not isinstance(value, str | int) or value == "":
+            raise ValueError(f"{where}: column {label!r} has {value!r}, expected a string or an integer")
+        yield line, content, _number(value)
+
+
+def _table(file: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+    """The line number and the values of each row."""
+    if file.suffix.lower() not in _READERS:
+        raise ValueError(f"{file} ends in {file.suffix!r}: expected one of {', '.join(map(repr, _READERS))}")
     try:
-        for line, row in readers[file.suffix.lower()](file):
-            where = f"{file}, line {line}"
-            for option, column in (("text", text), ("label", label)):
-                if column not in row:
-                    raise ValueError(
-                        f"{where}: no column {column!r}, expected one of that name; the columns are "
-                        f"{', '.join(map(repr, row))}: say {option}=NAME for another"
-                    )
-                if row[column] is None:
-                    raise ValueError(f"{where}: nothing in column {column!r}, expected a value")
-            content, value = row[text], row[label]
-            if not isinstance(content, str):
-                raise ValueError(f"{where}: column {text!r} has {content!r}, expected a string")
-            if isinstance(value, bool) or not isinstance(value, str | int) or value == "":
-                raise ValueError(f"{where}: column {label!r} has {value!r}, expected a string or an integer")
-            yield line, content, _number(value)
+        yield from _READERS[file.suffix.lower()](file)
     except UnicodeDecodeError as error:
         raise ValueError(f"{file} has bytes that are not UTF-8 ({error.reason}): expected UTF-8") from error
 
 
-def _separated(file: Path, delimiter: str) -> Iterator[tuple[int, dict[str, Any]]]:
+def _value(row: Mapping[str, Any], column: str, where: str, option: str) -> Any:
+    if column not in row:
+        raise ValueError(
+            f"{where}: no column {column!r}, expected one of that name; the columns are "
+            f"{', '.join(map(repr, row))}: say {option}=NAME for another"
+        )
+    if row[column] is None:
+        raise ValueError(f"{where}: nothing in column {column!r}, expected a value")
+    return row[column]
+
+
+def _text(row: Mapping[str, Any], column: str, where: str, option: str) -> str:
+    content = _value(row, column, where, option)
+    if not isinstance(content, str):
+        raise ValueError(f"{where}: column {column!r} has {content!r}, expected a string")
+    return content
+
+
+def separated(file: Path, delimiter: str) -> Iterator[tuple[int, dict[str, Any]]]:
+    """The rows of a CSV or TSV file, each with its line; a value is None if the line ends before it."""
     # Some documents are longer than the default limit of 131,072 characters.
     limit = csv.field_size_limit(min(sys.maxsize, 2**31 - 1))
     try:
@@ -209,7 +232,8 @@ def _separated(file: Path, delimiter: str) -> Iterator[tuple[int, dict[str, Any]
         csv.field_size_limit(limit)
 
 
-def _json_lines(file: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+def json_lines(file: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+    """The objects in the lines of a file, each with its line."""
     with file.open(encoding="utf-8-sig") as lines:
         for number, line in enumerate(lines, start=1):
             if not line.strip():
@@ -226,6 +250,13 @@ def _json_lines(file: Path) -> Iterator[tuple[int, dict[str, Any]]]:
             if not isinstance(row, dict):
                 raise ValueError(f"{file}, line {number}: {line.strip()[:40]!r}, expected an object")
             yield number, row
+
+
+_READERS: dict[str, Callable[[Path], Iterator[tuple[int, dict[str, Any]]]]] = {
+    ".csv": partial(separated, delimiter=","),
+    ".tsv": partial(separated, delimiter="\t"),
+    ".jsonl": json_lines,
+}
 
 
 def _number(value: str | int) -> str | int:

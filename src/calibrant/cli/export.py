@@ -1,0 +1,47 @@
+"""`calibrant export`: write a trained model as one graph for other programs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from calibrant.cli.program import say
+from calibrant.cli.terminal import app, check_outputs, fail
+from calibrant.cli.training_options import training_errors
+
+_SUFFIXES = {"onnx": ".onnx", "torch": ".pt2"}
+
+
+@app.command()
+def export(
+    bundle: Annotated[
+        Path,
+        typer.Argument(metavar="BUNDLE", help="Folder of a bundle, or of its run.", show_default=False),
+    ],
+    output: Annotated[Path, typer.Option(metavar="FILE", help="The file to write: .onnx or .pt2.")],
+    form: Annotated[str, typer.Option("--format", help="onnx, or torch for torch.export.")] = "onnx",
+) -> None:
+    """Write a trained model as one graph with its calibrator and softmax inside.
+
+    The graph takes any number of inputs at once. Its inputs are pixels as bytes (N, C, H, W), numbers
+    (N, ...) or numbers of words; scaling images and splitting texts is left to the caller.
+    """
+    if form not in _SUFFIXES:
+        fail(f"--format {form}: expected {' or '.join(_SUFFIXES)}")
+    if output.suffix.lower() != _SUFFIXES[form]:
+        fail(f"--output {output}: expected a name that ends in {_SUFFIXES[form]}")
+    with training_errors():
+        from calibrant import load
+        from calibrant.training.export import example_of
+        from calibrant.training.export import export as write
+
+        loaded = load(bundle, device="cpu")
+        check_outputs(loaded.folder.iterdir(), {"--output": output})
+        write(loaded, form, output)
+    inputs = ", ".join(
+        f"{str(each.dtype).removeprefix('torch.')} ({', '.join(['N', *map(str, each.shape[1:])])})"
+        for each in example_of(loaded)
+    )
+    say(f"{output}: {inputs} to probabilities of {len(loaded.classes)} classes, with {loaded.calibrator.key}")

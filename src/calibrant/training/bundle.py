@@ -1,0 +1,414 @@
+"""Bundles: a trained network with its calibrator, class names and preparation, ready for new raw inputs."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from safetensors.torch import load as load_tensors
+from torch import Tensor, nn
+
+from calibrant.arguments import whole_number
+from calibrant.atomic import replace_file
+from calibrant.calibrators import (
+    Batches,
+    Calibrator,
+    Identity,
+    Temperature,
+    create_calibrator,
+    load_calibrator,
+    rank,
+    save_calibrator,
+)
+from calibrant.options import Choice, RecipeError, check_options
+from calibrant.sizes import MAX_CLASSES, check_memory
+from calibrant.training import run_folder
+from calibrant.training.data import PREPARATIONS, DataSets, Inputs, Preparation, map_inputs
+from calibrant.training.lock import FolderLock
+from calibrant.training.models import MODELS, create_model, self_contained
+from calibrant.training.run_folder import BUNDLE, CALIBRATOR, MANIFEST, PREPARATION, WEIGHTS
+from calibrant.training.runs import (
+    Run,
+    content_hash,
+    make_calibrator,
+    trained_model,
+    without_starting_weights,
+)
+
+FORMAT = 1
+"""The version of the content of ``bundle.json``."""
+
+_FEW = 500
+"""With fewer validation elements, temperature scaling is the only alternative to no calibrator."""
+
+_MANY = 1 << 22
+"""The most validation logits to choose a calibrator by, and to fit it to."""
+
+_CONTENT = (WEIGHTS, CALIBRATOR, PREPARATION)
+_TYPES = {"class_names": list, "model": dict, "about": dict, "inputs": dict, "files": dict, "run": str}
+
+Floats = NDArray[np.float32]
+
+
+@dataclass(frozen=True, eq=False)
+class Bundle:
+    """A trained network that is ready to use: raw inputs in, calibrated probabilities out.
+
+    `calibrant.load` reads one.
+
+    Attributes:
+        folder: the folder that it was read from.
+        classes: the names of the classes, in the order of the probabilities.
+        preparation: how raw inputs become the argument of the network; None if that is not known.
+        model: the network, in evaluation mode.
+        calibrator: from the logits of the network to calibrated logits.
+        inputs: an argument of the network with two elements, all zeros.
+    """
+
+    folder: Path
+    classes: tuple[str, ...]
+    preparation: Preparation | None
+    model: nn.Module
+    calibrator: Calibrator
+    inputs: Inputs
+
+    def predict_proba(self, raw: Any, *, batch_size: int = 128) -> Floats:
+        """Calibrated probabilities of raw inputs.
+
+        Args:
+            raw: raw inputs: images, numbers, rows or texts, as the data set of the model has them.
+            batch_size: how many inputs to prepare and to predict at once.
+
+        Returns:
+            ``(N, K)``, float32; for segmentation ``(N, K, H, W)``.
+
+        Raises:
+            ValueError: the inputs are of another kind or shape.
+        """
+        return _joined(self.batches(raw, batch_size=batch_size), len(self.classes))
+
+    def batches(self, raw: Any, *, batch_size: int = 128) -> Iterator[Tensor]:
+        """The probabilities of `predict_proba`, batch by batch, on the device of the network."""
+        for logits in self._logits(raw, batch_size):
+            yield self.calibrator(logits).softmax(1)
+
+    def predict(self, raw: Any, *, batch_size: int = 128) -> NDArray[np.str_]:
+        """The names of the most probable classes, ``(N,)``; for segmentation ``(N, H, W)``.
+
+        The arguments are those of `predict_proba`.
+        """
+        labels = self.predict_proba(raw, batch_size=batch_size).argmax(1)
+        names: NDArray[np.str_] = np.array(self.classes)[labels]
+        return names
+
+    def logits(self, raw: Any, *, batch_size: int = 128) -> Floats:
+        """The logits of the network, before the calibrator; shapes and arguments as for `predict_proba`."""
+        return _joined(self._logits(raw, batch_size), len(self.classes))
+
+    @torch.no_grad()
+    def _logits(self, raw: Any, batch_size: int) -> Iterator[Tensor]:
+        whole_number("batch_size", batch_size)
+        if self.preparation is None:
+            raise ValueError(
+                f"{self.folder} has no preparation of raw inputs: its data set has none, or a tokenizer that "
+                "is not stored as JSON; give prepared tensors to its attribute model"
+            )
+        device = next((each.device for each in self.model.parameters()), torch.device("cpu"))
+        for inputs in self.preparation.batches(raw, batch_size):
+            yield self.model(map_inputs(inputs, lambda tensor: tensor.to(device))).float()
+
+    def __repr__(self) -> str:
+        kind = None if self.preparation is None else self.preparation.kind
+        return f"Bundle({str(self.folder)!r}, {len(self.classes)} classes, {kind}, {self.calibrator.key})"
+
+
+def _joined(batches: Iterator[Tensor], classes: int) -> Floats:
+    parts = [batch.numpy(force=True) for batch in batches]
+    return np.concatenate(parts) if parts else np.empty((0, classes), np.float32)
+
+
+# ---------------------------------------------------------------------------------------------------- reading
+
+
+def load_bundle(path: str | os.PathLike[str], *, device: str | torch.device | None = None) -> Bundle:
+    """Read a bundle; see `calibrant.load`."""
+    folder = bundle_folder(Path(path))
+    manifest = _manifest(folder)
+    content = {name: _content(folder / name, manifest["files"][name]) for name in _CONTENT}
+    names = tuple(map(str, manifest["class_names"]))
+    where = f"the bundle in {folder}"
+    try:
+        stored = json.loads(content[PREPARATION])
+        preparation = stored and PREPARATIONS[stored["kind"]].from_state(stored["state"])
+        choice, about = _choice(manifest["model"]), _with_tensors(manifest["about"])
+        inputs = _example(manifest["inputs"])
+        calibrator = load_calibrator(folder / CALIBRATOR, class_names=names)
+        weights = load_tensors(content[WEIGHTS])
+    except (LookupError, TypeError, ValueError, AttributeError, RuntimeError) as error:
+        raise _damaged(folder, f"{type(error).__name__} {error}") from error
+    model = trained_model(choice, len(names), about, weights, where)
+    place = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    return Bundle(folder, names, preparation, model.to(place), calibrator.to(place).eval(), inputs)
+
+
+def bundle_folder(path: Path) -> Path:
+    """The folder of a bundle, given that folder or the folder of its run.
+
+    Raises:
+        ValueError: there is no bundle.
+    """
+    for folder in (path, path / BUNDLE):
+        if (folder / MANIFEST).is_file():
+            return folder
+    if not path.is_dir():
+        raise ValueError(f"{path} is not the folder of a bundle or of a run: it does not exist")
+    if run_folder.is_finished(path):
+        recipe = path / run_folder.RECIPE
+        raise ValueError(f"{path} has no bundle; write it with: calibrant train {recipe} --output {path}")
+    raise ValueError(f"{path} is not the folder of a bundle or of a finished run: it has no {MANIFEST}")
+
+
+def _damaged(folder: Path, why: str) -> ValueError:
+    return ValueError(
+        f"the bundle in {folder} is damaged or was changed: {' '.join(why.split())[:200]}; put it back, or "
+        "delete this folder and give the command that trained the run again"
+    )
+
+
+def _manifest(folder: Path) -> dict[str, Any]:
+    try:
+        plain: Any = json.loads((folder / MANIFEST).read_bytes())
+        expected = plain.pop("sha256")
+    except (ValueError, LookupError, AttributeError, TypeError, RecursionError):
+        raise _damaged(folder, f"{MANIFEST} is not what was written") from None
+    if plain.get("format") != FORMAT:
+        raise ValueError(
+            f"the bundle in {folder} has the format {plain.get('format')!r}; this version reads {FORMAT}"
+        )
+    if expected != content_hash(plain):
+        raise _damaged(folder, f"{MANIFEST} is not what was written")
+    if not all(isinstance(plain.get(name), kind) for name, kind in _TYPES.items()) or (
+        sorted(plain["files"]) != sorted(_CONTENT) or not 1 < len(plain["class_names"]) <= MAX_CLASSES
+    ):
+        raise _damaged(folder, f"{MANIFEST} lacks something")
+    return dict(plain)
+
+
+def _content(path: Path, expected: str) -> bytes:
+    if not path.is_file():
+        raise _damaged(path.parent, f"{path.name} is missing")
+    if run_folder.hash_of(path) != expected:
+        raise _damaged(path.parent, f"the SHA-256 of {path.name} is not the one in {MANIFEST}")
+    return path.read_bytes()
+
+
+def _choice(plain: Mapping[str, Any]) -> Choice:
+    """The model, with lists as tuples where its options are tuples."""
+    name, options = str(plain["name"]), dict(plain["options"])
+    if name in MODELS:
+        functions = MODELS[name], create_model
+        options = check_options(f"model {name!r}", options, *functions, complete=False)
+    return Choice(name, options)
+
+
+def _with_tensors(about: Mapping[str, Any]) -> dict[str, Any]:
+    """Facts about the data; a tensor is zeros, because the trained weights replace its numbers."""
+    facts = dict(about)
+    for name, value in about.items():
+        if isinstance(value, dict):
+            shape = [int(length) for length in value["shape"]]
+            check_memory(4 * int(np.prod(shape, dtype=object)), name)
+            facts[name] = torch.zeros(shape)
+    return facts
+
+
+def _example(plain: Mapping[str, Any]) -> Inputs:
+    """An argument of the network with two elements, of zeros."""
+    tensors = {}
+    for name, (dtype, *shape) in plain.items():
+        check_memory(16 * int(np.prod(shape, dtype=object)), name)
+        tensors[name] = torch.zeros(2, *shape, dtype=getattr(torch, dtype))
+    return tensors.get("", tensors)
+
+
+def calibrator_of(run: Path) -> Calibrator | None:
+    """The calibrator in the bundle of a run; None if there is no bundle."""
+    path = run / BUNDLE / CALIBRATOR
+    return load_calibrator(path) if (run / BUNDLE / MANIFEST).is_file() and path.is_file() else None
+
+
+# ---------------------------------------------------------------------------------------------------- writing
+
+
+def check_method(text: str) -> str:
+    """Check a text that says how to calibrate: ``auto``, ``none``, or a calibrator with options.
+
+    Raises:
+        RecipeError: it is something else.
+    """
+    if text not in ("auto", "none"):
+        make_calibrator(Choice.parse(text))
+    return text
+
+
+def ensure_bundle(run: Run, method: str, say: Callable[[str], object]) -> None:
+    """Write the bundle of a run, unless there is one already that was asked for in the same way.
+
+    If the data of the run are not there, a warning says that no bundle is written.
+
+    Args:
+        run: the finished run.
+        method: how to calibrate, see `write_bundle`.
+        say: a function to call with what is going on.
+    """
+    with FolderLock(run.folder, "writing the bundle"):
+        folder = run.folder / BUNDLE
+        with suppress(OSError, ValueError):  # a damaged bundle is written again
+            manifest = _manifest(folder)
+            for name in _CONTENT:
+                _content(folder / name, manifest["files"][name])
+            same_run = manifest["run"] == run_folder.hash_of(run.folder / run_folder.RESULT)
+            if same_run and manifest.get("calibrate") == method:
+                return
+        try:
+            _ = run.data
+        except (FileNotFoundError, ConnectionError, ImportError) as error:
+            warnings.warn(f"no bundle is written, because the data are not there: {error}", stacklevel=2)
+            return
+        say("choosing a calibrator" if method == "auto" else "writing the bundle")
+        write_bundle(run, method)
+
+
+def write_bundle(run: Run, method: str = "auto") -> Calibrator:
+    """Write everything that is needed to use the model of a run to the folder ``bundle`` in its folder.
+
+    ``bundle.json`` is written last. It holds the SHA-256 of the other files, so that a bundle is either
+    complete or refused.
+
+    Args:
+        run: the finished run.
+        method: ``auto`` for the calibrator with the best cross-validated likelihood on the validation data,
+            ``none`` for no calibrator, or a key of `CALIBRATORS` with options in brackets.
+
+    Returns:
+        The calibrator, fitted to the validation data.
+
+    Raises:
+        RecipeError: there is no such calibrator, or it cannot be fitted to the validation data.
+    """
+    folder, data = run.folder / BUNDLE, run.data
+    calibrator = fitted_calibrator(run, check_method(method))
+    choice = self_contained(run.model, without_starting_weights(run.recipe.model))
+    inputs, _ = data.validation.batch(torch.zeros(1, dtype=torch.long))
+    named = inputs if isinstance(inputs, dict) else {"": inputs}
+    preparation = data.preparation
+    stored = preparation and {"kind": preparation.kind, "state": preparation.state()}
+    folder.mkdir(exist_ok=True)
+    (folder / MANIFEST).unlink(missing_ok=True)
+    replace_file(folder / WEIGHTS, (run.folder / WEIGHTS).read_bytes())
+    save_calibrator(calibrator.cpu(), folder / CALIBRATOR, class_names=data.class_names)
+    replace_file(folder / PREPARATION, json.dumps(stored, ensure_ascii=False).encode())
+    manifest = {
+        "format": FORMAT,
+        "versions": {
+            "calibrant": _version(),
+            "torch": torch.__version__,
+            "python": platform.python_version(),
+        },
+        "run": run_folder.hash_of(run.folder / run_folder.RESULT),
+        "recipe": {"name": run.recipe.name, "loss": run.recipe.loss, "seed": run.recipe.seed},
+        "calibrate": method,
+        "class_names": list(data.class_names),
+        "model": {"name": choice.name, "options": dict(choice.options)},
+        "about": _without_tensors(data),
+        "inputs": {
+            name: [str(each.dtype).removeprefix("torch."), *each.shape[1:]] for name, each in named.items()
+        },
+        "files": {name: run_folder.hash_of(folder / name) for name in _CONTENT},
+    }
+    manifest = json.loads(json.dumps(manifest))
+    replace_file(
+        folder / MANIFEST,
+        (json.dumps({**manifest, "sha256": content_hash(manifest)}, indent=1) + "\n").encode(),
+    )
+    return calibrator
+
+
+def fitted_calibrator(run: Run, method: str) -> Calibrator:
+    """A calibrator fitted to the validation data of a run; see `write_bundle`.
+
+    ``auto`` passes over calibrators whose fit gives a warning, such as a temperature at its bound after few
+    elements that are all predicted correctly. If the predictions are too large to be stored, it takes
+    temperature scaling without a comparison.
+    """
+    if method not in ("auto", "none"):
+        try:
+            named = run.calibrator(method)
+        except ValueError as error:
+            raise RecipeError(
+                f"calibrator {method} cannot be fitted to the validation data: {error}"
+            ) from error
+        assert named is not None
+        return named
+    identity = Identity()
+    identity.fitted_to(torch.ones(run.data.num_classes))
+    if method == "none":
+        return identity
+    try:
+        fits = _ranked(run.predictions("validation"))
+        for fit in fits:
+            with warnings.catch_warnings(record=True) as caught:
+                warnings.simplefilter("always")
+                found = fit()
+            if not caught:
+                return found
+    except ValueError as error:
+        warnings.warn(f"no calibrator was fitted to the validation data: {error}", stacklevel=2)
+    return identity
+
+
+def _ranked(batches: Batches) -> Iterator[Callable[[], Calibrator]]:
+    """Functions that fit a calibrator to all of the data, from the best by cross-validated likelihood on."""
+    if not isinstance(batches, list):
+        yield lambda: Temperature().fit_batches(batches)
+        return
+    ((logits, labels),) = batches
+    step = max(1, -(-logits.numel() // _MANY))
+    logits, labels = logits[::step], labels[::step]
+    valid = (labels != -100).unsqueeze(1).flatten(1)
+    parts = int(valid.any(1).sum())
+    if parts < 2:  # nothing to compare by
+        return
+    few = ["temperature"] if int(valid.sum()) < _FEW else None
+    for each in rank(logits, labels, candidates=few, folds=min(5, parts)).candidates:
+        yield partial(create_calibrator(each.key).fit, logits, labels)
+
+
+def _without_tensors(data: DataSets) -> dict[str, Any]:
+    """The facts about the data that JSON can hold, and the shapes of tensors."""
+    facts: dict[str, Any] = {}
+    for name, value in data.about.items():
+        if isinstance(value, Tensor):
+            facts[name] = {"shape": list(value.shape)}
+        elif isinstance(value, str | int | float | bool):
+            facts[name] = value
+    return facts
+
+
+def _version() -> str:
+    try:
+        return version("calibrant")
+    except PackageNotFoundError:
+        return "not installed"

@@ -1,0 +1,149 @@
+"""Export of a bundle as one graph with the calibrator and the softmax inside, for ONNX and `torch.export`."""
+
+from __future__ import annotations
+
+import io
+import logging
+import os
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.export import Dim, ExportedProgram
+
+from calibrant.atomic import replace_file
+from calibrant.training.bundle import Bundle
+from calibrant.training.data import Inputs
+from calibrant.training.data.augmentation import Normalisation, Normalising, Standardisation, shift_and_scale
+
+
+class Probabilities(nn.Module):
+    """A bundle as one module, from inputs to calibrated probabilities.
+
+    Its arguments are those of the graph: one tensor, or the tensors of a dictionary in their order. If the
+    preparation of the bundle ends with a normalisation, that is inside, and the argument is what comes before
+    it: pixels ``(N, C, H, W)`` as bytes, or numbers ``(N, ...)``.
+    """
+
+    def __init__(self, bundle: Bundle) -> None:
+        super().__init__()
+        constants = None if bundle.preparation is None else bundle.preparation.normalisation
+        self.normalise = nn.Identity() if constants is None else _Normalise(constants)
+        self.model, self.calibrator = bundle.model, bundle.calibrator
+        self.names = tuple(bundle.inputs) if isinstance(bundle.inputs, dict) else ()
+
+    def forward(self, *tensors: Tensor) -> Tensor:
+        inputs: Inputs = dict(zip(self.names, tensors, strict=True)) if self.names else tensors[0]
+        if isinstance(inputs, Tensor):
+            inputs = self.normalise(inputs)
+        probabilities: Tensor = self.calibrator(self.model(inputs).float()).softmax(1)
+        return probabilities
+
+
+class _Normalise(nn.Module):
+    """The normalisation of the inputs, with its constants as buffers."""
+
+    def __init__(self, constants: Normalising) -> None:
+        super().__init__()
+        self.pixels = isinstance(constants, Normalisation)
+        if isinstance(constants, Standardisation):
+            pair = tuple(torch.tensor(each, dtype=torch.float32) for each in (constants.mean, constants.std))
+        else:
+            pair = shift_and_scale(constants, torch.device("cpu"))
+        self.register_buffer("first", pair[0])
+        self.register_buffer("second", pair[1])
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        first, second = self.get_buffer("first"), self.get_buffer("second")
+        if self.pixels:
+            return torch.addcmul(first, inputs.float(), second)
+        shape = (-1, *(1,) * (inputs.ndim - 2))
+        return (inputs - first.view(shape)) / second.view(shape)
+
+
+def example_of(bundle: Bundle) -> tuple[Tensor, ...]:
+    """Arguments of `Probabilities` with two elements."""
+    if isinstance(bundle.inputs, dict):
+        return tuple(bundle.inputs.values())
+    constants = None if bundle.preparation is None else bundle.preparation.normalisation
+    pixels = isinstance(constants, Normalisation)
+    return (bundle.inputs.to(torch.uint8) if pixels else bundle.inputs,)
+
+
+def export(bundle: Bundle, form: str, output: str | os.PathLike[str]) -> None:
+    """Write a bundle as a graph with any number of inputs at once. An existing file is replaced in one step.
+
+    Args:
+        bundle: the bundle, on the CPU.
+        form: a key of `FORMS`.
+        output: the file to write.
+
+    Raises:
+        ImportError: a package for this format is not installed.
+        ValueError: the network or the calibrator cannot be exported.
+    """
+    with _one_line(f"{bundle.calibrator.key} behind this network cannot be exported to {form}"):
+        content = FORMS[form](bundle)
+    replace_file(Path(output), content)
+
+
+def _program(bundle: Bundle) -> ExportedProgram:
+    example = example_of(bundle)
+    dynamic = (tuple({0: Dim("batch")} for _ in example),)
+    return torch.export.export(Probabilities(bundle).eval(), example, dynamic_shapes=dynamic)
+
+
+def _torch(bundle: Bundle) -> bytes:
+    stream = io.BytesIO()
+    torch.export.save(_program(bundle), stream)
+    return stream.getvalue()
+
+
+def _onnx(bundle: Bundle) -> bytes:
+    for package in ("onnx", "onnxscript"):
+        try:
+            import_module(package)
+        except ImportError as error:
+            raise ImportError(f"the format onnx needs {package}: pip install 'calibrant[onnx]'") from error
+    names = list(bundle.inputs) if isinstance(bundle.inputs, dict) else ["inputs"]
+    # ONNX has no operator for it.
+    counted = _program(bundle).run_decompositions({torch.ops.aten.searchsorted.Tensor: _number_below})
+    program: Any = torch.onnx.export(
+        counted, input_names=names, output_names=["probabilities"], dynamo=True, verbose=False
+    )
+    content: bytes = program.model_proto.SerializeToString()
+    return content
+
+
+def _number_below(points: Tensor, at: Tensor, **options: Any) -> Tensor:
+    """The number of points below each value: `torch.searchsorted` with its default options."""
+    return (points.unsqueeze(-2) < at.unsqueeze(-1)).sum(-1)
+
+
+FORMS: dict[str, Callable[[Bundle], bytes]] = {"onnx": _onnx, "torch": _torch}
+"""For each format the function that makes the content of its file."""
+
+
+@contextmanager
+def _one_line(problem: str) -> Iterator[None]:
+    """Errors of torch in one line, and none of its warnings."""
+    logger = logging.getLogger("torch.onnx")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    except ImportError:
+        raise
+    except Exception as error:  # torch has many kinds of errors, each of many lines
+        cause = error.__cause__ or error  # the outer error of ONNX only says that there was one
+        lines = str(cause).strip().splitlines() or [type(cause).__name__]
+        raise ValueError(f"{problem}: {lines[0][:200]}") from error
+    finally:
+        logger.setLevel(level)

@@ -1,0 +1,520 @@
+"""Bundles: what a run predicts, `calibrant.load` predicts for new raw inputs, and its exported graphs too."""
+
+import csv
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torch import nn
+from typer.testing import CliRunner
+
+import calibrant
+from calibrant import cli
+from calibrant.calibrators import CALIBRATORS, Ranked, Ranking, create_calibrator, load_calibrator
+from calibrant.training import Recipe, RecipeError, Run, bundle, run_folder, train
+from calibrant.training.bundle import Bundle, write_bundle
+from calibrant.training.data.text.tables import read_texts
+from calibrant.training.export import Probabilities, export
+from tests.training.data.test_segmentation import write_voc
+from tests.training.data.text.writing import write_csv
+
+RECIPE = """
+epochs = 2
+batch_size = 16
+optimizer = {{ name = "adam", lr = 0.01 }}
+data = {{ name = "{name}", {options} }}
+model = {model}
+"""
+
+
+def invoke(*arguments):
+    return CliRunner().invoke(cli.app, [str(argument) for argument in arguments])
+
+
+def succeed(*arguments):
+    result = invoke(*arguments)
+    assert result.exit_code == 0, result.output
+    return result.output
+
+
+def refused(*arguments):
+    result = invoke(*arguments)
+    assert result.exit_code == 2, result.output
+    (line,) = [line for line in result.stderr.splitlines() if line.startswith("calibrant: ")]
+    return line
+
+
+def write_images(root):
+    """Images of two colours in class folders, with a test folder."""
+    generator = np.random.default_rng(0)
+    for part, count in (("train", 20), ("test", 6)):
+        for label, colour in (("blue", (40, 60, 180)), ("red", (180, 60, 40))):
+            folder = root / part / label
+            folder.mkdir(parents=True)
+            for number in range(count):
+                noise = generator.integers(-40, 41, (12, 15, 3))
+                pixels = (np.array(colour) + noise).astype(np.uint8)
+                Image.fromarray(pixels).save(folder / f"{number}.png")
+    raw = sorted((root / "test").rglob("*.png"))
+    return raw, root / "test", [path.relative_to(root / "test").as_posix() for path in raw]
+
+
+def write_arrays(root):
+    generator = np.random.default_rng(0)
+    labels = np.arange(90) % 3
+    features = generator.normal(5, 2, (90, 4)) + labels[:, None]
+    new = features[60:]
+    np.savez(
+        root / "data.npz",
+        features=features[:60],
+        labels=labels[:60],
+        test_features=new,
+        test_labels=labels[60:],
+        class_names=["low", "middle", "high"],
+    )
+    np.savez(root / "new.npz", features=new)
+    return new, root / "new.npz", [str(number) for number in range(30)]
+
+
+def write_texts(root):
+    words = {"good": ("fine", "great", "well"), "bad": ("poor", "awful", "ill")}
+    rows = [
+        (f"This film, no. {number}, is {words[label][number % 3]}!", label)
+        for number in range(30)
+        for label in words
+    ]
+    write_csv(root / "train.csv", rows[:40])
+    write_csv(root / "test.csv", rows[40:])
+    write_csv(root / "new.csv", [(text, "?") for text, _ in rows[40:]], header=("text", "other"))
+    return [text for text, _ in rows[40:]], root / "new.csv", [str(row) for row in range(1, 21)]
+
+
+KINDS = {
+    "images": (write_images, "image-folder", "image_size = 8", '{ name = "cnn", width = 8 }'),
+    "arrays": (write_arrays, "npz", 'file = "data.npz"', '{ name = "mlp", hidden = [8] }'),
+    "texts": (
+        write_texts,
+        "text-table",
+        'file = "train.csv", test_file = "test.csv", length = 24',
+        '{ name = "text-cnn", dimension = 4 }',
+    ),
+}
+
+
+@pytest.fixture(scope="module", params=KINDS)
+def trained(request, tmp_path_factory):
+    """A run, the raw elements of its test part, and the same in a file or folder with a name for each."""
+    root = tmp_path_factory.mktemp(request.param)
+    write, name, options, model = KINDS[request.param]
+    raw, path, names = write(root)
+    (root / "recipe.toml").write_text(RECIPE.format(name=name, options=options, model=model))
+    output = succeed(
+        "train", root / "recipe.toml", "--data-root", root, "--output", root / "run", "--accelerator", "cpu"
+    )
+    assert f"{root / 'run' / 'bundle'}: calibrated by" in output
+    return root / "run", raw, path, names
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory):
+    """A run on features, for what does not depend on the kind of data."""
+    root = tmp_path_factory.mktemp("small")
+    write_arrays(root)
+    _, name, options, model = KINDS["arrays"]
+    recipe = Recipe.from_toml(RECIPE.format(name=name, options=options, model=model))
+    return Run(train(recipe, root / "run", data_root=root), root)
+
+
+def expected(run):
+    """Logits and probabilities of the run's own test part, through the calibrator of its bundle."""
+    with np.load(run / "test.npz") as content:
+        logits = torch.from_numpy(content["logits"])
+    calibrator = load_calibrator(run / "bundle" / "calibrator.safetensors")
+    return logits.numpy(), calibrator(logits).softmax(1).numpy()
+
+
+def test_new_raw_inputs_get_the_predictions_of_the_run(trained, tmp_path):
+    run, raw, _, _ = trained
+    logits, probabilities = expected(run)
+    moved = shutil.copytree(run / "bundle", tmp_path / "elsewhere")  # nothing else of the run is needed
+    for place in (run, run / "bundle", str(moved)):
+        loaded = calibrant.load(place)
+        found = loaded.predict_proba(raw, batch_size=7)
+        assert found.dtype == np.float32
+        np.testing.assert_allclose(found, probabilities, atol=1e-5)
+    np.testing.assert_allclose(loaded.logits(raw), logits, atol=1e-4, rtol=1e-5)
+    assert loaded.predict(raw).tolist() == [loaded.classes[label] for label in probabilities.argmax(1)]
+    assert loaded.predict_proba(raw[:0]).shape == (0, len(loaded.classes))
+
+
+def test_predict_writes_a_row_for_each_new_input(trained, tmp_path):
+    run, _, path, names = trained
+    _, probabilities = expected(run)
+    classes = calibrant.load(run).classes
+    output = succeed("predict", run, "--input", path, "--output", tmp_path / "out.csv")
+    assert output == f"{tmp_path / 'out.csv'}: {len(names)} inputs of {path}\n"
+    with (tmp_path / "out.csv").open(encoding="utf-8", newline="") as stream:
+        rows = list(csv.DictReader(stream))
+    assert [row["name"] for row in rows] == names
+    assert [row["prediction"] for row in rows] == [classes[label] for label in probabilities.argmax(1)]
+    columns = [[float(row[f"probability_{name}"]) for name in classes] for row in rows]
+    np.testing.assert_allclose(columns, probabilities, atol=1e-5)
+    succeed("predict", run / "bundle", "--input", path, "--output", tmp_path / "out.npz")
+    with np.load(tmp_path / "out.npz") as content:
+        np.testing.assert_allclose(content["probabilities"], probabilities, atol=1e-5)
+        assert content["names"].tolist() == names
+        assert content["class_names"].tolist() == list(classes)
+        assert content["predictions"].tolist() == [row["prediction"] for row in rows]
+
+
+def before_the_graph(loaded, raw):
+    """The arguments of an exported graph: what the preparation makes, without its normalisation."""
+    if loaded.preparation.kind == "arrays":
+        return torch.from_numpy(loaded.preparation.numbers(raw))
+    if loaded.preparation.kind == "words":
+        return loaded.preparation(raw)
+    return loaded.preparation.bytes_of(raw)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_onnx_and_torch_graphs_predict_the_same(trained, tmp_path):
+    runtime = pytest.importorskip("onnxruntime")
+    run, raw, _, _ = trained
+    _, probabilities = expected(run)
+    loaded = calibrant.load(run, device="cpu")
+    inputs = before_the_graph(loaded, raw)
+    assert "to probabilities of" in succeed("export", run, "--output", tmp_path / "a.onnx")
+    session = runtime.InferenceSession(tmp_path / "a.onnx")
+    for count in (1, len(inputs)):
+        (found,) = session.run(["probabilities"], {"inputs": inputs[:count].numpy()})
+        np.testing.assert_allclose(found, probabilities[:count], atol=1e-5)
+    succeed("export", run, "--format", "torch", "--output", tmp_path / "a.pt2")
+    graph = torch.export.load(tmp_path / "a.pt2").module()
+    for count in (1, len(inputs)):
+        found = graph(inputs[:count]).detach().numpy()
+        np.testing.assert_allclose(found, probabilities[:count], atol=1e-5)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("key", ["isotonic", "local-temperature"])
+def test_calibrators_of_other_kinds_are_exported_to_onnx(key, tmp_path):
+    runtime = pytest.importorskip("onnxruntime")
+    torch.manual_seed(0)
+    network = nn.Conv2d(3, 4, 1)
+    images, target = torch.randn(20, 3, 5, 5), torch.randint(0, 4, (20, 5, 5))
+    calibrator = create_calibrator(key).fit(3 * network(images).detach(), target)
+    loaded = Bundle(tmp_path, tuple("abcd"), None, network.eval(), calibrator.eval(), images[:2])
+    export(loaded, "onnx", tmp_path / "a.onnx")
+    session = runtime.InferenceSession(tmp_path / "a.onnx")
+    (found,) = session.run(None, {"inputs": images[:7].numpy()})
+    np.testing.assert_allclose(found, Probabilities(loaded)(images[:7]).detach().numpy(), atol=1e-5)
+
+
+def test_what_cannot_be_exported_is_one_line(tmp_path):
+    class Odd(nn.Module):
+        def forward(self, inputs):
+            return inputs if inputs.sum() > 0 else -inputs
+
+    calibrator = create_calibrator("identity").fit(torch.eye(2), torch.tensor([0, 1]))
+    loaded = Bundle(tmp_path, ("a", "b"), None, Odd(), calibrator, torch.zeros(2, 2))
+    with pytest.raises(ValueError, match=r"^identity behind this network cannot be exported to torch: .+$"):
+        export(loaded, "torch", tmp_path / "a.pt2")
+    assert not (tmp_path / "a.pt2").exists()
+
+
+def test_wrong_inputs_are_one_line(trained, tmp_path):
+    run, _, path, _ = trained
+    (tmp_path / "empty").mkdir()
+    other = tmp_path / "other.npz"
+    np.savez(other, features=np.zeros((3, 9, 2)))
+    for wrong in (tmp_path / "empty", other, tmp_path / "missing.csv"):
+        line = refused("predict", run, "--input", wrong, "--output", tmp_path / "out.csv")
+        assert str(wrong) in line
+    assert "expected a name that ends in .csv or .npz" in refused(
+        "predict", run, "--input", path, "--output", tmp_path / "out.txt"
+    )
+    assert "--input and --split" in refused(
+        "predict", run, "--input", path, "--split", "test", "--output", tmp_path / "out.csv"
+    )
+    if path.is_file():
+        assert "is one of the files to read" in refused("predict", run, "--input", path, "--output", path)
+    with pytest.raises(ValueError, match=r"got .*, expected"):
+        calibrant.load(run).predict_proba(7)
+    assert not (tmp_path / "out.csv").exists()
+    assert "expected a name that ends in .onnx" in refused("export", run, "--output", tmp_path / "a.pt2")
+    assert "expected onnx or torch" in refused("export", run, "--format", "tf", "--output", "a.onnx")
+    assert "is a bundle, which has no data" in refused("predict", run / "bundle", "--output", "a.npz")
+
+
+# --------------------------------------------------------------------------------------------- calibrators
+
+
+@pytest.mark.parametrize("method", ["auto", "none", "histogram-binning[bins=4]", "temperature"])
+def test_the_calibrator_is_the_one_that_was_asked_for(small, method):
+    calibrator = write_bundle(small, method)
+    stored = calibrant.load(small.folder).calibrator
+    assert stored.key == calibrator.key
+    assert stored.class_names == ("low", "middle", "high")
+    keys = {"none": ["identity"], "auto": ["identity", "temperature"]}
+    assert calibrator.key in keys.get(method, [method.partition("[")[0]])
+    manifest = json.loads((small.folder / "bundle" / "bundle.json").read_text())
+    assert manifest["calibrate"] == method
+
+
+def test_unknown_calibrators_are_refused_before_training(small, tmp_path):
+    arguments = (
+        "train",
+        small.folder / "recipe.toml",
+        "--data-root",
+        small.data_root,
+        "--output",
+        tmp_path / "a",
+    )
+    assert "unknown calibrator 'temprature', did you mean 'temperature'?" in refused(
+        *arguments, "--calibrate", "temprature"
+    )
+    assert not (tmp_path / "a").exists()
+    with pytest.raises(RecipeError, match="has no option 'bans'"):
+        train(small.recipe, tmp_path / "a", calibrate="histogram-binning[bans=3]")
+
+
+@pytest.mark.parametrize(
+    ("elements", "asked"), [(0, None), (1, None), (2, ["temperature"]), (400, ["temperature"]), (600, [])]
+)
+def test_few_validation_elements_leave_little_to_choose(small, monkeypatch, elements, asked):
+    torch.manual_seed(0)
+    labels = torch.arange(elements) % 3
+    batches = [(torch.randn(elements, 3), labels)]
+    monkeypatch.setattr(Run, "predictions", lambda run, part: batches)
+    given = []
+
+    def noted(logits, target, *, candidates, folds):
+        given.append(candidates or [])
+        assert 2 <= folds <= 5
+        return Ranking((Ranked("vector", 0.0, 0.0, 0.0),))
+
+    monkeypatch.setattr(bundle, "rank", noted)
+    found = bundle.fitted_calibrator(small, "auto")
+    assert given == ([] if asked is None else [asked])
+    assert found.num_classes == 3
+    assert asked is not None or found.key == "identity"
+
+
+def test_a_calibrator_at_its_bound_is_passed_over(small, monkeypatch):
+    batches = [(torch.eye(3).repeat(9, 1), torch.arange(27) % 3)]  # all correct: any confidence is too low
+    monkeypatch.setattr(Run, "predictions", lambda run, part: batches)
+    with pytest.warns(UserWarning, match="stopped at its bound"):
+        create_calibrator("temperature").fit(*batches[0])
+    assert bundle.fitted_calibrator(small, "auto").key == "identity"
+
+
+def test_logits_that_no_calibrator_can_be_fitted_to_are_left_as_they_are(small, monkeypatch):
+    batches = [(torch.full((9, 3), -torch.inf), torch.zeros(9, dtype=torch.long))]
+    monkeypatch.setattr(Run, "predictions", lambda run, part: batches)
+    with pytest.warns(UserWarning, match="no calibrator was fitted to the validation data: logits hold NaN"):
+        assert bundle.fitted_calibrator(small, "auto").key == "identity"
+    with pytest.raises(RecipeError, match="calibrator platt cannot be fitted to the validation data"):
+        bundle.fitted_calibrator(Run(small.folder, small.data_root), "platt")
+
+
+def test_predictions_that_are_not_stored_get_a_temperature(small, monkeypatch):
+    logits, labels = small.predictions("validation")[0]
+    monkeypatch.setattr(Run, "predictions", lambda run, part: ((logits, labels),))
+    assert bundle.fitted_calibrator(Run(small.folder, small.data_root), "auto").key == "temperature"
+
+
+# ----------------------------------------------------------------------------------------------- the folder
+
+
+@pytest.fixture
+def copied(small, tmp_path):
+    """A copy of a run with a bundle."""
+    write_bundle(small, "temperature")
+    return shutil.copytree(small.folder, tmp_path / "copy")
+
+
+@pytest.mark.parametrize(
+    "name", ["bundle.json", "model.safetensors", "calibrator.safetensors", "preparation.json"]
+)
+def test_a_changed_or_missing_file_is_refused(copied, name):
+    file = copied / "bundle" / name
+    content = bytearray(file.read_bytes())
+    content[-9] ^= 1
+    file.write_bytes(content)
+    with pytest.raises(ValueError, match=rf"^the bundle in \S+ is damaged or was changed: .*{name}.*$"):
+        calibrant.load(copied)
+    file.unlink()
+    with pytest.raises(
+        ValueError, match="is missing" if name != "bundle.json" else "has no bundle; write it"
+    ):
+        calibrant.load(copied)
+
+
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        ({"format": 2}, "has the format 2; this version reads 1"),
+        ({"class_names": "abc"}, "bundle.json lacks something"),
+        ({"inputs": {"": ["float33", 4]}}, "AttributeError"),
+        ({"model": {"name": "mlp", "options": {"hiden": [3]}}}, "has no option 'hiden', did you mean"),
+        (
+            {"model": {"name": "nowhere:net", "options": {}}},
+            "model 'nowhere:net': there is no module 'nowhere'",
+        ),
+        (
+            {"model": {"name": "mlp", "options": {"hidden": [9]}}},
+            "does not take the weights of the bundle in",
+        ),
+        ({"class_names": ["a", "b", "c"]}, "was fitted to other classes"),
+    ],
+)
+def test_other_contents_are_refused_in_one_line(copied, change, expected):
+    file = copied / "bundle" / "bundle.json"
+    plain = {**json.loads(file.read_text()), **change}
+    del plain["sha256"]
+    file.write_text(json.dumps({**plain, "sha256": bundle.content_hash(plain)}))
+    with pytest.raises(ValueError, match=r".+") as caught:
+        calibrant.load(copied)
+    assert expected in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_folder_without_a_bundle_says_what_to_do(small, copied, tmp_path):
+    shutil.rmtree(copied / "bundle")
+    with pytest.raises(
+        ValueError, match=r"has no bundle; write it with: calibrant train \S+ --output \S+copy$"
+    ):
+        calibrant.load(copied)
+    assert "has no bundle" in refused("export", copied, "--output", tmp_path / "a.onnx")
+    with pytest.raises(
+        ValueError, match=r"nowhere is not the folder of a bundle or of a run: it does not exist"
+    ):
+        calibrant.load(tmp_path / "nowhere")
+    with pytest.raises(ValueError, match=r"is not the folder of a bundle or of a finished run"):
+        calibrant.load(tmp_path)
+    succeed("train", copied / "recipe.toml", "--output", copied, "--data-root", small.data_root)
+    assert calibrant.load(copied).calibrator.key in ("temperature", "identity")
+
+
+def test_a_bundle_that_is_there_is_kept_and_another_calibrator_replaces_it(small, copied):
+    command = ("train", copied / "recipe.toml", "--output", copied, "--data-root", small.data_root)
+    before = (copied / "bundle" / "bundle.json").stat().st_mtime_ns
+    assert "calibrated by temperature" in succeed(*command, "--calibrate", "temperature")
+    assert (copied / "bundle" / "bundle.json").stat().st_mtime_ns == before
+    assert "calibrated by vector" in succeed(*command, "--calibrate", "vector")
+    assert calibrant.load(copied).calibrator.key == "vector"
+    (copied / "bundle" / "model.safetensors").write_bytes(b"damaged")
+    succeed(*command, "--calibrate", "vector")
+    assert calibrant.load(copied).calibrator.key == "vector"
+
+
+def test_a_bundle_that_was_not_finished_is_none(small, copied, monkeypatch):
+    command = ("train", copied / "recipe.toml", "--output", copied, "--data-root", small.data_root)
+
+    def full(*arguments, **options):
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(bundle, "save_calibrator", full)
+        assert "No space left on device" in refused(*command, "--calibrate", "vector")
+    with pytest.raises(ValueError, match="has no bundle; write it with"):
+        calibrant.load(copied)
+    succeed(*command, "--calibrate", "vector")
+    assert calibrant.load(copied).calibrator.key == "vector"
+
+
+@pytest.mark.filterwarnings("default")
+def test_a_finished_run_whose_data_are_gone_gets_no_bundle(copied, tmp_path):
+    shutil.rmtree(copied / "bundle")
+    result = invoke("train", copied / "recipe.toml", "--output", copied, "--data-root", tmp_path / "gone")
+    assert result.exit_code == 0
+    assert "warning: no bundle is written, because the data are not there" in result.stderr
+    assert not (copied / "bundle").exists()
+
+
+# ------------------------------------------------------------------------------------------- other networks
+
+
+def one_convolution(num_classes: int) -> nn.Module:
+    return nn.Conv2d(3, num_classes, 1)
+
+
+def test_segmentation_has_probabilities_of_every_pixel(tmp_path):
+    write_voc(tmp_path, train=6, val=3)
+    recipe = Recipe.from_toml(
+        'epochs = 1\nbatch_size = 2\ndata = { name = "voc2012", crop = 16 }\n'
+        'model = "tests.training.test_bundle:one_convolution"'
+    )
+    run = Run(train(recipe, tmp_path / "run", data_root=tmp_path, calibrate="temperature"), tmp_path)
+    loaded = calibrant.load(run.folder)
+    images = [image for image, _ in run.data.test.files]
+    _, probabilities = expected(run.folder)
+    found = loaded.predict_proba(images)
+    assert found.shape == (3, 21, 16, 16)
+    np.testing.assert_allclose(found, probabilities, atol=1e-5)
+    assert loaded.predict(images).shape == (3, 16, 16)
+    folder = images[0].parent
+    assert "cannot hold probabilities of every pixel" in refused(
+        "predict", run.folder, "--input", folder, "--output", tmp_path / "a.csv"
+    )
+    succeed("predict", run.folder, "--input", folder, "--output", tmp_path / "a.npz")
+    with np.load(tmp_path / "a.npz") as content:
+        assert content["probabilities"].shape == (9, 21, 16, 16)
+        assert "predictions" not in content
+
+
+def test_vectors_of_words_need_no_file(tmp_path):
+    write_texts(tmp_path)
+    (tmp_path / "vectors.txt").write_text("film 1 2\nfine 3 4\nill 5 6\n")
+    options = 'file = "train.csv", test_file = "test.csv", length = 24, embedding = "vectors.txt"'
+    model = '"text-cnn"'
+    recipe = Recipe.from_toml(RECIPE.format(name="text-table", options=options, model=model))
+    run = Run(train(recipe, tmp_path / "run", data_root=tmp_path, calibrate="none"), tmp_path)
+    texts = read_texts(tmp_path / "test.csv", "text")
+    (tmp_path / "vectors.txt").unlink()
+    np.testing.assert_allclose(
+        calibrant.load(run.folder).predict_proba(texts), expected(run.folder)[1], atol=1e-5
+    )
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_transformer_needs_no_folder_of_its_configuration(tmp_path):
+    transformers = pytest.importorskip("transformers")
+    from tokenizers import Tokenizer, models, pre_tokenizers
+
+    words = {word: number for number, word in enumerate(["[PAD]", "[UNK]", "film", "fine", "ill", "poor"])}
+    tokenizer = Tokenizer(models.WordLevel(words, unk_token="[UNK]"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    named = {"unk_token": "[UNK]", "pad_token": "[PAD]"}
+    fast = transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer, **named)
+    fast.save_pretrained(tmp_path / "tiny")
+    sizes = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 8}
+    transformers.BertConfig(**sizes, max_position_embeddings=16).save_pretrained(tmp_path / "config")
+    write_texts(tmp_path)
+    options = 'file = "train.csv", test_file = "test.csv", length = 12, tokenizer = "tiny"'
+    model = f'"hf:{tmp_path / "config"}"'
+    recipe = Recipe.from_toml(RECIPE.format(name="text-table", options=options, model=model))
+    run = Run(train(recipe, tmp_path / "run", data_root=tmp_path, calibrate="temperature"), tmp_path)
+    shutil.rmtree(tmp_path / "tiny")
+    shutil.rmtree(tmp_path / "config")
+    texts = read_texts(tmp_path / "test.csv", "text")
+    loaded = calibrant.load(run.folder)
+    np.testing.assert_allclose(loaded.predict_proba(texts), expected(run.folder)[1], atol=1e-5)
+    export(calibrant.load(run.folder, device="cpu"), "torch", tmp_path / "a.pt2")
+    graph = torch.export.load(tmp_path / "a.pt2").module()
+    found = graph(*loaded.preparation(texts[:5]).values()).detach().numpy()
+    np.testing.assert_allclose(found, expected(run.folder)[1][:5], atol=1e-5)
+
+
+def test_every_calibrator_can_be_in_a_bundle():
+    assert all(bundle.check_method(key) == key for key in CALIBRATORS)
+
+
+def test_names_of_files_are_those_that_are_written(small):
+    write_bundle(small, "none")
+    written = {f"bundle/{path.name}" for path in Path(small.folder, "bundle").iterdir()}
+    assert written == {name for name in run_folder.FILES if name.startswith("bundle/")}
