@@ -161,9 +161,9 @@ def huggingface(
 def _rows(file: Path, text: str, label: str) -> Iterator[tuple[int, str, str | int]]:
     """The line, text and label of each row of a table, checked one by one."""
     readers: dict[str, Callable[[Path], Iterator[tuple[int, dict[str, Any]]]]] = {
-        ".csv": partial(_separated, delimiter=","),
-        ".tsv": partial(_separated, delimiter="\t"),
-        ".jsonl": _json_lines,
+        ".csv": partial(separated, delimiter=","),
+        ".tsv": partial(separated, delimiter="\t"),
+        ".jsonl": json_lines,
     }
     if file.suffix.lower() not in readers:
         raise ValueError(f"{file} ends in {file.suffix!r}: expected one of {', '.join(map(repr, readers))}")
@@ -189,7 +189,8 @@ def _rows(file: Path, text: str, label: str) -> Iterator[tuple[int, str, str | i
         raise ValueError(f"{file} has bytes that are not UTF-8 ({error.reason}): expected UTF-8") from error
 
 
-def _separated(file: Path, delimiter: str) -> Iterator[tuple[int, dict[str, Any]]]:
+def separated(file: Path, delimiter: str) -> Iterator[tuple[int, dict[str, Any]]]:
+    """The rows of a CSV or TSV file, each with its line; a value is None if the line ends before it."""
     # Some documents are longer than the default limit of 131,072 characters.
     limit = csv.field_size_limit(min(sys.maxsize, 2**31 - 1))
     try:
@@ -209,7 +210,8 @@ def _separated(file: Path, delimiter: str) -> Iterator[tuple[int, dict[str, Any]
         csv.field_size_limit(limit)
 
 
-def _json_lines(file: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+def json_lines(file: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+    """The objects in the lines of a file, each with its line."""
     with file.open(encoding="utf-8-sig") as lines:
         for number, line in enumerate(lines, start=1):
             if not line.strip():
