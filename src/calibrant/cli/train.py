@@ -17,7 +17,9 @@ from calibrant.cli.terminal import app
 
 @app.command()
 def train(
-    recipe: options.RecipeArgument,
+    recipe: options.OptionalRecipe = None,
+    own_data: options.OwnData = None,
+    target: options.Target = None,
     loss: options.Loss = None,
     seed: Annotated[
         int | None,
@@ -38,9 +40,9 @@ def train(
     devices: options.Devices = "auto",
     nodes: options.Nodes = 1,
 ) -> None:
-    """Train a model by a recipe. After an interruption, the same command continues the run."""
+    """Train a model by a recipe or on your own data. After an interruption, the same command continues."""
     with options.training_errors():
-        followed = options.load_recipe(recipe, changes, loss=loss, seed=seed)
+        followed = options.load_recipe(recipe, changes, loss=loss, seed=seed, data=own_data, target=target)
         options.import_fabric()
         from calibrant.training import train
         from calibrant.training.data import load_data
@@ -48,7 +50,7 @@ def train(
         from calibrant.training.runs import Run, folder_of, plain_name
 
         folder = output or folder_of(Path("runs", plain_name(followed.name)), followed.loss, followed.seed)
-        check_written(folder, FILES, recipe, followed, data_root)
+        check_written(folder, FILES, recipe or "", followed, data_root)
         fabric = options.launch(followed, accelerator, devices, nodes)
         data = None
         finished = is_finished(folder)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from itertools import islice
 from math import inf
 from pathlib import Path
@@ -15,12 +17,12 @@ from torch import Tensor
 
 from calibrant.arguments import nearest
 from calibrant.options import Choice, RecipeError
-from calibrant.training.data import columns, load_data
+from calibrant.training.data import DataSets, columns, load_data
 from calibrant.training.data.columns import Columns, as_numbers, is_numeric, read_columns
-from calibrant.training.data.on_disk import SUFFIXES as IMAGES
 from calibrant.training.data.on_disk import ImageFileSplit
 from calibrant.training.data.safe_readers import read_image
 from calibrant.training.data.table import too_many_categories
+from calibrant.training.data.text.encoding import tokens
 from calibrant.training.data.text.tables import json_lines
 from calibrant.training.recipe import Recipe
 
@@ -33,8 +35,20 @@ TARGETS = ("label", "target", "class")
 _PARTS = {"validation": 0.2, "test": 0.2}
 """Fractions of the data. Validation data also serve adaptive losses and calibrators, which need many."""
 
-_LENGTHS = ((1_000, 32, 100), (10_000, 64, 50), (50_000, 128, 30), (inf, 256, 20))
+_LENGTHS = ((1_000, 32, 50), (10_000, 64, 40), (50_000, 128, 30), (inf, 256, 20))
 """Batch size and epochs for up to so many training elements."""
+
+_TEXT_LENGTHS = (32, 64, 128, 256, 512)
+"""Lengths of texts in words to choose from: the first one that cuts off only few texts."""
+
+_RESNET: dict[str, Choice] = {
+    "model": Choice("cifar-resnet-32"),
+    "optimizer": Choice("sgd", {"lr": 0.05, "momentum": 0.9, "weight_decay": 5e-4}),
+}
+"""The network for images, and the optimizer that it was published with."""
+
+_LEAST_FOR_RESNET = 24
+"""Arrays with fewer rows or columns of pixels get a smaller network, `cnn`."""
 
 _TABLES = (*columns.SUFFIXES, ".jsonl")
 
@@ -47,10 +61,10 @@ def choose_recipe(path: Path, target: str | None = None) -> Recipe:
     | folders of images | `image-folder` | `cifar-resnet-32` |
     | a table of numbers and categories | `table` | `mlp` |
     | a table with one column of texts besides the target | `text-table` | `text-cnn` |
-    | an ``.npz`` with images or features | `npz` | `cifar-resnet-32`, `cnn` or `mlp` |
+    | an ``.npz`` with images or features | `npz` | `cifar-resnet-32`, `cnn` (small images) or `mlp` |
 
-    A folder with ``train.csv`` (or another table), and perhaps ``validation.csv`` and ``test.csv``, is a table
-    in parts. The recipe holds the absolute path of the data, so that it can be followed in any folder.
+    A folder with ``train.csv``, and perhaps ``validation.csv`` and ``test.csv``, is a table in parts. The
+    recipe holds the absolute path of the data, so that it can be followed in any folder.
 
     Args:
         path: a folder of images, a ``.csv``, ``.tsv``, ``.parquet``, ``.jsonl`` or ``.npz`` file, or a folder
@@ -73,7 +87,7 @@ def choose_recipe(path: Path, target: str | None = None) -> Recipe:
         raise RecipeError(f"--target names a column of a table, and {path} is none")
     if suffix == ".npz":
         return _arrays(path)
-    if path.is_dir():
+    if path.is_dir() and any(entry.is_dir() for entry in path.iterdir()):
         return _images(path)
     raise RecipeError(
         f"{path} is of no known kind: expected a folder with a folder of images for each class, a "
@@ -82,30 +96,179 @@ def choose_recipe(path: Path, target: str | None = None) -> Recipe:
 
 
 def _files(path: Path) -> dict[str, Path]:
-    """The file by the name of its option in data sets; of a folder, its tables for each part."""
+    """The file by the name of its option in data sets; of a folder, its table for each part."""
     if path.is_file():
         return {"file": path}
     options = {"file": ("train",), "validation_file": ("validation", "val"), "test_file": ("test",)}
-    found = {
-        option: path / f"{name}{suffix}"
-        for option, names in options.items()
-        for name in names
-        for suffix in _TABLES
-        if (path / f"{name}{suffix}").is_file()
-    }
+    found = {}
+    for option, names in options.items():
+        tables = [path / f"{name}{suffix}" for name in names for suffix in _TABLES]
+        existing = [file for file in tables if file.is_file()]
+        if existing:
+            found[option] = existing[0]
     return found if "file" in found else {}
 
 
 def _recipe(path: Path, found: str, size: int, data: Choice, model: Choice, **settings: Any) -> Recipe:
+    """The recipe for so many elements; ``settings`` replace those that all kinds of data share."""
     batch_size, epochs = next((batch, epochs) for most, batch, epochs in _LENGTHS if size <= most)
-    lengths = {"batch_size": batch_size, "epochs": epochs}
+    shared = {
+        "batch_size": batch_size,
+        "epochs": epochs,
+        "optimizer": Choice("adamw", {"lr": 1e-3}),
+        "schedule": Choice("cosine"),
+    }
     return Recipe(
         name=path.stem if path.is_file() else path.name,
-        description=f"{found}: data {data.name}, network {model.name}",
+        description=f"{found}: data set {data.name}, network {model.name}",
         loss=LOSS,
-        data=data,
+        data=Choice(data.name, {**data.options, **_PARTS}),
         model=model,
         drop_last=False,
         select="nll",
-        **{**lengths, **settings},
+        **{**shared, **settings},
     )
+
+
+# --------------------------------------------------------------------------------------------------- tables
+
+
+def _table(files: Mapping[str, Path], target: str | None) -> Recipe:
+    path = files["file"]
+    named = {option: str(file) for option, file in files.items()}
+    table = _json_columns(path) if path.suffix.lower() == ".jsonl" else read_columns(path)
+    given, target = target, _target(path, table, target)
+    counted = [name for name, values in table.items() if name != target and _counts_rows(values)]
+    others = {name: values for name, values in table.items() if name not in (target, *counted)}
+    numeric = [name for name, values in others.items() if is_numeric(values)]
+    about = f"{len(table[target]):,} rows, target {target!r}{'' if given else ' (by its name)'}"
+    if len(others) == 1 and not numeric and _is_prose(next(iter(others.values()))):
+        if path.suffix.lower() == ".parquet":
+            raise RecipeError(f"{path} is a table of texts: expected it as .csv, .tsv or .jsonl")
+        return _texts(path, named, about, *others.items(), target=target)
+    if path.suffix.lower() == ".jsonl":
+        raise RecipeError(
+            f"{path} has the columns {_quoted(others)} besides {target!r}, expected one of texts; save a "
+            "table of numbers and categories as .csv or .parquet"
+        )
+    unusable = [name for name in others if name not in numeric and too_many_categories(others[name])]
+    drop = [name for name in table if name in (*counted, *unusable)]
+    if len(drop) == len(table) - 1:
+        raise RecipeError(
+            f"{path} has no column of numbers or categories besides {target!r}, expected some: "
+            f"{_quoted(drop)} have too many different texts, or count rows"
+        )
+    found = (
+        f"a table of {about}, {len(numeric)} numeric and {len(others) - len(numeric) - len(unusable)} "
+        f"categorical columns{f', without {_quoted(drop)}' if drop else ''}"
+    )
+    options = {**named, "target": target, **({"drop": drop} if drop else {})}
+    return _recipe(path, found, len(table[target]), Choice("table", options), Choice("mlp"))
+
+
+def _json_columns(path: Path) -> Columns:
+    try:
+        rows = [row for _, row in json_lines(path)]
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path} has bytes that are not UTF-8 ({error.reason}): expected UTF-8") from error
+    if not rows:
+        raise ValueError(f"{path} has no rows: expected an object in each line")
+    return {
+        name: [row.get(name) for row in rows] for name in dict.fromkeys(name for row in rows for name in row)
+    }
+
+
+def _target(path: Path, table: Columns, target: str | None) -> str:
+    """The target that is named, or that has one of the usual names."""
+    if target is None:
+        lower = {name.strip().lower(): name for name in reversed(table)}
+        found = [lower[name] for name in TARGETS if name in lower]
+        if not found:
+            raise RecipeError(
+                f"{path} has the columns {_quoted(table)}: name the one with the classes by --target COLUMN"
+            )
+        return found[0]
+    if target not in table:
+        raise RecipeError(
+            f"{path} has no column {target!r}{nearest(target, table)}; its columns are {_quoted(table)}"
+        )
+    return target
+
+
+def _counts_rows(values: Sequence[Any]) -> bool:
+    """Whether a column has the number of the row, from any start."""
+    if len(values) < 3 or not is_numeric(values):
+        return False
+    return bool((np.diff(as_numbers(values)) == 1).all())
+
+
+def _is_prose(values: Sequence[Any]) -> bool:
+    """Whether texts are sentences, or nearly all different."""
+    some = [len(str(value).split()) for value in values[:1000]]
+    return sum(some) >= 3 * len(some) or too_many_categories(values)
+
+
+def _texts(
+    path: Path, named: Mapping[str, str], about: str, column: tuple[str, Sequence[Any]], *, target: str
+) -> Recipe:
+    name, values = column
+    words = sorted(len(tokens(str(value))) for value in values[:1000])
+    most = words[int(0.95 * (len(words) - 1))]
+    length = next((each for each in _TEXT_LENGTHS if most <= each), _TEXT_LENGTHS[-1])
+    recipe = _recipe(
+        path,
+        f"texts in column {name!r}, {about}",
+        len(values),
+        Choice("text-table", {**named, "text": name, "label": target, "length": length}),
+        Choice("text-cnn", {"dropout": 0.3}),
+    )
+    # The network learns texts by heart in a few epochs.
+    return replace(recipe, epochs=max(10, recipe.epochs // 3))
+
+
+# --------------------------------------------------------------------------------------- images and features
+
+
+def _images(path: Path) -> Recipe:
+    data = Choice("image-folder", {"folder": str(path), "augmentation": "crop-flip", **_PARTS})
+    loaded = load_data(data)
+    if loaded.num_classes < 2:
+        raise RecipeError(
+            f"{path} has images of {loaded.num_classes} class, expected a folder for each of 2 or more"
+        )
+    train = loaded.train
+    assert isinstance(train, ImageFileSplit)
+    some = train.paths[:: max(1, len(train) // 50)]
+    sides = [min(read_image(train.folder / os.fsdecode(name)).size) for name in some]
+    size = 32 if median(sides) <= 40 else 64
+    found = (
+        f"images of {loaded.num_classes} classes, {_total(loaded):,} in all, scaled to {size} × {size} pixels"
+    )
+    data = data.with_options({"image_size": size})
+    workers = 4 if len(train) > 5_000 else 0
+    return _recipe(path, found, len(train), data, workers=workers, **_RESNET)
+
+
+def _arrays(path: Path) -> Recipe:
+    data = Choice("npz", {"file": str(path), **_PARTS})
+    loaded = load_data(data)
+    inputs, _ = loaded.train.batch(torch.zeros(1, dtype=torch.long))
+    assert isinstance(inputs, Tensor)
+    shape = " × ".join(map(str, inputs.shape[1:]))
+    found = f"arrays of {loaded.num_classes} classes, {_total(loaded):,} elements of {shape} numbers"
+    if "channels" in loaded.about and min(inputs.shape[2:]) >= _LEAST_FOR_RESNET:
+        return _recipe(path, found, len(loaded.train), data, **_RESNET)
+    if "channels" in loaded.about:
+        return _recipe(path, found, len(loaded.train), data, Choice("cnn"))
+    features = {} if "features" in loaded.about else {"features": inputs[0].numel()}
+    return _recipe(path, found, len(loaded.train), data, Choice("mlp", features))
+
+
+def _total(data: DataSets) -> int:
+    return len(data.train) + len(data.validation) + len(data.test)
+
+
+def _quoted(names: Iterable[str]) -> str:
+    """The first names, in quotes."""
+    some = [repr(name) for name in islice(names, 21)]
+    return ", ".join(some[:20]) + (", …" if len(some) > 20 else "")

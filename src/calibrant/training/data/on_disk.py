@@ -162,7 +162,9 @@ def image_folder(
     whole = ImageFileSplit(top, paths, targets, transform)
     empty = sorted(set(range(len(classes))) - set(targets.tolist()))
     if top == base and empty:
-        raise ValueError(f"{base / classes[empty[0]]} has no images, expected some in the folder of each class")
+        raise ValueError(
+            f"{base / classes[empty[0]]} has no images, expected some in the folder of each class"
+        )
     folders = {"validation": "validation" if (base / "validation").is_dir() else "val", "test": "test"}
     parts = {
         part: _folder_part(base, name, classes, transform)
