@@ -41,14 +41,8 @@ _LENGTHS = ((1_000, 32, 50), (10_000, 64, 40), (50_000, 128, 30), (inf, 256, 20)
 _TEXT_LENGTHS = (32, 64, 128, 256, 512)
 """Lengths of texts in words to choose from: the first one that cuts off only few texts."""
 
-_RESNET: dict[str, Choice] = {
-    "model": Choice("cifar-resnet-32"),
-    "optimizer": Choice("sgd", {"lr": 0.05, "momentum": 0.9, "weight_decay": 5e-4}),
-}
-"""The network for images, and the optimizer that it was published with."""
-
-_LEAST_FOR_RESNET = 24
-"""Arrays with fewer rows or columns of pixels get a smaller network, `cnn`."""
+_MANY_IMAGES = 10_000
+"""Up to so many images get a network that trains on a CPU, more of them a larger one."""
 
 _TABLES = (*columns.SUFFIXES, ".jsonl")
 
@@ -58,10 +52,10 @@ def choose_recipe(path: Path, target: str | None = None) -> Recipe:
 
     | found | data set | network |
     | --- | --- | --- |
-    | folders of images | `image-folder` | `cifar-resnet-32` |
+    | folders of images | `image-folder` | `cnn`; `cifar-resnet-32` for more than 10,000 images |
     | a table of numbers and categories | `table` | `mlp` |
     | a table with one column of texts besides the target | `text-table` | `text-cnn` |
-    | an ``.npz`` with images or features | `npz` | `cifar-resnet-32`, `cnn` (small images) or `mlp` |
+    | an ``.npz`` with images or features | `npz` | the same for images, `mlp` for features |
 
     A folder with ``train.csv``, and perhaps ``validation.csv`` and ``test.csv``, is a table in parts. The
     recipe holds the absolute path of the data, so that it can be followed in any folder.
@@ -79,7 +73,7 @@ def choose_recipe(path: Path, target: str | None = None) -> Recipe:
     path = path.absolute()
     if not path.exists():
         raise FileNotFoundError(f"there is no file or folder {path}")
-    files = _files(path)
+    files = {"file": path} if path.is_file() else _parts(path)
     suffix = files["file"].suffix.lower() if files else ""
     if suffix in _TABLES:
         return _table(files, target)
@@ -95,14 +89,12 @@ def choose_recipe(path: Path, target: str | None = None) -> Recipe:
     )
 
 
-def _files(path: Path) -> dict[str, Path]:
-    """The file by the name of its option in data sets; of a folder, its table for each part."""
-    if path.is_file():
-        return {"file": path}
+def _parts(folder: Path) -> dict[str, Path]:
+    """The tables in a folder, by the options of data sets; none if there is no table to train with."""
     options = {"file": ("train",), "validation_file": ("validation", "val"), "test_file": ("test",)}
     found = {}
     for option, names in options.items():
-        tables = [path / f"{name}{suffix}" for name in names for suffix in _TABLES]
+        tables = [folder / f"{name}{suffix}" for name in names for suffix in _TABLES]
         existing = [file for file in tables if file.is_file()]
         if existing:
             found[option] = existing[0]
@@ -233,39 +225,42 @@ def _images(path: Path) -> Recipe:
     data = Choice("image-folder", {"folder": str(path), "augmentation": "crop-flip", **_PARTS})
     loaded = load_data(data)
     if loaded.num_classes < 2:
-        raise RecipeError(
-            f"{path} has images of {loaded.num_classes} class, expected a folder for each of 2 or more"
-        )
-    train = loaded.train
+        raise RecipeError(f"{path} has images of 1 class, expected a folder for each of 2 or more")
+    train, total = loaded.train, _total(loaded)
     assert isinstance(train, ImageFileSplit)
     some = train.paths[:: max(1, len(train) // 50)]
     sides = [min(read_image(train.folder / os.fsdecode(name)).size) for name in some]
     size = 32 if median(sides) <= 40 else 64
-    found = (
-        f"images of {loaded.num_classes} classes, {_total(loaded):,} in all, scaled to {size} × {size} pixels"
-    )
+    found = f"{total:,} images of {loaded.num_classes} classes, scaled to {size} × {size} pixels"
     data = data.with_options({"image_size": size})
-    workers = 4 if len(train) > 5_000 else 0
-    return _recipe(path, found, len(train), data, workers=workers, **_RESNET)
+    workers = 4 if total > _MANY_IMAGES else 0
+    return _recipe(path, found, total, data, workers=workers, **_image_network(total))
 
 
 def _arrays(path: Path) -> Recipe:
     data = Choice("npz", {"file": str(path), **_PARTS})
     loaded = load_data(data)
+    total = _total(loaded)
     inputs, _ = loaded.train.batch(torch.zeros(1, dtype=torch.long))
     assert isinstance(inputs, Tensor)
     shape = " × ".join(map(str, inputs.shape[1:]))
-    found = f"arrays of {loaded.num_classes} classes, {_total(loaded):,} elements of {shape} numbers"
-    if "channels" in loaded.about and min(inputs.shape[2:]) >= _LEAST_FOR_RESNET:
-        return _recipe(path, found, len(loaded.train), data, **_RESNET)
+    found = f"{total:,} arrays of {shape} numbers, {loaded.num_classes} classes"
     if "channels" in loaded.about:
-        return _recipe(path, found, len(loaded.train), data, Choice("cnn"))
+        return _recipe(path, found, total, data, **_image_network(total))
     features = {} if "features" in loaded.about else {"features": inputs[0].numel()}
-    return _recipe(path, found, len(loaded.train), data, Choice("mlp", features))
+    return _recipe(path, found, total, data, Choice("mlp", features))
 
 
 def _total(data: DataSets) -> int:
     return len(data.train) + len(data.validation) + len(data.test)
+
+
+def _image_network(size: int) -> dict[str, Any]:
+    """The network for so many images, and its optimizer if it is not that of the other networks."""
+    if size <= _MANY_IMAGES:
+        return {"model": Choice("cnn")}
+    optimizer = Choice("sgd", {"lr": 0.1, "momentum": 0.9, "weight_decay": 5e-4})
+    return {"model": Choice("cifar-resnet-32"), "optimizer": optimizer}
 
 
 def _quoted(names: Iterable[str]) -> str:

@@ -110,7 +110,7 @@ def table(
     used = {name: cells for name, cells in columns.items() if name not in (target, *drop)}
     rows = Rows.fit(path, used, reference, categorical, ignored=(target, *drop))
     check_memory(4 * rows.features * len(labels), f"the prepared table {path}")
-    whole = TensorSplit(rows(columns), targets)
+    whole = TensorSplit(_inputs(path, rows, columns), targets)
     splits = {part: whole.subset(indices) for part, indices in drawn.items()}
     for part, other in given.items():
         where = root / (validation_file if part == "validation" else test_file)
@@ -118,15 +118,20 @@ def table(
             raise ValueError(f"{where} has no column {target!r}: expected the target of {file}")
         theirs = _labels(where, other[target], target)
         numbers = range(1, len(theirs) + 1)
-        try:
-            inputs = rows(other)
-        except ValueError as error:
-            raise ValueError(f"{where}: {error}") from error
-        splits[part] = TensorSplit(inputs, class_positions(theirs, classes, f"{where}, row", numbers, file))
+        positions = class_positions(theirs, classes, f"{where}, row", numbers, file)
+        splits[part] = TensorSplit(_inputs(where, rows, other), positions)
     names = tuple(map(str, classes))
     _warn_of_rare_classes(path, names, splits)
     parts = (splits["train"], splits["validation"], splits["test"])
     return DataSets(*parts, names, {"features": rows.features}, preparation=rows)
+
+
+def _inputs(path: Path, rows: Rows, columns: Columns) -> Tensor:
+    """The prepared rows of a file, which errors name."""
+    try:
+        return rows(columns)
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from error
 
 
 def _repeats(different: int, rows: int) -> bool:
