@@ -38,7 +38,7 @@ _PARTS = {"validation": 0.2, "test": 0.2}
 _LENGTHS = ((1_000, 32, 50), (10_000, 64, 40), (50_000, 128, 30), (inf, 256, 20))
 """Batch size and epochs for up to so many training elements."""
 
-_TEXT_LENGTHS = (32, 64, 128, 256, 512)
+_TEXT_LENGTHS = (32, 64, 128, 256)
 """Lengths of texts in words to choose from: the first one that cuts off only few texts."""
 
 _MANY_IMAGES = 10_000
@@ -70,7 +70,6 @@ def choose_recipe(path: Path, target: str | None = None) -> Recipe:
         FileNotFoundError: there is no such file or folder.
         ValueError: a file is malformed.
     """
-    path = path.absolute()
     if not path.exists():
         raise FileNotFoundError(f"there is no file or folder {path}")
     files = {"file": path} if path.is_file() else _parts(path)
@@ -111,7 +110,7 @@ def _recipe(path: Path, found: str, size: int, data: Choice, model: Choice, **se
         "schedule": Choice("cosine"),
     }
     return Recipe(
-        name=path.stem if path.is_file() else path.name,
+        name=path.stem if path.is_file() else path.absolute().name,
         description=f"{found}: data set {data.name}, network {model.name}",
         loss=LOSS,
         data=Choice(data.name, {**data.options, **_PARTS}),
@@ -127,7 +126,7 @@ def _recipe(path: Path, found: str, size: int, data: Choice, model: Choice, **se
 
 def _table(files: Mapping[str, Path], target: str | None) -> Recipe:
     path = files["file"]
-    named = {option: str(file) for option, file in files.items()}
+    named = {option: str(file.absolute()) for option, file in files.items()}
     table = _json_columns(path) if path.suffix.lower() == ".jsonl" else read_columns(path)
     given, target = target, _target(path, table, target)
     counted = [name for name, values in table.items() if name != target and _counts_rows(values)]
@@ -173,7 +172,7 @@ def _json_columns(path: Path) -> Columns:
 def _target(path: Path, table: Columns, target: str | None) -> str:
     """The target that is named, or that has one of the usual names."""
     if target is None:
-        lower = {name.strip().lower(): name for name in reversed(table)}
+        lower = {name.strip().lower(): name for name in table}
         found = [lower[name] for name in TARGETS if name in lower]
         if not found:
             raise RecipeError(
@@ -222,7 +221,7 @@ def _texts(
 
 
 def _images(path: Path) -> Recipe:
-    data = Choice("image-folder", {"folder": str(path), "augmentation": "crop-flip", **_PARTS})
+    data = Choice("image-folder", {"folder": str(path.absolute()), "augmentation": "crop-flip", **_PARTS})
     loaded = load_data(data)
     if loaded.num_classes < 2:
         raise RecipeError(f"{path} has images of 1 class, expected a folder for each of 2 or more")
@@ -238,7 +237,7 @@ def _images(path: Path) -> Recipe:
 
 
 def _arrays(path: Path) -> Recipe:
-    data = Choice("npz", {"file": str(path), **_PARTS})
+    data = Choice("npz", {"file": str(path.absolute()), **_PARTS})
     loaded = load_data(data)
     total = _total(loaded)
     inputs, _ = loaded.train.batch(torch.zeros(1, dtype=torch.long))
