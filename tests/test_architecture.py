@@ -70,7 +70,7 @@ MAY_IMPORT = {
 
 STRANGERS = {
     "cli": {"typer", "rich", "lightning_fabric"},
-    "training": {"PIL", "lightning_fabric", "numpy", "rich", "safetensors", "scipy", "sklearn"},
+    "training": {"PIL", "lightning_fabric", "numpy", "pyarrow", "rich", "safetensors", "scipy", "sklearn"},
     "kernels": {"triton"},
     "losses": {"triton"},
     "predictions": {"numpy", "pyarrow", "safetensors"},

@@ -188,9 +188,10 @@ def _target(path: Path, table: Columns, target: str | None) -> str:
 
 def _counts_rows(values: Sequence[Any]) -> bool:
     """Whether a column has the number of the row, from any start."""
-    if len(values) < 3 or not is_numeric(values):
+    if len(values) < 3:
         return False
-    return bool((np.diff(as_numbers(values)) == 1).all())
+    # The first rows decide for most columns.
+    return all(is_numeric(some) and (np.diff(as_numbers(some)) == 1).all() for some in (values[:9], values))
 
 
 def _is_prose(values: Sequence[Any]) -> bool:
@@ -212,9 +213,10 @@ def _texts(
         len(values),
         Choice("text-table", {**named, "text": name, "label": target, "length": length}),
         Choice("text-cnn", {"dropout": 0.3}),
+        optimizer=Choice("adamw", {"lr": 3e-3}),
     )
-    # The network learns texts by heart in a few epochs.
-    return replace(recipe, epochs=max(10, recipe.epochs // 3))
+    # The network needs many steps for its word vectors, but learns texts by heart in a few epochs.
+    return replace(recipe, batch_size=recipe.batch_size // 2, epochs=max(10, recipe.epochs // 3))
 
 
 # --------------------------------------------------------------------------------------- images and features

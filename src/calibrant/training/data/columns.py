@@ -141,19 +141,18 @@ def as_numbers(values: Sequence[Any]) -> NDArray[np.float64]:
     """
     if isinstance(values, np.ndarray) and values.dtype.kind in "iuf":
         return values.astype(np.float64)
-    numbers = np.empty(len(values))
+    numbers = []
     for row, value in enumerate(values):
         try:
-            numbers[row] = nan if is_missing(value) else _number(value)
+            number = float(value)
+            if isinstance(value, str) and "_" in value:  # Python allows underscores between digits
+                raise ValueError(value)
         except (TypeError, ValueError, OverflowError) as error:
-            raise ValueError(f"row {row + 1} has {str(value)[:40]!r}") from error
-    return numbers
-
-
-def _number(value: Any) -> float:
-    if isinstance(value, str) and "_" in value:
-        raise ValueError(value)  # Python allows underscores between digits
-    return float(value)
+            if not is_missing(value):
+                raise ValueError(f"row {row + 1} has {str(value)[:40]!r}") from error
+            number = nan
+        numbers.append(number)
+    return np.array(numbers, np.float64)
 
 
 def is_numeric(values: Sequence[Any]) -> bool:
