@@ -70,7 +70,9 @@ MAY_IMPORT = {
 
 STRANGERS = {
     "cli": {"typer", "rich", "lightning_fabric"},
-    "training": {"PIL", "lightning_fabric", "numpy", "optuna", "rich", "safetensors", "scipy", "sklearn"},
+    "training": {
+        *("PIL", "lightning_fabric", "numpy", "optuna", "pyarrow", "rich", "safetensors", "scipy", "sklearn")
+    },
     "kernels": {"triton"},
     "losses": {"triton"},
     "predictions": {"numpy", "pyarrow", "safetensors"},

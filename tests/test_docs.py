@@ -193,6 +193,16 @@ def test_the_commands_for_using_a_model_run(programs, tmp_path):
             "training",
             [r"runs/a: digits-lt, cals-alm, seed 0, 4 epochs", r"cals-alm\[margin=6\]", r"trial 0: margin=8"],
         ),
+        (
+            "own-data",
+            [
+                r"runs/photos: photos, ce, seed 0, 2 epochs",
+                r"runs/wine: wine, ce, seed 0, 50 epochs; validation accuracy 9\d",
+                r"runs/reviews: reviews, ce",
+                r"runs/digits: digits, ce",
+                r"runs/cals: wine, cals-alm, seed 0, 5 epochs",
+            ],
+        ),
         ("evaluate-command", [r"overconfident: ECE"]),
         (
             "calibrate-command",

@@ -203,6 +203,7 @@ def test_other_data_are_normalised_as_the_models_were(kind):
         ("synthetic", "data synthetic have inputs of shape (16,); the models take (64,)"),
         ("npz[file=a.npz]", "would be normalised by their own mean"),
         ("newsgroups", "would be encoded by a vocabulary of their own"),
+        ("table[file=a.csv,target=y]", "would be standardised by their own mean"),
     ],
 )
 def test_other_data_that_the_models_cannot_take_are_refused_before_training(ood, expected):

@@ -444,6 +444,11 @@ DATA_SETS = {
         Choice("npz", {"file": "d.npz"}),
         to_bytes(np.savez, features=LOGITS, labels=LABELS, class_names=NAMES),
     ),
+    "t.csv": (
+        Choice("table", {"file": "t.csv", "target": "y"}),
+        ("x,z,y\n" + "".join(f"{n / 8},{'abc'[n % 3]},{n % 2}\n" for n in range(40))).encode(),
+    ),
+    "t.parquet": (Choice("table", {"file": "t.parquet", "target": "label"}), PREDICTIONS[".parquet"]),
     "d.csv": (Choice("text-table", {"file": "d.csv", "length": 4}), f"text,label\n{TEXT}".encode()),
     "d.jsonl": (
         Choice("text-table", {"file": "d.jsonl", "length": 4}),

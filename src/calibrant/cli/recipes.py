@@ -1,4 +1,4 @@
-"""`calibrant recipes`: list the shipped recipes, or print one."""
+"""`calibrant recipes`: list the shipped recipes, or print one, or one for data of your own."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import typer
 
 from calibrant.cli.program import say
 from calibrant.cli.terminal import app, print_listing
-from calibrant.cli.training_options import training_errors
+from calibrant.cli.training_options import OwnData, Target, load_recipe, training_errors
 
 
 @app.command()
@@ -17,15 +17,18 @@ def recipes(
     name: Annotated[
         str | None, typer.Argument(metavar="[NAME]", help="Print this recipe as TOML.", show_default=False)
     ] = None,
+    data: OwnData = None,
+    target: Target = None,
 ) -> None:
-    """List the shipped recipes, or print one."""
+    """List the shipped recipes, or print one: by its name, or the one that train follows for --data."""
     with training_errors():
         from calibrant.options import read_toml
         from calibrant.training.recipe import Recipe, shipped_recipes
 
-        if name is not None:
-            Recipe.load(name)
-            text = shipped_recipes().get(name) or read_toml(Path(name))
+        if (name, data, target) != (None, None, None):
+            recipe = load_recipe(name, (), data=data, target=target)
+            shipped = shipped_recipes()
+            text = recipe.to_toml() if name is None else shipped.get(name) or read_toml(Path(name))
             for line in text.splitlines():
                 say(line)
             return

@@ -21,7 +21,9 @@ if TYPE_CHECKING:
 
 @app.command()
 def train(
-    recipe: options.RecipeArgument,
+    recipe: options.OptionalRecipe = None,
+    own_data: options.OwnData = None,
+    target: options.Target = None,
     loss: options.Loss = None,
     seed: Annotated[
         int | None,
@@ -50,9 +52,9 @@ def train(
         ),
     ] = "auto",
 ) -> None:
-    """Train a model by a recipe. After an interruption, the same command continues the run."""
+    """Train a model by a recipe or on your own data. After an interruption, the same command continues."""
     with options.training_errors():
-        followed = options.load_recipe(recipe, changes, loss=loss, seed=seed)
+        followed = options.load_recipe(recipe, changes, loss=loss, seed=seed, data=own_data, target=target)
         options.import_fabric()
         from calibrant.cli.prediction_files import in_words
         from calibrant.training import train
@@ -63,7 +65,7 @@ def train(
 
         folder = output or folder_of(Path("runs", plain_name(followed.name)), followed.loss, followed.seed)
         check_method(calibrate)
-        check_written(folder, FILES, recipe, followed, data_root)
+        check_written(folder, FILES, recipe or "", followed, data_root)
         fabric = options.launch(followed, accelerator, devices, nodes)
         data = None
         finished = is_finished(folder)

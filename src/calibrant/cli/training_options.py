@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from calibrant.cli.program import INTERRUPTED, complain
+from calibrant.cli.program import INTERRUPTED, complain, say
 from calibrant.cli.terminal import fail, one_line_errors
 
 if TYPE_CHECKING:
@@ -26,6 +26,32 @@ RecipeArgument = Annotated[
         metavar="RECIPE",
         help="A TOML file, or the name of a shipped recipe; see calibrant recipes.",
         show_default=False,
+    ),
+]
+OptionalRecipe = Annotated[
+    str | None,
+    typer.Argument(
+        metavar="[RECIPE]",
+        help="A TOML file, or the name of a shipped recipe; see calibrant recipes.",
+        show_default="chosen by --data",
+    ),
+]
+OwnData = Annotated[
+    Path | None,
+    typer.Option(
+        "--data",
+        metavar="PATH",
+        help="Your own data, in place of a recipe: a folder of class folders with images, a .csv, .tsv, "
+        ".parquet or .jsonl table, or an .npz file.",
+        show_default=False,
+    ),
+]
+Target = Annotated[
+    str | None,
+    typer.Option(
+        metavar="COLUMN",
+        help="The column of the class in the table of --data.",
+        show_default="label, target or class",
     ),
 ]
 Loss = Annotated[
@@ -71,13 +97,17 @@ def training_errors() -> Iterator[None]:
     from calibrant.training import TrainingError
 
     errors = (ValueError, OSError, ImportError, TrainingError, OtherProcessError)
-    first = os.environ.get("RANK", os.environ.get("LOCAL_RANK", "0")) == "0"
     try:
-        with one_line_errors(*errors, shown=first):
+        with one_line_errors(*errors, shown=_is_first()):
             yield
     except KeyboardInterrupt:
         complain("stopped; the same command continues from the last checkpoint")
         raise typer.Exit(INTERRUPTED) from None
+
+
+def _is_first() -> bool:
+    """Whether this is the first process of the command."""
+    return os.environ.get("RANK", os.environ.get("LOCAL_RANK", "0")) == "0"
 
 
 def import_fabric() -> None:
@@ -96,14 +126,39 @@ def import_fabric() -> None:
 
 
 def load_recipe(
-    source: str, changes: Sequence[str] | None, *, loss: str | None = None, seed: int | None = None
+    source: str | None,
+    changes: Sequence[str] | None,
+    *,
+    loss: str | None = None,
+    seed: int | None = None,
+    data: Path | None = None,
+    target: str | None = None,
 ) -> Recipe:
-    """The recipe with the changes of the command line."""
+    """The recipe of a name or file, or the one chosen for ``data``, with the changes of the command line."""
     from calibrant.training import Recipe
 
-    recipe = Recipe.load(source).override(changes or ())
+    if data is not None:
+        recipe = recipe_for(data, target, source)
+    elif source is None or target is not None:
+        fail("expected a RECIPE, or --data PATH" if source is None else "--target is for a table of --data")
+    else:
+        recipe = Recipe.load(source)
+    recipe = recipe.override(changes or ())
     given: dict[str, Any] = {"loss": loss, "seed": seed}
     return replace(recipe, **{name: value for name, value in given.items() if value is not None})
+
+
+def recipe_for(data: Path, target: str | None, source: str | None) -> Recipe:
+    """The recipe for data of one's own, after a line that says what was found and chosen."""
+    from calibrant.training.own_data import choose_recipe
+
+    if source is not None:
+        fail(f"expected a recipe or --data PATH, got {source} and --data {data}")
+    recipe = choose_recipe(data, target)
+    if _is_first():
+        more = f"calibrant recipes --data {data} prints the recipe, --set KEY=VALUE changes it"
+        say(f"{data}: {recipe.description}. {more}.", err=True)
+    return recipe
 
 
 def seed_numbers(text: str) -> list[int]:

@@ -55,6 +55,11 @@ def load_other(
             f"data {choice} would be encoded by a vocabulary of their own: for other texts, both data sets "
             "need the same tokenizer"
         )
+    if choice.name == "table":
+        raise RecipeError(
+            f"data {choice} would be standardised by their own mean, and not as {recipe.data.name}: name "
+            "them as test_file of the recipe's table"
+        )
     loaded = load_data(choice, data_root)
     if same_classes and loaded.class_names != data.class_names:
         raise RecipeError(

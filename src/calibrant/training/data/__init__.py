@@ -13,7 +13,7 @@ from pathlib import Path
 
 from calibrant.arguments import nearest
 from calibrant.options import Choice, RecipeError, check_options, options_of
-from calibrant.training.data import built_in, in_memory, npz, on_disk, segmentation, text
+from calibrant.training.data import built_in, in_memory, npz, on_disk, segmentation, table, text
 from calibrant.training.data.built_in import synthetic_posterior
 from calibrant.training.data.preparation import PREPARATIONS, Preparation
 from calibrant.training.data.raw_arrays import ArrayPreparation
@@ -58,6 +58,7 @@ DATA_SETS: dict[str, Callable[..., DataSets]] = {
     "voc2012": segmentation.voc2012,
     "camvid": segmentation.camvid,
     "newsgroups": text.newsgroups,
+    "table": table.table,
     "text-table": text.text_table,
     "huggingface": text.huggingface,
 }

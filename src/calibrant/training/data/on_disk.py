@@ -125,14 +125,14 @@ def image_folder(
     imbalance: float = 1.0,
     split_seed: int = 0,
 ) -> DataSets:
-    """Images in one folder for each class: ``train/<class>/…``.
+    """Images in one folder for each class: ``train/<class>/…``, or just ``<class>/…``.
 
-    ``validation`` (or ``val``) and ``test`` have the same form. A part without a folder is drawn from the
-    training images, stratified by class.
+    ``validation`` (or ``val``) and ``test`` may have the same form beside ``train``. A part without a folder
+    is drawn from the training images, stratified by class.
 
     Args:
         root: the data folder.
-        folder: the folder with ``train``, relative to ``root``.
+        folder: the folder with ``train`` or with the classes, relative to ``root``.
         image_size: the side of the square images that the model gets.
         validation: the fraction of the training images to draw for validation, if it has no folder.
         test: the fraction of the training images to draw for the test, if it has no folder.
@@ -145,7 +145,8 @@ def image_folder(
         split_seed: the seed of the parts and of the long tail.
     """
     base = root / folder
-    present(base / "train", "images with one folder for each class", base / "train", "put")
+    top = base if _has_only_classes(base) else base / "train"
+    present(top, "images with one folder for each class", base / "train", "put")
     one_of("augmentation", augmentation, ("resized-crop", "crop-flip", "none"))
     constants = NORMALISATIONS[one_of("normalisation", normalisation, tuple(NORMALISATIONS))]
     whole_number("image_size", image_size)
@@ -154,9 +155,14 @@ def image_folder(
         if augmentation == "crop-flip"
         else _resized_crop(image_size, colour_jitter, erasing, augmentation, constants)
     )
-    classes = _class_folders(base / "train")
-    paths, targets = _listed(base, [f"train/{name}" for name in classes])
-    whole = ImageFileSplit(base, paths, targets, transform)
+    classes = _class_folders(top)
+    paths, targets = _listed(top, classes)
+    whole = ImageFileSplit(top, paths, targets, transform)
+    empty = sorted(set(range(len(classes))) - set(targets.tolist()))
+    if top == base and empty:
+        raise ValueError(
+            f"{base / classes[empty[0]]} has no images, expected some in the folder of each class"
+        )
     folders = {"validation": "validation" if (base / "validation").is_dir() else "val", "test": "test"}
     parts = {
         part: _folder_part(base, name, classes, transform)
@@ -256,6 +262,12 @@ def _resized_crop(
         in_range("erasing", erasing, 0, 1),
         one_of("augmentation", augmentation, ("resized-crop", "none")) == "resized-crop",
     )
+
+
+def _has_only_classes(folder: Path) -> bool:
+    """Whether a folder has folders, none of which is named after a part of the data."""
+    found = {entry.name for entry in folder.iterdir() if entry.is_dir()} if folder.is_dir() else set()
+    return any(name[0] != "." for name in found) and not found & {"train", "validation", "val", "test"}
 
 
 def _class_folders(folder: Path) -> list[str]:

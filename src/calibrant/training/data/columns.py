@@ -1,0 +1,185 @@
+"""The columns of a table: read from CSV, TSV and Parquet files, and as numbers or as texts."""
+
+from __future__ import annotations
+
+import csv
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from math import nan
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from calibrant.printable import one_line
+from calibrant.sizes import check_memory
+from calibrant.training.data.safe_readers import present
+from calibrant.training.data.text.tables import separated
+
+Columns = Mapping[str, Sequence[Any]]
+"""The cells of a table by the names of its columns: texts, numbers, or None where there is nothing."""
+
+SUFFIXES = (".csv", ".tsv", ".parquet")
+"""The suffixes of files with tables, in lower case."""
+
+_MISSING = frozenset(("", "?", "na", "n/a", "nan", "none", "null"))
+"""Texts, in lower case, that stand for a missing value."""
+
+_BYTES = 64
+"""The memory of a short text in Python, and of its place in a list."""
+
+
+def read_columns(path: Path) -> Columns:
+    """The columns of a CSV, TSV or Parquet file.
+
+    CSV and TSV files have column names in the first line, and are in UTF-8. The values of a CSV file are
+    separated by commas, or by semicolons if the first line has semicolons and no comma.
+
+    Raises:
+        MissingDataError: the file does not exist.
+        ImportError: the file is in Parquet, and pyarrow is not installed.
+        ValueError: the file is malformed, empty, or too large for the memory.
+    """
+    if path.suffix.lower() not in SUFFIXES:
+        raise ValueError(f"{path} ends in {path.suffix!r}: expected one of {', '.join(map(repr, SUFFIXES))}")
+    present(path, "a table", path.parent, "put")
+    columns = _read_parquet(path) if path.suffix.lower() == ".parquet" else _read_separated(path)
+    if not columns or not len(next(iter(columns.values()))):
+        raise ValueError(f"{path} has no rows: expected column names, and at least one row")
+    return columns
+
+
+def _read_separated(path: Path) -> Columns:
+    # Cells of two characters and a separator take the most memory for their bytes.
+    check_memory(_BYTES * path.stat().st_size // 3, f"the table {path}")
+    try:
+        with path.open(encoding="utf-8-sig", newline="") as stream:
+            first = stream.readline(1 << 20)
+            delimiter = (
+                "\t" if path.suffix.lower() == ".tsv" else ";" if ";" in first and "," not in first else ","
+            )
+            stream.seek(0)
+            names = next(csv.reader(stream, delimiter=delimiter), [])
+        _check_names(path, names)
+        columns: dict[str, list[str]] = {name: [] for name in names}
+        for line, row in separated(path, delimiter):
+            for name, cells in columns.items():
+                cell = row[name]
+                if cell is None:
+                    count = sum(value is not None for value in row.values())
+                    raise ValueError(f"{path}, line {line}: {count} values, expected {len(row)}")
+                cells.append(cell)
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path} has bytes that are not UTF-8 ({error.reason}): expected UTF-8") from error
+    except csv.Error as error:
+        raise ValueError(f"{path}, line 1: {error}") from error
+    return columns
+
+
+def _read_parquet(path: Path) -> Columns:
+    try:
+        import pyarrow.parquet  # type: ignore[import-untyped]
+    except ImportError as error:
+        raise ImportError(f"{path} needs pyarrow to be read: pip install 'calibrant[parquet]'") from error
+
+    try:
+        with pyarrow.parquet.ParquetFile(path) as file:
+            schema, rows = file.schema_arrow, file.metadata.num_rows
+            _check_names(path, schema.names)
+            check_memory(_size(rows, schema), f"the table {path}")
+            table = file.read()
+    except (pyarrow.ArrowException, OSError, UnicodeDecodeError) as error:
+        raise ValueError(one_line(f"{path} cannot be read as a Parquet table: {error}")) from error
+    return arrow_columns(table)
+
+
+def _size(rows: int, schema: Any) -> int:
+    """The memory that a table takes in bytes: 8 for each number, more for each text."""
+    from pyarrow import types
+
+    numbers = sum(types.is_integer(field.type) or types.is_floating(field.type) for field in schema)
+    return int(rows * (8 * numbers + _BYTES * (len(schema) - numbers)))
+
+
+def arrow_columns(table: Any) -> Columns:
+    """The columns of a table of pyarrow: arrays of numbers, and lists of everything else."""
+    from pyarrow import types
+
+    columns: dict[str, Sequence[Any]] = {}
+    for field, column in zip(table.schema, table.columns, strict=True):
+        numeric = types.is_integer(field.type) or types.is_floating(field.type)
+        columns[field.name] = column.to_numpy() if numeric else column.to_pylist()
+    return columns
+
+
+def _check_names(path: Path, names: Sequence[str]) -> None:
+    repeated = [name for name, count in Counter(names).items() if count > 1]
+    if repeated:
+        raise ValueError(f"{path} has the column {repeated[0]!r} twice: expected different names")
+
+
+def is_missing(value: Any) -> bool:
+    """Whether a cell has no value: None, NaN, or one of the usual texts such as ``NA``.
+
+    >>> [is_missing(value) for value in (None, float("nan"), " NA", "", "?", 0, "no")]
+    [True, True, True, True, True, False, False]
+    """
+    if isinstance(value, str):
+        return value.strip().lower() in _MISSING
+    if isinstance(value, float | np.floating):
+        return bool(value != value)
+    return value is None or type(value).__name__ in ("NAType", "NaTType")  # those of pandas
+
+
+def as_numbers(values: Sequence[Any]) -> NDArray[np.float64]:
+    """The cells of a column as numbers, NaN for missing values.
+
+    Raises:
+        ValueError: a cell is not a number; the message is its row, from 1, and its content.
+    """
+    if isinstance(values, np.ndarray) and values.dtype.kind in "iuf":
+        return values.astype(np.float64)
+    numbers = []
+    for row, value in enumerate(values):
+        try:
+            number = float(value)
+            if isinstance(value, str) and "_" in value:  # Python allows underscores between digits
+                raise ValueError(value)
+        except (TypeError, ValueError, OverflowError) as error:
+            if not is_missing(value):
+                raise ValueError(f"row {row + 1} has {str(value)[:40]!r}") from error
+            number = nan
+        numbers.append(number)
+    return np.array(numbers, np.float64)
+
+
+def is_numeric(values: Sequence[Any]) -> bool:
+    """Whether a column has only numbers and missing values; booleans are no numbers.
+
+    >>> is_numeric(["1", "2.5e3", "", "NA"]), is_numeric(["1", "one"]), is_numeric([True, False])
+    (True, False, False)
+    """
+    if isinstance(values, np.ndarray) and values.dtype.kind in "iuf":
+        return True
+    if any(isinstance(value, bool | np.bool_) for value in values):
+        return False
+    try:
+        as_numbers(values)
+    except ValueError:
+        return False
+    return True
+
+
+def as_texts(values: Sequence[Any]) -> list[str]:
+    """The cells of a column as texts, "" for missing values.
+
+    A whole number is written without decimals, whatever its type: a column of whole numbers becomes one of
+    floating-point numbers as soon as a value is missing.
+
+    >>> as_texts(["red ", None, 3, 3.0, "3.0", 2.5, True])
+    ['red', '', '3', '3', '3', '2.5', 'True']
+    """
+    texts = ("" if is_missing(value) else str(value).strip() for value in values)
+    return [re.sub(r"^([+-]?\d+)\.0+$", r"\1", text) if text.endswith("0") else text for text in texts]

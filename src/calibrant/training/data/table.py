@@ -1,0 +1,396 @@
+"""Tables of numbers and categories with a target column, in CSV, TSV and Parquet files."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from math import inf, isfinite
+from pathlib import Path
+from typing import Any, ClassVar, Self
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from calibrant.arguments import nearest
+from calibrant.options import check_type
+from calibrant.sizes import MAX_CLASSES, check_memory
+from calibrant.training.data.columns import (
+    Columns,
+    arrow_columns,
+    as_numbers,
+    as_texts,
+    is_missing,
+    is_numeric,
+    read_columns,
+)
+from calibrant.training.data.preparation import PREPARATIONS, Preparation
+from calibrant.training.data.sampling import draw_parts, part_sizes
+from calibrant.training.data.split import DataSets, TensorSplit
+from calibrant.training.data.text.documents import class_positions, sorted_classes
+
+MAX_CATEGORIES = 1000
+"""The most different texts of a column."""
+
+_ALWAYS_ALLOWED = 20
+"""Different values that a column may have, however few its rows are."""
+
+
+def table(
+    root: Path,
+    *,
+    file: str,
+    target: str,
+    validation_file: str = "",
+    test_file: str = "",
+    categorical: tuple[str, ...] = (),
+    drop: tuple[str, ...] = (),
+    validation: float = 0.1,
+    test: float = 0.2,
+    imbalance: float = 1.0,
+    split_seed: int = 0,
+) -> DataSets:
+    """A table of numbers and categories, one column of which is the class.
+
+    A column of numbers is standardised to zero mean and unit standard deviation. Missing values become the
+    mean. If the training part has some, a further input is 1 for them. Every other column is categorical: it
+    becomes one input of 0 or 1 for each category, and a missing value is a category of its own. Means,
+    standard deviations and categories are those of the training part. An unknown category has all inputs 0.
+
+    Empty cells, ``NA``, ``N/A``, ``NaN``, ``None``, ``null`` and ``?`` are missing values, in upper or lower
+    case. The classes are the different values of the target column in ``file``: sorted by value if they are
+    whole numbers, else by name.
+
+    Args:
+        root: the data folder.
+        file: the training data, relative to ``root``: ``.csv`` or ``.tsv`` in UTF-8 with column names in the
+            first line, or ``.parquet``.
+        target: the column of the class.
+        validation_file: the validation data; by default drawn from ``file``.
+        test_file: the test data; by default drawn from ``file``.
+        categorical: columns of numbers that are categories.
+        drop: columns to leave out, such as the number of a row.
+        validation: the fraction of ``file`` to draw for validation, if there is no file for it.
+        test: the fraction of ``file`` to draw for the test, if there is no file for it.
+        imbalance: the ratio of the first class's training rows to the last one's; see `long_tail`.
+        split_seed: the seed of the parts, which are stratified by class, and of the long tail.
+
+    Raises:
+        MissingDataError: a file is missing.
+        ValueError: a file is malformed, or a column cannot be used; the message names it.
+    """
+    path = root / file
+    columns = read_columns(path)
+    for name in (target, *categorical, *drop):
+        if name not in columns:
+            listed = ", ".join(map(repr, columns))
+            raise ValueError(
+                f"{path} has no column {name!r}{nearest(name, columns)}; its columns are {listed}"
+            )
+    if target in (*categorical, *drop):
+        raise ValueError(f"{target!r} is the target: expected other columns in categorical and drop")
+    labels = _labels(path, columns[target], target)
+    classes = sorted_classes(labels, path)
+    if len(classes) > MAX_CLASSES or not _repeats(len(classes), len(labels)):
+        raise ValueError(
+            f"{path}: column {target!r} has {len(classes)} different values in {len(labels)} rows, expected "
+            "classes that repeat"
+        )
+    targets = class_positions(labels, classes, f"{path}, row", range(1, len(labels) + 1), file)
+    given = {
+        part: read_columns(root / name)
+        for part, name in (("validation", validation_file), ("test", test_file))
+        if name
+    }
+    sizes = part_sizes(len(labels), given, validation=validation, test=test)
+    drawn = draw_parts(targets, sizes, imbalance=imbalance, num_classes=len(classes), seed=split_seed)
+    reference = drawn["train"] if len(drawn["train"]) else torch.arange(len(labels))
+    used = {name: cells for name, cells in columns.items() if name not in (target, *drop)}
+    rows = Rows.fit(path, used, reference, categorical, ignored=(target, *drop))
+    check_memory(4 * rows.features * len(labels), f"the prepared table {path}")
+    whole = TensorSplit(_inputs(path, rows, columns), targets)
+    splits = {part: whole.subset(indices) for part, indices in drawn.items()}
+    for part, other in given.items():
+        where = root / (validation_file if part == "validation" else test_file)
+        if target not in other:
+            raise ValueError(f"{where} has no column {target!r}: expected the target of {file}")
+        theirs = _labels(where, other[target], target)
+        numbers = range(1, len(theirs) + 1)
+        positions = class_positions(theirs, classes, f"{where}, row", numbers, file)
+        splits[part] = TensorSplit(_inputs(where, rows, other), positions)
+    names = tuple(map(str, classes))
+    _warn_of_rare_classes(path, names, splits)
+    parts = (splits["train"], splits["validation"], splits["test"])
+    return DataSets(*parts, names, {"features": rows.features}, preparation=rows)
+
+
+def _inputs(path: Path, rows: Rows, columns: Columns) -> Tensor:
+    """The prepared rows of a file, which errors name."""
+    try:
+        return rows(columns)
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from error
+
+
+def _repeats(different: int, rows: int) -> bool:
+    """Whether so many different values of so many rows can be classes or categories."""
+    return different <= max(_ALWAYS_ALLOWED, rows // 2)
+
+
+def too_many_categories(values: Sequence[Any]) -> bool:
+    """Whether a column of texts has too many different ones to be categorical, as names or comments have."""
+    different = len(set(as_texts(values)))
+    return different > MAX_CATEGORIES or not _repeats(different, len(values))
+
+
+def _labels(path: Path, values: Sequence[Any], target: str) -> list[str | int]:
+    """The cells of the target column: whole numbers if all are, else texts."""
+    for row, value in enumerate(values, start=1):
+        # A class may be called none, so fewer texts stand for a missing value here.
+        if (value.strip().lower() in ("", "nan")) if isinstance(value, str) else is_missing(value):
+            raise ValueError(
+                f"{path}: row {row} has nothing in the target column {target!r}, expected a class; leave out "
+                "rows without one"
+            )
+    numbers = as_numbers(values) if is_numeric(values) else None
+    if numbers is None or np.isnan(numbers).any():
+        return [str(value).strip() for value in values]
+    fractions = ~np.isfinite(numbers) | (numbers % 1 != 0)
+    if fractions.any():
+        row = int(fractions.argmax())
+        raise ValueError(
+            f"{path}: row {row + 1} has {values[row]} in the target column {target!r}, expected a class: a "
+            "text or a whole number"
+        )
+    return [int(number) for number in numbers.tolist()]
+
+
+def _warn_of_rare_classes(path: Path, names: Sequence[str], splits: Mapping[str, TensorSplit]) -> None:
+    for part, split in splits.items():
+        counts = torch.bincount(split.targets, minlength=len(names))
+        without = [name for name, count in zip(names, counts.tolist(), strict=True) if count == 0]
+        if without and len(split):
+            listed = ", ".join(map(repr, without[:5])) + (", …" if len(without) > 5 else "")
+            warnings.warn(
+                f"{path} has no {part} row of {len(without)} of {len(names)} classes ({listed}): expected at "
+                "least a few of each class",
+                stacklevel=3,
+            )
+
+
+# ------------------------------------------------------------------------------------------- the preparation
+
+
+@dataclass(frozen=True)
+class Numbers:
+    """A column of numbers, standardised; with ``missing``, a further input tells missing values."""
+
+    name: str
+    mean: float
+    std: float
+    missing: bool
+
+    @property
+    def width(self) -> int:
+        """The number of inputs."""
+        return 2 if self.missing else 1
+
+    def fill(self, inputs: NDArray[np.float32], values: Sequence[Any]) -> None:
+        """Write the inputs ``(N, width)`` for these cells.
+
+        Raises:
+            ValueError: a cell is not a finite number; the message is its row and content.
+        """
+        numbers = as_numbers(values)
+        if np.isinf(numbers).any():
+            raise ValueError(f"row {int(np.isinf(numbers).argmax()) + 1} has an infinite number")
+        missing = np.isnan(numbers)
+        with np.errstate(over="ignore"):
+            standardised = np.where(missing, 0.0, (numbers - self.mean) / self.std).astype(np.float32)
+        if not np.isfinite(standardised).all():
+            row = int((~np.isfinite(standardised)).argmax())
+            raise ValueError(f"row {row + 1} has {values[row]}, which is too large")
+        inputs[:, 0] = standardised
+        if self.missing:
+            inputs[:, 1] = missing
+
+    @classmethod
+    def fit(cls, name: str, values: Sequence[Any]) -> Self:
+        """The column with mean and standard deviation of these cells."""
+        numbers = as_numbers(values)
+        known = numbers[~np.isnan(numbers)]
+        with np.errstate(over="ignore", invalid="ignore"):
+            mean, std = (float(known.mean()), float(known.std())) if len(known) else (0.0, 1.0)
+        if not isfinite(mean) or not isfinite(std):
+            raise ValueError("its numbers are infinite or too large")
+        if len(known) == 0 or known.min() == known.max():  # rounding may make the deviation more than 0
+            std = 1.0
+        return cls(name, mean, std, len(known) < len(numbers))
+
+
+@dataclass(frozen=True)
+class Categories:
+    """A column of categories, with one input for each; "" is a missing value."""
+
+    name: str
+    categories: tuple[str, ...]
+
+    @property
+    def width(self) -> int:
+        """The number of inputs."""
+        return len(self.categories)
+
+    def fill(self, inputs: NDArray[np.float32], values: Sequence[Any]) -> None:
+        """Write the inputs ``(N, width)`` for these cells; they are 0 before."""
+        places = {category: place for place, category in enumerate(self.categories)}
+        for row, text in enumerate(as_texts(values)):
+            if text in places:
+                inputs[row, places[text]] = 1
+
+    @classmethod
+    def fit(cls, name: str, values: Sequence[Any]) -> Self:
+        """The column with the categories of these cells."""
+        return cls(name, tuple(sorted(set(as_texts(values)))))
+
+
+Column = Numbers | Categories
+
+
+class Rows(Preparation):
+    """From rows of a table to standardised numbers and one-hot categories ``(N, features)``, float32.
+
+    The rows are a list of dictionaries, a pandas DataFrame, a table of pyarrow, or a dictionary of columns.
+
+    Attributes:
+        columns: the columns that the model uses, in the order of its inputs.
+        ignored: columns that may be there, and are not used: the target, and those left out.
+
+    >>> rows = Rows([Numbers("age", 40.0, 10.0, False), Categories("colour", ("blue", "red"))])
+    >>> rows([{"age": 50, "colour": "red"}, {"age": None, "colour": "green"}])
+    tensor([[1., 0., 1.],
+            [0., 0., 0.]])
+    """
+
+    kind: ClassVar[str] = "rows"
+
+    def __init__(self, columns: Iterable[Column], ignored: Iterable[str] = ()) -> None:
+        self.columns, self.ignored = tuple(columns), tuple(ignored)
+
+    @property
+    def features(self) -> int:
+        """The number of inputs of the model."""
+        return sum(column.width for column in self.columns)
+
+    @classmethod
+    def fit(
+        cls, path: Path, columns: Columns, rows: Tensor, categorical: Sequence[str], ignored: Sequence[str]
+    ) -> Self:
+        """The preparation by the training rows of a table.
+
+        Args:
+            path: the file of the table, for errors.
+            columns: its columns, without the target and those to leave out.
+            rows: the numbers of the training rows.
+            categorical: columns of numbers that are categories.
+            ignored: columns that new rows may have besides.
+
+        Raises:
+            ValueError: there are no columns, or one cannot be used.
+        """
+        if not columns:
+            raise ValueError(f"{path} has no column besides {', '.join(map(repr, ignored))}: expected some")
+        fitted: list[Column] = []
+        for name, values in columns.items():
+            training: Sequence[Any] = (
+                values[rows.numpy()]
+                if isinstance(values, np.ndarray)
+                else [values[row] for row in rows.tolist()]
+            )
+            try:
+                if name not in categorical and is_numeric(values):
+                    fitted.append(Numbers.fit(name, training))
+                elif too_many_categories(values):
+                    raise ValueError(
+                        f"{len(set(as_texts(values)))} different texts in {len(values)} rows are no "
+                        f'categories; leave it out with drop = ["{name}"]'
+                    )
+                else:
+                    fitted.append(Categories.fit(name, training))
+            except ValueError as error:
+                raise ValueError(f"{path}, column {name!r}: {error}") from error
+        return cls(fitted, ignored)
+
+    def __call__(self, raw: Any) -> Tensor:
+        columns = _columns_of(raw)
+        names = [column.name for column in self.columns]
+        unknown = [name for name in columns if name not in names and name not in self.ignored]
+        lacking = [name for name in names if name not in columns]
+        size = len(next(iter(columns.values()))) if columns else 0
+        if lacking and columns:
+            raise ValueError(
+                f"the rows have no column {', '.join(map(repr, lacking[:5]))}"
+                f"{', …' if len(lacking) > 5 else ''}{nearest(lacking[0], unknown)}; expected "
+                f"{', '.join(map(repr, names))}"
+            )
+        if unknown:
+            listed = ", ".join(map(repr, unknown[:5])) + (", …" if len(unknown) > 5 else "")
+            warnings.warn(f"the model does not use the columns {listed}", stacklevel=2)
+        inputs = np.zeros((size, self.features), np.float32)
+        start = 0
+        for column in self.columns if size else ():
+            try:
+                column.fill(inputs[:, start : start + column.width], columns[column.name])
+            except ValueError as error:
+                raise ValueError(f"column {column.name!r}: {error}, expected finite numbers") from error
+            start += column.width
+        return torch.from_numpy(inputs)
+
+    def read(self, path: Path) -> tuple[Columns, list[str]]:
+        columns = read_columns(path)
+        return columns, [str(row + 1) for row in range(len(next(iter(columns.values()))))]
+
+    def state(self) -> dict[str, Any]:
+        return {"columns": [asdict(column) for column in self.columns], "ignored": list(self.ignored)}
+
+    @classmethod
+    def from_state(cls, state: Mapping[str, Any]) -> Self:
+        try:
+            ignored = check_type("ignored", state["ignored"], tuple[str, ...])
+            return cls([_column(stored) for stored in state["columns"]], ignored)
+        except (KeyError, TypeError, ValueError) as error:
+            raise ValueError(f"this is no state of prepared rows: {error}") from error
+
+
+PREPARATIONS[Rows.kind] = Rows
+
+
+def _column(stored: Mapping[str, Any]) -> Column:
+    """The column with this state."""
+    name = check_type("name", stored["name"], str)
+    if "categories" in stored:
+        return Categories(name, check_type("categories", stored["categories"], tuple[str, ...]))
+    mean, std = (check_type(key, stored[key], float) for key in ("mean", "std"))
+    if not isfinite(mean) or not 0 < std < inf:
+        raise ValueError(f"mean {mean} and std {std} of column {name!r}, expected finite numbers")
+    return Numbers(name, mean, std, check_type("missing", stored["missing"], bool))
+
+
+def _columns_of(raw: Any) -> Columns:
+    """The columns of rows in any form that `Rows` takes."""
+    if hasattr(raw, "column_names") and hasattr(raw, "schema"):
+        return arrow_columns(raw)
+    if hasattr(raw, "columns") and hasattr(raw, "to_dict"):
+        raw = raw.to_dict("list")
+    if isinstance(raw, Mapping):
+        lists = [isinstance(values, list | tuple | np.ndarray) for values in raw.values()]
+        if all(lists) and len({len(values) for values in raw.values()}) <= 1:
+            return raw
+    elif isinstance(raw, Sequence) and all(isinstance(row, Mapping) for row in raw):
+        names = dict.fromkeys(name for row in raw for name in row)
+        return {name: [row.get(name) for row in raw] for name in names}
+    raise ValueError(
+        f"expected rows of a table as a list of dictionaries, a DataFrame, a table of pyarrow, or a "
+        f"dictionary of columns of one length, got {type(raw).__name__}"
+    )

@@ -1,0 +1,270 @@
+"""The choice of a recipe for data of one's own, by what a file or folder holds."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from itertools import islice
+from math import inf
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from calibrant.arguments import nearest
+from calibrant.options import Choice, RecipeError
+from calibrant.training.data import DataSets, columns, load_data
+from calibrant.training.data.columns import Columns, as_numbers, is_numeric, read_columns
+from calibrant.training.data.on_disk import ImageFileSplit
+from calibrant.training.data.safe_readers import read_image
+from calibrant.training.data.table import too_many_categories
+from calibrant.training.data.text.encoding import tokens
+from calibrant.training.data.text.tables import json_lines
+from calibrant.training.recipe import Recipe
+
+LOSS = "ce"
+"""The loss of the recipes that are chosen here."""
+
+TARGETS = ("label", "target", "class")
+"""Names of columns, in lower case, that are taken for the target if none is named."""
+
+_PARTS = {"validation": 0.2, "test": 0.2}
+"""Fractions of the data. Validation data also serve adaptive losses and calibrators, which need many."""
+
+_LENGTHS = ((1_000, 32, 50), (10_000, 64, 40), (50_000, 128, 30), (inf, 256, 20))
+"""Batch size and epochs for up to so many training elements."""
+
+_TEXT_LENGTHS = (32, 64, 128, 256)
+"""Lengths of texts in words to choose from: the first one that cuts off only few texts."""
+
+_MANY_IMAGES = 10_000
+"""Up to so many images get a network that trains on a CPU, more of them a larger one."""
+
+_TABLES = (*columns.SUFFIXES, ".jsonl")
+
+
+def choose_recipe(path: Path, target: str | None = None) -> Recipe:
+    """A recipe for the data in a file or folder; its description says what was found and chosen.
+
+    | found | data set | network |
+    | --- | --- | --- |
+    | folders of images | `image-folder` | `cnn`; `cifar-resnet-32` for more than 10,000 images |
+    | a table of numbers and categories | `table` | `mlp` |
+    | a table with one column of texts besides the target | `text-table` | `text-cnn` |
+    | an ``.npz`` with images or features | `npz` | the same for images, `mlp` for features |
+
+    A folder with ``train.csv``, and perhaps ``validation.csv`` and ``test.csv``, is a table in parts. The
+    recipe holds the absolute path of the data, so that it can be followed in any folder.
+
+    Args:
+        path: a folder of images, a ``.csv``, ``.tsv``, ``.parquet``, ``.jsonl`` or ``.npz`` file, or a folder
+            of tables.
+        target: the column of the class in a table; by default one of `TARGETS`.
+
+    Raises:
+        RecipeError: the data are of no known kind, or the target is not known.
+        FileNotFoundError: there is no such file or folder.
+        ValueError: a file is malformed.
+    """
+    if not path.exists():
+        raise FileNotFoundError(f"there is no file or folder {path}")
+    files = {"file": path} if path.is_file() else _parts(path)
+    suffix = files["file"].suffix.lower() if files else ""
+    if suffix in _TABLES:
+        return _table(files, target)
+    if target is not None:
+        raise RecipeError(f"--target names a column of a table, and {path} is none")
+    if suffix == ".npz":
+        return _arrays(path)
+    if path.is_dir() and any(entry.is_dir() for entry in path.iterdir()):
+        return _images(path)
+    raise RecipeError(
+        f"{path} is of no known kind: expected a folder with a folder of images for each class, a "
+        f"{', '.join(_TABLES)} table, or an .npz file"
+    )
+
+
+def _parts(folder: Path) -> dict[str, Path]:
+    """The tables in a folder, by the options of data sets; none if there is no table to train with."""
+    options = {"file": ("train",), "validation_file": ("validation", "val"), "test_file": ("test",)}
+    found = {}
+    for option, names in options.items():
+        tables = [folder / f"{name}{suffix}" for name in names for suffix in _TABLES]
+        existing = [file for file in tables if file.is_file()]
+        if existing:
+            found[option] = existing[0]
+    return found if "file" in found else {}
+
+
+def _recipe(path: Path, found: str, size: int, data: Choice, model: Choice, **settings: Any) -> Recipe:
+    """The recipe for so many elements; ``settings`` replace those that all kinds of data share."""
+    batch_size, epochs = next((batch, epochs) for most, batch, epochs in _LENGTHS if size <= most)
+    shared = {
+        "batch_size": batch_size,
+        "epochs": epochs,
+        "optimizer": Choice("adamw", {"lr": 1e-3}),
+        "schedule": Choice("cosine"),
+    }
+    return Recipe(
+        name=path.stem if path.is_file() else path.absolute().name,
+        description=f"{found}: data set {data.name}, network {model.name}",
+        loss=LOSS,
+        data=Choice(data.name, {**data.options, **_PARTS}),
+        model=model,
+        drop_last=False,
+        select="nll",
+        **{**shared, **settings},
+    )
+
+
+# --------------------------------------------------------------------------------------------------- tables
+
+
+def _table(files: Mapping[str, Path], target: str | None) -> Recipe:
+    path = files["file"]
+    named = {option: str(file.absolute()) for option, file in files.items()}
+    table = _json_columns(path) if path.suffix.lower() == ".jsonl" else read_columns(path)
+    given, target = target, _target(path, table, target)
+    counted = [name for name, values in table.items() if name != target and _counts_rows(values)]
+    others = {name: values for name, values in table.items() if name not in (target, *counted)}
+    numeric = [name for name, values in others.items() if is_numeric(values)]
+    about = f"{len(table[target]):,} rows, target {target!r}{'' if given else ' (by its name)'}"
+    if len(others) == 1 and not numeric and _is_prose(next(iter(others.values()))):
+        if path.suffix.lower() == ".parquet":
+            raise RecipeError(f"{path} is a table of texts: expected it as .csv, .tsv or .jsonl")
+        return _texts(path, named, about, *others.items(), target=target)
+    if path.suffix.lower() == ".jsonl":
+        raise RecipeError(
+            f"{path} has the columns {_quoted(others)} besides {target!r}, expected one of texts; save a "
+            "table of numbers and categories as .csv or .parquet"
+        )
+    unusable = [name for name in others if name not in numeric and too_many_categories(others[name])]
+    drop = [name for name in table if name in (*counted, *unusable)]
+    if len(drop) == len(table) - 1:
+        raise RecipeError(
+            f"{path} has no column of numbers or categories besides {target!r}, expected some: "
+            f"{_quoted(drop)} have too many different texts, or count rows"
+        )
+    found = (
+        f"a table of {about}, {len(numeric)} numeric and {len(others) - len(numeric) - len(unusable)} "
+        f"categorical columns{f', without {_quoted(drop)}' if drop else ''}"
+    )
+    options = {**named, "target": target, **({"drop": drop} if drop else {})}
+    return _recipe(path, found, len(table[target]), Choice("table", options), Choice("mlp"))
+
+
+def _json_columns(path: Path) -> Columns:
+    try:
+        rows = [row for _, row in json_lines(path)]
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path} has bytes that are not UTF-8 ({error.reason}): expected UTF-8") from error
+    if not rows:
+        raise ValueError(f"{path} has no rows: expected an object in each line")
+    return {
+        name: [row.get(name) for row in rows] for name in dict.fromkeys(name for row in rows for name in row)
+    }
+
+
+def _target(path: Path, table: Columns, target: str | None) -> str:
+    """The target that is named, or that has one of the usual names."""
+    if target is None:
+        lower = {name.strip().lower(): name for name in table}
+        found = [lower[name] for name in TARGETS if name in lower]
+        if not found:
+            raise RecipeError(
+                f"{path} has the columns {_quoted(table)}: name the one with the classes by --target COLUMN"
+            )
+        return found[0]
+    if target not in table:
+        raise RecipeError(
+            f"{path} has no column {target!r}{nearest(target, table)}; its columns are {_quoted(table)}"
+        )
+    return target
+
+
+def _counts_rows(values: Sequence[Any]) -> bool:
+    """Whether a column has the number of the row, from any start."""
+    if len(values) < 3:
+        return False
+    # The first rows decide for most columns.
+    return all(is_numeric(some) and (np.diff(as_numbers(some)) == 1).all() for some in (values[:9], values))
+
+
+def _is_prose(values: Sequence[Any]) -> bool:
+    """Whether texts are sentences, or nearly all different."""
+    some = [len(str(value).split()) for value in values[:1000]]
+    return sum(some) >= 3 * len(some) or too_many_categories(values)
+
+
+def _texts(
+    path: Path, named: Mapping[str, str], about: str, column: tuple[str, Sequence[Any]], *, target: str
+) -> Recipe:
+    name, values = column
+    words = sorted(len(tokens(str(value))) for value in values[:1000])
+    most = words[int(0.95 * (len(words) - 1))]
+    length = next((each for each in _TEXT_LENGTHS if most <= each), _TEXT_LENGTHS[-1])
+    recipe = _recipe(
+        path,
+        f"texts in column {name!r}, {about}",
+        len(values),
+        Choice("text-table", {**named, "text": name, "label": target, "length": length}),
+        Choice("text-cnn", {"dropout": 0.3}),
+        optimizer=Choice("adamw", {"lr": 3e-3}),
+    )
+    # The network needs many steps for its word vectors, but learns texts by heart in a few epochs.
+    return replace(recipe, batch_size=recipe.batch_size // 2, epochs=max(10, recipe.epochs // 3))
+
+
+# --------------------------------------------------------------------------------------- images and features
+
+
+def _images(path: Path) -> Recipe:
+    data = Choice("image-folder", {"folder": str(path.absolute()), "augmentation": "crop-flip", **_PARTS})
+    loaded = load_data(data)
+    if loaded.num_classes < 2:
+        raise RecipeError(f"{path} has images of 1 class, expected a folder for each of 2 or more")
+    train, total = loaded.train, _total(loaded)
+    assert isinstance(train, ImageFileSplit)
+    some = train.paths[:: max(1, len(train) // 50)]
+    sides = [min(read_image(train.folder / os.fsdecode(name)).size) for name in some]
+    size = 32 if median(sides) <= 40 else 64
+    found = f"{total:,} images of {loaded.num_classes} classes, scaled to {size} × {size} pixels"
+    data = data.with_options({"image_size": size})
+    workers = 4 if total > _MANY_IMAGES else 0
+    return _recipe(path, found, total, data, workers=workers, **_image_network(total))
+
+
+def _arrays(path: Path) -> Recipe:
+    data = Choice("npz", {"file": str(path.absolute()), **_PARTS})
+    loaded = load_data(data)
+    total = _total(loaded)
+    inputs, _ = loaded.train.batch(torch.zeros(1, dtype=torch.long))
+    assert isinstance(inputs, Tensor)
+    shape = " × ".join(map(str, inputs.shape[1:]))
+    found = f"{total:,} arrays of {shape} numbers, {loaded.num_classes} classes"
+    if "channels" in loaded.about:
+        return _recipe(path, found, total, data, **_image_network(total))
+    features = {} if "features" in loaded.about else {"features": inputs[0].numel()}
+    return _recipe(path, found, total, data, Choice("mlp", features))
+
+
+def _total(data: DataSets) -> int:
+    return len(data.train) + len(data.validation) + len(data.test)
+
+
+def _image_network(size: int) -> dict[str, Any]:
+    """The network for so many images, and its optimizer if it is not that of the other networks."""
+    if size <= _MANY_IMAGES:
+        return {"model": Choice("cnn")}
+    optimizer = Choice("sgd", {"lr": 0.1, "momentum": 0.9, "weight_decay": 5e-4})
+    return {"model": Choice("cifar-resnet-32"), "optimizer": optimizer}
+
+
+def _quoted(names: Iterable[str]) -> str:
+    """The first names, in quotes."""
+    some = [repr(name) for name in islice(names, 21)]
+    return ", ".join(some[:20]) + (", …" if len(some) > 20 else "")

@@ -1,0 +1,118 @@
+"""`calibrant train --data`, as a user types it."""
+
+import re
+from pathlib import Path
+
+import pytest
+import torch
+
+from calibrant.training.recipe import Recipe
+from calibrant.training.runs import Run
+from tests.training.data.test_on_disk import write_folders
+from tests.training.data.test_table import people, write_csv
+
+from .test_train import QUICK, fail, invoke, succeed
+
+
+@pytest.fixture(autouse=True)
+def _in_an_empty_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+
+def test_a_table_is_trained_and_used():
+    write_csv(Path("people.csv"), people())
+    result = invoke("train", "--data", "people.csv", *QUICK, "--loss", "cals-alm")
+    assert result.exit_code == 0, result.output
+    (line,) = [line for line in result.stderr.splitlines() if line.startswith("people.csv: ")]
+    assert line == (
+        "people.csv: a table of 60 rows, target 'label' (by its name), 3 numeric and 1 categorical columns, "
+        "without 'id': data set table, network mlp. calibrant recipes --data people.csv prints the recipe, "
+        "--set KEY=VALUE changes it."
+    )
+    folder = Path("runs/people/runs/cals-alm-seed0")
+    assert re.search(rf"{folder}: people, cals-alm, seed 0, 2 epochs; validation accuracy", result.stdout)
+    run = Run(folder)
+    assert run.data.preparation is not None
+    raw, names = run.data.preparation.read(Path("people.csv"))
+    inputs = run.data.preparation(raw)
+    assert inputs.shape == (60, run.data.about["features"]) == (len(names), 8)
+    assert torch.isfinite(run.model(inputs)).all()
+
+
+def test_the_target_and_changes():
+    write_csv(Path("people.csv"), people())
+    succeed(
+        "train",
+        "--data",
+        "people.csv",
+        "--target",
+        "rooms",
+        "--set",
+        "data.test=0.5",
+        *QUICK,
+        "--output",
+        "a",
+    )
+    recipe = Recipe.load("a/recipe.toml")
+    assert (recipe.data.options["target"], recipe.data.options["test"], recipe.epochs) == ("rooms", 0.5, 2)
+
+
+def test_the_recipe_can_be_printed_and_followed_elsewhere(monkeypatch):
+    write_csv(Path("people.csv"), people())
+    result = invoke("recipes", "--data", "people.csv", "--target", "rooms")
+    assert result.exit_code == 0, result.output
+    Path("mine.toml").write_text(result.stdout)
+    assert Recipe.load("mine.toml").name == "people"
+    Path("elsewhere").mkdir()
+    monkeypatch.chdir("elsewhere")
+    assert "runs/people/runs/ls-seed0: people, ls" in succeed("train", "../mine.toml", "--loss", "ls", *QUICK)
+
+
+def test_a_run_goes_on_with_the_same_command():
+    write_csv(Path("people.csv"), people())
+    command = ("train", "--data", "people.csv", *QUICK, "--output", "a")
+    succeed(*command)
+    assert "nothing was trained" in succeed(*command)
+    write_csv(Path("people.csv"), people(seed=1))
+    assert "the data have changed since the run in a began" in fail(*command)
+    write_csv(Path("people.csv"), people(), ";")
+    assert "nothing was trained" in succeed(*command)
+
+
+def test_images_are_trained():
+    write_folders(Path("insects"), parts=("",))
+    output = succeed("train", "--data", "insects", *QUICK, "--set", "model.width=8")
+    assert "runs/insects/runs/ce-seed0: insects, ce" in output
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((), "expected a RECIPE, or --data PATH"),
+        (("digits", "--data", "a.csv"), "expected a recipe or --data PATH, got digits and --data a.csv"),
+        (("digits", "--target", "y"), "--target is for a table of --data"),
+        (("--target", "y"), "expected a RECIPE, or --data PATH"),
+        (("--data", "nowhere"), "there is no file or folder"),
+        (
+            ("--data", "a.csv"),
+            "a.csv has the columns 'x', 'y': name the one with the classes by --target COLUMN",
+        ),
+        (("--data", "a.csv", "--target", "z"), "a.csv has no column 'z'"),
+        (("--data", "a.csv", "--target", "y", "--set", "data.dropp=[]"), "no option 'dropp'"),
+        (("--data", "a.csv", "--target", "y", "--set", 'data.drop=["z"]'), "a.csv has no column 'z'"),
+        (("--data", "a.csv", "--target", "x"), "column 'x' has 40 different values in 40 rows"),
+        (("--data", "one.csv", "--target", "y"), "labels of 1 classes"),
+        (("--data", "nan.csv", "--target", "y"), "row 3 has nothing in the target column 'y'"),
+    ],
+)
+def test_one_line_and_nothing_written(arguments, message):
+    Path("a.csv").write_text("x,y\n" + "".join(f"{n * n},{n % 2}\n" for n in range(40)))
+    Path("one.csv").write_text("x,y\n" + "".join(f"{n * n},1\n" for n in range(40)))
+    Path("nan.csv").write_text("x,y\n1,a\n2,b\n5,\n7,a\n")
+    assert message in fail("train", *arguments, "--accelerator", "cpu", "--output", "a")
+    assert not (Path("a").exists() and [file for file in Path("a").iterdir() if file.name != ".lock"])
+
+
+def test_a_run_does_not_write_over_its_data():
+    write_csv(Path("log.csv"), people())
+    assert "is one of the files to read" in fail("train", "--data", "log.csv", *QUICK, "--output", ".")

@@ -1,0 +1,315 @@
+"""The data set of tables, and the preparation of their rows."""
+
+import json
+import random
+import warnings
+
+import numpy as np
+import pytest
+import torch
+
+from calibrant.options import Choice
+from calibrant.training.data import load_data
+from calibrant.training.data.preparation import PREPARATIONS
+from calibrant.training.data.table import Categories, Numbers, Rows, table
+
+pyarrow = pytest.importorskip("pyarrow")
+
+COLOURS = ("blue", "green", "red")
+
+
+def people(count=60, seed=0):
+    """Rows with numbers, missing numbers, texts, missing texts and whole numbers."""
+    draw = random.Random(seed)
+    return [
+        {
+            "id": number,
+            "age": round(draw.uniform(20, 60), 1),
+            "income": None if number % 7 == 0 else draw.randrange(1000, 9000),
+            "colour": None if number % 11 == 0 else draw.choice(COLOURS),
+            "rooms": draw.randrange(1, 4),
+            "label": "yes" if number % 3 else "no",
+        }
+        for number in range(count)
+    ]
+
+
+def write_csv(path, rows, delimiter=","):
+    lines = [list(rows[0]), *([("" if value is None else value) for value in row.values()] for row in rows)]
+    path.write_text("".join(delimiter.join(map(str, line)) + "\n" for line in lines))
+    return path
+
+
+def write_parquet(path, rows):
+    from pyarrow import parquet
+
+    parquet.write_table(pyarrow.Table.from_pylist(rows), path)
+    return path
+
+
+def write(path, rows):
+    return {"parquet": write_parquet}.get(path.suffix[1:], write_csv)(path, rows)
+
+
+OPTIONS = {"target": "label", "drop": ("id",), "categorical": ("rooms",)}
+
+
+def everything(data):
+    """All inputs, in the order of the file, by the parts."""
+    return [part.inputs for part in (data.train, data.validation, data.test)]
+
+
+def test_numbers_are_standardised_and_categories_one_hot(tmp_path):
+    rows = people()
+    write_csv(tmp_path / "a.csv", rows)
+    data = table(tmp_path, file="a.csv", **OPTIONS)
+    assert [len(data.train), len(data.validation), len(data.test)] == [42, 6, 12]
+    assert data.class_names == ("no", "yes")
+    assert data.class_counts == (14, 28)
+    train = data.train.inputs
+    # age, income and whether it is missing, four colours with the missing one, three numbers of rooms
+    assert data.about == {"features": 10}
+    assert train.shape == (42, 10)
+    assert train.dtype == torch.float32
+    for column in (0, 1):
+        assert abs(float(train[:, column].mean())) < 1e-6
+    assert float(train[:, 0].std(correction=0)) == pytest.approx(1)
+    missing = train[:, 2] == 1
+    assert 0 < missing.sum() < 10
+    assert (train[missing, 1] == 0).all()
+    assert (train[:, 3:7].sum(1) == 1).all()
+    assert (train[:, 7:].sum(1) == 1).all()
+
+
+def test_a_row_is_what_its_cells_are(tmp_path):
+    rows = people()
+    write_csv(tmp_path / "a.csv", rows)
+    data = table(tmp_path, file="a.csv", validation=0, test=0, **OPTIONS)
+    ages = np.array([row["age"] for row in rows])
+    incomes = np.array([row["income"] or np.nan for row in rows])
+    for row, inputs in zip(rows, data.train.inputs, strict=True):
+        assert float(inputs[0]) == pytest.approx((row["age"] - ages.mean()) / ages.std(), abs=1e-5)
+        income = 0 if row["income"] is None else (row["income"] - np.nanmean(incomes)) / np.nanstd(incomes)
+        assert inputs[1:3].tolist() == pytest.approx([income, float(row["income"] is None)], abs=1e-5)
+        assert inputs[3:7].tolist() == [row["colour"] == name for name in (None, *COLOURS)]
+        assert inputs[7:].tolist() == [row["rooms"] == number for number in (1, 2, 3)]
+    assert data.train.targets.tolist() == [row["label"] == "yes" for row in rows]
+
+
+@pytest.mark.parametrize("name", ["a.tsv", "a.parquet"])
+def test_other_files_hold_the_same(tmp_path, name):
+    rows = people()
+    write_csv(tmp_path / "a.csv", rows)
+    write_csv(tmp_path / name, rows, "\t") if name == "a.tsv" else write_parquet(tmp_path / name, rows)
+    expected, found = (table(tmp_path, file=file, **OPTIONS) for file in ("a.csv", name))
+    assert found.class_names == expected.class_names
+    for one, other in zip(everything(found), everything(expected), strict=True):
+        assert torch.equal(one, other)
+    assert found.preparation.state() == expected.preparation.state()
+
+
+def test_constants_and_categories_are_those_of_the_training_part(tmp_path):
+    rows = people()
+    write_csv(tmp_path / "a.csv", rows)
+    others = [{**row, "colour": "violet", "age": 1000.0, "rooms": 9} for row in rows[:10]]
+    write_csv(tmp_path / "b.csv", others)
+    plain = table(tmp_path, file="a.csv", validation=0, test=0, **OPTIONS)
+    data = table(tmp_path, file="a.csv", validation_file="b.csv", test_file="b.csv", **OPTIONS)
+    assert torch.equal(data.train.inputs, plain.train.inputs)
+    assert [len(data.train), len(data.validation), len(data.test)] == [60, 10, 10]
+    assert (data.test.inputs[:, 0] > 10).all()
+    assert (data.test.inputs[:, 3:] == 0).all()
+
+
+def test_whole_numbers_are_classes_by_value(tmp_path):
+    rows = [{"x": number, "y": (10, 9, -1)[number % 3]} for number in range(30)]
+    for name in ("a.csv", "a.parquet"):
+        write(tmp_path / name, rows)
+        assert table(tmp_path, file=name, target="y").class_names == ("-1", "9", "10")
+    write_parquet(tmp_path / "a.parquet", [{**row, "y": float(row["y"])} for row in rows])
+    assert table(tmp_path, file="a.parquet", target="y").class_names == ("-1", "9", "10")
+    write_parquet(tmp_path / "a.parquet", [{**row, "y": row["y"] > 0} for row in rows])
+    assert table(tmp_path, file="a.parquet", target="y").class_names == ("False", "True")
+
+
+def test_a_class_may_be_called_none(tmp_path):
+    write_csv(tmp_path / "a.csv", [{"x": n, "y": ("none", "1", "2")[n % 3]} for n in range(30)])
+    assert table(tmp_path, file="a.csv", target="y").class_names == ("1", "2", "none")
+
+
+def test_columns_without_information(tmp_path):
+    rows = [{"same": 0.1, "empty": None, "x": n, "y": n % 2} for n in range(20)]
+    write_csv(tmp_path / "a.csv", rows)
+    data = table(tmp_path, file="a.csv", target="y", validation=0, test=0)
+    assert (data.train.inputs[:, 0].abs() < 1e-6).all()
+    assert data.train.inputs[:, 1:3].tolist() == [[0, 1]] * 20
+    far = data.preparation([{"same": 0.2, "empty": 3, "x": 0}])
+    assert far[0, :3].tolist() == pytest.approx([0.1, 3, 0], abs=1e-6)
+
+
+def test_a_long_tail_and_the_options_of_every_data_set(tmp_path):
+    write_csv(tmp_path / "a.csv", people(90))
+    options = {"file": "a.csv", **OPTIONS, "imbalance": 4, "validation_noise": 1.0, "split_seed": 2}
+    data = load_data(Choice("table", options), tmp_path)
+    assert data.class_counts == (21, 5)
+    assert data.preparation.kind == "rows"
+
+
+# ------------------------------------------------------------------------------------------- the preparation
+
+
+@pytest.mark.parametrize("suffix", ["csv", "parquet"])
+def test_raw_rows_become_the_inputs_of_the_test_part(tmp_path, suffix):
+    train, test = people(60), people(40, seed=1)
+    write(tmp_path / f"a.{suffix}", train)
+    write(tmp_path / f"test.{suffix}", test)
+    data = table(tmp_path, file=f"a.{suffix}", test_file=f"test.{suffix}", **OPTIONS)
+    state = json.loads(json.dumps(data.preparation.state(), allow_nan=False))
+    rows = PREPARATIONS["rows"].from_state(state)
+    assert rows.state() == data.preparation.state()
+    raw, names = rows.read(tmp_path / f"test.{suffix}")
+    assert names == [str(number) for number in range(1, 41)]
+    without = [{name: value for name, value in row.items() if name not in ("id", "label")} for row in test]
+    columns = {name: [row[name] for row in test] for name in test[0]}
+    for given in (raw, test, without, columns, pyarrow.Table.from_pylist(test), Frame(columns)):
+        assert torch.equal(rows(given), data.test.inputs)
+    for place in (0, 17):
+        assert torch.equal(rows([test[place]])[0], data.test.inputs[place])
+
+
+class Frame:
+    """What is used of a pandas DataFrame, which has NaN for missing numbers."""
+
+    def __init__(self, columns):
+        self.columns = list(columns)
+        self.values = {
+            name: [float("nan") if value is None else value for value in values]
+            for name, values in columns.items()
+        }
+
+    def to_dict(self, orient):
+        assert orient == "list"
+        return self.values
+
+
+ROWS = Rows([Numbers("age", 40.0, 10.0, False), Categories("colour", ("blue", "red"))], ["label"])
+
+
+@pytest.mark.parametrize(
+    ("raw", "message"),
+    [
+        ([{"age": 1}], "the rows have no column 'colour'; expected 'age', 'colour'"),
+        ([{"age": 1, "color": "red"}], "no column 'colour', did you mean 'color'"),
+        ([{"age": "old", "colour": ""}], "column 'age': row 1 has 'old', expected finite numbers"),
+        ([{"age": float("inf"), "colour": ""}], "column 'age': row 1 has an infinite number"),
+        ([{"age": 1e300, "colour": ""}], "column 'age': row 1 has 1e\\+300, which is too large"),
+        ({"age": 1, "colour": "red"}, "expected rows of a table as a list of dictionaries.* got dict"),
+        ({"age": [1, 2], "colour": ["red"]}, "columns of one length"),
+        (np.zeros((2, 2)), "expected rows of a table .* got ndarray"),
+        ("age", "expected rows of a table .* got str"),
+        ([1, 2], "expected rows of a table .* got list"),
+    ],
+)
+def test_other_rows_are_refused(raw, message):
+    with pytest.raises(ValueError, match=message):
+        ROWS(raw)
+
+
+def test_columns_that_the_model_does_not_use():
+    expected = ROWS([{"age": 50, "colour": "red"}])
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert torch.equal(ROWS([{"label": "yes", "colour": "red", "age": "50"}]), expected)
+    with pytest.warns(UserWarning, match="the model does not use the columns 'shoe', 'hat'"):
+        assert torch.equal(ROWS([{"shoe": 1, "colour": "red", "age": 50, "hat": 2}]), expected)
+
+
+def test_no_rows():
+    assert ROWS([]).shape == ROWS({"age": [], "colour": []}).shape == (0, 3)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"columns": None},
+        {"columns": [{"name": "x"}]},
+        {"columns": [{"name": "x", "mean": 0.0, "std": 0.0, "missing": False}]},
+        {"columns": [{"name": "x", "mean": float("nan"), "std": 1.0, "missing": False}]},
+        {"columns": [{"name": 3, "categories": ["a"]}]},
+        {"columns": [{"name": "x", "categories": "ab"}]},
+        {"columns": ["x"]},
+        {"ignored": 3},
+    ],
+)
+def test_a_state_that_is_none(change):
+    with pytest.raises(ValueError, match="this is no state of prepared rows"):
+        Rows.from_state({**ROWS.state(), **change})
+
+
+# ------------------------------------------------------------------------------------------------- bad tables
+
+
+def varied(**columns):
+    """A table of 40 rows with a number, a class, and columns of functions of the row's number."""
+    functions = {"x": float, "y": lambda n: "ab"[n % 2], **columns}
+    return [{name: function(n) for name, function in functions.items()} for n in range(40)]
+
+
+@pytest.mark.parametrize(
+    ("rows", "options", "message"),
+    [
+        (varied(), {"target": "z"}, r"a\.csv has no column 'z'; its columns are 'x', 'y'"),
+        (varied(), {"target": "y", "drop": ("xx",)}, r"no column 'xx', did you mean 'x'"),
+        (varied(), {"target": "y", "drop": ("y",)}, "'y' is the target"),
+        (varied(), {"target": "y", "drop": ("x",)}, "has no column besides 'y', 'x'"),
+        (varied(y=lambda n: "a"), {"target": "y"}, "labels of 1 classes: expected at least 2"),
+        (varied(y=lambda n: "a" if n else None), {"target": "y"}, "row 1 has nothing in the target column"),
+        (varied(y=lambda n: "nan" if n == 4 else n % 2), {"target": "y"}, "row 5 has nothing in the target"),
+        (
+            varied(y=lambda n: n / 2),
+            {"target": "y"},
+            r"row 2 has 0\.5 in the target column 'y', expected a c",
+        ),
+        (varied(y=lambda n: n), {"target": "y"}, "'y' has 40 different values in 40 rows, expected classes"),
+        (varied(name=lambda n: f"N. {n}"), {"target": "y"}, r'40 different texts .* drop = \["name"\]'),
+        (
+            varied(x=lambda n: "inf" if n == 2 else n),
+            {"target": "y"},
+            r"a\.csv: column 'x': row 3 has an infi",
+        ),
+        (varied(x=lambda n: 1e308 * (n % 2)), {"target": "y"}, "column 'x': its numbers are infinite or too"),
+        (varied(), {"target": "y", "validation": 0.7, "test": 0.7}, "must add up to at most 1"),
+    ],
+)
+@pytest.mark.parametrize("suffix", ["csv", "parquet"])
+def test_tables_that_cannot_be_used(tmp_path, rows, options, message, suffix):
+    if suffix == "parquet":
+        columns = {name: [row[name] for row in rows] for name in rows[0]}
+        mixed = {
+            name for name, values in columns.items() if len({type(v) for v in values if v is not None}) > 1
+        }
+        rows = [{name: str(v) if name in mixed else v for name, v in row.items()} for row in rows]
+    write(tmp_path / f"a.{suffix}", rows)
+    with pytest.raises(ValueError, match=message.replace("csv", suffix)):
+        table(tmp_path, file=f"a.{suffix}", **options)
+
+
+def test_parts_that_do_not_fit(tmp_path):
+    write_csv(tmp_path / "a.csv", varied())
+    for rows, message in (
+        ([{"x": 1, "z": "a"}], r"b\.csv has no column 'y': expected the target of a\.csv"),
+        ([{"x": 1, "y": "c"}], r"b\.csv, row 1: label 'c', expected one of the labels of a\.csv"),
+        ([{"z": 1, "y": "a"}], r"b\.csv: the rows have no column 'x'"),
+        ([{"x": "one", "y": "a"}], r"b\.csv: column 'x': row 1 has 'one'"),
+    ):
+        write_csv(tmp_path / "b.csv", rows)
+        with pytest.raises(ValueError, match=message):
+            table(tmp_path, file="a.csv", test_file="b.csv", target="y")
+
+
+def test_a_class_with_one_row_is_learned_and_told(tmp_path):
+    write_csv(tmp_path / "a.csv", varied(y=lambda n: "c" if n == 5 else "ab"[n % 2]))
+    with pytest.warns(UserWarning, match=r"no (validation|test) row of 1 of 3 classes \('c'\)") as told:
+        data = table(tmp_path, file="a.csv", target="y")
+    assert data.class_counts[2] == 1
+    assert len(told) == 2

@@ -1,0 +1,210 @@
+"""The recipe that is chosen for data of one's own."""
+
+import json
+
+import numpy as np
+import pytest
+
+from calibrant.training.data import load_data
+from calibrant.training.own_data import LOSS, choose_recipe
+from calibrant.training.recipe import Recipe
+from tests.training.data.test_on_disk import write_folders, write_image
+from tests.training.data.test_table import people, varied, write, write_csv, write_parquet
+
+SENTENCES = [
+    {"words": f"the {'good' if n % 2 else 'bad'} film, number {n}", "label": n % 2} for n in range(30)
+]
+
+
+def chosen(path, target=None):
+    """The recipe, after a look at whether it can be followed and written."""
+    recipe = choose_recipe(path, target)
+    assert Recipe.from_toml(recipe.to_toml()) == recipe
+    assert recipe.loss == LOSS
+    data = load_data(recipe.data)
+    assert min(len(data.train), len(data.validation), len(data.test)) > 0
+    model = dict(recipe.model.options)
+    assert recipe.model.name != "mlp" or model or "features" in data.about
+    return recipe
+
+
+@pytest.mark.parametrize("name", ["people.csv", "people.tsv", "people.parquet"])
+def test_a_table(tmp_path, name):
+    rows = [{"name": f"N. N. {row['id']}", **row} for row in people()]
+    (write_parquet if name.endswith("parquet") else write_csv)(
+        tmp_path / name, rows, *(["\t"] if name.endswith("tsv") else [])
+    )
+    recipe = chosen(tmp_path / name)
+    assert (recipe.name, recipe.data.name, recipe.model.name) == ("people", "table", "mlp")
+    assert recipe.data.options == {
+        "file": str(tmp_path / name),
+        "target": "label",
+        "drop": ("name", "id"),
+        "validation": 0.2,
+        "test": 0.2,
+    }
+    assert recipe.description == (
+        "a table of 60 rows, target 'label' (by its name), 3 numeric and 1 categorical columns, without "
+        "'name', 'id': data set table, network mlp"
+    )
+    other = chosen(tmp_path / name, "rooms")
+    assert other.data.options["target"] == "rooms"
+    assert "(by its name)" not in other.description
+
+
+@pytest.mark.parametrize(("column", "found"), [("Target", True), (" CLASS ", True), ("classes", False)])
+def test_the_name_of_a_target(tmp_path, column, found):
+    path = write_csv(tmp_path / "a.csv", [{"x": n * n, column: "ab"[n % 2]} for n in range(30)])
+    if found:
+        assert chosen(path).data.options["target"] == column
+    else:
+        with pytest.raises(ValueError, match=r"has the columns 'x', 'classes': name .* by --target COLUMN"):
+            choose_recipe(path)
+
+
+def test_texts(tmp_path):
+    tab = write_csv(tmp_path / "a.tsv", SENTENCES, "\t")
+    lines = tmp_path / "a.jsonl"
+    lines.write_text("".join(json.dumps(row) + "\n" for row in SENTENCES))
+    for path in (tab, lines):
+        recipe = chosen(path)
+        assert (recipe.data.name, recipe.model.name) == ("text-table", "text-cnn")
+        assert recipe.data.options["text"] == "words"
+        assert recipe.data.options["label"] == "label"
+        assert recipe.data.options["length"] == 32
+        assert "texts in column 'words', 30 rows, target 'label' (by its name)" in recipe.description
+    numbered = write_csv(tmp_path / "b.tsv", [{"id": n, **row} for n, row in enumerate(SENTENCES)], "\t")
+    assert chosen(numbered).data.name == "text-table"
+
+
+def test_a_column_of_short_texts_is_a_category(tmp_path):
+    path = write_csv(
+        tmp_path / "a.csv", [{"colour": "red" if n % 3 else "dark blue", "y": n % 2} for n in range(60)]
+    )
+    assert chosen(path, "y").data.name == "table"
+
+
+def test_tables_in_parts(tmp_path):
+    write_csv(tmp_path / "train.csv", people(60))
+    write_csv(tmp_path / "val.csv", people(20, seed=1))
+    write_csv(tmp_path / "test.csv", people(30, seed=2))
+    recipe = chosen(tmp_path)
+    data = load_data(recipe.data)
+    assert [len(data.train), len(data.validation), len(data.test)] == [60, 20, 30]
+    (tmp_path / "val.csv").unlink()
+    assert len(load_data(chosen(tmp_path).data).validation) == 12
+
+
+@pytest.mark.parametrize("top", ["", "train"])
+def test_images(tmp_path, top):
+    write_folders(tmp_path / "insects", parts=(top,))
+    recipe = chosen(tmp_path / "insects")
+    assert (recipe.name, recipe.data.name, recipe.model.name) == ("insects", "image-folder", "cnn")
+    assert recipe.data.options["image_size"] == 32
+    assert "20 images of 2 classes, scaled to 32 × 32 pixels" in recipe.description
+
+
+def test_large_images_are_scaled_less(tmp_path):
+    for name in ("ant", "bee"):
+        for number in range(6):
+            write_image(tmp_path / name / f"{number}.png", size=(90, 70))
+    assert chosen(tmp_path).data.options["image_size"] == 64
+
+
+@pytest.mark.parametrize(
+    ("inputs", "network"),
+    [
+        (np.zeros((40, 5), np.float32), "mlp"),
+        (np.zeros((40, 5, 3), np.float32), "mlp[features=15]"),
+        (np.zeros((40, 8, 8), np.uint8), "cnn"),
+        (np.zeros((40, 3, 8, 8), np.float32), "cnn"),
+    ],
+)
+def test_arrays(tmp_path, inputs, network):
+    np.savez(tmp_path / "a.npz", inputs=inputs, labels=np.arange(40) % 4)
+    recipe = chosen(tmp_path / "a.npz")
+    assert str(recipe.model) == network
+    assert recipe.data.name == "npz"
+
+
+def test_more_data_get_larger_batches_and_fewer_epochs(tmp_path):
+    lengths = []
+    for count in (200, 5_000, 20_000, 60_000):
+        np.savez(tmp_path / "a.npz", features=np.zeros((count, 1)), labels=np.arange(count) % 2)
+        recipe = choose_recipe(tmp_path / "a.npz")
+        lengths.append((recipe.batch_size, recipe.epochs))
+    assert lengths == [(32, 50), (64, 40), (128, 30), (256, 20)]
+
+
+def test_many_images_get_a_residual_network(tmp_path, monkeypatch):
+    monkeypatch.setattr("calibrant.training.own_data._MANY_IMAGES", 10)
+    np.savez(tmp_path / "a.npz", images=np.zeros((40, 8, 8), np.uint8), labels=np.arange(40) % 4)
+    assert chosen(tmp_path / "a.npz").model.name == "cifar-resnet-32"
+    write_folders(tmp_path / "images")
+    assert chosen(tmp_path / "images").model.name == "cifar-resnet-32"
+
+
+# -------------------------------------------------------------------------------------------------- bad input
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "target", "message"),
+    [
+        ("a.csv", "", None, "has no rows"),
+        ("a.csv", "a,label\n", None, "has no rows"),
+        ("a.csv", "a,b\n1,2\n", "c", "has no column 'c'; its columns are 'a', 'b'"),
+        ("a.csv", b"a,label\n\xe9,1\n", None, "bytes that are not UTF-8"),
+        ("a.csv", "a,a,label\n1,2,3\n", None, "has the column 'a' twice"),
+        ("a.csv", "label\n1\n2\n", None, "no column of numbers or categories besides 'label'"),
+        ("a.jsonl", "", None, "has no rows"),
+        ("a.jsonl", b'{"text": "\xe9"}', None, "bytes that are not UTF-8"),
+        (
+            "a.jsonl",
+            '{"x": 1, "y": 2, "label": 0}\n',
+            None,
+            "the columns 'x', 'y' besides 'label', expected one",
+        ),
+        ("a.npz", b"", None, "cannot be read as a NumPy archive"),
+        ("a.npz", b"", "label", "--target names a column of a table, and .* is none"),
+        (
+            "a.xlsx",
+            b"",
+            None,
+            r"of no known kind: expected a folder .* \.csv, \.tsv, \.parquet, \.jsonl table",
+        ),
+    ],
+)
+def test_files_that_cannot_be_used(tmp_path, name, content, target, message):
+    (tmp_path / name).write_bytes(content if isinstance(content, bytes) else content.encode())
+    with pytest.raises(ValueError, match=message):
+        choose_recipe(tmp_path / name, target)
+
+
+def test_a_table_of_nothing_but_names(tmp_path):
+    path = write_csv(tmp_path / "a.csv", varied(x=lambda n: f"N{n}", z=lambda n: f"M{n}"))
+    with pytest.raises(ValueError, match=r"no column of numbers or categories besides 'y'.* 'x', 'z' have"):
+        choose_recipe(path, "y")
+
+
+def test_texts_in_parquet(tmp_path):
+    write(tmp_path / "a.parquet", SENTENCES)
+    with pytest.raises(ValueError, match=r"is a table of texts: expected it as \.csv, \.tsv or \.jsonl"):
+        choose_recipe(tmp_path / "a.parquet")
+
+
+def test_folders_that_cannot_be_used(tmp_path):
+    with pytest.raises(FileNotFoundError, match=r"there is no file or folder .*nowhere"):
+        choose_recipe(tmp_path / "nowhere")
+    folder = tmp_path / "images"
+    folder.mkdir()
+    with pytest.raises(ValueError, match="images is of no known kind: expected a folder with a folder of im"):
+        choose_recipe(folder)
+    (folder / "ant").mkdir()
+    with pytest.raises(ValueError, match="images has no images in its class folders"):
+        choose_recipe(folder)
+    write_folders(folder, parts=("",), classes=("ant",))
+    with pytest.raises(ValueError, match="has images of 1 class, expected a folder for each of 2 or more"):
+        choose_recipe(folder)
+    (folder / "bee").mkdir()
+    with pytest.raises(ValueError, match="bee has no images, expected some in the folder of each class"):
+        choose_recipe(folder)
