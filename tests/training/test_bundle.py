@@ -93,7 +93,39 @@ def write_texts(root):
     return [text for text, _ in rows[40:]], root / "new.csv", [str(row) for row in range(1, 21)]
 
 
+def write_rows(root):
+    generator = np.random.default_rng(0)
+    rows = [
+        {
+            "size": "" if number % 9 == 4 else f"{generator.normal(number % 2):.4f}",
+            "colour": "rgb"[number % 3],
+        }
+        for number in range(90)
+    ]
+    labels = ["no" if number % 2 else "yes" for number in range(90)]
+
+    def write(name, some, **more):
+        with (root / name).open("w", newline="") as stream:
+            table = csv.DictWriter(stream, ["size", "colour", *more])
+            table.writeheader()
+            table.writerows(row | {key: each[n] for key, each in more.items()} for n, row in enumerate(some))
+
+    write("train.csv", rows[:60], bought=labels[:60])
+    write("test.csv", rows[60:], bought=labels[60:])
+    write("new.csv", rows[60:])
+    new = [
+        {"size": float(row["size"]) if row["size"] else None, "colour": row["colour"]} for row in rows[60:]
+    ]
+    return new, root / "new.csv", [str(row) for row in range(1, 31)]
+
+
 KINDS = {
+    "rows": (
+        write_rows,
+        "table",
+        'file = "train.csv", test_file = "test.csv", target = "bought"',
+        '{ name = "mlp", hidden = [8] }',
+    ),
     "images": (write_images, "image-folder", "image_size = 8", '{ name = "cnn", width = 8 }'),
     "arrays": (write_arrays, "npz", 'file = "data.npz"', '{ name = "mlp", hidden = [8] }'),
     "texts": (
@@ -175,7 +207,7 @@ def before_the_graph(loaded, raw):
     """The arguments of an exported graph: what the preparation makes, without its normalisation."""
     if loaded.preparation.kind == "arrays":
         return torch.from_numpy(loaded.preparation.numbers(raw))
-    if loaded.preparation.kind == "words":
+    if loaded.preparation.kind in ("words", "rows"):
         return loaded.preparation(raw)
     return loaded.preparation.bytes_of(raw)
 

@@ -391,6 +391,6 @@ def _columns_of(raw: Any) -> Columns:
         names = dict.fromkeys(name for row in raw for name in row)
         return {name: [row.get(name) for row in raw] for name in names}
     raise ValueError(
-        f"expected rows of a table as a list of dictionaries, a DataFrame, a table of pyarrow, or a "
-        f"dictionary of columns of one length, got {type(raw).__name__}"
+        f"got {type(raw).__name__}, expected rows of a table as a list of dictionaries, a DataFrame, a table "
+        "of pyarrow, or a dictionary of columns of one length"
     )
