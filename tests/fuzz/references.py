@@ -210,7 +210,7 @@ def scaled(logits: Tensor, o: Settings) -> Tensor:
 
 def ada_scale(logits: Tensor, target: Tensor, o: Settings) -> Tensor:
     logits = scaled(logits, o)
-    return (cross_entropy(logits, target) + o.pull / 2 * logits.var(1, correction=0)) / o.scale
+    return (cross_entropy(logits, target) + o.weight * hinge(logits, o.margin).mean(1)) / o.scale
 
 
 ELEMENTS: dict[str, Callable[[Tensor, Tensor, Settings], Tensor]] = {

@@ -54,7 +54,7 @@ OPTIONS: dict[str, dict[str, st.SearchStrategy]] = {
         "rate": st.sampled_from([0.0, 1.0, 10.0]),
         "through_gamma": st.booleans(),
     },
-    "ada-scale": {"pull": st.sampled_from([0.0, 1e-4, 0.1]), "offset": st.sampled_from(["learned", "none"])},
+    "ada-scale": {"margin": MARGINS, "weight": WEIGHTS},
 }
 DUAL = ("dual-focal", "ada-dual-focal")
 BINNED = ("adafocal", "ada-dual-focal", "calfocal")
@@ -133,6 +133,14 @@ def undecidable(key: str, o: SimpleNamespace, batch: Batch) -> Tensor:
         found |= (p - o.threshold).abs() < near
     if key in BINNED:
         found |= ((p[:, None] - o.edges[None, :]).abs() < near).any(1)
+    if key == "ada-scale":
+        scaled = references.scaled(rows, o)
+        distance = scaled.amax(1, keepdim=True) - scaled
+        most = o.scale * size.amax(1, keepdim=True) + o.offset.abs().max() + o.margin
+        found |= ((distance - o.margin).abs() <= near * most).any(1)
+        # The offset decides which of two scaled logits is larger, where they hardly differ.
+        top = scaled.topk(2, 1).values
+        found |= (top[:, 0] - top[:, 1] <= near * most[:, 0]) & (distance.amax(1) >= o.margin)
     if key in ("mbls", "cals-hr"):
         found |= ((size - o.margin).abs() <= near * (size + o.margin)).any(1)
     if key in DUAL:
@@ -291,7 +299,6 @@ def draw_rule(data: st.DataObject, key: str, classes: int) -> AdaptiveLoss:
             "rate": st.sampled_from([0.0, 0.5, 1.0]),
             "lead": st.sampled_from([0.0, 1.0, 3.0]),
             "evidence": st.sampled_from([0.0, 1.0, 2.0]),
-            "pull": st.sampled_from([0.0, 1e-4]),
             "scale_range": st.sampled_from([(0.1, 20.0), (0.9, 1.2)]),
         },
     }

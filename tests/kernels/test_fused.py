@@ -41,8 +41,8 @@ COVERED = {
     "calfocal": {},
     "calfocal bin": {"per": "bin"},
     "calfocal through": {"through_gamma": True},
-    "ada-scale": {},
-    "ada-scale pull": {"pull": 0.1},
+    "ada-scale": {"margin": 3},
+    "ada-scale alone": {"weight": 0.0},
 }
 SOFT = [name for name in COVERED if calibrant.LOSSES[name.split()[0]].accepts_probabilities]
 every_loss = pytest.mark.parametrize("name", COVERED)

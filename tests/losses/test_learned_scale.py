@@ -18,26 +18,27 @@ def drawn(size: int, classes: int, *, sharpness: float = 1.0, seed: int = 0) -> 
     return sharpness * logits, torch.multinomial(logits.softmax(1), 1, generator=generator).squeeze(1)
 
 
-def test_is_cross_entropy_of_scaled_logits_plus_their_variance() -> None:
-    loss = create_loss("ada-scale", 3, pull=0.2)
+def test_is_cross_entropy_of_scaled_logits_plus_a_margin_penalty() -> None:
+    loss = create_loss("ada-scale", 3, margin=2, weight=0.3)
     loss.scale.fill_(1.7)
     loss.offset.copy_(torch.tensor([0.5, -0.2, -0.3]))
     logits, target = drawn(9, 3)
     scaled = 1.7 * logits + loss.offset
-    expected = F.cross_entropy(scaled, target) + 0.1 * scaled.var(1, correction=0).mean()
+    excess = (scaled.amax(1, keepdim=True) - scaled - 2).clamp_min(0)
+    expected = F.cross_entropy(scaled, target) + 0.3 * excess.mean()
     torch.testing.assert_close(loss(logits, target), expected / 1.7)
 
 
 def test_starts_as_cross_entropy() -> None:
     logits, target = drawn(9, 3)
-    loss = create_loss("ada-scale", 3, pull=0)
+    loss = create_loss("ada-scale", 3)
     torch.testing.assert_close(loss(logits, target), F.cross_entropy(logits, target))
 
 
 def test_with_class_counts_it_starts_as_balanced_softmax() -> None:
     logits, target = drawn(9, 3)
     counts = torch.tensor([100.0, 10.0, 1.0], dtype=torch.float64)
-    loss = create_loss("ada-scale", 3, pull=0, class_counts=counts.tolist())
+    loss = create_loss("ada-scale", 3, class_counts=counts.tolist())
     torch.testing.assert_close(loss(logits, target), F.cross_entropy(logits + counts.log(), target))
     assert loss.offset.mean().abs() < 1e-12
 

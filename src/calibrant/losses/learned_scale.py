@@ -5,66 +5,25 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, Unpack, get_args, no_type_check
+from typing import Any, Literal, Unpack, get_args
 
 import torch
 from torch import Tensor
 
 from calibrant.arguments import in_range, one_of, ordered_pair
-from calibrant.kernels import Block, Composition, Part, PenaltyTerm, device_function, visit
-from calibrant.kernels.reduction import Gradient, Linearization
+from calibrant.kernels import Block, Composition, visit
 from calibrant.layout import Elements, Index
 from calibrant.losses.base import SEVERAL_PASSES, AdaptiveLoss, LossOptions, Range
 from calibrant.losses.cross_entropy import cross_entropy
 from calibrant.losses.evidence import shrunk
+from calibrant.losses.margin import margin_penalty
 from calibrant.statistics import Statistics, sum_dtype
-
-if TYPE_CHECKING:
-    import triton.language as tl
 
 Offset = Literal["learned", "none"]
 
 
-@device_function
-@no_type_check
-def _sums(tile, top, parameters, VARIANT, SOFT, ALONE):
-    shifted = tl.where(tile.inside, tile.shifted, 0.0)
-    return shifted, shifted * shifted, tl.zeros_like(shifted)
-
-
-@device_function
-@no_type_check
-def _value(shifted, squared, _, element, K, SOFT, ALONE):
-    mean = shifted / K
-    return squared / K - mean * mean, 0.0, 0.0, mean
-
-
-@device_function
-@no_type_check
-def _rest(tile, top, parameters, element, mean, K, VARIANT, SOFT, ALONE):
-    return 2 * (tl.where(tile.inside, tile.shifted, 0.0) - mean[:, None]) / K
-
-
 _FARTHEST = -1e6
 """Logits further below the largest count as this far in the statistics: the square must fit into float32."""
-
-LOGIT_VARIANCE = PenaltyTerm(_sums, _value, _rest)
-
-
-class LogitVariance:
-    """The variance of the logits over the classes; gradient ``2 (l_k - mean l) / K``."""
-
-    def value(self, block: Block) -> Tensor:
-        return (block.shifted - block.shifted.mean(1, keepdim=True)).square().mean(1, keepdim=True)
-
-    def linearize(self, block: Block) -> Linearization:
-        centred = torch.sub(block.shifted, block.shifted.mean(1, keepdim=True), out=block.new())
-        variance = torch.mul(centred, centred, out=block.new()).mean(1, keepdim=True)
-        classes = centred.shape[1]
-        return Linearization(
-            variance, lambda factor: Gradient(dense=lambda: centred.mul_(2 * factor / classes))
-        )
-
 
 _LARGEST = 0.5
 """The largest step of the log-temperature. Newton's step is too long where predictions are nearly certain."""
@@ -104,11 +63,11 @@ class ScaleStatistics(Statistics):
 class LearnedScale(AdaptiveLoss):
     """Cross-entropy of ``u = scale · l + offset``, both learned on validation data (key ``ada-scale``).
 
-    ``(-log softmax(u)_y + pull/2 · Var_k(u)) / scale``. The model is used with its plain logits l. If they
-    are over-confident on the validation set, the scale grows: the loss then sees sharper logits than the
-    model gives, so the model settles at milder ones. If a class is predicted too often, its offset grows, so
-    that the model lowers its logit. The division keeps the size of the gradient, so that learning rates that
-    suit cross-entropy suit this loss. Nothing has to be tuned to the data.
+    ``(-log softmax(u)_y + w · mean_k max(0, max_j u_j - u_k - m)) / scale``. The model is used with its plain
+    logits l. If they are over-confident on the validation set, the scale grows: the loss then sees sharper
+    logits than the model gives, so the model settles at milder ones. If a class is predicted too often, its
+    offset grows, so that the model lowers its logit. The division keeps the size of the gradient, so that
+    learning rates that suit cross-entropy suit this loss. Nothing has to be tuned to the data.
 
     A pass takes the Newton step ``t`` of the log-temperature that the plain logits lack, and for every class
     the logarithm ``d_k`` of how many times too often it is predicted. Both are shrunk by their standard
@@ -130,8 +89,10 @@ class LearnedScale(AdaptiveLoss):
         rate: the fraction of a step that is taken at a pass.
         lead: the multiple of the step by which the scale leads until the next pass.
         evidence: a step within this many standard errors of 0 is not taken, and larger ones are shrunk.
-        pull: the weight of the variance of the scaled logits. It keeps the scale from growing for ever where
-            the training set is memorised and no weight decay acts.
+        margin: m; distances between scaled logits up to this size are not penalised. Where the training set
+            is memorised, the likelihood is 1 whatever the scale is. The penalty then makes the network follow
+            the scale. Few training elements reach this margin otherwise.
+        weight: w, the weight of the penalty, as in `MarginSmoothing`.
         scale_range: bounds of the scale.
         **shared: see `Loss`.
 
@@ -150,7 +111,7 @@ class LearnedScale(AdaptiveLoss):
     """
 
     accepts_probabilities = True
-    search_space = (Range("rate", 0.1, 1, log=True), Range("pull", 1e-5, 0.01, log=True))
+    search_space = (Range("rate", 0.1, 1, log=True), Range("margin", 8, 40, log=True))
 
     scale: Tensor
     offset: Tensor
@@ -165,7 +126,8 @@ class LearnedScale(AdaptiveLoss):
         rate: float = 0.5,
         lead: float = 1.0,
         evidence: float = 1.0,
-        pull: float = 1e-4,
+        margin: float = 20.0,
+        weight: float = 0.1,
         scale_range: tuple[float, float] = (0.1, 20.0),
         **shared: Unpack[LossOptions],
     ) -> None:
@@ -175,7 +137,8 @@ class LearnedScale(AdaptiveLoss):
         self.rate = in_range("rate", rate)
         self.lead = in_range("lead", lead)
         self.evidence = in_range("evidence", evidence)
-        self.pull = in_range("pull", pull)
+        self.margin = in_range("margin", margin)
+        self.weight = in_range("weight", weight)
         self.scale_range = ordered_pair("scale_range", scale_range)
         if self.scale_range[0] <= 0:
             raise ValueError(f"scale_range must begin above 0, got {scale_range}")
@@ -194,12 +157,12 @@ class LearnedScale(AdaptiveLoss):
             return None
         return (
             f"the scale is at a bound of scale_range=({low:g}, {high:g}): the network does not follow it. "
-            "Try a larger pull, weight decay, fewer epochs, or temperature scaling afterwards"
+            "Try a smaller margin, weight decay, fewer epochs, or temperature scaling afterwards"
         )
 
     def composition(self) -> Composition:
-        variance = Part(lambda logits: LogitVariance(), LOGIT_VARIANCE, factor=self.pull / 2)
-        penalty = variance if self.pull else None
+        factor = self.weight / self.num_classes
+        penalty = margin_penalty("hinge", margin=self.margin, factor=factor) if self.weight else None
         return Composition(cross_entropy(), penalty, self.scale, self.offset, divided=True)
 
     def measure(self, elements: Elements) -> ScaleStatistics:
