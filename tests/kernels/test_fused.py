@@ -336,6 +336,18 @@ def test_plain_scales_one_after_another() -> None:
         assert_same(run(loss, logits, target), expected(loss, logits, target))
 
 
+@pytest.mark.parametrize("mask", [-1e4, -1e9, 1e6])
+@pytest.mark.parametrize("classes", [5, 3000])
+def test_a_masked_class_or_a_common_number_costs_scaled_logits_no_digits(classes: int, mask: float) -> None:
+    logits, target = batch(4, classes)
+    target = target.clamp_min(1)
+    logits = logits + mask if mask > 0 else logits
+    logits[:, 0] = min(mask, 0.0) or logits[:, 0]
+    logits = logits.float().double()  # as the kernel sees them
+    loss = Composed(classes, Composition(cross_entropy(), scale=1.5))
+    assert_same(run(loss, logits.float(), target), expected(loss, logits, target))
+
+
 def test_forms_that_share_a_function_have_names_of_their_own() -> None:
     first, second = (PenaltyTerm(sums, max, min) for sums in (abs, sum))
     assert first.name != second.name

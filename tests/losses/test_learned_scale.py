@@ -41,6 +41,8 @@ def test_with_class_counts_it_starts_as_balanced_softmax() -> None:
     loss = create_loss("ada-scale", 3, class_counts=counts.tolist())
     torch.testing.assert_close(loss(logits, target), F.cross_entropy(logits + counts.log(), target))
     assert loss.offset.mean().abs() < 1e-12
+    for same in (counts, counts.numpy(), counts.int()):
+        assert torch.equal(create_loss("ada-scale", 3, class_counts=same).offset, loss.offset)
 
 
 @pytest.mark.parametrize("sharpness", [0.8, 0.9, 1.0, 1.1, 1.25])
@@ -110,6 +112,7 @@ def test_certain_predictions_move_the_scale_by_the_largest_step_at_most() -> Non
 
 
 def test_scale_and_offsets_stay_in_their_ranges() -> None:
+    assert create_loss("ada-scale", 2, scale_range=(2, 5)).scale == 2
     loss = create_loss("ada-scale", 2, rate=5, lead=5, evidence=0, scale_range=(0.5, 2))
     for _ in range(30):
         loss.observe(torch.tensor([[9.0, 0.0]] * 100), torch.ones(100, dtype=torch.int64))

@@ -21,7 +21,6 @@ from calibrant.statistics import Statistics, sum_dtype
 
 Offset = Literal["learned", "none"]
 
-
 _FARTHEST = -1e6
 """Logits further below the largest count as this far in the statistics: the square must fit into float32."""
 
@@ -39,7 +38,7 @@ _TINY = 1e-12
 
 @dataclass(frozen=True, eq=False)
 class ScaleStatistics(Statistics):
-    """Sums over elements that say which temperature and which offsets the plain logits lack.
+    """Sums over elements that say which temperature and which offsets would calibrate the plain logits.
 
     With ``p`` the softmax of the plain logits ``l``, and ``g = E_p[l] - l_y``:
 
@@ -69,11 +68,13 @@ class LearnedScale(AdaptiveLoss):
     offset grows, so that the model lowers its logit. The division keeps the size of the gradient, so that
     learning rates that suit cross-entropy suit this loss. Nothing has to be tuned to the data.
 
-    A pass takes the Newton step ``t`` of the log-temperature that the plain logits lack, and for every class
-    the logarithm ``d_k`` of how many times too often it is predicted. Both are shrunk by their standard
-    errors, then ``log scale ← log scale + rate · t`` and ``offset_k ← offset_k + rate · d_k``, centred. Until
-    the next pass the loss uses ``scale · exp(lead · t)``, a first answer that makes up for the slowness of
+    A pass takes the Newton step ``t`` of the log-temperature that would calibrate the plain logits, and for
+    every class the logarithm ``d_k`` of how many times too often it is predicted. Both are shrunk by their
+    standard errors, then ``log scale ← log scale + rate · t`` and ``offset_k ← offset_k + rate · d_k``,
+    centred. Until the next pass the loss uses ``scale · exp(lead · t)``: this lead compensates for the lag of
     the network. With ``offset="none"``, offsets stay at their start.
+
+    Class weights apply to the loss, not to what it learns: offsets follow the classes of the validation set.
 
     It is temperature scaling (Guo et al., ICML 2017) moved into training. With ``class_counts`` and
     ``offset="none"`` it is balanced softmax (Ren et al., NeurIPS 2020; logit adjustment, Menon et al.,
@@ -122,7 +123,7 @@ class LearnedScale(AdaptiveLoss):
         num_classes: int,
         *,
         offset: Offset = "learned",
-        class_counts: Sequence[float] | None = None,
+        class_counts: Tensor | Sequence[float] | None = None,
         rate: float = 0.5,
         lead: float = 1.0,
         evidence: float = 1.0,
@@ -144,21 +145,25 @@ class LearnedScale(AdaptiveLoss):
             raise ValueError(f"scale_range must begin above 0, got {scale_range}")
         start = [math.log(count) for count in self.class_counts or [1.0] * num_classes]
         mean = sum(start) / num_classes
-        self.register_learned("scale", 1.0)
+        scale = min(max(1.0, self.scale_range[0]), self.scale_range[1])
+        self.register_learned("scale", scale)
         self.register_learned("offset", [value - mean for value in start])
-        self.register_learned("log_scale", 0.0, reported=False)
+        self.register_learned("log_scale", math.log(scale), reported=False)
 
     def settings(self) -> dict[str, Any]:
         return {**super().settings(), "offset": self._offset_rule}  # the attribute is what was learned
 
     def advice(self) -> str | None:
         low, high = self.scale_range
-        if self.passes < SEVERAL_PASSES or low == high or low < self.scale < high:
+        if self.passes < SEVERAL_PASSES:
             return None
-        return (
-            f"the scale is at a bound of scale_range=({low:g}, {high:g}): the network does not follow it. "
-            "Try a smaller margin, weight decay, fewer epochs, or temperature scaling afterwards"
-        )
+        what = ""
+        if low < high and not math.log(low) < self.log_scale < math.log(high):
+            what = f"the scale is at a bound of scale_range=({low:g}, {high:g})"
+        elif self._offset_rule == "learned" and self.offset.abs().max() >= _WIDEST:
+            what = f"an offset is at its bound of {_WIDEST:g}"
+        advice = "Try a smaller margin, weight decay, fewer epochs, or a calibrator afterwards"
+        return f"{what}: the network does not follow it. {advice}" if what else None
 
     def composition(self) -> Composition:
         factor = self.weight / self.num_classes
@@ -205,10 +210,14 @@ class LearnedScale(AdaptiveLoss):
         self.offset.sub_(self.offset.mean()).clamp_(-_WIDEST, _WIDEST)
 
 
-def _checked_counts(counts: Sequence[float], num_classes: int) -> tuple[float, ...]:
-    wrong = isinstance(counts, str) or len(counts) != num_classes
-    if wrong or not all(isinstance(n, int | float) and 0 < n < math.inf for n in counts):
+def _checked_counts(counts: Tensor | Sequence[float], num_classes: int) -> tuple[float, ...]:
+    try:
+        found = torch.as_tensor(counts, dtype=torch.float64)
+        valid = found.shape == (num_classes,) and bool(((found > 0) & found.isfinite()).all())
+    except (TypeError, ValueError, RuntimeError):
+        valid = False
+    if not valid:
         raise ValueError(
             f"class_counts must hold num_classes={num_classes} finite numbers above 0, got {counts!r}"
         )
-    return tuple(map(float, counts))
+    return tuple(found.tolist())
