@@ -314,6 +314,14 @@ class Loss(nn.Module):
         """The learned quantities to report, such as multipliers, by name; empty if nothing adapts."""
         return {}
 
+    def advice(self) -> str | None:
+        """What to change if this loss has no effect or its learned state is at its bounds; otherwise None.
+
+        One or two sentences about the learned state after several passes, None for a loss that does not adapt. `calibrant.training.train`, the
+        integrations and `adapt_on` warn with them.
+        """
+        return None
+
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
         # .half() and .to(dtype) are for weights of networks. A multiplier of 1e-6 or a class weight of 1e5
         # does not survive them, so buffers follow the device only.
@@ -435,14 +443,6 @@ class AdaptiveLoss(Loss):
         In place, because a compiled loss then sees the new values without being compiled again.
         `passes` still counts the passes before this one.
         """
-
-    def advice(self) -> str | None:
-        """What to change if this loss has no effect or its learned state is at its bounds; otherwise None.
-
-        One or two sentences about the learned state after several passes. `calibrant.training.train`, the
-        integrations and `adapt_on` warn with them.
-        """
-        return None
 
     @torch.no_grad()
     def observe(self, logits: Tensor, target: Tensor) -> None:

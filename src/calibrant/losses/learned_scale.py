@@ -112,7 +112,7 @@ class LearnedScale(AdaptiveLoss):
     """
 
     accepts_probabilities = True
-    search_space = (Range("rate", 0.1, 1, log=True), Range("margin", 8, 40, log=True))
+    search_space = (Range("rate", 0.1, 1, log=True), Range("margin", 10, 50, log=True))
 
     scale: Tensor
     offset: Tensor
@@ -127,8 +127,8 @@ class LearnedScale(AdaptiveLoss):
         rate: float = 0.5,
         lead: float = 1.0,
         evidence: float = 1.0,
-        margin: float = 20.0,
-        weight: float = 0.1,
+        margin: float = 30.0,
+        weight: float = 0.01,
         scale_range: tuple[float, float] = (0.1, 20.0),
         **shared: Unpack[LossOptions],
     ) -> None:
