@@ -86,15 +86,17 @@ def train(
         if not fabric.is_global_zero:
             return
         run = Run(folder, data_root)
-        last, tested = run.history[-1], _test_figures(run)
+        kept, tested = run.history[run.epoch - 1], _test_figures(run)
         calibrator = calibrator_of(folder)
     if finished:
         say(f"The run in {folder} was finished before; nothing was trained.")
     epochs = f"{len(run.history)} epoch{'s' if len(run.history) > 1 else ''}"
+    if followed.select != "last":
+        epochs += f", epoch {run.epoch} kept"
     say(
         f"{folder}: {followed.name}, {followed.loss}, seed {followed.seed}, {epochs}; "
-        f"validation accuracy {100 * last['validation_accuracy']:.2f} %, "
-        f"ECE {100 * last['validation_ece']:.2f} %, NLL {last['validation_nll']:.4f}"
+        f"validation accuracy {100 * kept['validation_accuracy']:.2f} %, "
+        f"ECE {100 * kept['validation_ece']:.2f} %, NLL {kept['validation_nll']:.4f}"
     )
     if tested is not None:
         say(f"{folder}: {tested}")
@@ -110,17 +112,19 @@ def _test_figures(run: Run) -> str | None:
 
     if not all((run.folder / f"{part}.npz").is_file() for part in ("validation", "test")):
         return None
-    with warnings.catch_warnings():
-        # After a short run the temperature may stop at its bound: the line shows it, `calibrate` warns of it.
-        warnings.simplefilter("ignore")
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
         scaled = run.calibrator("temperature")
     assert isinstance(scaled, Temperature)
     ((logits, labels),) = run.predictions("test")
     before, after = (
         ValidationSums.of(each, labels, -100).figures("test") for each in (logits, scaled(logits))
     )
+    figures = f"test accuracy {100 * before['accuracy']:.2f} %, ECE {100 * before['ece']:.2f} %, "
+    figures += f"NLL {before['nll']:.4f}; "
+    if caught:  # as after a short run, or where all validation elements are right
+        return f"{figures}{caught[0].message}"
     return (
-        f"test accuracy {100 * before['accuracy']:.2f} %, ECE {100 * before['ece']:.2f} %, "
-        f"NLL {before['nll']:.4f}; after temperature scaling (T = {float(scaled.temperature):.3f}) "
+        f"{figures}after temperature scaling (T = {float(scaled.temperature):.3f}) "
         f"ECE {100 * after['ece']:.2f} %, NLL {after['nll']:.4f}"
     )

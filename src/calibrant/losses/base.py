@@ -317,8 +317,8 @@ class Loss(nn.Module):
     def advice(self) -> str | None:
         """What to change if this loss has no effect or its learned state is at its bounds; otherwise None.
 
-        One or two sentences about the learned state after several passes, None for a loss that does not adapt. `calibrant.training.train`, the
-        integrations and `adapt_on` warn with them.
+        One or two sentences about the learned state of an adaptive loss after several passes.
+        `calibrant.training.train`, the integrations and `adapt_on` warn with them.
         """
         return None
 

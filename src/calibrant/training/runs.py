@@ -135,6 +135,11 @@ class Run:
         """The log row of each epoch."""
         return list(self._result["history"])
 
+    @property
+    def epoch(self) -> int:
+        """The epoch whose weights were kept, from 1 on."""
+        return int(self._result["epoch"])
+
     @cached_property
     def _result(self) -> dict[str, Any]:
         return run_folder.result_of(self.folder)
