@@ -26,7 +26,7 @@ from calibrant.training.data.columns import (
     is_numeric,
     read_columns,
 )
-from calibrant.training.data.preparation import PREPARATIONS, Preparation
+from calibrant.training.data.preparation import Preparation
 from calibrant.training.data.sampling import draw_parts, part_sizes
 from calibrant.training.data.split import DataSets, TensorSplit
 from calibrant.training.data.text.documents import class_positions, sorted_classes
@@ -261,7 +261,8 @@ Column = Numbers | Categories
 class Rows(Preparation):
     """From rows of a table to standardised numbers and one-hot categories ``(N, features)``, float32.
 
-    The rows are a list of dictionaries, a pandas DataFrame, a table of pyarrow, or a dictionary of columns.
+    The rows are a list of dictionaries, a DataFrame of pandas or polars, a table of pyarrow, or a dictionary
+    of columns. Names of columns that are no texts, such as numbers, are taken as texts.
 
     Attributes:
         columns: the columns that the model uses, in the order of its inputs.
@@ -363,9 +364,6 @@ class Rows(Preparation):
             raise ValueError(f"this is no state of prepared rows: {error}") from error
 
 
-PREPARATIONS[Rows.kind] = Rows
-
-
 def _column(stored: Mapping[str, Any]) -> Column:
     """The column with this state."""
     name = check_type("name", stored["name"], str)
@@ -377,19 +375,30 @@ def _column(stored: Mapping[str, Any]) -> Column:
     return Numbers(name, mean, std, check_type("missing", stored["missing"], bool))
 
 
+def _by_text(names: Iterable[Any]) -> dict[str, Any]:
+    """The names of columns by their texts: in a DataFrame they may be numbers."""
+    found: dict[str, Any] = {}
+    for name in names:
+        if str(name) in found:
+            raise ValueError(f"the rows have the column {str(name)!r} twice: expected different names")
+        found[str(name)] = name
+    return found
+
+
 def _columns_of(raw: Any) -> Columns:
     """The columns of rows in any form that `Rows` takes."""
     if hasattr(raw, "column_names") and hasattr(raw, "schema"):
         return arrow_columns(raw)
-    if hasattr(raw, "columns") and hasattr(raw, "to_dict"):
-        raw = raw.to_dict("list")
+    if hasattr(raw, "columns") and hasattr(raw, "__len__"):  # a DataFrame of pandas or polars
+        names = _by_text(raw.columns)
+        return {text: list(raw[name]) for text, name in names.items()}
     if isinstance(raw, Mapping):
         lists = [isinstance(values, list | tuple | np.ndarray) for values in raw.values()]
         if all(lists) and len({len(values) for values in raw.values()}) <= 1:
-            return raw
+            return {text: raw[name] for text, name in _by_text(raw).items()}
     elif isinstance(raw, Sequence) and all(isinstance(row, Mapping) for row in raw):
-        names = dict.fromkeys(name for row in raw for name in row)
-        return {name: [row.get(name) for row in raw] for name in names}
+        names = _by_text(dict.fromkeys(name for row in raw for name in row))
+        return {text: [row.get(name) for row in raw] for text, name in names.items()}
     raise ValueError(
         f"got {type(raw).__name__}, expected rows of a table as a list of dictionaries, a DataFrame, a table "
         "of pyarrow, or a dictionary of columns of one length"
