@@ -236,6 +236,28 @@ def test_columns_that_the_model_does_not_use():
         assert torch.equal(ROWS([{"shoe": 1, "colour": "red", "age": 50, "hat": 2}]), expected)
 
 
+@pytest.mark.parametrize("words", [("true", "false"), ("True", "False"), ("TRUE", "FALSE"), (True, False)])
+def test_true_and_false_agree_whatever_their_source(tmp_path, words):
+    file = "a.parquet" if words[0] is True else "a.csv"
+    write(tmp_path / file, varied(flag=lambda n: words[n % 3 == 0]))
+    rows = table(tmp_path, file=file, target="y").preparation
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for given in ("true", "True", "TRUE", True, np.True_):
+            assert rows([{"x": 0, "flag": given}])[0, 1:].tolist() == [0, 1]
+    older = Rows([Categories("flag", ("False", "True"))])
+    assert older([{"flag": True}, {"flag": "false"}]).tolist() == [[0, 1], [1, 0]]
+
+
+def test_values_that_the_model_does_not_know():
+    colours = ["red", "green", None, "violet", "blue"]
+    message = "^column 'colour': 2 of 5 values are unknown to the model, such as 'green'$"
+    with pytest.warns(UserWarning, match=message) as told:
+        inputs = ROWS([{"age": 40, "colour": colour} for colour in colours])
+    assert len(told) == 1
+    assert inputs[:, 1:].tolist() == [[0, 1], [0, 0], [0, 0], [0, 0], [1, 0]]
+
+
 def test_no_rows():
     assert ROWS([]).shape == ROWS({"age": [], "colour": []}).shape == (0, 3)
 

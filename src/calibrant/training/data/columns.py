@@ -176,10 +176,17 @@ def as_texts(values: Sequence[Any]) -> list[str]:
     """The cells of a column as texts, "" for missing values.
 
     A whole number is written without decimals, whatever its type: a column of whole numbers becomes one of
-    floating-point numbers as soon as a value is missing.
+    floating-point numbers as soon as a value is missing. True and false are written in lower case: in files
+    they may have any.
 
-    >>> as_texts(["red ", None, 3, 3.0, "3.0", 2.5, True])
-    ['red', '', '3', '3', '3', '2.5', 'True']
+    >>> as_texts(["red ", None, 3, 3.0, "3.0", 2.5, True, "TRUE"])
+    ['red', '', '3', '3', '3', '2.5', 'true', 'true']
     """
-    texts = ("" if is_missing(value) else str(value).strip() for value in values)
-    return [re.sub(r"^([+-]?\d+)\.0+$", r"\1", text) if text.endswith("0") else text for text in texts]
+    return ["" if is_missing(value) else _uniform(str(value).strip()) for value in values]
+
+
+def _uniform(text: str) -> str:
+    if text.endswith("0"):
+        return re.sub(r"^([+-]?\d+)\.0+$", r"\1", text)
+    lower = text.lower() if len(text) in (4, 5) else ""
+    return lower if lower in ("true", "false") else text

@@ -129,7 +129,7 @@ def table(
 def _inputs(path: Path, rows: Rows, columns: Columns) -> Tensor:
     """The prepared rows of a file, which errors name."""
     try:
-        return rows(columns)
+        return rows.prepared(columns)
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from error
 
@@ -244,7 +244,7 @@ class Categories:
 
     def fill(self, inputs: NDArray[np.float32], values: Sequence[Any]) -> None:
         """Write the inputs ``(N, width)`` for these cells; they are 0 before."""
-        places = {category: place for place, category in enumerate(self.categories)}
+        places = {category: place for place, category in enumerate(as_texts(self.categories))}
         for row, text in enumerate(as_texts(values)):
             if text in places:
                 inputs[row, places[text]] = 1
@@ -269,7 +269,7 @@ class Rows(Preparation):
         ignored: columns that may be there, and are not used: the target, and those left out.
 
     >>> rows = Rows([Numbers("age", 40.0, 10.0, False), Categories("colour", ("blue", "red"))])
-    >>> rows([{"age": 50, "colour": "red"}, {"age": None, "colour": "green"}])
+    >>> rows([{"age": 50, "colour": "red"}, {"age": None, "colour": None}])
     tensor([[1., 0., 1.],
             [0., 0., 0.]])
     """
@@ -325,6 +325,20 @@ class Rows(Preparation):
 
     def __call__(self, raw: Any) -> Tensor:
         columns = _columns_of(raw)
+        inputs = self.prepared(columns)
+        start = 0
+        for column in self.columns if len(inputs) else ():
+            if isinstance(column, Categories):
+                _warn_of_unknown(column, columns[column.name], inputs[:, start : start + column.width])
+            start += column.width
+        return inputs
+
+    def prepared(self, columns: Columns) -> Tensor:
+        """The inputs ``(N, features)`` for these columns; unlike a call, without a word on unknown values.
+
+        Raises:
+            ValueError: a column is missing, or has a cell that is no finite number.
+        """
         names = [column.name for column in self.columns]
         unknown = [name for name in columns if name not in names and name not in self.ignored]
         lacking = [name for name in names if name not in columns]
@@ -337,7 +351,7 @@ class Rows(Preparation):
             )
         if unknown:
             listed = ", ".join(map(repr, unknown[:5])) + (", …" if len(unknown) > 5 else "")
-            warnings.warn(f"the model does not use the columns {listed}", stacklevel=2)
+            warnings.warn(f"the model does not use the columns {listed}", stacklevel=3)
         inputs = np.zeros((size, self.features), np.float32)
         start = 0
         for column in self.columns if size else ():
@@ -362,6 +376,18 @@ class Rows(Preparation):
             return cls([_column(stored) for stored in state["columns"]], ignored)
         except (KeyError, TypeError, ValueError) as error:
             raise ValueError(f"this is no state of prepared rows: {error}") from error
+
+
+def _warn_of_unknown(column: Categories, values: Sequence[Any], inputs: Tensor) -> None:
+    """Tell of values that are no category of the model; missing values are not meant."""
+    rows = (~inputs.bool().any(1)).nonzero().flatten().tolist()
+    unknown = [text for text in as_texts([values[row] for row in rows]) if text]
+    if unknown:
+        warnings.warn(
+            f"column {column.name!r}: {len(unknown)} of {len(values)} values are unknown to the model, such "
+            f"as {unknown[0][:40]!r}",
+            stacklevel=3,
+        )
 
 
 def _column(stored: Mapping[str, Any]) -> Column:
