@@ -86,6 +86,14 @@ def test_texts(tmp_path):
     assert chosen(numbered).data.name == "text-table"
 
 
+def test_texts_in_a_table_with_semicolons(tmp_path):
+    path = write_csv(tmp_path / "a.csv", SENTENCES, ";")
+    recipe = chosen(path)
+    assert recipe.data.name == "text-table"
+    raw, _ = load_data(recipe.data).preparation.read(path)
+    assert raw == [row["words"] for row in SENTENCES]
+
+
 def test_a_column_of_short_texts_is_a_category(tmp_path):
     path = write_csv(
         tmp_path / "a.csv", [{"colour": "red" if n % 3 else "dark blue", "y": n % 2} for n in range(60)]
