@@ -235,7 +235,7 @@ def _images(path: Path) -> Recipe:
     train, total = loaded.train, _total(loaded)
     assert isinstance(train, ImageFileSplit)
     some = train.paths[:: max(1, len(train) // 50)]
-    sides = [min(read_image(train.folder / os.fsdecode(name)).size) for name in some]
+    sides = [min(read_image(train.folder / os.fsdecode(name), "RGB").size) for name in some]
     size = 32 if median(sides) <= 40 else 64
     found = f"{total:,} images of {loaded.num_classes} classes, scaled to {size} × {size} pixels"
     data = data.with_options({"image_size": size})
