@@ -97,6 +97,10 @@ def test_images_are_trained():
             ("--data", "a.csv"),
             "a.csv has the columns 'x', 'y': name the one with the classes by --target COLUMN",
         ),
+        (
+            ("--data", "two.csv"),
+            "two.csv has the columns 'label', 'Class': name the one with the classes by --target COLUMN",
+        ),
         (("--data", "a.csv", "--target", "z"), "a.csv has no column 'z'"),
         (("--data", "a.csv", "--target", "y", "--set", "data.dropp=[]"), "no option 'dropp'"),
         (("--data", "a.csv", "--target", "y", "--set", 'data.drop=["z"]'), "a.csv has no column 'z'"),
@@ -108,6 +112,7 @@ def test_images_are_trained():
 def test_one_line_and_nothing_written(arguments, message):
     Path("a.csv").write_text("x,y\n" + "".join(f"{n * n},{n % 2}\n" for n in range(40)))
     Path("one.csv").write_text("x,y\n" + "".join(f"{n * n},1\n" for n in range(40)))
+    Path("two.csv").write_text("label,Class,x\n0,1,2\n1,0,5\n")
     Path("nan.csv").write_text("x,y\n1,a\n2,b\n5,\n7,a\n")
     assert message in fail("train", *arguments, "--accelerator", "cpu", "--output", "a")
     assert not (Path("a").exists() and [file for file in Path("a").iterdir() if file.name != ".lock"])

@@ -62,6 +62,15 @@ def test_the_name_of_a_target(tmp_path, column, found):
             choose_recipe(path)
 
 
+@pytest.mark.parametrize("names", [("label", "Label"), ("label", "target"), ("Class", "label ")])
+def test_several_columns_may_be_the_target(tmp_path, names):
+    path = write_csv(tmp_path / "a.csv", [{"x": n * n, **dict.fromkeys(names, n % 2)} for n in range(30)])
+    listed = ", ".join(map(repr, names))
+    with pytest.raises(ValueError, match=rf"a\.csv has the columns {listed}: name the one .* by --target"):
+        choose_recipe(path)
+    assert chosen(path, names[1]).data.options["target"] == names[1]
+
+
 def test_texts(tmp_path):
     tab = write_csv(tmp_path / "a.tsv", SENTENCES, "\t")
     lines = tmp_path / "a.jsonl"
@@ -75,6 +84,14 @@ def test_texts(tmp_path):
         assert "texts in column 'words', 30 rows, target 'label' (by its name)" in recipe.description
     numbered = write_csv(tmp_path / "b.tsv", [{"id": n, **row} for n, row in enumerate(SENTENCES)], "\t")
     assert chosen(numbered).data.name == "text-table"
+
+
+def test_texts_in_a_table_with_semicolons(tmp_path):
+    path = write_csv(tmp_path / "a.csv", SENTENCES, ";")
+    recipe = chosen(path)
+    assert recipe.data.name == "text-table"
+    raw, _ = load_data(recipe.data).preparation.read(path)
+    assert raw == [row["words"] for row in SENTENCES]
 
 
 def test_a_column_of_short_texts_is_a_category(tmp_path):
@@ -155,7 +172,8 @@ def test_many_images_get_a_residual_network(tmp_path, monkeypatch):
         ("a.csv", "a,b\n1,2\n", "c", "has no column 'c'; its columns are 'a', 'b'"),
         ("a.csv", b"a,label\n\xe9,1\n", None, "bytes that are not UTF-8"),
         ("a.csv", "a,a,label\n1,2,3\n", None, "has the column 'a' twice"),
-        ("a.csv", "label\n1\n2\n", None, "no column of numbers or categories besides 'label'"),
+        ("a.csv", "label\n1\n2\n", None, "the table has no column besides the target 'label'$"),
+        ("a.jsonl", '{"label": 1}\n', None, "the table has no column besides the target 'label'$"),
         ("a.jsonl", "", None, "has no rows"),
         ("a.jsonl", b'{"text": "\xe9"}', None, "bytes that are not UTF-8"),
         (

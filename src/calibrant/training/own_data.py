@@ -63,7 +63,7 @@ def choose_recipe(path: Path, target: str | None = None) -> Recipe:
     Args:
         path: a folder of images, a ``.csv``, ``.tsv``, ``.parquet``, ``.jsonl`` or ``.npz`` file, or a folder
             of tables.
-        target: the column of the class in a table; by default one of `TARGETS`.
+        target: the column of the class in a table; by default the only one named as in `TARGETS`.
 
     Raises:
         RecipeError: the data are of no known kind, or the target is not known.
@@ -129,6 +129,8 @@ def _table(files: Mapping[str, Path], target: str | None) -> Recipe:
     named = {option: str(file.absolute()) for option, file in files.items()}
     table = _json_columns(path) if path.suffix.lower() == ".jsonl" else read_columns(path)
     given, target = target, _target(path, table, target)
+    if len(table) == 1:
+        raise RecipeError(f"{path}: the table has no column besides the target {target!r}")
     counted = [name for name, values in table.items() if name != target and _counts_rows(values)]
     others = {name: values for name, values in table.items() if name not in (target, *counted)}
     numeric = [name for name, values in others.items() if is_numeric(values)]
@@ -172,11 +174,14 @@ def _json_columns(path: Path) -> Columns:
 def _target(path: Path, table: Columns, target: str | None) -> str:
     """The target that is named, or that has one of the usual names."""
     if target is None:
-        lower = {name.strip().lower(): name for name in table}
-        found = [lower[name] for name in TARGETS if name in lower]
+        found = [name for name in table if name.strip().lower() in TARGETS]
         if not found:
             raise RecipeError(
                 f"{path} has the columns {_quoted(table)}: name the one with the classes by --target COLUMN"
+            )
+        if len(found) > 1:
+            raise RecipeError(
+                f"{path} has the columns {_quoted(found)}: name the one with the classes by --target COLUMN"
             )
         return found[0]
     if target not in table:
@@ -230,7 +235,7 @@ def _images(path: Path) -> Recipe:
     train, total = loaded.train, _total(loaded)
     assert isinstance(train, ImageFileSplit)
     some = train.paths[:: max(1, len(train) // 50)]
-    sides = [min(read_image(train.folder / os.fsdecode(name)).size) for name in some]
+    sides = [min(read_image(train.folder / os.fsdecode(name), "RGB").size) for name in some]
     size = 32 if median(sides) <= 40 else 64
     found = f"{total:,} images of {loaded.num_classes} classes, scaled to {size} × {size} pixels"
     data = data.with_options({"image_size": size})

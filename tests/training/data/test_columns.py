@@ -66,7 +66,7 @@ def test_parquet(tmp_path):
     np.testing.assert_array_equal(as_numbers(found["whole"]), [1, np.nan, 3])
     np.testing.assert_array_equal(as_numbers(found["exact"]), [1.5, np.nan, 2.25])
     assert as_texts(found["text"]) == ["a", "", "b"]
-    assert as_texts(found["yes"]) == ["True", "False", ""]
+    assert as_texts(found["yes"]) == ["true", "false", ""]
     assert as_texts(found["whole"]) == ["1", "", "3"]
 
 
@@ -143,3 +143,8 @@ def test_numbers():
         with pytest.raises(ValueError, match="row 2 has "):
             as_numbers(["1", text])
     assert not is_numeric(["1", "1_000"])
+
+
+def test_true_and_false_in_any_case():
+    assert as_texts([True, np.True_, "TRUE", "True ", "true", "truE"]) == ["true"] * 6
+    assert as_texts([False, "False", "Truer", "T", "0"]) == ["false", "false", "Truer", "T", "0"]

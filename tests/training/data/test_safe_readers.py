@@ -7,8 +7,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 import scipy.io
+from PIL import Image
 
-from calibrant.training.data.safe_readers import MissingDataError, present, read_mat, read_pickle
+from calibrant.training.data.safe_readers import (
+    MissingDataError,
+    converted,
+    present,
+    read_image,
+    read_mat,
+    read_pickle,
+)
 
 
 def python2_pickle(rows: np.ndarray, labels: list[int]) -> bytes:
@@ -158,3 +166,23 @@ def test_a_missing_file_says_what_to_download_and_where_to_put_it(tmp_path):
         f"{tmp_path}/a.mat is missing: download a.mat from https://example.org and put it in {tmp_path}"
     )
     assert isinstance(caught.value, FileNotFoundError)
+
+
+@pytest.mark.parametrize("suffix", ["png", "tiff", "pgm"])
+def test_grey_of_16_bits_is_scaled_to_8(tmp_path, suffix):
+    grey = np.array([[0, 128, 257, 30_000], [60_000, 65_278, 65_407, 65_535]], np.uint16)
+    Image.fromarray(grey).save(tmp_path / f"a.{suffix}")
+    expected = [[0, 0, 1, 117], [233, 254, 255, 255]]
+    assert np.asarray(read_image(tmp_path / f"a.{suffix}", "L")).tolist() == expected
+    colours = np.asarray(read_image(tmp_path / f"a.{suffix}", "RGB"))
+    assert colours.shape == (2, 4, 3)
+    assert (colours == np.array(expected)[:, :, None]).all()
+    big_endian = Image.frombytes("I;16B", (4, 2), grey.astype(">u2").tobytes())
+    assert np.asarray(converted(big_endian, "L")).tolist() == expected
+
+
+@pytest.mark.parametrize(("kind", "mode"), [(np.int32, "I"), (np.float32, "F")])
+def test_pixels_of_32_bits_are_refused(tmp_path, kind, mode):
+    Image.fromarray(np.ones((2, 3), kind)).save(tmp_path / "a.tiff")
+    with pytest.raises(ValueError, match=rf"a\.tiff cannot be .*: its pixels are of 32 bits \(mode {mode}\)"):
+        read_image(tmp_path / "a.tiff", "RGB")

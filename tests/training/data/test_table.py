@@ -178,7 +178,7 @@ def test_raw_rows_become_the_inputs_of_the_test_part(tmp_path, suffix):
 
 
 class Frame:
-    """What is used of a pandas DataFrame, which has NaN for missing numbers."""
+    """What is used of a DataFrame; that of pandas has NaN for missing numbers."""
 
     def __init__(self, columns):
         self.columns = list(columns)
@@ -187,12 +187,24 @@ class Frame:
             for name, values in columns.items()
         }
 
-    def to_dict(self, orient):
-        assert orient == "list"
-        return self.values
+    def __len__(self):
+        return len(next(iter(self.values.values())))
+
+    def __getitem__(self, name):
+        return iter(self.values[name])
 
 
 ROWS = Rows([Numbers("age", 40.0, 10.0, False), Categories("colour", ("blue", "red"))], ["label"])
+
+
+def test_names_of_columns_that_are_no_texts():
+    rows = Rows([Numbers("0", 1.0, 2.0, False), Categories("1", ("a", "b"))], ["2"])
+    columns = {0: [3, 5], 1: ["b", "a"], 2: [0, 0]}
+    for raw in (columns, Frame(columns), [{0: 3, 1: "b"}, {0: 5, 1: "a", 2: 0}]):
+        assert rows(raw).tolist() == [[1, 0, 1], [2, 1, 0]]
+    for raw in ({**columns, "0": [1, 2]}, Frame({**columns, "0": [1, 2]}), [{0: 3, "0": 1, 1: "b"}]):
+        with pytest.raises(ValueError, match="the rows have the column '0' twice"):
+            rows(raw)
 
 
 @pytest.mark.parametrize(
@@ -222,6 +234,28 @@ def test_columns_that_the_model_does_not_use():
         assert torch.equal(ROWS([{"label": "yes", "colour": "red", "age": "50"}]), expected)
     with pytest.warns(UserWarning, match="the model does not use the columns 'shoe', 'hat'"):
         assert torch.equal(ROWS([{"shoe": 1, "colour": "red", "age": 50, "hat": 2}]), expected)
+
+
+@pytest.mark.parametrize("words", [("true", "false"), ("True", "False"), ("TRUE", "FALSE"), (True, False)])
+def test_true_and_false_agree_whatever_their_source(tmp_path, words):
+    file = "a.parquet" if words[0] is True else "a.csv"
+    write(tmp_path / file, varied(flag=lambda n: words[n % 3 == 0]))
+    rows = table(tmp_path, file=file, target="y").preparation
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for given in ("true", "True", "TRUE", True, np.True_):
+            assert rows([{"x": 0, "flag": given}])[0, 1:].tolist() == [0, 1]
+    older = Rows([Categories("flag", ("False", "True"))])
+    assert older([{"flag": True}, {"flag": "false"}]).tolist() == [[0, 1], [1, 0]]
+
+
+def test_values_that_the_model_does_not_know():
+    colours = ["red", "green", None, "violet", "blue"]
+    message = "^column 'colour': 2 of 5 values are unknown to the model, such as 'green'$"
+    with pytest.warns(UserWarning, match=message) as told:
+        inputs = ROWS([{"age": 40, "colour": colour} for colour in colours])
+    assert len(told) == 1
+    assert inputs[:, 1:].tolist() == [[0, 1], [0, 0], [0, 0], [0, 0], [1, 0]]
 
 
 def test_no_rows():

@@ -69,6 +69,7 @@ _KINDS: tuple[type[Preparation], ...] = (
     ImagePreparation,
     CentreCropPreparation,
     segmentation.PaddedPreparation,
+    table.Rows,
     text.WordPreparation,
     text.TokenPreparation,
 )

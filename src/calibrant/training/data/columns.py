@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from calibrant.printable import one_line
 from calibrant.sizes import check_memory
 from calibrant.training.data.safe_readers import present
-from calibrant.training.data.text.tables import separated
+from calibrant.training.data.text.tables import delimiter_of, separated
 
 Columns = Mapping[str, Sequence[Any]]
 """The cells of a table by the names of its columns: texts, numbers, or None where there is nothing."""
@@ -34,8 +34,8 @@ _BYTES = 64
 def read_columns(path: Path) -> Columns:
     """The columns of a CSV, TSV or Parquet file.
 
-    CSV and TSV files have column names in the first line, and are in UTF-8. The values of a CSV file are
-    separated by commas, or by semicolons if the first line has semicolons and no comma.
+    CSV and TSV files have column names in the first line, and are in UTF-8; `delimiter_of` tells what
+    separates their values.
 
     Raises:
         MissingDataError: the file does not exist.
@@ -56,15 +56,10 @@ def _read_separated(path: Path) -> Columns:
     check_memory(_BYTES * path.stat().st_size // 3, f"the table {path}")
     try:
         with path.open(encoding="utf-8-sig", newline="") as stream:
-            first = stream.readline(1 << 20)
-            delimiter = (
-                "\t" if path.suffix.lower() == ".tsv" else ";" if ";" in first and "," not in first else ","
-            )
-            stream.seek(0)
-            names = next(csv.reader(stream, delimiter=delimiter), [])
+            names = next(csv.reader(stream, delimiter=delimiter_of(path)), [])
         _check_names(path, names)
         columns: dict[str, list[str]] = {name: [] for name in names}
-        for line, row in separated(path, delimiter):
+        for line, row in separated(path):
             for name, cells in columns.items():
                 cell = row[name]
                 if cell is None:
@@ -176,10 +171,17 @@ def as_texts(values: Sequence[Any]) -> list[str]:
     """The cells of a column as texts, "" for missing values.
 
     A whole number is written without decimals, whatever its type: a column of whole numbers becomes one of
-    floating-point numbers as soon as a value is missing.
+    floating-point numbers as soon as a value is missing. True and false are written in lower case: in files
+    they may have any.
 
-    >>> as_texts(["red ", None, 3, 3.0, "3.0", 2.5, True])
-    ['red', '', '3', '3', '3', '2.5', 'True']
+    >>> as_texts(["red ", None, 3, 3.0, "3.0", 2.5, True, "TRUE"])
+    ['red', '', '3', '3', '3', '2.5', 'true', 'true']
     """
-    texts = ("" if is_missing(value) else str(value).strip() for value in values)
-    return [re.sub(r"^([+-]?\d+)\.0+$", r"\1", text) if text.endswith("0") else text for text in texts]
+    return ["" if is_missing(value) else _uniform(str(value).strip()) for value in values]
+
+
+def _uniform(text: str) -> str:
+    if text.endswith("0"):
+        return re.sub(r"^([+-]?\d+)\.0+$", r"\1", text)
+    lower = text.lower() if len(text) in (4, 5) else ""
+    return lower if lower in ("true", "false") else text

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from calibrant.training.data.augmentation import Normalisation, centre_crop, pixels, scaled
 from calibrant.training.data.preparation import Preparation
-from calibrant.training.data.safe_readers import SUFFIXES, Array, is_image, read_image, read_inputs
+from calibrant.training.data.safe_readers import SUFFIXES, Array, converted, is_image, read_image, read_inputs
 
 RawImage = Path | str | Image.Image | Array
 
@@ -100,7 +100,7 @@ class ImagePreparation(Preparation):
         if isinstance(raw, str | Path):
             return read_image(Path(raw), mode)
         if isinstance(raw, Image.Image):
-            return raw.convert(mode)
+            return converted(raw, mode)
         array = raw.numpy(force=True) if isinstance(raw, Tensor) else raw
         if not isinstance(array, np.ndarray):
             raise ValueError(f"got a list with a {type(raw).__name__}, expected {_EXPECTED}")

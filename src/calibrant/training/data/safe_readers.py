@@ -56,7 +56,8 @@ def read_image(path: Path, mode: str | None = None) -> Image.Image:
     """Decode an image, and convert it to a Pillow mode if one is given.
 
     Raises:
-        ValueError: the file is damaged, not an image, or declares more pixels than Pillow's limit.
+        ValueError: the file is damaged, not an image, or declares more pixels than Pillow's limit; or it
+            cannot be converted, see `converted`.
     """
     try:
         # From memory: of a file, Pillow would allocate as many bytes as a damaged part declares.
@@ -67,11 +68,25 @@ def read_image(path: Path, mode: str | None = None) -> Image.Image:
                     f"it declares {image.width} × {image.height} pixels; expected at most "
                     f"{Image.MAX_IMAGE_PIXELS} (PIL.Image.MAX_IMAGE_PIXELS)"
                 )
-            return image.convert(mode) if mode else image.copy()
+            return converted(image, mode) if mode else image.copy()
     except (FileNotFoundError, PermissionError):
         raise
     except Exception as error:  # each format has errors of its own, and there is one for too many pixels
         raise ValueError(f"{path} cannot be read as an image: {error}") from error
+
+
+def converted(image: Image.Image, mode: str) -> Image.Image:
+    """An image in another Pillow mode of 8 bits; pixels of 16 bits are scaled, where Pillow would cut them.
+
+    Raises:
+        ValueError: its pixels are numbers of 32 bits, of which the range is not known.
+    """
+    # Pillow has 16 bits of PGM files, and in older versions of PNG files, in 32 bits.
+    if image.mode.startswith("I;16") or (image.mode == "I" and image.format in ("PNG", "PPM")):
+        image = Image.fromarray(np.rint(np.asarray(image) / 257).astype(np.uint8))
+    if image.mode in ("I", "F"):
+        raise ValueError(f"its pixels are of 32 bits (mode {image.mode}), expected 8 or 16")
+    return image.convert(mode)
 
 
 def is_image(name: str) -> bool:

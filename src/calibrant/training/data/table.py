@@ -26,7 +26,7 @@ from calibrant.training.data.columns import (
     is_numeric,
     read_columns,
 )
-from calibrant.training.data.preparation import PREPARATIONS, Preparation
+from calibrant.training.data.preparation import Preparation
 from calibrant.training.data.sampling import draw_parts, part_sizes
 from calibrant.training.data.split import DataSets, TensorSplit
 from calibrant.training.data.text.documents import class_positions, sorted_classes
@@ -129,7 +129,7 @@ def table(
 def _inputs(path: Path, rows: Rows, columns: Columns) -> Tensor:
     """The prepared rows of a file, which errors name."""
     try:
-        return rows(columns)
+        return rows.prepared(columns)
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from error
 
@@ -244,7 +244,7 @@ class Categories:
 
     def fill(self, inputs: NDArray[np.float32], values: Sequence[Any]) -> None:
         """Write the inputs ``(N, width)`` for these cells; they are 0 before."""
-        places = {category: place for place, category in enumerate(self.categories)}
+        places = {category: place for place, category in enumerate(as_texts(self.categories))}
         for row, text in enumerate(as_texts(values)):
             if text in places:
                 inputs[row, places[text]] = 1
@@ -261,14 +261,15 @@ Column = Numbers | Categories
 class Rows(Preparation):
     """From rows of a table to standardised numbers and one-hot categories ``(N, features)``, float32.
 
-    The rows are a list of dictionaries, a pandas DataFrame, a table of pyarrow, or a dictionary of columns.
+    The rows are a list of dictionaries, a DataFrame of pandas or polars, a table of pyarrow, or a dictionary
+    of columns. Names of columns that are no texts, such as numbers, are taken as texts.
 
     Attributes:
         columns: the columns that the model uses, in the order of its inputs.
         ignored: columns that may be there, and are not used: the target, and those left out.
 
     >>> rows = Rows([Numbers("age", 40.0, 10.0, False), Categories("colour", ("blue", "red"))])
-    >>> rows([{"age": 50, "colour": "red"}, {"age": None, "colour": "green"}])
+    >>> rows([{"age": 50, "colour": "red"}, {"age": None, "colour": None}])
     tensor([[1., 0., 1.],
             [0., 0., 0.]])
     """
@@ -324,6 +325,20 @@ class Rows(Preparation):
 
     def __call__(self, raw: Any) -> Tensor:
         columns = _columns_of(raw)
+        inputs = self.prepared(columns)
+        start = 0
+        for column in self.columns if len(inputs) else ():
+            if isinstance(column, Categories):
+                _warn_of_unknown(column, columns[column.name], inputs[:, start : start + column.width])
+            start += column.width
+        return inputs
+
+    def prepared(self, columns: Columns) -> Tensor:
+        """The inputs ``(N, features)`` for these columns; unlike a call, without a word on unknown values.
+
+        Raises:
+            ValueError: a column is missing, or has a cell that is no finite number.
+        """
         names = [column.name for column in self.columns]
         unknown = [name for name in columns if name not in names and name not in self.ignored]
         lacking = [name for name in names if name not in columns]
@@ -336,7 +351,7 @@ class Rows(Preparation):
             )
         if unknown:
             listed = ", ".join(map(repr, unknown[:5])) + (", …" if len(unknown) > 5 else "")
-            warnings.warn(f"the model does not use the columns {listed}", stacklevel=2)
+            warnings.warn(f"the model does not use the columns {listed}", stacklevel=3)
         inputs = np.zeros((size, self.features), np.float32)
         start = 0
         for column in self.columns if size else ():
@@ -363,7 +378,16 @@ class Rows(Preparation):
             raise ValueError(f"this is no state of prepared rows: {error}") from error
 
 
-PREPARATIONS[Rows.kind] = Rows
+def _warn_of_unknown(column: Categories, values: Sequence[Any], inputs: Tensor) -> None:
+    """Tell of values that are no category of the model; missing values are not meant."""
+    rows = (~inputs.bool().any(1)).nonzero().flatten().tolist()
+    unknown = [text for text in as_texts([values[row] for row in rows]) if text]
+    if unknown:
+        warnings.warn(
+            f"column {column.name!r}: {len(unknown)} of {len(values)} values are unknown to the model, such "
+            f"as {unknown[0][:40]!r}",
+            stacklevel=3,
+        )
 
 
 def _column(stored: Mapping[str, Any]) -> Column:
@@ -377,19 +401,30 @@ def _column(stored: Mapping[str, Any]) -> Column:
     return Numbers(name, mean, std, check_type("missing", stored["missing"], bool))
 
 
+def _by_text(names: Iterable[Any]) -> dict[str, Any]:
+    """The names of columns by their texts: in a DataFrame they may be numbers."""
+    found: dict[str, Any] = {}
+    for name in names:
+        if str(name) in found:
+            raise ValueError(f"the rows have the column {str(name)!r} twice: expected different names")
+        found[str(name)] = name
+    return found
+
+
 def _columns_of(raw: Any) -> Columns:
     """The columns of rows in any form that `Rows` takes."""
     if hasattr(raw, "column_names") and hasattr(raw, "schema"):
         return arrow_columns(raw)
-    if hasattr(raw, "columns") and hasattr(raw, "to_dict"):
-        raw = raw.to_dict("list")
+    if hasattr(raw, "columns") and hasattr(raw, "__len__"):  # a DataFrame of pandas or polars
+        names = _by_text(raw.columns)
+        return {text: list(raw[name]) for text, name in names.items()}
     if isinstance(raw, Mapping):
         lists = [isinstance(values, list | tuple | np.ndarray) for values in raw.values()]
         if all(lists) and len({len(values) for values in raw.values()}) <= 1:
-            return raw
+            return {text: raw[name] for text, name in _by_text(raw).items()}
     elif isinstance(raw, Sequence) and all(isinstance(row, Mapping) for row in raw):
-        names = dict.fromkeys(name for row in raw for name in row)
-        return {name: [row.get(name) for row in raw] for name in names}
+        names = _by_text(dict.fromkeys(name for row in raw for name in row))
+        return {text: [row.get(name) for row in raw] for text, name in names.items()}
     raise ValueError(
         f"got {type(raw).__name__}, expected rows of a table as a list of dictionaries, a DataFrame, a table "
         "of pyarrow, or a dictionary of columns of one length"

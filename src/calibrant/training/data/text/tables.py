@@ -7,7 +7,6 @@ import json
 import re
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +41,7 @@ def text_table(
     Args:
         root: the data folder.
         file: the training data, relative to ``root``: ``.csv`` or ``.tsv`` with column names in the first
-            line, or ``.jsonl`` with an object in each line; UTF-8.
+            line (see `delimiter_of`), or ``.jsonl`` with an object in each line; UTF-8.
         validation_file: the validation data; by default drawn from ``file``.
         test_file: the test data; by default drawn from ``file``.
         text: the column of the text.
@@ -211,8 +210,21 @@ def _text(row: Mapping[str, Any], column: str, where: str, option: str) -> str:
     return content
 
 
-def separated(file: Path, delimiter: str) -> Iterator[tuple[int, dict[str, Any]]]:
+def delimiter_of(file: Path) -> str:
+    """What separates the values of a CSV or TSV file.
+
+    Tabs for ``.tsv``. Else commas, or semicolons if the first line has semicolons and no comma.
+    """
+    if file.suffix.lower() == ".tsv":
+        return "\t"
+    with file.open(encoding="utf-8-sig", newline="") as stream:
+        first = stream.readline(1 << 20)
+    return ";" if ";" in first and "," not in first else ","
+
+
+def separated(file: Path) -> Iterator[tuple[int, dict[str, Any]]]:
     """The rows of a CSV or TSV file, each with its line; a value is None if the line ends before it."""
+    delimiter = delimiter_of(file)
     # Some documents are longer than the default limit of 131,072 characters.
     limit = csv.field_size_limit(min(sys.maxsize, 2**31 - 1))
     try:
@@ -253,8 +265,8 @@ def json_lines(file: Path) -> Iterator[tuple[int, dict[str, Any]]]:
 
 
 _READERS: dict[str, Callable[[Path], Iterator[tuple[int, dict[str, Any]]]]] = {
-    ".csv": partial(separated, delimiter=","),
-    ".tsv": partial(separated, delimiter="\t"),
+    ".csv": separated,
+    ".tsv": separated,
     ".jsonl": json_lines,
 }
 
