@@ -30,7 +30,9 @@ def test_a_table_is_trained_and_used():
         "--set KEY=VALUE changes it."
     )
     folder = Path("runs/people/runs/cals-alm-seed0")
-    assert re.search(rf"{folder}: people, cals-alm, seed 0, 2 epochs, epoch [12] kept; validation accuracy", result.stdout)
+    assert re.search(
+        rf"{folder}: people, cals-alm, seed 0, 2 epochs, epoch [12] kept; validation accuracy", result.stdout
+    )
     run = Run(folder)
     assert run.data.preparation is not None
     raw, names = run.data.preparation.read(Path("people.csv"))

@@ -15,6 +15,7 @@ from typer.testing import CliRunner
 import calibrant
 from calibrant import cli
 from calibrant.calibrators import CALIBRATORS, Ranked, Ranking, create_calibrator, load_calibrator
+from calibrant.predictions import write_probabilities
 from calibrant.training import Recipe, RecipeError, Run, bundle, run_folder, train
 from calibrant.training.bundle import Bundle, write_bundle
 from calibrant.training.data.text.tables import read_texts
@@ -147,7 +148,8 @@ def trained(request, tmp_path_factory):
     output = succeed(
         "train", root / "recipe.toml", "--data-root", root, "--output", root / "run", "--accelerator", "cpu"
     )
-    assert f"{root / 'run' / 'bundle'}: calibrated by" in output
+    place = root / "run" / "bundle"
+    assert f"{place}: calibrated by" in output or f"{place}: not calibrated: " in output
     return root / "run", raw, path, names
 
 
@@ -341,7 +343,65 @@ def test_a_calibrator_at_its_bound_is_passed_over(small, monkeypatch):
     monkeypatch.setattr(Run, "predictions", lambda run, part: batches)
     with pytest.warns(UserWarning, match="stopped at its bound"):
         create_calibrator("temperature").fit(*batches[0])
-    assert bundle.fitted_calibrator(small, "auto").key == "identity"
+    calibrator, reason = bundle._chosen(small, "auto")
+    assert calibrator.key == "identity"
+    assert reason.startswith("every better calibrator gives a warning (temperature: ")
+    assert "stopped at its bound" in reason
+
+
+def test_the_reason_for_no_calibrator_is_kept_in_the_bundle_and_said(small, copied, monkeypatch):
+    command = ("train", copied / "recipe.toml", "--output", copied, "--data-root", small.data_root)
+    place = copied / "bundle"
+    for _ in range(2):  # written, and read
+        assert f"{place}: not calibrated: none was asked for; see" in succeed(*command, "--calibrate", "none")
+    with monkeypatch.context() as patched:
+        patched.setattr(bundle, "_ranked", lambda batches: iter([("identity", None)]))
+        assert f"{place}: not calibrated: no calibrator is better; see" in succeed(*command)
+    shutil.rmtree(place)
+    monkeypatch.setattr(bundle, "_ranked", lambda batches: iter([]))
+    assert "not calibrated: there are too few labelled validation data" in succeed(*command)
+
+
+def overconfident_maps(images, size):
+    """Logits and labels of pixels, with three times the logits that the labels are drawn by."""
+    generator = torch.Generator().manual_seed(0)
+    logits = torch.randn(images, 3, size, size, generator=generator)
+    noise = -(-torch.rand(logits.shape, generator=generator).log()).log()
+    labels = (logits + noise).argmax(1)
+    labels[:, : size // 2] = -100
+    return 3 * logits, labels
+
+
+@pytest.mark.parametrize("images", [2, 7])
+def test_large_maps_are_compared_by_some_pixels_of_every_image(small, monkeypatch, images):
+    logits, labels = overconfident_maps(images, 40)
+    monkeypatch.setattr(bundle, "_MANY", 3 * images * 300)
+    some, theirs = bundle._part(logits, labels)
+    assert some.shape == (images, 3, 300)
+    assert (theirs != -100).all()
+    for image in range(images):
+        assert pixels(some[image], theirs[image]) <= pixels(logits[image], labels[image])
+    monkeypatch.setattr(Run, "predictions", lambda run, part: [(logits, labels)])
+    monkeypatch.setattr(
+        bundle, "rank", lambda *_, **options: Ranking((Ranked("temperature", 0.0, 0.0, 0.0),))
+    )
+    found, reason = bundle._chosen(small, "auto")
+    assert reason == ""
+    whole = create_calibrator("temperature").fit(logits, labels)  # not only to the pixels that are compared
+    assert float(found.temperature) == pytest.approx(float(whole.temperature), rel=1e-6)
+    assert float(found.temperature) == pytest.approx(3, rel=0.15)
+
+
+def pixels(logits, labels):
+    """The logits and the label of each pixel."""
+    return set(map(tuple, torch.cat([logits.flatten(1), labels.flatten()[None]]).T.tolist()))
+
+
+def test_large_maps_are_ranked_by_image(small, monkeypatch):
+    logits, labels = overconfident_maps(2, 40)
+    monkeypatch.setattr(bundle, "_MANY", 3 * 2 * 300)
+    monkeypatch.setattr(Run, "predictions", lambda run, part: [(logits, labels)])
+    assert bundle.fitted_calibrator(small, "auto").key != "identity"
 
 
 def test_logits_that_no_calibrator_can_be_fitted_to_are_left_as_they_are(small, monkeypatch):
@@ -466,6 +526,32 @@ def test_a_finished_run_whose_data_are_gone_gets_no_bundle(copied, tmp_path):
     assert result.exit_code == 0
     assert "warning: no bundle is written, because the data are not there" in result.stderr
     assert not (copied / "bundle").exists()
+
+
+@pytest.mark.filterwarnings("default")
+def test_a_bundle_whose_data_are_gone_stays_and_is_not_said_to_be_what_was_asked_for(copied, tmp_path):
+    before = (copied / "bundle" / "bundle.json").read_bytes()
+    command = ("train", copied / "recipe.toml", "--output", copied, "--data-root", tmp_path / "gone")
+    result = invoke(*command, "--calibrate", "none")
+    assert result.exit_code == 0
+    expected = "warning: the bundle stays as it was, with the calibrator temperature, because the data"
+    assert expected in result.stderr
+    assert "no bundle is written" not in result.output
+    assert "calibrated" not in result.stdout
+    assert (copied / "bundle" / "bundle.json").read_bytes() == before
+    assert "calibrated by temperature" in invoke(*command, "--calibrate", "temperature").stdout
+
+
+@pytest.mark.parametrize("suffix", [".csv", ".npz"])
+def test_names_that_are_not_utf8_do_not_lose_the_predictions(tmp_path, suffix):
+    path = tmp_path / f"out{suffix}"
+    write_probabilities(path, [torch.tensor([[0.25, 0.75]])], ["a\udcff.png"], ["x", "é"])
+    if suffix == ".csv":
+        assert path.read_text(encoding="utf-8").splitlines()[1] == "a\\udcff.png,é,0.25,0.75"
+    else:
+        with np.load(path) as content:
+            assert content["names"].tolist() == ["a\\udcff.png"]
+            assert content["class_names"].tolist() == ["x", "é"]
 
 
 # ------------------------------------------------------------------------------------------- other networks

@@ -153,8 +153,15 @@ def test_no_trial_is_stopped_early_if_not_wanted_or_not_logged(
     monkeypatch.setattr(study, "TRIALS_BEFORE_PRUNING", 1)
     worse_and_worse(monkeypatch, spoil=[1, 2])
     assert {trial.outcome for trial in tuned(tmp_path / "a", prune=False).trials} == {"finished"}
-    result = tuned(tmp_path / "b", by="brier")
+    said: list[str] = []
+    result = tuned(tmp_path / "b", by="brier", report=said.append)
     assert {(trial.outcome, trial.epochs) for trial in result.trials} == {("finished", ())}
+    line = "brier is not logged after each epoch: no trial is stopped early"
+    assert said.count(line) == 1
+    said.clear()
+    tuned(tmp_path / "b", by="brier", prune=False, report=said.append)
+    tuned(tmp_path / "a", prune=True, report=said.append)
+    assert not any("is not logged" in each for each in said)
 
 
 def test_the_loss_without_tuning_is_never_stopped_early(tmp_path: Path) -> None:
@@ -215,6 +222,20 @@ def test_a_trial_has_one_owner_and_is_left_to_others_when_it_is_given_up(tmp_pat
     assert third.claim(2) is None
     assert third.unfinished(2) == []
     assert [record.number for record in second.records()] == [0, 1]
+
+
+def test_an_interrupted_trial_beyond_the_number_of_trials_is_left(tmp_path: Path) -> None:
+    study = opened(tmp_path)
+    for value in (0.5, 0.4, 0.3):
+        study.claim(4)
+        study.record("finished", value)
+    last = study.claim(4)
+    assert last is not None
+    study.give_up()
+    again = opened(tmp_path)
+    assert again.claim(2) is None
+    assert again.unfinished(2) == []
+    assert again.claim(4) == last
 
 
 def test_a_line_that_was_cut_off_is_dropped(tmp_path: Path) -> None:

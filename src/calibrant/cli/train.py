@@ -87,7 +87,7 @@ def train(
             return
         run = Run(folder, data_root)
         kept, tested = run.history[run.epoch - 1], _test_figures(run)
-        calibrator = calibrator_of(folder)
+        found = calibrator_of(folder, calibrate)
     if finished:
         say(f"The run in {folder} was finished before; nothing was trained.")
     epochs = f"{len(run.history)} epoch{'s' if len(run.history) > 1 else ''}"
@@ -101,8 +101,11 @@ def train(
     if tested is not None:
         say(f"{folder}: {tested}")
         say(f"All test figures: calibrant evaluate {folder / 'test.npz'}")
-    if calibrator is not None:
-        say(f"{folder / BUNDLE}: calibrated by {in_words(calibrator)}; see calibrant predict --input")
+    if found is not None:
+        calibrator, reason = found
+        plain = calibrator.key == "identity"
+        state = f"not calibrated: {reason}" if plain else f"calibrated by {in_words(calibrator)}"
+        say(f"{folder / BUNDLE}: {state}; see calibrant predict --input")
 
 
 def _test_figures(run: Run) -> str | None:

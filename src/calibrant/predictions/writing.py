@@ -59,6 +59,8 @@ def write_probabilities(
     ``probabilities``, ``names``, ``predictions`` and ``class_names``; if an input has many predictions, as an
     image with one for each pixel, there are no ``predictions``. The file is replaced in one step.
 
+    Bytes of a file name that are not UTF-8 are written as backslash escapes.
+
     Args:
         path: the file to write.
         batches: probabilities ``(n, K, *S)``, float32; one batch or more.
@@ -68,6 +70,7 @@ def write_probabilities(
     Raises:
         ValueError: a ``.csv`` file cannot have several predictions for an input.
     """
+    names, class_names = ([_printable(text) for text in texts] for texts in (names, class_names))
     first, parts = _first(batches)
     if path.suffix.lower() == ".csv":
         if first.ndim > 2:
@@ -87,6 +90,10 @@ def write_probabilities(
     with replacing(path) as stream:
         arrays: Arrays = {"probabilities": ((len(names), *first.shape[1:]), noted())}
         _write_npz(stream, arrays, class_names, texts)
+
+
+def _printable(text: str) -> str:
+    return text.encode("utf-8", "backslashreplace").decode("utf-8")
 
 
 def _write_csv(

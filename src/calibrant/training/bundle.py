@@ -32,6 +32,7 @@ from calibrant.calibrators import (
     rank,
     save_calibrator,
 )
+from calibrant.calibrators.streaming import Scaling
 from calibrant.options import Choice, RecipeError, check_options
 from calibrant.sizes import MAX_CLASSES, check_memory
 from calibrant.training import run_folder
@@ -54,7 +55,9 @@ _FEW = 500
 """With fewer validation elements, temperature scaling is the only alternative to no calibrator."""
 
 _MANY = 1 << 22
-"""The most validation logits to choose a calibrator by, and to fit it to."""
+"""The most validation logits to choose a calibrator by. Some calibrators are fitted to no more, either."""
+
+_NONE_WANTED, _NONE_BETTER = "none was asked for", "no calibrator is better"
 
 _CONTENT = (WEIGHTS, CALIBRATOR, PREPARATION)
 _TYPES = {"class_names": list, "model": dict, "about": dict, "inputs": dict, "files": dict, "run": str}
@@ -182,7 +185,7 @@ def bundle_folder(path: Path) -> Path:
 
 def _damaged(folder: Path, why: str) -> ValueError:
     return ValueError(
-        f"the bundle in {folder} is damaged or was changed: {' '.join(why.split())[:200]}; put it back, or "
+        f"the bundle in {folder} is damaged or was changed: {' '.join(why.split())[:200]}; restore it, or "
         "delete this folder and give the command that trained the run again"
     )
 
@@ -243,10 +246,28 @@ def _example(plain: Mapping[str, Any]) -> Inputs:
     return tensors.get("", tensors)
 
 
-def calibrator_of(run: Path) -> Calibrator | None:
-    """The calibrator in the bundle of a run; None if there is no bundle."""
-    path = run / BUNDLE / CALIBRATOR
-    return load_calibrator(path) if (run / BUNDLE / MANIFEST).is_file() and path.is_file() else None
+def calibrator_of(run: Path, method: str) -> tuple[Calibrator, str] | None:
+    """The calibrator in the bundle of a run, and if that is the identity, why.
+
+    None if there is no bundle with this ``calibrate``.
+    """
+    manifest = _intact(run)
+    if manifest is None or manifest.get("calibrate") != method:
+        return None
+    calibrator = load_calibrator(run / BUNDLE / CALIBRATOR)
+    return calibrator, str(manifest.get("not_calibrated") or _NONE_BETTER)
+
+
+def _intact(run: Path) -> dict[str, Any] | None:
+    """The content of ``bundle.json``; None if there is no bundle of this run, or a damaged one."""
+    folder = run / BUNDLE
+    with suppress(OSError, ValueError):
+        manifest = _manifest(folder)
+        for name in _CONTENT:
+            _content(folder / name, manifest["files"][name])
+        if manifest["run"] == run_folder.hash_of(run / run_folder.RESULT):
+            return manifest
+    return None
 
 
 # ---------------------------------------------------------------------------------------------------- writing
@@ -264,9 +285,10 @@ def check_method(text: str) -> str:
 
 
 def ensure_bundle(run: Run, method: str, say: Callable[[str], object]) -> None:
-    """Write the bundle of a run, unless there is one already that was asked for in the same way.
+    """Write the bundle of a run, unless it exists with the same `calibrate`.
 
-    If the data of the run are not there, a warning says that no bundle is written.
+    If the data of the run are not there, a warning says that no bundle is written, or that it stays as it
+    was. A damaged bundle is written again.
 
     Args:
         run: the finished run.
@@ -274,18 +296,17 @@ def ensure_bundle(run: Run, method: str, say: Callable[[str], object]) -> None:
         say: a function to call with what is going on.
     """
     with FolderLock(run.folder, "writing the bundle"):
-        folder = run.folder / BUNDLE
-        with suppress(OSError, ValueError):  # a damaged bundle is written again
-            manifest = _manifest(folder)
-            for name in _CONTENT:
-                _content(folder / name, manifest["files"][name])
-            same_run = manifest["run"] == run_folder.hash_of(run.folder / run_folder.RESULT)
-            if same_run and manifest.get("calibrate") == method:
-                return
+        manifest = _intact(run.folder)
+        if manifest is not None and manifest.get("calibrate") == method:
+            return
         try:
             _ = run.data
         except (FileNotFoundError, ConnectionError, ImportError) as error:
-            warnings.warn(f"no bundle is written, because the data are not there: {error}", stacklevel=2)
+            what = "no bundle is written"
+            if manifest is not None:
+                kept = load_calibrator(run.folder / BUNDLE / CALIBRATOR).key
+                what = f"the bundle stays as it was, with the calibrator {kept}"
+            warnings.warn(f"{what}, because the data are not there: {error}", stacklevel=2)
             return
         say("choosing a calibrator" if method == "auto" else "writing the bundle")
         write_bundle(run, method)
@@ -309,7 +330,7 @@ def write_bundle(run: Run, method: str = "auto") -> Calibrator:
         RecipeError: there is no such calibrator, or it cannot be fitted to the validation data.
     """
     folder, data = run.folder / BUNDLE, run.data
-    calibrator = fitted_calibrator(run, check_method(method))
+    calibrator, reason = _chosen(run, check_method(method))
     choice = self_contained(run.model, without_starting_weights(run.recipe.model))
     inputs, _ = data.validation.batch(torch.zeros(1, dtype=torch.long))
     named = inputs if isinstance(inputs, dict) else {"": inputs}
@@ -330,6 +351,7 @@ def write_bundle(run: Run, method: str = "auto") -> Calibrator:
         "run": run_folder.hash_of(run.folder / run_folder.RESULT),
         "recipe": {"name": run.recipe.name, "loss": run.recipe.loss, "seed": run.recipe.seed},
         "calibrate": method,
+        "not_calibrated": reason,
         "class_names": list(data.class_names),
         "model": {"name": choice.name, "options": dict(choice.options)},
         "about": _without_tensors(data),
@@ -353,6 +375,11 @@ def fitted_calibrator(run: Run, method: str) -> Calibrator:
     elements that are all predicted correctly. If the predictions are too large to be stored, it takes
     temperature scaling without a comparison.
     """
+    return _chosen(run, method)[0]
+
+
+def _chosen(run: Run, method: str) -> tuple[Calibrator, str]:
+    """The calibrator, and the reason if it is the identity."""
     if method not in ("auto", "none"):
         try:
             named = run.calibrator(method)
@@ -361,39 +388,70 @@ def fitted_calibrator(run: Run, method: str) -> Calibrator:
                 f"calibrator {method} cannot be fitted to the validation data: {error}"
             ) from error
         assert named is not None
-        return named
+        return named, _NONE_WANTED if isinstance(named, Identity) else ""
     identity = Identity()
     identity.fitted_to(torch.ones(run.data.num_classes))
     if method == "none":
-        return identity
+        return identity, _NONE_WANTED
+    passed_over = ""
     try:
-        fits = _ranked(run.predictions("validation"))
-        for fit in fits:
+        for key, fit in _ranked(run.predictions("validation")):
+            if key == Identity.key:
+                return identity, passed_over or _NONE_BETTER
             with warnings.catch_warnings(record=True) as caught:
                 warnings.simplefilter("always")
                 found = fit()
             if not caught:
-                return found
+                return found, ""
+            message = " ".join(str(caught[0].message).split())
+            passed_over = passed_over or f"every better calibrator gives a warning ({key}: {message})"
     except ValueError as error:
         warnings.warn(f"no calibrator was fitted to the validation data: {error}", stacklevel=2)
-    return identity
+        return identity, f"no calibrator could be fitted ({error})"
+    return identity, passed_over or "there are too few labelled validation data to compare calibrators"
 
 
-def _ranked(batches: Batches) -> Iterator[Callable[[], Calibrator]]:
-    """Functions that fit a calibrator to all of the data, from the best by cross-validated likelihood on."""
+def _ranked(batches: Batches) -> Iterator[tuple[str, Callable[[], Calibrator]]]:
+    """Calibrators and functions that fit them, from the best by cross-validated likelihood on.
+
+    Of large data a part is compared. A calibrator that can learn batch by batch is then fitted to all of the
+    data, another one to that part.
+    """
     if not isinstance(batches, list):
-        yield lambda: Temperature().fit_batches(batches)
+        yield Temperature.key, lambda: Temperature().fit_batches(batches)
         return
-    ((logits, labels),) = batches
-    step = max(1, -(-logits.numel() // _MANY))
-    logits, labels = logits[::step], labels[::step]
+    ((all_logits, all_labels),) = batches
+    logits, labels = _part(all_logits, all_labels)
     valid = (labels != -100).unsqueeze(1).flatten(1)
     parts = int(valid.any(1).sum())
     if parts < 2:  # nothing to compare by
         return
     few = ["temperature"] if int(valid.sum()) < _FEW else None
+    rows = max(1, _MANY // all_logits[0].numel())
+    chunks = list(zip(all_logits.split(rows), all_labels.split(rows), strict=True))
     for each in rank(logits, labels, candidates=few, folds=min(5, parts)).candidates:
-        yield partial(create_calibrator(each.key).fit, logits, labels)
+        calibrator = create_calibrator(each.key)
+        if logits is not all_logits and isinstance(calibrator, Scaling):
+            yield each.key, partial(calibrator.fit_batches, chunks)
+        else:
+            yield each.key, partial(calibrator.fit, logits, labels)
+
+
+def _part(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+    """At most about `_MANY` logits and their labels: some pixels of each image, or some of the elements."""
+    if logits.numel() <= _MANY:
+        return logits, labels
+    step = -(-logits.shape[0] * logits.shape[1] // _MANY)  # 1 for all but a huge number of images
+    logits, labels = logits[::step], labels[::step]
+    if logits.ndim == 2:
+        return logits, labels
+    logits, labels = logits.flatten(2), labels.flatten(1)
+    count = min(labels.shape[1], max(1, _MANY // (logits.shape[0] * logits.shape[1])))
+    # At random, because every n-th pixel may be of the same column. Pixels with a label come first.
+    order = torch.rand(labels.shape, generator=torch.Generator().manual_seed(0))
+    chosen = order.masked_fill(labels == -100, -1).topk(count, 1).indices
+    each_class = chosen.unsqueeze(1).expand(-1, logits.shape[1], -1)
+    return logits.gather(2, each_class), labels.gather(1, chosen)
 
 
 def _without_tensors(data: DataSets) -> dict[str, Any]:

@@ -174,8 +174,8 @@ class Study:
         with self._locked():
             known = self._study.get_trials(deepcopy=False)
             begun = [trial for trial in known if trial.state is not TrialState.WAITING]
-            left = (trial for trial in begun if trial.state is TrialState.RUNNING)
-            number = next((trial.number for trial in left if self._acquired(trial.number)), None)
+            left = [trial.number for trial in begun if trial.state is TrialState.RUNNING]
+            number = next((each for each in left if each < trials and self._acquired(each)), None)
             if number is None and len(begun) >= trials:
                 return None
             seed = self.recipe.seed * 1_000_003 + (len(begun) if number is None else number)

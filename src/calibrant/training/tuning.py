@@ -32,6 +32,9 @@ from calibrant.training.sweeps import Setting, check_setting, load_settings, met
 _SECONDS_BETWEEN_ATTEMPTS = 0.2
 """The pause before this process asks again whether the trials of other processes have ended."""
 
+_LOGGED = ("nll", "ece", "adaptive-ece", "accuracy")
+"""The criteria that every training logs after each epoch."""
+
 
 def tune(
     recipe: Recipe,
@@ -109,6 +112,8 @@ def tune(
 
         tuner = _Tuner(recipe, place, criterion, defaults, data, fabric, progress, say)
         tuner.study = together(open_study, "opening the study")
+        if prune and not _is_logged(criterion, recipe):
+            say(f"{criterion} is not logged after each epoch: no trial is stopped early")
         try:
             while (claimed := tuner.claim(trials)) is not None:
                 tuner.work_on(*claimed, trials, prune=prune)
@@ -116,6 +121,11 @@ def tune(
             if tuner.study is not None:
                 tuner.study.give_up()
         return tuner.result(space, resamples)
+
+
+def _is_logged(criterion: Criterion, recipe: Recipe) -> bool:
+    """Whether training logs the criterion after each epoch."""
+    return str(criterion) in (*_LOGGED, recipe.select)
 
 
 def space_of(recipe: Recipe) -> tuple[tuple[Range, ...], dict[str, float]]:
