@@ -28,9 +28,9 @@ from calibrant.training.loop import train
 from calibrant.training.setup import make_fabric
 from tests.distributed.processes import PREPARED
 from tests.training.run_folders import assert_identical
-from tests.training.test_recipes import reduced, write_cifar, write_newsgroups
+from tests.training.test_recipes import reduced, write_cifar, write_newsgroups, write_tiny_bert
 
-RECIPES = ("synthetic", "digits-lt", "digits", "newsgroups-cnn", "cifar10-lt")
+RECIPES = ("synthetic", "digits-lt", "digits", "newsgroups-cnn", "cifar10-lt", "newsgroups-bert")
 """The shipped recipes that take a few seconds with small data."""
 
 KINDS = 30
@@ -53,7 +53,7 @@ class Setting:
         """One of the settings; the first is the fastest that has everything but a second process."""
         draw = random.Random(kind)
         options = {
-            "loss": draw.choice(["ce", "cals-alm[margin=1]", "adafocal", "focal"]),
+            "loss": draw.choice(["ce", "cals-alm[margin=1]", "adafocal", "ada-scale"]),
             "select": draw.choice(["last", "nll", "accuracy", "nll-after-temperature"]),
             "average": draw.choice([0.0, 0.9]),
             "accumulate": draw.choice([1, 2]),
@@ -82,6 +82,7 @@ def files(folder: Path) -> tuple[Path, Path]:
             root.mkdir(parents=True)
             write_cifar(root, per_class)
         write_newsgroups(few)
+        write_tiny_bert(few / "newsgroups-bert")
     return few, many
 
 
@@ -101,7 +102,8 @@ def live(setting: Setting, folder: Path, roots: tuple[Path, Path], rank: int, po
         os.environ.update(TORCHELASTIC_RUN_ID="kills", MASTER_ADDR="127.0.0.1")
     recipe, root = reduced(setting.name, roots)
     batch_size = max(4, recipe.batch_size // 12 * 4)  # about six steps in an epoch
-    epochs = 2 if setting.name in ("newsgroups-cnn", "cifar10-lt") else 3  # these take longest
+    slow = ("newsgroups-cnn", "newsgroups-bert", "cifar10-lt")
+    epochs = 2 if setting.name in slow else 3
     recipe = recipe.override([f"batch_size={batch_size}", f"epochs={epochs}", *setting.changes])
     fabric = make_fabric(recipe, accelerator="cpu", devices=setting.processes)
     fabric.launch()

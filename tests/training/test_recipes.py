@@ -216,7 +216,8 @@ def reduced(name, roots):
     if colon:
         pytest.importorskip(PACKAGES[prefix])
     if prefix == "hf":
-        write_tiny_bert(few / name)
+        if not (few / name).exists():
+            write_tiny_bert(few / name)
         changes += [f"model.name=hf:{few / name}", f"data.tokenizer={name}"]
     elif colon:
         changes += ["model.pretrained=false"]  # the weights would have to be downloaded
