@@ -463,7 +463,11 @@ def test_the_help_lists_every_method():
 
 @pytest.mark.parametrize(
     ("command", "parameter", "suffixes"),
-    [("evaluate", "files", FORMATS), ("apply", "output", WRITERS), ("predict", "output", WRITERS)],
+    [
+        ("evaluate", "files", FORMATS),
+        ("apply", "output", WRITERS),
+        ("predict", "output", [*WRITERS, ".csv", ".npz"]),  # the last two with --input
+    ],
 )
 def test_the_help_lists_every_format(command, parameter, suffixes):
     commands = typer.main.get_command(cli.app).commands

@@ -253,6 +253,7 @@ def assert_identical(state: dict[str, Tensor], expected: dict[str, Tensor]) -> N
     assert [name for name in expected if not torch.equal(state[name], expected[name])] == []
 
 
+@pytest.mark.filterwarnings("ignore::calibrant.losses.AdaptationWarning")  # exponents learn from noise here
 @pytest.mark.parametrize("key", KEYS)
 def test_training_is_that_of_one_process(key: str, apart: list[Results]) -> None:
     alone = train(None, key)

@@ -98,6 +98,7 @@ def test_the_sampler_repeats_an_element_that_does_not_count(apart: list[dict[str
             assert process[key]["whole"]["samples"] == VALIDATION
 
 
+@pytest.mark.filterwarnings("ignore::calibrant.losses.AdaptationWarning")  # exponents learn from noise here
 @pytest.mark.parametrize("key", KEYS)
 def test_training_is_that_of_one_process(key: str, apart: list[dict[str, Any]]) -> None:
     alone = train(Fabric(accelerator="cpu", devices=1), key)
