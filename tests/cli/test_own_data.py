@@ -11,7 +11,8 @@ from calibrant.training.runs import Run
 from tests.training.data.test_on_disk import write_folders
 from tests.training.data.test_table import people, write_csv
 
-from .test_train import QUICK, fail, invoke, succeed
+from .commands import fail, invoke, printed
+from .test_train import QUICK
 
 
 @pytest.fixture(autouse=True)
@@ -43,7 +44,7 @@ def test_a_table_is_trained_and_used():
 
 def test_the_target_and_changes():
     write_csv(Path("people.csv"), people())
-    succeed(
+    printed(
         "train",
         "--data",
         "people.csv",
@@ -67,23 +68,23 @@ def test_the_recipe_can_be_printed_and_followed_elsewhere(monkeypatch):
     assert Recipe.load("mine.toml").name == "people"
     Path("elsewhere").mkdir()
     monkeypatch.chdir("elsewhere")
-    assert "runs/people/runs/ls-seed0: people, ls" in succeed("train", "../mine.toml", "--loss", "ls", *QUICK)
+    assert "runs/people/runs/ls-seed0: people, ls" in printed("train", "../mine.toml", "--loss", "ls", *QUICK)
 
 
 def test_a_run_goes_on_with_the_same_command():
     write_csv(Path("people.csv"), people())
     command = ("train", "--data", "people.csv", *QUICK, "--output", "a")
-    succeed(*command)
-    assert "nothing was trained" in succeed(*command)
+    printed(*command)
+    assert "nothing was trained" in printed(*command)
     write_csv(Path("people.csv"), people(seed=1))
     assert "the data have changed since the run in a began" in fail(*command)
     write_csv(Path("people.csv"), people(), ";")
-    assert "nothing was trained" in succeed(*command)
+    assert "nothing was trained" in printed(*command)
 
 
 def test_images_are_trained():
     write_folders(Path("insects"), parts=("",))
-    output = succeed("train", "--data", "insects", *QUICK, "--set", "model.width=8")
+    output = printed("train", "--data", "insects", *QUICK, "--set", "model.width=8")
     assert "runs/insects/runs/ce-seed0: insects, ce" in output
 
 

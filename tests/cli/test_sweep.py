@@ -7,11 +7,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 import typer
-from typer.testing import CliRunner
 
 from calibrant import cli
 from calibrant.reports.sweep_files import FILES
 from calibrant.training import sweeps
+from tests.cli.commands import fail_at_once, invoke, succeed
 
 DATA = "data=synthetic[classes=3,features=4,train_size=60,validation_size=40,test_size=41]"
 SMALL = ("--set", "epochs=1", "--set", DATA, "--set", "batch_size=8", "--accelerator", "cpu")
@@ -21,27 +21,6 @@ SWEEP = ("sweep", "digits-lt", "--loss", "mbls", *SMALL, "--resamples", 10, "--o
 @pytest.fixture(autouse=True)
 def _in_an_empty_folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-
-
-def invoke(*arguments):
-    return CliRunner().invoke(cli.app, [str(argument) for argument in arguments])
-
-
-def succeed(*arguments):
-    result = invoke(*arguments)
-    assert result.exit_code == 0, result.output
-    return result
-
-
-def fail(*arguments):
-    """Run a command that fails before anything is written, and return its one-line error."""
-    before = sorted(Path().rglob("*"))
-    result = invoke(*arguments)
-    assert (result.exit_code, result.stdout) == (2, ""), result.output
-    (line,) = result.stderr.splitlines()
-    assert line.startswith("calibrant: ")
-    assert sorted(Path().rglob("*")) == before
-    return line
 
 
 def test_a_sweep_writes_tables_and_curves_and_tests_only_its_choice():
@@ -100,7 +79,7 @@ def test_seed_and_loss_are_the_recipes_by_default():
 )
 def test_errors_are_one_clear_line_before_anything_is_trained(arguments, expected, monkeypatch):
     monkeypatch.setattr(sweeps, "train", lambda *_, **__: pytest.fail("trained"))
-    assert expected in fail(*SWEEP, *arguments)
+    assert expected in fail_at_once(*SWEEP, *arguments)
 
 
 def test_options_have_to_be_given():
@@ -116,14 +95,14 @@ def test_a_sweep_does_not_write_over_its_data(name):
     with file.open("wb") as stream:
         np.savez(stream, features=np.zeros((60, 4), np.float32), labels=np.arange(60) % 3)
     data = ("--data-root", ".", "--set", f"data=npz[file={file}]")
-    assert "is one of the files to read" in fail(*SWEEP, *data, "--over", "margin=4,6")
+    assert "is one of the files to read" in fail_at_once(*SWEEP, *data, "--over", "margin=4,6")
 
 
 def test_a_sweep_does_not_write_over_its_recipe():
     Path("out").mkdir()
     Path("out/sweep.md").write_text('model = "mlp"\ndata = "digits"\n')
     arguments = ("sweep", "out/sweep.md", "--loss", "mbls", "--over", "margin=4,6", "--output", "out")
-    assert "is one of the files to read" in fail(*arguments)
+    assert "is one of the files to read" in fail_at_once(*arguments)
 
 
 def test_values_may_be_lists_and_texts():

@@ -12,15 +12,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from typer.testing import CliRunner
 
-from calibrant import LOSSES, cli, evaluate
+from calibrant import LOSSES, evaluate
 from calibrant.calibrators import create_calibrator
 from calibrant.predictions import open_predictions
 from calibrant.reports import comparison_page
 from calibrant.training.data import TensorSplit
 from calibrant.training.recipe import Recipe, shipped_recipes
 from calibrant.training.runs import Run
+from tests.cli.commands import fail, invoke, printed
 from tests.permissions import unreadable
 from tests.training.data.test_in_memory import write_cifar10, write_cifar10_c, write_svhn
 
@@ -32,41 +32,22 @@ def _in_an_empty_folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
 
 
-def invoke(*arguments):
-    return CliRunner().invoke(cli.app, [str(argument) for argument in arguments])
-
-
-def succeed(*arguments):
-    result = invoke(*arguments)
-    assert result.exit_code == 0, result.output
-    return result.output
-
-
-def fail(*arguments):
-    """Run a command that fails, and return its one-line error."""
-    result = invoke(*arguments)
-    assert result.exit_code == 2, result.output
-    (line,) = [line for line in result.stderr.splitlines() if line.startswith("calibrant: ")]
-    assert result.stderr.rstrip().endswith(line)
-    return line
-
-
 def logits_and_labels(path):
     with np.load(path) as content:
         return content["logits"], content["labels"]
 
 
 def test_train_then_predict_then_evaluate():
-    output = succeed("train", "digits-lt", "--loss", "cals-alm[margin=6]", *QUICK, "--output", "runs/a")
+    output = printed("train", "digits-lt", "--loss", "cals-alm[margin=6]", *QUICK, "--output", "runs/a")
     assert re.search(
         r"runs/a: digits-lt, cals-alm\[margin=6\], seed 0, 2 epochs; validation accuracy", output
     )
     recipe = Recipe.load("runs/a/recipe.toml")
     assert (recipe.loss, recipe.epochs, recipe.seed) == ("cals-alm[margin=6]", 2, 0)
-    succeed("predict", "runs/a", "--split", "validation", "--output", "v.npz")
+    printed("predict", "runs/a", "--split", "validation", "--output", "v.npz")
     file = open_predictions(Path("v.npz"))
     assert (file.rows, file.num_classes, file.class_names[0]) == (400, 10, "0")
-    assert "ECE" in succeed("evaluate", "v.npz", "--resamples", "0")
+    assert "ECE" in printed("evaluate", "v.npz", "--resamples", "0")
     for found, stored in zip(
         logits_and_labels("v.npz"), logits_and_labels("runs/a/validation.npz"), strict=True
     ):
@@ -74,7 +55,7 @@ def test_train_then_predict_then_evaluate():
 
 
 def test_train_ends_with_the_test_figures():
-    output = succeed("train", "digits-lt", *QUICK, "--output", "a")
+    output = printed("train", "digits-lt", *QUICK, "--output", "a")
     logits, labels = (torch.from_numpy(part) for part in logits_and_labels("a/test.npz"))
     on_validation = [torch.from_numpy(part) for part in logits_and_labels("a/validation.npz")]
     scaled = create_calibrator("temperature").fit(*on_validation)
@@ -85,7 +66,7 @@ def test_train_ends_with_the_test_figures():
         f"ECE {100 * after['ece']:.2f} %, NLL {after['nll']:.4f}\n"
     ) in output
     Path("a/test.npz").unlink()
-    assert "test accuracy" not in succeed("train", "digits-lt", *QUICK, "--output", "a")
+    assert "test accuracy" not in printed("train", "digits-lt", *QUICK, "--output", "a")
 
 
 @pytest.mark.filterwarnings("default::calibrant.losses.AdaptationWarning")
@@ -104,9 +85,9 @@ def test_a_finished_run_is_said_to_be_one_and_its_data_to_have_changed():
     np.savez("mine.npz", features=features, labels=labels)
     data = ("--data-root", ".", "--set", "data=npz[file=mine.npz]")
     command = ("train", "digits-lt", *data, *QUICK, "--output", "a")
-    first = succeed(*command)
+    first = printed(*command)
     assert "nothing was trained" not in first
-    again = succeed(*command)
+    again = printed(*command)
     said = "The run in a was finished before; nothing was trained.\n"
     assert again.startswith(said)
     assert first.endswith(again.removeprefix(said))
@@ -115,32 +96,32 @@ def test_a_finished_run_is_said_to_be_one_and_its_data_to_have_changed():
     Path("mine.npz").write_bytes(b"damaged")
     assert "mine.npz" in fail(*command)
     Path("mine.npz").unlink()
-    assert "nothing was trained" in succeed(*command)
+    assert "nothing was trained" in printed(*command)
 
 
 def test_a_part_that_was_not_stored_is_predicted_by_the_model():
-    succeed("train", "digits-lt", *QUICK, "--output", "a")
+    printed("train", "digits-lt", *QUICK, "--output", "a")
     before, _ = logits_and_labels("a/test.npz")
     Path("a/test.npz").unlink()
-    succeed("predict", "a", "--output", "again.npz")
+    printed("predict", "a", "--output", "again.npz")
     np.testing.assert_allclose(logits_and_labels("again.npz")[0], before, rtol=1e-5, atol=1e-5)
-    succeed("predict", "a", "--split", "train", "--output", "train.safetensors")
+    printed("predict", "a", "--split", "train", "--output", "train.safetensors")
     assert open_predictions(Path("train.safetensors")).rows == 206
 
 
 def test_output_has_a_default_of_its_own_for_each_loss_and_seed():
-    succeed("train", "digits-lt", "--loss", "ls[smoothing=0.1]", "--seed", "3", *QUICK)
+    printed("train", "digits-lt", "--loss", "ls[smoothing=0.1]", "--seed", "3", *QUICK)
     assert Path("runs/digits-lt/runs/ls-smoothing=0.1-seed3/result.json").is_file()
 
 
 def test_compare_writes_tables_pictures_and_a_page_and_trains_only_what_is_missing():
     losses = "ce,cals-alm[margin=6,penalty=p2],adafocal[adapt=3]"
     arguments = ("compare", "digits-lt", "--losses", losses, *QUICK, "--resamples", "50", "--output", "out")
-    first = succeed(*arguments, "--seeds", "0")
+    first = printed(*arguments, "--seeds", "0")
     assert re.search(r"^ *ce +\d", first, re.MULTILINE)
     assert re.search(r"cals-alm\[margin=6,penalty=p2\] +\d", first)
     kept = Path("out/runs/ce-seed0/model.safetensors").stat().st_mtime_ns
-    succeed(*arguments, "--seeds", "0,1")
+    printed(*arguments, "--seeds", "0,1")
     assert Path("out/runs/ce-seed0/model.safetensors").stat().st_mtime_ns == kept
     assert {path.name for path in Path("out").iterdir()} == {*comparison_page.FILES, "runs", "plots", ".lock"}
     results = json.loads(Path("out/results.json").read_text())
@@ -161,7 +142,7 @@ def test_compare_detects_other_data():
     Path("data").mkdir()
     np.savez("data/noise.npz", features=rng.random((50, 64), dtype=np.float32), labels=np.arange(50) % 10)
     ood = "npz[file=noise.npz,validation=0,test=1,normalisation=none]"
-    output = succeed(
+    output = printed(
         "compare", "digits-lt", "--losses", "ce", "--seeds", "0", *QUICK, "--ood", ood, "--output", "o"
     )
     assert "AUROC, npz" in output
@@ -187,7 +168,7 @@ def test_other_data_are_normalised_as_the_models_were(kind):
     recipe = ["data=npz[file=own.npz]", "model=mlp" if kind == "features" else "model=cnn", "epochs=1"]
     changes = [part for change in recipe for part in ("--set", change)]
     arguments = ("compare", "digits-lt", "--losses", "ce", "--seeds", "0", *changes, "--output", "o")
-    succeed(*arguments, "--ood", "npz[file=other.npz,validation=0,test=1]")
+    printed(*arguments, "--ood", "npz[file=other.npz,validation=0,test=1]")
     (found,) = json.loads(Path("o/results.json").read_text())["runs"]["ce"]["detection"].values()
     run = Run("o/runs/ce-seed0", Path("data"))
     constants = run.data.test.normalisation
@@ -220,14 +201,14 @@ def test_compare_and_predict_on_shifted_data():
     arguments = [part for change in changes for part in ("--set", change)]
     command = ("compare", "digits-lt", "--losses", "ce", "--seeds", "0", *arguments, "--output", "o")
     shift = "cifar10-c[corruption=gaussian_noise,validation=20]"
-    output = succeed(*command, "--resamples", "5", "--shift", shift, "--calibrators", "ensemble-temperature")
+    output = printed(*command, "--resamples", "5", "--shift", shift, "--calibrators", "ensemble-temperature")
     assert f"ECE on {shift}" in output
     assert "severity 5" in output
     assert "ce + ensemble-temperature" in output
     found = json.loads(Path("o/results.json").read_text())["runs"]["ce"]["shifted"][shift]
     assert list(found) == ["0", "1", "2", "3", "4", "5"]
     run = ("predict", "o/runs/ce-seed0", "--output", "p.npz", "--on")
-    assert "20 rows of test of cifar10-c" in succeed(*run, "cifar10-c[severity=3,validation=20]")
+    assert "20 rows of test of cifar10-c" in printed(*run, "cifar10-c[severity=3,validation=20]")
     logits, labels = logits_and_labels("p.npz")
     assert (logits.argmax(1) == labels).mean() == pytest.approx(found["3"][""][0]["accuracy"])
     write_svhn(Path("data"), "test")
@@ -238,15 +219,15 @@ def test_compare_and_predict_on_shifted_data():
 
 
 def test_losses_and_recipes_are_listed():
-    text = succeed("losses")
+    text = printed("losses")
     for key in LOSSES:
         assert re.search(rf"^{key} ", text, re.MULTILINE)
     for option in ("penalty_weight_max=10.0", "threshold=none", "gamma_range=[-2.0,", "through_gamma=false"):
         assert option in text  # as it can be given in brackets
-    listed = succeed("recipes")
+    listed = printed("recipes")
     for name in shipped_recipes():
         assert re.search(rf"^{name} ", listed, re.MULTILINE)
-    assert succeed("recipes", "digits-lt") == shipped_recipes()["digits-lt"]
+    assert printed("recipes", "digits-lt") == shipped_recipes()["digits-lt"]
 
 
 @pytest.mark.parametrize(
@@ -295,9 +276,9 @@ def test_losses_that_need_more_than_two_classes_are_trained(rank, monkeypatch):
     monkeypatch.setattr(comparison_page, "write_comparison", lambda *_: None)  # pictures take seconds
     loss, once = f"dual-focal[rank={rank}]", ("--set", "epochs=1", "--accelerator", "cpu", "--output", "a")
     arguments = ("--losses", loss, "--seeds", "0", "--resamples", "0", *once)
-    succeed("compare", "digits-lt", *arguments)
+    printed("compare", "digits-lt", *arguments)
     run = f"a/runs/dual-focal-rank={rank.replace('+', '-')}-seed0"
-    output = succeed("train", "digits-lt", "--loss", loss, *once[:-1], run)
+    output = printed("train", "digits-lt", "--loss", loss, *once[:-1], run)
     assert f"{run}: digits-lt, {loss}, seed 0, 1 epoch" in output
     assert "nothing was trained" in output
 
@@ -325,14 +306,14 @@ NONE = "cals-alm[penalty_weight_max=none]"
 )
 def test_none_is_an_option_of_a_loss_and_survives_the_file_of_a_recipe(given):
     command = ("train", "digits-lt", *given, *QUICK, "--output", "a")
-    succeed(*command)
+    printed(*command)
     recipe = Recipe.load("a/recipe.toml")
     assert recipe.create_loss(10).penalty_weight_max is None
     assert Recipe.from_toml(recipe.to_toml()) == recipe
-    assert "nothing was trained" in succeed(*command)
+    assert "nothing was trained" in printed(*command)
     for file in ("result.json", "model.safetensors"):  # as if it had been stopped after the last epoch
         Path("a", file).unlink()
-    succeed(*command)
+    printed(*command)
     assert Path("a/result.json").is_file()
 
 
@@ -342,7 +323,7 @@ def test_a_recipe_of_any_name_stays_in_its_folder(name, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path / "deep" / "er")
     recipe = Recipe.load("digits-lt").override(["epochs=1", "model.hidden=[2]"])
     Path("odd.toml").write_text(replace(recipe, name=name).to_toml())
-    succeed("train", "odd.toml", "--accelerator", "cpu")
+    printed("train", "odd.toml", "--accelerator", "cpu")
     ((folder,),) = [list(Path("runs").glob("*/runs/ce-seed0"))]
     assert (folder / "result.json").is_file()
     assert {path.name for path in tmp_path.rglob("*") if path.is_file() and "runs" not in path.parts} == {
@@ -368,7 +349,7 @@ def test_folders_that_are_none_are_refused_in_one_line():
 
 
 def test_folders_that_may_not_be_read_are_refused_in_one_line(tmp_path):
-    succeed("train", "digits-lt", *QUICK, "--set", "model.hidden=[2]", "--output", "a")
+    printed("train", "digits-lt", *QUICK, "--set", "model.hidden=[2]", "--output", "a")
     tmp_path.chmod(0o777)  # for the output of predict, whoever runs the tests
     with unreadable(tmp_path / "a"):
         assert "ermission" in fail("predict", "a", "--output", "p.npz")
@@ -378,7 +359,7 @@ def test_folders_that_may_not_be_read_are_refused_in_one_line(tmp_path):
 
 def test_damaged_files_of_a_run_are_one_line():
     command = ("train", "digits-lt", *QUICK, "--set", "model.hidden=[2]", "--output", "a")
-    succeed(*command)
+    printed(*command)
     weights, result = Path("a/model.safetensors"), Path("a/result.json")
     content = bytearray(weights.read_bytes())
     for position in range(5):
@@ -393,8 +374,8 @@ def test_damaged_files_of_a_run_are_one_line():
         assert "result.json is damaged" in fail("predict", "a", "--output", "p.npz")
         assert "result.json is damaged" in fail(*command)
     result.unlink()
-    succeed(*command)
-    succeed("predict", "a", "--split", "train", "--output", "p.npz")
+    printed(*command)
+    printed("predict", "a", "--split", "train", "--output", "p.npz")
 
 
 def test_arrays_without_elements_are_one_line():
@@ -412,7 +393,7 @@ def test_arrays_without_elements_are_one_line():
 
 
 def test_a_folder_of_another_recipe_is_left_alone():
-    succeed("train", "digits-lt", *QUICK, "--output", "a")
+    printed("train", "digits-lt", *QUICK, "--output", "a")
     before = Path("a/model.safetensors").read_bytes()
     line = fail("train", "digits-lt", "--loss", "ls", *QUICK, "--output", "a")
     assert 'a holds a run of another recipe (there: loss = "ce")' in line
@@ -442,7 +423,7 @@ def test_the_program_starts_from_any_folder_and_under_torchrun(tmp_path):
     assert result.stdout.count("two: digits-lt, cals-alm, seed 0, 2 epochs") == 1
     assert "lightning_fabric.fabric\n" in result.stderr
     assert "torchmetrics." not in result.stderr  # takes seconds to import, and nothing needs it
-    succeed("train", "digits-lt", *arguments[:-1], "one")
+    printed("train", "digits-lt", *arguments[:-1], "one")
     one, two = (logits_and_labels(f"{name}/test.npz") for name in ("one", "two"))
     np.testing.assert_array_equal(one[1], two[1])
     np.testing.assert_allclose(one[0], two[0], rtol=1e-3, atol=1e-4)

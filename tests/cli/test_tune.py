@@ -7,10 +7,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from typer.testing import CliRunner
 
-from calibrant import cli
 from calibrant.reports.tuning_files import FILES
+from tests.cli.commands import fail_at_once, invoke, succeed
 
 DATA = "data=synthetic[classes=3,features=4,train_size=60,validation_size=40,test_size=41]"
 SMALL = ("--set", "epochs=1", "--set", DATA, "--set", "batch_size=20", "--accelerator", "cpu")
@@ -20,27 +19,6 @@ TUNE = ("tune", "digits-lt", "--loss", "mbls[margin=4]", *SMALL, "--resamples", 
 @pytest.fixture(autouse=True)
 def _in_an_empty_folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-
-
-def invoke(*arguments):
-    return CliRunner().invoke(cli.app, [str(argument) for argument in arguments])
-
-
-def succeed(*arguments):
-    result = invoke(*arguments)
-    assert result.exit_code == 0, result.output
-    return result
-
-
-def fail(*arguments):
-    """Run a command that fails without writing anything, and return its one-line error."""
-    before = sorted(Path().rglob("*"))
-    result = invoke(*arguments)
-    assert (result.exit_code, result.stdout) == (2, ""), result.output
-    (line,) = result.stderr.splitlines()
-    assert line.startswith("calibrant: ")
-    assert sorted(Path().rglob("*")) == before
-    return line
 
 
 def test_a_study_writes_tables_curves_and_a_page_and_tests_only_its_choice():
@@ -64,10 +42,10 @@ def test_a_study_writes_tables_curves_and_a_page_and_tests_only_its_choice():
     again = succeed(*TUNE, "--trials", 3, "--by", "ece")
     assert again.stdout == output
     assert "epoch 1/1" not in again.stderr
-    assert "is chosen by ece, not nll" in fail(*TUNE, "--trials", 3)
-    other = fail(*TUNE, "--set", "seed=3", "--by", "ece")
+    assert "is chosen by ece, not nll" in fail_at_once(*TUNE, "--trials", 3)
+    other = fail_at_once(*TUNE, "--set", "seed=3", "--by", "ece")
     assert "belongs to another recipe (there: seed = 0)" in other
-    assert "there: loss = " in fail(*TUNE, "--loss", "ls", "--by", "ece")
+    assert "there: loss = " in fail_at_once(*TUNE, "--loss", "ls", "--by", "ece")
 
 
 def test_a_criterion_that_is_not_logged_stops_no_trial_and_says_so():
@@ -95,7 +73,7 @@ def test_the_folder_is_named_after_recipe_and_loss_by_default():
     ],
 )
 def test_errors_are_one_clear_line_before_anything_is_trained(arguments, expected):
-    assert expected in fail(*TUNE, *arguments)
+    assert expected in fail_at_once(*TUNE, *arguments)
 
 
 def test_the_missing_package_is_named_in_one_line(monkeypatch):
@@ -105,7 +83,7 @@ def test_the_missing_package_is_named_in_one_line(monkeypatch):
         monkeypatch.delitem(sys.modules, name, raising=False)
     monkeypatch.setitem(sys.modules, "optuna", None)
     expected = "calibrant: calibrant tune needs the package optuna: pip install 'calibrant[tune]'"
-    assert fail(*TUNE) == expected
+    assert fail_at_once(*TUNE) == expected
 
 
 def test_a_study_does_not_write_over_its_data():
@@ -114,7 +92,7 @@ def test_a_study_does_not_write_over_its_data():
     with file.open("wb") as stream:
         np.savez(stream, features=np.zeros((60, 4), np.float32), labels=np.arange(60) % 3)
     data = ("--data-root", ".", "--set", f"data=npz[file={file}]")
-    assert "is one of the files to read" in fail(*TUNE, *data)
+    assert "is one of the files to read" in fail_at_once(*TUNE, *data)
 
 
 def test_unknown_options_and_bad_numbers_are_refused_by_the_parser():

@@ -10,16 +10,15 @@ import pytest
 import torch
 from PIL import Image
 from torch import nn
-from typer.testing import CliRunner
 
 import calibrant
-from calibrant import cli
 from calibrant.calibrators import CALIBRATORS, Ranked, Ranking, create_calibrator, load_calibrator
 from calibrant.predictions import write_probabilities
 from calibrant.training import Recipe, RecipeError, Run, bundle, run_folder, train
 from calibrant.training.bundle import Bundle, write_bundle
 from calibrant.training.data.text.tables import read_texts
 from calibrant.training.export import Probabilities, export
+from tests.cli.commands import fail, invoke, printed
 from tests.training.data.test_segmentation import write_voc
 from tests.training.data.text.writing import write_csv
 
@@ -30,23 +29,6 @@ optimizer = {{ name = "adam", lr = 0.01 }}
 data = {{ name = "{name}", {options} }}
 model = {model}
 """
-
-
-def invoke(*arguments):
-    return CliRunner().invoke(cli.app, [str(argument) for argument in arguments])
-
-
-def succeed(*arguments):
-    result = invoke(*arguments)
-    assert result.exit_code == 0, result.output
-    return result.output
-
-
-def refused(*arguments):
-    result = invoke(*arguments)
-    assert result.exit_code == 2, result.output
-    (line,) = [line for line in result.stderr.splitlines() if line.startswith("calibrant: ")]
-    return line
 
 
 def write_images(root):
@@ -145,7 +127,7 @@ def trained(request, tmp_path_factory):
     write, name, options, model = KINDS[request.param]
     raw, path, names = write(root)
     (root / "recipe.toml").write_text(RECIPE.format(name=name, options=options, model=model))
-    output = succeed(
+    output = printed(
         "train", root / "recipe.toml", "--data-root", root, "--output", root / "run", "--accelerator", "cpu"
     )
     place = root / "run" / "bundle"
@@ -189,7 +171,7 @@ def test_predict_writes_a_row_for_each_new_input(trained, tmp_path):
     run, _, path, names = trained
     _, probabilities = expected(run)
     classes = calibrant.load(run).classes
-    output = succeed("predict", run, "--input", path, "--output", tmp_path / "out.csv")
+    output = printed("predict", run, "--input", path, "--output", tmp_path / "out.csv")
     assert output == f"{tmp_path / 'out.csv'}: {len(names)} inputs of {path}\n"
     with (tmp_path / "out.csv").open(encoding="utf-8", newline="") as stream:
         rows = list(csv.DictReader(stream))
@@ -197,7 +179,7 @@ def test_predict_writes_a_row_for_each_new_input(trained, tmp_path):
     assert [row["prediction"] for row in rows] == [classes[label] for label in probabilities.argmax(1)]
     columns = [[float(row[f"probability_{name}"]) for name in classes] for row in rows]
     np.testing.assert_allclose(columns, probabilities, atol=1e-5)
-    succeed("predict", run / "bundle", "--input", path, "--output", tmp_path / "out.npz")
+    printed("predict", run / "bundle", "--input", path, "--output", tmp_path / "out.npz")
     with np.load(tmp_path / "out.npz") as content:
         np.testing.assert_allclose(content["probabilities"], probabilities, atol=1e-5)
         assert content["names"].tolist() == names
@@ -221,12 +203,12 @@ def test_onnx_and_torch_graphs_predict_the_same(trained, tmp_path):
     _, probabilities = expected(run)
     loaded = calibrant.load(run, device="cpu")
     inputs = before_the_graph(loaded, raw)
-    assert "to probabilities of" in succeed("export", run, "--output", tmp_path / "a.onnx")
+    assert "to probabilities of" in printed("export", run, "--output", tmp_path / "a.onnx")
     session = runtime.InferenceSession(tmp_path / "a.onnx")
     for count in (1, len(inputs)):
         (found,) = session.run(["probabilities"], {"inputs": inputs[:count].numpy()})
         np.testing.assert_allclose(found, probabilities[:count], atol=1e-5)
-    succeed("export", run, "--format", "torch", "--output", tmp_path / "a.pt2")
+    printed("export", run, "--format", "torch", "--output", tmp_path / "a.pt2")
     graph = torch.export.load(tmp_path / "a.pt2").module()
     for count in (1, len(inputs)):
         found = graph(inputs[:count]).detach().numpy()
@@ -266,22 +248,22 @@ def test_wrong_inputs_are_one_line(trained, tmp_path):
     other = tmp_path / "other.npz"
     np.savez(other, features=np.zeros((3, 9, 2)))
     for wrong in (tmp_path / "empty", other, tmp_path / "missing.csv"):
-        line = refused("predict", run, "--input", wrong, "--output", tmp_path / "out.csv")
+        line = fail("predict", run, "--input", wrong, "--output", tmp_path / "out.csv")
         assert str(wrong) in line
-    assert "expected a name that ends in .csv or .npz" in refused(
+    assert "expected a name that ends in .csv or .npz" in fail(
         "predict", run, "--input", path, "--output", tmp_path / "out.txt"
     )
-    assert "--input and --split" in refused(
+    assert "--input and --split" in fail(
         "predict", run, "--input", path, "--split", "test", "--output", tmp_path / "out.csv"
     )
     if path.is_file():
-        assert "is one of the files to read" in refused("predict", run, "--input", path, "--output", path)
+        assert "is one of the files to read" in fail("predict", run, "--input", path, "--output", path)
     with pytest.raises(ValueError, match=r"got .*, expected"):
         calibrant.load(run).predict_proba(7)
     assert not (tmp_path / "out.csv").exists()
-    assert "expected a name that ends in .onnx" in refused("export", run, "--output", tmp_path / "a.pt2")
-    assert "expected onnx or torch" in refused("export", run, "--format", "tf", "--output", "a.onnx")
-    assert "is a bundle, which has no data" in refused("predict", run / "bundle", "--output", "a.npz")
+    assert "expected a name that ends in .onnx" in fail("export", run, "--output", tmp_path / "a.pt2")
+    assert "expected onnx or torch" in fail("export", run, "--format", "tf", "--output", "a.onnx")
+    assert "is a bundle, which has no data" in fail("predict", run / "bundle", "--output", "a.npz")
 
 
 # --------------------------------------------------------------------------------------------- calibrators
@@ -308,7 +290,7 @@ def test_unknown_calibrators_are_refused_before_training(small, tmp_path):
         "--output",
         tmp_path / "a",
     )
-    assert "unknown calibrator 'temprature', did you mean 'temperature'?" in refused(
+    assert "unknown calibrator 'temprature', did you mean 'temperature'?" in fail(
         *arguments, "--calibrate", "temprature"
     )
     assert not (tmp_path / "a").exists()
@@ -353,13 +335,13 @@ def test_the_reason_for_no_calibrator_is_kept_in_the_bundle_and_said(small, copi
     command = ("train", copied / "recipe.toml", "--output", copied, "--data-root", small.data_root)
     place = copied / "bundle"
     for _ in range(2):  # written, and read
-        assert f"{place}: not calibrated: none was asked for; see" in succeed(*command, "--calibrate", "none")
+        assert f"{place}: not calibrated: none was asked for; see" in printed(*command, "--calibrate", "none")
     with monkeypatch.context() as patched:
         patched.setattr(bundle, "_ranked", lambda batches: iter([("identity", None)]))
-        assert f"{place}: not calibrated: no calibrator is better; see" in succeed(*command)
+        assert f"{place}: not calibrated: no calibrator is better; see" in printed(*command)
     shutil.rmtree(place)
     monkeypatch.setattr(bundle, "_ranked", lambda batches: iter([]))
-    assert "not calibrated: there are too few labelled validation data" in succeed(*command)
+    assert "not calibrated: there are too few labelled validation data" in printed(*command)
 
 
 def overconfident_maps(images, size):
@@ -481,26 +463,26 @@ def test_a_folder_without_a_bundle_says_what_to_do(small, copied, tmp_path):
         ValueError, match=r"has no bundle; write it with: calibrant train \S+ --output \S+copy$"
     ):
         calibrant.load(copied)
-    assert "has no bundle" in refused("export", copied, "--output", tmp_path / "a.onnx")
+    assert "has no bundle" in fail("export", copied, "--output", tmp_path / "a.onnx")
     with pytest.raises(
         ValueError, match=r"nowhere is not the folder of a bundle or of a run: it does not exist"
     ):
         calibrant.load(tmp_path / "nowhere")
     with pytest.raises(ValueError, match=r"is not the folder of a bundle or of a finished run"):
         calibrant.load(tmp_path)
-    succeed("train", copied / "recipe.toml", "--output", copied, "--data-root", small.data_root)
+    printed("train", copied / "recipe.toml", "--output", copied, "--data-root", small.data_root)
     assert calibrant.load(copied).calibrator.key in ("temperature", "identity")
 
 
 def test_a_bundle_that_is_there_is_kept_and_another_calibrator_replaces_it(small, copied):
     command = ("train", copied / "recipe.toml", "--output", copied, "--data-root", small.data_root)
     before = (copied / "bundle" / "bundle.json").stat().st_mtime_ns
-    assert "calibrated by temperature" in succeed(*command, "--calibrate", "temperature")
+    assert "calibrated by temperature" in printed(*command, "--calibrate", "temperature")
     assert (copied / "bundle" / "bundle.json").stat().st_mtime_ns == before
-    assert "calibrated by vector" in succeed(*command, "--calibrate", "vector")
+    assert "calibrated by vector" in printed(*command, "--calibrate", "vector")
     assert calibrant.load(copied).calibrator.key == "vector"
     (copied / "bundle" / "model.safetensors").write_bytes(b"damaged")
-    succeed(*command, "--calibrate", "vector")
+    printed(*command, "--calibrate", "vector")
     assert calibrant.load(copied).calibrator.key == "vector"
 
 
@@ -512,10 +494,10 @@ def test_a_bundle_that_was_not_finished_is_none(small, copied, monkeypatch):
 
     with monkeypatch.context() as patched:
         patched.setattr(bundle, "save_calibrator", full)
-        assert "No space left on device" in refused(*command, "--calibrate", "vector")
+        assert "No space left on device" in fail(*command, "--calibrate", "vector")
     with pytest.raises(ValueError, match="has no bundle; write it with"):
         calibrant.load(copied)
-    succeed(*command, "--calibrate", "vector")
+    printed(*command, "--calibrate", "vector")
     assert calibrant.load(copied).calibrator.key == "vector"
 
 
@@ -576,10 +558,10 @@ def test_segmentation_has_probabilities_of_every_pixel(tmp_path):
     np.testing.assert_allclose(found, probabilities, atol=1e-5)
     assert loaded.predict(images).shape == (3, 16, 16)
     folder = images[0].parent
-    assert "cannot hold probabilities of every pixel" in refused(
+    assert "cannot hold probabilities of every pixel" in fail(
         "predict", run.folder, "--input", folder, "--output", tmp_path / "a.csv"
     )
-    succeed("predict", run.folder, "--input", folder, "--output", tmp_path / "a.npz")
+    printed("predict", run.folder, "--input", folder, "--output", tmp_path / "a.npz")
     with np.load(tmp_path / "a.npz") as content:
         assert content["probabilities"].shape == (9, 21, 16, 16)
         assert "predictions" not in content
