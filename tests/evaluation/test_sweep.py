@@ -7,7 +7,8 @@ import torch
 
 from calibrant.evaluation import evaluate
 from calibrant.evaluation.comparison import Comparison, Method
-from calibrant.evaluation.sweep import Criterion, Sweep
+from calibrant.evaluation.criterion import Criterion
+from calibrant.evaluation.sweep import Sweep
 from tests.evaluations import changed
 
 EVALUATION = evaluate(5 * torch.eye(3), torch.arange(3), resamples=0)

@@ -3,7 +3,7 @@
 import json
 
 from calibrant.evaluation.comparison import Comparison
-from calibrant.evaluation.sweep import Criterion
+from calibrant.evaluation.criterion import Criterion
 from calibrant.evaluation.tuning import Trial, Tuning
 from tests.reports.test_comparison_page import method
 

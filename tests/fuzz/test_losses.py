@@ -113,7 +113,7 @@ def set_state(loss: AdaptiveLoss, generator: torch.Generator) -> None:
 
 def settings_of(loss: Loss) -> SimpleNamespace:
     """Options and state for a reference."""
-    found = SimpleNamespace(**loss.settings(), undecided=False)
+    found = SimpleNamespace(**loss.options(), undecided=False)
     for name, buffer in loss.named_buffers():
         setattr(found, name, buffer.clone())
     weight = loss.class_weight

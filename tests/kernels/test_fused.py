@@ -77,7 +77,7 @@ def batch(*shape: int, seed: int = 0) -> tuple[Tensor, Tensor]:
 
 
 def by_kernel(loss: Loss, logits: Tensor, target: Tensor) -> Tensor:
-    composition, options = loss.composition(), loss._options()
+    composition, options = loss.composition(), loss._kernel_options()
     assert composition is not None
     assert composition.has_device_form
     eager = partial(loss._unless_changed, composition, options)
@@ -407,7 +407,7 @@ def test_any_strides(name: str, layout: str, monkeypatch: pytest.MonkeyPatch) ->
 
 
 @pytest.mark.parametrize("dtype", [torch.float16] if HERE == "cpu" else [torch.float16, torch.bfloat16])
-@pytest.mark.parametrize("name", ["ce", "cals-alm", "adafocal"])
+@pytest.mark.parametrize("name", ["ce", "cals-alm", "adafocal", "ada-scale"])
 def test_half_precision(name: str, dtype: torch.dtype) -> None:
     logits, target = batch(6, 5)
     logits = logits.to(dtype)
@@ -437,7 +437,7 @@ def test_a_label_out_of_range_shows() -> None:
     logits, target = batch(3, 4)
     target[1] = 7
     loss = create("ce", 4)
-    value = fused_loss(loss.composition(), logits, target, Elements, by_torch, loss._options())
+    value = fused_loss(loss.composition(), logits, target, Elements, by_torch, loss._kernel_options())
     assert value.isnan()
 
 

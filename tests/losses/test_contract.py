@@ -580,6 +580,6 @@ def test_hyperparameters_are_keyword_only_and_attributes(key: str) -> None:
     names = LOSSES[key].hyperparameters()
     assert {"reduction", "ignore_index", "class_weight"} <= set(names)
     for name, parameter in names.items():
-        assert loss.settings()[name] == parameter.default
+        assert loss.options()[name] == parameter.default
     with pytest.raises(TypeError):
         LOSSES[key](K, 1.0)  # type: ignore[call-arg]

@@ -11,7 +11,7 @@ from calibrant.losses import AdaptiveLoss
 
 from .conftest import ADAPTIVE
 
-WITH_EVIDENCE = [key for key in ADAPTIVE if create_loss(key, 2).settings().get("evidence") == 0]
+WITH_EVIDENCE = [key for key in ADAPTIVE if create_loss(key, 2).options().get("evidence") == 0]
 """The losses of papers, which do not have the option. (`ada-scale` has its own tests.)"""
 
 

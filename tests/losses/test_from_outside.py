@@ -74,7 +74,7 @@ def test_the_gpu_kernel_computes_the_same() -> None:
     exact = logits.double().requires_grad_()
     wanted = loss(exact, target)
     wanted.backward()
-    composition, options = loss.composition(), loss._options()
+    composition, options = loss.composition(), loss._kernel_options()
     eager = partial(loss._unless_changed, composition, options)
     value = fused_loss(composition, logits.requires_grad_(), target, loss.elements, eager, options)
     value.backward()

@@ -5,8 +5,10 @@ import json
 import pytest
 
 from calibrant.evaluation.comparison import Comparison
-from calibrant.evaluation.sweep import Criterion, Sweep
-from calibrant.reports.sweep_files import FILES, curves, latex, markdown, write_sweep
+from calibrant.evaluation.criterion import Criterion
+from calibrant.evaluation.sweep import Sweep
+from calibrant.reports.chosen import markdown
+from calibrant.reports.sweep_files import FILES, curves, latex, write_sweep
 from tests.reports.test_comparison_page import method, rows
 
 

@@ -314,7 +314,7 @@ def test_few_validation_elements_leave_little_to_choose(small, monkeypatch, elem
         return Ranking((Ranked("vector", 0.0, 0.0, 0.0),))
 
     monkeypatch.setattr(bundle, "rank", noted)
-    found = bundle.fitted_calibrator(small, "auto")
+    found, _ = bundle.fitted_calibrator(small, "auto")
     assert given == ([] if asked is None else [asked])
     assert found.num_classes == 3
     assert asked is not None or found.key == "identity"
@@ -325,7 +325,7 @@ def test_a_calibrator_at_its_bound_is_passed_over(small, monkeypatch):
     monkeypatch.setattr(Run, "predictions", lambda run, part: batches)
     with pytest.warns(UserWarning, match="stopped at its bound"):
         create_calibrator("temperature").fit(*batches[0])
-    calibrator, reason = bundle._chosen(small, "auto")
+    calibrator, reason = bundle.fitted_calibrator(small, "auto")
     assert calibrator.key == "identity"
     assert reason.startswith("every better calibrator gives a warning (temperature: ")
     assert "stopped at its bound" in reason
@@ -367,7 +367,7 @@ def test_large_maps_are_compared_by_some_pixels_of_every_image(small, monkeypatc
     monkeypatch.setattr(
         bundle, "rank", lambda *_, **options: Ranking((Ranked("temperature", 0.0, 0.0, 0.0),))
     )
-    found, reason = bundle._chosen(small, "auto")
+    found, reason = bundle.fitted_calibrator(small, "auto")
     assert reason == ""
     whole = create_calibrator("temperature").fit(logits, labels)  # not only to the pixels that are compared
     assert float(found.temperature) == pytest.approx(float(whole.temperature), rel=1e-6)
@@ -383,14 +383,14 @@ def test_large_maps_are_ranked_by_image(small, monkeypatch):
     logits, labels = overconfident_maps(2, 40)
     monkeypatch.setattr(bundle, "_MANY", 3 * 2 * 300)
     monkeypatch.setattr(Run, "predictions", lambda run, part: [(logits, labels)])
-    assert bundle.fitted_calibrator(small, "auto").key != "identity"
+    assert bundle.fitted_calibrator(small, "auto")[0].key != "identity"
 
 
 def test_logits_that_no_calibrator_can_be_fitted_to_are_left_as_they_are(small, monkeypatch):
     batches = [(torch.full((9, 3), -torch.inf), torch.zeros(9, dtype=torch.long))]
     monkeypatch.setattr(Run, "predictions", lambda run, part: batches)
     with pytest.warns(UserWarning, match="no calibrator was fitted to the validation data: logits hold NaN"):
-        assert bundle.fitted_calibrator(small, "auto").key == "identity"
+        assert bundle.fitted_calibrator(small, "auto")[0].key == "identity"
     with pytest.raises(RecipeError, match="calibrator platt cannot be fitted to the validation data"):
         bundle.fitted_calibrator(Run(small.folder, small.data_root), "platt")
 
@@ -398,7 +398,7 @@ def test_logits_that_no_calibrator_can_be_fitted_to_are_left_as_they_are(small, 
 def test_predictions_that_are_not_stored_get_a_temperature(small, monkeypatch):
     logits, labels = small.predictions("validation")[0]
     monkeypatch.setattr(Run, "predictions", lambda run, part: ((logits, labels),))
-    assert bundle.fitted_calibrator(Run(small.folder, small.data_root), "auto").key == "temperature"
+    assert bundle.fitted_calibrator(Run(small.folder, small.data_root), "auto")[0].key == "temperature"
 
 
 # ----------------------------------------------------------------------------------------------- the folder

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from calibrant.evaluation.sweep import Criterion
+from calibrant.evaluation.criterion import Criterion
 from calibrant.evaluation.tuning import Tuning
 from calibrant.losses import LOSSES, MarginSmoothing
 from calibrant.losses.base import Range

@@ -11,8 +11,6 @@ from calibrant.cli.program import say
 from calibrant.cli.terminal import app, check_outputs, fail
 from calibrant.cli.training_options import training_errors
 
-_SUFFIXES = {"onnx": ".onnx", "torch": ".pt2"}
-
 
 @app.command()
 def export(
@@ -28,15 +26,16 @@ def export(
     The graph takes any number of inputs at once. Its inputs are pixels as bytes (N, C, H, W), numbers
     (N, ...) or numbers of words; scaling images and splitting texts is left to the caller.
     """
-    if form not in _SUFFIXES:
-        fail(f"--format {form}: expected {' or '.join(_SUFFIXES)}")
-    if output.suffix.lower() != _SUFFIXES[form]:
-        fail(f"--output {output}: expected a name that ends in {_SUFFIXES[form]}")
-    with training_errors():
+    with training_errors(resumes=False):
         from calibrant import load
-        from calibrant.training.export import example_of
+        from calibrant.training.export import FORMS, example_of
         from calibrant.training.export import export as write
 
+        if form not in FORMS:
+            fail(f"--format {form}: expected {' or '.join(FORMS)}")
+        suffix, _ = FORMS[form]
+        if output.suffix.lower() != suffix:
+            fail(f"--output {output}: expected a name that ends in {suffix}")
         loaded = load(bundle, device="cpu")
         check_outputs(loaded.folder.iterdir(), {"--output": output})
         write(loaded, form, output)

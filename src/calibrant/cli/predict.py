@@ -59,7 +59,7 @@ def predict(
     With --input, these are calibrated probabilities and the predicted class of each new input. Otherwise they
     are logits and labels of the run's own data, for calibrant evaluate and calibrant calibrate.
     """
-    with training_errors():
+    with training_errors(resumes=False):
         if new is None:
             _predict_data(run, output, split or "test", on, data_root)
         elif split or on:

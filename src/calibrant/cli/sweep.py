@@ -53,8 +53,9 @@ def sweep(
     with options.training_errors():
         followed = options.load_recipe(recipe, changes, loss=loss)
         options.import_fabric()
-        from calibrant.evaluation.sweep import Criterion
+        from calibrant.evaluation.criterion import Criterion
         from calibrant.reports import sweep_files
+        from calibrant.reports.chosen import print_choice
         from calibrant.training import run_folder, sweep
         from calibrant.training.lock import FolderLock
         from calibrant.training.runs import plain_name
@@ -87,14 +88,7 @@ def sweep(
             return
         with FolderLock(folder, "writing the results of a sweep"):  # all files are of one sweep
             sweep_files.write_sweep(result, folder)
-    from calibrant.reports.table_builders import comparison_table
-    from calibrant.reports.tables import print_table
-
-    print_table(comparison_table(result.validation), sweep_files.validation_note(result))
-    for remark in result.remarks():
-        say(remark)
-    intervals = " 95 % intervals of the means are in brackets." if resamples else ""
-    print_table(comparison_table(result.test), sweep_files.chosen_note(result) + intervals)
+    print_choice(result)
     say(f"{folder}: {', '.join(sweep_files.FILES)}")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -91,8 +92,12 @@ Nodes = Annotated[int, typer.Option(min=1, help="Number of machines.")]
 
 
 @contextmanager
-def training_errors() -> Iterator[None]:
-    """One-line errors and warnings, from the first process only."""
+def training_errors(*, resumes: bool = True) -> Iterator[None]:
+    """One-line errors and warnings, from the first process only.
+
+    Args:
+        resumes: whether the same command goes on after an interruption.
+    """
     from calibrant.distributed import OtherProcessError
     from calibrant.training import TrainingError
 
@@ -101,7 +106,7 @@ def training_errors() -> Iterator[None]:
         with one_line_errors(*errors, shown=_is_first()):
             yield
     except KeyboardInterrupt:
-        complain("stopped; the same command continues from the last checkpoint")
+        complain("stopped" + ("; the same command continues from the last checkpoint" if resumes else ""))
         raise typer.Exit(INTERRUPTED) from None
 
 
@@ -156,7 +161,8 @@ def recipe_for(data: Path, target: str | None, source: str | None) -> Recipe:
         fail(f"expected a recipe or --data PATH, got {source} and --data {data}")
     recipe = choose_recipe(data, target)
     if _is_first():
-        more = f"calibrant recipes --data {data} prints the recipe, --set KEY=VALUE changes it"
+        same = f"--data {data}" + (f" --target {shlex.quote(target)}" if target else "")
+        more = f"calibrant recipes {same} prints the recipe, --set KEY=VALUE changes it"
         say(f"{data}: {recipe.description}. {more}.", err=True)
     return recipe
 

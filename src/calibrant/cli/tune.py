@@ -50,8 +50,9 @@ def tune(
         followed = options.load_recipe(recipe, changes, loss=loss)
         options.import_fabric()
         from calibrant.arguments import whole_number
-        from calibrant.evaluation.sweep import Criterion
+        from calibrant.evaluation.criterion import Criterion
         from calibrant.reports import tuning_files
+        from calibrant.reports.chosen import print_choice
         from calibrant.training import run_folder, tune
         from calibrant.training.lock import FolderLock
         from calibrant.training.runs import plain_name
@@ -80,13 +81,5 @@ def tune(
             return
         with FolderLock(folder, "writing the results of a study"):  # all files are of one state of it
             tuning_files.write_tuning(result, folder)
-    from calibrant.reports.sweep_files import chosen_note, validation_note
-    from calibrant.reports.table_builders import comparison_table
-    from calibrant.reports.tables import print_table
-
-    print_table(comparison_table(result.validation), validation_note(result))
-    for remark in result.remarks():
-        say(remark)
-    intervals = " 95 % intervals of the means are in brackets." if resamples else ""
-    print_table(comparison_table(result.test), chosen_note(result) + intervals)
+    print_choice(result)
     say(f"{folder}: {', '.join(name for name in tuning_files.FILES if (folder / name).is_file())}")

@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass
 from typing import Literal
 
 from calibrant.evaluation.comparison import Comparison
-from calibrant.evaluation.sweep import Criterion
+from calibrant.evaluation.criterion import Criterion, at_edge
 
 _FORMAT = 1
 _EDGE = 0.02
@@ -123,11 +123,9 @@ class Tuning:
             scale = math.log if log else float
             place = (scale(value) - scale(low)) / (scale(high) - scale(low))
             if not _EDGE < place < 1 - _EDGE:
-                direction = "smaller" if place < 0.5 else "larger"
-                found.append(
-                    f"The best value of {name}, {value:g}, is at the edge of the range {low:g} to {high:g}; "
-                    f"try {direction} values with calibrant sweep."
-                )
+                searched = f"the range {low:g} to {high:g}"
+                how = " with calibrant sweep"
+                found.append(at_edge(name, f"{value:g}", smaller=place < 0.5, of=searched, how=how))
         return found
 
     def to_json(self) -> str:

@@ -176,7 +176,7 @@ class Loss(nn.Module):
     def forward(self, logits: Tensor, target: Tensor) -> Tensor:
         """The reduced loss; see the class for shapes."""
         if can_fuse(logits, target):
-            composition, options = self.composition(), self._options()
+            composition, options = self.composition(), self._kernel_options()
             weighted_classes = target.is_floating_point() and options.class_weight is not None
             own = type(self).per_sample is not Loss.per_sample or type(self).over_batch is not Loss.over_batch
             if composition is not None and composition.has_device_form and not (weighted_classes or own):
@@ -185,14 +185,14 @@ class Loss(nn.Module):
                 return value if self.reduction != "none" else value.view(target.shape[:1] + logits.shape[2:])
         return self._reduced(self.elements(logits, target))
 
-    def _options(self) -> Options:
+    def _kernel_options(self) -> Options:
         return Options(self.reduction, self.ignore_index, self._buffers["class_weight"])
 
     def _unless_changed(
         self, composition: Composition, options: Options, logits: Tensor, target: Tensor
     ) -> Tensor:
         """The same loss again by operations of torch, if it still is the same."""
-        now, (*plain, class_weight) = self.composition(), self._options()
+        now, (*plain, class_weight) = self.composition(), self._kernel_options()
         same_options = plain == [*options[:2]] and class_weight is options.class_weight
         if now is None or not now.same_as(composition) or not same_options:
             raise RuntimeError(
@@ -350,7 +350,7 @@ class Loss(nn.Module):
                     break
         return found
 
-    def settings(self) -> dict[str, Any]:
+    def options(self) -> dict[str, Any]:
         """The values of the hyper-parameters, by name."""
         # A loss from outside the package may keep an option under another name.
         return {name: getattr(self, name) for name in self.hyperparameters() if hasattr(self, name)}
@@ -360,7 +360,7 @@ class Loss(nn.Module):
         defaults = self.hyperparameters()
         changed = [
             f"{name}={value!r}"
-            for name, value in self.settings().items()
+            for name, value in self.options().items()
             if name != "class_weight" and value != defaults[name].default
         ]
         if self.class_weight is not None:
@@ -501,7 +501,7 @@ class AdaptiveLoss(Loss):
         # Other values may print their address, and so differ in every process.
         plain = [
             f"{name}={value!r}"
-            for name, value in self.settings().items()
+            for name, value in self.options().items()
             if name not in ("reduction", "class_weight") and _is_plain(value)
         ]
         return f"{type(self).__name__}({', '.join([str(self.num_classes), *plain])})"

@@ -118,9 +118,8 @@ class HeuristicMultipliers(ClassAdaptiveSmoothing):
 
         if not self.evidence:
             return ExcessStatistics(*sum_by_class(elements, excess))
-        dtype = sum_dtype(
-            elements.logits.device
-        )  # not float32: the variance is a small difference of squares
+        # Not in float32: the variance is a small difference of squares.
+        dtype = sum_dtype(elements.logits.device)
 
         def moments(shifted: Tensor) -> tuple[Tensor, Tensor]:
             (distance,) = excess(shifted)

@@ -181,9 +181,8 @@ class AugmentedLagrangian(ClassAdaptiveSmoothing):
         assert isinstance(term, MarginPenalty)
         if not self.evidence:
             return MarginStatistics(*sum_by_class(elements, term.slope_and_violation))
-        dtype = sum_dtype(
-            elements.logits.device
-        )  # not float32: the variance is a small difference of squares
+        # Not in float32: the variance is a small difference of squares.
+        dtype = sum_dtype(elements.logits.device)
         multiplier = self.multiplier if self.per == "all" else along_classes(self.multiplier, elements.logits)
 
         def moments(shifted: Tensor) -> tuple[Tensor, ...]:

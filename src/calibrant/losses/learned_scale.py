@@ -150,8 +150,8 @@ class LearnedScale(AdaptiveLoss):
         self.register_learned("offset", [value - mean for value in start])
         self.register_learned("log_scale", math.log(scale), reported=False)
 
-    def settings(self) -> dict[str, Any]:
-        return {**super().settings(), "offset": self._offset_rule}  # the attribute is what was learned
+    def options(self) -> dict[str, Any]:
+        return {**super().options(), "offset": self._offset_rule}  # the attribute is what was learned
 
     def advice(self) -> str | None:
         low, high = self.scale_range

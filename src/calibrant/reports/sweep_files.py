@@ -10,43 +10,18 @@ from matplotlib.figure import Figure
 
 from calibrant.atomic import replace_file
 from calibrant.evaluation.comparison import MeanFigure
-from calibrant.evaluation.sweep import Criterion, Sweep, Value
-from calibrant.evaluation.tuning import Tuning
+from calibrant.evaluation.criterion import Criterion
+from calibrant.evaluation.sweep import Sweep, Value
 from calibrant.reports import plots
+from calibrant.reports.chosen import chosen_note, markdown, validation_note
 from calibrant.reports.plots.drawing import LARGE, default_style, legend_of_figure, png, svg
-from calibrant.reports.table_builders import comparison_table, figures_note
-from calibrant.reports.tables import plain_markdown, tex, to_latex, to_markdown
+from calibrant.reports.table_builders import comparison_table
+from calibrant.reports.tables import tex, to_latex
 
 FILES = ("sweep.json", "sweep.md", "sweep.tex", "plots/sensitivity.png", "plots/sensitivity.svg")
 """The files that `write_sweep` writes."""
 
 _DRAWN = (Criterion("accuracy"), Criterion("nll"), Criterion("ece"), Criterion("adaptive_ece"))
-
-
-def validation_note(sweep: Sweep | Tuning) -> str:
-    """What the figures on the validation data mean."""
-    fitted = "the same data, so that these figures are optimistic"
-    best = " Best mean in bold." if len(sweep.validation.methods) > 1 else ""
-    return figures_note(sweep.validation, "Validation data", fitted) + best
-
-
-def chosen_note(sweep: Sweep | Tuning) -> str:
-    """What the test figures of the chosen setting mean."""
-    note = figures_note(sweep.test, "Test data", "the validation data")
-    return f"{note} Only the chosen setting was evaluated on the test data."
-
-
-def markdown(sweep: Sweep | Tuning) -> str:
-    """The tables of a sweep or of a tuning in Markdown."""
-    validation, test = comparison_table(sweep.validation), comparison_table(sweep.test)
-    lines = [f"# {plain_markdown(sweep.title)}", "", "## Validation data", ""]
-    lines += [to_markdown(validation, "setting"), "", plain_markdown(validation_note(sweep)), ""]
-    lines += [*(f"- {plain_markdown(remark)}" for remark in sweep.remarks()), ""]
-    lines += ["## Test data", "", to_markdown(test, "loss"), "", plain_markdown(chosen_note(sweep)), ""]
-    intervals = test.intervals()
-    if intervals.columns:
-        lines += ["95 % intervals of the means:", "", to_markdown(intervals, "loss"), ""]
-    return "\n".join(lines)
 
 
 def latex(sweep: Sweep) -> str:

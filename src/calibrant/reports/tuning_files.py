@@ -13,6 +13,7 @@ from matplotlib.ticker import FuncFormatter
 
 from calibrant.atomic import replace_file
 from calibrant.evaluation.tuning import Trial, Tuning
+from calibrant.reports.chosen import chosen_note, markdown, validation_note
 from calibrant.reports.page import Summary, write_report
 from calibrant.reports.plots import checks
 from calibrant.reports.plots.drawing import (
@@ -27,7 +28,6 @@ from calibrant.reports.plots.drawing import (
     png,
     svg,
 )
-from calibrant.reports.sweep_files import chosen_note, markdown, validation_note
 from calibrant.reports.table_builders import comparison_table
 
 _CAPTIONS = {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import platform
@@ -176,7 +177,8 @@ def bundle_folder(path: Path) -> Path:
         if (folder / MANIFEST).is_file():
             return folder
     if not path.is_dir():
-        raise ValueError(f"{path} is not the folder of a bundle or of a run: it does not exist")
+        why = "it is a file" if path.exists() else "it does not exist"
+        raise ValueError(f"{path} is not the folder of a bundle or of a run: {why}")
     if run_folder.is_finished(path):
         recipe = path / run_folder.RECIPE
         raise ValueError(f"{path} has no bundle; write it with: calibrant train {recipe} --output {path}")
@@ -212,9 +214,10 @@ def _manifest(folder: Path) -> dict[str, Any]:
 def _content(path: Path, expected: str) -> bytes:
     if not path.is_file():
         raise _damaged(path.parent, f"{path.name} is missing")
-    if run_folder.hash_of(path) != expected:
+    content = path.read_bytes()
+    if hashlib.sha256(content).hexdigest() != expected:
         raise _damaged(path.parent, f"the SHA-256 of {path.name} is not the one in {MANIFEST}")
-    return path.read_bytes()
+    return content
 
 
 def _choice(plain: Mapping[str, Any]) -> Choice:
@@ -330,7 +333,7 @@ def write_bundle(run: Run, method: str = "auto") -> Calibrator:
         RecipeError: there is no such calibrator, or it cannot be fitted to the validation data.
     """
     folder, data = run.folder / BUNDLE, run.data
-    calibrator, reason = _chosen(run, check_method(method))
+    calibrator, reason = fitted_calibrator(run, check_method(method))
     choice = self_contained(run.model, without_starting_weights(run.recipe.model))
     inputs, _ = data.validation.batch(torch.zeros(1, dtype=torch.long))
     named = inputs if isinstance(inputs, dict) else {"": inputs}
@@ -368,18 +371,17 @@ def write_bundle(run: Run, method: str = "auto") -> Calibrator:
     return calibrator
 
 
-def fitted_calibrator(run: Run, method: str) -> Calibrator:
-    """A calibrator fitted to the validation data of a run; see `write_bundle`.
+def fitted_calibrator(run: Run, method: str) -> tuple[Calibrator, str]:
+    """A calibrator fitted to the validation data of a run, and the reason if it is the identity.
 
-    ``auto`` passes over calibrators whose fit gives a warning, such as a temperature at its bound after few
+    ``auto`` skips calibrators whose fit gives a warning, such as a temperature at its bound after few
     elements that are all predicted correctly. If the predictions are too large to be stored, it takes
     temperature scaling without a comparison.
+
+    Args:
+        run: the finished run.
+        method: as for `write_bundle`.
     """
-    return _chosen(run, method)[0]
-
-
-def _chosen(run: Run, method: str) -> tuple[Calibrator, str]:
-    """The calibrator, and the reason if it is the identity."""
     if method not in ("auto", "none"):
         try:
             named = run.calibrator(method)

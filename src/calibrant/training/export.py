@@ -88,7 +88,8 @@ def export(bundle: Bundle, form: str, output: str | os.PathLike[str]) -> None:
         ValueError: the network or the calibrator cannot be exported.
     """
     with _one_line(f"{bundle.calibrator.key} behind this network cannot be exported to {form}"):
-        content = FORMS[form](bundle)
+        _, write = FORMS[form]
+        content = write(bundle)
     replace_file(Path(output), content)
 
 
@@ -125,8 +126,11 @@ def _number_below(points: Tensor, at: Tensor, **options: Any) -> Tensor:
     return (points.unsqueeze(-2) < at.unsqueeze(-1)).sum(-1)
 
 
-FORMS: dict[str, Callable[[Bundle], bytes]] = {"onnx": _onnx, "torch": _torch}
-"""For each format the function that makes the content of its file."""
+FORMS: dict[str, tuple[str, Callable[[Bundle], bytes]]] = {
+    "onnx": (".onnx", _onnx),
+    "torch": (".pt2", _torch),
+}
+"""For each format the suffix of its file, and the function that makes the content."""
 
 
 @contextmanager

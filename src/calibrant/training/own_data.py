@@ -20,7 +20,7 @@ from calibrant.options import Choice, RecipeError
 from calibrant.training.data import DataSets, columns, load_data
 from calibrant.training.data.columns import Columns, as_numbers, is_numeric, read_columns
 from calibrant.training.data.on_disk import ImageFileSplit
-from calibrant.training.data.safe_readers import read_image
+from calibrant.training.data.safe_readers import expecting_utf8, read_image
 from calibrant.training.data.table import too_many_categories
 from calibrant.training.data.text.encoding import tokens
 from calibrant.training.data.text.tables import json_lines
@@ -160,10 +160,8 @@ def _table(files: Mapping[str, Path], target: str | None) -> Recipe:
 
 
 def _json_columns(path: Path) -> Columns:
-    try:
+    with expecting_utf8(path):
         rows = [row for _, row in json_lines(path)]
-    except UnicodeDecodeError as error:
-        raise ValueError(f"{path} has bytes that are not UTF-8 ({error.reason}): expected UTF-8") from error
     if not rows:
         raise ValueError(f"{path} has no rows: expected an object in each line")
     return {
@@ -175,13 +173,10 @@ def _target(path: Path, table: Columns, target: str | None) -> str:
     """The target that is named, or that has one of the usual names."""
     if target is None:
         found = [name for name in table if name.strip().lower() in TARGETS]
-        if not found:
+        if len(found) != 1:
+            listed = _quoted(found or table)
             raise RecipeError(
-                f"{path} has the columns {_quoted(table)}: name the one with the classes by --target COLUMN"
-            )
-        if len(found) > 1:
-            raise RecipeError(
-                f"{path} has the columns {_quoted(found)}: name the one with the classes by --target COLUMN"
+                f"{path} has the columns {listed}: name the one with the classes by --target COLUMN"
             )
         return found[0]
     if target not in table:

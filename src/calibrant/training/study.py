@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from calibrant.evaluation.sweep import Criterion
+from calibrant.evaluation.criterion import Criterion
 from calibrant.evaluation.tuning import Outcome
 from calibrant.losses.base import Range
 from calibrant.options import RecipeError

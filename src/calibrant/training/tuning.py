@@ -13,7 +13,7 @@ from lightning_fabric import Fabric
 from calibrant.arguments import whole_number
 from calibrant.distributed import agree, gather, readable_errors, together
 from calibrant.evaluation.comparison import Comparison, Method
-from calibrant.evaluation.sweep import Criterion
+from calibrant.evaluation.criterion import Criterion
 from calibrant.evaluation.tuning import Trial, Tuning
 from calibrant.losses import LOSSES
 from calibrant.losses.base import Range

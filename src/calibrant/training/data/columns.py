@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from calibrant.printable import one_line
 from calibrant.sizes import check_memory
-from calibrant.training.data.safe_readers import present
+from calibrant.training.data.safe_readers import expecting_utf8, present
 from calibrant.training.data.text.tables import delimiter_of, separated
 
 Columns = Mapping[str, Sequence[Any]]
@@ -55,19 +55,18 @@ def _read_separated(path: Path) -> Columns:
     # Cells of two characters and a separator take the most memory for their bytes.
     check_memory(_BYTES * path.stat().st_size // 3, f"the table {path}")
     try:
-        with path.open(encoding="utf-8-sig", newline="") as stream:
-            names = next(csv.reader(stream, delimiter=delimiter_of(path)), [])
-        _check_names(path, names)
-        columns: dict[str, list[str]] = {name: [] for name in names}
-        for line, row in separated(path):
-            for name, cells in columns.items():
-                cell = row[name]
-                if cell is None:
-                    count = sum(value is not None for value in row.values())
-                    raise ValueError(f"{path}, line {line}: {count} values, expected {len(row)}")
-                cells.append(cell)
-    except UnicodeDecodeError as error:
-        raise ValueError(f"{path} has bytes that are not UTF-8 ({error.reason}): expected UTF-8") from error
+        with expecting_utf8(path):
+            with path.open(encoding="utf-8-sig", newline="") as stream:
+                names = next(csv.reader(stream, delimiter=delimiter_of(path)), [])
+            _check_names(path, names)
+            columns: dict[str, list[str]] = {name: [] for name in names}
+            for line, row in separated(path):
+                for name, cells in columns.items():
+                    cell = row[name]
+                    if cell is None:
+                        count = sum(value is not None for value in row.values())
+                        raise ValueError(f"{path}, line {line}: {count} values, expected {len(row)}")
+                    cells.append(cell)
     except csv.Error as error:
         raise ValueError(f"{path}, line 1: {error}") from error
     return columns

@@ -9,8 +9,8 @@ import re
 import struct
 import zipfile
 import zlib
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -255,16 +255,23 @@ def _plain(value: Any, done: dict[int, Any]) -> Any:
     return value
 
 
+@contextmanager
+def expecting_utf8(path: Path) -> Iterator[None]:
+    """Turn the error for bytes that are not UTF-8 into a `ValueError` that names the file."""
+    try:
+        yield
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path} has bytes that are not UTF-8 ({error.reason}): expected UTF-8") from error
+
+
 def read_lines(path: Path) -> list[str]:
     """The lines of a text file.
 
     Raises:
         ValueError: it is not UTF-8.
     """
-    try:
+    with expecting_utf8(path):
         return path.read_text(encoding="utf-8-sig").splitlines()
-    except UnicodeDecodeError as error:
-        raise ValueError(f"{path} has bytes that are not UTF-8 ({error.reason}): expected UTF-8") from error
 
 
 def read_npy(path: Path) -> Array:

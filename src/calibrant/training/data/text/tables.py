@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from calibrant.training.data.safe_readers import present
+from calibrant.training.data.safe_readers import expecting_utf8, present
 from calibrant.training.data.split import DataSets
 from calibrant.training.data.text.documents import Documents, class_positions, draw_missing, sorted_classes
 from calibrant.training.data.text.encoding import encode, optional_package
@@ -167,7 +167,7 @@ def read_texts(file: Path, column: str) -> list[str]:
         FileNotFoundError: there is no such file.
         ValueError: it is no table, or has no such column.
     """
-    return [_text(row, column, f"{file}, line {line}", "text") for line, row in _table(file)]
+    return [_text(row, column, f"{file}, line {line}", "") for line, row in _table(file)]
 
 
 def _rows(file: Path, text: str, label: str) -> Iterator[tuple[int, str, str | int]]:
@@ -186,17 +186,15 @@ def _table(file: Path) -> Iterator[tuple[int, dict[str, Any]]]:
     """The line number and the values of each row."""
     if file.suffix.lower() not in _READERS:
         raise ValueError(f"{file} ends in {file.suffix!r}: expected one of {', '.join(map(repr, _READERS))}")
-    try:
+    with expecting_utf8(file):
         yield from _READERS[file.suffix.lower()](file)
-    except UnicodeDecodeError as error:
-        raise ValueError(f"{file} has bytes that are not UTF-8 ({error.reason}): expected UTF-8") from error
 
 
 def _value(row: Mapping[str, Any], column: str, where: str, option: str) -> Any:
     if column not in row:
         raise ValueError(
             f"{where}: no column {column!r}, expected one of that name; the columns are "
-            f"{', '.join(map(repr, row))}: say {option}=NAME for another"
+            f"{', '.join(map(repr, row))}{option and f': say {option}=NAME for another'}"
         )
     if row[column] is None:
         raise ValueError(f"{where}: nothing in column {column!r}, expected a value")

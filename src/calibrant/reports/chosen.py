@@ -1,0 +1,47 @@
+"""The tables of a choice on the validation data, which a sweep or a tuning has made."""
+
+from __future__ import annotations
+
+from calibrant.evaluation.sweep import Sweep
+from calibrant.evaluation.tuning import Tuning
+from calibrant.printable import printable
+from calibrant.reports.table_builders import comparison_table, figures_note
+from calibrant.reports.tables import plain_markdown, print_table, to_markdown
+
+Chosen = Sweep | Tuning
+
+
+def validation_note(result: Chosen) -> str:
+    """What the figures on the validation data mean."""
+    fitted = "the same data, so that these figures are optimistic"
+    best = " Best mean in bold." if len(result.validation.methods) > 1 else ""
+    return figures_note(result.validation, "Validation data", fitted) + best
+
+
+def chosen_note(result: Chosen) -> str:
+    """What the test figures of the chosen setting mean."""
+    note = figures_note(result.test, "Test data", "the validation data")
+    return f"{note} Only the chosen setting was evaluated on the test data."
+
+
+def markdown(result: Chosen) -> str:
+    """The tables in Markdown."""
+    validation, test = comparison_table(result.validation), comparison_table(result.test)
+    lines = [f"# {plain_markdown(result.title)}", "", "## Validation data", ""]
+    lines += [to_markdown(validation, "setting"), "", plain_markdown(validation_note(result)), ""]
+    lines += [*(f"- {plain_markdown(remark)}" for remark in result.remarks()), ""]
+    lines += ["## Test data", "", to_markdown(test, "loss"), "", plain_markdown(chosen_note(result)), ""]
+    intervals = test.intervals()
+    if intervals.columns:
+        lines += ["95 % intervals of the means:", "", to_markdown(intervals, "loss"), ""]
+    return "\n".join(lines)
+
+
+def print_choice(result: Chosen) -> None:
+    """Print the figures on the validation data, how the choice was made, and its test figures."""
+    print_table(comparison_table(result.validation), validation_note(result))
+    for remark in result.remarks():
+        print(printable(remark), flush=True)
+    test = comparison_table(result.test)
+    intervals = " 95 % intervals of the means are in brackets." if test.intervals().columns else ""
+    print_table(test, chosen_note(result) + intervals)
