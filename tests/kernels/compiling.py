@@ -76,6 +76,7 @@ def main() -> None:
         ("calfocal", {"through_gamma": True}, (128, 100), torch.float32),
         ("brier", {}, (4, 50257), torch.float32),
         ("ls", {}, (300, 10), torch.float16),
+        ("ada-scale", {}, (20, 20_000), torch.float32),
     )
     for name, options, shape, dtype in cases:
         logits, target = batch(*shape, dtype=dtype)

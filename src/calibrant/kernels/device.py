@@ -300,10 +300,11 @@ def loss_and_gradient(
         at = tl.zeros((R,), tl.float32)
         origin = at
         if SCALED:  # the largest logit first: a number common to all of a row must not cost digits
-            origin = tl.full((R,), float("-inf"), tl.float32)
+            highest = tl.full((R, BK), float("-inf"), tl.float32)
             for start in tl.range(0, 1 if SINGLE else K, BK, loop_unroll_factor=UNROLL):
                 seen = _read(row, start + k, logits_k, present, K, BK, float("-inf"))
-                origin = tl.maximum(origin, tl.max(seen, 1))
+                highest = tl.maximum(highest, seen)
+            origin = tl.max(highest, 1)  # after the loop: inside it, a pass of the compiler fails
             origin = tl.where(tl.abs(origin) < float("inf"), origin, 0.0)
         if not SOFT:
             at = tl.load(row + label.to(tl.int64) * logits_k, mask=known, other=float("nan")).to(tl.float32)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
+from dataclasses import replace
 from functools import cache
 from importlib.metadata import version
 from importlib.util import find_spec
@@ -215,11 +216,12 @@ def _copied(composition: Composition) -> Composition:
         if part is None:
             return None
         numbers = {name: copy(value) for name, value in part.numbers.items()}
-        return Part(part.term, part.device, numbers, part.factor)
+        return replace(part, numbers=numbers)
 
-    return Composition(
-        copied(composition.first),
-        copied(composition.penalty),
-        copy(composition.scale),
-        None if composition.offset is None else composition.offset.clone(),
+    return replace(
+        composition,
+        first=copied(composition.first),
+        penalty=copied(composition.penalty),
+        scale=copy(composition.scale),
+        offset=None if composition.offset is None else composition.offset.clone(),
     )
