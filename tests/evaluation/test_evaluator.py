@@ -192,6 +192,24 @@ def test_classes(golden: Evaluation, golden_batch: Batch) -> None:
     assert mean == pytest.approx(golden.classwise_ece, abs=1e-12)
 
 
+def test_classes_have_bins_of_the_elements_predicted_as_them(golden: Evaluation, golden_batch: Batch) -> None:
+    logits, target = golden_batch
+    confidence, prediction = logits.softmax(1).max(1)
+    for k, figures in enumerate(golden.classes):
+        chosen = prediction == k
+        for bin_, count, mean, correct in figures.bins:
+            inside = chosen & (confidence > bin_ / golden.bins) & (confidence <= (bin_ + 1) / golden.bins)
+            assert (count, correct) == (int(inside.sum()), int((target[inside] == k).sum()))
+            assert mean == pytest.approx(float(confidence[inside].mean()), abs=1e-12)
+        assert sum(each.count for each in figures.bins) == int(chosen.sum())
+        assert all(each.count for each in figures.bins)
+    assert Evaluation.from_json(golden.to_json()).classes == golden.classes
+    older = golden.to_dict()
+    for figures in older["classes"]:
+        del figures["bins"]
+    assert Evaluation.from_dict(older).classes[0].bins == ()
+
+
 def test_a_class_that_is_missing_has_no_accuracy() -> None:
     logits, target = 2 * torch.eye(3, dtype=torch.float64)[[0, 0, 1]], torch.tensor([0, 1, 1])
     figures = evaluate(logits, target, resamples=0).classes[2]

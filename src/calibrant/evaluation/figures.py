@@ -6,7 +6,7 @@ import io
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, fields
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 import torch
 
@@ -57,6 +57,15 @@ class Reliability:
     consistency: tuple[Interval | None, ...]
 
 
+class ClassBin(NamedTuple):
+    """One bin of the reliability diagram of the elements that are predicted as one class."""
+
+    bin: int  # its position in `Reliability.edges`
+    count: int
+    confidence: float  # the mean
+    correct: int
+
+
 @dataclass(frozen=True)
 class ClassFigures:
     """The figures of one class.
@@ -68,6 +77,7 @@ class ClassFigures:
         iou: intersection over union; None if the class neither occurs nor is predicted.
         gap: mean probability of the class minus its frequency. Above 0: the model predicts it too often.
         ece: calibration error of the probability of the class.
+        bins: the bins of confidence that hold elements which are predicted as this class.
     """
 
     name: str
@@ -76,6 +86,7 @@ class ClassFigures:
     iou: float | None
     gap: float
     ece: float
+    bins: tuple[ClassBin, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -287,7 +298,10 @@ class Evaluation:
                 for name, metric in METRICS.items()
             }
             plain["reliability"] = Reliability(**{k: _tuples(v) for k, v in plain["reliability"].items()})
-            plain["classes"] = tuple(ClassFigures(**figures) for figures in plain["classes"])
+            plain["classes"] = tuple(
+                ClassFigures(**{**each, "bins": tuple(ClassBin(*entry) for entry in each.get("bins", ()))})
+                for each in plain["classes"]
+            )
             plain["groups"] = {name: GroupFigures(**figures) for name, figures in plain["groups"].items()}
             return cls(**plain)
         except (KeyError, TypeError, AttributeError) as error:

@@ -10,7 +10,7 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
-from calibrant.evaluation.figures import ClassFigures, GroupFigures, Reliability
+from calibrant.evaluation.figures import ClassBin, ClassFigures, GroupFigures, Reliability
 from calibrant.histogram import Bins, ConfidenceHistogram, bin_of, equal_width_edges
 from calibrant.metrics.accuracy import ClassCounts
 from calibrant.metrics.catalogue import METRICS, Options, compute, element_metrics, element_values
@@ -40,6 +40,7 @@ class EvaluationSums(Statistics):
     elements: Tensor  # (2, metrics): sums and sums of squares of the metrics that are means over elements
     binned: Tensor  # (3, bins): count, confidence and correctness in equal-width bins
     grouped: Tensor  # (3, groups, bins): the same for head, middle and tail
+    by_class: Tensor  # (3, K, bins): the same for the elements that are predicted as each class
     images: Tensor  # (3, metrics): the number of images that have a metric, its sum and its sum of squares
 
     @classmethod
@@ -49,14 +50,19 @@ class EvaluationSums(Statistics):
         counts = ClassCounts.of(predictions)
         values = torch.stack(list(element_values(predictions, options, streamed=True).values()))
         pooled = predictions.equal_width(bins)
-        grouped = torch.zeros(3, len(GROUPS), bins, dtype=torch.float64, device=device)
-        if group_of_class is not None:
-            group = group_of_class.to(device)[predictions.label]
-            confidence = predictions.confidence.double()
-            place = group * bins + bin_of(confidence, equal_width_edges(bins, device))
-            sums = torch.ones_like(confidence), confidence, predictions.correct.double()
-            for row, value in zip(grouped.view(3, -1), sums, strict=True):
-                row.index_add_(0, place, value)
+        confidence = predictions.confidence.double()
+        added = torch.ones_like(confidence), confidence, predictions.correct.double()
+        bin_of_element = bin_of(confidence, equal_width_edges(bins, device))
+
+        def binned(rows: int, row_of_element: Tensor | None) -> Tensor:
+            """Count, confidence and correctness in the bins of each of several rows, ``(3, rows, bins)``."""
+            sums = torch.zeros(3, rows, bins, dtype=torch.float64, device=device)
+            if row_of_element is not None:
+                for row, value in zip(sums.view(3, -1), added, strict=True):
+                    row.index_add_(0, row_of_element * bins + bin_of_element, value)
+            return sums
+
+        group = None if group_of_class is None else group_of_class.to(device)[predictions.label]
         return cls(
             counts.samples,
             predictions.histogram,
@@ -64,7 +70,8 @@ class EvaluationSums(Statistics):
             counts,
             torch.stack([values.sum(1), values.square().sum(1)]),
             torch.stack([pooled.count, pooled.confidence, pooled.correct]),
-            grouped,
+            binned(len(GROUPS), group),
+            binned(predictions.num_classes, predictions.prediction),
             torch.zeros(3, len(METRICS), dtype=torch.float64, device=device),
         )
 
@@ -133,6 +140,7 @@ class EvaluationSums(Statistics):
             [None if math.isnan(value) else value for value in self.counts.iou.tolist()],
             (gap.sum(1) / self.samples).tolist(),
             (gap.abs().sum(1) / self.samples).tolist(),
+            [_filled(bins) for bins in self.by_class.movedim(0, 2).tolist()],
         )
         return tuple(ClassFigures(*row) for row in zip(*columns, strict=True))
 
@@ -148,3 +156,12 @@ class EvaluationSums(Statistics):
             means = [float(value) / total if total else None for value in sums]
             groups[name] = GroupFigures(int((group_of_class == number).sum()), int(total), *means)
         return groups
+
+
+def _filled(bins: Sequence[tuple[float, float, float]]) -> tuple[ClassBin, ...]:
+    """The bins of one class that hold elements."""
+    return tuple(
+        ClassBin(number, int(count), confidence / count, int(correct))
+        for number, (count, confidence, correct) in enumerate(bins)
+        if count
+    )
