@@ -94,12 +94,15 @@ def calibrate(
             from calibrant.calibrators import save_calibrator
 
             save_calibrator(calibrator, output, class_names=held_out.class_names)
-        prediction_files.write_evaluations([before, after], report, json)
+        fitted = f"{prediction_files.in_words(calibrator)}, fitted to {held_out.path.name}"
+        flattered = " (the same data, so the figures flatter it)" if same else ""
+        about = {"fitted": fitted + flattered, "segmentation": bool(evaluated.spatial)}
+        prediction_files.write_evaluations([before, after], report, json, **about)
     if ranking is not None:
         from rich.console import Console
 
         Console(highlight=False).print(ranking)
-    say(f"{prediction_files.in_words(calibrator)}, fitted to {held_out.path.name}")
+    say(fitted)
     prediction_files.print_evaluations([before, after])
     if same:
         say(

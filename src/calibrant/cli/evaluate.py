@@ -104,5 +104,6 @@ def evaluate(
             evaluations.append(prediction_files.evaluate_file(file, name, loaded, options))
             del loaded  # before the next file is loaded
     with terminal.one_line_errors(OSError):  # written first: printing fails if nobody reads the output
-        prediction_files.write_evaluations(evaluations, report, json)
+        spatial = any(file.spatial for file in opened)
+        prediction_files.write_evaluations(evaluations, report, json, segmentation=spatial)
     prediction_files.print_evaluations(evaluations)

@@ -132,15 +132,17 @@ def check_same_classes(first: PredictionFile, other: PredictionFile) -> None:
         raise BadFileError(other.path, f"has the classes of {first.path.name} in another order")
 
 
-def write_evaluations(evaluations: Sequence[Evaluation], report: Path | None, json: Path | None) -> None:
-    """Write the report and the JSON file, if asked for."""
+def write_evaluations(
+    evaluations: Sequence[Evaluation], report: Path | None, json: Path | None, **about: Any
+) -> None:
+    """Write the report and the JSON file, if asked for; ``about`` as the options of `write_report`."""
     if json is not None:
         listed = ",\n".join(evaluation.to_json() for evaluation in evaluations)
         replace_file(json, f"[{listed}]\n".encode())
     if report is not None:
         from calibrant.reports.page import write_report
 
-        write_report(evaluations, report)
+        write_report(evaluations, report, **about)
 
 
 def print_evaluations(evaluations: Sequence[Evaluation]) -> None:

@@ -19,7 +19,7 @@ from calibrant.atomic import replace_file
 from calibrant.evaluation.comparison import Comparison
 from calibrant.losses.base import SYMBOLS
 from calibrant.metrics import METRICS
-from calibrant.reports import plots
+from calibrant.reports import charts, plots, verdict
 from calibrant.reports.page import Summary, write_report
 from calibrant.reports.plots.calibration import reliability_grid
 from calibrant.reports.plots.drawing import default_style, png, rows_height, svg
@@ -45,6 +45,8 @@ _PICTURES = (
 )
 """Patterns of the names of pictures, without those of learned quantities."""
 
+_DRAWN_IN_PAGE = ("ece", "accuracy-against-ece")
+"""The pictures whose charts the page draws itself."""
 
 History = Mapping[str, Sequence[Sequence[Mapping[str, float]]]]
 Learned = Mapping[str, Mapping[str, Tensor]]
@@ -113,7 +115,9 @@ def write_comparison(
         drawn = _pictures(comparison, history or {}, learned or {})
         files = {f"{name}.png": png(figure) for name, (figure, _) in drawn.items()}
         files["reliability.png"] = png(_diagrams(comparison))
-        pictures = [(caption, svg(figure)) for figure, caption in drawn.values()]
+        pictures = [
+            (caption, svg(figure)) for name, (figure, caption) in drawn.items() if name not in _DRAWN_IN_PAGE
+        ]
     (target / "plots").mkdir(parents=True, exist_ok=True)
     for stale in _own_pictures(target, learned or {}) - files.keys():
         (target / "plots" / stale).unlink(missing_ok=True)
@@ -124,10 +128,37 @@ def write_comparison(
         replace_file(target / "plots" / name, content)
     note = comparison_note(comparison, HTML)
     others = tuple(_shift_tables(comparison))
-    summary = Summary("Comparison", note, comparison_table(comparison), tuple(pictures), others)
+    summary = Summary(
+        "Comparison",
+        note,
+        comparison_table(comparison),
+        tuple(pictures),
+        others,
+        verdict=verdict.methods(comparison),
+        errors=charts.error_of_methods(comparison),
+        scatter=charts.accuracy_against_error(comparison),
+        models=tuple(method.name for method in comparison.methods),
+        facts=facts(comparison),
+    )
     states = "", *comparison.calibrators
     evaluations = [method.evaluations(state)[0] for state in states for method in comparison.methods]
-    write_report(evaluations, target / "report.html", title=comparison.title, summary=summary)
+    write_report(
+        evaluations,
+        target / "report.html",
+        title=comparison.title,
+        summary=summary,
+        segmentation=comparison.dense,
+    )
+
+
+def facts(comparison: Comparison) -> tuple[str, ...]:
+    """How many methods and seeds, and what was done to them."""
+    losses, seeds = len(comparison.methods), len(comparison.seeds)
+    return (
+        "1 loss" if losses == 1 else f"{losses} losses",
+        "1 seed" if seeds == 1 else f"{seeds} seeds",
+        *(f"before and {_after(calibrator)}" for calibrator in comparison.calibrators),
+    )
 
 
 def methods_in(folder: Path) -> list[str]:

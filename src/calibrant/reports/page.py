@@ -5,21 +5,20 @@ from __future__ import annotations
 import base64
 import hashlib
 import os
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from importlib import resources
 from pathlib import Path
 
-from jinja2 import Environment, StrictUndefined
-from matplotlib.figure import Figure
+from jinja2 import Environment, PackageLoader, StrictUndefined, Template
+from markupsafe import Markup, escape
 
 from calibrant.atomic import replace_file
-from calibrant.evaluation import ClassFigures, Evaluation, Reliability
+from calibrant.evaluation import ClassFigures, Evaluation
 from calibrant.metrics import METRICS
 from calibrant.printable import printable
-from calibrant.reports.plots import reliability_diagram
-from calibrant.reports.plots.drawing import default_style, svg
+from calibrant.reports import charts, verdict
 from calibrant.reports.table_builders import evaluation_table
 from calibrant.reports.tables import HTML, Table, interval_text, number_text
 
@@ -30,6 +29,11 @@ _TABLES = {
     "recognition": "Recognition",
 }
 _WORST_CLASSES = 15
+_MOST_DOTS = 8  # models with a colour of their own
+
+# The figures that matter most, in this order. The others are folded away.
+_KEY_FIGURES = ("ece", "adaptive_ece", "classwise_ece", "nll", "brier", "accuracy", "mean_iou", "p_value")
+_SEGMENTATION = ("mean_iou", "mean_iou_foreground")
 
 _percent = partial(number_text, unit="%")
 
@@ -43,6 +47,11 @@ class Summary:
     table: Table
     pictures: tuple[tuple[str, bytes], ...] = ()  # captions and SVG images, below the tables
     others: tuple[tuple[str, Table], ...] = ()  # further tables with their headings
+    verdict: verdict.Verdict | None = None  # on all seeds; by default that of the evaluations
+    errors: charts.Dots | None = None  # the picture beside the verdict
+    scatter: charts.Scatter | None = None
+    models: tuple[str, ...] = ()  # the names to count as models; by default those of the evaluations
+    facts: tuple[str, ...] = ()  # what there is several times, such as "2 seeds"
 
 
 def write_report(
@@ -51,6 +60,8 @@ def write_report(
     *,
     title: str = "Calibration report",
     summary: Summary | None = None,
+    fitted: str = "",
+    segmentation: bool | None = None,
 ) -> None:
     """Write an HTML page about one or several models.
 
@@ -61,6 +72,10 @@ def write_report(
         path: the HTML file to write, in a folder that exists.
         title: the heading of the page.
         summary: a section to put before the evaluations.
+        fitted: for two evaluations of one model, before and after a calibrator: the calibrator and what it
+            was fitted to, such as "temperature (T = 1.9), fitted to validation.npz".
+        segmentation: whether the elements are pixels, for which the mean IoU is shown; None to show it for
+            evaluations per image or with a background class.
 
     >>> import tempfile, torch
     >>> from calibrant.evaluation import evaluate
@@ -73,11 +88,17 @@ def write_report(
     target = Path(path)
     if not target.parent.is_dir():
         raise FileNotFoundError(f"cannot write {target.name}: there is no folder {target.parent}")
-    replace_file(target, render_report(evaluations, title=title, summary=summary).encode())
+    text = render_report(evaluations, title=title, summary=summary, fitted=fitted, segmentation=segmentation)
+    replace_file(target, text.encode())
 
 
 def render_report(
-    evaluations: Sequence[Evaluation], *, title: str = "Calibration report", summary: Summary | None = None
+    evaluations: Sequence[Evaluation],
+    *,
+    title: str = "Calibration report",
+    summary: Summary | None = None,
+    fitted: str = "",
+    segmentation: bool | None = None,
 ) -> str:
     """Return the page of `write_report` as text. Arguments as there.
 
@@ -89,56 +110,127 @@ def render_report(
     """
     if not evaluations:
         raise ValueError("a report needs at least one evaluation")
+    if fitted and len(evaluations) != 2:
+        raise ValueError(f"fitted needs an evaluation before and one after, got {len(evaluations)}")
+    if segmentation is None:
+        segmentation = any(
+            each.per_image or each.metrics["mean_iou_foreground"] is not None for each in evaluations
+        )
     names = _distinct_names([evaluation.name for evaluation in evaluations])
     table = evaluation_table(evaluations, names)
     # Metrics that an option asks for are shown only if at least one model has them.
     groups = {
         column.key: METRICS[column.key].group
         for column in table.columns
-        if column.key in METRICS and not (METRICS[column.key].requires and column.empty)
+        if column.key in METRICS
+        and not (METRICS[column.key].requires and column.empty)
+        and (segmentation or column.key not in _SEGMENTATION)
     }
     groups["p_value"] = "calibration"
     tables = {
         heading: table.select(key for key in groups if groups[key] == group)
         for group, heading in _TABLES.items()
     }
+    outside = _outside_their_intervals(evaluations)
+    warning = _warning(evaluations)
+    across = _shared_classes(evaluations)
     worst = [_worst_classes(evaluation.classes) for evaluation in evaluations]
-    environment = Environment(
-        autoescape=True,
-        undefined=StrictUndefined,
-        keep_trailing_newline=True,
-        finalize=lambda value: printable(value) if type(value) is str else value,
-    )
-    environment.trim_blocks = environment.lstrip_blocks = True
-    environment.filters.update(
-        figure=_percent,
-        signed=partial(_percent, signed=True),
-        bracket=lambda interval: interval_text(interval) or "–",
-        count="{:,}".format,
-        data_url=_data_url,
-        sha256=_sha256,
-    )
-    template = resources.files("calibrant.reports").joinpath("report.html.jinja").read_text("utf-8")
-    return environment.from_string(template).render(
+    shown = [each for parts in worst for part in parts for each in part]
+    shown += [evaluation.classes[k] for evaluation in evaluations for k in across]
+    colours = across and len(names) <= _MOST_DOTS
+    errors = charts.error_of_models(evaluations, names) if len(names) > 1 else None
+    has_groups = any(evaluation.groups for evaluation in evaluations)
+    return _template().render(
         title=title,
         summary=summary,
+        models=summary.models if summary and summary.models else [] if fitted else names,
         names=names,
         evaluations=evaluations,
-        facts=_facts(evaluations),
-        warning=_warning(evaluations),
+        sections={
+            "verdict": "Verdict",
+            **({"comparison": summary.heading} if summary else {}),
+            "summary": "Figures",
+            "reliability": "Reliability",
+            **({"classes": "Classes"} if shown else {}),
+            **({"groups": "Groups"} if has_groups else {}),
+        },
+        verdict=_verdict(evaluations, table, warning, summary, fitted),
+        picture=summary.errors if summary and summary.errors else errors,
+        facts=_facts(evaluations, summary, fitted),
+        warning=warning,
         table=table,
+        key=table.select(key for key in _KEY_FIGURES if key in groups),
         tables=tables,
+        outside=outside,
+        explain=any(key in _KEY_FIGURES for key, _ in outside),
         direction=_direction,
         missing=_missing_reasons(tables.values()),
         marks=HTML,
         level=_levels(evaluations),
         has_intervals=any(evaluation.intervals for evaluation in evaluations),
-        diagrams=[_diagram(evaluation) for evaluation in evaluations],
-        descriptions=[
-            _in_words(name, each.reliability) for name, each in zip(names, evaluations, strict=True)
-        ],
+        diagrams=[charts.reliability_bins(evaluation.reliability) for evaluation in evaluations],
+        descriptions=[_in_words(name, each) for name, each in zip(names, evaluations, strict=True)],
+        has_classes=bool(shown),
+        has_groups=has_groups,
         worst=worst,
-        largest=max((each.ece for classes in worst for each in classes), default=0.0) or 1.0,
+        across=across if len(names) > 1 else [],
+        gaps=charts.gaps_of_classes(evaluations, names, across) if colours else None,
+        class_diagrams=charts.class_diagrams(evaluations, names) if across else None,
+        largest=max((each.ece for each in shown if each.ece == each.ece), default=0.0) or 1.0,
+    )
+
+
+def _template() -> Template:
+    environment = Environment(
+        loader=PackageLoader("calibrant.reports"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        keep_trailing_newline=True,
+        finalize=lambda value: printable(value) if type(value) is str else value,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters.update(
+        figure=_percent,
+        signed=partial(_percent, signed=True),
+        plain=lambda value: "" if value is None or value != value else repr(value),
+        bracket=lambda interval: interval_text(interval) or "–",
+        count="{:,}".format,
+        short=lambda value: f"{value:.4g}",
+        percent=lambda place: f"{100 * place:.4g}%",
+        breakable=_breakable,
+        data_url=_data_url,
+        sha256=_sha256,
+    )
+    return environment.get_template("report.html.jinja")
+
+
+def _verdict(
+    evaluations: Sequence[Evaluation], table: Table, warning: str, summary: Summary | None, fitted: str
+) -> verdict.Verdict:
+    if summary is not None and summary.verdict is not None:
+        return summary.verdict
+    if fitted:
+        return verdict.before_and_after(evaluations[0], evaluations[1], fitted)
+    if len(evaluations) == 1:
+        return verdict.one_model(evaluations[0])
+    return verdict.several_models(evaluations, table, warning)
+
+
+def _breakable(text: str) -> Markup:
+    """Text in which a name such as ``adafocal[evidence=2]`` breaks only before its bracket and after commas.
+
+    >>> print(_breakable("cals-alm[margin=6,rate=2]"))
+    <span class="piece">cals-alm</span><wbr>[margin=6,<wbr>rate=2]
+    """
+
+    def piece(part: str) -> Markup:
+        short = "-" in part and len(part) <= 24
+        return Markup('<span class="piece">{}</span>').format(part) if short else escape(part)
+
+    words = re.split(r"(\s+)", printable(text))
+    return Markup("").join(
+        Markup("<wbr>").join(map(piece, re.split(r"(?<=[^\s])(?=\[)|(?<=,)(?=\S)", word))) for word in words
     )
 
 
@@ -173,14 +265,21 @@ def _direction(table: Table) -> str:
     higher = [column.label for column in figures if column.higher_is_better]
     if not higher:
         return "Lower is better."
-    return "Higher is better." + ("" if len(higher) == len(figures) else f" (Only: {'; '.join(higher)}.)")
+    return (
+        "Higher is better."
+        if len(higher) == len(figures)
+        else f"Lower is better, but not: {', '.join(higher)}."
+    )
 
 
-def _facts(evaluations: Sequence[Evaluation]) -> list[str]:
+def _facts(evaluations: Sequence[Evaluation], summary: Summary | None, fitted: str) -> list[str]:
     """What was evaluated, and how, in a few words each."""
     models = len(evaluations)
+    counted = ("1 model before and after calibration",) if fitted else ()
+    if summary is not None and summary.facts:
+        counted = summary.facts
     parts = [
-        "1 model" if models == 1 else f"{models} models",
+        *(counted or ("1 model" if models == 1 else f"{models} models",)),
         f"{_span(each.samples for each in evaluations)} elements",
         f"{_span(each.num_classes for each in evaluations)} classes",
         f"{_span(each.bins for each in evaluations)} bins",
@@ -219,47 +318,51 @@ def _warning(evaluations: Sequence[Evaluation]) -> str:
     return ""
 
 
-def _worst_classes(classes: Sequence[ClassFigures]) -> list[ClassFigures]:
-    """The classes with the largest calibration error, the largest first."""
+def _worst_classes(classes: Sequence[ClassFigures]) -> tuple[list[ClassFigures], list[ClassFigures]]:
+    """The classes with the largest calibration error, and those without a correct prediction apart.
+
+    The error of a class that gets no probability is small, which does not make it well calibrated.
+    """
     known = (each for each in classes if each.ece == each.ece)  # not NaN
-    return sorted(known, key=lambda each: each.ece, reverse=True)[:_WORST_CLASSES]
+    ordered = sorted(known, key=lambda each: each.ece, reverse=True)
+    right = [each for each in ordered if each.accuracy][:_WORST_CLASSES]
+    return right, [each for each in ordered if not each.accuracy][:_WORST_CLASSES]
 
 
-def _diagram(evaluation: Evaluation) -> str:
-    """The reliability diagram as a data URL."""
-    with default_style():
-        figure = Figure(figsize=(4.2, 4.2), layout="constrained")
-        reliability_diagram(evaluation.reliability, figure.add_subplot(), ece=evaluation.ece)
-    return _data_url(svg(figure))
+def _shared_classes(evaluations: Sequence[Evaluation]) -> list[int]:
+    """The positions of the worst classes of all models together; none if the models have other classes."""
+    if len({tuple(each.name for each in evaluation.classes) for evaluation in evaluations}) > 1:
+        return []
+    return charts.worst_classes([evaluation.classes for evaluation in evaluations])[:_WORST_CLASSES]
+
+
+def _outside_their_intervals(evaluations: Sequence[Evaluation]) -> set[tuple[str, int]]:
+    """The figures, by key and row, that lie outside their intervals."""
+    return {
+        (key, row)
+        for row, evaluation in enumerate(evaluations)
+        for key, (low, high) in evaluation.intervals.items()
+        if not low <= (evaluation.metrics[key] or 0.0) <= high
+    }
 
 
 def _data_url(image: bytes) -> str:
     return "data:image/svg+xml;base64," + base64.b64encode(image).decode("ascii")
 
 
-def _in_words(name: str, reliability: Reliability) -> str:
+def _in_words(name: str, evaluation: Evaluation) -> str:
     """What the reliability diagram shows, for readers who cannot see it."""
-    bins = [
-        (number, confidence, accuracy)
-        for number, confidence, accuracy in zip(
-            reliability.count, reliability.confidence, reliability.accuracy, strict=True
-        )
-        if confidence is not None and accuracy is not None
-    ]
-    total = sum(number for number, _, _ in bins)
-    if not total:
+    bins = charts.reliability_bins(evaluation.reliability)
+    if not bins:
         return f"Reliability diagram of {name}, without data."
-    confidence = sum(number * each for number, each, _ in bins) / total
-    accuracy = sum(number * each for number, _, each in bins) / total
-    below = sum(right < confident for _, confident, right in bins)
-    _, at, right = max(bins, key=lambda each: abs(each[1] - each[2]))
-    gap = (
-        f"{'over' if confidence > accuracy else 'under'}-confident by {_percent(abs(confidence - accuracy))}"
-    )
+    confidence, accuracy = verdict.mean_confidence_and_accuracy(evaluation.reliability)
+    below = sum(each.accuracy < each.confidence for each in bins)
+    widest = max(bins, key=lambda each: abs(each.confidence - each.accuracy))
     return (
         f"Reliability diagram of {name}: accuracy is below confidence in {below} of {len(bins)} bins with "
-        f"data. Overall, mean confidence is {_percent(confidence)} and accuracy {_percent(accuracy)}: {gap}. "
-        f"The widest gap is at confidence {_percent(at)}, where accuracy is {_percent(right)}."
+        f"data. Overall, mean confidence is {_percent(confidence)} and accuracy {_percent(accuracy)}: "
+        f"{verdict.gap_words(confidence - accuracy)}. The widest gap is at confidence "
+        f"{_percent(widest.confidence)}, where accuracy is {_percent(widest.accuracy)}."
     )
 
 

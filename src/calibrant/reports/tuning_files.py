@@ -13,7 +13,9 @@ from matplotlib.ticker import FuncFormatter
 
 from calibrant.atomic import replace_file
 from calibrant.evaluation.tuning import Trial, Tuning
+from calibrant.reports import charts, verdict
 from calibrant.reports.chosen import chosen_note, markdown, validation_note
+from calibrant.reports.comparison_page import facts
 from calibrant.reports.page import Summary, write_report
 from calibrant.reports.plots import checks
 from calibrant.reports.plots.drawing import (
@@ -163,5 +165,15 @@ def write_tuning(tuning: Tuning, folder: str | os.PathLike[str]) -> None:
         comparison_table(tuning.validation),
         pictures,
         (("The chosen loss on the test data", comparison_table(tuning.test)),),
+        verdict=verdict.methods(tuning.test),
+        errors=charts.error_of_methods(tuning.test),
+        models=(tested.name,),
+        facts=facts(tuning.test),
     )
-    write_report([*tested.before, *tested.after], target / "tune.html", title=tuning.title, summary=summary)
+    write_report(
+        [*tested.before, *tested.after],
+        target / "tune.html",
+        title=tuning.title,
+        summary=summary,
+        segmentation=tuning.test.dense,
+    )

@@ -1,0 +1,299 @@
+"""The numbers of the charts that a page draws itself; ``charts.jinja`` turns them into SVG.
+
+Places are fractions of the width or height of a chart. Colours are in ``report.css``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import torch
+from matplotlib.ticker import MaxNLocator
+
+from calibrant.metrics import METRICS
+from calibrant.metrics.uncertainty import Interval, binomial_interval
+from calibrant.printable import printable
+from calibrant.reports.tables import interval_text, number_text
+
+if TYPE_CHECKING:
+    from calibrant.evaluation import ClassFigures, Evaluation, Reliability
+    from calibrant.evaluation.comparison import Comparison
+
+_percent = partial(number_text, unit="%")
+
+_MOST_DIAGRAMS = 3000
+"""The most reliability diagrams of classes in a page, one for each class and model: about 0.5 MB."""
+
+
+@dataclass(frozen=True)
+class Bin:
+    """A bar of a reliability diagram."""
+
+    left: float
+    width: float
+    share: float  # of all elements, relative to the fullest bin
+    confidence: float
+    accuracy: float
+    interval: Interval
+    expected: Interval  # the accuracy of a calibrated model
+    tip: str
+
+    @property
+    def lower(self) -> float:
+        """The lower end of the gap between confidence and accuracy."""
+        return min(self.accuracy, self.confidence)
+
+    @property
+    def certainty(self) -> float:
+        """1 minus the width of the interval: bars of few elements are drawn pale."""
+        return 1 - (self.interval[1] - self.interval[0])
+
+
+def reliability_bins(data: Reliability) -> list[Bin]:
+    """The bars of a reliability diagram, without empty bins."""
+    found = []
+    for number, count in enumerate(data.count):
+        left, right = data.edges[number : number + 2]
+        confidence, accuracy = data.confidence[number], data.accuracy[number]
+        if not count or confidence is None or accuracy is None:
+            continue
+        interval = data.accuracy_interval[number] or (0.0, 1.0)
+        expected = data.consistency[number] or (confidence, confidence)
+        elements = "1 element" if count == 1 else f"{count:,} elements"
+        tip = (
+            f"Confidence {left:.2f} to {right:.2f}: {elements}\n"
+            f"mean confidence {_percent(confidence)}\n"
+            f"accuracy {_percent(accuracy)} {interval_text(interval)}\n"
+            f"if calibrated {interval_text(expected)}"
+        )
+        share = count / max(data.count)
+        found.append(Bin(left, right - left, share, confidence, accuracy, interval, expected, tip))
+    return found
+
+
+def class_diagrams(evaluations: Sequence[Evaluation], names: Sequence[str]) -> dict[str, Any]:
+    """The reliability diagrams of single classes, for the script of the page; the worst classes first.
+
+    Numbers are rounded to 1/1000, and classes left out, to keep the page small.
+
+    Returns:
+        The models' names, the width of a bin, the number of all classes, and a list of classes: the name, and
+        for each model the filled bins, each as (bin, count, confidence, accuracy, lower end, upper end).
+    """
+    if not any(each.bins for evaluation in evaluations for each in evaluation.classes):
+        return {}
+    number = min(len(evaluation.classes) for evaluation in evaluations)
+    order = worst_classes([evaluation.classes for evaluation in evaluations])
+    diagrams = [_diagrams(evaluation) for evaluation in evaluations]
+    chosen = order[: max(1, _MOST_DIAGRAMS // len(evaluations))]
+    return {
+        "models": [printable(name) for name in names],
+        "width": 1 / evaluations[0].bins,
+        "total": number,
+        "classes": [
+            [printable(evaluations[0].classes[k].name), [each[k] for each in diagrams]] for k in chosen
+        ],
+    }
+
+
+def worst_classes(models: Sequence[Sequence[ClassFigures]]) -> list[int]:
+    """The positions of the classes that all models have, by the largest calibration error of any model.
+
+    Classes that no model ever predicts correctly come last: their error is small because they get no
+    probability.
+    """
+    number = min(len(classes) for classes in models)
+
+    def key(k: int) -> tuple[bool, float]:
+        known = [classes[k].ece for classes in models if classes[k].ece == classes[k].ece]  # not NaN
+        return not any(classes[k].accuracy for classes in models), -max(known, default=0.0)
+
+    return sorted(range(number), key=key)
+
+
+def _diagrams(evaluation: Evaluation) -> list[list[tuple[int, ...]]]:
+    bins = [each for figures in evaluation.classes for each in figures.bins]
+    correct, count = (torch.tensor([getattr(each, key) for each in bins]) for key in ("correct", "count"))
+    low, high = (ends.tolist() for ends in binomial_interval(correct, count, evaluation.level))
+    rows = iter(
+        (
+            each.bin,
+            each.count,
+            *(round(1000 * value) for value in (each.confidence, each.correct / each.count, *ends)),
+        )
+        for each, *ends in zip(bins, low, high, strict=True)
+    )
+    return [[next(rows) for _ in figures.bins] for figures in evaluation.classes]
+
+
+@dataclass(frozen=True)
+class Dot:
+    """A value on the axis of a row, with its interval."""
+
+    place: float
+    low: float
+    high: float
+    series: int  # its colour and shape
+    tip: str
+
+
+@dataclass(frozen=True)
+class Dots:
+    """A chart of values in rows, on one horizontal axis."""
+
+    label: str  # of the axis
+    rows: tuple[tuple[str, tuple[Dot, ...]], ...]
+    ticks: tuple[tuple[float, str], ...]  # places and labels
+    series: tuple[str, ...]  # names
+    zero: float | None = None  # the place of 0, if it lies within the axis
+
+
+def dots(
+    label: str,
+    rows: Sequence[tuple[str, Sequence[tuple[float | None, Interval | None]]]],
+    series: Sequence[str],
+    *,
+    percent: bool = True,
+    signed: bool = False,
+) -> Dots:
+    """A chart of dots.
+
+    Args:
+        label: the label of the axis.
+        rows: the name of each row, and a value and its interval for each series.
+        series: the names of the series.
+        percent: whether the values are fractions, printed in percent.
+        signed: whether signs matter: the axis then shows 0 and positive values have a sign.
+    """
+    factor = 100 if percent else 1
+    known = [
+        factor * end
+        for _, row in rows
+        for value, interval in row
+        if value is not None
+        for end in (value, *(interval or ()))
+    ]
+    ends = MaxNLocator(5).tick_values(min(0.0, *known, 0.0), max(0.0, *known, 1e-9))
+    start, stop = float(ends[0]), float(ends[-1])
+
+    def place(value: float) -> float:
+        return (factor * value - start) / (stop - start)
+
+    def dot(name: str, number: int, value: float, interval: Interval | None) -> Dot:
+        text = number_text(value, percent, unit="%", signed=signed)
+        what = f"{name}, {series[number]}" if series[number] else name
+        low, high = interval or (value, value)
+        tip = f"{what}: {text} {interval_text(interval, percent)}".rstrip()
+        return Dot(place(value), place(low), place(high), number, tip)
+
+    return Dots(
+        label,
+        tuple(
+            (
+                name,
+                tuple(dot(name, n, value, ends) for n, (value, ends) in enumerate(row) if value is not None),
+            )
+            for name, row in rows
+        ),
+        tuple(((tick - start) / (stop - start), f"{tick:g}".replace("-", "−")) for tick in ends.tolist()),
+        tuple(series),
+        place(0.0) if signed else None,
+    )
+
+
+def error_of_methods(comparison: Comparison) -> Dots:
+    """The ECE of every method before and after each calibrator, with intervals."""
+    states = {"": "before calibration", **{key: f"after {_long(key)}" for key in comparison.calibrators}}
+    found = [comparison.figures("ece", after=key) for key in states]
+    rows = [
+        (name, [(each[name].mean, each[name].interval) if name in each else (None, None) for each in found])
+        for name in (method.name for method in comparison.methods)
+    ]
+    return dots("ECE (%)", rows, list(states.values()))
+
+
+def error_of_models(evaluations: Sequence[Evaluation], names: Sequence[str]) -> Dots:
+    """The ECE of every model, with intervals."""
+    pairs = zip(names, evaluations, strict=True)
+    return dots("ECE (%)", [(name, [(each.ece, each.intervals.get("ece"))]) for name, each in pairs], [""])
+
+
+def gaps_of_classes(evaluations: Sequence[Evaluation], names: Sequence[str], classes: Sequence[int]) -> Dots:
+    """Mean probability minus frequency of some classes, a dot for each model."""
+    first = evaluations[0].classes
+    rows = [
+        (first[k].name, [(evaluation.classes[k].gap, None) for evaluation in evaluations]) for k in classes
+    ]
+    label = "Mean probability minus frequency (points)"
+    return dots(label, rows, list(names) if len(names) > 1 else [""], signed=True)
+
+
+@dataclass(frozen=True)
+class Point:
+    """A point of a scatter plot."""
+
+    x: float
+    y: float
+    series: int
+    state: int  # 0 before calibration
+    tip: str
+
+
+@dataclass(frozen=True)
+class Scatter:
+    """Accuracy against ECE, a number for each method."""
+
+    points: tuple[tuple[Point, ...], ...]  # by method, before and after calibration
+    x_ticks: tuple[tuple[float, str], ...]
+    y_ticks: tuple[tuple[float, str], ...]
+    names: tuple[str, ...]
+
+
+def accuracy_against_error(comparison: Comparison) -> Scatter:
+    """Accuracy against ECE before and after temperature scaling, means over seeds."""
+    states = [key for key in ("", "temperature") if not key or key in comparison.calibrators]
+    found = {
+        method.name: [
+            tuple(comparison.figures(metric, after=key)[method.name] for metric in ("ece", "accuracy"))
+            for key in states
+        ]
+        for method in comparison.methods
+    }
+    axes = []
+    for axis in (0, 1):
+        values = [100 * state[axis].mean for each in found.values() for state in each]
+        low, high = (0.0 if axis == 0 else min(values)), max(values)
+        edge = 0.08 * (high - low) or 1.0
+        ticks = MaxNLocator(5).tick_values(max(0.0, low - (edge if axis else 0)), min(100.0, high + edge))
+        axes.append(ticks.tolist())
+
+    def place(axis: int, value: float) -> float:
+        return (value - axes[axis][0]) / (axes[axis][-1] - axes[axis][0])
+
+    def ticks_of(axis: int) -> tuple[tuple[float, str], ...]:
+        return tuple((place(axis, tick), f"{tick:g}") for tick in axes[axis])
+
+    points = tuple(
+        tuple(
+            Point(
+                *(place(axis, 100 * figure.mean) for axis, figure in enumerate(state)),
+                series=series,
+                state=number,
+                tip=f"{name}, {f'after {_long(states[number])}' if number else 'before calibration'}\n"
+                + "\n".join(
+                    f"{METRICS[metric].label} {_percent(figure.mean)} {interval_text(figure.interval)}"
+                    for metric, figure in zip(("ece", "accuracy"), state, strict=True)
+                ),
+            )
+            for number, state in enumerate(each)
+        )
+        for series, (name, each) in enumerate(found.items())
+    )
+    return Scatter(points, ticks_of(0), ticks_of(1), tuple(found))
+
+
+def _long(calibrator: str) -> str:
+    return "temperature scaling" if calibrator == "temperature" else calibrator

@@ -1,0 +1,288 @@
+"""The verdict of a report: what its figures say, in a few sentences."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from statistics import fmean
+from typing import TYPE_CHECKING
+
+from calibrant.metrics import METRICS
+from calibrant.reports.tables import Table, number_text
+
+if TYPE_CHECKING:
+    from calibrant.evaluation import Evaluation, Reliability
+    from calibrant.evaluation.comparison import Comparison, Method
+
+_percent = partial(number_text, unit="%")
+
+_SMALL_GAP = 0.005  # between mean confidence and accuracy: not worth a headline
+_WORDS = {"ece": "calibration error (ECE)", "nll": "NLL"}
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What a report says first."""
+
+    headline: str
+    sentences: tuple[str, ...] = ()
+    models: tuple[tuple[str, str], ...] = ()  # the name of each model, and a sentence about it
+
+
+def mean_confidence_and_accuracy(reliability: Reliability) -> tuple[float, float]:
+    """Means over all elements; NaN without any.
+
+    >>> from calibrant.evaluation import Reliability
+    >>> bins = Reliability((0.0, 0.5, 1.0), (0, 4), (None, 0.8), (None, 0.5), (None, None), (None, None))
+    >>> mean_confidence_and_accuracy(bins)
+    (0.8, 0.5)
+    """
+    total = sum(reliability.count) or float("nan")
+
+    def mean(values: Sequence[float | None]) -> float:
+        pairs = zip(reliability.count, values, strict=True)
+        return sum(count * value for count, value in pairs if value is not None) / total
+
+    return mean(reliability.confidence), mean(reliability.accuracy)
+
+
+def gap_words(gap: float) -> str:
+    """Mean confidence minus accuracy in words.
+
+    >>> gap_words(0.097), gap_words(-0.02), gap_words(0.0001)
+    ('over-confident by 9.7 points on average', 'under-confident by 2.0 points on average', \
+'as confident as accurate on average')
+    """
+    if not abs(gap) >= 0.0005:  # NaN counts as none
+        return "as confident as accurate on average"
+    return f"{'over' if gap > 0 else 'under'}-confident by {100 * abs(gap):.1f} points on average"
+
+
+def p_words(p_value: float) -> str:
+    """A p-value as in a sentence.
+
+    >>> p_words(0.0004), p_words(0.0312), p_words(0.4)
+    ('p < 0.001', 'p = 0.031', 'p = 0.40')
+    """
+    if p_value < 0.001:
+        return "p < 0.001"
+    return f"p = {p_value:.{3 if p_value < 0.1 else 2}f}"
+
+
+def change_words(before: float, after: float) -> str:
+    """How much of a calibration error a calibrator repairs.
+
+    >>> change_words(0.1, 0.04), change_words(0.1, 0.06), change_words(0.1, 0.095), change_words(0.1, 0.2)
+    ('repairs most of it', 'repairs a part of it', 'changes little', 'makes it worse')
+    """
+    repaired = (before - after) / before if before else 0.0
+    if repaired >= 0.5:
+        return "repairs most of it"
+    if repaired >= 0.1:
+        return "repairs a part of it"
+    return "changes little" if repaired > -0.1 else "makes it worse"
+
+
+def one_model(evaluation: Evaluation) -> Verdict:
+    """The verdict on one model."""
+    confidence, accuracy = mean_confidence_and_accuracy(evaluation.reliability)
+    sentences = [f"Mean confidence is {_percent(confidence)}, accuracy {_percent(accuracy)}."]
+    sentences += _room_for_a_temperature(evaluation)
+    if evaluation.p_value == evaluation.p_value:  # not NaN
+        sentences.append(f"{_capital(_test_words(evaluation))}{_meaning_of_the_test(evaluation)}")
+    return Verdict(f"{_capital(_headline(evaluation))}.", tuple(sentences))
+
+
+def before_and_after(before: Evaluation, after: Evaluation, fitted: str) -> Verdict:
+    """The verdict on a calibrator.
+
+    Args:
+        before: the evaluation without the calibrator.
+        after: the evaluation with it.
+        fitted: the calibrator and the data it was fitted to, such as "temperature, fitted to val.npz".
+    """
+    change = change_words(before.ece, after.ece)
+    headline = f"{_capital(_headline(before))}; {fitted.split(',')[0]} {change}."
+    sentences = [
+        f"Calibrator: {fitted}.",
+        f"{_from_to(before, after, 'ece')}; {_from_to(before, after, 'nll')}.",
+        f"Before, {_test_words(before)}; after, {_test_words(after)}.",
+    ]
+    return Verdict(headline, tuple(sentences))
+
+
+def several_models(evaluations: Sequence[Evaluation], table: Table, warning: str) -> Verdict:
+    """The verdict on several models.
+
+    Args:
+        evaluations: the evaluations.
+        table: their `evaluation_table`, tested against the best.
+        warning: why their figures must not be compared; "" if they may be.
+    """
+    models = tuple(
+        (name, f"{_gap_of(each)}, {_test_words(each)}.")
+        for name, each in zip(table.rows, evaluations, strict=True)
+    )
+    if warning:
+        return Verdict("No ranking of these models.", (), models)
+    ranked = [_ranking(table, key) for key in ("ece", "nll")]
+    headline, *sentences = (sentence for sentence in ranked if sentence)
+    return Verdict(headline, tuple(sentences), models)
+
+
+def methods(comparison: Comparison) -> Verdict:
+    """The verdict on a comparison of methods: the best after temperature scaling, and each one's error."""
+    lines = tuple((method.name, _method_words(method)) for method in comparison.methods)
+    if len(comparison.methods) == 1:
+        return Verdict(_capital(lines[0][1]))
+    after = "temperature" if "temperature" in comparison.calibrators else ""
+    return Verdict(
+        _best_method(comparison, "nll", after, "After temperature scaling, " if after else ""),
+        (_best_method(comparison, "ece", after, ""),),
+        lines,
+    )
+
+
+def _capital(text: str) -> str:
+    return text[:1].upper() + text[1:]
+
+
+def _gap_of(evaluation: Evaluation) -> str:
+    confidence, accuracy = mean_confidence_and_accuracy(evaluation.reliability)
+    return gap_words(confidence - accuracy)
+
+
+def _is_rejected(evaluation: Evaluation) -> bool:
+    return evaluation.p_value < 1 - evaluation.level
+
+
+def _headline(evaluation: Evaluation) -> str:
+    confidence, accuracy = mean_confidence_and_accuracy(evaluation.reliability)
+    if not _is_rejected(evaluation):
+        return f"no sign of miscalibration in {evaluation.samples:,} elements"
+    if abs(confidence - accuracy) < _SMALL_GAP:
+        return "miscalibrated, although mean confidence and accuracy agree"
+    return gap_words(confidence - accuracy)
+
+
+def _test_words(evaluation: Evaluation) -> str:
+    if evaluation.p_value != evaluation.p_value:  # NaN
+        return "calibration is not tested"
+    result = "is rejected" if _is_rejected(evaluation) else "is not rejected"
+    return f"calibration {result} ({p_words(evaluation.p_value)})"
+
+
+def _meaning_of_the_test(evaluation: Evaluation) -> str:
+    error = _percent(evaluation.ece)
+    if _is_rejected(evaluation):
+        return f": chance alone does not explain an ECE of {error}."
+    return f": a calibrated model may well get an ECE of {error} from this many elements."
+
+
+def _room_for_a_temperature(evaluation: Evaluation) -> list[str]:
+    """What one temperature would save, if the evaluation knows it."""
+    nll, saved = evaluation.nll, evaluation.nll_calibration
+    if not nll or saved is None:
+        return []
+    share = f"{number_text(saved, False)} of an NLL of {number_text(nll, False)} ({100 * saved / nll:.0f}%)"
+    if saved < 0.02 * nll:
+        return [f"A temperature would change little: fitted to these data, it saves {share}."]
+    return [f"A temperature would help: fitted to these data, it saves {share}."]
+
+
+def _from_to(before: Evaluation, after: Evaluation, key: str) -> str:
+    metric = METRICS[key]
+    ends = [number_text(each.metrics[key], metric.percent, unit="%") for each in (before, after)]
+    text = f"{metric.label} {ends[0]} before, {ends[1]} after"
+    if before.replicates and after.replicates:
+        difference = before.compare(after).get(key)
+        if difference is not None:
+            better = "significantly better" if difference.better == "second" else "significantly worse"
+            text += f" ({better if difference.significant else 'no significant difference'})"
+    return text
+
+
+def _ranking(table: Table, key: str) -> str:
+    """The best model by one figure, and which others are significantly worse; "" if it is not known."""
+    (column,) = table.select([key]).columns
+    cells = dict(zip(table.rows, column.cells, strict=True))
+    best = [name for name, cell in cells.items() if cell.best]
+    if not best:
+        return ""
+    worse = [name for name, cell in cells.items() if cell.verdict == "worse"]
+    equal = [name for name, cell in cells.items() if cell.verdict == "equal"]
+    text = f"{_listed(best)} {'has' if len(best) == 1 else 'have'} the lowest {_WORDS[key]}, "
+    text += cells[best[0]].text
+    found = [f"significantly lower than {_listed(worse)}"] if worse else []
+    found += [f"not distinguishable from {_listed(equal)}"] if equal else []
+    return f"{text}: {'; '.join(found)}." if found else f"{text}; differences are not tested."
+
+
+def _listed(names: Sequence[str]) -> str:
+    """Names in a sentence; only some of many.
+
+    >>> _listed(["a"]), _listed(["a", "b", "c"]), _listed(["a", "b", "c", "d", "e"])
+    ('a', 'a, b and c', 'a, b, c and 2 others')
+    """
+    if len(names) > 4:
+        return f"{', '.join(names[:3])} and {len(names) - 3} others"
+    return " and ".join([", ".join(names[:-1]), names[-1]] if len(names) > 1 else names)
+
+
+def _best_method(comparison: Comparison, key: str, calibrator: str, state: str) -> str:
+    """The best method by one metric, and whether the difference from the first is significant."""
+    metric = METRICS[key]
+    figures = comparison.figures(key, after=calibrator)
+    if not figures:
+        return ""
+    first = comparison.methods[0].name
+    best = min(figures, key=lambda name: figures[name].mean)
+
+    def text(name: str) -> str:
+        return number_text(figures[name].mean, metric.percent, decimals=3, unit="%")
+
+    sentence = _capital(f"{state}the lowest {_WORDS[key]} is that of {best}: {text(best)}")
+    others = {name: figure for name, figure in figures.items() if name != first}
+    if first not in figures or any(figure.p_value is None for figure in others.values()):
+        return f"{sentence}; differences are not tested ({_why_untested(comparison)})."
+    if best != first:
+        found = "a significant" if figures[best].significant else "no significant"
+        p_value = p_words(figures[best].p_value or 0.0)
+        return f"{sentence} against {text(first)} of {first}, {found} difference ({p_value})."
+    worse = [name for name, figure in others.items() if figure.significant]
+    rest = [name for name in others if name not in worse]
+    parts = [f"significantly better than {_listed(worse)}"] if worse else []
+    parts += [f"not significantly better than {_listed(rest)}"] if rest else []
+    return f"{sentence}, {', '.join(parts)}."
+
+
+def _why_untested(comparison: Comparison) -> str:
+    if comparison.dense:
+        return "the pixels of an image are not independent"
+    return "one seed is too few" if len(comparison.seeds) == 1 else "no resamples"
+
+
+def _method_words(method: Method) -> str:
+    pairs = [mean_confidence_and_accuracy(each.reliability) for each in method.before]
+    parts = [gap_words(fmean(confidence - accuracy for confidence, accuracy in pairs))]
+    before = fmean(each.ece for each in method.before)
+    if method.after and method.temperatures:
+        after = fmean(each.ece for each in method.after)
+        temperature = f"a temperature of {fmean(method.temperatures):.2f} {change_words(before, after)}"
+        parts.append(f"{temperature} (ECE {_percent(before)} before, {_percent(after)} after)")
+    else:
+        parts.append(f"ECE {_percent(before)}")
+    parts.append(_seeds_rejected(method.before))
+    if method.after:
+        parts.append(f"after temperature scaling, {_seeds_rejected(method.after)}")
+    return f"{'; '.join(parts)}."
+
+
+def _seeds_rejected(evaluations: Sequence[Evaluation]) -> str:
+    """The tests of calibration of all seeds."""
+    if len(evaluations) == 1:
+        return _test_words(evaluations[0])
+    rejected = sum(_is_rejected(each) for each in evaluations)
+    number = "no seed" if not rejected else f"{rejected} of {len(evaluations)} seeds"
+    return f"calibration is rejected for {number}"
