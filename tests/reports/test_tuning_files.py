@@ -61,5 +61,6 @@ def test_files_are_written(logged, tmp_path):
     text = (tmp_path / "tune.md").read_text()
     assert f"- Chosen on the validation data: {found.chosen}" in text
     page = (tmp_path / "tune.html").read_text()
-    assert page.count('<img class="diagram"') == 2 + logged + 2  # two reliability diagrams
+    assert page.count('<img class="diagram"') == 2 + logged
+    assert page.count('<svg class="chart reliability"') == 2
     assert found.chosen in page

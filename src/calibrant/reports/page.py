@@ -8,7 +8,7 @@ import os
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 
 from jinja2 import Environment, PackageLoader, StrictUndefined, Template
@@ -180,6 +180,7 @@ def render_report(
     )
 
 
+@cache
 def _template() -> Template:
     environment = Environment(
         loader=PackageLoader("calibrant.reports"),

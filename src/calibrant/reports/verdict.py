@@ -126,8 +126,8 @@ def several_models(evaluations: Sequence[Evaluation], table: Table, warning: str
     )
     if warning:
         return Verdict("No ranking of these models.", (), models)
-    ranked = [_ranking(table, key) for key in ("ece", "nll")]
-    headline, *sentences = (sentence for sentence in ranked if sentence)
+    ranked = [sentence for key in ("ece", "nll") if (sentence := _ranking(table, key))]
+    headline, *sentences = ranked or ["No ranking of these models: they lack ECE and NLL."]
     return Verdict(headline, tuple(sentences), models)
 
 

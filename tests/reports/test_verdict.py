@@ -1,0 +1,138 @@
+"""The verdict of a report says what its figures say, and does not claim what was not tested."""
+
+from dataclasses import replace as changed_field
+
+import pytest
+import torch
+
+from calibrant.evaluation import evaluate
+from calibrant.evaluation.comparison import Comparison, Method
+from calibrant.reports import verdict
+from calibrant.reports.table_builders import evaluation_table
+from tests.evaluations import changed as replace
+from tests.reports.test_page import evaluation, models
+
+
+def of_logits(scale, seed=0, size=600, resamples=60):
+    target = torch.randint(3, (size,), generator=torch.Generator().manual_seed(7))
+    noise = torch.randn(size, 3, generator=torch.Generator().manual_seed(seed))
+    logits = noise + 2 * torch.nn.functional.one_hot(target, 3)
+    return evaluate(scale * 2 * logits, target, resamples=resamples)
+
+
+def test_one_over_confident_model():
+    found = of_logits(4.0)
+    confidence, accuracy = verdict.mean_confidence_and_accuracy(found.reliability)
+    assert accuracy == pytest.approx(found.accuracy)
+    said = verdict.one_model(found)
+    assert said.headline == f"Over-confident by {100 * (confidence - accuracy):.1f} points on average."
+    assert f"saves {found.nll_calibration:.4f} of an NLL of {found.nll:.4f}" in said.sentences[1]
+    assert said.sentences[1].startswith("A temperature would help")
+    assert said.sentences[2].startswith("Calibration is rejected (p ")
+
+
+def test_one_calibrated_model_is_not_called_over_confident():
+    said = verdict.one_model(of_logits(1.0))
+    assert said.headline == "No sign of miscalibration in 600 elements."
+    assert "Calibration is not rejected (p = 0." in said.sentences[-1]
+    assert said.sentences[1].startswith("A temperature would change little")
+
+
+def test_rejected_without_a_mean_gap():
+    found = replace(evaluation(over=-0.005), p_value=1e-5)
+    assert "miscalibrated, although" in verdict.one_model(found).headline.lower()
+
+
+def test_streamed_figures_say_nothing_of_a_temperature():
+    sentences = verdict.one_model(evaluation(exact=False)).sentences
+    assert not any("temperature" in sentence for sentence in sentences)
+
+
+def test_a_calibrator():
+    before, after = of_logits(4.0), of_logits(1.0)
+    said = verdict.before_and_after(before, after, "temperature (T = 4), fitted to val.npz")
+    assert said.headline.endswith("points on average; temperature (T = 4) repairs most of it.")
+    assert "Calibrator: temperature (T = 4), fitted to val.npz." in said.sentences
+    assert (
+        f"ECE {100 * before.ece:.2f}% before, {100 * after.ece:.2f}% after (significantly better)"
+        in (said.sentences[1])
+    )
+    worse = verdict.before_and_after(after, before, "spline, fitted to val.npz")
+    assert "spline makes it worse" in worse.headline
+    assert "(significantly worse)" in worse.sentences[1]
+    untested = verdict.before_and_after(evaluation(), evaluation(), "spline, fitted to val.npz")
+    assert "significant" not in "".join(untested.sentences)
+
+
+def test_several_models():
+    evaluations = [of_logits(4.0), of_logits(1.0), of_logits(1.01)]
+    said = verdict.several_models(evaluations, evaluation_table(evaluations, ["a", "b", "c"]), "")
+    for sentence in (said.headline, *said.sentences):
+        assert sentence.startswith(("b has the lowest ", "c has the lowest "))
+        assert "significantly lower than a" in sentence
+        assert "not distinguishable from" in sentence
+    assert [name for name, _ in said.models] == ["a", "b", "c"]
+    assert said.models[0][1].startswith("over-confident by ")
+
+
+def test_several_models_without_a_test_or_on_other_data():
+    names = [each.name for each in models()]
+    said = verdict.several_models(models(), evaluation_table(models(), names), "")
+    assert said.headline == (
+        "CALS-ALM has the lowest calibration error (ECE), 0.80%; differences are not tested."
+    )
+    other = verdict.several_models(models(), evaluation_table(models(), names), "different data")
+    assert other.headline == "No ranking of these models."
+    assert not other.sentences
+    missing = [replace(each, ece=None, nll=None) for each in models()]
+    assert "lack" in verdict.several_models(missing, evaluation_table(missing, names), "").headline
+
+
+def comparison(scales, seeds=2, **options):
+    def method(name, scale):
+        before = tuple(of_logits(scale, seed) for seed in range(seeds))
+        return Method(name, before, tuple(of_logits(1.0, seed) for seed in range(seeds)), (scale,) * seeds)
+
+    methods = tuple(method(name, scale) for name, scale in scales.items())
+    return Comparison("toy", tuple(range(seeds)), methods, **options)
+
+
+def test_a_comparison_of_methods():
+    found = comparison({"ce": 4.0, "sharp": 8.0})
+    found = changed_field(found, methods=tuple(changed_field(each, after=()) for each in found.methods))
+    said = verdict.methods(found)
+    assert said.headline.startswith("The lowest NLL is that of ce: ")
+    assert said.headline.endswith("better than sharp.")
+    reverse = verdict.methods(comparison({"sharp": 8.0, "ce": 4.0, "flat": 1.0}))
+    assert reverse.headline.startswith("After temperature scaling, the lowest NLL is that of ")
+    (name, words), *_ = reverse.models
+    assert name == "sharp"
+    assert "a temperature of 8.00 repairs most of it (ECE " in words
+    assert "calibration is rejected for 2 of 2 seeds; after temperature scaling, calibration is " in words
+    figures = found.figures("nll")["sharp"]
+    assert ("not significantly" in said.headline) == (not figures.significant)
+
+
+def test_a_difference_from_the_first_method_comes_with_its_p_value():
+    found = comparison({"sharp": 8.0, "flat": 1.0})
+    found = changed_field(found, methods=tuple(changed_field(each, after=()) for each in found.methods))
+    figures = found.figures("nll")
+    kind = "a significant" if figures["flat"].significant else "no significant"
+    assert verdict.methods(found).headline == (
+        f"The lowest NLL is that of flat: {figures['flat'].mean:.3f} against {figures['sharp'].mean:.3f} of "
+        f"sharp, {kind} difference ({verdict.p_words(figures['flat'].p_value)})."
+    )
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"), [({"seeds": 1}, "one seed is too few"), ({"seeds": 1, "dense": True}, "pixels")]
+)
+def test_what_was_not_tested_is_not_called_significant(options, reason):
+    said = verdict.methods(comparison({"ce": 4.0, "flat": 2.0}, **options))
+    assert f"differences are not tested ({reason}" in said.headline.replace("the pixels", "pixels")
+
+
+def test_a_single_method():
+    said = verdict.methods(comparison({"ce": 4.0}))
+    assert said.headline.startswith("Over-confident by ")
+    assert not said.models
