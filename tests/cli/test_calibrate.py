@@ -120,8 +120,16 @@ def test_before_and_after_are_those_of_the_judged(tmp_path, file, judged):
     assert "than before, at the level 0.95, by a paired bootstrap" in result.stdout
     assert "flatters" not in result.stdout
     page = (tmp_path / "page.html").read_text()
-    assert "before" in page
-    assert "after" in page
+    temperature = float(calibrator.temperature)
+    assert f"Calibrator: temperature (T = {temperature:.4g}), fitted to validation.npz.<" in page
+    assert "1 model before and after calibration" in page
+    assert "Mean IoU" not in page
+
+
+def test_the_page_says_if_the_calibrator_was_fitted_to_the_evaluated_data(tmp_path, file):
+    run_calibrate(file, "--report", tmp_path / "page.html", resamples=0)
+    page = (tmp_path / "page.html").read_text()
+    assert "fitted to validation.npz (the same data, so the figures flatter it)." in page
 
 
 def test_auto_takes_the_best_and_prints_the_ranking(tmp_path, file):

@@ -201,8 +201,8 @@ def test_classes_have_bins_of_the_elements_predicted_as_them(golden: Evaluation,
             inside = chosen & (confidence > bin_ / golden.bins) & (confidence <= (bin_ + 1) / golden.bins)
             assert (count, correct) == (int(inside.sum()), int((target[inside] == k).sum()))
             assert mean == pytest.approx(float(confidence[inside].mean()), abs=1e-12)
-        assert sum(each.count for each in figures.bins) == int(chosen.sum())
-        assert all(each.count for each in figures.bins)
+        assert sum(each.elements for each in figures.bins) == int(chosen.sum())
+        assert all(each.elements for each in figures.bins)
     assert Evaluation.from_json(golden.to_json()).classes == golden.classes
     older = golden.to_dict()
     for figures in older["classes"]:

@@ -106,7 +106,7 @@ def models():
 class Page(HTMLParser):
     """A parsed page: elements with their attributes, cells by figure, text."""
 
-    VOID = frozenset({"meta", "img", "br", "link", "input"})
+    VOID = frozenset({"meta", "img", "br", "link", "input", "wbr"})
 
     def __init__(self, text):
         super().__init__()

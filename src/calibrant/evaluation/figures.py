@@ -61,9 +61,9 @@ class ClassBin(NamedTuple):
     """One bin of the reliability diagram of the elements that are predicted as one class."""
 
     bin: int  # its position in `Reliability.edges`
-    count: int
+    elements: int  # their number
     confidence: float  # the mean
-    correct: int
+    correct: int  # the number of elements of the class
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from calibrant.reports.tables import interval_text, number_text
 
 if TYPE_CHECKING:
     from calibrant.evaluation import ClassFigures, Evaluation, Reliability
-    from calibrant.evaluation.comparison import Comparison
+    from calibrant.evaluation.comparison import Comparison, MeanFigure
 
 _percent = partial(number_text, unit="%")
 
@@ -116,13 +116,13 @@ def worst_classes(models: Sequence[Sequence[ClassFigures]]) -> list[int]:
 
 def _diagrams(evaluation: Evaluation) -> list[list[tuple[int, ...]]]:
     bins = [each for figures in evaluation.classes for each in figures.bins]
-    correct, count = (torch.tensor([getattr(each, key) for each in bins]) for key in ("correct", "count"))
+    correct, count = (torch.tensor([getattr(each, key) for each in bins]) for key in ("correct", "elements"))
     low, high = (ends.tolist() for ends in binomial_interval(correct, count, evaluation.level))
     rows = iter(
         (
             each.bin,
-            each.count,
-            *(round(1000 * value) for value in (each.confidence, each.correct / each.count, *ends)),
+            each.elements,
+            *(round(1000 * value) for value in (each.confidence, each.correct / each.elements, *ends)),
         )
         for each, *ends in zip(bins, low, high, strict=True)
     )
@@ -176,8 +176,8 @@ def dots(
         if value is not None
         for end in (value, *(interval or ()))
     ]
-    ends = MaxNLocator(5).tick_values(min(0.0, *known, 0.0), max(0.0, *known, 1e-9))
-    start, stop = float(ends[0]), float(ends[-1])
+    ticks = _ticks(min(0.0, *known, 0.0), max(0.0, *known, 1e-9))
+    start, stop = ticks[0], ticks[-1]
 
     def place(value: float) -> float:
         return (factor * value - start) / (stop - start)
@@ -198,7 +198,7 @@ def dots(
             )
             for name, row in rows
         ),
-        tuple(((tick - start) / (stop - start), f"{tick:g}".replace("-", "−")) for tick in ends.tolist()),
+        tuple(((tick - start) / (stop - start), f"{tick:g}".replace("-", "−")) for tick in ticks),
         tuple(series),
         place(0.0) if signed else None,
     )
@@ -255,11 +255,9 @@ class Scatter:
 def accuracy_against_error(comparison: Comparison) -> Scatter:
     """Accuracy against ECE before and after temperature scaling, means over seeds."""
     states = [key for key in ("", "temperature") if not key or key in comparison.calibrators]
+    figures = [[comparison.figures(metric, after=key) for metric in ("ece", "accuracy")] for key in states]
     found = {
-        method.name: [
-            tuple(comparison.figures(metric, after=key)[method.name] for metric in ("ece", "accuracy"))
-            for key in states
-        ]
+        method.name: [(ece[method.name], accuracy[method.name]) for ece, accuracy in figures]
         for method in comparison.methods
     }
     axes = []
@@ -267,8 +265,7 @@ def accuracy_against_error(comparison: Comparison) -> Scatter:
         values = [100 * state[axis].mean for each in found.values() for state in each]
         low, high = (0.0 if axis == 0 else min(values)), max(values)
         edge = 0.08 * (high - low) or 1.0
-        ticks = MaxNLocator(5).tick_values(max(0.0, low - (edge if axis else 0)), min(100.0, high + edge))
-        axes.append(ticks.tolist())
+        axes.append(_ticks(max(0.0, low - (edge if axis else 0)), min(100.0, high + edge)))
 
     def place(axis: int, value: float) -> float:
         return (value - axes[axis][0]) / (axes[axis][-1] - axes[axis][0])
@@ -276,20 +273,14 @@ def accuracy_against_error(comparison: Comparison) -> Scatter:
     def ticks_of(axis: int) -> tuple[tuple[float, str], ...]:
         return tuple((place(axis, tick), f"{tick:g}") for tick in axes[axis])
 
+    def point(series: int, state: int, name: str, ece: MeanFigure, accuracy: MeanFigure) -> Point:
+        lines = [f"{name}, {f'after {_long(states[state])}' if state else 'before calibration'}"]
+        for metric, figure in (("ece", ece), ("accuracy", accuracy)):
+            lines.append(f"{METRICS[metric].label} {_percent(figure.mean)} {interval_text(figure.interval)}")
+        return Point(place(0, 100 * ece.mean), place(1, 100 * accuracy.mean), series, state, "\n".join(lines))
+
     points = tuple(
-        tuple(
-            Point(
-                *(place(axis, 100 * figure.mean) for axis, figure in enumerate(state)),
-                series=series,
-                state=number,
-                tip=f"{name}, {f'after {_long(states[number])}' if number else 'before calibration'}\n"
-                + "\n".join(
-                    f"{METRICS[metric].label} {_percent(figure.mean)} {interval_text(figure.interval)}"
-                    for metric, figure in zip(("ece", "accuracy"), state, strict=True)
-                ),
-            )
-            for number, state in enumerate(each)
-        )
+        tuple(point(series, state, name, *figures) for state, figures in enumerate(each))
         for series, (name, each) in enumerate(found.items())
     )
     return Scatter(points, ticks_of(0), ticks_of(1), tuple(found))
@@ -297,3 +288,8 @@ def accuracy_against_error(comparison: Comparison) -> Scatter:
 
 def _long(calibrator: str) -> str:
     return "temperature scaling" if calibrator == "temperature" else calibrator
+
+
+def _ticks(low: float, high: float) -> list[float]:
+    """Round numbers from below ``low`` to above ``high``."""
+    return [float(tick) for tick in MaxNLocator(5).tick_values(low, high)]

@@ -276,11 +276,13 @@ def _direction(table: Table) -> str:
 def _facts(evaluations: Sequence[Evaluation], summary: Summary | None, fitted: str) -> list[str]:
     """What was evaluated, and how, in a few words each."""
     models = len(evaluations)
-    counted = ("1 model before and after calibration",) if fitted else ()
-    if summary is not None and summary.facts:
-        counted = summary.facts
+    counted = ["1 model" if models == 1 else f"{models} models"]
+    if fitted:
+        counted = ["1 model before and after calibration"]
+    elif summary is not None and summary.facts:
+        counted = [*summary.facts]
     parts = [
-        *(counted or ("1 model" if models == 1 else f"{models} models",)),
+        *counted,
         f"{_span(each.samples for each in evaluations)} elements",
         f"{_span(each.num_classes for each in evaluations)} classes",
         f"{_span(each.bins for each in evaluations)} bins",
