@@ -89,8 +89,8 @@ def test_markdown(table):
         "| loss | Accuracy | ECE + T | Nothing |",
         "| --- | ---: | ---: | ---: |",
         "| ce | 90.00 | 10.00 | – |",
-        "| cals-alm[margin=6] | **95.00** ↑ | – | – |",
-        r"| a\|b_c | 80.00 ↓ | 20.00 | – |",
+        "| cals-alm[margin=6] | **95.00** better | – | – |",
+        r"| a\|b_c | 80.00 worse | 20.00 | – |",
     ]
 
 
@@ -101,8 +101,8 @@ def test_latex(table):
         r"Loss & Accuracy & ECE + T & Nothing \\",
         r"\midrule",
         r"ce & 90.00 & 10.00 & -- \\",
-        r"cals-alm[margin=6] & \textbf{95.00}$^{\uparrow}$ & -- & -- \\",
-        r"a|b\_c & 80.00$^{\downarrow}$ & 20.00 & -- \\",
+        r"cals-alm[margin=6] & \textbf{95.00}\textsuperscript{better} & -- & -- \\",
+        r"a|b\_c & 80.00\textsuperscript{worse} & 20.00 & -- \\",
         r"\bottomrule",
         r"\end{tabular}",
     ]
@@ -138,9 +138,9 @@ def test_a_wide_terminal_shows_one_table(table, monkeypatch, capsys):
     assert lines[2:] == [
         ["ce", "90.00", "10.00"],
         ["[88.00,", "92.00]"],
-        ["cals-alm[margin=6]", "95.00", "↑", "–"],
+        ["cals-alm[margin=6]", "95.00", "better", "–"],
         ["[94.00,", "96.00]"],
-        ["a|b_c", "80.00", "↓", "20.00"],
+        ["a|b_c", "80.00", "worse", "20.00"],
         ["[78.00,", "82.00]"],
         ["A", "note."],
     ]
@@ -169,7 +169,7 @@ def test_columns_that_do_not_fit_continue_below_and_a_line_says_so(monkeypatch, 
 
 def test_figures_wider_than_the_terminal_are_not_cut(table, monkeypatch, capsys):
     shown = on_terminal(monkeypatch, capsys, 20, table)
-    for text in (*NAMES, "[94.00, 96.00]", "95.00 ↑", "20.00"):
+    for text in (*NAMES, "[94.00, 96.00]", "95.00 better", "20.00"):
         assert text in shown
     assert "…" not in shown
 

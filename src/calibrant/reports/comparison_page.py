@@ -30,7 +30,7 @@ from calibrant.reports.table_builders import (
     level_label,
     shift_tables,
 )
-from calibrant.reports.tables import HTML, Table, plain_markdown, tex, to_latex, to_markdown
+from calibrant.reports.tables import Table, plain_markdown, tex, to_latex, to_markdown
 
 _CURVES = {"validation_accuracy": "accuracy", "validation_nll": "nll", "validation_ece": "ece"}
 _ERRORS = ("ece", "adaptive_ece", "classwise_ece")
@@ -55,7 +55,7 @@ Learned = Mapping[str, Mapping[str, Tensor]]
 def markdown(comparison: Comparison) -> str:
     """The table of a comparison in Markdown.
 
-    ``↑`` and ``↓`` mark figures that are significantly better and worse than those of the first method.
+    Figures that differ significantly from those of the first method are marked as better or worse.
 
     >>> import torch
     >>> from calibrant.evaluation.comparison import Method
@@ -126,7 +126,7 @@ def write_comparison(
     replace_file(target / "results.tex", latex(comparison).encode())
     for name, content in files.items():
         replace_file(target / "plots" / name, content)
-    note = comparison_note(comparison, HTML)
+    note = comparison_note(comparison)
     others = tuple(_shift_tables(comparison))
     summary = Summary(
         "Comparison",

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Literal
 
 from calibrant.metrics import METRICS
-from calibrant.reports.tables import ARROWS, Cell, Column, Table, Verdict, interval_text, number_text
+from calibrant.reports.tables import Cell, Column, Table, Verdict, interval_text, number_text
 
 if TYPE_CHECKING:
     from calibrant.evaluation import Difference, Evaluation
@@ -232,7 +232,7 @@ def _same_means(figures: Mapping[str, MeanFigure], others: Mapping[str, MeanFigu
     }
 
 
-def comparison_note(comparison: Comparison, marks: Mapping[str, str] = ARROWS) -> str:
+def comparison_note(comparison: Comparison) -> str:
     """What the figures and marks of a `comparison_table` mean."""
     seeds, first = len(comparison.seeds), comparison.methods[0].name
     if comparison.dense:
@@ -241,9 +241,8 @@ def comparison_note(comparison: Comparison, marks: Mapping[str, str] = ARROWS) -
         tested = "The intervals cover other test data, but not other seeds. One seed is too few to test "
         tested += "significance."
     else:
-        tested = f"Significance at 5 % against {first}, over seeds and resampled test data together, with a "
-        tested += f"correction for the number of methods (Holm): {marks['better']} better, "
-        tested += f"{marks['worse']} worse."
+        tested = f"Better or worse: significantly so than {first} at 5 %, over seeds and resampled test data "
+        tested += "together, with a correction for the number of methods (Holm)."
     figures = figures_note(comparison, "Test set", "the validation data")
     return f"{figures} Best mean in bold. {tested}"
 

@@ -21,10 +21,11 @@ if TYPE_CHECKING:
 # The result of a significance test: "equal" for no significant difference, "" for no test.
 Verdict = Literal["", "better", "worse", "equal"]
 
-# The marks of best values and verdicts, by kind of table. Best values are bold in any case.
-ARROWS = {"better": "↑", "worse": "↓"}
-WORDS = {"best": "*", "better": "better", "worse": "worse"}
-HTML = {"best": "★", "better": "△", "worse": "▽", "equal": "≈"}
+# The marks of best values and verdicts, by kind of table. Best values are bold in any case. Verdicts are
+# words, because an arrow down beside an error reads as a smaller error.
+VERDICTS = {"better": "better", "worse": "worse"}
+WORDS = {"best": "*", **VERDICTS}
+HTML = {"best": "★", **VERDICTS, "equal": "≈"}
 
 
 @dataclass(frozen=True)
@@ -131,7 +132,7 @@ def to_markdown(table: Table, heading: str = "model") -> str:
     | model | ECE |
     | --- | ---: |
     | first | 10.00 |
-    | second | **5.00** ↑ |
+    | second | **5.00** better |
     """
 
     def line(parts: Iterable[str]) -> str:
@@ -139,7 +140,7 @@ def to_markdown(table: Table, heading: str = "model") -> str:
 
     def printed(cell: Cell) -> str:
         text = plain_markdown(cell.text)
-        return " ".join([f"**{text}**" if cell.best else text, *cell.marks(ARROWS)])
+        return " ".join([f"**{text}**" if cell.best else text, *cell.marks(VERDICTS)])
 
     lines = [line([heading, *(plain_markdown(column.label) for column in table.columns)])]
     lines.append("| --- |" + " ---: |" * len(table.columns))
@@ -171,7 +172,7 @@ def to_latex(table: Table, heading: str = "Model") -> str:
     Model & ECE \\
     \midrule
     first & 10.00 \\
-    second & \textbf{5.00}$^{\uparrow}$ \\
+    second & \textbf{5.00}\textsuperscript{better} \\
     \bottomrule
     \end{tabular}
     """
@@ -181,8 +182,8 @@ def to_latex(table: Table, heading: str = "Model") -> str:
 
     def printed(cell: Cell) -> str:
         text = tex(cell.text)
-        raised = {"": "", "↑": r"$^{\uparrow}$", "↓": r"$^{\downarrow}$"}
-        return (rf"\textbf{{{text}}}" if cell.best else text) + raised["".join(cell.marks(ARROWS))]
+        raised = [rf"\textsuperscript{{{mark}}}" for mark in cell.marks(VERDICTS)]
+        return "".join([rf"\textbf{{{text}}}" if cell.best else text, *raised])
 
     body = [
         line([tex(name), *(printed(column.cells[row]) for column in table.columns)])
@@ -209,8 +210,6 @@ _TEX = {
     "−": "$-$",
     "–": "--",
     "∞": r"$\infty$",
-    "↑": r"$\uparrow$",
-    "↓": r"$\downarrow$",
     **{character: rf"\{character}" for character in "&%$#_{}"},
 }
 
@@ -221,7 +220,7 @@ def tex(text: str) -> str:
 
 
 def print_table(
-    table: Table, note: str = "", *, models_across: bool = False, marks: Mapping[str, str] = ARROWS
+    table: Table, note: str = "", *, models_across: bool = False, marks: Mapping[str, str] = VERDICTS
 ) -> None:
     """Print a table to the standard output, fitted to the width of the terminal.
 
