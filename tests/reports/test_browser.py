@@ -253,11 +253,17 @@ def test_reliability_of_a_class_on_demand(browser, comparison_page):
 
 def test_it_prints_in_light_colours_without_controls(browser, models_page):
     browser.open(models_page, dark=True, media="print")
+    assert browser.run("getComputedStyle(document.querySelector('button.export')).display") == "none"
     assert browser.run("getComputedStyle(document.querySelector('nav')).display") == "none"
     assert (
         browser.run("getComputedStyle(document.querySelector('.card')).backgroundColor")
         == "rgb(255, 255, 255)"
     )
+
+
+def test_a_comparison_fits_a_printed_sheet(browser, comparison_page):
+    browser.open(comparison_page, width=718, media="print")  # A4 with margins of 1 cm
+    assert browser.run("document.documentElement.scrollWidth") == 718
 
 
 def test_hostile_names_do_nothing(browser, tmp_path):

@@ -266,11 +266,9 @@ def _direction(table: Table) -> str:
     higher = [column.label for column in figures if column.higher_is_better]
     if not higher:
         return "Lower is better."
-    return (
-        "Higher is better."
-        if len(higher) == len(figures)
-        else f"Lower is better, but not: {', '.join(higher)}."
-    )
+    if len(higher) == len(figures):
+        return "Higher is better."
+    return f"Lower is better; higher for {', '.join(higher)}."
 
 
 def _facts(evaluations: Sequence[Evaluation], summary: Summary | None, fitted: str) -> list[str]:
