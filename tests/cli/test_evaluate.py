@@ -219,6 +219,14 @@ def test_the_report_is_written(tmp_path, file):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["model.npz", "page.html"]
 
 
+def test_the_report_has_the_mean_iou_of_images_only(tmp_path, file):
+    logits = torch.randn(6, CLASSES, 5, 4, generator=torch.Generator().manual_seed(0))
+    np.savez(tmp_path / "images.npz", logits=logits, labels=logits.argmax(1))
+    for predictions, found in ((file, False), (tmp_path / "images.npz", True)):
+        assert run_evaluate(predictions, "--report", tmp_path / "page.html").exit_code == 0
+        assert ("Mean IoU" in (tmp_path / "page.html").read_text()) is found
+
+
 def test_a_file_is_replaced_whole_or_not_at_all(tmp_path, monkeypatch):
     path = tmp_path / "out.json"
     path.write_text("before")

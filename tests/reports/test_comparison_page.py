@@ -303,6 +303,10 @@ def test_the_page_has_the_table_of_the_comparison(folder):
     page = Page((folder / "report.html").read_text())
     [(text, _)] = page.find("table", class_="comparison")
     assert "sharp_|x" in text
+    header = page.find("header")[0][0]
+    assert "ce, sharp_|x · 2 losses · 3 seeds · before and after temperature scaling · 300 elements" in header
+    assert "Mean IoU" not in page.find("main")[0][0]
+    assert "the lowest NLL is that of " in page.find("section", id="verdict")[0][0]
     first, second = page.find("td", data_figure="NLL")
     assert first[1]["class"] == "best"
     assert second[1]["class"] == "worse"
