@@ -137,7 +137,7 @@ def render_report(
     worst = [_worst_classes(evaluation.classes) for evaluation in evaluations]
     shown = [each for parts in worst for part in parts for each in part]
     shown += [evaluation.classes[k] for evaluation in evaluations for k in across]
-    colours = across and len(names) <= _MOST_DOTS
+    plotted = len(summary.models) if summary and summary.models else len(names)  # those before calibration
     errors = charts.error_of_models(evaluations, names) if len(names) > 1 else None
     has_groups = any(evaluation.groups for evaluation in evaluations)
     return _template().render(
@@ -174,7 +174,9 @@ def render_report(
         has_groups=has_groups,
         worst=worst,
         across=across if len(names) > 1 else [],
-        gaps=charts.gaps_of_classes(evaluations, names, across) if colours else None,
+        gaps=charts.gaps_of_classes(evaluations[:plotted], names[:plotted], across)
+        if across and plotted <= _MOST_DOTS
+        else None,
         class_diagrams=charts.class_diagrams(evaluations, names) if across else None,
         largest=max((each.ece for each in shown if each.ece == each.ece), default=0.0) or 1.0,
     )
@@ -229,7 +231,7 @@ def _breakable(text: str) -> Markup:
         short = "-" in part and len(part) <= 24
         return Markup('<span class="piece">{}</span>').format(part) if short else escape(part)
 
-    words = re.split(r"(\s+)", printable(text))
+    words = re.split(r"(\s+)", printable(text).replace("+ ", "+\u00a0"))  # a plus sign stays with its word
     return Markup("").join(
         Markup("<wbr>").join(map(piece, re.split(r"(?<=[^\s])(?=\[)|(?<=,)(?=\S)", word))) for word in words
     )
