@@ -173,7 +173,8 @@ def render_report(
         has_classes=bool(shown),
         has_groups=has_groups,
         worst=worst,
-        across=across if len(names) > 1 else [],
+        plotted=plotted,
+        across=across if plotted > 1 else [],
         gaps=charts.gaps_of_classes(evaluations[:plotted], names[:plotted], across)
         if across and plotted <= _MOST_DOTS
         else None,
