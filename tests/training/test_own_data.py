@@ -1,13 +1,16 @@
 """The recipe that is chosen for data of one's own."""
 
 import json
+import random
 
 import numpy as np
 import pytest
 
 from calibrant.training.data import load_data
+from calibrant.training.loop import train
 from calibrant.training.own_data import LOSS, choose_recipe
 from calibrant.training.recipe import Recipe
+from calibrant.training.run_folder import result_of
 from tests.training.data.test_on_disk import write_folders, write_image
 from tests.training.data.test_table import people, varied, write, write_csv, write_parquet
 
@@ -77,13 +80,27 @@ def test_texts(tmp_path):
     lines.write_text("".join(json.dumps(row) + "\n" for row in SENTENCES))
     for path in (tab, lines):
         recipe = chosen(path)
-        assert (recipe.data.name, recipe.model.name) == ("text-table", "text-cnn")
+        assert (recipe.data.name, recipe.model.name) == ("text-table", "text-bag")
         assert recipe.data.options["text"] == "words"
         assert recipe.data.options["label"] == "label"
         assert recipe.data.options["length"] == 32
         assert "texts in column 'words', 30 rows, target 'label' (by its name)" in recipe.description
     numbered = write_csv(tmp_path / "b.tsv", [{"id": n, **row} for n, row in enumerate(SENTENCES)], "\t")
     assert chosen(numbered).data.name == "text-table"
+
+
+def test_a_few_hundred_texts_are_learned(tmp_path):
+    """One word of a text tells its class, the others are drawn at random."""
+    draw = random.Random(0)
+
+    def text(label: int) -> str:
+        words = [f"word{draw.randrange(300)}" for _ in range(12)]
+        words[draw.randrange(12)] = ("yes", "no", "perhaps")[label]
+        return " ".join(words)
+
+    path = write_csv(tmp_path / "a.csv", [{"words": text(n % 3), "label": n % 3} for n in range(300)])
+    result = result_of(train(choose_recipe(path), tmp_path / "run"))
+    assert result["history"][result["epoch"] - 1]["validation_accuracy"] > 0.8
 
 
 def test_texts_in_a_table_with_semicolons(tmp_path):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
 from itertools import islice
 from math import inf
 from pathlib import Path
@@ -54,7 +53,7 @@ def choose_recipe(path: Path, target: str | None = None) -> Recipe:
     | --- | --- | --- |
     | folders of images | `image-folder` | `cnn`; `cifar-resnet-32` for more than 10,000 images |
     | a table of numbers and categories | `table` | `mlp` |
-    | a table with one column of texts besides the target | `text-table` | `text-cnn` |
+    | a table with one column of texts besides the target | `text-table` | `text-bag` |
     | an ``.npz`` with images or features | `npz` | the same for images, `mlp` for features |
 
     A folder with ``train.csv``, and perhaps ``validation.csv`` and ``test.csv``, is a table in parts. The
@@ -207,16 +206,14 @@ def _texts(
     words = sorted(len(tokens(str(value))) for value in values[:1000])
     most = words[int(0.95 * (len(words) - 1))]
     length = next((each for each in _TEXT_LENGTHS if most <= each), _TEXT_LENGTHS[-1])
-    recipe = _recipe(
+    return _recipe(
         path,
         f"texts in column {name!r}, {about}",
         len(values),
         Choice("text-table", {**named, "text": name, "label": target, "length": length}),
-        Choice("text-cnn", {"dropout": 0.3}),
-        optimizer=Choice("adamw", {"lr": 3e-3}),
+        Choice("text-bag", {"dropout": 0.3}),
+        optimizer=Choice("adamw", {"lr": 1e-2}),
     )
-    # The network needs many steps for its word vectors, but learns texts by heart in a few epochs.
-    return replace(recipe, batch_size=recipe.batch_size // 2, epochs=max(10, recipe.epochs // 3))
 
 
 # --------------------------------------------------------------------------------------- images and features
