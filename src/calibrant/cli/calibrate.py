@@ -54,6 +54,7 @@ def calibrate(
         int, typer.Option(min=0, max=LARGEST_INT, help="Seed of the resampling and the folds.")
     ] = 0,
     resamples: terminal.Resamples = 1000,
+    wide: terminal.Wide = False,
 ) -> None:
     """Fit a calibrator to held-out predictions and print what it changes.
 
@@ -100,7 +101,7 @@ def calibrate(
 
         Console(highlight=False).print(ranking)
     say(f"{prediction_files.in_words(calibrator)}, fitted to {held_out.path.name}")
-    prediction_files.print_evaluations([before, after])
+    prediction_files.print_evaluations([before, after], wide=wide)
     if same:
         say(
             "Note: the calibrator was fitted to these same data, so the figures flatter it; evaluate on "

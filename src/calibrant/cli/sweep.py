@@ -11,7 +11,7 @@ import typer
 from calibrant.cli import training_options as options
 from calibrant.cli.program import say
 from calibrant.cli.run_files import check_written
-from calibrant.cli.terminal import Resamples, app, fail
+from calibrant.cli.terminal import Resamples, Wide, app, fail
 
 
 @app.command()
@@ -41,6 +41,7 @@ def sweep(
     data_root: options.DataRoot = None,
     changes: options.Changes = None,
     resamples: Resamples = 1000,
+    wide: Wide = False,
     accelerator: options.Accelerator = "auto",
     devices: options.Devices = "auto",
     nodes: options.Nodes = 1,
@@ -88,7 +89,7 @@ def sweep(
             return
         with FolderLock(folder, "writing the results of a sweep"):  # all files are of one sweep
             sweep_files.write_sweep(result, folder)
-    print_choice(result)
+    print_choice(result, wide=wide)
     say(f"{folder}: {', '.join(sweep_files.FILES)}")
 
 

@@ -10,7 +10,7 @@ import typer
 from calibrant.cli import training_options as options
 from calibrant.cli.program import say
 from calibrant.cli.run_files import check_written
-from calibrant.cli.terminal import Resamples, app
+from calibrant.cli.terminal import Resamples, Wide, app
 
 
 @app.command()
@@ -36,6 +36,7 @@ def tune(
     data_root: options.DataRoot = None,
     changes: options.Changes = None,
     resamples: Resamples = 1000,
+    wide: Wide = False,
     accelerator: options.Accelerator = "auto",
     devices: options.Devices = "auto",
     nodes: options.Nodes = 1,
@@ -81,5 +82,5 @@ def tune(
             return
         with FolderLock(folder, "writing the results of a study"):  # all files are of one state of it
             tuning_files.write_tuning(result, folder)
-    print_choice(result)
+    print_choice(result, wide=wide)
     say(f"{folder}: {', '.join(name for name in tuning_files.FILES if (folder / name).is_file())}")
