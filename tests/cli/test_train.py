@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shlex
 import subprocess
 import sys
 import tempfile
@@ -67,6 +68,30 @@ def test_train_ends_with_the_test_figures():
     ) in output
     Path("a/test.npz").unlink()
     assert "test accuracy" not in printed("train", "digits-lt", *QUICK, "--output", "a")
+
+
+def commands_after(output):
+    """The commands at the end of the output of train, as lists of arguments."""
+    _, _, end = output.partition("\nNext:\n")
+    assert all(line.startswith("  calibrant ") for line in end.splitlines())
+    return [shlex.split(line)[1:] for line in end.splitlines()]
+
+
+def test_train_ends_with_the_next_commands():
+    command = ("train", "digits-lt", *QUICK, "--output", "a run")
+    evaluating, predicting = commands_after(printed(*command))
+    assert evaluating == ["evaluate", "a run/test.npz", "--report", "report.html"]
+    assert predicting == ["predict", "a run", "--input", "new.npy", "--output", "predictions.csv"]
+    np.save("new.npy", np.zeros((2, 64)))
+    for arguments in (evaluating, predicting):
+        printed(*arguments)
+    assert Path("report.html").is_file()
+    assert len(Path("predictions.csv").read_text().splitlines()) == 3
+    Path("a run/test.npz").unlink()
+    first, second, _ = commands_after(printed(*command))
+    assert (first, second[:2]) == (["predict", "a run", "--output", "test.npz"], ["evaluate", "test.npz"])
+    printed(*first)
+    assert Path("test.npz").is_file()
 
 
 @pytest.mark.filterwarnings("default::calibrant.losses.AdaptationWarning")

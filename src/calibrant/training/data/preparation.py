@@ -20,10 +20,12 @@ class Preparation(ABC):
 
     Attributes:
         kind: the name in `PREPARATIONS`.
+        example: names of a file or folder with new inputs and of a file for their predictions, as an example.
         normalisation: the last step, if it is one by constants. An exported graph has it inside.
     """
 
     kind: ClassVar[str]
+    example: ClassVar[tuple[str, str]] = ("new.csv", "predictions.csv")
     normalisation: Normalising | None = None
 
     @abstractmethod

@@ -28,6 +28,7 @@ class ArrayPreparation(Preparation):
     """
 
     kind: ClassVar[str] = "arrays"
+    example = ("new.npy", "predictions.csv")
     shape: tuple[int, ...]
     normalisation: Standardisation | None = None
 

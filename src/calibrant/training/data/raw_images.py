@@ -35,6 +35,7 @@ class ImagePreparation(Preparation):
     """
 
     kind: ClassVar[str] = "images"
+    example = ("new-images", "predictions.csv")
     normalisation: Normalisation = field()
     height: int
     width: int
