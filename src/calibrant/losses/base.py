@@ -527,7 +527,7 @@ class AdaptiveLoss(Loss):
         super()._load_from_state_dict(state_dict, prefix, metadata, strict, *lists)
 
     def _other_loss(self, metadata: Mapping[str, Any]) -> str | None:
-        """How this loss differs from the one that saved a state; None if it does not, or if that is unknown."""
+        """How this loss differs from the one that saved a state; None if it does not, or if unknown."""
         name, own = metadata.get("loss"), type(self).__name__
         if name not in (None, own):
             return f"the state of {name} is loaded into {own}"

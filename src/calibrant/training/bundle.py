@@ -262,7 +262,7 @@ def calibrator_of(run: Path, method: str) -> tuple[Calibrator, str] | None:
 
 
 def example_of_use(run: Path) -> tuple[str, str] | None:
-    """The `Preparation.example` of the bundle of a run; None if there is no bundle, or no preparation in it."""
+    """The `Preparation.example` of the bundle of a run; None without a bundle or a preparation."""
     if _intact(run) is None:
         return None
     stored = json.loads((run / BUNDLE / PREPARATION).read_bytes())
