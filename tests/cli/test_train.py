@@ -13,10 +13,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+import typer.main
 
-from calibrant import LOSSES, evaluate
+from calibrant import LOSSES, cli, evaluate
 from calibrant.calibrators import create_calibrator
-from calibrant.predictions import open_predictions
+from calibrant.predictions import PROBABILITY_SUFFIXES, WRITERS, open_predictions
 from calibrant.reports import comparison_page
 from calibrant.training.data import TensorSplit
 from calibrant.training.recipe import Recipe, shipped_recipes
@@ -241,6 +242,16 @@ def test_compare_and_predict_on_shifted_data():
     assert refused in fail(*run, "svhn")
     assert refused in fail(*command, "--shift", "svhn")
     assert "unknown data 'cifar10c', did you mean 'cifar10-c'?" in fail(*command, "--shift", "cifar10c")
+
+
+@pytest.mark.parametrize("command", ["predict", "apply"])
+def test_the_help_lists_the_files_that_can_be_written(command):
+    (option,) = [
+        each for each in typer.main.get_command(cli.app).commands[command].params if each.name == "output"
+    ]
+    assert " or ".join(WRITERS) in option.help
+    if command == "predict":
+        assert f"with --input, {' or '.join(PROBABILITY_SUFFIXES)}" in option.help
 
 
 def test_losses_and_recipes_are_listed():

@@ -51,7 +51,7 @@ def sweep(
     Only the chosen setting is evaluated on the test data. Runs in the output folder are reused, whether
     finished or not.
     """
-    with options.training_errors():
+    with options.training_errors(), options.preparing() as started:
         followed = options.load_recipe(recipe, changes, loss=loss)
         options.import_fabric()
         from calibrant.evaluation.criterion import Criterion
@@ -83,7 +83,7 @@ def sweep(
             resamples=resamples,
             fabric=fabric,
             progress=True,
-            report=(lambda line: say(line, err=True)) if fabric.is_global_zero else None,
+            report=started if fabric.is_global_zero else None,
         )
         if result is None:
             return

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import stat
 import warnings
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from itertools import combinations
 from pathlib import Path
@@ -118,6 +118,25 @@ def progress_bars() -> Progress:
     )
     console = Console(stderr=True)
     return Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
+
+
+@contextmanager
+def waiting(what: str, *, shown: bool = True) -> Iterator[Callable[[], None]]:
+    """Show on the terminal that work goes on, until the block ends or the function is called that it gets.
+
+    Args:
+        what: what is being done.
+        shown: false in all processes but the first.
+    """
+    from rich.console import Console
+    from rich.text import Text
+
+    console = Console(stderr=True)
+    if not (shown and console.is_terminal):
+        yield lambda: None
+        return
+    with console.status(Text(what)) as status:
+        yield status.stop
 
 
 def check_outputs(inputs: Iterable[Path], options: Mapping[str, Path | None]) -> None:

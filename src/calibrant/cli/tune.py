@@ -47,7 +47,7 @@ def tune(
     interruption, the same command goes on; with more --trials, it adds trials. The same command in several
     processes shares the work.
     """
-    with options.training_errors():
+    with options.training_errors(), options.preparing() as started:
         followed = options.load_recipe(recipe, changes, loss=loss)
         options.import_fabric()
         from calibrant.arguments import whole_number
@@ -76,7 +76,7 @@ def tune(
             resamples=resamples,
             fabric=fabric,
             progress=True,
-            report=(lambda line: say(line, err=True)) if fabric.is_global_zero else None,
+            report=started if fabric.is_global_zero else None,
         )
         if result is None:
             return

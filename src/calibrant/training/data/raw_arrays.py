@@ -29,6 +29,7 @@ class ArrayPreparation(Preparation):
 
     kind: ClassVar[str] = "arrays"
     example = ("new.npy", "predictions.csv")
+    graph_inputs = "the numbers as the data set has them"
     shape: tuple[int, ...]
     normalisation: Standardisation | None = None
 
