@@ -74,7 +74,7 @@ def evaluations(path):
 
 @pytest.mark.parametrize("command", ["calibrate", "evaluate"])
 def test_files_are_written_even_if_nobody_reads_the_table(tmp_path, file, command, monkeypatch):
-    def nobody(*_):
+    def nobody(*_, **__):
         raise BrokenPipeError
 
     monkeypatch.setattr(prediction_files, "print_evaluations", nobody)

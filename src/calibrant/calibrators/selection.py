@@ -56,7 +56,8 @@ class Ranking:
         from rich.table import Table
 
         nothing = next(each.nll for each in self.candidates if each.key == "identity")
-        table = Table("calibrator", title="Held-out NLL", title_justify="left")
+        table = Table(title="Held-out NLL", title_justify="left")
+        table.add_column("calibrator", no_wrap=True)  # a name that is cut cannot be given to --method
         for heading in ("NLL", "against doing nothing", "seconds"):
             table.add_column(heading, justify="right")
         for each in self.candidates:
