@@ -97,9 +97,10 @@ def calibrate(
             save_calibrator(calibrator, output, class_names=held_out.class_names)
         prediction_files.write_evaluations([before, after], report, json)
     if ranking is not None:
-        from rich.console import Console
+        from calibrant.reports.tables import listing, print_table
 
-        Console(highlight=False).print(ranking)
+        table = listing(ranking.texts, {"Held-out NLL": 2, "against doing nothing": 1, "seconds": 0})
+        print_table(table, heading="calibrator", wide=wide)
     say(f"{prediction_files.in_words(calibrator)}, fitted to {held_out.path.name}")
     prediction_files.print_evaluations([before, after], wide=wide)
     if same:
