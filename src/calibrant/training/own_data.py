@@ -290,10 +290,9 @@ def _image_files(part: Split) -> Iterator[Path]:
 
 
 def _check_sizes(path: Path, what: str, classes: int, *sizes: int) -> None:
-    """Raise an error if a part for validation or test is too small to say anything.
+    """Raise an error if a part for validation or test is too small.
 
-    Epochs, calibrators and adaptive losses are chosen or fitted by the validation data. One element of a
-    class cannot be right in part.
+    With fewer elements, the choice of an epoch or of a calibrator is chance, and so are the test figures.
     """
     fewest = _FEWEST_PER_CLASS * classes
     if min(sizes, default=fewest) < fewest:

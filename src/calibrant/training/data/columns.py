@@ -85,20 +85,22 @@ def _read_parquet(path: Path) -> Columns:
             check_memory(_size(file.metadata, schema), f"the table {path}")
         # Texts that repeat are in the file once, and once in memory.
         texts = [field.name for field in schema if pyarrow.types.is_string(field.type)]
-        table = pyarrow.parquet.read_table(path, read_dictionary=texts, partitioning=None)
+        with pyarrow.parquet.ParquetFile(path, read_dictionary=texts) as file:
+            table = file.read()
     except (pyarrow.ArrowException, OSError, UnicodeDecodeError) as error:
         raise ValueError(one_line(f"{path} cannot be read as a Parquet table: {error}")) from error
     return arrow_columns(table)
 
 
 def _size(metadata: Any, schema: Any) -> int:
-    """The memory that a table takes in bytes: 8 for each number, more for each text, and its pages."""
+    """The memory that a table takes in bytes: 8 for each number; for texts, what they decode to, and more."""
     from pyarrow import types
 
     numbers = sum(types.is_integer(field.type) or types.is_floating(field.type) for field in schema)
-    groups = (metadata.row_group(number) for number in range(metadata.num_row_groups))
-    decoded = sum(group.total_byte_size for group in groups)
-    return int(metadata.num_rows * (8 * numbers + _BYTES * (len(schema) - numbers)) + decoded)
+    groups = [metadata.row_group(number) for number in range(metadata.num_row_groups)]
+    chunks = [group.column(number) for group in groups for number in range(group.num_columns)]
+    texts = sum(each.total_uncompressed_size for each in chunks if each.physical_type == "BYTE_ARRAY")
+    return int(metadata.num_rows * (8 * numbers + _BYTES * (len(schema) - numbers)) + texts)
 
 
 def arrow_columns(table: Any) -> Columns:
