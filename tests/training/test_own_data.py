@@ -140,7 +140,7 @@ def test_images(tmp_path, top):
 
 def test_large_images_are_scaled_less(tmp_path):
     for name in ("ant", "bee"):
-        for number in range(6):
+        for number in range(10):
             write_image(tmp_path / name / f"{number}.png", size=(90, 70))
     assert chosen(tmp_path).data.options["image_size"] == 64
 
@@ -213,6 +213,65 @@ def test_files_that_cannot_be_used(tmp_path, name, content, target, message):
     (tmp_path / name).write_bytes(content if isinstance(content, bytes) else content.encode())
     with pytest.raises(ValueError, match=message):
         choose_recipe(tmp_path / name, target)
+
+
+@pytest.mark.parametrize("content", [b"", b"no image", "half"])
+@pytest.mark.parametrize("part", ["train", "test"])
+def test_an_image_without_a_header_is_named_before_training(tmp_path, part, content):
+    write_folders(tmp_path, parts=("train", "test"))
+    damaged = tmp_path / part / "bee" / "7.png"
+    damaged.write_bytes(damaged.read_bytes()[:20] if content == "half" else content)
+    with pytest.raises(ValueError, match=rf"{part}/bee/7\.png cannot be read as an image: (?!.* at 0x)"):
+        choose_recipe(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["a.tsv", "a.jsonl", "a.npz", "images"])
+def test_too_little_data(tmp_path, name):
+    path, rows = tmp_path / name, SENTENCES[:3]
+    if name == "images":
+        write_folders(path, per_class=3)
+    elif name == "a.npz":
+        np.savez(path, features=np.zeros((3, 2)), labels=[0, 1, 0])
+    elif name == "a.jsonl":
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    else:
+        write_csv(path, rows, "\t")
+    what = {"a.npz": "elements", "images": "images"}.get(name, "rows")
+    few = rf"has only 1 {what} of 2 classes, expected at least 4 for .* or 20 {what} to draw them from"
+    with pytest.raises(ValueError, match=few):
+        choose_recipe(path)
+
+
+def test_few_rows_are_enough_if_the_parts_have_files(tmp_path):
+    for part in ("train", "validation", "test"):
+        write_csv(tmp_path / f"{part}.csv", people(15))
+    assert chosen(tmp_path).data.name == "table"
+
+
+@pytest.mark.parametrize(
+    ("name", "values", "classes"),
+    [
+        ("a.csv", ("True", "False"), ("False", "True")),
+        ("a.csv", ("0", "1"), ("0", "1")),
+        ("a.csv", ("yes", "no"), ("no", "yes")),
+        ("a.parquet", (True, False), ("False", "True")),
+        ("a.parquet", (0, 1), ("0", "1")),
+        ("a.jsonl", (True, False), ("false", "true")),
+        ("a.npz", (True, False), ("0", "1")),
+    ],
+)
+def test_two_classes_may_be_true_and_false(tmp_path, name, values, classes):
+    path, labels = tmp_path / name, [values[n % 2] for n in range(40)]
+    if name == "a.npz":
+        np.savez(path, features=np.eye(40), labels=labels)
+    elif name == "a.jsonl":
+        rows = [{"text": f"a text of {n * n} words", "label": label} for n, label in enumerate(labels)]
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    else:
+        write(path, [{"x": n * n, "label": label} for n, label in enumerate(labels)])
+    data = load_data(chosen(path).data)
+    assert data.class_names == classes
+    assert sum(data.class_counts) == 24
 
 
 def test_a_table_of_nothing_but_names(tmp_path):

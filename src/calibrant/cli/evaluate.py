@@ -56,6 +56,7 @@ def evaluate(
             show_default=False,
         ),
     ] = None,
+    wide: terminal.Wide = False,
 ) -> None:
     """Print how accurate and how calibrated predictions are.
 
@@ -105,4 +106,4 @@ def evaluate(
             del loaded  # before the next file is loaded
     with terminal.one_line_errors(OSError):  # written first: printing fails if nobody reads the output
         prediction_files.write_evaluations(evaluations, report, json)
-    prediction_files.print_evaluations(evaluations)
+    prediction_files.print_evaluations(evaluations, wide=wide)
