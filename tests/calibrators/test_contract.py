@@ -44,6 +44,22 @@ def fitted():
 every_fitted = pytest.mark.parametrize("name", VARIANTS)
 
 
+@every_fitted
+def test_print_shows_options_and_what_was_learned(fitted, name):
+    key, options = VARIANTS[name]
+    changed = "".join(f"{option}={value!r}, " for option, value in options.items())
+    assert repr(create_calibrator(key, **options)).endswith(f"({changed}not fitted)")
+    calibrator = fitted[name]
+    text = repr(calibrator)
+    assert text.startswith(f"{type(calibrator).__name__}({changed}5 classes")
+    for buffer, value in calibrator.named_buffers():
+        shown = f"{value.item():.4g}" if value.ndim == 0 else "[" if value.numel() < 5 else "<"
+        assert f", {buffer}={shown}" in text
+    if key == "temperature":
+        assert f"temperature={calibrator.temperature.item():.4g})" in text
+    repr(copy.deepcopy(calibrator).to("meta"))  # without values
+
+
 @types
 @every_fitted
 def test_softmax_sums_to_one(fitted, name, dtype):

@@ -74,7 +74,7 @@ def evaluations(path):
 
 @pytest.mark.parametrize("command", ["calibrate", "evaluate"])
 def test_files_are_written_even_if_nobody_reads_the_table(tmp_path, file, command, monkeypatch):
-    def nobody(*_):
+    def nobody(*_, **__):
         raise BrokenPipeError
 
     monkeypatch.setattr(prediction_files, "print_evaluations", nobody)
@@ -140,8 +140,9 @@ def test_auto_takes_the_best_and_prints_the_ranking(tmp_path, file):
     expected = choose(*data(0), folds=3, seed=2, show=rankings.append)
     assert load_calibrator(output).key == expected.key
     lines = result.stdout.splitlines()
-    listed = [line for line in lines for word in line.split()[1:2] if word in CALIBRATORS]
-    assert [line.split()[1] for line in listed] == [each.key for each in rankings[0].candidates]
+    table = lines[: next(number for number, line in enumerate(lines) if "fitted to" in line)]
+    listed = [line for line in table for word in line.split()[:1] if word in CALIBRATORS]
+    assert [line.split()[0] for line in listed] == [each.key for each in rankings[0].candidates]
     assert all(f"{each.nll:.4f}" in line for each, line in zip(rankings[0].candidates, listed, strict=True))
 
 

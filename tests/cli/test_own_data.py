@@ -12,7 +12,7 @@ from tests.training.data.test_on_disk import write_folders
 from tests.training.data.test_table import people, write_csv
 
 from .commands import fail, invoke, printed
-from .test_train import QUICK
+from .test_train import QUICK, commands_after
 
 
 @pytest.fixture(autouse=True)
@@ -34,6 +34,7 @@ def test_a_table_is_trained_and_used():
     assert re.search(
         rf"{folder}: people, cals-alm, seed 0, 2 epochs, epoch [12] kept; validation accuracy", result.stdout
     )
+    assert commands_after(result.stdout)[1][2:] == ["--input", "new.csv", "--output", "predictions.csv"]
     run = Run(folder)
     assert run.data.preparation is not None
     raw, names = run.data.preparation.read(Path("people.csv"))
@@ -86,6 +87,7 @@ def test_images_are_trained():
     write_folders(Path("insects"), parts=("",))
     output = printed("train", "--data", "insects", *QUICK, "--set", "model.width=8")
     assert "runs/insects/runs/ce-seed0: insects, ce" in output
+    assert commands_after(output)[1][2:4] == ["--input", "new-images"]
 
 
 @pytest.mark.parametrize(

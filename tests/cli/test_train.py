@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shlex
 import subprocess
 import sys
 import tempfile
@@ -12,10 +13,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+import typer.main
 
-from calibrant import LOSSES, evaluate
+from calibrant import LOSSES, cli, evaluate
 from calibrant.calibrators import create_calibrator
-from calibrant.predictions import open_predictions
+from calibrant.predictions import PROBABILITY_SUFFIXES, WRITERS, open_predictions
 from calibrant.reports import comparison_page
 from calibrant.training.data import TensorSplit
 from calibrant.training.recipe import Recipe, shipped_recipes
@@ -67,6 +69,30 @@ def test_train_ends_with_the_test_figures():
     ) in output
     Path("a/test.npz").unlink()
     assert "test accuracy" not in printed("train", "digits-lt", *QUICK, "--output", "a")
+
+
+def commands_after(output):
+    """The commands at the end of the output of train, as lists of arguments."""
+    _, _, end = output.partition("\nNext:\n")
+    assert all(line.startswith("  calibrant ") for line in end.splitlines())
+    return [shlex.split(line)[1:] for line in end.splitlines()]
+
+
+def test_train_ends_with_the_next_commands():
+    command = ("train", "digits-lt", *QUICK, "--output", "a run")
+    evaluating, predicting = commands_after(printed(*command))
+    assert evaluating == ["evaluate", "a run/test.npz", "--report", "report.html"]
+    assert predicting == ["predict", "a run", "--input", "new.npy", "--output", "predictions.csv"]
+    np.save("new.npy", np.zeros((2, 64)))
+    for arguments in (evaluating, predicting):
+        printed(*arguments)
+    assert Path("report.html").is_file()
+    assert len(Path("predictions.csv").read_text().splitlines()) == 3
+    Path("a run/test.npz").unlink()
+    first, second, _ = commands_after(printed(*command))
+    assert (first, second[:2]) == (["predict", "a run", "--output", "test.npz"], ["evaluate", "test.npz"])
+    printed(*first)
+    assert Path("test.npz").is_file()
 
 
 @pytest.mark.filterwarnings("default::calibrant.losses.AdaptationWarning")
@@ -216,6 +242,16 @@ def test_compare_and_predict_on_shifted_data():
     assert refused in fail(*run, "svhn")
     assert refused in fail(*command, "--shift", "svhn")
     assert "unknown data 'cifar10c', did you mean 'cifar10-c'?" in fail(*command, "--shift", "cifar10c")
+
+
+@pytest.mark.parametrize("command", ["predict", "apply"])
+def test_the_help_lists_the_files_that_can_be_written(command):
+    (option,) = [
+        each for each in typer.main.get_command(cli.app).commands[command].params if each.name == "output"
+    ]
+    assert " or ".join(WRITERS) in option.help
+    if command == "predict":
+        assert f"with --input, {' or '.join(PROBABILITY_SUFFIXES)}" in option.help
 
 
 def test_losses_and_recipes_are_listed():

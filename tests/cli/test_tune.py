@@ -3,11 +3,13 @@
 import json
 import re
 import sys
+import time
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from calibrant.cli import training_options
 from calibrant.reports.tuning_files import FILES
 from tests.cli.commands import fail_at_once, invoke, succeed
 
@@ -100,3 +102,22 @@ def test_unknown_options_and_bad_numbers_are_refused_by_the_parser():
         result = invoke(*TUNE, *arguments)
         assert result.exit_code == 2
         assert str(arguments[0]) in result.stderr
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_a_terminal_shows_that_work_goes_on_until_the_first_trial(monkeypatch, capsys, terminal):
+    for name in ("FORCE_COLOR", "TTY_COMPATIBLE", "TTY_INTERACTIVE"):
+        monkeypatch.delenv(name, raising=False)
+    if terminal:
+        monkeypatch.setenv("FORCE_COLOR", "1")
+        monkeypatch.setenv("TERM", "xterm")
+    with training_options.preparing() as report:
+        before, end = "", time.monotonic() + (5 if terminal else 0)
+        while "loading" not in before and time.monotonic() < end:
+            before += capsys.readouterr().err
+            time.sleep(0.02)
+        report("trial 0")
+        after = capsys.readouterr().err
+    assert ("loading libraries and data" in before) == terminal
+    assert after.rstrip().endswith("trial 0")
+    assert capsys.readouterr().err == ""

@@ -384,7 +384,10 @@ def adapt_ada_scale(o: Settings, logits: Tensor, labels: Tensor) -> None:
     step = min(max(step, -0.5), 0.5)
     low, high = o.scale_range
     o.log_scale = min(max(float(o.log_scale) + o.rate * step, math.log(low)), math.log(high))
-    o.scale = min(max(math.exp(o.log_scale + o.lead * step), low), high)
+    o.gain = min(2 * float(o.gain), 16.0) if step * float(o.step) > 0 else 1.0
+    o.step = step
+    lead = min(max(o.lead * o.gain * step, -1.0), 1.0)
+    o.scale = min(max(math.exp(o.log_scale + lead), low), high)
     moved = []
     for k in range(logits.shape[1]):
         observed, predicted = int((labels == k).sum()), p[:, k].sum().item()

@@ -48,7 +48,7 @@ def test_it_is_created_by_key_and_learns() -> None:
     loss.adapt()
     (learned,) = loss.learned().values()
     assert learned.item() == pytest.approx(2.0, abs=1e-3)
-    again = calibrant.create_loss("ada-poly", 3)
+    again = calibrant.create_loss("ada-poly", 3, rate=2.0)
     again.load_state_dict(loss.state_dict())
     assert again.learned()["epsilon"] == learned
 

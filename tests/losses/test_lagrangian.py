@@ -209,7 +209,8 @@ def test_one_multiplier_is_saved_and_resumed() -> None:
     resumed.load_state_dict(passes(lagrangian(3, per="all", every=4), 5).half().state_dict())
     for name, value in passes(resumed, 4, first=5).state_dict().items():
         assert torch.equal(value, through.state_dict()[name])
-    with pytest.raises(RuntimeError, match="size mismatch for multiplier"):
+    warned = pytest.warns(UserWarning, match="with every=4, per='all' is loaded into one with")
+    with pytest.raises(RuntimeError, match="size mismatch for multiplier"), warned:
         lagrangian(3).load_state_dict(through.state_dict())
     with pytest.raises(ValueError, match="per must be one of"):
         lagrangian(3, per="sample")

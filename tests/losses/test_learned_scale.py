@@ -9,6 +9,7 @@ from torch.nn import functional as F
 
 from calibrant import create_loss
 from calibrant.calibrators import Temperature
+from calibrant.losses import learned_scale
 
 
 def drawn(size: int, classes: int, *, sharpness: float = 1.0, seed: int = 0) -> tuple[Tensor, Tensor]:
@@ -92,12 +93,38 @@ def test_the_lead_lasts_until_the_next_pass() -> None:
     loss.observe(*drawn(4000, 3, sharpness=1.3))
     loss.adapt()
     assert float(loss.scale.log()) == pytest.approx(5 * float(loss.log_scale))
+    assert loss.gain == 1
     settled = float(loss.log_scale)
     loss = create_loss("ada-scale", 3, rate=0.5, lead=2, evidence=50)
     loss.log_scale.fill_(settled)
     loss.observe(*drawn(4000, 3))  # nothing to correct
     loss.adapt()
     assert float(loss.scale) == pytest.approx(math.exp(settled))
+
+
+def temperatures(passes: int, speed: float) -> list[float]:
+    """Log-temperatures of a network that goes a fraction of its way to the scale between two passes."""
+    logits, target = drawn(4000, 5)
+    loss = create_loss("ada-scale", 5, offset="none")
+    sharpness, found = 0.5, []
+    for _ in range(passes):
+        loss.observe(math.exp(sharpness) * logits, target)
+        loss.adapt()
+        found.append(sharpness)
+        sharpness += speed * (0.5 - float(loss.scale.log()) - sharpness)
+    return found
+
+
+def test_a_network_that_follows_at_once_does_not_swing() -> None:
+    found = temperatures(30, speed=1)
+    assert max(abs(each) for each in found[10:]) < 0.05
+    assert max(found[10:]) - min(found[10:]) < 0.01
+
+
+def test_a_network_that_hardly_follows_is_pulled_harder(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = temperatures(8, speed=0.05)
+    monkeypatch.setattr(learned_scale, "_PATIENCE", 1)
+    assert abs(found[-1]) < 0.05 < 0.1 < temperatures(8, speed=0.05)[-1]
 
 
 def test_certain_predictions_move_the_scale_by_the_largest_step_at_most() -> None:

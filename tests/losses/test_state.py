@@ -1,6 +1,7 @@
 """What an adaptive loss learns: where it lives, what moves it, and what must never touch it."""
 
 import copy
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -109,6 +110,28 @@ class TestSaving:
         assert differing(snapshot(second), snapshot(uninterrupted)) == []
         logits, target = batch(99)
         assert torch.equal(second(logits, target), uninterrupted(logits, target))
+
+    def test_the_state_of_other_hyper_parameters_loads_with_a_warning(self, tmp_path: Path) -> None:
+        saved = run(create_loss("cals-alm", K, margin=6), range(2))
+        torch.save(nn.ModuleDict({"loss": saved}).state_dict(), tmp_path / "state")
+        state = torch.load(tmp_path / "state", weights_only=True)
+        other = nn.ModuleDict({"loss": create_loss("cals-alm", K, penalty="p2")})
+        expected = "state of AugmentedLagrangian with margin=6.0, penalty='phr' is loaded into one with "
+        with pytest.warns(UserWarning, match=re.escape(expected + "margin=10.0, penalty='p2'")):
+            other.load_state_dict(state)
+        assert differing(snapshot(other["loss"]), snapshot(saved)) == []
+        with pytest.warns(UserWarning, match="state of AugmentedLagrangian is loaded into "):
+            create_loss("cals-hr", K).load_state_dict(saved.state_dict(), strict=False)
+
+    @adaptive
+    def test_the_same_hyper_parameters_and_old_states_load_without_a_warning(self, key: str) -> None:
+        saved = run(create_loss(key, K), range(2))
+        other = create_loss(key, K, reduction="sum", ignore_index=255)
+        other.load_state_dict(saved.state_dict())
+        old = saved.state_dict()
+        del old._metadata  # type: ignore[attr-defined]
+        other.load_state_dict(old)
+        assert differing(snapshot(other), snapshot(saved)) == []
 
     @adaptive
     def test_a_copy_goes_its_own_way(self, key: str) -> None:

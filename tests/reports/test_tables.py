@@ -14,6 +14,7 @@ from calibrant.reports.tables import (
     Column,
     Table,
     interval_text,
+    listing,
     number_text,
     print_table,
     tex,
@@ -154,24 +155,64 @@ def test_models_may_stand_side_by_side(table, monkeypatch, capsys):
     assert "[" not in lines[2]
 
 
-def test_columns_that_do_not_fit_continue_below_and_a_line_says_so(monkeypatch, capsys):
-    columns = tuple(column(f"Figure number {n}", *[Cell(n, f"{n}.0000000")] * 3) for n in range(10))
-    table = Table(NAMES, columns)
+def numbered(count, importance):
+    """A table with a column for each number."""
+    columns = (
+        Column(str(n), f"Figure number {n}", tuple([Cell(n, f"{n}.0000000")] * 3), importance=importance(n))
+        for n in range(count)
+    )
+    return Table(NAMES, tuple(columns))
+
+
+@pytest.mark.parametrize(
+    ("importance", "kept"), [(lambda n: 0, [0, 1, 2]), (lambda n: n % 4, [2, 3, 7]), (lambda n: n, [7, 8, 9])]
+)
+def test_a_narrow_terminal_hides_the_least_important_columns(monkeypatch, capsys, importance, kept):
+    table = numbered(10, importance)
     shown = on_terminal(monkeypatch, capsys, 60, table, "A note.")
     assert max(len(line) for line in shown.splitlines()) <= 60
-    assert shown.count("cals-alm[margin=6]") == 4
     for n in range(10):
-        assert shown.count(f" {n}.0000000") == 3
-    assert "Too wide for this terminal: the columns are printed in 4 parts. A note." in " ".join(
+        assert shown.count(f" {n}.0000000") == (3 if n in kept else 0)
+    hidden = ", ".join(f"Figure number {n}" for n in range(10) if n not in kept)
+    assert f"Hidden, to fit 60 columns: {hidden}. --wide shows all. A note." in " ".join(shown.split())
+
+
+def test_a_wide_table_has_all_columns_whatever_the_terminal(monkeypatch, capsys):
+    shown = on_terminal(monkeypatch, capsys, 60, numbered(10, lambda n: n), "A note.", wide=True)
+    assert all(f"Figure number {n}" in shown.splitlines()[0] for n in range(10))
+    assert "Hidden" not in shown
+
+
+def test_models_that_do_not_fit_continue_below_and_a_line_says_so(monkeypatch, capsys):
+    names = tuple(f"runs/number{n}/test.npz" for n in range(10))
+    table = Table(names, (column("ECE", *[Cell(n, f"{n}.0000000") for n in range(10)]),))
+    shown = on_terminal(monkeypatch, capsys, 60, table, "A note.", models_across=True)
+    assert max(len(line) for line in shown.splitlines()) <= 60
+    for n in range(10):
+        assert shown.count(f" {n}.0000000") == 1
+    assert "Too wide for this terminal: the columns are printed in 2 parts. A note." in " ".join(
         shown.split()
     )
 
 
+def test_texts_take_several_lines_before_a_column_is_hidden(monkeypatch, capsys):
+    rows = [("ce", "digits", "A description of some eight words or more."), ("cals-alm", "cifar10", "short")]
+    table = listing(rows, {"data": 0, "what it is": 1})
+    assert "Hidden" not in on_terminal(monkeypatch, capsys, 50, table, heading="name")
+    shown = on_terminal(monkeypatch, capsys, 40, table, heading="name")
+    assert shown.split()[:4] == ["name", "what", "it", "is"]
+    assert "Hidden, to fit 40 columns: data." in shown
+    assert " ".join(rows[0][2].split()[:4]) in shown
+    assert max(len(line) for line in shown.splitlines()) <= 40
+
+
 def test_figures_wider_than_the_terminal_are_not_cut(table, monkeypatch, capsys):
     shown = on_terminal(monkeypatch, capsys, 20, table)
-    for text in (*NAMES, "[94.00, 96.00]", "95.00 better", "20.00"):
+    for text in ("[94.00, 96.00]", "95.00 better", "80.00 worse", "cals-alm[", "margin=6]"):
         assert text in shown
     assert "…" not in shown
+    assert "Hidden, to fit 20 columns: ECE + T." in " ".join(shown.split())
+    assert all(name in on_terminal(monkeypatch, capsys, 20, table, wide=True) for name in NAMES)
 
 
 def test_a_pipe_has_no_width(capsys, monkeypatch):

@@ -203,8 +203,12 @@ def test_onnx_and_torch_graphs_predict_the_same(trained, tmp_path):
     _, probabilities = expected(run)
     loaded = calibrant.load(run, device="cpu")
     inputs = before_the_graph(loaded, raw)
-    assert "to probabilities of" in printed("export", run, "--output", tmp_path / "a.onnx")
+    said = printed("export", run, "--output", tmp_path / "a.onnx")
+    assert "to probabilities of" in said
+    assert "inputs: " in said
+    assert f"a.onnx: the inputs are {loaded.preparation.graph_inputs}".replace("RUN", repr(str(run))) in said
     session = runtime.InferenceSession(tmp_path / "a.onnx")
+    assert [each.shape[0] for each in (*session.get_inputs(), *session.get_outputs())] == ["batch"] * 2
     for count in (1, len(inputs)):
         (found,) = session.run(["probabilities"], {"inputs": inputs[:count].numpy()})
         np.testing.assert_allclose(found, probabilities[:count], atol=1e-5)

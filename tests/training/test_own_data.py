@@ -1,13 +1,16 @@
 """The recipe that is chosen for data of one's own."""
 
 import json
+import random
 
 import numpy as np
 import pytest
 
 from calibrant.training.data import load_data
+from calibrant.training.loop import train
 from calibrant.training.own_data import LOSS, choose_recipe
 from calibrant.training.recipe import Recipe
+from calibrant.training.run_folder import result_of
 from tests.training.data.test_on_disk import write_folders, write_image
 from tests.training.data.test_table import people, varied, write, write_csv, write_parquet
 
@@ -77,13 +80,27 @@ def test_texts(tmp_path):
     lines.write_text("".join(json.dumps(row) + "\n" for row in SENTENCES))
     for path in (tab, lines):
         recipe = chosen(path)
-        assert (recipe.data.name, recipe.model.name) == ("text-table", "text-cnn")
+        assert (recipe.data.name, recipe.model.name) == ("text-table", "text-bag")
         assert recipe.data.options["text"] == "words"
         assert recipe.data.options["label"] == "label"
         assert recipe.data.options["length"] == 32
         assert "texts in column 'words', 30 rows, target 'label' (by its name)" in recipe.description
     numbered = write_csv(tmp_path / "b.tsv", [{"id": n, **row} for n, row in enumerate(SENTENCES)], "\t")
     assert chosen(numbered).data.name == "text-table"
+
+
+def test_a_few_hundred_texts_are_learned(tmp_path):
+    """One word of a text tells its class, the others are drawn at random."""
+    draw = random.Random(0)
+
+    def text(label: int) -> str:
+        words = [f"word{draw.randrange(300)}" for _ in range(12)]
+        words[draw.randrange(12)] = ("yes", "no", "perhaps")[label]
+        return " ".join(words)
+
+    path = write_csv(tmp_path / "a.csv", [{"words": text(n % 3), "label": n % 3} for n in range(300)])
+    result = result_of(train(choose_recipe(path), tmp_path / "run"))
+    assert result["history"][result["epoch"] - 1]["validation_accuracy"] > 0.8
 
 
 def test_texts_in_a_table_with_semicolons(tmp_path):
@@ -123,7 +140,7 @@ def test_images(tmp_path, top):
 
 def test_large_images_are_scaled_less(tmp_path):
     for name in ("ant", "bee"):
-        for number in range(6):
+        for number in range(10):
             write_image(tmp_path / name / f"{number}.png", size=(90, 70))
     assert chosen(tmp_path).data.options["image_size"] == 64
 
@@ -196,6 +213,65 @@ def test_files_that_cannot_be_used(tmp_path, name, content, target, message):
     (tmp_path / name).write_bytes(content if isinstance(content, bytes) else content.encode())
     with pytest.raises(ValueError, match=message):
         choose_recipe(tmp_path / name, target)
+
+
+@pytest.mark.parametrize("content", [b"", b"no image", "half"])
+@pytest.mark.parametrize("part", ["train", "test"])
+def test_an_image_without_a_header_is_named_before_training(tmp_path, part, content):
+    write_folders(tmp_path, parts=("train", "test"))
+    damaged = tmp_path / part / "bee" / "7.png"
+    damaged.write_bytes(damaged.read_bytes()[:20] if content == "half" else content)
+    with pytest.raises(ValueError, match=rf"{part}/bee/7\.png cannot be read as an image: (?!.* at 0x)"):
+        choose_recipe(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["a.tsv", "a.jsonl", "a.npz", "images"])
+def test_too_little_data(tmp_path, name):
+    path, rows = tmp_path / name, SENTENCES[:3]
+    if name == "images":
+        write_folders(path, per_class=3)
+    elif name == "a.npz":
+        np.savez(path, features=np.zeros((3, 2)), labels=[0, 1, 0])
+    elif name == "a.jsonl":
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    else:
+        write_csv(path, rows, "\t")
+    what = {"a.npz": "elements", "images": "images"}.get(name, "rows")
+    few = rf"has only 1 {what} of 2 classes, expected at least 4 for .* or 20 {what} to draw them from"
+    with pytest.raises(ValueError, match=few):
+        choose_recipe(path)
+
+
+def test_few_rows_are_enough_if_the_parts_have_files(tmp_path):
+    for part in ("train", "validation", "test"):
+        write_csv(tmp_path / f"{part}.csv", people(15))
+    assert chosen(tmp_path).data.name == "table"
+
+
+@pytest.mark.parametrize(
+    ("name", "values", "classes"),
+    [
+        ("a.csv", ("True", "False"), ("False", "True")),
+        ("a.csv", ("0", "1"), ("0", "1")),
+        ("a.csv", ("yes", "no"), ("no", "yes")),
+        ("a.parquet", (True, False), ("False", "True")),
+        ("a.parquet", (0, 1), ("0", "1")),
+        ("a.jsonl", (True, False), ("false", "true")),
+        ("a.npz", (True, False), ("0", "1")),
+    ],
+)
+def test_two_classes_may_be_true_and_false(tmp_path, name, values, classes):
+    path, labels = tmp_path / name, [values[n % 2] for n in range(40)]
+    if name == "a.npz":
+        np.savez(path, features=np.eye(40), labels=labels)
+    elif name == "a.jsonl":
+        rows = [{"text": f"a text of {n * n} words", "label": label} for n, label in enumerate(labels)]
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    else:
+        write(path, [{"x": n * n, "label": label} for n, label in enumerate(labels)])
+    data = load_data(chosen(path).data)
+    assert data.class_names == classes
+    assert sum(data.class_counts) == 24
 
 
 def test_a_table_of_nothing_but_names(tmp_path):

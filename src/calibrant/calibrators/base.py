@@ -18,6 +18,7 @@ from calibrant.layout import arrange, computing_dtype
 
 _PACKAGE = str(Path(__file__).parents[1] / "_")[:-1]
 _NAMED = 5  # classes that a warning names
+_SHOWN = 4  # the most learned numbers in print
 
 NOT_FINITE = "logits hold NaN or infinite numbers; a calibrator is fitted to finite logits"
 NOTHING_TO_FIT = "nothing to fit: the data hold no element that is not ignored"
@@ -136,6 +137,25 @@ class Calibrator(nn.Module, ABC):
         """The keyword arguments this was created with."""
         return {name: getattr(self, name) for name in signature(type(self)).parameters}
 
+    def extra_repr(self) -> str:
+        """The options that differ from their defaults, the number of classes, and the learned numbers.
+
+        >>> from calibrant.calibrators import Temperature
+        >>> calibrator = Temperature()
+        >>> calibrator
+        Temperature(not fitted)
+        >>> calibrator.fit(torch.tensor([[2.0, 0.0], [2.0, 0.0], [2.0, 0.0]]), torch.tensor([0, 0, 1]))
+        Temperature(2 classes, temperature=2.885)
+        """
+        parameters = signature(type(self)).parameters
+        changed = [
+            f"{name}={value!r}" for name, value in self.options().items() if value != parameters[name].default
+        ]
+        if self.num_classes is None:
+            return ", ".join([*changed, "not fitted"])
+        learned = [f"{name}={_some(buffer)}" for name, buffer in self._buffers.items() if buffer is not None]
+        return ", ".join([*changed, f"{self.num_classes} classes", *learned])
+
     def get_extra_state(self) -> Tensor:
         """The method, its options and the number of classes, as the bytes of JSON text, for `state_dict`."""
         state = {"num_classes": self.num_classes, "method": type(self).__name__, "options": self.options()}
@@ -176,6 +196,14 @@ class Calibrator(nn.Module, ABC):
             if buffer is not None and moved is not None and moved.dtype != buffer.dtype:
                 self._buffers[name] = buffer.to(moved.device)
         return self
+
+
+def _some(learned: Tensor) -> str:
+    """A few learned numbers with four digits each; of more numbers, or without values, the shape."""
+    if learned.is_meta or learned.numel() > _SHOWN:
+        return f"<{' × '.join(map(str, learned.shape))}>"
+    numbers = [f"{number:.4g}" for number in learned.flatten().tolist()]
+    return numbers[0] if learned.ndim == 0 else f"[{', '.join(numbers)}]"
 
 
 def below_maximum(logits: Tensor, axis: int = -1) -> Tensor:

@@ -52,18 +52,28 @@ class Ranking:
         """The candidate with the smallest held-out NLL."""
         return self.candidates[0]
 
+    @property
+    def texts(self) -> list[tuple[str, str, str, str]]:
+        """Key, NLL, change of the NLL against doing nothing, and seconds of each candidate, as printed."""
+        nothing = next(each.nll for each in self.candidates if each.key == "identity")
+        return [
+            (
+                each.key,
+                f"{each.nll:.4f}",
+                "" if each.key == "identity" else f"{each.nll - nothing:+.4f} ± {each.standard_error:.4f}",
+                f"{each.seconds:.2f}",
+            )
+            for each in self.candidates
+        ]
+
     def __rich__(self) -> Table:
         from rich.table import Table
 
-        nothing = next(each.nll for each in self.candidates if each.key == "identity")
         table = Table("calibrator", title="Held-out NLL", title_justify="left")
         for heading in ("NLL", "against doing nothing", "seconds"):
             table.add_column(heading, justify="right")
-        for each in self.candidates:
-            change = (
-                "" if each.key == "identity" else f"{each.nll - nothing:+.4f} ± {each.standard_error:.4f}"
-            )
-            table.add_row(each.key, f"{each.nll:.4f}", change, f"{each.seconds:.2f}")
+        for row in self.texts:
+            table.add_row(*row)
         return table
 
     def __str__(self) -> str:

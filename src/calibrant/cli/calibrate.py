@@ -54,6 +54,7 @@ def calibrate(
         int, typer.Option(min=0, max=LARGEST_INT, help="Seed of the resampling and the folds.")
     ] = 0,
     resamples: terminal.Resamples = 1000,
+    wide: terminal.Wide = False,
 ) -> None:
     """Fit a calibrator to held-out predictions and print what it changes.
 
@@ -99,11 +100,12 @@ def calibrate(
         about = {"fitted": fitted + flattered, "segmentation": bool(evaluated.spatial)}
         prediction_files.write_evaluations([before, after], report, json, **about)
     if ranking is not None:
-        from rich.console import Console
+        from calibrant.reports.tables import listing, print_table
 
-        Console(highlight=False).print(ranking)
+        table = listing(ranking.texts, {"Held-out NLL": 2, "against doing nothing": 1, "seconds": 0})
+        print_table(table, heading="calibrator", wide=wide)
     say(fitted)
-    prediction_files.print_evaluations([before, after])
+    prediction_files.print_evaluations([before, after], wide=wide)
     if same:
         say(
             "Note: the calibrator was fitted to these same data, so the figures flatter it; evaluate on "

@@ -12,7 +12,7 @@ import typer
 from calibrant.cli import training_options as options
 from calibrant.cli.program import say
 from calibrant.cli.run_files import check_written
-from calibrant.cli.terminal import Resamples, app
+from calibrant.cli.terminal import Resamples, Wide, app
 
 
 @app.command()
@@ -67,6 +67,7 @@ def compare(
     ] = "",
     changes: options.Changes = None,
     resamples: Resamples = 1000,
+    wide: Wide = False,
     accelerator: options.Accelerator = "auto",
     devices: options.Devices = "auto",
     nodes: options.Nodes = 1,
@@ -127,8 +128,8 @@ def compare(
         with FolderLock(folder, "writing the results of a comparison"):  # all files are of one comparison
             comparison_page.write_comparison(comparison, folder, history, learned)
     note = f"{comparison_note(comparison)} 95 % intervals of the means are in brackets."
-    print_table(comparison_table(comparison), note)
+    print_table(comparison_table(comparison), note, wide=wide)
     for name in comparison.methods[0].shifted:
         for heading, table in shift_tables(comparison, name).items():
-            print_table(table, heading)
+            print_table(table, heading, wide=wide)
     say(f"{folder}: results.json, results.md, results.tex, plots, report.html")

@@ -56,6 +56,7 @@ def evaluate(
             show_default=False,
         ),
     ] = None,
+    wide: terminal.Wide = False,
 ) -> None:
     """Print how accurate and how calibrated predictions are.
 
@@ -106,4 +107,4 @@ def evaluate(
     with terminal.one_line_errors(OSError):  # written first: printing fails if nobody reads the output
         spatial = any(file.spatial for file in opened)
         prediction_files.write_evaluations(evaluations, report, json, segmentation=spatial)
-    prediction_files.print_evaluations(evaluations)
+    prediction_files.print_evaluations(evaluations, wide=wide)

@@ -23,12 +23,12 @@ def export(
 ) -> None:
     """Write a trained model as one graph with its calibrator and softmax inside.
 
-    The graph takes any number of inputs at once. Its inputs are pixels as bytes (N, C, H, W), numbers
-    (N, ...) or numbers of words; scaling images and splitting texts is left to the caller.
+    The graph takes any number of inputs at once. The command prints what its inputs are: scaling images,
+    splitting texts and preparing the columns of a table is left to the caller.
     """
     with training_errors(resumes=False):
         from calibrant import load
-        from calibrant.training.export import FORMS, example_of
+        from calibrant.training.export import FORMS, described_inputs
         from calibrant.training.export import export as write
 
         if form not in FORMS:
@@ -39,8 +39,6 @@ def export(
         loaded = load(bundle, device="cpu")
         check_outputs(loaded.folder.iterdir(), {"--output": output})
         write(loaded, form, output)
-    inputs = ", ".join(
-        f"{str(each.dtype).removeprefix('torch.')} ({', '.join(['N', *map(str, each.shape[1:])])})"
-        for each in example_of(loaded)
-    )
+    inputs, how = described_inputs(loaded)
     say(f"{output}: {inputs} to probabilities of {len(loaded.classes)} classes, with {loaded.calibrator.key}")
+    say(f"{output}: {how.replace('RUN', repr(str(bundle)))}")

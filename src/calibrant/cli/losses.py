@@ -5,15 +5,16 @@ from __future__ import annotations
 import re
 from inspect import getdoc
 
-from calibrant.cli.program import say
-from calibrant.cli.terminal import app, print_listing
+from calibrant.cli.terminal import Wide, app
 from calibrant.losses import LOSSES, AdaptiveLoss, Loss
 from calibrant.options import written
 
 
 @app.command()
-def losses() -> None:
+def losses(wide: Wide = False) -> None:
     """List the losses with their hyper-parameters."""
+    from calibrant.reports.tables import listing, print_table
+
     shared, rows = Loss.hyperparameters(), []
     for key, kind in LOSSES.items():
         own = [each for name, each in kind.hyperparameters().items() if name not in shared]
@@ -21,6 +22,9 @@ def losses() -> None:
         description = re.sub(r" \(key ``[^`]*``\)|`", "", (getdoc(kind) or "").split("\n", 1)[0])
         adaptive = " (adaptive)" if issubclass(kind, AdaptiveLoss) else ""
         rows.append((key, description + adaptive, options))
-    print_listing(("key", "what it is", "hyper-parameters"), rows, folded=("what it is", "hyper-parameters"))
-    say("Hyper-parameters go in brackets: --loss 'cals-alm[margin=6,penalty=p2]'.")
-    say("Adaptive losses learn from validation data, as often as adapt= says: epoch, 100, 0:epoch/10:100.")
+    table = listing(rows, {"what it is": 2, "hyper-parameters": 1})
+    note = (
+        "Hyper-parameters go in brackets: --loss 'cals-alm[margin=6,penalty=p2]'. Adaptive losses learn from "
+    )
+    note += "validation data, as often as adapt= says: epoch, 100, 0:epoch/10:100."
+    print_table(table, note, heading="key", wide=wide)

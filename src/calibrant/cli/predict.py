@@ -70,10 +70,10 @@ def predict(
 
 def _predict_new(path: Path, output: Path, new: Path) -> None:
     from calibrant import load
-    from calibrant.predictions import write_probabilities
+    from calibrant.predictions import PROBABILITY_SUFFIXES, write_probabilities
 
-    if output.suffix.lower() not in (".csv", ".npz"):
-        fail(f"--output {output}: expected a name that ends in .csv or .npz")
+    if output.suffix.lower() not in PROBABILITY_SUFFIXES:
+        fail(f"--output {output}: expected a name that ends in {' or '.join(PROBABILITY_SUFFIXES)}")
     if not new.exists():
         fail(f"--input {new}: there is no such file or folder")
     bundle = load(path)

@@ -145,20 +145,21 @@ def write_evaluations(
         write_report(evaluations, report, **about)
 
 
-def print_evaluations(evaluations: Sequence[Evaluation]) -> None:
-    """Print one evaluation, or a comparison of several."""
+def print_evaluations(evaluations: Sequence[Evaluation], *, wide: bool = False) -> None:
+    """Print one evaluation, or a comparison of several; ``wide`` as for `print_table`."""
     from rich.console import Console
 
-    from calibrant.reports.table_builders import evaluation_note, evaluation_table
+    from calibrant.reports.table_builders import evaluation_note, evaluation_table, with_groups
     from calibrant.reports.tables import WORDS, print_table
 
     if len(evaluations) > 1:
         names = [evaluation.name for evaluation in evaluations]
         table = evaluation_table(evaluations, names, against="first", unit=" %")
-        print_table(table, evaluation_note(evaluations), models_across=True, marks=WORDS)
+        table = with_groups(table, evaluations, unit=" %")
+        print_table(table, evaluation_note(evaluations), models_across=True, marks=WORDS, wide=wide)
         return
     # In a file or a pipe nothing limits the width, and folded columns would be hard to read.
-    width = None if sys.stdout.isatty() else 120 + len(evaluations[0].name)
+    width = None if sys.stdout.isatty() and not wide else 120 + len(evaluations[0].name)
     Console(width=width, highlight=False).print(evaluations[0])
 
 

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from calibrant.cli.program import say
-from calibrant.cli.terminal import app, print_listing
+from calibrant.cli.terminal import Wide, app
 from calibrant.cli.training_options import OwnData, Target, load_recipe, training_errors
 
 
@@ -19,10 +19,12 @@ def recipes(
     ] = None,
     data: OwnData = None,
     target: Target = None,
+    wide: Wide = False,
 ) -> None:
     """List the shipped recipes, or print one: by its name, or the one that train follows for --data."""
     with training_errors():
         from calibrant.options import read_toml
+        from calibrant.reports.tables import listing, print_table
         from calibrant.training.recipe import Recipe, shipped_recipes
 
         if (name, data, target) != (None, None, None):
@@ -34,4 +36,4 @@ def recipes(
             return
         loaded = {each: Recipe.load(each) for each in shipped_recipes()}
     rows = [(each, it.data.name, it.model.name, it.description) for each, it in loaded.items()]
-    print_listing(("name", "data", "model", "what it is"), rows, folded=("what it is",), whole=True)
+    print_table(listing(rows, {"data": 1, "model": 0, "what it is": 2}), heading="name", wide=wide)

@@ -11,7 +11,7 @@ import typer
 from calibrant.cli import training_options as options
 from calibrant.cli.program import say
 from calibrant.cli.run_files import check_written
-from calibrant.cli.terminal import Resamples, app, fail
+from calibrant.cli.terminal import Resamples, Wide, app, fail
 
 
 @app.command()
@@ -41,6 +41,7 @@ def sweep(
     data_root: options.DataRoot = None,
     changes: options.Changes = None,
     resamples: Resamples = 1000,
+    wide: Wide = False,
     accelerator: options.Accelerator = "auto",
     devices: options.Devices = "auto",
     nodes: options.Nodes = 1,
@@ -50,7 +51,7 @@ def sweep(
     Only the chosen setting is evaluated on the test data. Runs in the output folder are reused, whether
     finished or not.
     """
-    with options.training_errors():
+    with options.training_errors(), options.preparing() as started:
         followed = options.load_recipe(recipe, changes, loss=loss)
         options.import_fabric()
         from calibrant.evaluation.criterion import Criterion
@@ -82,13 +83,13 @@ def sweep(
             resamples=resamples,
             fabric=fabric,
             progress=True,
-            report=(lambda line: say(line, err=True)) if fabric.is_global_zero else None,
+            report=started if fabric.is_global_zero else None,
         )
         if result is None:
             return
         with FolderLock(folder, "writing the results of a sweep"):  # all files are of one sweep
             sweep_files.write_sweep(result, folder)
-    print_choice(result)
+    print_choice(result, wide=wide)
     say(f"{folder}: {', '.join(sweep_files.FILES)}")
 
 

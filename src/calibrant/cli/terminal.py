@@ -1,12 +1,11 @@
-"""What all commands share: the program, one-line errors and warnings, progress bars, checks and listings."""
+"""What all commands share: the program, one-line errors and warnings, progress bars and checks."""
 
 from __future__ import annotations
 
 import os
 import stat
-import sys
 import warnings
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from itertools import combinations
 from pathlib import Path
@@ -42,6 +41,9 @@ IgnoreIndex = Annotated[
 ]
 Resamples = Annotated[
     int, typer.Option(min=0, max=1_000_000, help="Bootstrap resamples for the intervals; 0 for none.")
+]
+Wide = Annotated[
+    bool, typer.Option("--wide", help="Print all columns of the tables, however wide the terminal is.")
 ]
 
 
@@ -118,6 +120,25 @@ def progress_bars() -> Progress:
     return Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
 
 
+@contextmanager
+def waiting(what: str, *, shown: bool = True) -> Iterator[Callable[[], None]]:
+    """Show on the terminal that work goes on, until the block ends or the function is called that it gets.
+
+    Args:
+        what: what is being done.
+        shown: false in all processes but the first.
+    """
+    from rich.console import Console
+    from rich.text import Text
+
+    console = Console(stderr=True)
+    if not (shown and console.is_terminal):
+        yield lambda: None
+        return
+    with console.status(Text(what)) as status:
+        yield status.stop
+
+
 def check_outputs(inputs: Iterable[Path], options: Mapping[str, Path | None]) -> None:
     """End the command if an output cannot be written, is an input, or is another output.
 
@@ -174,23 +195,3 @@ def _same_file(first: Path, second: Path) -> bool:
         return os.path.samefile(first, second)
     except OSError:  # one of them does not exist
         return False
-
-
-def print_listing(
-    headings: Sequence[str], rows: Sequence[Sequence[str]], *, folded: Sequence[str], whole: bool = False
-) -> None:
-    """Print a table of texts, with the ``folded`` columns on several lines to fit the terminal.
-
-    If ``whole``, nothing is folded unless the output is a terminal.
-    """
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
-
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    for heading in headings:
-        table.add_column(heading, no_wrap=heading not in folded)
-    for row in rows:
-        table.add_row(*(Text(printable(cell)) for cell in row))
-    width = 10_000 if whole and not sys.stdout.isatty() else None
-    Console(width=width, highlight=False).print(table)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import shlex
 import warnings
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -58,7 +60,7 @@ def train(
         options.import_fabric()
         from calibrant.cli.prediction_files import in_words
         from calibrant.training import train
-        from calibrant.training.bundle import calibrator_of, check_method
+        from calibrant.training.bundle import calibrator_of, check_method, example_of_use
         from calibrant.training.data import load_data
         from calibrant.training.run_folder import BUNDLE, FILES, check_folder, is_finished
         from calibrant.training.runs import Run, folder_of, plain_name
@@ -87,7 +89,7 @@ def train(
             return
         run = Run(folder, data_root)
         kept, tested = run.history[run.epoch - 1], _test_figures(run)
-        found = calibrator_of(folder, calibrate)
+        found, example = calibrator_of(folder, calibrate), example_of_use(folder)
     if finished:
         say(f"The run in {folder} was finished before; nothing was trained.")
     epochs = f"{len(run.history)} epoch{'s' if len(run.history) > 1 else ''}"
@@ -100,12 +102,30 @@ def train(
     )
     if tested is not None:
         say(f"{folder}: {tested}")
-        say(f"All test figures: calibrant evaluate {folder / 'test.npz'}")
     if found is not None:
         calibrator, reason = found
         plain = calibrator.key == "identity"
         state = f"not calibrated: {reason}" if plain else f"calibrated by {in_words(calibrator)}"
-        say(f"{folder / BUNDLE}: {state}; see calibrant predict --input")
+        say(f"{folder / BUNDLE}: {state}")
+    say("Next:")
+    for command in _next_commands(folder, example):
+        say(f"  calibrant {shlex.join(command)}")
+
+
+def _next_commands(folder: Path, example: tuple[str, str] | None) -> Iterator[list[str]]:
+    """The commands that a user may want after training.
+
+    Args:
+        folder: the folder of the run.
+        example: names of new inputs and of their predictions; None if the model cannot be used on new inputs.
+    """
+    test = folder / "test.npz"
+    if not test.is_file():  # predictions that are too large are not stored
+        test = Path("test.npz")
+        yield ["predict", str(folder), "--output", str(test)]
+    yield ["evaluate", str(test), "--report", "report.html"]
+    if example is not None:
+        yield ["predict", str(folder), "--input", example[0], "--output", example[1]]
 
 
 def _test_figures(run: Run) -> str | None:

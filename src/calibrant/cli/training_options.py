@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shlex
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from calibrant.cli.program import INTERRUPTED, complain, say
-from calibrant.cli.terminal import fail, one_line_errors
+from calibrant.cli.terminal import fail, one_line_errors, waiting
 
 if TYPE_CHECKING:
     from lightning_fabric import Fabric
@@ -98,8 +98,9 @@ def training_errors(*, resumes: bool = True) -> Iterator[None]:
     Args:
         resumes: whether the same command goes on after an interruption.
     """
-    from calibrant.distributed import OtherProcessError
-    from calibrant.training import TrainingError
+    with waiting("loading libraries", shown=_is_first()):
+        from calibrant.distributed import OtherProcessError
+        from calibrant.training import TrainingError
 
     errors = (ValueError, OSError, ImportError, TrainingError, OtherProcessError)
     try:
@@ -108,6 +109,21 @@ def training_errors(*, resumes: bool = True) -> Iterator[None]:
     except KeyboardInterrupt:
         complain("stopped" + ("; the same command continues from the last checkpoint" if resumes else ""))
         raise typer.Exit(INTERRUPTED) from None
+
+
+@contextmanager
+def preparing() -> Iterator[Callable[[str], None]]:
+    """Show on the terminal that libraries and data are being loaded, until the first line is reported.
+
+    The block gets a function that prints a line on the error output.
+    """
+    with waiting("loading libraries and data", shown=_is_first()) as stop:
+
+        def report(line: str) -> None:
+            stop()
+            say(line, err=True)
+
+        yield report
 
 
 def _is_first() -> bool:

@@ -10,7 +10,7 @@ import typer
 from calibrant.cli import training_options as options
 from calibrant.cli.program import say
 from calibrant.cli.run_files import check_written
-from calibrant.cli.terminal import Resamples, app
+from calibrant.cli.terminal import Resamples, Wide, app
 
 
 @app.command()
@@ -36,6 +36,7 @@ def tune(
     data_root: options.DataRoot = None,
     changes: options.Changes = None,
     resamples: Resamples = 1000,
+    wide: Wide = False,
     accelerator: options.Accelerator = "auto",
     devices: options.Devices = "auto",
     nodes: options.Nodes = 1,
@@ -46,7 +47,7 @@ def tune(
     interruption, the same command goes on; with more --trials, it adds trials. The same command in several
     processes shares the work.
     """
-    with options.training_errors():
+    with options.training_errors(), options.preparing() as started:
         followed = options.load_recipe(recipe, changes, loss=loss)
         options.import_fabric()
         from calibrant.arguments import whole_number
@@ -75,11 +76,11 @@ def tune(
             resamples=resamples,
             fabric=fabric,
             progress=True,
-            report=(lambda line: say(line, err=True)) if fabric.is_global_zero else None,
+            report=started if fabric.is_global_zero else None,
         )
         if result is None:
             return
         with FolderLock(folder, "writing the results of a study"):  # all files are of one state of it
             tuning_files.write_tuning(result, folder)
-    print_choice(result)
+    print_choice(result, wide=wide)
     say(f"{folder}: {', '.join(name for name in tuning_files.FILES if (folder / name).is_file())}")

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import inspect
+import warnings
 from abc import abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from operator import index
@@ -498,13 +499,49 @@ class AdaptiveLoss(Loss):
         self._observed = None
 
     def _kind(self) -> str:
+        plain = [f"{name}={value!r}" for name, value in self._plain_options().items()]
+        return f"{type(self).__name__}({', '.join([str(self.num_classes), *plain])})"
+
+    def _plain_options(self) -> dict[str, Any]:
+        """The hyper-parameters that decide what is learned."""
         # Other values may print their address, and so differ in every process.
-        plain = [
-            f"{name}={value!r}"
+        return {
+            name: value
             for name, value in self.options().items()
             if name not in ("reduction", "class_weight") and _is_plain(value)
+        }
+
+    def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+        # Not in the state itself: it then has the same entries as that of any earlier version.
+        metadata = getattr(destination, "_metadata", {}).get(prefix[:-1], {})
+        metadata.update(loss=type(self).__name__, options=self._plain_options())
+
+    def _load_from_state_dict(
+        self, state_dict: dict[str, Any], prefix: str, metadata: Any, strict: bool, *lists: list[str]
+    ) -> None:
+        """Load the state, and warn if it was learned with other hyper-parameters."""
+        problem = self._other_loss(metadata)
+        if problem is not None:
+            warnings.warn(problem, stacklevel=4)  # the caller of `load_state_dict`
+        super()._load_from_state_dict(state_dict, prefix, metadata, strict, *lists)
+
+    def _other_loss(self, metadata: Mapping[str, Any]) -> str | None:
+        """How this loss differs from the one that saved a state; None if it does not, or if unknown."""
+        name, own = metadata.get("loss"), type(self).__name__
+        if name not in (None, own):
+            return f"the state of {name} is loaded into {own}"
+        options, saved = self._plain_options(), metadata.get("options", {})
+        differing = [
+            each for each in options.keys() & saved.keys() - {"ignore_index"} if options[each] != saved[each]
         ]
-        return f"{type(self).__name__}({', '.join([str(self.num_classes), *plain])})"
+        if not differing:
+            return None
+        before, now = (
+            ", ".join(f"{each}={values[each]!r}" for each in options if each in differing)
+            for values in (saved, options)
+        )
+        return f"the state of {own} with {before} is loaded into one with {now}"
 
     def _nothing(self) -> Statistics:
         device = self.passes.device

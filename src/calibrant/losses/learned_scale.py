@@ -27,6 +27,12 @@ _FARTHEST = -1e6
 _LARGEST = 0.5
 """The largest step of the log-temperature. Newton's step is too long where predictions are nearly certain."""
 
+_PATIENCE = 16.0
+"""The largest multiple of the lead. Steps in one direction double it, any other step sets it back to 1."""
+
+_LONGEST_LEAD = 1.0
+"""The largest lead of the logarithm of the scale."""
+
 _PRIOR = 10.0
 """Elements of every class that are taken as predicted and observed, so that rare classes move slowly."""
 
@@ -71,8 +77,10 @@ class LearnedScale(AdaptiveLoss):
     A pass takes the Newton step ``t`` of the log-temperature that would calibrate the plain logits, and for
     every class the logarithm ``d_k`` of how many times too often it is predicted. Both are shrunk by their
     standard errors, then ``log scale ← log scale + rate · t`` and ``offset_k ← offset_k + rate · d_k``,
-    centred. Until the next pass the loss uses ``scale · exp(lead · t)``: this lead compensates for the lag of
-    the network. With ``offset="none"``, offsets stay at their start.
+    centred. Until the next pass the loss uses ``scale · exp(lead · gain · t)``: this lead compensates for the
+    lag of the network. The gain is 1, and doubles with every further step in the same direction, up to 16: a
+    network that hardly follows, such as one with a small learning rate, is pulled harder. With
+    ``offset="none"``, offsets stay at their start.
 
     Class weights apply to the loss, not to what it learns: offsets follow the classes of the validation set.
 
@@ -88,7 +96,8 @@ class LearnedScale(AdaptiveLoss):
         class_counts: K numbers of training elements, whose centred logarithms are the initial offsets; None
             for offsets of 0.
         rate: the fraction of a step that is taken at a pass.
-        lead: the multiple of the step by which the scale leads until the next pass.
+        lead: the multiple of the step by which the scale leads until the next pass. Below ``1 - rate / 2``, a
+            network that follows at once does not swing.
         evidence: a step within this many standard errors of 0 is not taken, and larger ones are shrunk.
         margin: m; distances between scaled logits up to this size are not penalised. Where the training set
             is memorised, the likelihood is 1 whatever the scale is. The penalty then makes the network follow
@@ -101,6 +110,8 @@ class LearnedScale(AdaptiveLoss):
         scale: the scale in use, ``()``.
         offset: the offsets, ``(K,)``.
         log_scale: the logarithm of the scale without lead, ``()``.
+        gain: the multiple of the lead in use, ``()``.
+        step: the last step t, ``()``.
 
     >>> import torch
     >>> loss = LearnedScale(2)
@@ -117,6 +128,8 @@ class LearnedScale(AdaptiveLoss):
     scale: Tensor
     offset: Tensor
     log_scale: Tensor
+    gain: Tensor
+    step: Tensor
 
     def __init__(
         self,
@@ -125,7 +138,7 @@ class LearnedScale(AdaptiveLoss):
         offset: Offset = "learned",
         class_counts: Tensor | Sequence[float] | None = None,
         rate: float = 0.5,
-        lead: float = 1.0,
+        lead: float = 0.5,
         evidence: float = 1.0,
         margin: float = 30.0,
         weight: float = 0.01,
@@ -149,6 +162,8 @@ class LearnedScale(AdaptiveLoss):
         self.register_learned("scale", scale)
         self.register_learned("offset", [value - mean for value in start])
         self.register_learned("log_scale", math.log(scale), reported=False)
+        self.register_learned("gain", 1.0, reported=False)
+        self.register_learned("step", 0.0, reported=False)
 
     def options(self) -> dict[str, Any]:
         return {**super().options(), "offset": self._offset_rule}  # the attribute is what was learned
@@ -199,8 +214,11 @@ class LearnedScale(AdaptiveLoss):
         curvature = statistics.curvature.clamp_min(_TINY)  # 0 where all predictions are certain
         error = statistics.squares.sqrt() / curvature
         step = shrunk(statistics.slope / curvature, error, self.evidence).clamp(-_LARGEST, _LARGEST)
+        self.gain.copy_(torch.where(step * self.step > 0, 2 * self.gain, 1.0).clamp_max(_PATIENCE))
+        self.step.copy_(step)
         self.log_scale.add_(self.rate * step).clamp_(math.log(low), math.log(high))
-        self.scale.copy_((self.log_scale + self.lead * step).exp().clamp(low, high))
+        lead = (self.lead * self.gain * step).clamp(-_LONGEST_LEAD, _LONGEST_LEAD)
+        self.scale.copy_((self.log_scale + lead).exp().clamp(low, high))
         if self._offset_rule == "none":
             return
         expected = statistics.observed + _PRIOR

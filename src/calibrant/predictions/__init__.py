@@ -2,11 +2,17 @@
 
 from calibrant.predictions.file import CHUNK, BadFileError, PredictionFile
 from calibrant.predictions.reading import FORMATS, open_predictions, read_class_counts
-from calibrant.predictions.writing import WRITERS, write_predictions, write_probabilities
+from calibrant.predictions.writing import (
+    PROBABILITY_SUFFIXES,
+    WRITERS,
+    write_predictions,
+    write_probabilities,
+)
 
 __all__ = [
     "CHUNK",
     "FORMATS",
+    "PROBABILITY_SUFFIXES",
     "WRITERS",
     "BadFileError",
     "PredictionFile",

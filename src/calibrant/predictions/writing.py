@@ -50,6 +50,10 @@ def write_predictions(
         WRITERS[path.suffix.lower()](stream, arrays, class_names)
 
 
+PROBABILITY_SUFFIXES = (".csv", ".npz")
+"""The suffixes of the files that `write_probabilities` writes."""
+
+
 def write_probabilities(
     path: Path, batches: Iterable[Tensor], names: Sequence[str], class_names: Sequence[str]
 ) -> None:
@@ -62,7 +66,7 @@ def write_probabilities(
     Bytes of a file name that are not UTF-8 are written as backslash escapes.
 
     Args:
-        path: the file to write.
+        path: the file to write; its suffix is one of `PROBABILITY_SUFFIXES`.
         batches: probabilities ``(n, K, *S)``, float32; one batch or more.
         names: a name for each input, in the order of the batches.
         class_names: one name for each class.

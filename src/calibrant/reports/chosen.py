@@ -37,11 +37,17 @@ def markdown(result: Chosen) -> str:
     return "\n".join(lines)
 
 
-def print_choice(result: Chosen) -> None:
-    """Print the figures on the validation data, how the choice was made, and its test figures."""
-    print_table(comparison_table(result.validation), validation_note(result))
+def print_choice(result: Chosen, *, wide: bool = False) -> None:
+    """Print the figures on the validation data, how the choice was made, and its test figures.
+
+    Args:
+        result: the sweep or the tuning.
+        wide: whether to print all columns, however wide the terminal is.
+    """
+    leading = result.criterion.metric
+    print_table(comparison_table(result.validation, leading), validation_note(result), wide=wide)
     for remark in result.remarks():
         print(printable(remark), flush=True)
-    test = comparison_table(result.test)
+    test = comparison_table(result.test, leading)
     intervals = " 95 % intervals of the means are in brackets." if test.intervals().columns else ""
-    print_table(test, chosen_note(result) + intervals)
+    print_table(test, chosen_note(result) + intervals, wide=wide)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Literal
 
 from calibrant.metrics import METRICS
@@ -74,19 +75,48 @@ def evaluation_table(
     return Table(tuple(names), tuple(columns), tested, tuple(names[index] for index in untested))
 
 
+def with_groups(table: Table, evaluations: Sequence[Evaluation], *, unit: str = "%") -> Table:
+    """The table with accuracy and ECE of the head, middle and tail classes before its p-values.
+
+    Differences between the figures of groups are not tested.
+
+    Args:
+        table: an `evaluation_table`.
+        evaluations: its evaluations.
+        unit: the unit that follows a percentage.
+    """
+    columns = []
+    for group in dict.fromkeys(name for evaluation in evaluations for name in evaluation.groups):
+        for key in ("accuracy", "ece"):
+            metric = METRICS[key]
+            found = [evaluation.groups.get(group) for evaluation in evaluations]
+            values: list[float | None] = [None if each is None else getattr(each, key) for each in found]
+            printed = [number_text(value, metric.percent, unit=unit) for value in values]
+            _, best = _best(values, printed, metric.higher_is_better)
+            cells = (
+                Cell(value, text, best=is_best)
+                for value, text, is_best in zip(values, printed, best, strict=True)
+            )
+            label = f"{metric.label}, {group}"
+            columns.append(Column(f"{key}_{group}", label, tuple(cells), "", metric.higher_is_better))
+    *figures, p_value = table.columns
+    return replace(table, columns=(*figures, *columns, p_value))
+
+
 def evaluation_note(evaluations: Sequence[Evaluation]) -> str:
     """The meaning of the marks in a table of evaluations tested against the first."""
     first, *others = evaluations
     if not all(each.replicates for each in evaluations):
         return "* best; differences are not tested: there are no resamples (means over images have none)"
     meaning = f"* best; better, worse: significantly so than {first.name}, at the level {first.level:g}"
+    groups = "; figures of groups of classes are not tested" if first.groups else ""
     unpaired = [other.name for other in others if not first.is_paired_with(other)]
     if not unpaired:
-        return f"{meaning}, by a paired bootstrap"
+        return f"{meaning}, by a paired bootstrap{groups}"
     return (
-        f"{meaning}, by the bootstrap; not paired, as if from independent data, for {', '.join(unpaired)}: "
-        "pairing needs the same labels in the same order, loaded (evaluate --exact), and at most 200 million "
-        "elements times resamples"
+        f"{meaning}, by the bootstrap{groups}; not paired, as if from independent data, for "
+        f"{', '.join(unpaired)}: pairing needs the same labels in the same order, loaded (evaluate --exact), "
+        "and at most 200 million elements times resamples"
     )
 
 
@@ -137,8 +167,18 @@ def _why_missing(metric: Metric, evaluation: Evaluation) -> str:
     return metric.why_missing or "not computed"
 
 
-def comparison_table(comparison: Comparison) -> Table:
-    """Means over seeds with their standard deviations; "+ T" marks figures after temperature scaling."""
+# The figures of a comparison that a narrow terminal keeps longest, before and after temperature scaling.
+_IMPORTANCE = {"accuracy": 5, "ece": 4, "nll": 3}
+_ASKED_FOR = 2  # other calibrators, and data that are out of distribution
+
+
+def comparison_table(comparison: Comparison, leading: str = "") -> Table:
+    """Means over seeds with their standard deviations; "+ T" marks figures after temperature scaling.
+
+    Args:
+        comparison: the comparison.
+        leading: the key of the most important metric.
+    """
     from calibrant.evaluation.comparison import mean_figure
 
     methods = comparison.methods
@@ -146,6 +186,7 @@ def comparison_table(comparison: Comparison) -> Table:
     for key in comparison.columns:
         metric = METRICS[key]
         before = comparison.figures(key)
+        importance = 1 + max(_IMPORTANCE.values()) if key == leading else _IMPORTANCE.get(key, 1)
         for calibrator in ("", *comparison.calibrators):
             figures = comparison.figures(key, after=calibrator)
             # Calibrators that keep the order of the classes do not change what is recognised.
@@ -154,7 +195,13 @@ def comparison_table(comparison: Comparison) -> Table:
             label = metric.label + state_label(calibrator)
             columns.append(
                 _mean_column(
-                    comparison, label, figures, metric.percent, metric.higher_is_better, metric.sentence
+                    comparison,
+                    label,
+                    figures,
+                    metric.percent,
+                    metric.higher_is_better,
+                    metric.sentence,
+                    importance if calibrator in ("", "temperature") else min(importance, _ASKED_FOR),
                 )
             )
     if all(method.temperatures for method in methods):
@@ -168,7 +215,7 @@ def comparison_table(comparison: Comparison) -> Table:
             if all(other in method.detected.get(calibrator, ()) for method in methods):
                 figures = {each.name: mean_figure(each.detected[calibrator][other]) for each in methods}
                 label = f"AUROC{state_label(calibrator)}, {other}"
-                columns.append(_mean_column(comparison, label, figures, True, True))
+                columns.append(_mean_column(comparison, label, figures, True, True, importance=_ASKED_FOR))
     names = tuple(method.name for method in methods)
     return Table(names, tuple(column for column in columns if not column.empty))
 
@@ -207,7 +254,8 @@ def shift_tables(comparison: Comparison, shift: str) -> dict[str, Table]:
         columns = []
         for level in levels:
             figures = [found[level, calibrator].get(name) for name, calibrator in rows]
-            columns.append(_plain_column(level_label(level), figures, metric))
+            importance = 2 if level == levels[0] else 1 if level == levels[-1] else 0
+            columns.append(_plain_column(level_label(level), figures, metric, importance))
         names = tuple(name + state_label(calibrator) for name, calibrator in rows)
         tables[f"{metric.label} on {shift}"] = Table(names, tuple(columns))
     return tables
@@ -268,7 +316,9 @@ def figures_note(comparison: Comparison, data: str, fitted: str) -> str:
     )
 
 
-def _plain_column(label: str, figures: Sequence[MeanFigure | None], metric: Metric) -> Column:
+def _plain_column(
+    label: str, figures: Sequence[MeanFigure | None], metric: Metric, importance: int
+) -> Column:
     """Means and standard deviations without intervals and tests."""
     values = [None if figure is None else figure.mean for figure in figures]
     printed = [number_text(value, metric.percent, decimals=3) for value in values]
@@ -278,7 +328,7 @@ def _plain_column(label: str, figures: Sequence[MeanFigure | None], metric: Metr
         known = figure is not None and figure.std is not None
         spread = f" ± {number_text(figure.std, metric.percent, decimals=3)}" if figure and known else ""
         cells.append(Cell(None if figure is None else figure.mean, text + spread, best=is_best))
-    return Column(label, label, tuple(cells), metric.sentence, metric.higher_is_better)
+    return Column(label, label, tuple(cells), metric.sentence, metric.higher_is_better, importance)
 
 
 def _mean_column(
@@ -288,6 +338,7 @@ def _mean_column(
     percent: bool,
     higher_is_better: bool | None,
     sentence: str = "",
+    importance: int = 0,
 ) -> Column:
     first, *_ = names = [method.name for method in comparison.methods]
     values = [figures[name].mean if name in figures else None for name in names]
@@ -304,4 +355,4 @@ def _mean_column(
         note = f"significantly {verdict} than {first} (p = {figure.p_value:.2g})" if verdict else ""
         interval = interval_text(figure.interval, percent, decimals=3)
         cells.append(Cell(figure.mean, printed[index] + spread, interval, best[index], verdict, note))
-    return Column(label, label, tuple(cells), sentence, higher_is_better)
+    return Column(label, label, tuple(cells), sentence, higher_is_better, importance)

@@ -10,7 +10,6 @@ import re
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from textwrap import wrap
 from typing import TYPE_CHECKING, Literal
 
 from calibrant.printable import printable
@@ -64,11 +63,13 @@ class Column:
     cells: tuple[Cell, ...]  # one per model
     sentence: str = ""  # what the figure says
     higher_is_better: bool | None = None  # None if no value is better than another
+    importance: int = 0  # a narrow terminal hides the least important columns, the last one among equals
+    prose: bool = False  # texts instead of figures: aligned to the left, and on several lines if necessary
 
     @property
     def empty(self) -> bool:
         """Whether every value is missing."""
-        return all(cell.value is None for cell in self.cells)
+        return not any(cell.text if self.prose else cell.value is not None for cell in self.cells)
 
 
 @dataclass(frozen=True)
@@ -93,6 +94,21 @@ class Table:
             if any(each.interval for each in column.cells)
         )
         return replace(self, columns=tuple(columns))
+
+
+def listing(rows: Sequence[Sequence[str]], headings: Mapping[str, int]) -> Table:
+    """A table of texts.
+
+    Args:
+        rows: the name of each row, followed by its texts.
+        headings: the importance of each column of texts, by its heading.
+    """
+    names, *texts = zip(*rows, strict=True)
+    columns = (
+        Column(heading, heading, tuple(Cell(None, text) for text in column), "", None, importance, prose=True)
+        for (heading, importance), column in zip(headings.items(), texts, strict=True)
+    )
+    return Table(names, tuple(columns))
 
 
 def number_text(
@@ -219,14 +235,34 @@ def tex(text: str) -> str:
     return "".join(_TEX.get(character, character) for character in printable(text))
 
 
+_LINE = 28  # characters in a line of a text, below which less important columns are hidden
+_SHORTEST_LINE = 10  # where all other columns are hidden already
+_LONGEST_WORD = 28  # characters; longer words of names and headings are cut into several lines
+
+
 def print_table(
-    table: Table, note: str = "", *, models_across: bool = False, marks: Mapping[str, str] = VERDICTS
+    table: Table,
+    note: str = "",
+    *,
+    heading: str = "",
+    models_across: bool = False,
+    marks: Mapping[str, str] = VERDICTS,
+    wide: bool = False,
 ) -> None:
     """Print a table to the standard output, fitted to the width of the terminal.
 
-    If the columns do not fit side by side, they continue below in further parts, and a line says so. In a
-    file or a pipe nothing limits the width. Columns without any value are left out. With ``models_across``,
-    models are columns instead of rows, and come without intervals, which would double the height.
+    If the columns do not fit side by side, names and headings take several lines. If that is not enough, the
+    least important columns are hidden, and a line names them. In a file or a pipe nothing limits the width.
+    Columns without any value are left out.
+
+    Args:
+        table: the table to print.
+        note: a text to print below it.
+        heading: the heading of the names.
+        models_across: whether models are columns instead of rows. They come without intervals, which would
+            double the height. Models that do not fit continue below, because none is less important.
+        marks: the marks of best values and verdicts.
+        wide: whether to print all columns side by side, however wide the terminal is.
     """
     from rich import box
     from rich.console import Console
@@ -234,55 +270,114 @@ def print_table(
     from rich.text import Text
 
     def printed(cell: Cell) -> Text:
-        text = " ".join([cell.text, *cell.marks(marks)])
+        text = " ".join([printable(cell.text), *cell.marks(marks)])
         if cell.interval and not models_across:
             text += f"\n{cell.interval}"
         return Text(text, style="bold" if cell.best else "")
 
-    figures = [column for column in table.columns if not column.empty]
-    labels: Sequence[str] = [printable(name) for name in table.rows]
-    columns = [(printable(column.label), [printed(cell) for cell in column.cells]) for column in figures]
+    names = [printable(name) for name in table.rows]
+    columns = [
+        _Printed(printable(each.label), tuple(map(printed, each.cells)), each.importance, each.prose)
+        for each in table.columns
+        if not each.empty
+    ]
     if models_across:
-        models = [(name, [cells[row] for _, cells in columns]) for row, name in enumerate(labels)]
-        labels, columns = [label for label, _ in columns], models
+        across = zip(names, zip(*(column.cells for column in columns), strict=True), strict=True)
+        names, columns = [column.heading for column in columns], [_Printed(*each) for each in across]
 
-    def part_of(columns: Sequence[tuple[str, Sequence[Text]]]) -> Grid:
-        grid = Grid(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
-        grid.add_column("", no_wrap=True)
-        for heading, _ in columns:
-            grid.add_column(Text(heading), justify="right", no_wrap=True)
-        for row, label in enumerate(labels):
-            grid.add_row(Text(label), *(cells[row] for _, cells in columns))
+    def grid_of(columns: Sequence[_Printed], line: int | None = None) -> Grid:
+        grid = Grid(box=box.SIMPLE_HEAD, show_edge=False, padding=(0, 1, 0, 0), pad_edge=False)
+        grid.add_column(Text(heading), no_wrap=True)
+        for column in columns:
+            grid.add_column(
+                Text(column.heading),
+                justify="left" if column.prose else "right",
+                no_wrap=not column.prose,
+                width=min(column.width, line) if column.prose and line else None,
+            )
+        for row, name in enumerate(names):
+            grid.add_row(Text(name), *(column.cells[row] for column in columns))
         return grid
 
-    def width_of(grid: Grid) -> int:
+    def width_of(columns: Sequence[_Printed], line: int | None = _LINE) -> int:
+        grid = grid_of(columns, line)
         return console.measure(grid, options=console.options.update(max_width=10_000)).maximum
 
     console = Console(highlight=False)
-    width, limited = console.width, sys.stdout.isatty()
-    parts = [columns]
-    if limited and width_of(part_of(columns)) > width:
-        parts = [[]]
-        for heading, cells in columns:
-            column = _folded(heading, cells), cells
-            if parts[-1] and width_of(part_of([*parts[-1], column])) > width:
-                parts.append([])
-            parts[-1].append(column)
-    for part in parts:
-        grid = part_of(part)
+    width, limited = console.width, sys.stdout.isatty() and not wide
+    parts, hidden = [columns], list[str]()
+    if limited and width_of(columns, None) > width:
+        names = [_folded(name, max(width // 3, 12)) for name in names]
+        folded = [column.folded() for column in columns]
+        if models_across:
+            parts = [[]]
+            for column in folded:
+                if parts[-1] and width_of([*parts[-1], column]) > width:
+                    parts.append([])
+                parts[-1].append(column)
+        else:
+            kept = folded
+            while len(kept) > 1 and width_of(kept) > width:
+                least = min(reversed(kept), key=lambda column: column.importance)
+                kept = [column for column in kept if column is not least]
+            hidden = [whole.heading for whole, each in zip(columns, folded, strict=True) if each not in kept]
+            parts = [kept]
+    for number, part in enumerate(parts):
+        if number:
+            console.print()
         # Lines too long for the terminal are better than figures with digits cut off.
-        console.width = max(width, width_of(grid))
-        console.print(grid)
+        console.width = max(width, width_of(part, _SHORTEST_LINE if limited else None))
+        console.print(grid_of(part))
     console.width = width
+    notes = [note] if note else []
+    if hidden:
+        notes.insert(0, f"Hidden, to fit {width} columns: {', '.join(hidden)}. --wide shows all.")
     if len(parts) > 1:
-        note = f"Too wide for this terminal: the columns are printed in {len(parts)} parts. {note}".rstrip()
-    if note:
-        console.print(printable(note), markup=False, soft_wrap=not limited)
+        notes.insert(0, f"Too wide for this terminal: the columns are printed in {len(parts)} parts.")
+    for line in notes:
+        console.print(printable(line), markup=False, soft_wrap=not limited)
 
 
-def _folded(heading: str, cells: Sequence[Text]) -> str:
-    """The heading in lines no wider than the cells below, as far as its words allow."""
-    heading = heading.replace(" + ", " +\u00a0")  # a plus sign stays with the next word
-    width = max(len(line) for cell in cells for line in cell.plain.split("\n"))
-    width = max(width, *(len(word) for word in heading.split(" ")), 1)
-    return "\n".join(wrap(heading, width, break_long_words=False, break_on_hyphens=False))
+@dataclass(frozen=True, eq=False)
+class _Printed:
+    """A column as it is printed."""
+
+    heading: str
+    cells: tuple[Text, ...]
+    importance: int = 0
+    prose: bool = False
+
+    @property
+    def width(self) -> int:
+        """The number of characters in the longest line of heading and cells."""
+        lines = [line for cell in self.cells for line in cell.plain.split("\n")]
+        return max(map(len, [*lines, *self.heading.split("\n")]))
+
+    def folded(self) -> _Printed:
+        """The column with its heading in lines no wider than the cells below, as far as its words allow."""
+        below = replace(self, heading="").width
+        # A plus sign stays with the next word.
+        return replace(self, heading=_folded(self.heading.replace(" + ", " +\u00a0"), below))
+
+
+def _folded(text: str, width: int) -> str:
+    """The text in lines of at most `width`, or of its longest word up to `_LONGEST_WORD`.
+
+    Lines end after a space, a slash, a comma or an opening bracket.
+
+    >>> print(_folded("runs/digits/ce-seed0/test.npz", 12))
+    runs/digits/
+    ce-seed0/
+    test.npz
+    """
+    words = re.findall(r"[^ /,\[]*[ /,\[]|[^ /,\[]+", text)
+    longest = max((len(word.rstrip()) for word in words), default=1)
+    width = max(width, min(longest, _LONGEST_WORD))
+    lines = [""]
+    for word in words:
+        if lines[-1] and len((lines[-1] + word).rstrip()) > width:
+            lines.append("")
+        lines[-1] += word
+        while len(lines[-1].rstrip()) > width:
+            lines[-1:] = [lines[-1][:width], lines[-1][width:]]
+    return "\n".join(line.rstrip() for line in lines)

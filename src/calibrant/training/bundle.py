@@ -261,6 +261,14 @@ def calibrator_of(run: Path, method: str) -> tuple[Calibrator, str] | None:
     return calibrator, str(manifest.get("not_calibrated") or _NONE_BETTER)
 
 
+def example_of_use(run: Path) -> tuple[str, str] | None:
+    """The `Preparation.example` of the bundle of a run; None without a bundle or a preparation."""
+    if _intact(run) is None:
+        return None
+    stored = json.loads((run / BUNDLE / PREPARATION).read_bytes())
+    return stored and PREPARATIONS[stored["kind"]].example
+
+
 def _intact(run: Path) -> dict[str, Any] | None:
     """The content of ``bundle.json``; None if there is no bundle of this run, or a damaged one."""
     folder = run / BUNDLE

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import logging
 import os
+import re
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -18,7 +19,7 @@ from torch.export import Dim, ExportedProgram
 
 from calibrant.atomic import replace_file
 from calibrant.training.bundle import Bundle
-from calibrant.training.data import Inputs
+from calibrant.training.data import Inputs, Preparation
 from calibrant.training.data.augmentation import Normalisation, Normalising, Standardisation, shift_and_scale
 
 
@@ -117,8 +118,30 @@ def _onnx(bundle: Bundle) -> bytes:
     program: Any = torch.onnx.export(
         counted, input_names=names, output_names=["probabilities"], dynamo=True, verbose=False
     )
-    content: bytes = program.model_proto.SerializeToString()
+    proto = program.model_proto
+    _name_batch_axis(proto.graph)
+    content: bytes = proto.SerializeToString()
     return content
+
+
+def _name_batch_axis(graph: Any) -> None:
+    """Call the first axis of the inputs "batch", and whatever depends on it; torch calls it "s95" or so."""
+    symbol = graph.input[0].type.tensor_type.shape.dim[0].dim_param
+    for value in (*graph.input, *graph.output, *graph.value_info):
+        for axis in value.type.tensor_type.shape.dim:
+            if axis.dim_param:
+                axis.dim_param = re.sub(rf"\b{re.escape(symbol)}\b", "batch", axis.dim_param)
+
+
+def described_inputs(bundle: Bundle) -> tuple[str, str]:
+    """The name, type and shape of each input of the graph of a bundle, and what the inputs are, in words."""
+    names = list(bundle.inputs) if isinstance(bundle.inputs, dict) else ["inputs"]
+    tensors = []
+    for name, each in zip(names, example_of(bundle), strict=True):
+        shape = ", ".join(["batch", *map(str, each.shape[1:])])
+        tensors.append(f"{name}: {str(each.dtype).removeprefix('torch.')} ({shape})")
+    how = Preparation if bundle.preparation is None else bundle.preparation
+    return ", ".join(tensors), f"the inputs are {how.graph_inputs}"
 
 
 def _number_below(points: Tensor, at: Tensor, **options: Any) -> Tensor:

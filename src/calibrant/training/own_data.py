@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from math import inf
 from pathlib import Path
@@ -17,11 +16,19 @@ from torch import Tensor
 
 from calibrant.arguments import nearest
 from calibrant.options import Choice, RecipeError
-from calibrant.training.data import DataSets, columns, load_data
-from calibrant.training.data.columns import Columns, as_numbers, is_numeric, read_columns
+from calibrant.training.data import DataSets, Split, columns, load_data
+from calibrant.training.data.columns import (
+    Columns,
+    as_numbers,
+    as_texts,
+    is_missing,
+    is_numeric,
+    read_columns,
+)
 from calibrant.training.data.on_disk import ImageFileSplit
-from calibrant.training.data.safe_readers import expecting_utf8, read_image
-from calibrant.training.data.table import too_many_categories
+from calibrant.training.data.safe_readers import expecting_utf8, image_size
+from calibrant.training.data.sampling import part_sizes
+from calibrant.training.data.table import repeats, too_many_categories
 from calibrant.training.data.text.encoding import tokens
 from calibrant.training.data.text.tables import json_lines
 from calibrant.training.recipe import Recipe
@@ -34,6 +41,9 @@ TARGETS = ("label", "target", "class")
 
 _PARTS = {"validation": 0.2, "test": 0.2}
 """Fractions of the data. Validation data also serve adaptive losses and calibrators, which need many."""
+
+_FEWEST_PER_CLASS = 2
+"""Elements that validation and test must have for each class, on average."""
 
 _LENGTHS = ((1_000, 32, 50), (10_000, 64, 40), (50_000, 128, 30), (inf, 256, 20))
 """Batch size and epochs for up to so many training elements."""
@@ -54,7 +64,7 @@ def choose_recipe(path: Path, target: str | None = None) -> Recipe:
     | --- | --- | --- |
     | folders of images | `image-folder` | `cnn`; `cifar-resnet-32` for more than 10,000 images |
     | a table of numbers and categories | `table` | `mlp` |
-    | a table with one column of texts besides the target | `text-table` | `text-cnn` |
+    | a table with one column of texts besides the target | `text-table` | `text-bag` |
     | an ``.npz`` with images or features | `npz` | the same for images, `mlp` for features |
 
     A folder with ``train.csv``, and perhaps ``validation.csv`` and ``test.csv``, is a table in parts. The
@@ -134,10 +144,12 @@ def _table(files: Mapping[str, Path], target: str | None) -> Recipe:
     counted = [name for name, values in table.items() if name != target and _counts_rows(values)]
     others = {name: values for name, values in table.items() if name not in (target, *counted)}
     numeric = [name for name, values in others.items() if is_numeric(values)]
+    given_parts = [option.removesuffix("_file") for option in files]
     about = f"{len(table[target]):,} rows, target {target!r}{'' if given else ' (by its name)'}"
     if len(others) == 1 and not numeric and _is_prose(next(iter(others.values()))):
         if path.suffix.lower() == ".parquet":
             raise RecipeError(f"{path} is a table of texts: expected it as .csv, .tsv or .jsonl")
+        _check_rows(path, table[target], given_parts)
         return _texts(path, named, about, *others.items(), target=target)
     if path.suffix.lower() == ".jsonl":
         raise RecipeError(
@@ -151,12 +163,22 @@ def _table(files: Mapping[str, Path], target: str | None) -> Recipe:
             f"{path} has no column of numbers or categories besides {target!r}, expected some: "
             f"{_quoted(drop)} have too many different texts, or count rows"
         )
+    _check_rows(path, table[target], given_parts)
     found = (
         f"a table of {about}, {len(numeric)} numeric and {len(others) - len(numeric) - len(unusable)} "
         f"categorical columns{f', without {_quoted(drop)}' if drop else ''}"
     )
     options = {**named, "target": target, **({"drop": drop} if drop else {})}
     return _recipe(path, found, len(table[target]), Choice("table", options), Choice("mlp"))
+
+
+def _check_rows(path: Path, labels: Sequence[Any], given: Sequence[str]) -> None:
+    """Raise an error if there are too few rows to draw the parts from that have no file."""
+    classes = len(set(as_texts(labels)))
+    # Labels that are missing or do not repeat have errors of their own.
+    if not any(map(is_missing, labels)) and repeats(classes, len(labels)):
+        sizes = part_sizes(len(labels), given, **_PARTS)
+        _check_sizes(path, "rows", classes, *sizes.values())
 
 
 def _json_columns(path: Path) -> Columns:
@@ -207,16 +229,14 @@ def _texts(
     words = sorted(len(tokens(str(value))) for value in values[:1000])
     most = words[int(0.95 * (len(words) - 1))]
     length = next((each for each in _TEXT_LENGTHS if most <= each), _TEXT_LENGTHS[-1])
-    recipe = _recipe(
+    return _recipe(
         path,
         f"texts in column {name!r}, {about}",
         len(values),
         Choice("text-table", {**named, "text": name, "label": target, "length": length}),
-        Choice("text-cnn", {"dropout": 0.3}),
-        optimizer=Choice("adamw", {"lr": 3e-3}),
+        Choice("text-bag", {"dropout": 0.3}),
+        optimizer=Choice("adamw", {"lr": 1e-2}),
     )
-    # The network needs many steps for its word vectors, but learns texts by heart in a few epochs.
-    return replace(recipe, batch_size=recipe.batch_size // 2, epochs=max(10, recipe.epochs // 3))
 
 
 # --------------------------------------------------------------------------------------- images and features
@@ -227,10 +247,10 @@ def _images(path: Path) -> Recipe:
     loaded = load_data(data)
     if loaded.num_classes < 2:
         raise RecipeError(f"{path} has images of 1 class, expected a folder for each of 2 or more")
-    train, total = loaded.train, _total(loaded)
-    assert isinstance(train, ImageFileSplit)
-    some = train.paths[:: max(1, len(train) // 50)]
-    sides = [min(read_image(train.folder / os.fsdecode(name), "RGB").size) for name in some]
+    _check_sizes(path, "images", loaded.num_classes, len(loaded.validation), len(loaded.test))
+    total = _total(loaded)
+    # All of them: an image that cannot be read would end the run, perhaps after hours.
+    sides = [min(image_size(file)) for part in _parts_of(loaded) for file in _image_files(part)]
     size = 32 if median(sides) <= 40 else 64
     found = f"{total:,} images of {loaded.num_classes} classes, scaled to {size} × {size} pixels"
     data = data.with_options({"image_size": size})
@@ -241,6 +261,7 @@ def _images(path: Path) -> Recipe:
 def _arrays(path: Path) -> Recipe:
     data = Choice("npz", {"file": str(path.absolute()), **_PARTS})
     loaded = load_data(data)
+    _check_sizes(path, "elements", loaded.num_classes, len(loaded.validation), len(loaded.test))
     total = _total(loaded)
     inputs, _ = loaded.train.batch(torch.zeros(1, dtype=torch.long))
     assert isinstance(inputs, Tensor)
@@ -253,7 +274,30 @@ def _arrays(path: Path) -> Recipe:
 
 
 def _total(data: DataSets) -> int:
-    return len(data.train) + len(data.validation) + len(data.test)
+    return sum(map(len, _parts_of(data)))
+
+
+def _parts_of(data: DataSets) -> tuple[Split, Split, Split]:
+    return data.train, data.validation, data.test
+
+
+def _image_files(part: Split) -> Iterator[Path]:
+    assert isinstance(part, ImageFileSplit)
+    return (part.folder / os.fsdecode(name) for name in part.paths)
+
+
+def _check_sizes(path: Path, what: str, classes: int, *sizes: int) -> None:
+    """Raise an error if a part for validation or test is too small.
+
+    With fewer elements, the choice of an epoch or of a calibrator is chance, and so are the test figures.
+    """
+    fewest = _FEWEST_PER_CLASS * classes
+    if min(sizes, default=fewest) < fewest:
+        raise RecipeError(
+            f"{path} has too little data: a part of it has only {min(sizes)} {what} of {classes} classes, "
+            f"expected at least {fewest} for validation and as many for the test, or "
+            f"{round(fewest / min(_PARTS.values()))} {what} to draw them from"
+        )
 
 
 def _image_network(size: int) -> dict[str, Any]:

@@ -127,6 +127,25 @@ def test_tables_larger_than_memory(tmp_path, monkeypatch, name):
         read_columns(path)
 
 
+def test_texts_of_parquet_that_take_more_memory_than_the_file(tmp_path, monkeypatch):
+    different = [f"{n:05}" + "a" * 10_000 for n in range(300)]  # 3 MB that compress well
+    path = write_parquet(tmp_path / "a.parquet", {"a": different})
+    assert path.stat().st_size < 300_000
+    assert read_columns(path)["a"] == different
+    monkeypatch.setattr(sizes, "memory", lambda: 1e6)
+    with pytest.raises(ValueError, match=r"the table .* takes .* GiB; this machine has"):
+        read_columns(path)
+
+
+def test_equal_texts_of_parquet_are_in_memory_once(tmp_path, monkeypatch):
+    values = ["b" * 10_000, None, "c"] * 1000  # 10 MB decoded
+    path = write_parquet(tmp_path / "a.parquet", {"a": values, "b": range(3000)})
+    monkeypatch.setattr(sizes, "memory", lambda: 1e6)
+    found = read_columns(path)["a"]
+    assert found == values
+    assert found[0] is found[3] is found[2997]
+
+
 def test_parquet_without_pyarrow(tmp_path, monkeypatch):
     path = write_parquet(tmp_path / "a.parquet", {"a": [1]})
     monkeypatch.setitem(sys.modules, "pyarrow.parquet", None)

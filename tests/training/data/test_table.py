@@ -347,3 +347,17 @@ def test_a_class_with_one_row_is_learned_and_told(tmp_path):
         data = table(tmp_path, file="a.csv", target="y")
     assert data.class_counts[2] == 1
     assert len(told) == 2
+
+
+def test_a_row_without_a_key_is_refused_and_none_is_a_missing_value(tmp_path):
+    write_csv(tmp_path / "a.csv", people())
+    rows = table(tmp_path, file="a.csv", target="label", drop=("id",)).preparation
+    new = [{name: row[name] for name in ("age", "income", "colour", "rooms")} for row in people(3)]
+    expected = rows(new)
+    del new[1]["age"]
+    with pytest.raises(ValueError, match=r"row 2 has no 'age', expected every row to have it; None stands"):
+        rows(new)
+    new[1]["age"] = None
+    assert rows(new)[1, 0] == 0 != expected[1, 0]
+    new[2]["label"] = "yes"  # what the model does not use may be anywhere
+    rows(new)

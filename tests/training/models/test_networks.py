@@ -12,6 +12,7 @@ from calibrant.training.models import MODELS, create_model
 from calibrant.training.models.cifar_resnet import StochasticDepth
 
 ABOUT = {"channels": 3, "image_size": 32, "vocabulary_size": 50}
+TEXTS = ("text-cnn", "text-bag")
 LARGE = {"cifar-resnet-50", "cifar-resnet-110", "wide-resnet-26-10", "cifar-densenet-121"}
 
 
@@ -25,7 +26,7 @@ def on_meta(name, num_classes, **options):
 
 
 def inputs_for(name, count):
-    if name == "text-cnn":
+    if name in TEXTS:
         return torch.randint(50, (count, 30))
     return torch.randn(count, 3, 32, 32)
 
@@ -70,14 +71,14 @@ def test_large_networks_have_gradients_by_shape(name):
     assert all(parameter.grad is not None for parameter in model.parameters())
 
 
-@pytest.mark.parametrize("name", [name for name in MODELS if name not in ("mlp", "text-cnn")])
+@pytest.mark.parametrize("name", [name for name in MODELS if name not in ("mlp", *TEXTS)])
 def test_images_may_have_any_size(name):
     model = on_meta(name, 7)
     for size in (8, 32, 64):
         assert model(torch.zeros(2, 3, size, size, device="meta")).shape == (2, 7)
 
 
-@pytest.mark.parametrize("name", [name for name in MODELS if name not in ("mlp", "text-cnn")])
+@pytest.mark.parametrize("name", [name for name in MODELS if name not in ("mlp", *TEXTS)])
 def test_images_may_have_any_number_of_channels(name):
     model = on_meta(name, 7, channels=1)
     assert model(torch.zeros(2, 1, 32, 32, device="meta")).shape == (2, 7)
@@ -212,12 +213,13 @@ def test_the_choice_is_a_tensor_operation():
     assert found == {(0.0,) * 3, (1.0,) * 3}
 
 
-# ---------------------------------------------------------------------------------------------- text-cnn
+# ------------------------------------------------------------------------------------------------- texts
 
 
-def test_text_cnn_keeps_a_frozen_embedding():
+@pytest.mark.parametrize("name", TEXTS)
+def test_a_frozen_embedding_is_kept(name):
     embedding = torch.randn(50, 8)
-    model = create_model("text-cnn", 3, {"embedding": embedding})
+    model = create_model(name, 3, {"embedding": embedding})
     model(torch.randint(50, (2, 21))).sum().backward()
     assert model.words.weight.grad is None
     assert torch.equal(model.words.weight, embedding)
@@ -225,9 +227,10 @@ def test_text_cnn_keeps_a_frozen_embedding():
     assert embedding.abs().sum() > 0
 
 
-def test_text_cnn_trains_an_embedding_if_asked_or_drawn():
-    given = create_model("text-cnn", 3, {"embedding": torch.randn(50, 8)}, frozen=False)
-    drawn = create_model("text-cnn", 3, {"vocabulary_size": 50}, dimension=12)
+@pytest.mark.parametrize("name", TEXTS)
+def test_an_embedding_is_trained_if_asked_or_drawn(name):
+    given = create_model(name, 3, {"embedding": torch.randn(50, 8)}, frozen=False)
+    drawn = create_model(name, 3, {"vocabulary_size": 50}, dimension=12)
     assert given.words.weight.requires_grad
     assert drawn.words.weight.requires_grad
     assert drawn.words.weight.shape == (50, 12)
@@ -269,9 +272,18 @@ def test_text_cnn_drops_features_of_its_last_layer_in_training_only():
         ({"embedding": torch.zeros(5)}, r"must have shape \(V, d\)"),
     ],
 )
-def test_text_cnn_refuses_words_that_do_not_fit(about, message):
+@pytest.mark.parametrize("name", TEXTS)
+def test_words_that_do_not_fit_are_refused(name, about, message):
     with pytest.raises(ValueError, match=message):
-        create_model("text-cnn", 3, about)
+        create_model(name, 3, about)
+
+
+def test_text_bag_is_linear_in_the_average_of_the_words():
+    model = create_model("text-bag", 3, {"embedding": torch.randn(50, 8)}).eval()
+    text = torch.tensor([[4, 9, 9, 0, 0], [0, 0, 0, 0, 0]])  # filled up with 0
+    average = (model.words.weight[4] + 2 * model.words.weight[9]) / 3
+    expected = model.head(torch.stack([average, torch.zeros(8)]))
+    torch.testing.assert_close(model(text), expected)
 
 
 def test_text_cnn_refuses_texts_that_are_too_short():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from math import nan
 from pathlib import Path
 from typing import Any
@@ -80,21 +80,27 @@ def _read_parquet(path: Path) -> Columns:
 
     try:
         with pyarrow.parquet.ParquetFile(path) as file:
-            schema, rows = file.schema_arrow, file.metadata.num_rows
+            schema = file.schema_arrow
             _check_names(path, schema.names)
-            check_memory(_size(rows, schema), f"the table {path}")
+            check_memory(_size(file.metadata, schema), f"the table {path}")
+        # Texts that repeat are in the file once, and once in memory.
+        texts = [field.name for field in schema if pyarrow.types.is_string(field.type)]
+        with pyarrow.parquet.ParquetFile(path, read_dictionary=texts) as file:
             table = file.read()
     except (pyarrow.ArrowException, OSError, UnicodeDecodeError) as error:
         raise ValueError(one_line(f"{path} cannot be read as a Parquet table: {error}")) from error
     return arrow_columns(table)
 
 
-def _size(rows: int, schema: Any) -> int:
-    """The memory that a table takes in bytes: 8 for each number, more for each text."""
+def _size(metadata: Any, schema: Any) -> int:
+    """The memory that a table takes in bytes: 8 for each number; for texts, what they decode to, and more."""
     from pyarrow import types
 
     numbers = sum(types.is_integer(field.type) or types.is_floating(field.type) for field in schema)
-    return int(rows * (8 * numbers + _BYTES * (len(schema) - numbers)))
+    groups = [metadata.row_group(number) for number in range(metadata.num_row_groups)]
+    chunks = [group.column(number) for group in groups for number in range(group.num_columns)]
+    texts = sum(each.total_uncompressed_size for each in chunks if each.physical_type == "BYTE_ARRAY")
+    return int(metadata.num_rows * (8 * numbers + _BYTES * (len(schema) - numbers)) + texts)
 
 
 def arrow_columns(table: Any) -> Columns:
@@ -103,9 +109,19 @@ def arrow_columns(table: Any) -> Columns:
 
     columns: dict[str, Sequence[Any]] = {}
     for field, column in zip(table.schema, table.columns, strict=True):
-        numeric = types.is_integer(field.type) or types.is_floating(field.type)
-        columns[field.name] = column.to_numpy() if numeric else column.to_pylist()
+        if types.is_integer(field.type) or types.is_floating(field.type):
+            columns[field.name] = column.to_numpy()
+        elif types.is_dictionary(field.type):
+            columns[field.name] = [value for chunk in column.chunks for value in _decoded(chunk)]
+        else:
+            columns[field.name] = column.to_pylist()
     return columns
+
+
+def _decoded(chunk: Any) -> Iterator[Any]:
+    """The values of an array with a dictionary; equal ones are the same object."""
+    values = chunk.dictionary.to_pylist()
+    return (None if place is None else values[place] for place in chunk.indices.to_pylist())
 
 
 def _check_names(path: Path, names: Sequence[str]) -> None:

@@ -162,6 +162,8 @@ def _read_part(path: Path, arrays: Mapping[str, Array], prefixes: Sequence[str])
         inputs, labels = arrays[found[0]], arrays[prefix + "labels"]
         if labels.ndim == 2 and labels.shape[1] == 1:
             labels = labels[:, 0]
+        if labels.dtype.kind == "b":  # false is class 0, true is class 1
+            labels = labels.astype(np.uint8)
         if labels.ndim == 1 and labels.dtype.kind in "iu" and len(labels):
             for label in (labels.min(), labels.max()):
                 if not 0 <= label < MAX_CLASSES:

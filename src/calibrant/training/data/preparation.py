@@ -20,10 +20,14 @@ class Preparation(ABC):
 
     Attributes:
         kind: the name in `PREPARATIONS`.
+        example: names of a file or folder with new inputs and of a file for their predictions, as an example.
+        graph_inputs: what an exported graph takes, and how to make it from raw inputs, in words.
         normalisation: the last step, if it is one by constants. An exported graph has it inside.
     """
 
     kind: ClassVar[str]
+    example: ClassVar[tuple[str, str]] = ("new.csv", "predictions.csv")
+    graph_inputs: ClassVar[str] = "what the network takes"
     normalisation: Normalising | None = None
 
     @abstractmethod

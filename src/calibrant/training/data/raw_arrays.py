@@ -28,6 +28,8 @@ class ArrayPreparation(Preparation):
     """
 
     kind: ClassVar[str] = "arrays"
+    example = ("new.npy", "predictions.csv")
+    graph_inputs = "the numbers as the data set has them"
     shape: tuple[int, ...]
     normalisation: Standardisation | None = None
 

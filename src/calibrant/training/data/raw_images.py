@@ -35,6 +35,8 @@ class ImagePreparation(Preparation):
     """
 
     kind: ClassVar[str] = "images"
+    example = ("new-images", "predictions.csv")
+    graph_inputs = "the pixels that calibrant.load(RUN).preparation.bytes_of(images) returns"
     normalisation: Normalisation = field()
     height: int
     width: int

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import math
+import mmap
 import pickle
 import re
 import struct
@@ -16,7 +17,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image
+from PIL import Image, UnidentifiedImageError
 
 from calibrant.printable import one_line
 from calibrant.sizes import check_member, check_memory, npy_header
@@ -62,17 +63,46 @@ def read_image(path: Path, mode: str | None = None) -> Image.Image:
     try:
         # From memory: of a file, Pillow would allocate as many bytes as a damaged part declares.
         with Image.open(io.BytesIO(path.read_bytes())) as image:
-            # Pillow only warns up to twice its limit.
-            if image.width * image.height > (Image.MAX_IMAGE_PIXELS or math.inf):
-                raise ValueError(
-                    f"it declares {image.width} × {image.height} pixels; expected at most "
-                    f"{Image.MAX_IMAGE_PIXELS} (PIL.Image.MAX_IMAGE_PIXELS)"
-                )
+            _check_pixels(image)
             return converted(image, mode) if mode else image.copy()
     except (FileNotFoundError, PermissionError):
         raise
+    except UnidentifiedImageError as error:  # its message has the address of the object in memory
+        raise ValueError(f"{path} cannot be read as an image: its format is unknown") from error
     except Exception as error:  # each format has errors of its own, and there is one for too many pixels
         raise ValueError(f"{path} cannot be read as an image: {error}") from error
+
+
+def image_size(path: Path) -> tuple[int, int]:
+    """Width and height of an image in pixels. Only the header is read.
+
+    Raises:
+        ValueError: the header is not that of an image.
+    """
+    try:
+        # As a map: of a file, Pillow would allocate as many bytes as a damaged part declares.
+        with (
+            path.open("rb") as file,
+            mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content,
+            Image.open(content) as image,  # type: ignore[arg-type]
+        ):
+            _check_pixels(image)
+            return image.size
+    except (FileNotFoundError, PermissionError):
+        raise
+    except UnidentifiedImageError as error:
+        raise ValueError(f"{path} cannot be read as an image: its format is unknown") from error
+    except Exception as error:
+        raise ValueError(f"{path} cannot be read as an image: {error}") from error
+
+
+def _check_pixels(image: Image.Image) -> None:
+    """Raise an error if there are too many pixels; Pillow only warns up to twice its limit."""
+    if image.width * image.height > (Image.MAX_IMAGE_PIXELS or math.inf):
+        raise ValueError(
+            f"it declares {image.width} × {image.height} pixels; expected at most "
+            f"{Image.MAX_IMAGE_PIXELS} (PIL.Image.MAX_IMAGE_PIXELS)"
+        )
 
 
 def converted(image: Image.Image, mode: str) -> Image.Image:

@@ -106,6 +106,7 @@ class PaddedPreparation(ImagePreparation):
     """
 
     kind: ClassVar[str] = "padded"
+    example = ("new-images", "predictions.npz")
 
     def fitted(self, image: Image.Image) -> Image.Image:
         canvas = _canvases(1, self.height)[0]

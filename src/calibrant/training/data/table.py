@@ -93,7 +93,7 @@ def table(
         raise ValueError(f"{target!r} is the target: expected other columns in categorical and drop")
     labels = _labels(path, columns[target], target)
     classes = sorted_classes(labels, path)
-    if len(classes) > MAX_CLASSES or not _repeats(len(classes), len(labels)):
+    if len(classes) > MAX_CLASSES or not repeats(len(classes), len(labels)):
         raise ValueError(
             f"{path}: column {target!r} has {len(classes)} different values in {len(labels)} rows, expected "
             "classes that repeat"
@@ -134,7 +134,7 @@ def _inputs(path: Path, rows: Rows, columns: Columns) -> Tensor:
         raise ValueError(f"{path}: {error}") from error
 
 
-def _repeats(different: int, rows: int) -> bool:
+def repeats(different: int, rows: int) -> bool:
     """Whether so many different values of so many rows can be classes or categories."""
     return different <= max(_ALWAYS_ALLOWED, rows // 2)
 
@@ -142,7 +142,7 @@ def _repeats(different: int, rows: int) -> bool:
 def too_many_categories(values: Sequence[Any]) -> bool:
     """Whether a column of texts has too many different ones to be categorical, as names or comments have."""
     different = len(set(as_texts(values)))
-    return different > MAX_CATEGORIES or not _repeats(different, len(values))
+    return different > MAX_CATEGORIES or not repeats(different, len(values))
 
 
 def _labels(path: Path, values: Sequence[Any], target: str) -> list[str | int]:
@@ -262,7 +262,8 @@ class Rows(Preparation):
     """From rows of a table to standardised numbers and one-hot categories ``(N, features)``, float32.
 
     The rows are a list of dictionaries, a DataFrame of pandas or polars, a table of pyarrow, or a dictionary
-    of columns. Names of columns that are no texts, such as numbers, are taken as texts.
+    of columns. Every dictionary has the same keys, with None for a missing value. Names of columns that are
+    no texts, such as numbers, are taken as texts.
 
     Attributes:
         columns: the columns that the model uses, in the order of its inputs.
@@ -275,6 +276,10 @@ class Rows(Preparation):
     """
 
     kind: ClassVar[str] = "rows"
+    graph_inputs = (
+        "not the columns of the table, but the standardised numbers and encoded categories that "
+        "calibrant.load(RUN).preparation(rows) returns"
+    )
 
     def __init__(self, columns: Iterable[Column], ignored: Iterable[str] = ()) -> None:
         self.columns, self.ignored = tuple(columns), tuple(ignored)
@@ -324,7 +329,7 @@ class Rows(Preparation):
         return cls(fitted, ignored)
 
     def __call__(self, raw: Any) -> Tensor:
-        columns = _columns_of(raw)
+        columns = _columns_of(raw, [column.name for column in self.columns])
         inputs = self.prepared(columns)
         start = 0
         for column in self.columns if len(inputs) else ():
@@ -411,8 +416,8 @@ def _by_text(names: Iterable[Any]) -> dict[str, Any]:
     return found
 
 
-def _columns_of(raw: Any) -> Columns:
-    """The columns of rows in any form that `Rows` takes."""
+def _columns_of(raw: Any, used: Sequence[str]) -> Columns:
+    """The columns of rows in any form that `Rows` takes; of dictionaries, each needs the ``used`` columns."""
     if hasattr(raw, "column_names") and hasattr(raw, "schema"):
         return arrow_columns(raw)
     if hasattr(raw, "columns") and hasattr(raw, "__len__"):  # a DataFrame of pandas or polars
@@ -424,6 +429,14 @@ def _columns_of(raw: Any) -> Columns:
             return {text: raw[name] for text, name in _by_text(raw).items()}
     elif isinstance(raw, Sequence) and all(isinstance(row, Mapping) for row in raw):
         names = _by_text(dict.fromkeys(name for row in raw for name in row))
+        for number, row in enumerate(raw, start=1):
+            for text in used:
+                # A misspelt name must not pass for a missing value.
+                if text in names and names[text] not in row:
+                    raise ValueError(
+                        f"row {number} has no {text!r}, expected every row to have it; None stands for a "
+                        "missing value"
+                    )
         return {text: [row.get(name) for row in raw] for text, name in names.items()}
     raise ValueError(
         f"got {type(raw).__name__}, expected rows of a table as a list of dictionaries, a DataFrame, a table "

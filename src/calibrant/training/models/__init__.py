@@ -14,7 +14,7 @@ from calibrant.training.models import cifar_resnet
 from calibrant.training.models.densenet import cifar_densenet_40, cifar_densenet_121
 from calibrant.training.models.external import PREFIXES, own_factory, self_contained
 from calibrant.training.models.mlp import cnn, mlp
-from calibrant.training.models.text_cnn import text_cnn
+from calibrant.training.models.text import text_bag, text_cnn
 from calibrant.training.models.weights import load_weights
 
 __all__ = ["MODELS", "PREFIXES", "create_model", "load_weights", "model_factory", "self_contained"]
@@ -29,6 +29,7 @@ MODELS: dict[str, Callable[..., nn.Module]] = {
     "cifar-densenet-40": cifar_densenet_40,
     "cifar-densenet-121": cifar_densenet_121,
     "text-cnn": text_cnn,
+    "text-bag": text_bag,
     "mlp": mlp,
     "cnn": cnn,
 }

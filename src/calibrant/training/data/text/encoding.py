@@ -311,6 +311,7 @@ class WordPreparation(_TextPreparation):
     """
 
     kind: ClassVar[str] = "words"
+    graph_inputs = "the numbers of words that calibrant.load(RUN).preparation(texts) returns"
     words: tuple[str, ...]
     length: int
     preprocessing: Preprocessing = "glove"
@@ -348,6 +349,7 @@ class TokenPreparation(_TextPreparation):
     """
 
     kind: ClassVar[str] = "tokens"
+    graph_inputs = "the numbers of tokens that calibrant.load(RUN).preparation(texts) returns"
     files: Mapping[str, str]
     length: int
     column: str = "text"

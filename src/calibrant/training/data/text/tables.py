@@ -143,7 +143,7 @@ def huggingface(
                     f"{folder}, part {part!r}, has no column {column!r}: expected one of "
                     f"{', '.join(map(repr, table.column_names))}"
                 )
-        texts, labels = list(table[text]), list(table[label])
+        texts, labels = list(table[text]), list(map(_named, table[label]))
         where = f"{folder}, part {part!r}, row"
         for number, content in enumerate(texts):
             if not isinstance(content, str):
@@ -177,9 +177,9 @@ def _rows(file: Path, text: str, label: str) -> Iterator[tuple[int, str, str | i
     for line, row in _table(file):
         where = f"{file}, line {line}"
         content, value = _text(row, text, where, "text"), _value(row, label, where, "label")
-        if isinstance(value, bool) or not isinstance(value, str | int) or value == "":
+        if not isinstance(value, str | int) or value == "":
             raise ValueError(f"{where}: column {label!r} has {value!r}, expected a string or an integer")
-        yield line, content, _number(value)
+        yield line, content, _number(_named(value))
 
 
 def _table(file: Path) -> Iterator[tuple[int, dict[str, Any]]]:
@@ -267,6 +267,11 @@ _READERS: dict[str, Callable[[Path], Iterator[tuple[int, dict[str, Any]]]]] = {
     ".tsv": separated,
     ".jsonl": json_lines,
 }
+
+
+def _named(value: Any) -> Any:
+    """A label, with true and false as strings, which are names of classes."""
+    return str(value).lower() if isinstance(value, bool) else value
 
 
 def _number(value: str | int) -> str | int:
