@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import io
 import time
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -15,9 +13,7 @@ from torch.nn import functional as F
 
 from calibrant.calibrators.base import Calibrator, valid_rows
 from calibrant.calibrators.registry import create_calibrator
-
-if TYPE_CHECKING:
-    from rich.table import Table
+from calibrant.printable import text_table
 
 # The most classes for which methods with a parameter per pair of classes are candidates by default.
 _FEW_CLASSES = 20
@@ -52,26 +48,17 @@ class Ranking:
         """The candidate with the smallest held-out NLL."""
         return self.candidates[0]
 
-    def __rich__(self) -> Table:
-        from rich.table import Table
+    def __str__(self) -> str:
+        headings = ("calibrator", "NLL", "against doing nothing", "seconds")
+        return text_table("Held-out NLL", headings, self._rows())
 
+    def _rows(self) -> Iterator[tuple[str, ...]]:
         nothing = next(each.nll for each in self.candidates if each.key == "identity")
-        table = Table("calibrator", title="Held-out NLL", title_justify="left")
-        for heading in ("NLL", "against doing nothing", "seconds"):
-            table.add_column(heading, justify="right")
         for each in self.candidates:
             change = (
                 "" if each.key == "identity" else f"{each.nll - nothing:+.4f} ± {each.standard_error:.4f}"
             )
-            table.add_row(each.key, f"{each.nll:.4f}", change, f"{each.seconds:.2f}")
-        return table
-
-    def __str__(self) -> str:
-        from rich.console import Console
-
-        stream = io.StringIO()
-        Console(file=stream, width=100, color_system=None).print(self)
-        return stream.getvalue().rstrip()
+            yield each.key, f"{each.nll:.4f}", change, f"{each.seconds:.2f}"
 
 
 def rank(

@@ -7,13 +7,14 @@ from inspect import getdoc
 
 from calibrant.cli.program import say
 from calibrant.cli.terminal import app, print_listing
-from calibrant.losses import LOSSES, AdaptiveLoss, Loss
-from calibrant.options import written
 
 
 @app.command()
 def losses() -> None:
     """List the losses with their hyper-parameters."""
+    from calibrant.losses import LOSSES, AdaptiveLoss, Loss
+    from calibrant.options import written
+
     shared, rows = Loss.hyperparameters(), []
     for key, kind in LOSSES.items():
         own = [each for name, each in kind.hyperparameters().items() if name not in shared]

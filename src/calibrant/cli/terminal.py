@@ -25,7 +25,7 @@ app = typer.Typer(
     name="calibrant",
     cls=Program,
     no_args_is_help=True,
-    add_completion=False,
+    rich_markup_mode=None,  # Rich would take the brackets of `adafocal[bins=20]` for markup, and drop them
     pretty_exceptions_enable=False,
 )
 

@@ -1,1 +1,10 @@
 """calibrant inside other libraries: one module each, importing the library it is named after."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from calibrant.lazy import on_demand
+
+if not TYPE_CHECKING:
+    __getattr__, __dir__ = on_demand(__name__, __path__)

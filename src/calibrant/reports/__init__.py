@@ -1,1 +1,10 @@
 """Tables, plots and HTML pages of evaluations and comparisons."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from calibrant.lazy import on_demand
+
+if not TYPE_CHECKING:
+    __getattr__, __dir__ = on_demand(__name__, __path__)

@@ -11,6 +11,10 @@ from functools import partial
 from importlib import resources
 from pathlib import Path
 
+from calibrant.extras import require
+
+require("report", "jinja2", "matplotlib", purpose=__name__)
+
 from jinja2 import Environment, StrictUndefined
 from matplotlib.figure import Figure
 

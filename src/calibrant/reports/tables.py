@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from textwrap import wrap
 from typing import TYPE_CHECKING, Literal
 
+from calibrant.extras import require
 from calibrant.printable import printable
 
 if TYPE_CHECKING:
@@ -229,6 +230,7 @@ def print_table(
     file or a pipe nothing limits the width. Columns without any value are left out. With ``models_across``,
     models are columns instead of rows, and come without intervals, which would double the height.
     """
+    require("cli", "rich", purpose="a printed table")
     from rich import box
     from rich.console import Console
     from rich.table import Table as Grid

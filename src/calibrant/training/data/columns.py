@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from calibrant.extras import require
 from calibrant.printable import one_line
 from calibrant.sizes import check_memory
 from calibrant.training.data.safe_readers import expecting_utf8, present
@@ -73,10 +74,8 @@ def _read_separated(path: Path) -> Columns:
 
 
 def _read_parquet(path: Path) -> Columns:
-    try:
-        import pyarrow.parquet  # type: ignore[import-untyped]
-    except ImportError as error:
-        raise ImportError(f"{path} needs pyarrow to be read: pip install 'calibrant[parquet]'") from error
+    require("parquet", "pyarrow", purpose=f"reading {path}")
+    import pyarrow.parquet  # type: ignore[import-untyped]
 
     try:
         with pyarrow.parquet.ParquetFile(path) as file:
