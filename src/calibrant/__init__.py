@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
-from calibrant.lazy import on_demand
+from calibrant.lazy import on_demand as _on_demand
 
 if TYPE_CHECKING:
     import torch
@@ -27,7 +27,7 @@ __version__ = "0.1.0"
 
 # On demand: `calibrant --help` answers without torch, and a loss needs nothing of training or reports.
 if not TYPE_CHECKING:  # type checkers would take every misspelled name for an attribute
-    __getattr__, __dir__ = on_demand(
+    __getattr__, __dir__ = _on_demand(
         __name__,
         __path__,
         {

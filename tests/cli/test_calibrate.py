@@ -131,9 +131,9 @@ def test_auto_takes_the_best_and_prints_the_ranking(tmp_path, file):
     rankings = []
     expected = choose(*data(0), folds=3, seed=2, show=rankings.append)
     assert load_calibrator(output).key == expected.key
-    lines = result.stdout.splitlines()
-    listed = [line for line in lines for word in line.split()[1:2] if word in CALIBRATORS]
-    assert [line.split()[1] for line in listed] == [each.key for each in rankings[0].candidates]
+    table, _, _ = result.stdout.partition(", fitted to")
+    listed = [line for line in table.splitlines()[:-1] for word in line.split()[:1] if word in CALIBRATORS]
+    assert [line.split()[0] for line in listed] == [each.key for each in rankings[0].candidates]
     assert all(f"{each.nll:.4f}" in line for each, line in zip(rankings[0].candidates, listed, strict=True))
 
 

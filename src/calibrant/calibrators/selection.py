@@ -6,6 +6,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -14,6 +15,9 @@ from torch.nn import functional as F
 from calibrant.calibrators.base import Calibrator, valid_rows
 from calibrant.calibrators.registry import create_calibrator
 from calibrant.printable import text_table
+
+if TYPE_CHECKING:
+    from rich.text import Text
 
 # The most classes for which methods with a parameter per pair of classes are candidates by default.
 _FEW_CLASSES = 20
@@ -51,6 +55,11 @@ class Ranking:
     def __str__(self) -> str:
         headings = ("calibrator", "NLL", "against doing nothing", "seconds")
         return text_table("Held-out NLL", headings, self._rows())
+
+    def __rich__(self) -> Text:
+        from rich.text import Text
+
+        return Text(str(self))
 
     def _rows(self) -> Iterator[tuple[str, ...]]:
         nothing = next(each.nll for each in self.candidates if each.key == "identity")

@@ -5,13 +5,16 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, fields
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import torch
 
 from calibrant.metrics.catalogue import METRICS
 from calibrant.metrics.uncertainty import Interval, interval
 from calibrant.printable import text_table
+
+if TYPE_CHECKING:
+    from rich.text import Text
 
 # The version of the JSON. A file of an older version lacks the metrics that were added later.
 _FORMAT = max(metric.since for metric in METRICS.values())
@@ -299,6 +302,11 @@ class Evaluation:
         if self.intervals:
             table += "\nIntervals are corrected for the bias of small samples."
         return table
+
+    def __rich__(self) -> Text:
+        from rich.text import Text
+
+        return Text(str(self))
 
     def _rows(self) -> Iterator[tuple[str, str, str]]:
         for name, figure in self.figures.items():

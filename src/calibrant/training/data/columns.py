@@ -90,21 +90,24 @@ def _read_parquet(path: Path) -> Columns:
 
 def _size(rows: int, schema: Any) -> int:
     """The memory that a table takes in bytes: 8 for each number, more for each text."""
-    from pyarrow import types
-
-    numbers = sum(types.is_integer(field.type) or types.is_floating(field.type) for field in schema)
+    numbers = sum(_is_number(field.type) for field in schema)
     return int(rows * (8 * numbers + _BYTES * (len(schema) - numbers)))
 
 
 def arrow_columns(table: Any) -> Columns:
     """The columns of a table of pyarrow: arrays of numbers, and lists of everything else."""
-    from pyarrow import types
-
     columns: dict[str, Sequence[Any]] = {}
     for field, column in zip(table.schema, table.columns, strict=True):
-        numeric = types.is_integer(field.type) or types.is_floating(field.type)
-        columns[field.name] = column.to_numpy() if numeric else column.to_pylist()
+        columns[field.name] = column.to_numpy() if _is_number(field.type) else column.to_pylist()
     return columns
+
+
+def _is_number(kind: Any) -> bool:
+    """Whether a type of pyarrow is one of numbers."""
+    require("parquet", "pyarrow", purpose="a table of pyarrow")
+    from pyarrow import types
+
+    return bool(types.is_integer(kind) or types.is_floating(kind))
 
 
 def _check_names(path: Path, names: Sequence[str]) -> None:
