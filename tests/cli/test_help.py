@@ -1,4 +1,4 @@
-"""Help texts are printed as they were written, and quickly; shells complete the commands."""
+"""Help texts are printed as they were written, and quickly; shells complete; missing packages are named."""
 
 import json
 import re
@@ -10,7 +10,7 @@ import typer
 from typer.testing import CliRunner
 
 from calibrant import cli
-from tests.cli.commands import invoke, printed
+from tests.cli.commands import fail_at_once, invoke, printed
 
 GROUP = typer.main.get_command(cli.app)
 
@@ -88,3 +88,20 @@ def test_the_script_for_completion(shell):
 
 def test_the_options_for_completion_are_listed():
     assert {"--install-completion", "--show-completion"} <= set(printed("--help").split())
+
+
+@pytest.mark.parametrize("command", ["evaluate", "calibrate"])
+def test_the_packages_of_a_report_are_checked_first(command, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    expected = '--report needs matplotlib, which is not installed: pip install "calibrant[report]"'
+    assert fail_at_once(command, "missing.npz", "--report", "a.html") == f"calibrant: {expected}"
+
+
+def test_a_command_without_its_packages_says_what_to_install(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    for name in [name for name in sys.modules if name.startswith("calibrant.training")]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "lightning_fabric", None)
+    expected = "calibrant: calibrant.training needs lightning_fabric, which is not installed"
+    assert fail_at_once("train", "digits") == f'{expected}: pip install "calibrant[train]"'

@@ -16,6 +16,7 @@ import typer
 
 from calibrant.arguments import label
 from calibrant.cli.program import EXPECTED, Program, complain, described, foreseen, say
+from calibrant.extras import require
 from calibrant.printable import printable
 
 if TYPE_CHECKING:
@@ -31,7 +32,12 @@ app = typer.Typer(
 
 
 Report = Annotated[
-    Path | None, typer.Option(metavar="PAGE.html", help="Write a page with tables and diagrams.")
+    Path | None,
+    typer.Option(
+        metavar="PAGE.html",
+        help="Write a page with tables and diagrams.",
+        callback=lambda value: _as_report(value),
+    ),
 ]
 Json = Annotated[
     Path | None, typer.Option(metavar="OUT.json", help="Write all figures, a list of evaluations.")
@@ -43,6 +49,12 @@ IgnoreIndex = Annotated[
 Resamples = Annotated[
     int, typer.Option(min=0, max=1_000_000, help="Bootstrap resamples for the intervals; 0 for none.")
 ]
+
+
+def _as_report(value: Path | None) -> Path | None:
+    if value is not None:  # checked here, and not after minutes of computing
+        require("report", "jinja2", "matplotlib", purpose="--report")
+    return value
 
 
 def _as_label(value: int) -> int:
