@@ -6,5 +6,11 @@ from typing import TYPE_CHECKING
 
 from calibrant.lazy import on_demand
 
-if not TYPE_CHECKING:
+if TYPE_CHECKING:
+    from calibrant.integrations import accelerate as accelerate
+    from calibrant.integrations import lightning as lightning
+    from calibrant.integrations import sklearn as sklearn
+    from calibrant.integrations import torchmetrics as torchmetrics
+    from calibrant.integrations import transformers as transformers
+else:
     __getattr__, __dir__ = on_demand(__name__, __path__)

@@ -6,5 +6,8 @@ from typing import TYPE_CHECKING
 
 from calibrant.lazy import on_demand
 
-if not TYPE_CHECKING:
+if TYPE_CHECKING:
+    from calibrant.reports import page as page
+    from calibrant.reports import plots as plots
+else:
     __getattr__, __dir__ = on_demand(__name__, __path__)
