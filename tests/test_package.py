@@ -143,6 +143,23 @@ def test_the_core_is_small():
     assert {Requirement(each).name for each in PROJECT["dependencies"]} == CORE
 
 
+def test_the_oldest_versions_are_tested():
+    """The lower bounds are the versions that a workflow tests."""
+    workflow = (ROOT / ".github" / "workflows" / "tests.yml").read_text(encoding="utf-8")
+    assert f"pip install {' '.join(PROJECT['dependencies']).replace('>=', '==')}\n" in workflow
+
+
+def test_the_programs_of_the_workflows_exist():
+    """Every target of make that a workflow or CONTRIBUTING.md names."""
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    texts = [path.read_text(encoding="utf-8") for path in (ROOT / ".github" / "workflows").glob("*.yml")]
+    texts.append((ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8"))
+    named = {target for text in texts for target in re.findall(r"(?:run: |`)make ([a-z-]+)", text)}
+    assert {"check", "test", "test-oldest"} <= named
+    for target in named:
+        assert re.search(rf"^{target}:", makefile, re.MULTILINE), target
+
+
 def distributions_of(extra):
     """The names of an extra's requirements, those of the extras it includes among them."""
     for requirement in map(Requirement, PROJECT["optional-dependencies"][extra]):
