@@ -200,8 +200,8 @@ def test_a_package_that_lacks_another_names_that_one(tmp_path, monkeypatch):
 
 
 CALLED = ("require", "optional_package")
-BY_OTHERS = {"torch.utils.tensorboard": "tensorboard"}
-"""Modules of the core that import an optional package."""
+BY_OTHERS = {"torch.utils.tensorboard": "tensorboard", "markupsafe": "jinja2"}
+"""Modules that need another package, or come with it: that one is to be checked."""
 UNGUARDED = {"triton"}
 """Part of torch's builds for GPUs; without it the losses use other kernels."""
 
@@ -284,6 +284,7 @@ def test_optional_packages_are_checked_before_they_are_imported(parts, path):
         ("if not TYPE_CHECKING:\n    import rich", {"rich"}),
         ("try:\n    import rich\nexcept ImportError:\n    pass", {"rich"}),
         ("from torch.utils.tensorboard import SummaryWriter", {"tensorboard"}),
+        ("from markupsafe import escape", {"jinja2"}),
     ],
 )
 def test_the_check_sees_every_optional_import(source, expected):
