@@ -70,7 +70,7 @@ $(READY): pyproject.toml constraints.txt $(TORCHVISION)
 .venv-oldest/ready: pyproject.toml constraints-oldest.txt
 	$(PYTHON) -m venv .venv-oldest
 	.venv-oldest/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints-oldest.txt torch
-	.venv-oldest/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints-oldest.txt --editable '.[accelerate,lightning,torchmetrics,transformers]' hypothesis pytest pytest-xdist
+	.venv-oldest/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints-oldest.txt --editable '.[accelerate,lightning,sklearn,torchmetrics,train,transformers]' hypothesis pytest pytest-xdist
 	touch $@
 
 clean:

@@ -18,7 +18,7 @@ PACKAGE = Path(calibrant.__file__).parent
 BELOW_LOSSES = {"histogram", "inference", "kernels", "distributed", "statistics", "layout", "arguments"}
 
 MAY_IMPORT = {
-    "__main__": {"cli"},
+    "__main__": {"cli", "extras"},
     "cli": {
         "calibrant",
         "arguments",
@@ -26,6 +26,7 @@ MAY_IMPORT = {
         "calibrators",
         "distributed",
         "evaluation",
+        "extras",
         "losses",
         "metrics",
         "options",
@@ -39,6 +40,8 @@ MAY_IMPORT = {
         "atomic",
         "calibrators",
         "evaluation",
+        "extras",
+        "lazy",
         "losses",
         "metrics",
         "predictions",
@@ -46,11 +49,14 @@ MAY_IMPORT = {
         "sizes",
         *BELOW_LOSSES,
     },
-    "integrations": {"calibrators", "reports", "evaluation", "losses", "metrics", *BELOW_LOSSES},
-    "reports": {"arguments", "atomic", "evaluation", "losses", "metrics", "printable"},
-    "predictions": {"arguments", "atomic", "layout", "printable", "sizes"},
+    "integrations": {
+        *("calibrators", "evaluation", "extras", "lazy", "losses", "metrics", "reports"),
+        *BELOW_LOSSES,
+    },
+    "reports": {"arguments", "atomic", "evaluation", "extras", "lazy", "losses", "metrics", "printable"},
+    "predictions": {"arguments", "atomic", "extras", "layout", "printable", "sizes"},
     "evaluation": {"metrics", "printable", *BELOW_LOSSES},
-    "calibrators": {"atomic", "sizes", *BELOW_LOSSES},
+    "calibrators": {"atomic", "printable", "sizes", *BELOW_LOSSES},
     "losses": BELOW_LOSSES,
     "metrics": BELOW_LOSSES,
     "histogram": {"distributed", "kernels", "statistics", "layout", "arguments"},
@@ -62,6 +68,8 @@ MAY_IMPORT = {
     "options": {"arguments"},
     "arguments": set(),
     "atomic": set(),
+    "extras": set(),
+    "lazy": set(),
     "printable": set(),
     "sizes": set(),
 }
@@ -149,6 +157,8 @@ def test_the_layers_have_no_cycle():
     order = [
         "arguments",
         "atomic",
+        "extras",
+        "lazy",
         "printable",
         "sizes",
         "options",
@@ -237,11 +247,12 @@ def strangers(names):
 
 
 def test_importing_calibrant_imports_nothing_heavier_than_torch():
-    package, metrics = loaded_by("calibrant", "calibrant.metrics")
-    assert "calibrant.losses" in package
-    assert strangers(package) == set()
-    assert "calibrant.metrics.calibration" in [*package, *metrics]
-    assert strangers(metrics) == set()
+    parts = ("losses", "metrics", "evaluation", "calibrators", "integrations", "reports", "training")
+    package, *loaded = loaded_by("calibrant", *(f"calibrant.{part}" for part in parts))
+    assert "calibrant.losses" not in package
+    names = {name for each in (package, *loaded) for name in each}
+    assert {"calibrant.losses.focal", "calibrant.metrics.calibration", "calibrant.training"} <= names
+    assert strangers(names) == set()
 
 
 def test_the_check_sees_strangers():

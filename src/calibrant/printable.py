@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable, Sequence
 
 # Control characters, with which a text can move the cursor or retitle the window; separators of lines; marks
 # that change the direction of writing, with which a name can look like another; and surrogates, which stand
@@ -17,6 +18,26 @@ def printable(text: str) -> str:
     a\x1b[31mb\nc
     """
     return _UNSAFE.sub(lambda found: found[0].encode("unicode_escape").decode("ascii"), text)
+
+
+def text_table(title: str, headings: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """A table as plain text. The first column is aligned to the left, the others to the right.
+
+    >>> print(text_table("Results", ["metric", "value"], [("ECE", "4.20 %"), ("Accuracy", "91.50 %")]))
+    Results
+    metric      value
+    -----------------
+    ECE        4.20 %
+    Accuracy  91.50 %
+    """
+    lines = [[printable(cell) for cell in cells] for cells in (headings, *rows)]
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    first, *others = [
+        "  ".join([cells[0].ljust(widths[0]), *map(str.rjust, cells[1:], widths[1:])]).rstrip()
+        for cells in lines
+    ]
+    rule = "-" * (sum(widths) + 2 * len(widths) - 2)
+    return "\n".join([printable(title), first, rule, *others])
 
 
 def one_line(text: str, length: int = 2000) -> str:

@@ -84,7 +84,7 @@ def test_the_missing_package_is_named_in_one_line(monkeypatch):
     for name in ("calibrant.training.study", "calibrant.training.tuning"):
         monkeypatch.delitem(sys.modules, name, raising=False)
     monkeypatch.setitem(sys.modules, "optuna", None)
-    expected = "calibrant: calibrant tune needs the package optuna: pip install 'calibrant[tune]'"
+    expected = 'calibrant: calibrant tune needs optuna, which is not installed: pip install "calibrant[tune]"'
     assert fail_at_once(*TUNE) == expected
 
 

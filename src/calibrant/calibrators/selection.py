@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import time
 import warnings
 from collections.abc import Callable, Sequence
@@ -15,9 +14,10 @@ from torch.nn import functional as F
 
 from calibrant.calibrators.base import Calibrator, valid_rows
 from calibrant.calibrators.registry import create_calibrator
+from calibrant.printable import text_table
 
 if TYPE_CHECKING:
-    from rich.table import Table
+    from rich.text import Text
 
 # The most classes for which methods with a parameter per pair of classes are candidates by default.
 _FEW_CLASSES = 20
@@ -66,22 +66,14 @@ class Ranking:
             for each in self.candidates
         ]
 
-    def __rich__(self) -> Table:
-        from rich.table import Table
-
-        table = Table("calibrator", title="Held-out NLL", title_justify="left")
-        for heading in ("NLL", "against doing nothing", "seconds"):
-            table.add_column(heading, justify="right")
-        for row in self.texts:
-            table.add_row(*row)
-        return table
-
     def __str__(self) -> str:
-        from rich.console import Console
+        headings = ("calibrator", "NLL", "against doing nothing", "seconds")
+        return text_table("Held-out NLL", headings, self.texts)
 
-        stream = io.StringIO()
-        Console(file=stream, width=100, color_system=None).print(self)
-        return stream.getvalue().rstrip()
+    def __rich__(self) -> Text:
+        from rich.text import Text
+
+        return Text(str(self))
 
 
 def rank(

@@ -1,6 +1,10 @@
 """The command line: each command is one file, and its name stands in the import below."""
 
-# ruff: noqa: F401, I001
+# ruff: noqa: E402, F401, I001
+from calibrant.extras import require
+
+require("cli", "typer", "rich", purpose="the command line")
+
 # `calibrant --help` lists the commands in this order.
 from calibrant.cli import (
     evaluate,

@@ -12,12 +12,11 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from calibrant.arguments import LARGEST_INT
-from calibrant.calibrators import CALIBRATORS, Calibrator, Ranking, choose, create_calibrator
-from calibrant.calibrators.streaming import Scaling
 from calibrant.cli import terminal
 from calibrant.cli.program import complain, say
 
 if TYPE_CHECKING:
+    from calibrant.calibrators import Calibrator, Ranking
     from calibrant.cli.prediction_files import Batch
     from calibrant.options import Choice
     from calibrant.predictions import PredictionFile
@@ -34,8 +33,10 @@ def calibrate(
     method: Annotated[
         str,
         typer.Option(
-            help="auto, which takes the best by cross-validation, or one of "
-            f"{', '.join(CALIBRATORS)}; with options in brackets, such as histogram-binning[bins=20]."
+            help="auto, which takes the best by cross-validation, or one of identity, temperature, "
+            "local-temperature, ensemble-temperature, vector, structured-vector, matrix, structured-matrix, "
+            "dirichlet, spline, isotonic, histogram-binning, bayesian-binning, beta, platt; with options in "
+            "brackets, such as histogram-binning[bins=20]."
         ),
     ] = "temperature",
     test: Annotated[
@@ -61,6 +62,8 @@ def calibrate(
     Files with more than 1 GiB of logits are not loaded but read in several passes, by the methods that
     support it.
     """
+    from calibrant.calibrators import CALIBRATORS
+    from calibrant.calibrators.streaming import Scaling
     from calibrant.cli import prediction_files
     from calibrant.predictions import BadFileError, open_predictions
 
@@ -116,6 +119,7 @@ def calibrate(
 def _method(text: str) -> Choice:
     """The method with its options, checked."""
     from calibrant.arguments import nearest
+    from calibrant.calibrators import CALIBRATORS, create_calibrator
     from calibrant.options import Choice, check_options
 
     try:
@@ -144,6 +148,8 @@ def _fit(
 
     For the method "auto", the ranking of all methods comes second.
     """
+    from calibrant.calibrators import choose, create_calibrator
+    from calibrant.calibrators.streaming import Scaling
     from calibrant.cli.prediction_files import Passes, errors_of
 
     rankings: list[Ranking] = []

@@ -6,13 +6,13 @@ import re
 from inspect import getdoc
 
 from calibrant.cli.terminal import Wide, app
-from calibrant.losses import LOSSES, AdaptiveLoss, Loss
-from calibrant.options import written
 
 
 @app.command()
 def losses(wide: Wide = False) -> None:
     """List the losses with their hyper-parameters."""
+    from calibrant.losses import LOSSES, AdaptiveLoss, Loss
+    from calibrant.options import written
     from calibrant.reports.tables import listing, print_table
 
     shared, rows = Loss.hyperparameters(), []

@@ -17,6 +17,7 @@ from typing import Any, TextIO
 import typer
 from typer.core import TyperGroup
 
+from calibrant.extras import MissingPackageError
 from calibrant.printable import one_line, printable
 
 FAILED, EXPECTED, INTERRUPTED, NOBODY_READS = 1, 2, 130, 141
@@ -39,6 +40,12 @@ def complain(text: str) -> None:
 
 class Program(TyperGroup):
     """The commands, each of which ends in success or in one line with an exit code."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        for command in self.commands.values():
+            # Otherwise the list of commands cuts it to one line.
+            command.short_help = (command.help or "").partition("\n\n")[0].replace("\n", " ")
 
     def main(self, *arguments: Any, **options: Any) -> Any:
         """Parse the command line and run a command; see the class."""
@@ -73,6 +80,9 @@ def _run(command: Callable[[], Any]) -> Any:
         code = NOBODY_READS
     except MemoryError as problem:
         complain(f"not enough memory: {problem or 'expected smaller files, or --stream for predictions'}")
+        code = EXPECTED
+    except MissingPackageError as problem:
+        complain(str(problem))
         code = EXPECTED
     except OSError as problem:
         unnamed = problem.filename is None and not _can_be_written(sys.stdout)

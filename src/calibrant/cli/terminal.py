@@ -15,6 +15,7 @@ import typer
 
 from calibrant.arguments import label
 from calibrant.cli.program import EXPECTED, Program, complain, described, foreseen, say
+from calibrant.extras import require
 from calibrant.printable import printable
 
 if TYPE_CHECKING:
@@ -24,13 +25,18 @@ app = typer.Typer(
     name="calibrant",
     cls=Program,
     no_args_is_help=True,
-    add_completion=False,
+    rich_markup_mode=None,  # Rich would take the brackets of `adafocal[bins=20]` for markup, and drop them
     pretty_exceptions_enable=False,
 )
 
 
 Report = Annotated[
-    Path | None, typer.Option(metavar="PAGE.html", help="Write a page with tables and diagrams.")
+    Path | None,
+    typer.Option(
+        metavar="PAGE.html",
+        help="Write a page with tables and diagrams.",
+        callback=lambda value: _as_report(value),
+    ),
 ]
 Json = Annotated[
     Path | None, typer.Option(metavar="OUT.json", help="Write all figures, a list of evaluations.")
@@ -45,6 +51,12 @@ Resamples = Annotated[
 Wide = Annotated[
     bool, typer.Option("--wide", help="Print all columns of the tables, however wide the terminal is.")
 ]
+
+
+def _as_report(value: Path | None) -> Path | None:
+    if value is not None:  # checked here, and not after minutes of computing
+        require("report", "jinja2", "matplotlib", purpose="--report")
+    return value
 
 
 def _as_label(value: int) -> int:

@@ -15,6 +15,7 @@ import typer
 
 from calibrant.cli.program import INTERRUPTED, complain, say
 from calibrant.cli.terminal import fail, one_line_errors, waiting
+from calibrant.extras import require
 
 if TYPE_CHECKING:
     from lightning_fabric import Fabric
@@ -137,6 +138,7 @@ def import_fabric() -> None:
     Fabric only asks for the version of torchmetrics. Importing it takes seconds, because it imports
     torchvision and transformers where they are installed.
     """
+    require("train", "lightning_fabric", purpose="training")
     if "torchmetrics" in sys.modules:
         return
     sys.modules["torchmetrics"] = None  # type: ignore[assignment]

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import io
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, fields
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
@@ -12,10 +11,10 @@ import torch
 
 from calibrant.metrics.catalogue import METRICS
 from calibrant.metrics.uncertainty import Interval, interval
-from calibrant.printable import printable
+from calibrant.printable import text_table
 
 if TYPE_CHECKING:
-    from rich.table import Table
+    from rich.text import Text
 
 # The version of the JSON. A file of an older version lacks the metrics that were added later.
 _FORMAT = max(metric.since for metric in METRICS.values())
@@ -307,44 +306,34 @@ class Evaluation:
         except (KeyError, TypeError, AttributeError) as error:
             raise ValueError(f"not an evaluation: {type(error).__name__} {error}") from None
 
-    def __rich__(self) -> Table:
-        from rich.table import Table
-        from rich.text import Text
-
+    def __str__(self) -> str:
         kind = ("exact" if self.exact else "streamed") + (", means over images" if self.per_image else "")
         title = (
             f"{self.name}: {self.samples:,} elements, {self.num_classes:,} classes, {self.bins} bins, {kind}"
         )
-        caption = "Intervals are corrected for the bias of small samples." if self.intervals else None
-        table = Table(
-            "metric",
-            title=Text(printable(title)),
-            title_justify="left",
-            caption=caption,
-            caption_justify="left",
-        )
-        table.add_column("value", justify="right")
-        table.add_column(f"{100 * self.level:g} % interval", justify="right")
+        headings = ("metric", "value", f"{100 * self.level:g} % interval")
+        table = text_table(title, headings, self._rows())
+        if self.intervals:
+            table += "\nIntervals are corrected for the bias of small samples."
+        return table
+
+    def __rich__(self) -> Text:
+        from rich.text import Text
+
+        return Text(str(self))
+
+    def _rows(self) -> Iterator[tuple[str, str, str]]:
         for name, figure in self.figures.items():
             if figure.value is not None:
                 metric = METRICS[name]
                 ends = " – ".join(metric.text(end) for end in figure.interval or ())
-                table.add_row(metric.label, metric.text(figure.value), ends)
-        table.add_section()
+                yield metric.label, metric.text(figure.value), ends
         for name, group in self.groups.items():
             if group.ece is not None and group.accuracy is not None:
                 accuracy, ece = METRICS["accuracy"].text(group.accuracy), METRICS["ece"].text(group.ece)
-                table.add_row(f"Accuracy, {name}", accuracy, f"{group.classes} classes")
-                table.add_row(f"ECE, {name}", ece, f"{group.count:,} elements")
-        table.add_row("p-value of calibration", f"{self.p_value:.3f}", "")
-        return table
-
-    def __str__(self) -> str:
-        from rich.console import Console
-
-        output = io.StringIO()
-        Console(file=output, width=100, color_system=None).print(self)
-        return output.getvalue().rstrip()
+                yield f"Accuracy, {name}", accuracy, f"{group.classes} classes"
+                yield f"ECE, {name}", ece, f"{group.count:,} elements"
+        yield "p-value of calibration", f"{self.p_value:.3f}", ""
 
 
 def _tuples(values: Any) -> Any:

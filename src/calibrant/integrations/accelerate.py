@@ -5,6 +5,10 @@ from __future__ import annotations
 from typing import Any, TypeVar
 from weakref import WeakSet
 
+from calibrant.extras import require
+
+require("accelerate", "accelerate", purpose=__name__)
+
 from accelerate import Accelerator  # type: ignore[import-untyped]
 from accelerate.data_loader import (  # type: ignore[import-untyped]
     BatchSamplerShard,

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
+from calibrant.extras import MissingPackageError, require
 from calibrant.inference import OwnRows, own_rows_in
 from calibrant.integrations.adaptive import uncompiled, warn
 from calibrant.losses import AdaptiveLoss, Loss
@@ -35,10 +36,7 @@ def _packages() -> list[ModuleType]:
             if error.name not in (name, name.partition(".")[0]):
                 raise
     if not found:
-        raise ImportError(
-            "calibrant.integrations.lightning needs the package lightning or pytorch_lightning: "
-            'pip install "calibrant[lightning]"'
-        )
+        raise MissingPackageError("lightning", "lightning", __name__)
     return found
 
 
@@ -49,9 +47,11 @@ else:
     Callback = type("Callback", tuple(package.Callback for package in _packages()), {})
 
 # After Lightning, which brings torchmetrics along: the error about Lightning comes first if both are missing.
-from torchmetrics import Metric, MetricCollection  # noqa: E402
+require("lightning", "torchmetrics", purpose=__name__)
 
-from calibrant.integrations.torchmetrics import CalibrationError, ClasswiseCalibrationError  # noqa: E402
+from torchmetrics import Metric, MetricCollection
+
+from calibrant.integrations.torchmetrics import CalibrationError, ClasswiseCalibrationError
 
 
 @dataclass

@@ -7,6 +7,10 @@ from dataclasses import dataclass
 from inspect import signature
 from typing import TYPE_CHECKING, Any, Self
 
+from calibrant.extras import require
+
+require("sklearn", "sklearn", purpose=__name__)
+
 import numpy as np
 import torch
 from numpy.typing import ArrayLike, NDArray

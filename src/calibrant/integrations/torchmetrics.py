@@ -7,6 +7,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import fields, replace
 from typing import Any, Generic, TypeVar
 
+from calibrant.extras import require
+
+require("torchmetrics", "torchmetrics", purpose=__name__)
+
 import torch
 from torch import Tensor, nn
 from torchmetrics import Metric

@@ -7,6 +7,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from types import FrameType
 from typing import Any
 
+from calibrant.extras import require
+
+require("transformers", "transformers", "accelerate", purpose=__name__)
+
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import interpolate

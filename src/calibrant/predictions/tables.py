@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from calibrant.extras import MissingPackageError, require
 from calibrant.predictions.arrays import to_labels, to_tensor
 from calibrant.predictions.file import BadFileError, Batches, PredictionFile
 
@@ -121,10 +122,11 @@ def _csv_problem(message: str, start: int) -> str:
 def open_parquet(path: Path) -> PredictionFile:
     """The columns of a csv file, with types; needs pyarrow."""
     try:
-        import pyarrow  # type: ignore[import-untyped]
-        import pyarrow.parquet  # type: ignore[import-untyped]
-    except ImportError as error:
-        raise BadFileError(path, "needs pyarrow to be read: pip install 'calibrant[parquet]'") from error
+        require("parquet", "pyarrow", purpose="reading it")
+    except MissingPackageError as error:
+        raise BadFileError(path, str(error)) from error
+    import pyarrow  # type: ignore[import-untyped]
+    import pyarrow.parquet  # type: ignore[import-untyped]
 
     with pyarrow.parquet.ParquetFile(path) as file:
         schema, rows = file.schema_arrow, file.metadata.num_rows

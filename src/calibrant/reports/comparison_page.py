@@ -11,6 +11,10 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from calibrant.extras import require
+
+require("report", "matplotlib", purpose=__name__)
+
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from torch import Tensor

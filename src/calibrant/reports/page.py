@@ -11,6 +11,10 @@ from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
 
+from calibrant.extras import require
+
+require("report", "jinja2", "matplotlib", purpose=__name__)
+
 from jinja2 import Environment, PackageLoader, StrictUndefined, Template
 from markupsafe import Markup, escape
 

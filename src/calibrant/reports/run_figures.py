@@ -5,6 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from calibrant.extras import require
+
+require("report", "matplotlib", purpose=__name__)
+
 import numpy as np
 import torch
 from matplotlib.figure import Figure

@@ -6,6 +6,10 @@ import os
 from itertools import zip_longest
 from pathlib import Path
 
+from calibrant.extras import require
+
+require("report", "matplotlib", purpose=__name__)
+
 from matplotlib.figure import Figure
 
 from calibrant.atomic import replace_file

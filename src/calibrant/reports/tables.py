@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
+from calibrant.extras import require
 from calibrant.printable import printable
 
 if TYPE_CHECKING:
@@ -264,6 +265,7 @@ def print_table(
         marks: the marks of best values and verdicts.
         wide: whether to print all columns side by side, however wide the terminal is.
     """
+    require("cli", "rich", purpose="a printed table")
     from rich import box
     from rich.console import Console
     from rich.table import Table as Grid

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from calibrant.extras import require
+from calibrant.lazy import on_demand
 
 if TYPE_CHECKING:
     from calibrant.options import Choice, RecipeError
@@ -13,6 +15,8 @@ if TYPE_CHECKING:
     from calibrant.training.runs import Run
     from calibrant.training.sweeps import sweep
     from calibrant.training.tuning import tune
+
+require("train", "lightning_fabric", "PIL", "rich", purpose=__name__)
 
 __all__ = [
     "Choice",
@@ -27,17 +31,6 @@ __all__ = [
     "tune",
 ]
 
-_MODULES = {
-    "Choice": "calibrant.options",
-    "Recipe": "calibrant.training.recipe",
-    "RecipeError": "calibrant.options",
-    "Run": "calibrant.training.runs",
-    "compare": "calibrant.training.grid",
-    "sweep": "calibrant.training.sweeps",
-    "train": "calibrant.training.loop",
-    "tune": "calibrant.training.tuning",
-}
-
 
 class TrainingError(RuntimeError):
     """Training cannot continue; the message says why."""
@@ -47,8 +40,19 @@ class DivergedError(TrainingError):
     """The loss or the weights became infinite or NaN."""
 
 
-def __getattr__(name: str) -> Any:
-    # On demand: Lightning takes seconds to import, and listing the recipes does not need it.
-    if name in _MODULES:
-        return getattr(import_module(_MODULES[name]), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+# On demand: Lightning takes seconds to import, and listing the recipes does not need it.
+if not TYPE_CHECKING:
+    __getattr__, __dir__ = on_demand(
+        __name__,
+        __path__,
+        {
+            "Choice": "calibrant.options",
+            "Recipe": "calibrant.training.recipe",
+            "RecipeError": "calibrant.options",
+            "Run": "calibrant.training.runs",
+            "compare": "calibrant.training.grid",
+            "sweep": "calibrant.training.sweeps",
+            "train": "calibrant.training.loop",
+            "tune": "calibrant.training.tuning",
+        },
+    )

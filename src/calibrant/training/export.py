@@ -9,7 +9,6 @@ import re
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +17,7 @@ from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
 
 from calibrant.atomic import replace_file
+from calibrant.extras import require
 from calibrant.training.bundle import Bundle
 from calibrant.training.data import Inputs, Preparation
 from calibrant.training.data.augmentation import Normalisation, Normalising, Standardisation, shift_and_scale
@@ -107,11 +107,7 @@ def _torch(bundle: Bundle) -> bytes:
 
 
 def _onnx(bundle: Bundle) -> bytes:
-    for package in ("onnx", "onnxscript"):
-        try:
-            import_module(package)
-        except ImportError as error:
-            raise ImportError(f"the format onnx needs {package}: pip install 'calibrant[onnx]'") from error
+    require("onnx", "onnx", "onnxscript", purpose="the format onnx")
     names = list(bundle.inputs) if isinstance(bundle.inputs, dict) else ["inputs"]
     # ONNX has no operator for it.
     counted = _program(bundle).run_decompositions({torch.ops.aten.searchsorted.Tensor: _number_below})

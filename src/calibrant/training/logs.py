@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Self
 from torch import Tensor
 
 from calibrant.atomic import replace_file
+from calibrant.extras import require
 
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
@@ -63,6 +64,7 @@ class Logs:
     def _write_to_board(self, row: dict[str, float], learned: Mapping[str, Tensor]) -> None:
         epoch = int(row["epoch"])
         if self._board is None:
+            require("train", "tensorboard", purpose="the log for TensorBoard")
             from torch.utils.tensorboard import SummaryWriter
 
             # Hides what an earlier process wrote after its last checkpoint.

@@ -10,6 +10,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from calibrant.extras import require
+
+require("tune", "optuna", purpose="calibrant tune")
+
+import optuna
+from optuna.storages.journal import JournalFileBackend, JournalStorage
+from optuna.trial import FrozenTrial, Trial, TrialState
+
 from calibrant.evaluation.criterion import Criterion
 from calibrant.evaluation.tuning import Outcome
 from calibrant.losses.base import Range
@@ -17,14 +25,6 @@ from calibrant.options import RecipeError
 from calibrant.training.lock import FolderLock
 from calibrant.training.recipe import Recipe
 from calibrant.training.run_folder import check_origin
-
-try:
-    import optuna
-except ImportError as error:
-    raise ImportError("calibrant tune needs the package optuna: pip install 'calibrant[tune]'") from error
-
-from optuna.storages.journal import JournalFileBackend, JournalStorage
-from optuna.trial import FrozenTrial, Trial, TrialState
 
 FOLDER, JOURNAL = "study", "journal.log"
 

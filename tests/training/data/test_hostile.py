@@ -365,7 +365,7 @@ def test_a_data_set_with_a_program_is_not_loaded(tmp_path, monkeypatch):
         def load_dataset(*_):
             raise AssertionError("this would run the program")
 
-    monkeypatch.setattr("calibrant.training.data.text.tables.optional_package", lambda _: Library)
+    monkeypatch.setattr("calibrant.training.data.text.tables.optional_package", lambda *_, **__: Library)
     refused(load_data, Choice("huggingface", {"path": "set"}), tmp_path, words=r"set\.py")
 
 

@@ -1,5 +1,9 @@
 """Plots for papers and reports. Each is a function of data and axes that returns the axes it drew on."""
 
+from calibrant.extras import require
+
+require("report", "matplotlib", purpose=__name__)
+
 from calibrant.reports.plots.calibration import class_gaps, reliability_diagram
 from calibrant.reports.plots.distributions import (
     confidences,

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from calibrant.arguments import in_range, whole_number
+from calibrant.extras import require
 from calibrant.training.data.augmentation import Standardisation
 from calibrant.training.data.raw_arrays import ArrayPreparation
 from calibrant.training.data.split import DataSets, TensorSplit
@@ -40,6 +41,7 @@ def digits(
         flat: whether inputs are 64 features, or else images of shape ``(1, 8, 8)``.
         split_seed: the seed of the draw of the parts.
     """
+    require("train", "sklearn", purpose="the data set digits")
     from sklearn.datasets import load_digits  # type: ignore[import-untyped]
 
     in_range("imbalance", imbalance, 1)

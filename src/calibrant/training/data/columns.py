@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from calibrant.extras import require
 from calibrant.printable import one_line
 from calibrant.sizes import check_memory
 from calibrant.training.data.safe_readers import expecting_utf8, present
@@ -73,10 +74,8 @@ def _read_separated(path: Path) -> Columns:
 
 
 def _read_parquet(path: Path) -> Columns:
-    try:
-        import pyarrow.parquet  # type: ignore[import-untyped]
-    except ImportError as error:
-        raise ImportError(f"{path} needs pyarrow to be read: pip install 'calibrant[parquet]'") from error
+    require("parquet", "pyarrow", purpose=f"reading {path}")
+    import pyarrow.parquet  # type: ignore[import-untyped]
 
     try:
         with pyarrow.parquet.ParquetFile(path) as file:
@@ -94,9 +93,7 @@ def _read_parquet(path: Path) -> Columns:
 
 def _size(metadata: Any, schema: Any) -> int:
     """The memory that a table takes in bytes: 8 for each number; for texts, what they decode to, and more."""
-    from pyarrow import types
-
-    numbers = sum(types.is_integer(field.type) or types.is_floating(field.type) for field in schema)
+    numbers = sum(_is_number(field.type) for field in schema)
     groups = [metadata.row_group(number) for number in range(metadata.num_row_groups)]
     chunks = [group.column(number) for group in groups for number in range(group.num_columns)]
     texts = sum(each.total_uncompressed_size for each in chunks if each.physical_type == "BYTE_ARRAY")
@@ -105,11 +102,12 @@ def _size(metadata: Any, schema: Any) -> int:
 
 def arrow_columns(table: Any) -> Columns:
     """The columns of a table of pyarrow: arrays of numbers, and lists of everything else."""
+    require("parquet", "pyarrow", purpose="a table of pyarrow")
     from pyarrow import types
 
     columns: dict[str, Sequence[Any]] = {}
     for field, column in zip(table.schema, table.columns, strict=True):
-        if types.is_integer(field.type) or types.is_floating(field.type):
+        if _is_number(field.type):
             columns[field.name] = column.to_numpy()
         elif types.is_dictionary(field.type):
             columns[field.name] = [value for chunk in column.chunks for value in _decoded(chunk)]
@@ -122,6 +120,14 @@ def _decoded(chunk: Any) -> Iterator[Any]:
     """The values of an array with a dictionary; equal ones are the same object."""
     values = chunk.dictionary.to_pylist()
     return (None if place is None else values[place] for place in chunk.indices.to_pylist())
+
+
+def _is_number(kind: Any) -> bool:
+    """Whether a type of pyarrow is one of numbers."""
+    require("parquet", "pyarrow", purpose="a table of pyarrow")
+    from pyarrow import types
+
+    return bool(types.is_integer(kind) or types.is_floating(kind))
 
 
 def _check_names(path: Path, names: Sequence[str]) -> None:

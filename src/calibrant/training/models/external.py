@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from calibrant import arguments
+from calibrant.extras import optional_package
 from calibrant.options import Choice
 
 Task = Literal["sequence", "token", "image", "segmentation"]
@@ -270,10 +271,7 @@ def own_factory(name: str) -> Callable[..., nn.Module]:
 
 def _package(package: str, models: str, extra: str) -> Any:
     try:
-        return importlib.import_module(package)
-    except ModuleNotFoundError as error:
-        missing = error.name or package
-        raise ImportError(f"models {models} need {missing}: pip install 'calibrant[{extra}]'") from error
+        return optional_package(extra, package, purpose=f"a model {models}")
     except RuntimeError as error:
         # A torchvision built for another torch raises this. timm and smp import it.
         raise ImportError(

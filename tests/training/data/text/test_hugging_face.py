@@ -71,7 +71,7 @@ class TestHuggingFace:
 
     def test_not_installed(self, tmp_path, monkeypatch):
         monkeypatch.setitem(sys.modules, "datasets", None)
-        with pytest.raises(ImportError, match="pip install datasets"):
+        with pytest.raises(ImportError, match=r'pip install "calibrant\[datasets\]"'):
             huggingface(tmp_path, path="news")
 
     @pytest.mark.filterwarnings("ignore")

@@ -74,5 +74,5 @@ class TestTokenizer:
 
     def test_not_installed(self, tmp_path, monkeypatch):
         monkeypatch.setitem(sys.modules, "transformers", None)
-        with pytest.raises(ImportError, match="pip install transformers"):
+        with pytest.raises(ImportError, match=r'pip install "calibrant\[transformers\]"'):
             newsgroups(write_messages(tmp_path), tokenizer="tiny")

@@ -9,7 +9,6 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from importlib import import_module
 from itertools import islice
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Self
@@ -19,6 +18,7 @@ import torch
 from torch import Tensor
 
 from calibrant.arguments import one_of, whole_number
+from calibrant.extras import optional_package
 from calibrant.sizes import check_memory
 from calibrant.training.data.preparation import Preparation
 from calibrant.training.data.safe_readers import Array, MissingDataError, present
@@ -248,7 +248,7 @@ def glove(file: Path, words: Sequence[str]) -> Tensor:
 
 def _tokenizer(root: Path, name: str) -> Any:
     """A tokenizer of transformers with a padding token, by its name or its folder in ``root``."""
-    library = optional_package("transformers")
+    library = optional_package("transformers", "transformers", purpose=f"the tokenizer {name!r}")
     source = str(root / name) if (root / name).is_dir() else name
     try:
         tokenizer = library.AutoTokenizer.from_pretrained(source)
@@ -369,7 +369,7 @@ class TokenPreparation(_TextPreparation):
 
     @cached_property
     def _tokenizer(self) -> Any:
-        library = optional_package("transformers")
+        library = optional_package("transformers", "transformers", purpose="this tokenizer")
         with tempfile.TemporaryDirectory() as folder:
             for name, text in self.files.items():
                 Path(folder, name).write_text(text, encoding="utf-8")
@@ -386,11 +386,3 @@ class TokenPreparation(_TextPreparation):
             if not re.fullmatch(r"\w+\.json", name):
                 raise ValueError(f"it has a file {name!r}, expected the JSON files of a tokenizer")
         return cls(files, whole_number("length", state["length"]), str(state["column"]))
-
-
-def optional_package(package: str) -> Any:
-    """Import an optional package, or say how to install it."""
-    try:
-        return import_module(package)
-    except ImportError as error:
-        raise ImportError(f"this needs the package {package}: pip install {package}") from error

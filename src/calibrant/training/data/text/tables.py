@@ -10,10 +10,11 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from calibrant.extras import optional_package
 from calibrant.training.data.safe_readers import expecting_utf8, present
 from calibrant.training.data.split import DataSets
 from calibrant.training.data.text.documents import Documents, class_positions, draw_missing, sorted_classes
-from calibrant.training.data.text.encoding import encode, optional_package
+from calibrant.training.data.text.encoding import encode
 
 
 def text_table(
@@ -112,7 +113,7 @@ def huggingface(
         MissingDataError: the folder is missing.
         ValueError: a part, a column or a label is missing or of another type.
     """
-    library = optional_package("datasets")
+    library = optional_package("datasets", "datasets", purpose="the data set huggingface")
     folder = root / path
     present(
         folder, f"it with datasets.load_dataset({path!r}) from the Hugging Face hub", folder, "save_to_disk"
