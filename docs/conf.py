@@ -12,6 +12,7 @@ from posixpath import normpath, relpath
 from typing import Any
 
 from docutils import nodes
+from jupyter_client.connect import ConnectionFileMixin
 from sphinx.addnodes import pending_xref
 from sphinx.application import Sphinx
 from sphinx.environment import BuildEnvironment
@@ -30,7 +31,6 @@ copyright = author  # noqa: A001 - the name is Sphinx's
 release = calibrant.__version__
 
 extensions = ["myst_nb", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx_design"]
-exclude_patterns = ["conf.py"]
 
 # Pages. Anchors of headings are those of the repository's pages, so links to them work in both places.
 myst_heading_anchors = 4
@@ -41,6 +41,8 @@ nb_execution_mode = "force"
 nb_execution_timeout = 300
 nb_execution_show_tb = True
 nb_merge_streams = True
+# Notebooks talk to their kernels through files: no open port, and no warning about one.
+ConnectionFileMixin.transport.default_value = "ipc"
 
 # The reference. Types are in the descriptions, which keeps signatures short enough for narrow screens.
 default_role = "py:obj"
@@ -78,7 +80,9 @@ INCLUDED = {
     "benchmarks/README.md": "benchmarks",
     "benchmarks/results/README.md": "results",
 }
-exclude_patterns += [f"{page}.md" for file, page in INCLUDED.items() if not (ROOT / file).exists()]
+MISSING = [page for file, page in INCLUDED.items() if not (ROOT / file).exists()]
+MISSING += [] if (DOCS / "choosing.md").exists() else ["choosing"]
+exclude_patterns = [f"{page}.md" for page in MISSING]
 
 _URLS = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"].get("urls", {})
 REPOSITORY = _URLS.get("Repository", "https://github.com/calibrant/calibrant")
@@ -116,7 +120,8 @@ def site_links(text: str, source: Path, page: str) -> str:
 
 
 def read_page(app: Sphinx, page: str, content: list[str]) -> None:
-    """Adapt the links of a page."""
+    """Adapt the links of a page, and leave missing pages out of its table of contents."""
+    content[0] = re.sub(rf"^({'|'.join(MISSING) or '$.'})\n", "", content[0], flags=re.MULTILINE)
     content[0] = site_links(content[0], app.env.doc2path(page), page)
 
 
@@ -128,8 +133,8 @@ def read_included(app: Sphinx, path: Path, page: str, content: list[str]) -> Non
 class Api(SphinxDirective):
     """The reference of a module: a table of its public names, then their docstrings.
 
-    The argument is the module. The content lists the names of a module without ``__all__``. A name that a page
-    with a shorter path has described, such as `calibrant.evaluate`, is only linked.
+    The argument is the module. The content lists the names of a module without ``__all__``. A name that a
+    page with a shorter path has described, such as `calibrant.evaluate`, is only linked.
     """
 
     required_arguments = 1
@@ -160,12 +165,13 @@ class Api(SphinxDirective):
             # Members that a base class of the library describes are not repeated.
             bases = [base for base in value.__mro__[1:] if base.__module__.startswith("calibrant.")]
             known = {member for base in bases for member in vars(base)} | {"extra_repr"}
-            hidden = ", ".join(sorted(known & set(vars(value))))
+            made_by_sklearn = {each for each in dir(value) if each.endswith("_request")}
+            hidden = ", ".join(sorted(known & set(vars(value)) | made_by_sklearn))
             shown = ["   :members:", "   :show-inheritance:"]
             return [f".. autoclass:: {path}", *shown, *([f"   :exclude-members: {hidden}"] if hidden else [])]
         if callable(value) and hasattr(value, "__qualname__"):
             return [f".. autofunction:: {path}"]
-        return [f".. py:data:: {path}", "", *(f"   {line}" for line in docstring(module, name, value))]
+        return [f".. py:data:: {name}", "", *(f"   {line}" for line in docstring(module, name, value))]
 
 
 def docstring(module: Any, name: str, value: Any) -> list[str]:
@@ -177,6 +183,11 @@ def docstring(module: Any, name: str, value: Any) -> list[str]:
         if ("", name) in found:
             return found["", name]
     return []
+
+
+def keep_initials(app: Sphinx, what: str, name: str, value: Any, options: Any, lines: list[str]) -> None:
+    """Escape a description that is a single letter, such as "K.", which would begin a numbered list."""
+    lines[:] = [re.sub(r"^( *\w+: )([A-Z]\.)$", r"\1\\\2", line) for line in lines]
 
 
 def resolve(
@@ -201,5 +212,6 @@ def setup(app: Sphinx) -> dict[str, bool]:
     app.add_directive("api", Api)
     app.connect("source-read", read_page)
     app.connect("include-read", read_included)
+    app.connect("autodoc-process-docstring", keep_initials, priority=100)  # before the arguments are read
     app.connect("missing-reference", resolve)
     return {"parallel_read_safe": True, "parallel_write_safe": True}
