@@ -53,7 +53,7 @@ examples: $(READY)
 
 # The site in build/site. Tutorials run while it is built, so it takes a few minutes; later builds repeat what has changed.
 docs: .venv/docs-ready
-	OMP_NUM_THREADS=1 $(BIN)/python -m sphinx -W --keep-going --quiet --jobs 2 docs build/site
+	OMP_NUM_THREADS=1 $(BIN)/python -m sphinx -W --keep-going --quiet docs build/site
 	@echo "Open build/site/index.html in a browser."
 
 benchmark: $(READY)

@@ -12,7 +12,7 @@ from posixpath import normpath, relpath
 from typing import Any
 
 from docutils import nodes
-from jupyter_client.connect import ConnectionFileMixin
+from jupyter_client.manager import KernelManager
 from sphinx.addnodes import pending_xref
 from sphinx.application import Sphinx
 from sphinx.environment import BuildEnvironment
@@ -41,8 +41,8 @@ nb_execution_mode = "force"
 nb_execution_timeout = 300
 nb_execution_show_tb = True
 nb_merge_streams = True
-# Notebooks talk to their kernels through files: no open port, and no warning about one.
-ConnectionFileMixin.transport.default_value = "ipc"
+if hasattr(KernelManager, "transport_encryption"):  # without it, every kernel warns about its open port
+    KernelManager.transport_encryption.default_value = "auto"
 
 # The reference. Types are in the descriptions, which keeps signatures short enough for narrow screens.
 default_role = "py:obj"
