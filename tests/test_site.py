@@ -81,7 +81,7 @@ def notebooks():
 
 @pytest.mark.parametrize("page", notebooks())
 def test_a_notebook_runs_and_its_results_are_what_it_says(page, tmp_path):
-    cells = re.findall(r"^```\{code-cell\} python\n(?::.*\n\n?)*(.*?)^```", notebooks()[page], re.M | re.S)
+    cells = re.findall(r"^```\{code-cell\} python\n(?::[^\n]*\n\n?)*(.*?)^```", notebooks()[page], re.M | re.S)
     checks = [f"assert {claim}, {claim!r}" for claim in CLAIMS[page]]
     program = tmp_path / "notebook.py"
     program.write_text("\n".join([*cells, *checks]), encoding="utf-8")
