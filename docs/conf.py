@@ -9,6 +9,7 @@ import tomllib
 from importlib import import_module
 from pathlib import Path
 from posixpath import normpath, relpath
+from pydoc import locate
 from typing import Any
 
 from docutils import nodes
@@ -193,18 +194,20 @@ def keep_initials(app: Sphinx, what: str, name: str, value: Any, options: Any, l
 def resolve(
     app: Sphinx, env: BuildEnvironment, node: pending_xref, content: nodes.TextElement
 ) -> nodes.reference | None:
-    """Link a name that is described under another path: its last part decides, the shortest path wins."""
+    """Link a name that is described under another path: ``Loss``, ``calibrant.losses.base.Loss``."""
     if node.get("refdomain") != "py":
         return None
     target = node["reftarget"].removesuffix("()")
     objects = env.domains.python_domain.objects
-    for ending in (target, target.rpartition(".")[2]):
-        paths = [path for path in objects if path == ending or path.endswith(f".{ending}")]
-        paths = [path for path in paths if not target.startswith(("torch", "numpy"))]
-        if paths:
-            entry = objects[min(paths, key=lambda path: (path.count("."), path))]
-            return make_refnode(app.builder, node["refdoc"], entry.docname, entry.node_id, content)
-    return None
+    if target.startswith("calibrant."):
+        same = target.rpartition(".")[2]
+        paths = [path for path in objects if path.endswith(f".{same}") and locate(path) is locate(target)]
+    else:
+        paths = [path for path in objects if path.endswith(f".{target}")]
+    if not paths:
+        return None
+    entry = objects[min(paths, key=lambda path: (path.count("."), path))]
+    return make_refnode(app.builder, node["refdoc"], entry.docname, entry.node_id, content)
 
 
 def setup(app: Sphinx) -> dict[str, bool]:
