@@ -81,7 +81,9 @@ def notebooks():
 
 @pytest.mark.parametrize("page", notebooks())
 def test_a_notebook_runs_and_its_results_are_what_it_says(page, tmp_path):
-    cells = re.findall(r"^```\{code-cell\} python\n(?::[^\n]*\n\n?)*(.*?)^```", notebooks()[page], re.M | re.S)
+    cells = re.findall(
+        r"^```\{code-cell\} python\n(?::[^\n]*\n\n?)*(.*?)^```", notebooks()[page], re.M | re.S
+    )
     checks = [f"assert {claim}, {claim!r}" for claim in CLAIMS[page]]
     program = tmp_path / "notebook.py"
     program.write_text("\n".join([*cells, *checks]), encoding="utf-8")
@@ -127,8 +129,13 @@ def site(tmp_path_factory):
     return folder
 
 
+def pages_of(site):
+    """The pages, without the theme's own files."""
+    return sorted(page for page in site.rglob("*.html") if "_static" not in page.relative_to(site).parts)
+
+
 def test_every_link_inside_the_site_leads_somewhere(site):
-    pages = {page: Links(page) for page in site.rglob("*.html")}
+    pages = {page: Links(page) for page in pages_of(site)}
     assert len(pages) > 40
     broken = []
     for page, found in pages.items():
@@ -144,7 +151,7 @@ def test_every_link_inside_the_site_leads_somewhere(site):
 
 
 def test_nothing_is_loaded_from_a_network(site):
-    for page in site.rglob("*.html"):
+    for page in pages_of(site):
         assert [each for each in Links(page).loaded if urlsplit(each).netloc] == [], page
 
 
@@ -192,7 +199,7 @@ def widths(site, width, profile):
 
     Pages are opened in frames, because a window of chromium is never as narrow as a phone.
     """
-    pages = sorted(path.relative_to(site).as_posix() for path in site.rglob("*.html"))
+    pages = [page.relative_to(site).as_posix() for page in pages_of(site)]
     wrapper = site / "wrapper.html"
     wrapper.write_text(WRAPPER % (json.dumps(pages), width), encoding="utf-8")
 
