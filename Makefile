@@ -83,4 +83,4 @@ $(READY): pyproject.toml constraints.txt $(TORCHVISION)
 	touch $@
 
 clean:
-	rm -rf .venv .venv-oldest .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf .venv .venv-oldest .mypy_cache .pytest_cache .ruff_cache .hypothesis build/site
