@@ -7,7 +7,7 @@ PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2
 # Copied into .venv: without it, torchvision cannot be imported beside a CPU build of torch.
 TORCHVISION := tools/torchvision_beside_cpu_torch.py
 
-.PHONY: check quick test fuzz test-oldest lint types demo examples benchmark clean
+.PHONY: check quick test fuzz test-oldest lint types demo examples docs benchmark clean
 
 # Before every commit: lint, types and the quick tests, side by side. Under 90 s on two cores.
 check: $(READY)
@@ -51,6 +51,11 @@ examples: $(READY)
 	    echo "$$program"; OMP_NUM_THREADS=1 $(CURDIR)/$(BIN)/python $$program || exit 1; \
 	done; rm -rf $$folder
 
+# The site in build/site. Tutorials run while it is built, so it takes a few minutes; later builds repeat what has changed.
+docs: .venv/docs-ready
+	OMP_NUM_THREADS=1 $(BIN)/python -m sphinx -W --keep-going --quiet docs build/site
+	@echo "Open build/site/index.html in a browser."
+
 benchmark: $(READY)
 	$(BIN)/python benchmarks/losses.py
 	$(BIN)/python benchmarks/metrics.py
@@ -67,6 +72,10 @@ $(READY): pyproject.toml constraints.txt $(TORCHVISION)
 	    echo "import $(notdir $(TORCHVISION:.py=))" > $$packages/$(notdir $(TORCHVISION:.py=.pth))
 	touch $@
 
+.venv/docs-ready: $(READY)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[docs]'
+	touch $@
+
 .venv-oldest/ready: pyproject.toml constraints-oldest.txt
 	$(PYTHON) -m venv .venv-oldest
 	.venv-oldest/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints-oldest.txt torch
@@ -74,4 +83,4 @@ $(READY): pyproject.toml constraints.txt $(TORCHVISION)
 	touch $@
 
 clean:
-	rm -rf .venv .venv-oldest .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf .venv .venv-oldest .mypy_cache .pytest_cache .ruff_cache .hypothesis build/site

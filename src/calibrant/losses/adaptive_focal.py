@@ -171,7 +171,7 @@ class AdaFocal(BinnedFocal):
         bins: number of bins.
         rate: λ of the paper, how strongly γ answers a gap.
         gamma_range: bounds of γ.
-        switch_at: |γ| below which focal and inverse focal loss change places; 0 for never.
+        switch_at: ``|γ|`` below which focal and inverse focal loss change places; 0 for never.
         initial_gamma: γ at the start.
         evidence: the number of standard errors that a gap must exceed; only the excess moves γ. 0 is the
             paper's rule; 2 suits small validation sets.
