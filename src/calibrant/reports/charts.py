@@ -11,6 +11,11 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
+
+from calibrant.extras import require
+
+require("report", "matplotlib", purpose=__name__)
+
 from matplotlib.ticker import MaxNLocator
 
 from calibrant.metrics import METRICS
