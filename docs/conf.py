@@ -81,9 +81,6 @@ INCLUDED = {
     "benchmarks/README.md": "benchmarks",
     "benchmarks/results/README.md": "results",
 }
-MISSING = [page for file, page in INCLUDED.items() if not (ROOT / file).exists()]
-MISSING += [] if (DOCS / "choosing.md").exists() else ["choosing"]
-exclude_patterns = [f"{page}.md" for page in MISSING]
 
 _URLS = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"].get("urls", {})
 REPOSITORY = _URLS.get("Repository", "https://github.com/calibrant/calibrant")
@@ -121,8 +118,7 @@ def site_links(text: str, source: Path, page: str) -> str:
 
 
 def read_page(app: Sphinx, page: str, content: list[str]) -> None:
-    """Adapt the links of a page, and leave missing pages out of its table of contents."""
-    content[0] = re.sub(rf"^({'|'.join(MISSING) or '$.'})\n", "", content[0], flags=re.MULTILINE)
+    """Adapt the links of a page."""
     content[0] = site_links(content[0], app.env.doc2path(page), page)
 
 
