@@ -163,7 +163,7 @@ def test_the_table_has_every_candidate(capsys):
     ranking = rank(logits, target, candidates=["temperature", "platt"], folds=2)
     assert isinstance(ranking, Ranking)
     for each in ranking.candidates:
-        line = next(line for line in printed.splitlines() if f" {each.key} " in line)
+        line = next(line for line in printed.splitlines() if line.startswith(f"{each.key} "))
         assert f"{each.nll:.4f}" in line
         assert ("±" in line) == (each.key != "identity")
     assert "Held-out NLL" in printed

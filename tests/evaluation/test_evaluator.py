@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import math
+import re
 from collections.abc import Callable
 from dataclasses import FrozenInstanceError, fields, replace
 from pathlib import Path
@@ -1110,9 +1111,10 @@ def test_half_precision(dtype: torch.dtype) -> None:
 
 
 def cells(text: str) -> dict[str, list[str]]:
-    """The rows of a printed table by their first cell."""
-    rows = [[cell.strip() for cell in line.strip()[1:-1].split("│")] for line in text.splitlines()]
-    return {row[0]: row[1:] for row in rows if len(row) == 3}
+    """The rows of a printed table by their first cell; two spaces or more divide cells."""
+    _, _, rows = text.partition("-----\n")
+    found = [re.split(r" {2,}", line.rstrip()) for line in rows.splitlines()]
+    return {row[0]: [*row[1:], ""][:2] for row in found if len(row) > 1}
 
 
 def shown(value: float, percent: bool) -> str:

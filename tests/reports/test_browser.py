@@ -106,6 +106,8 @@ def test_a_bar_shows_its_numbers(browser, models_page):
     assert browser.run("document.getElementById('tip').hidden")
     browser.point_at("svg.reliability .bin", 11)
     text = browser.run("tip.hidden ? '' : tip.textContent")
+    assert len(text.splitlines()) >= 3
+    assert "\\n" not in text
     for part in (
         "Confidence 0.87 to 0.93: ",
         " elements",

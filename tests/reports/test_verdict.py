@@ -64,6 +64,11 @@ def test_a_calibrator():
     assert "significant" not in "".join(untested.sentences)
 
 
+def test_a_calibrator_that_is_not_needed():
+    said = verdict.before_and_after(of_logits(1.0), of_logits(0.98), "temperature, fitted to val.npz")
+    assert said.headline == "No sign of miscalibration in 600 elements; temperature is not needed."
+
+
 def test_several_models():
     evaluations = [of_logits(4.0), of_logits(1.0), of_logits(1.01)]
     said = verdict.several_models(evaluations, evaluation_table(evaluations, ["a", "b", "c"]), "")
@@ -130,6 +135,7 @@ def test_a_difference_from_the_first_method_comes_with_its_p_value():
 def test_what_was_not_tested_is_not_called_significant(options, reason):
     said = verdict.methods(comparison({"ce": 4.0, "flat": 2.0}, **options))
     assert f"differences are not tested ({reason}" in said.headline.replace("the pixels", "pixels")
+    assert all(("rejected" in words) == ("dense" not in options) for _, words in said.models)
 
 
 def test_a_single_method():

@@ -127,8 +127,8 @@ def compare(
         learned = {name: each[0].learned for name, each in runs.items()}
         with FolderLock(folder, "writing the results of a comparison"):  # all files are of one comparison
             comparison_page.write_comparison(comparison, folder, history, learned)
-    note = f"{comparison_note(comparison)} 95 % intervals of the means are in brackets."
-    print_table(comparison_table(comparison), note, wide=wide)
+    table = comparison_table(comparison)
+    print_table(table, f"{comparison_note(comparison)} {table.intervals_note}".rstrip(), wide=wide)
     for name in comparison.methods[0].shifted:
         for heading, table in shift_tables(comparison, name).items():
             print_table(table, heading, wide=wide)

@@ -373,7 +373,7 @@ def _is_plain(value: object) -> bool:
     """Whether a value is None, a boolean, a number, a text, or a tuple or list of these."""
     if isinstance(value, tuple | list):
         return all(map(_is_plain, value))
-    return value is None or isinstance(value, int | float | str)
+    return type(value) in (type(None), bool, int, float, str)  # exactly: others cannot be read back safely
 
 
 SYMBOLS = {"multiplier": "λ", "gamma": "γ", "penalty_weight": "ρ"}
@@ -513,7 +513,7 @@ class AdaptiveLoss(Loss):
 
     def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
         super()._save_to_state_dict(destination, prefix, keep_vars)
-        # Not in the state itself: it then has the same entries as that of any earlier version.
+        # Not in the state itself, whose entries are the learned ones.
         metadata = getattr(destination, "_metadata", {}).get(prefix[:-1], {})
         metadata.update(loss=type(self).__name__, options=self._plain_options())
 

@@ -96,8 +96,8 @@ class LearnedScale(AdaptiveLoss):
         class_counts: K numbers of training elements, whose centred logarithms are the initial offsets; None
             for offsets of 0.
         rate: the fraction of a step that is taken at a pass.
-        lead: the multiple of the step by which the scale leads until the next pass. Below ``1 - rate / 2``, a
-            network that follows at once does not swing.
+        lead: the multiple of the step by which the scale leads until the next pass. Below ``1 - rate / 2``,
+            the swings of a network that follows at once die out.
         evidence: a step within this many standard errors of 0 is not taken, and larger ones are shrunk.
         margin: m; distances between scaled logits up to this size are not penalised. Where the training set
             is memorised, the likelihood is 1 whatever the scale is. The penalty then makes the network follow

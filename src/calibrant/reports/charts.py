@@ -90,6 +90,8 @@ def class_diagrams(evaluations: Sequence[Evaluation], names: Sequence[str]) -> d
     """
     if not any(each.bins for evaluation in evaluations for each in evaluation.classes):
         return {}
+    if len({evaluation.bins for evaluation in evaluations}) > 1:
+        return {}  # the diagrams share their bins
     number = min(len(evaluation.classes) for evaluation in evaluations)
     order = worst_classes([evaluation.classes for evaluation in evaluations])
     diagrams = [_diagrams(evaluation) for evaluation in evaluations]

@@ -49,5 +49,4 @@ def print_choice(result: Chosen, *, wide: bool = False) -> None:
     for remark in result.remarks():
         print(printable(remark), flush=True)
     test = comparison_table(result.test, leading)
-    intervals = " 95 % intervals of the means are in brackets." if test.intervals().columns else ""
-    print_table(test, chosen_note(result) + intervals, wide=wide)
+    print_table(test, f"{chosen_note(result)} {test.intervals_note}".rstrip(), wide=wide)

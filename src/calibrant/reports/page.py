@@ -207,6 +207,7 @@ def _template() -> Template:
         short=lambda value: f"{value:.4g}",
         percent=lambda place: f"{100 * place:.4g}%",
         breakable=_breakable,
+        lines=lambda text: Markup("&#10;").join(printable(line) for line in text.split("\n")),
         data_url=_data_url,
         sha256=_sha256,
     )

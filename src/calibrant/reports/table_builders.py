@@ -292,6 +292,8 @@ def comparison_note(comparison: Comparison) -> str:
         tested = f"Better or worse: significantly so than {first} at 5 %, over seeds and resampled test data "
         tested += "together, with a correction for the number of methods (Holm)."
     figures = figures_note(comparison, "Test set", "the validation data")
+    if len(comparison.methods) == 1 and seeds > 1 and not comparison.dense:
+        return figures  # nothing to compare
     return f"{figures} Best mean in bold. {tested}"
 
 

@@ -96,6 +96,11 @@ class Table:
         )
         return replace(self, columns=tuple(columns))
 
+    @property
+    def intervals_note(self) -> str:
+        """What the brackets in a table of means are; "" if it has none."""
+        return "95 % intervals of the means are in brackets." if self.intervals().columns else ""
+
 
 def listing(rows: Sequence[Sequence[str]], headings: Mapping[str, int]) -> Table:
     """A table of texts.

@@ -62,11 +62,11 @@ def gap_words(gap: float) -> str:
 def p_words(p_value: float) -> str:
     """A p-value as in a sentence.
 
-    >>> p_words(0.0004), p_words(0.0312), p_words(0.4)
-    ('p < 0.001', 'p = 0.031', 'p = 0.40')
+    >>> p_words(0.001), p_words(0.0312), p_words(0.4)
+    ('p ≤ 0.001', 'p = 0.031', 'p = 0.40')
     """
-    if p_value < 0.001:
-        return "p < 0.001"
+    if p_value <= 0.001:  # the smallest that a thousand resamples can give
+        return "p ≤ 0.001"
     return f"p = {p_value:.{3 if p_value < 0.1 else 2}f}"
 
 
@@ -102,7 +102,8 @@ def before_and_after(before: Evaluation, after: Evaluation, fitted: str) -> Verd
         after: the evaluation with it.
         fitted: the calibrator and the data it was fitted to, such as "temperature, fitted to val.npz".
     """
-    change = change_words(before.ece, after.ece)
+    needed = _is_rejected(before) or _is_rejected(after)
+    change = change_words(before.ece, after.ece) if needed else "is not needed"
     headline = f"{_capital(_headline(before))}; {fitted.split(',')[0]} {change}."
     sentences = [
         f"Calibrator: {fitted}.",
@@ -133,15 +134,15 @@ def several_models(evaluations: Sequence[Evaluation], table: Table, warning: str
 
 def methods(comparison: Comparison) -> Verdict:
     """The verdict on a comparison of methods: the best after temperature scaling, and each one's error."""
-    lines = tuple((method.name, _method_words(method)) for method in comparison.methods)
+    lines = tuple(
+        (each.name, _method_words(each, tested=not comparison.dense)) for each in comparison.methods
+    )
     if len(comparison.methods) == 1:
         return Verdict(_capital(lines[0][1]))
     after = "temperature" if "temperature" in comparison.calibrators else ""
-    return Verdict(
-        _best_method(comparison, "nll", after, "After temperature scaling, " if after else ""),
-        (_best_method(comparison, "ece", after, ""),),
-        lines,
-    )
+    state = "after temperature scaling, " if after else ""
+    headline, other = (_best_method(comparison, key, after, state) for key in ("nll", "ece"))
+    return Verdict(headline, (other,), lines)
 
 
 def _capital(text: str) -> str:
@@ -263,7 +264,8 @@ def _why_untested(comparison: Comparison) -> str:
     return "one seed is too few" if len(comparison.seeds) == 1 else "no resamples"
 
 
-def _method_words(method: Method) -> str:
+def _method_words(method: Method, *, tested: bool) -> str:
+    """The error of a method before and after temperature scaling, and the tests of calibration."""
     pairs = [mean_confidence_and_accuracy(each.reliability) for each in method.before]
     parts = [gap_words(fmean(confidence - accuracy for confidence, accuracy in pairs))]
     before = fmean(each.ece for each in method.before)
@@ -273,6 +275,8 @@ def _method_words(method: Method) -> str:
         parts.append(f"{temperature} (ECE {_percent(before)} before, {_percent(after)} after)")
     else:
         parts.append(f"ECE {_percent(before)}")
+    if not tested:
+        return f"{'; '.join(parts)}."
     parts.append(_seeds_rejected(method.before))
     if method.after:
         parts.append(f"after temperature scaling, {_seeds_rejected(method.after)}")
