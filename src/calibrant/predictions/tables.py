@@ -247,6 +247,98 @@ def _json_rows(path: Path, columns: _Columns) -> Iterator[Row]:
             yield label, scores
 
 
+def _untyped(
+    path: Path, columns: _Columns, rows: int, read: Callable[[], Iterator[Row]]
+) -> PredictionFile:
+    """A table without types, whose rows ``read`` yields; the first one says how many classes there are."""
+    first = next(read(), None)
+    classes = 0 if first is None else len(first[1])
+    return PredictionFile(
+        path,
+        columns.kind,
+        (rows, classes),
+        torch.float64,
+        columns.class_names,
+        lambda size: _in_chunks(path, columns.kind, classes, read(), size),
+    )
+
+
+def _csv_lists(path: Path, label: int, scores: int) -> Iterator[Row]:
+    """The rows of a CSV file whose cells hold lists."""
+    with path.open(encoding="utf-8-sig", newline="") as stream:
+        cells = csv.reader(stream)
+        next(cells)
+        rows = (row for row in cells if any(cell and not cell.isspace() for cell in row))
+        for number, row in enumerate(rows):
+            if len(row) <= max(label, scores):
+                raise BadFileError(path, f"row {number} has {len(row)} cells; a column is missing")
+            text = row[scores].strip()
+            inner = text[1:-1]
+            try:
+                if (text[:1], text[-1:]) != ("[", "]"):
+                    raise ValueError
+                # JSON and Python separate numbers by commas, NumPy by spaces.
+                numbers = list(map(float, inner.split(",") if "," in inner else inner.split()))
+            except ValueError:
+                start = text if len(text) < 40 else f"{text[:40]}..."
+                raise BadFileError(
+                    path, f"has {start!r} at row {number}; expected a list of numbers such as [1.5, -0.3]"
+                ) from None
+            try:
+                yield float(row[label]), numbers
+            except ValueError:
+                raise BadFileError(
+                    path, f"has label {row[label]!r} at row {number}; expected integer class numbers"
+                ) from None
+
+
+def open_jsonl(path: Path) -> PredictionFile:
+    """One JSON object in each line, with the columns of a csv file; read as float64."""
+    with path.open(encoding="utf-8-sig") as stream:
+        lines = _lines(path, stream)
+        first = next(lines, None)
+        rows = sum(1 for _ in lines) + (first is not None)
+    columns = _columns(path, list(_object(path, first, 0)) if first is not None else [])
+    return _untyped(path, columns, rows, lambda: _json_rows(path, columns))
+
+
+def _lines(path: Path, stream: IO[str]) -> Iterator[str]:
+    """The lines that are not blank. Long lines are refused before they fill the memory."""
+    while line := stream.readline(MAX_TEXT + 1):
+        if len(line) > MAX_TEXT:
+            raise BadFileError(path, f"has a line of more than {MAX_TEXT >> 20} MiB; expected an object")
+        if not line.isspace():
+            yield line
+
+
+def _object(path: Path, line: str, row: int) -> dict[str, Any]:
+    try:
+        value = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        raise BadFileError(path, f"is not JSON at row {row}: {error}; expected one object per line") from error
+    if not isinstance(value, dict):
+        raise BadFileError(path, f"has a {type(value).__name__} at row {row}; expected an object")
+    return value
+
+
+def _json_rows(path: Path, columns: _Columns) -> Iterator[Row]:
+    with path.open(encoding="utf-8-sig") as stream:
+        for number, line in enumerate(_lines(path, stream)):
+            row = _object(path, line, number)
+            for name in (columns.label, *columns.scores):
+                if name not in row:
+                    raise BadFileError(path, f"has no {name!r} at row {number}; the first row has it")
+            label = row[columns.label]
+            if type(label) not in (int, float):
+                raise BadFileError(path, f"has label {label!r} at row {number}; expected integer class numbers")
+            scores = row[columns.kind] if columns.lists else [row[name] for name in columns.scores]
+            if not isinstance(scores, list) or not set(map(type, scores)) <= {int, float}:
+                raise BadFileError(
+                    path, f"{columns.kind} at row {number} are not a list of numbers; expected one per class"
+                )
+            yield label, scores
+
+
 def _cells(path: Path, lines: Iterable[str]) -> list[str]:
     """The cells of the first row."""
     try:
