@@ -43,7 +43,8 @@ def test_means_over_images_are_not_tested():
     said = verdict.one_model(found)
     assert said.headline.startswith("Over-confident by ")
     assert not any("rejected" in sentence for sentence in said.sentences)
-    said = verdict.before_and_after(found, changed_field(of_logits(1.0, resamples=0), per_image=True), "spline")
+    after = changed_field(of_logits(1.0, resamples=0), per_image=True)
+    said = verdict.before_and_after(found, after, "spline")
     assert said.headline.endswith("spline repairs most of it.")
 
 

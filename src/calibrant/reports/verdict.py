@@ -155,7 +155,7 @@ def _gap_of(evaluation: Evaluation) -> str:
 
 
 def _is_tested(evaluation: Evaluation) -> bool:
-    """Whether the test of calibration holds: it treats elements as independent, and pixels of an image are not."""
+    """Whether the test of calibration holds. It takes elements as independent, and pixels are not."""
     return evaluation.p_value == evaluation.p_value and not evaluation.per_image  # not NaN
 
 
