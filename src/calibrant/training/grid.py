@@ -153,7 +153,7 @@ def compare(
             detected.append({name: run.detected(other, scaled) for name, other in others.items()})
             found = {name: _on_shifted(run, results[-1], levels) for name, levels in shifts.items()}
             moved.append({**found, **_means(shifted, found)})
-        methods.append(_method(row[0].loss, results, detected, moved))
+        methods.append(method_of(row[0].loss, results, detected, moved))
     return Comparison(recipe.name, tuple(seeds), tuple(methods), data.dense, tuple(columns))
 
 
@@ -190,7 +190,7 @@ def _means(shifted: Sequence[Choice], found: Mapping[str, Severities]) -> dict[s
     }
 
 
-def _method(
+def method_of(
     name: str,
     results: Sequence[Mapping[str, Result]],
     detected: Sequence[Mapping[str, Mapping[str, Detected]]],

@@ -1,0 +1,153 @@
+"""Ranks of methods over several data sets: means, intervals, and which differences are significant."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import combinations
+
+import torch
+from scipy import stats  # type: ignore[import-untyped]
+from torch import Tensor
+
+from calibrant.metrics.uncertainty import Interval
+
+Values = Mapping[str, Mapping[str, Sequence[float]]]
+"""By data set and method, the values of one metric, one for each seed."""
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """The ranks of methods by one metric. 1 is the best, and equal values share the mean of their ranks.
+
+    Attributes:
+        data: the names of the data sets. Only those count on which every method has a value.
+        by_data: the rank of every method on each data set, by the mean over seeds.
+        mean: the mean rank of every method, the best first.
+        intervals: 95 % intervals of the mean ranks, from resampled data sets and seeds.
+        p_value: the p-value of Friedman's test that all methods are equal; NaN with one data set.
+        critical_difference: mean ranks that are further apart than this differ significantly at 5 %, by
+            Nemenyi's test (Demšar, 2006); infinite with one data set.
+
+    >>> values = {name: {"a": [0.1], "b": [0.2], "c": [0.3]} for name in ("one", "two", "three")}
+    >>> ranks = rank_methods(values, higher_is_better=False)
+    >>> ranks.mean
+    {'a': 1.0, 'b': 2.0, 'c': 3.0}
+    >>> round(ranks.critical_difference, 2), ranks.groups()
+    (1.91, [('a', 'b'), ('b', 'c')])
+    """
+
+    data: tuple[str, ...]
+    by_data: Mapping[str, tuple[float, ...]]
+    mean: Mapping[str, float]
+    intervals: Mapping[str, Interval]
+    p_value: float
+    critical_difference: float
+
+    def groups(self) -> list[tuple[str, ...]]:
+        """Groups of methods, as large as possible, in which no two differ significantly."""
+        names = list(self.mean)
+        found: list[tuple[str, ...]] = []
+        for first in names:
+            near = tuple(
+                name
+                for name in names[names.index(first) :]
+                if self.mean[name] - self.mean[first] <= self.critical_difference
+            )
+            if not found or not set(near) <= set(found[-1]):
+                found.append(near)
+        return found
+
+    def significant(self) -> list[tuple[str, str]]:
+        """Pairs of a method and a significantly worse one."""
+        pairs = combinations(self.mean, 2)
+        return [pair for pair in pairs if self.mean[pair[1]] - self.mean[pair[0]] > self.critical_difference]
+
+
+def rank_methods(values: Values, *, higher_is_better: bool, resamples: int = 1000, seed: int = 0) -> Ranks:
+    """Rank methods by one metric over several data sets.
+
+    Args:
+        values: the values of the metric.
+        higher_is_better: whether high values are good.
+        resamples: bootstrap resamples for the intervals.
+        seed: the seed of the resamples.
+
+    Raises:
+        ValueError: there is no data set, or no method that has values on all of them.
+    """
+    data = tuple(values)
+    known = [set(methods) for methods in values.values()]
+    names = [name for name in next(iter(values.values()), {}) if all(name in each for each in known)]
+    if not names:
+        raise ValueError("expected at least one method that has values on every data set")
+    sign = -1.0 if higher_is_better else 1.0
+    tables = [
+        [sign * torch.tensor(values[each][name], dtype=torch.float64) for name in names] for each in data
+    ]
+    ranks = torch.stack([_ranks(torch.stack([seeds.mean() for seeds in table])) for table in tables])
+    mean = ranks.mean(0)
+    order = mean.argsort(stable=True).tolist()
+    drawn = _resampled(tables, resamples, seed)
+    low, high = torch.quantile(drawn, torch.tensor([0.025, 0.975], dtype=torch.float64), dim=0)
+    return Ranks(
+        data,
+        {names[k]: tuple(ranks[:, k].tolist()) for k in order},
+        {names[k]: float(mean[k]) for k in order},
+        {names[k]: (float(low[k]), float(high[k])) for k in order},
+        _friedman(ranks),
+        _critical_difference(len(names), len(data)),
+    )
+
+
+def _ranks(values: Tensor) -> Tensor:
+    """Ranks from 1 on along the last axis; equal values share the mean of theirs.
+
+    >>> _ranks(torch.tensor([3.0, 1.0, 3.0, 2.0]))
+    tensor([3.5000, 1.0000, 3.5000, 2.0000], dtype=torch.float64)
+    """
+    return torch.from_numpy(stats.rankdata(values.numpy(), axis=-1)).double()
+
+
+def _resampled(tables: Sequence[Sequence[Tensor]], resamples: int, seed: int) -> Tensor:
+    """Mean ranks ``(resamples, methods)`` of resampled data sets, each with resampled seeds.
+
+    All methods get the same seeds, where they have equally many.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    sets, most = len(tables), max(len(seeds) for table in tables for seeds in table)
+    drawn = torch.randint(sets, (resamples, sets), generator=generator)
+    numbers = torch.rand(resamples, sets, most, generator=generator, dtype=torch.float64)
+    ranks = []
+    for table in tables:
+        chosen = [seeds[(numbers[..., : len(seeds)] * len(seeds)).long()].mean(-1) for seeds in table]
+        ranks.append(_ranks(torch.stack(chosen, dim=-1)))  # as if this data set had been drawn every time
+    every = torch.stack(ranks)  # (data sets, resamples, positions, methods)
+    rows, positions = torch.arange(resamples)[:, None], torch.arange(sets)[None]
+    return every[drawn, rows, positions].mean(1)
+
+
+def _friedman(ranks: Tensor) -> float:
+    """The p-value of Friedman's test in the form of Iman and Davenport (1980), which is less conservative."""
+    sets, methods = ranks.shape
+    if sets < 2 or methods < 2:
+        return math.nan
+    square = 12 * sets / (methods * (methods + 1)) * float(((ranks.mean(0) - (methods + 1) / 2) ** 2).sum())
+    largest = sets * (methods - 1)
+    if square >= largest:  # all data sets agree
+        return 0.0
+    statistic = (sets - 1) * square / (largest - square)
+    return float(stats.f.sf(statistic, methods - 1, (methods - 1) * (sets - 1)))
+
+
+def _critical_difference(methods: int, sets: int) -> float:
+    """The critical difference of Nemenyi's test.
+
+    >>> round(_critical_difference(4, 14), 2)  # in the example of Demšar, 2.569 sqrt(4 · 5 / (6 · 14)) = 1.25
+    1.25
+    """
+    if sets < 2 or methods < 2:
+        return math.inf
+    quantile = float(stats.studentized_range.ppf(0.95, methods, math.inf)) / math.sqrt(2)
+    return quantile * math.sqrt(methods * (methods + 1) / (6 * sets))

@@ -1,0 +1,403 @@
+"""A leaderboard: several experiments with many losses and seeds, worked on by any number of processes."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import time
+import tomllib
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor, wait
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, Self
+
+import torch
+
+from calibrant.atomic import replace_file
+from calibrant.evaluation.comparison import Comparison
+from calibrant.extras import optional_package
+from calibrant.options import Choice, RecipeError
+from calibrant.training import TrainingError
+from calibrant.training.data import DataSets, load_data
+from calibrant.training.grid import method_of
+from calibrant.training.lock import FolderLock
+from calibrant.training.loop import train
+from calibrant.training.other_data import load_other
+from calibrant.training.recipe import Recipe
+from calibrant.training.run_folder import RESULT, hash_of
+from calibrant.training.runs import Detected, Run, folder_of, plain_name
+
+ENTRY, FAILURE = "leaderboard.json", "failure.txt"
+"""Files in the folder of a run: written last if it succeeded, or the reason if it failed."""
+
+Report = Callable[[str], None]
+
+_CALIBRATORS = ("temperature",)
+_PAUSE = 0.5  # seconds between looks at runs that other processes work on
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """One recipe with several losses and seeds.
+
+    Attributes:
+        name: the heading in tables, and the name of its folder.
+        recipe: what to train; its own loss and seed are ignored.
+        losses: the losses. The others are tested against the first.
+        seeds: the seeds of every loss.
+        outside: out-of-distribution data sets, to be detected by the entropy.
+    """
+
+    name: str
+    recipe: Recipe
+    losses: tuple[str, ...]
+    seeds: tuple[int, ...]
+    outside: tuple[Choice, ...] = ()
+
+    def folder(self, output: Path) -> Path:
+        """The folder of the experiment."""
+        return output / plain_name(self.name)
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One run of a leaderboard."""
+
+    experiment: Experiment
+    recipe: Recipe  # with loss and seed
+    folder: Path
+
+    @property
+    def name(self) -> str:
+        """The experiment, the loss and the seed."""
+        return f"{self.experiment.name}: {self.recipe.loss}, seed {self.recipe.seed}"
+
+    @property
+    def is_done(self) -> bool:
+        """Whether the run was trained and evaluated."""
+        return (self.folder / ENTRY).is_file()
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether the run is done or has failed."""
+        return self.is_done or bool(self.failure)
+
+    @property
+    def failure(self) -> str:
+        """Why the run failed; "" if it did not."""
+        path = self.folder / FAILURE
+        return path.read_text(encoding="utf-8").strip() if path.is_file() else ""
+
+
+@dataclass(frozen=True)
+class Leaderboard:
+    """Several experiments, as a TOML file declares them.
+
+    Attributes:
+        title: the heading of the page.
+        experiments: the experiments.
+
+    >>> text = '''
+    ... title = "Small"
+    ... losses = ["ce", "ls"]
+    ... seeds = [0, 1]
+    ... [[experiment]]
+    ... name = "digits, two epochs"
+    ... recipe = "digits"
+    ... changes = ["epochs=2"]
+    ... '''
+    >>> board = Leaderboard.from_toml(text)
+    >>> [entry.folder.as_posix() for entry in board.entries(Path("out"))][:2]
+    ['out/digits--two-epochs/runs/ce-seed0', 'out/digits--two-epochs/runs/ls-seed0']
+    """
+
+    title: str
+    experiments: tuple[Experiment, ...]
+
+    @classmethod
+    def load(cls, path: str | Path) -> Self:
+        """Read a TOML file.
+
+        Raises:
+            RecipeError: the file is not a leaderboard, or has unknown names or values.
+            OSError: it cannot be read.
+        """
+        return cls.from_toml(Path(path).read_text(encoding="utf-8"), where=str(path))
+
+    @classmethod
+    def from_toml(cls, text: str, *, where: str = "leaderboard") -> Self:
+        """Read TOML; see `load`."""
+        try:
+            plain = tomllib.loads(text)
+        except tomllib.TOMLDecodeError as error:
+            raise RecipeError(f"{where} is not TOML: {error}") from error
+        shared = _checked(where, plain, {"title": str, "losses": list, "seeds": list, "experiment": list})
+        experiments = tuple(
+            _experiment(f"{where}, experiment {number}", each, shared)
+            for number, each in enumerate(shared.get("experiment", ()), start=1)
+        )
+        folders = [plain_name(each.name) for each in experiments]
+        for folder in folders:
+            if folders.count(folder) > 1:
+                raise RecipeError(f"{where}: two experiments have the folder {folder}; change a name")
+        if not experiments:
+            raise RecipeError(f"{where}: expected at least one table [[experiment]]")
+        return cls(shared.get("title", "Leaderboard"), experiments)
+
+    def entries(self, output: Path) -> list[Entry]:
+        """All runs, the first seed of every loss before the second."""
+        return [
+            Entry(experiment, each, folder_of(experiment.folder(output), each.loss, seed))
+            for experiment in self.experiments
+            for seed in experiment.seeds
+            for loss in experiment.losses
+            for each in [replace(experiment.recipe, loss=loss, seed=seed)]
+        ]
+
+
+def _checked(where: str, plain: Any, kinds: Mapping[str, type]) -> dict[str, Any]:
+    """A table of TOML whose keys are known and whose values have the right types."""
+    if not isinstance(plain, dict):
+        raise RecipeError(f"{where}: expected a table")
+    for key, value in plain.items():
+        if key not in kinds:
+            raise RecipeError(f"{where}: unknown key {key!r}; known: {', '.join(kinds)}")
+        if not isinstance(value, kinds[key]):
+            kind = "a list" if kinds[key] is list else "a text"
+            raise RecipeError(f"{where}: {key} = {value!r}; expected {kind}")
+    return plain
+
+
+def _experiment(where: str, plain: Any, shared: Mapping[str, Any]) -> Experiment:
+    texts = {"name": str, "recipe": str}
+    lists = {"losses": list, "seeds": list, "changes": list, "ood": list}
+    table = {key: shared[key] for key in ("losses", "seeds") if key in shared}
+    table |= _checked(where, plain, {**texts, **lists})
+    for key in ("recipe", "losses", "seeds"):
+        if not table.get(key):
+            raise RecipeError(f"{where}: expected {key}")
+    recipe = Recipe.load(table["recipe"]).override(map(str, table.get("changes", ())))
+    seeds = table["seeds"]
+    if not all(type(seed) is int and seed >= 0 for seed in seeds):
+        raise RecipeError(f"{where}: seeds = {seeds}; expected whole numbers")
+    losses = [replace(recipe, loss=str(loss)).loss for loss in table["losses"]]
+    for what, values in (("loss", losses), ("seed", seeds)):
+        for value in values:
+            if values.count(value) > 1:
+                raise RecipeError(f"{where}: {what} {value} is there twice; expected each once")
+    outside = tuple(Choice.parse(str(each)) for each in table.get("ood", ()))
+    return Experiment(table.get("name", recipe.name), recipe, tuple(losses), tuple(seeds), outside)
+
+
+def work(
+    board: Leaderboard,
+    output: str | Path,
+    *,
+    data_root: str | Path | None = None,
+    resamples: int = 1000,
+    progress: bool = False,
+    report: Report | None = None,
+) -> None:
+    """Train and evaluate the runs that are missing, until every run is done or has failed.
+
+    Any number of processes may work on one folder at a time, also on several machines that share it: each
+    run is done by one of them. A process that is killed releases its run, and the next one continues it. Of
+    a run that is done, only its small files are needed, not weights and predictions.
+
+    Args:
+        board: the leaderboard.
+        output: the folder of all runs.
+        data_root: the folder with the files of the data sets.
+        resamples: bootstrap resamples for the intervals.
+        progress: show the progress of training on the terminal.
+        report: called with a line about every run that was done or has failed.
+    """
+    left = board.entries(Path(output))
+    while left:
+        left = [
+            entry
+            for entry in left
+            if not perform(entry, data_root=data_root, resamples=resamples, progress=progress, report=report)
+        ]
+        if left:  # other processes work on these
+            time.sleep(_PAUSE)
+
+
+def perform(
+    entry: Entry,
+    *,
+    data_root: str | Path | None = None,
+    resamples: int = 1000,
+    progress: bool = False,
+    report: Report | None = None,
+) -> bool:
+    """Train and evaluate one run, unless that was done already; see `work`.
+
+    Returns:
+        False if another process works on the run.
+    """
+    if entry.has_ended:
+        return True
+    claim = FolderLock(entry.folder.parents[1] / "claims" / entry.folder.name, entry.name)
+    if not claim.acquire():
+        return False
+    try:
+        if not entry.has_ended:
+            _train_and_evaluate(entry, data_root, resamples, progress)
+    except TrainingError as error:
+        replace_file(entry.folder / FAILURE, f"{error}\n".encode())
+    finally:
+        claim.release()
+    _say(report, entry)
+    return True
+
+
+def _say(report: Report | None, entry: Entry) -> None:
+    if report is not None:
+        report(f"{entry.name}: {entry.failure or 'done'}")
+
+
+def _train_and_evaluate(entry: Entry, data_root: str | Path | None, resamples: int, progress: bool) -> None:
+    data = _loaded(str(entry.recipe.data), data_root)
+    train(entry.recipe, entry.folder, data=data, progress=progress)
+    run = Run(entry.folder, loaded=data)
+    run.results(_CALIBRATORS, resamples=resamples)
+    detected = {}
+    for choice in entry.experiment.outside:
+        found = run.detected(load_other(choice, entry.recipe, data, data_root), _CALIBRATORS)
+        detected[str(choice)] = {key: vars(each) for key, each in found.items()}
+    plain = {"run": hash_of(entry.folder / RESULT), "dense": data.dense, "detected": detected}
+    replace_file(entry.folder / ENTRY, json.dumps(plain).encode())
+
+
+@lru_cache(maxsize=1)  # runs of one experiment follow one another
+def _loaded(choice: str, data_root: str | Path | None) -> DataSets:
+    return load_data(Choice.parse(choice), data_root)
+
+
+def work_in_processes(
+    board: Leaderboard, output: str | Path, jobs: int, *, report: Report | None = None, **options: Any
+) -> None:
+    """`work` in several processes of this machine. They share its cores.
+
+    Args:
+        board: the leaderboard.
+        output: the folder of all runs.
+        jobs: the number of processes.
+        report: called with a line about every run that was done or has failed.
+        options: other arguments of `work`.
+    """
+    threads = max(1, torch.get_num_threads() // jobs)
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(jobs, context, torch.set_num_threads, (threads,)) as pool:
+        futures = [pool.submit(work, board, output, **options) for _ in range(jobs)]
+        left = [entry for entry in board.entries(Path(output)) if not entry.has_ended]
+        while left or not all(future.done() for future in futures):
+            wait(futures, timeout=_PAUSE)
+            for future in futures:
+                if future.done():
+                    future.result()  # raises what the process has raised
+            for entry in [entry for entry in left if entry.has_ended]:
+                left.remove(entry)
+                _say(report, entry)
+
+
+def work_on_ray(
+    board: Leaderboard, output: str | Path, *, report: Report | None = None, **options: Any
+) -> None:
+    """`work` as tasks of Ray, one for each run. All machines must see the output folder and the data.
+
+    Every task gets a GPU, if the cluster has any. Without GPUs it gets one core.
+
+    Args:
+        board: the leaderboard.
+        output: the folder of all runs.
+        report: called with a line about every run that was done or has failed.
+        options: other arguments of `perform`.
+    """
+    ray = optional_package("ray", "ray", purpose="--on ray")
+    if not ray.is_initialized():
+        ray.init(log_to_driver=False)
+    on_gpu = ray.cluster_resources().get("GPU", 0) > 0
+    task = ray.remote(num_cpus=1, num_gpus=1 if on_gpu else 0)(perform)
+    entries = [entry for entry in board.entries(Path(output).absolute()) if not entry.has_ended]
+    waiting = {task.remote(entry, **options): entry for entry in entries}
+    while waiting:
+        (finished,), _ = ray.wait(list(waiting))
+        entry = waiting.pop(finished)
+        ray.get(finished)  # raises what the task has raised
+        _say(report, entry)
+
+
+@dataclass(frozen=True)
+class Standing:
+    """The state of an experiment.
+
+    Attributes:
+        experiment: the experiment.
+        comparison: the losses of which at least one run is done; None if there are none.
+        missing: the runs that are not done, and why.
+    """
+
+    experiment: Experiment
+    comparison: Comparison | None
+    missing: Mapping[str, str]
+
+
+def standings(
+    board: Leaderboard, output: str | Path, *, data_root: str | Path | None = None, resamples: int = 1000
+) -> list[Standing]:
+    """The results of all runs that are done. Nothing is trained.
+
+    Args:
+        board: the leaderboard.
+        output: the folder of all runs.
+        data_root: the folder with the files of the data sets, in case results must be computed anew.
+        resamples: bootstrap resamples for the intervals.
+    """
+    entries = board.entries(Path(output))
+    return [
+        _standing(each, [entry for entry in entries if entry.experiment is each], data_root, resamples)
+        for each in board.experiments
+    ]
+
+
+def _standing(
+    experiment: Experiment, entries: Sequence[Entry], data_root: str | Path | None, resamples: int
+) -> Standing:
+    methods, dense = [], False
+    for loss in experiment.losses:
+        done = [entry for entry in entries if entry.recipe.loss == loss and entry.is_done]
+        results, detected = [], []
+        for entry in done:
+            run = Run(entry.folder, None if data_root is None else Path(data_root))
+            stored = _stored(entry)
+            dense = stored["dense"]
+            results.append(run.results(_CALIBRATORS, resamples=resamples))
+            detected.append(
+                {
+                    data: {key: Detected(each["auroc"], tuple(each["curve"])) for key, each in states.items()}
+                    for data, states in stored["detected"].items()
+                }
+            )
+        if done:
+            methods.append(method_of(loss, results, detected, [{} for _ in done]))
+    missing = {entry.name: entry.failure or "not done" for entry in entries if not entry.is_done}
+    seeds = experiment.seeds
+    comparison = Comparison(experiment.name, seeds, tuple(methods), dense) if methods else None
+    return Standing(experiment, comparison, missing)
+
+
+def _stored(entry: Entry) -> dict[str, Any]:
+    path = entry.folder / ENTRY
+    try:
+        plain: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        if plain["run"] == hash_of(entry.folder / RESULT) and {"dense", "detected"} <= plain.keys():
+            return plain
+    except (ValueError, LookupError, TypeError):
+        pass
+    raise RecipeError(
+        f"{path} is damaged, or belongs to another run; delete it and give the same command again"
+    )
