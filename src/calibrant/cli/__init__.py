@@ -12,6 +12,7 @@ from calibrant.cli import (
     apply,
     train,
     compare,
+    leaderboard,
     sweep,
     tune,
     predict,

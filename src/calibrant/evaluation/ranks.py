@@ -11,10 +11,40 @@ import torch
 from scipy import stats  # type: ignore[import-untyped]
 from torch import Tensor
 
+from calibrant.evaluation.comparison import Comparison
+from calibrant.evaluation.criterion import Criterion
 from calibrant.metrics.uncertainty import Interval
+
+CRITERIA = (
+    Criterion("nll", after=True),
+    Criterion("nll"),
+    Criterion("ece", after=True),
+    Criterion("ece"),
+    Criterion("accuracy"),
+)
+"""What methods are ranked by."""
 
 Values = Mapping[str, Mapping[str, Sequence[float]]]
 """By data set and method, the values of one metric, one for each seed."""
+
+
+@dataclass(frozen=True)
+class Standing:
+    """The results of one experiment, such as many losses on one data set, of which some may be missing.
+
+    Attributes:
+        name: the heading in tables.
+        folder: the folder of its runs, from that of the leaderboard.
+        comparison: the methods that have at least one seed; None if there are none.
+        missing: the runs without results, and why.
+        ranked: whether it counts in the ranks.
+    """
+
+    name: str
+    folder: str
+    comparison: Comparison | None
+    missing: Mapping[str, str]
+    ranked: bool = True
 
 
 @dataclass(frozen=True)
@@ -99,6 +129,27 @@ def rank_methods(values: Values, *, higher_is_better: bool, resamples: int = 100
         _friedman(ranks),
         _critical_difference(len(names), len(data)),
     )
+
+
+def rankings(standings: Sequence[Standing]) -> dict[Criterion, Ranks]:
+    """The ranks by each of the `CRITERIA`, of the methods that have results in every ranked experiment."""
+    found = {}
+    ranked = {each.name: each.comparison for each in standings if each.ranked and each.comparison}
+    for criterion in CRITERIA:
+        state = "temperature" if criterion.after else ""
+        values = {
+            name: {
+                method.name: [float(value) for value in numbers if value is not None]
+                for method in comparison.methods
+                if (numbers := [each.metrics[criterion.metric] for each in method.evaluations(state)])
+                and None not in numbers
+            }
+            for name, comparison in ranked.items()
+        }
+        shared = set.intersection(*map(set, values.values())) if values else set()
+        if len(shared) > 1:
+            found[criterion] = rank_methods(values, higher_is_better=criterion.higher_is_better)
+    return found
 
 
 def _ranks(values: Tensor) -> Tensor:

@@ -144,7 +144,7 @@ def render_report(
     plotted = len(summary.models) if summary and summary.models else len(names)  # those before calibration
     errors = charts.error_of_models(evaluations, names) if len(names) > 1 else None
     has_groups = any(evaluation.groups for evaluation in evaluations)
-    return _template().render(
+    return template("report.html.jinja").render(
         title=title,
         summary=summary,
         models=summary.models if summary and summary.models else [] if fitted else names,
@@ -188,7 +188,8 @@ def render_report(
 
 
 @cache
-def _template() -> Template:
+def template(name: str) -> Template:
+    """A page of ``reports/templates``."""
     environment = Environment(
         loader=PackageLoader("calibrant.reports"),
         autoescape=True,
@@ -211,7 +212,7 @@ def _template() -> Template:
         data_url=_data_url,
         sha256=_sha256,
     )
-    return environment.get_template("report.html.jinja")
+    return environment.get_template(name)
 
 
 def _verdict(

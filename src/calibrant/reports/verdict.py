@@ -218,17 +218,17 @@ def _ranking(table: Table, key: str) -> str:
         return ""
     worse = [name for name, cell in cells.items() if cell.verdict == "worse"]
     equal = [name for name, cell in cells.items() if cell.verdict == "equal"]
-    text = f"{_listed(best)} {'has' if len(best) == 1 else 'have'} the lowest {_WORDS[key]}, "
+    text = f"{listed(best)} {'has' if len(best) == 1 else 'have'} the lowest {_WORDS[key]}, "
     text += cells[best[0]].text
-    found = [f"significantly lower than {_listed(worse)}"] if worse else []
-    found += [f"not distinguishable from {_listed(equal)}"] if equal else []
+    found = [f"significantly lower than {listed(worse)}"] if worse else []
+    found += [f"not distinguishable from {listed(equal)}"] if equal else []
     return f"{text}: {'; '.join(found)}." if found else f"{text}; differences from it are not tested."
 
 
-def _listed(names: Sequence[str]) -> str:
+def listed(names: Sequence[str]) -> str:
     """Names in a sentence; only some of many.
 
-    >>> _listed(["a"]), _listed(["a", "b", "c"]), _listed(["a", "b", "c", "d", "e"])
+    >>> listed(["a"]), listed(["a", "b", "c"]), listed(["a", "b", "c", "d", "e"])
     ('a', 'a, b and c', 'a, b, c and 2 others')
     """
     if len(names) > 4:
@@ -258,8 +258,8 @@ def _best_method(comparison: Comparison, key: str, calibrator: str, state: str) 
         return f"{sentence} against {text(first)} of {first}, {found} difference ({p_value})."
     worse = [name for name, figure in others.items() if figure.significant]
     rest = [name for name in others if name not in worse]
-    parts = [f"significantly better than {_listed(worse)}"] if worse else []
-    parts += [f"not significantly better than {_listed(rest)}"] if rest else []
+    parts = [f"significantly better than {listed(worse)}"] if worse else []
+    parts += [f"not significantly better than {listed(rest)}"] if rest else []
     return f"{sentence}, {', '.join(parts)}."
 
 

@@ -17,6 +17,7 @@ import torch
 
 from calibrant.atomic import replace_file
 from calibrant.evaluation.comparison import Comparison
+from calibrant.evaluation.ranks import Standing
 from calibrant.extras import optional_package
 from calibrant.options import Choice, RecipeError
 from calibrant.training import TrainingError
@@ -48,6 +49,7 @@ class Experiment:
         losses: the losses. The others are tested against the first.
         seeds: the seeds of every loss.
         outside: out-of-distribution data sets, to be detected by the entropy.
+        ranked: whether it counts in the ranks.
     """
 
     name: str
@@ -55,6 +57,7 @@ class Experiment:
     losses: tuple[str, ...]
     seeds: tuple[int, ...]
     outside: tuple[Choice, ...] = ()
+    ranked: bool = True
 
     def folder(self, output: Path) -> Path:
         """The folder of the experiment."""
@@ -165,7 +168,7 @@ def _checked(where: str, plain: Any, kinds: Mapping[str, type]) -> dict[str, Any
         if key not in kinds:
             raise RecipeError(f"{where}: unknown key {key!r}; known: {', '.join(kinds)}")
         if not isinstance(value, kinds[key]):
-            kind = "a list" if kinds[key] is list else "a text"
+            kind = {list: "a list", str: "a text", bool: "true or false"}[kinds[key]]
             raise RecipeError(f"{where}: {key} = {value!r}; expected {kind}")
     return plain
 
@@ -174,7 +177,7 @@ def _experiment(where: str, plain: Any, shared: Mapping[str, Any]) -> Experiment
     texts = {"name": str, "recipe": str}
     lists = {"losses": list, "seeds": list, "changes": list, "ood": list}
     table = {key: shared[key] for key in ("losses", "seeds") if key in shared}
-    table |= _checked(where, plain, {**texts, **lists})
+    table |= _checked(where, plain, {**texts, **lists, "ranked": bool})
     for key in ("recipe", "losses", "seeds"):
         if not table.get(key):
             raise RecipeError(f"{where}: expected {key}")
@@ -188,7 +191,8 @@ def _experiment(where: str, plain: Any, shared: Mapping[str, Any]) -> Experiment
             if values.count(value) > 1:
                 raise RecipeError(f"{where}: {what} {value} is there twice; expected each once")
     outside = tuple(Choice.parse(str(each)) for each in table.get("ood", ()))
-    return Experiment(table.get("name", recipe.name), recipe, tuple(losses), tuple(seeds), outside)
+    name, ranked = table.get("name", recipe.name), table.get("ranked", True)
+    return Experiment(name, recipe, tuple(losses), tuple(seeds), outside, ranked)
 
 
 def work(
@@ -331,21 +335,6 @@ def work_on_ray(
         _say(report, entry)
 
 
-@dataclass(frozen=True)
-class Standing:
-    """The state of an experiment.
-
-    Attributes:
-        experiment: the experiment.
-        comparison: the losses of which at least one run is done; None if there are none.
-        missing: the runs that are not done, and why.
-    """
-
-    experiment: Experiment
-    comparison: Comparison | None
-    missing: Mapping[str, str]
-
-
 def standings(
     board: Leaderboard, output: str | Path, *, data_root: str | Path | None = None, resamples: int = 1000
 ) -> list[Standing]:
@@ -387,7 +376,7 @@ def _standing(
     missing = {entry.name: entry.failure or "not done" for entry in entries if not entry.is_done}
     seeds = experiment.seeds
     comparison = Comparison(experiment.name, seeds, tuple(methods), dense) if methods else None
-    return Standing(experiment, comparison, missing)
+    return Standing(experiment.name, plain_name(experiment.name), comparison, missing, experiment.ranked)
 
 
 def _stored(entry: Entry) -> dict[str, Any]:

@@ -28,6 +28,7 @@ from calibrant.reports.plots.methods import (
     severity_curves,
     training_curves,
 )
+from calibrant.reports.plots.ranks import mean_ranks
 from calibrant.reports.plots.sensitivity import sensitivity
 
 __all__ = [
@@ -44,6 +45,7 @@ __all__ = [
     "learned_quantity",
     "lower_probabilities",
     "maximum_logits",
+    "mean_ranks",
     "mean_roc_curve",
     "methods_side_by_side",
     "multipliers",

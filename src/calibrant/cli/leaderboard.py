@@ -1,0 +1,84 @@
+"""`calibrant leaderboard`: many losses on several data sets, from several processes, and their ranks."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+from calibrant.cli import training_options as options
+from calibrant.cli.program import say
+from calibrant.cli.terminal import Resamples, Wide, app, fail
+
+
+@app.command()
+def leaderboard(
+    board: Annotated[
+        Path,
+        typer.Argument(
+            metavar="FILE", help="A TOML file with recipes, losses and seeds.", show_default=False
+        ),
+    ],
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="DIR",
+            help="Folder for the runs, leaderboard.json, .md, .tex and .html, and plots.",
+            show_default="runs/FILE",
+        ),
+    ] = None,
+    data_root: options.DataRoot = None,
+    jobs: Annotated[int, typer.Option(min=1, help="Number of processes on this machine.")] = 1,
+    on: Annotated[
+        Literal["here", "ray"],
+        typer.Option(help="Where to run: on this machine, or as tasks of Ray (extra ray)."),
+    ] = "here",
+    tables_only: Annotated[
+        bool, typer.Option("--tables-only", help="Train nothing; write the tables of what is done.")
+    ] = False,
+    resamples: Resamples = 1000,
+    wide: Wide = False,
+) -> None:
+    """Train every loss of several recipes from every seed, and rank the losses over all of them.
+
+    Runs that are done are kept, even if only their small files are left. The command may be given several
+    times at once, also on several machines that share the output folder: every run is done once.
+    """
+    if on == "ray" and jobs > 1:
+        fail("--jobs is for this machine; with --on ray, Ray decides how many runs there are at a time")
+    with options.training_errors():
+        options.import_fabric()
+        from calibrant.evaluation.ranks import rankings
+        from calibrant.reports import leaderboard_files
+        from calibrant.reports.tables import print_table
+        from calibrant.training import leaderboard, run_folder
+        from calibrant.training.lock import FolderLock
+
+        plan = leaderboard.Leaderboard.load(board)
+        folder = output or Path("runs", board.stem)
+        run_folder.check_writable(folder)
+        shared = {"data_root": data_root, "resamples": resamples}
+
+        def report(line: str) -> None:
+            say(line, err=True)
+
+        if tables_only:
+            pass
+        elif on == "ray":
+            leaderboard.work_on_ray(plan, folder, report=report, **shared)
+        elif jobs > 1:
+            leaderboard.work_in_processes(plan, folder, jobs, report=report, **shared)
+        else:
+            leaderboard.work(plan, folder, progress=True, report=report, **shared)
+        standings = leaderboard.standings(plan, folder, **shared)
+        if all(each.comparison is None for each in standings):
+            fail(f"{folder} has no run of {board} that is done")
+        with FolderLock(folder, "writing the results of a leaderboard"):  # all files are of one state of it
+            leaderboard_files.write_leaderboard(plan.title, standings, folder)
+        if found := rankings(standings):
+            print_table(leaderboard_files.rank_table(found), leaderboard_files.ranks_note(found), wide=wide)
+    missing = sum(len(each.missing) for each in standings)
+    if missing:
+        say(f"{missing} runs are missing; leaderboard.md names them", err=True)
+    say(f"{folder}: {', '.join(leaderboard_files.FILES)}, plots")

@@ -1,0 +1,223 @@
+"""The files of a leaderboard: ranks over all experiments, and the tables of each."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from calibrant.extras import require
+
+require("report", "jinja2", "matplotlib", purpose=__name__)
+
+from matplotlib.figure import Figure
+
+from calibrant.atomic import replace_file
+from calibrant.evaluation.comparison import Comparison
+from calibrant.evaluation.criterion import Criterion
+from calibrant.evaluation.ranks import Ranks, Standing, rankings
+from calibrant.metrics import METRICS
+from calibrant.reports import charts, plots
+from calibrant.reports.comparison_page import write_comparison
+from calibrant.reports.page import template
+from calibrant.reports.plots.drawing import default_style, png, rows_height, svg
+from calibrant.reports.table_builders import comparison_note, comparison_table, state_label
+from calibrant.reports.tables import (
+    HTML,
+    Cell,
+    Column,
+    Table,
+    interval_text,
+    plain_markdown,
+    tex,
+    to_latex,
+    to_markdown,
+)
+from calibrant.reports.verdict import listed, p_words
+
+FILES = ("leaderboard.json", "leaderboard.md", "leaderboard.tex", "leaderboard.html")
+"""The files that `write_leaderboard` writes beside plots and the files of each experiment."""
+
+
+def experiment_table(comparison: Comparison) -> Table:
+    """The table of a comparison, with a column for the number of seeds if some are missing."""
+    table = comparison_table(comparison)
+    numbers = [len(method.before) for method in comparison.methods]
+    if set(numbers) == {len(comparison.seeds)}:
+        return table
+    column = Column("seeds", "Seeds", tuple(Cell(float(number), str(number)) for number in numbers))
+    return replace(table, columns=(column, *table.columns))
+
+
+def rank_table(found: Mapping[Criterion, Ranks]) -> Table:
+    """The mean ranks of all methods by each criterion."""
+    names = tuple(next(iter(found.values())).mean)
+
+    def cell(ranks: Ranks, name: str) -> Cell:
+        mean = ranks.mean[name]
+        best = f"{mean:.1f}" == f"{min(ranks.mean.values()):.1f}"
+        return Cell(mean, f"{mean:.1f}", interval_text(ranks.intervals[name], False, decimals=1), best)
+
+    return Table(
+        names,
+        tuple(
+            Column(str(criterion), _label(criterion), tuple(cell(ranks, name) for name in names), "", False)
+            for criterion, ranks in found.items()
+        ),
+    )
+
+
+def statements(found: Mapping[Criterion, Ranks]) -> list[str]:
+    """What is significant, by each criterion."""
+    return [f"By {_label(criterion)}: {_statement(ranks)}" for criterion, ranks in found.items()]
+
+
+def _statement(ranks: Ranks) -> str:
+    best = next(iter(ranks.mean))
+    text = f"{best} has the best mean rank, {ranks.mean[best]:.1f} of {len(ranks.mean)}. "
+    if len(ranks.data) == 1:
+        return f"{text}One data set is too few to test ranks."
+    test = f"Friedman's test: {p_words(ranks.p_value)}"
+    if ranks.p_value >= 0.05:
+        return f"{text}The ranks do not differ significantly ({test})."
+    worse = [other for name, other in ranks.significant() if name == best]
+    which = (
+        f"{best} is significantly better than {listed(worse)}" if worse else "no loss is significantly worse"
+    )
+    text += f"The ranks differ significantly ({test}); {which}"
+    return f"{text} (critical difference {ranks.critical_difference:.1f})."
+
+
+def _label(criterion: Criterion) -> str:
+    return METRICS[criterion.metric].label + state_label("temperature" if criterion.after else "")
+
+
+def ranks_note(found: Mapping[Criterion, Ranks]) -> str:
+    """What the table of ranks shows."""
+    data = next(iter(found.values())).data
+    return (
+        f"Mean ranks over {', '.join(data)}; 1 is best. Only losses with results in all of these have one. "
+        "The 95 % intervals in brackets are over data sets and seeds."
+    )
+
+
+def markdown(title: str, standings: Sequence[Standing], found: Mapping[Criterion, Ranks]) -> str:
+    """The leaderboard in Markdown."""
+    lines = [f"# {plain_markdown(title)}", ""]
+    if found:
+        table = rank_table(found)
+        lines += ["## Ranks", "", to_markdown(table, "loss"), "", plain_markdown(ranks_note(found)), ""]
+        lines += [f"- {plain_markdown(sentence)}" for sentence in statements(found)]
+        lines += ["", to_markdown(table.intervals(), "loss"), ""]
+    for each in standings:
+        lines += [f"## {plain_markdown(each.name)}", ""]
+        if each.comparison is None:
+            lines += ["No run is done yet.", ""]
+        else:
+            table = experiment_table(each.comparison)
+            lines += [to_markdown(table, "loss"), "", plain_markdown(comparison_note(each.comparison)), ""]
+        if each.missing:
+            lines += [f"{len(each.missing)} runs are missing:", ""]
+            lines += [
+                f"- {plain_markdown(name)}: {plain_markdown(why)}" for name, why in each.missing.items()
+            ]
+            lines += [""]
+    return "\n".join(lines)
+
+
+def latex(standings: Sequence[Standing], found: Mapping[Criterion, Ranks]) -> str:
+    """The tables in LaTeX, for the package booktabs."""
+    parts = [f"% {tex(ranks_note(found))}\n{to_latex(rank_table(found), 'Loss')}\n"] if found else []
+    for each in standings:
+        if each.comparison is not None:
+            note = f"{each.name}. {comparison_note(each.comparison)}"
+            parts.append(f"% {tex(note)}\n{to_latex(experiment_table(each.comparison), 'Loss')}\n")
+    return "\n".join(parts)
+
+
+def _json(title: str, standings: Sequence[Standing], found: Mapping[Criterion, Ranks]) -> str:
+    def plain(ranks: Ranks) -> dict[str, Any]:
+        values = vars(ranks) | {"significant": ranks.significant()}
+        return {
+            key: None if value != value or value == float("inf") else value for key, value in values.items()
+        }
+
+    experiments = {
+        each.name: {
+            "results": None if each.comparison is None else json.loads(each.comparison.to_json()),
+            "missing": each.missing,
+        }
+        for each in standings
+    }
+    ranks = {str(criterion): plain(each) for criterion, each in found.items()}
+    return json.dumps({"title": title, "ranks": ranks, "experiments": experiments}, indent=1, allow_nan=False)
+
+
+def write_leaderboard(title: str, standings: Sequence[Standing], folder: str | os.PathLike[str]) -> None:
+    """Write `FILES`, ``plots/ranks-*.png``, and in the folder of each experiment the files of its comparison.
+
+    Args:
+        title: the heading.
+        standings: the experiments.
+        folder: the folder of the leaderboard.
+    """
+    target = Path(folder)
+    found = rankings(standings)
+    for each in standings:
+        if each.comparison is not None:
+            write_comparison(each.comparison, target / each.folder)
+    pictures = []
+    (target / "plots").mkdir(parents=True, exist_ok=True)
+    with default_style():
+        for criterion, ranks in found.items():
+            figure = Figure(figsize=(4.2, 1.3 + rows_height(ranks.mean)), layout="constrained")
+            plots.mean_ranks(ranks, figure.subplots(), title=_label(criterion))
+            caption = (
+                f"Mean ranks by {_label(criterion)}, with 95 % intervals. Losses that a bar at the right "
+            )
+            caption += "connects do not differ significantly"
+            pictures.append((caption, svg(figure)))
+            replace_file(target / "plots" / f"ranks-{criterion}.png", png(figure))
+    page = template("leaderboard.html.jinja").render(
+        title=title,
+        facts=_facts(standings),
+        ranks=rank_table(found) if found else None,
+        ranks_note=ranks_note(found) if found else "",
+        statements=statements(found),
+        pictures=pictures,
+        sections=[_section(each, target) for each in standings],
+        marks=HTML,
+    )
+    contents = (
+        _json(title, standings, found) + "\n",
+        markdown(title, standings, found),
+        latex(standings, found),
+        page,
+    )
+    for name, content in zip(FILES, contents, strict=True):
+        replace_file(target / name, content.encode())
+
+
+def _facts(standings: Sequence[Standing]) -> list[str]:
+    done = sum(
+        len(method.before) for each in standings if each.comparison for method in each.comparison.methods
+    )
+    missing = sum(len(each.missing) for each in standings)
+    return [f"{len(standings)} experiments", f"{done} runs", *([f"{missing} missing"] if missing else [])]
+
+
+def _section(standing: Standing, folder: Path) -> dict[str, Any]:
+    comparison = standing.comparison
+    runs = sorted(path.parent.name for path in (folder / standing.folder / "runs").glob("*/recipe.toml"))
+    return {
+        "name": standing.name,
+        "folder": standing.folder,
+        "missing": standing.missing,
+        "runs": runs,
+        "table": None if comparison is None else experiment_table(comparison),
+        "note": "" if comparison is None else comparison_note(comparison),
+        "scatter": None if comparison is None else charts.accuracy_against_error(comparison),
+    }
