@@ -138,7 +138,8 @@ def latex(standings: Sequence[Standing], found: Mapping[Criterion, Ranks]) -> st
     return "\n".join(parts)
 
 
-def _json(title: str, standings: Sequence[Standing], found: Mapping[Criterion, Ranks]) -> str:
+def to_json(title: str, standings: Sequence[Standing], found: Mapping[Criterion, Ranks]) -> str:
+    """The ranks, the results of every experiment, and the missing runs."""
     def plain(ranks: Ranks) -> dict[str, Any]:
         values = vars(ranks) | {"significant": ranks.significant()}
         return {
@@ -192,7 +193,7 @@ def write_leaderboard(title: str, standings: Sequence[Standing], folder: str | o
         marks=HTML,
     )
     contents = (
-        _json(title, standings, found) + "\n",
+        to_json(title, standings, found) + "\n",
         markdown(title, standings, found),
         latex(standings, found),
         page,

@@ -9,12 +9,18 @@ import pytest
 import torch
 from matplotlib import pyplot
 
+from calibrant.evaluation.ranks import rank_methods
 from calibrant.losses import LOSSES
 from calibrant.reports import plots
 from tests.reports.plots.drawn import FIGURES, LOGITS, PASSES, SENSITIVITY, classes, legend, reliability
 
 METHODS = {name: [(0.7 + n / 100, 0.02 + n / 500), (0.72, 0.03)] for n, name in enumerate(LOSSES)}
 
+RANKS = rank_methods(
+    {data: {name: [float(k)] for k, name in enumerate(LOSSES)} for data in ("digits", "cifar10")},
+    higher_is_better=False,
+    resamples=5,
+)
 PICTURES = {
     "reliability_diagram, 15 bins": lambda **o: plots.reliability_diagram(reliability(15), **o),
     "reliability_diagram, 25 bins": lambda **o: plots.reliability_diagram(reliability(25), **o),
@@ -30,6 +36,7 @@ PICTURES = {
     "mean_roc_curve, many": lambda **o: plots.mean_roc_curve(
         {name: ([0.0, 0.5, 1.0], 0.5) for name in LOSSES}, **o
     ),
+    "mean_ranks": lambda **o: plots.mean_ranks(RANKS, **o),
     "methods_side_by_side": lambda **o: plots.methods_side_by_side(FIGURES, **o),
     "training_curves": lambda **o: plots.training_curves({name: [0.1, 0.2] for name in LOSSES}, **o),
     "multipliers": lambda **o: plots.multipliers(PASSES, **o),

@@ -1,0 +1,57 @@
+"""Ranks over data sets, against SciPy and published critical values."""
+
+import math
+
+import pytest
+import torch
+from scipy import stats
+
+from calibrant.evaluation.ranks import rank_methods
+
+
+def test_friedman_is_that_of_scipy():
+    generator = torch.Generator().manual_seed(0)
+    table = torch.rand(6, 4, generator=generator) + 0.1 * torch.arange(4)
+    values = {str(d): {str(k): [float(value)] for k, value in enumerate(row)} for d, row in enumerate(table)}
+    ranks = rank_methods(values, higher_is_better=True)
+    statistic, _ = stats.friedmanchisquare(*table.T.tolist())
+    expected = stats.f.sf(5 * statistic / (6 * 3 - statistic), 3, 3 * 5)  # Iman and Davenport
+    assert ranks.p_value == pytest.approx(expected, rel=1e-9)
+    assert sum(ranks.mean.values()) == pytest.approx(10)
+    assert list(ranks.mean.values()) == sorted(ranks.mean.values())
+
+
+# The critical values of Nemenyi's test at 5 %, by the number of methods (Demšar, 2006, Table 5).
+@pytest.mark.parametrize(("methods", "value"), [(2, 1.960), (3, 2.343), (4, 2.569), (5, 2.728), (10, 3.164)])
+def test_critical_difference(methods, value):
+    values = {str(d): {str(k): [float(k)] for k in range(methods)} for d in range(5)}
+    expected = value * math.sqrt(methods * (methods + 1) / (6 * 5))
+    found = rank_methods(values, higher_is_better=False, resamples=2)
+    assert found.critical_difference == pytest.approx(expected, rel=1e-3)
+    assert found.p_value == 0  # all data sets agree
+    assert all(int(worse) - int(better) > expected for better, worse in found.significant())
+
+
+def test_intervals_cover_seeds_and_data_sets():
+    sure = {name: {"a": [1.0, 1.0], "b": [2.0, 2.0]} for name in "xyz"}
+    assert rank_methods(sure, higher_is_better=False).intervals == {"a": (1.0, 1.0), "b": (2.0, 2.0)}
+    seeds = {name: {"a": [1.0, 3.0], "b": [2.0, 2.1]} for name in "xyz"}
+    low, high = rank_methods(seeds, higher_is_better=False).intervals["a"]
+    assert low < high
+    sets = {**sure, "z": {"a": [2.0, 2.0], "b": [1.0, 1.0]}}
+    low, high = rank_methods(sets, higher_is_better=False).intervals["a"]
+    assert low < high
+
+
+def test_methods_without_all_data_sets_are_left_out():
+    values = {"x": {"a": [1.0], "b": [2.0], "c": [0.0]}, "y": {"a": [1.0], "b": [2.0]}}
+    assert rank_methods(values, higher_is_better=False).mean == {"a": 1.0, "b": 2.0}
+    with pytest.raises(ValueError, match="at least one method that has values on every data set"):
+        rank_methods({"x": {"a": [1.0]}, "y": {"b": [1.0]}}, higher_is_better=False)
+
+
+def test_one_data_set_is_not_tested():
+    ranks = rank_methods({"x": {"a": [1.0], "b": [2.0]}}, higher_is_better=False)
+    assert math.isnan(ranks.p_value)
+    assert math.isinf(ranks.critical_difference)
+    assert ranks.groups() == [("a", "b")]

@@ -1,0 +1,97 @@
+"""The page and the tables of a leaderboard."""
+
+import json
+
+import pytest
+
+from calibrant.evaluation.comparison import Comparison, Method
+from calibrant.evaluation.criterion import Criterion
+from calibrant.evaluation.ranks import Standing, rankings
+from calibrant.reports import leaderboard_files
+from calibrant.reports.leaderboard_files import statements, write_leaderboard
+from tests.reports.chromium import CHROMIUM, Browser
+from tests.reports.test_browser import BEYOND, NAMES, evaluation_of
+
+BEST, MISSING = NAMES[1], "easy: ls, seed 0"
+
+
+@pytest.fixture(scope="module")
+def standings():
+    def comparison(title):
+        methods = tuple(
+            Method(
+                name,
+                tuple(evaluation_of(name, seed, scale) for seed in (0, 1)),
+                tuple(evaluation_of(name, seed, 1.0) for seed in (0, 1)),
+                (scale, scale),
+            )
+            for name, scale in zip(NAMES, (5.0, 1.0, 2.0), strict=True)
+        )
+        return Comparison(title, (0, 1), methods)
+
+    easy = Standing("easy", "easy", comparison("easy"), {MISSING: "not done"})
+    return [easy, Standing("hard", "hard", comparison("hard"), {}), Standing("none", "none", None, {})]
+
+
+@pytest.fixture(scope="module")
+def folder(standings, tmp_path_factory):
+    found = tmp_path_factory.mktemp("leaderboard")
+    run = found / "easy" / "runs" / "ce-seed0"
+    run.mkdir(parents=True)
+    (run / "recipe.toml").touch()
+    write_leaderboard("A leaderboard", standings, found)
+    return found
+
+
+def test_files(folder):
+    for name in leaderboard_files.FILES:
+        assert BEST.partition("[")[0] in (folder / name).read_text()
+    plain = json.loads((folder / "leaderboard.json").read_text())
+    assert plain["ranks"]["nll"]["mean"] == {BEST: 1.0, NAMES[2]: 2.0, "ce": 3.0}
+    assert plain["experiments"]["easy"]["missing"] == {MISSING: "not done"}
+    assert plain["experiments"]["none"]["results"] is None
+    text = (folder / "leaderboard.md").read_text()
+    assert f"| {BEST} | " in text.replace("\\", "")
+    assert "No run is done yet." in text
+    assert len(list((folder / "plots").glob("ranks-*.png"))) == 5
+    assert (folder / "easy" / "report.html").is_file()
+
+
+def test_statements_say_what_is_significant(standings):
+    found = rankings(standings)
+    said = dict(zip(found, statements(found), strict=True))
+    assert said[Criterion("nll")].startswith(f"By NLL: {BEST} has the best mean rank, 1.0 of 3.")
+    assert "no loss is significantly worse" in said[Criterion("nll")]  # two data sets are few
+    assert "do not differ significantly" in said[Criterion("accuracy")]
+    alone = rankings(standings[:1])
+    assert statements(alone)[0].endswith("One data set is too few to test ranks.")
+
+
+def test_experiments_may_stay_out_of_the_ranks(standings):
+    easy, hard, none = standings
+    unranked = [easy, Standing(hard.name, hard.folder, hard.comparison, {}, ranked=False), none]
+    assert rankings(unranked)[Criterion("nll")].data == ("easy",)
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="no chromium is installed")
+def test_the_page_in_a_browser(folder, tmp_path):
+    browser = Browser(tmp_path / "profile")
+    try:
+        for width in (390, 1280):
+            browser.open(folder / "leaderboard.html", width=width)
+            assert browser.run(f"{BEYOND}({width})") == [width]
+            assert browser.problems == []
+        names = browser.run("""
+            (() => {
+              document.querySelectorAll("#ranks th button")[0].click();
+              return [...document.querySelectorAll("#ranks tbody th")].map((cell) => cell.textContent);
+            })()
+        """)
+        assert names == sorted(NAMES)
+        links = browser.run(
+            "[...document.querySelectorAll('main a')].map((link) => link.getAttribute('href'))"
+        )
+        assert "easy/report.html" in links
+        assert "easy/runs/ce-seed0/recipe.toml" in links
+    finally:
+        browser.close()

@@ -1,0 +1,237 @@
+"""Leaderboards: every run is done once, by one process or several, killed and resumed."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from pathlib import Path
+from threading import Barrier
+from typing import Any
+
+import pytest
+
+from calibrant.evaluation.ranks import rankings
+from calibrant.options import RecipeError
+from calibrant.reports.leaderboard_files import markdown, to_json
+from calibrant.training import DivergedError, leaderboard, loop
+from calibrant.training.leaderboard import Leaderboard, standings, work, work_on_ray
+from tests.distributed.processes import PREPARED
+
+BOARD = """
+title = "Two data sets"
+losses = ["ce", "mbls[margin=6]"]
+seeds = [0, 1]
+
+[[experiment]]
+name = "easy"
+recipe = "digits-lt"
+changes = [
+    "epochs=2",
+    "data=synthetic[classes=3,features=4,train_size=60,validation_size=40,test_size=41]",
+    "batch_size=20",
+    "model.hidden=[8]",
+    "optimizer.lr=0.05",
+]
+ood = ["synthetic[classes=3,features=4,separation=0.0,test_size=30]"]
+
+[[experiment]]
+name = "hard"
+recipe = "digits-lt"
+changes = [
+    "epochs=2",
+    "data=synthetic[classes=3,features=4,separation=1.5,train_size=60,validation_size=40,test_size=41]",
+    "batch_size=20",
+    "model.hidden=[8]",
+    "optimizer.lr=0.05",
+]
+seeds = [0]
+"""
+RUNS = [("ce", 0), ("mbls[margin=6]", 0), ("ce", 1), ("mbls[margin=6]", 1), ("ce", 0), ("mbls[margin=6]", 0)]
+
+
+def board(text: str = BOARD) -> Leaderboard:
+    return Leaderboard.from_toml(text)
+
+
+def written(folder: Path) -> str:
+    """The results of the runs in a folder."""
+    found = standings(board(), folder, resamples=20)
+    return to_json("Title", found, rankings(found))
+
+
+@pytest.fixture(scope="module")
+def done(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder in which one process has done everything."""
+    folder = tmp_path_factory.mktemp("board")
+    work(board(), folder, resamples=20)
+    return folder
+
+
+def test_every_run_is_done_and_kept(trained: list[tuple[str, int]], tmp_path: Path) -> None:
+    said: list[str] = []
+    work(board(), tmp_path, resamples=20, report=said.append)
+    assert trained == RUNS
+    assert said[0] == "easy: ce, seed 0: done"
+    assert len(said) == 6
+    work(board(), tmp_path, resamples=20)
+    assert trained == RUNS
+    easy, hard = standings(board(), tmp_path, resamples=20)
+    assert easy.comparison is not None
+    assert hard.comparison is not None
+    assert [len(method.before) for method in easy.comparison.methods] == [2, 2]
+    assert [len(method.before) for method in hard.comparison.methods] == [1, 1]
+    assert not easy.missing
+    ((name, areas),) = easy.comparison.methods[0].detection.items()
+    assert name.startswith("synthetic[")
+    assert len(areas) == 2
+
+
+def test_small_files_are_enough(done: Path, tmp_path: Path, trained: list[tuple[str, int]]) -> None:
+    kept = ("recipe.toml", "result.json", "evaluation.json", "leaderboard.json", "log.csv")
+    for path in done.rglob("*"):
+        if path.name in kept and path.parent.parent.name == "runs":
+            copy = tmp_path / path.relative_to(done)
+            copy.parent.mkdir(parents=True, exist_ok=True)
+            copy.write_bytes(path.read_bytes())
+    work(board(), tmp_path, resamples=20)
+    assert trained == []
+    assert written(tmp_path) == written(done)
+
+
+def test_missing_runs_are_named(done: Path, tmp_path: Path) -> None:
+    more = board(
+        BOARD.replace("seeds = [0]", "seeds = [0, 7]").replace('losses = ["ce"', 'losses = ["ls", "ce"')
+    )
+    easy, hard = standings(more, done, resamples=20)
+    assert set(easy.missing) == {"easy: ls, seed 0", "easy: ls, seed 1"}
+    assert set(hard.missing.values()) == {"not done"}
+    assert len(hard.missing) == 4
+    text = markdown("Title", [easy, hard], {})
+    assert "4 runs are missing" in text
+    assert "| loss | Seeds |" in text  # of one seed instead of two
+    assert standings(more, tmp_path)[0].comparison is None
+
+
+def test_a_run_that_diverges_is_tried_once(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, trained: list[tuple[str, int]]
+) -> None:
+    plain = loop.Loop._train_step
+
+    def step(training: loop.Loop, batch: Any) -> None:
+        if training.parts.recipe.loss == "ce":
+            raise DivergedError("the loss is infinite")
+        plain(training, batch)
+
+    monkeypatch.setattr(loop.Loop, "_train_step", step)
+    for _ in range(2):
+        work(board(), tmp_path, resamples=20)
+    assert trained == RUNS
+    easy, hard = standings(board(), tmp_path, resamples=20)
+    assert hard.missing == {"hard: ce, seed 0": "the loss is infinite"}
+    assert easy.comparison is not None
+    assert [method.name for method in easy.comparison.methods] == ["mbls[margin=6]"]
+
+
+def killed(folder: Path) -> None:
+    """Work, and be killed in the midst of the second run."""
+    plain = loop.Loop._train_step
+    steps = [0]
+
+    def step(training: loop.Loop, batch: Any) -> None:
+        steps[0] += 1
+        if steps[0] == 11:  # three steps in each of two epochs
+            os.kill(os.getpid(), signal.SIGKILL)
+        plain(training, batch)
+
+    loop.Loop._train_step = step  # type: ignore[method-assign]
+    work(board(), folder, resamples=20)
+
+
+def test_a_killed_process_leaves_its_run_to_the_next(
+    done: Path, tmp_path: Path, trained: list[tuple[str, int]]
+) -> None:
+    process = PREPARED.Process(target=killed, args=(tmp_path,))
+    process.start()
+    process.join(120)
+    assert process.exitcode == -signal.SIGKILL
+    work(board(), tmp_path, resamples=20)
+    assert trained == RUNS[1:]
+    assert written(tmp_path) == written(done)
+
+
+def share(folder: Path, number: int, barrier: Barrier) -> None:
+    """Work beside another process; write down what was trained."""
+    trained: list[str] = []
+    plain = loop.Loop.run
+
+    def run(training: loop.Loop) -> None:
+        if not trained:
+            barrier.wait(60)  # both processes work on a run now
+        trained.append(training.parts.recipe.to_toml())
+        plain(training)
+
+    loop.Loop.run = run  # type: ignore[method-assign]
+    work(board(), folder / "out", resamples=20)
+    (folder / f"{number}.json").write_text(json.dumps(trained))
+
+
+def test_two_processes_share_the_runs(done: Path, tmp_path: Path) -> None:
+    barrier = PREPARED.Barrier(2)
+    processes = [PREPARED.Process(target=share, args=(tmp_path, number, barrier)) for number in range(2)]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join(120)
+        assert process.exitcode == 0
+    first, second = (json.loads((tmp_path / f"{number}.json").read_text()) for number in range(2))
+    assert first
+    assert second
+    assert len(first + second) == len(set(first + second)) == 6
+    assert written(tmp_path / "out") == written(done)
+
+
+def test_ray_does_every_run_once(done: Path, tmp_path: Path) -> None:
+    ray = pytest.importorskip("ray")
+    ray.init(num_cpus=2, log_to_driver=False, include_dashboard=False)
+    try:
+        said: list[str] = []
+        work_on_ray(board(), tmp_path, resamples=20, report=said.append)
+        assert len(said) == 6
+        assert written(tmp_path) == written(done)
+    finally:
+        ray.shutdown()
+
+
+def test_a_damaged_entry_is_refused(done: Path, tmp_path: Path) -> None:
+    run = tmp_path / "easy" / "runs" / "ce-seed0"
+    run.mkdir(parents=True)
+    for name in ("recipe.toml", "result.json", "evaluation.json"):
+        (run / name).write_bytes((done / "easy" / "runs" / "ce-seed0" / name).read_bytes())
+    (run / leaderboard.ENTRY).write_text('{"run": "of another"}')
+    with pytest.raises(RecipeError, match="is damaged, or belongs to another run; delete it"):
+        standings(board(), tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (("[[experiment]]", "[experiment"), "is not TOML"),
+        (("seeds = [0]", "sedes = [0]"), "experiment 2: unknown key 'sedes'; known: name"),
+        (("seeds = [0]", "seeds = [-1]"), r"experiment 2: seeds = \[-1\]; expected whole numbers"),
+        (("seeds = [0]", "seeds = [0, 0]"), "experiment 2: seed 0 is there twice"),
+        (("seeds = [0]", "seeds = 0"), "experiment 2: seeds = 0; expected a list"),
+        (("seeds = [0]", "ranked = 1"), "experiment 2: ranked = 1; expected true or false"),
+        (('name = "hard"', 'name = "easy"'), "two experiments have the folder easy"),
+        (('recipe = "digits-lt"', ""), "experiment 1: expected recipe"),
+        (('["ce", ', '["cee", '), "'cee'"),
+    ],
+)
+def test_mistakes_in_the_file_are_named(change: tuple[str, str], message: str) -> None:
+    with pytest.raises(RecipeError, match=message):
+        board(BOARD.replace(*change))
+
+
+def test_a_file_without_experiments_is_refused() -> None:
+    with pytest.raises(RecipeError, match="expected at least one table"):
+        board('losses = ["ce"]')
