@@ -16,7 +16,7 @@ FOLDERS = {
         "cifar100-resnet-50-30-epochs/ada-scale",
     ],
     "CIFAR-100, ResNet-50, 350 epochs": ["cifar100-resnet-50-350-epochs"],
-    "20 Newsgroups, CNN": ["newsgroups-cnn", "newsgroups-cnn/ada-scale"],
+    "20 Newsgroups, CNN": ["newsgroups-cnn"],
     "CIFAR-100 with a long tail": ["cifar100-lt-100-epochs"],
     "Long-tailed CIFAR-100": ["cifar100-lt-100-epochs"],
     "digits with a long tail": ["digits-lt"],

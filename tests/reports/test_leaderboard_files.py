@@ -12,7 +12,7 @@ from calibrant.reports.leaderboard_files import statements, write_leaderboard
 from tests.reports.chromium import CHROMIUM, Browser
 from tests.reports.test_browser import BEYOND, NAMES, evaluation_of
 
-BEST, MISSING = NAMES[1], "easy: ls, seed 0"
+BEST, MISSING = NAMES[1], ("ls", 0)
 
 
 @pytest.fixture(scope="module")
@@ -48,7 +48,7 @@ def test_files(folder):
         assert BEST.partition("[")[0] in (folder / name).read_text()
     plain = json.loads((folder / "leaderboard.json").read_text())
     assert plain["ranks"]["nll"]["mean"] == {BEST: 1.0, NAMES[2]: 2.0, "ce": 3.0}
-    assert plain["experiments"]["easy"]["missing"] == {MISSING: "not done"}
+    assert plain["experiments"]["easy"]["missing"] == [["ls", 0, "not done"]]
     assert plain["experiments"]["none"]["results"] is None
     text = (folder / "leaderboard.md").read_text()
     assert f"| {BEST} | " in text.replace("\\", "")

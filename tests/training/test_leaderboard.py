@@ -104,11 +104,12 @@ def test_missing_runs_are_named(done: Path, tmp_path: Path) -> None:
         BOARD.replace("seeds = [0]", "seeds = [0, 7]").replace('losses = ["ce"', 'losses = ["ls", "ce"')
     )
     easy, hard = standings(more, done, resamples=20)
-    assert set(easy.missing) == {"easy: ls, seed 0", "easy: ls, seed 1"}
+    assert set(easy.missing) == {("ls", 0), ("ls", 1)}
     assert set(hard.missing.values()) == {"not done"}
     assert len(hard.missing) == 4
     text = markdown("Title", [easy, hard], {})
     assert "4 runs are missing" in text
+    assert "- ls (seeds 0, 7): not done" in text
     assert "| loss | Seeds |" in text  # of one seed instead of two
     assert standings(more, tmp_path)[0].comparison is None
 
@@ -128,7 +129,7 @@ def test_a_run_that_diverges_is_tried_once(
         work(board(), tmp_path, resamples=20)
     assert trained == RUNS
     easy, hard = standings(board(), tmp_path, resamples=20)
-    assert hard.missing == {"hard: ce, seed 0": "the loss is infinite"}
+    assert hard.missing == {("ce", 0): "the loss is infinite"}
     assert easy.comparison is not None
     assert [method.name for method in easy.comparison.methods] == ["mbls[margin=6]"]
 

@@ -15,7 +15,7 @@ from calibrant.evaluation import Evaluation, evaluate
 from calibrant.metrics.ood import detection, entropy
 from calibrant.options import Choice, RecipeError
 from calibrant.predictions import open_predictions
-from calibrant.training import loop, runs
+from calibrant.training import loop, run_folder, runs
 from calibrant.training.data import load_data
 from calibrant.training.loop import train
 from calibrant.training.recipe import Recipe
@@ -145,8 +145,13 @@ def test_results_are_computed_anew_where_a_slow_metric_is_missing_or_metrics_wer
     plain = json.loads(path.read_text())
     del plain["sha256"]
     plain["metrics"].remove("sweep_ece")
-    path.write_text(json.dumps({**plain, "sha256": runs.content_hash(plain)}))
+    old = json.dumps({**plain, "sha256": runs.content_hash(plain)})
+    path.write_text(old)
     assert Run(tmp_path).results([], resamples=5)[""].evaluation.kde_ece is None
+    for name in ("test.npz", run_folder.WEIGHTS):
+        (tmp_path / name).unlink()
+    path.write_text(old)
+    assert Run(tmp_path).results([], resamples=5) == asked  # nothing is left to compute them from
 
 
 def test_results_are_computed_anew_where_a_metric_or_calibrator_was_defined_otherwise(

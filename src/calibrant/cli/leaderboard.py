@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import typer
 
@@ -58,7 +58,7 @@ def leaderboard(
         plan = leaderboard.Leaderboard.load(board)
         folder = output or Path("runs", board.stem)
         run_folder.check_writable(folder)
-        shared = {"data_root": data_root, "resamples": resamples}
+        shared: dict[str, Any] = {"data_root": data_root, "resamples": resamples}
 
         def report(line: str) -> None:
             say(line, err=True)

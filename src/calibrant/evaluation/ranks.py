@@ -36,15 +36,30 @@ class Standing:
         name: the heading in tables.
         folder: the folder of its runs, from that of the leaderboard.
         comparison: the methods that have at least one seed; None if there are none.
-        missing: the runs without results, and why.
+        missing: the methods and seeds of runs without results, and why.
         ranked: whether it counts in the ranks.
     """
 
     name: str
     folder: str
     comparison: Comparison | None
-    missing: Mapping[str, str]
+    missing: Mapping[tuple[str, int], str]
     ranked: bool = True
+
+    def missing_lines(self) -> list[str]:
+        """What is missing, with all methods in one line that lack the same seeds for the same reason.
+
+        >>> Standing("a", "a", None, {("ce", 0): "x", ("ls", 0): "x", ("ce", 1): "x"}).missing_lines()
+        ['ce (seeds 0, 1): x', 'ls (seed 0): x']
+        """
+        seeds: dict[tuple[str, str], list[str]] = {}
+        for (method, seed), reason in self.missing.items():
+            seeds.setdefault((method, reason), []).append(str(seed))
+        methods: dict[tuple[str, str], list[str]] = {}
+        for (method, reason), numbers in seeds.items():
+            label = f"seed{'s' if len(numbers) > 1 else ''} {', '.join(numbers)}"
+            methods.setdefault((label, reason), []).append(method)
+        return [f"{', '.join(names)} ({label}): {reason}" for (label, reason), names in methods.items()]
 
 
 @dataclass(frozen=True)

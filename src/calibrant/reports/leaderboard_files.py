@@ -121,10 +121,7 @@ def markdown(title: str, standings: Sequence[Standing], found: Mapping[Criterion
             lines += [to_markdown(table, "loss"), "", plain_markdown(comparison_note(each.comparison)), ""]
         if each.missing:
             lines += [f"{len(each.missing)} runs are missing:", ""]
-            lines += [
-                f"- {plain_markdown(name)}: {plain_markdown(why)}" for name, why in each.missing.items()
-            ]
-            lines += [""]
+            lines += [*(f"- {plain_markdown(line)}" for line in each.missing_lines()), ""]
     return "\n".join(lines)
 
 
@@ -140,6 +137,7 @@ def latex(standings: Sequence[Standing], found: Mapping[Criterion, Ranks]) -> st
 
 def to_json(title: str, standings: Sequence[Standing], found: Mapping[Criterion, Ranks]) -> str:
     """The ranks, the results of every experiment, and the missing runs."""
+
     def plain(ranks: Ranks) -> dict[str, Any]:
         values = vars(ranks) | {"significant": ranks.significant()}
         return {
@@ -149,7 +147,7 @@ def to_json(title: str, standings: Sequence[Standing], found: Mapping[Criterion,
     experiments = {
         each.name: {
             "results": None if each.comparison is None else json.loads(each.comparison.to_json()),
-            "missing": each.missing,
+            "missing": [[method, seed, reason] for (method, seed), reason in each.missing.items()],
         }
         for each in standings
     }
@@ -216,7 +214,8 @@ def _section(standing: Standing, folder: Path) -> dict[str, Any]:
     return {
         "name": standing.name,
         "folder": standing.folder,
-        "missing": standing.missing,
+        "missing": standing.missing_lines(),
+        "number": len(standing.missing),
         "runs": runs,
         "table": None if comparison is None else experiment_table(comparison),
         "note": "" if comparison is None else comparison_note(comparison),

@@ -373,7 +373,11 @@ def _standing(
             )
         if done:
             methods.append(method_of(loss, results, detected, [{} for _ in done]))
-    missing = {entry.name: entry.failure or "not done" for entry in entries if not entry.is_done}
+    missing = {
+        (entry.recipe.loss, entry.recipe.seed): entry.failure or "not done"
+        for entry in entries
+        if not entry.is_done
+    }
     seeds = experiment.seeds
     comparison = Comparison(experiment.name, seeds, tuple(methods), dense) if methods else None
     return Standing(experiment.name, plain_name(experiment.name), comparison, missing, experiment.ranked)

@@ -229,15 +229,15 @@ class Run:
         origin = {
             "run": run_folder.hash_of(self.folder / run_folder.RESULT),
             "resamples": resamples,
-            "metrics": list(METRICS),
             "definitions": DEFINITIONS,
         }
         found: dict[str, Result] = {}
-        # Results that are damaged, were changed, are of another run, lack new metrics or follow other
-        # definitions are computed anew.
+        # Results that are damaged, were changed, are of another run or follow other definitions are computed
+        # anew; so are those that lack new metrics, if there is something left to compute them from.
         with suppress(FileNotFoundError, ValueError, TypeError, LookupError, AttributeError, RecursionError):
             plain = json.loads(path.read_text(encoding="utf-8"))
-            if plain.pop("sha256") == content_hash(plain) and plain.items() >= origin.items():
+            complete = plain["metrics"] == list(METRICS) or not self._can_predict
+            if plain.pop("sha256") == content_hash(plain) and plain.items() >= origin.items() and complete:
                 found = {
                     key: Result(Evaluation.from_dict(each["evaluation"]), each["temperature"])
                     for key, each in plain["results"].items()
@@ -251,9 +251,13 @@ class Run:
                 key: {"evaluation": each.evaluation.to_dict(), "temperature": each.temperature}
                 for key, each in found.items()
             }
-            plain = {**origin, "results": results}
+            plain = {**origin, "metrics": list(METRICS), "results": results}
             replace_file(path, json.dumps({**plain, "sha256": content_hash(plain)}, allow_nan=False).encode())
         return {key: found[key] for key in wanted}
+
+    @property
+    def _can_predict(self) -> bool:
+        return any((self.folder / name).is_file() for name in ("test.npz", run_folder.WEIGHTS))
 
     def _result_of(self, key: str, resamples: int, kde: bool) -> Result:
         name = f"{self.recipe.loss} + {key}" if key else self.recipe.loss
