@@ -20,7 +20,7 @@ import torch
 
 from calibrant.arguments import label
 from calibrant.predictions.arrays import open_npy, open_npz, open_pt, open_safetensors
-from calibrant.predictions.file import BadFileError, PredictionFile, file_errors
+from calibrant.predictions.file import BadFileError, Batches, PredictionFile, file_errors
 from calibrant.predictions.tables import open_csv, open_jsonl, open_parquet
 from calibrant.sizes import MAX_CLASSES, MAX_TEXT
 
@@ -68,6 +68,18 @@ def open_predictions(path: Path | str, *, ignore_index: int = -100) -> Predictio
         if path.is_dir():
             return _open_folder(path, ignore_index)
     return _checked(_open_file(path, ignore_index))
+
+
+def batches_of(path: Path | str, ignore_index: int = -100) -> Batches:
+    """The batches of a file or folder, which is opened when the first one is asked for.
+
+    A file in which all elements are ignored is no error: it may be a part of a larger set.
+
+    Args:
+        path: the file or folder; see `open_predictions`.
+        ignore_index: the label of elements to leave out.
+    """
+    yield from open_predictions(path, ignore_index=ignore_index).batches(all_ignored=True)
 
 
 def _open_file(path: Path, ignore_index: int) -> PredictionFile:
@@ -126,7 +138,8 @@ def _open_folder(folder: Path, ignore_index: int) -> PredictionFile:
             if found != expected:
                 raise BadFileError(
                     shard.path,
-                    f"its {name} {found} differ from {expected} in {first.path.name}; expected files of one set",
+                    f"its {name} {found} differ from {expected} in {first.path.name}; "
+                    "expected files of one set",
                 )
     shape = (sum(shard.rows for shard in shards), *first.shape[1:])
     dtype = torch.float64 if any(shard.dtype == torch.float64 for shard in shards) else torch.float32
