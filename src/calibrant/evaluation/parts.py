@@ -25,7 +25,9 @@ Part = TypeVar("Part")
 Read = Callable[[Part], Iterable[tuple[Tensor, Tensor]]]
 PartProgress = Callable[[int, int], object]
 
-WORKERS = ("processes", "ray")
+Workers = Literal["processes", "ray"]
+
+WORKERS: tuple[Workers, ...] = ("processes", "ray")
 """Where parts can be evaluated: in processes of this machine, or by the workers of a Ray cluster."""
 
 _LOST = "a worker process ended without a result; it may have run out of memory: use fewer jobs"
@@ -40,7 +42,7 @@ def evaluate_parts(
     read: Read[Part],
     *,
     jobs: int | None = 1,
-    on: Literal["processes", "ray"] = "processes",
+    on: Workers = "processes",
     progress: PartProgress | None = None,
     **options: Any,
 ) -> Evaluation:

@@ -292,8 +292,8 @@ def open_parquet(path: Path) -> PredictionFile:
             if not (types.is_list(found) or types.is_large_list(found) or types.is_fixed_size_list(found)):
                 raise BadFileError(path, f"column {kind!r} is {found}; expected {expected}")
             kept[kind] = found.value_type
-            first = next(file.iter_batches(batch_size=1, columns=[kind]), ()) if rows else ()
-            classes = len(first.column(kind)[0].as_py() or ()) if len(first) else 0
+            first = next(file.iter_batches(batch_size=1, columns=[kind]), None) if rows else None
+            classes = 0 if first is None else len(first.column(kind)[0].as_py() or ())
             names = _class_labels(schema, label)
         for name in scores:
             if not types.is_floating(kept[name]):
@@ -331,7 +331,7 @@ def open_parquet(path: Path) -> PredictionFile:
 
 def _lists(path: Path, column: Any, kind: str, classes: int, start: int) -> np.ndarray[Any, Any]:
     """The numbers in a column of lists, ``(n, K)``. ``start`` is the row of the first."""
-    import pyarrow.compute
+    import pyarrow.compute  # type: ignore[import-untyped]
 
     lengths = pyarrow.compute.list_value_length(column).to_numpy(zero_copy_only=False)
     if (lengths != classes).any():
