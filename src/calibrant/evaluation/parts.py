@@ -156,7 +156,6 @@ def _start_worker(threads: int) -> None:
 
 def _in_ray(work: Callable[[Part], bytes], parts: Sequence[Part], jobs: int | None) -> Generator[bytes]:
     ray = optional_package("ray", "ray", purpose="evaluating with Ray")
-    pools = optional_package("ray", "ray.util", purpose="evaluating with Ray")
     started = not ray.is_initialized()
     if started:
         quiet = {"logging_level": "error", "log_to_driver": False}
@@ -168,7 +167,7 @@ def _in_ray(work: Callable[[Part], bytes], parts: Sequence[Part], jobs: int | No
         if jobs is None:
             jobs = max(1, int(ray.cluster_resources().get("CPU", 1)))
         actor = ray.remote(num_cpus=1)(_Worker)
-        pool = pools.ActorPool([actor.remote(work) for _ in range(min(jobs, len(parts)))])
+        pool = ray.util.ActorPool([actor.remote(work) for _ in range(min(jobs, len(parts)))])
         try:
             yield from pool.map(lambda worker, part: worker.work.remote(part), parts)
         except ray.exceptions.RayActorError as error:

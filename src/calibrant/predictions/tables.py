@@ -331,9 +331,9 @@ def open_parquet(path: Path) -> PredictionFile:
 
 def _lists(path: Path, column: Any, kind: str, classes: int, start: int) -> np.ndarray[Any, Any]:
     """The numbers in a column of lists, ``(n, K)``. ``start`` is the row of the first."""
-    import pyarrow.compute  # type: ignore[import-untyped]
-
-    lengths = pyarrow.compute.list_value_length(column).to_numpy(zero_copy_only=False)
+    # Lists of a fixed size have no offsets.
+    offsets = np.array([0, classes]) if not hasattr(column, "offsets") else column.offsets.to_numpy()
+    lengths = np.diff(offsets)
     if (lengths != classes).any():
         row = int((lengths != classes).argmax())
         raise BadFileError(
