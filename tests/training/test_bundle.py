@@ -325,7 +325,9 @@ def test_few_validation_elements_leave_little_to_choose(small, monkeypatch, elem
 
 
 def test_a_calibrator_at_its_bound_is_passed_over(small, monkeypatch):
-    batches = [(2 * torch.eye(3).repeat(9, 1), torch.arange(27) % 3)]  # all correct: any confidence is too low
+    batches = [
+        (2 * torch.eye(3).repeat(9, 1), torch.arange(27) % 3)
+    ]  # all correct: any confidence is too low
     monkeypatch.setattr(Run, "predictions", lambda run, part: batches)
     with pytest.warns(UserWarning, match="stopped at its bound"):
         create_calibrator("temperature").fit(*batches[0])
