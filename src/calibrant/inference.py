@@ -162,7 +162,7 @@ def predictions_on(
             dropout.train()
         with _synchronised_buffers(model):
             for done, batch in enumerate(batches, start=1):
-                batch = _to(batch if forward else _pair(batch), device)
+                batch = _to(batch, device) if forward else _pair(batch, device)
                 found = [_predictions(model, batch, forward) for _ in range(passes)]
                 logits, target = found[0]
                 keep = own_rows(len(logits))
@@ -238,13 +238,14 @@ def _synchronised_buffers(model: nn.Module) -> Iterator[None]:
             module.require_forward_param_sync = synchronised
 
 
-def _pair(batch: Any) -> Any:
+def _pair(batch: Any, device: torch.device | None) -> tuple[Any, Any]:
     if not isinstance(batch, tuple | list) or len(batch) != 2:
         raise TypeError(
             f"batches must be pairs (input, target), got {_describe(batch)}; for batches of another form "
             "pass forward=lambda model, batch: (logits, target)"
         )
-    return batch
+    inputs, target = batch
+    return _to(inputs, device), target
 
 
 def _predictions(model: nn.Module, batch: Any, forward: Forward | None) -> tuple[Tensor, Tensor]:
