@@ -169,7 +169,8 @@ def test_images_with_ignored_pixels(tmp_path):
 def all_is_large(monkeypatch):
     """Treat every file as too large to load, and read it in several batches."""
     monkeypatch.setattr(prediction_files, "EXACT_LIMIT", 100)
-    monkeypatch.setattr(PredictionFile.batches, "__kwdefaults__", {"chunk": 60 * CLASSES})
+    defaults = PredictionFile.batches.__kwdefaults__ | {"chunk": 60 * CLASSES}
+    monkeypatch.setattr(PredictionFile.batches, "__kwdefaults__", defaults)
 
 
 @pytest.mark.usefixtures("all_is_large")

@@ -3,7 +3,7 @@
 `calibrant.evaluation.comparison` compares several methods over several seeds.
 """
 
-from calibrant.evaluation.evaluator import Evaluator, evaluate, evaluate_on, look_like_probabilities
+from calibrant.evaluation.evaluator import Evaluator, evaluate, evaluate_on
 from calibrant.evaluation.figures import (
     ClassFigures,
     Difference,
@@ -12,6 +12,8 @@ from calibrant.evaluation.figures import (
     GroupFigures,
     Reliability,
 )
+from calibrant.evaluation.parts import WorkerError, evaluate_parts
+from calibrant.layout import look_like_probabilities
 
 __all__ = [
     "ClassFigures",
@@ -21,7 +23,9 @@ __all__ = [
     "Figure",
     "GroupFigures",
     "Reliability",
+    "WorkerError",
     "evaluate",
     "evaluate_on",
+    "evaluate_parts",
     "look_like_probabilities",
 ]

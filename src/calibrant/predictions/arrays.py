@@ -67,6 +67,8 @@ def _predictions(
     expected = scores.shape[:1] + scores.shape[2:]
     if labels.shape != expected:
         hint = "; the class axis comes second" if labels.shape == scores.shape[:-1] else ""
+        if len(scores.shape) > 2 and labels.shape == scores.shape[1:2] + scores.shape[3:]:
+            hint = "; store each member of an ensemble in a file of its own, and use --ensemble"
         raise BadFileError(
             path,
             f"labels have shape {labels.shape}; expected {expected} for {kind} of shape {scores.shape}{hint}",
