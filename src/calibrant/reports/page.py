@@ -31,6 +31,7 @@ _TABLES = {
     "calibration": "Calibration",
     "scores": "Scores of the probabilities",
     "recognition": "Recognition",
+    "selective": "Selective prediction",
 }
 _WORST_CLASSES = 15
 _MOST_DOTS = 8  # models with a colour of their own
