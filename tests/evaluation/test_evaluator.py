@@ -500,7 +500,7 @@ def test_per_image_is_the_mean_over_images() -> None:
         most = 1.0 if METRICS[name].percent else math.inf
         expected = [min(max(float(values.mean()) + sign * reach, 0), most) for sign in (-1, 1)]
         assert result.intervals[name] == pytest.approx(expected, rel=0, abs=1e-9), name
-        if name != "accuracy":  # and it is something else than taking all pixels together
+        if name not in ("accuracy", "top_k_accuracy"):  # and it is something else than taking all pixels together
             assert getattr(result, name) != pytest.approx(getattr(pooled, name), rel=0, abs=1e-6)
     assert [getattr(result, name) for name in NEED_ALL] == [None] * len(NEED_ALL)
     assert result.exact
@@ -609,7 +609,8 @@ def test_intervals_are_reproducible_by_their_seed(golden_batch: Batch, streamed:
 
     first, again, other = result(1), result(1), result(2)
     assert first == again
-    resampled = [name for name in first.replicates if name in first.intervals]
+    # Of five classes, the true one is always among the five most probable.
+    resampled = [name for name in first.replicates if name in first.intervals and name != "top_k_accuracy"]
     assert [name for name in resampled if first.replicates[name] == other.replicates[name]] == []
     assert first.metrics == other.metrics
     assert (first.seed, other.seed) == (1, 2)

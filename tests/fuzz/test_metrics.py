@@ -132,7 +132,7 @@ def by_definition(batch: Batch, bins: int, background: int) -> dict[str, float |
         smooth = smooth_by_definition(confidence, correct)
     errors = 1 - correct[np.argsort(-confidence)]
     class_errors = classwise(probability, label, bins)
-    best = np.argsort(-rows, axis=1, kind="stable")[:, :5]
+    first_five = np.argsort(-rows, axis=1, kind="stable")[:, :5]
     nll, brier = nll_by_numpy(rows, label), brier_by_numpy(rows, label)
     shifted = rows - rows.max(1, keepdims=True)  # dividing large logits by a temperature would round them
     ends = [nll_by_numpy(shifted / end, label) for end in (1e-3, 1e3)]
@@ -140,7 +140,7 @@ def by_definition(batch: Batch, bins: int, background: int) -> dict[str, float |
     return {
         "accuracy": correct.mean(),
         "balanced_accuracy": np.mean([correct[label == k].mean() for k in set(label)]),
-        "top_k_accuracy": (best == label[:, None]).any(1).mean(),
+        "top_k_accuracy": (first_five == label[:, None]).any(1).mean(),
         "mean_iou": mean_iou(label, prediction, classes),
         "mean_iou_foreground": mean_iou(label, prediction, foreground),
         "nll": nll,

@@ -105,7 +105,7 @@ def in_top_k(predictions: Predictions, k: int) -> Tensor:
     """1 for the elements whose true class is among the k most probable, else 0, ``(N,)`` in float64."""
     if k >= predictions.num_classes:
         return torch.ones_like(predictions.confidence, dtype=torch.float64)
-    rows, labels = predictions.rows, predictions.label.unsqueeze(1)
+    rows, labels = predictions.elements.rows, predictions.label.unsqueeze(1)
     own = rows.gather(1, labels)
     ahead = (rows > own).sum(1)
     # Only ties at the boundary matter, and they are rare.
