@@ -90,6 +90,7 @@ STRANGERS = {
     "evaluation": {"rich", "scipy"},
     "metrics": {"scipy"},
     "calibrators": {"rich", "safetensors", "scipy"},
+    "conformal": {"scipy"},
     "reports": {"jinja2", "markupsafe", "matplotlib", "mpl_toolkits", "numpy", "rich"},
     "integrations": {
         "accelerate",
@@ -174,6 +175,7 @@ def test_the_layers_have_no_cycle():
         "losses",
         "predictions",
         "calibrators",
+        "conformal",
         "evaluation",
         "reports",
         "integrations",

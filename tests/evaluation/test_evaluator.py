@@ -500,7 +500,10 @@ def test_per_image_is_the_mean_over_images() -> None:
         most = 1.0 if METRICS[name].percent else math.inf
         expected = [min(max(float(values.mean()) + sign * reach, 0), most) for sign in (-1, 1)]
         assert result.intervals[name] == pytest.approx(expected, rel=0, abs=1e-9), name
-        if name not in ("accuracy", "top_k_accuracy"):  # and it is something else than taking all pixels together
+        if name not in (
+            "accuracy",
+            "top_k_accuracy",
+        ):  # and it is something else than taking all pixels together
             assert getattr(result, name) != pytest.approx(getattr(pooled, name), rel=0, abs=1e-6)
     assert [getattr(result, name) for name in NEED_ALL] == [None] * len(NEED_ALL)
     assert result.exact
