@@ -11,8 +11,8 @@ the data and predict sets for the other half. The columns:
 
 Times are from logits to sets; MAPIE takes probabilities. LAC has one definition. The scores of MAPIE's APS
 and RAPS have a random part, those of calibrant have none, and MAPIE chooses the penalty of RAPS itself, on a
-fifth of the data: these sets agree in coverage and size, not set by set. MAPIE 1.0 or newer must be installed;
-calibrant itself does not need it.
+fifth of the data: these sets agree in coverage and size, not set by set. MAPIE 1.0 or newer must be
+installed; calibrant itself does not need it.
 """
 
 from __future__ import annotations

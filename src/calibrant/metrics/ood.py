@@ -98,7 +98,7 @@ def generalised_entropy(logits: Tensor, *, gamma: float = 0.1, classes: int = 10
         classes: number of most probable classes to sum over; all of them if there are fewer.
 
     >>> generalised_entropy(torch.tensor([[0.0, 0.0], [30.0, 0.0]]))
-    tensor([1.5157, 0.0996])
+    tensor([1.7411, 0.0996])
     """
     gamma = in_range("gamma", gamma, 0, 1, open_low=True)
     classes = whole_number("classes", classes)
