@@ -149,7 +149,7 @@ def risk_coverage(
     level = in_range("level", level, 0, 1, open_low=True)
     ranking = _Ranking(as_confidences(source, target, ignore_index))
     wanted = torch.arange(1, points + 1, dtype=torch.float64, device=ranking.count.device) / points
-    accepted = _rounded_up(wanted * ranking.samples).unique()
+    accepted: Tensor = torch.unique(_rounded_up(wanted * ranking.samples))
     errors = ranking.errors_among(accepted)
     ends = zip(*(end.tolist() for end in binomial_interval(errors, accepted, level)), strict=True)
     return RiskCoverage(
@@ -203,12 +203,12 @@ class _Ranking:
     """Groups of equal confidence by falling confidence; sums may have a leading axis, for resamples."""
 
     def __init__(self, confidences: Confidences) -> None:
-        count, _, correct = confidences.ranked.running.diff(dim=-1).flip(-1)
-        self.count = count  # elements of each group
-        # Sums over resamples and cells are of whole numbers. Rounding must not turn none into few.
-        self.errors = (count - correct).clamp_min(0)
-        self.accepted = count.cumsum(-1)  # elements up to the end of each group
-        self.before = self.accepted - count
+        groups: Tensor = confidences.ranked.running.diff(dim=-1).flip(-1)
+        self.count: Tensor = groups[0]  # elements of each group
+        # Differences of running sums: rounding must not turn no errors into less than none.
+        self.errors = (self.count - groups[2]).clamp_min(0)
+        self.accepted = self.count.cumsum(-1)  # elements up to the end of each group
+        self.before = self.accepted - self.count
         self.errors_before = self.errors.cumsum(-1) - self.errors
         self.samples = self.accepted[..., -1]
 
