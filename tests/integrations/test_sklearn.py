@@ -33,6 +33,7 @@ KINDS = [
     "ece_l2",
     "adaptive_ece",
     "classwise_ece",
+    "classwise_mce",
     "debiased_ece",
     "debiased_ece_l1",
     "sweep_ece",

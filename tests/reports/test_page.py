@@ -10,7 +10,7 @@ import pytest
 
 from calibrant.evaluation import ClassFigures, Difference, Evaluation, GroupFigures, Reliability
 from calibrant.evaluation.figures import ClassBin
-from calibrant.metrics import METRICS
+from calibrant.metrics import METRICS, RiskCoverage
 from calibrant.reports.page import render_report, write_report
 from tests.evaluations import changed as replace
 from tests.evaluations import figures as figures_of
@@ -42,6 +42,7 @@ def evaluation(name="resnet", *, over=0.05, accuracy=0.85, classes=20, samples=1
     figures = {
         "accuracy": accuracy,
         "balanced_accuracy": accuracy - 0.021,
+        "top_k_accuracy": 1 - (1 - accuracy) / 3,
         "mean_iou": accuracy - 0.12,
         "mean_iou_foreground": 0.61 - gap,
         "nll": 0.4 + 3 * gap,
@@ -56,6 +57,7 @@ def evaluation(name="resnet", *, over=0.05, accuracy=0.85, classes=20, samples=1
         "ece_l2": 1.2 * gap,
         "adaptive_ece": 1.01 * gap,
         "classwise_ece": 0.2 * gap,
+        "classwise_mce": 3 * gap,
         "debiased_ece": 0.98 * gap,
         "debiased_ece_l1": 0.85 * gap,
         "sweep_ece": 1.02 * gap,
@@ -64,6 +66,10 @@ def evaluation(name="resnet", *, over=0.05, accuracy=0.85, classes=20, samples=1
         "sweep_ece_width_l1": 0.99 * gap,
         "smooth_ece": 0.9 * gap,
         "kde_ece": 0.7 * gap if exact else None,
+        "aurc": 0.02 + gap / 4,
+        "augrc": 0.015 + gap / 5,
+        "risk_at_coverage": 0.04 + gap / 3,
+        "coverage_at_risk": 0.7 - gap,
     }
     present = {key: value for key, value in figures.items() if value is not None}
     errors = rng.exponential(gap / 4, classes)
@@ -166,7 +172,7 @@ class TestStructure:
             if "data-key" in attributes
         ]
         assert {*headings} == {"model", "p_value", *METRICS}
-        assert len(page.find("table", class_="models")) == 3
+        assert len(page.find("table", class_="models")) == 4
         assert (
             len(page.find("svg", class_="chart reliability")) == len(page.find("table", class_="bins")) == 3
         )
@@ -257,6 +263,17 @@ class TestStructure:
         assert "lies outside its interval" in page.find("main")[0][0]
         assert "[0.00, 0.10]" in page.find("td", data_figure="ece")[0][0]
         assert len([text for text, _ in page.find("span", class_="outside") if text == "†"]) >= number
+
+    def test_the_risk_coverage_curves_are_drawn_if_every_model_has_one(self):
+        curve = RiskCoverage((0.5, 1.0), (0.05, 0.15), ((0.03, 0.08), (0.12, 0.19)))
+        pair = [replace(each, risk_coverage=curve) for each in models()[:2]]
+        page = Page(render_report(pair))
+        (section,) = page.find("section", id="selective")
+        assert "Selective prediction" in section[0]
+        assert len(page.find("polyline", class_="curve")) == len(page.find("polygon", class_="band")) == 2
+        tips = [attributes["data-tip"] for _, attributes in page.find("g", class_="dot")]
+        assert any("error rate 15.00% [12.00, 19.00]" in tip for tip in tips)
+        assert Page(render_report([pair[0], models()[1]])).find("section", id="selective") == []
 
     def test_navigation_leads_to_every_section(self):
         page = Page(render_report(models()))

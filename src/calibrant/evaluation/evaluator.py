@@ -24,6 +24,7 @@ from calibrant.layout import Elements, arrange, check_logits, warn_of_probabilit
 from calibrant.metrics.catalogue import METRICS, Options, element_values
 from calibrant.metrics.predictions import Predictions
 from calibrant.metrics.resampling import ResampleProgress, bootstrap, bootstrap_histogram
+from calibrant.metrics.selective import risk_coverage
 from calibrant.metrics.uncertainty import bins_of_the_test, calibration_test
 from calibrant.statistics import adding
 
@@ -383,6 +384,7 @@ class Evaluator:
             reliability=sums.reliability(self.level),
             classes=sums.classes(self.class_names),
             groups=sums.groups(self._groups()),
+            risk_coverage=risk_coverage(predictions or sums.histogram, level=self.level),
             level=self.level,
             seed=self.seed,
             fingerprint=fingerprint,

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Self
 import torch
 
 from calibrant.metrics.catalogue import METRICS
+from calibrant.metrics.selective import RiskCoverage
 from calibrant.metrics.uncertainty import Interval, interval
 from calibrant.printable import text_table
 
@@ -147,6 +148,8 @@ class Evaluation:
         reliability: the numbers of the reliability diagram.
         classes: the figures of each class.
         groups: the figures of head, middle and tail, if class counts were given.
+        risk_coverage: the risk-coverage curve of all elements together, in streams and per image as close as
+            `risk_at_coverage`; None if an older version stored the evaluation.
         level: the level of the intervals.
         seed: the seed of the resamples.
         fingerprint: a hash of the labels, if resamples were drawn element by element. Comparisons between
@@ -164,6 +167,7 @@ class Evaluation:
     reliability: Reliability
     classes: tuple[ClassFigures, ...]
     groups: Mapping[str, GroupFigures] = field(default_factory=dict)
+    risk_coverage: RiskCoverage | None = None
     level: float = 0.95
     seed: int = 0
     fingerprint: str | None = None
@@ -302,6 +306,9 @@ class Evaluation:
                 for each in plain["classes"]
             )
             plain["groups"] = {name: GroupFigures(**figures) for name, figures in plain["groups"].items()}
+            if plain.get("risk_coverage") is not None:
+                curve = {key: _tuples(values) for key, values in plain["risk_coverage"].items()}
+                plain["risk_coverage"] = RiskCoverage(**curve)
             return cls(**plain)
         except (KeyError, TypeError, AttributeError) as error:
             raise ValueError(f"not an evaluation: {type(error).__name__} {error}") from None

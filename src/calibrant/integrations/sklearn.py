@@ -64,8 +64,8 @@ def calibration_scorer(kind: str = "ece", *, bins: int = 15) -> Callable[[Any, A
 
     Args:
         kind: the name of the error in `calibrant.metrics.METRICS`: ``ece``, ``mce``, ``ece_l2``,
-            ``adaptive_ece``, ``classwise_ece``, ``debiased_ece``, ``debiased_ece_l1``, ``sweep_ece``,
-            ``sweep_ece_l1``, ``sweep_ece_width``, ``sweep_ece_width_l1`` or ``smooth_ece``.
+            ``adaptive_ece``, ``classwise_ece``, ``classwise_mce``, ``debiased_ece``, ``debiased_ece_l1``,
+            ``sweep_ece``, ``sweep_ece_l1``, ``sweep_ece_width``, ``sweep_ece_width_l1`` or ``smooth_ece``.
         bins: number of bins; the sweeps and ``smooth_ece`` ignore it.
 
     >>> from sklearn.datasets import load_iris

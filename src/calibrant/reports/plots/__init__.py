@@ -29,6 +29,7 @@ from calibrant.reports.plots.methods import (
     training_curves,
 )
 from calibrant.reports.plots.ranks import mean_ranks
+from calibrant.reports.plots.selective import risk_coverage
 from calibrant.reports.plots.sensitivity import sensitivity
 
 __all__ = [
@@ -52,6 +53,7 @@ __all__ = [
     "penalties",
     "penalty_weights",
     "reliability_diagram",
+    "risk_coverage",
     "roc_curve",
     "sensitivity",
     "severity_curves",
