@@ -108,6 +108,12 @@ class Elements:
         return self.target.flatten() if self.all_valid else self.target.flatten()[self.valid.flatten()]
 
     @property
+    def positive(self) -> Tensor:
+        """The probability of class 1 of two, for the valid elements, ``(N,)``."""
+        rows = self.rows
+        return (rows[:, 1] - rows[:, 0]).sigmoid()
+
+    @property
     def shape(self) -> tuple[int, ...]:
         """The shape of the caller's labels, ``(B, *S)``."""
         return (*self.batch_shape[:1], *self.batch_shape[2:])

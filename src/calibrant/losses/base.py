@@ -279,9 +279,9 @@ class Loss(nn.Module):
         pairs, target = as_decisions(logits, target, soft=self.accepts_probabilities)
         if type(self).over_batch is not Loss.over_batch and logits.ndim > 1 and logits.shape[1] > 1:
             raise ValueError(
-                f"{type(self).__name__} compares the elements of a batch, which has no meaning across labels: "
-                f"logits of shape {tuple(logits.shape)} have {logits.shape[1]} labels; add up the losses of "
-                "single labels, or take a loss without a term over the batch"
+                f"{type(self).__name__} compares the elements of a batch, which has no meaning across "
+                f"labels: logits of shape {tuple(logits.shape)} have {logits.shape[1]} labels; add up the "
+                "losses of single labels, or take a loss without a term over the batch"
             )
         return pairs, target
 
