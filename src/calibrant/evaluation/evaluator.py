@@ -127,6 +127,7 @@ def evaluate_on(
     progress: Progress | None = None,
     group: dist.ProcessGroup | None = None,
     timeout: float | None = None,
+    passes: int = 1,
     **options: Any,
 ) -> Evaluation:
     """Evaluate a model on a stream of batches in constant memory: an `Evaluator` in a loop.
@@ -144,6 +145,8 @@ def evaluate_on(
         progress: called after every batch with the number of batches done and their total, or None.
         group: the processes to pool over; all of them by default.
         timeout: seconds to wait for the other processes; by default the time-out of the process group.
+        passes: how often each batch is predicted, with dropout active and probabilities averaged (MC
+            dropout); as in `calibrant.inference.predictions_on`.
         **options: the options of `Evaluator`.
 
     >>> batches = [(9 * torch.eye(3), torch.tensor([0, 1, 2])), (9 * torch.eye(3), torch.tensor([0, 1, 1]))]
@@ -161,6 +164,7 @@ def evaluate_on(
         progress=progress,
         group=group,
         timeout=timeout,
+        passes=passes,
     )
     return evaluator.compute(group, timeout=timeout)
 
