@@ -124,11 +124,11 @@ def load_calibrator(path: str | os.PathLike[str], *, class_names: Sequence[str] 
         for part in parts:
             part.num_classes = calibrator.num_classes
         for key, tensor in tensors.items():
-            owner, _, name = key.rpartition(".")
-            if name != "nothing":
+            owner, _, buffer = key.rpartition(".")
+            if buffer != "nothing":
                 module = calibrator.get_submodule(owner)
                 assert isinstance(module, Calibrator)
-                module.learn(name, tensor)
+                module.learn(buffer, tensor)
         calibrator(torch.zeros(5, labels or calibrator.num_classes, 2, 3))  # raises if tensors do not fit
     except (LookupError, TypeError, ValueError, AttributeError, RuntimeError, ArithmeticError) as error:
         raise ValueError(f"{name} is a damaged calibrator: {type(error).__name__} {error}") from None
