@@ -262,8 +262,8 @@ class Evaluator:
             self.num_classes = classes
             self._sums = sums if self._sums is None else self._sums.to(logits.device) + sums
             self._labels = self._labels or self._parts()
-            for i, each in enumerate(self._labels):
-                each.update(given[0][:, i], given[1][:, i])
+        for i, each in enumerate(self._labels):
+            each.update(*(part[:, i : i + 1] for part in given))
         return self
 
     def compute(
