@@ -10,7 +10,7 @@ from torchmetrics.functional.classification import binary_calibration_error, mul
 
 from calibrant import Evaluator, evaluate, evaluate_on
 from calibrant.evaluation import Evaluation
-from calibrant.metrics import Predictions, ece, mce
+from calibrant.metrics import METRICS, Predictions, ece, mce
 from calibrant.reports.page import render_report
 
 
@@ -49,6 +49,23 @@ def test_errors_of_yes_are_not_those_of_the_top_class() -> None:
     assert found.classes[1].gap == pytest.approx(0, abs=1e-6)
     never = evaluate(torch.full((10,), -2.0), torch.ones(10).long(), binary=True, resamples=0)
     assert never.ece == pytest.approx(1 - torch.tensor(-2.0).sigmoid().item(), abs=1e-6)
+
+
+def test_selection_is_by_the_confidence_of_the_prediction() -> None:
+    logits, target = decisions(300)
+    pairs = torch.stack([torch.zeros_like(logits), logits], 1)
+    expected = evaluate(pairs, target, resamples=0)
+    streamed = Evaluator(binary=True, resamples=0).update(logits, target).compute()
+    for found in (evaluate(logits, target, binary=True, resamples=0), streamed):
+        for name, metric in METRICS.items():
+            if metric.group in ("selective", "recognition"):
+                close_to = expected.metrics[name]
+                assert found.metrics[name] == (close_to and pytest.approx(close_to, abs=2e-3)), name
+        assert found.risk_coverage == expected.risk_coverage or found is streamed
+    again = Evaluator(resamples=30).update(pairs, target).compute()
+    resampled = Evaluator(binary=True, resamples=30).update(logits, target).compute()
+    for found, other in zip(resampled.figures["aurc"].interval, again.figures["aurc"].interval, strict=True):
+        assert found == pytest.approx(other, abs=0.02)
 
 
 def test_metrics_take_predictions() -> None:

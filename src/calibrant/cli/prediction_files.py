@@ -21,7 +21,6 @@ from calibrant.cli.program import foreseen
 from calibrant.cli.terminal import progress_bars
 from calibrant.ensembles import Diversity
 from calibrant.evaluation import Evaluation
-from calibrant.layout import as_pairs
 from calibrant.predictions import CHUNK, BadFileError, PredictionFile, batches_of, open_ensemble
 
 if TYPE_CHECKING:
@@ -163,8 +162,9 @@ def calibrate_batch(calibrator: Calibrator, file: PredictionFile, logits: Tensor
     with torch.no_grad():
         calibrated = torch.cat([calibrator(part) for part in torch.split(logits, rows)])
     # NaN, plus infinity, and rows of nothing but minus infinity have no softmax.
-    checked = as_pairs(calibrated) if file.binary else calibrated
-    if not checked.logsumexp(1)[labels != file.ignore_index].isfinite().all():
+    # Minus infinity alone is a single logit of probability 0.
+    total = calibrated.clamp_min(-1e30) if file.binary else calibrated.logsumexp(1)
+    if not total[labels != file.ignore_index].isfinite().all():
         raise BadFileError(
             file.path,
             f"has infinite or too large logits: {calibrator.key} cannot turn them into probabilities",

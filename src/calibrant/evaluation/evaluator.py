@@ -26,6 +26,7 @@ from calibrant.layout import Elements, arrange, as_decisions
 from calibrant.metrics.catalogue import METRICS, Options, element_values
 from calibrant.metrics.predictions import Predictions
 from calibrant.metrics.resampling import ResampleProgress, bootstrap, bootstrap_histogram
+from calibrant.metrics.selective import risk_coverage
 from calibrant.metrics.uncertainty import bins_of_the_test, calibration_test
 from calibrant.statistics import adding
 
@@ -224,7 +225,7 @@ class Evaluator:
             self.class_names = [str(entry) for entry in self.class_names]
         if self.class_counts is not None:
             self.class_counts = _counts(self.class_counts)
-        self._options = Options(self.bins, self.background)
+        self._options = Options(self.bins, self.background, binary=self.binary)
         self._sums: EvaluationSums | None = None
         self._given_classes = self.num_classes
         self._labels: list[Evaluator] = []
@@ -434,6 +435,7 @@ class Evaluator:
             rejected=p_value < 1 - self.level,
             chance=lambda metric: metric(predictions or sums.histogram, self.bins, self.seed),
         )
+        ranked = predictions or (sums.histogram.ranked.folded() if self.binary else sums.histogram)
         return Evaluation(
             name=self.name,
             samples=int(sums.samples),
@@ -445,6 +447,7 @@ class Evaluator:
             reliability=sums.reliability(self.level),
             classes=sums.classes(self._names()),
             groups=sums.groups(self._groups()),
+            risk_coverage=risk_coverage(ranked, level=self.level),
             level=self.level,
             seed=self.seed,
             fingerprint=fingerprint,

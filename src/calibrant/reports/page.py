@@ -31,6 +31,7 @@ _TABLES = {
     "calibration": "Calibration",
     "scores": "Scores of the probabilities",
     "recognition": "Recognition",
+    "selective": "Selective prediction",
 }
 _WORST_CLASSES = 15
 _MOST_DOTS = 8  # models with a colour of their own
@@ -143,6 +144,7 @@ def render_report(
     shown += [evaluation.classes[k] for evaluation in evaluations for k in across]
     plotted = len(summary.models) if summary and summary.models else len(names)  # those before calibration
     errors = charts.error_of_models(evaluations, names) if len(names) > 1 else None
+    risks = charts.risks(evaluations[:plotted], names[:plotted]) if plotted <= _MOST_DOTS else None
     has_groups = any(evaluation.groups for evaluation in evaluations)
     return _template().render(
         title=title,
@@ -155,6 +157,7 @@ def render_report(
             **({"comparison": summary.heading} if summary else {}),
             "summary": "Figures",
             "reliability": "Reliability",
+            **({"selective": "Selective prediction"} if risks else {}),
             **({"classes": "Classes"} if shown else {}),
             **({"groups": "Groups"} if has_groups else {}),
         },
@@ -174,6 +177,7 @@ def render_report(
         has_intervals=any(evaluation.intervals for evaluation in evaluations),
         diagrams=[charts.reliability_bins(evaluation.reliability) for evaluation in evaluations],
         descriptions=[_in_words(name, each) for name, each in zip(names, evaluations, strict=True)],
+        risks=risks,
         has_classes=bool(shown),
         has_groups=has_groups,
         worst=worst,
