@@ -228,7 +228,7 @@ class Evaluator:
         self._options = Options(self.bins, self.background, binary=self.binary)
         self._sums: EvaluationSums | None = None
         self._given_classes = self.num_classes
-        self._labels: list[Evaluator] = []
+        self._labels: tuple[Evaluator, ...] = ()
         if self.num_classes is not None:
             self._check(self.num_classes)
 
@@ -309,7 +309,7 @@ class Evaluator:
     def reset(self) -> None:
         """Forget all batches."""
         with adding:
-            self._sums, self._labels = None, []
+            self._sums, self._labels = None, ()
             self.num_classes = self._given_classes
 
     def __add__(self, other: Evaluator) -> Evaluator:
@@ -332,21 +332,22 @@ class Evaluator:
         parts = [part._sums for part in (self, other) if part._sums is not None]
         total._labels = self._labels or other._labels
         if self._labels and other._labels:
-            total._labels = [one + two for one, two in zip(self._labels, other._labels, strict=True)]
+            pairs = zip(self._labels, other._labels, strict=True)
+            total._labels = tuple(one + two for one, two in pairs)
         if parts:
             total._sums = parts[0] if len(parts) == 1 else parts[0] + parts[1].to(parts[0].samples.device)
         return total
 
-    def _parts(self) -> list[Evaluator]:
+    def _parts(self) -> tuple[Evaluator, ...]:
         """An evaluator for each label; none for a single one or without ``binary``."""
         if not self.binary or self.num_classes in (None, 1):
-            return []
+            return ()
         assert self.num_classes is not None
         names = self.class_names or [str(number) for number in range(self.num_classes)]
         shared = ("bins", "ignore_index", "background", "per_image", "binary", "level", "seed")
         options = {name: getattr(self, name) for name in shared}
         # Without resamples, which would take as long for every label as for all of them together.
-        return [Evaluator(1, name=name, resamples=0, **options) for name in names]
+        return tuple(Evaluator(1, name=name, resamples=0, **options) for name in names)
 
     def _check(self, num_classes: int) -> None:
         """Check that the options fit the number of classes, or of labels."""
