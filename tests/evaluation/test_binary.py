@@ -140,6 +140,14 @@ def test_single_logits_need_the_argument(shape: tuple[int, ...]) -> None:
     assert evaluate(torch.zeros(shape), target, binary=True, resamples=0).ece == 0.5
 
 
+def test_probabilities_given_as_single_logits_warn() -> None:
+    logits, target = decisions(50)
+    with pytest.warns(
+        UserWarning, match=r"single logits lie in \[0, 1\], as probabilities do; pass the .logit"
+    ):
+        evaluate(logits.sigmoid(), target, binary=True, resamples=0)
+
+
 def test_wrong_input_is_refused() -> None:
     logits, target = decisions(10, 3)
     with pytest.raises(ValueError, match="pass binary=True"):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import math
-import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import copy
@@ -22,7 +21,7 @@ from calibrant.evaluation.intervals import figures_of, image_figures
 from calibrant.evaluation.sums import EvaluationSums, group_of_class
 from calibrant.histogram import bin_of_cells
 from calibrant.inference import Forward, OwnRows, Progress, for_each_prediction
-from calibrant.layout import Elements, arrange, as_decisions
+from calibrant.layout import Elements, arrange, as_decisions, warn_of_probabilities
 from calibrant.metrics.catalogue import METRICS, Options, element_values
 from calibrant.metrics.predictions import Predictions
 from calibrant.metrics.resampling import ResampleProgress, bootstrap, bootstrap_histogram
@@ -105,7 +104,6 @@ def evaluate(
     )
     if per_image:
         return replace(evaluator.update(logits, target).compute(pooled=False), exact=True)
-    _warn_of_probabilities(logits, binary)
     predictions = Predictions.of(logits, target, ignore_index=ignore_index, binary=binary)
     classes = _size(logits, binary)
     evaluator._check(classes)
@@ -240,8 +238,6 @@ class Evaluator:
         Raises:
             ValueError: shapes or labels do not fit, or logits are not finite. Nothing is added then.
         """
-        if self._sums is None:
-            _warn_of_probabilities(logits, self.binary)
         if not self.per_image:
             bin_of_cells(self.bins, torch.device("cpu"))  # raises an error for bins that a stream cannot have
         given, expected = (logits, target), self.num_classes
@@ -253,6 +249,8 @@ class Evaluator:
         )
         classes = _size(given[0], self.binary)
         self._check(classes)
+        if self._sums is None:
+            warn_of_probabilities(logits)
         sums = self._measure(elements)
         if self.per_image:
             for image, labels in zip(torch.split(logits, 1), torch.split(target, 1), strict=True):
@@ -524,33 +522,3 @@ def _agreed(
     if most > 0 and most != -least:
         raise ValueError(f"the processes evaluate different numbers of classes, from {-least:g} to {most:g}")
     return int(most) if most > 0 else None
-
-
-def look_like_probabilities(logits: Tensor) -> bool:
-    """Whether logits lie in [0, 1] and add up to 1, as probabilities do. Some elements are checked.
-
-    Args:
-        logits: logits ``(N, K, *S)``.
-
-    >>> look_like_probabilities(torch.tensor([[0.25, 0.75]])), look_like_probabilities(torch.eye(2) * 2)
-    (True, False)
-    """
-    some = logits.detach()[:64].flatten(2)[..., :64] if logits.ndim > 2 else logits.detach()[:1024]
-    return (
-        some.numel() > 0
-        and bool(((some >= 0) & (some <= 1)).all())
-        and bool(((some.sum(1) - 1).abs() < 1e-3).all())
-    )
-
-
-def _warn_of_probabilities(logits: Tensor, binary: bool = False) -> None:
-    """Warn of probabilities in the place of logits."""
-    if not isinstance(logits, Tensor):
-        found = type(logits).__name__
-        raise TypeError(f"logits must be a torch.Tensor, got {found}: pass torch.as_tensor of both")
-    if not binary and logits.ndim > 1 and look_like_probabilities(logits):
-        warnings.warn(
-            "these logits lie in [0, 1] and add up to 1, as probabilities do; pass the .log() of those",
-            UserWarning,
-            stacklevel=3,
-        )

@@ -22,7 +22,7 @@ class ClassCounts(Statistics):
         recognised: ``(K,)``, number of elements of each class that are predicted correctly.
         predicted: ``(K,)``, number of elements predicted as each class.
 
-    >>> counts = ClassCounts.of(Predictions.of(torch.eye(2)[[0, 0, 1]], torch.tensor([0, 1, 1])))
+    >>> counts = ClassCounts.of(Predictions.of(9 * torch.eye(2)[[0, 0, 1]], torch.tensor([0, 1, 1])))
     >>> counts.occurs.tolist(), counts.recognised.tolist(), counts.predicted.tolist()
     ([1.0, 2.0], [1.0, 1.0], [2.0, 1.0])
     """
