@@ -135,8 +135,8 @@ def load_layer(
         names = description.get("class_names")  # older files have none
         calibrator.class_names = _checked(names, labels if labels > 1 else calibrator.num_classes)
         calibrator.expect_labels(labels)
-        parts = calibrator.labels if labels else [calibrator]
-        for part in parts:
+        for part in calibrator.labels if labels else ():
+            assert isinstance(part, Calibrator)
             part.num_classes = calibrator.num_classes
         for key, tensor in tensors.items():
             owner, _, buffer = key.rpartition(".")

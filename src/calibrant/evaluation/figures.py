@@ -352,11 +352,11 @@ class Evaluation:
         table = text_table(title, headings, self._rows())
         if self.labels:
             shown = ("accuracy", "nll", "brier", "ece", "mce")
-            worst = sorted(self.labels, key=lambda label: -label.metrics["ece"])[:_SHOWN_LABELS]
+            worst = sorted(self.labels, key=lambda label: -(label.metrics["ece"] or 0))[:_SHOWN_LABELS]
             rows = [(label.name, *_texts(label.metrics, shown)) for label in worst]
             rows.append(("mean over all labels", *_texts(self.macro, shown)))
-            headings = ("label, by falling ECE", *(METRICS[key].label for key in shown))
-            table += "\n\n" + text_table(f"{len(worst)} of {len(self.labels)} labels", headings, rows)
+            names = ("label, by falling ECE", *(METRICS[key].label for key in shown))
+            table += "\n\n" + text_table(f"{len(worst)} of {len(self.labels)} labels", names, rows)
         if self.intervals:
             table += "\nIntervals are corrected for the bias of small samples."
         return table

@@ -105,7 +105,7 @@ class Predictions:
             )
         if binary:  # the error of yes alone, as the Brier score of two outcomes is defined
             numbers[2] /= 2
-        return cls(elements, label, prediction, *numbers, binary)
+        return cls(elements, label, prediction, *numbers, binary=binary)
 
     @property
     def samples(self) -> int:

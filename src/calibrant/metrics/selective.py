@@ -149,9 +149,8 @@ def risk_coverage(
     """
     points = whole_number("points", points)
     level = in_range("level", level, 0, 1, open_low=True)
-    if not isinstance(source, RankedSums):
-        source = as_confidences(source, target, ignore_index)
-    ranking = _Ranking(source)
+    known = source if isinstance(source, RankedSums) else as_confidences(source, target, ignore_index)
+    ranking = _Ranking(known)
     wanted = torch.arange(1, points + 1, dtype=torch.float64, device=ranking.count.device) / points
     accepted = _rounded_up(wanted * ranking.samples).unique()
     errors = ranking.errors_among(accepted)
