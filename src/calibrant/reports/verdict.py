@@ -117,7 +117,7 @@ def one_model(evaluation: Evaluation) -> Verdict:
             f"The mean probability of yes is {_percent(confidence)}, its frequency {_percent(accuracy)}."
         ]
     sentences += _room_for_a_temperature(evaluation)
-    if evaluation.p_value == evaluation.p_value:  # not NaN
+    if _is_tested(evaluation):
         sentences.append(f"{_capital(_test_words(evaluation))}{_meaning_of_the_test(evaluation)}")
     return Verdict(f"{_capital(_headline(evaluation))}.", tuple(sentences))
 
@@ -130,7 +130,7 @@ def before_and_after(before: Evaluation, after: Evaluation, fitted: str) -> Verd
         after: the evaluation with it.
         fitted: the calibrator and the data it was fitted to, such as "temperature, fitted to val.npz".
     """
-    needed = _is_rejected(before) or _is_rejected(after)
+    needed = not _is_tested(before) or _is_rejected(before) or _is_rejected(after)
     change = change_words(before.ece, after.ece) if needed else "is not needed"
     headline = f"{_capital(_headline(before))}; {fitted.split(',')[0]} {change}."
     sentences = [
@@ -177,21 +177,27 @@ def _capital(text: str) -> str:
     return text[:1].upper() + text[1:]
 
 
+def _is_tested(evaluation: Evaluation) -> bool:
+    """Whether the test of calibration holds. It takes elements as independent, and pixels are not."""
+    return evaluation.p_value == evaluation.p_value and not evaluation.per_image  # not NaN
+
+
 def _is_rejected(evaluation: Evaluation) -> bool:
-    return evaluation.p_value < 1 - evaluation.level
+    return _is_tested(evaluation) and evaluation.p_value < 1 - evaluation.level
 
 
 def _headline(evaluation: Evaluation) -> str:
     confidence, accuracy = mean_confidence_and_accuracy(evaluation.reliability)
-    if not _is_rejected(evaluation):
+    if _is_tested(evaluation) and not _is_rejected(evaluation):
         return f"no sign of miscalibration in {evaluation.samples:,} elements"
-    if abs(confidence - accuracy) < _SMALL_GAP and not evaluation.binary:
+    small = abs(confidence - accuracy) < _SMALL_GAP and not evaluation.binary
+    if _is_tested(evaluation) and small:
         return "miscalibrated, although mean confidence and accuracy agree"
     return reliability_words(evaluation)
 
 
 def _test_words(evaluation: Evaluation) -> str:
-    if evaluation.p_value != evaluation.p_value:  # NaN
+    if not _is_tested(evaluation):
         return "calibration is not tested"
     result = "is rejected" if _is_rejected(evaluation) else "is not rejected"
     return f"calibration {result} ({p_words(evaluation.p_value)})"
@@ -240,7 +246,7 @@ def _ranking(table: Table, key: str) -> str:
     text += cells[best[0]].text
     found = [f"significantly lower than {_listed(worse)}"] if worse else []
     found += [f"not distinguishable from {_listed(equal)}"] if equal else []
-    return f"{text}: {'; '.join(found)}." if found else f"{text}; differences are not tested."
+    return f"{text}: {'; '.join(found)}." if found else f"{text}; differences from it are not tested."
 
 
 def _listed(names: Sequence[str]) -> str:
