@@ -62,7 +62,7 @@ def accuracy(source: Source, target: Tensor | None = None, *, ignore_index: int 
         target: labels ``(B, *S)``; only with logits.
         ignore_index: the label of elements to leave out.
 
-    >>> accuracy(torch.eye(2)[[0, 0, 1, 1]], torch.tensor([0, 1, 1, 1]))
+    >>> accuracy(9 * torch.eye(2)[[0, 0, 1, 1]], torch.tensor([0, 1, 1, 1]))
     0.75
     """
     counts = _counts(source, target, ignore_index)
@@ -74,7 +74,7 @@ def balanced_accuracy(source: Source, target: Tensor | None = None, *, ignore_in
 
     Arguments as for `accuracy`.
 
-    >>> round(balanced_accuracy(torch.eye(2)[[0, 0, 1, 1]], torch.tensor([0, 1, 1, 1])), 4)
+    >>> round(balanced_accuracy(9 * torch.eye(2)[[0, 0, 1, 1]], torch.tensor([0, 1, 1, 1])), 4)
     0.8333
     """
     return float(_counts(source, target, ignore_index).accuracy.nanmean())
@@ -127,7 +127,7 @@ def mean_iou(
         background: the class to leave out of the average; None to average over all classes.
         ignore_index: as for `accuracy`.
 
-    >>> round(mean_iou(torch.eye(2)[[0, 0, 1, 1]], torch.tensor([0, 1, 1, 1])), 4)
+    >>> round(mean_iou(9 * torch.eye(2)[[0, 0, 1, 1]], torch.tensor([0, 1, 1, 1])), 4)
     0.5833
     """
     return float(mean_of_ious(_counts(source, target, ignore_index), background))
