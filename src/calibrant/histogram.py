@@ -209,6 +209,18 @@ class RankedSums:
         correct = correct.to(confidence.dtype).index_select(0, order)
         return cls(confidence, torch.stack([torch.ones_like(confidence), confidence, correct]))
 
+    def folded(self) -> RankedSums:
+        """The sums of the predicted class, if these are the sums of the class "yes" of two.
+
+        Up to a probability of 1/2, "no" is predicted: its probability is the rest, and it is right where
+        "yes" is not.
+        """
+        no = self._confidence <= 0.5
+        confidence, order = torch.where(no, 1 - self._confidence, self._confidence).sort()
+        count, forecast, outcome = self.running.diff(dim=-1)
+        sums = count, torch.where(no, count - forecast, forecast), torch.where(no, count - outcome, outcome)
+        return RankedSums(confidence, torch.stack(sums).index_select(-1, order))
+
     def equal_width(self, bins: int) -> Bins:
         """Bins of equal width on ``(0, 1]``, any number of them."""
         edges = equal_width_edges(bins, self._confidence.device)

@@ -66,7 +66,7 @@ class LocalTemperature(Scaling):
         super().__init__()
         self.strength = in_range("strength", strength)
 
-    def fit(self, logits: Tensor, target: Tensor, *, ignore_index: int = -100) -> Self:
+    def _fit(self, logits: Tensor, target: Tensor, ignore_index: int) -> Self:
         return self.fit_batches([(logits, target)], ignore_index=ignore_index)
 
     def fit_passes(self, data: HeldOut) -> None:
@@ -128,6 +128,8 @@ class LocalTemperature(Scaling):
         return at
 
     def forward(self, logits: Tensor) -> Tensor:
+        if self.binary:
+            return self._calibrate_labels(logits)
         classes = self.check(logits)
         computing = below_maximum(logits.to(computing_dtype(logits)), 1)
         pixels = computing.movedim(1, -1).reshape(logits.shape[0], math.prod(logits.shape[2:]), classes)

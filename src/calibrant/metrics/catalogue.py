@@ -45,6 +45,7 @@ class Options(NamedTuple):
     bins: int = 15
     background: int | None = None
     kde: bool = False
+    binary: bool = False
 
 
 @dataclass(frozen=True)
@@ -82,6 +83,7 @@ class Metric(Description):
     ``source``   argument of the function
     ===========  ========================================================================================
     confidences  `Confidences`
+    ranking      `Confidences` of the predicted class, also if binary, or `RankedSums`
     counts       `ClassCounts`
     gaps         `ClassGaps`
     elements     `Predictions`. The function returns one value per element, ``(N,)``; the metric is their
@@ -144,6 +146,10 @@ def compute(parts: Mapping[str, Any], options: Options) -> dict[str, Tensor]:
     The parts are the sources of `Metric` by name. For "elements": the means, by the name of the metric.
     """
     found: dict[str, Tensor] = {}
+    if "confidences" in parts:
+        known = parts["confidences"]
+        folded = options.binary and not isinstance(known, Predictions)  # which fold themselves
+        parts = {**parts, "ranking": known.ranked.folded() if folded else known}
     for name, metric in METRICS.items():
         if not metric.wanted(options):
             continue
@@ -179,11 +185,6 @@ def calibration_errors(*sources: str) -> list[str]:
     return [name for name, each in METRICS.items() if each.group == "calibration" and each.source in sources]
 
 
-def _accuracy(confidences: Confidences, options: Options) -> Tensor:
-    pooled = confidences.equal_width(1)
-    return pooled.correct.sum(-1) / pooled.count.sum(-1)
-
-
 def _error(
     label: str, sentence: str, function: Callable[[Confidences, int], Tensor], **properties: Any
 ) -> Metric:
@@ -199,14 +200,13 @@ def _error(
 
 _recognition = partial(Metric, group="recognition", higher_is_better=True, source="counts")
 _score = partial(Metric, group="scores", percent=False, source="elements")
-_selective = partial(Metric, group="selective", source="confidences", since=3)
+_selective = partial(Metric, group="selective", source="ranking", since=3)
 
 METRICS: dict[str, Metric] = {
     "accuracy": _recognition(
         "Accuracy",
         "The fraction of elements whose most probable class is the true one.",
-        source="confidences",
-        function=_accuracy,
+        function=lambda counts, options: counts.recognised.sum(-1) / counts.samples,
         binomial=True,
     ),
     "balanced_accuracy": _recognition(

@@ -15,7 +15,9 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from calibrant.arguments import in_range, whole_number
+from calibrant.histogram import RankedSums
 from calibrant.metrics.calibration import Confidences, Source, as_confidences
+from calibrant.metrics.predictions import Predictions
 from calibrant.metrics.uncertainty import Interval, binomial_interval
 
 
@@ -120,7 +122,7 @@ def coverage_at_risk(
 
 
 def risk_coverage(
-    source: Source,
+    source: Source | RankedSums,
     target: Tensor | None = None,
     *,
     points: int = 100,
@@ -147,7 +149,8 @@ def risk_coverage(
     """
     points = whole_number("points", points)
     level = in_range("level", level, 0, 1, open_low=True)
-    ranking = _Ranking(as_confidences(source, target, ignore_index))
+    known = source if isinstance(source, RankedSums) else as_confidences(source, target, ignore_index)
+    ranking = _Ranking(known)
     wanted = torch.arange(1, points + 1, dtype=torch.float64, device=ranking.count.device) / points
     accepted: Tensor = torch.unique(_rounded_up(wanted * ranking.samples))
     errors = ranking.errors_among(accepted)
@@ -157,7 +160,7 @@ def risk_coverage(
     )
 
 
-def aurc_of(confidences: Confidences) -> Tensor:
+def aurc_of(confidences: Confidences | RankedSums) -> Tensor:
     """`aurc` as a tensor."""
     ranking = _Ranking(confidences)
     before, errors_before = ranking.before, ranking.errors_before
@@ -169,21 +172,21 @@ def aurc_of(confidences: Confidences) -> Tensor:
     return (area.sum(-1) / ranking.samples).clamp_min(0)
 
 
-def augrc_of(confidences: Confidences) -> Tensor:
+def augrc_of(confidences: Confidences | RankedSums) -> Tensor:
     """`augrc` as a tensor."""
     ranking = _Ranking(confidences)
     area = ranking.count * (ranking.errors_before + ranking.errors / 2)
     return area.sum(-1) / ranking.samples.square()
 
 
-def risk_at_coverage_of(confidences: Confidences, coverage: float) -> Tensor:
+def risk_at_coverage_of(confidences: Confidences | RankedSums, coverage: float) -> Tensor:
     """`risk_at_coverage` as a tensor."""
     ranking = _Ranking(confidences)
     accepted = _rounded_up(coverage * ranking.samples).unsqueeze(-1)
     return (ranking.errors_among(accepted) / accepted).squeeze(-1)
 
 
-def coverage_at_risk_of(confidences: Confidences, risk: float) -> Tensor:
+def coverage_at_risk_of(confidences: Confidences | RankedSums, risk: float) -> Tensor:
     """`coverage_at_risk` as a tensor."""
     ranking = _Ranking(confidences)
     before, errors_before = ranking.before, ranking.errors_before
@@ -202,8 +205,11 @@ def coverage_at_risk_of(confidences: Confidences, risk: float) -> Tensor:
 class _Ranking:
     """Groups of equal confidence by falling confidence; sums may have a leading axis, for resamples."""
 
-    def __init__(self, confidences: Confidences) -> None:
-        groups: Tensor = confidences.ranked.running.diff(dim=-1).flip(-1)
+    def __init__(self, confidences: Confidences | RankedSums) -> None:
+        ranked = confidences if isinstance(confidences, RankedSums) else confidences.ranked
+        if isinstance(confidences, Predictions) and confidences.binary:
+            ranked = ranked.folded()
+        groups: Tensor = ranked.running.diff(dim=-1).flip(-1)
         self.count: Tensor = groups[0]  # elements of each group
         # Differences of running sums: rounding must not turn no errors into less than none.
         self.errors = (self.count - groups[2]).clamp_min(0)

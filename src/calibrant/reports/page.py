@@ -287,6 +287,7 @@ def _direction(table: Table) -> str:
 def _facts(evaluations: Sequence[Evaluation], summary: Summary | None, fitted: str) -> list[str]:
     """What was evaluated, and how, in a few words each."""
     models = len(evaluations)
+    labels = all(each.labels for each in evaluations)
     counted = ["1 model" if models == 1 else f"{models} models"]
     if fitted:
         counted = ["1 model before and after calibration"]
@@ -295,9 +296,13 @@ def _facts(evaluations: Sequence[Evaluation], summary: Summary | None, fitted: s
     parts = [
         *counted,
         f"{_span(each.samples for each in evaluations)} elements",
-        f"{_span(each.num_classes for each in evaluations)} classes",
+        f"{_span(each.num_classes for each in evaluations)} {'labels' if labels else 'classes'}",
         f"{_span(each.bins for each in evaluations)} bins",
     ]
+    if any(each.binary for each in evaluations):
+        parts.append('"confidence" is the probability of yes, "accuracy" in diagrams the frequency of yes')
+    if labels:
+        parts.append("figures of all decisions together, except means over classes, which are over labels")
     exact = sum(each.exact for each in evaluations)
     if exact == models:
         parts.append("exact, from every prediction")
@@ -375,8 +380,8 @@ def _in_words(name: str, evaluation: Evaluation) -> str:
     return (
         f"Reliability diagram of {name}: accuracy is below confidence in {below} of {len(bins)} bins with "
         f"data. Overall, mean confidence is {_percent(confidence)} and accuracy {_percent(accuracy)}: "
-        f"{verdict.gap_words(confidence - accuracy)}. The widest gap is at confidence "
-        f"{_percent(widest.confidence)}, where accuracy is {_percent(widest.accuracy)}."
+        f"{verdict.reliability_words(evaluation)}. The widest gap is at "
+        f"confidence {_percent(widest.confidence)}, where accuracy is {_percent(widest.accuracy)}."
     )
 
 

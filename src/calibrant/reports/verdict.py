@@ -59,6 +59,30 @@ def gap_words(gap: float) -> str:
     return f"{'over' if gap > 0 else 'under'}-confident by {100 * abs(gap):.1f} points on average"
 
 
+def reliability_words(evaluation: Evaluation) -> str:
+    """How far confidence is from accuracy on average, in words.
+
+    If binary, how far probabilities of yes are from frequencies: all in one direction, or away from 1/2.
+    """
+    data = evaluation.reliability
+    confidence, accuracy = mean_confidence_and_accuracy(data)
+    gap = confidence - accuracy
+    if not evaluation.binary:
+        return gap_words(gap)
+    bins = zip(data.count, data.confidence, data.accuracy, strict=True)
+    away = sum(
+        count * (probability - frequency) * (1 if probability > 0.5 else -1)
+        for count, probability, frequency in bins
+        if probability is not None and frequency is not None
+    ) / max(1, sum(data.count))
+    if max(abs(gap), abs(away)) < 0.0005:
+        return "probabilities of yes are right on average"
+    high = "too high" if gap > 0 else "too low"
+    if abs(away) > abs(gap):
+        high = "too extreme" if away > 0 else "not extreme enough"
+    return f"probabilities of yes are {high} by {100 * max(abs(gap), abs(away)):.1f} points on average"
+
+
 def p_words(p_value: float) -> str:
     """A p-value as in a sentence.
 
@@ -88,6 +112,10 @@ def one_model(evaluation: Evaluation) -> Verdict:
     """The verdict on one model."""
     confidence, accuracy = mean_confidence_and_accuracy(evaluation.reliability)
     sentences = [f"Mean confidence is {_percent(confidence)}, accuracy {_percent(accuracy)}."]
+    if evaluation.binary:
+        sentences = [
+            f"The mean probability of yes is {_percent(confidence)}, its frequency {_percent(accuracy)}."
+        ]
     sentences += _room_for_a_temperature(evaluation)
     if _is_tested(evaluation):
         sentences.append(f"{_capital(_test_words(evaluation))}{_meaning_of_the_test(evaluation)}")
@@ -122,7 +150,7 @@ def several_models(evaluations: Sequence[Evaluation], table: Table, warning: str
         warning: why their figures must not be compared; "" if they may be.
     """
     models = tuple(
-        (name, f"{_gap_of(each)}, {_test_words(each)}.")
+        (name, f"{reliability_words(each)}, {_test_words(each)}.")
         for name, each in zip(table.rows, evaluations, strict=True)
     )
     if warning:
@@ -149,11 +177,6 @@ def _capital(text: str) -> str:
     return text[:1].upper() + text[1:]
 
 
-def _gap_of(evaluation: Evaluation) -> str:
-    confidence, accuracy = mean_confidence_and_accuracy(evaluation.reliability)
-    return gap_words(confidence - accuracy)
-
-
 def _is_tested(evaluation: Evaluation) -> bool:
     """Whether the test of calibration holds. It takes elements as independent, and pixels are not."""
     return evaluation.p_value == evaluation.p_value and not evaluation.per_image  # not NaN
@@ -167,9 +190,10 @@ def _headline(evaluation: Evaluation) -> str:
     confidence, accuracy = mean_confidence_and_accuracy(evaluation.reliability)
     if _is_tested(evaluation) and not _is_rejected(evaluation):
         return f"no sign of miscalibration in {evaluation.samples:,} elements"
-    if _is_tested(evaluation) and abs(confidence - accuracy) < _SMALL_GAP:
+    small = abs(confidence - accuracy) < _SMALL_GAP and not evaluation.binary
+    if _is_tested(evaluation) and small:
         return "miscalibrated, although mean confidence and accuracy agree"
-    return gap_words(confidence - accuracy)
+    return reliability_words(evaluation)
 
 
 def _test_words(evaluation: Evaluation) -> str:
