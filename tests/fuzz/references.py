@@ -168,6 +168,11 @@ def kde_gaps(logits: Tensor, target: Tensor, o: Settings) -> Tensor:
     return log_kernel.softmax(1) @ target - s
 
 
+def mdca_gaps(logits: Tensor, target: Tensor) -> Tensor:
+    """The mean probability of each class minus its frequency, ``(K,)``."""
+    return (log_softmax(logits).exp() - target).sum(0) / max(1, len(logits))
+
+
 # ------------------------------------------------------------------------------------------------ losses
 
 
@@ -227,6 +232,8 @@ ELEMENTS: dict[str, Callable[[Tensor, Tensor, Settings], Tensor]] = {
     "mmce": lambda x, t, o: cross_entropy(x, t),
     "mmce-weighted": lambda x, t, o: cross_entropy(x, t),
     "kde-xe": lambda x, t, o: cross_entropy(x, t),
+    "mdca": lambda x, t, o: focal(x, t, fixed(o.gamma)),
+    "maxsup": lambda x, t, o: cross_entropy(x, t) + o.weight * (x.amax(1) - x.mean(1)),
     "cals-alm": cals_alm,
     "cals-hr": lambda x, t, o: cross_entropy(x, t) + (o.multiplier * hinge(x, o.margin)).mean(1),
     "adafocal": lambda x, t, o: focal(x, t, by_bin(x, t, o)),
@@ -236,7 +243,12 @@ ELEMENTS: dict[str, Callable[[Tensor, Tensor, Settings], Tensor]] = {
 }
 """The loss of each element, from logits, targets as probabilities ``(N, K)``, options and learned state."""
 
-BATCHES = {"mmce": mmce, "mmce-weighted": mmce_weighted, "kde-xe": kde}
+BATCHES: dict[str, Callable[[Tensor, Tensor, Settings], Tensor]] = {
+    "mmce": mmce,
+    "mmce-weighted": mmce_weighted,
+    "kde-xe": kde,
+    "mdca": lambda x, t, o: o.weight * mdca_gaps(x, t).abs().mean(),
+}
 """The term of the whole batch, which is added to each element's loss."""
 
 

@@ -40,6 +40,8 @@ OPTIONS: dict[str, dict[str, st.SearchStrategy]] = {
     "mmce": {"weight": WEIGHTS, "kernel_width": WIDTHS},
     "mmce-weighted": {"weight": WEIGHTS, "kernel_width": WIDTHS},
     "kde-xe": {"weight": WEIGHTS, "bandwidth": BANDWIDTHS},
+    "mdca": {"weight": WEIGHTS, "gamma": GAMMAS},
+    "maxsup": {"weight": WEIGHTS},
     "cals-alm": {
         "margin": MARGINS,
         "penalty": st.sampled_from(["phr", "p2", "p3"]),
@@ -58,7 +60,8 @@ OPTIONS: dict[str, dict[str, st.SearchStrategy]] = {
 }
 DUAL = ("dual-focal", "ada-dual-focal")
 BINNED = ("adafocal", "ada-dual-focal", "calfocal")
-RULED_OUT = ("ce", "brier", "focal", "flsd", "inverse-focal", *DUAL, *BINNED)  # as docs/losses.md says
+# Logits of -inf, as docs/losses.md says.
+RULED_OUT = ("ce", "brier", "focal", "flsd", "inverse-focal", "mdca", *DUAL, *BINNED)
 ADAPTIVE = [key for key, kind in LOSSES.items() if issubclass(kind, AdaptiveLoss)]
 every_loss = pytest.mark.parametrize("key", LOSSES)
 
@@ -160,6 +163,9 @@ def has_kink(key: str, batch: Batch, o: SimpleNamespace) -> bool:
         gaps = references.kde_gaps(rows, one_hot, o).abs()
         # Of a class with hardly any probability, the sign has hardly any effect.
         return bool(((gaps < 64 * batch.epsilon) & (references.log_softmax(rows) > -20)).any())
+    if key == "mdca":
+        one_hot = torch.nn.functional.one_hot(batch.labels[batch.valid], rows.shape[1]).double()
+        return bool((references.mdca_gaps(rows, one_hot).abs() < 64 * batch.epsilon).any())
     if not key.startswith("mmce"):
         return False
     confidence = references.top_confidence(rows, rows)[0]

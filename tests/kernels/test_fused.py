@@ -31,6 +31,7 @@ COVERED = {
     "inverse-focal": {},
     "dual-focal": {},
     "mbls": {"margin": 3},
+    "maxsup": {},
     "cals-alm": {"margin": 3},
     "cals-alm p2": {"margin": 3, "penalty": "p2"},
     "cals-alm p3": {"margin": 3, "penalty": "p3"},

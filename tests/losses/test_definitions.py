@@ -67,6 +67,8 @@ def test_cross_entropy_with_probabilities_is_torch_s(logits: Tensor, weight: Ten
         ("cpc", {"discrimination": 0, "exclusion": 0}),
         ("mmce", {"weight": 0}),
         ("kde-xe", {"weight": 0}),
+        ("mdca", {"weight": 0, "gamma": 0}),
+        ("maxsup", {"weight": 0}),
     ],
 )
 def test_limits_are_cross_entropy(

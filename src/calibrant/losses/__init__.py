@@ -9,6 +9,7 @@ from calibrant.losses.adaptation import adapt_on
 from calibrant.losses.adaptive_focal import AdaDualFocal, AdaFocal, CalFocal
 from calibrant.losses.base import AdaptationWarning, AdaptiveLoss, Loss
 from calibrant.losses.brier import Brier
+from calibrant.losses.class_frequency import ClassFrequencyPenalty
 from calibrant.losses.confidence_penalty import ConfidencePenalty
 from calibrant.losses.cross_entropy import CrossEntropy
 from calibrant.losses.dirichlet_kernel import DirichletKernelCalibration
@@ -20,6 +21,7 @@ from calibrant.losses.label_smoothing import LabelSmoothing
 from calibrant.losses.lagrangian import AugmentedLagrangian
 from calibrant.losses.learned_scale import LearnedScale
 from calibrant.losses.margin_smoothing import MarginSmoothing
+from calibrant.losses.max_suppression import MaxSuppression
 from calibrant.losses.pairwise_constraints import PairwiseConstraints
 from calibrant.losses.penalties import PENALTIES, Penalty
 
@@ -33,6 +35,7 @@ __all__ = [
     "AugmentedLagrangian",
     "Brier",
     "CalFocal",
+    "ClassFrequencyPenalty",
     "ConfidencePenalty",
     "CrossEntropy",
     "DirichletKernelCalibration",
@@ -45,6 +48,7 @@ __all__ = [
     "LearnedScale",
     "Loss",
     "MarginSmoothing",
+    "MaxSuppression",
     "PairwiseConstraints",
     "Penalty",
     "SampleDependentFocal",
@@ -67,6 +71,8 @@ LOSSES: dict[str, type[Loss]] = {
     "mmce": KernelCalibration,
     "mmce-weighted": WeightedKernelCalibration,
     "kde-xe": DirichletKernelCalibration,
+    "mdca": ClassFrequencyPenalty,
+    "maxsup": MaxSuppression,
     "cals-alm": AugmentedLagrangian,
     "cals-hr": HeuristicMultipliers,
     "adafocal": AdaFocal,
