@@ -190,6 +190,17 @@ def by_bin(logits: Tensor, target: Tensor, o: Settings) -> Tensor:
     return (o.rate * ((p if o.through_gamma else p.detach()) - o.accuracy[bins])).exp()
 
 
+def label_relaxation(logits: Tensor, target: Tensor, o: Settings) -> Tensor:
+    """The divergence of the prediction from the nearest target that gives the true class at least 1 - a."""
+    probability, a = log_softmax(logits).exp(), o.relaxation
+    log_p, doubt = true_class(logits, target)
+    share = a * torch.where(target == 1, 0, probability) / doubt.clamp_min(TINY)[:, None]
+    nearest = torch.where(target == 1, 1 - a, share).detach()
+    logarithm = torch.where(target == 1, log_p[:, None], log_softmax(logits))
+    divergence = torch.xlogy(nearest, nearest) - torch.where(nearest > 0, nearest * logarithm, 0)
+    return torch.where(doubt > a, divergence.sum(1), 0)
+
+
 def fixed(number: float) -> Tensor:
     return torch.tensor(number, dtype=torch.float64)
 
@@ -234,6 +245,7 @@ ELEMENTS: dict[str, Callable[[Tensor, Tensor, Settings], Tensor]] = {
     "kde-xe": lambda x, t, o: cross_entropy(x, t),
     "mdca": lambda x, t, o: focal(x, t, fixed(o.gamma)),
     "maxsup": lambda x, t, o: cross_entropy(x, t) + o.weight * (x.amax(1) - x.mean(1)),
+    "label-relaxation": label_relaxation,
     "cals-alm": cals_alm,
     "cals-hr": lambda x, t, o: cross_entropy(x, t) + (o.multiplier * hinge(x, o.margin)).mean(1),
     "adafocal": lambda x, t, o: focal(x, t, by_bin(x, t, o)),

@@ -42,6 +42,7 @@ OPTIONS: dict[str, dict[str, st.SearchStrategy]] = {
     "kde-xe": {"weight": WEIGHTS, "bandwidth": BANDWIDTHS},
     "mdca": {"weight": WEIGHTS, "gamma": GAMMAS},
     "maxsup": {"weight": WEIGHTS},
+    "label-relaxation": {"relaxation": st.sampled_from([0.0, 0.1, 0.9, 1.0]) | st.floats(1e-6, 1)},
     "cals-alm": {
         "margin": MARGINS,
         "penalty": st.sampled_from(["phr", "p2", "p3"]),
@@ -61,7 +62,7 @@ OPTIONS: dict[str, dict[str, st.SearchStrategy]] = {
 DUAL = ("dual-focal", "ada-dual-focal")
 BINNED = ("adafocal", "ada-dual-focal", "calfocal")
 # Logits of -inf, as docs/losses.md says.
-RULED_OUT = ("ce", "brier", "focal", "flsd", "inverse-focal", "mdca", *DUAL, *BINNED)
+RULED_OUT = ("ce", "brier", "focal", "flsd", "inverse-focal", "label-relaxation", "mdca", *DUAL, *BINNED)
 ADAPTIVE = [key for key, kind in LOSSES.items() if issubclass(kind, AdaptiveLoss)]
 every_loss = pytest.mark.parametrize("key", LOSSES)
 

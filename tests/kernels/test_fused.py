@@ -32,6 +32,7 @@ COVERED = {
     "dual-focal": {},
     "mbls": {"margin": 3},
     "maxsup": {},
+    "label-relaxation": {},
     "cals-alm": {"margin": 3},
     "cals-alm p2": {"margin": 3, "penalty": "p2"},
     "cals-alm p3": {"margin": 3, "penalty": "p3"},

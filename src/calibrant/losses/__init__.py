@@ -17,6 +17,7 @@ from calibrant.losses.dual_focal import DualFocal
 from calibrant.losses.focal import Focal, InverseFocal, SampleDependentFocal
 from calibrant.losses.heuristic import HeuristicMultipliers
 from calibrant.losses.kernel_calibration import KernelCalibration, WeightedKernelCalibration
+from calibrant.losses.label_relaxation import LabelRelaxation
 from calibrant.losses.label_smoothing import LabelSmoothing
 from calibrant.losses.lagrangian import AugmentedLagrangian
 from calibrant.losses.learned_scale import LearnedScale
@@ -44,6 +45,7 @@ __all__ = [
     "HeuristicMultipliers",
     "InverseFocal",
     "KernelCalibration",
+    "LabelRelaxation",
     "LabelSmoothing",
     "LearnedScale",
     "Loss",
@@ -73,6 +75,7 @@ LOSSES: dict[str, type[Loss]] = {
     "kde-xe": DirichletKernelCalibration,
     "mdca": ClassFrequencyPenalty,
     "maxsup": MaxSuppression,
+    "label-relaxation": LabelRelaxation,
     "cals-alm": AugmentedLagrangian,
     "cals-hr": HeuristicMultipliers,
     "adafocal": AdaFocal,
