@@ -201,6 +201,15 @@ def label_relaxation(logits: Tensor, target: Tensor, o: Settings) -> Tensor:
     return torch.where(doubt > a, divergence.sum(1), 0)
 
 
+def acls(logits: Tensor, target: Tensor, o: Settings) -> Tensor:
+    """Each logit is differentiated only as itself, unless ``through_extremes``."""
+    high, low = logits.amax(1), logits.amin(1)
+    seen = [high, low] if o.through_extremes else [high.detach(), low.detach()]
+    top = (high - seen[1] - o.margin).clamp_min(0) ** 2
+    others = ((seen[0][:, None] - logits - o.margin).clamp_min(0) ** 2).sum(1) / (logits.shape[1] - 1)
+    return cross_entropy(logits, target) + o.weight_of_top * top + o.weight_of_others * others
+
+
 def fixed(number: float) -> Tensor:
     return torch.tensor(number, dtype=torch.float64)
 
@@ -246,6 +255,7 @@ ELEMENTS: dict[str, Callable[[Tensor, Tensor, Settings], Tensor]] = {
     "mdca": lambda x, t, o: focal(x, t, fixed(o.gamma)),
     "maxsup": lambda x, t, o: cross_entropy(x, t) + o.weight * (x.amax(1) - x.mean(1)),
     "label-relaxation": label_relaxation,
+    "acls": acls,
     "cals-alm": cals_alm,
     "cals-hr": lambda x, t, o: cross_entropy(x, t) + (o.multiplier * hinge(x, o.margin)).mean(1),
     "adafocal": lambda x, t, o: focal(x, t, by_bin(x, t, o)),

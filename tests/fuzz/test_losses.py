@@ -43,6 +43,12 @@ OPTIONS: dict[str, dict[str, st.SearchStrategy]] = {
     "mdca": {"weight": WEIGHTS, "gamma": GAMMAS},
     "maxsup": {"weight": WEIGHTS},
     "label-relaxation": {"relaxation": st.sampled_from([0.0, 0.1, 0.9, 1.0]) | st.floats(1e-6, 1)},
+    "acls": {
+        "margin": st.just(0.0) | MARGINS,
+        "weight_of_top": WEIGHTS,
+        "weight_of_others": WEIGHTS,
+        "through_extremes": st.booleans(),
+    },
     "cals-alm": {
         "margin": MARGINS,
         "penalty": st.sampled_from(["phr", "p2", "p3"]),

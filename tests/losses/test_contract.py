@@ -22,6 +22,8 @@ from .conftest import ADAPTIVE, SOFT, adapted_loss
 
 K = 7
 Function = Callable[[Tensor], Tensor]
+DETACHED = {"calfocal": "through_gamma", "acls": "through_extremes"}
+"""Losses that hold a part of themselves fixed by default, and the option that differentiates it."""
 
 
 def batch(
@@ -42,8 +44,8 @@ def gradient(loss: Loss, logits: Tensor, target: Tensor) -> Tensor:
 
 def smooth_loss(key: str, num_classes: int, **arguments: Any) -> Loss:
     """An adapted loss none of whose parameters depend on the logits behind autograd's back."""
-    if key == "calfocal":  # by default an exponent per sample is not differentiated
-        arguments["through_gamma"] = True
+    if key in DETACHED:
+        arguments[DETACHED[key]] = True
     return adapted_loss(key, num_classes, **arguments)
 
 

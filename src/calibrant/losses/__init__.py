@@ -10,6 +10,7 @@ from calibrant.losses.adaptive_focal import AdaDualFocal, AdaFocal, CalFocal
 from calibrant.losses.base import AdaptationWarning, AdaptiveLoss, Loss
 from calibrant.losses.brier import Brier
 from calibrant.losses.class_frequency import ClassFrequencyPenalty
+from calibrant.losses.conditional_smoothing import ConditionalSmoothing
 from calibrant.losses.confidence_penalty import ConfidencePenalty
 from calibrant.losses.cross_entropy import CrossEntropy
 from calibrant.losses.dirichlet_kernel import DirichletKernelCalibration
@@ -37,6 +38,7 @@ __all__ = [
     "Brier",
     "CalFocal",
     "ClassFrequencyPenalty",
+    "ConditionalSmoothing",
     "ConfidencePenalty",
     "CrossEntropy",
     "DirichletKernelCalibration",
@@ -76,6 +78,7 @@ LOSSES: dict[str, type[Loss]] = {
     "mdca": ClassFrequencyPenalty,
     "maxsup": MaxSuppression,
     "label-relaxation": LabelRelaxation,
+    "acls": ConditionalSmoothing,
     "cals-alm": AugmentedLagrangian,
     "cals-hr": HeuristicMultipliers,
     "adafocal": AdaFocal,
