@@ -168,6 +168,19 @@ def kde_gaps(logits: Tensor, target: Tensor, o: Settings) -> Tensor:
     return log_kernel.softmax(1) @ target - s
 
 
+def soft_binned(logits: Tensor, target: Tensor, o: Settings) -> Tensor:
+    r, c = top_confidence(logits, target)
+    middles = torch.tensor([(b + 0.5) / o.bins for b in range(o.bins)], dtype=torch.float64)
+    share = log_softmax(-((r[:, None] - middles) ** 2) / o.temperature).exp()
+    squared = 0 * r.sum()
+    for b in range(o.bins):
+        size = share[:, b].sum()
+        if size > 1e-25:
+            accuracy, confidence = (share[:, b] * c).sum() / size, (share[:, b] * r).sum() / size
+            squared = squared + size / len(r) * (accuracy - confidence) ** 2
+    return o.weight * root(squared)
+
+
 def mdca_gaps(logits: Tensor, target: Tensor) -> Tensor:
     """The mean probability of each class minus its frequency, ``(K,)``."""
     return (log_softmax(logits).exp() - target).sum(0) / max(1, len(logits))
@@ -256,6 +269,7 @@ ELEMENTS: dict[str, Callable[[Tensor, Tensor, Settings], Tensor]] = {
     "maxsup": lambda x, t, o: cross_entropy(x, t) + o.weight * (x.amax(1) - x.mean(1)),
     "label-relaxation": label_relaxation,
     "acls": acls,
+    "sb-ece": lambda x, t, o: cross_entropy(x, t),
     "cals-alm": cals_alm,
     "cals-hr": lambda x, t, o: cross_entropy(x, t) + (o.multiplier * hinge(x, o.margin)).mean(1),
     "adafocal": lambda x, t, o: focal(x, t, by_bin(x, t, o)),
@@ -269,6 +283,7 @@ BATCHES: dict[str, Callable[[Tensor, Tensor, Settings], Tensor]] = {
     "mmce": mmce,
     "mmce-weighted": mmce_weighted,
     "kde-xe": kde,
+    "sb-ece": soft_binned,
     "mdca": lambda x, t, o: o.weight * mdca_gaps(x, t).abs().mean(),
 }
 """The term of the whole batch, which is added to each element's loss."""

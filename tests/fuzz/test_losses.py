@@ -49,6 +49,11 @@ OPTIONS: dict[str, dict[str, st.SearchStrategy]] = {
         "weight_of_others": WEIGHTS,
         "through_extremes": st.booleans(),
     },
+    "sb-ece": {
+        "weight": WEIGHTS,
+        "bins": st.integers(1, 20),
+        "temperature": st.sampled_from([1e-6, 1e-4, 0.01, 1.0, 1e3]) | st.floats(1e-6, 0.1),
+    },
     "cals-alm": {
         "margin": MARGINS,
         "penalty": st.sampled_from(["phr", "p2", "p3"]),

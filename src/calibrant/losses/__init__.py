@@ -26,6 +26,7 @@ from calibrant.losses.margin_smoothing import MarginSmoothing
 from calibrant.losses.max_suppression import MaxSuppression
 from calibrant.losses.pairwise_constraints import PairwiseConstraints
 from calibrant.losses.penalties import PENALTIES, Penalty
+from calibrant.losses.soft_binning import SoftBinning
 
 __all__ = [
     "LOSSES",
@@ -56,6 +57,7 @@ __all__ = [
     "PairwiseConstraints",
     "Penalty",
     "SampleDependentFocal",
+    "SoftBinning",
     "WeightedKernelCalibration",
     "adapt_on",
     "create_loss",
@@ -79,6 +81,7 @@ LOSSES: dict[str, type[Loss]] = {
     "maxsup": MaxSuppression,
     "label-relaxation": LabelRelaxation,
     "acls": ConditionalSmoothing,
+    "sb-ece": SoftBinning,
     "cals-alm": AugmentedLagrangian,
     "cals-hr": HeuristicMultipliers,
     "adafocal": AdaFocal,
