@@ -223,6 +223,14 @@ def acls(logits: Tensor, target: Tensor, o: Settings) -> Tensor:
     return cross_entropy(logits, target) + o.weight_of_top * top + o.weight_of_others * others
 
 
+def brier_weighting(logits: Tensor, target: Tensor, o: Settings) -> Tensor:
+    log_p, doubt = true_class(logits, target)
+    others = torch.where(target == 1, 0, log_softmax(logits).exp())
+    error = 2 * doubt if o.norm == 1 else doubt**2 + (others**2).sum(1)
+    weight = error.clamp_min(TINY).pow(o.gamma / o.norm)
+    return -(weight if o.through_weight else weight.detach()) * log_p
+
+
 def fixed(number: float) -> Tensor:
     return torch.tensor(number, dtype=torch.float64)
 
@@ -270,6 +278,7 @@ ELEMENTS: dict[str, Callable[[Tensor, Tensor, Settings], Tensor]] = {
     "label-relaxation": label_relaxation,
     "acls": acls,
     "sb-ece": lambda x, t, o: cross_entropy(x, t),
+    "bsce-gra": brier_weighting,
     "cals-alm": cals_alm,
     "cals-hr": lambda x, t, o: cross_entropy(x, t) + (o.multiplier * hinge(x, o.margin)).mean(1),
     "adafocal": lambda x, t, o: focal(x, t, by_bin(x, t, o)),

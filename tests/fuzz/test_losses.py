@@ -54,6 +54,7 @@ OPTIONS: dict[str, dict[str, st.SearchStrategy]] = {
         "bins": st.integers(1, 20),
         "temperature": st.sampled_from([1e-6, 1e-4, 0.01, 1.0, 1e3]) | st.floats(1e-6, 0.1),
     },
+    "bsce-gra": {"gamma": GAMMAS, "norm": st.sampled_from([1, 2]), "through_weight": st.booleans()},
     "cals-alm": {
         "margin": MARGINS,
         "penalty": st.sampled_from(["phr", "p2", "p3"]),
@@ -73,7 +74,18 @@ OPTIONS: dict[str, dict[str, st.SearchStrategy]] = {
 DUAL = ("dual-focal", "ada-dual-focal")
 BINNED = ("adafocal", "ada-dual-focal", "calfocal")
 # Logits of -inf, as docs/losses.md says.
-RULED_OUT = ("ce", "brier", "focal", "flsd", "inverse-focal", "label-relaxation", "mdca", *DUAL, *BINNED)
+RULED_OUT = (
+    "ce",
+    "brier",
+    "focal",
+    "flsd",
+    "inverse-focal",
+    "label-relaxation",
+    "mdca",
+    "bsce-gra",
+    *DUAL,
+    *BINNED,
+)
 ADAPTIVE = [key for key, kind in LOSSES.items() if issubclass(kind, AdaptiveLoss)]
 every_loss = pytest.mark.parametrize("key", LOSSES)
 

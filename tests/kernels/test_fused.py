@@ -33,6 +33,7 @@ COVERED = {
     "mbls": {"margin": 3},
     "maxsup": {},
     "label-relaxation": {},
+    "bsce-gra": {},
     "cals-alm": {"margin": 3},
     "cals-alm p2": {"margin": 3, "penalty": "p2"},
     "cals-alm p3": {"margin": 3, "penalty": "p3"},

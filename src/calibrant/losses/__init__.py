@@ -9,6 +9,7 @@ from calibrant.losses.adaptation import adapt_on
 from calibrant.losses.adaptive_focal import AdaDualFocal, AdaFocal, CalFocal
 from calibrant.losses.base import AdaptationWarning, AdaptiveLoss, Loss
 from calibrant.losses.brier import Brier
+from calibrant.losses.brier_weighting import BrierWeighting
 from calibrant.losses.class_frequency import ClassFrequencyPenalty
 from calibrant.losses.conditional_smoothing import ConditionalSmoothing
 from calibrant.losses.confidence_penalty import ConfidencePenalty
@@ -37,6 +38,7 @@ __all__ = [
     "AdaptiveLoss",
     "AugmentedLagrangian",
     "Brier",
+    "BrierWeighting",
     "CalFocal",
     "ClassFrequencyPenalty",
     "ConditionalSmoothing",
@@ -82,6 +84,7 @@ LOSSES: dict[str, type[Loss]] = {
     "label-relaxation": LabelRelaxation,
     "acls": ConditionalSmoothing,
     "sb-ece": SoftBinning,
+    "bsce-gra": BrierWeighting,
     "cals-alm": AugmentedLagrangian,
     "cals-hr": HeuristicMultipliers,
     "adafocal": AdaFocal,
