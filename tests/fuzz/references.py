@@ -334,6 +334,8 @@ def adapt_cals_alm(o: Settings, logits: Tensor) -> None:
     z = distances(logits) / o.margin - 1
     over = 0 if o.per == "class" else (0, 1)
     slopes = slope(o.penalty, z, o.penalty_weight, o.multiplier)
+    if o.clip == "each":
+        slopes = slopes.clamp(*o.multiplier_range)
     lam, violation, number = slopes.mean(over), z.mean(over), o.passes + 1
     limit = o.required_decrease * o.previous_violation.clamp_min(0)
     if o.evidence:

@@ -310,6 +310,7 @@ def draw_rule(data: st.DataObject, key: str, classes: int) -> AdaptiveLoss:
             "margin": MARGINS,
             "penalty": st.sampled_from(["phr", "p2", "p3"]),
             "per": st.sampled_from(["class", "all"]),
+            "clip": st.sampled_from(["mean", "each"]),
             "growth": st.sampled_from([1.0, 1.2, 3.0]),
             "required_decrease": st.sampled_from([0.0, 0.5, 0.9, 2.0]),
             "every": st.integers(1, 4),
