@@ -181,6 +181,27 @@ def soft_binned(logits: Tensor, target: Tensor, o: Settings) -> Tensor:
     return o.weight * root(squared)
 
 
+def avuc_threshold(logits: Tensor, target: Tensor, o: Settings) -> tuple[Tensor, float]:
+    """The entropies, and the one up to which an element is certain."""
+    u, c = entropy(logits), top_confidence(logits, target)[1]
+    if o.threshold is not None:
+        return u, o.threshold
+    means = [u[c == kind].mean().item() for kind in (0, 1) if (c == kind).any()]
+    return u, sum(means) / max(1, len(means)) * (1 + 1e-9)
+
+
+def avuc(logits: Tensor, target: Tensor, o: Settings) -> Tensor:
+    r, c = top_confidence(logits, target)
+    u, threshold = avuc_threshold(logits, target, o)
+    good, bad = [], []
+    for i in range(len(r)):
+        certain = bool(u[i] <= threshold)
+        amount = (r[i] if c[i] else 1 - r[i]) * (1 - u[i].tanh() if certain else u[i].tanh())
+        (good if certain == bool(c[i]) else bad).append(amount)
+    good_sum, bad_sum = (sum(each, 1e-10 + 0 * r.sum()) for each in (good, bad))
+    return o.weight * ((good_sum + bad_sum - 1e-10).log() - good_sum.log())
+
+
 def mdca_gaps(logits: Tensor, target: Tensor) -> Tensor:
     """The mean probability of each class minus its frequency, ``(K,)``."""
     return (log_softmax(logits).exp() - target).sum(0) / max(1, len(logits))
@@ -279,6 +300,7 @@ ELEMENTS: dict[str, Callable[[Tensor, Tensor, Settings], Tensor]] = {
     "acls": acls,
     "sb-ece": lambda x, t, o: cross_entropy(x, t),
     "bsce-gra": brier_weighting,
+    "avuc": lambda x, t, o: cross_entropy(x, t),
     "cals-alm": cals_alm,
     "cals-hr": lambda x, t, o: cross_entropy(x, t) + (o.multiplier * hinge(x, o.margin)).mean(1),
     "adafocal": lambda x, t, o: focal(x, t, by_bin(x, t, o)),
@@ -293,6 +315,7 @@ BATCHES: dict[str, Callable[[Tensor, Tensor, Settings], Tensor]] = {
     "mmce-weighted": mmce_weighted,
     "kde-xe": kde,
     "sb-ece": soft_binned,
+    "avuc": avuc,
     "mdca": lambda x, t, o: o.weight * mdca_gaps(x, t).abs().mean(),
 }
 """The term of the whole batch, which is added to each element's loss."""

@@ -55,6 +55,7 @@ OPTIONS: dict[str, dict[str, st.SearchStrategy]] = {
         "temperature": st.sampled_from([1e-6, 1e-4, 0.01, 1.0, 1e3]) | st.floats(1e-6, 0.1),
     },
     "bsce-gra": {"gamma": GAMMAS, "norm": st.sampled_from([1, 2]), "through_weight": st.booleans()},
+    "avuc": {"weight": WEIGHTS, "threshold": st.none() | st.sampled_from([0.1, 0.5, 1.0])},
     "cals-alm": {
         "margin": MARGINS,
         "penalty": st.sampled_from(["phr", "p2", "p3"]),
@@ -168,6 +169,11 @@ def undecidable(key: str, o: SimpleNamespace, batch: Batch) -> Tensor:
         # The offset decides which of two scaled logits is larger, where they hardly differ.
         top = scaled.topk(2, 1).values
         found |= (top[:, 0] - top[:, 1] <= near * most[:, 0]) & (distance.amax(1) >= o.margin)
+    if key == "avuc" and batch.valid.any():
+        one_hot = F.one_hot(batch.labels[batch.valid], rows.shape[1]).double()
+        u, threshold = references.avuc_threshold(rows[batch.valid], one_hot, o)
+        gap = (u - threshold).abs()
+        assume(not ((gap > 1e-8 * threshold) & (gap < 64 * batch.epsilon + 1e-6 * threshold)).any())
     if key in ("mbls", "cals-hr"):
         found |= ((size - o.margin).abs() <= near * (size + o.margin)).any(1)
     if key in DUAL:

@@ -68,6 +68,7 @@ def test_cross_entropy_with_probabilities_is_torch_s(logits: Tensor, weight: Ten
         ("mmce", {"weight": 0}),
         ("kde-xe", {"weight": 0}),
         ("mdca", {"weight": 0, "gamma": 0}),
+        ("avuc", {"weight": 0}),
         ("bsce-gra", {"gamma": 0}),
         ("sb-ece", {"weight": 0}),
         ("acls", {"margin": 1e6}),

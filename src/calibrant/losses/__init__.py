@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from calibrant import arguments
+from calibrant.losses.accuracy_uncertainty import AccuracyUncertainty
 from calibrant.losses.adaptation import adapt_on
 from calibrant.losses.adaptive_focal import AdaDualFocal, AdaFocal, CalFocal
 from calibrant.losses.base import AdaptationWarning, AdaptiveLoss, Loss
@@ -32,6 +33,7 @@ from calibrant.losses.soft_binning import SoftBinning
 __all__ = [
     "LOSSES",
     "PENALTIES",
+    "AccuracyUncertainty",
     "AdaDualFocal",
     "AdaFocal",
     "AdaptationWarning",
@@ -85,6 +87,7 @@ LOSSES: dict[str, type[Loss]] = {
     "acls": ConditionalSmoothing,
     "sb-ece": SoftBinning,
     "bsce-gra": BrierWeighting,
+    "avuc": AccuracyUncertainty,
     "cals-alm": AugmentedLagrangian,
     "cals-hr": HeuristicMultipliers,
     "adafocal": AdaFocal,
