@@ -301,6 +301,7 @@ ELEMENTS: dict[str, Callable[[Tensor, Tensor, Settings], Tensor]] = {
     "sb-ece": lambda x, t, o: cross_entropy(x, t),
     "bsce-gra": brier_weighting,
     "avuc": lambda x, t, o: cross_entropy(x, t),
+    "nacl": lambda x, t, o: cross_entropy(x, t) + o.weight * (x - t).abs().mean(1),
     "cals-alm": cals_alm,
     "cals-hr": lambda x, t, o: cross_entropy(x, t) + (o.multiplier * hinge(x, o.margin)).mean(1),
     "adafocal": lambda x, t, o: focal(x, t, by_bin(x, t, o)),

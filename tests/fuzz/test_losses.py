@@ -56,6 +56,7 @@ OPTIONS: dict[str, dict[str, st.SearchStrategy]] = {
     },
     "bsce-gra": {"gamma": GAMMAS, "norm": st.sampled_from([1, 2]), "through_weight": st.booleans()},
     "avuc": {"weight": WEIGHTS, "threshold": st.none() | st.sampled_from([0.1, 0.5, 1.0])},
+    "nacl": {"weight": WEIGHTS, "window": st.sampled_from([1, 3, 5])},
     "cals-alm": {
         "margin": MARGINS,
         "penalty": st.sampled_from(["phr", "p2", "p3"]),
@@ -193,6 +194,9 @@ def has_kink(key: str, batch: Batch, o: SimpleNamespace) -> bool:
         gaps = references.kde_gaps(rows, one_hot, o).abs()
         # Of a class with hardly any probability, the sign has hardly any effect.
         return bool(((gaps < 64 * batch.epsilon) & (references.log_softmax(rows) > -20)).any())
+    if key == "nacl":
+        gaps = (rows - torch.nn.functional.one_hot(batch.labels[batch.valid], rows.shape[1])).abs()
+        return bool(((gaps > 0) & (gaps < 64 * batch.epsilon)).any())
     if key == "mdca":
         one_hot = torch.nn.functional.one_hot(batch.labels[batch.valid], rows.shape[1]).double()
         return bool((references.mdca_gaps(rows, one_hot).abs() < 64 * batch.epsilon).any())
@@ -259,7 +263,10 @@ def compare(key: str, loss: Loss, batch: Batch, target: Tensor, seed: int) -> No
     assert slope.dtype == logits.dtype
     factor = upstream.double().reshape(-1)[keep] if shape else upstream.double()
     wanted = by_definition(key, o, rows, one_hot, factor, soft)
-    moved = by_definition(key, o, rounded(rows, 4 * batch.epsilon), one_hot, factor, soft)
+    changed = rounded(rows, 4 * batch.epsilon)
+    if key == "nacl":  # a constant added to all logits changes it
+        changed = rows * (1 + 4 * batch.epsilon)
+    moved = by_definition(key, o, changed, one_hot, factor, soft)
 
     value, slopes = value.detach(), as_rows(slope)
     if shape:
@@ -283,7 +290,8 @@ def compare(key: str, loss: Loss, batch: Batch, target: Tensor, seed: int) -> No
 @every_loss
 @given(data=st.data())
 def test_losses_equal_their_definitions(key: str, data: st.DataObject) -> None:
-    batch = data.draw(batches(ruled_out=key in RULED_OUT), "batch")
+    # The neighbours of a pixel have a test of their own, beside the definitions.
+    batch = data.draw(batches(ruled_out=key in RULED_OUT, flat=key == "nacl"), "batch")
     loss = draw_loss(data, key, batch.logits.shape[1], batch.ignore_index)
     batch.ignore(undecidable(key, settings_of(loss), batch))
     compare(key, loss, batch, batch.target, data.draw(SEEDS, "upstream"))

@@ -26,6 +26,7 @@ from calibrant.losses.lagrangian import AugmentedLagrangian
 from calibrant.losses.learned_scale import LearnedScale
 from calibrant.losses.margin_smoothing import MarginSmoothing
 from calibrant.losses.max_suppression import MaxSuppression
+from calibrant.losses.neighbour_aware import NeighbourAware
 from calibrant.losses.pairwise_constraints import PairwiseConstraints
 from calibrant.losses.penalties import PENALTIES, Penalty
 from calibrant.losses.soft_binning import SoftBinning
@@ -58,6 +59,7 @@ __all__ = [
     "Loss",
     "MarginSmoothing",
     "MaxSuppression",
+    "NeighbourAware",
     "PairwiseConstraints",
     "Penalty",
     "SampleDependentFocal",
@@ -88,6 +90,7 @@ LOSSES: dict[str, type[Loss]] = {
     "sb-ece": SoftBinning,
     "bsce-gra": BrierWeighting,
     "avuc": AccuracyUncertainty,
+    "nacl": NeighbourAware,
     "cals-alm": AugmentedLagrangian,
     "cals-hr": HeuristicMultipliers,
     "adafocal": AdaFocal,
