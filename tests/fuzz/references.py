@@ -369,7 +369,7 @@ def adapt_cals_alm(o: Settings, logits: Tensor) -> None:
     if number > 1 and number % o.every == 0:
         largest = math.inf if o.penalty_weight_max is None else o.penalty_weight_max
         grown = (o.growth * o.penalty_weight).clamp_max(largest)
-        o.undecided = bool(((violation - limit).abs() < 1e-5 * (1 + limit)).any())
+        o.undecided |= bool(((violation - limit).abs() < 1e-5 * (1 + limit)).any())
         o.penalty_weight = torch.where(violation > limit, grown, o.penalty_weight)
     o.multiplier, o.previous_violation, o.passes = lam, violation, number
 
