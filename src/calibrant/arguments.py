@@ -20,6 +20,13 @@ def one_of(name: str, value: T, allowed: Sequence[T]) -> T:
     return value
 
 
+def true_or_false(name: str, value: bool) -> bool:
+    """Return ``value`` if it is a boolean; otherwise raise an error."""
+    if not isinstance(value, bool):
+        raise ValueError(f"{name} must be True or False, got {value!r}")
+    return value
+
+
 def in_range(
     name: str,
     value: float,

@@ -91,6 +91,7 @@ def batches(
     dtypes: tuple[torch.dtype, ...] = (torch.float32, torch.float64, torch.bfloat16),
     ruled_out: bool = False,
     kinds: tuple[str, ...] = ("plain", "ties", "offset", "equal rows", "certain"),
+    flat: bool = False,
 ) -> Batch:
     """Batches of up to ``most`` elements.
 
@@ -101,10 +102,11 @@ def batches(
         dtypes: types of the logits.
         ruled_out: whether some logits may be -inf, never those of the true class.
         kinds: what the logits may look like.
+        flat: whether there are no spatial axes.
     """
     classes, size = draw(st.integers(2, most_classes)), draw(st.integers(1, most))
     width = draw(st.sampled_from([n for n in (1, 2, 3, 5) if size % n == 0]))
-    spatial = draw(st.sampled_from([(), (width,), (1, width)]))
+    spatial = () if flat else draw(st.sampled_from([(), (width,), (1, width)]))
     rows = size // width if spatial else size
     kind, scale = draw(st.sampled_from(kinds)), draw(SCALES)
     dtype = draw(st.sampled_from(dtypes))

@@ -168,6 +168,45 @@ def kde_gaps(logits: Tensor, target: Tensor, o: Settings) -> Tensor:
     return log_kernel.softmax(1) @ target - s
 
 
+def soft_binned(logits: Tensor, target: Tensor, o: Settings) -> Tensor:
+    r, c = top_confidence(logits, target)
+    middles = torch.tensor([(b + 0.5) / o.bins for b in range(o.bins)], dtype=torch.float64)
+    share = log_softmax(-((r[:, None] - middles) ** 2) / o.temperature).exp()
+    squared = 0 * r.sum()
+    for b in range(o.bins):
+        size = share[:, b].sum()
+        if size > 1e-25:
+            accuracy, confidence = (share[:, b] * c).sum() / size, (share[:, b] * r).sum() / size
+            squared = squared + size / len(r) * (accuracy - confidence) ** 2
+    return o.weight * root(squared)
+
+
+def avuc_threshold(logits: Tensor, target: Tensor, o: Settings) -> tuple[Tensor, float]:
+    """The entropies, and the one up to which an element is certain."""
+    u, c = entropy(logits), top_confidence(logits, target)[1]
+    if o.threshold is not None:
+        return u, o.threshold
+    means = [u[c == kind].mean().item() for kind in (0, 1) if (c == kind).any()]
+    return u, sum(means) / max(1, len(means)) * (1 + 1e-9)
+
+
+def avuc(logits: Tensor, target: Tensor, o: Settings) -> Tensor:
+    r, c = top_confidence(logits, target)
+    u, threshold = avuc_threshold(logits, target, o)
+    good, bad = [], []
+    for i in range(len(r)):
+        certain = bool(u[i] <= threshold)
+        amount = (r[i] if c[i] else 1 - r[i]) * (1 - u[i].tanh() if certain else u[i].tanh())
+        (good if certain == bool(c[i]) else bad).append(amount)
+    good_sum, bad_sum = (sum(each, 1e-10 + 0 * r.sum()) for each in (good, bad))
+    return o.weight * ((good_sum + bad_sum - 1e-10).log() - good_sum.log())
+
+
+def mdca_gaps(logits: Tensor, target: Tensor) -> Tensor:
+    """The mean probability of each class minus its frequency, ``(K,)``."""
+    return (log_softmax(logits).exp() - target).sum(0) / max(1, len(logits))
+
+
 # ------------------------------------------------------------------------------------------------ losses
 
 
@@ -183,6 +222,34 @@ def by_bin(logits: Tensor, target: Tensor, o: Settings) -> Tensor:
     if getattr(o, "per", "bin") == "bin" or not o.passes:
         return o.gamma[bins]
     return (o.rate * ((p if o.through_gamma else p.detach()) - o.accuracy[bins])).exp()
+
+
+def label_relaxation(logits: Tensor, target: Tensor, o: Settings) -> Tensor:
+    """The divergence of the prediction from the nearest target that gives the true class at least 1 - a."""
+    probability, a = log_softmax(logits).exp(), o.relaxation
+    log_p, doubt = true_class(logits, target)
+    share = a * torch.where(target == 1, 0, probability) / doubt.clamp_min(TINY)[:, None]
+    nearest = torch.where(target == 1, 1 - a, share).detach()
+    logarithm = torch.where(target == 1, log_p[:, None], log_softmax(logits))
+    divergence = torch.xlogy(nearest, nearest) - torch.where(nearest > 0, nearest * logarithm, 0)
+    return torch.where(doubt > a, divergence.sum(1), 0)
+
+
+def acls(logits: Tensor, target: Tensor, o: Settings) -> Tensor:
+    """Each logit is differentiated only as itself, unless ``through_extremes``."""
+    high, low = logits.amax(1), logits.amin(1)
+    seen = [high, low] if o.through_extremes else [high.detach(), low.detach()]
+    top = (high - seen[1] - o.margin).clamp_min(0) ** 2
+    others = ((seen[0][:, None] - logits - o.margin).clamp_min(0) ** 2).sum(1) / (logits.shape[1] - 1)
+    return cross_entropy(logits, target) + o.weight_of_top * top + o.weight_of_others * others
+
+
+def brier_weighting(logits: Tensor, target: Tensor, o: Settings) -> Tensor:
+    log_p, doubt = true_class(logits, target)
+    others = torch.where(target == 1, 0, log_softmax(logits).exp())
+    error = 2 * doubt if o.norm == 1 else doubt**2 + (others**2).sum(1)
+    weight = error.clamp_min(TINY).pow(o.gamma / o.norm)
+    return -(weight if o.through_weight else weight.detach()) * log_p
 
 
 def fixed(number: float) -> Tensor:
@@ -227,6 +294,14 @@ ELEMENTS: dict[str, Callable[[Tensor, Tensor, Settings], Tensor]] = {
     "mmce": lambda x, t, o: cross_entropy(x, t),
     "mmce-weighted": lambda x, t, o: cross_entropy(x, t),
     "kde-xe": lambda x, t, o: cross_entropy(x, t),
+    "mdca": lambda x, t, o: focal(x, t, fixed(o.gamma)),
+    "maxsup": lambda x, t, o: cross_entropy(x, t) + o.weight * (x.amax(1) - x.mean(1)),
+    "label-relaxation": label_relaxation,
+    "acls": acls,
+    "sb-ece": lambda x, t, o: cross_entropy(x, t),
+    "bsce-gra": brier_weighting,
+    "avuc": lambda x, t, o: cross_entropy(x, t),
+    "nacl": lambda x, t, o: cross_entropy(x, t) + o.weight * (x - t).abs().mean(1),
     "cals-alm": cals_alm,
     "cals-hr": lambda x, t, o: cross_entropy(x, t) + (o.multiplier * hinge(x, o.margin)).mean(1),
     "adafocal": lambda x, t, o: focal(x, t, by_bin(x, t, o)),
@@ -236,7 +311,14 @@ ELEMENTS: dict[str, Callable[[Tensor, Tensor, Settings], Tensor]] = {
 }
 """The loss of each element, from logits, targets as probabilities ``(N, K)``, options and learned state."""
 
-BATCHES = {"mmce": mmce, "mmce-weighted": mmce_weighted, "kde-xe": kde}
+BATCHES: dict[str, Callable[[Tensor, Tensor, Settings], Tensor]] = {
+    "mmce": mmce,
+    "mmce-weighted": mmce_weighted,
+    "kde-xe": kde,
+    "sb-ece": soft_binned,
+    "avuc": avuc,
+    "mdca": lambda x, t, o: o.weight * mdca_gaps(x, t).abs().mean(),
+}
 """The term of the whole batch, which is added to each element's loss."""
 
 
@@ -276,6 +358,8 @@ def adapt_cals_alm(o: Settings, logits: Tensor) -> None:
     z = distances(logits) / o.margin - 1
     over = 0 if o.per == "class" else (0, 1)
     slopes = slope(o.penalty, z, o.penalty_weight, o.multiplier)
+    if o.clip == "each":
+        slopes = slopes.clamp(*o.multiplier_range)
     lam, violation, number = slopes.mean(over), z.mean(over), o.passes + 1
     limit = o.required_decrease * o.previous_violation.clamp_min(0)
     if o.evidence:
@@ -285,7 +369,7 @@ def adapt_cals_alm(o: Settings, logits: Tensor) -> None:
     if number > 1 and number % o.every == 0:
         largest = math.inf if o.penalty_weight_max is None else o.penalty_weight_max
         grown = (o.growth * o.penalty_weight).clamp_max(largest)
-        o.undecided = bool(((violation - limit).abs() < 1e-5 * (1 + limit)).any())
+        o.undecided |= bool(((violation - limit).abs() < 1e-5 * (1 + limit)).any())
         o.penalty_weight = torch.where(violation > limit, grown, o.penalty_weight)
     o.multiplier, o.previous_violation, o.passes = lam, violation, number
 

@@ -40,6 +40,23 @@ OPTIONS: dict[str, dict[str, st.SearchStrategy]] = {
     "mmce": {"weight": WEIGHTS, "kernel_width": WIDTHS},
     "mmce-weighted": {"weight": WEIGHTS, "kernel_width": WIDTHS},
     "kde-xe": {"weight": WEIGHTS, "bandwidth": BANDWIDTHS},
+    "mdca": {"weight": WEIGHTS, "gamma": GAMMAS},
+    "maxsup": {"weight": WEIGHTS},
+    "label-relaxation": {"relaxation": st.sampled_from([0.0, 0.1, 0.9, 1.0]) | st.floats(1e-6, 1)},
+    "acls": {
+        "margin": st.just(0.0) | MARGINS,
+        "weight_of_top": WEIGHTS,
+        "weight_of_others": WEIGHTS,
+        "through_extremes": st.booleans(),
+    },
+    "sb-ece": {
+        "weight": WEIGHTS,
+        "bins": st.integers(1, 20),
+        "temperature": st.sampled_from([1e-6, 1e-4, 0.01, 1.0, 1e3]) | st.floats(1e-6, 0.1),
+    },
+    "bsce-gra": {"gamma": GAMMAS, "norm": st.sampled_from([1, 2]), "through_weight": st.booleans()},
+    "avuc": {"weight": WEIGHTS, "threshold": st.none() | st.sampled_from([0.1, 0.5, 1.0])},
+    "nacl": {"weight": WEIGHTS, "window": st.sampled_from([1, 3, 5])},
     "cals-alm": {
         "margin": MARGINS,
         "penalty": st.sampled_from(["phr", "p2", "p3"]),
@@ -58,7 +75,19 @@ OPTIONS: dict[str, dict[str, st.SearchStrategy]] = {
 }
 DUAL = ("dual-focal", "ada-dual-focal")
 BINNED = ("adafocal", "ada-dual-focal", "calfocal")
-RULED_OUT = ("ce", "brier", "focal", "flsd", "inverse-focal", *DUAL, *BINNED)  # as docs/losses.md says
+# Logits of -inf, as docs/losses.md says.
+RULED_OUT = (
+    "ce",
+    "brier",
+    "focal",
+    "flsd",
+    "inverse-focal",
+    "label-relaxation",
+    "mdca",
+    "bsce-gra",
+    *DUAL,
+    *BINNED,
+)
 ADAPTIVE = [key for key, kind in LOSSES.items() if issubclass(kind, AdaptiveLoss)]
 every_loss = pytest.mark.parametrize("key", LOSSES)
 
@@ -141,6 +170,11 @@ def undecidable(key: str, o: SimpleNamespace, batch: Batch) -> Tensor:
         # The offset decides which of two scaled logits is larger, where they hardly differ.
         top = scaled.topk(2, 1).values
         found |= (top[:, 0] - top[:, 1] <= near * most[:, 0]) & (distance.amax(1) >= o.margin)
+    if key == "avuc" and batch.valid.any():
+        one_hot = F.one_hot(batch.labels[batch.valid], rows.shape[1]).double()
+        u, threshold = references.avuc_threshold(rows[batch.valid], one_hot, o)
+        gap = (u - threshold).abs()
+        assume(not ((gap > 1e-8 * threshold) & (gap < 64 * batch.epsilon + 1e-6 * threshold)).any())
     if key in ("mbls", "cals-hr"):
         found |= ((size - o.margin).abs() <= near * (size + o.margin)).any(1)
     if key in DUAL:
@@ -160,6 +194,12 @@ def has_kink(key: str, batch: Batch, o: SimpleNamespace) -> bool:
         gaps = references.kde_gaps(rows, one_hot, o).abs()
         # Of a class with hardly any probability, the sign has hardly any effect.
         return bool(((gaps < 64 * batch.epsilon) & (references.log_softmax(rows) > -20)).any())
+    if key == "nacl":
+        gaps = (rows - torch.nn.functional.one_hot(batch.labels[batch.valid], rows.shape[1])).abs()
+        return bool(((gaps > 0) & (gaps < 64 * batch.epsilon)).any())
+    if key == "mdca":
+        one_hot = torch.nn.functional.one_hot(batch.labels[batch.valid], rows.shape[1]).double()
+        return bool((references.mdca_gaps(rows, one_hot).abs() < 64 * batch.epsilon).any())
     if not key.startswith("mmce"):
         return False
     confidence = references.top_confidence(rows, rows)[0]
@@ -223,7 +263,10 @@ def compare(key: str, loss: Loss, batch: Batch, target: Tensor, seed: int) -> No
     assert slope.dtype == logits.dtype
     factor = upstream.double().reshape(-1)[keep] if shape else upstream.double()
     wanted = by_definition(key, o, rows, one_hot, factor, soft)
-    moved = by_definition(key, o, rounded(rows, 4 * batch.epsilon), one_hot, factor, soft)
+    changed = rounded(rows, 4 * batch.epsilon)
+    if key == "nacl":  # a constant added to all logits changes it
+        changed = rows * (1 + 4 * batch.epsilon)
+    moved = by_definition(key, o, changed, one_hot, factor, soft)
 
     value, slopes = value.detach(), as_rows(slope)
     if shape:
@@ -247,7 +290,8 @@ def compare(key: str, loss: Loss, batch: Batch, target: Tensor, seed: int) -> No
 @every_loss
 @given(data=st.data())
 def test_losses_equal_their_definitions(key: str, data: st.DataObject) -> None:
-    batch = data.draw(batches(ruled_out=key in RULED_OUT), "batch")
+    # The neighbours of a pixel have a test of their own, beside the definitions.
+    batch = data.draw(batches(ruled_out=key in RULED_OUT, flat=key == "nacl"), "batch")
     loss = draw_loss(data, key, batch.logits.shape[1], batch.ignore_index)
     batch.ignore(undecidable(key, settings_of(loss), batch))
     compare(key, loss, batch, batch.target, data.draw(SEEDS, "upstream"))
@@ -280,6 +324,7 @@ def draw_rule(data: st.DataObject, key: str, classes: int) -> AdaptiveLoss:
             "margin": MARGINS,
             "penalty": st.sampled_from(["phr", "p2", "p3"]),
             "per": st.sampled_from(["class", "all"]),
+            "clip": st.sampled_from(["mean", "each"]),
             "growth": st.sampled_from([1.0, 1.2, 3.0]),
             "required_decrease": st.sampled_from([0.0, 0.5, 0.9, 2.0]),
             "every": st.integers(1, 4),

@@ -67,6 +67,14 @@ def test_cross_entropy_with_probabilities_is_torch_s(logits: Tensor, weight: Ten
         ("cpc", {"discrimination": 0, "exclusion": 0}),
         ("mmce", {"weight": 0}),
         ("kde-xe", {"weight": 0}),
+        ("mdca", {"weight": 0, "gamma": 0}),
+        ("nacl", {"weight": 0}),
+        ("avuc", {"weight": 0}),
+        ("bsce-gra", {"gamma": 0}),
+        ("sb-ece", {"weight": 0}),
+        ("acls", {"margin": 1e6}),
+        ("label-relaxation", {"relaxation": 0}),
+        ("maxsup", {"weight": 0}),
     ],
 )
 def test_limits_are_cross_entropy(
@@ -79,6 +87,37 @@ def test_lagrangian_with_a_wide_margin_is_cross_entropy(logits: Tensor, target: 
     # z = -1 everywhere: the penalty is the constant P(-1), and at most λ = 1e-6.
     loss = create_loss("cals-alm", K, margin=1e9)
     assert loss(logits, target).item() == pytest.approx(F.cross_entropy(logits, target).item(), abs=2e-6)
+
+
+@pytest.mark.parametrize(("shape", "window"), [((9,), 3), ((5, 4), 3), ((5, 4), 5), ((3, 4, 5), 3)])
+def test_neighbour_aware_calibration(shape: tuple[int, ...], window: int) -> None:
+    """One pixel at a time, on lines, images and volumes; ignored pixels are no neighbours."""
+    generator = torch.Generator().manual_seed(len(shape))
+    logits = torch.randn(2, 3, *shape, generator=generator, dtype=torch.float64)
+    target = torch.randint(3, (2, *shape), generator=generator)
+    target[torch.rand(target.shape, generator=generator) < 0.2] = -100
+    found = create_loss("nacl", 3, weight=0.7, window=window, reduction="none")(logits, target)
+    for place in itertools.product(*map(range, target.shape)):
+        if target[place] == -100:
+            assert found[place] == 0
+            continue
+        first, *at = place
+        around = [
+            range(max(0, x - window // 2), min(n, x + window // 2 + 1))
+            for x, n in zip(at, shape, strict=True)
+        ]
+        labels = [int(target[(first, *near)]) for near in itertools.product(*around)]
+        labels = [label for label in labels if label != -100]
+        own = logits[(first, slice(None), *at)]
+        share = torch.tensor([labels.count(k) / len(labels) for k in range(3)], dtype=torch.float64)
+        close(found[place], -own.log_softmax(0)[target[place]] + 0.7 * (own - share).abs().mean())
+
+
+def test_neighbour_aware_calibration_needs_an_odd_window_and_three_axes_at_most() -> None:
+    with pytest.raises(ValueError, match=r"^window must be odd.*got 4"):
+        create_loss("nacl", 3, window=4)
+    with pytest.raises(ValueError, match=r"up to 3 spatial axes, got 4"):
+        create_loss("nacl", 3)(torch.zeros(1, 3, 1, 1, 1, 1), torch.zeros(1, 1, 1, 1, 1, dtype=torch.long))
 
 
 def lower_probability(probabilities: list[float], p: float, rank: int | str) -> float:

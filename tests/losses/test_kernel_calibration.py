@@ -99,3 +99,31 @@ def test_float32_positions_stay_inside_the_last_cell() -> None:
     position, weight = torch.tensor([0.0, 0.95, 1.0, 1.0]), torch.tensor([1.0, -2.0, 3.0, 0.5])
     kernel = (-(position[:, None] - position).abs() / width).exp()
     torch.testing.assert_close(laplacian_form(position, weight, width), weight @ kernel @ weight)
+
+
+def normalised_twice(logits: Tensor, target: Tensor) -> Tensor:
+    """The weighted term as public releases compute it: means over pairs, divided by the number of pairs."""
+    confidence, predicted = logits.softmax(1).max(1)
+    right = predicted == target
+    good, bad = 1 - confidence[right], confidence[~right]
+
+    def mean(one: Tensor, at: Tensor, other: Tensor, beside: Tensor) -> Tensor:
+        kernel = (-(at[:, None] - beside).abs() / 0.4).exp()
+        return (one[:, None] * other * kernel).mean() / (len(one) * len(other))
+
+    at, beside = confidence[right], confidence[~right]
+    both = mean(good, at, good, at) + mean(bad, beside, bad, beside)
+    return (both - 2 * mean(good, at, bad, beside)).sqrt()
+
+
+@pytest.mark.parametrize(("wrong", "least", "most"), [(64, 64, 64), (32, 20, 32), (13, 8, 13), (1, 0.5, 1)])
+def test_the_weighted_term_is_larger_than_in_releases_by_the_number_of_wrong_elements(
+    wrong: int, least: float, most: float
+) -> None:
+    """The factor that docs/losses.md states, for a batch of 128."""
+    generator = torch.Generator().manual_seed(wrong)
+    logits = 4 * torch.randn(128, 10, generator=generator, dtype=torch.float64)
+    target = logits.argmax(1)
+    target[:wrong] = (target[:wrong] + 1) % 10
+    factor = (penalty("mmce-weighted", logits, target, 0.4) / normalised_twice(logits, target)).item()
+    assert least * (1 - 1e-9) <= factor <= most * (1 + 1e-9)

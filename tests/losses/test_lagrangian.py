@@ -62,6 +62,30 @@ def test_multipliers_stay_in_their_range() -> None:
     assert loss.multiplier.tolist() == [0.5, 2.0]
 
 
+@pytest.mark.parametrize("penalty", ["phr", "p2", "p3"])
+def test_slopes_are_clipped_after_or_before_the_mean(penalty: str) -> None:
+    """After it by default, as in the paper; before it with ``clip="each"``, as in the released code."""
+    low, high = 0.5, 2.0
+    generator = torch.Generator().manual_seed(0)
+    logits = 3 * torch.randn(50, 4, generator=generator, dtype=torch.float64)
+    target = torch.zeros(50, dtype=torch.long)
+    learned = {}
+    for clip in ("mean", "each"):
+        loss = lagrangian(
+            4, margin=2, penalty=penalty, clip=clip, multiplier_range=(low, high), initial_multiplier=1.0
+        )
+        violation = (logits.amax(1, keepdim=True) - logits) / 2 - 1
+        slope = PENALTIES[penalty].slope(violation, loss.penalty_weight, loss.multiplier)
+        assert (slope < low).any()
+        assert (slope > high).any()
+        loss.observe(logits, target)
+        loss.adapt()
+        expected = slope.clamp(low, high).mean(0) if clip == "each" else slope.mean(0).clamp(low, high)
+        torch.testing.assert_close(loss.multiplier, expected)
+        learned[clip] = loss.multiplier.clone()
+    assert not torch.allclose(learned["mean"], learned["each"], rtol=0.05)
+
+
 def test_statistics_are_those_of_the_start_of_the_pass() -> None:
     loss = lagrangian(2, margin=1)
     logits = torch.tensor([[3.0, 0.0], [2.0, 0.0]], dtype=torch.float64)

@@ -5,10 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 from calibrant import arguments
+from calibrant.losses.accuracy_uncertainty import AccuracyUncertainty
 from calibrant.losses.adaptation import adapt_on
 from calibrant.losses.adaptive_focal import AdaDualFocal, AdaFocal, CalFocal
 from calibrant.losses.base import AdaptationWarning, AdaptiveLoss, Loss
 from calibrant.losses.brier import Brier
+from calibrant.losses.brier_weighting import BrierWeighting
+from calibrant.losses.class_frequency import ClassFrequencyPenalty
+from calibrant.losses.conditional_smoothing import ConditionalSmoothing
 from calibrant.losses.confidence_penalty import ConfidencePenalty
 from calibrant.losses.cross_entropy import CrossEntropy
 from calibrant.losses.dirichlet_kernel import DirichletKernelCalibration
@@ -16,23 +20,31 @@ from calibrant.losses.dual_focal import DualFocal
 from calibrant.losses.focal import Focal, InverseFocal, SampleDependentFocal
 from calibrant.losses.heuristic import HeuristicMultipliers
 from calibrant.losses.kernel_calibration import KernelCalibration, WeightedKernelCalibration
+from calibrant.losses.label_relaxation import LabelRelaxation
 from calibrant.losses.label_smoothing import LabelSmoothing
 from calibrant.losses.lagrangian import AugmentedLagrangian
 from calibrant.losses.learned_scale import LearnedScale
 from calibrant.losses.margin_smoothing import MarginSmoothing
+from calibrant.losses.max_suppression import MaxSuppression
+from calibrant.losses.neighbour_aware import NeighbourAware
 from calibrant.losses.pairwise_constraints import PairwiseConstraints
 from calibrant.losses.penalties import PENALTIES, Penalty
+from calibrant.losses.soft_binning import SoftBinning
 
 __all__ = [
     "LOSSES",
     "PENALTIES",
+    "AccuracyUncertainty",
     "AdaDualFocal",
     "AdaFocal",
     "AdaptationWarning",
     "AdaptiveLoss",
     "AugmentedLagrangian",
     "Brier",
+    "BrierWeighting",
     "CalFocal",
+    "ClassFrequencyPenalty",
+    "ConditionalSmoothing",
     "ConfidencePenalty",
     "CrossEntropy",
     "DirichletKernelCalibration",
@@ -41,13 +53,17 @@ __all__ = [
     "HeuristicMultipliers",
     "InverseFocal",
     "KernelCalibration",
+    "LabelRelaxation",
     "LabelSmoothing",
     "LearnedScale",
     "Loss",
     "MarginSmoothing",
+    "MaxSuppression",
+    "NeighbourAware",
     "PairwiseConstraints",
     "Penalty",
     "SampleDependentFocal",
+    "SoftBinning",
     "WeightedKernelCalibration",
     "adapt_on",
     "create_loss",
@@ -67,6 +83,14 @@ LOSSES: dict[str, type[Loss]] = {
     "mmce": KernelCalibration,
     "mmce-weighted": WeightedKernelCalibration,
     "kde-xe": DirichletKernelCalibration,
+    "mdca": ClassFrequencyPenalty,
+    "maxsup": MaxSuppression,
+    "label-relaxation": LabelRelaxation,
+    "acls": ConditionalSmoothing,
+    "sb-ece": SoftBinning,
+    "bsce-gra": BrierWeighting,
+    "avuc": AccuracyUncertainty,
+    "nacl": NeighbourAware,
     "cals-alm": AugmentedLagrangian,
     "cals-hr": HeuristicMultipliers,
     "adafocal": AdaFocal,

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Unpack, no_type_check
 import torch
 from torch import Tensor
 
-from calibrant.arguments import in_range, one_of, ordered_pair, whole_number
+from calibrant.arguments import in_range, one_of, ordered_pair, true_or_false, whole_number
 from calibrant.histogram import Bins, Outcomes, bin_with_width
 from calibrant.kernels import Composition, FirstTerm, LowerProbability, Value, device_function
 from calibrant.kernels.device import exp, number
@@ -313,9 +313,7 @@ class CalFocal(BinnedFocal):
         super().__init__(num_classes, bins, 1.0, evidence, **shared)
         self.rate = in_range("rate", rate)
         self.per = one_of("per", per, ["sample", "bin"])
-        if not isinstance(through_gamma, bool):
-            raise ValueError(f"through_gamma must be True or False, got {through_gamma!r}")
-        self.through_gamma = through_gamma
+        self.through_gamma = true_or_false("through_gamma", through_gamma)
         if through_gamma and per == "bin":
             raise ValueError(
                 "through_gamma=True needs per='sample': the exponent of a bin does not depend on p"

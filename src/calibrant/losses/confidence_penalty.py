@@ -46,7 +46,8 @@ class ConfidencePenalty(Loss):
     """Explicit confidence penalty ``-log p - w H(s)`` (key ``ecp``), entropy summed over classes.
 
     Pereyra et al., *Regularizing Neural Networks by Penalizing Confident Output Distributions*,
-    ICLR workshop 2017. (A public release averages the entropy over K: pass ``weight=w/K`` for that.)
+    ICLR workshop 2017. The release of CALS divides the entropy by K, as a mean over classes: pass
+    ``weight=w/K`` for that.
 
     Shape: logits ``(B, K, *S)``; labels ``(B, *S)`` or probabilities ``(B, K, *S)``.
 

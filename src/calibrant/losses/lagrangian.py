@@ -54,7 +54,8 @@ class AugmentedLagrangian(ClassAdaptiveSmoothing):
     constraint that no logit lies more than the margin m below the largest, with a Lagrange multiplier
     λ (`multiplier`) and a penalty weight ρ (`penalty_weight`) per class, learned on validation data.
 
-    A pass sets ``λ_k`` to the mean slope of the penalty, clipped to ``multiplier_range``. Once in ``every``
+    A pass sets ``λ_k`` to the mean slope of the penalty, clipped to ``multiplier_range``. (The released code
+    clips the slope of each element before the mean: ``clip="each"``.) Once in ``every``
     passes ``ρ_k`` grows where the mean violation exceeds ``required_decrease`` times that of the pass before
     (or 0, if that was negative). The means are over validation elements, of whatever class.
 
@@ -85,6 +86,8 @@ class AugmentedLagrangian(ClassAdaptiveSmoothing):
         initial_penalty_weight: the initial ρ.
         per: ``"class"``, or ``"all"`` for one λ and one ρ for all classes.
         evidence: the number of standard errors that a change of λ must exceed; 0 is the paper's rule.
+        clip: ``"mean"`` to clip the mean slope, as in the paper, or ``"each"`` to clip the slope of each
+            element before the mean, as in the released code.
         **shared: see `Loss`.
 
     Attributes:
@@ -121,11 +124,13 @@ class AugmentedLagrangian(ClassAdaptiveSmoothing):
         initial_penalty_weight: float = 1.0,
         per: str = "class",
         evidence: float = 0.0,
+        clip: str = "mean",
         **shared: Unpack[LossOptions],
     ) -> None:
         super().__init__(num_classes, margin, multiplier_range, initial_multiplier, evidence, per, **shared)
         in_range("margin", margin, open_low=True)
         self.penalty = one_of("penalty", penalty, list(PENALTIES))
+        self.clip = one_of("clip", clip, ["mean", "each"])
         self.growth = in_range("growth", growth, 1)
         self.required_decrease = in_range("required_decrease", required_decrease)
         self.every = whole_number("every", every)
@@ -179,14 +184,19 @@ class AugmentedLagrangian(ClassAdaptiveSmoothing):
     def measure(self, elements: Elements) -> MarginStatistics:
         term = self.margin_term().term(elements.logits)
         assert isinstance(term, MarginPenalty)
+
+        def slope_and_violation(shifted: Tensor) -> tuple[Tensor, Tensor]:
+            slope, violation = term.slope_and_violation(shifted)
+            return slope if self.clip == "mean" else slope.clamp(*self.multiplier_range), violation
+
         if not self.evidence:
-            return MarginStatistics(*sum_by_class(elements, term.slope_and_violation))
+            return MarginStatistics(*sum_by_class(elements, slope_and_violation))
         # Not in float32: the variance is a small difference of squares.
         dtype = sum_dtype(elements.logits.device)
         multiplier = self.multiplier if self.per == "all" else along_classes(self.multiplier, elements.logits)
 
         def moments(shifted: Tensor) -> tuple[Tensor, ...]:
-            slope, violation = term.slope_and_violation(shifted)
+            slope, violation = slope_and_violation(shifted)
             change = slope.to(dtype) - multiplier.to(dtype)
             return slope, violation, change.square(), violation.to(dtype).square()
 
