@@ -7,6 +7,7 @@ import sys
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from inspect import signature
 from pathlib import Path
 from typing import Any, ClassVar, Self
@@ -65,7 +66,7 @@ class Calibrator(nn.Module, ABC):
 
     @abstractmethod
     def transform(self, rows: Tensor) -> Tensor:
-        """Calibrate logits ``(N, K)``, by operations that `torch.export` can follow."""
+        """Calibrate logits ``(N, K)``, by operations that `torch.export` can follow and that ONNX has."""
 
     def fit(self, logits: Tensor, target: Tensor, *, ignore_index: int = -100) -> Self:
         """Learn from held-out data. An earlier fit is replaced.
@@ -99,13 +100,16 @@ class Calibrator(nn.Module, ABC):
 
     def forward(self, logits: Tensor) -> Tensor:
         """Calibrate logits ``(B, K, *S)``; float64 for float64 logits, else float32."""
-        classes = self.check(logits)
-        rows = logits.movedim(1, -1)
-        flat = rows.reshape(-1, classes).to(computing_dtype(logits))
-        calibrated = self.transform(flat).to(flat.dtype)
-        # A class that is ruled out keeps the probability 0. Softmax gives its share to the others.
-        calibrated = calibrated.masked_fill(flat == -torch.inf, -torch.inf)
-        return calibrated.view(rows.shape).movedim(-1, 1)
+        with sizes_as_constants():
+            classes = self.check(logits)
+            # Not -1: the older exporter to ONNX writes it as it is, and no runtime loads that.
+            last = logits.ndim - 1
+            rows = logits.movedim(1, last)
+            flat = rows.reshape(-1, classes).to(computing_dtype(logits))
+            calibrated = self.transform(flat).to(flat.dtype)
+            # A class that is ruled out keeps the probability 0. Softmax gives its share to the others.
+            calibrated = calibrated.masked_fill(flat == -torch.inf, -torch.inf)
+            return calibrated.view(rows.shape).movedim(last, 1)
 
     def check(self, logits: Tensor) -> int:
         """Check logits against the fit and return the number of classes."""
@@ -204,6 +208,16 @@ def _some(learned: Tensor) -> str:
         return f"<{' × '.join(map(str, learned.shape))}>"
     numbers = [f"{number:.4g}" for number in learned.flatten().tolist()]
     return numbers[0] if learned.ndim == 0 else f"[{', '.join(numbers)}]"
+
+
+def sizes_as_constants() -> AbstractContextManager[object]:
+    """Without the warnings of `torch.jit.trace` and the older exporter to ONNX that sizes become constants.
+
+    Those sizes are the numbers of axes, classes and learned numbers, which are constants.
+    """
+    if not torch.jit.is_tracing():
+        return nullcontext()
+    return warnings.catch_warnings(action="ignore", category=torch.jit.TracerWarning)
 
 
 def below_maximum(logits: Tensor, axis: int = -1) -> Tensor:
