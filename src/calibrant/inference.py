@@ -9,10 +9,13 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.nn.modules.dropout import _DropoutNd
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DistributedSampler
 
+from calibrant.arguments import whole_number
 from calibrant.distributed import together
+from calibrant.ensembles import pool
 
 Forward = Callable[[Any, Any], tuple[Tensor, Tensor]]
 OwnRows = Callable[[int], int]
@@ -111,8 +114,13 @@ def predictions_on(
     forward: Forward | None = None,
     own_rows: OwnRows | None = None,
     progress: Progress | None = None,
+    passes: int = 1,
+    pooled: bool = True,
 ) -> Generator[tuple[Tensor, Tensor]]:
     """Yield logits and targets batch by batch, in evaluation mode and without gradients.
+
+    With several ``passes``, dropout stays active and every batch is predicted several times (MC dropout, Gal
+    and Ghahramani, ICML 2016). All other modules, such as batch normalisation, are in evaluation mode.
 
     Every module's own mode is restored at the end. Inputs are moved to the model's device, targets to that
     of the logits. The buffers of a `DistributedDataParallel`, in any wrapper, are synchronised at the start
@@ -126,6 +134,12 @@ def predictions_on(
             ones. The others are repeats added by a sampler. By default `own_rows_in` of ``batches``.
         progress: called after every batch with the number of batches done and their total, or None if
             ``batches`` has no length.
+        passes: how often each batch is predicted. More than one needs a model with dropout layers.
+        pooled: with several passes, yield logits ``(B, K, *S)`` of the mean probabilities; see
+            `calibrant.ensembles.pool`. False for the logits of all passes, ``(passes, B, K, *S)``.
+
+    Raises:
+        ValueError: ``passes`` is above 1, but the model has no dropout layer that would make passes differ.
 
     >>> for logits, target in predictions_on(nn.Identity(), [(torch.eye(3), torch.tensor([0, 1, 2]))]):
     ...     print(logits.argmax(1), target)
@@ -135,21 +149,29 @@ def predictions_on(
     own_rows = own_rows_in(batches) if own_rows is None else own_rows
     device = device_of(model)
     modes = [(module, module.training) for module in model.modules()]
+    passes = whole_number("passes", passes)
+    dropouts = [module for module in model.modules() if isinstance(module, _DropoutNd) and module.p > 0]
+    if passes > 1 and not dropouts:
+        raise ValueError(
+            f"passes={passes} needs a model with dropout layers (torch.nn.Dropout with p above 0): without "
+            "them, all passes are equal"
+        )
     model.eval()
     try:
+        for dropout in dropouts if passes > 1 else ():
+            dropout.train()
         with _synchronised_buffers(model):
             for done, batch in enumerate(batches, start=1):
-                if forward is None:
-                    logits, target = _pair(model, batch, device)
-                else:
-                    logits, target = forward(model, _to(batch, device))
-                if not isinstance(logits, Tensor):
-                    raise TypeError(
-                        f"the model must return a tensor of logits, got {_describe(logits)}; otherwise "
-                        "pass forward=lambda model, batch: (logits, target)"
-                    )
+                batch = _to(batch if forward else _pair(batch), device)
+                found = [_predictions(model, batch, forward) for _ in range(passes)]
+                logits, target = found[0]
                 keep = own_rows(len(logits))
-                yield logits[:keep], target[:keep].to(logits.device)
+                target = target[:keep].to(logits.device)
+                if passes > 1:
+                    members = torch.stack([logits[:keep] for logits, _ in found])
+                    yield pool(members) if pooled else members, target
+                else:
+                    yield logits[:keep], target
                 if progress is not None:
                     progress(done, total)
     finally:
@@ -216,14 +238,27 @@ def _synchronised_buffers(model: nn.Module) -> Iterator[None]:
             module.require_forward_param_sync = synchronised
 
 
-def _pair(model: nn.Module, batch: Any, device: torch.device | None) -> tuple[Any, Tensor]:
+def _pair(batch: Any) -> Any:
     if not isinstance(batch, tuple | list) or len(batch) != 2:
         raise TypeError(
             f"batches must be pairs (input, target), got {_describe(batch)}; for batches of another form "
             "pass forward=lambda model, batch: (logits, target)"
         )
-    inputs, target = batch
-    return model(_to(inputs, device)), target
+    return batch
+
+
+def _predictions(model: nn.Module, batch: Any, forward: Forward | None) -> tuple[Tensor, Tensor]:
+    if forward is None:
+        inputs, target = batch
+        logits = model(inputs)
+    else:
+        logits, target = forward(model, batch)
+    if not isinstance(logits, Tensor):
+        raise TypeError(
+            f"the model must return a tensor of logits, got {_describe(logits)}; otherwise "
+            "pass forward=lambda model, batch: (logits, target)"
+        )
+    return logits, target
 
 
 def _describe(value: Any) -> str:

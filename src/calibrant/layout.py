@@ -20,6 +20,9 @@ SUM_TOLERANCE = 1e-2
 # only bound the memory.
 _CPU_BLOCK, _DEVICE_BLOCK = 1 << 18, 1 << 26
 
+_SINGLE_LOGITS = "if each logit is a yes-or-no decision of its own, pass binary=True"
+_ONE_OF_SEVERAL = "if each element has one of several classes, leave out binary=True"
+
 Index = tuple[slice, ...]
 
 
@@ -103,6 +106,12 @@ class Elements:
     def labels(self) -> Tensor:
         """The labels of the valid elements, ``(N,)``."""
         return self.target.flatten() if self.all_valid else self.target.flatten()[self.valid.flatten()]
+
+    @property
+    def positive(self) -> Tensor:
+        """The probability of class 1 of two, for the valid elements, ``(N,)``."""
+        rows = self.rows
+        return (rows[:, 1] - rows[:, 0]).sigmoid()
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -208,8 +217,11 @@ def check_logits(logits: Tensor, num_classes: int | None) -> None:
         raise TypeError(f"logits must be a torch.Tensor, got {type(logits).__name__}")
     if not logits.is_floating_point():
         raise TypeError(f"logits must be floating point, got {logits.dtype}")
-    if logits.ndim < 2:
-        raise ValueError(f"logits must have shape (B, K, *S), got {tuple(logits.shape)}")
+    if logits.ndim < 2 or logits.shape[1] == 1:
+        raise ValueError(
+            f"logits must have shape (B, K, *S) with at least 2 classes on axis 1, got "
+            f"{tuple(logits.shape)}; {_SINGLE_LOGITS}"
+        )
     if num_classes is not None and logits.shape[1] != num_classes:
         hint = ""
         if logits.ndim > 2 and logits.shape[-1] == num_classes:
@@ -238,13 +250,86 @@ def _check_target(logits: Tensor, target: Tensor, soft: bool) -> None:
                 f"a floating-point target holds probabilities and must have the logits' shape "
                 f"{tuple(logits.shape)}, got {tuple(target.shape)}; for labels pass target.long()"
             )
+        _check_probabilities(target)
     elif target.dtype == torch.bool or target.is_complex():
         raise TypeError(f"target must hold integer labels, got {target.dtype}")
     elif target.shape != labels:
+        hint = f"; {_SINGLE_LOGITS}" if target.shape == logits.shape else ""
         raise ValueError(
             f"target must have shape {tuple(labels)} for logits of shape {tuple(logits.shape)}, "
-            f"got {tuple(target.shape)}"
+            f"got {tuple(target.shape)}{hint}"
         )
+
+
+def _check_probabilities(target: Tensor) -> None:
+    """Raise unless a target adds up to 1 over the classes; on a CPU only, as labels are checked."""
+    if target.device.type != "cpu" or torch.compiler.is_compiling() or is_batched(target):
+        return
+    total = target.detach().sum(1, dtype=torch.float32)
+    if total.numel() and not bool(((total - 1).abs() <= SUM_TOLERANCE).all()):
+        low, high = torch.aminmax(total)
+        raise ValueError(
+            f"a floating-point target holds probabilities and must add up to 1 over the classes, got sums "
+            f"from {float(low):.4g} to {float(high):.4g}; {_SINGLE_LOGITS}"
+        )
+
+
+def as_pairs(logits: Tensor) -> Tensor:
+    """Single logits ``(B, *S)`` as logits ``(B, 2, *S)`` of the classes no and yes.
+
+    The logit of "no" is 0, so the softmax of a pair is the sigmoid of the single logit.
+
+    >>> as_pairs(torch.tensor([2.0, -1.0]))
+    tensor([[ 0.,  2.],
+            [ 0., -1.]])
+    """
+    if not isinstance(logits, Tensor):
+        raise TypeError(f"logits must be a torch.Tensor, got {type(logits).__name__}")
+    if not logits.is_floating_point():
+        raise TypeError(f"logits must be floating point, got {logits.dtype}")
+    if not logits.ndim:
+        raise ValueError("logits must have shape (B,) or (B, L, *S) with binary=True, got a single number")
+    return torch.stack([torch.zeros_like(logits), logits], 1)
+
+
+def as_decisions(logits: Tensor, target: Tensor, *, soft: bool = False) -> tuple[Tensor, Tensor]:
+    """A batch of yes-or-no decisions, one for each logit, as a batch of two classes.
+
+    Args:
+        logits: floating point, ``(B,)``, or ``(B, L, *S)`` for L labels.
+        target: 0, 1 or the label to ignore, as integers or booleans in the logits' shape; axis 1 may be
+            missing if L is 1. Where ``soft`` allows it, the probabilities of 1 as floating point.
+        soft: whether probability targets are allowed.
+
+    Returns:
+        Logits ``(B, 2)`` or ``(B, 2, L, *S)``, and the target ``(B,)`` or ``(B, L, *S)``, as for `arrange`.
+
+    Raises:
+        TypeError: logits that are not floating point, or targets of the wrong kind.
+        ValueError: shapes that do not fit.
+
+    >>> logits, target = as_decisions(torch.zeros(5, 3), torch.ones(5, 3, dtype=torch.long))
+    >>> logits.shape, target.shape
+    (torch.Size([5, 2, 3]), torch.Size([5, 3]))
+    """
+    pairs = as_pairs(logits)
+    if not isinstance(target, Tensor):
+        raise TypeError(f"target must be a torch.Tensor, got {type(target).__name__}")
+    if logits.ndim == target.ndim + 1 and logits.shape[1] == 1:
+        target = target.unsqueeze(1)
+    if target.shape != logits.shape:
+        raise ValueError(
+            f"with binary=True each logit is a decision of its own: target must have the logits' shape "
+            f"{tuple(logits.shape)}, got {tuple(target.shape)}; {_ONE_OF_SEVERAL}"
+        )
+    if target.is_floating_point():
+        if not soft:
+            raise TypeError(
+                f"target must hold integers 0 and 1, got {target.dtype}: pass target.long(); probability "
+                "targets have no meaning here"
+            )
+        return pairs, torch.stack([1 - target, target], 1)
+    return pairs, target.long() if target.dtype == torch.bool else target
 
 
 def _classes_are_adjacent(logits: Tensor) -> bool:

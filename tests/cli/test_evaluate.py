@@ -17,6 +17,7 @@ from calibrant import cli
 from calibrant.arguments import whole_number
 from calibrant.atomic import replace_file
 from calibrant.cli import prediction_files
+from calibrant.ensembles import pool
 from calibrant.evaluation import Evaluation, evaluate
 from calibrant.metrics import METRICS
 
@@ -354,3 +355,23 @@ def test_asking_for_help_computes_nothing():
     loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
     for name in ("calibrant.predictions", "calibrant.reports", "matplotlib"):
         assert f"'{name}'" not in loaded
+
+
+def test_an_ensemble_and_its_members(tmp_path, file, logits, labels):
+    other = logits + np.random.default_rng(7).normal(size=logits.shape)
+    np.savez(tmp_path / "other.npz", logits=other, labels=labels)
+    files = file, tmp_path / "other.npz"
+    pooled = pool(torch.from_numpy(np.stack([logits, other])))
+    expected = evaluate(pooled, torch.from_numpy(labels), resamples=0)
+    for stream in ("--exact", "--stream"):
+        result = run_evaluate("--ensemble", *files, stream, "--json", tmp_path / "out.json")
+        assert result.exit_code == 0
+        ensemble, first, second = evaluations(tmp_path / "out.json")
+        assert [each.name for each in (ensemble, first, second)] == ["ensemble of 2", "model", "other"]
+        assert ensemble.nll == pytest.approx(expected.nll, abs=1e-12)
+        assert ensemble.ece == pytest.approx(expected.ece, abs=1e-12)
+        apart = 100 * (logits.argmax(1) != other.argmax(1))[labels != -100].mean()
+        assert f"disagree in {apart:.2f} % of all pairs; mutual information 0." in result.stdout
+    assert run_evaluate("--ensemble", file).exit_code == 2
+    assert "two members" in run_evaluate("--ensemble", file).stderr
+    assert "side by side" in run_evaluate("--ensemble", *files, "--jobs", "2").stderr

@@ -84,6 +84,15 @@ def write_parquet(path, kind, scores, labels):
     parquet.write_table(table, path, row_group_size=20)
 
 
+def write_jsonl(path, kind, scores, labels):
+    rows = [
+        {f"{PREFIX[kind]}{name}": float(score) for name, score in zip(NAMES, scores[row], strict=True)}
+        for row in range(len(labels))
+    ]
+    lines = [json.dumps({"image": "é", "label": int(labels[row]), **rows[row]}) for row in range(len(labels))]
+    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+
+
 WRITERS = {
     "model.npz": write_npz,
     "model.NPZ": write_npz_compressed,
@@ -93,7 +102,10 @@ WRITERS = {
     "model.safetensors": write_safetensors,
     "model.csv": write_csv,
     "model.parquet": write_parquet,
+    "model.jsonl": write_jsonl,
 }
+
+TABLES = ("model.csv", "model.parquet", "model.jsonl")
 
 
 def everything(path, **options):
@@ -178,7 +190,7 @@ def test_archives_are_decompressed_no_further_than_asked_for(tmp_path, name):
     assert min(asked) >= 0
 
 
-@pytest.mark.parametrize("name", [name for name in WRITERS if name not in ("model.csv", "model.parquet")])
+@pytest.mark.parametrize("name", [name for name in WRITERS if name not in TABLES])
 def test_images(tmp_path, name):
     logits = np.random.default_rng(0).normal(size=(6, CLASSES, 5, 3)).astype(np.float32)
     labels = np.random.default_rng(1).integers(0, CLASSES, (6, 5, 3)).astype(np.uint8)

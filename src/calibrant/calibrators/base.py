@@ -15,7 +15,7 @@ from typing import Any, ClassVar, Self
 import torch
 from torch import Tensor, nn
 
-from calibrant.layout import arrange, computing_dtype
+from calibrant.layout import arrange, as_decisions, as_pairs, computing_dtype
 
 _PACKAGE = str(Path(__file__).parents[1] / "_")[:-1]
 _NAMED = 5  # classes that a warning names
@@ -36,14 +36,18 @@ class Calibrator(nn.Module, ABC):
 
     Subclasses set `key`, write `fit_rows` and `transform`, and register their learned state with `learn`.
 
+    With ``fit(..., binary=True)`` each logit is a yes-or-no decision of its own, and each of L labels gets
+    its own parameters: `labels` holds a calibrator of two classes for each.
+
     Shape:
-        logits ``(B, K, *S)``, integer target ``(B, *S)``. The result is float64 for float64 logits, else
-        float32, because different probabilities may become equal in 16 bits. A logit of -inf rules a class
-        out and stays -inf.
+        logits ``(B, K, *S)``, integer target ``(B, *S)``; if binary, both ``(B,)`` or ``(B, L, *S)``. The
+        result is float64 for float64 logits, else float32, because different probabilities may become equal
+        in 16 bits. A logit of -inf rules a class out and stays -inf.
 
     Attributes:
         num_classes: K, once fitted.
         class_names: the names of the classes in order, if known; `save_calibrator` keeps them.
+        labels: the calibrators of the labels, only if `binary`.
     """
 
     key: ClassVar[str]
@@ -54,6 +58,8 @@ class Calibrator(nn.Module, ABC):
 
     per_class: ClassVar[bool] = False
     """Whether each class has its own parameters, which cannot be learned from data without that class."""
+
+    labels: nn.ModuleList
 
     def __init__(self) -> None:
         super().__init__()
@@ -68,28 +74,58 @@ class Calibrator(nn.Module, ABC):
     def transform(self, rows: Tensor) -> Tensor:
         """Calibrate logits ``(N, K)``, by operations that `torch.export` can follow and that ONNX has."""
 
-    def fit(self, logits: Tensor, target: Tensor, *, ignore_index: int = -100) -> Self:
+    def fit(self, logits: Tensor, target: Tensor, *, ignore_index: int = -100, binary: bool = False) -> Self:
         """Learn from held-out data. An earlier fit is replaced.
 
         Args:
             logits: logits ``(B, K, *S)``.
             target: labels ``(B, *S)``.
             ignore_index: the label of elements to leave out.
+            binary: each logit is a yes-or-no decision of its own. Logits and target are ``(B,)``, or
+                ``(B, L, *S)`` for L labels; the target holds 0 and 1.
 
         Raises:
             TypeError: logits or target are no tensors, or of the wrong type.
             ValueError: shapes or labels do not fit, no element is left to learn from, or logits are not
                 finite. An earlier fit is then kept.
         """
+        return (self._fit_labels if binary else self._fit)(logits, target, ignore_index)
+
+    def _fit(self, logits: Tensor, target: Tensor, ignore_index: int) -> Self:
+        """Fit to logits of classes."""
         rows, labels = valid_rows(logits, target, ignore_index)
         with torch.no_grad():
             self.fit_rows(rows, labels)
         self.fitted_to(labels.bincount(minlength=rows.shape[1]))
         return self
 
+    @property
+    def binary(self) -> bool:
+        """Whether it is fitted to yes-or-no decisions."""
+        return "labels" in self._modules
+
+    def _fit_labels(self, logits: Tensor, target: Tensor, ignore_index: int) -> Self:
+        """Fit a calibrator of two classes to each label."""
+        pairs, target = as_decisions(logits, target)
+        if pairs.ndim == 2:
+            pairs, target = pairs.unsqueeze(2), target.unsqueeze(1)
+        fitted = []
+        for number in range(pairs.shape[2]):
+            try:
+                calibrator = type(self)(**self.options())
+                fitted.append(calibrator._fit(pairs[:, :, number], target[:, number], ignore_index))
+            except ValueError as problem:
+                raise ValueError(f"label {number}: {problem}") from None
+        for name in self._buffers:
+            self._buffers[name] = None
+        self.labels = nn.ModuleList(fitted)
+        self.num_classes, self.class_names = 2, None
+        return self
+
     def fitted_to(self, counts: Tensor) -> None:
         """Finish a fit, given the number of elements of each class ``(K,)``; warn of classes without any."""
         self.num_classes, self.class_names = len(counts), None
+        self._modules.pop("labels", None)
         absent = (counts == 0).nonzero().flatten().tolist()
         if self.per_class and absent:
             named = ", ".join(map(str, absent[:_NAMED])) + (", …" if len(absent) > _NAMED else "")
@@ -99,8 +135,13 @@ class Calibrator(nn.Module, ABC):
             )
 
     def forward(self, logits: Tensor) -> Tensor:
-        """Calibrate logits ``(B, K, *S)``; float64 for float64 logits, else float32."""
+        """Calibrate logits ``(B, K, *S)``; float64 for float64 logits, else float32.
+
+        If fitted to binary decisions, logits ``(B,)`` or ``(B, L, *S)``.
+        """
         with sizes_as_constants():
+            if self.binary:
+                return self._calibrate_labels(logits)
             classes = self.check(logits)
             # Not -1: the older exporter to ONNX writes it as it is, and no runtime loads that.
             last = logits.ndim - 1
@@ -110,6 +151,18 @@ class Calibrator(nn.Module, ABC):
             # A class that is ruled out keeps the probability 0. Softmax gives its share to the others.
             calibrated = calibrated.masked_fill(flat == -torch.inf, -torch.inf)
             return calibrated.view(rows.shape).movedim(last, 1)
+
+    def _calibrate_labels(self, logits: Tensor) -> Tensor:
+        pairs, number = as_pairs(logits), len(self.labels)
+        if (1 if logits.ndim == 1 else logits.shape[1]) != number:
+            raise ValueError(
+                f"logits must have shape (B, {number}, *S) for {number} "
+                f"{'label' if number == 1 else 'labels'}, as when this was fitted, got {tuple(logits.shape)}"
+            )
+        if logits.ndim == 1:
+            pairs = pairs.unsqueeze(2)
+        calibrated = [calibrator(pairs[:, :, label]) for label, calibrator in enumerate(self.labels)]
+        return torch.stack([each[:, 1] - each[:, 0] for each in calibrated], 1).view(logits.shape)
 
     def check(self, logits: Tensor) -> int:
         """Check logits against the fit and return the number of classes."""
@@ -157,12 +210,16 @@ class Calibrator(nn.Module, ABC):
         ]
         if self.num_classes is None:
             return ", ".join([*changed, "not fitted"])
+        if self.binary:
+            return ", ".join([*changed, "binary"])
         learned = [f"{name}={_some(buffer)}" for name, buffer in self._buffers.items() if buffer is not None]
         return ", ".join([*changed, f"{self.num_classes} classes", *learned])
 
     def get_extra_state(self) -> Tensor:
         """The method, its options and the number of classes, as the bytes of JSON text, for `state_dict`."""
         state = {"num_classes": self.num_classes, "method": type(self).__name__, "options": self.options()}
+        if self.binary:
+            state["labels"] = len(self.labels)
         return torch.tensor(list(json.dumps(state, default=str).encode()), dtype=torch.uint8)
 
     def set_extra_state(self, state: Tensor) -> None:
@@ -180,6 +237,13 @@ class Calibrator(nn.Module, ABC):
                     f"{own[what]!r}"
                 )
         self.num_classes = found["num_classes"]
+        self.expect_labels(found.get("labels", 0))
+
+    def expect_labels(self, number: int) -> None:
+        """Make room for the state of the calibrators of so many labels; 0 if not binary."""
+        self._modules.pop("labels", None)
+        if number:
+            self.labels = nn.ModuleList(type(self)(**self.options()) for _ in range(number))
 
     def _load_from_state_dict(self, state_dict: Mapping[str, Any], prefix: str, *rest: Any) -> None:
         if f"{prefix}_extra_state" in state_dict:

@@ -66,7 +66,7 @@ class LocalTemperature(Scaling):
         super().__init__()
         self.strength = in_range("strength", strength)
 
-    def fit(self, logits: Tensor, target: Tensor, *, ignore_index: int = -100) -> Self:
+    def _fit(self, logits: Tensor, target: Tensor, ignore_index: int) -> Self:
         return self.fit_batches([(logits, target)], ignore_index=ignore_index)
 
     def fit_passes(self, data: HeldOut) -> None:
@@ -129,6 +129,8 @@ class LocalTemperature(Scaling):
 
     def forward(self, logits: Tensor) -> Tensor:
         with sizes_as_constants():
+            if self.binary:
+                return self._calibrate_labels(logits)
             classes = self.check(logits)
             computing = below_maximum(logits.to(computing_dtype(logits)), 1)
             pixels = computing.movedim(1, logits.ndim - 1)

@@ -6,7 +6,7 @@ import time
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -14,6 +14,7 @@ from torch.nn import functional as F
 
 from calibrant.calibrators.base import Calibrator, valid_rows
 from calibrant.calibrators.registry import create_calibrator
+from calibrant.layout import as_decisions
 from calibrant.printable import text_table
 
 if TYPE_CHECKING:
@@ -83,6 +84,7 @@ def rank(
     candidates: Sequence[str] | None = None,
     folds: int = 5,
     ignore_index: int = -100,
+    binary: bool = False,
     seed: int = 0,
 ) -> Ranking:
     """Compare calibrators by cross-validated NLL.
@@ -94,6 +96,7 @@ def rank(
         folds: the number of random parts. Elements are split, for images whole images. Each candidate is
             fitted to all parts but one and evaluated on that one.
         ignore_index: the label of elements to leave out.
+        binary: each logit is a yes-or-no decision, as for `Calibrator.fit`; of a single label only.
         seed: the seed of the split.
 
     Raises:
@@ -109,6 +112,12 @@ def rank(
     """
     if isinstance(candidates, str):
         raise TypeError(f"candidates must be a list of keys, got the string {candidates!r}")
+    if binary:
+        logits, target = as_decisions(logits, target)
+        if logits.ndim > 2:
+            if logits.shape[2] > 1:
+                raise ValueError(f"calibrators are ranked for one label, got {logits.shape[2]} labels")
+            logits, target = logits.squeeze(2), target.squeeze(1)
     rows, labels = valid_rows(logits, target, ignore_index)
     # The pixels of an image are alike: they must not be split between fitting and evaluation.
     images = logits.ndim > 2
@@ -157,6 +166,7 @@ def choose(
     candidates: Sequence[str] | None = None,
     folds: int = 5,
     ignore_index: int = -100,
+    binary: bool = False,
     seed: int = 0,
     show: Callable[[Ranking], object] | None = None,
 ) -> Calibrator:
@@ -170,6 +180,7 @@ def choose(
         candidates: as for `rank`.
         folds: as for `rank`.
         ignore_index: as for `rank`.
+        binary: as for `rank`.
         seed: as for `rank`.
         show: a function to call with the ranking; ``print`` prints it as a table.
 
@@ -179,10 +190,11 @@ def choose(
     >>> choose(5 * logits, target, candidates=["temperature"]).key
     'temperature'
     """
-    ranking = rank(logits, target, candidates=candidates, folds=folds, ignore_index=ignore_index, seed=seed)
+    shared: dict[str, Any] = {"ignore_index": ignore_index, "binary": binary}
+    ranking = rank(logits, target, candidates=candidates, folds=folds, seed=seed, **shared)
     if show is not None:
         show(ranking)
-    return create_calibrator(ranking.best.key).fit(logits, target, ignore_index=ignore_index)
+    return create_calibrator(ranking.best.key).fit(logits, target, **shared)
 
 
 def _standard_error(differences: Tensor, valid: Tensor) -> float:

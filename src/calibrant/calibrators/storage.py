@@ -51,12 +51,16 @@ def save_calibrator(
         raise RuntimeError(
             f"{type(calibrator).__name__} has learned nothing yet: call fit(logits, target) first"
         )
-    names = _checked(calibrator.class_names if class_names is None else class_names, calibrator.num_classes)
+    labels = len(calibrator.labels) if calibrator.binary else 0
+    # A single label has the names of no and yes.
+    number = labels if labels > 1 else calibrator.num_classes
+    names = _checked(calibrator.class_names if class_names is None else class_names, number)
     description: dict[str, Any] = {
         "method": calibrator.key,
         "num_classes": calibrator.num_classes,
         "class_names": names,
         "options": calibrator.options(),
+        **({"labels": labels} if labels else {}),
     }
     tensors = {name: buffer.cpu().contiguous() for name, buffer in calibrator.named_buffers()}
     tensors = tensors or {"nothing": torch.zeros(1)}  # some readers refuse a file without tensors
@@ -110,12 +114,22 @@ def load_calibrator(path: str | os.PathLike[str], *, class_names: Sequence[str] 
         calibrator.num_classes = int(description["num_classes"])
         if not 0 < calibrator.num_classes <= MAX_CLASSES:  # before anything is allocated for them
             raise ValueError(f"it is for {calibrator.num_classes:,} classes")
+        labels = int(description.get("labels", 0))
+        if not 0 <= labels <= MAX_CLASSES:
+            raise ValueError(f"it is for {labels:,} labels")
         names = description.get("class_names")  # older files have none
-        calibrator.class_names = _checked(names, calibrator.num_classes)
+        calibrator.class_names = _checked(names, labels if labels > 1 else calibrator.num_classes)
+        calibrator.expect_labels(labels)
+        parts = calibrator.labels if labels else [calibrator]
+        for part in parts:
+            part.num_classes = calibrator.num_classes
         for key, tensor in tensors.items():
-            if key != "nothing":
-                calibrator.learn(key, tensor)
-        calibrator(torch.zeros(5, calibrator.num_classes, 2, 3))  # raises if tensors do not fit
+            owner, _, name = key.rpartition(".")
+            if name != "nothing":
+                module = calibrator.get_submodule(owner)
+                assert isinstance(module, Calibrator)
+                module.learn(name, tensor)
+        calibrator(torch.zeros(5, labels or calibrator.num_classes, 2, 3))  # raises if tensors do not fit
     except (LookupError, TypeError, ValueError, AttributeError, RuntimeError, ArithmeticError) as error:
         raise ValueError(f"{name} is a damaged calibrator: {type(error).__name__} {error}") from None
     problem = other_classes(class_names, calibrator.class_names)

@@ -154,7 +154,7 @@ class Scaling(Calibrator):
     def fit_passes(self, data: HeldOut) -> None:
         """Learn from data that can be read several times."""
 
-    def fit(self, logits: Tensor, target: Tensor, *, ignore_index: int = -100) -> Self:
+    def _fit(self, logits: Tensor, target: Tensor, ignore_index: int) -> Self:
         elements = arrange(logits, target, ignore_index=ignore_index)
         # Selecting and converting the elements here avoids doing so in every pass.
         return self.fit_batches([(elements.rows, elements.labels)], ignore_index=ignore_index)

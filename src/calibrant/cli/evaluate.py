@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -11,6 +12,15 @@ import typer
 
 from calibrant.arguments import LARGEST_INT
 from calibrant.cli import terminal
+from calibrant.cli.program import say
+from calibrant.extras import MissingPackageError
+
+
+class Workers(StrEnum):
+    """Where the files of a folder are read; the names of `calibrant.evaluation.parts.WORKERS`."""
+
+    processes = "processes"
+    ray = "ray"
 
 
 @terminal.app.command()
@@ -20,7 +30,7 @@ def evaluate(
         typer.Argument(
             metavar="FILE",
             help="Files with logits or probabilities, and labels: .npz, .npy (either file of a pair), .pt, "
-            ".safetensors, .csv or .parquet.",
+            ".safetensors, .csv, .parquet or .jsonl. Or folders of such files: a folder is one set.",
             show_default=False,
         ),
     ],
@@ -56,16 +66,47 @@ def evaluate(
             show_default=False,
         ),
     ] = None,
+    jobs: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            max=4096,
+            help="Read this many files of a folder at the same time, each in a process of its own. More "
+            "than one job implies --stream. By default 1; with --on ray, the CPUs of the cluster.",
+            show_default=False,
+        ),
+    ] = None,
+    on: Annotated[
+        Workers,
+        typer.Option(help="Read files in processes of this machine, or by the workers of a Ray cluster."),
+    ] = Workers.processes,
+    ensemble: Annotated[
+        bool,
+        typer.Option(
+            "--ensemble",
+            help="The files are the members of an ensemble: evaluate their mean probabilities, and compare "
+            "them with each member.",
+        ),
+    ] = False,
     wide: terminal.Wide = False,
 ) -> None:
     """Print how accurate and how calibrated predictions are.
 
-    Several files are compared. If they have the same labels in the same order, smaller differences show.
+    Several files or folders are compared. If they have the same labels in the same order, smaller
+    differences show.
     """
     from calibrant.cli import prediction_files
+    from calibrant.evaluation import WorkerError
     from calibrant.predictions import BadFileError, open_predictions, read_class_counts
 
-    with terminal.one_line_errors(BadFileError):
+    in_workers = on is Workers.ray or (jobs or 1) > 1
+    if in_workers and stream is False:
+        terminal.fail(
+            "--exact loads everything into this process; leave out --jobs and --on, or use --stream"
+        )
+    if ensemble and in_workers:
+        terminal.fail("--ensemble reads its files side by side in one process; leave out --jobs and --on")
+    with terminal.one_line_errors(BadFileError, WorkerError, MissingPackageError):
         inputs, counts = [], None
         if class_counts is not None and re.fullmatch(r"\d{1,15}(,\d{1,15})*", class_counts):
             counts = [int(count) for count in class_counts.split(",")]
@@ -75,6 +116,8 @@ def evaluate(
         opened = [open_predictions(file, ignore_index=ignore_index) for file in files]
         # The shell expands *.npy to both files of a pair.
         opened = list({os.path.realpath(file.path): file for file in opened}.values())
+        if ensemble and len(opened) < 2:
+            terminal.fail("--ensemble needs the files of at least two members")
         inputs += [path for file in opened for path in file.files]
         terminal.check_outputs(inputs, {"--report": report, "--json": json})
         for file in opened:
@@ -99,8 +142,17 @@ def evaluate(
             "seed": seed,
         }
         evaluations, names = [], [file.name for file in opened]
+        if ensemble:
+            found, differences = prediction_files.evaluate_ensemble(opened, options, stream)
+            evaluations.append(found)
         for file in opened:
             name = file.name if names.count(file.name) == 1 else str(file.path)
+            if in_workers:
+                found = prediction_files.evaluate_in_workers(
+                    file, name, options, jobs=jobs or (1 if on is Workers.processes else None), on=on.value
+                )
+                evaluations.append(found)
+                continue
             loaded = prediction_files.load(file, stream)
             evaluations.append(prediction_files.evaluate_file(file, name, loaded, options))
             del loaded  # before the next file is loaded
@@ -108,3 +160,5 @@ def evaluate(
         spatial = any(file.spatial for file in opened)
         prediction_files.write_evaluations(evaluations, report, json, segmentation=spatial)
     prediction_files.print_evaluations(evaluations, wide=wide)
+    if ensemble:
+        say(differences)

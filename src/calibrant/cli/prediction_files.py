@@ -5,9 +5,10 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
+from functools import partial
 from math import prod
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor
@@ -18,8 +19,9 @@ from calibrant.calibrators import Calibrator
 from calibrant.calibrators.storage import other_classes
 from calibrant.cli.program import foreseen
 from calibrant.cli.terminal import progress_bars
+from calibrant.ensembles import Diversity
 from calibrant.evaluation import Evaluation
-from calibrant.predictions import CHUNK, BadFileError, PredictionFile
+from calibrant.predictions import CHUNK, BadFileError, PredictionFile, batches_of, open_ensemble
 
 if TYPE_CHECKING:
     from rich.progress import Progress
@@ -92,10 +94,65 @@ def evaluate_file(
                 **options,
                 progress=lambda done, total: progress.update(resampling, completed=done, total=total),
             )
-        evaluator = calibrant.evaluation.Evaluator(file.num_classes, **options)
-        for logits, labels in Passes(file, progress, "reading"):
-            evaluator.update(calibrated(logits, labels), labels)
-        return evaluator.compute()
+        reading = progress.add_task(f"{name}: reading", total=file.rows)
+
+        def batches(part: PredictionFile) -> Iterator[Batch]:
+            with closing(part.batches(all_ignored=True)) as found:
+                for logits, labels in found:
+                    yield calibrated(logits, labels), labels
+                    progress.advance(reading, len(labels))
+
+        return calibrant.evaluation.evaluate_parts(
+            file.parts, batches, num_classes=file.num_classes, **options
+        )
+
+
+def evaluate_in_workers(
+    file: PredictionFile,
+    name: str,
+    options: dict[str, Any],
+    *,
+    jobs: int | None,
+    on: Literal["processes", "ray"],
+) -> Evaluation:
+    """Stream the parts of a set in several processes."""
+    parts = file.parts
+    with progress_bars() as progress, errors_of(file):
+        reading = progress.add_task(f"{name}: reading", total=file.rows)
+        return calibrant.evaluation.evaluate_parts(
+            [str(part.path.resolve()) for part in parts],  # a worker of Ray may have another working folder
+            partial(batches_of, ignore_index=file.ignore_index),
+            jobs=jobs,
+            on=on,
+            progress=lambda done, total: progress.advance(reading, parts[done - 1].rows),
+            num_classes=file.num_classes,
+            name=name,
+            class_names=file.class_names,
+            **options,
+        )
+
+
+def evaluate_ensemble(
+    members: Sequence[PredictionFile], options: dict[str, Any], stream: bool | None = None
+) -> tuple[Evaluation, str]:
+    """Evaluate the mean probabilities of several files; also a sentence on how much the files differ."""
+    diversity: Diversity | None = None
+
+    def watch(logits: Tensor, labels: Tensor) -> None:
+        nonlocal diversity
+        found = Diversity.of(logits, labels, ignore_index=members[0].ignore_index)
+        diversity = found if diversity is None else diversity + found
+
+    pooled = open_ensemble(
+        [member.path for member in members], ignore_index=members[0].ignore_index, watch=watch
+    )
+    evaluation = evaluate_file(pooled, f"ensemble of {len(members)}", load(pooled, stream), options)
+    assert diversity is not None
+    means = diversity.means()
+    return evaluation, (
+        f"Members of the ensemble disagree in {100 * means['disagreement']:.2f} % of all pairs; mutual "
+        f"information {means['mutual_information']:.4f} nats of an entropy of {means['entropy']:.4f}."
+    )
 
 
 def calibrate_batch(calibrator: Calibrator, file: PredictionFile, logits: Tensor, labels: Tensor) -> Tensor:

@@ -12,6 +12,7 @@ from calibrant.evaluation.figures import (
     GroupFigures,
     Reliability,
 )
+from calibrant.evaluation.parts import WorkerError, evaluate_parts
 
 __all__ = [
     "ClassFigures",
@@ -21,7 +22,9 @@ __all__ = [
     "Figure",
     "GroupFigures",
     "Reliability",
+    "WorkerError",
     "evaluate",
     "evaluate_on",
+    "evaluate_parts",
     "look_like_probabilities",
 ]

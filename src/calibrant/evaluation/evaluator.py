@@ -5,7 +5,8 @@ from __future__ import annotations
 import hashlib
 import math
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from copy import copy
 from dataclasses import KW_ONLY, dataclass, replace
 from typing import Any, Self
@@ -16,12 +17,12 @@ from torch import Tensor, nn
 
 from calibrant.arguments import LARGEST_INT, in_range, label, whole_number
 from calibrant.distributed import agree, all_reduce, collective_device
-from calibrant.evaluation.figures import Evaluation, Figure
+from calibrant.evaluation.figures import ClassBin, ClassFigures, Evaluation, Figure
 from calibrant.evaluation.intervals import figures_of, image_figures
 from calibrant.evaluation.sums import EvaluationSums, group_of_class
 from calibrant.histogram import bin_of_cells
 from calibrant.inference import Forward, OwnRows, Progress, for_each_prediction
-from calibrant.layout import Elements, arrange, check_logits
+from calibrant.layout import Elements, arrange, as_decisions
 from calibrant.metrics.catalogue import METRICS, Options, element_values
 from calibrant.metrics.predictions import Predictions
 from calibrant.metrics.resampling import ResampleProgress, bootstrap, bootstrap_histogram
@@ -32,7 +33,7 @@ from calibrant.statistics import adding
 _MOST_DRAWS = 2 * 10**8
 
 # The options that decide what is added up.
-_SUMMED_BY = ("bins", "ignore_index", "per_image", "class_counts", "background")
+_SUMMED_BY = ("bins", "ignore_index", "per_image", "class_counts", "background", "binary")
 
 
 def evaluate(
@@ -46,6 +47,7 @@ def evaluate(
     class_counts: Sequence[int] | Tensor | None = None,
     background: int | None = None,
     per_image: bool = False,
+    binary: bool = False,
     kde: bool = False,
     resamples: int = 1000,
     level: float = 0.95,
@@ -66,6 +68,10 @@ def evaluate(
         background: the class to leave out of `mean_iou_foreground`.
         per_image: compute the metrics of each entry of the batch axis and average them, with intervals from
             their spread. By default all elements of the data set are taken together.
+        binary: each logit is a yes-or-no decision of its own. Logits are ``(B,)``, or ``(B, L, *S)`` for L
+            labels; the target has the same shape and holds 0 and 1. Calibration errors are those of the
+            probability of yes; see `Evaluation.binary` and `Evaluation.labels`. ``class_names`` are those of
+            no and yes, or of the L labels.
         kde: also compute `kde_ece`, without an interval. Its time grows with N². It is only informative for
             few classes and many elements.
         resamples: number of bootstrap resamples for the intervals; 0 for no intervals.
@@ -91,15 +97,25 @@ def evaluate(
         class_counts=class_counts,
         background=background,
         per_image=per_image,
+        binary=binary,
         resamples=resamples,
         level=level,
         seed=seed,
     )
     if per_image:
         return replace(evaluator.update(logits, target).compute(pooled=False), exact=True)
-    _warn_of_probabilities(logits)
-    predictions = Predictions.of(logits, target, ignore_index=ignore_index)
-    return evaluator._exactly(predictions, kde, progress)
+    _warn_of_probabilities(logits, binary)
+    predictions = Predictions.of(logits, target, ignore_index=ignore_index, binary=binary)
+    classes = _size(logits, binary)
+    evaluator._check(classes)
+    evaluator.num_classes = classes
+    evaluation = evaluator._exactly(predictions, kde, progress)
+    found = []
+    for i, each in enumerate(evaluator._parts()):
+        with _naming(each):
+            part = Predictions.of(logits[:, i], target[:, i], ignore_index=ignore_index, binary=True)
+            found.append(each._exactly(part, kde, None))
+    return _with_labels(evaluation, found) if found else evaluation
 
 
 def evaluate_on(
@@ -111,6 +127,7 @@ def evaluate_on(
     progress: Progress | None = None,
     group: dist.ProcessGroup | None = None,
     timeout: float | None = None,
+    passes: int = 1,
     **options: Any,
 ) -> Evaluation:
     """Evaluate a model on a stream of batches in constant memory: an `Evaluator` in a loop.
@@ -128,6 +145,8 @@ def evaluate_on(
         progress: called after every batch with the number of batches done and their total, or None.
         group: the processes to pool over; all of them by default.
         timeout: seconds to wait for the other processes; by default the time-out of the process group.
+        passes: how often each batch is predicted, with dropout active and probabilities averaged (MC
+            dropout); as in `calibrant.inference.predictions_on`.
         **options: the options of `Evaluator`.
 
     >>> batches = [(9 * torch.eye(3), torch.tensor([0, 1, 2])), (9 * torch.eye(3), torch.tensor([0, 1, 1]))]
@@ -145,6 +164,7 @@ def evaluate_on(
         progress=progress,
         group=group,
         timeout=timeout,
+        passes=passes,
     )
     return evaluator.compute(group, timeout=timeout)
 
@@ -163,7 +183,8 @@ class Evaluator:
     gets the figures of all data.
 
     Args:
-        num_classes: number of classes; by default that of the first batch, or of the other processes.
+        num_classes: number of classes; by default that of the first batch, or of the other processes. With
+            ``binary=True`` the number of labels, 1 for a single logit.
         **options: the options of `evaluate`.
 
     >>> evaluator = Evaluator()
@@ -183,6 +204,7 @@ class Evaluator:
     class_counts: Sequence[int] | Tensor | None = None
     background: int | None = None
     per_image: bool = False
+    binary: bool = False
     resamples: int = 1000
     level: float = 0.95
     seed: int = 0
@@ -205,6 +227,7 @@ class Evaluator:
         self._options = Options(self.bins, self.background)
         self._sums: EvaluationSums | None = None
         self._given_classes = self.num_classes
+        self._labels: list[Evaluator] = []
         if self.num_classes is not None:
             self._check(self.num_classes)
 
@@ -217,23 +240,30 @@ class Evaluator:
             ValueError: shapes or labels do not fit, or logits are not finite. Nothing is added then.
         """
         if self._sums is None:
-            _warn_of_probabilities(logits)
+            _warn_of_probabilities(logits, self.binary)
         if not self.per_image:
             bin_of_cells(self.bins, torch.device("cpu"))  # raises an error for bins that a stream cannot have
+        given, expected = (logits, target), self.num_classes
+        if self.binary:
+            logits, target = as_decisions(logits, target)
+            expected = 2
         elements = arrange(
-            logits, target, num_classes=self.num_classes, ignore_index=self.ignore_index, look_at_labels=True
+            logits, target, num_classes=expected, ignore_index=self.ignore_index, look_at_labels=True
         )
-        if self.num_classes is None:
-            self._check(logits.shape[1])
+        classes = _size(given[0], self.binary)
+        self._check(classes)
         sums = self._measure(elements)
         if self.per_image:
             for image, labels in zip(torch.split(logits, 1), torch.split(target, 1), strict=True):
                 part = arrange(image, labels, ignore_index=self.ignore_index)
-                sums = sums.with_image(Predictions.of_elements(part), self._options)
+                sums = sums.with_image(Predictions.of_elements(part, binary=self.binary), self._options)
         with adding:
-            check_logits(logits, self.num_classes)  # another thread may have added the first batch meanwhile
-            self.num_classes = logits.shape[1]
+            self._check(classes)  # another thread may have added the first batch meanwhile
+            self.num_classes = classes
             self._sums = sums if self._sums is None else self._sums.to(logits.device) + sums
+            self._labels = self._labels or self._parts()
+            for i, each in enumerate(self._labels):
+                each.update(given[0][:, i], given[1][:, i])
         return self
 
     def compute(
@@ -259,17 +289,26 @@ class Evaluator:
             agree({name: getattr(self, name) for name in _SUMMED_BY}, group=group, timeout=timeout)
         if classes is None:
             raise ValueError("nothing to evaluate: call update(logits, target) first")
+        parts = self._labels
         if sums is None:
             device = collective_device(None, group)  # the device of the other processes' sums
             self._check(classes)
-            empty = torch.empty(0, classes, device=device), torch.empty(0, dtype=torch.int64, device=device)
+            self.num_classes = classes
+            parts = self._parts()
+            columns = 2 if self.binary else classes
+            empty = torch.empty(0, columns, device=device), torch.empty(0, dtype=torch.int64, device=device)
             sums = self._measure(arrange(*empty))
-        return self._streamed(sums.all_reduce(group, timeout=timeout) if pooled else sums)
+        evaluation = self._streamed(sums.all_reduce(group, timeout=timeout) if pooled else sums)
+        labels = []
+        for each in parts:
+            with _naming(each):
+                labels.append(each.compute(group, pooled=pooled, timeout=timeout))
+        return _with_labels(evaluation, labels) if labels else evaluation
 
     def reset(self) -> None:
         """Forget all batches."""
         with adding:
-            self._sums = None
+            self._sums, self._labels = None, []
             self.num_classes = self._given_classes
 
     def __add__(self, other: Evaluator) -> Evaluator:
@@ -290,17 +329,42 @@ class Evaluator:
         total.num_classes = self.num_classes or other.num_classes
         total._sums = None
         parts = [part._sums for part in (self, other) if part._sums is not None]
+        total._labels = self._labels or other._labels
+        if self._labels and other._labels:
+            total._labels = [one + two for one, two in zip(self._labels, other._labels, strict=True)]
         if parts:
             total._sums = parts[0] if len(parts) == 1 else parts[0] + parts[1].to(parts[0].samples.device)
         return total
 
+    def _parts(self) -> list[Evaluator]:
+        """An evaluator for each label; none for a single one or without ``binary``."""
+        if not self.binary or self.num_classes in (None, 1):
+            return []
+        assert self.num_classes is not None
+        names = self.class_names or [str(number) for number in range(self.num_classes)]
+        shared = ("bins", "ignore_index", "background", "per_image", "binary", "level", "seed")
+        options = {name: getattr(self, name) for name in shared}
+        # Without resamples, which would take as long for every label as for all of them together.
+        return [Evaluator(1, name=name, resamples=0, **options) for name in names]
+
     def _check(self, num_classes: int) -> None:
-        """Check that the options fit the number of classes."""
+        """Check that the options fit the number of classes, or of labels."""
+        if self.num_classes not in (None, num_classes):
+            what = "labels" if self.binary else "classes"
+            raise ValueError(f"the logits have {num_classes} {what}, expected {self.num_classes}")
+        what = "classes"
+        if self.binary and num_classes > 1:
+            what = "labels"
+            if self.class_counts is not None:
+                raise ValueError("class_counts have no meaning for several labels: leave them out")
+        elif self.binary:
+            num_classes = 2
         for option, values in (("class_names", self.class_names), ("class_counts", self.class_counts)):
             if values is not None and len(values) != num_classes:
                 raise ValueError(
-                    f"{option} must have one entry for each of {num_classes} classes, got {len(values)}"
+                    f"{option} must have one entry for each of {num_classes} {what}, got {len(values)}"
                 )
+        num_classes = 2 if self.binary else num_classes
         if self.background is not None and not 0 <= self.background < num_classes:
             raise ValueError(
                 f"background must be a class from 0 to {num_classes - 1}, or None, got {self.background}"
@@ -310,11 +374,11 @@ class Evaluator:
         return None if self.class_counts is None else group_of_class(self.class_counts)
 
     def _measure(self, elements: Elements) -> EvaluationSums:
-        return EvaluationSums.of(Predictions.of_elements(elements), self._options, self._groups())
+        predictions = Predictions.of_elements(elements, binary=self.binary)
+        return EvaluationSums.of(predictions, self._options, self._groups())
 
     def _exactly(self, predictions: Predictions, kde: bool, progress: ResampleProgress | None) -> Evaluation:
         """The evaluation of predictions that are all at hand."""
-        self._check(predictions.num_classes)
         options = self._options._replace(kde=kde)
         sums = EvaluationSums.of(predictions, options, self._groups())
         values = element_values(predictions, options)
@@ -379,12 +443,63 @@ class Evaluator:
             figures={name: figures.get(name, Figure(None)) for name in METRICS},
             p_value=p_value,
             reliability=sums.reliability(self.level),
-            classes=sums.classes(self.class_names),
+            classes=sums.classes(self._names()),
             groups=sums.groups(self._groups()),
             level=self.level,
             seed=self.seed,
             fingerprint=fingerprint,
+            binary=self.binary,
         )
+
+    def _names(self) -> Sequence[str] | None:
+        """The names of the classes; without names, classes are numbered."""
+        if self.binary and (self.class_names is None or self.num_classes != 1):
+            return ["no", "yes"]
+        return self.class_names
+
+
+def _size(logits: Tensor, binary: bool) -> int:
+    """The number of classes, or of labels."""
+    return 1 if binary and logits.ndim == 1 else logits.shape[1]
+
+
+@contextmanager
+def _naming(label: Evaluator) -> Iterator[None]:
+    """Let errors about the data of a label name it."""
+    try:
+        yield
+    except ValueError as problem:
+        raise ValueError(f"label {label.name!r}: {problem}") from None
+
+
+def _with_labels(evaluation: Evaluation, labels: Sequence[Evaluation]) -> Evaluation:
+    """The evaluation of all decisions together with those of each label."""
+    evaluation = replace(
+        evaluation,
+        num_classes=len(labels),
+        classes=tuple(map(_class_of_label, labels)),
+        labels=tuple(labels),
+    )
+    macro = evaluation.macro
+    averaged = {
+        name: Figure(macro[name])
+        for name, metric in METRICS.items()
+        if metric.source in ("counts", "gaps") and not metric.binomial
+    }
+    return replace(evaluation, figures={**evaluation.figures, **averaged})
+
+
+def _class_of_label(evaluation: Evaluation) -> ClassFigures:
+    """The figures of a label as those of a class: of the elements that have it."""
+    data = evaluation.reliability
+    filled = zip(range(len(data.count)), data.count, data.confidence, data.accuracy, strict=True)
+    bins = tuple(
+        ClassBin(number, count, confidence, round(count * frequency))
+        for number, count, confidence, frequency in filled
+        if confidence is not None and frequency is not None
+    )
+    _, yes = evaluation.classes
+    return replace(yes, name=evaluation.name, bins=bins)
 
 
 def _counts(values: Any) -> list[int]:
@@ -424,12 +539,12 @@ def look_like_probabilities(logits: Tensor) -> bool:
     )
 
 
-def _warn_of_probabilities(logits: Tensor) -> None:
+def _warn_of_probabilities(logits: Tensor, binary: bool = False) -> None:
     """Warn of probabilities in the place of logits."""
     if not isinstance(logits, Tensor):
         found = type(logits).__name__
         raise TypeError(f"logits must be a torch.Tensor, got {found}: pass torch.as_tensor of both")
-    if look_like_probabilities(logits):
+    if not binary and logits.ndim > 1 and look_like_probabilities(logits):
         warnings.warn(
             "these logits lie in [0, 1] and add up to 1, as probabilities do; pass the .log() of those",
             UserWarning,

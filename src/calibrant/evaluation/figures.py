@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, fields
+from statistics import fmean
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 import torch
@@ -15,6 +16,8 @@ from calibrant.printable import text_table
 
 if TYPE_CHECKING:
     from rich.text import Text
+
+_SHOWN_LABELS = 20  # in print
 
 # The version of the JSON. A file of an older version lacks the metrics that were added later.
 _FORMAT = max(metric.since for metric in METRICS.values())
@@ -151,6 +154,13 @@ class Evaluation:
         seed: the seed of the resamples.
         fingerprint: a hash of the labels, if resamples were drawn element by element. Comparisons between
             evaluations with equal fingerprints are paired.
+        binary: whether each logit was a yes-or-no decision of its own. Calibration errors, the p-value and
+            the reliability diagram are then those of the probability of yes: "confidence" is this
+            probability, and "accuracy" in the diagram the frequency of yes. The Brier score is
+            ``mean (p - y)²``. Accuracy as a metric stays what it is.
+        labels: with several labels, the evaluation of each, without intervals. The figures above are those
+            of all decisions together (micro), except those that average over classes: they average over
+            labels. ``classes`` has one entry for each label. Intervals take decisions as independent.
     """
 
     name: str
@@ -167,6 +177,8 @@ class Evaluation:
     level: float = 0.95
     seed: int = 0
     fingerprint: str | None = None
+    binary: bool = False
+    labels: tuple[Evaluation, ...] = ()
 
     def __getattr__(self, name: str) -> Any:
         """The value of the metric with this name."""
@@ -182,6 +194,17 @@ class Evaluation:
     def metrics(self) -> dict[str, float | None]:
         """The value of every metric by name, in the order of `calibrant.metrics.METRICS`."""
         return {name: figure.value for name, figure in self.figures.items()}
+
+    @property
+    def macro(self) -> dict[str, float | None]:
+        """The mean of every metric over the labels; None if a label lacks it. Empty without labels."""
+        if not self.labels:
+            return {}
+        columns = {name: [label.metrics[name] for label in self.labels] for name in self.figures}
+        return {
+            name: None if None in values else fmean(value for value in values if value is not None)
+            for name, values in columns.items()
+        }
 
     @property
     def intervals(self) -> dict[str, Interval]:
@@ -259,6 +282,11 @@ class Evaluation:
         plain = {"format": _FORMAT, **vars(self), **self.metrics}
         plain |= {"intervals": self.intervals, "replicates": self.replicates}
         del plain["figures"]
+        if self.labels:
+            plain["labels"] = [label.to_dict() for label in self.labels]
+        for name in ("binary", "labels"):
+            if not plain[name]:
+                del plain[name]  # so that older versions read what has neither
         return json.dumps(plain, default=asdict, allow_nan=False)
 
     @classmethod
@@ -302,17 +330,26 @@ class Evaluation:
                 for each in plain["classes"]
             )
             plain["groups"] = {name: GroupFigures(**figures) for name, figures in plain["groups"].items()}
+            plain["labels"] = tuple(cls.from_dict(label) for label in plain.get("labels", ()))
             return cls(**plain)
         except (KeyError, TypeError, AttributeError) as error:
             raise ValueError(f"not an evaluation: {type(error).__name__} {error}") from None
 
     def __str__(self) -> str:
         kind = ("exact" if self.exact else "streamed") + (", means over images" if self.per_image else "")
-        title = (
-            f"{self.name}: {self.samples:,} elements, {self.num_classes:,} classes, {self.bins} bins, {kind}"
-        )
+        parts = f"{self.num_classes:,} {'labels' if self.labels else 'classes'}"
+        title = f"{self.name}: {self.samples:,} elements, {parts}, {self.bins} bins, {kind}"
+        if self.binary:
+            title += "; calibration of the probability of yes"
         headings = ("metric", "value", f"{100 * self.level:g} % interval")
         table = text_table(title, headings, self._rows())
+        if self.labels:
+            shown = ("accuracy", "nll", "brier", "ece", "mce")
+            worst = sorted(self.labels, key=lambda label: -label.metrics["ece"])[:_SHOWN_LABELS]
+            rows = [(label.name, *_texts(label.metrics, shown)) for label in worst]
+            rows.append(("mean over all labels", *_texts(self.macro, shown)))
+            headings = ("label, by falling ECE", *(METRICS[key].label for key in shown))
+            table += "\n\n" + text_table(f"{len(worst)} of {len(self.labels)} labels", headings, rows)
         if self.intervals:
             table += "\nIntervals are corrected for the bias of small samples."
         return table
@@ -334,6 +371,11 @@ class Evaluation:
                 yield f"Accuracy, {name}", accuracy, f"{group.classes} classes"
                 yield f"ECE, {name}", ece, f"{group.count:,} elements"
         yield "p-value of calibration", f"{self.p_value:.3f}", ""
+
+
+def _texts(metrics: Mapping[str, float | None], names: Iterable[str]) -> list[str]:
+    values = [(METRICS[name], metrics[name]) for name in names]
+    return ["" if value is None else metric.text(value) for metric, value in values]
 
 
 def _tuples(values: Any) -> Any:

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from calibrant.arguments import label, one_of, whole_number
 from calibrant.distributed import agree, several_processes
 from calibrant.kernels import Composition, Options, can_fuse, fused_loss, nan_if_invalid
-from calibrant.layout import Elements, along_classes, arrange, computing_dtype, is_transformed
+from calibrant.layout import Elements, along_classes, arrange, as_decisions, computing_dtype, is_transformed
 from calibrant.statistics import Statistics, adding, sum_dtype
 
 Reduction = Literal["mean", "sum", "none"]
@@ -30,6 +30,7 @@ class LossOptions(TypedDict, total=False):
     reduction: Reduction
     ignore_index: int
     class_weight: Tensor | Sequence[float] | None
+    binary: bool
 
 
 class Range(NamedTuple):
@@ -69,11 +70,15 @@ class Loss(nn.Module):
         class_weight: ``(K,)``, the weight of an element of each class, as the ``weight`` of
             `torch.nn.CrossEntropyLoss`: the mean divides by the sum of the weights of the elements
             (for probability targets, by their number).
+        binary: each logit is a yes-or-no decision of its own, as in `torch.nn.BCEWithLogitsLoss`: one for
+            each element, or one for each of L labels. ``num_classes`` is 2, no and yes. All labels share the
+            options, the class weights and what an adaptive loss learns.
 
     Shape:
         logits ``(B, K, *S)`` in any floating type (16-bit types are computed in float32); integer
         target ``(B, *S)``, or probabilities ``(B, K, *S)`` where `accepts_probabilities`. The result
-        is float64 for float64 logits, else float32.
+        is float64 for float64 logits, else float32. With ``binary=True``, logits and target ``(B,)`` or
+        ``(B, L, *S)``; the target holds 0 and 1, or probabilities of 1.
     """
 
     accepts_probabilities: ClassVar[bool] = False
@@ -87,6 +92,7 @@ class Loss(nn.Module):
     reduction: Reduction
     ignore_index: int
     class_weight: Tensor | None
+    binary: bool = False
 
     def __init__(
         self,
@@ -95,6 +101,7 @@ class Loss(nn.Module):
         reduction: Reduction = "mean",
         ignore_index: int = -100,
         class_weight: Tensor | Sequence[float] | None = None,
+        binary: bool = False,
     ) -> None:
         super().__init__()
         if type(self).per_sample is Loss.per_sample and type(self).composition is Loss.composition:
@@ -102,6 +109,11 @@ class Loss(nn.Module):
         if isinstance(num_classes, bool) or not isinstance(num_classes, SupportsIndex):
             raise ValueError(f"num_classes must be an integer of at least 2, got {num_classes!r}")
         self.num_classes = whole_number("num_classes", index(num_classes), 2)
+        self.binary = bool(binary)
+        if self.binary and self.num_classes != 2:
+            raise ValueError(
+                f"num_classes must be 2 with binary=True, whatever the number of labels, got {num_classes}"
+            )
         self.reduction = reduction
         self.ignore_index = ignore_index
         self.register_buffer("class_weight", None)
@@ -176,6 +188,7 @@ class Loss(nn.Module):
 
     def forward(self, logits: Tensor, target: Tensor) -> Tensor:
         """The reduced loss; see the class for shapes."""
+        logits, target = self._classes(logits, target)
         if can_fuse(logits, target):
             composition, options = self.composition(), self._kernel_options()
             weighted_classes = target.is_floating_point() and options.class_weight is not None
@@ -258,6 +271,19 @@ class Loss(nn.Module):
         if batch_term is not None:
             values = values + batch_term
         return (values if weights is None else values * weights), weights
+
+    def _classes(self, logits: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
+        """The batch as logits of classes ``(B, K, *S)`` and their target."""
+        if not self.binary:
+            return logits, target
+        pairs, target = as_decisions(logits, target, soft=self.accepts_probabilities)
+        if type(self).over_batch is not Loss.over_batch and logits.ndim > 1 and logits.shape[1] > 1:
+            raise ValueError(
+                f"{type(self).__name__} compares the elements of a batch, which has no meaning across "
+                f"labels: logits of shape {tuple(logits.shape)} have {logits.shape[1]} labels; add up the "
+                "losses of single labels, or take a loss without a term over the batch"
+            )
+        return pairs, target
 
     def elements(self, logits: Tensor, target: Tensor) -> Elements:
         """The batch, checked against this loss; see `calibrant.layout.arrange` for the errors."""
@@ -448,7 +474,7 @@ class AdaptiveLoss(Loss):
     @torch.no_grad()
     def observe(self, logits: Tensor, target: Tensor) -> None:
         """Add a validation batch to the sums; shapes as in `forward`. Several threads may do so at once."""
-        elements = self.elements(logits.detach(), target)
+        elements = self.elements(*self._classes(logits.detach(), target))
         measured = self.measure(elements)
         measured = replace(measured, samples=measured.samples + nan_if_invalid(elements))
         with adding:

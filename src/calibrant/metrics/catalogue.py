@@ -178,11 +178,6 @@ def calibration_errors(*sources: str) -> list[str]:
     return [name for name, each in METRICS.items() if each.group == "calibration" and each.source in sources]
 
 
-def _accuracy(confidences: Confidences, options: Options) -> Tensor:
-    pooled = confidences.equal_width(1)
-    return pooled.correct.sum(-1) / pooled.count.sum(-1)
-
-
 def _error(
     label: str, sentence: str, function: Callable[[Confidences, int], Tensor], **properties: Any
 ) -> Metric:
@@ -203,8 +198,7 @@ METRICS: dict[str, Metric] = {
     "accuracy": _recognition(
         "Accuracy",
         "The fraction of elements whose most probable class is the true one.",
-        source="confidences",
-        function=_accuracy,
+        function=lambda counts, options: counts.recognised.sum(-1) / counts.samples,
         binomial=True,
     ),
     "balanced_accuracy": _recognition(

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from calibrant.histogram import Bins, ConfidenceHistogram, RankedSums, bin_of, equal_width_edges, spread
 from calibrant.kernels import Block, visit
-from calibrant.layout import Elements, Index, arrange, computing_dtype
+from calibrant.layout import Elements, Index, arrange, as_decisions, computing_dtype
 
 _RULED_OUT = -1e30
 
@@ -28,7 +28,8 @@ class Predictions:
         prediction: the first class that attains the maximum, ``(N,)``.
         confidence: its probability, ``(N,)``.
         log_likelihood: log-probability of the true class, ``(N,)``.
-        squared_error: ``Σ_k (s_k - 1[y=k])²``, ``(N,)``.
+        squared_error: ``Σ_k (s_k - 1[y=k])²``, ``(N,)``; half of it if binary, ``(s_1 - y)²``.
+        binary: whether calibration errors are those of the probability of class 1, and not of the confidence.
 
     >>> predictions = Predictions.of(torch.tensor([[2.0, 0.0], [0.0, 1.0]]), torch.tensor([0, 0]))
     >>> predictions.prediction.tolist(), predictions.correct.tolist()
@@ -44,23 +45,27 @@ class Predictions:
     confidence: Tensor
     log_likelihood: Tensor
     squared_error: Tensor
+    binary: bool = False
 
     @classmethod
     @torch.no_grad()
-    def of(cls, logits: Tensor, target: Tensor, *, ignore_index: int = -100) -> Self:
+    def of(cls, logits: Tensor, target: Tensor, *, ignore_index: int = -100, binary: bool = False) -> Self:
         """Check a batch and compute its predictions in one pass.
 
         Args:
             logits: ``(B, K, *S)``.
             target: labels ``(B, *S)``.
             ignore_index: the label of elements to leave out.
+            binary: each logit is a yes-or-no decision of its own; shapes as for `evaluate`.
 
         Raises:
             ValueError: shapes or labels that do not fit, nothing to evaluate, logits that are NaN or
                 infinite, or a true class with probability 0.
         """
+        if binary:
+            logits, target = as_decisions(logits, target)
         elements = arrange(logits, target, ignore_index=ignore_index, look_at_labels=True)
-        predictions = cls.of_elements(elements)
+        predictions = cls.of_elements(elements, binary=binary)
         if not predictions.samples:
             raise ValueError(
                 f"nothing to evaluate: logits of shape {tuple(logits.shape)} hold no element that is not "
@@ -70,7 +75,7 @@ class Predictions:
 
     @classmethod
     @torch.no_grad()
-    def of_elements(cls, elements: Elements) -> Self:
+    def of_elements(cls, elements: Elements, *, binary: bool = False) -> Self:
         """The predictions of a batch that has been checked already and may be empty."""
         shape, dtype = elements.valid.shape, computing_dtype(elements.logits)
         prediction = torch.empty(shape, dtype=torch.int64, device=elements.logits.device)
@@ -97,7 +102,9 @@ class Predictions:
             raise ValueError(
                 "logits hold NaN or infinite numbers, or rule out a true class; metrics need finite logits"
             )
-        return cls(elements, label, prediction, *numbers)
+        if binary:  # the error of yes alone, as the Brier score of two outcomes is defined
+            numbers[2] /= 2
+        return cls(elements, label, prediction, *numbers, binary)
 
     @property
     def samples(self) -> int:
@@ -115,6 +122,16 @@ class Predictions:
         return self.prediction == self.label
 
     @cached_property
+    def forecast(self) -> Tensor:
+        """The probability whose calibration is measured: the confidence, or that of class 1, ``(N,)``."""
+        return self.elements.positive if self.binary else self.confidence
+
+    @property
+    def outcome(self) -> Tensor:
+        """Whether what was forecast is the case, ``(N,)``."""
+        return self.label == 1 if self.binary else self.correct
+
+    @cached_property
     def rows(self) -> Tensor:
         """The logits of the valid elements, ``(N, K)``, in the computing type.
 
@@ -126,29 +143,29 @@ class Predictions:
     @cached_property
     def histogram(self) -> ConfidenceHistogram:
         """The confidences as a histogram, as a stream keeps them."""
-        return ConfidenceHistogram.of_outcomes(self.confidence, self.correct)
+        return ConfidenceHistogram.of_outcomes(self.forecast, self.outcome)
 
     @cached_property
     def order(self) -> Tensor:
         """Indices by rising confidence, ``(N,)``; ties keep the order of the data."""
-        return self.confidence.argsort(stable=True)
+        return self.forecast.argsort(stable=True)
 
     @cached_property
     def ranked(self) -> RankedSums:
         """Confidence and correctness along rising confidences."""
-        confidence, correct = (values[self.order].double() for values in (self.confidence, self.correct))
+        confidence, correct = (values[self.order].double() for values in (self.forecast, self.outcome))
         return RankedSums(confidence, torch.stack([torch.ones_like(confidence), confidence, correct]))
 
     def equal_width(self, bins: int) -> Bins:
         """Bins of equal width on ``(0, 1]``, any number of them; exact."""
         edges = equal_width_edges(bins, self.confidence.device)
-        confidence = self.confidence.double()
+        confidence = self.forecast.double()
         place = bin_of(confidence, edges)
         return Bins(
             edges,
             torch.bincount(place, minlength=bins).double(),
             torch.bincount(place, confidence, minlength=bins),
-            torch.bincount(place, self.correct.double(), minlength=bins),
+            torch.bincount(place, self.outcome.double(), minlength=bins),
         )
 
     def equal_mass(self, bins: int) -> Bins:
@@ -157,8 +174,8 @@ class Predictions:
 
     def residual(self, cells: int) -> Tensor:
         """``(correct - confidence) / N`` in cells of ``[0, 1]``; an element is divided between two."""
-        values = (self.correct.double() - self.confidence.double()) / self.samples
-        return spread(self.confidence.double(), values, cells)
+        values = (self.outcome.double() - self.forecast.double()) / self.samples
+        return spread(self.forecast.double(), values, cells)
 
 
 def as_predictions(source: Tensor | Predictions, target: Tensor | None, ignore_index: int) -> Predictions:

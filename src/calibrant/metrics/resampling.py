@@ -33,8 +33,8 @@ class Resamples(RankedSums):
     def of(cls, predictions: Predictions, weight: Tensor) -> Self:
         """Resamples in which each element occurs ``weight`` times, ``(R, N)``."""
         order = predictions.order
-        confidence = predictions.confidence[order].double()
-        values = (torch.ones_like(confidence), confidence, predictions.correct[order].double())
+        confidence = predictions.forecast[order].double()
+        values = (torch.ones_like(confidence), confidence, predictions.outcome[order].double())
         weight = weight[:, order]
         return cls(confidence, torch.stack([weight * value for value in values]))
 

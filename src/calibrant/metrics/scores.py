@@ -205,7 +205,7 @@ def tempered_nll(predictions: Predictions, temperature: float) -> Tensor:
 def tempered_brier(predictions: Predictions, temperature: float) -> Tensor:
     """The Brier score of each element with its logits divided by a temperature, ``(N,)``."""
     parts = [_residual(s, y, 1 / temperature)[1].square().sum(1) for s, y in _blocks(predictions)]
-    return torch.cat(parts).double()
+    return torch.cat(parts).double() / (2 if predictions.binary else 1)
 
 
 def _residual(shifted: Tensor, label: Tensor, sharpness: float) -> tuple[Tensor, Tensor]:

@@ -1,7 +1,8 @@
 """Predictions on disk: files of logits or probabilities with labels, read and written in batches."""
 
+from calibrant.predictions.ensemble import open_ensemble
 from calibrant.predictions.file import CHUNK, BadFileError, PredictionFile
-from calibrant.predictions.reading import FORMATS, open_predictions, read_class_counts
+from calibrant.predictions.reading import FORMATS, batches_of, open_predictions, read_class_counts
 from calibrant.predictions.writing import (
     PROBABILITY_SUFFIXES,
     WRITERS,
@@ -16,6 +17,8 @@ __all__ = [
     "WRITERS",
     "BadFileError",
     "PredictionFile",
+    "batches_of",
+    "open_ensemble",
     "open_predictions",
     "read_class_counts",
     "write_predictions",

@@ -27,6 +27,11 @@ class BadFileError(ValueError):
 
     def __init__(self, path: Path | str, problem: str) -> None:
         super().__init__(one_line(f"{path}: {problem}"))
+        self._made_of = path, problem
+
+    def __reduce__(self) -> tuple[type[BadFileError], tuple[Path | str, str]]:
+        # By default an error is pickled with its message as the only argument. Worker processes send errors.
+        return type(self), self._made_of
 
 
 @contextmanager
@@ -46,17 +51,18 @@ def file_errors(path: Path) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class PredictionFile:
-    """An opened file of predictions. Only its description has been read so far.
+    """An opened file of predictions, or a folder of them. Only its description has been read so far.
 
     Attributes:
-        path: the file; in a pair of ``.npy`` files, the one with the scores.
+        path: the file or folder; in a pair of ``.npy`` files, the one with the scores.
         kind: "logits" or "probabilities".
         shape: the shape ``(N, K, *S)`` of the scores. For a CSV file, N is the number of lines, which is
-            more than the number of rows if texts contain line breaks.
+            more than the number of rows if cells contain line breaks.
         dtype: the type of the logits in a batch.
         class_names: one name for each class, or None.
         ignore_index: the label of elements to leave out.
         others: the other files that belong to it: labels and class names, in a pair of ``.npy`` files.
+        shards: the files of a folder, in order; empty for a file.
     """
 
     path: Path
@@ -67,15 +73,25 @@ class PredictionFile:
     _chunks: Callable[[int], Batches] = field(repr=False, compare=False)  # by the number of rows in a chunk
     ignore_index: int = -100
     others: tuple[Path, ...] = ()
+    shards: tuple[PredictionFile, ...] = ()
+
+    @property
+    def parts(self) -> tuple[PredictionFile, ...]:
+        """The files of a folder in order; for a file, the file itself."""
+        return self.shards or (self,)
 
     @property
     def files(self) -> tuple[Path, ...]:
         """All files that are read."""
+        if self.shards:
+            return tuple(path for shard in self.shards for path in shard.files)
         return (self.path, *self.others)
 
     @property
     def name(self) -> str:
-        """The file's name without its suffixes."""
+        """The file's name without its suffixes; the name of a folder."""
+        if self.shards:
+            return self.path.resolve().name
         stem = self.path.stem
         return stem.rpartition(".")[0] if self.path.suffix.lower() == ".npy" else stem
 
@@ -99,23 +115,34 @@ class PredictionFile:
         """The bytes that all logits take in memory."""
         return prod(self.shape) * self.dtype.itemsize
 
-    def batches(self, *, chunk: int = CHUNK) -> Batches:
+    def batches(self, *, chunk: int = CHUNK, all_ignored: bool = False) -> Batches:
         """Yield the predictions in order, as batches ``(logits, labels)``.
 
         The shapes are ``(n, K, *S)`` and ``(n, *S)``. Probabilities are converted to their logarithms.
 
         Args:
             chunk: the most numbers in a batch of logits; a batch has at least one row.
+            all_ignored: allow that all elements are ignored, as in one of several parts of a set.
 
         Raises:
             BadFileError: the data are damaged, or are not what the file declares.
         """
+        valid = all_ignored
+        for part in self.parts:
+            with closing(part._checked(chunk)) as checked:
+                for logits, labels in checked:
+                    valid = valid or bool((labels != self.ignore_index).any())
+                    yield logits.to(self.dtype), labels
+        if not valid:
+            raise BadFileError(self.path, f"has no element to evaluate: every label is {self.ignore_index}")
+
+    def _checked(self, chunk: int) -> Batches:
+        """The batches of a single file, checked."""
         row = prod(self.shape[1:])
         with file_errors(self.path):
             check_memory(row * self.dtype.itemsize, "one row")
-        rows = max(1, chunk // row)
-        start, valid = 0, 0
-        with closing(self._chunks(rows)) as chunks:
+        start = 0
+        with closing(self._chunks(max(1, chunk // row))) as chunks:
             while True:
                 with file_errors(self.path):
                     pair = next(chunks, None)
@@ -124,11 +151,9 @@ class PredictionFile:
                 scores, labels = pair
                 if start + len(labels) > self.rows:
                     raise BadFileError(self.path, f"has more than the {self.rows} rows that it declares")
-                valid += self._check_labels(labels, start)
+                self._check_labels(labels, start)
                 yield self._logits(scores, labels, start), labels
                 start += len(labels)
-        if not valid:
-            raise BadFileError(self.path, f"has no element to evaluate: every label is {self.ignore_index}")
 
     def load(self, advance: Callable[[int], object] | None = None) -> Batch:
         """All predictions at once. ``advance`` is called with the number of rows of each batch."""
@@ -146,10 +171,9 @@ class PredictionFile:
                 start = end
         return logits[:start], labels[:start]
 
-    def _check_labels(self, labels: Tensor, start: int) -> int:
-        """Raise an error for the first label out of range; return the number of elements to evaluate."""
-        valid = labels != self.ignore_index
-        wrong = valid & ((labels < 0) | (labels >= self.num_classes))
+    def _check_labels(self, labels: Tensor, start: int) -> None:
+        """Raise an error for the first label out of range."""
+        wrong = (labels != self.ignore_index) & ((labels < 0) | (labels >= self.num_classes))
         if wrong.any():
             row = _first_row(wrong)
             raise BadFileError(
@@ -158,7 +182,6 @@ class PredictionFile:
                 f"{self.num_classes - 1}, or ignore_index={self.ignore_index} for elements to leave out "
                 "(--ignore-index)",
             )
-        return int(valid.sum())
 
     def _logits(self, scores: Tensor, labels: Tensor, start: int) -> Tensor:
         """Check the scores of a batch whose first row is ``start``, and return them as logits."""

@@ -1,23 +1,27 @@
-"""Open a file of predictions in any format.
+"""Open a file of predictions in any format, or a folder of such files.
 
 A file declares its content by names; nothing is guessed from values. Files of arrays have ``logits`` or
 ``probabilities`` of shape ``(N, K, *S)``, ``labels`` of shape ``(N, *S)`` and, optionally, ``class_names``.
-Tables have a column ``label`` and columns ``logit_<class>`` or ``probability_<class>``.
+Tables have a column ``label`` and columns ``logit_<class>`` or ``probability_<class>``, or a column of lists
+named ``logits`` or ``probabilities``.
 """
 
 from __future__ import annotations
 
 import json
+import re
 import stat
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from math import prod
 from pathlib import Path
 
+import torch
+
 from calibrant.arguments import label
 from calibrant.predictions.arrays import open_npy, open_npz, open_pt, open_safetensors
-from calibrant.predictions.file import BadFileError, PredictionFile, file_errors
-from calibrant.predictions.tables import open_csv, open_parquet
+from calibrant.predictions.file import BadFileError, Batches, PredictionFile, file_errors
+from calibrant.predictions.tables import open_csv, open_jsonl, open_parquet
 from calibrant.sizes import MAX_CLASSES, MAX_TEXT
 
 FORMATS: dict[str, Callable[[Path], PredictionFile]] = {
@@ -27,16 +31,21 @@ FORMATS: dict[str, Callable[[Path], PredictionFile]] = {
     ".safetensors": open_safetensors,
     ".csv": open_csv,
     ".parquet": open_parquet,
+    ".jsonl": open_jsonl,
 }
 """For each suffix the function that opens such a file."""
 
 
 def open_predictions(path: Path | str, *, ignore_index: int = -100) -> PredictionFile:
-    """Open a file of predictions: read and check its description.
+    """Open a file of predictions, or a folder of them: read and check the descriptions.
+
+    The files of a folder are one set of data. They have the same suffix, the same classes and the same kind
+    of scores. They are read in the order of their names, where numbers count as numbers. Files without rows,
+    files with other suffixes, and names that begin with a dot or an underscore are left out.
 
     Args:
         path: the file to read; its suffix is a key of `FORMATS`. For a pair ``NAME.logits.npy`` and
-            ``NAME.labels.npy``, either of the two.
+            ``NAME.labels.npy``, either of the two. Or a folder of such files.
         ignore_index: the label of elements to leave out.
 
     Raises:
@@ -54,16 +63,40 @@ def open_predictions(path: Path | str, *, ignore_index: int = -100) -> Predictio
     [(2, 3), (2, 3), (1, 3)]
     """
     path = Path(path)
+    label("ignore_index", ignore_index)
+    with file_errors(path):
+        if path.is_dir():
+            return _open_folder(path, ignore_index)
+    return _checked(_open_file(path, ignore_index))
+
+
+def batches_of(path: Path | str, ignore_index: int = -100) -> Batches:
+    """The batches of a file or folder, which is opened when the first one is asked for.
+
+    A file in which all elements are ignored is no error: it may be a part of a larger set.
+
+    Args:
+        path: the file or folder; see `open_predictions`.
+        ignore_index: the label of elements to leave out.
+    """
+    yield from open_predictions(path, ignore_index=ignore_index).batches(all_ignored=True)
+
+
+def _open_file(path: Path, ignore_index: int) -> PredictionFile:
     open_format = FORMATS.get(path.suffix.lower())
     if open_format is None:
         raise BadFileError(path, f"has an unknown suffix; expected one of {', '.join(FORMATS)}")
-    label("ignore_index", ignore_index)
     with file_errors(path):
-        kind = path.stat().st_mode
-        if not stat.S_ISREG(kind):
-            raise BadFileError(path, f"is a {'folder' if stat.S_ISDIR(kind) else 'device'}; expected a file")
-        file = replace(open_format(path), ignore_index=ignore_index)
+        if not stat.S_ISREG(path.stat().st_mode):
+            raise BadFileError(path, "is a device; expected a file")
+        return replace(open_format(path), ignore_index=ignore_index)
+
+
+def _checked(file: PredictionFile) -> PredictionFile:
+    """Check numbers and names of classes."""
     path, classes, names = file.path, file.num_classes, file.class_names
+    if not file.rows:
+        raise BadFileError(path, f"holds no predictions: {file.kind} have shape {file.shape}")
     if classes > MAX_CLASSES:
         raise BadFileError(path, f"{file.kind} have {classes:,} classes; expected at most {MAX_CLASSES:,}")
     if classes < 2:
@@ -76,6 +109,65 @@ def open_predictions(path: Path | str, *, ignore_index: int = -100) -> Predictio
         repeated = next(name for name in names if names.count(name) > 1)
         raise BadFileError(path, f"has the class name {repeated!r} twice; expected different names")
     return file
+
+
+def _open_folder(folder: Path, ignore_index: int) -> PredictionFile:
+    """Open all files of a folder, and check that they belong together."""
+    paths = [path for path in folder.iterdir() if path.suffix.lower() in FORMATS and path.name[0] not in "._"]
+    if not paths:
+        raise BadFileError(
+            folder, f"is a folder without predictions; expected files with one of {', '.join(FORMATS)}"
+        )
+    suffixes = sorted({path.suffix.lower() for path in paths})
+    if len(suffixes) > 1:
+        raise BadFileError(folder, f"has files with {' and '.join(suffixes)}; expected one kind of files")
+    paths.sort(key=_natural_order)
+    _check_numbered(folder, [path.stem for path in paths])
+    # Both files of a pair of .npy files open the same predictions.
+    opened = {file.path: file for file in (_open_file(path, ignore_index) for path in paths)}
+    shards = tuple(_checked(file) for file in opened.values() if file.rows)
+    if not shards:
+        raise BadFileError(folder, f"holds no predictions: all {len(opened)} files are without rows")
+    first = shards[0]
+    attributes = {"kind": "scores", "shape": "axes", "class_names": "class names"}
+    for shard in shards:
+        for attribute, name in attributes.items():
+            found, expected = (getattr(each, attribute) for each in (shard, first))
+            if attribute == "shape":
+                found, expected = ("N", *found[1:]), ("N", *expected[1:])
+            if found != expected:
+                raise BadFileError(
+                    shard.path,
+                    f"its {name} {found} differ from {expected} in {first.path.name}; "
+                    "expected files of one set",
+                )
+    shape = (sum(shard.rows for shard in shards), *first.shape[1:])
+    dtype = torch.float64 if any(shard.dtype == torch.float64 for shard in shards) else torch.float32
+    return PredictionFile(
+        folder, first.kind, shape, dtype, first.class_names, first._chunks, ignore_index, shards=shards
+    )
+
+
+def _natural_order(path: Path) -> list[tuple[int, str]]:
+    """A key by which ``part-2`` comes before ``part-10``."""
+    return [(int(part), "") if part.isdecimal() else (-1, part) for part in re.split(r"(\d+)", path.name)]
+
+
+def _check_numbered(folder: Path, names: Sequence[str]) -> None:
+    """Raise an error if files called ``test-00000-of-00010`` are of two sets, or if some are missing."""
+    numbered = [re.fullmatch(r"(.*)-(\d+)-of-(\d+)", name) for name in names]
+    found = [(match[1], int(match[2]), int(match[3])) for match in numbered if match]
+    sets = sorted({name for name, _, _ in found})
+    if len(sets) > 1:
+        raise BadFileError(
+            folder, f"holds files of several sets: {', '.join(sets)}; expected a folder for each of them"
+        )
+    total = max((total for _, _, total in found), default=0)
+    missing = set(range(min(total, len(names) + 1))) - {number for _, number, _ in found}
+    if found and missing:
+        raise BadFileError(
+            folder, f"has {len(found)} of {total} files; {sets[0]}-{min(missing):05}-of-{total:05} is missing"
+        )
 
 
 def read_class_counts(path: Path | str) -> list[int]:

@@ -1,12 +1,17 @@
-"""Readers for tables of predictions: csv and parquet."""
+"""Readers for tables of predictions: csv, json lines and parquet.
+
+The scores of a table are either one column for each class, or one column of lists.
+"""
 
 from __future__ import annotations
 
 import csv
+import json
 import re
-from collections.abc import Iterable, Sequence
-from itertools import chain
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import chain, islice
 from pathlib import Path
+from typing import IO, Any, NamedTuple
 
 import numpy as np
 import torch
@@ -14,12 +19,31 @@ import torch
 from calibrant.extras import MissingPackageError, require
 from calibrant.predictions.arrays import to_labels, to_tensor
 from calibrant.predictions.file import BadFileError, Batches, PredictionFile
+from calibrant.sizes import MAX_TEXT
 
 _PREFIXES = {"logits": "logit_", "probabilities": "probability_"}
+_LABELS = ("label", "labels")
+
+Row = tuple[float, list[float]]
+"""A label, and the scores of all classes."""
 
 
-def _columns(path: Path, columns: Sequence[str]) -> tuple[str, list[str], tuple[str, ...]]:
-    """The kind of a table's scores, the columns with scores, and the names of the classes."""
+class _Columns(NamedTuple):
+    """The columns of a table that are read."""
+
+    kind: str
+    label: str
+    scores: list[str]
+    class_names: tuple[str, ...] | None  # None if the scores are one column of lists
+
+    @property
+    def lists(self) -> bool:
+        """Whether the scores are one column of lists."""
+        return self.class_names is None
+
+
+def _columns(path: Path, columns: Sequence[str]) -> _Columns:
+    """Find the columns with labels and scores, and check the names of all columns."""
     if len(set(columns)) != len(columns):
         repeated = next(name for name in columns if list(columns).count(name) > 1)
         raise BadFileError(path, f"has the column {repeated!r} twice; expected different names")
@@ -27,44 +51,74 @@ def _columns(path: Path, columns: Sequence[str]) -> tuple[str, list[str], tuple[
         kind: [name for name in columns if name.startswith(prefix) and name != prefix]
         for kind, prefix in _PREFIXES.items()
     }
+    lists = [kind for kind in _PREFIXES if kind in columns]
     kinds = [kind for kind, names in scores.items() if names]
     shown = ", ".join(columns[:8]) + (", ..." if len(columns) > 8 else "")
     if len(kinds) == 2:
         raise BadFileError(path, "has both logit_ and probability_ columns; expected exactly one kind")
-    if not kinds:
+    if len(lists) == 2:
+        raise BadFileError(path, "has both logits and probabilities; expected exactly one of them")
+    if not kinds and not lists:
         raise BadFileError(
-            path, f"has no scores; expected columns logit_<class> or probability_<class>, found {shown}"
+            path,
+            "has no scores; expected columns logit_<class> or probability_<class>, or a column of lists "
+            f"named logits or probabilities, found {shown}",
         )
-    (kind,) = kinds
+    (kind,) = kinds or lists
+    found = scores[kind] if kinds else [kind]
     # Leaving out a class because of a misspelt column would make every figure wrong.
     for name in columns:
-        if name not in scores[kind] and re.match(
-            r"(logits?|probs?|probabilit(y|ies))([\W\d_]|$)", name, re.I
-        ):
-            raise BadFileError(
-                path, f"has a column {name!r}; expected {_PREFIXES[kind]}<class> for every class"
-            )
-    if "label" not in columns:
+        if name not in found and re.match(r"(logits?|probs?|probabilit(y|ies))([\W\d_]|$)", name, re.I):
+            expected = f"{_PREFIXES[kind]}<class> for every class" if kinds else f"no scores beside {kind}"
+            raise BadFileError(path, f"has a column {name!r}; expected {expected}")
+    labels = [name for name in _LABELS if name in columns]
+    if not labels:
         raise BadFileError(path, f"has no labels; expected a column named label, found {shown}")
-    names = tuple(name.removeprefix(_PREFIXES[kind]) for name in scores[kind])
+    if len(labels) == 2:
+        raise BadFileError(path, "has columns label and labels; expected exactly one of them")
+    if not kinds:
+        return _Columns(kind, labels[0], found, None)
+    names = tuple(name.removeprefix(_PREFIXES[kind]) for name in found)
     numbers = [str(number) for number in range(len(names))]
     if all(re.fullmatch(r"\d+", name) for name in names) and list(names) != numbers:
-        first, last, final = scores[kind][0], scores[kind][-1], f"{_PREFIXES[kind]}{numbers[-1]}"
+        first, last, final = found[0], found[-1], f"{_PREFIXES[kind]}{numbers[-1]}"
         raise BadFileError(
             path,
             f"has columns {first} to {last} in this order; labels count columns from 0, so numbered ones "
             f"must be {_PREFIXES[kind]}0 to {final}",
         )
-    return kind, scores[kind], names
+    return _Columns(kind, labels[0], found, names)
+
+
+def _in_chunks(path: Path, kind: str, classes: int, rows: Iterator[Row], size: int) -> Batches:
+    """Batches of rows from a table without types."""
+    start = 0
+    while part := list(islice(rows, size)):
+        labels = np.array([label for label, _ in part])
+        for row, (label, scores) in enumerate(part, start):
+            if label % 1 != 0:
+                raise BadFileError(path, f"has label {label} at row {row}; expected integer class numbers")
+            if len(scores) != classes:
+                raise BadFileError(
+                    path, f"row {row} has {len(scores)} {kind}; expected {classes}, as in the first row"
+                )
+        table = np.array([scores for _, scores in part], np.float64)
+        yield to_tensor(table, torch.float64), to_labels(path, labels, start)
+        start += len(part)
 
 
 def open_csv(path: Path) -> PredictionFile:
-    """Columns ``label`` and ``logit_<class>`` or ``probability_<class>``, read as float64."""
+    """Columns ``label`` and ``logit_<class>`` or ``probability_<class>``, or lists; read as float64."""
     with path.open(encoding="utf-8-sig", newline="") as stream:
         columns = [name.strip() for name in _cells(path, stream)]
         rows = sum(not line.isspace() for line in stream)
-    kind, scores, names = _columns(path, columns)
-    order = [columns.index(name) for name in ("label", *scores)]
+    kind, label, scores, names = found = _columns(path, columns)
+    if found.lists:
+        return _untyped(
+            path, found, rows, lambda: _csv_lists(path, columns.index(label), columns.index(kind))
+        )
+    assert names is not None
+    order = [columns.index(name) for name in (label, *scores)]
     selected = None if order == list(range(len(columns))) else order
 
     def chunks(size: int) -> Batches:
@@ -103,6 +157,100 @@ def open_csv(path: Path) -> PredictionFile:
     return PredictionFile(path, kind, (rows, len(names)), torch.float64, names, chunks)
 
 
+def _untyped(path: Path, columns: _Columns, rows: int, read: Callable[[], Iterator[Row]]) -> PredictionFile:
+    """A table without types, whose rows ``read`` yields; the first one says how many classes there are."""
+    first = next(read(), None)
+    classes = 0 if first is None else len(first[1])
+    return PredictionFile(
+        path,
+        columns.kind,
+        (rows, classes),
+        torch.float64,
+        columns.class_names,
+        lambda size: _in_chunks(path, columns.kind, classes, read(), size),
+    )
+
+
+def _csv_lists(path: Path, label: int, scores: int) -> Iterator[Row]:
+    """The rows of a CSV file whose cells hold lists."""
+    with path.open(encoding="utf-8-sig", newline="") as stream:
+        cells = csv.reader(stream)
+        next(cells)
+        rows = (row for row in cells if any(cell and not cell.isspace() for cell in row))
+        for number, row in enumerate(rows):
+            if len(row) <= max(label, scores):
+                raise BadFileError(path, f"row {number} has {len(row)} cells; a column is missing")
+            text = row[scores].strip()
+            inner = text[1:-1]
+            try:
+                if (text[:1], text[-1:]) != ("[", "]"):
+                    raise ValueError
+                # JSON and Python separate numbers by commas, NumPy by spaces.
+                numbers = list(map(float, inner.split(",") if "," in inner else inner.split()))
+            except ValueError:
+                start = text if len(text) < 40 else f"{text[:40]}..."
+                raise BadFileError(
+                    path, f"has {start!r} at row {number}; expected a list of numbers such as [1.5, -0.3]"
+                ) from None
+            try:
+                yield float(row[label]), numbers
+            except ValueError:
+                raise BadFileError(
+                    path, f"has label {row[label]!r} at row {number}; expected integer class numbers"
+                ) from None
+
+
+def open_jsonl(path: Path) -> PredictionFile:
+    """One JSON object in each line, with the columns of a csv file; read as float64."""
+    with path.open(encoding="utf-8-sig") as stream:
+        lines = _lines(path, stream)
+        first = next(lines, None)
+        rows = sum(1 for _ in lines) + (first is not None)
+    columns = _columns(path, list(_object(path, first, 0)) if first is not None else [])
+    return _untyped(path, columns, rows, lambda: _json_rows(path, columns))
+
+
+def _lines(path: Path, stream: IO[str]) -> Iterator[str]:
+    """The lines that are not blank. Long lines are refused before they fill the memory."""
+    while line := stream.readline(MAX_TEXT + 1):
+        if len(line) > MAX_TEXT:
+            raise BadFileError(path, f"has a line of more than {MAX_TEXT >> 20} MiB; expected an object")
+        if not line.isspace():
+            yield line
+
+
+def _object(path: Path, line: str, row: int) -> dict[str, Any]:
+    try:
+        value = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        raise BadFileError(
+            path, f"is not JSON at row {row}: {error}; expected one object per line"
+        ) from error
+    if not isinstance(value, dict):
+        raise BadFileError(path, f"has a {type(value).__name__} at row {row}; expected an object")
+    return value
+
+
+def _json_rows(path: Path, columns: _Columns) -> Iterator[Row]:
+    with path.open(encoding="utf-8-sig") as stream:
+        for number, line in enumerate(_lines(path, stream)):
+            row = _object(path, line, number)
+            for name in (columns.label, *columns.scores):
+                if name not in row:
+                    raise BadFileError(path, f"has no {name!r} at row {number}; the first row has it")
+            label = row[columns.label]
+            if type(label) not in (int, float):
+                raise BadFileError(
+                    path, f"has label {label!r} at row {number}; expected integer class numbers"
+                )
+            scores = row[columns.kind] if columns.lists else [row[name] for name in columns.scores]
+            if not isinstance(scores, list) or not set(map(type, scores)) <= {int, float}:
+                raise BadFileError(
+                    path, f"{columns.kind} at row {number} are not a list of numbers; expected one per class"
+                )
+            yield label, scores
+
+
 def _cells(path: Path, lines: Iterable[str]) -> list[str]:
     """The cells of the first row."""
     try:
@@ -120,7 +268,10 @@ def _csv_problem(message: str, start: int) -> str:
 
 
 def open_parquet(path: Path) -> PredictionFile:
-    """The columns of a csv file, with types; needs pyarrow."""
+    """The columns of a csv file, with types; needs pyarrow.
+
+    Class names of a column of lists are those of the label, if Hugging Face's ``datasets`` wrote them.
+    """
     try:
         require("parquet", "pyarrow", purpose="reading it")
     except MissingPackageError as error:
@@ -128,34 +279,81 @@ def open_parquet(path: Path) -> PredictionFile:
     import pyarrow  # type: ignore[import-untyped]
     import pyarrow.parquet  # type: ignore[import-untyped]
 
+    types = pyarrow.types
     with pyarrow.parquet.ParquetFile(path) as file:
         schema, rows = file.schema_arrow, file.metadata.num_rows
-    kind, scores, names = _columns(path, schema.names)
-    if not pyarrow.types.is_integer(schema.field("label").type):
-        raise BadFileError(path, f"labels are {schema.field('label').type}; expected integer class numbers")
-    for name in scores:
-        kept = schema.field(name).type
-        if not pyarrow.types.is_floating(kept):
-            raise BadFileError(path, f"column {name!r} is {kept}; expected floating point")
-    double = any(pyarrow.types.is_float64(schema.field(name).type) for name in scores)
+        kind, label, scores, names = columns = _columns(path, schema.names)
+        kept = {name: schema.field(name).type for name in (label, *scores)}
+        if not types.is_integer(kept[label]):
+            raise BadFileError(path, f"labels are {kept.pop(label)}; expected integer class numbers")
+        classes = len(scores)
+        if columns.lists:
+            found, expected = kept[kind], "a list of floating-point numbers in every row"
+            if not (types.is_list(found) or types.is_large_list(found) or types.is_fixed_size_list(found)):
+                raise BadFileError(path, f"column {kind!r} is {found}; expected {expected}")
+            kept[kind] = found.value_type
+            first = next(file.iter_batches(batch_size=1, columns=[kind]), ()) if rows else ()
+            classes = len(first.column(kind)[0].as_py() or ()) if len(first) else 0
+            names = _class_labels(schema, label)
+        for name in scores:
+            if not types.is_floating(kept[name]):
+                raise BadFileError(
+                    path,
+                    f"column {name!r} is {schema.field(name).type}; expected "
+                    + (expected if columns.lists else "floating point"),
+                )
+    double = any(types.is_float64(kept[name]) for name in scores)
     dtype = np.dtype(np.float64 if double else np.float32)
 
     def chunks(size: int) -> Batches:
         # The buffer makes pyarrow read columns as needed instead of whole groups of rows.
         with pyarrow.parquet.ParquetFile(path, buffer_size=1 << 16) as file:
             start = 0
-            for batch in file.iter_batches(batch_size=size, columns=["label", *scores]):
-                for name in ("label", *scores):
+            for batch in file.iter_batches(batch_size=size, columns=[label, *scores]):
+                for name in (label, *scores):
                     if batch.column(name).null_count:
                         row = start + batch.column(name).is_null().index(True).as_py()
                         raise BadFileError(path, f"column {name!r} is empty at row {row}; expected a number")
-                table = np.empty((len(batch), len(scores)), dtype)
-                for position, name in enumerate(scores):
-                    table[:, position] = batch.column(name).to_numpy(zero_copy_only=False)
-                labels = batch.column("label").to_numpy(zero_copy_only=False)
+                if columns.lists:
+                    table = _lists(path, batch.column(kind), kind, classes, start).astype(dtype)
+                else:
+                    table = np.empty((len(batch), len(scores)), dtype)
+                    for position, name in enumerate(scores):
+                        table[:, position] = batch.column(name).to_numpy(zero_copy_only=False)
+                labels = batch.column(label).to_numpy(zero_copy_only=False)
                 yield torch.from_numpy(table), to_labels(path, labels, start)
                 start += len(batch)
 
     return PredictionFile(
-        path, kind, (rows, len(names)), torch.float64 if double else torch.float32, names, chunks
+        path, kind, (rows, classes), torch.float64 if double else torch.float32, names, chunks
     )
+
+
+def _lists(path: Path, column: Any, kind: str, classes: int, start: int) -> np.ndarray[Any, Any]:
+    """The numbers in a column of lists, ``(n, K)``. ``start`` is the row of the first."""
+    import pyarrow.compute
+
+    lengths = pyarrow.compute.list_value_length(column).to_numpy(zero_copy_only=False)
+    if (lengths != classes).any():
+        row = int((lengths != classes).argmax())
+        raise BadFileError(
+            path, f"row {start + row} has {lengths[row]} {kind}; expected {classes}, as in the first row"
+        )
+    values = column.flatten()
+    if values.null_count:
+        row = start + values.is_null().index(True).as_py() // classes
+        raise BadFileError(path, f"{kind} are empty at row {row}; expected a number for every class")
+    numbers: np.ndarray[Any, Any] = values.to_numpy(zero_copy_only=False)
+    return numbers.reshape(-1, classes)
+
+
+def _class_labels(schema: Any, label: str) -> tuple[str, ...] | None:
+    """The names in a label's ``ClassLabel``, if ``datasets`` wrote the file."""
+    try:
+        about = json.loads((schema.metadata or {})[b"huggingface"])
+        names = about["info"]["features"][label]["names"]
+    except (KeyError, TypeError, ValueError, RecursionError):
+        return None
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        return None
+    return tuple(names)

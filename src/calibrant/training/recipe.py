@@ -358,7 +358,7 @@ _ENOUGH_CLASSES = 1000
 def _check_loss(choice: Choice) -> None:
     """Check the name and the hyper-parameters of a loss; `Recipe.create_loss` checks the classes as well."""
     _check_known("loss", choice.name, LOSSES)
-    for name in ("reduction", "ignore_index"):
+    for name in ("reduction", "ignore_index", "binary"):
         if name in choice.options:
             raise RecipeError(
                 f"loss {choice}: {name} is not for a recipe to choose; training and data decide it"

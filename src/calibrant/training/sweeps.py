@@ -210,7 +210,9 @@ def settings_of(recipe: Recipe, over: Mapping[str, Sequence[Any]], output: Path)
 def _options_of_loss(loss: Choice) -> list[str]:
     kind = LOSSES[loss.name]
     adapt = ["adapt"] if issubclass(kind, AdaptiveLoss) else []
-    return [name for name in kind.hyperparameters() if name not in ("reduction", "ignore_index")] + adapt
+    return [
+        name for name in kind.hyperparameters() if name not in ("reduction", "ignore_index", "binary")
+    ] + adapt
 
 
 def _check_option(option: str, loss: Choice, of_loss: Sequence[str]) -> None:

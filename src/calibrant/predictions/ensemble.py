@@ -1,0 +1,103 @@
+"""Several files of predictions for the same elements, pooled as an ensemble."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack, closing
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from calibrant.ensembles import pool
+from calibrant.predictions.file import BadFileError, Batch, Batches, PredictionFile
+from calibrant.predictions.reading import open_predictions
+
+
+def open_ensemble(
+    paths: Sequence[Path | str],
+    *,
+    ignore_index: int = -100,
+    watch: Callable[[Tensor, Tensor], object] | None = None,
+) -> PredictionFile:
+    """Open the files of an ensemble's members as one file of pooled logits; see `calibrant.ensembles.pool`.
+
+    Args:
+        paths: a file or folder for each member, with the same elements in the same order; at least two.
+        ignore_index: the label of elements to leave out.
+        watch: called with the logits of all members ``(M, n, K, *S)`` and the labels of each batch, for
+            example to add up their `calibrant.ensembles.Diversity`.
+
+    Raises:
+        BadFileError: a file cannot be read, or the files have different rows, classes or labels. Labels are
+            compared while the file is read.
+        ValueError: there are fewer than two files.
+    """
+    members = [open_predictions(path, ignore_index=ignore_index) for path in paths]
+    if len(members) < 2:
+        raise ValueError(f"an ensemble has at least two files of predictions, got {len(members)}")
+    first = members[0]
+    named = next((member for member in members if member.class_names is not None), first)
+    for member in members:
+        # The number of rows of a CSV file is only known once it has been read.
+        if member.shape[1:] != first.shape[1:]:
+            raise BadFileError(
+                member.path,
+                f"has rows of shape {member.shape[1:]}, but {first.path} has {first.shape[1:]}; expected the "
+                "same elements and classes in all files of an ensemble",
+            )
+        if member.class_names not in (None, named.class_names):
+            raise BadFileError(
+                member.path, f"has other class names than {named.path}; expected the same in all files"
+            )
+    dtype = torch.float64 if any(member.dtype == torch.float64 for member in members) else torch.float32
+
+    def chunks(rows: int) -> Batches:
+        row = first.size // max(1, first.rows * first.dtype.itemsize)
+        for logits, labels in _side_by_side(members, max(1, rows // len(members)) * row):
+            if watch is not None:
+                watch(logits, labels)
+            yield pool(logits).to(dtype), labels
+
+    files = [path for member in members for path in member.files]
+    rows = max(member.rows for member in members)
+    shape = (rows, *first.shape[1:])
+    return PredictionFile(
+        files[0], "logits", shape, dtype, named.class_names, chunks, ignore_index, tuple(files[1:])
+    )
+
+
+def _side_by_side(members: Sequence[PredictionFile], chunk: int) -> Batches:
+    """The logits of all members ``(M, n, K, *S)`` and their labels, in batches."""
+    with ExitStack() as stack:
+        streams = [stack.enter_context(closing(member.batches(chunk=chunk))) for member in members]
+        held: list[Batch | None] = [None] * len(members)
+        start = 0
+        while True:
+            for index, stream in enumerate(streams):
+                batch = held[index]
+                if batch is None or not len(batch[1]):
+                    held[index] = next(stream, None)
+            present = [batch for batch in held if batch is not None]
+            if len(present) < len(members):
+                break
+            count = min(len(labels) for _, labels in present)
+            expected = present[0][1][:count]
+            for member, (_, labels) in zip(members, present, strict=True):
+                differing = (labels[:count] != expected).flatten(1 if labels.ndim > 1 else 0)
+                if differing.any():
+                    row = int((differing.any(1) if differing.ndim > 1 else differing).int().argmax())
+                    raise BadFileError(
+                        member.path,
+                        f"has another label than {members[0].path} at row {start + row}; expected the same "
+                        "elements in the same order in all files of an ensemble",
+                    )
+            yield torch.stack([logits[:count] for logits, _ in present]), expected
+            held = [(logits[count:], labels[count:]) for logits, labels in present]
+            start += count
+        if present:
+            index = held.index(None)
+            raise BadFileError(
+                members[index].path,
+                f"has {start} rows, but another file of the ensemble has more; expected the same elements",
+            )

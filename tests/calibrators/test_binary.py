@@ -1,0 +1,118 @@
+"""Calibrators of single logits: yes-or-no decisions, one for each element or for each of several labels."""
+
+import io
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from calibrant.calibrators import (
+    CALIBRATORS,
+    Temperature,
+    choose,
+    create_calibrator,
+    load_calibrator,
+    rank,
+    save_calibrator,
+)
+
+
+def decisions(*shape: int) -> tuple[Tensor, Tensor]:
+    """Logits that are too large: by 2 for the first label, by 3 for the second, and so on."""
+    generator = torch.Generator().manual_seed(0)
+    logits = torch.randn(*shape, generator=generator, dtype=torch.float64)
+    target = (torch.rand(*shape, generator=generator, dtype=torch.float64) < logits.sigmoid()).long()
+    if len(shape) == 1:
+        return 2 * logits, target
+    factor = torch.arange(2, shape[1] + 2).view(1, -1, *(1,) * (len(shape) - 2))
+    return factor * logits, target
+
+
+@pytest.mark.parametrize("key", CALIBRATORS)
+def test_each_label_gets_the_calibrator_of_its_pair(key: str) -> None:
+    logits, target = decisions(300, 2)
+    target[7, 1] = -100
+    calibrator = create_calibrator(key).fit(logits, target, binary=True)
+    calibrated = calibrator(logits)
+    assert calibrated.shape == logits.shape
+    for label in range(2):
+        pairs = torch.stack([torch.zeros(300, dtype=torch.float64), logits[:, label]], 1)
+        alone = create_calibrator(key).fit(pairs, target[:, label])
+        expected = alone(pairs).softmax(1)[:, 1]
+        torch.testing.assert_close(calibrated[:, label].sigmoid(), expected)
+
+
+@pytest.mark.parametrize("key", CALIBRATORS)
+def test_saved_and_loaded(key: str, tmp_path: Path) -> None:
+    logits, target = decisions(200, 3)
+    calibrator = create_calibrator(key).fit(logits, target, binary=True)
+    expected = calibrator(logits)
+    save_calibrator(calibrator, tmp_path / "c.safetensors", class_names=["a", "b", "c"])
+    loaded = load_calibrator(tmp_path / "c.safetensors")
+    assert loaded.class_names == ("a", "b", "c")
+    assert torch.equal(loaded(logits), expected)
+    with pytest.raises(ValueError, match=r"shape \(B, 3, \*S\) for 3 labels, as when this was fitted"):
+        loaded(logits[:, :2])
+    stream = io.BytesIO()
+    torch.save(calibrator.state_dict(), stream)
+    stream.seek(0)
+    other = create_calibrator(key)
+    other.load_state_dict(torch.load(stream))
+    assert torch.equal(other(logits), expected)
+
+
+@pytest.mark.parametrize("key", ["temperature", "platt", "isotonic", "beta"])
+def test_exported(key: str) -> None:
+    logits, target = decisions(200, 3)
+    model = nn.Sequential(nn.Identity(), create_calibrator(key).fit(logits, target, binary=True))
+    rows = torch.export.Dim("rows", min=2)
+    exported = torch.export.export(model, (logits[:8],), dynamic_shapes=({0: rows},)).module()
+    torch.testing.assert_close(exported(logits), model(logits))
+
+
+def test_temperatures_of_the_labels() -> None:
+    calibrator = Temperature().fit(*decisions(20_000, 3), binary=True)
+    assert [round(float(each.temperature)) for each in calibrator.labels] == [2, 3, 4]
+    assert calibrator.binary
+    assert "binary" in repr(calibrator)
+
+
+@pytest.mark.parametrize("shape", [(500,), (500, 1), (50, 1, 2, 5)])
+def test_a_single_logit(shape: tuple[int, ...]) -> None:
+    logits, target = decisions(*shape)
+    calibrator = Temperature().fit(logits, target, binary=True)
+    expected = Temperature().fit(torch.stack([0 * logits.flatten(), logits.flatten()], 1), target.flatten())
+    torch.testing.assert_close(calibrator(logits), logits / expected.temperature)
+
+
+def test_a_fit_replaces_an_earlier_one() -> None:
+    logits, target = decisions(500)
+    calibrator = Temperature().fit(torch.stack([0 * logits, logits], 1), target)
+    calibrator.fit(logits, target, binary=True)
+    assert calibrator.temperature is None
+    calibrator.fit(torch.stack([0 * logits, logits], 1), target)
+    assert not calibrator.binary
+    assert calibrator(torch.zeros(2, 2)).shape == (2, 2)
+
+
+def test_the_best_calibrator_of_a_single_logit() -> None:
+    logits, target = decisions(500, 1)
+    best = choose(logits, target, binary=True, candidates=["temperature"])
+    assert best.binary
+    assert best.key == "temperature"
+    with pytest.raises(ValueError, match="ranked for one label, got 2"):
+        rank(*decisions(50, 2), binary=True)
+
+
+def test_wrong_input_is_refused() -> None:
+    logits, target = decisions(50, 2)
+    with pytest.raises(ValueError, match="pass binary=True"):
+        Temperature().fit(logits[:, 0], target[:, 0])
+    with pytest.raises(ValueError, match="pass binary=True"):
+        Temperature().fit(logits, target)
+    with pytest.raises(ValueError, match=r"target must have the logits' shape \(50, 2\)"):
+        Temperature().fit(logits, target[:, 0], binary=True)
+    target[:, 1] = -100
+    with pytest.raises(ValueError, match="label 1: nothing to fit"):
+        Temperature().fit(logits, target, binary=True)
