@@ -87,3 +87,21 @@ def test_tracing_with_another_number_of_classes_is_refused(fitted):
     for name in ("temperature", "local-temperature"):
         with pytest.raises(ValueError, match=r"logits must have shape \(B, 5, \*S\)"):
             torch.jit.trace(fitted[name], torch.zeros(2, 10))
+
+
+@pytest.mark.parametrize("key", CALIBRATORS)
+def test_single_logits_agree(key):
+    generator = torch.Generator().manual_seed(0)
+    logits = 3 * torch.randn(300, 2, generator=generator)
+    target = (torch.rand(300, 2, generator=generator) < (logits / 2).sigmoid()).long()
+    calibrator = create_calibrator(key).fit(logits, target, binary=True).eval()
+    stream = io.BytesIO()
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", category=DeprecationWarning)
+        options = {"input_names": ["logits"], "dynamic_axes": {"logits": {0: "batch"}}}
+        torch.onnx.export(calibrator, (logits[:4],), stream, dynamo=False, **options)
+    session = onnxruntime.InferenceSession(stream.getvalue(), providers=["CPUExecutionProvider"])
+    (found,) = session.run(None, {"logits": logits.numpy()})
+    torch.testing.assert_close(
+        torch.from_numpy(found).sigmoid(), calibrator(logits).sigmoid(), rtol=0, atol=1e-6
+    )
