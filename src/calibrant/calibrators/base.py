@@ -14,6 +14,7 @@ from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor, nn
+from torch.jit._trace import TracerWarning, is_tracing
 
 from calibrant.layout import arrange, as_decisions, as_pairs, computing_dtype
 
@@ -279,9 +280,14 @@ def sizes_as_constants() -> AbstractContextManager[object]:
 
     Those sizes are the numbers of axes, classes and learned numbers, which are constants.
     """
-    if not torch.jit.is_tracing():
+    if not is_traced():
         return nullcontext()
-    return warnings.catch_warnings(action="ignore", category=torch.jit.TracerWarning)
+    return warnings.catch_warnings(action="ignore", category=TracerWarning)
+
+
+def is_traced() -> bool:
+    """Whether `torch.jit.trace` or the older exporter to ONNX is at work."""
+    return bool(is_tracing())  # type: ignore[no-untyped-call]
 
 
 def below_maximum(logits: Tensor, axis: int = -1) -> Tensor:

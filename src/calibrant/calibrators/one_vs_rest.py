@@ -9,7 +9,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from calibrant.calibrators.base import Calibrator
+from calibrant.calibrators.base import Calibrator, is_traced
 
 Variant = Literal["one-vs-rest", "top-label"]
 """The probabilities to calibrate: those of every class, or only that of the predicted class."""
@@ -205,7 +205,7 @@ def number_below(points: Tensor, at: Tensor) -> Tensor:
 
     ONNX has no such operator. In graphs the points are searched by halving, with operators that it has.
     """
-    if not (torch.compiler.is_exporting() or torch.jit.is_tracing()):
+    if not (torch.compiler.is_exporting() or is_traced()):
         return torch.searchsorted(points, at)
     size = int(points.shape[1])
     below = torch.zeros_like(at, dtype=torch.long)

@@ -41,6 +41,7 @@ class _ErrorOfSums(Metric, Generic[Sums]):
     plot_lower_bound = 0.0
     plot_upper_bound = 1.0
     binary = False
+    in_double: Tensor
 
     def __init__(self, nothing: Sums, num_classes: int | None, ignore_index: int, **options: Any) -> None:
         super().__init__(**options)
