@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     import torch
 
     from calibrant import calibrators as calibrators
+    from calibrant import conformal as conformal
     from calibrant import evaluation as evaluation
     from calibrant import integrations as integrations
     from calibrant import losses as losses

@@ -11,6 +11,8 @@ from torch import Tensor
 from calibrant.layout import computing_dtype
 from calibrant.statistics import Statistics, sum_dtype
 
+__all__ = ["Diversity", "disagreement", "mutual_information", "pool"]
+
 
 def pool(logits: Tensor) -> Tensor:
     """Average the probabilities of several members; the result is their logarithms, which are logits.

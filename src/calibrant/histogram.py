@@ -183,6 +183,7 @@ class RankedSums:
         sums: count, summed confidence and summed correctness at each of them, ``(3, n)`` or ``(3, R, n)``.
 
     Attributes:
+        running: the sums of the 0, 1, … n entries of lowest confidence, ``(3, n + 1)`` or ``(3, R, n + 1)``.
         sweeps: a place for the errors that `calibrant.metrics.calibration` finds by trying numbers of bins.
 
     >>> confidence, correct = torch.tensor([0.6, 0.9, 0.9, 0.9]), torch.tensor([1, 1, 0, 0])
@@ -199,7 +200,7 @@ class RankedSums:
             confidence, running = confidence.index_select(0, ends), running.index_select(-1, ends)
         self.sweeps: dict[str, tuple[Tensor, Tensor]] = {}
         self._confidence = confidence
-        self._running = F.pad(running, (1, 0))
+        self.running = F.pad(running, (1, 0))
 
     @classmethod
     def of_outcomes(cls, confidence: Tensor, correct: Tensor) -> Self:
@@ -208,12 +209,24 @@ class RankedSums:
         correct = correct.to(confidence.dtype).index_select(0, order)
         return cls(confidence, torch.stack([torch.ones_like(confidence), confidence, correct]))
 
+    def folded(self) -> RankedSums:
+        """The sums of the predicted class, if these are the sums of the class "yes" of two.
+
+        Up to a probability of 1/2, "no" is predicted: its probability is the rest, and it is right where
+        "yes" is not.
+        """
+        no = self._confidence <= 0.5
+        confidence, order = torch.where(no, 1 - self._confidence, self._confidence).sort()
+        count, forecast, outcome = self.running.diff(dim=-1)
+        sums = count, torch.where(no, count - forecast, forecast), torch.where(no, count - outcome, outcome)
+        return RankedSums(confidence, torch.stack(sums).index_select(-1, order))
+
     def equal_width(self, bins: int) -> Bins:
         """Bins of equal width on ``(0, 1]``, any number of them."""
         edges = equal_width_edges(bins, self._confidence.device)
         ends = torch.searchsorted(self._confidence, edges[1:], right=True)
         ends[-1] = len(self._confidence)  # by rounding a confidence may be slightly above 1
-        return Bins(edges, *F.pad(self._running[..., ends], (1, 0)).diff(dim=-1))
+        return Bins(edges, *F.pad(self.running[..., ends], (1, 0)).diff(dim=-1))
 
     def equal_mass(self, bins: int) -> Bins:
         """Bins of equal counts: elements sorted and cut into groups whose sizes differ by at most one.
@@ -223,11 +236,11 @@ class RankedSums:
         decide the side of an element; where both are equal, they are the edge. The outer edges are the least
         and the greatest confidence.
         """
-        count = self._running[0]
+        count = self.running[0]
         ends = equal_mass_ends(count[..., -1:], bins)
         entry = (torch.searchsorted(count, ends) - 1).clamp_min_(0)  # holds the last element of the bin
         place = entry.expand(3, *entry.shape)
-        below, above = self._running.gather(-1, place), self._running.gather(-1, place + 1)
+        below, above = self.running.gather(-1, place), self.running.gather(-1, place + 1)
         fraction = (ends - below[0]) / (above - below)[0].clamp_min(1)
         sums = F.pad(below + fraction * (above - below), (1, 0)).diff(dim=-1)
         following = torch.where(fraction < 1, entry, entry + 1).clamp_max(len(self._confidence) - 1)

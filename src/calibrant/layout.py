@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import sys
+import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -14,6 +18,9 @@ from calibrant.arguments import label
 
 SUM_TOLERANCE = 1e-2
 """How far probabilities may be from a sum of 1: rounded and half-precision ones are."""
+
+# Where a warning must not point to: the files of this package, and the wrappers of torch around them.
+_NOT_CALLERS = tuple(f"{Path(path).parent}{os.sep}" for path in (__file__, torch.__file__))
 
 # Numbers in one block. On a CPU: few enough that temporaries stay in cache and that there are blocks for
 # several threads, and many enough that arithmetic outweighs the overhead of calls. On other devices blocks
@@ -214,7 +221,8 @@ def _range(target: Tensor) -> tuple[int, int]:
 def check_logits(logits: Tensor, num_classes: int | None) -> None:
     """Raise unless these are logits ``(B, K, *S)``, of that many classes if a number is given."""
     if not isinstance(logits, Tensor):
-        raise TypeError(f"logits must be a torch.Tensor, got {type(logits).__name__}")
+        found = type(logits).__name__
+        raise TypeError(f"logits must be a torch.Tensor, got {found}: pass torch.as_tensor of both")
     if not logits.is_floating_point():
         raise TypeError(f"logits must be floating point, got {logits.dtype}")
     if logits.ndim < 2 or logits.shape[1] == 1:
@@ -365,6 +373,49 @@ def as_logits(probabilities: Tensor) -> Tensor:
     """
     floor = torch.finfo(torch.float32).tiny
     return probabilities.to(computing_dtype(probabilities)).clamp_min(floor).log()
+
+
+def look_like_probabilities(logits: Tensor) -> bool:
+    """Whether logits lie in [0, 1] and add up to 1, as probabilities do. Some elements are checked.
+
+    Args:
+        logits: logits ``(N, K, *S)``.
+
+    >>> look_like_probabilities(torch.tensor([[0.25, 0.75]])), look_like_probabilities(torch.eye(2) * 2)
+    (True, False)
+    """
+    some = logits.detach()[:64].flatten(2)[..., :64] if logits.ndim > 2 else logits.detach()[:1024]
+    tolerance = SUM_TOLERANCE if some.itemsize == 2 else 1e-3  # half precision rounds every probability
+    within = (some >= 0) & (some <= 1)
+    total = some.sum(1, dtype=computing_dtype(some))
+    return some.numel() > 0 and bool(within.all() & ((total - 1).abs() < tolerance).all())
+
+
+def warn_of_probabilities(logits: Tensor) -> None:
+    """Warn of probabilities in the place of logits. On a GPU this waits for the device."""
+    if torch.compiler.is_compiling() or is_transformed():  # their numbers cannot be read
+        return
+    if look_like_probabilities(logits):
+        warn("these logits lie in [0, 1] and add up to 1, as probabilities do; pass the .log() of those")
+    elif _look_like_probabilities_of_yes(logits):
+        warn("these single logits lie in [0, 1], as probabilities do; pass the .logit() of those")
+
+
+def _look_like_probabilities_of_yes(pairs: Tensor) -> bool:
+    """Whether these are pairs of `as_pairs` whose single logits lie in [0, 1]. A few may do so by chance."""
+    if pairs.ndim < 2 or pairs.shape[1] != 2:
+        return False
+    no, yes = (pairs.detach()[:1024, k].flatten()[:4096] for k in range(2))
+    enough = len(yes) >= 20
+    return enough and bool((no == 0).all() & (yes >= 0).all() & (yes <= 1).all() & (yes > 0).any())
+
+
+def warn(message: str) -> None:
+    """Warn the user. The warning points to the line outside of this package that led to it."""
+    level, frame = 2, sys._getframe(1)
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(_NOT_CALLERS):
+        level, frame = level + 1, frame.f_back
+    warnings.warn(message, UserWarning, stacklevel=level)
 
 
 def along_classes(values: Tensor, logits: Tensor) -> Tensor:

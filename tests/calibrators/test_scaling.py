@@ -108,7 +108,7 @@ class TestTemperature:
         assert calibrator(logits).isfinite().all()
 
     def test_a_warning_is_about_the_line_that_fits(self) -> None:
-        logits = torch.eye(3).repeat(5, 1)
+        logits = 2 * torch.eye(3).repeat(5, 1)
         for objective in get_args(Objective):
             with pytest.warns(UserWarning, match="the temperature stopped at its bound") as caught:
                 Temperature(objective=objective).fit(logits, logits.argmax(1))

@@ -31,8 +31,18 @@ SWEPT = ["sweep_ece", "sweep_ece_l1", "sweep_ece_width", "sweep_ece_width_l1"]
 ERRORS = ["ece", "mce", "ece_l2", *dict.fromkeys([*EQUAL_MASS, *SWEPT]), "smooth_ece"]
 NEED_ALL = ["nll_calibration", "nll_refinement", "brier_calibration", "brier_refinement", "kde_ece"]
 STREAMED = [name for name in METRICS if name not in NEED_ALL]
-CLOSE = [*dict.fromkeys([*EQUAL_MASS, *SWEPT]), "smooth_ece"]
-RESAMPLED_STREAM = [*ERRORS, "accuracy", "balanced_accuracy", "nll", "brier", "root_brier"]
+SELECTIVE = ["aurc", "augrc", "risk_at_coverage", "coverage_at_risk"]
+CLOSE = [*dict.fromkeys([*EQUAL_MASS, *SWEPT]), "smooth_ece", *SELECTIVE]
+RESAMPLED_STREAM = [
+    *ERRORS,
+    *SELECTIVE,
+    "accuracy",
+    "balanced_accuracy",
+    "top_k_accuracy",
+    "nll",
+    "brier",
+    "root_brier",
+]
 
 Batch = tuple[Tensor, Tensor]
 
@@ -81,6 +91,7 @@ def by_functions(logits: Tensor, target: Tensor, bins: int, background: int, ign
     return {
         "accuracy": metrics.accuracy(logits, target, **data),
         "balanced_accuracy": metrics.balanced_accuracy(logits, target, **data),
+        "top_k_accuracy": metrics.top_k_accuracy(logits, target, **data),
         "mean_iou": metrics.mean_iou(logits, target, **data),
         "mean_iou_foreground": metrics.mean_iou(logits, target, background=background, **data),
         "nll": metrics.nll(logits, target, **data),
@@ -95,6 +106,7 @@ def by_functions(logits: Tensor, target: Tensor, bins: int, background: int, ign
         "ece_l2": metrics.ece_l2(logits, target, **binned),
         "adaptive_ece": metrics.adaptive_ece(logits, target, **binned),
         "classwise_ece": metrics.classwise_ece(logits, target, **binned),
+        "classwise_mce": metrics.classwise_mce(logits, target, **binned),
         "debiased_ece": metrics.debiased_ece(logits, target, **binned),
         "debiased_ece_l1": metrics.debiased_ece(logits, target, norm=1, **binned),
         "sweep_ece": metrics.sweep_ece(logits, target, **data),
@@ -103,6 +115,7 @@ def by_functions(logits: Tensor, target: Tensor, bins: int, background: int, ign
         "sweep_ece_width_l1": metrics.sweep_ece(logits, target, norm=1, binning="equal-width", **data),
         "smooth_ece": metrics.smooth_ece(logits, target, **data),
         "kde_ece": metrics.kde_ece(logits, target, **data),
+        **{name: getattr(metrics, name)(logits, target, **data) for name in SELECTIVE},
     }
 
 
@@ -134,6 +147,16 @@ def test_what_else_it_says(golden: Evaluation, golden_batch: Batch) -> None:
     assert golden.p_value == calibration_test(predictions).p_value == 0.001
     assert golden.nll == pytest.approx(golden.nll_calibration + golden.nll_refinement, rel=1e-12)
     assert golden.brier == pytest.approx(golden.brier_calibration + golden.brier_refinement, rel=1e-12)
+
+
+def test_the_risk_coverage_curve(golden: Evaluation, golden_batch: Batch) -> None:
+    assert golden.risk_coverage == metrics.risk_coverage(*golden_batch)
+    assert golden.risk_coverage.risk[-1] == pytest.approx(1 - golden.accuracy)
+    assert golden.risk_coverage.risk[79] == pytest.approx(golden.risk_at_coverage)
+    stored = golden.to_dict()
+    assert Evaluation.from_dict(stored).risk_coverage == golden.risk_coverage
+    del stored["risk_coverage"]  # as in evaluations of older versions
+    assert Evaluation.from_dict(stored).risk_coverage is None
 
 
 def test_reliability(golden: Evaluation, golden_batch: Batch) -> None:
@@ -272,7 +295,7 @@ def test_empty_groups() -> None:
 # ---- Streams --------------------------------------------------------------------------------------
 
 
-NOT_STREAMED = ["exact", "fingerprint", "replicates", "intervals", *CLOSE, *NEED_ALL]
+NOT_STREAMED = ["exact", "fingerprint", "replicates", "intervals", "risk_coverage", *CLOSE, *NEED_ALL]
 
 
 def uneven(logits: Tensor, target: Tensor) -> list[Batch]:
@@ -304,8 +327,10 @@ def test_a_stream_equals_one_evaluation(classes: int) -> None:
     assert streamed.fingerprint is None
     assert [getattr(streamed, name) for name in NEED_ALL] == [None] * len(NEED_ALL)
     assert streamed.smooth_ece == pytest.approx(whole.smooth_ece, rel=0.01)
-    for name in dict.fromkeys([*EQUAL_MASS, *SWEPT]):
+    for name in dict.fromkeys([*EQUAL_MASS, *SWEPT, *SELECTIVE]):
         assert getattr(streamed, name) == pytest.approx(getattr(whole, name), rel=0.1), name
+    assert streamed.risk_coverage.coverage == whole.risk_coverage.coverage
+    assert streamed.risk_coverage.risk == pytest.approx(whole.risk_coverage.risk, abs=0.05)
 
 
 def test_neither_pieces_nor_their_order_matter() -> None:
@@ -475,7 +500,10 @@ def test_per_image_is_the_mean_over_images() -> None:
         most = 1.0 if METRICS[name].percent else math.inf
         expected = [min(max(float(values.mean()) + sign * reach, 0), most) for sign in (-1, 1)]
         assert result.intervals[name] == pytest.approx(expected, rel=0, abs=1e-9), name
-        if name != "accuracy":  # and it is something else than taking all pixels together
+        if name not in (
+            "accuracy",
+            "top_k_accuracy",
+        ):  # and it is something else than taking all pixels together
             assert getattr(result, name) != pytest.approx(getattr(pooled, name), rel=0, abs=1e-6)
     assert [getattr(result, name) for name in NEED_ALL] == [None] * len(NEED_ALL)
     assert result.exact
@@ -584,7 +612,8 @@ def test_intervals_are_reproducible_by_their_seed(golden_batch: Batch, streamed:
 
     first, again, other = result(1), result(1), result(2)
     assert first == again
-    resampled = [name for name in first.replicates if name in first.intervals]
+    # Of five classes, the true one is always among the five most probable.
+    resampled = [name for name in first.replicates if name in first.intervals and name != "top_k_accuracy"]
     assert [name for name in resampled if first.replicates[name] == other.replicates[name]] == []
     assert first.metrics == other.metrics
     assert (first.seed, other.seed) == (1, 2)
@@ -842,7 +871,7 @@ def test_dictionaries_hold_plain_types_only(golden_batch: Batch) -> None:
     for result in varied(golden_batch):
         assert plain(result.to_dict())
         known = {"format", "intervals", "replicates", *METRICS, *(entry.name for entry in fields(Evaluation))}
-        assert set(result.to_dict()) == known - {"figures"}
+        assert set(result.to_dict()) == known - {"figures", "binary", "labels"}  # only of single logits
         assert all(value is None or type(value) is float for value in result.metrics.values())
 
 
@@ -866,7 +895,7 @@ def test_what_is_no_evaluation_is_refused(text: str, message: str) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda content: content.update(format=99), "format 99; this version reads format 2"),
+        (lambda content: content.update(format=99), "format 99; this version reads format 3"),
         (lambda content: content.update(colour="red", taste="sour"), r"\['colour', 'taste'\]"),
         (lambda content: content.pop("ece"), "'ece'"),
         (lambda content: content.pop("reliability"), "'reliability'"),
@@ -912,7 +941,7 @@ DEGENERATE: dict[str, Batch] = {
     "certain and wrong": misses(CERTAIN),
     "certain, right or wrong": (CERTAIN, torch.arange(60) % 3),
     "undecided": (torch.zeros(60, 4), TARGET),
-    "one class in all": (torch.zeros(60, 1), torch.zeros(60, dtype=torch.int64)),
+    "one class in all": (torch.zeros(60, 2), torch.zeros(60, dtype=torch.int64)),
 }
 
 
@@ -1194,13 +1223,13 @@ def test_an_evaluation_stored_before_a_metric_was_added_lacks_it(
     golden: Evaluation, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stored = golden.to_dict()
-    monkeypatch.setitem(METRICS, "added", replace(METRICS["ece"], since=3))
-    monkeypatch.setattr("calibrant.evaluation.figures._FORMAT", 3)
+    monkeypatch.setitem(METRICS, "added", replace(METRICS["ece"], since=4))
+    monkeypatch.setattr("calibrant.evaluation.figures._FORMAT", 4)
     read = Evaluation.from_dict(stored)
     assert read.added is None
     assert {name: value for name, value in read.metrics.items() if name != "added"} == golden.metrics
     again = read.to_dict()
-    assert again["format"] == 3
+    assert again["format"] == 4
     assert Evaluation.from_dict(again) == read
     del again["added"]
     with pytest.raises(ValueError, match="'added'"):

@@ -21,7 +21,8 @@ from tests.metrics.test_calibration import (
     straddling,
     sweep_by_definition,
 )
-from tests.metrics.test_scores import best, brier_by_numpy, log_softmax, nll_by_numpy
+from tests.metrics.test_scores import brier_by_numpy, log_softmax, nll_by_numpy
+from tests.metrics.test_selective import by_definition as selective
 
 from .batches import SEEDS, Batch, batches
 
@@ -33,8 +34,10 @@ STREAMED = [
     if metric.streamed
     and name not in ("adaptive_ece", "smooth_ece")
     and not name.startswith(("debiased_ece", "sweep_ece"))
+    and metric.group != "selective"
 ]
 """The metrics that are exact in a stream."""
+SELECTIVE = [name for name, metric in METRICS.items() if metric.group == "selective"]
 
 
 def drop_undecidable(batch: Batch, bins: int) -> None:
@@ -64,14 +67,16 @@ def mean_iou(label: np.ndarray, prediction: np.ndarray, classes: list[int]) -> f
     return float(np.mean(overlaps)) if overlaps else math.nan
 
 
-def classwise(probability: np.ndarray, label: np.ndarray, bins: int) -> float:
-    errors = []
+def classwise(probability: np.ndarray, label: np.ndarray, bins: int) -> tuple[float, float]:
+    """Class-wise ECE and MCE."""
+    errors, largest = [], []
     for k, column in enumerate(probability.T):
         # Where a probability of 0 belongs to no bin (lo, hi], it belongs to the first.
         groups = equal_width_groups(np.maximum(column, 1e-300), bins)
         share, gap = gaps(groups, column, (label == k).astype(float))
         errors.append((share * gap).sum())
-    return float(np.mean(errors))
+        largest.append(gap.max())
+    return float(np.mean(errors)), float(np.mean(largest))
 
 
 def kde(logarithm: np.ndarray, label: np.ndarray) -> list[float] | None:
@@ -125,6 +130,9 @@ def by_definition(batch: Batch, bins: int, background: int) -> dict[str, float |
     overall = abs(confidence.mean() - correct.mean())
     if overall > 0.01 and np.abs(correct - confidence).mean() < 0.45:
         smooth = smooth_by_definition(confidence, correct)
+    errors = 1 - correct[np.argsort(-confidence)]
+    class_errors = classwise(probability, label, bins)
+    first_five = np.argsort(-rows, axis=1, kind="stable")[:, :5]
     nll, brier = nll_by_numpy(rows, label), brier_by_numpy(rows, label)
     shifted = rows - rows.max(1, keepdims=True)  # dividing large logits by a temperature would round them
     ends = [nll_by_numpy(shifted / end, label) for end in (1e-3, 1e3)]
@@ -132,6 +140,7 @@ def by_definition(batch: Batch, bins: int, background: int) -> dict[str, float |
     return {
         "accuracy": correct.mean(),
         "balanced_accuracy": np.mean([correct[label == k].mean() for k in set(label)]),
+        "top_k_accuracy": (first_five == label[:, None]).any(1).mean(),
         "mean_iou": mean_iou(label, prediction, classes),
         "mean_iou_foreground": mean_iou(label, prediction, foreground),
         "nll": nll,
@@ -145,7 +154,8 @@ def by_definition(batch: Batch, bins: int, background: int) -> dict[str, float |
         "mce": gap.max(),
         "ece_l2": math.sqrt((share * gap**2).sum()),
         "adaptive_ece": None if tied else (even_share * even_gap).sum(),
-        "classwise_ece": classwise(probability, label, bins),
+        "classwise_ece": class_errors[0],
+        "classwise_mce": class_errors[1],
         "debiased_ece": None if tied else math.sqrt(max(0.0, sum(squares))),
         "debiased_ece_l1": None if tied else debiased_l1_by_definition(confidence, correct, bins),
         "sweep_ece": None if any_tie else sweep_by_definition(confidence, correct, 2),
@@ -155,6 +165,7 @@ def by_definition(batch: Batch, bins: int, background: int) -> dict[str, float |
         "sweep_ece_width_l1": None,
         "smooth_ece": smooth,
         "kde_ece": kde(logarithm, label) if len(label) > 1 else None,
+        **dict(zip(SELECTIVE, [None] * 4 if any_tie else selective(errors), strict=True)),
     }
 
 
@@ -273,7 +284,7 @@ def test_permuted_classes_change_nothing(batch: Batch, seed: int) -> None:
     for name in METRICS:
         if name.startswith("sweep_ece_width"):  # an edge of some number of bins may be near
             continue
-        if name.startswith(("adaptive_ece", "debiased_ece", "sweep_ece")) and any(
+        if name.startswith(("adaptive_ece", "debiased_ece", "sweep_ece", *SELECTIVE)) and any(
             cut_ties(confidence, n, batch.epsilon) for n in range(2, len(confidence) + 1)
         ):
             continue

@@ -645,7 +645,7 @@ def test_a_collection_of_ones_own():
         {"accuracy": MulticlassAccuracy(CLASSES, average="micro"), "mce": CalibrationError("mce")},
         prefix="my_",
     )
-    metrics.update(torch.eye(CLASSES), torch.arange(CLASSES))
+    metrics.update(2 * torch.eye(CLASSES), torch.arange(CLASSES))
     made = module()
     run = fit(made, Calibration(metrics=metrics))
     expected = calibrant.evaluate_on(made.network, loader(VALIDATION), resamples=0)

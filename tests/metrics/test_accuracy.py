@@ -8,7 +8,7 @@ import pytest
 import torch
 from sklearn.metrics import accuracy_score, balanced_accuracy_score, jaccard_score
 
-from calibrant.metrics import ClassCounts, Predictions, accuracy, balanced_accuracy, mean_iou
+from calibrant.metrics import ClassCounts, Predictions, accuracy, balanced_accuracy, mean_iou, top_k_accuracy
 
 GOLDEN = json.loads((Path(__file__).parents[1] / "golden" / "metrics.json").read_text())
 
@@ -76,7 +76,7 @@ def test_counts_equal_loops():
 
 
 def test_classes_that_are_missing():
-    logits = torch.eye(4)[[0, 0, 1, 2]]
+    logits = 2 * torch.eye(4)[[0, 0, 1, 2]]
     target = torch.tensor([0, 0, 1, 1])  # class 2 is predicted but does not occur, class 3 is neither
     assert balanced_accuracy(logits, target) == pytest.approx((1 + 1 / 2) / 2)
     assert mean_iou(logits, target) == pytest.approx((1 + 1 / 2 + 0) / 3)
@@ -104,3 +104,23 @@ def test_nothing_counted(metric):
     nothing = ClassCounts(torch.tensor(0.0), *torch.zeros(3, 4))
     with pytest.raises(ValueError, match="empty data set"):
         metric(nothing)
+
+
+@pytest.mark.parametrize("k", [1, 2, 5, 7, 9])
+@pytest.mark.parametrize("rounded", [False, True])
+def test_top_k_accuracy_equals_its_definition(k, rounded):
+    """Classes sorted by falling logits, the first of equal ones first."""
+    generator = torch.Generator().manual_seed(k)
+    logits = torch.randn(300, 7, generator=generator)
+    logits = logits.round() if rounded else logits
+    target = torch.randint(7, (300,), generator=generator)
+    best = np.argsort(-logits.numpy(), axis=1, kind="stable")[:, :k]
+    expected = (best == target.numpy()[:, None]).any(1).mean()
+    assert top_k_accuracy(logits, target, k=k) == pytest.approx(expected, abs=1e-12)
+    if k == 1:
+        assert top_k_accuracy(logits, target, k=1) == pytest.approx(accuracy(logits, target))
+
+
+def test_top_k_accuracy_needs_a_whole_number():
+    with pytest.raises(ValueError, match="k must be"):
+        top_k_accuracy(torch.eye(3), torch.arange(3), k=0)

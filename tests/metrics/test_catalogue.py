@@ -172,7 +172,7 @@ def test_records_are_complete():
     assert len(set(labels)) == len(labels)
     for metric in METRICS.values():
         assert metric.sentence.endswith(".")
-        assert metric.group in ("recognition", "scores", "calibration")
+        assert metric.group in ("recognition", "scores", "calibration", "selective")
         assert metric.source in ("confidences", "counts", "gaps", "elements", *METRICS)
 
 

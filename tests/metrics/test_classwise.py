@@ -9,8 +9,9 @@ import torch
 
 from calibrant import layout
 from calibrant.layout import arrange
-from calibrant.metrics import ClassGaps, Predictions, classwise_ece
+from calibrant.metrics import ClassGaps, Predictions, classwise_ece, classwise_mce
 
+METRICS = (classwise_ece, classwise_mce)
 GOLDEN = json.loads((Path(__file__).parents[1] / "golden" / "metrics.json").read_text())
 
 
@@ -22,21 +23,23 @@ def batch(seed, size, classes, spread=2.0, rounded=False):
 
 
 def by_definition(logits, target, bins):
-    """One ECE for each class, of its probability against whether it occurs; then their mean."""
+    """One ECE and one MCE for each class, of its probability against whether it occurs; then their means."""
     logits = np.asarray(logits, np.float64)
     probability = np.exp(logits - logits.max(1, keepdims=True))
     probability /= probability.sum(1, keepdims=True)
-    errors = []
+    errors, largest = [], []
     for k in range(logits.shape[1]):
-        s, hit, error = probability[:, k], np.asarray(target) == k, 0.0
+        s, hit, error, worst = probability[:, k], np.asarray(target) == k, 0.0, 0.0
         for b in range(bins):
             inside = (s > b / bins) & (s <= (b + 1) / bins)
             if b == 0:
                 inside |= s == 0  # a probability that underflows
             if inside.any():
-                error += inside.mean() * abs(s[inside].mean() - hit[inside].mean())
+                gap = abs(s[inside].mean() - hit[inside].mean())
+                error, worst = error + inside.mean() * gap, max(worst, gap)
         errors.append(error)
-    return np.mean(errors)
+        largest.append(worst)
+    return np.mean(errors), np.mean(largest)
 
 
 def streamed(logits, target, pieces, bins=15):
@@ -58,16 +61,18 @@ def test_golden():
 @pytest.mark.parametrize("bins", [1, 2, 7, 15, 50])
 def test_equals_the_definition(bins, classes, rounded):
     logits, target = batch(bins, 400, classes, rounded=rounded)
-    expected = pytest.approx(by_definition(logits, target, bins), rel=0, abs=1e-12)
-    assert classwise_ece(logits, target, bins=bins) == expected
-    assert classwise_ece(streamed(logits, target, 9, bins)) == expected
+    gaps = streamed(logits, target, 9, bins)
+    for metric, value in zip(METRICS, by_definition(logits, target, bins), strict=True):
+        expected = pytest.approx(value, rel=0, abs=1e-12)
+        assert metric(logits, target, bins=bins) == expected
+        assert metric(gaps) == expected
 
 
 @pytest.mark.parametrize("spread", [0.01, 30.0])
 def test_flat_and_sharp_probabilities(spread):
     logits, target = batch(1, 300, 6, spread)
-    expected = by_definition(logits, target, 15)
-    assert classwise_ece(logits, target) == pytest.approx(expected, rel=0, abs=1e-12)
+    for metric, value in zip(METRICS, by_definition(logits, target, 15), strict=True):
+        assert metric(logits, target) == pytest.approx(value, rel=0, abs=1e-12)
 
 
 def test_certain_and_uniform():
@@ -109,13 +114,13 @@ def test_additive_and_indifferent_to_blocks(monkeypatch):
 
 def test_nothing_gathered():
     with pytest.raises(ValueError, match="empty data set"):
-        classwise_ece(ClassGaps(torch.tensor(0.0), torch.zeros(3, 15)))
+        classwise_ece(ClassGaps(torch.tensor(0.0), torch.zeros(3, 15), torch.zeros(3, 15)))
 
 
 @pytest.mark.parametrize("value", [torch.nan, torch.inf])
 def test_what_is_ignored_may_be_anything(value):
     logits, target = batch(4, 20, 3)
-    expected = by_definition(logits[1:], target[1:], 15)
+    expected, _ = by_definition(logits[1:], target[1:], 15)
     logits[0, 1], target[0] = value, -100
     assert classwise_ece(logits, target) == pytest.approx(expected, rel=0, abs=1e-12)
 

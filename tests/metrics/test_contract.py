@@ -15,22 +15,26 @@ from calibrant.metrics import (
     Predictions,
     Split,
     adaptive_ece,
+    augrc,
+    aurc,
+    coverage_at_risk,
     debiased_ece,
+    risk_at_coverage,
     sweep_ece,
 )
 
 
 def takes_target(function):
-    return inspect.isfunction(function) and list(inspect.signature(function).parameters)[:2] == [
-        "source",
-        "target",
-    ]
+    """Whether it is a metric: `risk_coverage` has the same arguments, but returns a curve."""
+    if not inspect.isfunction(function) or function is metrics.risk_coverage:
+        return False
+    return list(inspect.signature(function).parameters)[:2] == ["source", "target"]
 
 
 ALL = {name: getattr(metrics, name) for name in metrics.__all__ if takes_target(getattr(metrics, name))}
 every_metric = pytest.mark.parametrize("metric", ALL.values(), ids=ALL)
 # What depends on the order of equal confidences.
-SORTED = (adaptive_ece, debiased_ece, sweep_ece)
+SORTED = (adaptive_ece, debiased_ece, sweep_ece, aurc, augrc, risk_at_coverage, coverage_at_risk)
 
 
 def batch(seed=0, size=120, classes=4, spread=2.0):
@@ -55,6 +59,7 @@ def assert_same(left, right, tolerance=1e-9):
 def test_all_are_found():
     assert set(ALL) >= {"ece", "mce", "ece_l2", "adaptive_ece", "debiased_ece", "sweep_ece", "smooth_ece"}
     assert set(ALL) >= {"classwise_ece", "accuracy", "balanced_accuracy", "mean_iou", "nll", "brier"}
+    assert set(ALL) >= {"aurc", "augrc", "risk_at_coverage", "coverage_at_risk"}
     assert set(ALL) >= {"root_brier", "nll_split", "brier_split", "kde_ece"}
     assert set(METRICS) >= {name for name in ALL if not name.endswith("_split")}
 
@@ -161,9 +166,10 @@ def test_certainty_is_finite(metric, wrong):
     target[:wrong] = (target[:wrong] + 1) % 3
     result = numbers(metric(logits, target))
     assert np.isfinite(result).all()
-    if wrong == 0 and metric.__name__ not in ("accuracy", "balanced_accuracy", "mean_iou"):
+    if wrong == 0:
         # Of a split, the calibration part.
-        assert result[0] == pytest.approx(0, abs=1e-6)
+        best = metric.__name__ in METRICS and METRICS[metric.__name__].higher_is_better
+        assert result[0] == pytest.approx(float(best), abs=1e-6)
 
 
 @every_metric
@@ -285,6 +291,9 @@ def test_errors_are_bounded_and_ordered(seed, size, classes, spread):
     assert overall - 1e-9 <= value["adaptive_ece"] <= 1 + 1e-12
     assert overall - 1e-6 <= value["smooth_ece"] <= 1 + 1e-9
     assert value["classwise_ece"] <= 2 / classes + 1e-12
+    assert value["classwise_ece"] <= value["classwise_mce"] + 1e-12 <= 1 + 2e-12
+    assert value["accuracy"] <= value["top_k_accuracy"]
+    assert value["augrc"] <= (1 - value["accuracy"]) * (1 - (1 - value["accuracy"]) / 2) + 1e-12
     assert value["kde_ece"] <= 2 + 1e-12
     assert value["root_brier"] == pytest.approx(math.sqrt(value["brier"]), abs=1e-12)
     assert all(math.isfinite(number) for number in value.values())

@@ -11,8 +11,11 @@ from calibrant.metrics import (
     Predictions,
     accuracy,
     adaptive_ece,
+    augrc,
+    aurc,
     balanced_accuracy,
     brier,
+    coverage_at_risk,
     debiased_ece,
     ece,
     ece_l2,
@@ -20,12 +23,14 @@ from calibrant.metrics import (
     mean_iou,
     nll,
     resampling,
+    risk_at_coverage,
     root_brier,
     smooth_ece,
     sweep_ece,
+    top_k_accuracy,
 )
 from calibrant.metrics.catalogue import Options, element_values
-from calibrant.metrics.classwise import classwise_ece
+from calibrant.metrics.classwise import classwise_ece, classwise_mce
 from calibrant.metrics.resampling import Resamples, bootstrap, bootstrap_histogram, draws
 
 FIGURES = {
@@ -40,6 +45,11 @@ FIGURES = {
     "sweep_ece_width": partial(sweep_ece, binning="equal-width"),
     "sweep_ece_width_l1": partial(sweep_ece, norm=1, binning="equal-width"),
     "smooth_ece": smooth_ece,
+    "top_k_accuracy": top_k_accuracy,
+    "aurc": aurc,
+    "augrc": augrc,
+    "risk_at_coverage": risk_at_coverage,
+    "coverage_at_risk": coverage_at_risk,
 }
 BINNED = {
     "ece": ece,
@@ -49,6 +59,7 @@ BINNED = {
     "debiased_ece": debiased_ece,
     "debiased_ece_l1": partial(debiased_ece, norm=1),
     "classwise_ece": classwise_ece,
+    "classwise_mce": classwise_mce,
 }
 
 
@@ -204,7 +215,8 @@ def test_bootstrap_of_a_histogram_spreads_as_that_of_the_data():
     options = {"resamples": 300, "seed": 0}
     exact = drawn(predictions, **options)
     sums = bootstrap_histogram(predictions.histogram, ClassCounts.of(predictions), Options(), **options)
-    assert set(exact) - set(sums) == {"nll", "brier", "root_brier", "classwise_ece", "mean_iou"}
+    by_class = {"classwise_ece", "classwise_mce", "mean_iou"}
+    assert set(exact) - set(sums) == {"nll", "brier", "root_brier", "top_k_accuracy", *by_class}
     for name, values in sums.items():
         assert values.shape == (300,)
         # 300 resamples leave a standard deviation of its own of four percent; the sweep jumps.

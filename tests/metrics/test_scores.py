@@ -72,7 +72,7 @@ def test_golden(metric, name):
 
 
 @pytest.mark.parametrize("rounded", [False, True])
-@pytest.mark.parametrize("classes", [1, 2, 30])
+@pytest.mark.parametrize("classes", [2, 30])
 def test_equal_the_definitions(classes, rounded):
     logits, target = batch(classes, 300, classes, rounded)
     assert nll(logits, target) == pytest.approx(nll_by_numpy(logits, target), abs=1e-13)

@@ -4,6 +4,7 @@ import pytest
 
 from calibrant.evaluation import ClassFigures
 from calibrant.evaluation.figures import ClassBin
+from calibrant.metrics import RiskCoverage
 from calibrant.reports import charts
 from tests.evaluations import changed as replace
 from tests.reports.test_page import evaluation, models
@@ -73,3 +74,22 @@ def test_diagrams_of_classes_start_with_the_worst():
     assert data["classes"][0][1] == [[(14, 8, 950, 500, 157, 843)]]  # Clopper and Pearson
     assert data["classes"][2][1] == [[]]
     assert charts.class_diagrams([evaluation()], ["net"]) == {}
+
+
+def test_risks_have_the_numbers_of_the_curves():
+    ends = (0.0, 0.9), (0.0, 0.4), (0.1, 0.3), (0.2, 0.4)
+    curve = RiskCoverage((0.25, 0.5, 0.75, 1.0), (0.0, 0.1, 0.2, 0.3), ends)
+    found = replace(evaluation(), risk_coverage=curve)
+    chart = charts.risks([found, found], ["a", "b"])
+    assert chart.names == ("a", "b")
+    top = float(chart.y_ticks[-1][1])
+    assert 40 <= top <= 60  # the interval at full coverage fits, the first one does not
+    (line, *_), points = chart.curves[0].line.split(), chart.curves[0].points
+    assert line == "0.25,0"
+    assert points[-1] == (1.0, pytest.approx(30 / top), points[-1][2])
+    assert points[-1][2].splitlines() == [
+        "a: the 100.00% most confident elements",
+        "error rate 30.00% [20.00, 40.00]",
+    ]
+    assert chart.curves[0].band.split()[0] == "0.25,1"  # cut at the top
+    assert charts.risks([found, replace(found, risk_coverage=None)], ["a", "b"]) is None

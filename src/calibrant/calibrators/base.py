@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 import json
-import sys
-import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from inspect import signature
-from pathlib import Path
 from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor, nn
 from torch.jit._trace import TracerWarning, is_tracing
 
-from calibrant.layout import arrange, as_decisions, as_pairs, computing_dtype
+from calibrant.layout import (
+    arrange,
+    as_decisions,
+    as_pairs,
+    computing_dtype,
+    warn,
+    warn_of_probabilities,
+)
 
-_PACKAGE = str(Path(__file__).parents[1] / "_")[:-1]
 _NAMED = 5  # classes that a warning names
 _SHOWN = 4  # the most learned numbers in print
 
@@ -312,17 +315,10 @@ def valid_rows(logits: Tensor, target: Tensor, ignore_index: int) -> tuple[Tenso
         raise ValueError(NOTHING_TO_FIT)
     if not bool(rows.isfinite().all()):
         raise ValueError(NOT_FINITE)
+    warn_of_probabilities(logits)
     return rows, labels
 
 
 def warn_at_bound(what: str, bound: float, why: str) -> None:
     """Warn that a parameter stopped at the edge of its range."""
     warn(f"{what} stopped at its bound {bound:g}: {why}")
-
-
-def warn(message: str) -> None:
-    """Warn about a fit. The warning points to the line outside of this package that started it."""
-    level, frame = 2, sys._getframe(1)
-    while frame.f_back is not None and frame.f_code.co_filename.startswith(_PACKAGE):
-        level, frame = level + 1, frame.f_back
-    warnings.warn(message, UserWarning, stacklevel=level)

@@ -13,11 +13,12 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from calibrant.arguments import in_range
-from calibrant.calibrators.base import below_maximum, warn
+from calibrant.calibrators.base import below_maximum
 from calibrant.calibrators.one_vs_rest import in_double
 from calibrant.calibrators.streaming import HeldOut, Scaling, Sums
 from calibrant.calibrators.temperature import likeliest
 from calibrant.kernels.block import Scratch
+from calibrant.layout import warn
 
 Solve = Callable[[Tensor], Tensor]
 """Multiplies a gradient by an approximate inverse of the curvature."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,8 @@ from calibrant.calibrators.base import Calibrator
 from calibrant.calibrators.registry import create_calibrator
 from calibrant.sizes import MAX_CLASSES
 
-_FORMAT = "calibrant-calibrator-1"
+Create = Callable[..., Calibrator]
+"""A function from a key and options to a layer that is not fitted."""
 
 
 def save_calibrator(
@@ -45,6 +46,13 @@ def save_calibrator(
     ...     [path.name for path in Path(folder).iterdir()]
     ['calibrator.safetensors']
     """
+    save_layer(calibrator, path, what="calibrator", class_names=class_names)
+
+
+def save_layer(
+    calibrator: Calibrator, path: str | os.PathLike[str], *, what: str, class_names: Sequence[str] | None
+) -> None:
+    """Write a fitted layer of the kind that ``what`` names. Otherwise as `save_calibrator`."""
     from safetensors.torch import save
 
     if calibrator.num_classes is None:
@@ -66,7 +74,7 @@ def save_calibrator(
     tensors = tensors or {"nothing": torch.zeros(1)}  # some readers refuse a file without tensors
     description["checksum"] = _checksum(tensors)
     written = json.dumps(description, default=_plain)
-    replace_file(Path(path), save(tensors, metadata={"format": _FORMAT, "calibrator": written}))
+    replace_file(Path(path), save(tensors, metadata={"format": _format(what), "calibrator": written}))
 
 
 def load_calibrator(path: str | os.PathLike[str], *, class_names: Sequence[str] | None = None) -> Calibrator:
@@ -90,27 +98,34 @@ def load_calibrator(path: str | os.PathLike[str], *, class_names: Sequence[str] 
     >>> torch.equal(load_calibrator(path)(logits), calibrator(logits))
     True
     """
+    return load_layer(path, what="calibrator", create=create_calibrator, class_names=class_names)
+
+
+def load_layer(
+    path: str | os.PathLike[str], *, what: str, create: Create, class_names: Sequence[str] | None
+) -> Calibrator:
+    """Read a layer that `save_layer` wrote, made by ``create``. Otherwise as `load_calibrator`."""
     from safetensors import SafetensorError, safe_open
 
     name = Path(path).name
     if not Path(path).is_file():
-        raise FileNotFoundError(f"there is no calibrator {path}")
+        raise FileNotFoundError(f"there is no {what} {path}")
     try:
         with safe_open(path, framework="pt") as file:
             header: dict[str, str] = file.metadata() or {}
             tensors: dict[str, Tensor] = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
     except SafetensorError as error:
         raise ValueError(f"{name} is no safetensors file, or damaged: {error}") from None
-    if header.get("format") != _FORMAT:
+    if header.get("format") != _format(what):
         raise ValueError(
-            f"{name} is not a calibrator that this version can read: its format is {header.get('format')!r}, "
-            f"expected {_FORMAT!r}"
+            f"{name} is not a {what} that this version can read: its format is {header.get('format')!r}, "
+            f"expected {_format(what)!r}"
         )
     try:
         description: dict[str, Any] = json.loads(header["calibrator"])
         if description["checksum"] != _checksum(tensors):
             raise ValueError("its numbers are not those that were saved")
-        calibrator = create_calibrator(description["method"], **description["options"])
+        calibrator = create(description["method"], **description["options"])
         calibrator.num_classes = int(description["num_classes"])
         if not 0 < calibrator.num_classes <= MAX_CLASSES:  # before anything is allocated for them
             raise ValueError(f"it is for {calibrator.num_classes:,} classes")
@@ -120,22 +135,26 @@ def load_calibrator(path: str | os.PathLike[str], *, class_names: Sequence[str] 
         names = description.get("class_names")  # older files have none
         calibrator.class_names = _checked(names, labels if labels > 1 else calibrator.num_classes)
         calibrator.expect_labels(labels)
-        parts = calibrator.labels if labels else [calibrator]
-        for part in parts:
+        for part in calibrator.labels if labels else ():
+            assert isinstance(part, Calibrator)
             part.num_classes = calibrator.num_classes
         for key, tensor in tensors.items():
-            owner, _, name = key.rpartition(".")
-            if name != "nothing":
+            owner, _, buffer = key.rpartition(".")
+            if buffer != "nothing":
                 module = calibrator.get_submodule(owner)
                 assert isinstance(module, Calibrator)
-                module.learn(name, tensor)
+                module.learn(buffer, tensor)
         calibrator(torch.zeros(5, labels or calibrator.num_classes, 2, 3))  # raises if tensors do not fit
     except (LookupError, TypeError, ValueError, AttributeError, RuntimeError, ArithmeticError) as error:
-        raise ValueError(f"{name} is a damaged calibrator: {type(error).__name__} {error}") from None
+        raise ValueError(f"{name} is a damaged {what}: {type(error).__name__} {error}") from None
     problem = other_classes(class_names, calibrator.class_names)
     if problem is not None:
         raise ValueError(f"{name} was fitted to other classes than are asked for: {problem}")
     return calibrator
+
+
+def _format(what: str) -> str:
+    return f"calibrant-{what.replace(' ', '-')}-1"
 
 
 def other_classes(found: Sequence[str] | None, expected: Sequence[str] | None) -> str | None:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from calibrant.calibrators.base import NOT_FINITE, NOTHING_TO_FIT, Batches, Calibrator
 from calibrant.kernels.workers import in_threads, threads_for
-from calibrant.layout import Elements, arrange, blocks
+from calibrant.layout import Elements, arrange, blocks, warn_of_probabilities
 
 Block = tuple[Tensor, ...]
 """Logits ``(n, K)``, float32 or float64, labels ``(n,)``, and possibly another value for each element."""
@@ -41,6 +41,8 @@ class HeldOut:
         for logits, target in batches:
             elements = self._arrange(logits, target)
             classes = elements.logits.shape[1]
+            if not self.num_classes:
+                warn_of_probabilities(logits)
             if self.num_classes not in (0, classes):
                 raise ValueError(f"a batch has {classes} classes, those before had {self.num_classes}")
             self.num_classes = classes

@@ -35,13 +35,15 @@ def apply(
         if output.suffix.lower() not in WRITERS:
             fail(f"--output {output}: expected a name that ends in {' or '.join(WRITERS)}")
         layer = load_calibrator(calibrator)
-        predictions = open_predictions(file, ignore_index=ignore_index)
+        predictions = open_predictions(file, ignore_index=ignore_index, binary=layer.binary)
         check_outputs([calibrator, *predictions.files], {"--output": output})
-        if predictions.num_classes != layer.num_classes:
+        what, fitted = "classes", layer.num_classes
+        if layer.binary:
+            what, fitted = "labels", len(layer.labels)
+        if predictions.num_classes != fitted:
             raise BadFileError(
                 predictions.path,
-                f"has {predictions.num_classes} classes, but {calibrator.name} was fitted to "
-                f"{layer.num_classes}",
+                f"has {predictions.num_classes} {what}, but {calibrator.name} was fitted to {fitted}",
             )
         prediction_files.check_class_names(predictions, layer.class_names, calibrator.name)
         with progress_bars() as progress:

@@ -7,7 +7,7 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -49,6 +49,7 @@ def calibrate(
     report: terminal.Report = None,
     json: terminal.Json = None,
     ignore_index: terminal.IgnoreIndex = -100,
+    binary: terminal.Binary = False,
     bins: terminal.Bins = 15,
     folds: Annotated[int, typer.Option(min=2, max=1000, help="Folds of the cross-validation for auto.")] = 5,
     seed: Annotated[
@@ -69,8 +70,9 @@ def calibrate(
 
     with terminal.one_line_errors(BadFileError):
         chosen = _method(method)
-        held_out = open_predictions(file, ignore_index=ignore_index)
-        evaluated = held_out if test is None else open_predictions(test, ignore_index=ignore_index)
+        reading: dict[str, Any] = {"ignore_index": ignore_index, "binary": binary}
+        held_out = open_predictions(file, **reading)
+        evaluated = held_out if test is None else open_predictions(test, **reading)
         outputs = {"--output": output, "--report": report, "--json": json}
         terminal.check_outputs([*held_out.files, *evaluated.files], outputs)
         if output is not None and output.suffix.lower() != ".safetensors":
@@ -78,16 +80,17 @@ def calibrate(
         prediction_files.check_same_classes(held_out, evaluated)
         prediction_files.check_class_names(evaluated, held_out.class_names, held_out.path.name)
         same = os.path.realpath(held_out.path) == os.path.realpath(evaluated.path)
-        in_passes = [key for key, kind in CALIBRATORS.items() if issubclass(kind, Scaling)]
+        in_passes = [key for key, kind in CALIBRATORS.items() if issubclass(kind, Scaling) and not binary]
         limit = prediction_files.EXACT_LIMIT
         if held_out.size > limit and chosen.name not in in_passes:
             raise BadFileError(
                 held_out.path,
                 f"has {held_out.size / 2**30:.3g} GiB of logits, and --method {chosen.name} takes no more "
-                f"than {limit / 2**30:.3g} GiB; methods that read a file in passes: {', '.join(in_passes)}",
+                f"than {limit / 2**30:.3g} GiB; methods that read a file in passes: "
+                f"{', '.join(in_passes) or 'none with --binary'}",
             )
         loaded = prediction_files.load(evaluated)
-        options = {"bins": bins, "ignore_index": ignore_index, "resamples": resamples, "seed": seed}
+        options = {**reading, "bins": bins, "resamples": resamples, "seed": seed}
         # First, because data that cannot be evaluated need not be fitted.
         before = prediction_files.evaluate_file(evaluated, "before", loaded, options)
         fitted_to = loaded if same else prediction_files.load(held_out)
@@ -153,19 +156,19 @@ def _fit(
     from calibrant.cli.prediction_files import Passes, errors_of
 
     rankings: list[Ranking] = []
-    ignored = file.ignore_index
+    reading: dict[str, Any] = {"ignore_index": file.ignore_index, "binary": file.binary}
     with terminal.progress_bars() as progress, errors_of(file), _warnings_of(file):
         if loaded is not None and method.name == "auto":
             progress.add_task(f"{file.name}: fitting auto", total=None)
-            best = choose(*loaded, folds=folds, ignore_index=ignored, seed=seed, show=rankings.append)
+            best = choose(*loaded, folds=folds, seed=seed, show=rankings.append, **reading)
             return best, rankings[0]
         calibrator = create_calibrator(method.name, **method.options)
         if loaded is not None:
             progress.add_task(f"{file.name}: fitting {method.name}", total=None)
-            return calibrator.fit(*loaded, ignore_index=ignored), None
+            return calibrator.fit(*loaded, **reading), None
         assert isinstance(calibrator, Scaling)
         batches = Passes(file, progress, f"fitting {method.name}")
-        return calibrator.fit_batches(batches, ignore_index=ignored), None
+        return calibrator.fit_batches(batches, ignore_index=file.ignore_index), None
 
 
 @contextmanager

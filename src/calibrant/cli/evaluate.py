@@ -38,6 +38,7 @@ def evaluate(
     json: terminal.Json = None,
     bins: terminal.Bins = 15,
     ignore_index: terminal.IgnoreIndex = -100,
+    binary: terminal.Binary = False,
     background: Annotated[
         int | None, typer.Option(min=0, help="Class to leave out of the foreground mean IoU.")
     ] = None,
@@ -104,6 +105,8 @@ def evaluate(
         terminal.fail(
             "--exact loads everything into this process; leave out --jobs and --on, or use --stream"
         )
+    if ensemble and binary:
+        terminal.fail("--ensemble takes logits of classes; leave out --binary, or write (0, logit) for each")
     if ensemble and in_workers:
         terminal.fail("--ensemble reads its files side by side in one process; leave out --jobs and --on")
     with terminal.one_line_errors(BadFileError, WorkerError, MissingPackageError):
@@ -113,7 +116,7 @@ def evaluate(
         elif class_counts is not None:
             counts = read_class_counts(class_counts)
             inputs.append(Path(class_counts))
-        opened = [open_predictions(file, ignore_index=ignore_index) for file in files]
+        opened = [open_predictions(file, ignore_index=ignore_index, binary=binary) for file in files]
         # The shell expands *.npy to both files of a pair.
         opened = list({os.path.realpath(file.path): file for file in opened}.values())
         if ensemble and len(opened) < 2:
@@ -122,7 +125,7 @@ def evaluate(
         terminal.check_outputs(inputs, {"--report": report, "--json": json})
         for file in opened:
             prediction_files.check_same_classes(opened[0], file)
-            problem, classes = "", file.num_classes
+            problem, classes = "", file.values
             if background is not None and background >= classes:
                 problem = f"has {classes} classes; there is no --background {background} among them"
             elif counts is not None and len(counts) != classes:
@@ -137,6 +140,7 @@ def evaluate(
             "background": background,
             "class_counts": counts,
             "per_image": per_image,
+            "binary": binary,
             "resamples": resamples,
             "level": level,
             "seed": seed,

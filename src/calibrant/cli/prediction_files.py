@@ -121,7 +121,7 @@ def evaluate_in_workers(
         reading = progress.add_task(f"{name}: reading", total=file.rows)
         return calibrant.evaluation.evaluate_parts(
             [str(part.path.resolve()) for part in parts],  # a worker of Ray may have another working folder
-            partial(batches_of, ignore_index=file.ignore_index),
+            partial(batches_of, ignore_index=file.ignore_index, binary=file.binary),
             jobs=jobs,
             on=on,
             progress=lambda done, total: progress.advance(reading, parts[done - 1].rows),
@@ -162,7 +162,9 @@ def calibrate_batch(calibrator: Calibrator, file: PredictionFile, logits: Tensor
     with torch.no_grad():
         calibrated = torch.cat([calibrator(part) for part in torch.split(logits, rows)])
     # NaN, plus infinity, and rows of nothing but minus infinity have no softmax.
-    if not calibrated.logsumexp(1)[labels != file.ignore_index].isfinite().all():
+    # Minus infinity alone is a single logit of probability 0.
+    total = calibrated.clamp_min(-1e30) if file.binary else calibrated.logsumexp(1)
+    if not total[labels != file.ignore_index].isfinite().all():
         raise BadFileError(
             file.path,
             f"has infinite or too large logits: {calibrator.key} cannot turn them into probabilities",
@@ -180,8 +182,9 @@ def check_class_names(file: PredictionFile, names: Sequence[str] | None, source:
 def check_same_classes(first: PredictionFile, other: PredictionFile) -> None:
     """Raise an error if two files cannot be compared, because their classes differ."""
     if other.num_classes != first.num_classes:
+        what = "labels" if first.binary else "classes"
         raise BadFileError(
-            other.path, f"has {other.num_classes} classes, but {first.path.name} has {first.num_classes}"
+            other.path, f"has {other.num_classes} {what}, but {first.path.name} has {first.num_classes}"
         )
     names, expected = other.class_names, first.class_names
     # Different names may be translations. The same names in another order are other classes.
@@ -222,6 +225,9 @@ def print_evaluations(evaluations: Sequence[Evaluation], *, wide: bool = False) 
 
 def in_words(calibrator: Calibrator) -> str:
     """The key of a calibrator, with its temperature if it has one."""
+    if calibrator.binary:
+        labels = list(calibrator.labels)
+        return f"{calibrator.key} of each label" if len(labels) > 1 else in_words(labels[0])  # type: ignore[arg-type]
     temperature = getattr(calibrator, "temperature", None)
     value = "" if temperature is None else f" (T = {float(temperature):.4g})"
     return f"{calibrator.key}{value}"

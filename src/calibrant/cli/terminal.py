@@ -45,6 +45,15 @@ Bins = Annotated[int, typer.Option(min=1, max=10_000, help="Number of confidence
 IgnoreIndex = Annotated[
     int, typer.Option(help="Label of elements to leave out.", callback=lambda value: _as_label(value))
 ]
+Binary = Annotated[
+    bool,
+    typer.Option(
+        "--binary",
+        help="Each score is a yes-or-no decision of its own: one in each row, or one for each of several "
+        "labels. Labels are 0 and 1, in the shape of the scores. Calibration is that of the probability of "
+        "yes.",
+    ),
+]
 Resamples = Annotated[
     int, typer.Option(min=0, max=1_000_000, help="Bootstrap resamples for the intervals; 0 for none.")
 ]

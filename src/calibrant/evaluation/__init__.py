@@ -3,7 +3,7 @@
 `calibrant.evaluation.comparison` compares several methods over several seeds.
 """
 
-from calibrant.evaluation.evaluator import Evaluator, evaluate, evaluate_on, look_like_probabilities
+from calibrant.evaluation.evaluator import Evaluator, evaluate, evaluate_on
 from calibrant.evaluation.figures import (
     ClassFigures,
     Difference,
@@ -13,6 +13,7 @@ from calibrant.evaluation.figures import (
     Reliability,
 )
 from calibrant.evaluation.parts import WorkerError, evaluate_parts
+from calibrant.layout import look_like_probabilities
 
 __all__ = [
     "ClassFigures",

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import math
-import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import copy
@@ -22,10 +21,11 @@ from calibrant.evaluation.intervals import figures_of, image_figures
 from calibrant.evaluation.sums import EvaluationSums, group_of_class
 from calibrant.histogram import bin_of_cells
 from calibrant.inference import Forward, OwnRows, Progress, for_each_prediction
-from calibrant.layout import Elements, arrange, as_decisions
+from calibrant.layout import Elements, arrange, as_decisions, warn_of_probabilities
 from calibrant.metrics.catalogue import METRICS, Options, element_values
 from calibrant.metrics.predictions import Predictions
 from calibrant.metrics.resampling import ResampleProgress, bootstrap, bootstrap_histogram
+from calibrant.metrics.selective import risk_coverage
 from calibrant.metrics.uncertainty import bins_of_the_test, calibration_test
 from calibrant.statistics import adding
 
@@ -104,7 +104,6 @@ def evaluate(
     )
     if per_image:
         return replace(evaluator.update(logits, target).compute(pooled=False), exact=True)
-    _warn_of_probabilities(logits, binary)
     predictions = Predictions.of(logits, target, ignore_index=ignore_index, binary=binary)
     classes = _size(logits, binary)
     evaluator._check(classes)
@@ -224,10 +223,10 @@ class Evaluator:
             self.class_names = [str(entry) for entry in self.class_names]
         if self.class_counts is not None:
             self.class_counts = _counts(self.class_counts)
-        self._options = Options(self.bins, self.background)
+        self._options = Options(self.bins, self.background, binary=self.binary)
         self._sums: EvaluationSums | None = None
         self._given_classes = self.num_classes
-        self._labels: list[Evaluator] = []
+        self._labels: tuple[Evaluator, ...] = ()
         if self.num_classes is not None:
             self._check(self.num_classes)
 
@@ -239,8 +238,6 @@ class Evaluator:
         Raises:
             ValueError: shapes or labels do not fit, or logits are not finite. Nothing is added then.
         """
-        if self._sums is None:
-            _warn_of_probabilities(logits, self.binary)
         if not self.per_image:
             bin_of_cells(self.bins, torch.device("cpu"))  # raises an error for bins that a stream cannot have
         given, expected = (logits, target), self.num_classes
@@ -252,6 +249,8 @@ class Evaluator:
         )
         classes = _size(given[0], self.binary)
         self._check(classes)
+        if self._sums is None:
+            warn_of_probabilities(logits)
         sums = self._measure(elements)
         if self.per_image:
             for image, labels in zip(torch.split(logits, 1), torch.split(target, 1), strict=True):
@@ -262,8 +261,8 @@ class Evaluator:
             self.num_classes = classes
             self._sums = sums if self._sums is None else self._sums.to(logits.device) + sums
             self._labels = self._labels or self._parts()
-            for i, each in enumerate(self._labels):
-                each.update(given[0][:, i], given[1][:, i])
+        for i, each in enumerate(self._labels):
+            each.update(*(part[:, i : i + 1] for part in given))
         return self
 
     def compute(
@@ -308,7 +307,7 @@ class Evaluator:
     def reset(self) -> None:
         """Forget all batches."""
         with adding:
-            self._sums, self._labels = None, []
+            self._sums, self._labels = None, ()
             self.num_classes = self._given_classes
 
     def __add__(self, other: Evaluator) -> Evaluator:
@@ -331,21 +330,22 @@ class Evaluator:
         parts = [part._sums for part in (self, other) if part._sums is not None]
         total._labels = self._labels or other._labels
         if self._labels and other._labels:
-            total._labels = [one + two for one, two in zip(self._labels, other._labels, strict=True)]
+            pairs = zip(self._labels, other._labels, strict=True)
+            total._labels = tuple(one + two for one, two in pairs)
         if parts:
             total._sums = parts[0] if len(parts) == 1 else parts[0] + parts[1].to(parts[0].samples.device)
         return total
 
-    def _parts(self) -> list[Evaluator]:
+    def _parts(self) -> tuple[Evaluator, ...]:
         """An evaluator for each label; none for a single one or without ``binary``."""
         if not self.binary or self.num_classes in (None, 1):
-            return []
+            return ()
         assert self.num_classes is not None
         names = self.class_names or [str(number) for number in range(self.num_classes)]
         shared = ("bins", "ignore_index", "background", "per_image", "binary", "level", "seed")
         options = {name: getattr(self, name) for name in shared}
         # Without resamples, which would take as long for every label as for all of them together.
-        return [Evaluator(1, name=name, resamples=0, **options) for name in names]
+        return tuple(Evaluator(1, name=name, resamples=0, **options) for name in names)
 
     def _check(self, num_classes: int) -> None:
         """Check that the options fit the number of classes, or of labels."""
@@ -434,6 +434,7 @@ class Evaluator:
             rejected=p_value < 1 - self.level,
             chance=lambda metric: metric(predictions or sums.histogram, self.bins, self.seed),
         )
+        ranked = predictions or (sums.histogram.ranked.folded() if self.binary else sums.histogram)
         return Evaluation(
             name=self.name,
             samples=int(sums.samples),
@@ -445,6 +446,7 @@ class Evaluator:
             reliability=sums.reliability(self.level),
             classes=sums.classes(self._names()),
             groups=sums.groups(self._groups()),
+            risk_coverage=risk_coverage(ranked, level=self.level),
             level=self.level,
             seed=self.seed,
             fingerprint=fingerprint,
@@ -520,33 +522,3 @@ def _agreed(
     if most > 0 and most != -least:
         raise ValueError(f"the processes evaluate different numbers of classes, from {-least:g} to {most:g}")
     return int(most) if most > 0 else None
-
-
-def look_like_probabilities(logits: Tensor) -> bool:
-    """Whether logits lie in [0, 1] and add up to 1, as probabilities do. Some elements are checked.
-
-    Args:
-        logits: logits ``(N, K, *S)``.
-
-    >>> look_like_probabilities(torch.tensor([[0.25, 0.75]])), look_like_probabilities(torch.eye(2) * 2)
-    (True, False)
-    """
-    some = logits.detach()[:64].flatten(2)[..., :64] if logits.ndim > 2 else logits.detach()[:1024]
-    return (
-        some.numel() > 0
-        and bool(((some >= 0) & (some <= 1)).all())
-        and bool(((some.sum(1) - 1).abs() < 1e-3).all())
-    )
-
-
-def _warn_of_probabilities(logits: Tensor, binary: bool = False) -> None:
-    """Warn of probabilities in the place of logits."""
-    if not isinstance(logits, Tensor):
-        found = type(logits).__name__
-        raise TypeError(f"logits must be a torch.Tensor, got {found}: pass torch.as_tensor of both")
-    if not binary and logits.ndim > 1 and look_like_probabilities(logits):
-        warnings.warn(
-            "these logits lie in [0, 1] and add up to 1, as probabilities do; pass the .log() of those",
-            UserWarning,
-            stacklevel=3,
-        )

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Self
 import torch
 
 from calibrant.metrics.catalogue import METRICS
+from calibrant.metrics.selective import RiskCoverage
 from calibrant.metrics.uncertainty import Interval, interval
 from calibrant.printable import text_table
 
@@ -150,6 +151,8 @@ class Evaluation:
         reliability: the numbers of the reliability diagram.
         classes: the figures of each class.
         groups: the figures of head, middle and tail, if class counts were given.
+        risk_coverage: the risk-coverage curve of all elements together; None if an older version stored the
+            evaluation.
         level: the level of the intervals.
         seed: the seed of the resamples.
         fingerprint: a hash of the labels, if resamples were drawn element by element. Comparisons between
@@ -174,6 +177,7 @@ class Evaluation:
     reliability: Reliability
     classes: tuple[ClassFigures, ...]
     groups: Mapping[str, GroupFigures] = field(default_factory=dict)
+    risk_coverage: RiskCoverage | None = None
     level: float = 0.95
     seed: int = 0
     fingerprint: str | None = None
@@ -331,6 +335,9 @@ class Evaluation:
             )
             plain["groups"] = {name: GroupFigures(**figures) for name, figures in plain["groups"].items()}
             plain["labels"] = tuple(cls.from_dict(label) for label in plain.get("labels", ()))
+            if plain.get("risk_coverage") is not None:
+                curve = {key: _tuples(values) for key, values in plain["risk_coverage"].items()}
+                plain["risk_coverage"] = RiskCoverage(**curve)
             return cls(**plain)
         except (KeyError, TypeError, AttributeError) as error:
             raise ValueError(f"not an evaluation: {type(error).__name__} {error}") from None
@@ -345,11 +352,11 @@ class Evaluation:
         table = text_table(title, headings, self._rows())
         if self.labels:
             shown = ("accuracy", "nll", "brier", "ece", "mce")
-            worst = sorted(self.labels, key=lambda label: -label.metrics["ece"])[:_SHOWN_LABELS]
+            worst = sorted(self.labels, key=lambda label: -(label.metrics["ece"] or 0))[:_SHOWN_LABELS]
             rows = [(label.name, *_texts(label.metrics, shown)) for label in worst]
             rows.append(("mean over all labels", *_texts(self.macro, shown)))
-            headings = ("label, by falling ECE", *(METRICS[key].label for key in shown))
-            table += "\n\n" + text_table(f"{len(worst)} of {len(self.labels)} labels", headings, rows)
+            names = ("label, by falling ECE", *(METRICS[key].label for key in shown))
+            table += "\n\n" + text_table(f"{len(worst)} of {len(self.labels)} labels", names, rows)
         if self.intervals:
             table += "\nIntervals are corrected for the bias of small samples."
         return table

@@ -18,7 +18,7 @@ from torchmetrics import Metric
 from calibrant.arguments import label, whole_number
 from calibrant.histogram import ConfidenceHistogram
 from calibrant.kernels import nan_if_invalid
-from calibrant.layout import Elements, arrange, as_decisions
+from calibrant.layout import Elements, arrange, as_decisions, warn_of_probabilities
 from calibrant.metrics.catalogue import METRICS, Options, calibration_errors
 from calibrant.metrics.classwise import ClassGaps, classwise_ece
 from calibrant.statistics import Statistics, adding, sum_dtype
@@ -48,6 +48,7 @@ class _ErrorOfSums(Metric, Generic[Sums]):
         self.num_classes = num_classes
         self.ignore_index = label("ignore_index", ignore_index)
         self._form = type(nothing)
+        self._looked_at = False
         for field in fields(nothing):
             self.add_state(field.name, getattr(nothing, field.name), dist_reduce_fx="sum")
         # Metrics in a collection share their updates if their states are equal after the first batch. This
@@ -82,6 +83,9 @@ class _ErrorOfSums(Metric, Generic[Sums]):
         if self.binary:
             preds, target = as_decisions(preds, target)
         elements = arrange(preds, target, num_classes=self.num_classes, ignore_index=self.ignore_index)
+        if not self._looked_at:  # once, because it waits for a GPU
+            warn_of_probabilities(preds)
+            self._looked_at = True
         measured = self._measure(elements)
         # A batch that cannot be measured makes the result NaN, on a GPU without waiting for it.
         measured = replace(measured, samples=measured.samples + nan_if_invalid(elements))

@@ -18,7 +18,15 @@ from torch import Tensor, nn
 from calibrant.arguments import label, one_of, whole_number
 from calibrant.distributed import agree, several_processes
 from calibrant.kernels import Composition, Options, can_fuse, fused_loss, nan_if_invalid
-from calibrant.layout import Elements, along_classes, arrange, as_decisions, computing_dtype, is_transformed
+from calibrant.layout import (
+    Elements,
+    along_classes,
+    arrange,
+    as_decisions,
+    computing_dtype,
+    is_transformed,
+    warn_of_probabilities,
+)
 from calibrant.statistics import Statistics, adding, sum_dtype
 
 Reduction = Literal["mean", "sum", "none"]
@@ -443,6 +451,7 @@ class AdaptiveLoss(Loss):
         self._learned: list[str] = []
         self._reported: list[str] = []
         self._advised = False
+        self._looked_at = False
 
     def _check_state(self, logits: Tensor) -> None:
         super()._check_state(logits)
@@ -474,7 +483,11 @@ class AdaptiveLoss(Loss):
     @torch.no_grad()
     def observe(self, logits: Tensor, target: Tensor) -> None:
         """Add a validation batch to the sums; shapes as in `forward`. Several threads may do so at once."""
-        elements = self.elements(*self._classes(logits.detach(), target))
+        logits, target = self._classes(logits.detach(), target)
+        elements = self.elements(logits, target)
+        if not self._looked_at:  # once, because it waits for a GPU
+            warn_of_probabilities(logits)
+            self._looked_at = True
         measured = self.measure(elements)
         measured = replace(measured, samples=measured.samples + nan_if_invalid(elements))
         with adding:

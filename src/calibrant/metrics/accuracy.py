@@ -1,4 +1,4 @@
-"""Accuracy, balanced accuracy and mean IoU."""
+"""Accuracy, balanced accuracy, top-k accuracy and mean IoU."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Self
 import torch
 from torch import Tensor
 
-from calibrant.arguments import label
+from calibrant.arguments import label, whole_number
 from calibrant.metrics.predictions import Predictions, as_predictions
 from calibrant.statistics import Statistics, sum_dtype
 
@@ -22,7 +22,7 @@ class ClassCounts(Statistics):
         recognised: ``(K,)``, number of elements of each class that are predicted correctly.
         predicted: ``(K,)``, number of elements predicted as each class.
 
-    >>> counts = ClassCounts.of(Predictions.of(torch.eye(2)[[0, 0, 1]], torch.tensor([0, 1, 1])))
+    >>> counts = ClassCounts.of(Predictions.of(9 * torch.eye(2)[[0, 0, 1]], torch.tensor([0, 1, 1])))
     >>> counts.occurs.tolist(), counts.recognised.tolist(), counts.predicted.tolist()
     ([1.0, 2.0], [1.0, 1.0], [2.0, 1.0])
     """
@@ -78,6 +78,41 @@ def balanced_accuracy(source: Source, target: Tensor | None = None, *, ignore_in
     0.8333
     """
     return float(_counts(source, target, ignore_index).accuracy.nanmean())
+
+
+def top_k_accuracy(
+    source: Tensor | Predictions, target: Tensor | None = None, *, k: int = 5, ignore_index: int = -100
+) -> float:
+    """The fraction of elements whose true class is among the k most probable; exact, also in streams.
+
+    Of equal logits the first are taken, as for `accuracy`. With at most k classes it is 1.
+
+    Args:
+        source: logits ``(B, K, *S)`` or `Predictions`.
+        target: as for `accuracy`.
+        k: number of classes, at least 1.
+        ignore_index: as for `accuracy`.
+
+    >>> top_k_accuracy(torch.tensor([[3.0, 2.0, 1.0], [3.0, 2.0, 1.0]]), torch.tensor([1, 2]), k=2)
+    0.5
+    """
+    k = whole_number("k", k)
+    return float(in_top_k(as_predictions(source, target, ignore_index), k).mean())
+
+
+@torch.no_grad()
+def in_top_k(predictions: Predictions, k: int) -> Tensor:
+    """1 for the elements whose true class is among the k most probable, else 0, ``(N,)`` in float64."""
+    if k >= predictions.num_classes:
+        return torch.ones_like(predictions.confidence, dtype=torch.float64)
+    rows, labels = predictions.elements.rows, predictions.label.unsqueeze(1)
+    own = rows.gather(1, labels)
+    ahead = (rows > own).sum(1)
+    # Only ties at the boundary matter, and they are rare.
+    tied = ((rows == own).sum(1) > 1).nonzero().squeeze(1)
+    earlier = torch.arange(rows.shape[1], device=rows.device) < labels[tied]
+    ahead[tied] += ((rows[tied] == own[tied]) & earlier).sum(1)
+    return (ahead < k).double()
 
 
 def mean_iou(

@@ -59,7 +59,7 @@ def ece(source: Source, target: Tensor | None = None, *, bins: int = 15, ignore_
     >>> round(ece(torch.tensor([[9.0, 0.0], [9.0, 0.0]]), torch.tensor([0, 1])), 4)
     0.4999
     """
-    return float(ece_of(_confidences(source, target, ignore_index), bins))
+    return float(ece_of(as_confidences(source, target, ignore_index), bins))
 
 
 def mce(source: Source, target: Tensor | None = None, *, bins: int = 15, ignore_index: int = -100) -> float:
@@ -70,7 +70,7 @@ def mce(source: Source, target: Tensor | None = None, *, bins: int = 15, ignore_
     >>> round(mce(torch.tensor([[9.0, 0.0], [0.1, 0.0]]), torch.tensor([0, 0])), 4)
     0.475
     """
-    return float(mce_of(_confidences(source, target, ignore_index), bins))
+    return float(mce_of(as_confidences(source, target, ignore_index), bins))
 
 
 def ece_l2(
@@ -83,7 +83,7 @@ def ece_l2(
     >>> round(ece_l2(torch.tensor([[9.0, 0.0], [0.1, 0.0]]), torch.tensor([0, 0])), 4)
     0.3359
     """
-    return float(ece_l2_of(_confidences(source, target, ignore_index), bins))
+    return float(ece_l2_of(as_confidences(source, target, ignore_index), bins))
 
 
 def adaptive_ece(
@@ -101,7 +101,7 @@ def adaptive_ece(
     >>> round(adaptive_ece(torch.tensor([[9.0, 0.0], [9.0, 0.0]]), torch.tensor([0, 1]), bins=1), 4)
     0.4999
     """
-    return float(adaptive_ece_of(_confidences(source, target, ignore_index), bins))
+    return float(adaptive_ece_of(as_confidences(source, target, ignore_index), bins))
 
 
 def debiased_ece(
@@ -131,7 +131,7 @@ def debiased_ece(
     0.707
     """
     one_of("norm", norm, (1, 2))
-    return float(debiased_ece_of(_confidences(source, target, ignore_index), bins, norm))
+    return float(debiased_ece_of(as_confidences(source, target, ignore_index), bins, norm))
 
 
 def sweep_ece(
@@ -163,7 +163,7 @@ def sweep_ece(
     """
     one_of("norm", norm, (1, 2))
     one_of("binning", binning, ("equal-mass", "equal-width"))
-    return float(sweep_ece_of(_confidences(source, target, ignore_index), norm, binning))
+    return float(sweep_ece_of(as_confidences(source, target, ignore_index), norm, binning))
 
 
 def smooth_ece(source: Source, target: Tensor | None = None, *, ignore_index: int = -100) -> float:
@@ -180,13 +180,14 @@ def smooth_ece(source: Source, target: Tensor | None = None, *, ignore_index: in
     >>> round(smooth_ece(torch.tensor([[9.0, 0.0], [9.0, 0.0]]), torch.tensor([0, 1])), 4)
     0.4999
     """
-    return float(smooth_ece_of(_confidences(source, target, ignore_index)))
+    return float(smooth_ece_of(as_confidences(source, target, ignore_index)))
 
 
-def _confidences(source: Source, target: Tensor | None, ignore_index: int) -> Confidences:
+def as_confidences(source: Source, target: Tensor | None, ignore_index: int) -> Confidences:
+    """Return a histogram as it is, once checked, or compute `Predictions` from logits and target."""
     if isinstance(source, ConfidenceHistogram):
         if source.samples == 0:
-            raise ValueError("the calibration error of an empty data set is undefined")
+            raise ValueError("a metric of an empty data set is undefined")
         if not math.isfinite(source.samples + source.confidence.sum()):
             raise ValueError("the histogram was made from logits with NaN or infinite values")
         return source

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from calibrant.histogram import ConfidenceHistogram
-from calibrant.metrics.accuracy import mean_of_ious
+from calibrant.metrics.accuracy import in_top_k, mean_of_ious
 from calibrant.metrics.calibration import (
     Confidences,
     adaptive_ece_of,
@@ -28,7 +28,8 @@ from calibrant.metrics.calibration import (
 )
 from calibrant.metrics.predictions import Predictions
 from calibrant.metrics.scores import brier_parts, kde_ece, nll_parts
-from calibrant.metrics.uncertainty import chance_classwise_ece, chance_mce
+from calibrant.metrics.selective import augrc_of, aurc_of, coverage_at_risk_of, risk_at_coverage_of
+from calibrant.metrics.uncertainty import chance_classwise_ece, chance_classwise_mce, chance_mce
 
 DEFINITIONS = 1
 """The number of the definitions of all metrics and calibrators, stored with the results of runs.
@@ -44,6 +45,7 @@ class Options(NamedTuple):
     bins: int = 15
     background: int | None = None
     kde: bool = False
+    binary: bool = False
 
 
 @dataclass(frozen=True)
@@ -81,6 +83,7 @@ class Metric(Description):
     ``source``   argument of the function
     ===========  ========================================================================================
     confidences  `Confidences`
+    ranking      `Confidences` of the predicted class, also if binary, or `RankedSums`
     counts       `ClassCounts`
     gaps         `ClassGaps`
     elements     `Predictions`. The function returns one value per element, ``(N,)``; the metric is their
@@ -95,8 +98,8 @@ class Metric(Description):
     Attributes:
         function: see above.
         source: see above.
-        group: "recognition", "scores" or "calibration". Metrics of the last group are errors that are 0 for
-            a calibrated model.
+        group: "recognition", "scores", "calibration" or "selective". Metrics of the group "calibration" are
+            errors that are 0 for a calibrated model.
         streamed: whether the metric can be computed in a stream. False for a function of elements that needs
             all predictions at once.
         requires: the option of `evaluate` without which the metric is None.
@@ -143,6 +146,10 @@ def compute(parts: Mapping[str, Any], options: Options) -> dict[str, Tensor]:
     The parts are the sources of `Metric` by name. For "elements": the means, by the name of the metric.
     """
     found: dict[str, Tensor] = {}
+    if "confidences" in parts:
+        known = parts["confidences"]
+        folded = options.binary and not isinstance(known, Predictions)  # which fold themselves
+        parts = {**parts, "ranking": known.ranked.folded() if folded else known}
     for name, metric in METRICS.items():
         if not metric.wanted(options):
             continue
@@ -193,6 +200,7 @@ def _error(
 
 _recognition = partial(Metric, group="recognition", higher_is_better=True, source="counts")
 _score = partial(Metric, group="scores", percent=False, source="elements")
+_selective = partial(Metric, group="selective", source="ranking", since=3)
 
 METRICS: dict[str, Metric] = {
     "accuracy": _recognition(
@@ -205,6 +213,14 @@ METRICS: dict[str, Metric] = {
         "Balanced accuracy",
         "The accuracy of each class, averaged over the classes that occur.",
         function=lambda counts, options: counts.accuracy.nanmean(-1),
+    ),
+    "top_k_accuracy": _recognition(
+        "Top-5 accuracy",
+        "The fraction of elements whose true class is among the five most probable.",
+        source="elements",
+        function=lambda predictions, options: in_top_k(predictions, 5),
+        binomial=True,
+        since=3,
     ),
     "mean_iou": _recognition(
         "Mean IoU",
@@ -275,6 +291,14 @@ METRICS: dict[str, Metric] = {
         function=lambda gaps, options: gaps.error,
         chance=chance_classwise_ece,
     ),
+    "classwise_mce": Metric(
+        "Class-wise MCE",
+        "MCE of each class's probability against its frequency, averaged over classes.",
+        source="gaps",
+        function=lambda gaps, options: gaps.largest_error,
+        chance=chance_classwise_mce,
+        since=3,
+    ),
     "debiased_ece": _error(
         "Debiased ECE",
         "ECE with squared gaps, less what chance alone would contribute.",
@@ -325,6 +349,27 @@ METRICS: dict[str, Metric] = {
         function=lambda predictions, options: torch.tensor(kde_ece(predictions), dtype=torch.float64),
         requires="kde",
         why_missing="slow, because it visits all pairs of elements; calibrant.metrics.kde_ece computes it",
+    ),
+    "aurc": _selective(
+        "AURC",
+        "The error rate of the most confident elements, averaged over all numbers of accepted elements.",
+        function=lambda confidences, options: aurc_of(confidences),
+    ),
+    "augrc": _selective(
+        "AUGRC",
+        "The rate of errors that are accepted, averaged over all numbers of accepted elements.",
+        function=lambda confidences, options: augrc_of(confidences),
+    ),
+    "risk_at_coverage": _selective(
+        "Risk at 80 % coverage",
+        "The error rate of the 80 % most confident elements.",
+        function=lambda confidences, options: risk_at_coverage_of(confidences, 0.8),
+    ),
+    "coverage_at_risk": _selective(
+        "Coverage at 5 % risk",
+        "The largest fraction of elements, by falling confidence, whose error rate is at most 5 %.",
+        function=lambda confidences, options: coverage_at_risk_of(confidences, 0.05),
+        higher_is_better=True,
     ),
 }
 """Every metric by name, in the order of the tables."""

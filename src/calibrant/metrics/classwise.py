@@ -22,6 +22,7 @@ class ClassGaps(Statistics):
 
     Attributes:
         gap: ``(K, bins)``, the sum of ``s_k - 1[y=k]`` over elements whose ``s_k`` lies in the bin.
+        count: ``(K, bins)``, the number of these elements.
 
     >>> from calibrant.layout import arrange
     >>> gaps = ClassGaps.of(arrange(torch.zeros(3, 2), torch.tensor([0, 0, 1])), bins=1)
@@ -30,6 +31,7 @@ class ClassGaps(Statistics):
     """
 
     gap: Tensor
+    count: Tensor
 
     @classmethod
     @torch.no_grad()
@@ -40,7 +42,7 @@ class ClassGaps(Statistics):
         edges = equal_width_edges(bins, device)
         valid = elements.valid.unsqueeze(1)
 
-        def gaps(index: Index, block: Block) -> tuple[Tensor, Tensor]:
+        def gaps(index: Index, block: Block) -> tuple[Tensor, Tensor, Tensor]:
             gap = torch.zeros(classes * bins, dtype=dtype, device=device)
             counted, exponential, total = valid[index], block.exponential, block.total
             if not elements.all_valid:  # an ignored element gets probability 0 for every class: no gap
@@ -51,22 +53,36 @@ class ClassGaps(Statistics):
             large = (exponential > total * ((1 - 1e-6) / bins)).nonzero(as_tuple=True)
             rows, of_class, *columns = large
             values = (exponential[large] / total.squeeze(1)[(rows, *columns)]).to(dtype)
-            gap.index_add_(0, of_class * bins + bin_of(values, edges), values)
+            place = of_class * bins + bin_of(values, edges)
+            gap.index_add_(0, place, values)
+            count = torch.bincount(place, minlength=classes * bins).to(dtype)
             in_first.index_add_(0, of_class, -values)
             at_target = (exponential.gather(1, block.target) / total).to(dtype)
             place = block.target * bins + bin_of(at_target, edges)
             gap.index_add_(0, place.flatten(), -counted.flatten().to(dtype))
-            return gap, in_first
+            return gap, count, in_first
 
-        gap, in_first = visit(elements, gaps)
+        gap, count, in_first = visit(elements, gaps)
         gap = gap.view(classes, bins)
         gap[:, 0] += in_first
-        return cls(elements.valid.sum().to(dtype), gap)
+        samples = elements.valid.sum().to(dtype)
+        return cls(samples, gap, with_first_bin(count.view(classes, bins), samples))
 
     @property
     def error(self) -> Tensor:
         """Class-wise ECE."""
         return self.gap.abs().sum((-2, -1)) / (self.samples * self.gap.shape[-2])
+
+    @property
+    def largest_error(self) -> Tensor:
+        """Class-wise MCE."""
+        return (self.gap.abs() / self.count.clamp_min(1)).amax(-1).mean(-1)
+
+
+def with_first_bin(count: Tensor, samples: Tensor) -> Tensor:
+    """Counts ``(*, K, bins)`` with the first bin set to the elements that no other bin holds, in place."""
+    count[..., 0] = samples - count[..., 1:].sum(-1)
+    return count
 
 
 def _sum_over_elements(values: Tensor, weight: Tensor, dtype: torch.dtype) -> Tensor:
@@ -79,12 +95,11 @@ def _sum_over_elements(values: Tensor, weight: Tensor, dtype: torch.dtype) -> Te
     return (values @ weight.transpose(1, 2)).sum((0, 2), dtype=dtype)
 
 
+Source = Tensor | Predictions | ClassGaps
+
+
 def classwise_ece(
-    source: Tensor | Predictions | ClassGaps,
-    target: Tensor | None = None,
-    *,
-    bins: int = 15,
-    ignore_index: int = -100,
+    source: Source, target: Tensor | None = None, *, bins: int = 15, ignore_index: int = -100
 ) -> float:
     """Class-wise ECE: the ECE of each ``s_k`` against ``1[y=k]``, averaged over all K classes; exact.
 
@@ -99,10 +114,28 @@ def classwise_ece(
     >>> round(classwise_ece(torch.zeros(3, 2), torch.tensor([0, 0, 1])), 4)
     0.1667
     """
+    return float(_gaps(source, target, bins, ignore_index).error)
+
+
+def classwise_mce(
+    source: Source, target: Tensor | None = None, *, bins: int = 15, ignore_index: int = -100
+) -> float:
+    """Class-wise MCE: the largest gap of a bin of ``s_k`` to ``1[y=k]``, averaged over all K classes; exact.
+
+    Bins with few elements dominate it: it is large by chance for rare classes. Arguments as for
+    `classwise_ece`.
+
+    >>> round(classwise_mce(torch.zeros(3, 2), torch.tensor([0, 0, 1])), 4)
+    0.1667
+    """
+    return float(_gaps(source, target, bins, ignore_index).largest_error)
+
+
+def _gaps(source: Source, target: Tensor | None, bins: int, ignore_index: int) -> ClassGaps:
     if not isinstance(source, ClassGaps):
         source = ClassGaps.of(as_predictions(source, target, ignore_index).elements, bins)
     if source.samples == 0:
         raise ValueError("the calibration error of an empty data set is undefined")
     if not math.isfinite(source.gap.sum()):
         raise ValueError("the gaps were made of logits that hold NaN or infinite numbers")
-    return float(source.error)
+    return source

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from calibrant.arguments import in_range, whole_number
-from calibrant.layout import computing_dtype
+from calibrant.layout import computing_dtype, warn_of_probabilities
 from calibrant.statistics import sum_dtype
 
 _PERCENT_TRUE_POSITIVES = 95
@@ -64,6 +64,7 @@ def energy(logits: Tensor, *, temperature: float = 1.0) -> Tensor:
     """
     temperature = in_range("temperature", temperature, open_low=True)
     _check_logits(logits, "logits")
+    warn_of_probabilities(logits)
     logits = logits.to(computing_dtype(logits))
     # Large logits lose digits by a division, so their maximum is subtracted first.
     top = logits.amax(1, keepdim=True)
@@ -212,6 +213,7 @@ def _beside_the_top(logits: Tensor) -> tuple[Tensor, Tensor]:
     The top class contributes exactly 1 to their sum. Adding it last keeps the digits of the small rest.
     """
     _check_logits(logits, "logits")
+    warn_of_probabilities(logits)
     logits = logits.to(computing_dtype(logits))
     top, index = logits.max(1, keepdim=True)
     shifted = logits - top

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from calibrant.histogram import Bins, ConfidenceHistogram, RankedSums, bin_of, equal_width_edges, spread
 from calibrant.kernels import Block, visit
-from calibrant.layout import Elements, Index, arrange, as_decisions, computing_dtype
+from calibrant.layout import Elements, Index, arrange, as_decisions, computing_dtype, warn_of_probabilities
 
 _RULED_OUT = -1e30
 
@@ -71,6 +71,7 @@ class Predictions:
                 f"nothing to evaluate: logits of shape {tuple(logits.shape)} hold no element that is not "
                 "ignored"
             )
+        warn_of_probabilities(logits)
         return predictions
 
     @classmethod
@@ -104,7 +105,7 @@ class Predictions:
             )
         if binary:  # the error of yes alone, as the Brier score of two outcomes is defined
             numbers[2] /= 2
-        return cls(elements, label, prediction, *numbers, binary)
+        return cls(elements, label, prediction, *numbers, binary=binary)
 
     @property
     def samples(self) -> int:

@@ -11,7 +11,7 @@ from torch import Tensor
 from calibrant.histogram import ConfidenceHistogram, RankedSums, bin_of, equal_width_edges
 from calibrant.metrics.accuracy import ClassCounts
 from calibrant.metrics.catalogue import Options, compute
-from calibrant.metrics.classwise import ClassGaps
+from calibrant.metrics.classwise import ClassGaps, with_first_bin
 from calibrant.metrics.predictions import Predictions
 
 # Weights of elements held at once, (resamples, N).
@@ -197,8 +197,9 @@ def _class_residuals(predictions: Predictions, bins: int) -> tuple[Tensor, Spars
 def _drawn_gaps(weight: Tensor, dense: Tensor, sparse: Sparse, bins: int) -> ClassGaps:
     element, place, residual = sparse
     classes = dense.shape[1]
-    gap = weight.new_zeros(len(weight), classes * bins)
-    gap.index_add_(1, place, weight[:, element] * residual)
-    gap = gap.view(len(weight), classes, bins)
+    drawn, samples = weight[:, element], weight.sum(1)
+    gap, count = (weight.new_zeros(len(weight), classes * bins) for _ in range(2))
+    count = count.index_add_(1, place, drawn).view(len(weight), classes, bins)
+    gap = gap.index_add_(1, place, drawn * residual).view(len(weight), classes, bins)
     gap[:, :, 0] += weight.to(dense.dtype) @ dense
-    return ClassGaps(weight.sum(1), gap)
+    return ClassGaps(samples, gap, with_first_bin(count, samples.unsqueeze(1)))

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -128,10 +129,24 @@ def chance_mce(source: Predictions | ConfidenceHistogram, bins: int, seed: int) 
     return float((gaps.abs() / count.clamp_min(1)).amax(1).mean())
 
 
-@torch.no_grad()
 def chance_classwise_ece(source: Predictions | ConfidenceHistogram, bins: int, seed: int) -> float:
     """The mean class-wise ECE that a calibrated model gets by chance, from simulated labels."""
-    assert isinstance(source, Predictions)  # class-wise ECE is not resampled in streams
+    errors = [gaps.error for gaps in _simulated_class_gaps(source, bins, seed)]
+    return float(torch.stack(errors).mean())
+
+
+def chance_classwise_mce(source: Predictions | ConfidenceHistogram, bins: int, seed: int) -> float:
+    """The mean class-wise MCE that a calibrated model gets by chance, from simulated labels."""
+    errors = [gaps.largest_error for gaps in _simulated_class_gaps(source, bins, seed)]
+    return float(torch.stack(errors).mean())
+
+
+@torch.no_grad()
+def _simulated_class_gaps(
+    source: Predictions | ConfidenceHistogram, bins: int, seed: int
+) -> Iterator[ClassGaps]:
+    """The gaps of a calibrated model, with labels drawn from the probabilities."""
+    assert isinstance(source, Predictions)  # class-wise errors are not resampled in streams
     probability = source.rows.softmax(1)
     # On the CPU, as all draws: the same numbers on every device.
     generator = torch.Generator().manual_seed(seed)
@@ -139,11 +154,11 @@ def chance_classwise_ece(source: Predictions | ConfidenceHistogram, bins: int, s
     labels = torch.cat([source.label.unsqueeze(1), labels.to(probability.device)], 1)
     edges = equal_width_edges(bins, probability.device)
     place = labels * bins + bin_of(probability.gather(1, labels).double(), edges)
-    gap = ClassGaps.of(source.elements, bins).gap
-    true, *drawn = (torch.bincount(column, minlength=gap.numel()) for column in place.unbind(1))
-    probabilities = gap.flatten() + true
-    errors = torch.stack([(probabilities - column).abs().sum() for column in drawn])
-    return float(errors.mean()) / len(gap) / source.samples
+    found = ClassGaps.of(source.elements, bins)
+    true, *drawn = (torch.bincount(column, minlength=found.gap.numel()) for column in place.unbind(1))
+    probabilities = found.gap + true.view_as(found.gap)
+    for column in drawn:
+        yield replace(found, gap=probabilities - column.view_as(found.gap))
 
 
 def bins_of_the_test(bins: int) -> int:

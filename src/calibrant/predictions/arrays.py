@@ -19,7 +19,6 @@ from torch import Tensor
 
 from calibrant.predictions.file import BadFileError, Batches, PredictionFile, file_errors
 from calibrant.sizes import (
-    MAX_AXES,
     MAX_CLASSES,
     MAX_TEXT,
     check_member,
@@ -60,17 +59,6 @@ def _predictions(
         raise BadFileError(path, f"{kind} are {scores.stored}; expected floating point")
     if labels.dtype != torch.long:
         raise BadFileError(path, f"labels are {labels.stored}; expected integer class numbers")
-    if not 2 <= len(scores.shape) <= MAX_AXES:
-        raise BadFileError(
-            path, f"{kind} have shape {scores.shape}; expected (N, K) or (N, K, *S) for K classes"
-        )
-    expected = scores.shape[:1] + scores.shape[2:]
-    if labels.shape != expected:
-        hint = "; the class axis comes second" if labels.shape == scores.shape[:-1] else ""
-        raise BadFileError(
-            path,
-            f"labels have shape {labels.shape}; expected {expected} for {kind} of shape {scores.shape}{hint}",
-        )
 
     def chunks(rows: int) -> Batches:
         with scores.open() as all_scores, labels.open() as all_labels:
@@ -78,7 +66,9 @@ def _predictions(
                 part = slice(start, start + rows)
                 yield to_tensor(all_scores[part], scores.dtype), to_labels(path, all_labels[part], start)
 
-    return PredictionFile(path, kind, scores.shape, scores.dtype, class_names, chunks)
+    return PredictionFile(
+        path, kind, scores.shape, scores.dtype, class_names, chunks, stored_labels=labels.shape
+    )
 
 
 def to_tensor(array: np.ndarray[Any, Any] | Tensor, dtype: torch.dtype | None) -> Tensor:

@@ -56,13 +56,17 @@ class PredictionFile:
     Attributes:
         path: the file or folder; in a pair of ``.npy`` files, the one with the scores.
         kind: "logits" or "probabilities".
-        shape: the shape ``(N, K, *S)`` of the scores. For a CSV file, N is the number of lines, which is
-            more than the number of rows if cells contain line breaks.
+        shape: the shape of the scores: ``(N, K, *S)``, or ``(N, L, *S)`` for L labels if binary. For a CSV
+            file, N is the number of lines, which is more than the number of rows if cells contain line
+            breaks.
         dtype: the type of the logits in a batch.
         class_names: one name for each class, or None.
         ignore_index: the label of elements to leave out.
         others: the other files that belong to it: labels and class names, in a pair of ``.npy`` files.
         shards: the files of a folder, in order; empty for a file.
+        stored_labels: the shape of the labels in the file; None if they fit by construction.
+        binary: whether each score is a yes-or-no decision of its own. Labels then have the shape of the
+            scores and hold 0 and 1.
     """
 
     path: Path
@@ -74,6 +78,8 @@ class PredictionFile:
     ignore_index: int = -100
     others: tuple[Path, ...] = ()
     shards: tuple[PredictionFile, ...] = ()
+    stored_labels: tuple[int, ...] | None = None
+    binary: bool = False
 
     @property
     def parts(self) -> tuple[PredictionFile, ...]:
@@ -102,8 +108,13 @@ class PredictionFile:
 
     @property
     def num_classes(self) -> int:
-        """The number of classes K."""
+        """The number of classes K; of labels, if binary."""
         return self.shape[1]
+
+    @property
+    def values(self) -> int:
+        """The number of different labels that an element may have."""
+        return 2 if self.binary else self.num_classes
 
     @property
     def spatial(self) -> tuple[int, ...]:
@@ -118,7 +129,8 @@ class PredictionFile:
     def batches(self, *, chunk: int = CHUNK, all_ignored: bool = False) -> Batches:
         """Yield the predictions in order, as batches ``(logits, labels)``.
 
-        The shapes are ``(n, K, *S)`` and ``(n, *S)``. Probabilities are converted to their logarithms.
+        The shapes are ``(n, K, *S)`` and ``(n, *S)``; if binary, both ``(n, L, *S)``. Probabilities are
+        converted to logits.
 
         Args:
             chunk: the most numbers in a batch of logits; a batch has at least one row.
@@ -149,6 +161,8 @@ class PredictionFile:
                 if pair is None:
                     break
                 scores, labels = pair
+                if self.binary:
+                    scores, labels = (each.reshape(-1, *self.shape[1:]) for each in pair)
                 if start + len(labels) > self.rows:
                     raise BadFileError(self.path, f"has more than the {self.rows} rows that it declares")
                 self._check_labels(labels, start)
@@ -158,9 +172,10 @@ class PredictionFile:
     def load(self, advance: Callable[[int], object] | None = None) -> Batch:
         """All predictions at once. ``advance`` is called with the number of rows of each batch."""
         with file_errors(self.path):
-            check_memory(self.size + 8 * self.rows * prod(self.spatial), "loading all predictions at once")
+            place = self.shape[1:] if self.binary else self.spatial
+            check_memory(self.size + 8 * self.rows * prod(place), "loading all predictions at once")
         logits = torch.empty(self.shape, dtype=self.dtype)
-        labels = torch.empty(self.rows, *self.spatial, dtype=torch.long)
+        labels = torch.empty(self.rows, *place, dtype=torch.long)
         start = 0
         with closing(self.batches()) as batches:
             for batch_logits, batch_labels in batches:
@@ -173,21 +188,22 @@ class PredictionFile:
 
     def _check_labels(self, labels: Tensor, start: int) -> None:
         """Raise an error for the first label out of range."""
-        wrong = (labels != self.ignore_index) & ((labels < 0) | (labels >= self.num_classes))
+        wrong = (labels != self.ignore_index) & ((labels < 0) | (labels >= self.values))
         if wrong.any():
             row = _first_row(wrong)
             raise BadFileError(
                 self.path,
                 f"has label {int(labels[wrong][0])} at row {start + row}; expected 0 to "
-                f"{self.num_classes - 1}, or ignore_index={self.ignore_index} for elements to leave out "
+                f"{self.values - 1}, or ignore_index={self.ignore_index} for elements to leave out "
                 "(--ignore-index)",
             )
 
     def _logits(self, scores: Tensor, labels: Tensor, start: int) -> Tensor:
         """Check the scores of a batch whose first row is ``start``, and return them as logits."""
-        counted = (labels != self.ignore_index).unsqueeze(1)
+        counted = labels != self.ignore_index
+        counted = counted if self.binary else counted.unsqueeze(1)
         # Scores of ignored elements may be anything.
-        checked = scores if counted.all() else torch.where(counted, scores, 1 / self.num_classes)
+        checked = scores if counted.all() else torch.where(counted, scores, 1 / self.values)
         low, high = (float(bound) for bound in torch.aminmax(checked))  # NaN if there is any NaN
         logits = self.kind == "logits"
         if not isfinite(high) or not (isfinite(low) or (logits and low == -inf)):
@@ -207,6 +223,8 @@ class PredictionFile:
                 f"probabilities range from {low:.4g} to {high:.4g} at row {start + _first_row(outside)}; "
                 "expected 0 to 1 (if these are logits, name them logits)",
             )
+        if self.binary:
+            return as_logits(scores) - as_logits(1 - scores)
         total = checked.sum(1)
         wrong = (total - 1).abs() > SUM_TOLERANCE
         if wrong.any():

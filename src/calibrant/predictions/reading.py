@@ -2,6 +2,8 @@
 
 A file declares its content by names; nothing is guessed from values. Files of arrays have ``logits`` or
 ``probabilities`` of shape ``(N, K, *S)``, ``labels`` of shape ``(N, *S)`` and, optionally, ``class_names``.
+Where ``binary`` says so, each score is a yes-or-no decision of its own: scores and labels have the shape
+``(N,)``, or ``(N, L, *S)`` for L labels.
 Tables have a column ``label`` and columns ``logit_<class>`` or ``probability_<class>``, or a column of lists
 named ``logits`` or ``probabilities``.
 """
@@ -22,7 +24,9 @@ from calibrant.arguments import label
 from calibrant.predictions.arrays import open_npy, open_npz, open_pt, open_safetensors
 from calibrant.predictions.file import BadFileError, Batches, PredictionFile, file_errors
 from calibrant.predictions.tables import open_csv, open_jsonl, open_parquet
-from calibrant.sizes import MAX_CLASSES, MAX_TEXT
+from calibrant.sizes import MAX_AXES, MAX_CLASSES, MAX_TEXT
+
+_SINGLE = "if each score is a yes-or-no decision of its own, pass --binary"
 
 FORMATS: dict[str, Callable[[Path], PredictionFile]] = {
     ".npz": open_npz,
@@ -36,7 +40,7 @@ FORMATS: dict[str, Callable[[Path], PredictionFile]] = {
 """For each suffix the function that opens such a file."""
 
 
-def open_predictions(path: Path | str, *, ignore_index: int = -100) -> PredictionFile:
+def open_predictions(path: Path | str, *, ignore_index: int = -100, binary: bool = False) -> PredictionFile:
     """Open a file of predictions, or a folder of them: read and check the descriptions.
 
     The files of a folder are one set of data. They have the same suffix, the same classes and the same kind
@@ -47,6 +51,7 @@ def open_predictions(path: Path | str, *, ignore_index: int = -100) -> Predictio
         path: the file to read; its suffix is a key of `FORMATS`. For a pair ``NAME.logits.npy`` and
             ``NAME.labels.npy``, either of the two. Or a folder of such files.
         ignore_index: the label of elements to leave out.
+        binary: whether each score is a yes-or-no decision of its own.
 
     Raises:
         BadFileError: the file does not exist, is damaged, or lacks something.
@@ -66,11 +71,11 @@ def open_predictions(path: Path | str, *, ignore_index: int = -100) -> Predictio
     label("ignore_index", ignore_index)
     with file_errors(path):
         if path.is_dir():
-            return _open_folder(path, ignore_index)
-    return _checked(_open_file(path, ignore_index))
+            return _open_folder(path, ignore_index, binary)
+    return _checked(_open_file(path, ignore_index, binary))
 
 
-def batches_of(path: Path | str, ignore_index: int = -100) -> Batches:
+def batches_of(path: Path | str, ignore_index: int = -100, binary: bool = False) -> Batches:
     """The batches of a file or folder, which is opened when the first one is asked for.
 
     A file in which all elements are ignored is no error: it may be a part of a larger set.
@@ -78,18 +83,59 @@ def batches_of(path: Path | str, ignore_index: int = -100) -> Batches:
     Args:
         path: the file or folder; see `open_predictions`.
         ignore_index: the label of elements to leave out.
+        binary: whether each score is a yes-or-no decision of its own.
     """
-    yield from open_predictions(path, ignore_index=ignore_index).batches(all_ignored=True)
+    file = open_predictions(path, ignore_index=ignore_index, binary=binary)
+    yield from file.batches(all_ignored=True)
 
 
-def _open_file(path: Path, ignore_index: int) -> PredictionFile:
+def _open_file(path: Path, ignore_index: int, binary: bool) -> PredictionFile:
     open_format = FORMATS.get(path.suffix.lower())
     if open_format is None:
         raise BadFileError(path, f"has an unknown suffix; expected one of {', '.join(FORMATS)}")
     with file_errors(path):
         if not stat.S_ISREG(path.stat().st_mode):
             raise BadFileError(path, "is a device; expected a file")
-        return replace(open_format(path), ignore_index=ignore_index)
+        file = replace(open_format(path), ignore_index=ignore_index)
+    return _as_decisions(file) if binary else _as_classes(file)
+
+
+def _as_classes(file: PredictionFile) -> PredictionFile:
+    """Check the axes of scores and labels."""
+    kind, shape, labels = file.kind, file.shape, file.stored_labels
+    if not 2 <= len(shape) <= MAX_AXES:
+        hint = f"; {_SINGLE}" if len(shape) == 1 else ""
+        raise BadFileError(
+            file.path, f"{kind} have shape {shape}; expected (N, K) or (N, K, *S) for K classes{hint}"
+        )
+    expected = shape[:1] + shape[2:]
+    if labels not in (None, expected):
+        hint = "; the class axis comes second" if labels == shape[:-1] else ""
+        hint = f"; {_SINGLE}" if labels == shape else hint
+        raise BadFileError(
+            file.path, f"labels have shape {labels}; expected {expected} for {kind} of shape {shape}{hint}"
+        )
+    return file
+
+
+def _as_decisions(file: PredictionFile) -> PredictionFile:
+    """The file with its scores as decisions, in axes ``(N, L, *S)``."""
+    shape = (*file.shape, 1) if len(file.shape) == 1 else file.shape
+    labels = file.stored_labels or file.shape[:1]
+    allowed = [file.shape, shape]
+    if shape[1:2] == (1,):
+        allowed.append(shape[:1] + shape[2:])
+    if labels not in allowed or not 2 <= len(shape) <= MAX_AXES:
+        table = "" if file.stored_labels else "; several labels per row need a file of arrays, such as .npz"
+        raise BadFileError(
+            file.path,
+            f"labels have shape {labels}; expected {file.shape}, that of the {file.kind}, because --binary "
+            f"takes each of these as a decision of its own{table}",
+        )
+    names = file.class_names
+    if names is not None and len(names) == 1:  # a table with one column of scores
+        names = None if names[0] in ("logit", "probability") else (f"not {names[0]}", names[0])
+    return replace(file, shape=shape, class_names=names, binary=True)
 
 
 def _checked(file: PredictionFile) -> PredictionFile:
@@ -99,10 +145,13 @@ def _checked(file: PredictionFile) -> PredictionFile:
         raise BadFileError(path, f"holds no predictions: {file.kind} have shape {file.shape}")
     if classes > MAX_CLASSES:
         raise BadFileError(path, f"{file.kind} have {classes:,} classes; expected at most {MAX_CLASSES:,}")
-    if classes < 2:
-        raise BadFileError(path, f"{file.kind} have {classes} class on axis 1; expected at least 2")
+    if classes < 2 and not file.binary:
+        raise BadFileError(
+            path, f"{file.kind} have {classes} class on axis 1; expected at least 2; {_SINGLE}"
+        )
     if not prod(file.shape):
         raise BadFileError(path, f"holds no predictions: {file.kind} have shape {file.shape}")
+    classes = max(2, classes)  # a single decision has the names of no and yes
     if names is not None and len(names) != classes:
         raise BadFileError(path, f"has {len(names)} class_names; expected one for each of {classes} classes")
     if names is not None and len(set(names)) != classes:
@@ -111,7 +160,7 @@ def _checked(file: PredictionFile) -> PredictionFile:
     return file
 
 
-def _open_folder(folder: Path, ignore_index: int) -> PredictionFile:
+def _open_folder(folder: Path, ignore_index: int, binary: bool) -> PredictionFile:
     """Open all files of a folder, and check that they belong together."""
     paths = [path for path in folder.iterdir() if path.suffix.lower() in FORMATS and path.name[0] not in "._"]
     if not paths:
@@ -124,7 +173,7 @@ def _open_folder(folder: Path, ignore_index: int) -> PredictionFile:
     paths.sort(key=_natural_order)
     _check_numbered(folder, [path.stem for path in paths])
     # Both files of a pair of .npy files open the same predictions.
-    opened = {file.path: file for file in (_open_file(path, ignore_index) for path in paths)}
+    opened = {file.path: file for file in (_open_file(path, ignore_index, binary) for path in paths)}
     shards = tuple(_checked(file) for file in opened.values() if file.rows)
     if not shards:
         raise BadFileError(folder, f"holds no predictions: all {len(opened)} files are without rows")
@@ -144,7 +193,15 @@ def _open_folder(folder: Path, ignore_index: int) -> PredictionFile:
     shape = (sum(shard.rows for shard in shards), *first.shape[1:])
     dtype = torch.float64 if any(shard.dtype == torch.float64 for shard in shards) else torch.float32
     return PredictionFile(
-        folder, first.kind, shape, dtype, first.class_names, first._chunks, ignore_index, shards=shards
+        folder,
+        first.kind,
+        shape,
+        dtype,
+        first.class_names,
+        first._chunks,
+        ignore_index,
+        shards=shards,
+        binary=binary,
     )
 
 

@@ -49,6 +49,7 @@ def _columns(path: Path, columns: Sequence[str]) -> _Columns:
         raise BadFileError(path, f"has the column {repeated!r} twice; expected different names")
     scores = {
         kind: [name for name in columns if name.startswith(prefix) and name != prefix]
+        or [name for name in columns if name == prefix[:-1]]  # of single logits
         for kind, prefix in _PREFIXES.items()
     }
     lists = [kind for kind in _PREFIXES if kind in columns]

@@ -5,7 +5,7 @@ Places are fractions of the width or height of a chart. Colours are in ``report.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -26,8 +26,11 @@ from calibrant.reports.tables import interval_text, number_text
 if TYPE_CHECKING:
     from calibrant.evaluation import ClassFigures, Evaluation, Reliability
     from calibrant.evaluation.comparison import Comparison, MeanFigure
+    from calibrant.metrics import RiskCoverage
 
 _percent = partial(number_text, unit="%")
+
+_TIPS = 10  # points of a risk-coverage curve with numbers
 
 _MOST_DIAGRAMS = 3000
 """The most reliability diagrams of classes in a page, one for each class and model: about 0.5 MB."""
@@ -291,6 +294,61 @@ def accuracy_against_error(comparison: Comparison) -> Scatter:
         for series, (name, each) in enumerate(found.items())
     )
     return Scatter(points, ticks_of(0), ticks_of(1), tuple(found))
+
+
+@dataclass(frozen=True)
+class Curve:
+    """A line with a band around it, as coordinates of SVG; and points of it with tips."""
+
+    line: str
+    band: str
+    points: tuple[tuple[float, float, str], ...]
+
+
+@dataclass(frozen=True)
+class Curves:
+    """Risk against coverage, a line for each model."""
+
+    curves: tuple[Curve, ...]
+    y_ticks: tuple[tuple[float, str], ...]
+    names: tuple[str, ...]
+
+
+def risks(evaluations: Sequence[Evaluation], names: Sequence[str]) -> Curves | None:
+    """Risk against coverage with intervals; None if an evaluation has no curve."""
+    found = [each.risk_coverage for each in evaluations if each.risk_coverage is not None]
+    if len(found) < len(evaluations):
+        return None
+    # Intervals of the first few elements reach far up. They must not flatten the curves.
+    ticks = _ticks(0.0, max(100 * max(*each.risk, each.interval[-1][1], 1e-3) for each in found))
+
+    def place(risk: float) -> float:
+        return min(1.0, 100 * risk / ticks[-1])
+
+    def joined(points: Iterable[tuple[float, float]]) -> str:
+        return " ".join(f"{x:.4g},{place(y):.4g}" for x, y in points)
+
+    def curve(name: str, data: RiskCoverage) -> Curve:
+        low, high = zip(*data.interval, strict=True)
+        step = max(1, len(data.coverage) // _TIPS)
+        tips = tuple(
+            (
+                data.coverage[n],
+                place(data.risk[n]),
+                f"{name}: the {_percent(data.coverage[n])} most confident elements\n"
+                f"error rate {_percent(data.risk[n])} {interval_text(data.interval[n])}",
+            )
+            for n in range(step - 1, len(data.coverage), step)
+        )
+        band = [*zip(data.coverage, high, strict=True), *zip(data.coverage[::-1], low[::-1], strict=True)]
+        return Curve(joined(zip(data.coverage, data.risk, strict=True)), joined(band), tips)
+
+    pairs = zip(names, found, strict=True)
+    return Curves(
+        tuple(curve(name, data) for name, data in pairs),
+        tuple((tick / ticks[-1], f"{tick:g}") for tick in ticks),
+        tuple(names),
+    )
 
 
 def _long(calibrator: str) -> str:

@@ -31,6 +31,7 @@ _TABLES = {
     "calibration": "Calibration",
     "scores": "Scores of the probabilities",
     "recognition": "Recognition",
+    "selective": "Selective prediction",
 }
 _WORST_CLASSES = 15
 _MOST_DOTS = 8  # models with a colour of their own
@@ -143,6 +144,7 @@ def render_report(
     shown += [evaluation.classes[k] for evaluation in evaluations for k in across]
     plotted = len(summary.models) if summary and summary.models else len(names)  # those before calibration
     errors = charts.error_of_models(evaluations, names) if len(names) > 1 else None
+    risks = charts.risks(evaluations[:plotted], names[:plotted]) if plotted <= _MOST_DOTS else None
     has_groups = any(evaluation.groups for evaluation in evaluations)
     return _template().render(
         title=title,
@@ -155,6 +157,7 @@ def render_report(
             **({"comparison": summary.heading} if summary else {}),
             "summary": "Figures",
             "reliability": "Reliability",
+            **({"selective": "Selective prediction"} if risks else {}),
             **({"classes": "Classes"} if shown else {}),
             **({"groups": "Groups"} if has_groups else {}),
         },
@@ -174,6 +177,7 @@ def render_report(
         has_intervals=any(evaluation.intervals for evaluation in evaluations),
         diagrams=[charts.reliability_bins(evaluation.reliability) for evaluation in evaluations],
         descriptions=[_in_words(name, each) for name, each in zip(names, evaluations, strict=True)],
+        risks=risks,
         has_classes=bool(shown),
         has_groups=has_groups,
         worst=worst,
@@ -282,6 +286,7 @@ def _direction(table: Table) -> str:
 def _facts(evaluations: Sequence[Evaluation], summary: Summary | None, fitted: str) -> list[str]:
     """What was evaluated, and how, in a few words each."""
     models = len(evaluations)
+    labels = all(each.labels for each in evaluations)
     counted = ["1 model" if models == 1 else f"{models} models"]
     if fitted:
         counted = ["1 model before and after calibration"]
@@ -290,9 +295,13 @@ def _facts(evaluations: Sequence[Evaluation], summary: Summary | None, fitted: s
     parts = [
         *counted,
         f"{_span(each.samples for each in evaluations)} elements",
-        f"{_span(each.num_classes for each in evaluations)} classes",
+        f"{_span(each.num_classes for each in evaluations)} {'labels' if labels else 'classes'}",
         f"{_span(each.bins for each in evaluations)} bins",
     ]
+    if any(each.binary for each in evaluations):
+        parts.append('"confidence" is the probability of yes, "accuracy" in diagrams the frequency of yes')
+    if labels:
+        parts.append("figures of all decisions together, except means over classes, which are over labels")
     exact = sum(each.exact for each in evaluations)
     if exact == models:
         parts.append("exact, from every prediction")
@@ -370,8 +379,8 @@ def _in_words(name: str, evaluation: Evaluation) -> str:
     return (
         f"Reliability diagram of {name}: accuracy is below confidence in {below} of {len(bins)} bins with "
         f"data. Overall, mean confidence is {_percent(confidence)} and accuracy {_percent(accuracy)}: "
-        f"{verdict.gap_words(confidence - accuracy)}. The widest gap is at confidence "
-        f"{_percent(widest.confidence)}, where accuracy is {_percent(widest.accuracy)}."
+        f"{verdict.gap_words(confidence - accuracy, binary=evaluation.binary)}. The widest gap is at "
+        f"confidence {_percent(widest.confidence)}, where accuracy is {_percent(widest.accuracy)}."
     )
 
 

@@ -47,13 +47,20 @@ def mean_confidence_and_accuracy(reliability: Reliability) -> tuple[float, float
     return mean(reliability.confidence), mean(reliability.accuracy)
 
 
-def gap_words(gap: float) -> str:
-    """Mean confidence minus accuracy in words.
+def gap_words(gap: float, *, binary: bool = False) -> str:
+    """Mean confidence minus accuracy in words; if binary, mean probability of yes minus its frequency.
 
     >>> gap_words(0.097), gap_words(-0.02), gap_words(0.0001)
     ('over-confident by 9.7 points on average', 'under-confident by 2.0 points on average', \
 'as confident as accurate on average')
+    >>> gap_words(0.097, binary=True)
+    'probabilities of yes are too high by 9.7 points on average'
     """
+    if binary:
+        if not abs(gap) >= 0.0005:
+            return "probabilities of yes are right on average"
+        high = "high" if gap > 0 else "low"
+        return f"probabilities of yes are too {high} by {100 * abs(gap):.1f} points on average"
     if not abs(gap) >= 0.0005:  # NaN counts as none
         return "as confident as accurate on average"
     return f"{'over' if gap > 0 else 'under'}-confident by {100 * abs(gap):.1f} points on average"
@@ -88,6 +95,10 @@ def one_model(evaluation: Evaluation) -> Verdict:
     """The verdict on one model."""
     confidence, accuracy = mean_confidence_and_accuracy(evaluation.reliability)
     sentences = [f"Mean confidence is {_percent(confidence)}, accuracy {_percent(accuracy)}."]
+    if evaluation.binary:
+        sentences = [
+            f"The mean probability of yes is {_percent(confidence)}, its frequency {_percent(accuracy)}."
+        ]
     sentences += _room_for_a_temperature(evaluation)
     if evaluation.p_value == evaluation.p_value:  # not NaN
         sentences.append(f"{_capital(_test_words(evaluation))}{_meaning_of_the_test(evaluation)}")
@@ -151,7 +162,7 @@ def _capital(text: str) -> str:
 
 def _gap_of(evaluation: Evaluation) -> str:
     confidence, accuracy = mean_confidence_and_accuracy(evaluation.reliability)
-    return gap_words(confidence - accuracy)
+    return gap_words(confidence - accuracy, binary=evaluation.binary)
 
 
 def _is_rejected(evaluation: Evaluation) -> bool:
@@ -163,8 +174,9 @@ def _headline(evaluation: Evaluation) -> str:
     if not _is_rejected(evaluation):
         return f"no sign of miscalibration in {evaluation.samples:,} elements"
     if abs(confidence - accuracy) < _SMALL_GAP:
-        return "miscalibrated, although mean confidence and accuracy agree"
-    return gap_words(confidence - accuracy)
+        means = "mean probability and frequency" if evaluation.binary else "mean confidence and accuracy"
+        return f"miscalibrated, although {means} agree"
+    return gap_words(confidence - accuracy, binary=evaluation.binary)
 
 
 def _test_words(evaluation: Evaluation) -> str:

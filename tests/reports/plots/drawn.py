@@ -5,6 +5,7 @@ import torch
 
 from calibrant.evaluation import ClassFigures, Reliability
 from calibrant.evaluation.comparison import MeanFigure
+from calibrant.metrics import risk_coverage
 
 NAN, INFINITY = float("nan"), float("inf")
 PASSES = np.random.default_rng(0).normal(size=(20, 15))
@@ -64,3 +65,10 @@ def bars(ax, label):
 def line(ax, label):
     (found,) = [line for line in ax.lines if line.get_label() == label]
     return np.asarray(found.get_xdata()), np.asarray(found.get_ydata())
+
+
+def curve(size=500):
+    """A risk-coverage curve of random predictions."""
+    generator = torch.Generator().manual_seed(0)
+    logits = 2 * torch.randn(size, 5, generator=generator)
+    return risk_coverage(logits, torch.multinomial(logits.softmax(1), 1, generator=generator).squeeze(1))

@@ -11,7 +11,7 @@ from matplotlib import pyplot
 
 from calibrant.losses import LOSSES
 from calibrant.reports import plots
-from tests.reports.plots.drawn import FIGURES, LOGITS, PASSES, SENSITIVITY, classes, legend, reliability
+from tests.reports.plots.drawn import FIGURES, LOGITS, PASSES, SENSITIVITY, classes, curve, legend, reliability
 
 METHODS = {name: [(0.7 + n / 100, 0.02 + n / 500), (0.72, 0.03)] for n, name in enumerate(LOSSES)}
 
@@ -48,6 +48,8 @@ PICTURES = {
     "focal_losses": lambda **o: plots.focal_losses(**o),
     "exponents": lambda **o: plots.exponents(**o),
     "dual_focal_phi": lambda **o: plots.dual_focal_phi(**o),
+    "risk_coverage": lambda **o: plots.risk_coverage({"ce": curve()}, **o),
+    "risk_coverage, many": lambda **o: plots.risk_coverage(dict.fromkeys(LOSSES, curve()), **o),
     "roc_curve": lambda **o: plots.roc_curve({"entropy": ([0.0, 1.0], [0.5, 2.0])}, **o),
     "roc_curve, many": lambda **o: plots.roc_curve({name: ([0.0], [1.0]) for name in LOSSES}, **o),
     "maximum_logits": lambda **o: plots.maximum_logits(LOGITS, **o),

@@ -28,6 +28,7 @@ from calibrant.reports.plots.methods import (
     severity_curves,
     training_curves,
 )
+from calibrant.reports.plots.selective import risk_coverage
 from calibrant.reports.plots.sensitivity import sensitivity
 
 __all__ = [
@@ -50,6 +51,7 @@ __all__ = [
     "penalties",
     "penalty_weights",
     "reliability_diagram",
+    "risk_coverage",
     "roc_curve",
     "sensitivity",
     "severity_curves",

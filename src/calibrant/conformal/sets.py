@@ -1,0 +1,260 @@
+"""Conformal sets: a score of each class, and a threshold that is learned from held-out data."""
+
+from __future__ import annotations
+
+import os
+from abc import abstractmethod
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from calibrant.arguments import in_range, nearest, whole_number
+from calibrant.calibrators.base import Calibrator, warn
+from calibrant.calibrators.storage import load_layer, save_layer
+from calibrant.statistics import sum_dtype
+
+_WHAT = "conformal predictor"
+
+
+class ConformalSets(Calibrator):
+    """A layer from logits to sets of classes; ``nn.Sequential(model, calibrator, sets)`` predicts sets.
+
+    The sets hold the true class of a new element with a probability of at least ``1 - alpha``, if the new
+    element and the held-out data come from the same distribution. The guarantee is an average over elements
+    and over held-out data. It needs no calibrated probabilities, but these give smaller sets. The held-out
+    data must be new to the model and to the calibrator.
+
+    Like a calibrator, it is fitted, saved and exported; its learned state is a float64 buffer. Subclasses set
+    `key` and write `scores`.
+
+    Shape:
+        logits ``(B, K, *S)``, integer target ``(B, *S)``. The result ``(B, K, *S)`` is boolean: whether a
+        class belongs to the set.
+
+    Args:
+        alpha: the accepted probability that the true class is missing, between 0 and 1.
+        class_conditional: whether each class has its own threshold. The guarantee then holds for the elements
+            of each class. A class with fewer than ``1 / alpha - 1`` held-out elements is in every set.
+
+    Attributes:
+        threshold: the largest score of a class in the set, ``(K,)``, once fitted.
+    """
+
+    threshold: Tensor
+
+    def __init__(self, *, alpha: float = 0.1, class_conditional: bool = False) -> None:
+        super().__init__()
+        self.alpha = in_range("alpha", alpha, 0, 1, open_low=True)
+        if self.alpha == 1:
+            raise ValueError("alpha must be below 1: sets that may miss every class are empty")
+        self.class_conditional = bool(class_conditional)
+
+    @abstractmethod
+    def scores(self, probability: Tensor) -> Tensor:
+        """How unusual each class would be as the true one, ``(N, K)``, from probabilities ``(N, K)``."""
+
+    def fit_rows(self, rows: Tensor, labels: Tensor) -> None:
+        """Learn the thresholds."""
+        classes = rows.shape[1]
+        scores = self.transform(rows).gather(1, labels.unsqueeze(1)).squeeze(1)
+        if not self.class_conditional:
+            self.learn("threshold", self._quantile(scores).expand(classes))
+            return
+        self.learn("threshold", torch.stack([self._quantile(scores[labels == k]) for k in range(classes)]))
+
+    def _quantile(self, scores: Tensor) -> Tensor:
+        """The score that a new one exceeds with a probability of at most alpha."""
+        count = len(scores)
+        # Less a little: (n + 1) · (1 - alpha) may be a whole number that rounding exceeds.
+        rank = int(torch.tensor((count + 1) * (1 - self.alpha) - 1e-9, dtype=torch.float64).ceil())
+        return scores.new_tensor(torch.inf) if rank > count else scores.kthvalue(max(1, rank)).values
+
+    def fitted_to(self, counts: Tensor) -> None:
+        """Finish a fit; warn of classes that are in every set."""
+        super().fitted_to(counts)
+        everywhere = self.threshold.isinf().nonzero().flatten().tolist()
+        if everywhere:
+            needed = int(1 / self.alpha - 1e-9)
+            named = ", ".join(map(str, everywhere[:5])) + (", …" if len(everywhere) > 5 else "")
+            warn(
+                f"too few held-out elements for alpha = {self.alpha:g}: {len(everywhere)} of {len(counts)} "
+                f"classes are in every set ({named}); at least {needed} elements"
+                f"{' of each class' if self.class_conditional else ''} are needed"
+            )
+
+    def transform(self, rows: Tensor) -> Tensor:
+        """The scores of logits ``(N, K)``."""
+        return self.scores(rows.softmax(1))
+
+    def forward(self, logits: Tensor) -> Tensor:
+        """The sets of logits ``(B, K, *S)``: True for the classes in them."""
+        classes = self.check(logits)
+        rows = logits.permute(0, *range(2, logits.ndim), 1)
+        # In float64, as at the fit: elements whose score is the threshold itself must stay inside.
+        flat = rows.reshape(-1, classes).to(sum_dtype(logits.device))
+        # A class that is ruled out is in no set, even if its threshold is infinite.
+        inside = (self.transform(flat) <= self.learned("threshold", flat)) & (flat > -torch.inf)
+        return inside.view(rows.shape).permute(0, logits.ndim - 1, *range(1, logits.ndim - 1))
+
+
+class LAC(ConformalSets):
+    """The classes whose probability reaches a threshold (key ``lac``): the smallest sets on average.
+
+    The score is ``1 - s_k``. Sets can be empty where no class is probable.
+
+    Sadinle, Lei and Wasserman, *Least Ambiguous Set-Valued Classifiers With Bounded Error Levels*,
+    JASA 2019. Arguments as for `ConformalSets`.
+
+    >>> logits = torch.tensor([[0.9, 0.1], [0.8, 0.2], [0.7, 0.3], [0.4, 0.6]]).log()
+    >>> sets = LAC(alpha=0.4).fit(logits, torch.zeros(4, dtype=torch.long))
+    >>> sets(torch.tensor([[0.75, 0.25], [0.5, 0.5]]).log())
+    tensor([[ True, False],
+            [False, False]])
+    """
+
+    key: ClassVar[str] = "lac"
+
+    def scores(self, probability: Tensor) -> Tensor:
+        """``1 - s_k``."""
+        return 1 - probability
+
+
+class APS(ConformalSets):
+    """The most probable classes, as many as needed for a total probability (key ``aps``).
+
+    Hard elements get larger sets than with `LAC`, and easy ones smaller sets. The score of a class is the
+    total probability of the classes that are more probable. There is no random part: equal logits give equal
+    sets.
+
+    Romano, Sesia and Candès, *Classification with Valid and Adaptive Coverage*, NeurIPS 2020.
+
+    Args:
+        alpha: as for `ConformalSets`.
+        class_conditional: as for `ConformalSets`.
+        never_empty: False to add the class's own probability to its score. Sets of very confident elements
+            can then be empty.
+
+    >>> logits = torch.tensor([[0.6, 0.3, 0.1]] * 4).log()
+    >>> sets = APS(alpha=0.4).fit(logits, torch.tensor([0, 0, 1, 2]))
+    >>> sets(torch.tensor([[0.5, 0.4, 0.1]]).log())
+    tensor([[ True,  True, False]])
+    """
+
+    key: ClassVar[str] = "aps"
+
+    def __init__(
+        self, *, alpha: float = 0.1, class_conditional: bool = False, never_empty: bool = True
+    ) -> None:
+        super().__init__(alpha=alpha, class_conditional=class_conditional)
+        self.never_empty = bool(never_empty)
+
+    def scores(self, probability: Tensor) -> Tensor:
+        """The probability of the more probable classes, with ``never_empty=False`` also the own one."""
+        ordered, order = probability.sort(1, descending=True)
+        total = ordered.cumsum(1) + self.penalty(probability.shape[1], probability)
+        if self.never_empty:
+            total = total - ordered
+        return torch.zeros_like(total).scatter(1, order, total)
+
+    def penalty(self, classes: int, like: Tensor) -> Tensor:
+        """What is added to the scores of the most probable class, the second and so on, ``(K,)``."""
+        return torch.zeros(classes, dtype=like.dtype, device=like.device)
+
+
+class RAPS(APS):
+    """`APS` with a penalty for large sets (key ``raps``).
+
+    The classes after the first ``size`` most probable ones get ``weight`` each in addition: long tails of
+    improbable classes stay outside.
+
+    Angelopoulos et al., *Uncertainty Sets for Image Classifiers using Conformal Prediction*, ICLR 2021.
+
+    Args:
+        alpha: as for `APS`.
+        class_conditional: as for `APS`.
+        never_empty: as for `APS`.
+        weight: the penalty for each class, at least 0 (λ in the paper).
+        size: number of classes without a penalty, at least 1 (k_reg in the paper).
+
+    >>> RAPS(weight=0.1, size=1).penalty(3, torch.zeros(1))
+    tensor([0.0000, 0.1000, 0.2000])
+    """
+
+    key: ClassVar[str] = "raps"
+
+    def __init__(
+        self,
+        *,
+        alpha: float = 0.1,
+        class_conditional: bool = False,
+        never_empty: bool = True,
+        weight: float = 0.01,
+        size: int = 5,
+    ) -> None:
+        super().__init__(alpha=alpha, class_conditional=class_conditional, never_empty=never_empty)
+        self.weight = in_range("weight", weight)
+        self.size = whole_number("size", size)
+
+    def penalty(self, classes: int, like: Tensor) -> Tensor:
+        """``weight`` for each class after the first ``size``."""
+        rank = torch.arange(1, classes + 1, dtype=like.dtype, device=like.device)
+        return self.weight * (rank - self.size).clamp_min(0)
+
+
+CONFORMAL: dict[str, type[ConformalSets]] = {kind.key: kind for kind in (LAC, APS, RAPS)}
+"""Every kind of conformal sets by its key."""
+
+
+def create_conformal(key: str, **options: Any) -> ConformalSets:
+    """Create conformal sets by their key. They are not fitted yet.
+
+    Args:
+        key: a key of `CONFORMAL`.
+        **options: keyword arguments of the class.
+
+    Raises:
+        ValueError: the key is unknown.
+        TypeError: there is no such option.
+
+    >>> create_conformal("raps", alpha=0.05).alpha
+    0.05
+    """
+    if key not in CONFORMAL:
+        raise ValueError(
+            f"unknown conformal sets {key!r}{nearest(key, CONFORMAL)}; known: {', '.join(CONFORMAL)}"
+        )
+    return CONFORMAL[key](**options)
+
+
+def save_conformal(
+    sets: ConformalSets, path: str | os.PathLike[str], *, class_names: Sequence[str] | None = None
+) -> None:
+    """Write fitted conformal sets to a safetensors file, as `calibrant.calibrators.save_calibrator` does.
+
+    Args:
+        sets: the fitted sets.
+        path: the file to write. An existing file is replaced in one step.
+        class_names: the names of the classes in the order of the logits. None keeps those of the sets.
+    """
+    save_layer(sets, path, what=_WHAT, class_names=class_names)
+
+
+def load_conformal(
+    path: str | os.PathLike[str], *, class_names: Sequence[str] | None = None
+) -> ConformalSets:
+    """Read conformal sets that `save_conformal` wrote.
+
+    Args:
+        path: the file to read.
+        class_names: the names of the classes in the order of the logits. If the sets were saved with names,
+            they must be the same.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        ValueError: the file is damaged, holds something else, or is for other classes.
+    """
+    found = load_layer(path, what=_WHAT, create=create_conformal, class_names=class_names)
+    assert isinstance(found, ConformalSets)
+    return found

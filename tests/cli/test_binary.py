@@ -1,0 +1,134 @@
+"""The commands evaluate, calibrate and apply with --binary: single logits and several labels."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from calibrant.calibrators import Temperature, create_calibrator, load_calibrator
+from calibrant.evaluation import Evaluation, evaluate
+
+from .commands import fail, fail_at_once, printed
+
+ROWS, LABELS = 300, 3
+
+
+def decisions(*shape: int) -> tuple[Tensor, Tensor]:
+    """Logits that are three times too large."""
+    generator = torch.Generator().manual_seed(0)
+    logits = 2 * torch.randn(*shape, generator=generator, dtype=torch.float64)
+    target = (torch.rand(*shape, generator=generator, dtype=torch.float64) < logits.sigmoid()).long()
+    return 3 * logits, target
+
+
+def save(path: Path, logits: Tensor, target: Tensor, kind: str = "logits", **more: object) -> Path:
+    np.savez(path, **{kind: logits.numpy(), "labels": target.numpy(), **more})
+    return path
+
+
+def evaluated(*arguments: object) -> Evaluation:
+    printed("evaluate", "--resamples", 0, "--json", "e.json", "--binary", *arguments)
+    (plain,) = json.loads(Path("e.json").read_text())
+    return Evaluation.from_dict(plain)
+
+
+def assert_same(found: Evaluation, expected: Evaluation) -> None:
+    for name, value in expected.metrics.items():
+        close = value if value is None else pytest.approx(value, rel=1e-6, abs=1e-9)
+        assert found.metrics[name] == close, name
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.mark.parametrize("shape", [(ROWS,), (ROWS, 1), (ROWS, LABELS)])
+def test_evaluate_is_that_of_python(shape: tuple[int, ...]) -> None:
+    logits, target = decisions(*shape)
+    target.view(-1)[7] = -100
+    expected = evaluate(logits, target, binary=True, resamples=0)
+    found = evaluated(save(Path("p.npz"), logits, target))
+    assert_same(found, expected)
+    assert len(found.labels) == (LABELS if shape[1:] == (LABELS,) else 0)
+    assert_same(evaluated(save(Path("q.npz"), logits.sigmoid(), target, "probabilities")), expected)
+    streamed = evaluated("--stream", "p.npz")
+    assert streamed.ece == pytest.approx(expected.ece, abs=1e-12)
+    assert streamed.macro.get("ece") == pytest.approx(expected.macro.get("ece"), abs=1e-12)
+
+
+@pytest.mark.parametrize("column", ["logit", "logit_spam", "probability"])
+def test_tables_of_single_logits(column: str) -> None:
+    logits, target = decisions(50)
+    scores = logits.sigmoid() if column == "probability" else logits
+    rows = [f"{score!r},{label}" for score, label in zip(scores.tolist(), target.tolist(), strict=True)]
+    Path("t.csv").write_text("\n".join([f"{column},label", *rows]))
+    found = evaluated("t.csv")
+    assert_same(found, evaluate(logits, target, binary=True, resamples=0))
+    names = ["not spam", "spam"] if column == "logit_spam" else ["no", "yes"]
+    assert [each.name for each in found.classes] == names
+    assert "pass --binary" in fail("evaluate", "t.csv")
+
+
+@pytest.mark.parametrize("method", ["temperature", "platt", "isotonic", "beta"])
+def test_several_labels_are_calibrated_reported_and_applied(method: str) -> None:
+    logits, target = decisions(ROWS, LABELS)
+    file = save(Path("held-out.npz"), logits, target, class_names=np.array(["cat", "dog", "bird"]))
+    report = ["--report", "r.html"] if method == "temperature" else []  # to save time
+    output = printed(
+        *("calibrate", file, "--binary", "--method", method, "--resamples", 0, *report),
+        *("--output", "c.safetensors", "--json", "e.json"),
+    )
+    assert f"{method} of each label, fitted to held-out.npz" in output
+    calibrator = load_calibrator("c.safetensors")
+    assert calibrator.class_names == ("cat", "dog", "bird")
+    expected = create_calibrator(method).fit(logits, target, binary=True)(logits)
+    assert torch.equal(calibrator(logits), expected)
+    before, after = map(Evaluation.from_dict, json.loads(Path("e.json").read_text()))
+    assert after.ece < before.ece
+    assert [label.name for label in after.labels] == ["cat", "dog", "bird"]
+    assert_same(after, evaluate(expected, target, binary=True, resamples=0))
+    for text in ("3 labels", "probability of yes", "bird") if report else ():
+        assert text in Path("r.html").read_text()
+    printed("apply", "c.safetensors", file, "--output", "calibrated.npz")
+    assert_same(evaluated("calibrated.npz"), after)
+
+
+def test_a_single_logit_is_calibrated_reported_and_applied() -> None:
+    logits, target = decisions(ROWS)
+    file = save(Path("held-out.npz"), logits, target)
+    arguments = ("--binary", "--resamples", 0, "--output", "c.safetensors", "--report", "r.html")
+    temperature = float(Temperature().fit(logits, target, binary=True).labels[0].temperature)
+    assert f"temperature (T = {temperature:.4g})" in printed("calibrate", file, *arguments)
+    assert "probability of yes" in Path("r.html").read_text()
+    printed("apply", "c.safetensors", file, "--output", "calibrated.npz")
+    assert evaluated("calibrated.npz").ece < evaluated(file).ece
+    assert "auto" not in printed("calibrate", file, "--binary", "--method", "auto", "--resamples", 0)
+
+
+def test_wrong_input_gets_one_line() -> None:
+    logits, target = decisions(20, 2)
+    single = save(Path("single.npz"), logits[:, 0], target[:, 0])
+    column = save(Path("column.npz"), logits[:, :1], target[:, :1])
+    several = save(Path("several.npz"), logits, target)
+    classes = save(Path("classes.npz"), logits, target[:, 0])
+    for file in (single, column, several):
+        assert "if each score is a yes-or-no decision of its own, pass --binary" in fail_at_once(
+            "evaluate", file
+        )
+    assert "labels have shape (20,); expected (20, 2), that of the logits" in fail_at_once(
+        "evaluate", "--binary", classes
+    )
+    wrong = save(Path("wrong.npz"), logits, target + 1)
+    assert "has label 2 at row" in fail("evaluate", "--binary", wrong)
+    assert "expected 0 to 1" in fail("evaluate", "--binary", wrong)
+    assert "calibrators are ranked for one label, got 2" in fail(
+        "calibrate", several, "--binary", "--method", "auto"
+    )
+    printed("calibrate", several, "--binary", "--resamples", 0, "--output", "c.safetensors")
+    assert "has 1 labels, but c.safetensors was fitted to 2" in fail(
+        "apply", "c.safetensors", single, "--output", "o.npz"
+    )

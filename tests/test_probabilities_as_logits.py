@@ -1,0 +1,98 @@
+"""Probabilities in the place of logits: a warning wherever logits are taken outside of training steps."""
+
+import warnings
+
+import pytest
+import torch
+
+import calibrant
+from calibrant.calibrators import CALIBRATORS, create_calibrator, rank
+from calibrant.layout import look_like_probabilities
+from calibrant.losses import AdaptiveLoss
+from calibrant.metrics import METRICS, SCORES, Predictions, accuracy, classwise_ece, ece, nll, smooth_ece
+
+K = 4
+LOGITS = 3 * torch.randn(200, K, generator=torch.Generator().manual_seed(0))
+TARGET = torch.randint(K, (200,), generator=torch.Generator().manual_seed(1))
+PROBABILITIES = LOGITS.softmax(1)
+ADAPTIVE = [key for key, loss in calibrant.LOSSES.items() if issubclass(loss, AdaptiveLoss)]
+
+warned = pytest.warns(UserWarning, match=r"add up to 1, as probabilities do; pass the \.log\(\)")
+
+
+@pytest.mark.parametrize("metric", [ece, smooth_ece, nll, accuracy, classwise_ece, Predictions.of])
+def test_metrics(metric):
+    with warned as caught:
+        metric(PROBABILITIES, TARGET)
+    assert len(caught) == 1
+    assert caught[0].filename == __file__  # the caller's line
+    metric(PROBABILITIES.log(), TARGET)
+
+
+@pytest.mark.parametrize("score", SCORES.values(), ids=list(SCORES))
+def test_scores(score):
+    with warned:
+        score(PROBABILITIES)
+    score(LOGITS)
+
+
+def test_evaluate_warns_once():
+    assert METRICS
+    with warned as caught:
+        calibrant.evaluate(PROBABILITIES, TARGET, resamples=0)
+    assert [each.filename for each in caught] == [__file__]
+
+
+@pytest.mark.parametrize("name", ["CalibrationError", "ClasswiseCalibrationError"])
+def test_torchmetrics_once_for_each_object(name):
+    pytest.importorskip("torchmetrics")
+    from calibrant.integrations import torchmetrics
+
+    metric = torchmetrics.CalibrationError() if name == "CalibrationError" else getattr(torchmetrics, name)(K)
+    with warned as caught:
+        for _ in range(3):
+            metric.update(PROBABILITIES, TARGET)
+    assert len(caught) == 1
+
+
+@pytest.mark.parametrize("key", CALIBRATORS)
+def test_calibrators(key):
+    calibrator = create_calibrator(key)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        calibrator.fit(PROBABILITIES, TARGET)
+    found = [each for each in caught if "as probabilities do" in str(each.message)]
+    assert [each.filename for each in found] == [__file__]
+
+
+def test_ranks_of_calibrators():
+    with warned:
+        rank(PROBABILITIES, TARGET, candidates=["temperature"], folds=2)
+
+
+@pytest.mark.parametrize("key", ADAPTIVE)
+def test_observe_once_for_each_object(key):
+    loss = calibrant.create_loss(key, K)
+    with warned as caught:
+        for _ in range(3):
+            loss.observe(PROBABILITIES, TARGET)
+    assert [each.filename for each in caught] == [__file__]
+    calibrant.create_loss(key, K).observe(LOGITS, TARGET)
+
+
+def test_training_steps_are_not_slowed_down():
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for key in ("ce", "adafocal"):
+            calibrant.create_loss(key, K)(PROBABILITIES, TARGET)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16, torch.bfloat16])
+def test_what_looks_like_probabilities(dtype):
+    images = torch.randn(2, 30, 5, 4, generator=torch.Generator().manual_seed(2)).softmax(1)
+    assert look_like_probabilities(PROBABILITIES.to(dtype))
+    assert look_like_probabilities(images.to(dtype))
+    assert not look_like_probabilities(LOGITS.to(dtype))
+    assert not look_like_probabilities(PROBABILITIES.log().to(dtype))
+    assert not look_like_probabilities(LOGITS.sigmoid().to(dtype))
+    assert not look_like_probabilities(torch.zeros(0, 3, dtype=dtype))
