@@ -134,7 +134,8 @@ def test_ignoring_equals_deleting(create):
 def test_logits_inside_the_unit_interval_are_still_logits(create):
     probabilities = batch()[0].softmax(1)
     target = batch()[1]
-    as_logits = fed(create(), probabilities, target).compute()
+    with pytest.warns(UserWarning, match="as probabilities do"):
+        as_logits = fed(create(), probabilities, target).compute()
     as_probabilities = fed(create(), probabilities.log(), target).compute()
     torch.testing.assert_close(as_probabilities, fed(create(), *batch()).compute())
     torch.testing.assert_close(as_logits, fed(create(), probabilities + 5, target).compute())
