@@ -92,6 +92,7 @@ STRANGERS = {
     "evaluation": {"rich", "scipy"},
     "metrics": {"scipy"},
     "calibrators": {"rich", "safetensors", "scipy"},
+    "conformal": {"scipy"},
     "reports": {"jinja2", "markupsafe", "matplotlib", "mpl_toolkits", "numpy", "rich"},
     "integrations": {
         "accelerate",
@@ -177,6 +178,7 @@ def test_the_layers_have_no_cycle():
         "losses",
         "predictions",
         "calibrators",
+        "conformal",
         "evaluation",
         "reports",
         "integrations",

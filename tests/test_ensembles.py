@@ -64,6 +64,8 @@ def test_diversity_adds_up_and_leaves_out_ignored_elements():
 
 
 def test_wrong_shapes():
+    with pytest.raises(ValueError, match=r"got \(40,\).*calibrant\.ensembles\.pool\(logits\)"):
+        evaluate(LOGITS, TARGET)
     with pytest.raises(ValueError, match=r"\(M, B, K, \*S\).*got \(40, 3\)"):
         pool(LOGITS[0])
     with pytest.raises(TypeError, match="list: stack them"):

@@ -1,6 +1,4 @@
-"""Draws point.png, the picture at the top of README.md: its example with cross-entropy and with ada-scale.
-
-The example has 20,000 instead of 2,000 test elements here.
+"""Draws point.png, the picture at the top of README.md, and prints the table of its training loop.
 
     python docs/images/point.py
 """
@@ -9,34 +7,43 @@ from pathlib import Path
 
 import matplotlib.pyplot as plt
 import torch
-from torch import nn
+from torch.utils.data import DataLoader, TensorDataset, random_split
 
 import calibrant
 from calibrant.reports import plots
 
-PARTS = [1000, 1000, 20_000]
 
-torch.manual_seed(0)
-inputs = torch.randn(sum(PARTS), 20)
-labels = torch.multinomial((2 * inputs[:, :10]).softmax(1), 1).squeeze(1)
-train, validation, test = zip(inputs.split(PARTS), labels.split(PARTS), strict=True)
-figure, axes = plt.subplots(1, 2, figsize=(9, 5))
-for key, ax in zip(("ce", "ada-scale"), axes, strict=True):
+def predictions(key):
+    """Logits and labels of the validation and the test data, after the training loop of README.md with a loss."""
     torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(20, 256), nn.ReLU(), nn.Linear(256, 10))
+    inputs = torch.randn(22_000, 20)
+    labels = torch.multinomial((2 * inputs[:, :10]).softmax(1), 1).squeeze(1)
+    train, validation, test = random_split(TensorDataset(inputs, labels), [1000, 1000, 20_000])
+    model = torch.nn.Sequential(torch.nn.Linear(20, 256), torch.nn.ReLU(), torch.nn.Linear(256, 10))
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
     loss = calibrant.create_loss(key, num_classes=10)
     for _ in range(40):
-        for batch in torch.randperm(PARTS[0]).split(100):
+        for x, y in DataLoader(train, batch_size=100, shuffle=True):
             optimizer.zero_grad()
-            loss(model(train[0][batch]), train[1][batch]).backward()
+            loss(model(x), y).backward()
             optimizer.step()
-        if key != "ce":
-            calibrant.adapt_on(loss, model, [validation])
-    found = calibrant.evaluate(model(test[0]).detach(), test[1])
-    print(key, {name: round(found.metrics[name], 4) for name in ("accuracy", "nll", "ece")})
-    title = "cross-entropy" if key == "ce" else "ada-scale"
+        calibrant.adapt_on(loss, model, DataLoader(validation, batch_size=1000))
+    with torch.no_grad():
+        return [(model(inputs[part.indices]), labels[part.indices]) for part in (validation, test)]
+
+
+validation, test = predictions("ce")
+temperature = calibrant.calibrators.Temperature().fit(*validation)
+shown = {
+    "cross-entropy": test,
+    "cross-entropy + temperature scaling": (temperature(test[0]), test[1]),
+    "ada-scale": predictions("ada-scale")[1],
+}
+figure, axes = plt.subplots(1, 3, figsize=(13, 4.6))
+for (title, (logits, labels)), ax in zip(shown.items(), axes, strict=True):
+    found = calibrant.evaluate(logits, labels)
+    print(title, {name: round(found.metrics[name], 4) for name in ("accuracy", "nll", "ece")})
     plots.reliability_diagram(
-        found.reliability, ax, title=title, ece=found.metrics["ece"], legend=key == "ce"
+        found.reliability, ax, title=title, ece=found.metrics["ece"], legend=ax is axes[0]
     )
 figure.savefig(Path(__file__).with_name("point.png"), dpi=110, bbox_inches="tight")

@@ -263,6 +263,8 @@ def _check_target(logits: Tensor, target: Tensor, soft: bool) -> None:
         raise TypeError(f"target must hold integer labels, got {target.dtype}")
     elif target.shape != labels:
         hint = f"; {_SINGLE_LOGITS}" if target.shape == logits.shape else ""
+        if logits.ndim > 2 and target.shape == logits.shape[1:2] + logits.shape[3:]:
+            hint = "; logits (M, B, K, *S) of an ensemble are pooled first: calibrant.ensembles.pool(logits)"
         raise ValueError(
             f"target must have shape {tuple(labels)} for logits of shape {tuple(logits.shape)}, "
             f"got {tuple(target.shape)}{hint}"

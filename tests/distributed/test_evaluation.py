@@ -50,6 +50,11 @@ def data() -> tuple[Tensor, Tensor]:
     return logits, target
 
 
+def decisions() -> tuple[Tensor, Tensor]:
+    logits, _ = data()
+    return logits, (logits > 1).long()
+
+
 def pictures() -> tuple[Tensor, Tensor]:
     generator = torch.Generator().manual_seed(1)
     logits = 3 * torch.randn(3, CLASSES, 6, 6, dtype=torch.float64, generator=generator)
@@ -96,6 +101,11 @@ def evaluate_apart(rank: int) -> Results:
         per_image.update(*(tensor[IMAGES[rank]] for tensor in pictures()))
     found["per image"] = per_image.compute().to_json()
 
+    labels = Evaluator(binary=True, resamples=0)
+    if rank < 2:
+        labels.update(*(tensor[SHARES[rank]] for tensor in decisions()))
+    found["labels"] = labels.compute().to_json()
+
     # Two groups that evaluate different data at the same time: the pair has all hundred samples.
     pair, single = dist.new_group([0, 1]), dist.new_group([2])
     share = [*SHARES[:2], slice(0, 40)][rank]
@@ -133,7 +143,7 @@ def test_no_share_would_do(apart: list[Results]) -> None:
         assert abs(sum(values) / 2 - getattr(whole, name)) > 1e-4, name  # nor the mean of both
 
 
-@pytest.mark.parametrize("key", [*WAYS, "later", "per image"])
+@pytest.mark.parametrize("key", [*WAYS, "later", "per image", "labels"])
 def test_every_rank_has_the_same_evaluation(key: str, apart: list[Results]) -> None:
     assert apart[0][key] == apart[1][key] == apart[2][key]
 
@@ -154,6 +164,15 @@ def test_images_are_averaged_over_all_processes(apart: list[Results]) -> None:
     logits, target = pictures()
     singles = [evaluate(logits[i : i + 1], target[i : i + 1], resamples=0).ece for i in range(3)]
     assert Evaluation.from_json(apart[2]["per image"]).ece == pytest.approx(sum(singles) / 3, abs=1e-12)
+
+
+def test_labels_are_pooled_over_all_processes(apart: list[Results]) -> None:
+    alone = Evaluator(binary=True, resamples=0).update(*decisions()).compute()
+    for rank in RANKS:
+        found = Evaluation.from_json(apart[rank]["labels"])
+        assert_same(found, alone, without=["labels"])
+        for ours, theirs in zip(found.labels, alone.labels, strict=True):
+            assert_same(ours, theirs)
 
 
 def test_a_group_pools_over_its_own_processes_only(apart: list[Results]) -> None:

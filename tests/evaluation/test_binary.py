@@ -117,6 +117,21 @@ def test_several_labels() -> None:
     assert "4 labels" in render_report([found])
 
 
+@pytest.mark.parametrize(
+    ("factor", "shift", "words"),
+    [
+        (3.0, 0.0, "too extreme"),
+        (0.3, 0.0, "not extreme enough"),
+        (1.0, 2.0, "too high"),
+        (1.0, -2.0, "too low"),
+    ],
+)
+def test_a_report_says_where_probabilities_of_yes_are_wrong(factor: float, shift: float, words: str) -> None:
+    logits, target = decisions(2000)
+    found = evaluate(factor * (logits + 1) / 2 + shift - 0.5, target, binary=True, resamples=0)
+    assert f"Probabilities of yes are {words} by" in render_report([found])
+
+
 def test_evaluations_without_decisions_are_stored_as_before() -> None:
     found = evaluate(5 * torch.eye(3), torch.arange(3), resamples=0)
     assert not {"binary", "labels"} & set(found.to_dict())

@@ -75,6 +75,24 @@ def csv():
     return "\n".join(lines).encode()
 
 
+def csv_lists():
+    lines = [f'{label},"{row}"' for label, row in zip(LABELS, LOGITS.tolist(), strict=True)]
+    return "\n".join(["label,logits", *lines]).encode()
+
+
+def parquet_lists():
+    pyarrow = pytest.importorskip("pyarrow")
+    from pyarrow import parquet
+
+    table = pyarrow.table({"label": LABELS, "logits": LOGITS.tolist()})
+    return to_bytes(lambda stream: parquet.write_table(table, stream))
+
+
+def jsonl():
+    rows = [{"label": int(label), "logits": row} for label, row in zip(LABELS, LOGITS.tolist(), strict=True)]
+    return "\n".join(map(json.dumps, rows)).encode()
+
+
 TENSORS = {"logits": torch.from_numpy(LOGITS), "labels": torch.from_numpy(LABELS)}
 NAMES = np.array(["cat", "dog", "horse"])
 
@@ -92,6 +110,9 @@ PREDICTIONS = {
     ".safetensors": save(TENSORS, metadata={"class_names": json.dumps(NAMES.tolist())}),
     ".csv": csv(),
     ".parquet": parquet(),
+    ".lists.csv": csv_lists(),
+    ".lists.parquet": parquet_lists(),
+    ".jsonl": jsonl(),
 }
 """A valid file for each format of predictions, by its suffix; one of them would run code."""
 

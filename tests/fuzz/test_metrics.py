@@ -21,7 +21,7 @@ from tests.metrics.test_calibration import (
     straddling,
     sweep_by_definition,
 )
-from tests.metrics.test_scores import brier_by_numpy, log_softmax, nll_by_numpy
+from tests.metrics.test_scores import best, brier_by_numpy, log_softmax, nll_by_numpy
 from tests.metrics.test_selective import by_definition as selective
 
 from .batches import SEEDS, Batch, batches
@@ -332,10 +332,14 @@ def test_scores_of_detection(batch: Batch) -> None:
     probability = np.exp(logarithm)
     top = rows.max(1)
     rest = np.sort(probability, 1)[:, :-1].sum(1)  # without the largest
+    others = 1 - probability
+    others[np.arange(len(rows)), rows.argmax(1)] = rest
     wanted = {
         "entropy": -(probability * logarithm).sum(1),
         "maximum_probability": rest,
         "energy": -(top + np.log(np.exp(rows - top[:, None]).sum(1))),
+        "maximum_logit": -top,
+        "generalised_entropy": ((probability * others) ** 0.1).sum(1),
     }
     assert set(wanted) == set(SCORES)
     for name, score in SCORES.items():

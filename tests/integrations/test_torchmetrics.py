@@ -16,9 +16,9 @@ from torchmetrics.classification import (
 from torchmetrics.wrappers import BootStrapper, MinMaxMetric, Running
 
 from calibrant.histogram import ConfidenceHistogram
-from calibrant.integrations.torchmetrics import CalibrationError, ClasswiseCalibrationError
+from calibrant.integrations.torchmetrics import CalibrationError, ClasswiseCalibrationError, SelectiveRisk
 from calibrant.layout import arrange
-from calibrant.metrics import calibration
+from calibrant.metrics import calibration, selective
 from calibrant.metrics.classwise import classwise_ece
 from tests.distributed.processes import in_processes
 
@@ -593,3 +593,18 @@ def test_two_processes_equal_one(ranks, share):
         assert results[share]["synced samples"] == 600
         own = SHARES[share][rank]
         assert results[share]["own samples"] == own.stop - own.start
+
+
+@pytest.mark.parametrize("kind", ["aurc", "augrc", "risk_at_coverage", "coverage_at_risk"])
+def test_selective_risks_are_those_of_the_histogram(kind):
+    generator = torch.Generator().manual_seed(0)
+    logits = 3 * torch.randn(2000, 5, generator=generator)
+    target = torch.multinomial(logits.softmax(1), 1, generator=generator).squeeze(1)
+    metric = SelectiveRisk(kind)
+    for part in zip(logits.split(300), target.split(300), strict=True):
+        metric.update(*part)
+    exact = getattr(selective, kind)(logits, target)
+    assert metric.compute().item() == pytest.approx(exact, rel=0.02)
+    assert metric.higher_is_better == (kind == "coverage_at_risk")
+    with pytest.raises(ValueError, match="kind must be one of aurc, augrc"):
+        SelectiveRisk("ece")

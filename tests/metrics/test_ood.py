@@ -7,7 +7,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sklearn.metrics import average_precision_score, roc_auc_score, roc_curve
 
-from calibrant.metrics.ood import SCORES, Detection, detection, energy, ood_detection, roc
+from calibrant.metrics.ood import (
+    SCORES,
+    Detection,
+    detection,
+    energy,
+    generalised_entropy,
+    ood_detection,
+    roc,
+)
 
 
 def randn(*shape, seed=0, dtype=torch.float64):
@@ -124,6 +132,10 @@ def defined(name, logits):
         return -torch.xlogy(probabilities, probabilities).sum(1)
     if name == "maximum_probability":
         return 1 - probabilities.amax(1)
+    if name == "maximum_logit":
+        return -logits.amax(1)
+    if name == "generalised_entropy":
+        return (probabilities * (1 - probabilities)).clamp_min(0).pow(0.1).sum(1)
     return -logits.logsumexp(1)
 
 
@@ -149,7 +161,7 @@ def test_extreme_logits_have_finite_scores(name, dtype):
     torch.testing.assert_close(scores.double(), defined(name, logits), atol=1e-6, rtol=1e-6)
 
 
-@pytest.mark.parametrize("name", ["entropy", "maximum_probability"])
+@pytest.mark.parametrize("name", ["entropy", "maximum_probability", "generalised_entropy"])
 def test_confident_predictions_keep_their_order_in_single_precision(name):
     logits = torch.zeros(60, 3)
     logits[:, 1] = torch.arange(20.0, 80.0)  # 1 - max s from 4e-9 to 1e-34: all 0 if subtracted from 1
@@ -182,6 +194,19 @@ def test_energy_with_temperature():
         energy(logits, temperature=0)
 
 
+@pytest.mark.parametrize("classes", [1, 2, 5, 12, 100])
+@pytest.mark.parametrize("gamma", [0.1, 1.0])
+def test_generalised_entropy_of_the_most_probable_classes(classes, gamma):
+    logits = randn(40, 12) * 2
+    top = logits.softmax(1).sort(1, descending=True).values[:, :classes]
+    expected = (top * (1 - top)).pow(gamma).sum(1)
+    torch.testing.assert_close(generalised_entropy(logits, gamma=gamma, classes=classes), expected)
+    with pytest.raises(ValueError, match=r"gamma must lie in \(0, 1\]"):
+        generalised_entropy(logits, gamma=0)
+    with pytest.raises(ValueError, match="classes must"):
+        generalised_entropy(logits, classes=0)
+
+
 @pytest.mark.parametrize("name", SCORES)
 @pytest.mark.parametrize(
     ("logits", "error", "message"),
@@ -204,7 +229,7 @@ def test_clear_errors_about_logits(name, logits, error, message):
 def test_ood_detection_is_detection_of_every_score(dtype):
     in_logits, out_logits = (randn(200, 6) * 4).to(dtype), randn(70, 6, 2, seed=1).to(dtype)
     figures = ood_detection(in_logits, out_logits)
-    assert list(figures) == ["entropy", "maximum_probability", "energy"]
+    assert list(figures) == list(SCORES)
     for name, score in SCORES.items():
         assert_same(figures[name], by_scikit_learn(score(in_logits).double(), score(out_logits).double()))
         assert figures[name].auroc > 0.8  # flat logits look out of distribution, not the other way round

@@ -289,6 +289,7 @@ LOGITS, LABELS = np.zeros((3, 2), np.float32), np.zeros(3, int)
         ({"logits": LOGITS, "labels": LABELS[:2]}, ["shape (2,)", "expected (3,)"]),
         ({"logits": LOGITS, "labels": LOGITS.astype(int)}, ["shape (3, 2)", "expected (3,)"]),
         ({"logits": np.zeros((3, 5, 2)), "labels": np.zeros((3, 5), int)}, ["class axis comes second"]),
+        ({"logits": np.zeros((5, 3, 2)), "labels": LABELS}, ["shape (3,)", "--ensemble"]),
         ({"logits": LOGITS.astype(int), "labels": LABELS}, ["int64", "floating point"]),
         ({"logits": LOGITS, "labels": LABELS.astype(float)}, ["float64", "integer"]),
         ({"logits": LOGITS, "labels": LABELS.astype(bool)}, ["bool", "integer"]),

@@ -1,5 +1,8 @@
 """The report in a browser: nothing overflows, tables sort, bars explain themselves, dark is dark."""
 
+import csv
+import io
+
 import pytest
 import torch
 
@@ -172,23 +175,36 @@ def test_every_table_sorts(browser, request, name):
     assert set(browser.run(SORT_ALL)) == {"sorted"}
 
 
-def test_a_table_is_exported(browser, comparison_page):
-    browser.open(comparison_page)
-    saved = browser.run("""
-        (async () => {
-          let blob;
-          URL.createObjectURL = (given) => { blob = given; return "about:blank#"; };
-          HTMLAnchorElement.prototype.click = function () { this.remove(); };
-          document.querySelector("button.export").click();
-          return blob.text();
-        })()
-    """)
-    heading, first, *others = saved.strip().split("\r\n")
-    assert heading.startswith("Loss,Accuracy,NLL,")
-    name, accuracy, *_ = first.split(",")
-    assert name == "ce"
-    assert 0 < float(accuracy) < 1
-    assert others[-1].startswith(f'"{NAMES[2]}",')
+EXPORT = """
+    (async () => {
+      let blob;
+      URL.createObjectURL = (given) => { blob = given; return "about:blank#"; };
+      HTMLAnchorElement.prototype.click = function () { this.remove(); };
+      document.querySelector("button.export").click();
+      return blob.text();
+    })()
+"""
+
+
+def exported(browser, path):
+    """The rows of the first table of a page, as its button saves them."""
+    browser.open(path)
+    return list(csv.reader(io.StringIO(browser.run(EXPORT))))
+
+
+def test_a_table_is_exported_with_its_intervals(browser, comparison_page):
+    heading, *rows = exported(browser, comparison_page)
+    assert heading[:4] == ["Loss", "Accuracy", "Accuracy: interval", "NLL"]
+    assert [row[0] for row in rows] == list(NAMES)
+    assert {len(row) for row in rows} == {len(heading)}
+    low, high = (float(number) for number in rows[0][2].strip("[]").split(","))
+    assert low < 100 * float(rows[0][1]) < high
+
+
+def test_an_exported_name_is_no_formula(browser, tmp_path):
+    path = tmp_path / "report.html"
+    write_report([pages.evaluation("=1+1"), pages.evaluation("net")], path)
+    assert sorted(row[0] for row in exported(browser, path)[1:]) == ["'=1+1", "net"]
 
 
 def test_navigation_leads_to_sections(browser, models_page):

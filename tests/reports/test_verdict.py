@@ -38,6 +38,16 @@ def test_one_calibrated_model_is_not_called_over_confident():
     assert said.sentences[1].startswith("A temperature would change little")
 
 
+def test_means_over_images_are_not_tested():
+    found = changed_field(of_logits(4.0), per_image=True)
+    said = verdict.one_model(found)
+    assert said.headline.startswith("Over-confident by ")
+    assert not any("rejected" in sentence for sentence in said.sentences)
+    after = changed_field(of_logits(1.0, resamples=0), per_image=True)
+    said = verdict.before_and_after(found, after, "spline")
+    assert said.headline.endswith("spline repairs most of it.")
+
+
 def test_rejected_without_a_mean_gap():
     found = replace(evaluation(over=-0.005), p_value=1e-5)
     assert "miscalibrated, although" in verdict.one_model(found).headline.lower()
@@ -84,7 +94,7 @@ def test_several_models_without_a_test_or_on_other_data():
     names = [each.name for each in models()]
     said = verdict.several_models(models(), evaluation_table(models(), names), "")
     assert said.headline == (
-        "CALS-ALM has the lowest calibration error (ECE), 0.80%; differences are not tested."
+        "CALS-ALM has the lowest calibration error (ECE), 0.80%; differences from it are not tested."
     )
     other = verdict.several_models(models(), evaluation_table(models(), names), "different data")
     assert other.headline == "No ranking of these models."

@@ -239,7 +239,7 @@ def test_what_cannot_be_exported_is_one_line(tmp_path):
         def forward(self, inputs):
             return inputs if inputs.sum() > 0 else -inputs
 
-    calibrator = create_calibrator("identity").fit(torch.eye(2), torch.tensor([0, 1]))
+    calibrator = create_calibrator("identity").fit(2 * torch.eye(2), torch.tensor([0, 1]))
     loaded = Bundle(tmp_path, ("a", "b"), None, Odd(), calibrator, torch.zeros(2, 2))
     with pytest.raises(ValueError, match=r"^identity behind this network cannot be exported to torch: .+$"):
         export(loaded, "torch", tmp_path / "a.pt2")
@@ -325,7 +325,9 @@ def test_few_validation_elements_leave_little_to_choose(small, monkeypatch, elem
 
 
 def test_a_calibrator_at_its_bound_is_passed_over(small, monkeypatch):
-    batches = [(torch.eye(3).repeat(9, 1), torch.arange(27) % 3)]  # all correct: any confidence is too low
+    batches = [
+        (2 * torch.eye(3).repeat(9, 1), torch.arange(27) % 3)
+    ]  # all correct: any confidence is too low
     monkeypatch.setattr(Run, "predictions", lambda run, part: batches)
     with pytest.warns(UserWarning, match="stopped at its bound"):
         create_calibrator("temperature").fit(*batches[0])

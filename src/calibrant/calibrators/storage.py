@@ -40,7 +40,7 @@ def save_calibrator(
 
     >>> import tempfile
     >>> from calibrant.calibrators import Temperature
-    >>> calibrator = Temperature().fit(torch.eye(3)[[0, 1, 2, 0]], torch.tensor([0, 1, 2, 1]))
+    >>> calibrator = Temperature().fit(2 * torch.eye(3)[[0, 1, 2, 0]], torch.tensor([0, 1, 2, 1]))
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     save_calibrator(calibrator, Path(folder, "calibrator.safetensors"))
     ...     [path.name for path in Path(folder).iterdir()]
@@ -92,7 +92,7 @@ def load_calibrator(path: str | os.PathLike[str], *, class_names: Sequence[str] 
     >>> import tempfile
     >>> from calibrant.calibrators import Temperature
     >>> path = Path(tempfile.mkdtemp(), "calibrator.safetensors")
-    >>> logits, target = torch.eye(3)[[0, 1, 2, 0]], torch.tensor([0, 1, 2, 1])
+    >>> logits, target = 2 * torch.eye(3)[[0, 1, 2, 0]], torch.tensor([0, 1, 2, 1])
     >>> calibrator = Temperature().fit(logits, target)
     >>> save_calibrator(calibrator, path)
     >>> torch.equal(load_calibrator(path)(logits), calibrator(logits))

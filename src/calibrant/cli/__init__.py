@@ -10,6 +10,7 @@ from calibrant.cli import (
     evaluate,
     calibrate,
     apply,
+    conformal,
     train,
     compare,
     sweep,

@@ -5,14 +5,15 @@ from __future__ import annotations
 import os
 from abc import abstractmethod
 from collections.abc import Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor
 
 from calibrant.arguments import in_range, nearest, whole_number
-from calibrant.calibrators.base import Calibrator, warn
+from calibrant.calibrators.base import Calibrator
 from calibrant.calibrators.storage import load_layer, save_layer
+from calibrant.layout import warn
 from calibrant.statistics import sum_dtype
 
 _WHAT = "conformal predictor"
@@ -70,6 +71,11 @@ class ConformalSets(Calibrator):
         # Less a little: (n + 1) · (1 - alpha) may be a whole number that rounding exceeds.
         rank = int(torch.tensor((count + 1) * (1 - self.alpha) - 1e-9, dtype=torch.float64).ceil())
         return scores.new_tensor(torch.inf) if rank > count else scores.kthvalue(max(1, rank)).values
+
+    def _fit_labels(self, logits: Tensor, target: Tensor, ignore_index: int) -> Self:
+        raise ValueError(
+            "conformal sets are of classes: leave out binary=True, and pass (0, logit) for a logit"
+        )
 
     def fitted_to(self, counts: Tensor) -> None:
         """Finish a fit; warn of classes that are in every set."""

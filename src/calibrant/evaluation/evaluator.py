@@ -107,10 +107,9 @@ def evaluate(
     predictions = Predictions.of(logits, target, ignore_index=ignore_index, binary=binary)
     classes = _size(logits, binary)
     evaluator._check(classes)
-    evaluator.num_classes = classes
     evaluation = evaluator._exactly(predictions, kde, progress)
     found = []
-    for i, each in enumerate(evaluator._parts()):
+    for i, each in enumerate(evaluator._parts(classes)):
         with _naming(each):
             part = Predictions.of(logits[:, i], target[:, i], ignore_index=ignore_index, binary=True)
             found.append(each._exactly(part, kde, None))
@@ -260,7 +259,7 @@ class Evaluator:
             self._check(classes)  # another thread may have added the first batch meanwhile
             self.num_classes = classes
             self._sums = sums if self._sums is None else self._sums.to(logits.device) + sums
-            self._labels = self._labels or self._parts()
+            self._labels = self._labels or self._parts(classes)
         for i, each in enumerate(self._labels):
             each.update(*(part[:, i : i + 1] for part in given))
         return self
@@ -292,8 +291,7 @@ class Evaluator:
         if sums is None:
             device = collective_device(None, group)  # the device of the other processes' sums
             self._check(classes)
-            self.num_classes = classes
-            parts = self._parts()
+            parts = self._parts(classes)
             columns = 2 if self.binary else classes
             empty = torch.empty(0, columns, device=device), torch.empty(0, dtype=torch.int64, device=device)
             sums = self._measure(arrange(*empty))
@@ -336,12 +334,11 @@ class Evaluator:
             total._sums = parts[0] if len(parts) == 1 else parts[0] + parts[1].to(parts[0].samples.device)
         return total
 
-    def _parts(self) -> tuple[Evaluator, ...]:
+    def _parts(self, labels: int) -> tuple[Evaluator, ...]:
         """An evaluator for each label; none for a single one or without ``binary``."""
-        if not self.binary or self.num_classes in (None, 1):
+        if not self.binary or labels == 1:
             return ()
-        assert self.num_classes is not None
-        names = self.class_names or [str(number) for number in range(self.num_classes)]
+        names = self.class_names or [str(number) for number in range(labels)]
         shared = ("bins", "ignore_index", "background", "per_image", "binary", "level", "seed")
         options = {name: getattr(self, name) for name in shared}
         # Without resamples, which would take as long for every label as for all of them together.
@@ -455,8 +452,8 @@ class Evaluator:
 
     def _names(self) -> Sequence[str] | None:
         """The names of the classes; without names, classes are numbered."""
-        if self.binary and (self.class_names is None or self.num_classes != 1):
-            return ["no", "yes"]
+        if self.binary and (self.class_names is None or len(self.class_names) != 2):
+            return ["no", "yes"]  # names of labels come with the labels
         return self.class_names
 
 

@@ -151,8 +151,8 @@ class Evaluation:
         reliability: the numbers of the reliability diagram.
         classes: the figures of each class.
         groups: the figures of head, middle and tail, if class counts were given.
-        risk_coverage: the risk-coverage curve of all elements together; None if an older version stored the
-            evaluation.
+        risk_coverage: the risk-coverage curve of all elements together, in streams and per image as close as
+            `risk_at_coverage`; None if an older version stored the evaluation.
         level: the level of the intervals.
         seed: the seed of the resamples.
         fingerprint: a hash of the labels, if resamples were drawn element by element. Comparisons between

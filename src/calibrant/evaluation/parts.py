@@ -25,7 +25,9 @@ Part = TypeVar("Part")
 Read = Callable[[Part], Iterable[tuple[Tensor, Tensor]]]
 PartProgress = Callable[[int, int], object]
 
-WORKERS = ("processes", "ray")
+Workers = Literal["processes", "ray"]
+
+WORKERS: tuple[Workers, ...] = ("processes", "ray")
 """Where parts can be evaluated: in processes of this machine, or by the workers of a Ray cluster."""
 
 _LOST = "a worker process ended without a result; it may have run out of memory: use fewer jobs"
@@ -40,7 +42,7 @@ def evaluate_parts(
     read: Read[Part],
     *,
     jobs: int | None = 1,
-    on: Literal["processes", "ray"] = "processes",
+    on: Workers = "processes",
     progress: PartProgress | None = None,
     **options: Any,
 ) -> Evaluation:
@@ -154,7 +156,6 @@ def _start_worker(threads: int) -> None:
 
 def _in_ray(work: Callable[[Part], bytes], parts: Sequence[Part], jobs: int | None) -> Generator[bytes]:
     ray = optional_package("ray", "ray", purpose="evaluating with Ray")
-    pools = optional_package("ray", "ray.util", purpose="evaluating with Ray")
     started = not ray.is_initialized()
     if started:
         quiet = {"logging_level": "error", "log_to_driver": False}
@@ -166,7 +167,7 @@ def _in_ray(work: Callable[[Part], bytes], parts: Sequence[Part], jobs: int | No
         if jobs is None:
             jobs = max(1, int(ray.cluster_resources().get("CPU", 1)))
         actor = ray.remote(num_cpus=1)(_Worker)
-        pool = pools.ActorPool([actor.remote(work) for _ in range(min(jobs, len(parts)))])
+        pool = ray.util.ActorPool([actor.remote(work) for _ in range(min(jobs, len(parts)))])
         try:
             yield from pool.map(lambda worker, part: worker.work.remote(part), parts)
         except ray.exceptions.RayActorError as error:

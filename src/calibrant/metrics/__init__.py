@@ -10,6 +10,8 @@ from calibrant.metrics.ood import (
     detection,
     energy,
     entropy,
+    generalised_entropy,
+    maximum_logit,
     maximum_probability,
     ood_detection,
 )
@@ -61,7 +63,9 @@ __all__ = [
     "ece_l2",
     "energy",
     "entropy",
+    "generalised_entropy",
     "kde_ece",
+    "maximum_logit",
     "maximum_probability",
     "mce",
     "mean_iou",

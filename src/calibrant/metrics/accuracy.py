@@ -62,7 +62,7 @@ def accuracy(source: Source, target: Tensor | None = None, *, ignore_index: int 
         target: labels ``(B, *S)``; only with logits.
         ignore_index: the label of elements to leave out.
 
-    >>> accuracy(torch.eye(2)[[0, 0, 1, 1]], torch.tensor([0, 1, 1, 1]))
+    >>> accuracy(9 * torch.eye(2)[[0, 0, 1, 1]], torch.tensor([0, 1, 1, 1]))
     0.75
     """
     counts = _counts(source, target, ignore_index)
@@ -74,7 +74,7 @@ def balanced_accuracy(source: Source, target: Tensor | None = None, *, ignore_in
 
     Arguments as for `accuracy`.
 
-    >>> round(balanced_accuracy(torch.eye(2)[[0, 0, 1, 1]], torch.tensor([0, 1, 1, 1])), 4)
+    >>> round(balanced_accuracy(9 * torch.eye(2)[[0, 0, 1, 1]], torch.tensor([0, 1, 1, 1])), 4)
     0.8333
     """
     return float(_counts(source, target, ignore_index).accuracy.nanmean())
@@ -107,12 +107,13 @@ def in_top_k(predictions: Predictions, k: int) -> Tensor:
         return torch.ones_like(predictions.confidence, dtype=torch.float64)
     rows, labels = predictions.elements.rows, predictions.label.unsqueeze(1)
     own = rows.gather(1, labels)
-    ahead = (rows > own).sum(1)
-    # Only ties at the boundary matter, and they are rare.
-    tied = ((rows == own).sum(1) > 1).nonzero().squeeze(1)
-    earlier = torch.arange(rows.shape[1], device=rows.device) < labels[tied]
-    ahead[tied] += ((rows[tied] == own[tied]) & earlier).sum(1)
-    return (ahead < k).double()
+    found = (rows >= own).sum(1) <= k
+    # For the others, usually few, classes that are as probable as the true one decide.
+    rest = (~found).nonzero().squeeze(1)
+    rows, labels, own = rows[rest], labels[rest], own[rest]
+    earlier = torch.arange(rows.shape[1], device=rows.device) < labels
+    found[rest] = ((rows > own) | ((rows == own) & earlier)).sum(1) < k
+    return found.double()
 
 
 def mean_iou(
@@ -126,7 +127,7 @@ def mean_iou(
         background: the class to leave out of the average; None to average over all classes.
         ignore_index: as for `accuracy`.
 
-    >>> round(mean_iou(torch.eye(2)[[0, 0, 1, 1]], torch.tensor([0, 1, 1, 1])), 4)
+    >>> round(mean_iou(9 * torch.eye(2)[[0, 0, 1, 1]], torch.tensor([0, 1, 1, 1])), 4)
     0.5833
     """
     return float(mean_of_ious(_counts(source, target, ignore_index), background))

@@ -53,7 +53,7 @@ def maximum_probability(logits: Tensor) -> Tensor:
 def energy(logits: Tensor, *, temperature: float = 1.0) -> Tensor:
     """Free energy ``-T log Σ exp(l_k / T)`` (Liu et al., Energy-based out-of-distribution detection, 2020).
 
-    Unlike the other scores it changes when a constant is added to an element's logits.
+    Unlike the scores of probabilities it changes when a constant is added to an element's logits.
 
     Args:
         logits: as in `entropy`, and so is the result.
@@ -72,10 +72,55 @@ def energy(logits: Tensor, *, temperature: float = 1.0) -> Tensor:
     return -temperature * ((logits - top) / temperature).logsumexp(1) - top.squeeze(1)
 
 
+def maximum_logit(logits: Tensor) -> Tensor:
+    """Minus the largest logit (Hendrycks et al., *Scaling Out-of-Distribution Detection*, ICML 2022).
+
+    Like `energy` it changes when a constant is added to an element's logits. Argument and result as in
+    `entropy`.
+
+    >>> maximum_logit(torch.tensor([[0.0, 2.0], [30.0, 0.0]]))
+    tensor([ -2., -30.])
+    """
+    _check_logits(logits, "logits")
+    return -logits.to(computing_dtype(logits)).amax(1)
+
+
+def generalised_entropy(logits: Tensor, *, gamma: float = 0.1, classes: int = 100) -> Tensor:
+    """Generalised entropy ``Σ s_k^γ (1 - s_k)^γ`` over the most probable classes.
+
+    A small γ weighs small probabilities more than entropy does.
+
+    Liu, Lochman and Zach, *GEN: Pushing the Limits of Softmax-Based Out-of-Distribution Detection*,
+    CVPR 2023.
+
+    Args:
+        logits: as in `entropy`, and so is the result.
+        gamma: γ, above 0 and at most 1.
+        classes: number of most probable classes to sum over; all of them if there are fewer.
+
+    >>> generalised_entropy(torch.tensor([[0.0, 0.0], [30.0, 0.0]]))
+    tensor([1.7411, 0.0996])
+    """
+    gamma = in_range("gamma", gamma, 0, 1, open_low=True)
+    classes = whole_number("classes", classes)
+    _, others = _beside_the_top(logits)
+    rest = others.sum(1, keepdim=True)
+    total = 1 + rest
+    probability = others / total  # 0 for the top class
+    doubt = rest / total  # one minus the top probability, to its last digit
+    terms = (probability * (1 - probability)).pow(gamma)
+    if classes < logits.shape[1]:
+        # The top class is counted apart.
+        terms = terms.topk(classes - 1, 1).values if classes > 1 else terms[:, :0]
+    return terms.sum(1) + (doubt * (1 - doubt)).pow(gamma).squeeze(1)
+
+
 SCORES: dict[str, Callable[[Tensor], Tensor]] = {
     "entropy": entropy,
     "maximum_probability": maximum_probability,
     "energy": energy,
+    "maximum_logit": maximum_logit,
+    "generalised_entropy": generalised_entropy,
 }
 """Scores by name: functions from logits ``(B, K, *S)`` to ``(B, *S)``, higher = more out of distribution."""
 

@@ -103,9 +103,10 @@ class Predictions:
             raise ValueError(
                 "logits hold NaN or infinite numbers, or rule out a true class; metrics need finite logits"
             )
+        confidence, log_likelihood, error = numbers
         if binary:  # the error of yes alone, as the Brier score of two outcomes is defined
-            numbers[2] /= 2
-        return cls(elements, label, prediction, *numbers, binary=binary)
+            error = error / 2
+        return cls(elements, label, prediction, confidence, log_likelihood, error, binary)
 
     @property
     def samples(self) -> int:

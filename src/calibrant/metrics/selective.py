@@ -152,7 +152,7 @@ def risk_coverage(
     known = source if isinstance(source, RankedSums) else as_confidences(source, target, ignore_index)
     ranking = _Ranking(known)
     wanted = torch.arange(1, points + 1, dtype=torch.float64, device=ranking.count.device) / points
-    accepted = _rounded_up(wanted * ranking.samples).unique()
+    accepted: Tensor = torch.unique(_rounded_up(wanted * ranking.samples))
     errors = ranking.errors_among(accepted)
     ends = zip(*(end.tolist() for end in binomial_interval(errors, accepted, level)), strict=True)
     return RiskCoverage(
@@ -209,12 +209,12 @@ class _Ranking:
         ranked = confidences if isinstance(confidences, RankedSums) else confidences.ranked
         if isinstance(confidences, Predictions) and confidences.binary:
             ranked = ranked.folded()
-        count, _, correct = ranked.running.diff(dim=-1).flip(-1)
-        self.count = count  # elements of each group
-        # Sums over resamples and cells are of whole numbers. Rounding must not turn none into few.
-        self.errors = (count - correct).clamp_min(0)
-        self.accepted = count.cumsum(-1)  # elements up to the end of each group
-        self.before = self.accepted - count
+        groups: Tensor = ranked.running.diff(dim=-1).flip(-1)
+        self.count: Tensor = groups[0]  # elements of each group
+        # Differences of running sums: rounding must not turn no errors into less than none.
+        self.errors = (self.count - groups[2]).clamp_min(0)
+        self.accepted = self.count.cumsum(-1)  # elements up to the end of each group
+        self.before = self.accepted - self.count
         self.errors_before = self.errors.cumsum(-1) - self.errors
         self.samples = self.accepted[..., -1]
 

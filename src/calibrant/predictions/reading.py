@@ -111,6 +111,8 @@ def _as_classes(file: PredictionFile) -> PredictionFile:
     expected = shape[:1] + shape[2:]
     if labels not in (None, expected):
         hint = "; the class axis comes second" if labels == shape[:-1] else ""
+        if len(shape) > 2 and labels == shape[1:2] + shape[3:]:
+            hint = "; store each member of an ensemble in a file of its own, and use --ensemble"
         hint = f"; {_SINGLE}" if labels == shape else hint
         raise BadFileError(
             file.path, f"labels have shape {labels}; expected {expected} for {kind} of shape {shape}{hint}"

@@ -293,8 +293,8 @@ def open_parquet(path: Path) -> PredictionFile:
             if not (types.is_list(found) or types.is_large_list(found) or types.is_fixed_size_list(found)):
                 raise BadFileError(path, f"column {kind!r} is {found}; expected {expected}")
             kept[kind] = found.value_type
-            first = next(file.iter_batches(batch_size=1, columns=[kind]), ()) if rows else ()
-            classes = len(first.column(kind)[0].as_py() or ()) if len(first) else 0
+            first = next(file.iter_batches(batch_size=1, columns=[kind]), None) if rows else None
+            classes = 0 if first is None else len(first.column(kind)[0].as_py() or ())
             names = _class_labels(schema, label)
         for name in scores:
             if not types.is_floating(kept[name]):
@@ -332,9 +332,9 @@ def open_parquet(path: Path) -> PredictionFile:
 
 def _lists(path: Path, column: Any, kind: str, classes: int, start: int) -> np.ndarray[Any, Any]:
     """The numbers in a column of lists, ``(n, K)``. ``start`` is the row of the first."""
-    import pyarrow.compute
-
-    lengths = pyarrow.compute.list_value_length(column).to_numpy(zero_copy_only=False)
+    # Lists of a fixed size have no offsets.
+    offsets = np.array([0, classes]) if not hasattr(column, "offsets") else column.offsets.to_numpy()
+    lengths = np.diff(offsets)
     if (lengths != classes).any():
         row = int((lengths != classes).argmax())
         raise BadFileError(

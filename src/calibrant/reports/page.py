@@ -379,7 +379,7 @@ def _in_words(name: str, evaluation: Evaluation) -> str:
     return (
         f"Reliability diagram of {name}: accuracy is below confidence in {below} of {len(bins)} bins with "
         f"data. Overall, mean confidence is {_percent(confidence)} and accuracy {_percent(accuracy)}: "
-        f"{verdict.gap_words(confidence - accuracy, binary=evaluation.binary)}. The widest gap is at "
+        f"{verdict.reliability_words(evaluation)}. The widest gap is at "
         f"confidence {_percent(widest.confidence)}, where accuracy is {_percent(widest.accuracy)}."
     )
 

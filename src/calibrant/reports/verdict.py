@@ -47,23 +47,40 @@ def mean_confidence_and_accuracy(reliability: Reliability) -> tuple[float, float
     return mean(reliability.confidence), mean(reliability.accuracy)
 
 
-def gap_words(gap: float, *, binary: bool = False) -> str:
-    """Mean confidence minus accuracy in words; if binary, mean probability of yes minus its frequency.
+def gap_words(gap: float) -> str:
+    """Mean confidence minus accuracy in words.
 
     >>> gap_words(0.097), gap_words(-0.02), gap_words(0.0001)
     ('over-confident by 9.7 points on average', 'under-confident by 2.0 points on average', \
 'as confident as accurate on average')
-    >>> gap_words(0.097, binary=True)
-    'probabilities of yes are too high by 9.7 points on average'
     """
-    if binary:
-        if not abs(gap) >= 0.0005:
-            return "probabilities of yes are right on average"
-        high = "high" if gap > 0 else "low"
-        return f"probabilities of yes are too {high} by {100 * abs(gap):.1f} points on average"
     if not abs(gap) >= 0.0005:  # NaN counts as none
         return "as confident as accurate on average"
     return f"{'over' if gap > 0 else 'under'}-confident by {100 * abs(gap):.1f} points on average"
+
+
+def reliability_words(evaluation: Evaluation) -> str:
+    """How far confidence is from accuracy on average, in words.
+
+    If binary, how far probabilities of yes are from frequencies: all in one direction, or away from 1/2.
+    """
+    data = evaluation.reliability
+    confidence, accuracy = mean_confidence_and_accuracy(data)
+    gap = confidence - accuracy
+    if not evaluation.binary:
+        return gap_words(gap)
+    bins = zip(data.count, data.confidence, data.accuracy, strict=True)
+    away = sum(
+        count * (probability - frequency) * (1 if probability > 0.5 else -1)
+        for count, probability, frequency in bins
+        if probability is not None and frequency is not None
+    ) / max(1, sum(data.count))
+    if max(abs(gap), abs(away)) < 0.0005:
+        return "probabilities of yes are right on average"
+    high = "too high" if gap > 0 else "too low"
+    if abs(away) > abs(gap):
+        high = "too extreme" if away > 0 else "not extreme enough"
+    return f"probabilities of yes are {high} by {100 * max(abs(gap), abs(away)):.1f} points on average"
 
 
 def p_words(p_value: float) -> str:
@@ -100,7 +117,7 @@ def one_model(evaluation: Evaluation) -> Verdict:
             f"The mean probability of yes is {_percent(confidence)}, its frequency {_percent(accuracy)}."
         ]
     sentences += _room_for_a_temperature(evaluation)
-    if evaluation.p_value == evaluation.p_value:  # not NaN
+    if _is_tested(evaluation):
         sentences.append(f"{_capital(_test_words(evaluation))}{_meaning_of_the_test(evaluation)}")
     return Verdict(f"{_capital(_headline(evaluation))}.", tuple(sentences))
 
@@ -113,7 +130,7 @@ def before_and_after(before: Evaluation, after: Evaluation, fitted: str) -> Verd
         after: the evaluation with it.
         fitted: the calibrator and the data it was fitted to, such as "temperature, fitted to val.npz".
     """
-    needed = _is_rejected(before) or _is_rejected(after)
+    needed = not _is_tested(before) or _is_rejected(before) or _is_rejected(after)
     change = change_words(before.ece, after.ece) if needed else "is not needed"
     headline = f"{_capital(_headline(before))}; {fitted.split(',')[0]} {change}."
     sentences = [
@@ -133,7 +150,7 @@ def several_models(evaluations: Sequence[Evaluation], table: Table, warning: str
         warning: why their figures must not be compared; "" if they may be.
     """
     models = tuple(
-        (name, f"{_gap_of(each)}, {_test_words(each)}.")
+        (name, f"{reliability_words(each)}, {_test_words(each)}.")
         for name, each in zip(table.rows, evaluations, strict=True)
     )
     if warning:
@@ -160,27 +177,27 @@ def _capital(text: str) -> str:
     return text[:1].upper() + text[1:]
 
 
-def _gap_of(evaluation: Evaluation) -> str:
-    confidence, accuracy = mean_confidence_and_accuracy(evaluation.reliability)
-    return gap_words(confidence - accuracy, binary=evaluation.binary)
+def _is_tested(evaluation: Evaluation) -> bool:
+    """Whether the test of calibration holds. It takes elements as independent, and pixels are not."""
+    return evaluation.p_value == evaluation.p_value and not evaluation.per_image  # not NaN
 
 
 def _is_rejected(evaluation: Evaluation) -> bool:
-    return evaluation.p_value < 1 - evaluation.level
+    return _is_tested(evaluation) and evaluation.p_value < 1 - evaluation.level
 
 
 def _headline(evaluation: Evaluation) -> str:
     confidence, accuracy = mean_confidence_and_accuracy(evaluation.reliability)
-    if not _is_rejected(evaluation):
+    if _is_tested(evaluation) and not _is_rejected(evaluation):
         return f"no sign of miscalibration in {evaluation.samples:,} elements"
-    if abs(confidence - accuracy) < _SMALL_GAP:
-        means = "mean probability and frequency" if evaluation.binary else "mean confidence and accuracy"
-        return f"miscalibrated, although {means} agree"
-    return gap_words(confidence - accuracy, binary=evaluation.binary)
+    small = abs(confidence - accuracy) < _SMALL_GAP and not evaluation.binary
+    if _is_tested(evaluation) and small:
+        return "miscalibrated, although mean confidence and accuracy agree"
+    return reliability_words(evaluation)
 
 
 def _test_words(evaluation: Evaluation) -> str:
-    if evaluation.p_value != evaluation.p_value:  # NaN
+    if not _is_tested(evaluation):
         return "calibration is not tested"
     result = "is rejected" if _is_rejected(evaluation) else "is not rejected"
     return f"calibration {result} ({p_words(evaluation.p_value)})"
@@ -229,7 +246,7 @@ def _ranking(table: Table, key: str) -> str:
     text += cells[best[0]].text
     found = [f"significantly lower than {_listed(worse)}"] if worse else []
     found += [f"not distinguishable from {_listed(equal)}"] if equal else []
-    return f"{text}: {'; '.join(found)}." if found else f"{text}; differences are not tested."
+    return f"{text}: {'; '.join(found)}." if found else f"{text}; differences from it are not tested."
 
 
 def _listed(names: Sequence[str]) -> str:

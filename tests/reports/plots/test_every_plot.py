@@ -11,7 +11,16 @@ from matplotlib import pyplot
 
 from calibrant.losses import LOSSES
 from calibrant.reports import plots
-from tests.reports.plots.drawn import FIGURES, LOGITS, PASSES, SENSITIVITY, classes, curve, legend, reliability
+from tests.reports.plots.drawn import (
+    FIGURES,
+    LOGITS,
+    PASSES,
+    SENSITIVITY,
+    classes,
+    curve,
+    legend,
+    reliability,
+)
 
 METHODS = {name: [(0.7 + n / 100, 0.02 + n / 500), (0.72, 0.03)] for n, name in enumerate(LOSSES)}
 

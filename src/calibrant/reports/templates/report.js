@@ -40,14 +40,30 @@
     status.textContent = `Sorted by ${header.textContent.trim()}, ${now}.`;
   };
 
-  // Export. Values are not rounded, and percentages are fractions.
-  const quoted = (text) => (/[",\n]/.test(text) ? `"${text.replaceAll('"', '""')}"` : text);
-  const csv = (table) => all("tr", table)
-    .map((row) => [...row.cells].map((cell) => {
-      const text = (cell.querySelector(".label") || cell).textContent.trim().replace(/\s+/g, " ");
-      return quoted(cell.dataset.value ?? text);
-    }).join(","))
-    .join("\r\n") + "\r\n";
+  // Export. Values are not rounded, and percentages are fractions. Intervals are as printed, in columns of their own.
+  const words = (node) => (node ? node.textContent.trim().replace(/\s+/g, " ") : "");
+  const quoted = (text) => {
+    // A spreadsheet would run a name such as "=1+1" as a formula.
+    const inert = /^[=+\-@]/.test(text) && Number.isNaN(Number(text)) ? `'${text}` : text;
+    return /[",\n]/.test(inert) ? `"${inert.replaceAll('"', '""')}"` : inert;
+  };
+  const interval = (cell) => cell.querySelector(".interval");
+  const value = (cell) => {
+    if ("value" in cell.dataset) return cell.dataset.value;
+    const plain = (cell.querySelector(".label") || cell).cloneNode(true);
+    for (const each of all(".interval", plain)) each.remove();
+    return words(plain);
+  };
+  const csv = (table) => {
+    const rows = all("tr", table).map((row) => [...row.cells]);
+    const ranges = new Set(rows.flatMap((row) => row.filter(interval).map((cell) => cell.cellIndex)));
+    const range = (cell) => {
+      const text = words(interval(cell));
+      return cell.closest("thead") ? `${value(cell)}: ${text || "interval"}` : text;
+    };
+    const line = (row) => row.flatMap((cell) => (ranges.has(cell.cellIndex) ? [value(cell), range(cell)] : [value(cell)]));
+    return rows.map((row) => line(row).map(quoted).join(",") + "\r\n").join("");
+  };
 
   const save = (table) => {
     const link = make("a", { download: `${table.dataset.csv}.csv` });

@@ -1,0 +1,200 @@
+"""`calibrant conformal`: fit prediction sets to held-out predictions."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from calibrant.cli import terminal
+from calibrant.cli.program import say
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from calibrant.calibrators import Calibrator
+    from calibrant.cli.prediction_files import Batch
+    from calibrant.conformal import ConformalSets, SetFigures
+    from calibrant.predictions import PredictionFile
+
+_MOST_CLASSES = 20  # classes in the printed table
+
+
+@terminal.app.command()
+def conformal(
+    file: Annotated[
+        Path,
+        typer.Argument(
+            metavar="FILE",
+            help="Held-out predictions to fit to, new to the calibrator; see evaluate.",
+            show_default=False,
+        ),
+    ],
+    method: Annotated[
+        str,
+        typer.Option(
+            help="lac, aps or raps; with options in brackets, such as raps[weight=0.05,size=3] or "
+            "lac[class_conditional=true]."
+        ),
+    ] = "lac",
+    alpha: Annotated[
+        float,
+        typer.Option(min=1e-6, max=0.999999, help="Accepted probability that a set misses the true class."),
+    ] = 0.1,
+    calibrator: Annotated[
+        Path | None,
+        typer.Option(metavar="CALIBRATOR", help="Calibrate first, by a file of calibrate --output."),
+    ] = None,
+    test: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Predictions to measure coverage and size on.")
+    ] = None,
+    output: Annotated[
+        Path | None, typer.Option(metavar="SETS.safetensors", help="Write the fitted sets.")
+    ] = None,
+    json: Annotated[
+        Path | None, typer.Option(metavar="OUT.json", help="Write the figures of all classes.")
+    ] = None,
+    ignore_index: terminal.IgnoreIndex = -100,
+    wide: terminal.Wide = False,
+) -> None:
+    """Fit prediction sets that hold the true class at a chosen rate.
+
+    With --test, coverage and size of the sets are measured on other data, of each class and of all, with
+    intervals.
+    """
+    from calibrant.calibrators import load_calibrator
+    from calibrant.cli import prediction_files
+    from calibrant.conformal import expected_coverage, save_conformal
+    from calibrant.predictions import BadFileError, open_predictions
+
+    with terminal.one_line_errors(OSError, ValueError):
+        sets = _sets(method, alpha)
+        if json is not None and test is None:
+            terminal.fail("--json writes figures of other data: name them by --test FILE")
+        layer = None if calibrator is None else load_calibrator(calibrator)
+        held_out = open_predictions(file, ignore_index=ignore_index)
+        files = [held_out] if test is None else [held_out, open_predictions(test, ignore_index=ignore_index)]
+        inputs = [
+            *([] if calibrator is None else [calibrator]),
+            *(path for each in files for path in each.files),
+        ]
+        terminal.check_outputs(inputs, {"--output": output, "--json": json})
+        if output is not None and output.suffix.lower() != ".safetensors":
+            terminal.fail(f"--output {output}: expected a name that ends in .safetensors")
+        for each in files:
+            prediction_files.check_same_classes(held_out, each)
+            prediction_files.check_class_names(each, held_out.class_names, held_out.path.name)
+            if layer is not None and each.num_classes != layer.num_classes:
+                raise BadFileError(
+                    each.path,
+                    f"has {each.num_classes} classes, but {calibrator} was fitted to {layer.num_classes}",
+                )
+        loaded = prediction_files.load(held_out, stream=False)
+        assert loaded is not None
+        with prediction_files.errors_of(held_out):
+            sets.fit(_calibrated(layer, held_out, loaded), loaded[1], ignore_index=ignore_index)
+        figures = None if test is None else _figures(sets, layer, files[1])
+    with terminal.one_line_errors(OSError):  # written first: printing fails if nobody reads the output
+        if output is not None:
+            save_conformal(sets, output, class_names=held_out.class_names)
+        if json is not None and figures is not None:
+            _write(json, sets, figures)
+    elements = int((loaded[1] != ignore_index).sum())
+    low, high = expected_coverage(elements, sets.alpha)
+    rate = f"{100 * (1 - sets.alpha):g} % or more of new elements are covered"
+    spread = f"{100 * low:.1f} to {100 * high:.1f} % in 95 % of fits to as many elements"
+    say(f"{sets.key}, fitted to {elements:,} elements of {held_out.path.name}: {rate}, {spread}")
+    if figures is not None:
+        _print(figures, files[1], wide=wide)
+
+
+def _sets(method: str, alpha: float) -> ConformalSets:
+    """The sets with their options, checked; not fitted yet."""
+    from calibrant.arguments import nearest
+    from calibrant.conformal import CONFORMAL, create_conformal
+    from calibrant.options import Choice, check_options
+
+    try:
+        choice = Choice.parse(method)
+        if choice.name not in CONFORMAL:
+            known = ", ".join(CONFORMAL)
+            raise ValueError(f"there is no such method{nearest(choice.name, CONFORMAL)}; known: {known}")
+        if "alpha" in choice.options:
+            raise ValueError("alpha is an option of its own: --alpha")
+        options = check_options(choice.name, choice.options, CONFORMAL[choice.name].__init__)
+        return create_conformal(choice.name, alpha=alpha, **options)
+    except (TypeError, ValueError) as problem:
+        terminal.fail(f"--method {method}: {problem}")
+
+
+def _calibrated(layer: Calibrator | None, file: PredictionFile, batch: Batch) -> Tensor:
+    from calibrant.cli import prediction_files
+
+    logits, labels = batch
+    return logits if layer is None else prediction_files.calibrate_batch(layer, file, logits, labels)
+
+
+def _figures(sets: ConformalSets, layer: Calibrator | None, file: PredictionFile) -> SetFigures:
+    """The figures of the sets of a file, read in one pass."""
+    from calibrant.cli import prediction_files
+    from calibrant.conformal import SetCounts
+
+    total: SetCounts | None = None
+    with terminal.progress_bars() as progress, prediction_files.errors_of(file):
+        for batch in prediction_files.Passes(file, progress, "predicting sets"):
+            inside = sets(_calibrated(layer, file, batch))
+            counts = SetCounts.of(inside, batch[1], ignore_index=file.ignore_index)
+            total = counts if total is None else total + counts
+        if total is None:
+            raise ValueError("holds no predictions")
+        names = file.class_names
+        return total.figures(class_names=None if names is None else tuple(names))
+
+
+def _write(path: Path, sets: ConformalSets, figures: SetFigures) -> None:
+    from dataclasses import asdict
+    from json import dumps
+
+    from calibrant.atomic import replace_file
+
+    content = {"method": sets.key, "options": sets.options(), **asdict(figures)}
+    replace_file(path, (dumps(content) + "\n").encode())
+
+
+def _print(figures: SetFigures, file: PredictionFile, *, wide: bool) -> None:
+    """Print the figures of all classes together and of those that are covered least."""
+    from calibrant.reports.tables import interval_text, listing, number_text, print_table
+
+    def row(name: str, count: int, coverage: float | None, interval: str, size: float | None) -> list[str]:
+        return [
+            name,
+            f"{count:,}",
+            number_text(coverage, unit="%"),
+            interval,
+            number_text(size, percent=False, decimals=2),
+        ]
+
+    known = [each for each in figures.classes if each.coverage is not None]
+    known.sort(key=lambda each: each.coverage or 0.0)
+    rows = [
+        row(
+            "all classes",
+            figures.samples,
+            figures.coverage,
+            interval_text(figures.coverage_interval),
+            figures.size,
+        ),
+        *(
+            row(each.name, each.count, each.coverage, interval_text(each.coverage_interval), each.size)
+            for each in known[: len(known) if wide else _MOST_CLASSES]
+        ),
+    ]
+    headings = {"elements": 0, "coverage": 3, f"{100 * figures.level:g} % interval": 2, "mean size": 1}
+    print_table(listing(rows, headings), heading=file.path.name, wide=wide)
+    left = len(known) - _MOST_CLASSES
+    if left > 0 and not wide:
+        say(f"{left:,} classes with higher coverage are not shown; --wide shows all")
+    low, high = figures.size_interval
+    shares = f"{100 * figures.single:.1f} % of the sets have one class, {100 * figures.empty:.1f} % none"
+    say(f"mean size {figures.size:.3f} [{low:.3f}, {high:.3f}]; {shares}")

@@ -1,0 +1,100 @@
+"""The command conformal: same results as in Python, one-line errors."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from calibrant.calibrators import Temperature, save_calibrator
+from calibrant.conformal import LAC, RAPS, evaluate_sets, load_conformal
+from tests.cli.commands import fail_at_once, printed
+
+
+def data(seed, size=400):
+    generator = torch.Generator().manual_seed(seed)
+    logits = 2 * torch.randn(size, 3, generator=generator)
+    labels = logits.softmax(1).multinomial(1, generator=generator)[:, 0]
+    labels[5] = -100
+    return 3 * logits, labels
+
+
+@pytest.fixture(autouse=True)
+def files(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for seed, name in enumerate(["held-out", "test"]):
+        logits, labels = data(seed)
+        np.savez(
+            f"{name}.npz", logits=logits.numpy(), labels=labels.numpy(), class_names=["cat", "dog", "owl"]
+        )
+
+
+def test_the_same_figures_as_in_python():
+    output = printed(
+        *("conformal", "held-out.npz", "--test", "test.npz", "--method", "raps[weight=0.05,size=2]"),
+        *("--alpha", 0.2, "--output", "sets.safetensors", "--json", "figures.json"),
+    )
+    sets = RAPS(alpha=0.2, weight=0.05, size=2).fit(*data(0))
+    logits, labels = data(1)
+    expected = evaluate_sets(sets(logits), labels)
+    written = json.loads(Path("figures.json").read_text())
+    assert written["coverage"] == expected.coverage
+    assert written["size"] == expected.size
+    assert written["options"]["weight"] == 0.05
+    assert [each["coverage"] for each in written["classes"]] == [each.coverage for each in expected.classes]
+    assert [each["name"] for each in written["classes"]] == ["cat", "dog", "owl"]
+    assert f"{100 * expected.coverage:.2f}%" in output
+    assert "raps, fitted to 399 elements of held-out.npz" in output
+    for name in ("all classes", "cat", "dog", "owl"):
+        assert name in output
+    loaded = load_conformal("sets.safetensors")
+    assert torch.equal(loaded(logits), sets(logits))
+    assert loaded.class_names == ("cat", "dog", "owl")
+
+
+def test_a_calibrator_comes_first():
+    temperature = Temperature().fit(*data(2))
+    save_calibrator(temperature, "temperature.safetensors")
+    printed(
+        *("conformal", "held-out.npz", "--test", "test.npz", "--calibrator", "temperature.safetensors"),
+        *("--method", "lac[class_conditional=true]", "--json", "figures.json"),
+    )
+    logits, labels = data(0)
+    sets = LAC(class_conditional=True).fit(temperature(logits), labels)
+    logits, labels = data(1)
+    found = json.loads(Path("figures.json").read_text())
+    assert found["coverage"] == evaluate_sets(sets(temperature(logits)), labels).coverage
+
+
+def test_without_test_data_the_sets_are_only_fitted():
+    output = printed("conformal", "held-out.npz", "--output", "sets.safetensors")
+    assert "lac, fitted to 399 elements" in output
+    assert "mean size" not in output
+    assert torch.equal(load_conformal("sets.safetensors").threshold, LAC().fit(*data(0)).threshold)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--method", "asp"], "there is no such method, did you mean 'aps'?"),
+        (["--method", "lac[weight=1]"], "weight"),
+        (["--method", "lac[alpha=0.2]"], "--alpha"),
+        (["--method", "raps[size=0]"], "size must"),
+        (["--json", "figures.json"], "--test FILE"),
+        (["--output", "sets.pt"], "ends in .safetensors"),
+        (["--test", "none.npz"], "none.npz"),
+        (["--calibrator", "held-out.npz"], "held-out.npz"),
+        (["--test", "test.npz", "--json", "test.npz"], "one of the files to read"),
+    ],
+)
+def test_one_line_errors(arguments, words):
+    assert words in fail_at_once("conformal", "held-out.npz", *arguments)
+
+
+def test_other_classes_are_refused():
+    logits, labels = data(1)
+    np.savez("two.npz", logits=logits[:, :2].numpy(), labels=(labels % 2).numpy())
+    assert "has 2 classes, but held-out.npz has 3" in fail_at_once(
+        "conformal", "held-out.npz", "--test", "two.npz"
+    )

@@ -1,0 +1,74 @@
+"""Tables in README and the guide have the figures of the stored results."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+RESULTS = ROOT / "benchmarks" / "results"
+
+# The row of a table, and the folders with its figures.
+FOLDERS = {
+    "CIFAR-100, ResNet-50, 30 epochs": [
+        "cifar100-resnet-50-30-epochs",
+        "cifar100-resnet-50-30-epochs/ada-scale",
+    ],
+    "CIFAR-100, ResNet-50, 350 epochs": ["cifar100-resnet-50-350-epochs"],
+    "20 Newsgroups, CNN": ["newsgroups-cnn", "newsgroups-cnn/ada-scale"],
+    "CIFAR-100 with a long tail": ["cifar100-lt-100-epochs"],
+    "Long-tailed CIFAR-100": ["cifar100-lt-100-epochs"],
+    "digits with a long tail": ["digits-lt"],
+    "Long-tailed digits": ["digits-lt"],
+    "digits": ["digits"],
+}
+# What stands in each column after the first: a loss, or "best" for the published one with the lowest NLL.
+TABLES = {
+    "README.md": ["ce before", "ce after", "ada-scale before", "best before", "best after"],
+    "docs/choosing.md": [
+        "ce after", "ce before", "ada-scale before", "ada-scale after", "best before", "best after",
+    ],
+}  # fmt: skip
+
+
+def nll(row):
+    """The NLL of every loss before and after temperature scaling."""
+    name = next(name for name in FOLDERS if row.startswith(name))
+    found = {"before": {}, "after": {}}
+    for folder in FOLDERS[name]:
+        results = json.loads((RESULTS / folder / "results.json").read_text())
+        for state, figures in found.items():
+            figures.update({loss: round(each["nll"]["mean"], 3) for loss, each in results[state].items()})
+    return found
+
+
+def rows(document):
+    text = (ROOT / document).read_text()
+    table = max(
+        re.findall(r"(?:^\|.*\n)+", text, re.MULTILINE), key=lambda part: part.count("best published")
+    )
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in table.splitlines()[2:]]
+
+
+@pytest.mark.parametrize("document", TABLES)
+def test_nll_is_that_of_the_results(document):
+    table = rows(document)
+    assert len(table) == 6
+    for name, *cells in table:
+        found = nll(name)
+        for cell, column in zip(cells, TABLES[document], strict=True):
+            loss, state = column.split()
+            figures = found[state]
+            if loss == "best":
+                published = {key: value for key, value in figures.items() if key not in ("ce", "ada-scale")}
+                best = min(published.values())
+                figures = {"best": best}
+                named = set(re.findall("`(.*?)`", cell))
+                assert named == {key for key, value in published.items() if value == best}, (name, column)
+            number = re.search(r"\d\.\d+", cell)
+            if number is None:
+                assert cell.startswith("not "), (name, column)
+                assert loss not in figures, (name, column)
+            else:
+                assert float(number[0]) == figures[loss], (name, column)
