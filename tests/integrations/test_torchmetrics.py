@@ -476,6 +476,13 @@ def test_single_logits_have_every_kind(kind):
     assert value.item() == pytest.approx(getattr(calibration, name)(histogram, **variant), rel=1e-10)
 
 
+def test_decisions_of_single_logits_are_refused_by_their_confidence():
+    logits, target = decisions(500)
+    pairs = torch.stack([torch.zeros_like(logits), logits], 1)
+    expected = fed(SelectiveRisk("aurc"), pairs, target).compute()
+    torch.testing.assert_close(fed(SelectiveRisk("aurc", binary=True), logits, target).compute(), expected)
+
+
 def test_wrong_single_logits_are_one_clear_line():
     logits, target = decisions(20, 3)
     metric = CalibrationError(binary=True)

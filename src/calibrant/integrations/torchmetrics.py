@@ -227,6 +227,11 @@ class SelectiveRisk(CalibrationError):  # noqa: N818
     def _kinds() -> list[str]:
         return [name for name, metric in METRICS.items() if metric.group == "selective"]
 
+    def _measure(self, elements: Elements) -> ConfidenceHistogram:
+        return ConfidenceHistogram.of(
+            elements
+        )  # also of single logits: a decision is refused by its confidence
+
 
 class ClasswiseCalibrationError(_ErrorOfSums[ClassGaps]):
     """ECE of each class's probability against its frequency, averaged over classes; exact.
