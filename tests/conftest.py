@@ -20,6 +20,7 @@ SLOW = (
     "test_onnx_and_torch_graphs_predict_the_same",
     "test_calibrators_of_other_kinds_are_exported_to_onnx",
     "test_the_commands_for_using_a_model_run",
+    "test_onnxruntime_agrees_with_torch",
 )
 """Tests that `make check` leaves out, because they take most of the time of their files."""
 

@@ -34,6 +34,7 @@ def python_blocks():
             yield pytest.param(document, line, match[1], id=f"{document.name}:{line + 1}")
 
 
+@pytest.mark.filterwarnings(r"ignore:.isinstance\(treespec, LeafSpec\):FutureWarning")  # torch.onnx on torch
 @pytest.mark.parametrize(("document", "line", "source"), list(python_blocks()))
 def test_every_python_block_runs(document, line, source, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)  # a block may write files

@@ -209,7 +209,8 @@ def test_the_fitted_trainer_validates_and_tests_without_learning():
 
 def test_a_loss_that_does_not_adapt_is_only_measured():
     made = module("ce")
-    run = fit(made)
+    with pytest.warns(UserWarning, match="calibrant: CrossEntropy does not adapt, so .* only logs metrics"):
+        run = fit(made)
     assert {name for name in run.callback_metrics if name != "val/loss"} == {
         "val/ece",
         "val/adaptive_ece",
@@ -391,10 +392,64 @@ def test_predictions_of_the_wrong_form(found, got):
 # ------------------------------------------------------------------------------------- where the loss is
 
 
-def test_no_loss():
+def test_the_loss_of_torch_is_measured():
     made = module(None, loss=nn.CrossEntropyLoss())
-    with pytest.raises(ValueError, match="Classifier has no calibrant loss: give it one"):
-        fit(made)
+    with pytest.warns(UserWarning, match="Classifier has no calibrant loss, so nothing adapts: give it one"):
+        run = fit(made)
+    same = module("ce")
+    with pytest.warns(UserWarning, match="does not adapt"):
+        expected = fit(same).callback_metrics
+    names = {"val/loss", "val/ece", "val/adaptive_ece"}
+    assert set(run.callback_metrics) == names
+    for name in names:
+        torch.testing.assert_close(run.callback_metrics[name], expected[name])
+    assert_clean(made)
+    (figures,) = trainer().test(made, loader(OTHER), verbose=False)
+    assert "test/ece" in figures
+
+
+def test_without_any_loss_training_goes_on():
+    def step(self, batch, batch_idx=0, dataloader_idx=0):
+        return nn.functional.cross_entropy(self.network(batch[0]), batch[1])
+
+    made = module(None, training_step=step, validation_step=step, test_step=step)
+    with pytest.warns(UserWarning, match="nothing adapts.* nothing is measured: pass predictions=") as caught:
+        run = fit(made)
+    assert len([each for each in caught if "nothing adapts" in str(each.message)]) == 1
+    assert run.callback_metrics == {}
+    made = module(None, training_step=step, validation_step=step)
+    with pytest.warns(UserWarning, match="nothing adapts"):
+        run = fit(
+            made, Calibration(predictions=lambda outputs, batch, made: (made.network(batch[0]), batch[1]))
+        )
+    assert set(run.callback_metrics) == {"val/ece", "val/adaptive_ece"}
+
+
+def test_predictions_may_take_the_module():
+    def validation_step(self, batch):
+        return self.loss(self.network(batch[0]) / 2, batch[1])  # what the loss sees is not what counts
+
+    made = module(validation_step=validation_step)
+    fit(made, Calibration(predictions=lambda outputs, batch, made: (made.network(batch[0]), batch[1])))
+    assert_equal(state(made), plain_loop())
+
+
+@pytest.mark.parametrize("key", ["cals-alm", "ce"])
+def test_single_logits(key):
+    def data(count, seed):
+        inputs, target = labelled(count, seed).tensors
+        return loader(TensorDataset(inputs, target % 2))
+
+    made = module(None, loss=calibrant.create_loss(key, 2, binary=True), network=nn.Linear(FEATURES, 1))
+    named = Calibration(predictions=lambda _, batch, made: (made.network(batch[0]), batch[1]))
+    for callback in (Calibration(), named):
+        run = trainer(callback)
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "calibrant: CrossEntropy does not adapt")
+            run.fit(made, data(32, 1), data(21, 2))
+        figures = {name for name in run.callback_metrics if name.startswith("val/")}
+        assert figures == {"val/loss", "val/ece", "val/adaptive_ece"}
+        assert all(value.isfinite() for value in run.callback_metrics.values())
 
 
 def test_several_losses():

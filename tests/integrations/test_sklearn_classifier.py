@@ -7,16 +7,19 @@ import pickle
 import numpy as np
 import pytest
 import torch
-from sklearn.base import clone
+from sklearn.base import BaseEstimator, ClassifierMixin, clone
+from sklearn.calibration import CalibratedClassifierCV
 from sklearn.datasets import load_iris, make_classification
 from sklearn.ensemble import RandomForestClassifier
 from sklearn.exceptions import NotFittedError
 from sklearn.linear_model import LogisticRegression
-from sklearn.model_selection import GridSearchCV, train_test_split
+from sklearn.metrics import log_loss
+from sklearn.model_selection import GridSearchCV, StratifiedKFold, cross_val_predict, train_test_split
 from sklearn.naive_bayes import GaussianNB
+from sklearn.neighbors import KNeighborsClassifier
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
-from sklearn.svm import LinearSVC
+from sklearn.svm import SVC, LinearSVC
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
 from calibrant.calibrators import CALIBRATORS, Temperature, choose
@@ -31,7 +34,13 @@ pytestmark = pytest.mark.filterwarnings("ignore:the temperature stopped at its b
     [
         CalibratedClassifier(LogisticRegression(), random_state=0),
         CalibratedClassifier(GaussianNB(), method="isotonic", random_state=0),
-    ]
+        CalibratedClassifier(LogisticRegression(), cv=2, random_state=0),
+    ],
+    # Copies of a sample go into other folds than its weight would.
+    expected_failed_checks=lambda _: {
+        "check_sample_weight_equivalence_on_dense_data": "folds differ",
+        "check_sample_weight_equivalence_on_sparse_data": "folds differ",
+    },
 )
 def test_scikit_learns_own_checks(estimator, check):
     check(estimator)
@@ -157,6 +166,112 @@ def test_binary_labels_of_any_kind(labels):
     assert fitted.score(X, y) > 0.8
 
 
+class DecisionOnly(ClassifierMixin, BaseEstimator):
+    def fit(self, X, y):  # noqa: N803
+        self.classes_ = np.unique(y)
+        return self
+
+    def predict(self, X):  # noqa: N803
+        return np.zeros(len(X))
+
+
+@pytest.mark.parametrize("classes", [2, 3])
+@pytest.mark.parametrize("options", [{}, {"cv": 3}], ids=["holdout", "cv"])
+def test_classifiers_with_a_decision_function(options, classes):
+    X, y = make_classification(
+        3000, n_features=8, n_informative=6, n_classes=classes, flip_y=0.1, random_state=0
+    )
+    X, X_test, y, y_test = train_test_split(X, y, test_size=0.5, random_state=0)
+    for method in ("temperature", "platt"):
+        fitted = CalibratedClassifier(LinearSVC(), method=method, random_state=0, **options).fit(X, y)
+        probabilities = fitted.predict_proba(X_test)
+        assert probabilities.shape == (1500, classes)
+        assert -calibration_scorer()(fitted, X_test, y_test) < 0.1
+        theirs = CalibratedClassifierCV(LinearSVC(), ensemble=False).fit(X, y)
+        assert log_loss(y_test, probabilities) < log_loss(y_test, theirs.predict_proba(X_test)) + 0.03
+    fitted = CalibratedClassifier(LinearSVC(), random_state=0).fit(X, y)
+    assert (fitted.predict(X_test) == fitted.estimator_.predict(X_test)).all()
+
+
+def test_one_decision_for_each_pair_of_classes_is_refused():
+    X, y = make_classification(300, n_features=8, n_informative=6, n_classes=4, random_state=0)
+    machine = SVC(decision_function_shape="ovo")
+    with pytest.raises(ValueError, match="SVC gives 6 decision values for 4 classes: expected one for each"):
+        CalibratedClassifier(machine, random_state=0).fit(X, y)
+
+
+def test_cross_validation_uses_all_data(problem):
+    X, X_test, y, y_test = problem
+    fitted = CalibratedClassifier(GaussianNB(), cv=4, random_state=3).fit(X, y)
+    folds = StratifiedKFold(4, shuffle=True, random_state=3)
+    out_of_fold = cross_val_predict(GaussianNB(), X, y, cv=folds, method="predict_proba")
+    target = torch.from_numpy(np.searchsorted(fitted.classes_, y))
+    expected = Temperature().fit(as_logits(torch.from_numpy(out_of_fold)), target)
+    torch.testing.assert_close(fitted.calibrator_.temperature, expected.temperature)
+    assert (fitted.estimator_.theta_ == GaussianNB().fit(X, y).theta_).all()
+    splitter = CalibratedClassifier(GaussianNB(), cv=folds).fit(X, y)
+    assert torch.equal(splitter.calibrator_.temperature, fitted.calibrator_.temperature)
+    # One hold-out has fewer data for either part.
+    isotonic = [
+        CalibratedClassifier(GaussianNB(), method="isotonic", random_state=0, **options).fit(X, y)
+        for options in ({"cv": 5}, {})
+    ]
+    crossed, held_out = (log_loss(y_test, each.predict_proba(X_test)) for each in isotonic)
+    assert crossed < held_out
+
+
+@pytest.mark.parametrize("options", [{}, {"cv": 4}, {"prefit": True}], ids=["holdout", "cv", "prefit"])
+@pytest.mark.parametrize("method", ["temperature", "isotonic", "platt"])
+def test_weights_count_as_copies(problem, method, options):
+    X, X_test, y, y_test = problem
+    rare = np.arange(len(y)) % 5 == 0
+    weight = np.where(rare, 3, 1)
+    estimator = GaussianNB().fit(X_test, y_test)
+    fitted = CalibratedClassifier(estimator, method=method, random_state=0, **options)
+    plain, weighted = (clone_of(fitted).fit(X, y, sample_weight=each) for each in (None, weight))
+    uniform = clone_of(fitted).fit(X, y, np.ones(len(y)))
+    scaled = clone_of(fitted).fit(X, y, 0.25 * weight)
+    found = [each.predict_proba(X_test) for each in (plain, weighted, uniform, scaled)]
+    assert (found[2] == found[0]).all()
+    assert np.abs(found[1] - found[0]).max() > 1e-3
+    if method != "platt":  # its targets depend on the number of samples
+        assert np.abs(found[3] - found[1]).max() < 1e-6
+    if "prefit" in options:
+        copies = np.repeat(np.arange(len(y)), weight)
+        expected = clone_of(fitted).fit(X[copies], y[copies]).predict_proba(X_test)
+        np.testing.assert_allclose(found[1], expected, atol=1e-9)
+
+
+def clone_of(classifier):
+    """Like `clone`, but with the same fitted estimator."""
+    return CalibratedClassifier(**classifier.get_params(deep=False))
+
+
+def test_weights_that_are_no_whole_numbers_are_approximated(problem):
+    X, X_test, y, y_test = problem
+    classifier = GaussianNB().fit(X_test, y_test)
+    weight = np.random.default_rng(0).uniform(0, 2, len(y)) * np.where(y == "ash", 3, 1)
+    weight[:100] = 0
+    fitted = CalibratedClassifier(classifier, prefit=True).fit(X, y, weight)
+    fine = np.repeat(np.arange(len(y)), (1000 * weight).round().astype(int))
+    expected = CalibratedClassifier(classifier, prefit=True).fit(X[fine], y[fine])
+    temperature, exact = fitted.calibrator_.temperature, expected.calibrator_.temperature
+    assert abs(temperature / exact - 1) < 0.01
+    plain = CalibratedClassifier(classifier, prefit=True).fit(X, y).calibrator_.temperature
+    assert abs(plain / exact - 1) > 0.01
+
+
+def test_weights_that_cannot_be_used(problem):
+    X, _, y, _ = problem
+    ones = np.ones(len(y))
+    with pytest.raises(ValueError, match="Negative values"):
+        CalibratedClassifier(GaussianNB()).fit(X, y, -ones)
+    with pytest.raises(ValueError, match="method='auto' takes no sample_weight"):
+        CalibratedClassifier(GaussianNB(), method="auto").fit(X, y, ones)
+    with pytest.warns(UserWarning, match="KNeighborsClassifier takes no sample_weight: only the calibrator"):
+        CalibratedClassifier(KNeighborsClassifier(), random_state=0).fit(X, y, ones + (y == "ash"))
+
+
 @pytest.mark.parametrize(
     ("options", "kind", "message"),
     [
@@ -165,7 +280,10 @@ def test_binary_labels_of_any_kind(labels):
         ({"holdout": 0}, ValueError, "holdout must be a fraction of the data, between 0 and 1, got 0"),
         ({"holdout": 1.0}, ValueError, "between 0 and 1, got 1.0"),
         ({"holdout": 30}, ValueError, "between 0 and 1, got 30"),
-        ({"estimator": LinearSVC()}, TypeError, "LinearSVC gives no probabilities"),
+        ({"estimator": DecisionOnly()}, TypeError, "DecisionOnly has neither predict_proba nor decision_"),
+        ({"cv": 1}, ValueError, "cv must be a whole number of at least 2, or a splitter, got 1"),
+        ({"cv": 60}, ValueError, "class 0 has 50 samples, but 60 folds need at least 60 of each"),
+        ({"cv": 3, "prefit": True}, ValueError, "prefit=True fits no classifier, so cv has no meaning"),
         ({"prefit": True}, NotFittedError, "not fitted"),
     ],
 )

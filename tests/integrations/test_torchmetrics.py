@@ -8,7 +8,12 @@ import pytest
 import torch
 from torch import nn
 from torchmetrics import MetricCollection, MetricTracker
-from torchmetrics.classification import MulticlassAccuracy
+from torchmetrics.classification import (
+    BinaryCalibrationError,
+    MulticlassAccuracy,
+    MulticlassCalibrationError,
+)
+from torchmetrics.wrappers import BootStrapper, MinMaxMetric, Running
 
 from calibrant.histogram import ConfidenceHistogram
 from calibrant.integrations.torchmetrics import CalibrationError, ClasswiseCalibrationError, SelectiveRisk
@@ -143,7 +148,7 @@ def test_low_precision_logits(create, dtype):
     logits, target = batch(dtype=dtype)
     metric = fed(create(), logits, target)
     precise = fed(create(), logits.double(), target)
-    torch.testing.assert_close(metric.compute(), precise.compute(), atol=1e-3, rtol=0)
+    torch.testing.assert_close(metric.compute().double(), precise.compute(), atol=1e-3, rtol=0)
     assert metric.sums.samples.dtype == torch.float64
 
 
@@ -379,6 +384,174 @@ def test_metrics_that_ignore_different_labels_are_never_grouped(create):
     )
     assert metrics["all"].sums.samples == first.sum() + len(target)
     assert metrics["but_one"].sums.samples == 2 * first.sum()
+
+
+# --------------------------------------------------------------------- habits of torchmetrics' users
+
+NORMS = {"ece": "l1", "ece_l2": "l2", "mce": "max"}
+IGNORED = [None, -1, 0]
+
+
+def with_ignored(target, label):
+    """Every seventh label replaced by one to ignore, and the options that ignore it, for both libraries."""
+    if label is None:
+        return target, {}, {}
+    target = target.clone()
+    target.view(-1)[::7] = label
+    return target, {"ignore_index": label}, {"ignore_index": label}
+
+
+@pytest.mark.parametrize("ignored", IGNORED)
+@pytest.mark.parametrize("kind", NORMS)
+@pytest.mark.parametrize("bins", [10, 15, 20])
+@pytest.mark.parametrize("spatial", [(), (3, 4)], ids=["rows", "images"])
+def test_several_classes_agree_with_torchmetrics(spatial, bins, kind, ignored):
+    # Theirs computes in single precision.
+    logits, target = batch(120, *spatial, seed=4)
+    target, ours, theirs = with_ignored(target, ignored)
+    metric = CalibrationError(kind, bins=bins, **ours)
+    reference = MulticlassCalibrationError(CLASSES, n_bins=bins, norm=NORMS[kind], **theirs)
+    for part, labels in pieces(logits, target):
+        value = metric(preds=part, target=labels)
+        assert value.item() == pytest.approx(reference(preds=part, target=labels).item(), abs=1e-6)
+    assert metric.compute().item() == pytest.approx(reference.compute().item(), abs=1e-6)
+    # Theirs takes probabilities for what they are, ours takes their logarithms.
+    probabilities = logits.softmax(1)
+    metric.reset()
+    reference.reset()
+    fed(metric, probabilities.log(), target)
+    fed(reference, probabilities, target)
+    assert metric.compute().item() == pytest.approx(reference.compute().item(), abs=1e-6)
+
+
+def decisions(*shape, seed=5, dtype=torch.float64):
+    generator = torch.Generator().manual_seed(seed)
+    logits = 3 * torch.randn(shape, generator=generator, dtype=torch.float64)
+    return logits.to(dtype), (torch.rand(shape, generator=generator) < (logits / 2).sigmoid()).long()
+
+
+@pytest.mark.parametrize("ignored", IGNORED)
+@pytest.mark.parametrize("kind", NORMS)
+@pytest.mark.parametrize("bins", [10, 15, 20])
+@pytest.mark.parametrize("shape", [(300,), (60, 5), (20, 3, 4)], ids=str)
+def test_single_logits_agree_with_torchmetrics(shape, bins, kind, ignored):
+    logits, target = decisions(*shape)
+    target, ours, theirs = with_ignored(target, ignored)
+    metric = CalibrationError(kind, bins=bins, binary=True, **ours)
+    reference = BinaryCalibrationError(bins, NORMS[kind], **theirs)
+    for part, labels in pieces(logits, target):
+        value = metric(preds=part, target=labels)
+        assert value.item() == pytest.approx(reference(preds=part, target=labels).item(), abs=1e-12)
+    assert metric.compute().item() == pytest.approx(reference.compute().item(), abs=1e-12)
+
+
+def test_single_logits_in_a_column_of_their_own():
+    logits, target = decisions(300)
+    expected = fed(CalibrationError("mce", binary=True), logits, target).compute()
+    torch.testing.assert_close(
+        fed(CalibrationError("mce", binary=True), logits[:, None], target).compute(), expected
+    )
+    torch.testing.assert_close(
+        fed(CalibrationError("mce", binary=True), logits, target.bool()).compute(), expected
+    )
+
+
+def test_the_positive_class_is_not_the_confidence():
+    # The confidence is 0.9 and always right. The probability of 1 is 0.1 where all are 0: both are calibrated
+    # equally badly, but only bins of the positive class tell 0.1 from 0.9.
+    odds = torch.full((10,), 9.0, dtype=torch.float64).log()
+    logits, target = torch.cat([odds, -odds]), torch.tensor([1] * 7 + [0] * 3 + [0] * 10)
+    one = fed(CalibrationError("mce", binary=True), logits, target).compute()
+    two = fed(CalibrationError("mce"), torch.stack([torch.zeros_like(logits), logits], 1), target).compute()
+    assert one.item() == pytest.approx(0.2)
+    assert two.item() == pytest.approx(0.05)
+
+
+@pytest.mark.parametrize("kind", [*KINDS, *VARIANTS])
+def test_single_logits_have_every_kind(kind):
+    logits, target = decisions(500)
+    histogram = ConfidenceHistogram.of_outcomes(logits.sigmoid(), target == 1)
+    name, variant = VARIANTS.get(kind, (kind, {}))
+    value = fed(CalibrationError(kind, binary=True), logits, target).compute()
+    assert value.item() == pytest.approx(getattr(calibration, name)(histogram, **variant), rel=1e-10)
+
+
+def test_decisions_of_single_logits_are_refused_by_their_confidence():
+    logits, target = decisions(500)
+    pairs = torch.stack([torch.zeros_like(logits), logits], 1)
+    expected = fed(SelectiveRisk("aurc"), pairs, target).compute()
+    torch.testing.assert_close(fed(SelectiveRisk("aurc", binary=True), logits, target).compute(), expected)
+
+
+def test_wrong_single_logits_are_one_clear_line():
+    logits, target = decisions(20, 3)
+    metric = CalibrationError(binary=True)
+    with pytest.raises(ValueError, match=r"target must have the logits' shape \(20, 3\), got \(20,\)"):
+        metric.update(logits, target[:, 0])
+    with pytest.raises(ValueError, match="expected 0 to 1"):
+        metric.update(logits, target + 1)
+    with pytest.raises(ValueError, match="pass binary=True"):
+        CalibrationError().update(logits[:, :1], target[:, 0])
+    assert metric.sums.samples == 0
+    logits[3] = math.nan
+    metric.update(logits, target)
+    assert math.isnan(metric.compute())
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("create", BOTH)
+def test_the_result_has_the_precision_of_the_logits(create, dtype):
+    logits, target = batch(dtype=dtype)
+    single = torch.float64 if dtype == torch.float64 else torch.float32
+    metrics = MetricCollection({"one": create(), "other": create()})  # they share their updates
+    fed(metrics, logits, target)
+    assert {value.dtype for value in metrics.compute().values()} == {single}
+    metric = create()
+    assert metric(logits, target).dtype == single
+    assert metric.compute().dtype == single
+    metric.update(*batch())  # one batch in double precision is enough
+    assert metric.compute().dtype == torch.float64
+
+
+WRAPPERS = {
+    "bootstrapper": lambda metric: BootStrapper(
+        metric, num_bootstraps=3, quantile=torch.tensor([0.1, 0.9]), raw=True
+    ),
+    "min and max": MinMaxMetric,
+    "running": lambda metric: Running(metric, window=2),
+    "sum": lambda metric: metric + 1,
+}
+
+
+@pytest.mark.parametrize("create", BOTH)
+@pytest.mark.parametrize("wrap", WRAPPERS.values(), ids=WRAPPERS)
+def test_wrappers_of_torchmetrics_take_it(create, wrap):
+    logits, target = batch(dtype=torch.float32)
+    wrapped = wrap(create())
+    for part, labels in pieces(logits, target):
+        wrapped(preds=part, target=labels)
+    value = wrapped.compute()
+    values = value.values() if isinstance(value, dict) else [value]
+    assert all(each.isfinite().all() and each.dtype == torch.float32 for each in values)
+
+
+@pytest.mark.parametrize("create", BOTH)
+def test_plots_like_other_metrics(create):
+    pytest.importorskip("matplotlib").use("agg")
+    from matplotlib.figure import Figure
+
+    metric, (logits, target) = create(), batch()
+    values = [metric(*part) for part in pieces(logits, target)]
+    axes = Figure().subplots()
+    assert metric.plot(ax=axes)[1] is axes
+    (drawn,) = axes.lines
+    assert drawn.get_ydata()[0] == pytest.approx(metric.compute().item())
+    axes = Figure().subplots()
+    metric.plot(values, ax=axes)  # over steps
+    assert len(axes.lines[0].get_ydata()) == len(values)
+    MetricCollection({"error": metric, "accuracy": MulticlassAccuracy(CLASSES)}).plot(
+        {"error": values[0], "accuracy": torch.tensor(0.5)}
+    )
 
 
 # ----------------------------------------------------------------------------------------- two processes

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from inspect import signature
 from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor, nn
+from torch.jit._trace import TracerWarning, is_tracing
 
 from calibrant.layout import (
     arrange,
@@ -74,7 +77,7 @@ class Calibrator(nn.Module, ABC):
 
     @abstractmethod
     def transform(self, rows: Tensor) -> Tensor:
-        """Calibrate logits ``(N, K)``, by operations that `torch.export` can follow."""
+        """Calibrate logits ``(N, K)``, by operations that `torch.export` can follow and that ONNX has."""
 
     def fit(self, logits: Tensor, target: Tensor, *, ignore_index: int = -100, binary: bool = False) -> Self:
         """Learn from held-out data. An earlier fit is replaced.
@@ -141,15 +144,18 @@ class Calibrator(nn.Module, ABC):
 
         If fitted to binary decisions, logits ``(B,)`` or ``(B, L, *S)``.
         """
-        if self.binary:
-            return self._calibrate_labels(logits)
-        classes = self.check(logits)
-        rows = logits.movedim(1, -1)
-        flat = rows.reshape(-1, classes).to(computing_dtype(logits))
-        calibrated = self.transform(flat).to(flat.dtype)
-        # A class that is ruled out keeps the probability 0. Softmax gives its share to the others.
-        calibrated = calibrated.masked_fill(flat == -torch.inf, -torch.inf)
-        return calibrated.view(rows.shape).movedim(-1, 1)
+        with sizes_as_constants():
+            if self.binary:
+                return self._calibrate_labels(logits)
+            classes = self.check(logits)
+            # Not -1: the older exporter to ONNX writes it as it is, and no runtime loads that.
+            last = logits.ndim - 1
+            rows = logits.movedim(1, last)
+            flat = rows.reshape(-1, classes).to(computing_dtype(logits))
+            calibrated = self.transform(flat).to(flat.dtype)
+            # A class that is ruled out keeps the probability 0. Softmax gives its share to the others.
+            calibrated = calibrated.masked_fill(flat == -torch.inf, -torch.inf)
+            return calibrated.view(rows.shape).movedim(last, 1)
 
     def _calibrate_labels(self, logits: Tensor) -> Tensor:
         pairs, number = as_pairs(logits), len(self.labels)
@@ -271,6 +277,21 @@ def _some(learned: Tensor) -> str:
         return f"<{' × '.join(map(str, learned.shape))}>"
     numbers = [f"{number:.4g}" for number in learned.flatten().tolist()]
     return numbers[0] if learned.ndim == 0 else f"[{', '.join(numbers)}]"
+
+
+def sizes_as_constants() -> AbstractContextManager[object]:
+    """Without the warnings of `torch.jit.trace` and the older exporter to ONNX that sizes become constants.
+
+    Those sizes are the numbers of axes, classes and learned numbers, which are constants.
+    """
+    if not is_traced():
+        return nullcontext()
+    return warnings.catch_warnings(action="ignore", category=TracerWarning)
+
+
+def is_traced() -> bool:
+    """Whether `torch.jit.trace` or the older exporter to ONNX is at work."""
+    return bool(is_tracing())  # type: ignore[no-untyped-call]
 
 
 def below_maximum(logits: Tensor, axis: int = -1) -> Tensor:

@@ -20,12 +20,17 @@ from calibrant.calibrators.one_vs_rest import (
     to_log_probabilities,
 )
 
+# Over-confident classifiers predict 1e-30 and 1e-90. If the order of such numbers counted, the map would be 0
+# below the first success, and one mistake there would cost 27 nats.
+_RESOLUTION = 1e-15
+
 
 class Isotonic(OneVsRest):
     """Isotonic regression of labels on probabilities (key ``isotonic``).
 
     ``q = argmin Σ (1[y = k] - q(s_k))²`` over functions that never decrease, by pooling adjacent violators.
-    The map is linear between the fitted points and constant beyond them, as in scikit-learn.
+    The map is linear between the fitted points and constant beyond them. Probabilities that differ by less
+    than 1e-15 count as equal. Both are as in scikit-learn.
 
     ``"one-vs-rest"`` has a map for each class and scales the results to sum to 1 (a row of zeros keeps its
     original probabilities). No probability is below 1e-12. ``"top-label"`` has one map, from confidence to
@@ -90,13 +95,14 @@ def _curve(probability: Tensor, outcome: Tensor) -> tuple[Tensor, Tensor]:
 
     # The map is 0 below the first success. With many classes that is nearly all of the data, which then need
     # not be sorted.
-    first = torch.where(outcome, probability, torch.inf).min()
-    below = probability[probability < first]
-    rising = probability >= first
+    cell = (probability / _RESOLUTION).floor()
+    rising = cell >= torch.where(outcome, cell, torch.inf).min()
+    below = probability[~rising]
 
-    above = probability[rising]
-    order = ordering(above)
-    points, group, count = torch.unique_consecutive(above[order], return_inverse=True, return_counts=True)
+    order = ordering(probability[rising])
+    above, cell = probability[rising][order], cell[rising][order]
+    _, group, count = torch.unique_consecutive(cell, return_inverse=True, return_counts=True)
+    points = above[count.cumsum(0) - count]
     sums = torch.zeros_like(points).index_add_(0, group, outcome[rising][order].to(points.dtype))
     means = (sums / count).cpu().numpy()
     values = means if len(means) < 2 else isotonic_regression(means, weights=count.cpu().numpy()).x

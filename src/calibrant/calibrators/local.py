@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from calibrant.arguments import in_range
-from calibrant.calibrators.base import below_maximum
+from calibrant.calibrators.base import below_maximum, sizes_as_constants
 from calibrant.calibrators.streaming import HeldOut, Scaling, Sums
 from calibrant.calibrators.temperature import likeliest, sharpness_terms
 from calibrant.layout import computing_dtype
@@ -128,13 +128,15 @@ class LocalTemperature(Scaling):
         return at
 
     def forward(self, logits: Tensor) -> Tensor:
-        if self.binary:
-            return self._calibrate_labels(logits)
-        classes = self.check(logits)
-        computing = below_maximum(logits.to(computing_dtype(logits)), 1)
-        pixels = computing.movedim(1, -1).reshape(logits.shape[0], math.prod(logits.shape[2:]), classes)
-        entropy = self._entropy(pixels).mean(1)
-        return computing / self._temperatures(entropy).to(computing.dtype).view(-1, *(1,) * (logits.ndim - 1))
+        with sizes_as_constants():
+            if self.binary:
+                return self._calibrate_labels(logits)
+            classes = self.check(logits)
+            computing = below_maximum(logits.to(computing_dtype(logits)), 1)
+            pixels = computing.movedim(1, logits.ndim - 1)
+            pixels = pixels.reshape(logits.shape[0], math.prod(logits.shape[2:]), classes)
+            temperatures = self._temperatures(self._entropy(pixels).mean(1)).to(computing.dtype)
+            return computing / temperatures.view(-1, *(1,) * (logits.ndim - 1))
 
     def transform(self, rows: Tensor) -> Tensor:
         rows = below_maximum(rows)

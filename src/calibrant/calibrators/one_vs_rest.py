@@ -9,7 +9,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from calibrant.calibrators.base import Calibrator
+from calibrant.calibrators.base import Calibrator, is_traced
 
 Variant = Literal["one-vs-rest", "top-label"]
 """The probabilities to calibrate: those of every class, or only that of the predicted class."""
@@ -155,20 +155,25 @@ def with_confidence(rows: Tensor, confidence: Tensor) -> Tensor:
     """
     rows = in_double(rows)
     others = rows.shape[1] - 1
-    confidence = confidence.clamp(1 / (1 + _RUNNER_UP * others), 1 - FLOOR).unsqueeze(-1)
+    confidence = confidence.clamp_min(1 / (1 + _RUNNER_UP * others)).unsqueeze(-1)
+    # ONNX holds bounds in single precision, in which 1 - FLOOR would be 1.
+    doubt = (1 - confidence).clamp_min(FLOOR)
+    confidence = 1 - doubt
     is_top = _is_top(rows)
     relative = (rows - rows.amax(-1, keepdim=True)).clamp_min(-1e30)
     shares = relative.masked_fill(is_top, -torch.inf).log_softmax(-1)
     largest = shares.amax(-1, keepdim=True).exp()
-    allowed = _RUNNER_UP * confidence / (1 - confidence)
+    allowed = _RUNNER_UP * confidence / doubt
     equal = ((largest - allowed) / (largest - 1 / others).clamp_min(_TRACE)).clamp(_TRACE, 1 - FLOOR)
-    mixed = torch.logaddexp(shares + torch.log1p(-equal), equal.log() - math.log(others))
-    return torch.where(is_top, confidence.log(), torch.log1p(-confidence) + mixed)
+    one, other = shares + torch.log1p(-equal), equal.log() - math.log(others)
+    # This is torch.logaddexp, which the older exporter to ONNX does not know.
+    larger, smaller = torch.maximum(one, other), torch.minimum(one, other)
+    mixed = larger + torch.log1p((smaller - larger).exp())
+    return torch.where(is_top, confidence.log(), doubt.log() + mixed)
 
 
 def _is_top(rows: Tensor) -> Tensor:
-    top = rows.argmax(-1, keepdim=True)
-    return torch.zeros_like(rows, dtype=torch.bool).scatter(-1, top, True)
+    return torch.arange(rows.shape[-1], device=rows.device) == rows.argmax(-1, keepdim=True)
 
 
 def ordering(numbers: Tensor) -> Tensor:
@@ -182,7 +187,7 @@ def ordering(numbers: Tensor) -> Tensor:
 def interpolated(points: Tensor, values: Tensor, at: Tensor) -> Tensor:
     """Piecewise-linear curves ``(C, P)``, P at least 2, at ``(C, N)``; constant beyond their ends."""
     at = at.clamp(points[:, :1], points[:, -1:])
-    right = torch.searchsorted(points, at).clamp(1, points.shape[1] - 1)
+    right = number_below(points, at).clamp(1, points.shape[1] - 1)
     left = right - 1
     from_point, from_value = points.gather(1, left), values.gather(1, left)
     # Repeated last points have a width of 0.
@@ -192,7 +197,23 @@ def interpolated(points: Tensor, values: Tensor, at: Tensor) -> Tensor:
 
 def stepped(edges: Tensor, values: Tensor, at: Tensor) -> Tensor:
     """Step functions ``(C, E + 1)`` at ``(C, N)``; bins ``(lo, hi]`` lie between edges ``(C, E)``."""
-    return values.gather(1, torch.searchsorted(edges, at))
+    return values.gather(1, number_below(edges, at))
+
+
+def number_below(points: Tensor, at: Tensor) -> Tensor:
+    """The number of sorted points ``(C, P)`` below each of ``(C, N)`` numbers: `torch.searchsorted`.
+
+    ONNX has no such operator. In graphs the points are searched by halving, with operators that it has.
+    """
+    if not (torch.compiler.is_exporting() or is_traced()):
+        return torch.searchsorted(points, at)
+    size = int(points.shape[1])
+    below = torch.zeros_like(at, dtype=torch.long)
+    for bit in reversed(range(size.bit_length())):
+        further = below + (1 << bit)
+        reached = points.gather(1, further.clamp_max(size) - 1) < at
+        below = torch.where(reached & (further <= size), further, below)
+    return below
 
 
 def stacked(curves: Sequence[Tensor], *, at_least: int = 0) -> Tensor:

@@ -7,8 +7,9 @@ import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from inspect import signature
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -21,6 +22,8 @@ from calibrant.losses import AdaptiveLoss, Loss
 from calibrant.losses.adaptation import advise
 
 __all__ = ["Calibration"]
+
+Kind = TypeVar("Kind", bound=nn.Module)
 
 PACKAGES = ("lightning.pytorch", "pytorch_lightning")
 """The two names of the same library. Often both are installed, and the user imports one of them."""
@@ -58,7 +61,7 @@ from calibrant.integrations.torchmetrics import CalibrationError, ClasswiseCalib
 class _Run:
     """The state of one run over an evaluation set."""
 
-    loss: Loss
+    loss: Loss | nn.CrossEntropyLoss | None
     metrics: MetricCollection
     index: int  # the loader to learn from and to measure
     own_rows: OwnRows  # counts the rows of a batch that are not repeats
@@ -85,13 +88,14 @@ class Calibration(Callback):
 
     It logs ``val/ece``, ``val/adaptive_ece`` and ``val/classwise_ece``; in ``trainer.test`` the same names
     begin with ``test/``. If the loss adapted, it also logs ``loss/passes`` and the mean, minimum and maximum
-    of its learned state, such as ``loss/multiplier_mean``. For a loss that does not adapt, it only logs
-    metrics.
+    of its learned state, such as ``loss/multiplier_mean``. For a loss that does not adapt, which may be
+    `torch.nn.CrossEntropyLoss`, it warns and only logs metrics.
 
     Args:
         loss: the name of the loss in the module (``"loss"``, ``"head.loss"``), if there are several.
         predictions: maps the output of ``validation_step`` (``test_step``) and the batch to logits
-            ``(B, K, *S)`` and target ``(B, *S)``. Needed if a step does not call the loss exactly once.
+            ``(B, K, *S)`` and target ``(B, *S)``. Needed if a step does not call the loss exactly once. A
+            function of three arguments also gets the module.
         metrics: a torchmetrics metric or collection of logits and targets to log instead of the default ones.
             The names are those of the collection, after ``val/`` or ``test/``. An empty collection logs
             nothing.
@@ -105,7 +109,7 @@ class Calibration(Callback):
         self,
         loss: str | None = None,
         *,
-        predictions: Callable[[Any, Any], tuple[Tensor, Tensor]] | None = None,
+        predictions: Callable[..., tuple[Tensor, Tensor]] | None = None,
         metrics: Metric | MetricCollection | None = None,
         dataloader_idx: int = 0,
         timeout: float | None = None,
@@ -140,18 +144,20 @@ class Calibration(Callback):
         options = strategy.kwargs
         given = options.get("ignored_modules")
         # Finding none is no error yet: the module may create the loss in its own hooks, which run later.
-        losses = [loss for _, loss in _losses(pl_module).values()]
+        losses = [loss for _, loss in _losses(pl_module, Loss).values()]
         if losses and options.get("ignored_states") is None and (given is None or given is self._ignored):
             options["ignored_modules"] = self._ignored = losses
         for loss in losses:
             loss.to(strategy.root_device)  # FSDP does not move ignored modules
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Find the loss, so that a missing loss is an error before the first epoch."""
+        """Find the loss, so that an error in its name comes before the first epoch; warn if none adapts."""
         _, loss = self._find(pl_module)
+        if trainer.is_global_zero and not isinstance(loss, AdaptiveLoss):
+            warn(self._nothing_adapts(pl_module, loss))
         callbacks: list[Any] = trainer.callbacks  # type: ignore[attr-defined]
         others = [other for other in callbacks if isinstance(other, Calibration) and other is not self]
-        if any(other._find(pl_module)[1] is loss for other in others):
+        if loss is not None and any(other._find(pl_module)[1] is loss for other in others):
             raise ValueError("there are two Calibration callbacks for the same loss: remove one of them")
         self._fitted = weakref.ref(trainer)
 
@@ -166,7 +172,9 @@ class Calibration(Callback):
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Warn if the loss did not do its work."""
-        advise(self._find(pl_module)[1])
+        loss = self._find(pl_module)[1]
+        if isinstance(loss, Loss):
+            advise(loss)
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Start to listen to the calls of the loss."""
@@ -208,14 +216,16 @@ class Calibration(Callback):
             assert run.last is not None
             logits, target = run.last
         else:
-            logits, target = _pair(self.predictions(outputs, batch))
+            binary = isinstance(run.loss, Loss) and run.loss.binary
+            given = (outputs, batch, pl_module) if _takes(self.predictions, 3) else (outputs, batch)
+            logits, target = _pair(self.predictions(*given), binary)
         run.last = None
         if trainer.sanity_checking:
             return
         keep = run.own_rows(len(logits))
         logits, target = logits[:keep].detach(), target[:keep]
-        if trainer.state.fn == "fit":
-            with _own_state(run):
+        if trainer.state.fn == "fit" and isinstance(run.loss, Loss):
+            with _own_state(run, run.loss):
                 run.loss.observe(logits, target)
         if keep:
             run.metrics.update(logits, target)
@@ -230,7 +240,7 @@ class Calibration(Callback):
         figures: dict[str, Any] = {}
         if not trainer.sanity_checking:
             if trainer.state.fn == "fit" and isinstance(run.loss, AdaptiveLoss):
-                if not _same(run):
+                if not _same(run, run.loss):
                     raise RuntimeError(
                         "the state of the loss is not its own at the end of validation: a callback that "
                         "averages weights has replaced it. To let that callback restore the state first, put "
@@ -255,7 +265,8 @@ class Calibration(Callback):
         if run is not None:
             if run.hook is not None:
                 run.hook.remove()
-            run.loss.forget()
+            if isinstance(run.loss, Loss):
+                run.loss.forget()
             run.metrics.reset()
 
     on_exception = teardown
@@ -270,24 +281,30 @@ class Calibration(Callback):
             raise ValueError(
                 f"Calibration(dataloader_idx={index}): there is no such loader, only 0 to {len(batches) - 1}"
             )
-        loss.forget()
+        if module is None and self.predictions is None:
+            return  # on_fit_start has said that nothing is measured
+        if isinstance(loss, Loss):
+            loss.forget()
         metrics = _default_metrics(loss) if self.metrics is None else self.metrics
         metrics.reset()
         metrics = metrics.to(trainer.strategy.root_device)
-        state = {name: value.clone() for name, value in loss.named_buffers()}
+        buffers = [] if loss is None else loss.named_buffers()
+        state = {name: value.clone() for name, value in buffers}
         own_rows = own_rows_in(self._loader(trainer, index))
         self._run = run = _Run(loss, metrics, index, own_rows, state)
-        if self.predictions is None:
+        if self.predictions is None and module is not None:
             run.hook = module.register_forward_hook(self._listen, with_kwargs=True)
 
     def _listen(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], _: Any) -> None:
         if self._run is not None:
-            logits, target = (*args, *(kwargs[name] for name in ("logits", "target") if name in kwargs))
+            names = ("logits", "input", "target")  # torch calls logits "input"
+            logits, target = (*args, *(kwargs[name] for name in names if name in kwargs))
             self._run.calls += 1
             self._run.last = logits, target
 
-    def _find(self, pl_module: nn.Module) -> tuple[nn.Module, Loss]:
-        found, kind = _losses(pl_module), type(pl_module).__name__
+    def _find(self, pl_module: nn.Module) -> tuple[nn.Module, Loss | nn.CrossEntropyLoss] | tuple[None, None]:
+        """The loss as it is called, compiled or not, and the loss itself; None if there is no loss."""
+        found, kind = _losses(pl_module, Loss), type(pl_module).__name__
         if self.loss is not None:
             if self.loss in found:
                 return found[self.loss]
@@ -298,14 +315,24 @@ class Calibration(Callback):
         if len(found) == 1:
             return next(iter(found.values()))
         if not found:
-            raise ValueError(
-                f"{kind} has no calibrant loss: give it one, for example "
-                'self.loss = calibrant.create_loss("cals-alm", num_classes)'
-            )
+            others = list(_losses(pl_module, nn.CrossEntropyLoss).values())
+            return others[0] if len(others) == 1 else (None, None)
         raise ValueError(
             f"{kind} has several calibrant losses ({', '.join(found)}): choose the one to adapt, for example "
             f"Calibration(loss={next(iter(found))!r})"
         )
+
+    def _nothing_adapts(self, pl_module: nn.Module, loss: nn.Module | None) -> str:
+        """The warning for a fit without an adaptive loss."""
+        if isinstance(loss, Loss):
+            return f"{type(loss).__name__} does not adapt, so Calibration only logs metrics"
+        text = (
+            f"{type(pl_module).__name__} has no calibrant loss, so nothing adapts: give it one, for example "
+            'self.loss = calibrant.create_loss("cals-alm", num_classes)'
+        )
+        if loss is not None or self.predictions is not None:
+            return text
+        return f"{text}; and nothing is measured: pass predictions= to say where the logits are"
 
     def _loader(self, trainer: Trainer, index: int) -> object:
         # After a fit, Lightning's val_dataloaders remain those of the fit, even while others are validated.
@@ -321,21 +348,32 @@ class Calibration(Callback):
         return flat[index] if index < len(flat) else None
 
 
-def _losses(module: nn.Module) -> dict[str, tuple[nn.Module, Loss]]:
+def _losses(module: nn.Module, kind: type[Kind]) -> dict[str, tuple[nn.Module, Kind]]:
     """For each name in the module: the loss as it is called, compiled or not, and the loss itself."""
-    found: dict[str, tuple[nn.Module, Loss]] = {}
+    found: dict[str, tuple[nn.Module, Kind]] = {}
     for name, part in module.named_modules():
         loss = uncompiled(part)
-        if isinstance(loss, Loss) and not any(name.startswith(f"{outer}.") for outer in found):
+        if isinstance(loss, kind) and not any(name.startswith(f"{outer}.") for outer in found):
             found[name] = part, loss
     return found
 
 
-def _default_metrics(loss: Loss) -> MetricCollection:
-    ignored = loss.ignore_index
-    metrics = {kind: CalibrationError(kind, ignore_index=ignored) for kind in ("ece", "adaptive_ece")}
-    classwise = ClasswiseCalibrationError(loss.num_classes, ignore_index=ignored)
-    return MetricCollection({**metrics, "classwise_ece": classwise})
+def _default_metrics(loss: Loss | nn.CrossEntropyLoss | None) -> MetricCollection:
+    options = {"ignore_index": -100 if loss is None else loss.ignore_index}
+    binary = isinstance(loss, Loss) and loss.binary
+    kinds = ("ece", "adaptive_ece")
+    metrics: dict[str, Metric] = {kind: CalibrationError(kind, binary=binary, **options) for kind in kinds}
+    if isinstance(loss, Loss) and not binary:  # a loss of torch does not know the number of classes
+        metrics["classwise_ece"] = ClasswiseCalibrationError(loss.num_classes, **options)
+    return MetricCollection(dict(metrics))
+
+
+def _takes(function: Callable[..., Any], arguments: int) -> bool:
+    try:
+        signature(function).bind(*[None] * arguments)
+    except TypeError:
+        return False
+    return True
 
 
 def _problem(calls: int, step: str) -> str | None:
@@ -350,10 +388,10 @@ def _problem(calls: int, step: str) -> str | None:
     )
 
 
-def _pair(found: Any) -> tuple[Tensor, Tensor]:
+def _pair(found: Any, binary: bool) -> tuple[Tensor, Tensor]:
     kinds = [type(part).__name__ for part in found] if isinstance(found, tuple | list) else None
     if kinds is not None and len(kinds) == 2 and all(isinstance(part, Tensor) for part in found):
-        if found[0].ndim < 2:
+        if found[0].ndim < 2 - binary:
             raise ValueError(
                 "predictions(outputs, batch) must return logits of shape (B, K, *S) first, got shape "
                 f"{tuple(found[0].shape)}"
@@ -363,17 +401,17 @@ def _pair(found: Any) -> tuple[Tensor, Tensor]:
     raise TypeError(f"predictions(outputs, batch) must return two tensors, logits and target; got {got}")
 
 
-def _same(run: _Run) -> bool:
+def _same(run: _Run, loss: Loss) -> bool:
     """Whether the loss has the state of the start of the run, which is the state for training."""
-    return all(torch.equal(value, run.state[name]) for name, value in run.loss.named_buffers())
+    return all(torch.equal(value, run.state[name]) for name, value in loss.named_buffers())
 
 
 @contextmanager
-def _own_state(run: _Run) -> Iterator[None]:
+def _own_state(run: _Run, loss: Loss) -> Iterator[None]:
     """Give the loss its own state back, if a callback averages the weights of the module for this run."""
     if run.exchanged is None:
-        run.exchanged = not _same(run)
-    buffers = dict(run.loss.named_buffers()) if run.exchanged else {}
+        run.exchanged = not _same(run, loss)
+    buffers = dict(loss.named_buffers()) if run.exchanged else {}
     averaged = {name: buffer.clone() for name, buffer in buffers.items()}
     try:
         for name, buffer in buffers.items():

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from inspect import signature
+from numbers import Integral
 from typing import TYPE_CHECKING, Any, Self
 
 from calibrant.extras import require
@@ -20,16 +22,21 @@ from sklearn.base import (  # type: ignore[import-untyped]
     MetaEstimatorMixin,
     clone,
 )
-from sklearn.model_selection import train_test_split  # type: ignore[import-untyped]
+from sklearn.model_selection import StratifiedKFold, train_test_split  # type: ignore[import-untyped]
 from sklearn.utils import _safe_indexing, get_tags, indexable  # type: ignore[import-untyped]
 from sklearn.utils.multiclass import check_classification_targets  # type: ignore[import-untyped]
-from sklearn.utils.validation import _check_y, check_is_fitted  # type: ignore[import-untyped]
+from sklearn.utils.validation import (  # type: ignore[import-untyped]
+    _check_sample_weight,
+    _check_y,
+    check_is_fitted,
+    has_fit_parameter,
+)
 from torch import Tensor
 
 from calibrant.arguments import whole_number
 from calibrant.calibrators import choose, create_calibrator
 from calibrant.evaluation import Evaluation, Reliability, evaluate
-from calibrant.layout import SUM_TOLERANCE, as_logits
+from calibrant.layout import SUM_TOLERANCE, as_logits, as_pairs
 from calibrant.metrics.catalogue import METRICS, Options, calibration_errors
 from calibrant.metrics.classwise import ClassGaps
 from calibrant.metrics.predictions import Predictions
@@ -39,6 +46,9 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure, SubFigure
 
 __all__ = ["CalibratedClassifier", "ReliabilityDisplay", "calibration_scorer", "evaluate_estimator"]
+
+# The copies of a row of mean weight, where weights are not multiples of the smallest.
+_FINENESS = 20
 
 
 @dataclass(frozen=True)
@@ -217,19 +227,23 @@ class ReliabilityDisplay:
 
 
 class CalibratedClassifier(ClassifierMixin, MetaEstimatorMixin, BaseEstimator):  # type: ignore[misc]
-    """A classifier with a calibrator that is fitted to held-out data.
+    """A classifier with a calibrator that is fitted to held-out or out-of-fold predictions.
 
     Unlike `sklearn.calibration.CalibratedClassifierCV` it offers every method of
     `calibrant.calibrators.CALIBRATORS` and keeps one classifier, not one per fold.
 
     Args:
-        estimator: a classifier, pipeline or search with ``predict_proba``.
+        estimator: a classifier, pipeline or search with ``predict_proba`` or ``decision_function``. Decision
+            values are the logits: one for each class, or for two classes that of the second.
         method: the key of the calibrator, or ``"auto"`` to let `calibrant.calibrators.choose` select one.
         options: keyword arguments of the calibrator; with ``"auto"``, of `choose`.
         holdout: the fraction of the data, stratified by class, that is held out for the calibrator.
+        cv: the number of folds, or a splitter of scikit-learn, for cross-validation instead of a hold-out.
+            The calibrator is fitted to the predictions for all data, each by a classifier that has not seen
+            it, and the classifier is fitted to all data. It takes longer and uses the data better.
         prefit: whether the classifier is already fitted. It is then left unchanged, and all data are used
             for the calibrator. They must not be the data that the classifier was fitted to.
-        random_state: the random state of the split.
+        random_state: the random state of the split, or of the folds.
 
     Attributes:
         estimator_: the fitted classifier.
@@ -251,6 +265,7 @@ class CalibratedClassifier(ClassifierMixin, MetaEstimatorMixin, BaseEstimator): 
         method: str = "temperature",
         options: Mapping[str, Any] | None = None,
         holdout: float = 0.2,
+        cv: Any = None,
         prefit: bool = False,
         random_state: int | np.random.RandomState | None = None,
     ) -> None:
@@ -258,21 +273,27 @@ class CalibratedClassifier(ClassifierMixin, MetaEstimatorMixin, BaseEstimator): 
         self.method = method
         self.options = options
         self.holdout = holdout
+        self.cv = cv
         self.prefit = prefit
         self.random_state = random_state
 
-    def fit(self, X: Any, y: Any) -> Self:  # noqa: N803
-        """Fit the classifier to one part of the data and the calibrator to the other.
+    def fit(self, X: Any, y: Any, sample_weight: ArrayLike | None = None) -> Self:  # noqa: N803
+        """Fit the classifier and the calibrator.
 
         Args:
             X: N rows of input for the classifier's ``fit``.
             y: labels ``(N,)``.
+            sample_weight: a weight of at least 0 for each row. The classifier gets them if its ``fit`` takes
+                them. For the calibrator they are copies: a weight of 3 counts as 3 rows. If they are not
+                multiples of the smallest, they are rounded to about a twentieth of their mean. Methods with
+                a prior then see more rows than there are.
 
         Raises:
-            TypeError: the estimator is not a classifier with probabilities, or an option of the calibrator is
-                unknown.
+            TypeError: the estimator is not a classifier with probabilities or decisions, or an option of the
+                calibrator is unknown.
             ValueError: the method is unknown, the holdout is not between 0 and 1, there are fewer than two
-                classes, or a class has too few samples to be in both parts.
+                classes, a class has too few samples to be in every part, or weights are negative or given
+                for the method ``"auto"``.
         """
         options = self.options or {}
         calibrator = None if self.method == "auto" else create_calibrator(self.method, **options)
@@ -280,15 +301,36 @@ class CalibratedClassifier(ClassifierMixin, MetaEstimatorMixin, BaseEstimator): 
         labels = np.asarray(_check_y(y, multi_output=False, estimator=self))
         X, labels = indexable(X, labels)  # noqa: N806
         check_classification_targets(labels)
+        weights = None
+        if sample_weight is not None:
+            if calibrator is None:
+                raise ValueError("method='auto' takes no sample_weight: choose a method")
+            weights = _check_sample_weight(sample_weight, X, dtype=np.float64, ensure_non_negative=True)
+            _counts(labels[weights > 0])
+        everything = np.arange(len(labels))
         if self.prefit:
+            if self.cv is not None:
+                raise ValueError(
+                    "prefit=True fits no classifier, so cv has no meaning: leave one of them out"
+                )
             check_is_fitted(self.estimator)
-            self.estimator_, held_out = self.estimator, np.arange(len(labels))
+            self.estimator_, parts = self.estimator, [(everything, everything)]
+        elif self.cv is None:
+            parts = [self._parts(labels)]
+            self.estimator_ = self._fitted(X, labels, weights, parts[0][0])
         else:
-            fitted_to, held_out = self._parts(labels)
-            self.estimator_ = clone(self.estimator)
-            self.estimator_.fit(_safe_indexing(X, fitted_to), labels[fitted_to])
-        logits, classes = _logits_of(self.estimator_, _safe_indexing(X, held_out))
-        target = _target(labels[held_out], classes, len(logits))
+            parts = self._folds(X, labels)
+            self.estimator_ = self._fitted(X, labels, weights, everything)
+        pieces, targets = [], []
+        for fitted_to, held_out in parts:
+            one = self.estimator_ if self.cv is None else self._fitted(X, labels, weights, fitted_to)
+            found, classes = _logits_of(one, _safe_indexing(X, held_out), decisions=True)
+            pieces.append(found)
+            targets.append(_target(labels[held_out], classes, len(found)))
+        logits, target = torch.cat(pieces), torch.cat(targets)
+        if weights is not None:
+            copies = _copies(weights[np.concatenate([held_out for _, held_out in parts])])
+            logits, target = logits[copies], target[copies]
         self.calibrator_ = (
             choose(logits, target, **options) if calibrator is None else calibrator.fit(logits, target)
         )
@@ -298,13 +340,49 @@ class CalibratedClassifier(ClassifierMixin, MetaEstimatorMixin, BaseEstimator): 
                 setattr(self, name, getattr(self.estimator_, name))
         return self
 
+    def _fitted(
+        self,
+        X: Any,  # noqa: N803
+        labels: NDArray[Any],
+        weights: NDArray[np.float64] | None,
+        rows: NDArray[np.int_],
+    ) -> Any:
+        """A new classifier, fitted to some rows."""
+        options = {}
+        if weights is not None and has_fit_parameter(self.estimator, "sample_weight"):
+            options["sample_weight"] = weights[rows]
+        elif weights is not None:
+            warnings.warn(
+                f"{type(self.estimator).__name__} takes no sample_weight: only the calibrator uses it",
+                stacklevel=3,
+            )
+        return clone(self.estimator).fit(_safe_indexing(X, rows), labels[rows], **options)
+
+    def _folds(
+        self,
+        X: Any,  # noqa: N803
+        labels: NDArray[Any],
+    ) -> list[tuple[NDArray[np.int_], NDArray[np.int_]]]:
+        """For each fold, the indices of the data for its classifier, and of the data to predict."""
+        splitter = self.cv
+        if not hasattr(splitter, "split"):
+            if not isinstance(splitter, Integral) or splitter < 2:
+                raise ValueError(f"cv must be a whole number of at least 2, or a splitter, got {splitter!r}")
+            classes, counts = _counts(labels)
+            if counts.min() < splitter:
+                rare, number = classes[counts.argmin()].item(), int(counts.min())
+                raise ValueError(
+                    f"class {rare!r} has {number} sample{'s' * (number > 1)}, but {splitter} folds need at "
+                    f"least {splitter} of each"
+                )
+            splitter = StratifiedKFold(int(splitter), shuffle=True, random_state=self.random_state)
+        return list(splitter.split(X, labels))
+
     def _parts(self, labels: NDArray[Any]) -> tuple[NDArray[np.int_], NDArray[np.int_]]:
         """The indices of the data for the classifier, and of the held-out data."""
         if not 0 < self.holdout < 1:
             raise ValueError(f"holdout must be a fraction of the data, between 0 and 1, got {self.holdout!r}")
-        classes, counts = np.unique(labels, return_counts=True)
-        if len(classes) < 2:
-            raise ValueError(f"y must hold at least 2 classes, got {len(classes)} class")
+        classes, counts = _counts(labels)
         if counts.min() < 2:
             rare = classes[counts.argmin()].item()
             raise ValueError(
@@ -319,7 +397,7 @@ class CalibratedClassifier(ClassifierMixin, MetaEstimatorMixin, BaseEstimator): 
     def predict_proba(self, X: Any) -> NDArray[np.float64]:  # noqa: N803
         """Calibrated probabilities ``(N, K)``."""
         check_is_fitted(self)
-        logits, _ = _logits_of(self.estimator_, X)
+        logits, _ = _logits_of(self.estimator_, X, decisions=True)
         with torch.no_grad():
             probabilities: NDArray[np.float64] = self.calibrator_(logits).softmax(1).numpy()
         return probabilities
@@ -336,13 +414,63 @@ class CalibratedClassifier(ClassifierMixin, MetaEstimatorMixin, BaseEstimator): 
         return tags
 
 
-def _logits_of(estimator: Any, X: Any) -> tuple[Tensor, list[Any]]:  # noqa: N803
-    """Logits ``(N, K)`` of a classifier, and the label of each column."""
+def _counts(labels: NDArray[Any]) -> tuple[NDArray[Any], NDArray[np.int_]]:
+    """The classes, at least two, and the number of samples of each."""
+    classes, counts = np.unique(labels, return_counts=True)
+    if len(classes) < 2:
+        raise ValueError(f"y must hold at least 2 classes, got {len(classes)} class")
+    return classes, counts
+
+
+def _copies(weights: NDArray[np.float64]) -> NDArray[np.int_]:
+    """Indices that repeat each row as often as its weight says."""
+    used = weights[weights > 0]
+    if not len(used):
+        raise ValueError("all weights of the held-out data are 0")
+    multiples = weights / used.min()
+    if not np.allclose(multiples, multiples.round(), rtol=0, atol=1e-9) or multiples.sum() > 1e3 * len(used):
+        multiples = weights * (_FINENESS / used.mean())
+    # The rounded sums and not the sum of rounded weights: no error adds up.
+    ends = multiples.cumsum().round().astype(int)
+    return np.repeat(np.arange(len(weights)), np.diff(ends, prepend=0))
+
+
+def _decisions_of(estimator: Any, X: Any) -> tuple[Tensor, list[Any]]:  # noqa: N803
+    """Decision values as logits ``(N, K)``, and the label of each column."""
     kind = type(estimator).__name__
+    if not hasattr(estimator, "decision_function"):
+        raise TypeError(f"{kind} has neither predict_proba nor decision_function")
+    values = torch.from_numpy(np.array(estimator.decision_function(X), dtype=np.float64))
+    labels = np.asarray(estimator.classes_).tolist()
+    if values.ndim == 1 and len(labels) == 2:
+        values = as_pairs(values)
+    if values.ndim != 2 or values.shape[1] != len(labels):
+        number = 1 if values.ndim == 1 else values.shape[1]
+        raise ValueError(
+            f"{kind} gives {number} decision values for {len(labels)} classes: expected one for each "
+            "(for SVC, decision_function_shape='ovr')"
+        )
+    return values, labels
+
+
+def _logits_of(
+    estimator: Any,
+    X: Any,  # noqa: N803
+    *,
+    decisions: bool = False,
+) -> tuple[Tensor, list[Any]]:
+    """Logits ``(N, K)`` of a classifier, and the label of each column.
+
+    They are the logarithms of its probabilities. Without probabilities, decision values are taken for logits
+    where ``decisions`` allows it.
+    """
+    kind = type(estimator).__name__
+    if decisions and not hasattr(estimator, "predict_proba"):
+        return _decisions_of(estimator, X)
     if not hasattr(estimator, "predict_proba"):
         raise TypeError(
             f"{kind} gives no probabilities: it has no predict_proba (some classifiers need probability=True "
-            "or another loss for it; CalibratedClassifierCV adds it to any classifier)"
+            "or another loss for it; CalibratedClassifier adds it to classifiers with decision_function)"
         )
     probabilities = estimator.predict_proba(X)  # before other checks: it has its own error if not fitted
     classes = getattr(estimator, "classes_", None)

@@ -18,7 +18,7 @@ from torchmetrics import Metric
 from calibrant.arguments import label, whole_number
 from calibrant.histogram import ConfidenceHistogram
 from calibrant.kernels import nan_if_invalid
-from calibrant.layout import Elements, arrange, warn_of_probabilities
+from calibrant.layout import Elements, arrange, as_decisions, warn_of_probabilities
 from calibrant.metrics.catalogue import METRICS, Options, calibration_errors
 from calibrant.metrics.classwise import ClassGaps, classwise_ece
 from calibrant.statistics import Statistics, adding, sum_dtype
@@ -40,6 +40,8 @@ class _ErrorOfSums(Metric, Generic[Sums]):
     full_state_update = False
     plot_lower_bound = 0.0
     plot_upper_bound = 1.0
+    binary = False
+    in_double: Tensor
 
     def __init__(self, nothing: Sums, num_classes: int | None, ignore_index: int, **options: Any) -> None:
         super().__init__(**options)
@@ -52,6 +54,8 @@ class _ErrorOfSums(Metric, Generic[Sums]):
         # Metrics in a collection share their updates if their states are equal after the first batch. This
         # state keeps metrics with different ignored labels apart.
         self.add_state("ignored_label", torch.tensor(ignore_index), dist_reduce_fx="max")
+        # Whether any logits were float64. A state, because metrics that share updates share only states.
+        self.add_state("in_double", torch.tensor(0), dist_reduce_fx="max")
 
     @abstractmethod
     def _measure(self, elements: Elements) -> Sums:
@@ -66,16 +70,21 @@ class _ErrorOfSums(Metric, Generic[Sums]):
         """The sums since the last reset, as calibrant's own metrics take them."""
         return self._form(*(getattr(self, field.name) for field in fields(self._form)))
 
-    def update(self, logits: Tensor, target: Tensor) -> None:
-        """Add a batch.
+    def update(self, preds: Tensor, target: Tensor) -> None:
+        """Add a batch. The names of the arguments are those of torchmetrics.
 
         Args:
-            logits: floating-point logits ``(B, K, *S)``. For probabilities pass ``probabilities.log()``.
-            target: labels ``(B, *S)``.
+            preds: floating-point logits ``(B, K, *S)``. For probabilities pass ``probabilities.log()``. With
+                ``binary``, single logits ``(B,)`` or ``(B, L, *S)``; for probabilities pass
+                ``probabilities.logit()``.
+            target: labels ``(B, *S)``. With ``binary``, 0 and 1 in the shape of ``preds``.
         """
-        elements = arrange(logits, target, num_classes=self.num_classes, ignore_index=self.ignore_index)
+        in_double = int(isinstance(preds, Tensor) and preds.dtype == torch.float64)
+        if self.binary:
+            preds, target = as_decisions(preds, target)
+        elements = arrange(preds, target, num_classes=self.num_classes, ignore_index=self.ignore_index)
         if not self._looked_at:  # once, because it waits for a GPU
-            warn_of_probabilities(logits)
+            warn_of_probabilities(preds)
             self._looked_at = True
         measured = self._measure(elements)
         # A batch that cannot be measured makes the result NaN, on a GPU without waiting for it.
@@ -85,6 +94,7 @@ class _ErrorOfSums(Metric, Generic[Sums]):
             # Not in place: in a collection several metrics hold the same tensors.
             for field in fields(sums):
                 setattr(self, field.name, getattr(sums, field.name))
+            self.in_double = self.in_double.clamp_min(in_double)
 
     def forward(self, *args: Any, **options: Any) -> Any:
         """Add a batch, and return the error of this batch; arguments as in `update`."""
@@ -93,11 +103,27 @@ class _ErrorOfSums(Metric, Generic[Sums]):
             return super().forward(*args, **options)
 
     def compute(self) -> Tensor:
-        """The error, a scalar; NaN without valid elements, or if some logits or labels were not valid."""
+        """The error, a scalar; NaN without valid elements, or if some logits or labels were not valid.
+
+        It is float64 if any logits were, else float32, as wrappers of torchmetrics expect.
+        """
         sums = self.sums
         # Not an exception: a batch without valid elements must not stop a training run that logs every step.
         value = self._error(sums) if sums.samples > 0 else torch.nan
-        return torch.tensor(value, dtype=sums.samples.dtype, device=sums.samples.device)
+        dtype = torch.float64 if self.in_double else torch.float32
+        return torch.tensor(value, dtype=dtype, device=sums.samples.device)
+
+    def plot(self, val: Tensor | Sequence[Tensor] | None = None, ax: Any = None) -> Any:
+        """Draw one or several values.
+
+        Args:
+            val: a result of `compute` or `forward`, or a list of them for a curve; by default `compute()`.
+            ax: the axes of matplotlib to draw on; by default those of a new figure.
+
+        Returns:
+            The figure (None if axes were given) and the axes.
+        """
+        return self._plot(val, ax)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], exclude_state: Sequence[str] = "") -> nn.Module:
         """Move to another device, but keep the type: half precision cannot count beyond 2,048."""
@@ -112,6 +138,9 @@ class _ErrorOfSums(Metric, Generic[Sums]):
 class CalibrationError(_ErrorOfSums[ConfidenceHistogram]):
     """A calibration error of the top class's confidence, with a state of about 75 KiB.
 
+    With ``binary=True`` each logit is a yes-or-no decision of its own, and the error is that of the
+    probability of "yes" against its frequency, as in `torchmetrics.classification.BinaryCalibrationError`.
+
     It always takes logits. Errors over equal-width bins (``ece``, ``mce``, ``ece_l2``) are exact. The other
     errors are approximated from a histogram of about three thousand cells; the functions in
     `calibrant.metrics` state how close they are. In a `torchmetrics.MetricCollection`, metrics of all kinds
@@ -122,10 +151,11 @@ class CalibrationError(_ErrorOfSums[ConfidenceHistogram]):
             ``adaptive_ece``, ``debiased_ece``, ``debiased_ece_l1``, ``sweep_ece``, ``sweep_ece_l1``,
             ``sweep_ece_width``, ``sweep_ece_width_l1`` or ``smooth_ece``.
         bins: number of bins; a divisor of 300 for equal-width bins. The sweeps and ``smooth_ece`` ignore it.
+        binary: whether logits are single ones.
         ignore_index: the label of elements to leave out.
         options: the options of `torchmetrics.Metric`.
 
-    Shapes: logits ``(B, K, *S)``, target ``(B, *S)``.
+    Shapes: logits ``(B, K, *S)``, target ``(B, *S)``; if binary, both ``(B,)`` or ``(B, L, *S)``.
 
     >>> metric = CalibrationError("ece")
     >>> metric.update(torch.tensor([[9.0, 0.0], [9.0, 0.0]]), torch.tensor([0, 1]))
@@ -134,7 +164,13 @@ class CalibrationError(_ErrorOfSums[ConfidenceHistogram]):
     """
 
     def __init__(
-        self, kind: str = "ece", *, bins: int = 15, ignore_index: int = -100, **options: Any
+        self,
+        kind: str = "ece",
+        *,
+        bins: int = 15,
+        binary: bool = False,
+        ignore_index: int = -100,
+        **options: Any,
     ) -> None:
         kinds = self._kinds()
         if kind not in kinds:
@@ -142,6 +178,7 @@ class CalibrationError(_ErrorOfSums[ConfidenceHistogram]):
         super().__init__(ConfidenceHistogram.of(_elements(0, 2)), None, ignore_index, **options)
         self.kind = kind
         self.bins = bins
+        self.binary = binary
         # An unusable number of bins fails here, not at the end of the first epoch.
         self._error(ConfidenceHistogram.of(_elements(1, 2)))
 
@@ -150,6 +187,8 @@ class CalibrationError(_ErrorOfSums[ConfidenceHistogram]):
         return calibration_errors("confidences")
 
     def _measure(self, elements: Elements) -> ConfidenceHistogram:
+        if self.binary:
+            return ConfidenceHistogram.of_outcomes(elements.positive, elements.labels == 1)
         return ConfidenceHistogram.of(elements)
 
     def _error(self, sums: ConfidenceHistogram) -> float:
@@ -187,6 +226,11 @@ class SelectiveRisk(CalibrationError):  # noqa: N818
     @staticmethod
     def _kinds() -> list[str]:
         return [name for name, metric in METRICS.items() if metric.group == "selective"]
+
+    def _measure(self, elements: Elements) -> ConfidenceHistogram:
+        return ConfidenceHistogram.of(
+            elements
+        )  # also of single logits: a decision is refused by its confidence
 
 
 class ClasswiseCalibrationError(_ErrorOfSums[ClassGaps]):

@@ -109,10 +109,8 @@ def _torch(bundle: Bundle) -> bytes:
 def _onnx(bundle: Bundle) -> bytes:
     require("onnx", "onnx", "onnxscript", purpose="the format onnx")
     names = list(bundle.inputs) if isinstance(bundle.inputs, dict) else ["inputs"]
-    # ONNX has no operator for it.
-    counted = _program(bundle).run_decompositions({torch.ops.aten.searchsorted.Tensor: _number_below})
     program: Any = torch.onnx.export(
-        counted, input_names=names, output_names=["probabilities"], dynamo=True, verbose=False
+        _program(bundle), input_names=names, output_names=["probabilities"], dynamo=True, verbose=False
     )
     proto = program.model_proto
     _name_batch_axis(proto.graph)
@@ -138,11 +136,6 @@ def described_inputs(bundle: Bundle) -> tuple[str, str]:
         tensors.append(f"{name}: {str(each.dtype).removeprefix('torch.')} ({shape})")
     how = Preparation if bundle.preparation is None else bundle.preparation
     return ", ".join(tensors), f"the inputs are {how.graph_inputs}"
-
-
-def _number_below(points: Tensor, at: Tensor, **options: Any) -> Tensor:
-    """The number of points below each value: `torch.searchsorted` with its default options."""
-    return (points.unsqueeze(-2) < at.unsqueeze(-1)).sum(-1)
 
 
 FORMS: dict[str, tuple[str, Callable[[Bundle], bytes]]] = {

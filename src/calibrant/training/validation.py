@@ -73,10 +73,11 @@ class ValidationSums:
         """Accuracy, NLL, ECE and adaptive ECE; ``part`` names the data in an error message."""
         if self.outcomes.samples == 0:
             raise TrainingError(f"the {part} data have no element that is not ignored")
-        accuracy, ece, adaptive_ece = (
-            float(METRICS[name].function(self.outcomes, Options()))
-            for name in ("accuracy", "ece", "adaptive_ece")
+        ece, adaptive_ece = (
+            float(METRICS[name].function(self.outcomes, Options())) for name in ("ece", "adaptive_ece")
         )
+        pooled = self.outcomes.equal_width(1)
+        accuracy = float(pooled.correct.sum() / pooled.count.sum())
         return {"accuracy": accuracy, "nll": self.mean_nll, "ece": ece, "adaptive_ece": adaptive_ece}
 
 
