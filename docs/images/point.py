@@ -1,7 +1,4 @@
-"""Draws point.png, the picture at the top of README.md, and prints the table of its training loop.
-
-    python docs/images/point.py
-"""
+"""Draws point.png, the picture at the top of README.md, and prints the table of its training loop."""
 
 from pathlib import Path
 
@@ -14,7 +11,7 @@ from calibrant.reports import plots
 
 
 def predictions(key):
-    """Logits and labels of the validation and the test data, after the training loop of README.md with a loss."""
+    """Logits and labels of validation and test data, after the training loop of README.md with a loss."""
     torch.manual_seed(0)
     inputs = torch.randn(22_000, 20)
     labels = torch.multinomial((2 * inputs[:, :10]).softmax(1), 1).squeeze(1)
