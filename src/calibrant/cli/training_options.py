@@ -101,9 +101,10 @@ def training_errors(*, resumes: bool = True) -> Iterator[None]:
     """
     with waiting("loading libraries", shown=_is_first()):
         from calibrant.distributed import OtherProcessError
+        from calibrant.processes import WorkerError
         from calibrant.training import TrainingError
 
-    errors = (ValueError, OSError, ImportError, TrainingError, OtherProcessError)
+    errors = (ValueError, OSError, ImportError, TrainingError, OtherProcessError, WorkerError)
     try:
         with one_line_errors(*errors, shown=_is_first()):
             yield

@@ -12,8 +12,9 @@ from calibrant.evaluation.figures import (
     GroupFigures,
     Reliability,
 )
-from calibrant.evaluation.parts import WorkerError, evaluate_parts
+from calibrant.evaluation.parts import evaluate_parts
 from calibrant.layout import look_like_probabilities
+from calibrant.processes import WorkerError
 
 __all__ = [
     "ClassFigures",

@@ -3,23 +3,19 @@
 from __future__ import annotations
 
 import pickle
-import signal
 import warnings
 from collections.abc import Callable, Generator, Iterable, Sequence
-from concurrent.futures import ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
 from contextlib import closing
 from functools import partial
-from multiprocessing import get_context
+from multiprocessing import cpu_count
 from typing import Any, Literal, TypeVar
 
-import torch
 from torch import Tensor
 
 from calibrant.arguments import one_of, whole_number
 from calibrant.evaluation.evaluator import Evaluator
 from calibrant.evaluation.figures import Evaluation
-from calibrant.extras import optional_package
+from calibrant.processes import process_pool, ray_cluster
 
 Part = TypeVar("Part")
 Read = Callable[[Part], Iterable[tuple[Tensor, Tensor]]]
@@ -29,12 +25,6 @@ Workers = Literal["processes", "ray"]
 
 WORKERS: tuple[Workers, ...] = ("processes", "ray")
 """Where parts can be evaluated: in processes of this machine, or by the workers of a Ray cluster."""
-
-_LOST = "a worker process ended without a result; it may have run out of memory: use fewer jobs"
-
-
-class WorkerError(RuntimeError):
-    """A worker process ended before its part was evaluated."""
 
 
 def evaluate_parts(
@@ -137,44 +127,17 @@ def _result(part: Part, *, read: Read[Part], options: dict[str, Any]) -> bytes:
 
 
 def _in_processes(work: Callable[[Part], bytes], parts: Sequence[Part], jobs: int | None) -> Generator[bytes]:
-    context = get_context("spawn")  # a forked process would inherit the threads' locks of torch
-    jobs = min(context.cpu_count() if jobs is None else jobs, len(parts))
-    threads = max(1, torch.get_num_threads() // jobs)
-    with ProcessPoolExecutor(jobs, context, _start_worker, (threads,)) as pool:
-        try:
-            yield from pool.map(work, parts)
-        except BrokenProcessPool as error:
-            raise WorkerError(_LOST) from error
-        finally:
-            pool.shutdown(wait=False, cancel_futures=True)
-
-
-def _start_worker(threads: int) -> None:
-    torch.set_num_threads(threads)
-    signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C ends a worker without a traceback
+    with process_pool(min(cpu_count() if jobs is None else jobs, len(parts))) as pool:
+        yield from pool.map(work, parts)
 
 
 def _in_ray(work: Callable[[Part], bytes], parts: Sequence[Part], jobs: int | None) -> Generator[bytes]:
-    ray = optional_package("ray", "ray", purpose="evaluating with Ray")
-    started = not ray.is_initialized()
-    if started:
-        quiet = {"logging_level": "error", "log_to_driver": False}
-        try:
-            ray.init(address="auto", **quiet)
-        except ConnectionError:  # there is no cluster
-            ray.init(address="local", num_cpus=jobs, include_dashboard=False, **quiet)
-    try:
+    with ray_cluster(jobs, "evaluating with Ray") as ray:
         if jobs is None:
             jobs = max(1, int(ray.cluster_resources().get("CPU", 1)))
         actor = ray.remote(num_cpus=1)(_Worker)
         pool = ray.util.ActorPool([actor.remote(work) for _ in range(min(jobs, len(parts)))])
-        try:
-            yield from pool.map(lambda worker, part: worker.work.remote(part), parts)
-        except ray.exceptions.RayActorError as error:
-            raise WorkerError(_LOST) from error
-    finally:
-        if started:
-            ray.shutdown()
+        yield from pool.map(lambda worker, part: worker.work.remote(part), parts)
 
 
 class _Worker:

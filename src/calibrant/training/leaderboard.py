@@ -3,23 +3,20 @@
 from __future__ import annotations
 
 import json
-import multiprocessing
 import time
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor, wait
+from concurrent.futures import wait
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, Self
 
-import torch
-
 from calibrant.atomic import replace_file
 from calibrant.evaluation.comparison import Comparison
 from calibrant.evaluation.ranks import Standing
-from calibrant.extras import optional_package
 from calibrant.options import Choice, RecipeError
+from calibrant.processes import process_pool, ray_cluster
 from calibrant.training import TrainingError
 from calibrant.training.data import DataSets, load_data
 from calibrant.training.grid import method_of
@@ -293,9 +290,7 @@ def work_in_processes(
         report: called with a line about every run that was done or has failed.
         options: other arguments of `work`.
     """
-    threads = max(1, torch.get_num_threads() // jobs)
-    context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(jobs, context, torch.set_num_threads, (threads,)) as pool:
+    with process_pool(jobs) as pool:
         futures = [pool.submit(work, board, output, **options) for _ in range(jobs)]
         left = [entry for entry in board.entries(Path(output)) if not entry.has_ended]
         while left or not all(future.done() for future in futures):
@@ -321,18 +316,16 @@ def work_on_ray(
         report: called with a line about every run that was done or has failed.
         options: other arguments of `perform`.
     """
-    ray = optional_package("ray", "ray", purpose="--on ray")
-    if not ray.is_initialized():
-        ray.init(log_to_driver=False)
-    on_gpu = ray.cluster_resources().get("GPU", 0) > 0
-    task = ray.remote(num_cpus=1, num_gpus=1 if on_gpu else 0)(perform)
     entries = [entry for entry in board.entries(Path(output).absolute()) if not entry.has_ended]
-    waiting = {task.remote(entry, **options): entry for entry in entries}
-    while waiting:
-        (finished,), _ = ray.wait(list(waiting))
-        entry = waiting.pop(finished)
-        ray.get(finished)  # raises what the task has raised
-        _say(report, entry)
+    with ray_cluster(None, "--on ray") as ray:
+        on_gpu = ray.cluster_resources().get("GPU", 0) > 0
+        task = ray.remote(num_cpus=1, num_gpus=1 if on_gpu else 0)(perform)
+        waiting = {task.remote(entry, **options): entry for entry in entries}
+        while waiting:
+            (finished,), _ = ray.wait(list(waiting))
+            entry = waiting.pop(finished)
+            ray.get(finished)  # raises what the task has raised
+            _say(report, entry)
 
 
 def standings(

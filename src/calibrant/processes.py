@@ -1,0 +1,76 @@
+"""Other processes to work in: a pool on this machine, and the workers of Ray."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
+from multiprocessing import get_context
+from typing import Any
+
+import torch
+
+from calibrant.extras import optional_package
+
+_LOST = "a worker process ended without a result; it may have run out of memory: use fewer jobs"
+
+
+class WorkerError(RuntimeError):
+    """A worker process ended before its work was done."""
+
+
+@contextmanager
+def process_pool(jobs: int) -> Iterator[ProcessPoolExecutor]:
+    """A pool of processes that share the cores of this machine. Work that waits is dropped at the end.
+
+    Raises:
+        WorkerError: a worker process was killed.
+    """
+    context = get_context("spawn")  # a forked process would inherit the threads' locks of torch
+    threads = max(1, torch.get_num_threads() // jobs)
+    with ProcessPoolExecutor(jobs, context, _start_worker, (threads,)) as pool:
+        try:
+            yield pool
+        except BrokenProcessPool as error:
+            raise WorkerError(_LOST) from error
+        finally:
+            pool.shutdown(wait=False, cancel_futures=True)
+
+
+def _start_worker(threads: int) -> None:
+    torch.set_num_threads(threads)
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C ends a worker without a traceback
+
+
+@contextmanager
+def ray_cluster(jobs: int | None, purpose: str) -> Iterator[Any]:
+    """The package Ray, connected to a cluster.
+
+    It is the cluster that this machine belongs to, or that the environment variable ``RAY_ADDRESS`` names, or
+    a new one on this machine.
+
+    Args:
+        jobs: the number of CPUs of a new cluster; None for all of this machine.
+        purpose: what needs Ray, as the start of a sentence.
+
+    Raises:
+        MissingPackageError: Ray is not installed.
+        WorkerError: a worker process was killed.
+    """
+    ray = optional_package("ray", "ray", purpose=purpose)
+    started = not ray.is_initialized()
+    if started:
+        quiet = {"logging_level": "error", "log_to_driver": False}
+        try:
+            ray.init(address="auto", **quiet)
+        except ConnectionError:  # there is no cluster
+            ray.init(address="local", num_cpus=jobs, include_dashboard=False, **quiet)
+    try:
+        yield ray
+    except (ray.exceptions.RayActorError, ray.exceptions.WorkerCrashedError) as error:
+        raise WorkerError(_LOST) from error
+    finally:
+        if started:
+            ray.shutdown()
