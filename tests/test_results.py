@@ -6,6 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from calibrant import LOSSES
+from calibrant.training.leaderboard import Leaderboard
+
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
 
@@ -72,3 +75,8 @@ def test_nll_is_that_of_the_results(document):
                 assert loss not in figures, (name, column)
             else:
                 assert float(number[0]) == figures[loss], (name, column)
+
+
+def test_the_grid_of_the_leaderboard_has_every_loss():
+    board = Leaderboard.load(ROOT / "benchmarks" / "leaderboard.toml")
+    assert set(LOSSES) - set(board.experiments[0].losses) == {"nacl"}  # which needs labels of pixels
