@@ -191,7 +191,7 @@ def test_the_commands_of_the_leaderboard_run(programs, tmp_path):
     text = (ROOT / "docs" / "leaderboard.md").read_text(encoding="utf-8")
     printed = run_commands(text, programs, tmp_path)
     assert "long-tailed digits: ada-scale, seed 1: done" in printed.stderr
-    assert "Mean ranks over digits, long-tailed digits" in printed.stdout
+    assert "Mean ranks over 2 experiments (digits; long-tailed digits)" in printed.stdout
     assert (tmp_path / "board" / "leaderboard.html").is_file()
 
 

@@ -80,3 +80,19 @@ def test_nll_is_that_of_the_results(document):
 def test_the_grid_of_the_leaderboard_has_every_loss():
     board = Leaderboard.load(ROOT / "benchmarks" / "leaderboard.toml")
     assert set(LOSSES) - set(board.experiments[0].losses) == {"nacl"}  # which needs labels of pixels
+
+
+def test_the_ranks_of_the_leaderboard_are_those_of_the_results():
+    text = (ROOT / "docs" / "leaderboard.md").read_text()
+    table = text.partition("| loss | NLL + T |")[2].partition("\n\n")[0].splitlines()[2:]
+    ranks = json.loads((RESULTS / "leaderboard" / "leaderboard.json").read_text())["ranks"]
+    columns = ["nll-after-temperature", "nll", "ece-after-temperature", "ece", "accuracy"]
+    assert len(table) == len(ranks["nll"]["mean"])
+    for row in table:
+        name, *cells = (cell.strip() for cell in row.strip("|").split("|"))
+        for column, cell in zip(columns, cells, strict=True):
+            mean, (low, high) = (ranks[column][key][name.strip("`")] for key in ("mean", "intervals"))
+            assert cell.replace("*", "") == f"{mean:.1f} [{low:.1f}, {high:.1f}]", (name, column)
+    for column in columns[:2]:
+        assert f"p = {ranks[column]['p_value']:.{3 if ranks[column]['p_value'] < 0.1 else 2}f}" in text
+    assert f"critical difference is {ranks['nll']['critical_difference']:.1f}" in text

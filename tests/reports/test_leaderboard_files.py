@@ -6,7 +6,7 @@ import pytest
 
 from calibrant.evaluation.comparison import Comparison, Method
 from calibrant.evaluation.criterion import Criterion
-from calibrant.evaluation.ranks import Standing, rankings
+from calibrant.evaluation.ranks import Standing, rank_methods, rankings
 from calibrant.reports import leaderboard_files
 from calibrant.reports.leaderboard_files import statements, write_leaderboard
 from tests.reports.chromium import CHROMIUM, Browser
@@ -65,6 +65,23 @@ def test_statements_say_what_is_significant(standings):
     assert "do not differ significantly" in said[Criterion("accuracy")]
     alone = rankings(standings[:1])
     assert statements(alone)[0].endswith("One data set is too few to test ranks.")
+
+
+def test_an_experiment_that_has_just_begun_does_not_take_the_ranks_away(standings):
+    easy, hard, none = standings
+    begun = Comparison("new", (0,), hard.comparison.methods[:1])
+    more = [easy, hard, Standing("new", "new", begun, {}), none]
+    found = rankings(more)
+    assert found[Criterion("nll")].data == ("easy", "hard")
+    assert "Too few results yet: new; none." in leaderboard_files.ranks_note(found, more)
+
+
+def test_equal_ranks_are_named_together(standings):
+    found = rankings(standings)
+    same = rank_methods({name: {"a": [1.0], "b": [1.0]} for name in "xy"}, higher_is_better=False)
+    assert statements({**found, Criterion("nll"): same})[1].startswith(
+        "By NLL: a and b have the best mean rank, 1.5 of 2."
+    )
 
 
 def test_experiments_may_stay_out_of_the_ranks(standings):

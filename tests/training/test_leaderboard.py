@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 from pathlib import Path
 from threading import Barrier
@@ -202,6 +203,29 @@ def test_ray_does_every_run_once(done: Path, tmp_path: Path) -> None:
         assert written(tmp_path) == written(done)
     finally:
         ray.shutdown()
+
+
+def test_runs_of_another_recipe_are_refused(done: Path) -> None:
+    other = board(BOARD.replace('"epochs=2"', '"epochs=3"', 1))
+    for action in (work, standings):
+        with pytest.raises(RecipeError, match=r"holds a run of another recipe \(there: epochs = 2"):
+            action(other, done)
+
+
+def test_new_out_of_distribution_data_are_evaluated(
+    done: Path, tmp_path: Path, trained: list[tuple[str, int]]
+) -> None:
+    shutil.copytree(done, tmp_path, dirs_exist_ok=True)
+    more = board(
+        BOARD.replace('test_size=30]"]', 'test_size=30]", "synthetic[classes=3,features=4,test_size=9]"]')
+    )
+    assert len(standings(more, tmp_path, resamples=20)[0].missing) == 4
+    work(more, tmp_path, resamples=20)
+    easy, _ = standings(more, tmp_path, resamples=20)
+    assert easy.comparison is not None
+    assert len(easy.comparison.methods[0].detection) == 2
+    assert not easy.missing
+    assert trained == []
 
 
 def test_a_damaged_entry_is_refused(done: Path, tmp_path: Path) -> None:

@@ -29,11 +29,11 @@ def leaderboard(
         ),
     ] = None,
     data_root: options.DataRoot = None,
-    jobs: Annotated[int, typer.Option(min=1, help="Number of processes on this machine.")] = 1,
+    jobs: Annotated[int, typer.Option(min=1, help="Number of runs at the same time.")] = 1,
     on: Annotated[
-        Literal["here", "ray"],
-        typer.Option(help="Where to run: on this machine, or as tasks of Ray (extra ray)."),
-    ] = "here",
+        Literal["processes", "ray"],
+        typer.Option(help="Where runs are done: in processes of this machine, or as tasks of Ray."),
+    ] = "processes",
     tables_only: Annotated[
         bool, typer.Option("--tables-only", help="Train nothing; write the tables of what is done.")
     ] = False,
@@ -43,10 +43,8 @@ def leaderboard(
     """Train every loss of several recipes from every seed, and rank the losses over all of them.
 
     Runs that are done are kept, even if only their small files are left. The command may be given several
-    times at once, also on several machines that share the output folder: every run is done once.
+    times at once: every run is done once.
     """
-    if on == "ray" and jobs > 1:
-        fail("--jobs is for this machine; with --on ray, Ray decides how many runs there are at a time")
     with options.training_errors():
         options.import_fabric()
         from calibrant.evaluation.ranks import rankings
@@ -66,7 +64,7 @@ def leaderboard(
         if tables_only:
             pass
         elif on == "ray":
-            leaderboard.work_on_ray(plan, folder, report=report, **shared)
+            leaderboard.work_on_ray(plan, folder, jobs, report=report, **shared)
         elif jobs > 1:
             leaderboard.work_in_processes(plan, folder, jobs, report=report, **shared)
         else:
@@ -77,7 +75,10 @@ def leaderboard(
         with FolderLock(folder, "writing the results of a leaderboard"):  # all files are of one state of it
             leaderboard_files.write_leaderboard(plan.title, standings, folder)
         if found := rankings(standings):
-            print_table(leaderboard_files.rank_table(found), leaderboard_files.ranks_note(found), wide=wide)
+            note = leaderboard_files.ranks_note(found, standings)
+            print_table(leaderboard_files.rank_table(found), note, wide=wide)
+        else:
+            say("no ranks: no two losses have results in every ranked experiment", err=True)
     missing = sum(len(each.missing) for each in standings)
     if missing:
         say(f"{missing} runs are missing; leaderboard.md names them", err=True)

@@ -67,7 +67,7 @@ class Ranks:
     """The ranks of methods by one metric. 1 is the best, and equal values share the mean of their ranks.
 
     Attributes:
-        data: the names of the data sets. Only those count on which every method has a value.
+        data: the names of the data sets. Methods without values on all of them are left out.
         by_data: the rank of every method on each data set, by the mean over seeds.
         mean: the mean rank of every method, the best first.
         intervals: 95 % intervals of the mean ranks, from resampled data sets and seeds.
@@ -147,9 +147,16 @@ def rank_methods(values: Values, *, higher_is_better: bool, resamples: int = 100
 
 
 def rankings(standings: Sequence[Standing]) -> dict[Criterion, Ranks]:
-    """The ranks by each of the `CRITERIA`, of the methods that have results in every ranked experiment."""
+    """The ranks by each of the `CRITERIA`, of the methods that have results in every ranked experiment.
+
+    Experiments with fewer than two methods are left out.
+    """
     found = {}
-    ranked = {each.name: each.comparison for each in standings if each.ranked and each.comparison}
+    ranked = {
+        each.name: each.comparison
+        for each in standings
+        if each.ranked and each.comparison and len(each.comparison.methods) > 1
+    }
     for criterion in CRITERIA:
         state = "temperature" if criterion.after else ""
         values = {

@@ -76,17 +76,19 @@ def statements(found: Mapping[Criterion, Ranks]) -> list[str]:
 
 
 def _statement(ranks: Ranks) -> str:
-    best = next(iter(ranks.mean))
-    text = f"{best} has the best mean rank, {ranks.mean[best]:.1f} of {len(ranks.mean)}. "
+    lowest = min(ranks.mean.values())
+    best = [name for name, mean in ranks.mean.items() if mean == lowest]
+    have = "has" if len(best) == 1 else "have"
+    text = f"{listed(best)} {have} the best mean rank, {lowest:.1f} of {len(ranks.mean)}. "
     if len(ranks.data) == 1:
         return f"{text}One data set is too few to test ranks."
     test = f"Friedman's test: {p_words(ranks.p_value)}"
     if ranks.p_value >= 0.05:
         return f"{text}The ranks do not differ significantly ({test})."
-    worse = [other for name, other in ranks.significant() if name == best]
-    which = (
-        f"{best} is significantly better than {listed(worse)}" if worse else "no loss is significantly worse"
-    )
+    worse = [other for name, other in ranks.significant() if name == best[0]]
+    which = "no loss is significantly worse"
+    if worse:
+        which = f"significantly worse than {best[0]}: {listed(worse)}"
     text += f"The ranks differ significantly ({test}); {which}"
     return f"{text} (critical difference {ranks.critical_difference:.1f})."
 
@@ -95,13 +97,19 @@ def _label(criterion: Criterion) -> str:
     return METRICS[criterion.metric].label + state_label("temperature" if criterion.after else "")
 
 
-def ranks_note(found: Mapping[Criterion, Ranks]) -> str:
-    """What the table of ranks shows."""
-    data = next(iter(found.values())).data
-    return (
-        f"Mean ranks over {', '.join(data)}; 1 is best. Only losses with results in all of these have one. "
-        "The 95 % intervals in brackets are over data sets and seeds."
+def ranks_note(found: Mapping[Criterion, Ranks], standings: Sequence[Standing]) -> str:
+    """What the table of ranks shows, and what it leaves out."""
+    ranks = next(iter(found.values()))
+    text = (
+        f"Mean ranks over {len(ranks.data)} experiments ({'; '.join(ranks.data)}), with 95 % intervals over "
     )
+    text += "experiments and seeds; 1 is best."
+    methods = {method.name for each in standings if each.comparison for method in each.comparison.methods}
+    if left := len(methods - ranks.mean.keys()):
+        text += f" {left} losses have no rank, because they lack results in some of these."
+    if others := [each.name for each in standings if each.ranked and each.name not in ranks.data]:
+        text += f" Too few results yet: {'; '.join(others)}."
+    return text
 
 
 def markdown(title: str, standings: Sequence[Standing], found: Mapping[Criterion, Ranks]) -> str:
@@ -109,7 +117,14 @@ def markdown(title: str, standings: Sequence[Standing], found: Mapping[Criterion
     lines = [f"# {plain_markdown(title)}", ""]
     if found:
         table = rank_table(found)
-        lines += ["## Ranks", "", to_markdown(table, "loss"), "", plain_markdown(ranks_note(found)), ""]
+        lines += [
+            "## Ranks",
+            "",
+            to_markdown(table, "loss"),
+            "",
+            plain_markdown(ranks_note(found, standings)),
+            "",
+        ]
         lines += [f"- {plain_markdown(sentence)}" for sentence in statements(found)]
         lines += ["", to_markdown(table.intervals(), "loss"), ""]
     for each in standings:
@@ -127,7 +142,9 @@ def markdown(title: str, standings: Sequence[Standing], found: Mapping[Criterion
 
 def latex(standings: Sequence[Standing], found: Mapping[Criterion, Ranks]) -> str:
     """The tables in LaTeX, for the package booktabs."""
-    parts = [f"% {tex(ranks_note(found))}\n{to_latex(rank_table(found), 'Loss')}\n"] if found else []
+    parts = (
+        [f"% {tex(ranks_note(found, standings))}\n{to_latex(rank_table(found), 'Loss')}\n"] if found else []
+    )
     for each in standings:
         if each.comparison is not None:
             note = f"{each.name}. {comparison_note(each.comparison)}"
@@ -184,7 +201,7 @@ def write_leaderboard(title: str, standings: Sequence[Standing], folder: str | o
         title=title,
         facts=_facts(standings),
         ranks=rank_table(found) if found else None,
-        ranks_note=ranks_note(found) if found else "",
+        ranks_note=ranks_note(found, standings) if found else "",
         statements=statements(found),
         pictures=pictures,
         sections=[_section(each, target) for each in standings],

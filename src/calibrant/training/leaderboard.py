@@ -6,7 +6,8 @@ import json
 import time
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import wait
+from concurrent.futures import as_completed
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
@@ -24,7 +25,7 @@ from calibrant.training.lock import FolderLock
 from calibrant.training.loop import train
 from calibrant.training.other_data import load_other
 from calibrant.training.recipe import Recipe
-from calibrant.training.run_folder import RESULT, hash_of
+from calibrant.training.run_folder import RESULT, check_folder, hash_of
 from calibrant.training.runs import Detected, Run, folder_of, plain_name
 
 ENTRY, FAILURE = "leaderboard.json", "failure.txt"
@@ -76,8 +77,14 @@ class Entry:
 
     @property
     def is_done(self) -> bool:
-        """Whether the run was trained and evaluated."""
-        return (self.folder / ENTRY).is_file()
+        """Whether the run was trained and evaluated, also on the out-of-distribution data."""
+        path = self.folder / ENTRY
+        if not path.is_file():
+            return False
+        with suppress(ValueError, LookupError, TypeError):  # `standings` refuses a damaged file
+            detected = json.loads(path.read_text(encoding="utf-8"))["detected"]
+            return set(detected) == {str(choice) for choice in self.experiment.outside}
+        return True
 
     @property
     def has_ended(self) -> bool:
@@ -147,14 +154,21 @@ class Leaderboard:
         return cls(shared.get("title", "Leaderboard"), experiments)
 
     def entries(self, output: Path) -> list[Entry]:
-        """All runs, the first seed of every loss before the second."""
-        return [
+        """All runs, the first seed of every loss before the second.
+
+        Raises:
+            RecipeError: the folder holds a run of another recipe.
+        """
+        found = [
             Entry(experiment, each, folder_of(experiment.folder(output), each.loss, seed))
             for experiment in self.experiments
             for seed in experiment.seeds
             for loss in experiment.losses
             for each in [replace(experiment.recipe, loss=loss, seed=seed)]
         ]
+        for entry in found:
+            check_folder(entry.folder, entry.recipe)
+        return found
 
 
 def _checked(where: str, plain: Any, kinds: Mapping[str, type]) -> dict[str, Any]:
@@ -203,9 +217,9 @@ def work(
 ) -> None:
     """Train and evaluate the runs that are missing, until every run is done or has failed.
 
-    Any number of processes may work on one folder at a time, also on several machines that share it: each
-    run is done by one of them. A process that is killed releases its run, and the next one continues it. Of
-    a run that is done, only its small files are needed, not weights and predictions.
+    Any number of processes may work on one folder at a time: each run is done by one of them. A process that
+    is killed releases its run, and the next one continues it. `FolderLock` says where its locks hold. Of a run
+    that is done, only its small files are needed, not weights and predictions.
 
     Args:
         board: the leaderboard.
@@ -290,42 +304,55 @@ def work_in_processes(
         report: called with a line about every run that was done or has failed.
         options: other arguments of `work`.
     """
+    left = [entry for entry in board.entries(Path(output)) if not entry.has_ended]
     with process_pool(jobs) as pool:
-        futures = [pool.submit(work, board, output, **options) for _ in range(jobs)]
-        left = [entry for entry in board.entries(Path(output)) if not entry.has_ended]
-        while left or not all(future.done() for future in futures):
-            wait(futures, timeout=_PAUSE)
-            for future in futures:
-                if future.done():
-                    future.result()  # raises what the process has raised
-            for entry in [entry for entry in left if entry.has_ended]:
-                left.remove(entry)
-                _say(report, entry)
+        while left:
+            futures = {pool.submit(perform, entry, **options): entry for entry in left}
+            left = []
+            for future in as_completed(futures):
+                entry = futures[future]
+                if future.result():
+                    _say(report, entry)
+                else:
+                    left.append(entry)
+            if left:  # processes of other commands work on these
+                time.sleep(_PAUSE)
 
 
 def work_on_ray(
-    board: Leaderboard, output: str | Path, *, report: Report | None = None, **options: Any
+    board: Leaderboard,
+    output: str | Path,
+    jobs: int | None = None,
+    *,
+    data_root: str | Path | None = None,
+    report: Report | None = None,
+    **options: Any,
 ) -> None:
     """`work` as tasks of Ray, one for each run. All machines must see the output folder and the data.
 
-    Every task gets a GPU, if the cluster has any. Without GPUs it gets one core.
+    Every task gets a GPU, if the cluster has any. Without GPUs it gets one core. Only clusters on one machine
+    have been tried.
 
     Args:
         board: the leaderboard.
         output: the folder of all runs.
+        jobs: the number of CPUs of a new cluster, if this machine belongs to none; None for all.
+        data_root: the folder with the files of the data sets.
         report: called with a line about every run that was done or has failed.
         options: other arguments of `perform`.
     """
+    # Workers may have another working folder.
     entries = [entry for entry in board.entries(Path(output).absolute()) if not entry.has_ended]
-    with ray_cluster(None, "--on ray") as ray:
+    options["data_root"] = None if data_root is None else Path(data_root).absolute()
+    with ray_cluster(jobs, "--on ray") as ray:
         on_gpu = ray.cluster_resources().get("GPU", 0) > 0
         task = ray.remote(num_cpus=1, num_gpus=1 if on_gpu else 0)(perform)
         waiting = {task.remote(entry, **options): entry for entry in entries}
         while waiting:
             (finished,), _ = ray.wait(list(waiting))
             entry = waiting.pop(finished)
-            ray.get(finished)  # raises what the task has raised
-            _say(report, entry)
+            if ray.get(finished):
+                _say(report, entry)
 
 
 def standings(
