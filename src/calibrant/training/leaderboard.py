@@ -218,8 +218,8 @@ def work(
     """Train and evaluate the runs that are missing, until every run is done or has failed.
 
     Any number of processes may work on one folder at a time: each run is done by one of them. A process that
-    is killed releases its run, and the next one continues it. `FolderLock` says where its locks hold. Of a run
-    that is done, only its small files are needed, not weights and predictions.
+    is killed releases its run, and the next one continues it; see `FolderLock`. Of a run that is done, only
+    its small files are needed, not weights and predictions.
 
     Args:
         board: the leaderboard.
