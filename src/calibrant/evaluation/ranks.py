@@ -24,6 +24,8 @@ CRITERIA = (
 )
 """What methods are ranked by."""
 
+_PERMUTATIONS = 9999
+
 Values = Mapping[str, Mapping[str, Sequence[float]]]
 """By data set and method, the values of one metric, one for each seed."""
 
@@ -202,16 +204,23 @@ def _resampled(tables: Sequence[Sequence[Tensor]], resamples: int, seed: int) ->
 
 
 def _friedman(ranks: Tensor) -> float:
-    """The p-value of Friedman's test in the form of Iman and Davenport (1980), which is less conservative."""
+    """The p-value of Friedman's test, from 9,999 random permutations of the methods on every data set.
+
+    The usual approximations by χ² or F are wrong for few data sets: two that agree on two methods give F = ∞,
+    although they agree by chance in half of all cases.
+
+    >>> 0.4 < _friedman(torch.tensor([[1.0, 2.0], [1.0, 2.0]])) < 0.6
+    True
+    """
     sets, methods = ranks.shape
     if sets < 2 or methods < 2:
         return math.nan
-    square = 12 * sets / (methods * (methods + 1)) * float(((ranks.mean(0) - (methods + 1) / 2) ** 2).sum())
-    largest = sets * (methods - 1)
-    if square >= largest:  # all data sets agree
-        return 0.0
-    statistic = (sets - 1) * square / (largest - square)
-    return float(stats.f.sf(statistic, methods - 1, (methods - 1) * (sets - 1)))
+    generator = torch.Generator().manual_seed(0)
+    order = torch.rand(_PERMUTATIONS, sets, methods, generator=generator).argsort(-1)
+    permuted = ranks.expand(_PERMUTATIONS, -1, -1).gather(-1, order).mean(1)
+    spread = ranks.mean(0).var()
+    larger = (permuted.var(-1) >= spread - 1e-9).sum()
+    return (1 + int(larger)) / (1 + _PERMUTATIONS)
 
 
 def _critical_difference(methods: int, sets: int) -> float:
