@@ -27,7 +27,10 @@ _NOT_CALLERS = tuple(f"{Path(path).parent}{os.sep}" for path in (__file__, torch
 # only bound the memory.
 _CPU_BLOCK, _DEVICE_BLOCK = 1 << 18, 1 << 26
 
-_SINGLE_LOGITS = "if each logit is a yes-or-no decision of its own, pass binary=True"
+_SINGLE_LOGITS = (
+    "if each logit l is a yes-or-no decision of its own, pass binary=True (metrics: Predictions.of(logits, "
+    "target, binary=True); what takes no binary=True: torch.stack([0 * l, l], 1))"
+)
 _ONE_OF_SEVERAL = "if each element has one of several classes, leave out binary=True"
 
 Index = tuple[slice, ...]

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from calibrant.calibrators import Temperature, save_calibrator
-from calibrant.conformal import LAC, RAPS, evaluate_sets, load_conformal
+from calibrant.conformal import LAC, RAPS, evaluate_sets, expected_coverage, load_conformal
 from tests.cli.commands import fail_at_once, printed
 
 
@@ -65,6 +65,49 @@ def test_a_calibrator_comes_first():
     logits, labels = data(1)
     found = json.loads(Path("figures.json").read_text())
     assert found["coverage"] == evaluate_sets(sets(temperature(logits)), labels).coverage
+
+
+def test_a_calibrator_of_other_classes_is_refused():
+    for names, words in ((["dog", "cat", "owl"], "in another order"), (["cat", "dog", "emu"], "owl")):
+        save_calibrator(Temperature().fit(*data(2)), "other.safetensors", class_names=names)
+        line = fail_at_once("conformal", "held-out.npz", "--calibrator", "other.safetensors")
+        assert "held-out.npz: has other classes than other.safetensors" in line
+        assert words in line
+
+
+def test_a_calibrator_of_decisions_is_refused():
+    logits, labels = data(2)
+    target = (labels == 0).long()
+    save_calibrator(Temperature().fit(logits[:, 0], target, binary=True), "binary.safetensors")
+    np.savez("two.npz", logits=logits[:, :2].numpy(), labels=target.numpy())
+    line = fail_at_once("conformal", "two.npz", "--calibrator", "binary.safetensors")
+    assert "binary.safetensors was fitted with --binary; conformal sets need a calibrator of classes" in line
+
+
+def test_single_scores_are_refused_with_an_advice_that_works():
+    logits, labels = data(0)
+    np.savez("single.npz", logits=logits[:, 0].numpy(), labels=(labels > 0).long().numpy())
+    line = fail_at_once("conformal", "single.npz")
+    assert "pass --binary to evaluate or calibrate" in line
+    assert "elsewhere two scores are needed: (0, logit) or (1 - p, p)" in line
+
+
+def test_the_printed_range_is_that_of_one_fit():
+    low, high = (100 * end for end in expected_coverage(399, 0.1))
+    assert (
+        "held-out.npz. On average over fits, at least 90 % of new elements are covered; a single fit covers "
+        f"{low:.1f} to {high:.1f} % in 95 % of cases" in printed("conformal", "held-out.npz")
+    )
+
+
+def test_thresholds_of_each_class_promise_the_coverage_of_each_class():
+    output = printed("conformal", "held-out.npz", "--method", "lac[class_conditional=true]")
+    assert "at least 90 % of new elements of each class are covered" in output
+    assert "a single fit" not in output  # the range is not that of all elements together
+
+
+def test_the_help_says_what_reads_the_sets():
+    assert "load_conformal" in printed("conformal", "--help")
 
 
 def test_without_test_data_the_sets_are_only_fitted():

@@ -83,6 +83,10 @@ def test_what_does_not_go_together(folder):
     result = run(folder, "--exact", "--jobs", "2")
     assert result.exit_code == 2
     assert "--exact loads everything" in result.stderr
+    shard = next(folder.glob("test-00003*"))
+    result = run(shard, "--jobs", "2")
+    assert result.exit_code == 2
+    assert f"--jobs reads the files of a folder side by side; {shard} is a single file" in result.stderr
 
 
 def test_an_error_names_the_shard(folder):

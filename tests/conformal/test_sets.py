@@ -21,6 +21,7 @@ from calibrant.conformal import (
     load_conformal,
     save_conformal,
 )
+from calibrant.conformal.sets import quantile_rank
 
 KINDS = [
     ("lac", {}),
@@ -253,9 +254,29 @@ def test_wrong_arguments():
         RAPS(size=0)
     with pytest.raises(ValueError, match=r"unknown conformal sets 'asp'.*lac, aps, raps"):
         create_conformal("asp")
+    for switch in ("class_conditional", "never_empty"):
+        with pytest.raises(ValueError, match=f"{switch} must be True or False, got 'false'"):
+            APS(**{switch: "false"})
     with pytest.raises(RuntimeError, match="LAC has learned nothing yet"):
         LAC()(torch.zeros(1, 3))
     assert list(CONFORMAL) == ["lac", "aps", "raps"]
+
+
+@pytest.mark.parametrize("shape", [(50,), (50, 1), (50, 3)])
+def test_single_logits_get_an_advice_that_works(shape):
+    logits = torch.randn(shape, generator=torch.Generator().manual_seed(0))
+    target = (logits > 0).long()
+    with pytest.raises(ValueError, match=r"torch\.stack\(\[0 \* l, l\], 1\)"):
+        LAC().fit(logits, target)
+    with pytest.raises(ValueError, match=r"torch\.stack\(\[0 \* l, l\], 1\)"):
+        LAC().fit(logits, target, binary=True)
+    assert LAC().fit(torch.stack([0 * logits, logits], 1), target).num_classes == 2
+
+
+@pytest.mark.parametrize(("count", "alpha", "rank"), [(99, 0.1, 90), (9, 0.1, 9), (8, 0.1, 9), (10, 0.5, 6)])
+def test_the_rank_of_the_threshold(count, alpha, rank):
+    """Also where (n + 1) · (1 - alpha) is a whole number that rounding exceeds."""
+    assert quantile_rank(count, alpha) == rank
 
 
 def test_the_expected_coverage_is_that_of_simulations():

@@ -132,9 +132,11 @@ def test_a_report_says_where_probabilities_of_yes_are_wrong(factor: float, shift
     assert f"Probabilities of yes are {words} by" in render_report([found])
 
 
-def test_evaluations_without_decisions_are_stored_as_before() -> None:
+def test_evaluations_without_decisions_say_so() -> None:
     found = evaluate(5 * torch.eye(3), torch.arange(3), resamples=0)
-    assert not {"binary", "labels"} & set(found.to_dict())
+    plain = found.to_dict()
+    assert (plain["binary"], plain["labels"]) == (False, [])
+    assert Evaluation.from_dict(plain) == found
     assert found.macro == {}
 
 

@@ -873,7 +873,7 @@ def test_dictionaries_hold_plain_types_only(golden_batch: Batch) -> None:
     for result in varied(golden_batch):
         assert plain(result.to_dict())
         known = {"format", "intervals", "replicates", *METRICS, *(entry.name for entry in fields(Evaluation))}
-        assert set(result.to_dict()) == known - {"figures", "binary", "labels"}  # only of single logits
+        assert set(result.to_dict()) == known - {"figures"}
         assert all(value is None or type(value) is float for value in result.metrics.values())
 
 

@@ -23,7 +23,7 @@ from sklearn.svm import SVC, LinearSVC
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
 from calibrant.calibrators import CALIBRATORS, Temperature, choose
-from calibrant.integrations.sklearn import CalibratedClassifier, calibration_scorer
+from calibrant.integrations.sklearn import CalibratedClassifier, _copies, calibration_scorer
 from calibrant.layout import as_logits
 
 # The checks' data are tiny: some are separable, some are noise.
@@ -259,6 +259,16 @@ def test_weights_that_are_no_whole_numbers_are_approximated(problem):
     assert abs(temperature / exact - 1) < 0.01
     plain = CalibratedClassifier(classifier, prefit=True).fit(X, y).calibrator_.temperature
     assert abs(plain / exact - 1) > 0.01
+
+
+def test_large_weights_do_not_multiply_the_data():
+    """Whole-number weights too: the work stays within 20 copies of a row on average."""
+    for weight in (np.array([1.0] + [1000.0] * 99), np.array([1.0, 50.0] * 50)):
+        copies = np.bincount(_copies(weight), minlength=100)
+        assert copies.sum() == 2000
+        assert np.abs(copies - weight * 20 / weight.mean()).max() <= 1
+    few = np.array([1.0, 39.0] * 50)  # 20 on average: exact
+    assert (np.bincount(_copies(few)) == few).all()
 
 
 def test_weights_that_cannot_be_used(problem):

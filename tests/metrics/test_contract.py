@@ -201,9 +201,15 @@ def test_a_class_that_is_missing(metric):
 
 @every_metric
 def test_one_class(metric):
-    logits = torch.linspace(-1, 1, 5).unsqueeze(1)
-    with pytest.raises(ValueError, match="pass binary=True"):
-        metric(logits, torch.zeros(5).long())
+    """Single logits: the advice is one that works, because metrics take no ``binary``."""
+    logits, target = torch.linspace(-1, 1, 6), torch.arange(6) % 2
+    advice = r"metrics: Predictions\.of\(logits, target, binary=True\)"
+    for shape in ((6,), (6, 1), (2, 3)):
+        with pytest.raises(ValueError, match=advice):
+            metric(logits.view(shape), target.view(shape))
+    with pytest.raises(ValueError, match=advice):
+        metric(logits.unsqueeze(1), target)
+    assert np.isfinite(numbers(metric(Predictions.of(logits, target, binary=True)))).all()
 
 
 @every_metric

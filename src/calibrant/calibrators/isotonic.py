@@ -29,8 +29,8 @@ class Isotonic(OneVsRest):
     """Isotonic regression of labels on probabilities (key ``isotonic``).
 
     ``q = argmin Σ (1[y = k] - q(s_k))²`` over functions that never decrease, by pooling adjacent violators.
-    The map is linear between the fitted points and constant beyond them. Probabilities that differ by less
-    than 1e-15 count as equal. Both are as in scikit-learn.
+    The map is linear between the fitted points and constant beyond them, as in scikit-learn. Probabilities in
+    the same cell of width 1e-15 count as equal, much as in scikit-learn.
 
     ``"one-vs-rest"`` has a map for each class and scales the results to sum to 1 (a row of zeros keeps its
     original probabilities). No probability is below 1e-12. ``"top-label"`` has one map, from confidence to

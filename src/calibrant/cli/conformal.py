@@ -50,7 +50,11 @@ def conformal(
         Path | None, typer.Option(metavar="FILE", help="Predictions to measure coverage and size on.")
     ] = None,
     output: Annotated[
-        Path | None, typer.Option(metavar="SETS.safetensors", help="Write the fitted sets.")
+        Path | None,
+        typer.Option(
+            metavar="SETS.safetensors",
+            help="Write the fitted sets, for calibrant.conformal.load_conformal in Python.",
+        ),
     ] = None,
     json: Annotated[
         Path | None, typer.Option(metavar="OUT.json", help="Write the figures of all classes.")
@@ -73,6 +77,11 @@ def conformal(
         if json is not None and test is None:
             terminal.fail("--json writes figures of other data: name them by --test FILE")
         layer = None if calibrator is None else load_calibrator(calibrator)
+        if layer is not None and layer.binary:
+            terminal.fail(
+                f"--calibrator {calibrator} was fitted with --binary; conformal sets need a calibrator of "
+                "classes"
+            )
         held_out = open_predictions(file, ignore_index=ignore_index)
         files = [held_out] if test is None else [held_out, open_predictions(test, ignore_index=ignore_index)]
         inputs = [
@@ -85,11 +94,14 @@ def conformal(
         for each in files:
             prediction_files.check_same_classes(held_out, each)
             prediction_files.check_class_names(each, held_out.class_names, held_out.path.name)
-            if layer is not None and each.num_classes != layer.num_classes:
+            if layer is None or calibrator is None:
+                continue
+            if each.num_classes != layer.num_classes:
                 raise BadFileError(
                     each.path,
                     f"has {each.num_classes} classes, but {calibrator} was fitted to {layer.num_classes}",
                 )
+            prediction_files.check_class_names(each, layer.class_names, calibrator.name)
         loaded = prediction_files.load(held_out, stream=False)
         assert loaded is not None
         with prediction_files.errors_of(held_out):
@@ -101,10 +113,14 @@ def conformal(
         if json is not None and figures is not None:
             _write(json, sets, figures)
     elements = int((loaded[1] != ignore_index).sum())
-    low, high = expected_coverage(elements, sets.alpha)
-    rate = f"{100 * (1 - sets.alpha):g} % or more of new elements are covered"
-    spread = f"{100 * low:.1f} to {100 * high:.1f} % in 95 % of fits to as many elements"
-    say(f"{sets.key}, fitted to {elements:,} elements of {held_out.path.name}: {rate}, {spread}")
+    promise = f"On average over fits, at least {100 * (1 - sets.alpha):g} % of new elements"
+    if sets.class_conditional:
+        promise += " of each class are covered"
+    else:
+        low, high = (100 * end for end in expected_coverage(elements, sets.alpha))
+        promise += f" are covered; a single fit covers {low:.1f} to {high:.1f} % in 95 % of cases"
+        promise += ", more if scores are equal"
+    say(f"{sets.key}, fitted to {elements:,} elements of {held_out.path.name}. {promise}")
     if figures is not None:
         _print(figures, files[1], wide=wide)
 

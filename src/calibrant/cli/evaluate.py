@@ -121,6 +121,10 @@ def evaluate(
         opened = list({os.path.realpath(file.path): file for file in opened}.values())
         if ensemble and len(opened) < 2:
             terminal.fail("--ensemble needs the files of at least two members")
+        if (jobs or 1) > 1 and not any(file.shards for file in opened):
+            terminal.fail(
+                f"--jobs reads the files of a folder side by side; {opened[0].path} is a single file"
+            )
         inputs += [path for file in opened for path in file.files]
         terminal.check_outputs(inputs, {"--report": report, "--json": json})
         for file in opened:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from calibrant.arguments import in_range, label, whole_number
+from calibrant.conformal.sets import quantile_rank
 from calibrant.metrics.uncertainty import Interval, binomial_interval
 from calibrant.statistics import Statistics, sum_dtype
 
@@ -201,8 +202,8 @@ def expected_coverage(held_out: int, alpha: float, *, level: float = 0.95) -> In
 
     count, alpha = whole_number("held_out", held_out), in_range("alpha", alpha, 0, 1)
     tail = (1 - in_range("level", level, 0, 1)) / 2
-    rank = math.ceil((count + 1) * (1 - alpha) - 1e-9)
+    rank = quantile_rank(count, alpha)
     if rank > count:
         return 1.0, 1.0
-    low, high = (float(betaincinv(max(1, rank), count + 1 - max(1, rank), part)) for part in (tail, 1 - tail))
+    low, high = (float(betaincinv(rank, count + 1 - rank, part)) for part in (tail, 1 - tail))
     return low, high

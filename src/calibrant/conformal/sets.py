@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from abc import abstractmethod
 from collections.abc import Sequence
@@ -10,13 +11,25 @@ from typing import Any, ClassVar, Self
 import torch
 from torch import Tensor
 
-from calibrant.arguments import in_range, nearest, whole_number
+from calibrant.arguments import in_range, nearest, true_or_false, whole_number
 from calibrant.calibrators.base import Calibrator
 from calibrant.calibrators.storage import load_layer, save_layer
 from calibrant.layout import warn
 from calibrant.statistics import sum_dtype
 
 _WHAT = "conformal predictor"
+
+
+def quantile_rank(count: int, alpha: float) -> int:
+    """The rank of the threshold among rising scores of ``count`` held-out elements, from 1.
+
+    If it is ``count + 1``, the elements are too few for a finite threshold.
+
+    >>> quantile_rank(99, 0.1), quantile_rank(8, 0.1)
+    (90, 9)
+    """
+    # Less a little: (n + 1) · (1 - alpha) may be a whole number that rounding exceeds.
+    return max(1, math.ceil((count + 1) * (1 - alpha) - 1e-9))
 
 
 class ConformalSets(Calibrator):
@@ -50,7 +63,7 @@ class ConformalSets(Calibrator):
         self.alpha = in_range("alpha", alpha, 0, 1, open_low=True)
         if self.alpha == 1:
             raise ValueError("alpha must be below 1: sets that may miss every class are empty")
-        self.class_conditional = bool(class_conditional)
+        self.class_conditional = true_or_false("class_conditional", class_conditional)
 
     @abstractmethod
     def scores(self, probability: Tensor) -> Tensor:
@@ -67,14 +80,13 @@ class ConformalSets(Calibrator):
 
     def _quantile(self, scores: Tensor) -> Tensor:
         """The score that a new one exceeds with a probability of at most alpha."""
-        count = len(scores)
-        # Less a little: (n + 1) · (1 - alpha) may be a whole number that rounding exceeds.
-        rank = int(torch.tensor((count + 1) * (1 - self.alpha) - 1e-9, dtype=torch.float64).ceil())
-        return scores.new_tensor(torch.inf) if rank > count else scores.kthvalue(max(1, rank)).values
+        rank = quantile_rank(len(scores), self.alpha)
+        return scores.new_tensor(torch.inf) if rank > len(scores) else scores.kthvalue(rank).values
 
     def _fit_labels(self, logits: Tensor, target: Tensor, ignore_index: int) -> Self:
         raise ValueError(
-            "conformal sets are of classes: leave out binary=True, and pass (0, logit) for a logit"
+            "conformal sets are of classes: leave out binary=True, and pass torch.stack([0 * l, l], 1) for "
+            "single logits l"
         )
 
     def fitted_to(self, counts: Tensor) -> None:
@@ -154,7 +166,7 @@ class APS(ConformalSets):
         self, *, alpha: float = 0.1, class_conditional: bool = False, never_empty: bool = True
     ) -> None:
         super().__init__(alpha=alpha, class_conditional=class_conditional)
-        self.never_empty = bool(never_empty)
+        self.never_empty = true_or_false("never_empty", never_empty)
 
     def scores(self, probability: Tensor) -> Tensor:
         """The probability of the more probable classes, with ``never_empty=False`` also the own one."""

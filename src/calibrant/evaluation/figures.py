@@ -286,11 +286,7 @@ class Evaluation:
         plain = {"format": _FORMAT, **vars(self), **self.metrics}
         plain |= {"intervals": self.intervals, "replicates": self.replicates}
         del plain["figures"]
-        if self.labels:
-            plain["labels"] = [label.to_dict() for label in self.labels]
-        for name in ("binary", "labels"):
-            if not plain[name]:
-                del plain[name]  # so that older versions read what has neither
+        plain["labels"] = [label.to_dict() for label in self.labels]
         return json.dumps(plain, default=asdict, allow_nan=False)
 
     @classmethod

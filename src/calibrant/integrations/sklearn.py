@@ -47,7 +47,8 @@ if TYPE_CHECKING:
 
 __all__ = ["CalibratedClassifier", "ReliabilityDisplay", "calibration_scorer", "evaluate_estimator"]
 
-# The copies of a row of mean weight, where weights are not multiples of the smallest.
+# The most copies of a row of mean weight. Weights that would need more, or that are no multiples of the
+# smallest, are approximated.
 _FINENESS = 20
 
 
@@ -428,7 +429,9 @@ def _copies(weights: NDArray[np.float64]) -> NDArray[np.int_]:
     if not len(used):
         raise ValueError("all weights of the held-out data are 0")
     multiples = weights / used.min()
-    if not np.allclose(multiples, multiples.round(), rtol=0, atol=1e-9) or multiples.sum() > 1e3 * len(used):
+    if not np.allclose(multiples, multiples.round(), rtol=0, atol=1e-9) or multiples.sum() > _FINENESS * len(
+        used
+    ):
         multiples = weights * (_FINENESS / used.mean())
     # The rounded sums and not the sum of rounded weights: no error adds up.
     ends = multiples.cumsum().round().astype(int)

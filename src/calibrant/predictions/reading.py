@@ -26,7 +26,10 @@ from calibrant.predictions.file import BadFileError, Batches, PredictionFile, fi
 from calibrant.predictions.tables import open_csv, open_jsonl, open_parquet
 from calibrant.sizes import MAX_AXES, MAX_CLASSES, MAX_TEXT
 
-_SINGLE = "if each score is a yes-or-no decision of its own, pass --binary"
+_SINGLE = (
+    "if each score is a yes-or-no decision of its own, pass --binary to evaluate or calibrate; elsewhere two "
+    "scores are needed: (0, logit) or (1 - p, p)"
+)
 
 FORMATS: dict[str, Callable[[Path], PredictionFile]] = {
     ".npz": open_npz,
