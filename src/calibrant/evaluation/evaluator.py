@@ -163,6 +163,7 @@ def evaluate_on(
         group=group,
         timeout=timeout,
         passes=passes,
+        binary=evaluator.binary,
     )
     return evaluator.compute(group, timeout=timeout)
 
