@@ -27,8 +27,8 @@ def pool(logits: Tensor, *, binary: bool = False) -> Tensor:
             L labels, and the probabilities of yes are averaged.
 
     Returns:
-        Logits ``(B, K, *S)``; if binary, ``(B,)`` or ``(B, L, *S)``. They are float64 for float64 logits, else
-        float32.
+        Logits ``(B, K, *S)``; if binary, ``(B,)`` or ``(B, L, *S)``. They are float64 for float64
+        logits, else float32.
 
     >>> members = torch.tensor([[[0.0, 0.0]], [[0.0, -torch.inf]]])  # 50 % and 100 %
     >>> pool(members).exp()
