@@ -289,7 +289,8 @@ def _check_probabilities(target: Tensor) -> None:
     if low < -SUM_TOLERANCE or high > 1 + SUM_TOLERANCE:
         raise ValueError(
             f"a floating-point target holds probabilities and must lie in [0, 1], got values from "
-            f"{float(low):.4g} to {float(high):.4g}; to leave out elements, pass integer labels with ignore_index"
+            f"{float(low):.4g} to {float(high):.4g}; to leave out elements, pass integer labels with "
+            "ignore_index"
         )
 
 
