@@ -36,7 +36,7 @@ def pool(logits: Tensor, *, binary: bool = False) -> Tensor:
     """
     if true_or_false("binary", binary):
         _check(logits, binary=True)
-        pairs = pool(as_pairs(logits.flatten(0, 1)).unflatten(0, logits.shape[:2]))
+        pairs = pool(torch.stack([as_pairs(member) for member in logits]))
         return pairs[:, 1] - pairs[:, 0]
     log_probabilities = _log_probabilities(logits)
     warn_of_probabilities(logits[0])
