@@ -8,7 +8,6 @@ from typing import Self
 import torch
 from torch import Tensor
 
-from calibrant.arguments import true_or_false
 from calibrant.layout import as_pairs, computing_dtype, warn_of_probabilities
 from calibrant.statistics import Statistics, sum_dtype
 
@@ -34,7 +33,7 @@ def pool(logits: Tensor, *, binary: bool = False) -> Tensor:
     >>> pool(members).exp()
     tensor([[0.7500, 0.2500]])
     """
-    if true_or_false("binary", binary):
+    if binary:
         _check(logits, binary=True)
         pairs = pool(torch.stack([as_pairs(member) for member in logits]))
         return pairs[:, 1] - pairs[:, 0]
