@@ -138,3 +138,35 @@ def test_models_and_versions_of_an_input():
     (found, _), _ = predictions_on(models[0], BATCHES, forward=flipped)
     expected = (models[0](BATCHES[0][0]).softmax(1) + models[0](BATCHES[0][0].flip(1)).softmax(1)) / 2
     torch.testing.assert_close(found.exp(), expected)
+
+
+@pytest.mark.parametrize("shape", [(), (1,), (3,), (1, 4, 2)])
+def test_single_logits_average_the_probabilities_of_yes(shape):
+    logits = 4 * torch.randn(MEMBERS, 6, *shape, generator=torch.Generator().manual_seed(3))
+    pooled = pool(logits, binary=True)
+    assert pooled.shape == logits.shape[1:]
+    torch.testing.assert_close(pooled.sigmoid(), logits.sigmoid().mean(0))
+
+
+@pytest.mark.parametrize("labels", [1, 3])
+def test_mc_dropout_of_single_logits(labels):
+    model = nn.Sequential(nn.Dropout(0.3), nn.Linear(8, labels))
+    inputs, target = BATCHES[0][0], torch.arange(4 * labels).view(4, labels) % 2
+    torch.manual_seed(0)
+    ((members, _),) = predictions_on(model, [(inputs, target)], passes=6, pooled=False, binary=True)
+    assert members.shape == (6, 4, labels)
+    torch.manual_seed(0)
+    ((pooled, _),) = predictions_on(model, [(inputs, target)], passes=6, binary=True)
+    torch.testing.assert_close(pooled.sigmoid(), members.sigmoid().mean(0))
+    torch.manual_seed(0)
+    found = evaluate_on(model, [(inputs, target)], passes=6, binary=True, resamples=0)
+    expected = evaluate(pooled, target, binary=True, resamples=0)
+    assert (found.nll, found.accuracy) == pytest.approx((expected.nll, expected.accuracy))
+
+
+@pytest.mark.parametrize("function", [pool, mutual_information, disagreement])
+def test_one_class_is_refused(function):
+    with pytest.raises(
+        ValueError, match=r"got \(5, 40, 1\); for single logits .*pool\(logits, binary=True\)"
+    ):
+        function(LOGITS[:, :, :1])

@@ -282,6 +282,13 @@ def test_probability_target_of_another_shape():
         arrange(torch.randn(2, 3, 4, 5), torch.rand(2, 4, 5, 3), soft=True)
 
 
+def test_probability_targets_outside_of_0_to_1():
+    target = torch.tensor([[2.0, -2.0, 1.0]])
+    with pytest.raises(ValueError, match=message("must lie in [0, 1], got values from -2 to 2")):
+        arrange(torch.randn(1, 3), target, soft=True)
+    arrange(torch.randn(1, 3), torch.tensor([[1.001, -0.001, 0.0]]), soft=True)  # rounding
+
+
 @pytest.mark.parametrize("dtype", [torch.bool, torch.complex64])
 @pytest.mark.parametrize("soft", [False, True])
 def test_targets_of_no_use(dtype, soft):

@@ -7,6 +7,7 @@ import torch
 
 import calibrant
 from calibrant.calibrators import CALIBRATORS, create_calibrator, rank
+from calibrant.ensembles import Diversity, mutual_information, pool
 from calibrant.layout import look_like_probabilities
 from calibrant.losses import AdaptiveLoss
 from calibrant.metrics import METRICS, SCORES, Predictions, accuracy, classwise_ece, ece, nll, smooth_ece
@@ -96,3 +97,11 @@ def test_what_looks_like_probabilities(dtype):
     assert not look_like_probabilities(PROBABILITIES.log().to(dtype))
     assert not look_like_probabilities(LOGITS.sigmoid().to(dtype))
     assert not look_like_probabilities(torch.zeros(0, 3, dtype=dtype))
+
+
+@pytest.mark.parametrize("function", [pool, mutual_information, lambda logits: Diversity.of(logits, TARGET)])
+def test_ensembles(function):
+    with warned as caught:
+        function(torch.stack([PROBABILITIES, PROBABILITIES.flip(0)]))
+    assert [each.filename for each in caught] == [__file__]
+    function(torch.stack([LOGITS, LOGITS.flip(0)]))

@@ -8,13 +8,13 @@ from typing import Self
 import torch
 from torch import Tensor
 
-from calibrant.layout import computing_dtype
+from calibrant.layout import as_pairs, computing_dtype, warn_of_probabilities
 from calibrant.statistics import Statistics, sum_dtype
 
 __all__ = ["Diversity", "disagreement", "mutual_information", "pool"]
 
 
-def pool(logits: Tensor) -> Tensor:
+def pool(logits: Tensor, *, binary: bool = False) -> Tensor:
     """Average the probabilities of several members; the result is their logarithms, which are logits.
 
     Probabilities are averaged, not logits: ``log (1/M Σ_m softmax(l_m))``, without under- or overflow.
@@ -22,15 +22,24 @@ def pool(logits: Tensor) -> Tensor:
     Args:
         logits: logits ``(M, B, K, *S)`` of M members: models of an ensemble, passes with dropout, or
             versions of an input.
+        binary: each logit is a yes-or-no decision of its own. Logits are ``(M, B)``, or ``(M, B, L, *S)`` for
+            L labels, and the probabilities of yes are averaged.
 
     Returns:
-        Logits ``(B, K, *S)``; float64 for float64 logits, else float32.
+        Logits ``(B, K, *S)``; if binary, ``(B,)`` or ``(B, L, *S)``. They are float64 for float64
+        logits, else float32.
 
     >>> members = torch.tensor([[[0.0, 0.0]], [[0.0, -torch.inf]]])  # 50 % and 100 %
     >>> pool(members).exp()
     tensor([[0.7500, 0.2500]])
     """
-    return _log_probabilities(logits).logsumexp(0) - torch.tensor(len(logits)).log()
+    if binary:
+        _check(logits, binary=True)
+        pairs = pool(torch.stack([as_pairs(member) for member in logits]))
+        return pairs[:, 1] - pairs[:, 0]
+    log_probabilities = _log_probabilities(logits)
+    warn_of_probabilities(logits[0])
+    return log_probabilities.logsumexp(0) - torch.tensor(len(logits)).log()
 
 
 def mutual_information(logits: Tensor) -> Tensor:
@@ -117,14 +126,20 @@ class Diversity(Statistics):
         }
 
 
-def _check(logits: Tensor) -> int:
+def _check(logits: Tensor, *, binary: bool = False) -> int:
     """Check the logits of several members, and return the number of members."""
     if not isinstance(logits, Tensor) or not logits.is_floating_point():
         kind = logits.dtype if isinstance(logits, Tensor) else type(logits).__name__
         raise TypeError(f"logits of an ensemble must be a floating-point tensor, got {kind}: stack them")
-    if logits.ndim < 3 or not len(logits):
+    form = "(M, B) or (M, B, L, *S)" if binary else "(M, B, K, *S)"
+    if logits.ndim < 3 - binary or not len(logits):
         raise ValueError(
-            f"logits of an ensemble must have shape (M, B, K, *S) for M members, got {tuple(logits.shape)}"
+            f"logits of an ensemble must have shape {form} for M members, got {tuple(logits.shape)}"
+        )
+    if logits.shape[2:3] == (1,) and not binary:
+        raise ValueError(
+            f"logits of an ensemble must have shape {form} with at least 2 classes, got "
+            f"{tuple(logits.shape)}; for single logits there is pool(logits, binary=True)"
         )
     return len(logits)
 

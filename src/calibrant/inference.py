@@ -116,6 +116,7 @@ def predictions_on(
     progress: Progress | None = None,
     passes: int = 1,
     pooled: bool = True,
+    binary: bool = False,
 ) -> Generator[tuple[Tensor, Tensor]]:
     """Yield logits and targets batch by batch, in evaluation mode and without gradients.
 
@@ -137,6 +138,8 @@ def predictions_on(
         passes: how often each batch is predicted. More than one needs a model with dropout layers.
         pooled: with several passes, yield logits ``(B, K, *S)`` of the mean probabilities; see
             `calibrant.ensembles.pool`. False for the logits of all passes, ``(passes, B, K, *S)``.
+        binary: each logit is a yes-or-no decision of its own, so the probabilities of yes are averaged. It
+            matters for pooled passes only.
 
     Raises:
         ValueError: ``passes`` is above 1, but the model has no dropout layer that would make passes differ.
@@ -169,7 +172,7 @@ def predictions_on(
                 target = target[:keep].to(logits.device)
                 if passes > 1:
                     members = torch.stack([logits[:keep] for logits, _ in found])
-                    yield pool(members) if pooled else members, target
+                    yield pool(members, binary=binary) if pooled else members, target
                 else:
                     yield logits[:keep], target
                 if progress is not None:

@@ -275,15 +275,25 @@ def _check_target(logits: Tensor, target: Tensor, soft: bool) -> None:
 
 
 def _check_probabilities(target: Tensor) -> None:
-    """Raise unless a target adds up to 1 over the classes; on a CPU only, as labels are checked."""
+    """Raise unless a target holds probabilities of the classes; on a CPU only, as labels are checked."""
     if target.device.type != "cpu" or torch.compiler.is_compiling() or is_batched(target):
         return
-    total = target.detach().sum(1, dtype=torch.float32)
-    if total.numel() and not bool(((total - 1).abs() <= SUM_TOLERANCE).all()):
+    target = target.detach()
+    total = target.sum(1, dtype=torch.float32)
+    if not total.numel():
+        return
+    if not bool(((total - 1).abs() <= SUM_TOLERANCE).all()):
         low, high = torch.aminmax(total)
         raise ValueError(
             f"a floating-point target holds probabilities and must add up to 1 over the classes, got sums "
             f"from {float(low):.4g} to {float(high):.4g}; {_SINGLE_LOGITS}"
+        )
+    low, high = torch.aminmax(target)
+    if low < -SUM_TOLERANCE or high > 1 + SUM_TOLERANCE:
+        raise ValueError(
+            f"a floating-point target holds probabilities and must lie in [0, 1], got values from "
+            f"{float(low):.4g} to {float(high):.4g}; to leave out elements, pass integer labels with "
+            "ignore_index"
         )
 
 

@@ -182,3 +182,28 @@ def test_wrong_input_is_refused() -> None:
         evaluate(logits, target, binary=True)
     with pytest.raises(ValueError, match="different binary do not add up"):
         Evaluator(binary=True) + Evaluator()
+
+
+def test_probabilities_of_several_labels_warn_once() -> None:
+    logits, target = decisions(50, 6)
+    evaluator = Evaluator(binary=True, resamples=0)
+    for use in (lambda *batch: evaluate(*batch, binary=True, resamples=0), evaluator.update):
+        with pytest.warns(UserWarning, match=r"pass the \.logit\(\) of those") as caught:
+            use(logits.sigmoid(), target)
+        assert len(caught) == 1
+
+
+def test_a_label_without_elements_is_named() -> None:
+    logits, target = decisions(20, 3)
+    target[:, 1] = -100
+    options = {"binary": True, "resamples": 0, "class_names": ["cat", "dog", "bird"]}
+    evaluator = Evaluator(**options).update(logits, target)
+    for compute in (lambda: evaluate(logits, target, **options), evaluator.compute):
+        with pytest.raises(ValueError, match=r"label 'dog': .* is ignored; leave out .* this label"):
+            compute()
+
+
+@pytest.mark.parametrize("option", ["binary", "per_image"])
+def test_switches_are_true_or_false(option: str) -> None:
+    with pytest.raises(ValueError, match=f"{option} must be True or False, got 'no'"):
+        Evaluator(**{option: "no"})

@@ -434,6 +434,29 @@ def test_predictions_may_take_the_module():
     assert_equal(state(made), plain_loop())
 
 
+def test_predictions_get_the_module_only_in_an_argument_without_default():
+    def scaled(outputs, batch, scale=1.0):
+        return outputs["logits"] * scale, batch[1]
+
+    def validation_step(self, batch):
+        return {"logits": self.network(batch[0])}
+
+    made = module(validation_step=validation_step)
+    fit(made, Calibration(predictions=scaled))
+    assert_equal(state(made), plain_loop())
+
+
+@pytest.mark.parametrize("stage", ["validate", "test"])
+def test_outside_of_fit_a_module_without_loss_warns(stage):
+    def step(self, batch, batch_idx=0, dataloader_idx=0):
+        return nn.functional.cross_entropy(self.network(batch[0]), batch[1])
+
+    made = module(None, training_step=step, validation_step=step, test_step=step)
+    with pytest.warns(UserWarning, match="Classifier has no calibrant loss.* pass predictions=") as caught:
+        getattr(trainer(), stage)(made, loader(OTHER), verbose=False)
+    assert len([each for each in caught if "nothing is measured" in str(each.message)]) == 1
+
+
 @pytest.mark.parametrize("key", ["cals-alm", "ce"])
 def test_single_logits(key):
     def data(count, seed):

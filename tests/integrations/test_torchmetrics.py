@@ -483,6 +483,23 @@ def test_decisions_of_single_logits_are_refused_by_their_confidence():
     torch.testing.assert_close(fed(SelectiveRisk("aurc", binary=True), logits, target).compute(), expected)
 
 
+def test_metrics_of_yes_and_of_decisions_are_never_grouped():
+    logits, target = decisions(500)
+    order = (logits < 0).long().argsort(stable=True)  # the first batch is all yes: both see the same numbers
+    logits, target = logits[order], target[order]
+    assert logits[:50].min() > 0
+    metrics = MetricCollection({"ece": CalibrationError(binary=True), "aurc": SelectiveRisk(binary=True)})
+    found = fed(metrics, logits, target, 10).compute()
+    torch.testing.assert_close(found["ece"], fed(CalibrationError(binary=True), logits, target).compute())
+    torch.testing.assert_close(found["aurc"], fed(SelectiveRisk(binary=True), logits, target).compute())
+
+
+@pytest.mark.parametrize("create", [CalibrationError, SelectiveRisk])
+def test_binary_is_true_or_false(create):
+    with pytest.raises(ValueError, match="binary must be True or False, got 1"):
+        create(binary=1)
+
+
 def test_wrong_single_logits_are_one_clear_line():
     logits, target = decisions(20, 3)
     metric = CalibrationError(binary=True)

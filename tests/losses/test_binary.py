@@ -1,5 +1,8 @@
 """Losses of single logits: yes-or-no decisions, one for each element or for each of several labels."""
 
+import re
+from pathlib import Path
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -10,7 +13,9 @@ from calibrant.losses import AdaptiveLoss, Loss
 
 from .conftest import SOFT
 
-OVER_BATCH = [key for key, loss in LOSSES.items() if loss.over_batch is not Loss.over_batch]
+BINARY = [key for key, loss in LOSSES.items() if loss.accepts_binary]
+OVER_BATCH = [key for key in BINARY if LOSSES[key].over_batch is not Loss.over_batch]
+DOCUMENT = Path(__file__).parents[2] / "docs" / "binary.md"
 
 
 def decisions(*shape: int) -> tuple[Tensor, Tensor]:
@@ -19,6 +24,7 @@ def decisions(*shape: int) -> tuple[Tensor, Tensor]:
     return logits, torch.randint(2, shape, generator=generator)
 
 
+@pytest.mark.parametrize("key", BINARY)
 def test_the_loss_is_that_of_the_pair(key: str) -> None:
     logits, target = decisions(12)
     single, double = create_loss(key, 2, binary=True), create_loss(key, 2)
@@ -36,6 +42,7 @@ def test_the_loss_is_that_of_the_pair(key: str) -> None:
     torch.testing.assert_close(slopes[0], slopes[1][:, 1])
 
 
+@pytest.mark.parametrize("key", BINARY)
 def test_the_loss_does_not_depend_on_which_logit_of_the_pair_is_zero(key: str) -> None:
     """Otherwise a single logit would mean something else than two."""
     logits, target = decisions(12)
@@ -64,7 +71,7 @@ def test_probabilities_of_yes(key: str) -> None:
     torch.testing.assert_close(loss(logits, target.double()), loss(logits, target))
 
 
-@pytest.mark.parametrize("key", [key for key in LOSSES if key not in OVER_BATCH])
+@pytest.mark.parametrize("key", [key for key in BINARY if key not in OVER_BATCH])
 def test_labels_count_alike(key: str) -> None:
     logits, target = decisions(8, 3)
     loss = create_loss(key, 2, binary=True)
@@ -82,6 +89,37 @@ def test_losses_over_a_batch_take_one_label_only(key: str) -> None:
     with pytest.raises(ValueError, match=r"no meaning across labels: logits of shape \(8, 3\) have 3 labels"):
         loss(*decisions(8, 3))
     assert loss(*decisions(8, 1)).isfinite()
+
+
+@pytest.mark.parametrize("key", sorted(set(LOSSES) - set(BINARY)))
+def test_losses_that_take_no_single_logits(key: str) -> None:
+    with pytest.raises(ValueError, match=r"takes no binary=True: pass logits \(0, l\)"):
+        create_loss(key, 2, binary=True)
+
+
+def test_nacl_looks_at_neighbouring_pixels_not_labels() -> None:
+    assert "nacl" not in BINARY
+
+
+def test_the_page_lists_the_losses_with_limits() -> None:
+    text = " ".join(DOCUMENT.read_text(encoding="utf-8").split())
+    for keys, limit in ((OVER_BATCH, "one label only"), (set(LOSSES) - set(BINARY), "no `binary=True`")):
+        (listed,) = re.findall(rf"\(([^()]+)\) take {limit}", text)
+        assert set(re.findall(r"`([^`]+)`", listed)) == set(keys)
+
+
+def test_the_argument_is_true_or_false() -> None:
+    with pytest.raises(ValueError, match="binary must be True or False, got 'no'"):
+        create_loss("ce", 2, binary="no")
+
+
+@pytest.mark.parametrize("bad", [5.0, -3.0, -100.0])
+def test_probabilities_of_yes_lie_between_0_and_1(bad: float) -> None:
+    logits, target = decisions(6)
+    target = target.double()
+    target[2] = bad
+    with pytest.raises(ValueError, match=r"must lie in \[0, 1\], got values from .* with ignore_index"):
+        create_loss("ce", 2, binary=True)(logits, target)
 
 
 def test_channels_of_images() -> None:

@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from calibrant.arguments import LARGEST_INT, in_range, label, whole_number
+from calibrant.arguments import LARGEST_INT, in_range, label, true_or_false, whole_number
 from calibrant.distributed import agree, all_reduce, collective_device
 from calibrant.evaluation.figures import ClassBin, ClassFigures, Evaluation, Figure
 from calibrant.evaluation.intervals import figures_of, image_figures
@@ -31,6 +31,8 @@ from calibrant.statistics import adding
 
 # Above this number of draws, elements times resamples, data are drawn from the cells of the histogram.
 _MOST_DRAWS = 2 * 10**8
+
+_ALL_IGNORED = "nothing to evaluate: every element is ignored"
 
 # The options that decide what is added up.
 _SUMMED_BY = ("bins", "ignore_index", "per_image", "class_counts", "background", "binary")
@@ -110,9 +112,11 @@ def evaluate(
     evaluation = evaluator._exactly(predictions, kde, progress)
     found = []
     for i, each in enumerate(evaluator._parts(classes)):
+        # Not by `Predictions.of`, which would warn of probabilities once more for each label.
+        decisions = as_decisions(logits[:, i], target[:, i])
+        part = arrange(*decisions, ignore_index=ignore_index, look_at_labels=True)
         with _naming(each):
-            part = Predictions.of(logits[:, i], target[:, i], ignore_index=ignore_index, binary=True)
-            found.append(each._exactly(part, kde, None))
+            found.append(each._exactly(Predictions.of_elements(part, binary=True), kde, None))
     return _with_labels(evaluation, found) if found else evaluation
 
 
@@ -163,6 +167,7 @@ def evaluate_on(
         group=group,
         timeout=timeout,
         passes=passes,
+        binary=evaluator.binary,
     )
     return evaluator.compute(group, timeout=timeout)
 
@@ -211,6 +216,8 @@ class Evaluator:
         self.bins = whole_number("bins", self.bins)
         self.resamples = whole_number("resamples", self.resamples, 0)
         self.ignore_index, self.seed = label("ignore_index", self.ignore_index), label("seed", self.seed)
+        self.per_image = true_or_false("per_image", self.per_image)
+        self.binary = true_or_false("binary", self.binary)
         self.level = in_range("level", self.level, 0, 1)
         if self.level in (0, 1):
             raise ValueError(f"level must be between 0 and 1, got {self.level}")
@@ -226,6 +233,7 @@ class Evaluator:
         self._sums: EvaluationSums | None = None
         self._given_classes = self.num_classes
         self._labels: tuple[Evaluator, ...] = ()
+        self._looked_at = False
         if self.num_classes is not None:
             self._check(self.num_classes)
 
@@ -248,8 +256,9 @@ class Evaluator:
         )
         classes = _size(given[0], self.binary)
         self._check(classes)
-        if self._sums is None:
+        if not self._looked_at:  # once, because it waits for a GPU
             warn_of_probabilities(logits)
+            self._looked_at = True
         sums = self._measure(elements)
         if self.per_image:
             for image, labels in zip(torch.split(logits, 1), torch.split(target, 1), strict=True):
@@ -305,7 +314,7 @@ class Evaluator:
     def reset(self) -> None:
         """Forget all batches."""
         with adding:
-            self._sums, self._labels = None, ()
+            self._sums, self._labels, self._looked_at = None, (), False
             self.num_classes = self._given_classes
 
     def __add__(self, other: Evaluator) -> Evaluator:
@@ -342,7 +351,10 @@ class Evaluator:
         shared = ("bins", "ignore_index", "background", "per_image", "binary", "level", "seed")
         options = {name: getattr(self, name) for name in shared}
         # Without resamples, which would take as long for every label as for all of them together.
-        return tuple(Evaluator(1, name=name, resamples=0, **options) for name in names)
+        parts = tuple(Evaluator(1, name=name, resamples=0, **options) for name in names)
+        for part in parts:
+            part._looked_at = True  # a warning for all labels together is enough
+        return parts
 
     def _check(self, num_classes: int) -> None:
         """Check that the options fit the number of classes, or of labels."""
@@ -376,6 +388,8 @@ class Evaluator:
 
     def _exactly(self, predictions: Predictions, kde: bool, progress: ResampleProgress | None) -> Evaluation:
         """The evaluation of predictions that are all at hand."""
+        if not predictions.samples:
+            raise ValueError(_ALL_IGNORED)
         options = self._options._replace(kde=kde)
         sums = EvaluationSums.of(predictions, options, self._groups())
         values = element_values(predictions, options)
@@ -403,7 +417,7 @@ class Evaluator:
     def _streamed(self, sums: EvaluationSums) -> Evaluation:
         """The evaluation of a stream."""
         if sums.samples == 0:
-            raise ValueError("nothing to evaluate: every element that was added is ignored")
+            raise ValueError(_ALL_IGNORED)
         if not self.per_image:
             estimates, replicates = sums.metrics(self._options), self._from_sums(sums)
             return self._evaluation(sums, self._options, estimates, replicates)
@@ -464,11 +478,13 @@ def _size(logits: Tensor, binary: bool) -> int:
 
 @contextmanager
 def _naming(label: Evaluator) -> Iterator[None]:
-    """Let errors about the data of a label name it."""
+    """Let errors about the data of a label name it: everything else was checked for all labels before."""
     try:
         yield
     except ValueError as problem:
-        raise ValueError(f"label {label.name!r}: {problem}") from None
+        raise ValueError(
+            f"label {label.name!r}: {problem}; leave out the column of this label in logits and target"
+        ) from None
 
 
 def _with_labels(evaluation: Evaluation, labels: Sequence[Evaluation]) -> Evaluation:

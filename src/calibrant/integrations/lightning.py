@@ -7,7 +7,7 @@ import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from inspect import signature
+from inspect import Parameter, signature
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -95,7 +95,7 @@ class Calibration(Callback):
         loss: the name of the loss in the module (``"loss"``, ``"head.loss"``), if there are several.
         predictions: maps the output of ``validation_step`` (``test_step``) and the batch to logits
             ``(B, K, *S)`` and target ``(B, *S)``. Needed if a step does not call the loss exactly once. A
-            function of three arguments also gets the module.
+            function of three arguments without defaults also gets the module.
         metrics: a torchmetrics metric or collection of logits and targets to log instead of the default ones.
             The names are those of the collection, after ``val/`` or ``test/``. An empty collection logs
             nothing.
@@ -217,7 +217,7 @@ class Calibration(Callback):
             logits, target = run.last
         else:
             binary = isinstance(run.loss, Loss) and run.loss.binary
-            given = (outputs, batch, pl_module) if _takes(self.predictions, 3) else (outputs, batch)
+            given = (outputs, batch, pl_module) if _needs_three(self.predictions) else (outputs, batch)
             logits, target = _pair(self.predictions(*given), binary)
         run.last = None
         if trainer.sanity_checking:
@@ -282,7 +282,12 @@ class Calibration(Callback):
                 f"Calibration(dataloader_idx={index}): there is no such loader, only 0 to {len(batches) - 1}"
             )
         if module is None and self.predictions is None:
-            return  # on_fit_start has said that nothing is measured
+            if trainer.state.fn != "fit" and trainer.is_global_zero:  # on_fit_start has said it for a fit
+                warn(
+                    f"nothing is measured, because {type(pl_module).__name__} has no calibrant loss: pass "
+                    "predictions= to say where the logits are"
+                )
+            return
         if isinstance(loss, Loss):
             loss.forget()
         metrics = _default_metrics(loss) if self.metrics is None else self.metrics
@@ -368,12 +373,11 @@ def _default_metrics(loss: Loss | nn.CrossEntropyLoss | None) -> MetricCollectio
     return MetricCollection(dict(metrics))
 
 
-def _takes(function: Callable[..., Any], arguments: int) -> bool:
-    try:
-        signature(function).bind(*[None] * arguments)
-    except TypeError:
-        return False
-    return True
+def _needs_three(function: Callable[..., Any]) -> bool:
+    """Whether a function has three positional parameters without a default."""
+    parameters = signature(function).parameters.values()
+    positional = (Parameter.POSITIONAL_ONLY, Parameter.POSITIONAL_OR_KEYWORD)
+    return sum(each.kind in positional and each.default is Parameter.empty for each in parameters) == 3
 
 
 def _problem(calls: int, step: str) -> str | None:

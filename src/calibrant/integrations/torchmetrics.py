@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torchmetrics import Metric
 
-from calibrant.arguments import label, whole_number
+from calibrant.arguments import label, true_or_false, whole_number
 from calibrant.histogram import ConfidenceHistogram
 from calibrant.kernels import nan_if_invalid
 from calibrant.layout import Elements, arrange, as_decisions, warn_of_probabilities
@@ -178,7 +178,9 @@ class CalibrationError(_ErrorOfSums[ConfidenceHistogram]):
         super().__init__(ConfidenceHistogram.of(_elements(0, 2)), None, ignore_index, **options)
         self.kind = kind
         self.bins = bins
-        self.binary = binary
+        self.binary = true_or_false("binary", binary)
+        # Keeps errors of the probability of yes apart from metrics of decisions; see `ignored_label`.
+        self.add_state("of_yes", torch.tensor(int(self._is_of_yes())), dist_reduce_fx="max")
         # An unusable number of bins fails here, not at the end of the first epoch.
         self._error(ConfidenceHistogram.of(_elements(1, 2)))
 
@@ -186,8 +188,12 @@ class CalibrationError(_ErrorOfSums[ConfidenceHistogram]):
     def _kinds() -> list[str]:
         return calibration_errors("confidences")
 
+    def _is_of_yes(self) -> bool:
+        """Whether the sums are those of the probability of yes, not of the top class."""
+        return self.binary
+
     def _measure(self, elements: Elements) -> ConfidenceHistogram:
-        if self.binary:
+        if self._is_of_yes():
             return ConfidenceHistogram.of_outcomes(elements.positive, elements.labels == 1)
         return ConfidenceHistogram.of(elements)
 
@@ -204,10 +210,11 @@ class SelectiveRisk(CalibrationError):  # noqa: N818
     Args:
         kind: the name of the metric in `calibrant.metrics.METRICS`: ``aurc``, ``augrc``, ``risk_at_coverage``
             (80 %) or ``coverage_at_risk`` (5 %).
+        binary: whether logits are single ones.
         ignore_index: the label of elements to leave out.
         options: the options of `torchmetrics.Metric`.
 
-    Shapes: logits ``(B, K, *S)``, target ``(B, *S)``.
+    Shapes: logits ``(B, K, *S)``, target ``(B, *S)``; if binary, both ``(B,)`` or ``(B, L, *S)``.
 
     >>> metric = SelectiveRisk("risk_at_coverage")
     >>> metric.update(torch.tensor([[9.0, 0.0], [5.0, 0.0], [1.0, 0.0]]), torch.tensor([0, 0, 1]))
@@ -215,8 +222,10 @@ class SelectiveRisk(CalibrationError):  # noqa: N818
     0.3333
     """
 
-    def __init__(self, kind: str = "aurc", *, ignore_index: int = -100, **options: Any) -> None:
-        super().__init__(kind, ignore_index=ignore_index, **options)
+    def __init__(
+        self, kind: str = "aurc", *, binary: bool = False, ignore_index: int = -100, **options: Any
+    ) -> None:
+        super().__init__(kind, binary=binary, ignore_index=ignore_index, **options)
 
     @property
     def higher_is_better(self) -> bool:  # type: ignore[override]
@@ -227,10 +236,9 @@ class SelectiveRisk(CalibrationError):  # noqa: N818
     def _kinds() -> list[str]:
         return [name for name, metric in METRICS.items() if metric.group == "selective"]
 
-    def _measure(self, elements: Elements) -> ConfidenceHistogram:
-        return ConfidenceHistogram.of(
-            elements
-        )  # also of single logits: a decision is refused by its confidence
+    def _is_of_yes(self) -> bool:
+        # Also with single logits, a decision is refused by its confidence.
+        return False
 
 
 class ClasswiseCalibrationError(_ErrorOfSums[ClassGaps]):

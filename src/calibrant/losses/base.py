@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from calibrant.arguments import label, one_of, whole_number
+from calibrant.arguments import label, one_of, true_or_false, whole_number
 from calibrant.distributed import agree, several_processes
 from calibrant.kernels import Composition, Options, can_fuse, fused_loss, nan_if_invalid
 from calibrant.layout import (
@@ -90,6 +90,9 @@ class Loss(nn.Module):
     """
 
     accepts_probabilities: ClassVar[bool] = False
+    accepts_binary: ClassVar[bool] = True
+    """False if the loss cannot take each logit as a decision of its own."""
+
     linear_in_target: ClassVar[bool] = True
     """True if class weights apply to the classes of a probability target, as in cross-entropy; false if they
     apply to the element as a whole, by the mean weight of its target."""
@@ -117,7 +120,12 @@ class Loss(nn.Module):
         if isinstance(num_classes, bool) or not isinstance(num_classes, SupportsIndex):
             raise ValueError(f"num_classes must be an integer of at least 2, got {num_classes!r}")
         self.num_classes = whole_number("num_classes", index(num_classes), 2)
-        self.binary = bool(binary)
+        self.binary = true_or_false("binary", binary)
+        if self.binary and not self.accepts_binary:
+            raise ValueError(
+                f"{type(self).__name__} takes no binary=True: pass logits (0, l) of no and yes, "
+                "torch.stack([0 * l, l], 1)"
+            )
         if self.binary and self.num_classes != 2:
             raise ValueError(
                 f"num_classes must be 2 with binary=True, whatever the number of labels, got {num_classes}"

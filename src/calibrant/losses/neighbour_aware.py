@@ -28,6 +28,9 @@ class NeighbourAware(Loss):
     Murugesan et al., *Neighbor-Aware Calibration of Segmentation Networks with Penalty-Based Constraints*,
     2024, with equal weights in the window. The released code counts pixels outside the image as class 0.
 
+    There is no ``binary=True``: the penalty depends on both logits of a pair, and the second axis would count
+    as a spatial one.
+
     Shape: logits ``(B, K, *S)`` with up to three spatial axes; labels ``(B, *S)``.
 
     Args:
@@ -42,6 +45,7 @@ class NeighbourAware(Loss):
     tensor([[[0.6931, 0.6931, 0.6931]]])
     """
 
+    accepts_binary = False  # labels would be neighbours of one another, as pixels are
     search_space = (Range("weight", 0.005, 1, log=True),)
 
     def __init__(

@@ -82,6 +82,7 @@ def maximum_logit(logits: Tensor) -> Tensor:
     tensor([ -2., -30.])
     """
     _check_logits(logits, "logits")
+    warn_of_probabilities(logits)
     return -logits.to(computing_dtype(logits)).amax(1)
 
 
