@@ -632,3 +632,9 @@ def test_selective_risks_are_those_of_the_histogram(kind):
     assert metric.higher_is_better == (kind == "coverage_at_risk")
     with pytest.raises(ValueError, match="kind must be one of aurc, augrc"):
         SelectiveRisk("ece")
+
+
+@pytest.mark.parametrize("options", [{"num_classes": 4}, {"task": "binary"}, {"n_bins": 10}], ids=list)
+def test_arguments_of_torchmetrics_are_explained(options):
+    with pytest.raises(TypeError, match="the logits say how many classes there are; n_bins is bins here"):
+        CalibrationError("ece", **options)

@@ -505,7 +505,7 @@ def _with_labels(evaluation: Evaluation, labels: Sequence[Evaluation]) -> Evalua
 
 
 def _class_of_label(evaluation: Evaluation) -> ClassFigures:
-    """The figures of a label as those of a class: of the elements that have it."""
+    """The figures of a label as those of a class. The accuracy is that of its decisions, yes and no."""
     data = evaluation.reliability
     filled = zip(range(len(data.count)), data.count, data.confidence, data.accuracy, strict=True)
     bins = tuple(
@@ -514,7 +514,7 @@ def _class_of_label(evaluation: Evaluation) -> ClassFigures:
         if confidence is not None and frequency is not None
     )
     _, yes = evaluation.classes
-    return replace(yes, name=evaluation.name, bins=bins)
+    return replace(yes, name=evaluation.name, accuracy=evaluation.accuracy, bins=bins)
 
 
 def _counts(values: Any) -> list[int]:

@@ -51,7 +51,7 @@ def evaluate_parts(
             ``"ray"``. None means the number of CPUs: of this machine, or of the Ray cluster.
         on: ``"processes"`` of this machine, or ``"ray"``: the cluster that this machine belongs to (or that
             the environment variable ``RAY_ADDRESS`` names), or a new one on this machine. All machines must
-            be able to read the parts. Needs ``pip install "calibrant[ray]"``.
+            be able to read the parts. Needs the extra ``ray``.
         progress: called after every part with the number of parts done and their total.
         **options: the options of `Evaluator`.
 

@@ -175,6 +175,11 @@ class CalibrationError(_ErrorOfSums[ConfidenceHistogram]):
         kinds = self._kinds()
         if kind not in kinds:
             raise ValueError(f"kind must be one of {', '.join(kinds)}; got {kind!r}")
+        if given := sorted({"task", "num_classes", "n_bins"} & options.keys()):
+            raise TypeError(
+                f"{', '.join(given)}: the logits say how many classes there are; n_bins is bins here, the "
+                "task of single logits is binary=True"
+            )
         super().__init__(ConfidenceHistogram.of(_elements(0, 2)), None, ignore_index, **options)
         self.kind = kind
         self.bins = bins

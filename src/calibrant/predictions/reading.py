@@ -95,6 +95,9 @@ def batches_of(path: Path | str, ignore_index: int = -100, binary: bool = False)
 def _open_file(path: Path, ignore_index: int, binary: bool) -> PredictionFile:
     open_format = FORMATS.get(path.suffix.lower())
     if open_format is None:
+        if not path.suffix:  # more likely a mistyped folder
+            with file_errors(path):
+                path.stat()
         raise BadFileError(path, f"has an unknown suffix; expected one of {', '.join(FORMATS)}")
     with file_errors(path):
         if not stat.S_ISREG(path.stat().st_mode):
