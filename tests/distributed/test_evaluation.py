@@ -38,6 +38,7 @@ NOT_STREAMED = ["exact", "fingerprint", "replicates", "intervals", "adaptive_ece
 NOT_STREAMED += ["sweep_ece", "smooth_ece", "nll_calibration", "nll_refinement", "kde_ece"]
 NOT_STREAMED += ["brier_calibration", "brier_refinement"]
 NOT_STREAMED += ["debiased_ece_l1", "sweep_ece_l1", "sweep_ece_width", "sweep_ece_width_l1"]
+NOT_STREAMED += ["aurc", "augrc", "risk_at_coverage", "coverage_at_risk", "risk_coverage"]
 
 
 def data() -> tuple[Tensor, Tensor]:
