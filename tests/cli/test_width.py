@@ -40,7 +40,18 @@ def shown(monkeypatch, capsys):
 def test_every_command_that_prints_a_table_has_wide():
     commands = typer.main.get_command(cli.app).commands
     wide = {name for name, command in commands.items() if any(each.name == "wide" for each in command.params)}
-    assert wide == {"evaluate", "calibrate", "compare", "sweep", "tune", "losses", "recipes"}
+    expected = {
+        "evaluate",
+        "calibrate",
+        "conformal",
+        "compare",
+        "leaderboard",
+        "sweep",
+        "tune",
+        "losses",
+        "recipes",
+    }
+    assert wide == expected
 
 
 @pytest.mark.parametrize("width", [50, 60, 80])

@@ -173,7 +173,7 @@ def test_records_are_complete():
     for metric in METRICS.values():
         assert metric.sentence.endswith(".")
         assert metric.group in ("recognition", "scores", "calibration", "selective")
-        assert metric.source in ("confidences", "counts", "gaps", "elements", *METRICS)
+        assert metric.source in ("confidences", "ranking", "counts", "gaps", "elements", *METRICS)
 
 
 def test_the_documentation_describes_every_metric():

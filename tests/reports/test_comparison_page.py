@@ -312,4 +312,4 @@ def test_the_page_has_the_table_of_the_comparison(folder):
     assert second[1]["class"] == "worse"
     assert second[1]["title"].startswith("significantly worse than ce (p = ")
     assert "worse (significantly worse than ce" in second[0]
-    assert len(page.find("table", class_="models")) == 3
+    assert len(page.find("table", class_="models")) == 4

@@ -60,6 +60,7 @@ def evaluate_parts(
         WorkerError: a worker process was killed.
         MissingPackageError: Ray is not installed.
 
+    >>> import torch
     >>> def read(seed):
     ...     logits = torch.randn(100, 3, generator=torch.Generator().manual_seed(seed))
     ...     yield logits, logits.argmax(1)
