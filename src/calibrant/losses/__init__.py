@@ -7,8 +7,9 @@ from typing import Any
 from calibrant import arguments
 from calibrant.losses.accuracy_uncertainty import AccuracyUncertainty
 from calibrant.losses.adaptation import adapt_on
+from calibrant.losses.adaptive import AdaptationWarning, AdaptiveLoss
 from calibrant.losses.adaptive_focal import AdaDualFocal, AdaFocal, CalFocal
-from calibrant.losses.base import AdaptationWarning, AdaptiveLoss, Loss
+from calibrant.losses.base import Loss
 from calibrant.losses.brier import Brier
 from calibrant.losses.brier_weighting import BrierWeighting
 from calibrant.losses.class_frequency import ClassFrequencyPenalty

@@ -11,7 +11,8 @@ from torch import nn
 
 from calibrant.distributed import several_processes
 from calibrant.inference import Forward, OwnRows, Progress, for_each_prediction
-from calibrant.losses.base import AdaptationWarning, AdaptiveLoss, Loss
+from calibrant.losses.adaptive import AdaptationWarning, AdaptiveLoss
+from calibrant.losses.base import Loss
 from calibrant.statistics import Statistics
 
 

@@ -13,7 +13,8 @@ from calibrant.histogram import Bins, Outcomes, bin_with_width
 from calibrant.kernels import Composition, FirstTerm, LowerProbability, Value, device_function
 from calibrant.kernels.device import exp, number
 from calibrant.layout import Elements
-from calibrant.losses.base import SEVERAL_PASSES, AdaptiveLoss, LossOptions, Range
+from calibrant.losses.adaptive import SEVERAL_PASSES, AdaptiveLoss
+from calibrant.losses.base import LossOptions, Range
 from calibrant.losses.evidence import beyond, error_of_accuracy
 from calibrant.losses.focal import LookUp, focal, modulated
 from calibrant.statistics import Statistics

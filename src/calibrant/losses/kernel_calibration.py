@@ -8,11 +8,11 @@ import torch
 from torch import Tensor
 
 from calibrant.arguments import in_range
-from calibrant.kernels import Composition, Correctness, TopProbability, reduce_classes
-from calibrant.layout import Elements
+from calibrant.kernels import Composition
+from calibrant.layout import Elements, computing_dtype
 from calibrant.losses.base import Loss, LossOptions, Range
+from calibrant.losses.batch import confidence_and_correctness, root
 from calibrant.losses.cross_entropy import cross_entropy
-from calibrant.statistics import sum_dtype
 
 
 def laplacian_form(position: Tensor, weight: Tensor, width: float) -> Tensor:
@@ -101,19 +101,10 @@ class KernelCalibration(Loss):
         return Composition(cross_entropy())
 
     def over_batch(self, elements: Elements) -> Tensor:
-        valid = elements.valid
-        confidence = reduce_classes(elements, TopProbability())
-        correct = reduce_classes(elements.detached(), Correctness())
-        dtype = sum_dtype(valid.device)
-        counted = valid.flatten().to(dtype)
-        # Ignored elements get residual 0; their confidence must still be a number.
-        position = torch.where(valid, confidence, 0).flatten().to(dtype)
-        residual = self.residual(position, correct.flatten().to(dtype), counted)
-        squared = laplacian_form(position, residual, self.kernel_width)
-        # The root has no derivative at 0, where every residual is 0: take 0.
-        positive = squared > 0
-        root = torch.where(positive, torch.where(positive, squared, 1).sqrt(), 0)
-        return (self.weight * root).to(confidence.dtype)
+        confidence, correct, counted = confidence_and_correctness(elements)
+        residual = self.residual(confidence, correct, counted)
+        squared = laplacian_form(confidence, residual, self.kernel_width)
+        return (self.weight * root(squared)).to(computing_dtype(elements.logits))
 
     def residual(self, confidence: Tensor, correct: Tensor, counted: Tensor) -> Tensor:
         """Signed, normalised miscalibration of each element; every argument is ``(N,)``.

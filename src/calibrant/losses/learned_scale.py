@@ -13,7 +13,8 @@ from torch import Tensor
 from calibrant.arguments import in_range, one_of, ordered_pair
 from calibrant.kernels import Block, Composition, visit
 from calibrant.layout import Elements, Index
-from calibrant.losses.base import SEVERAL_PASSES, AdaptiveLoss, LossOptions, Range
+from calibrant.losses.adaptive import SEVERAL_PASSES, AdaptiveLoss
+from calibrant.losses.base import LossOptions, Range
 from calibrant.losses.cross_entropy import cross_entropy
 from calibrant.losses.evidence import shrunk
 from calibrant.losses.margin import margin_penalty

@@ -12,7 +12,8 @@ from calibrant.arguments import in_range, one_of, ordered_pair
 from calibrant.kernels import Composition, MarginPenalty, Part, PenaltyTerm, Value, device_function
 from calibrant.kernels.device import exact_per_class, per_class, two_sum
 from calibrant.layout import along_classes, computing_dtype
-from calibrant.losses.base import SEVERAL_PASSES, AdaptiveLoss, LossOptions
+from calibrant.losses.adaptive import SEVERAL_PASSES, AdaptiveLoss
+from calibrant.losses.base import LossOptions
 from calibrant.losses.cross_entropy import cross_entropy
 from calibrant.losses.penalties import PENALTIES, hinge
 

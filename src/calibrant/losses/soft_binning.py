@@ -8,11 +8,11 @@ import torch
 from torch import Tensor
 
 from calibrant.arguments import in_range, whole_number
-from calibrant.kernels import Composition, Correctness, TopProbability, reduce_classes
-from calibrant.layout import Elements
+from calibrant.kernels import Composition
+from calibrant.layout import Elements, computing_dtype
 from calibrant.losses.base import Loss, LossOptions, Range
+from calibrant.losses.batch import confidence_and_correctness, root
 from calibrant.losses.cross_entropy import cross_entropy
-from calibrant.statistics import sum_dtype
 
 # Bins with less than this share of the batch are left out: they add less than its root, and their quotients
 # might overflow.
@@ -65,20 +65,11 @@ class SoftBinning(Loss):
         return Composition(cross_entropy())
 
     def over_batch(self, elements: Elements) -> Tensor:
-        valid = elements.valid
-        confidence = reduce_classes(elements, TopProbability())
-        correct = reduce_classes(elements.detached(), Correctness())
-        dtype = sum_dtype(valid.device)
-        counted = valid.flatten().to(dtype)
-        # Ignored elements get share 0; their confidence must still be a number.
-        position = torch.where(valid, confidence, 0).flatten().to(dtype)
-        middles = (torch.arange(self.bins, dtype=dtype, device=valid.device) + 0.5) / self.bins
-        share = (-(position.unsqueeze(1) - middles).square() / self.temperature).softmax(1)
+        confidence, correct, counted = confidence_and_correctness(elements)
+        middles = (torch.arange(self.bins, dtype=counted.dtype, device=counted.device) + 0.5) / self.bins
+        share = (-(confidence.unsqueeze(1) - middles).square() / self.temperature).softmax(1)
         share = share * (counted / counted.sum().clamp_min(1)).unsqueeze(1)
-        size, gap = share.sum(0), (correct.flatten().to(dtype) - position) @ share
+        size, gap = share.sum(0), (correct - confidence) @ share
         present = size > _EMPTY
         squared = torch.where(present, gap * (gap / torch.where(present, size, 1)), 0).sum()
-        # The root has no derivative at 0, where every gap is 0: take 0.
-        positive = squared > 0
-        root = torch.where(positive, torch.where(positive, squared, 1).sqrt(), 0)
-        return (self.weight * root).to(confidence.dtype)
+        return (self.weight * root(squared)).to(computing_dtype(elements.logits))

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from calibrant.atomic import replace_file
 from calibrant.evaluation.comparison import Comparison
-from calibrant.losses.base import SYMBOLS
+from calibrant.losses.adaptive import SYMBOLS
 from calibrant.metrics import METRICS
 from calibrant.reports import charts, plots, verdict
 from calibrant.reports.page import Summary, write_report

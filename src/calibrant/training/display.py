@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from torch import Tensor
 
-from calibrant.losses.base import SYMBOLS
+from calibrant.losses.adaptive import SYMBOLS
 from calibrant.printable import printable
 from calibrant.training.recipe import Recipe
 

@@ -14,7 +14,7 @@ from matplotlib.colors import BoundaryNorm, ListedColormap
 from matplotlib.lines import Line2D
 
 from calibrant.losses import PENALTIES, Penalty
-from calibrant.losses.base import SYMBOLS
+from calibrant.losses.adaptive import SYMBOLS
 from calibrant.reports.plots import checks, drawing
 from calibrant.reports.plots.checks import Array, Numbers
 
