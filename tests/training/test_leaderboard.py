@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import json
-import os
 import shutil
-import signal
 from pathlib import Path
-from threading import Barrier
 from typing import Any
 
 import pytest
@@ -17,7 +13,7 @@ from calibrant.options import RecipeError
 from calibrant.reports.leaderboard_files import markdown, to_json
 from calibrant.training import DivergedError, leaderboard, loop
 from calibrant.training.leaderboard import Leaderboard, standings, work, work_on_ray
-from tests.distributed.processes import PREPARED
+from tests.training.interruptions import killed_in_step, side_by_side
 
 BOARD = """
 title = "Two data sets"
@@ -135,62 +131,23 @@ def test_a_run_that_diverges_is_tried_once(
     assert [method.name for method in easy.comparison.methods] == ["mbls[margin=6]"]
 
 
-def killed(folder: Path) -> None:
-    """Work, and be killed in the midst of the second run."""
-    plain = loop.Loop._train_step
-    steps = [0]
-
-    def step(training: loop.Loop, batch: Any) -> None:
-        steps[0] += 1
-        if steps[0] == 11:  # three steps in each of two epochs
-            os.kill(os.getpid(), signal.SIGKILL)
-        plain(training, batch)
-
-    loop.Loop._train_step = step  # type: ignore[method-assign]
+def all_of_it(folder: Path) -> str:
     work(board(), folder, resamples=20)
+    return written(folder)
 
 
 def test_a_killed_process_leaves_its_run_to_the_next(
     done: Path, tmp_path: Path, trained: list[tuple[str, int]]
 ) -> None:
-    process = PREPARED.Process(target=killed, args=(tmp_path,))
-    process.start()
-    process.join(120)
-    assert process.exitcode == -signal.SIGKILL
-    work(board(), tmp_path, resamples=20)
+    killed_in_step(all_of_it, tmp_path, 11)  # three steps in each of two epochs: in the second run
+    assert all_of_it(tmp_path) == written(done)
     assert trained == RUNS[1:]
-    assert written(tmp_path) == written(done)
-
-
-def share(folder: Path, number: int, barrier: Barrier) -> None:
-    """Work beside another process; write down what was trained."""
-    trained: list[str] = []
-    plain = loop.Loop.run
-
-    def run(training: loop.Loop) -> None:
-        if not trained:
-            barrier.wait(60)  # both processes work on a run now
-        trained.append(training.parts.recipe.to_toml())
-        plain(training)
-
-    loop.Loop.run = run  # type: ignore[method-assign]
-    work(board(), folder / "out", resamples=20)
-    (folder / f"{number}.json").write_text(json.dumps(trained))
 
 
 def test_two_processes_share_the_runs(done: Path, tmp_path: Path) -> None:
-    barrier = PREPARED.Barrier(2)
-    processes = [PREPARED.Process(target=share, args=(tmp_path, number, barrier)) for number in range(2)]
-    for process in processes:
-        process.start()
-    for process in processes:
-        process.join(120)
-        assert process.exitcode == 0
-    first, second = (json.loads((tmp_path / f"{number}.json").read_text()) for number in range(2))
-    assert first
-    assert second
+    (first, one), (second, other) = side_by_side(all_of_it, tmp_path)
     assert len(first + second) == len(set(first + second)) == 6
-    assert written(tmp_path / "out") == written(done)
+    assert one == other == written(done)
 
 
 def test_ray_does_every_run_once(done: Path, tmp_path: Path) -> None:

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
 from collections.abc import Sequence
 from pathlib import Path
-from threading import Barrier
 from typing import Any
 
 import pytest
@@ -24,7 +21,7 @@ from calibrant.training.run_folder import is_finished
 from calibrant.training.runs import Run
 from calibrant.training.study import Study
 from calibrant.training.tuning import space_of, tune
-from tests.distributed.processes import PREPARED
+from tests.training.interruptions import killed_in_step, side_by_side
 
 RECIPE = Recipe.load("digits-lt").override(
     [
@@ -252,28 +249,14 @@ def test_a_line_that_was_cut_off_is_dropped(tmp_path: Path) -> None:
     assert [record.outcome for record in opened(tmp_path).records()] == ["finished"]
 
 
-def killed_in_epoch(folder: Path, epoch: int) -> None:
-    """Tune, and be killed in the midst of an epoch, counted over all trials."""
-    plain = loop.Loop._train_step
-    steps = [0]
-
-    def step(training: loop.Loop, batch: Any) -> None:
-        steps[0] += 1
-        if steps[0] == 3 * epoch - 1:  # the second of three
-            os.kill(os.getpid(), signal.SIGKILL)
-        plain(training, batch)
-
-    loop.Loop._train_step = step  # type: ignore[method-assign]
-    tuned(folder)
+def three_trials(folder: Path) -> str:
+    return tuned(folder).to_json()
 
 
 def test_a_study_that_was_killed_goes_on_as_if_nothing_had_happened(
     trained: list[tuple[str, int]], tmp_path: Path
 ) -> None:
-    process = PREPARED.Process(target=killed_in_epoch, args=(tmp_path / "killed", 4))  # epoch 2 of trial 1
-    process.start()
-    process.join(120)
-    assert process.exitcode == -signal.SIGKILL
+    killed_in_step(three_trials, tmp_path / "killed", 11)  # three steps in each epoch: epoch 2 of trial 1
     journal = (tmp_path / "killed" / "study" / "journal.log").read_text()
     assert journal.count('"op_code":4') == 2  # created: trials 0 and 1
     resumed = tuned(tmp_path / "killed")
@@ -283,40 +266,18 @@ def test_a_study_that_was_killed_goes_on_as_if_nothing_had_happened(
     assert resumed.to_json() == tuned(tmp_path / "undisturbed").to_json()
 
 
-def share(folder: Path, number: int, barrier: Barrier) -> None:
-    """Tune beside another process; write down what was trained, and the result."""
-    trained: list[str] = []
-    plain = loop.Loop.run
-
-    def run(training: loop.Loop) -> None:
-        if not trained:
-            barrier.wait(60)  # both processes work on a trial now
-        trained.append(training.parts.recipe.loss)
-        plain(training)
-
-    loop.Loop.run = run  # type: ignore[method-assign]
-    result = tuned(folder / "out", 5)
-    (folder / f"{number}.json").write_text(json.dumps([trained, result.to_json()]))
+def five_trials(folder: Path) -> str:
+    return tuned(folder, 5).to_json()
 
 
 def test_two_processes_share_the_trials_of_a_study(tmp_path: Path) -> None:
-    barrier = PREPARED.Barrier(2)
-    processes = [PREPARED.Process(target=share, args=(tmp_path, number, barrier)) for number in range(2)]
-    for process in processes:
-        process.start()
-    for process in processes:
-        process.join(120)
-    assert [process.exitcode for process in processes] == [0, 0]
-    (first, one), (second, other) = (
-        json.loads((tmp_path / f"{number}.json").read_text()) for number in range(2)
-    )
-    assert first
-    assert second
+    (first, one), (second, other) = side_by_side(five_trials, tmp_path)
     plain = json.loads(one)
     assert one == other
-    assert sorted(first + second) == sorted(trial["loss"] for trial in plain["trials"])
+    losses = [Recipe.from_toml(text).loss for text in first + second]
+    assert sorted(losses) == sorted(trial["loss"] for trial in plain["trials"])
     assert [trial["number"] for trial in plain["trials"]] == list(range(5))
-    assert tuned(tmp_path / "out", 5).to_json() == one
+    assert five_trials(tmp_path / "out") == one
 
 
 # ----------------------------------------------------------------------------------------------------- errors
