@@ -259,12 +259,12 @@ def test_dirichlet_kernel(logits: Tensor, target: Tensor, bandwidth: float) -> N
     torch.testing.assert_close(logits.grad, other.grad, rtol=1e-6, atol=1e-8)
 
 
-@pytest.mark.parametrize(("key", "samples"), [("cpc", 256), ("mmce", 1024), ("mmce-weighted", 1024)])
-def test_a_thousand_classes_fit_in_half_a_gibibyte(key: str, samples: int) -> None:
-    """All pairs of classes of 256 samples at once would take a gibibyte."""
+@pytest.mark.parametrize(("key", "samples"), [("cpc", 64), ("mmce", 256), ("mmce-weighted", 256)])
+def test_a_thousand_classes_fit_in_an_eighth_of_a_gibibyte(key: str, samples: int) -> None:
+    """All pairs of classes of 64 samples at once would take a quarter."""
     logits, target = torch.randn(samples, 1000, requires_grad=True), torch.randint(1000, (samples,))
     loss = create_loss(key, 1000)
-    assert 0 < peak_memory(lambda: loss(logits, target).backward()) < 2**29
+    assert 0 < peak_memory(lambda: loss(logits, target).backward()) < 2**27
 
 
 def test_flsd_switches_gamma_without_differentiating_it() -> None:

@@ -99,16 +99,17 @@ def test_statistics_are_those_of_the_start_of_the_pass() -> None:
 
 def minimum(loss: AugmentedLagrangian, positive: float) -> Tensor:
     """The logits (a, 0) that minimise the loss when a share ``positive`` of the labels is class 0."""
-    candidates = torch.linspace(-50, 50, 401, dtype=torch.float64)
-    for _ in range(5):  # the derivative by a is monotone: zoom in on where it changes sign
-        logit = candidates.clone().requires_grad_()
-        logits = torch.stack([logit, torch.zeros_like(logit)], 1)
-        value = positive * loss(logits, torch.zeros(401, dtype=torch.long))
-        value = value + (1 - positive) * loss(logits, torch.ones(401, dtype=torch.long))
-        (slope,) = torch.autograd.grad(value.sum(), logit)
+    number = 2001
+    candidates = torch.linspace(-50, 50, number, dtype=torch.float64)
+    target = torch.tensor([0, 1]).repeat_interleave(number)
+    share = torch.tensor([positive, 1 - positive], dtype=torch.float64).repeat_interleave(number)
+    for _ in range(3):  # the derivative by a is monotone: zoom in on where it changes sign
+        logit = candidates.requires_grad_()
+        logits = torch.stack([logit, torch.zeros_like(logit)], 1).repeat(2, 1)
+        (slope,) = torch.autograd.grad(loss(logits, target), logit, share)
         first = int((slope > 0).nonzero()[0])
         low, high = candidates[first - 1].item(), candidates[first].item()
-        candidates = torch.linspace(low, high, 401, dtype=torch.float64)
+        candidates = torch.linspace(low, high, number, dtype=torch.float64)
     return torch.tensor([[low, 0.0]], dtype=torch.float64)
 
 
