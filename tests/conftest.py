@@ -20,7 +20,8 @@ SLOW = (
     "test_onnx_and_torch_graphs_predict_the_same",
     "test_calibrators_of_other_kinds_are_exported_to_onnx",
     "test_the_commands_for_using_a_model_run",
-    "test_onnxruntime_agrees_with_torch",
+    "test_the_newer_exporter",
+    "test_the_newer_exporter_on_images",
 )
 """Tests that `make check` leaves out, because they take most of the time of their files."""
 

@@ -390,7 +390,7 @@ class TestLocal:
 @st.composite
 def problems(draw: st.DrawFn) -> tuple[type[Scaling], Tensor, Tensor]:
     method = draw(st.sampled_from(METHODS))
-    classes = draw(st.integers(2, 100) if draw(st.booleans()) else st.integers(2, 6))
+    classes = draw(st.integers(2, 40) if draw(st.booleans()) else st.integers(2, 6))
     samples = draw(st.integers(1, 40))
     generator = torch.Generator().manual_seed(draw(st.integers(0, 2**31)))
     logits = torch.randn(samples, classes, generator=generator, dtype=torch.float64)
