@@ -34,6 +34,17 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: not (isinstance(item, pytest.Function) and starts_programs(item.module)))
 
 
+@pytest.fixture
+def blank_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pictures without content, for tests that only ask which there are: drawing takes most of their time."""
+    from matplotlib.figure import Figure
+
+    from calibrant.reports.plots import drawing
+
+    save = drawing._saved
+    monkeypatch.setattr(drawing, "_saved", lambda figure, **options: save(Figure(figsize=(1, 1)), **options))
+
+
 @cache
 def starts_programs(module: ModuleType) -> bool:
     source = inspect.getsource(module)

@@ -53,6 +53,7 @@ def test_a_sweep_writes_tables_and_curves_and_tests_only_its_choice():
     assert "epoch 1/1" not in again.stderr
 
 
+@pytest.mark.usefixtures("blank_pictures")
 def test_seed_and_loss_are_the_recipes_by_default():
     succeed(*SWEEP[:2], *SWEEP[4:], "--over", "optimizer.lr=0.1", "--set", "loss=ls", "--set", "seed=3")
     assert Path("out/optimizer.lr=0.1/runs/ls-seed3/result.json").is_file()

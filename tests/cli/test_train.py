@@ -163,6 +163,7 @@ def test_compare_writes_tables_pictures_and_a_page_and_trains_only_what_is_missi
     assert {"ece.png", "reliability.png", "training-ece.png", "gamma-adafocal-adapt=3.png"} <= pictures
 
 
+@pytest.mark.usefixtures("blank_pictures")
 def test_compare_detects_other_data():
     rng = np.random.default_rng(0)
     Path("data").mkdir()
@@ -182,6 +183,7 @@ def test_compare_detects_other_data():
 
 @pytest.mark.filterwarnings("ignore:the temperature stopped at its bound")
 @pytest.mark.parametrize("kind", ["images", "features"])
+@pytest.mark.usefixtures("blank_pictures")
 def test_other_data_are_normalised_as_the_models_were(kind):
     rng = np.random.default_rng(0)
     Path("data").mkdir()
@@ -219,6 +221,7 @@ def test_other_data_that_the_models_cannot_take_are_refused_before_training(ood,
     assert not Path("o").exists()
 
 
+@pytest.mark.usefixtures("blank_pictures")
 def test_compare_and_predict_on_shifted_data():
     Path("data").mkdir()
     write_cifar10(Path("data"), per_class=2)

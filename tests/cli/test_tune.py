@@ -50,6 +50,7 @@ def test_a_study_writes_tables_curves_and_a_page_and_tests_only_its_choice():
     assert "there: loss = " in fail_at_once(*TUNE, "--loss", "ls", "--by", "ece")
 
 
+@pytest.mark.usefixtures("blank_pictures")
 def test_a_criterion_that_is_not_logged_stops_no_trial_and_says_so():
     line = "brier is not logged after each epoch: no trial is stopped early"
     first = succeed(*TUNE, "--trials", 1, "--by", "brier")
@@ -57,6 +58,7 @@ def test_a_criterion_that_is_not_logged_stops_no_trial_and_says_so():
     assert line not in succeed(*TUNE, "--trials", 1, "--by", "brier", "--no-prune").stderr
 
 
+@pytest.mark.usefixtures("blank_pictures")
 def test_the_folder_is_named_after_recipe_and_loss_by_default():
     succeed(*TUNE[:-2], "--trials", 1)
     assert Path("runs/digits-lt/tune-mbls-margin=4/runs/mbls-margin=4-seed0/result.json").is_file()

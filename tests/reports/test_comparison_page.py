@@ -99,6 +99,7 @@ def test_shifted_data_have_tables_of_accuracy_and_ece(full):
     assert latex(full).count(r"\begin{tabular}") == 5
 
 
+@pytest.mark.usefixtures("blank_pictures")
 def test_shifted_data_and_detection_have_pictures(full, tmp_path):
     only = full.methods[0]
     only = replace(only, calibrated={}, chosen={}, shifted={"fog[x=1]": only.shifted["fog[x=1]"]})
@@ -130,6 +131,7 @@ def test_shifted_data_and_detection_have_pictures(full, tmp_path):
     assert found["runs"]["ce"]["shifted"]["fog[x=1]"]["5"][""][0]["ece"] == pytest.approx(0.35)
 
 
+@pytest.mark.usefixtures("blank_pictures")
 def test_pictures_of_an_earlier_comparison_are_removed_and_nothing_else(full, tmp_path):
     plots = tmp_path / "plots"
     learned = {"sharp": {"gamma": torch.rand(3, 15), "offset": torch.rand(3, 2)}}
