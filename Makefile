@@ -21,7 +21,7 @@ quick: $(READY)
 
 # Everything.
 test: $(READY) lint types
-	$(PYTEST) --dist loadfile --no-loadscope-reorder
+	$(PYTEST) --dist worksteal
 
 # Random cases against naive references, from new seeds until the time is spent: make fuzz MINUTES=60
 MINUTES ?= 5

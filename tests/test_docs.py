@@ -41,7 +41,8 @@ def test_every_python_block_runs(document, line, source, monkeypatch, tmp_path):
     # The same graphs without a C++ compiler at work on them: seconds instead of a minute.
     monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="eager"))
     code = compile("\n" * line + source, str(document), "exec")
-    with patch.dict(calibrant.LOSSES):  # a block may register a loss
+    # A block may register a loss. A thousand resamples, the default, take most of the time of some.
+    with patch.dict(calibrant.LOSSES), patch.dict(calibrant.evaluate.__kwdefaults__, resamples=100):
         exec(code, {"__name__": "__main__"})
 
 

@@ -68,8 +68,9 @@ def simulated(
     return Comparison("simulated", tuple(range(seeds)), tuple(methods))
 
 
-def rejections(template: Evaluation, seeds: int, effect: float, spread: float, count: int) -> float:
-    generator = np.random.default_rng(seeds)
+@cache
+def rejections(seeds: int, effect: float, spread: float, count: int) -> float:
+    generator, template = np.random.default_rng(seeds), evaluation_of(0)
     found = [
         simulated(template, seeds, effect, spread, generator).figures("accuracy")["second"].significant
         for _ in range(count)
@@ -78,24 +79,24 @@ def rejections(template: Evaluation, seeds: int, effect: float, spread: float, c
 
 
 @pytest.mark.parametrize(("seeds", "spread"), [(2, 0.15), (2, 0.3), (2, 0.6), (3, 0.15), (3, 0.6), (5, 0.3)])
-def test_equal_methods_seldom_differ_significantly(seeds: int, spread: float, template: Evaluation) -> None:
-    rate = rejections(template, seeds, 0.0, spread, 400)
+def test_equal_methods_seldom_differ_significantly(seeds: int, spread: float) -> None:
+    rate = rejections(seeds, 0.0, spread, 400)
     assert rate <= stats.binom.ppf(0.999, 400, 0.05) / 400  # 0.085
 
 
 @pytest.mark.parametrize(("seeds", "spread"), [(3, 0.15), (5, 0.15)])
-def test_the_test_is_not_merely_cautious(seeds: int, spread: float, template: Evaluation) -> None:
-    assert rejections(template, seeds, 0.0, spread, 400) > 0.002
+def test_the_test_is_not_merely_cautious(seeds: int, spread: float) -> None:
+    assert rejections(seeds, 0.0, spread, 400) > 0.002
 
 
 @pytest.mark.parametrize(("seeds", "spread"), [(3, 0.05), (5, 0.05)])
-def test_a_real_difference_is_found(seeds: int, spread: float, template: Evaluation) -> None:
-    assert rejections(template, seeds, 0.8, spread, 60) > 0.9
+def test_a_real_difference_is_found(seeds: int, spread: float) -> None:
+    assert rejections(seeds, 0.8, spread, 60) > 0.9
 
 
-def test_seeds_that_differ_widely_hide_a_difference(template: Evaluation) -> None:
+def test_seeds_that_differ_widely_hide_a_difference() -> None:
     """Which the test data alone would call significant."""
-    assert rejections(template, 3, 0.8, 2.0, 60) < 0.5
+    assert rejections(3, 0.8, 2.0, 60) < 0.5
 
 
 def test_intervals_cover_the_true_mean(template: Evaluation) -> None:

@@ -657,7 +657,7 @@ def test_an_upstream_gradient_is_left_alone():
 
 
 @by_name(CASES)
-@pytest.mark.parametrize("shape", [(3, CLASSES), (1, CLASSES, 3)], ids=["rows", "images"])
+@pytest.mark.parametrize("shape", [(2, CLASSES), (1, CLASSES, 2)], ids=["rows", "images"])
 def test_gradients_by_finite_differences(case, shape):
     elements = arrange(*batch(shape, ties=False))
     term = case.build(elements.logits)
