@@ -1,4 +1,4 @@
-"""Settings of all tests: one thread each, the longest files first, and the marker ``slow``."""
+"""Settings of all tests: one thread each, the longest files first, the marker ``slow``, blank pictures."""
 
 import inspect
 from functools import cache
@@ -6,6 +6,8 @@ from types import ModuleType
 
 import pytest
 import torch
+
+from .programs import draw_blank
 
 torch.set_num_threads(1)  # several processes run the tests, and their threads would wait for one another
 
@@ -37,12 +39,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.fixture
 def blank_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
     """Pictures without content, for tests that only ask which there are: drawing takes most of their time."""
-    from matplotlib.figure import Figure
-
     from calibrant.reports.plots import drawing
 
-    save = drawing._saved
-    monkeypatch.setattr(drawing, "_saved", lambda figure, **options: save(Figure(figsize=(1, 1)), **options))
+    monkeypatch.setattr(drawing, "_saved", drawing._saved)  # as it was, after the test
+    draw_blank()
 
 
 @cache

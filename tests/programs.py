@@ -1,5 +1,8 @@
 """The command `calibrant` without its imports, which take seconds: a server forks a process for each call.
 
+Two more things would take most of the time of documented commands: a thousand resamples, of which there are
+50 here unless a command says how many, and drawing. Pictures are made, and saved without their content.
+
 Run as a program, this module is the server. Its folder, put first on ``PATH``, has a stand-in for `calibrant`
 that hands its arguments, folder, environment and standard streams to the server, and exits as the fork does.
 """
@@ -19,6 +22,8 @@ from pathlib import Path
 from typing import NoReturn
 
 ROOT = Path(__file__).parents[1]
+RESAMPLING = ("calibrate", "compare", "evaluate", "leaderboard", "sweep", "tune")
+"""The commands with an option ``--resamples``."""
 
 STAND_IN = """#!{python} -IS
 import json, os, socket, sys
@@ -50,7 +55,6 @@ def quick_calibrant(folder: Path) -> Iterator[Path]:
 
 def serve(address: str) -> NoReturn:
     """Answer calls for ever."""
-    import matplotlib.figure  # noqa: F401
     import sklearn.datasets  # noqa: F401
 
     from calibrant.cli.training_options import import_fabric
@@ -60,6 +64,7 @@ def serve(address: str) -> NoReturn:
     import calibrant.reports
     import calibrant.training.loop  # noqa: F401
 
+    draw_blank()
     signal.signal(signal.SIGCHLD, lambda *_: os.waitpid(-1, os.WNOHANG))  # leave no zombies
     with socket.socket(socket.AF_UNIX) as server:
         server.bind(address)
@@ -72,6 +77,16 @@ def serve(address: str) -> NoReturn:
                 server.close()
                 answer(call)
             call.close()
+
+
+def draw_blank() -> None:
+    """Save an empty figure instead of each."""
+    from matplotlib.figure import Figure
+
+    from calibrant.reports.plots import drawing
+
+    save = drawing._saved
+    drawing._saved = lambda figure, **options: save(Figure(figsize=(1, 1)), **options)
 
 
 def answer(call: socket.socket) -> NoReturn:
@@ -95,6 +110,8 @@ def answer(call: socket.socket) -> NoReturn:
     sys.path[:0] = filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))
     os.chdir(content["folder"])
     sys.argv = content["arguments"]
+    if sys.argv[1:2] and sys.argv[1] in RESAMPLING and "--resamples" not in sys.argv:
+        sys.argv[2:2] = ["--resamples", "50"]
     try:
         from calibrant.cli import main
 
