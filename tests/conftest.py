@@ -13,6 +13,7 @@ torch.set_num_threads(1)  # several processes run the tests, and their threads w
 
 SLOW = (
     "test_compiles_whole_and_is_not_compiled_again_by_adapt",
+    "test_compiles_with_class_weights_and_without_a_gradient",
     "test_exports_behind_a_model",
     "test_compare_writes_tables_pictures_and_a_page_and_trains_only_what_is_missing",
     "test_compare_detects_other_data",
