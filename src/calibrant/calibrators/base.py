@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import warnings
 from abc import ABC, abstractmethod
+from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from inspect import signature
@@ -14,16 +15,10 @@ import torch
 from torch import Tensor, nn
 from torch.jit._trace import TracerWarning, is_tracing
 
-from calibrant.layout import (
-    arrange,
-    as_decisions,
-    as_pairs,
-    computing_dtype,
-    warn,
-    warn_of_probabilities,
-)
+from calibrant.layout import arrange, as_decisions, as_pairs, computing_dtype, warn_of_probabilities
+from calibrant.printable import first_few
+from calibrant.warning import warn
 
-_NAMED = 5  # classes that a warning names
 _SHOWN = 4  # the most learned numbers in print
 
 NOT_FINITE = "logits hold NaN or infinite numbers; a calibrator is fitted to finite logits"
@@ -114,13 +109,20 @@ class Calibrator(nn.Module, ABC):
         pairs, target = as_decisions(logits, target)
         if pairs.ndim == 2:
             pairs, target = pairs.unsqueeze(2), target.unsqueeze(1)
-        fitted = []
+        fitted, concerned = [], defaultdict[str, list[int]](list)
         for number in range(pairs.shape[2]):
-            try:
-                calibrator = type(self)(**self.options())
-                fitted.append(calibrator._fit(pairs[:, :, number], target[:, number], ignore_index))
-            except ValueError as problem:
-                raise ValueError(f"label {number}: {problem}") from None
+            with warnings.catch_warnings(record=True) as caught:
+                warnings.simplefilter("always")
+                try:
+                    calibrator = type(self)(**self.options())
+                    fitted.append(calibrator._fit(pairs[:, :, number], target[:, number], ignore_index))
+                except ValueError as problem:
+                    raise ValueError(f"label {number}: {problem}") from None
+            for message in dict.fromkeys(str(each.message) for each in caught):
+                concerned[message].append(number)
+        for message, numbers in concerned.items():  # once each, however many labels it is about
+            of_all = len(numbers) == len(fitted)
+            warn(message if of_all else f"label{'s' * (len(numbers) > 1)} {first_few(numbers)}: {message}")
         for name in self._buffers:
             self._buffers[name] = None
         self.labels = nn.ModuleList(fitted)
@@ -133,9 +135,8 @@ class Calibrator(nn.Module, ABC):
         self._modules.pop("labels", None)
         absent = (counts == 0).nonzero().flatten().tolist()
         if self.per_class and absent:
-            named = ", ".join(map(str, absent[:_NAMED])) + (", …" if len(absent) > _NAMED else "")
             warn(
-                f"of {len(counts)} classes the data lack {len(absent)} ({named}): "
+                f"of {len(counts)} classes the data lack {len(absent)} ({first_few(absent)}): "
                 f"{type(self).__name__} has parameters for each class and cannot learn those"
             )
 

@@ -14,8 +14,9 @@ from torch import Tensor
 from calibrant.arguments import in_range, nearest, true_or_false, whole_number
 from calibrant.calibrators.base import Calibrator
 from calibrant.calibrators.storage import load_layer, save_layer
-from calibrant.layout import warn
+from calibrant.printable import first_few
 from calibrant.statistics import sum_dtype
+from calibrant.warning import warn
 
 _WHAT = "conformal predictor"
 
@@ -95,10 +96,9 @@ class ConformalSets(Calibrator):
         everywhere = self.threshold.isinf().nonzero().flatten().tolist()
         if everywhere:
             needed = int(1 / self.alpha - 1e-9)
-            named = ", ".join(map(str, everywhere[:5])) + (", …" if len(everywhere) > 5 else "")
             warn(
                 f"too few held-out elements for alpha = {self.alpha:g}: {len(everywhere)} of {len(counts)} "
-                f"classes are in every set ({named}); at least {needed} elements"
+                f"classes are in every set ({first_few(everywhere)}); at least {needed} elements"
                 f"{' of each class' if self.class_conditional else ''} are needed"
             )
 

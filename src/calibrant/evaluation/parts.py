@@ -16,6 +16,7 @@ from calibrant.arguments import one_of, whole_number
 from calibrant.evaluation.evaluator import Evaluator
 from calibrant.evaluation.figures import Evaluation
 from calibrant.processes import WORKERS, Workers, process_pool, ray_cluster
+from calibrant.warning import warn
 
 Part = TypeVar("Part")
 Read = Callable[[Part], Iterable[tuple[Tensor, Tensor]]]
@@ -95,7 +96,7 @@ def _evaluators(
             outcome, messages = pickle.loads(result)
             for message in messages:
                 if message not in shown:  # every worker gives the same advice
-                    warnings.warn(message, UserWarning, stacklevel=4)
+                    warn(message)
                     shown.add(message)
             if isinstance(outcome, Exception):
                 raise outcome
