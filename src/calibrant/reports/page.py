@@ -123,12 +123,12 @@ def render_report(
         )
     names = _distinct_names([evaluation.name for evaluation in evaluations])
     table = evaluation_table(evaluations, names)
-    # Metrics that an option asks for are shown only if at least one model has them.
+    # Metrics that need an option or many classes are shown only if at least one model has them.
     groups = {
         column.key: METRICS[column.key].group
         for column in table.columns
         if column.key in METRICS
-        and not (METRICS[column.key].requires and column.empty)
+        and not (column.empty and METRICS[column.key].why_missing)
         and (segmentation or column.key not in _SEGMENTATION)
     }
     groups["p_value"] = "calibration"
