@@ -59,6 +59,9 @@ class Calibrator(nn.Module, ABC):
     per_class: ClassVar[bool] = False
     """Whether each class has its own parameters, which cannot be learned from data without that class."""
 
+    definition: ClassVar[int] = 1
+    """Raise it when the same key and data lead to another fit: stored results are then computed anew."""
+
     labels: nn.ModuleList
 
     def __init__(self) -> None:

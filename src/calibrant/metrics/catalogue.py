@@ -32,10 +32,10 @@ from calibrant.metrics.selective import augrc_of, aurc_of, coverage_at_risk_of, 
 from calibrant.metrics.uncertainty import chance_classwise_ece, chance_classwise_mce, chance_mce
 
 DEFINITIONS = 1
-"""The number of the definitions of all metrics and calibrators, stored with the results of runs.
+"""The number of the definitions of all metrics, stored with the results of runs.
 
-Raise it when a metric or calibrator keeps its name but gives other values. Stored results with another number
-are computed anew.
+Raise it when a metric keeps its name but gives other values. Stored results with another number are computed
+anew. A calibrator has a number of its own, `Calibrator.definition`.
 """
 
 
