@@ -85,7 +85,7 @@ MAY_IMPORT = {
     "atomic": set(),
     "extras": set(),
     "processes": {"extras"},
-    "lazy": set(),
+    "lazy": {"extras"},
     "printable": set(),
     "sizes": set(),
     "warning": set(),
