@@ -45,7 +45,7 @@ class Calibrator(nn.Module, ABC):
         in 16 bits. A logit of -inf rules a class out and stays -inf.
 
     Attributes:
-        num_classes: K, once fitted.
+        num_classes: K, once fitted; 2 if `binary`, whatever the number of labels.
         class_names: the names of the classes in order, if known; `save_calibrator` keeps them.
         labels: the calibrators of the labels, only if `binary`.
     """
