@@ -9,7 +9,7 @@ import torch
 from scipy.stats import betabinom
 from torch import nn
 
-from calibrant.calibrators import Temperature, load_calibrator, save_calibrator
+from calibrant.calibrators import Calibrator, Temperature, load_calibrator, save_calibrator
 from calibrant.conformal import (
     APS,
     CONFORMAL,
@@ -207,6 +207,11 @@ def test_a_calibrator_is_not_taken_for_sets_and_the_other_way_round(tmp_path):
     path, logits = tmp_path / "file.safetensors", sampled(100)
     save_calibrator(Temperature().fit(*logits), path)
     with pytest.raises(ValueError, match=r"not a conformal predictor .* 'calibrant-calibrator-1'"):
+        load_conformal(path)
+    assert not isinstance(LAC(), Calibrator)
+    with pytest.raises(TypeError, match="takes a calibrator, got LAC; conformal sets have save_conformal"):
+        save_calibrator(LAC().fit(*logits), path)
+    with pytest.raises(ValueError, match="not a conformal predictor"):  # the file is as before
         load_conformal(path)
     save_conformal(LAC().fit(*logits), path)
     with pytest.raises(ValueError, match="not a calibrator"):
