@@ -532,5 +532,9 @@ def test_a_binary_report_speaks_of_probabilities_of_yes():
     assert "over-confident if probabilities below 0.5 are too low" in binary
     assert ">Frequency of yes</text>" in binary
     assert "frequency of yes is below probability of yes in" in binary
+    labels = evaluate(
+        torch.stack([logits, -logits], 1), torch.stack([target] * 2, 1), binary=True, resamples=0
+    )
+    assert 'data-axes="probability of yes|frequency of yes"' in render_report([labels])
     pair = torch.stack([0 * logits, 3 * logits], 1)
     assert "Accuracy below the dashed line" in render_report([evaluate(pair, target, resamples=0)])
