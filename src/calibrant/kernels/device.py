@@ -159,8 +159,9 @@ def _read(rows, columns, stride, present, K, BK, other):
 
 
 @device_function
-def _transformed(x, origin, columns, view, K, SCALED):
-    """``scale · (x - origin) + offset``, where a loss has them."""
+def _logits(row, columns, stride, present, origin, view, K, BK, SCALED):
+    """Some classes of some elements, as ``scale · (x - origin) + offset`` where a loss has them."""
+    x = _read(row, columns, stride, present, K, BK, float("-inf"))
     if SCALED:
         x = (x - origin[:, None]) * number(view.scale) + per_class(view.offset, columns, K, 0.0)
         x = tl.where((columns < K)[None, :], x, float("-inf"))  # whatever the sign of the scale
@@ -319,9 +320,7 @@ def loss_and_gradient(
         best = tl.full((R,), float("-inf"), tl.float32)
         hits = tl.zeros((R,), tl.float32)
         if SINGLE:
-            x = _transformed(
-                _read(row, k, logits_k, present, K, BK, float("-inf")), origin, k, view, K, SCALED
-            )
+            x = _logits(row, k, logits_k, present, origin, view, K, BK, SCALED)
             if LOWER:
                 best, hits = _below(x, at, best, hits)
             top = tl.max(x, 1)
@@ -337,9 +336,7 @@ def loss_and_gradient(
             total = tl.zeros((R,), tl.float32)
             for start in tl.range(0, K, BK, loop_unroll_factor=UNROLL):
                 c = start + k
-                x = _transformed(
-                    _read(row, c, logits_k, present, K, BK, float("-inf")), origin, c, view, K, SCALED
-                )
+                x = _logits(row, c, logits_k, present, origin, view, K, BK, SCALED)
                 higher = tl.maximum(top, tl.max(x, 1))
                 safe = tl.where(higher == float("-inf"), 0.0, higher)
                 total = total * exp(top - safe) + tl.sum(exp(x - safe[:, None]), 1)
@@ -375,9 +372,7 @@ def loss_and_gradient(
                     these = parameters
                 else:
                     c = start + k
-                    x = _transformed(
-                        _read(row, c, logits_k, present, K, BK, float("-inf")), origin, c, view, K, SCALED
-                    )
+                    x = _logits(row, c, logits_k, present, origin, view, K, BK, SCALED)
                     here = _tile(x, c, top, label, soft_row, target_k, present, K, BK, SOFT)
                     these = _parameters(PARAMETERS, penalty, c, K)
                 if SOFT:
@@ -471,8 +466,7 @@ def loss_and_gradient(
                     here = tile
                     these = parameters
                 else:
-                    x = _read(row, columns, logits_k, present, K, BK, float("-inf"))
-                    x = _transformed(x, origin, columns, view, K, SCALED)
+                    x = _logits(row, columns, logits_k, present, origin, view, K, BK, SCALED)
                     here = _tile(x, columns, top, label, soft_row, target_k, present, K, BK, SOFT)
                     these = _parameters(PARAMETERS, penalty, columns, K)
                 by_class = along[:, None] * here.exponential
