@@ -50,7 +50,8 @@ class PenaltyTerm:
             are then summed over classes.
         value: device function ``(one, two, three, element, K, SOFT, ALONE) → (value, along, at_target,
             aside)``, from those sums; ``aside`` is kept for `rest`.
-        rest: device function ``(tile, top, parameters, element, aside, K, VARIANT, SOFT, ALONE) → (R, BK)``.
+        rest: device function ``(tile, top, parameters, element, aside, K, VARIANT, SOFT, ALONE) → (R, BK)``,
+            or None for 0.
         parameters: device function ``(numbers, columns, K)`` that reads what `sums` and `rest` need for the
             classes of a tile, or None.
         variant: a word that `sums` and `rest` get as ``VARIANT``, for forms that share functions.
@@ -61,7 +62,7 @@ class PenaltyTerm:
 
     sums: Callable[..., Any]
     value: Callable[..., Any]
-    rest: Callable[..., Any]
+    rest: Callable[..., Any] | None = None
     parameters: Callable[..., Any] | None = None
     variant: str = ""
     name: str = field(init=False)
@@ -140,13 +141,14 @@ class Composition:
 
     def same_as(self, other: Composition) -> bool:
         """Whether both compute the same loss: equal numbers, and the very same tensors."""
-        mine, theirs = self._described(), other._described()
+        mine, theirs = self.described(), other.described()
         return len(mine) == len(theirs) and all(
             one is other or (not isinstance(one, Tensor) and not isinstance(other, Tensor) and one == other)
             for one, other in zip(mine, theirs, strict=True)
         )
 
-    def _described(self) -> list[Any]:
+    def described(self) -> list[Any]:
+        """Everything that the value depends on: forms, names, numbers and tensors."""
         described: list[Any] = [self.scale, self.offset, self.divided]
         for part in self.parts:
             described += [part.device, part.factor, *part.numbers, *part.numbers.values()]

@@ -180,7 +180,7 @@ class _Plan:
             classes,
             None if first is None else jitted(first.value),
             first is not None and first.uses_lower,
-            None if penalty is None or penalty.parameters is None else jitted(penalty.parameters),
+            None if penalty is None else jitted(penalty.parameters),
             None if penalty is None else jitted(penalty.sums),
             None if penalty is None else jitted(penalty.value),
             None if penalty is None else jitted(penalty.rest),
