@@ -132,6 +132,9 @@ class BinnedFocal(AdaptiveLoss):
         gamma, edges = self.gamma.clone(), self.edges.clone()
         return lambda p: gamma[self.bin_of(p, edges)]
 
+    def composition(self) -> Composition:
+        return Composition(focal(BINNED, {"gamma": self.gamma, "edges": self.edges}, self.look_up))
+
     def measure(self, elements: Elements) -> Outcomes:
         return Outcomes.of(elements)
 
@@ -215,9 +218,6 @@ class AdaFocal(BinnedFocal):
             raise ValueError(
                 f"initial_gamma must not be 0 and must lie in gamma_range={gamma_range}, got {initial_gamma}"
             )
-
-    def composition(self) -> Composition:
-        return Composition(focal(BINNED, {"gamma": self.gamma, "edges": self.edges}, self.look_up))
 
     def advice(self) -> str | None:
         low, high = self.gamma_range
@@ -323,7 +323,7 @@ class CalFocal(BinnedFocal):
 
     def composition(self) -> Composition:
         if self.per == "bin":
-            return Composition(focal(BINNED, {"gamma": self.gamma, "edges": self.edges}, self.look_up))
+            return super().composition()
         numbers: dict[str, Value] = {
             "rate": self.rate,
             "edges": self.edges,
