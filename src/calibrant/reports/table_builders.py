@@ -229,6 +229,17 @@ def state_label(calibrator: str) -> str:
     return f" + {'T' if calibrator == 'temperature' else calibrator}" if calibrator else ""
 
 
+def state_words(calibrator: str) -> str:
+    """The words for figures after a calibrator.
+
+    >>> state_words(""), state_words("temperature"), state_words("spline")
+    ('before calibration', 'after temperature scaling', 'after spline')
+    """
+    if not calibrator:
+        return "before calibration"
+    return f"after {'temperature scaling' if calibrator == 'temperature' else calibrator}"
+
+
 def shift_tables(comparison: Comparison, shift: str) -> dict[str, Table]:
     """Accuracy and ECE against severity, by heading; each method has a row before and after calibration."""
     tables = {}
