@@ -19,62 +19,35 @@ if TYPE_CHECKING:
 
 
 class Number(NamedTuple):
-    """A named number of a loss, as the kernel gets it.
+    """A named number of a loss, as the kernel gets it."""
 
-    Attributes:
-        value: the number itself, or a pointer where it is a tensor.
-        rest: what rounding to float32 takes from a plain number.
-        size: -1 for a plain number, 0 for a tensor of one number, n for a tensor of n; a constant of the
-            compiled kernel.
-    """
-
-    value: Any
-    rest: Any
-    size: Any
+    value: Any  # the number itself, or a pointer where it is a tensor
+    rest: Any  # what rounding to float32 takes from a plain number
+    size: Any  # -1 for a plain number, 0 for a tensor of one, n for a tensor of n; a constant of the kernel
 
 
 class Tile(NamedTuple):
-    """Some classes of some elements, ``(R, BK)`` each.
+    """Some classes of some elements, ``(R, BK)`` each."""
 
-    Attributes:
-        logits: the logits, after scale and offset.
-        shifted: the same minus their maximum over all classes.
-        exponential: ``exp(shifted)``.
-        inside: false beyond the last class.
-        is_target: true at the label; false everywhere for probability targets.
-        target: probability targets; arbitrary for labels.
-    """
-
-    logits: Any
-    shifted: Any
-    exponential: Any
-    inside: Any
-    is_target: Any
-    target: Any
+    logits: Any  # the logits, after scale and offset
+    shifted: Any  # the same minus their maximum over all classes
+    exponential: Any  # ``exp(shifted)``
+    inside: Any  # false beyond the last class
+    is_target: Any  # true at the label; false everywhere for probability targets
+    target: Any  # probability targets; arbitrary for labels
 
 
 class Element(NamedTuple):
-    """What is known of each element after the sums over its classes, ``(R,)`` each.
+    """What is known of each element after the sums over its classes, ``(R,)`` each."""
 
-    Attributes:
-        p: probability of the true class.
-        doubt: ``1 - p``, with all its digits.
-        log_p: ``log p``; for probability targets ``Σ t_k log s_k``.
-        lower: probability of the best class strictly below the true one, if the first term asks for it.
-        total: sum of the exponentials.
-        log_total: its logarithm.
-        at_target: exponential of the true class.
-        others: sum of the exponentials of the other classes.
-    """
-
-    p: Any
-    doubt: Any
-    log_p: Any
-    lower: Any
-    total: Any
-    log_total: Any
-    at_target: Any
-    others: Any
+    p: Any  # probability of the true class
+    doubt: Any  # ``1 - p``, with all its digits
+    log_p: Any  # ``log p``; for probability targets ``Σ t_k log s_k``
+    lower: Any  # probability of the best class strictly below the true one, if the first term asks for it
+    total: Any  # sum of the exponentials
+    log_total: Any  # its logarithm
+    at_target: Any  # exponential of the true class
+    others: Any  # sum of the exponentials of the other classes
 
 
 # ------------------------------------------------------------------------------ for first terms and penalties

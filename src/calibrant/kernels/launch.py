@@ -66,23 +66,14 @@ _SINGLE_PROGRAM = 1 << 14
 
 
 class Tiling(NamedTuple):
-    """How a batch is divided.
+    """How a batch is divided."""
 
-    Attributes:
-        rows: elements of a tile.
-        classes: classes of a tile.
-        warps: warps that work on it.
-        unroll: iterations of a loop over classes that are in flight at once.
-        registers: the most registers a thread may use, so that more threads fit; None for no limit.
-        tiles: tiles that a program works on, one after another.
-    """
-
-    rows: int
-    classes: int
-    warps: int
-    unroll: int = 1
-    registers: int | None = None
-    tiles: int = 1
+    rows: int  # elements of a tile
+    classes: int  # classes of a tile
+    warps: int  # warps that work on it
+    unroll: int = 1  # iterations of a loop over classes that are in flight at once
+    registers: int | None = None  # the most a thread may use, so that more threads fit; None for no limit
+    tiles: int = 1  # tiles that a program works on, one after another
 
 
 def tiling(classes: int, elements: int, adjacent: bool, bytes_each: int, numbers_per_class: int) -> Tiling:
@@ -228,19 +219,12 @@ _MOST_PLANS = 4096  # where shapes never end
 
 
 class Launched(NamedTuple):
-    """The result of a launch.
+    """The result of a launch."""
 
-    Attributes:
-        value: the loss; arbitrary where there was an upstream gradient.
-        gradient: the gradient, if asked for.
-        correction: begins with a factor that the gradient still needs; None for no factor.
-        plan: the plan that was launched.
-    """
-
-    value: Tensor
-    gradient: Tensor | None
-    correction: Tensor | None
-    plan: _Plan
+    value: Tensor  # the loss; arbitrary where there was an upstream gradient
+    gradient: Tensor | None  # the gradient, if asked for
+    correction: Tensor | None  # begins with a factor that the gradient still needs; None for no factor
+    plan: _Plan  # the plan that was launched
 
 
 def launch(

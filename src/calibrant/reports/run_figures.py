@@ -30,25 +30,15 @@ Drawing = tuple[str, Callable[[], Figure]]
 
 @dataclass(frozen=True)
 class RunRecord:
-    """What a finished run holds for its figures.
+    """What a finished run holds for its figures."""
 
-    Attributes:
-        label: the name in legends. Runs with one label differ in their seed only.
-        file: the name as a part of file names; another for each run.
-        history: a log row for each epoch.
-        bins: bins of confidence after each epoch, by name.
-        learned: the learned state of the loss after each epoch, by name.
-        test: logits and labels of the test data; None if they are not stored.
-        seed: the seed of the run.
-    """
-
-    label: str
-    file: str
-    history: Sequence[Mapping[str, float]]
-    bins: Mapping[str, Tensor]
-    learned: Mapping[str, Tensor]
-    test: tuple[Tensor, Tensor] | None
-    seed: int = 0
+    label: str  # the name in legends; runs with one label differ in their seed only
+    file: str  # the name as a part of file names; another for each run
+    history: Sequence[Mapping[str, float]]  # a log row for each epoch
+    bins: Mapping[str, Tensor]  # bins of confidence after each epoch, by name
+    learned: Mapping[str, Tensor]  # the learned state of the loss after each epoch, by name
+    test: tuple[Tensor, Tensor] | None  # logits and labels of the test data; None if they are not stored
+    seed: int = 0  # the seed of the run
 
 
 def drawings_of_runs(

@@ -39,23 +39,14 @@ _PAUSE = 0.5  # seconds between looks at runs that other processes work on
 
 @dataclass(frozen=True)
 class Experiment:
-    """One recipe with several losses and seeds.
+    """One recipe with several losses and seeds."""
 
-    Attributes:
-        name: the heading in tables, and the name of its folder.
-        recipe: what to train; its own loss and seed are ignored.
-        losses: the losses. The others are tested against the first.
-        seeds: the seeds of every loss.
-        outside: out-of-distribution data sets, to be detected by the entropy.
-        ranked: whether it counts in the ranks.
-    """
-
-    name: str
-    recipe: Recipe
-    losses: tuple[str, ...]
-    seeds: tuple[int, ...]
-    outside: tuple[Choice, ...] = ()
-    ranked: bool = True
+    name: str  # the heading in tables, and the name of its folder
+    recipe: Recipe  # what to train; its own loss and seed are ignored
+    losses: tuple[str, ...]  # the others are tested against the first
+    seeds: tuple[int, ...]  # the seeds of every loss
+    outside: tuple[Choice, ...] = ()  # out-of-distribution data sets, to be detected by the entropy
+    ranked: bool = True  # whether it counts in the ranks
 
     def folder(self, output: Path) -> Path:
         """The folder of the experiment."""

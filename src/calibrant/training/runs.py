@@ -46,28 +46,18 @@ BEFORE = ""
 
 @dataclass(frozen=True)
 class Result:
-    """The test results of a run, before calibration or after it.
+    """The test results of a run, before calibration or after it."""
 
-    Attributes:
-        evaluation: the figures.
-        temperature: the temperature, if the calibrator is `Temperature`.
-    """
-
-    evaluation: Evaluation
-    temperature: float | None = None
+    evaluation: Evaluation  # the figures
+    temperature: float | None = None  # the temperature, if the calibrator is `Temperature`
 
 
 @dataclass(frozen=True)
 class Detected:
-    """The detection of out-of-distribution data by the entropy.
+    """The detection of out-of-distribution data by the entropy."""
 
-    Attributes:
-        auroc: the area under the ROC curve.
-        curve: the ROC curve: true positive rates at evenly spaced false positive rates from 0 to 1.
-    """
-
-    auroc: float
-    curve: tuple[float, ...]
+    auroc: float  # the area under the ROC curve
+    curve: tuple[float, ...]  # true positive rates at evenly spaced false positive rates from 0 to 1
 
 
 @dataclass(frozen=True)
