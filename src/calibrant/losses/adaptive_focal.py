@@ -119,12 +119,7 @@ class BinnedFocal(AdaptiveLoss):
         self.register_learned("edges", edges, reported=False)
 
     def bin_of(self, probability: Tensor, edges: Tensor | None = None) -> Tensor:
-        """The bin in which each probability is looked up; never one without width.
-
-        Args:
-            probability: any shape.
-            edges: other edges than the current ones.
-        """
+        """The bin in which each probability is looked up, by these edges or its own; see `bin_with_width`."""
         return bin_with_width(probability, self.edges if edges is None else edges)
 
     def look_up(self) -> LookUp:
@@ -150,12 +145,7 @@ class BinnedFocal(AdaptiveLoss):
 
     @abstractmethod
     def update_bins(self, bins: Bins, moved: Tensor) -> None:
-        """Move the state of some bins, in place.
-
-        Args:
-            bins: the bins of the validation set.
-            moved: true for the bins to move, those with elements and a width, ``(bins,)``.
-        """
+        """Move the state of the bins in ``moved``, those with elements and a width, in place."""
 
 
 class AdaFocal(BinnedFocal):

@@ -239,11 +239,7 @@ def perform(
     progress: bool = False,
     report: Report | None = None,
 ) -> bool:
-    """Train and evaluate one run, unless that was done already; see `work`.
-
-    Returns:
-        False if another process works on the run.
-    """
+    """Train and evaluate one run, unless that was done already; False if another process works on it."""
     if entry.has_ended:
         return True
     claim = FolderLock(entry.folder.parents[1] / "claims" / entry.folder.name, entry.name)
@@ -286,15 +282,7 @@ def _loaded(choice: str, data_root: str | Path | None) -> DataSets:
 def work_in_processes(
     board: Leaderboard, output: str | Path, jobs: int, *, report: Report | None = None, **options: Any
 ) -> None:
-    """`work` in several processes of this machine. They share its cores.
-
-    Args:
-        board: the leaderboard.
-        output: the folder of all runs.
-        jobs: the number of processes.
-        report: called with a line about every run that was done or has failed.
-        options: other arguments of `work`.
-    """
+    """`work` in several processes of this machine, which share its cores; other arguments as there."""
     left = [entry for entry in board.entries(Path(output)) if not entry.has_ended]
     with process_pool(jobs) as pool:
         while left:
@@ -322,15 +310,8 @@ def work_on_ray(
     """`work` as tasks of Ray, one for each run. All machines must see the output folder and the data.
 
     Every task gets a GPU, if the cluster has any. Without GPUs it gets one core. Only clusters on one machine
-    have been tried.
-
-    Args:
-        board: the leaderboard.
-        output: the folder of all runs.
-        jobs: the number of CPUs of a new cluster, if this machine belongs to none; None for all.
-        data_root: the folder with the files of the data sets.
-        report: called with a line about every run that was done or has failed.
-        options: other arguments of `perform`.
+    have been tried. ``jobs`` is the number of CPUs of a new cluster, if this machine belongs to none; None
+    for all. The other arguments are those of `work`.
     """
     # Workers may have another working folder.
     entries = [entry for entry in board.entries(Path(output).absolute()) if not entry.has_ended]
@@ -351,11 +332,7 @@ def standings(
 ) -> list[Standing]:
     """The results of all runs that are done. Nothing is trained.
 
-    Args:
-        board: the leaderboard.
-        output: the folder of all runs.
-        data_root: the folder with the files of the data sets, in case results must be computed anew.
-        resamples: bootstrap resamples for the intervals.
+    The arguments are those of `work`; the data are needed only if results must be computed anew.
     """
     entries = board.entries(Path(output))
     return [

@@ -357,12 +357,8 @@ def trained_model(
 ) -> nn.Module:
     """A network with its trained weights, in evaluation mode.
 
-    Args:
-        choice: the model, without starting weights.
-        num_classes: K.
-        about: facts about the data that the model may need.
-        weights: the trained weights by name.
-        where: where the weights come from, for errors.
+    ``choice`` has no starting weights. ``about`` has facts about the data that the model may need. ``where``
+    says where the weights come from, for errors.
     """
     model = create_model(choice.name, num_classes, about, **choice.options)
     try:
