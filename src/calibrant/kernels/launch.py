@@ -107,15 +107,7 @@ def tiling(classes: int, elements: int, adjacent: bool, bytes_each: int, numbers
 
 
 class _Plan:
-    """A prepared launch: everything that depends on shapes and on the kind of the loss.
-
-    Attributes:
-        programs: how many programs compute the loss; 0 if one does it all.
-        start: computes losses and gradient.
-        before: arguments of `start` between its tensors and its constants.
-        constants: constants of the compiled kernel.
-        findings: how many numbers the programs leave for `finish`.
-    """
+    """A prepared launch: everything that depends on shapes and on the kind of the loss."""
 
     def __init__(
         self,
@@ -150,15 +142,15 @@ class _Plan:
         programs = -(-inner // (tile.rows * tile.tiles)) * outer
         each = reduction == "none"
         alone = programs == 1 and tile.tiles == 1 and not each
-        self.programs = 0 if alone else programs
-        self.findings = 2 * programs + 1
+        self.programs = 0 if alone else programs  # that compute the loss; 0 if one does it all
+        self.findings = 2 * programs + 1  # numbers that the programs leave for `finish`
         limits = {} if tile.registers is None else {"maxnreg": tile.registers}
         self.start = Launcher(
             device.loss_and_gradient, programs, logits.device, num_warps=tile.warps, **limits
         )
         weight = 1 / max(1, outer * inner) if reduction == "mean" else 1.0
         count = reduction == "mean" and not soft
-        self.before = (
+        self.before = (  # arguments of `start` between its tensors and its constants
             inner,
             *strides,
             *target_strides,
