@@ -122,7 +122,7 @@ def _fits(run: RunRecord) -> bool:
 
 def drawings_of_formulas() -> list[Drawing]:
     """The figures of formulas: penalties, focal losses and their exponents, and φ of the dual focal loss."""
-    functions = {
+    functions: dict[str, Callable[..., object]] = {
         "penalties": plots.penalties,
         "penalty-weights": plots.penalty_weights,
         "focal-losses": plots.focal_losses,
