@@ -141,14 +141,13 @@ class Composition:
 
     def same_as(self, other: Composition) -> bool:
         """Whether both compute the same loss: equal numbers, and the very same tensors."""
-        mine, theirs = self.described(), other.described()
+        mine, theirs = self._described(), other._described()
         return len(mine) == len(theirs) and all(
             one is other or (not isinstance(one, Tensor) and not isinstance(other, Tensor) and one == other)
             for one, other in zip(mine, theirs, strict=True)
         )
 
-    def described(self) -> list[Any]:
-        """Everything that the value depends on: forms, names, numbers and tensors."""
+    def _described(self) -> list[Any]:
         described: list[Any] = [self.scale, self.offset, self.divided]
         for part in self.parts:
             described += [part.device, part.factor, *part.numbers, *part.numbers.values()]

@@ -189,8 +189,11 @@ def _check_unchanged(ctx: Any) -> None:
 
 def _versions(composition: Composition, options: Options) -> list[int]:
     """Counts of the changes to the loss's tensors; those of inference mode have none."""
-    tensors = [options.class_weight, *composition.described()]
-    return [-1 if each.is_inference() else each._version for each in tensors if isinstance(each, Tensor)]
+    values = [options.class_weight, composition.scale, composition.offset]
+    for part in (composition.first, composition.penalty):
+        if part is not None:
+            values += part.numbers.values()
+    return [-1 if each.is_inference() else each._version for each in values if isinstance(each, Tensor)]
 
 
 def _copied(composition: Composition, options: Options) -> tuple[Composition, Options]:
