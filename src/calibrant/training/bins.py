@@ -38,12 +38,7 @@ class TrainingConfidences:
 
     @torch.no_grad()
     def add(self, logits: Tensor, target: Tensor) -> None:
-        """Add the elements of a step that are not ignored.
-
-        Args:
-            logits: ``(B, K, *S)``.
-            target: ``(B, *S)``, labels.
-        """
+        """Add the elements of a step that are not ignored: logits ``(B, K, *S)`` and labels ``(B, *S)``."""
         probabilities = logits.softmax(1, dtype=torch.float32)
         valid = target != self.ignore_index
         label = (target * valid).unsqueeze(1)
@@ -65,13 +60,8 @@ def epoch_bins(training: Tensor, validation: Bins, test: Bins | None) -> dict[st
     ``validation_*`` and ``test_*`` have edges, counts, mean confidences and accuracies in bins of equal mass.
     ``train_top_*`` and ``train_true_*`` are the training elements in the bins of the validation data, by the
     probability of the predicted and of the true class. ``train_own_*`` are the latter in bins of their own.
-    Means are 0 in empty bins. The training elements come from a histogram: a cell that an edge cuts is
-    divided in proportion to the widths of its two sides.
-
-    Args:
-        training: the sums of `TrainingConfidences`.
-        validation: the validation data in bins of equal mass.
-        test: the test data in bins of equal mass, if they were asked for.
+    Means are 0 in empty bins. The training elements come from the sums of `TrainingConfidences`: a cell that
+    an edge cuts is divided in proportion to the widths of its two sides.
     """
     found = _of("validation", validation)
     place = _shares(found["validation_edges"])

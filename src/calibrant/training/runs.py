@@ -46,28 +46,18 @@ BEFORE = ""
 
 @dataclass(frozen=True)
 class Result:
-    """The test results of a run, before calibration or after it.
+    """The test results of a run, before calibration or after it."""
 
-    Attributes:
-        evaluation: the figures.
-        temperature: the temperature, if the calibrator is `Temperature`.
-    """
-
-    evaluation: Evaluation
-    temperature: float | None = None
+    evaluation: Evaluation  # the figures
+    temperature: float | None = None  # the temperature, if the calibrator is `Temperature`
 
 
 @dataclass(frozen=True)
 class Detected:
-    """The detection of out-of-distribution data by the entropy.
+    """The detection of out-of-distribution data by the entropy."""
 
-    Attributes:
-        auroc: the area under the ROC curve.
-        curve: the ROC curve: true positive rates at evenly spaced false positive rates from 0 to 1.
-    """
-
-    auroc: float
-    curve: tuple[float, ...]
+    auroc: float  # the area under the ROC curve
+    curve: tuple[float, ...]  # true positive rates at evenly spaced false positive rates from 0 to 1
 
 
 @dataclass(frozen=True)
@@ -372,12 +362,8 @@ def trained_model(
 ) -> nn.Module:
     """A network with its trained weights, in evaluation mode.
 
-    Args:
-        choice: the model, without starting weights.
-        num_classes: K.
-        about: facts about the data that the model may need.
-        weights: the trained weights by name.
-        where: where the weights come from, for errors.
+    ``choice`` has no starting weights. ``about`` has facts about the data that the model may need. ``where``
+    says where the weights come from, for errors.
     """
     model = create_model(choice.name, num_classes, about, **choice.options)
     try:
