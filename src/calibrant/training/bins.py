@@ -8,6 +8,7 @@ from torch.nn import functional as F
 
 from calibrant.distributed import all_reduce
 from calibrant.histogram import Bins, ConfidenceHistogram, bin_with_width, cell_edges, rounded_down
+from calibrant.layout import as_decisions
 from calibrant.metrics.catalogue import Options
 from calibrant.statistics import sum_dtype
 
@@ -29,9 +30,9 @@ class TrainingConfidences:
         sums: ``(2, 2, cells)``: for the predicted and the true class, counts and summed confidences.
     """
 
-    def __init__(self, device: torch.device, ignore_index: int) -> None:
+    def __init__(self, device: torch.device, ignore_index: int, *, binary: bool = False) -> None:
         edges = cell_edges(device)
-        self.ignore_index = ignore_index
+        self.ignore_index, self.binary = ignore_index, binary
         self.sums = torch.zeros(2, 2, len(edges) - 1, device=device, dtype=sum_dtype(device))
         self._inner = rounded_down(edges, torch.float32)[1:-1]
         self._rows = torch.arange(4, device=device).view(2, 2, 1) * (len(edges) - 1)
@@ -41,9 +42,11 @@ class TrainingConfidences:
         """Add the elements of a step that are not ignored.
 
         Args:
-            logits: ``(B, K, *S)``.
+            logits: ``(B, K, *S)``; single ones if binary.
             target: ``(B, *S)``, labels.
         """
+        if self.binary:
+            logits, target = as_decisions(logits, target)
         probabilities = logits.softmax(1, dtype=torch.float32)
         valid = target != self.ignore_index
         label = (target * valid).unsqueeze(1)

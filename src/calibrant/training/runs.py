@@ -9,6 +9,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from statistics import fmean
 from typing import Any, Literal
 
 import torch
@@ -20,6 +21,7 @@ from calibrant.calibrators import CALIBRATORS, Calibrator, Temperature, create_c
 from calibrant.calibrators.streaming import Scaling
 from calibrant.evaluation import Evaluation, Evaluator, evaluate
 from calibrant.inference import predictions_on
+from calibrant.layout import as_pairs
 from calibrant.metrics import METRICS
 from calibrant.metrics.catalogue import DEFINITIONS
 from calibrant.metrics.ood import detection as detect
@@ -50,7 +52,7 @@ class Result:
 
     Attributes:
         evaluation: the figures.
-        temperature: the temperature, if the calibrator is `Temperature`.
+        temperature: the temperature, if the calibrator is `Temperature`; of several labels, their mean.
     """
 
     evaluation: Evaluation
@@ -127,7 +129,7 @@ class Run:
         choice = without_starting_weights(self.recipe.model)
         data = self.data
         where = f"the run in {self.folder}"
-        model = trained_model(choice, data.num_classes, data.about, load_file(weights), where)
+        model = trained_model(choice, self.recipe.outputs(data), data.about, load_file(weights), where)
         return model.to("cuda" if torch.cuda.is_available() else "cpu")
 
     @cached_property
@@ -165,17 +167,18 @@ class Run:
         """Batches of logits and labels of a part, which can be iterated more than once; -100 is ignored."""
         stored = self._file(f"{part}.npz")
         if stored is not None:
-            return [open_predictions(stored).load()]
+            return [open_predictions(stored, binary=self.recipe.binary).load()]
         return self._predicted(getattr(self.data, part))
 
     def validation(self) -> tuple[Evaluation, Evaluation, float]:
         """The validation results before and after temperature scaling, and the temperature; no intervals."""
         batches, loss = self.predictions("validation"), self.recipe.loss
         calibrator = self.calibrator("temperature")
-        assert isinstance(calibrator, Temperature)
         before = self._evaluate(batches, loss, None, 0)
         after = self._evaluate(batches, f"{loss} + temperature", calibrator, 0)
-        return before, after, float(calibrator.temperature)
+        temperature = temperature_of(calibrator)
+        assert temperature is not None
+        return before, after, temperature
 
     def _predicted(self, split: Split) -> Predicted:
         batch_size = self.recipe.evaluation_batch_size or self.recipe.batch_size
@@ -263,22 +266,23 @@ class Run:
         name = f"{self.recipe.loss} + {key}" if key else self.recipe.loss
         calibrator = self.calibrator(key)
         evaluation = self._evaluate(self.predictions("test"), name, calibrator, resamples, kde=kde)
-        return Result(
-            evaluation, float(calibrator.temperature) if isinstance(calibrator, Temperature) else None
-        )
+        return Result(evaluation, temperature_of(calibrator))
 
     def calibrator(self, key: str) -> Calibrator | None:
         """A calibrator fitted to the validation data, by its name and options; None for `BEFORE`."""
         if key not in self._calibrators:
-            self._calibrators[key] = self._fitted(make_calibrator(Choice.parse(key))) if key else None
+            self._calibrators[key] = self.fitted(make_calibrator(Choice.parse(key))) if key else None
         return self._calibrators[key]
 
     @cached_property
     def _calibrators(self) -> dict[str, Calibrator | None]:
         return {}
 
-    def _fitted(self, calibrator: Calibrator) -> Calibrator:
+    def fitted(self, calibrator: Calibrator) -> Calibrator:
+        """The calibrator, fitted to the validation data."""
         batches = self.predictions("validation")
+        if self.recipe.binary:
+            return calibrator.fit(*_joined(batches), binary=True)
         if isinstance(calibrator, Scaling):
             return calibrator.fit_batches(batches)
         return calibrator.fit(*_joined(batches))
@@ -295,6 +299,7 @@ class Run:
         counts = self.data.class_counts
         options: dict[str, Any] = {
             "name": name,
+            "binary": self.recipe.binary,
             "class_names": self.data.class_names,
             "class_counts": counts if counts and max(counts) > 2 * max(1, min(counts)) else None,
             "resamples": 0 if self.data.dense else resamples,  # the pixels of an image are not independent
@@ -302,7 +307,7 @@ class Run:
         if isinstance(batches, list):
             ((logits, labels),) = batches
             return evaluate(_calibrated(logits, calibrator), labels, kde=kde, **options)
-        evaluator = Evaluator(self.data.num_classes, **options)
+        evaluator = Evaluator(self.recipe.outputs(self.data), **options)
         for logits, labels in batches:
             evaluator.update(_calibrated(logits, calibrator), labels)
         return evaluator.compute(pooled=False)  # the other processes may have ended
@@ -330,7 +335,10 @@ class Run:
 
         def scores(batches: Iterable[Predictions]) -> list[Tensor]:
             parts = [
-                [entropy(_calibrated(logits, self.calibrator(key)))[labels != -100].cpu() for key in keys]
+                [
+                    entropy(self._as_classes(logits, key)).flatten()[labels.flatten() != -100].cpu()
+                    for key in keys
+                ]
                 for logits, labels in batches
             ]
             return [torch.cat(each) for each in zip(*parts, strict=True)]
@@ -338,6 +346,11 @@ class Run:
         pairs = zip(scores(self.predictions("test")), scores(self._predicted(outside)), strict=True)
         found = [Detected(detect(*pair).auroc, roc(*pair)) for pair in pairs]
         return dict(zip(keys, found, strict=True))
+
+    def _as_classes(self, logits: Tensor, key: str) -> Tensor:
+        """Calibrated logits of classes; a single logit counts as two classes."""
+        calibrated = _calibrated(logits, self.calibrator(key))
+        return as_pairs(calibrated) if self.recipe.binary else calibrated
 
 
 @dataclass(frozen=True)
@@ -405,6 +418,15 @@ def _calibrated(logits: Tensor, calibrator: Calibrator | None) -> Tensor:
         return logits
     result: Tensor = calibrator.to(logits.device)(logits)
     return result
+
+
+def temperature_of(calibrator: Calibrator | None) -> float | None:
+    """The temperature of a `Temperature`, or the mean of those of its labels; None for others."""
+    if not isinstance(calibrator, Temperature):
+        return None
+    if calibrator.binary:
+        return fmean(float(each.get_buffer("temperature")) for each in calibrator.labels)
+    return float(calibrator.temperature)
 
 
 def _joined(batches: Iterable[Predictions]) -> Predictions:
