@@ -203,7 +203,7 @@ def _create_network(recipe: Recipe, data: DataSets, device: torch.device) -> tup
                 f"model {choice} does not take an input of these data, {shape}: {first_line}"
             ) from error
         check_classes(logits, recipe, data)
-        if look_like_probabilities(logits):
+        if not recipe.binary and look_like_probabilities(logits):  # of one element, too few to tell
             warnings.warn(
                 f"model {choice} gives numbers in [0, 1] that add up to 1, as probabilities do; losses "
                 "take logits: leave its softmax out",

@@ -7,7 +7,6 @@ import json
 import re
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -85,13 +84,17 @@ def text_table(
             check_several(label)
             classes = list(label)
         several = any(isinstance(value, list) for _, _, value in rows)
-        each = chain.from_iterable(value if several else [value] for _, _, value in rows)
-        classes = classes or sorted_classes(each, path)
+        found = [each for _, _, value in rows for each in (value if isinstance(value, list) else [value])]
+        classes = classes or sorted_classes(found, path)
         if not rows:
             raise ValueError(f"{path} has no rows: expected at least one")
         lines, texts, labels = zip(*rows, strict=True)
         positions = label_positions if several else class_positions
         targets = positions(labels, classes, f"{path}, line", lines, file)
+        if parts and parts[0] is not None and parts[0].targets.ndim != targets.ndim:
+            raise ValueError(
+                f"only one of {path} and {file} has lists of labels: expected both or none to have them"
+            )
         parts.append(Documents(list(texts), targets))
     documents, names = draw_missing(parts, validation, test, split_seed), tuple(map(str, classes))
     return encode(root, documents, names, length, test_length, vocabulary, embedding, tokenizer, column=text)
