@@ -7,7 +7,10 @@ import pytest
 import torch
 from scipy import stats
 
-from calibrant.evaluation.ranks import rank_methods
+from calibrant import evaluate
+from calibrant.evaluation.comparison import Comparison, Method
+from calibrant.evaluation.criterion import Criterion
+from calibrant.evaluation.ranks import Standing, rank_methods, rankings
 
 
 def test_friedman_is_exact_for_few_data_sets():
@@ -67,3 +70,15 @@ def test_one_data_set_is_not_tested():
     assert math.isnan(ranks.p_value)
     assert math.isinf(ranks.critical_difference)
     assert ranks.groups() == [("a", "b")]
+
+
+@pytest.mark.parametrize(("dense", "best"), [(False, "background only"), (True, "both classes")])
+def test_segmentation_is_ranked_by_mean_iou(dense, best):
+    target = torch.tensor([0] * 18 + [1] * 2)
+    predicted = {"background only": [0] * 20, "both classes": [0] * 15 + [1] * 5}
+    methods = tuple(
+        Method(name, (evaluate(4.0 * torch.eye(2)[classes], target, resamples=0),))
+        for name, classes in predicted.items()
+    )
+    ranks = rankings([Standing("data", "data", Comparison("data", (0,), methods, dense=dense), {})])
+    assert next(iter(ranks[Criterion("accuracy")].mean)) == best

@@ -236,11 +236,10 @@ def label_relaxation(logits: Tensor, target: Tensor, o: Settings) -> Tensor:
 
 
 def acls(logits: Tensor, target: Tensor, o: Settings) -> Tensor:
-    """Each logit is differentiated only as itself, unless ``through_extremes``."""
     high, low = logits.amax(1), logits.amin(1)
-    seen = [high, low] if o.through_extremes else [high.detach(), low.detach()]
-    top = (high - seen[1] - o.margin).clamp_min(0) ** 2
-    others = ((seen[0][:, None] - logits - o.margin).clamp_min(0) ** 2).sum(1) / (logits.shape[1] - 1)
+    top = ((high if o.as_released else high - low) - o.margin).clamp_min(0) ** 2
+    reference = high.detach() if o.as_released else high
+    others = ((reference[:, None] - logits - o.margin).clamp_min(0) ** 2).sum(1) / (logits.shape[1] - 1)
     return cross_entropy(logits, target) + o.weight_of_top * top + o.weight_of_others * others
 
 

@@ -47,7 +47,7 @@ OPTIONS: dict[str, dict[str, st.SearchStrategy]] = {
         "margin": st.just(0.0) | MARGINS,
         "weight_of_top": WEIGHTS,
         "weight_of_others": WEIGHTS,
-        "through_extremes": st.booleans(),
+        "as_released": st.booleans(),
     },
     "sb-ece": {
         "weight": WEIGHTS,

@@ -22,7 +22,7 @@ from .conftest import ADAPTIVE, SOFT, adapted_loss
 
 K = 7
 Function = Callable[[Tensor], Tensor]
-DETACHED = {"calfocal": "through_gamma", "acls": "through_extremes", "bsce-gra": "through_weight"}
+DETACHED = {"calfocal": "through_gamma", "bsce-gra": "through_weight"}
 """Losses that hold a part of themselves fixed by default, and the option that differentiates it."""
 
 

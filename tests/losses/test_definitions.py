@@ -89,6 +89,25 @@ def test_lagrangian_with_a_wide_margin_is_cross_entropy(logits: Tensor, target: 
     assert loss(logits, target).item() == pytest.approx(F.cross_entropy(logits, target).item(), abs=2e-6)
 
 
+def test_conditional_smoothing_does_not_move_all_logits_together(logits: Tensor, target: Tensor) -> None:
+    """A gradient that does so, batch after batch, makes the logits grow without end."""
+    logits = (20 * logits).requires_grad_()
+    create_loss("acls", K)(logits, target).backward()
+    assert logits.grad is not None
+    close(logits.grad.sum(1), torch.zeros_like(logits.grad.sum(1)))
+
+
+def test_conditional_smoothing_of_the_release(logits: Tensor, target: Tensor) -> None:
+    logits = (20 * logits).requires_grad_()
+    high = logits.amax(1, keepdim=True)
+    top = (high - 10).clamp_min(0) ** 2
+    others = (high.detach() - logits - 10).clamp_min(0) ** 2
+    expected = F.cross_entropy(logits, target) + 0.1 * top.mean() + 0.01 * others.sum(1).mean() / (K - 1)
+    found = create_loss("acls", K, as_released=True)(logits, target)
+    close(found, expected)
+    close(torch.autograd.grad(found, logits)[0], torch.autograd.grad(expected, logits)[0])
+
+
 @pytest.mark.parametrize(("shape", "window"), [((9,), 3), ((5, 4), 3), ((5, 4), 5), ((3, 4, 5), 3)])
 def test_neighbour_aware_calibration(shape: tuple[int, ...], window: int) -> None:
     """One pixel at a time, on lines, images and volumes; ignored pixels are no neighbours."""

@@ -151,7 +151,8 @@ def rank_methods(values: Values, *, higher_is_better: bool, resamples: int = 100
 def rankings(standings: Sequence[Standing]) -> dict[Criterion, Ranks]:
     """The ranks by each of the `CRITERIA`, of the methods that have results in every ranked experiment.
 
-    Experiments with fewer than two methods are left out.
+    Experiments with fewer than two methods are left out. In segmentation, the mean IoU takes the place of the
+    accuracy, which is mostly that of the background.
     """
     found = {}
     ranked = {
@@ -160,19 +161,22 @@ def rankings(standings: Sequence[Standing]) -> dict[Criterion, Ranks]:
         if each.ranked and each.comparison and len(each.comparison.methods) > 1
     }
     for criterion in CRITERIA:
-        state = "temperature" if criterion.after else ""
-        values = {
-            name: {
-                method.name: [float(value) for value in numbers if value is not None]
-                for method in comparison.methods
-                if (numbers := [each.metrics[criterion.metric] for each in method.evaluations(state)])
-                and None not in numbers
-            }
-            for name, comparison in ranked.items()
-        }
+        values = {name: _values(comparison, criterion) for name, comparison in ranked.items()}
         shared = set.intersection(*map(set, values.values())) if values else set()
         if len(shared) > 1:
             found[criterion] = rank_methods(values, higher_is_better=criterion.higher_is_better)
+    return found
+
+
+def _values(comparison: Comparison, criterion: Criterion) -> dict[str, list[float]]:
+    """The values of every method that has one for each seed."""
+    metric = "mean_iou" if comparison.dense and criterion.metric == "accuracy" else criterion.metric
+    found = {}
+    for method in comparison.methods:
+        evaluations = method.evaluations("temperature" if criterion.after else "")
+        numbers = [value for each in evaluations if (value := each.metrics[metric]) is not None]
+        if numbers and len(numbers) == len(evaluations):
+            found[method.name] = numbers
     return found
 
 

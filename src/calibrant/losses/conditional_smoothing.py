@@ -17,13 +17,11 @@ class ConditionalSmoothing(Loss):
     """Adaptive and conditional label smoothing (key ``acls``).
 
     ``-log p + w1 d(max_j l_j - min_j l_j)² + w2/(K-1) Σ_k d(max_j l_j - l_k)²``, ``d(x) = max(0, x - m)``.
-    The first penalty lowers the largest logit, and the second raises those far below it. As in the released
-    code, each logit is differentiated only as itself: the gradient does not pass through the minimum of the
-    first penalty and the maximum of the second. ``through_extremes`` differentiates these, too.
+    The first penalty lowers the largest logit, and the second raises those far below it.
 
     Park et al., *ACLS: Adaptive and Conditional Label Smoothing for Network Calibration*, ICCV 2023. The
-    released code takes ``d(max_j l_j)`` for the first distance, so that it depends on a constant added to all
-    logits. Both agree where the smallest logit is 0.
+    released code has ``d(max_j l_j)`` in the first penalty, so that it depends on a constant added to all
+    logits, and holds the maximum in the second penalty fixed. ``as_released`` does the same.
 
     Shape: logits ``(B, K, *S)``; labels ``(B, *S)`` or probabilities ``(B, K, *S)``.
 
@@ -32,7 +30,7 @@ class ConditionalSmoothing(Loss):
         margin: m; distances between logits up to this size are not penalised.
         weight_of_top: w1, the weight of the largest logit.
         weight_of_others: w2, the weight of the other logits together.
-        through_extremes: whether the gradient passes through the minimum and the maximum as well.
+        as_released: whether to compute what the released code does instead of the formula.
         **shared: see `Loss`.
 
     >>> import torch
@@ -55,21 +53,21 @@ class ConditionalSmoothing(Loss):
         margin: float = 10.0,
         weight_of_top: float = 0.1,
         weight_of_others: float = 0.01,
-        through_extremes: bool = False,
+        as_released: bool = False,
         **shared: Unpack[LossOptions],
     ) -> None:
         super().__init__(num_classes, **shared)
         self.margin = in_range("margin", margin)
         self.weight_of_top = in_range("weight_of_top", weight_of_top)
         self.weight_of_others = in_range("weight_of_others", weight_of_others)
-        self.through_extremes = true_or_false("through_extremes", through_extremes)
+        self.as_released = true_or_false("as_released", as_released)
 
     def per_sample(self, elements: Elements) -> Tensor:
         logits = elements.logits.to(computing_dtype(elements.logits))
-        high, low = logits.amax(1), logits.amin(1)
-        fixed_high, fixed_low = (high, low) if self.through_extremes else (high.detach(), low.detach())
-        top = (high - fixed_low - self.margin).clamp_min(0).square()
-        others = (fixed_high.unsqueeze(1) - logits - self.margin).clamp_min(0).square().sum(1)
+        high = logits.amax(1)
+        distance, reference = (high, high.detach()) if self.as_released else (high - logits.amin(1), high)
+        top = (distance - self.margin).clamp_min(0).square()
+        others = (reference.unsqueeze(1) - logits - self.margin).clamp_min(0).square().sum(1)
         share = self.weight_of_others / (self.num_classes - 1)
         first = Composition(cross_entropy()).per_sample(elements)
         return first + self.weight_of_top * top + share * others

@@ -1,5 +1,7 @@
 """Models of other packages take the data as it is and give logits with the classes on axis 1."""
 
+from pathlib import Path
+
 import pytest
 import torch
 from torch.nn import functional as F
@@ -105,6 +107,26 @@ def test_smp_takes_other_encoders_and_channels():
             "smp:unet", 5, {"channels": 1}, encoder_name="resnet18", encoder_depth=3, **options
         )
         assert model(torch.zeros(2, 1, 32, 32)).shape == (2, 5, 32, 32)
+
+
+@pytest.mark.usefixtures("smp")
+def test_smp_reads_the_weights_of_an_encoder_from_a_file(tmp_path: Path):
+    options = {"encoder_name": "resnet18", "encoder_depth": 3, "decoder_channels": (8, 8, 8)}
+    first = create_model("smp:Unet", 5, **options)
+    torch.save(first.encoder.state_dict(), tmp_path / "encoder.pt")
+    second = create_model("smp:Unet", 5, encoder_weights=str(tmp_path / "encoder.pt"), **options)
+    for name, tensor in first.encoder.state_dict().items():
+        assert torch.equal(second.encoder.state_dict()[name], tensor)
+    assert not torch.equal(second.segmentation_head[0].weight, first.segmentation_head[0].weight)
+    with pytest.raises(ValueError, match=r"encoder\.pt has weights of another model: .* missing"):
+        create_model(
+            "smp:Unet",
+            5,
+            **{**options, "encoder_name": "resnet34"},
+            encoder_weights=str(tmp_path / "encoder.pt"),
+        )
+    with pytest.raises(FileNotFoundError, match="no file of weights"):
+        create_model("smp:Unet", 5, encoder_weights=str(tmp_path / "none.pt"), **options)
 
 
 @pytest.mark.usefixtures("smp")

@@ -16,6 +16,7 @@ from torch.nn import functional as F
 from calibrant import arguments
 from calibrant.extras import optional_package
 from calibrant.options import Choice
+from calibrant.training.models.weights import SUFFIXES, load_weights
 
 Task = Literal["sequence", "token", "image", "segmentation"]
 
@@ -99,7 +100,7 @@ def smp_model(
         num_classes: K.
         encoder_name: a name of ``segmentation_models_pytorch.encoders.get_encoder_names()``, or ``tu-`` and
             the name of a timm model.
-        encoder_weights: the name of encoder weights to download.
+        encoder_weights: the name of encoder weights to download, or a file of them; see `load_weights`.
         pretrained: the same as encoder_weights "imagenet".
         channels: the channels of the images.
         **options: further options of the architecture.
@@ -125,8 +126,12 @@ def smp_model(
                     f"{name} has no option {option!r}{arguments.nearest(option, accepted)}; "
                     f"it takes: {', '.join(accepted)}"
                 )
-    encoder = {"encoder_name": encoder_name, "encoder_weights": encoder_weights}
-    return _built(name, partial(kind, classes=num_classes, **encoder), options)
+    in_file = encoder_weights is not None and Path(encoder_weights).suffix in SUFFIXES
+    encoder = {"encoder_name": encoder_name, "encoder_weights": None if in_file else encoder_weights}
+    model = _built(name, partial(kind, classes=num_classes, **encoder), options)
+    if in_file:
+        load_weights(model.get_submodule("encoder"), str(encoder_weights), num_classes)
+    return model
 
 
 def transformers_model(

@@ -15,6 +15,9 @@ from torch import Tensor, nn
 from calibrant import arguments
 from calibrant.sizes import check_torch_file
 
+SUFFIXES = (".safetensors", ".pt", ".pth", ".bin")
+"""Endings of files of weights."""
+
 _NAMES_SHOWN = 5
 
 
@@ -91,7 +94,7 @@ def _read(path: Path) -> dict[str, Tensor]:
 
     if not path.is_file():
         raise FileNotFoundError(f"there is no file of weights {path}")
-    arguments.one_of("the ending of a file of weights", path.suffix, (".safetensors", ".pt", ".pth", ".bin"))
+    arguments.one_of("the ending of a file of weights", path.suffix, SUFFIXES)
     content: Any
     try:
         if path.suffix == ".safetensors":
