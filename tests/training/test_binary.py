@@ -109,6 +109,7 @@ def test_trained_evaluated_calibrated_reported_and_exported(write: Writer, loss:
     ((logits, labels),) = run.predictions("test")
     outputs = 1 if write is single else 3
     assert logits.shape == labels.shape == (len(raw), outputs)
+    assert [each.shape for each in run.as_classes(logits, labels)] == [(len(raw), 2, outputs), labels.shape]
     assert bundle.classes == names
     assert bundle.several_labels == (outputs > 1)
     np.testing.assert_allclose(bundle.logits(raw), logits, atol=1e-5)

@@ -152,7 +152,7 @@ def _table(files: Mapping[str, Path], target: str | None) -> Recipe:
     about = f"{size:,} rows, target {listed}{'' if target else ' (by its name)'}"
     about += ", several labels for each (binary)" if several else ""
     option: dict[str, Any] = {"target": targets if len(targets) > 1 else targets[0]}
-    settings = {"binary": True} if several else {}
+    settings: dict[str, Any] = {"binary": True} if several else {}
     if len(others) == 1 and not numeric and _is_prose(next(iter(others.values()))):
         if path.suffix.lower() == ".parquet":
             raise RecipeError(f"{path} is a table of texts: expected it as .csv, .tsv or .jsonl")
@@ -286,7 +286,7 @@ def _arrays(path: Path) -> Recipe:
     shape = " × ".join(map(str, inputs.shape[1:]))
     what = "labels for each (binary)" if several else "classes"
     found = f"{total:,} arrays of {shape} numbers, {loaded.num_classes} {what}"
-    settings = {"binary": True} if several else {}
+    settings: dict[str, Any] = {"binary": True} if several else {}
     if "channels" in loaded.about:
         return _recipe(path, found, total, data, **_image_network(total), **settings)
     features = {} if "features" in loaded.about else {"features": inputs[0].numel()}

@@ -21,7 +21,7 @@ from calibrant.calibrators import CALIBRATORS, Calibrator, Temperature, create_c
 from calibrant.calibrators.streaming import Scaling
 from calibrant.evaluation import Evaluation, Evaluator, evaluate
 from calibrant.inference import predictions_on
-from calibrant.layout import as_pairs
+from calibrant.layout import as_decisions
 from calibrant.metrics import METRICS
 from calibrant.metrics.catalogue import DEFINITIONS
 from calibrant.metrics.ood import detection as detect
@@ -169,6 +169,10 @@ class Run:
         if stored is not None:
             return [open_predictions(stored, binary=self.recipe.binary).load()]
         return self._predicted(getattr(self.data, part))
+
+    def as_classes(self, logits: Tensor, labels: Tensor) -> Predictions:
+        """Logits and labels of classes; the decisions of a binary run have two classes each."""
+        return as_decisions(logits, labels) if self.recipe.binary else (logits, labels)
 
     def validation(self) -> tuple[Evaluation, Evaluation, float]:
         """The validation results before and after temperature scaling, and the temperature; no intervals."""
@@ -334,23 +338,16 @@ class Run:
         keys = (BEFORE, *calibrators)
 
         def scores(batches: Iterable[Predictions]) -> list[Tensor]:
-            parts = [
-                [
-                    entropy(self._as_classes(logits, key)).flatten()[labels.flatten() != -100].cpu()
-                    for key in keys
-                ]
-                for logits, labels in batches
-            ]
+            def of(logits: Tensor, labels: Tensor, key: str) -> Tensor:
+                classes, labels = self.as_classes(_calibrated(logits, self.calibrator(key)), labels)
+                return entropy(classes)[labels != -100].cpu()
+
+            parts = [[of(logits, labels, key) for key in keys] for logits, labels in batches]
             return [torch.cat(each) for each in zip(*parts, strict=True)]
 
         pairs = zip(scores(self.predictions("test")), scores(self._predicted(outside)), strict=True)
         found = [Detected(detect(*pair).auroc, roc(*pair)) for pair in pairs]
         return dict(zip(keys, found, strict=True))
-
-    def _as_classes(self, logits: Tensor, key: str) -> Tensor:
-        """Calibrated logits of classes; a single logit counts as two classes."""
-        calibrated = _calibrated(logits, self.calibrator(key))
-        return as_pairs(calibrated) if self.recipe.binary else calibrated
 
 
 @dataclass(frozen=True)

@@ -153,7 +153,8 @@ def _sums(
 
 def _nll_after_temperature(batches: list[tuple[Tensor, Tensor]], ignore_index: int, *, binary: bool) -> float:
     if binary:  # one temperature for each label, which takes all of them at once
-        batches = [tuple(map(torch.cat, zip(*batches, strict=True)))]
+        logits, targets = zip(*batches, strict=True)
+        batches = [(torch.cat(logits), torch.cat(targets))]
         calibrator = Temperature().fit(*batches[0], ignore_index=ignore_index, binary=True)
     else:
         calibrator = Temperature().fit_batches(batches, ignore_index=ignore_index)
