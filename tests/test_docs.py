@@ -262,3 +262,20 @@ def test_the_demo_runs():
 def test_relative_links_lead_somewhere(document):
     for link in re.findall(r"\]\(([^)#]+)", document.read_text(encoding="utf-8")):
         assert link.startswith("http") or (document.parent / link).exists(), link
+
+
+@pytest.mark.parametrize("command", ["evaluate", "calibrate"])
+def test_the_tables_of_options_are_complete(command):
+    from typer.main import get_command
+
+    from calibrant.cli import app
+
+    text = (ROOT / "docs" / f"{command}-command.md").read_text(encoding="utf-8")
+    table = re.findall(r"^\| (`--.*?) \|", text, re.MULTILINE)
+    options = {
+        option
+        for parameter in get_command(app).commands[command].params
+        for option in (*parameter.opts, *parameter.secondary_opts)
+        if option.startswith("--")
+    }
+    assert {option for row in table for option in re.findall(r"`(--[a-z-]+)", row)} == options - {"--help"}

@@ -141,3 +141,21 @@ def test_wrong_input_is_refused() -> None:
     target[:, 1] = -100
     with pytest.raises(ValueError, match="label 1: nothing to fit"):
         Temperature().fit(logits, target, binary=True)
+
+
+@pytest.mark.parametrize("key", ["temperature", "isotonic", "local-temperature"])
+def test_labels_with_one_problem_give_one_warning(key: str) -> None:
+    logits, target = decisions(300, 3)
+    with pytest.warns(UserWarning, match="single logits lie in") as caught:
+        create_calibrator(key).fit(logits.sigmoid(), target, binary=True)
+    assert len(caught) == 1
+    assert caught[0].filename == __file__
+    assert "label" not in str(caught[0].message)  # all of them
+
+
+def test_a_warning_names_the_labels_that_it_is_about() -> None:
+    logits, target = decisions(300, 3)
+    target[:, 1:] = 0
+    with pytest.warns(UserWarning, match="^labels 1, 2: of 2 classes the data lack 1") as caught:
+        create_calibrator("isotonic").fit(logits, target, binary=True)
+    assert len(caught) == 1

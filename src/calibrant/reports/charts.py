@@ -60,8 +60,14 @@ class Bin:
         return 1 - (self.interval[1] - self.interval[0])
 
 
-def reliability_bins(data: Reliability) -> list[Bin]:
+def axes(binary: bool) -> tuple[str, str]:
+    """What a reliability diagram shows against what, in words."""
+    return ("probability of yes", "frequency of yes") if binary else ("confidence", "accuracy")
+
+
+def reliability_bins(data: Reliability, binary: bool = False) -> list[Bin]:
     """The bars of a reliability diagram, without empty bins."""
+    x, y = axes(binary)
     found = []
     for number, count in enumerate(data.count):
         left, right = data.edges[number : number + 2]
@@ -72,9 +78,9 @@ def reliability_bins(data: Reliability) -> list[Bin]:
         expected = data.consistency[number] or (confidence, confidence)
         elements = "1 element" if count == 1 else f"{count:,} elements"
         tip = (
-            f"Confidence {left:.2f} to {right:.2f}: {elements}\n"
-            f"mean confidence {_percent(confidence)}\n"
-            f"accuracy {_percent(accuracy)} {interval_text(interval)}\n"
+            f"{x.capitalize()} {left:.2f} to {right:.2f}: {elements}\n"
+            f"mean {x} {_percent(confidence)}\n"
+            f"{y} {_percent(accuracy)} {interval_text(interval)}\n"
             f"if calibrated {interval_text(expected)}"
         )
         share = count / max(data.count)

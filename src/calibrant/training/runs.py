@@ -248,6 +248,7 @@ class Run:
                 found = {
                     key: Result(Evaluation.from_dict(each["evaluation"]), each["temperature"])
                     for key, each in plain["results"].items()
+                    if each.get("definition", 1) == _definition(key)
                 }
         wanted = (BEFORE, *calibrators)
         missing = [key for key in wanted if key not in found or (kde and _lacks_kde(found[key].evaluation))]
@@ -255,7 +256,11 @@ class Run:
             self._present("test")
             found |= {key: self._result_of(key, resamples, kde) for key in missing}
             results = {
-                key: {"evaluation": each.evaluation.to_dict(), "temperature": each.temperature}
+                key: {
+                    "evaluation": each.evaluation.to_dict(),
+                    "temperature": each.temperature,
+                    "definition": _definition(key),
+                }
                 for key, each in found.items()
             }
             plain = {**origin, "metrics": list(METRICS), "results": results}
@@ -434,6 +439,11 @@ def _joined(batches: Iterable[Predictions]) -> Predictions:
 
 def _lacks_kde(evaluation: Evaluation) -> bool:
     return evaluation.exact and evaluation.metrics["kde_ece"] is None
+
+
+def _definition(key: str) -> int:
+    """The number of a calibrator's definition, by its name and options; 1 for `BEFORE`."""
+    return CALIBRATORS[Choice.parse(key).name].definition if key else 1
 
 
 def content_hash(plain: Mapping[str, Any]) -> str:
