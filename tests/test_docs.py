@@ -187,6 +187,17 @@ def test_the_commands_for_using_a_model_run(programs, tmp_path):
     assert {"a.onnx", "a.pt2"} <= {path.name for path in tmp_path.iterdir()}
 
 
+def test_the_commands_for_single_logits_run(programs, tmp_path):
+    text = (ROOT / "docs" / "binary.md").read_text(encoding="utf-8")
+    printed = run_commands(text, programs, tmp_path).stdout
+    assert "runs/single: spam, ce, seed 0, 5 epochs" in printed
+    assert "runs/texts/bundle: " in printed
+    assert "labels.onnx: inputs: float32 (batch, 4) to probabilities of 3 labels" in printed
+    header = "name,probability_cat,probability_dog,probability_bird"
+    assert (tmp_path / "probabilities.csv").read_text().startswith(header)
+    assert (tmp_path / "report.html").stat().st_size > 1000
+
+
 def test_the_commands_of_the_leaderboard_run(programs, tmp_path):
     text = (ROOT / "docs" / "leaderboard.md").read_text(encoding="utf-8")
     printed = run_commands(text, programs, tmp_path)
@@ -207,6 +218,7 @@ def test_the_commands_of_the_leaderboard_run(programs, tmp_path):
             [
                 r"runs/photos: photos, ce, seed 0, 2 epochs",
                 r"runs/wine: wine, ce, seed 0, 50 epochs, epoch \d+ kept; validation accuracy (9\d|100)",
+                r"runs/rooms: rooms, ce",
                 r"runs/reviews: reviews, ce",
                 r"runs/digits: digits, ce",
                 r"runs/cals: wine, cals-alm, seed 0, 5 epochs",

@@ -8,6 +8,7 @@ from torch.nn import functional as F
 
 from calibrant.distributed import all_reduce
 from calibrant.histogram import Bins, ConfidenceHistogram, bin_with_width, cell_edges, rounded_down
+from calibrant.layout import as_decisions
 from calibrant.metrics.catalogue import Options
 from calibrant.statistics import sum_dtype
 
@@ -29,16 +30,27 @@ class TrainingConfidences:
         sums: ``(2, 2, cells)``: for the predicted and the true class, counts and summed confidences.
     """
 
-    def __init__(self, device: torch.device, ignore_index: int) -> None:
+    def __init__(self, device: torch.device, ignore_index: int, *, binary: bool = False) -> None:
         edges = cell_edges(device)
-        self.ignore_index = ignore_index
+        self.ignore_index, self.binary = ignore_index, binary
         self.sums = torch.zeros(2, 2, len(edges) - 1, device=device, dtype=sum_dtype(device))
         self._inner = rounded_down(edges, torch.float32)[1:-1]
         self._rows = torch.arange(4, device=device).view(2, 2, 1) * (len(edges) - 1)
 
     @torch.no_grad()
     def add(self, logits: Tensor, target: Tensor) -> None:
+<<<<<<< HEAD
         """Add the elements of a step that are not ignored: logits ``(B, K, *S)`` and labels ``(B, *S)``."""
+=======
+        """Add the elements of a step that are not ignored.
+
+        Args:
+            logits: ``(B, K, *S)``; single ones if binary.
+            target: ``(B, *S)``, labels.
+        """
+        if self.binary:
+            logits, target = as_decisions(logits, target)
+>>>>>>> cli22
         probabilities = logits.softmax(1, dtype=torch.float32)
         valid = target != self.ignore_index
         label = (target * valid).unsqueeze(1)
