@@ -39,18 +39,12 @@ class TrainingConfidences:
 
     @torch.no_grad()
     def add(self, logits: Tensor, target: Tensor) -> None:
-<<<<<<< HEAD
-        """Add the elements of a step that are not ignored: logits ``(B, K, *S)`` and labels ``(B, *S)``."""
-=======
-        """Add the elements of a step that are not ignored.
+        """Add the elements of a step that are not ignored: logits ``(B, K, *S)`` and labels ``(B, *S)``.
 
-        Args:
-            logits: ``(B, K, *S)``; single ones if binary.
-            target: ``(B, *S)``, labels.
+        If binary, logits are single ones.
         """
         if self.binary:
             logits, target = as_decisions(logits, target)
->>>>>>> cli22
         probabilities = logits.softmax(1, dtype=torch.float32)
         valid = target != self.ignore_index
         label = (target * valid).unsqueeze(1)
