@@ -152,6 +152,10 @@ def test_results_are_computed_anew_where_a_slow_metric_is_missing_or_metrics_wer
         (tmp_path / name).unlink()
     path.write_text(old)
     assert Run(tmp_path).results([], resamples=5) == asked  # nothing is left to compute them from
+    with pytest.raises(RecipeError, match=r"evaluation\.json lacks figures with 6 resamples, and"):
+        Run(tmp_path).results([], resamples=6)
+    with pytest.raises(RecipeError, match=r"evaluation\.json lacks temperature with 5 resamples"):
+        Run(tmp_path).results(["temperature"], resamples=5)
 
 
 def test_results_are_computed_anew_where_a_metric_or_calibrator_was_defined_otherwise(

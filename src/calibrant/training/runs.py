@@ -244,6 +244,12 @@ class Run:
         missing = [key for key in wanted if key not in found or (kde and _lacks_kde(found[key].evaluation))]
         if missing:
             self._present("test")
+            if path.is_file() and not self._can_predict:
+                raise RecipeError(
+                    f"{path} lacks {missing[0] or 'figures'} with {resamples} resamples, and without "
+                    "predictions and weights they cannot be computed; ask for as many resamples as before, "
+                    "or train the run again"
+                )
             found |= {key: self._result_of(key, resamples, kde) for key in missing}
             results = {
                 key: {
