@@ -15,7 +15,16 @@ import calibrant.metrics
 
 PACKAGE = Path(calibrant.__file__).parent
 
-BELOW_LOSSES = {"histogram", "inference", "kernels", "distributed", "statistics", "layout", "arguments"}
+BELOW_LOSSES = {
+    "histogram",
+    "inference",
+    "kernels",
+    "distributed",
+    "statistics",
+    "layout",
+    "arguments",
+    "warning",
+}
 
 MAY_IMPORT = {
     "__main__": {"cli", "extras"},
@@ -54,14 +63,14 @@ MAY_IMPORT = {
         *BELOW_LOSSES,
     },
     "integrations": {
-        *("calibrators", "evaluation", "extras", "lazy", "losses", "metrics", "reports"),
+        *("calibrators", "evaluation", "extras", "lazy", "losses", "metrics", "printable", "reports"),
         *BELOW_LOSSES,
     },
     "reports": {"arguments", "atomic", "evaluation", "extras", "lazy", "losses", "metrics", "printable"},
     "predictions": {"arguments", "atomic", "ensembles", "extras", "layout", "printable", "sizes"},
     "evaluation": {"metrics", "printable", "processes", *BELOW_LOSSES},
     "calibrators": {"atomic", "printable", "sizes", *BELOW_LOSSES},
-    "conformal": {"calibrators", "metrics", *BELOW_LOSSES},
+    "conformal": {"calibrators", "metrics", "printable", *BELOW_LOSSES},
     "losses": BELOW_LOSSES,
     "metrics": BELOW_LOSSES,
     "histogram": {"distributed", "kernels", "statistics", "layout", "arguments"},
@@ -70,15 +79,16 @@ MAY_IMPORT = {
     "inference": {"arguments", "distributed", "ensembles"},
     "ensembles": {"layout", "statistics"},
     "distributed": set(),
-    "layout": {"arguments"},
+    "layout": {"arguments", "warning"},
     "options": {"arguments"},
     "arguments": set(),
     "atomic": set(),
     "extras": set(),
     "processes": {"extras"},
-    "lazy": set(),
+    "lazy": {"extras"},
     "printable": set(),
     "sizes": set(),
+    "warning": set(),
 }
 """What each part of the package may import of the others; `calibrant` itself gathers all of them."""
 
@@ -171,6 +181,7 @@ def test_the_layers_have_no_cycle():
         "printable",
         "sizes",
         "options",
+        "warning",
         "layout",
         "distributed",
         "statistics",

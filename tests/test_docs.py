@@ -188,6 +188,17 @@ def test_the_commands_for_using_a_model_run(programs, tmp_path):
     assert {"a.onnx", "a.pt2"} <= {path.name for path in tmp_path.iterdir()}
 
 
+def test_the_commands_for_single_logits_run(programs, tmp_path):
+    text = (ROOT / "docs" / "binary.md").read_text(encoding="utf-8")
+    printed = run_commands(text, programs, tmp_path).stdout
+    assert "runs/single: spam, ce, seed 0, 5 epochs" in printed
+    assert "runs/texts/bundle: " in printed
+    assert "labels.onnx: inputs: float32 (batch, 4) to probabilities of 3 labels" in printed
+    header = "name,probability_cat,probability_dog,probability_bird"
+    assert (tmp_path / "probabilities.csv").read_text().startswith(header)
+    assert (tmp_path / "report.html").stat().st_size > 1000
+
+
 def test_the_commands_of_the_leaderboard_run(programs, tmp_path):
     text = (ROOT / "docs" / "leaderboard.md").read_text(encoding="utf-8")
     printed = run_commands(text, programs, tmp_path)
@@ -208,6 +219,7 @@ def test_the_commands_of_the_leaderboard_run(programs, tmp_path):
             [
                 r"runs/photos: photos, ce, seed 0, 2 epochs",
                 r"runs/wine: wine, ce, seed 0, 50 epochs, epoch \d+ kept; validation accuracy (9\d|100)",
+                r"runs/rooms: rooms, ce",
                 r"runs/reviews: reviews, ce",
                 r"runs/digits: digits, ce",
                 r"runs/cals: wine, cals-alm, seed 0, 5 epochs",
@@ -251,3 +263,20 @@ def test_the_demo_runs():
 def test_relative_links_lead_somewhere(document):
     for link in re.findall(r"\]\(([^)#]+)", document.read_text(encoding="utf-8")):
         assert link.startswith("http") or (document.parent / link).exists(), link
+
+
+@pytest.mark.parametrize("command", ["evaluate", "calibrate"])
+def test_the_tables_of_options_are_complete(command):
+    from typer.main import get_command
+
+    from calibrant.cli import app
+
+    text = (ROOT / "docs" / f"{command}-command.md").read_text(encoding="utf-8")
+    table = re.findall(r"^\| (`--.*?) \|", text, re.MULTILINE)
+    options = {
+        option
+        for parameter in get_command(app).commands[command].params
+        for option in (*parameter.opts, *parameter.secondary_opts)
+        if option.startswith("--")
+    }
+    assert {option for row in table for option in re.findall(r"`(--[a-z-]+)", row)} == options - {"--help"}

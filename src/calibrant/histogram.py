@@ -299,12 +299,7 @@ class ConfidenceHistogram(Statistics):
     @classmethod
     @torch.no_grad()
     def of_outcomes(cls, confidence: Tensor, correct: Tensor) -> Self:
-        """The histogram of given confidences.
-
-        Args:
-            confidence: the probabilities of the predicted classes, any shape.
-            correct: whether each prediction is right, same shape.
-        """
+        """The histogram of confidences of any shape, and of whether each prediction is right."""
         sums = _empty_sums(confidence.device)
         chunk = _CHUNK if confidence.device.type == "cpu" else max(1, confidence.numel())
         parts = (torch.split(values.flatten(), chunk) for values in (confidence, correct))
@@ -313,11 +308,7 @@ class ConfidenceHistogram(Statistics):
         return cls(sums[0].sum(), *sums)
 
     def equal_width(self, bins: int) -> Bins:
-        """Bins of equal width on ``(0, 1]``; exact.
-
-        Args:
-            bins: a divisor of 300.
-        """
+        """Bins of equal width on ``(0, 1]``, exact; their number must divide 300."""
         return self._pool(bin_of_cells(bins, self.count.device), equal_width_edges(bins, self.count.device))
 
     def equal_mass(self, bins: int) -> Bins:
@@ -461,11 +452,7 @@ class Outcomes(Statistics):
         return RankedSums.of_outcomes(*self.pairs)
 
     def equal_width(self, bins: int) -> Bins:
-        """Bins of equal width on ``(0, 1]``; exact.
-
-        Args:
-            bins: a divisor of 300. (Beyond the limit, no other numbers are possible.)
-        """
+        """Bins of equal width on ``(0, 1]``, exact; their number must divide 300, as beyond the limit."""
         return self._pooling.equal_width(bins)
 
     def equal_mass(self, bins: int) -> Bins:

@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import os
-import sys
-import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -15,12 +11,10 @@ from torch._C import _functorch
 from torch.autograd import forward_ad
 
 from calibrant.arguments import label
+from calibrant.warning import warn
 
 SUM_TOLERANCE = 1e-2
 """How far probabilities may be from a sum of 1: rounded and half-precision ones are."""
-
-# Where a warning must not point to: the files of this package, and the wrappers of torch around them.
-_NOT_CALLERS = tuple(f"{Path(path).parent}{os.sep}" for path in (__file__, torch.__file__))
 
 # Numbers in one block. On a CPU: few enough that temporaries stay in cache and that there are blocks for
 # several threads, and many enough that arithmetic outweighs the overhead of calls. On other devices blocks
@@ -423,14 +417,6 @@ def _look_like_probabilities_of_yes(pairs: Tensor) -> bool:
     no, yes = (pairs.detach()[:1024, k].flatten()[:4096] for k in range(2))
     enough = len(yes) >= 20
     return enough and bool((no == 0).all() & (yes >= 0).all() & (yes <= 1).all() & (yes > 0).any())
-
-
-def warn(message: str) -> None:
-    """Warn the user. The warning points to the line outside of this package that led to it."""
-    level, frame = 2, sys._getframe(1)
-    while frame.f_back is not None and frame.f_code.co_filename.startswith(_NOT_CALLERS):
-        level, frame = level + 1, frame.f_back
-    warnings.warn(message, UserWarning, stacklevel=level)
 
 
 def along_classes(values: Tensor, logits: Tensor) -> Tensor:

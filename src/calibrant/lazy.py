@@ -8,6 +8,8 @@ from importlib import import_module
 from pkgutil import iter_modules
 from typing import Any
 
+from calibrant.extras import MissingPackageError
+
 
 def on_demand(
     package: str, path: Iterable[str], names: Mapping[str, str] | None = None
@@ -23,12 +25,16 @@ def on_demand(
     origins = dict(names or {})
 
     def find(name: str) -> Any:
-        if name in origins:
-            value = getattr(import_module(origins[name]), name)
-            setattr(sys.modules[package], name, value)
-            return value
-        if name in modules:
-            return import_module(f"{package}.{name}")  # sets the attribute as well
+        try:
+            if name in origins:
+                value = getattr(import_module(origins[name]), name)
+                setattr(sys.modules[package], name, value)
+                return value
+            if name in modules:
+                return import_module(f"{package}.{name}")  # sets the attribute as well
+        except MissingPackageError as error:
+            # `help`, `inspect` and `hasattr` look at every attribute, and go on after this error only.
+            raise AttributeError(str(error), name=name) from error
         raise AttributeError(f"module {package!r} has no attribute {name!r}", name=name)
 
     def listed() -> list[str]:

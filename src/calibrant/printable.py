@@ -1,4 +1,4 @@
-"""Text from files and file names, made safe to print."""
+"""Text to print: names from files made safe, lists and tables."""
 
 from __future__ import annotations
 
@@ -18,6 +18,16 @@ def printable(text: str) -> str:
     a\x1b[31mb\nc
     """
     return _UNSAFE.sub(lambda found: found[0].encode("unicode_escape").decode("ascii"), text)
+
+
+def first_few(values: Iterable[object], most: int = 5) -> str:
+    """The first values of a list, separated by commas.
+
+    >>> first_few(range(3)), first_few(range(9), 2)
+    ('0, 1, 2', '0, 1, …')
+    """
+    texts = list(map(str, values))
+    return ", ".join([*texts[:most], *["…"] * (len(texts) > most)])
 
 
 def text_table(title: str, headings: Sequence[str], rows: Iterable[Sequence[str]]) -> str:

@@ -8,11 +8,14 @@ from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from multiprocessing import get_context
-from typing import Any
-
-import torch
+from typing import Any, Literal, get_args
 
 from calibrant.extras import optional_package
+
+Workers = Literal["processes", "ray"]
+
+WORKERS: tuple[Workers, ...] = get_args(Workers)
+"""Who can share work: processes of this machine, or the workers of a Ray cluster."""
 
 _LOST = "a worker process ended without a result; it may have run out of memory: use fewer jobs"
 
@@ -28,6 +31,8 @@ def process_pool(jobs: int) -> Iterator[ProcessPoolExecutor]:
     Raises:
         WorkerError: a worker process was killed.
     """
+    import torch  # here: the options of the commands name `Workers`, and their help must not wait for torch
+
     context = get_context("spawn")  # a forked process would inherit the threads' locks of torch
     threads = max(1, torch.get_num_threads() // jobs)
     with ProcessPoolExecutor(jobs, context, _start_worker, (threads,)) as pool:
@@ -40,6 +45,8 @@ def process_pool(jobs: int) -> Iterator[ProcessPoolExecutor]:
 
 
 def _start_worker(threads: int) -> None:
+    import torch
+
     torch.set_num_threads(threads)
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C ends a worker without a traceback
 

@@ -101,8 +101,33 @@ def test_the_best_calibrator_of_a_single_logit() -> None:
     best = choose(logits, target, binary=True, candidates=["temperature"])
     assert best.binary
     assert best.key == "temperature"
-    with pytest.raises(ValueError, match="ranked for one label, got 2"):
-        rank(*decisions(50, 2), binary=True)
+
+
+def test_several_labels_are_ranked_by_all_of_their_decisions() -> None:
+    logits, target = decisions(300, 2)
+    target[:50, 1] = -100
+    logits[:, 1] *= 3  # a temperature of its own
+    both = rank(logits, target, binary=True, candidates=["temperature", "platt"])
+    each = [
+        rank(logits[:, [k]], target[:, [k]], binary=True, candidates=["temperature", "platt"]) for k in (0, 1)
+    ]
+    for key in ("identity", "temperature", "platt"):
+        found, first, second = (
+            next(candidate.nll for candidate in ranking.candidates if candidate.key == key)
+            for ranking in (both, *each)
+        )
+        # The folds of the second label are others, because 50 elements without it are left out.
+        expected = (300 * first + 250 * second) / 550
+        assert found == pytest.approx(expected, rel=1e-9 if key == "identity" else 0.02)
+    best = choose(logits, target, binary=True, candidates=["temperature"])
+    assert [float(part.temperature) for part in best.labels] == pytest.approx(
+        [
+            float(Temperature().fit(logits[:, k], target[:, k], binary=True).labels[0].temperature)
+            for k in (0, 1)
+        ]
+    )
+    # Candidates are those of single decisions, and not of images.
+    assert "local-temperature" not in [each.key for each in rank(logits, target, binary=True).candidates]
 
 
 def test_wrong_input_is_refused() -> None:
@@ -116,3 +141,21 @@ def test_wrong_input_is_refused() -> None:
     target[:, 1] = -100
     with pytest.raises(ValueError, match="label 1: nothing to fit"):
         Temperature().fit(logits, target, binary=True)
+
+
+@pytest.mark.parametrize("key", ["temperature", "isotonic", "local-temperature"])
+def test_labels_with_one_problem_give_one_warning(key: str) -> None:
+    logits, target = decisions(300, 3)
+    with pytest.warns(UserWarning, match="single logits lie in") as caught:
+        create_calibrator(key).fit(logits.sigmoid(), target, binary=True)
+    assert len(caught) == 1
+    assert caught[0].filename == __file__
+    assert "label" not in str(caught[0].message)  # all of them
+
+
+def test_a_warning_names_the_labels_that_it_is_about() -> None:
+    logits, target = decisions(300, 3)
+    target[:, 1:] = 0
+    with pytest.warns(UserWarning, match="^labels 1, 2: of 2 classes the data lack 1") as caught:
+        create_calibrator("isotonic").fit(logits, target, binary=True)
+    assert len(caught) == 1

@@ -95,10 +95,3 @@ def test_an_error_names_the_shard(folder):
     result = run(folder)
     assert result.exit_code == 2
     assert f"{shard}: cannot be read as .parquet" in result.stderr
-
-
-def test_workers_are_those_of_the_library():
-    from calibrant.cli.evaluate import Workers
-    from calibrant.evaluation.parts import WORKERS
-
-    assert tuple(Workers) == WORKERS

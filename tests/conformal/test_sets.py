@@ -9,7 +9,7 @@ import torch
 from scipy.stats import betabinom
 from torch import nn
 
-from calibrant.calibrators import Temperature, load_calibrator, save_calibrator
+from calibrant.calibrators import Calibrator, Temperature, load_calibrator, save_calibrator
 from calibrant.conformal import (
     APS,
     CONFORMAL,
@@ -163,6 +163,17 @@ def test_an_element_at_the_threshold_is_covered_in_every_type():
     assert sets.half()(rows)[:, 0].all()
 
 
+def test_no_tolerance_is_added_to_the_threshold():
+    """MAPIE accepts scores up to 1e-8 above it. With 1,000 classes that changes 1 % of the sets."""
+    logits, target = sampled(2000, 1000)
+    sets = LAC(alpha=0.1).fit(logits[:1000], target[:1000])
+    scores = 1 - logits[1000:].softmax(1)
+    found = sets(logits[1000:])
+    assert torch.equal(found, scores <= sets.threshold)
+    tolerant = scores <= sets.threshold + 1e-8
+    assert 0.97 < (found == tolerant).all(1).double().mean() < 0.999
+
+
 def test_too_few_elements_put_every_class_into_every_set():
     logits, target = sampled(8)
     with pytest.warns(UserWarning, match=r"too few held-out elements for alpha = 0\.1.*at least 9 elements"):
@@ -196,6 +207,11 @@ def test_a_calibrator_is_not_taken_for_sets_and_the_other_way_round(tmp_path):
     path, logits = tmp_path / "file.safetensors", sampled(100)
     save_calibrator(Temperature().fit(*logits), path)
     with pytest.raises(ValueError, match=r"not a conformal predictor .* 'calibrant-calibrator-1'"):
+        load_conformal(path)
+    assert not isinstance(LAC(), Calibrator)
+    with pytest.raises(TypeError, match="takes a calibrator, got LAC; conformal sets have save_conformal"):
+        save_calibrator(LAC().fit(*logits), path)
+    with pytest.raises(ValueError, match="not a conformal predictor"):  # the file is as before
         load_conformal(path)
     save_conformal(LAC().fit(*logits), path)
     with pytest.raises(ValueError, match="not a calibrator"):

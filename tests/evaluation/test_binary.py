@@ -175,6 +175,8 @@ def test_wrong_input_is_refused() -> None:
         evaluate(logits, target, binary=True, class_names=["no", "yes"])
     with pytest.raises(ValueError, match="class_counts have no meaning for several labels"):
         evaluate(logits, target, binary=True, class_counts=[1, 2, 3])
+    with pytest.raises(ValueError, match=r"the logits have 1 label, expected 2; .* is the number of labels"):
+        Evaluator(2, binary=True).update(logits[:, 0], target[:, 0])
     with pytest.raises(ValueError, match="the logits have 2 labels, expected 3"):
         Evaluator(binary=True).update(logits, target).update(logits[:, :2], target[:, :2])
     target[:, 1] = -100

@@ -30,7 +30,8 @@ EQUAL_MASS = ["adaptive_ece", "debiased_ece", "debiased_ece_l1", "sweep_ece", "s
 SWEPT = ["sweep_ece", "sweep_ece_l1", "sweep_ece_width", "sweep_ece_width_l1"]
 ERRORS = ["ece", "mce", "ece_l2", *dict.fromkeys([*EQUAL_MASS, *SWEPT]), "smooth_ece"]
 NEED_ALL = ["nll_calibration", "nll_refinement", "brier_calibration", "brier_refinement", "kde_ece"]
-STREAMED = [name for name in METRICS if name not in NEED_ALL]
+OF_FIVE = [name for name in METRICS if name != "top_k_accuracy"]  # most data here have five classes
+STREAMED = [name for name in OF_FIVE if name not in NEED_ALL]
 SELECTIVE = ["aurc", "augrc", "risk_at_coverage", "coverage_at_risk"]
 CLOSE = [*dict.fromkeys([*EQUAL_MASS, *SWEPT]), "smooth_ece", *SELECTIVE]
 RESAMPLED_STREAM = [
@@ -38,7 +39,6 @@ RESAMPLED_STREAM = [
     *SELECTIVE,
     "accuracy",
     "balanced_accuracy",
-    "top_k_accuracy",
     "nll",
     "brier",
     "root_brier",
@@ -79,6 +79,22 @@ def golden(golden_batch: Batch) -> Evaluation:
 @pytest.fixture(scope="module")
 def golden_streamed(golden_batch: Batch) -> Evaluation:
     return Evaluator(resamples=200, background=1).update(*golden_batch).compute()
+
+
+@pytest.mark.parametrize(("classes", "shown"), [(2, False), (5, False), (6, True)])
+def test_top_5_accuracy_is_left_out_where_it_is_always_1(classes: int, shown: bool) -> None:
+    logits, target = batch(200, classes)
+    evaluations = [
+        evaluate(logits, target, resamples=20),
+        Evaluator(resamples=20).update(logits, target).compute(),
+        evaluate(logits[:, :, None], target[:, None], resamples=20, per_image=True),
+    ]
+    for each in evaluations:
+        assert (each.metrics["top_k_accuracy"] is not None) == shown
+        assert ("top_k_accuracy" in each.intervals) == shown
+        assert ("Top-5" in str(each)) == shown
+        assert Evaluation.from_json(each.to_json()) == each
+    assert ("top_k_accuracy" in evaluations[0].replicates) == shown
 
 
 # ---- The figures ----------------------------------------------------------------------------------
@@ -123,7 +139,7 @@ def by_functions(logits: Tensor, target: Tensor, bins: int, background: int, ign
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-12), (torch.float32, 1e-6)])
 def test_equals_the_functions(bins: int, dtype: torch.dtype, tolerance: float) -> None:
     # With gaps of both signs: else all L1 errors are the mean gap.
-    logits, target = batch(400, sharpness=1.0, dtype=dtype)
+    logits, target = batch(400, 6, sharpness=1.0, dtype=dtype)
     target[::7] = 255
     result = evaluate(logits, target, bins=bins, background=2, ignore_index=255, kde=True, resamples=0)
     expected = by_functions(logits, target, bins, background=2, ignore_index=255)
@@ -500,10 +516,7 @@ def test_per_image_is_the_mean_over_images() -> None:
         most = 1.0 if METRICS[name].percent else math.inf
         expected = [min(max(float(values.mean()) + sign * reach, 0), most) for sign in (-1, 1)]
         assert result.intervals[name] == pytest.approx(expected, rel=0, abs=1e-9), name
-        if name not in (
-            "accuracy",
-            "top_k_accuracy",
-        ):  # and it is something else than taking all pixels together
+        if name != "accuracy":  # and it is something else than taking all pixels together
             assert getattr(result, name) != pytest.approx(getattr(pooled, name), rel=0, abs=1e-6)
     assert [getattr(result, name) for name in NEED_ALL] == [None] * len(NEED_ALL)
     assert result.exact
@@ -549,9 +562,9 @@ def test_per_image_leaves_images_without_foreground_out_of_its_mean() -> None:
 
 
 def test_which_figures_have_intervals(golden: Evaluation, golden_batch: Batch) -> None:
-    assert set(golden.intervals) == set(golden.replicates) == set(METRICS) - {"kde_ece"}
+    assert set(golden.intervals) == set(golden.replicates) == set(OF_FIVE) - {"kde_ece"}
     assert {len(values) for values in golden.replicates.values()} == {200}
-    assert set(evaluate(*golden_batch, resamples=5).intervals) == set(METRICS) - {
+    assert set(evaluate(*golden_batch, resamples=5).intervals) == set(OF_FIVE) - {
         "mean_iou_foreground",
         "kde_ece",
     }
@@ -575,7 +588,7 @@ def test_replicates_are_the_figures_of_drawn_data(golden_batch: Batch, golden: E
     assert weight.sum(1).tolist() == [500] * 3
     coarse = [*SWEPT, "smooth_ece"]  # fewer bins and cells than the estimate itself
     at_the_datas_temperature = [name for name in NEED_ALL if name != "kde_ece"]
-    names = [name for name in METRICS if name not in [*coarse, *at_the_datas_temperature, "kde_ece"]]
+    names = [name for name in OF_FIVE if name not in [*coarse, *at_the_datas_temperature, "kde_ece"]]
     for r, times in enumerate(weight.long()):
         drawn = (values.repeat_interleave(times, 0) for values in golden_batch)
         expected = evaluate(*drawn, resamples=0, background=1)
@@ -614,8 +627,7 @@ def test_intervals_are_reproducible_by_their_seed(golden_batch: Batch, streamed:
 
     first, again, other = result(1), result(1), result(2)
     assert first == again
-    # Of five classes, the true one is always among the five most probable.
-    resampled = [name for name in first.replicates if name in first.intervals and name != "top_k_accuracy"]
+    resampled = [name for name in first.replicates if name in first.intervals]
     assert [name for name in resampled if first.replicates[name] == other.replicates[name]] == []
     assert first.metrics == other.metrics
     assert (first.seed, other.seed) == (1, 2)
@@ -1159,9 +1171,10 @@ def test_printed(golden: Evaluation) -> None:
         assert "model: 500 elements, 5 classes, 15 bins, exact" in text
         assert "95 % interval" in text
         table = cells(text)
-        for name, description in METRICS.items():
+        for name in OF_FIVE:
             if name == "kde_ece":  # was not asked for
                 continue
+            description = METRICS[name]
             value, between = table[description.label]
             assert value == shown(getattr(golden, name), description.percent)
             ends = [shown(end, description.percent) for end in golden.intervals[name]]

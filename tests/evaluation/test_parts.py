@@ -63,6 +63,7 @@ def test_errors_and_warnings_of_workers_arrive(monkeypatch, tmp_path):
     with pytest.warns(UserWarning, match="add up to 1") as caught:
         evaluate_parts(paths[:2], batches_of, jobs=2, resamples=0)
     assert len(caught) == 1  # not one for each part
+    assert caught[0].filename == __file__
     np.savez(paths[2], logits=LOGITS.numpy(), labels=TARGET.numpy() + 2)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")

@@ -140,7 +140,8 @@ def by_definition(batch: Batch, bins: int, background: int) -> dict[str, float |
     return {
         "accuracy": correct.mean(),
         "balanced_accuracy": np.mean([correct[label == k].mean() for k in set(label)]),
-        "top_k_accuracy": (first_five == label[:, None]).any(1).mean(),
+        # None: with at most five classes it is always 1, and left out.
+        "top_k_accuracy": (first_five == label[:, None]).any(1).mean() if rows.shape[1] > 5 else None,
         "mean_iou": mean_iou(label, prediction, classes),
         "mean_iou_foreground": mean_iou(label, prediction, foreground),
         "nll": nll,

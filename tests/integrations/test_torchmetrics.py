@@ -81,6 +81,10 @@ def test_equals_the_function_on_all_data(kind, bins):
     assert value.item() == pytest.approx(expected(kind, logits, target, bins), rel=1e-10)
 
 
+def test_selective_risks_are_no_calibration_errors():
+    assert not isinstance(SelectiveRisk(), CalibrationError)
+
+
 def test_kinds_and_bins_matter():
     logits, target = batch()
     values = {fed(CalibrationError(kind), logits, target).compute().item() for kind in KINDS}

@@ -68,7 +68,7 @@ def test_defaults_are_those_of_the_papers() -> None:
         ("sb-ece", "temperature"): 0.01,
         ("bsce-gra", "gamma"): 2,
         ("bsce-gra", "norm"): 2,
-        ("avuc", "weight"): 3,
+        ("avuc", "weight"): 1,
         ("nacl", "weight"): 0.1,
         ("nacl", "window"): 3,
         ("cals-alm", "margin"): 10,

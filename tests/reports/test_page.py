@@ -7,8 +7,9 @@ from html.parser import HTMLParser
 import matplotlib
 import numpy as np
 import pytest
+import torch
 
-from calibrant.evaluation import ClassFigures, Difference, Evaluation, GroupFigures, Reliability
+from calibrant.evaluation import ClassFigures, Difference, Evaluation, GroupFigures, Reliability, evaluate
 from calibrant.evaluation.figures import ClassBin
 from calibrant.metrics import METRICS, RiskCoverage
 from calibrant.reports.page import render_report, write_report
@@ -514,3 +515,26 @@ class TestFile:
     def test_no_folder(self, tmp_path):
         with pytest.raises(FileNotFoundError, match=r"there is no folder .*missing"):
             write_report([evaluation()], tmp_path / "missing" / "report.html")
+
+
+def test_a_binary_report_speaks_of_probabilities_of_yes():
+    logits = torch.randn(400, generator=torch.Generator().manual_seed(0))
+    target = (torch.rand(400, generator=torch.Generator().manual_seed(1)) < logits.sigmoid()).long()
+    binary = render_report([evaluate(3 * logits, target, binary=True, resamples=0)])
+    # Below 1/2, a frequency above the line is over-confidence.
+    for words in (
+        "Accuracy below the dashed line",
+        "too confident, up to",
+        ">Accuracy</text>",
+        "accuracy is below",
+    ):
+        assert words not in binary
+    assert "over-confident if probabilities below 0.5 are too low" in binary
+    assert ">Frequency of yes</text>" in binary
+    assert "frequency of yes is below probability of yes in" in binary
+    labels = evaluate(
+        torch.stack([logits, -logits], 1), torch.stack([target] * 2, 1), binary=True, resamples=0
+    )
+    assert 'data-axes="probability of yes|frequency of yes"' in render_report([labels])
+    pair = torch.stack([0 * logits, 3 * logits], 1)
+    assert "Accuracy below the dashed line" in render_report([evaluate(pair, target, resamples=0)])

@@ -312,7 +312,8 @@ def test_few_validation_elements_leave_little_to_choose(small, monkeypatch, elem
     monkeypatch.setattr(Run, "predictions", lambda run, part: batches)
     given = []
 
-    def noted(logits, target, *, candidates, folds):
+    def noted(logits, target, *, candidates, folds, binary):
+        assert not binary
         given.append(candidates or [])
         assert 2 <= folds <= 5
         return Ranking((Ranked("vector", 0.0, 0.0, 0.0),))

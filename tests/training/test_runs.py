@@ -152,6 +152,10 @@ def test_results_are_computed_anew_where_a_slow_metric_is_missing_or_metrics_wer
         (tmp_path / name).unlink()
     path.write_text(old)
     assert Run(tmp_path).results([], resamples=5) == asked  # nothing is left to compute them from
+    with pytest.raises(RecipeError, match=r"evaluation\.json lacks figures with 6 resamples, and"):
+        Run(tmp_path).results([], resamples=6)
+    with pytest.raises(RecipeError, match=r"evaluation\.json lacks temperature with 5 resamples"):
+        Run(tmp_path).results(["temperature"], resamples=5)
 
 
 def test_results_are_computed_anew_where_a_metric_or_calibrator_was_defined_otherwise(
@@ -166,6 +170,31 @@ def test_results_are_computed_anew_where_a_metric_or_calibrator_was_defined_othe
     monkeypatch.setattr(runs, "DEFINITIONS", runs.DEFINITIONS + 1)
     with pytest.raises(InterruptedError):
         Run(tmp_path).results([], resamples=5)
+
+
+def test_only_results_of_a_calibrator_that_was_defined_otherwise_are_computed_anew(
+    run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    shutil.copytree(run.folder, tmp_path, dirs_exist_ok=True)
+    keys = ["isotonic", "isotonic[variant=top-label]", "beta"]
+    found = Run(tmp_path).results(keys, resamples=5)
+    path = tmp_path / "evaluation.json"
+    plain = json.loads(path.read_text())
+    del plain["sha256"]
+    for result in plain["results"].values():
+        result.pop("definition", None)  # as before calibrators had a definition
+    path.write_text(json.dumps({**plain, "sha256": runs.content_hash(plain)}))
+    computed: list[str] = []
+
+    def noting(*arguments: Any, **options: Any) -> Evaluation:
+        computed.append(options["name"])
+        return evaluate(*arguments, **options)
+
+    monkeypatch.setattr(runs, "evaluate", noting)
+    for expected in (["ce + isotonic", "ce + isotonic[variant=top-label]"], []):
+        assert Run(tmp_path).results(keys, resamples=5) == found
+        assert computed == expected
+        computed.clear()
 
 
 def test_shifted_data_are_measured_after_calibrators_of_the_clean_validation_data(run: Run) -> None:

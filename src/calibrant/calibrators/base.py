@@ -1,10 +1,11 @@
-"""The contract of a calibrator: a layer from logits to logits, fitted on held-out data."""
+"""The contracts of layers that are fitted on held-out data, and of calibrators, from logits to logits."""
 
 from __future__ import annotations
 
 import json
 import warnings
 from abc import ABC, abstractmethod
+from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from inspect import signature
@@ -14,16 +15,10 @@ import torch
 from torch import Tensor, nn
 from torch.jit._trace import TracerWarning, is_tracing
 
-from calibrant.layout import (
-    arrange,
-    as_decisions,
-    as_pairs,
-    computing_dtype,
-    warn,
-    warn_of_probabilities,
-)
+from calibrant.layout import arrange, as_decisions, as_pairs, computing_dtype, warn_of_probabilities
+from calibrant.printable import first_few
+from calibrant.warning import warn
 
-_NAMED = 5  # classes that a warning names
 _SHOWN = 4  # the most learned numbers in print
 
 NOT_FINITE = "logits hold NaN or infinite numbers; a calibrator is fitted to finite logits"
@@ -33,36 +28,20 @@ Batches = Iterable[tuple[Tensor, Tensor]]
 """Batches of logits and targets that can be read several times: a list, a data loader."""
 
 
-class Calibrator(nn.Module, ABC):
-    """A layer from logits to calibrated logits; ``nn.Sequential(model, calibrator)`` is a calibrated model.
+class FittedLayer(nn.Module, ABC):
+    """A layer that takes logits and is fitted on held-out data: a `Calibrator`, or conformal sets.
 
     The learned state is float64 buffers. Their shapes may depend on the data, and `load_state_dict` accepts
-    any. Methods that compute probabilities return their logarithms. The softmax of the result sums to 1.
-
-    Subclasses set `key`, write `fit_rows` and `transform`, and register their learned state with `learn`.
-
-    With ``fit(..., binary=True)`` each logit is a yes-or-no decision of its own, and each of L labels gets
-    its own parameters: `labels` holds a calibrator of two classes for each.
-
-    Shape:
-        logits ``(B, K, *S)``, integer target ``(B, *S)``; if binary, both ``(B,)`` or ``(B, L, *S)``. The
-        result is float64 for float64 logits, else float32, because different probabilities may become equal
-        in 16 bits. A logit of -inf rules a class out and stays -inf.
+    any. Subclasses set `key`, write `fit_rows` and `forward`, and register their learned state with `learn`.
 
     Attributes:
-        num_classes: K, once fitted.
-        class_names: the names of the classes in order, if known; `save_calibrator` keeps them.
-        labels: the calibrators of the labels, only if `binary`.
+        num_classes: K, once fitted; 2 if `binary`, whatever the number of labels.
+        class_names: the names of the classes in order, if known; files keep them.
+        labels: the layers of the labels, only if `binary`.
     """
 
     key: ClassVar[str]
-    """The name in `CALIBRATORS`, on the command line and in files."""
-
-    preserves_order: ClassVar[bool] = False
-    """Whether the order of an element's classes, and therefore the prediction, never changes."""
-
-    per_class: ClassVar[bool] = False
-    """Whether each class has its own parameters, which cannot be learned from data without that class."""
+    """The name in the registry, on the command line and in files."""
 
     labels: nn.ModuleList
 
@@ -74,10 +53,6 @@ class Calibrator(nn.Module, ABC):
     @abstractmethod
     def fit_rows(self, rows: Tensor, labels: Tensor) -> None:
         """Learn from float64 logits ``(N, K)`` and labels ``(N,)``, N at least 1."""
-
-    @abstractmethod
-    def transform(self, rows: Tensor) -> Tensor:
-        """Calibrate logits ``(N, K)``, by operations that `torch.export` can follow and that ONNX has."""
 
     def fit(self, logits: Tensor, target: Tensor, *, ignore_index: int = -100, binary: bool = False) -> Self:
         """Learn from held-out data. An earlier fit is replaced.
@@ -110,17 +85,24 @@ class Calibrator(nn.Module, ABC):
         return "labels" in self._modules
 
     def _fit_labels(self, logits: Tensor, target: Tensor, ignore_index: int) -> Self:
-        """Fit a calibrator of two classes to each label."""
+        """Fit a layer of two classes to each label."""
         pairs, target = as_decisions(logits, target)
         if pairs.ndim == 2:
             pairs, target = pairs.unsqueeze(2), target.unsqueeze(1)
-        fitted = []
+        fitted, concerned = [], defaultdict[str, list[int]](list)
         for number in range(pairs.shape[2]):
-            try:
-                calibrator = type(self)(**self.options())
-                fitted.append(calibrator._fit(pairs[:, :, number], target[:, number], ignore_index))
-            except ValueError as problem:
-                raise ValueError(f"label {number}: {problem}") from None
+            with warnings.catch_warnings(record=True) as caught:
+                warnings.simplefilter("always")
+                try:
+                    calibrator = type(self)(**self.options())
+                    fitted.append(calibrator._fit(pairs[:, :, number], target[:, number], ignore_index))
+                except ValueError as problem:
+                    raise ValueError(f"label {number}: {problem}") from None
+            for message in dict.fromkeys(str(each.message) for each in caught):
+                concerned[message].append(number)
+        for message, numbers in concerned.items():  # once each, however many labels it is about
+            of_all = len(numbers) == len(fitted)
+            warn(message if of_all else f"label{'s' * (len(numbers) > 1)} {first_few(numbers)}: {message}")
         for name in self._buffers:
             self._buffers[name] = None
         self.labels = nn.ModuleList(fitted)
@@ -128,46 +110,9 @@ class Calibrator(nn.Module, ABC):
         return self
 
     def fitted_to(self, counts: Tensor) -> None:
-        """Finish a fit, given the number of elements of each class ``(K,)``; warn of classes without any."""
+        """Finish a fit, given the number of elements of each class ``(K,)``."""
         self.num_classes, self.class_names = len(counts), None
         self._modules.pop("labels", None)
-        absent = (counts == 0).nonzero().flatten().tolist()
-        if self.per_class and absent:
-            named = ", ".join(map(str, absent[:_NAMED])) + (", …" if len(absent) > _NAMED else "")
-            warn(
-                f"of {len(counts)} classes the data lack {len(absent)} ({named}): "
-                f"{type(self).__name__} has parameters for each class and cannot learn those"
-            )
-
-    def forward(self, logits: Tensor) -> Tensor:
-        """Calibrate logits ``(B, K, *S)``; float64 for float64 logits, else float32.
-
-        If fitted to binary decisions, logits ``(B,)`` or ``(B, L, *S)``.
-        """
-        with sizes_as_constants():
-            if self.binary:
-                return self._calibrate_labels(logits)
-            classes = self.check(logits)
-            # Not -1: the older exporter to ONNX writes it as it is, and no runtime loads that.
-            last = logits.ndim - 1
-            rows = logits.movedim(1, last)
-            flat = rows.reshape(-1, classes).to(computing_dtype(logits))
-            calibrated = self.transform(flat).to(flat.dtype)
-            # A class that is ruled out keeps the probability 0. Softmax gives its share to the others.
-            calibrated = calibrated.masked_fill(flat == -torch.inf, -torch.inf)
-            return calibrated.view(rows.shape).movedim(last, 1)
-
-    def _calibrate_labels(self, logits: Tensor) -> Tensor:
-        pairs, number = as_pairs(logits), len(self.labels)
-        if (1 if logits.ndim == 1 else logits.shape[1]) != number:
-            raise ValueError(
-                f"logits must have shape (B, {number}, *S) for {number} "
-                f"{'label' if number == 1 else 'labels'}, as when this was fitted, got {tuple(logits.shape)}"
-            )
-        if logits.ndim == 1:
-            pairs = pairs.unsqueeze(2)
-        calibrated = [calibrator(pairs[:, :, label]) for label, calibrator in enumerate(self.labels)]
-        return torch.stack([each[:, 1] - each[:, 0] for each in calibrated], 1).view(logits.shape)
 
     def check(self, logits: Tensor) -> int:
         """Check logits against the fit and return the number of classes."""
@@ -269,6 +214,76 @@ class Calibrator(nn.Module, ABC):
             if buffer is not None and moved is not None and moved.dtype != buffer.dtype:
                 self._buffers[name] = buffer.to(moved.device)
         return self
+
+
+class Calibrator(FittedLayer):
+    """A layer from logits to calibrated logits; ``nn.Sequential(model, calibrator)`` is a calibrated model.
+
+    Methods that compute probabilities return their logarithms. The softmax of the result sums to 1.
+
+    Subclasses set `key`, write `fit_rows` and `transform`, and register their learned state with `learn`.
+
+    With ``fit(..., binary=True)`` each logit is a yes-or-no decision of its own, and each of L labels gets
+    its own parameters: `labels` holds a calibrator of two classes for each.
+
+    Shape:
+        logits ``(B, K, *S)``, integer target ``(B, *S)``; if binary, both ``(B,)`` or ``(B, L, *S)``. The
+        result is float64 for float64 logits, else float32, because different probabilities may become equal
+        in 16 bits. A logit of -inf rules a class out and stays -inf.
+    """
+
+    preserves_order: ClassVar[bool] = False
+    """Whether the order of an element's classes, and therefore the prediction, never changes."""
+
+    per_class: ClassVar[bool] = False
+    """Whether each class has its own parameters, which cannot be learned from data without that class."""
+
+    definition: ClassVar[int] = 1
+    """Raise it when the same key and data lead to another fit: stored results are then computed anew."""
+
+    @abstractmethod
+    def transform(self, rows: Tensor) -> Tensor:
+        """Calibrate logits ``(N, K)``, by operations that `torch.export` can follow and that ONNX has."""
+
+    def fitted_to(self, counts: Tensor) -> None:
+        """Finish a fit; warn of classes without elements."""
+        super().fitted_to(counts)
+        absent = (counts == 0).nonzero().flatten().tolist()
+        if self.per_class and absent:
+            warn(
+                f"of {len(counts)} classes the data lack {len(absent)} ({first_few(absent)}): "
+                f"{type(self).__name__} has parameters for each class and cannot learn those"
+            )
+
+    def forward(self, logits: Tensor) -> Tensor:
+        """Calibrate logits ``(B, K, *S)``; float64 for float64 logits, else float32.
+
+        If fitted to binary decisions, logits ``(B,)`` or ``(B, L, *S)``.
+        """
+        with sizes_as_constants():
+            if self.binary:
+                return self._calibrate_labels(logits)
+            classes = self.check(logits)
+            # Not -1: the older exporter to ONNX writes it as it is, and no runtime loads that.
+            last = logits.ndim - 1
+            rows = logits.movedim(1, last)
+            flat = rows.reshape(-1, classes).to(computing_dtype(logits))
+            calibrated = self.transform(flat).to(flat.dtype)
+            # A class that is ruled out keeps the probability 0. Softmax gives its share to the others.
+            calibrated = calibrated.masked_fill(flat == -torch.inf, -torch.inf)
+            return calibrated.view(rows.shape).movedim(last, 1)
+
+    def _calibrate_labels(self, logits: Tensor) -> Tensor:
+        pairs, number = as_pairs(logits), len(self.labels)
+        if (1 if logits.ndim == 1 else logits.shape[1]) != number:
+            raise ValueError(
+                f"logits must have shape (B, {number}, *S) for {number} "
+                f"{'label' if number == 1 else 'labels'}, as when this was fitted, got {tuple(logits.shape)}"
+            )
+        if logits.ndim == 1:
+            pairs = pairs.unsqueeze(2)
+        calibrated = [calibrator(pairs[:, :, label]) for label, calibrator in enumerate(self.labels)]
+        return torch.stack([each[:, 1] - each[:, 0] for each in calibrated], 1).view(logits.shape)
 
 
 def _some(learned: Tensor) -> str:

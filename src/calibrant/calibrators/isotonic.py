@@ -61,6 +61,7 @@ class Isotonic(OneVsRest):
     """
 
     key: ClassVar[str] = "isotonic"
+    definition: ClassVar[int] = 2
     points: Tensor
     values: Tensor
 

@@ -18,7 +18,7 @@ from calibrant.calibrators.one_vs_rest import in_double
 from calibrant.calibrators.streaming import HeldOut, Scaling, Sums
 from calibrant.calibrators.temperature import likeliest
 from calibrant.kernels.block import Scratch
-from calibrant.layout import warn
+from calibrant.warning import warn
 
 Solve = Callable[[Tensor], Tensor]
 """Multiplies a gradient by an approximate inverse of the curvature."""

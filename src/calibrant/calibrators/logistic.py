@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from calibrant.layout import warn
+from calibrant.warning import warn
 
 # The weight of a penalty on the coefficients of standardised features, relative to a sum over samples. It has
 # the effect of about a millionth of a sample, and gives separable classes a solution.

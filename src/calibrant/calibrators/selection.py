@@ -14,7 +14,7 @@ from torch.nn import functional as F
 
 from calibrant.calibrators.base import Calibrator, valid_rows
 from calibrant.calibrators.registry import create_calibrator
-from calibrant.layout import as_decisions
+from calibrant.layout import as_decisions, as_pairs
 from calibrant.printable import text_table
 
 if TYPE_CHECKING:
@@ -96,7 +96,8 @@ def rank(
         folds: the number of random parts. Elements are split, for images whole images. Each candidate is
             fitted to all parts but one and evaluated on that one.
         ignore_index: the label of elements to leave out.
-        binary: each logit is a yes-or-no decision, as for `Calibrator.fit`; of a single label only.
+        binary: each logit is a yes-or-no decision, as for `Calibrator.fit`. Several labels are compared by
+            the NLL of all decisions; each candidate is fitted to each label on its own.
         seed: the seed of the split.
 
     Raises:
@@ -112,22 +113,23 @@ def rank(
     """
     if isinstance(candidates, str):
         raise TypeError(f"candidates must be a list of keys, got the string {candidates!r}")
+    classes = logits
     if binary:
-        logits, target = as_decisions(logits, target)
-        if logits.ndim > 2:
-            if logits.shape[2] > 1:
-                raise ValueError(f"calibrators are ranked for one label, got {logits.shape[2]} labels")
-            logits, target = logits.squeeze(2), target.squeeze(1)
-    rows, labels = valid_rows(logits, target, ignore_index)
-    # The pixels of an image are alike: they must not be split between fitting and evaluation.
+        classes, target = as_decisions(logits, target)
+        if classes.ndim == 2 or classes.shape[2] == 1:  # fitted as two classes
+            logits, binary = (classes if classes.ndim == 2 else classes.squeeze(2)), False
+            classes, target = logits, target.view(len(target), *logits.shape[2:])
+    rows, labels = valid_rows(classes, target, ignore_index)
+    # The pixels of an image are alike: they must not be split between fitting and evaluation. Nor must the
+    # labels of an element.
     images = logits.ndim > 2
-    if images:
+    if images or binary:
         labelled = (target != ignore_index).flatten(1).any(1)
         rows, labels = logits.detach().double()[labelled], target.long()[labelled]
     if not 2 <= folds <= len(labels):
         what = "images" if images else "elements"
         raise ValueError(f"folds must be from 2 to the number of {what}, {len(labels)}, got {folds}")
-    keys = _suited(logits) if candidates is None else candidates
+    keys = _suited(classes[:, :, 0] if binary else logits) if candidates is None else candidates
     chosen = {key: create_calibrator(key) for key in ["identity", *keys]}
     order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(seed)).to(labels.device)
     valid = labels != ignore_index
@@ -141,10 +143,13 @@ def rank(
             others[part] = False
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", UserWarning)  # only the final fit should warn
-                calibrator.fit(rows[others], labels[others], ignore_index=ignore_index)
+                calibrator.fit(rows[others], labels[others], ignore_index=ignore_index, binary=binary)
             calibrated = calibrator(rows[part])
             loss[part] = F.cross_entropy(
-                calibrated, labels[part], reduction="none", ignore_index=ignore_index
+                as_pairs(calibrated) if binary else calibrated,
+                labels[part],
+                reduction="none",
+                ignore_index=ignore_index,
             )
         losses[key], seconds[key] = torch.where(valid, loss, 0), time.perf_counter() - start
     ranked = [

@@ -7,18 +7,17 @@ import json
 import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
 from calibrant.atomic import replace_file
-from calibrant.calibrators.base import Calibrator
+from calibrant.calibrators.base import Calibrator, FittedLayer
 from calibrant.calibrators.registry import create_calibrator
 from calibrant.sizes import MAX_CLASSES
 
-Create = Callable[..., Calibrator]
-"""A function from a key and options to a layer that is not fitted."""
+Layer = TypeVar("Layer", bound=FittedLayer)
 
 
 def save_calibrator(
@@ -35,6 +34,7 @@ def save_calibrator(
         class_names: the names of the classes in the order of the logits. None keeps the calibrator's own.
 
     Raises:
+        TypeError: it is no calibrator.
         RuntimeError: the calibrator is not fitted.
         ValueError: the number of names is not the number of classes.
 
@@ -46,11 +46,16 @@ def save_calibrator(
     ...     [path.name for path in Path(folder).iterdir()]
     ['calibrator.safetensors']
     """
+    if not isinstance(calibrator, Calibrator):
+        found = type(calibrator).__name__
+        raise TypeError(
+            f"save_calibrator takes a calibrator, got {found}; conformal sets have save_conformal"
+        )
     save_layer(calibrator, path, what="calibrator", class_names=class_names)
 
 
 def save_layer(
-    calibrator: Calibrator, path: str | os.PathLike[str], *, what: str, class_names: Sequence[str] | None
+    calibrator: FittedLayer, path: str | os.PathLike[str], *, what: str, class_names: Sequence[str] | None
 ) -> None:
     """Write a fitted layer of the kind that ``what`` names. Otherwise as `save_calibrator`."""
     from safetensors.torch import save
@@ -102,9 +107,16 @@ def load_calibrator(path: str | os.PathLike[str], *, class_names: Sequence[str] 
 
 
 def load_layer(
-    path: str | os.PathLike[str], *, what: str, create: Create, class_names: Sequence[str] | None
-) -> Calibrator:
-    """Read a layer that `save_layer` wrote, made by ``create``. Otherwise as `load_calibrator`."""
+    path: str | os.PathLike[str],
+    *,
+    what: str,
+    create: Callable[..., Layer],
+    class_names: Sequence[str] | None,
+) -> Layer:
+    """Read a layer that `save_layer` wrote. ``create`` makes it from a key and options, not fitted yet.
+
+    Otherwise as `load_calibrator`.
+    """
     from safetensors import SafetensorError, safe_open
 
     name = Path(path).name
@@ -136,13 +148,13 @@ def load_layer(
         calibrator.class_names = _checked(names, labels if labels > 1 else calibrator.num_classes)
         calibrator.expect_labels(labels)
         for part in calibrator.labels if labels else ():
-            assert isinstance(part, Calibrator)
+            assert isinstance(part, FittedLayer)
             part.num_classes = calibrator.num_classes
         for key, tensor in tensors.items():
             owner, _, buffer = key.rpartition(".")
             if buffer != "nothing":
                 module = calibrator.get_submodule(owner)
-                assert isinstance(module, Calibrator)
+                assert isinstance(module, FittedLayer)
                 module.learn(buffer, tensor)
         calibrator(torch.zeros(5, labels or calibrator.num_classes, 2, 3))  # raises if tensors do not fit
     except (LookupError, TypeError, ValueError, AttributeError, RuntimeError, ArithmeticError) as error:

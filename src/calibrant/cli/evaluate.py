@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -14,13 +13,6 @@ from calibrant.arguments import LARGEST_INT
 from calibrant.cli import terminal
 from calibrant.cli.program import say
 from calibrant.extras import MissingPackageError
-
-
-class Workers(StrEnum):
-    """Where the files of a folder are read; the names of `calibrant.evaluation.parts.WORKERS`."""
-
-    processes = "processes"
-    ray = "ray"
 
 
 @terminal.app.command()
@@ -77,10 +69,7 @@ def evaluate(
             show_default=False,
         ),
     ] = None,
-    on: Annotated[
-        Workers,
-        typer.Option(help="Read files in processes of this machine, or by the workers of a Ray cluster."),
-    ] = Workers.processes,
+    on: terminal.On = "processes",
     ensemble: Annotated[
         bool,
         typer.Option(
@@ -100,7 +89,7 @@ def evaluate(
     from calibrant.evaluation import WorkerError
     from calibrant.predictions import BadFileError, open_predictions, read_class_counts
 
-    in_workers = on is Workers.ray or (jobs or 1) > 1
+    in_workers = on == "ray" or (jobs or 1) > 1
     if in_workers and stream is False:
         terminal.fail(
             "--exact loads everything into this process; leave out --jobs and --on, or use --stream"
@@ -157,7 +146,7 @@ def evaluate(
             name = file.name if names.count(file.name) == 1 else str(file.path)
             if in_workers:
                 found = prediction_files.evaluate_in_workers(
-                    file, name, options, jobs=jobs or (1 if on is Workers.processes else None), on=on.value
+                    file, name, options, jobs=jobs or (None if on == "ray" else 1), on=on
                 )
                 evaluations.append(found)
                 continue

@@ -21,7 +21,7 @@ def export(
     output: Annotated[Path, typer.Option(metavar="FILE", help="The file to write: .onnx or .pt2.")],
     form: Annotated[str, typer.Option("--format", help="onnx, or torch for torch.export.")] = "onnx",
 ) -> None:
-    """Write a trained model as one graph with its calibrator and softmax inside.
+    """Write a trained model as one graph with its calibrator and softmax (or sigmoid) inside.
 
     The graph takes any number of inputs at once. The command prints what its inputs are: scaling images,
     splitting texts and preparing the columns of a table is left to the caller.
@@ -40,5 +40,6 @@ def export(
         check_outputs(loaded.folder.iterdir(), {"--output": output})
         write(loaded, form, output)
     inputs, how = described_inputs(loaded)
-    say(f"{output}: {inputs} to probabilities of {len(loaded.classes)} classes, with {loaded.calibrator.key}")
+    what = f"{len(loaded.classes)} {'labels' if loaded.several_labels else 'classes'}"
+    say(f"{output}: {inputs} to probabilities of {what}, with {loaded.calibrator.key}")
     say(f"{output}: {how.replace('RUN', repr(str(bundle)))}")

@@ -135,7 +135,7 @@ def _records(runs: Sequence[Run]) -> list[RunRecord]:
     for run, label in zip(runs, _labels(runs), strict=True):
         # Predictions that are too large to be stored would take a pass over the test data.
         stored = (run.folder / "test.npz").is_file()
-        test = next(iter(run.predictions("test"))) if stored else None
+        test = run.as_classes(*next(iter(run.predictions("test")))) if stored else None
         file = f"{plain_name(label)}-seed{run.recipe.seed}"
         records.append(RunRecord(label, file, run.history, run.bins, run.learned, test, run.recipe.seed))
     return records

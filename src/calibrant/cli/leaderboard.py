@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import typer
 
 from calibrant.cli import training_options as options
 from calibrant.cli.program import say
-from calibrant.cli.terminal import Resamples, Wide, app, fail
+from calibrant.cli.terminal import On, Resamples, Wide, app, fail
 
 
 @app.command()
@@ -30,10 +30,7 @@ def leaderboard(
     ] = None,
     data_root: options.DataRoot = None,
     jobs: Annotated[int, typer.Option(min=1, help="Number of runs at the same time.")] = 1,
-    on: Annotated[
-        Literal["processes", "ray"],
-        typer.Option(help="Where runs are done: in processes of this machine, or as tasks of Ray."),
-    ] = "processes",
+    on: On = "processes",
     tables_only: Annotated[
         bool, typer.Option("--tables-only", help="Train nothing; write the tables of what is done.")
     ] = False,

@@ -56,8 +56,9 @@ def predict(
 ) -> None:
     """Write the predictions of a trained model.
 
-    With --input, these are calibrated probabilities and the predicted class of each new input. Otherwise they
-    are logits and labels of the run's own data, for calibrant evaluate and calibrant calibrate.
+    With --input, these are calibrated probabilities and the predicted class of each new input; of several
+    labels, the probability of each. Otherwise they are logits and labels of the run's own data, for
+    calibrant evaluate and calibrant calibrate.
     """
     with training_errors(resumes=False):
         if new is None:
@@ -92,7 +93,7 @@ def _predict_new(path: Path, output: Path, new: Path) -> None:
                 yield probabilities
                 progress.advance(task, len(probabilities))
 
-        write_probabilities(output, batches(), names, bundle.classes)
+        write_probabilities(output, batches(), names, bundle.classes, several_labels=bundle.several_labels)
     say(f"{output}: {len(names):,} inputs of {new}")
 
 

@@ -8,7 +8,7 @@ from contextlib import closing, contextmanager
 from functools import partial
 from math import prod
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -22,6 +22,7 @@ from calibrant.cli.terminal import progress_bars
 from calibrant.ensembles import Diversity
 from calibrant.evaluation import Evaluation
 from calibrant.predictions import CHUNK, BadFileError, PredictionFile, batches_of, open_ensemble
+from calibrant.processes import Workers
 
 if TYPE_CHECKING:
     from rich.progress import Progress
@@ -113,7 +114,7 @@ def evaluate_in_workers(
     options: dict[str, Any],
     *,
     jobs: int | None,
-    on: Literal["processes", "ray"],
+    on: Workers,
 ) -> Evaluation:
     """Stream the parts of a set in several processes."""
     parts = file.parts

@@ -17,6 +17,7 @@ from calibrant.arguments import label
 from calibrant.cli.program import EXPECTED, Program, complain, described, foreseen, say
 from calibrant.extras import require
 from calibrant.printable import printable
+from calibrant.processes import Workers
 
 if TYPE_CHECKING:
     from rich.progress import Progress
@@ -56,6 +57,10 @@ Binary = Annotated[
 ]
 Resamples = Annotated[
     int, typer.Option(min=0, max=1_000_000, help="Bootstrap resamples for the intervals; 0 for none.")
+]
+On = Annotated[
+    Workers,
+    typer.Option(help="Work in processes of this machine, or by the workers of a Ray cluster."),
 ]
 Wide = Annotated[
     bool, typer.Option("--wide", help="Print all columns of the tables, however wide the terminal is.")

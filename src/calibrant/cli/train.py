@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -108,29 +108,32 @@ def train(
         state = f"not calibrated: {reason}" if plain else f"calibrated by {in_words(calibrator)}"
         say(f"{folder / BUNDLE}: {state}")
     say("Next:")
-    for command in _next_commands(folder, example):
+    for command in _next_commands(folder, example, ["--binary"] if followed.binary else []):
         say(f"  calibrant {shlex.join(command)}")
 
 
-def _next_commands(folder: Path, example: tuple[str, str] | None) -> Iterator[list[str]]:
+def _next_commands(
+    folder: Path, example: tuple[str, str] | None, reading: Sequence[str]
+) -> Iterator[list[str]]:
     """The commands that a user may want after training.
 
     Args:
         folder: the folder of the run.
         example: names of new inputs and of their predictions; None if the model cannot be used on new inputs.
+        reading: the options that say how to read the predictions of the run.
     """
     test = folder / "test.npz"
     if not test.is_file():  # predictions that are too large are not stored
         test = Path("test.npz")
         yield ["predict", str(folder), "--output", str(test)]
-    yield ["evaluate", str(test), "--report", "report.html"]
+    yield ["evaluate", str(test), *reading, "--report", "report.html"]
     if example is not None:
         yield ["predict", str(folder), "--input", example[0], "--output", example[1]]
 
 
 def _test_figures(run: Run) -> str | None:
     """Test accuracy, ECE and NLL, before and after temperature scaling; None without stored predictions."""
-    from calibrant.calibrators import Temperature
+    from calibrant.training.runs import temperature_of
     from calibrant.training.validation import ValidationSums
 
     if not all((run.folder / f"{part}.npz").is_file() for part in ("validation", "test")):
@@ -138,16 +141,18 @@ def _test_figures(run: Run) -> str | None:
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         scaled = run.calibrator("temperature")
-    assert isinstance(scaled, Temperature)
+    assert scaled is not None
     ((logits, labels),) = run.predictions("test")
     before, after = (
-        ValidationSums.of(each, labels, -100).figures("test") for each in (logits, scaled(logits))
+        ValidationSums.of(each, labels, -100, binary=run.recipe.binary).figures("test")
+        for each in (logits, scaled(logits))
     )
     figures = f"test accuracy {100 * before['accuracy']:.2f} %, ECE {100 * before['ece']:.2f} %, "
     figures += f"NLL {before['nll']:.4f}; "
     if caught:  # as after a short run, or where all validation elements are right
         return f"{figures}{caught[0].message}"
+    mean = "mean " if scaled.binary and len(scaled.labels) > 1 else ""
     return (
-        f"{figures}after temperature scaling (T = {float(scaled.temperature):.3f}) "
+        f"{figures}after temperature scaling ({mean}T = {temperature_of(scaled):.3f}) "
         f"ECE {100 * after['ece']:.2f} %, NLL {after['nll']:.4f}"
     )

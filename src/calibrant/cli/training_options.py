@@ -51,8 +51,8 @@ OwnData = Annotated[
 Target = Annotated[
     str | None,
     typer.Option(
-        metavar="COLUMN",
-        help="The column of the class in the table of --data.",
+        metavar="COLUMN[,COLUMN…]",
+        help="The column of the class in the table of --data; or the columns of several labels, each 0 or 1.",
         show_default="label, target or class",
     ),
 ]

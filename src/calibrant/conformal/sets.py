@@ -12,10 +12,11 @@ import torch
 from torch import Tensor
 
 from calibrant.arguments import in_range, nearest, true_or_false, whole_number
-from calibrant.calibrators.base import Calibrator
+from calibrant.calibrators.base import FittedLayer
 from calibrant.calibrators.storage import load_layer, save_layer
-from calibrant.layout import warn
+from calibrant.printable import first_few
 from calibrant.statistics import sum_dtype
+from calibrant.warning import warn
 
 _WHAT = "conformal predictor"
 
@@ -32,7 +33,7 @@ def quantile_rank(count: int, alpha: float) -> int:
     return max(1, math.ceil((count + 1) * (1 - alpha) - 1e-9))
 
 
-class ConformalSets(Calibrator):
+class ConformalSets(FittedLayer):
     """A layer from logits to sets of classes; ``nn.Sequential(model, calibrator, sets)`` predicts sets.
 
     The sets hold the true class of a new element with a probability of at least ``1 - alpha``, if the new
@@ -95,10 +96,9 @@ class ConformalSets(Calibrator):
         everywhere = self.threshold.isinf().nonzero().flatten().tolist()
         if everywhere:
             needed = int(1 / self.alpha - 1e-9)
-            named = ", ".join(map(str, everywhere[:5])) + (", …" if len(everywhere) > 5 else "")
             warn(
                 f"too few held-out elements for alpha = {self.alpha:g}: {len(everywhere)} of {len(counts)} "
-                f"classes are in every set ({named}); at least {needed} elements"
+                f"classes are in every set ({first_few(everywhere)}); at least {needed} elements"
                 f"{' of each class' if self.class_conditional else ''} are needed"
             )
 
@@ -273,6 +273,4 @@ def load_conformal(
         FileNotFoundError: there is no such file.
         ValueError: the file is damaged, holds something else, or is for other classes.
     """
-    found = load_layer(path, what=_WHAT, create=create_conformal, class_names=class_names)
-    assert isinstance(found, ConformalSets)
-    return found
+    return load_layer(path, what=_WHAT, create=create_conformal, class_names=class_names)

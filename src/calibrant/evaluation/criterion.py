@@ -69,9 +69,9 @@ class Criterion:
         means = {name: figure.mean for name, figure in self.figures(validation).items()}
         means = {name: mean for name, mean in means.items() if not math.isnan(mean)}
         if not means:
+            why = METRICS[self.metric].why_missing or "too large to be kept in memory"
             raise ValueError(
-                f"{self} is not known for these validation data, which are too large to be kept in memory; "
-                "choose nll, ece or accuracy"
+                f"{self} is not known for these validation data ({why}); choose nll, ece or accuracy"
             )
         return (max if self.higher_is_better else min)(means, key=lambda name: means[name])
 

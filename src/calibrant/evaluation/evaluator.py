@@ -187,7 +187,7 @@ class Evaluator:
 
     Args:
         num_classes: number of classes; by default that of the first batch, or of the other processes. With
-            ``binary=True`` the number of labels, 1 for a single logit.
+            ``binary=True`` the number of labels, 1 for a single logit; that of losses and calibrators is 2.
         **options: the options of `evaluate`.
 
     >>> evaluator = Evaluator()
@@ -359,8 +359,11 @@ class Evaluator:
     def _check(self, num_classes: int) -> None:
         """Check that the options fit the number of classes, or of labels."""
         if self.num_classes not in (None, num_classes):
-            what = "labels" if self.binary else "classes"
-            raise ValueError(f"the logits have {num_classes} {what}, expected {self.num_classes}")
+            what, hint = "classes", ""
+            if self.binary:
+                what = "label" if num_classes == 1 else "labels"
+                hint = "; with binary=True the num_classes of an Evaluator is the number of labels"
+            raise ValueError(f"the logits have {num_classes} {what}, expected {self.num_classes}{hint}")
         what = "classes"
         if self.binary and num_classes > 1:
             what = "labels"

@@ -140,7 +140,7 @@ class Evaluation:
     Attributes:
         name: the name of the model.
         samples: number of elements that are not ignored.
-        num_classes: number of classes, K.
+        num_classes: number of classes, K; 2 for single logits. With several labels, their number.
         bins: number of bins of the binned errors.
         exact: whether the figures were computed from all predictions, and not from the sums of a stream.
         per_image: whether the figures are means over images. The p-value, the reliability diagram, classes

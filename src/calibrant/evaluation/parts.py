@@ -8,23 +8,19 @@ from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import closing
 from functools import partial
 from multiprocessing import cpu_count
-from typing import Any, Literal, TypeVar
+from typing import Any, TypeVar
 
 from torch import Tensor
 
 from calibrant.arguments import one_of, whole_number
 from calibrant.evaluation.evaluator import Evaluator
 from calibrant.evaluation.figures import Evaluation
-from calibrant.processes import process_pool, ray_cluster
+from calibrant.processes import WORKERS, Workers, process_pool, ray_cluster
+from calibrant.warning import warn
 
 Part = TypeVar("Part")
 Read = Callable[[Part], Iterable[tuple[Tensor, Tensor]]]
 PartProgress = Callable[[int, int], object]
-
-Workers = Literal["processes", "ray"]
-
-WORKERS: tuple[Workers, ...] = ("processes", "ray")
-"""Where parts can be evaluated: in processes of this machine, or by the workers of a Ray cluster."""
 
 
 def evaluate_parts(
@@ -83,7 +79,7 @@ def evaluate_parts(
 
 
 def _evaluators(
-    parts: Sequence[Part], read: Read[Part], jobs: int | None, on: str, options: dict[str, Any]
+    parts: Sequence[Part], read: Read[Part], jobs: int | None, on: Workers, options: dict[str, Any]
 ) -> Generator[Evaluator]:
     """The evaluators of all parts in order."""
     work = partial(_result, read=read, options=options)
@@ -100,7 +96,7 @@ def _evaluators(
             outcome, messages = pickle.loads(result)
             for message in messages:
                 if message not in shown:  # every worker gives the same advice
-                    warnings.warn(message, UserWarning, stacklevel=4)
+                    warn(message)
                     shown.add(message)
             if isinstance(outcome, Exception):
                 raise outcome

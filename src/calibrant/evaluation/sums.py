@@ -103,7 +103,12 @@ class EvaluationSums(Statistics):
             "elements": {name: value.mean() for name, value in values.items()},
         }
         found = {name: float(value) for name, value in compute(parts, options).items()}
-        return {name: None if math.isnan(value) else value for name, value in found.items()}
+        classes = len(self.counts.occurs)
+        return {
+            name: None if math.isnan(value) else value
+            for name, value in found.items()
+            if classes >= METRICS[name].fewest_classes
+        }
 
     def element_moments(self, name: str, options: Options) -> tuple[float, float]:
         """Mean of a metric over elements, and the standard deviation of this mean."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from inspect import signature
@@ -40,6 +39,8 @@ from calibrant.layout import SUM_TOLERANCE, as_logits, as_pairs
 from calibrant.metrics.catalogue import METRICS, Options, calibration_errors
 from calibrant.metrics.classwise import ClassGaps
 from calibrant.metrics.predictions import Predictions
+from calibrant.printable import first_few
+from calibrant.warning import warn
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -353,10 +354,7 @@ class CalibratedClassifier(ClassifierMixin, MetaEstimatorMixin, BaseEstimator): 
         if weights is not None and has_fit_parameter(self.estimator, "sample_weight"):
             options["sample_weight"] = weights[rows]
         elif weights is not None:
-            warnings.warn(
-                f"{type(self.estimator).__name__} takes no sample_weight: only the calibrator uses it",
-                stacklevel=3,
-            )
+            warn(f"{type(self.estimator).__name__} takes no sample_weight: only the calibrator uses it")
         return clone(self.estimator).fit(_safe_indexing(X, rows), labels[rows], **options)
 
     def _folds(
@@ -509,7 +507,6 @@ def _target(y: ArrayLike, classes: Sequence[Any], samples: int) -> Tensor:
     values = labels.tolist()
     unknown = sorted({label for label in values if label not in column}, key=repr)
     if unknown:
-        named = ", ".join(map(repr, unknown[:5])) + (", …" if len(unknown) > 5 else "")
-        known = ", ".join(map(repr, classes[:10])) + (", …" if len(classes) > 10 else "")
+        named, known = first_few(map(repr, unknown)), first_few(map(repr, classes), 10)
         raise ValueError(f"y holds labels that are not among the classes: {named}; the classes are {known}")
     return torch.tensor([column[label] for label in values], dtype=torch.long)

@@ -135,7 +135,48 @@ class _ErrorOfSums(Metric, Generic[Sums]):
         return super()._apply(move, exclude_state)
 
 
-class CalibrationError(_ErrorOfSums[ConfidenceHistogram]):
+class _ErrorOfHistogram(_ErrorOfSums[ConfidenceHistogram]):
+    """A metric of a histogram of confidences, by its name in `calibrant.metrics.METRICS`."""
+
+    def __init__(
+        self,
+        kind: str,
+        kinds: Sequence[str],
+        *,
+        bins: int = 15,
+        binary: bool,
+        of_yes: bool,
+        ignore_index: int,
+        **options: Any,
+    ) -> None:
+        if kind not in kinds:
+            raise ValueError(f"kind must be one of {', '.join(kinds)}; got {kind!r}")
+        if given := sorted({"task", "num_classes", "n_bins"} & options.keys()):
+            raise TypeError(
+                f"{', '.join(given)}: the logits say how many classes there are; n_bins is bins here, the "
+                "task of single logits is binary=True"
+            )
+        super().__init__(ConfidenceHistogram.of(_elements(0, 2)), None, ignore_index, **options)
+        self.kind = kind
+        self.bins = bins
+        self.binary = true_or_false("binary", binary)
+        # Whether the sums are of the probability of yes instead of the top class. A state, because it keeps
+        # these metrics apart from those of decisions; see `ignored_label`.
+        self.add_state("of_yes", torch.tensor(int(of_yes)), dist_reduce_fx="max")
+        self._of_yes = of_yes
+        # An unusable number of bins fails here, not at the end of the first epoch.
+        self._error(ConfidenceHistogram.of(_elements(1, 2)))
+
+    def _measure(self, elements: Elements) -> ConfidenceHistogram:
+        if self._of_yes:
+            return ConfidenceHistogram.of_outcomes(elements.positive, elements.labels == 1)
+        return ConfidenceHistogram.of(elements)
+
+    def _error(self, sums: ConfidenceHistogram) -> float:
+        return float(METRICS[self.kind].function(sums, Options(self.bins)))
+
+
+class CalibrationError(_ErrorOfHistogram):
     """A calibration error of the top class's confidence, with a state of about 75 KiB.
 
     With ``binary=True`` each logit is a yes-or-no decision of its own, and the error is that of the
@@ -172,41 +213,18 @@ class CalibrationError(_ErrorOfSums[ConfidenceHistogram]):
         ignore_index: int = -100,
         **options: Any,
     ) -> None:
-        kinds = self._kinds()
-        if kind not in kinds:
-            raise ValueError(f"kind must be one of {', '.join(kinds)}; got {kind!r}")
-        if given := sorted({"task", "num_classes", "n_bins"} & options.keys()):
-            raise TypeError(
-                f"{', '.join(given)}: the logits say how many classes there are; n_bins is bins here, the "
-                "task of single logits is binary=True"
-            )
-        super().__init__(ConfidenceHistogram.of(_elements(0, 2)), None, ignore_index, **options)
-        self.kind = kind
-        self.bins = bins
-        self.binary = true_or_false("binary", binary)
-        # Keeps errors of the probability of yes apart from metrics of decisions; see `ignored_label`.
-        self.add_state("of_yes", torch.tensor(int(self._is_of_yes())), dist_reduce_fx="max")
-        # An unusable number of bins fails here, not at the end of the first epoch.
-        self._error(ConfidenceHistogram.of(_elements(1, 2)))
-
-    @staticmethod
-    def _kinds() -> list[str]:
-        return calibration_errors("confidences")
-
-    def _is_of_yes(self) -> bool:
-        """Whether the sums are those of the probability of yes, not of the top class."""
-        return self.binary
-
-    def _measure(self, elements: Elements) -> ConfidenceHistogram:
-        if self._is_of_yes():
-            return ConfidenceHistogram.of_outcomes(elements.positive, elements.labels == 1)
-        return ConfidenceHistogram.of(elements)
-
-    def _error(self, sums: ConfidenceHistogram) -> float:
-        return float(METRICS[self.kind].function(sums, Options(self.bins)))
+        super().__init__(
+            kind,
+            calibration_errors("confidences"),
+            bins=bins,
+            binary=binary,
+            of_yes=binary,
+            ignore_index=ignore_index,
+            **options,
+        )
 
 
-class SelectiveRisk(CalibrationError):  # noqa: N818
+class SelectiveRisk(_ErrorOfHistogram):
     """A metric of selective prediction, with a state of about 75 KiB.
 
     It always takes logits. Elements in one of about three thousand cells count as equally confident; the
@@ -230,20 +248,14 @@ class SelectiveRisk(CalibrationError):  # noqa: N818
     def __init__(
         self, kind: str = "aurc", *, binary: bool = False, ignore_index: int = -100, **options: Any
     ) -> None:
-        super().__init__(kind, binary=binary, ignore_index=ignore_index, **options)
+        kinds = [name for name, metric in METRICS.items() if metric.group == "selective"]
+        # Also with single logits, a decision is refused by its confidence.
+        super().__init__(kind, kinds, binary=binary, of_yes=False, ignore_index=ignore_index, **options)
 
     @property
     def higher_is_better(self) -> bool:  # type: ignore[override]
         """Whether larger values are better, for `torchmetrics.MetricTracker`."""
         return METRICS[self.kind].higher_is_better
-
-    @staticmethod
-    def _kinds() -> list[str]:
-        return [name for name, metric in METRICS.items() if metric.group == "selective"]
-
-    def _is_of_yes(self) -> bool:
-        # Also with single logits, a decision is refused by its confidence.
-        return False
 
 
 class ClasswiseCalibrationError(_ErrorOfSums[ClassGaps]):

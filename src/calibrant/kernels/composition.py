@@ -50,7 +50,8 @@ class PenaltyTerm:
             are then summed over classes.
         value: device function ``(one, two, three, element, K, SOFT, ALONE) → (value, along, at_target,
             aside)``, from those sums; ``aside`` is kept for `rest`.
-        rest: device function ``(tile, top, parameters, element, aside, K, VARIANT, SOFT, ALONE) → (R, BK)``.
+        rest: device function ``(tile, top, parameters, element, aside, K, VARIANT, SOFT, ALONE) → (R, BK)``,
+            or None for 0.
         parameters: device function ``(numbers, columns, K)`` that reads what `sums` and `rest` need for the
             classes of a tile, or None.
         variant: a word that `sums` and `rest` get as ``VARIANT``, for forms that share functions.
@@ -61,7 +62,7 @@ class PenaltyTerm:
 
     sums: Callable[..., Any]
     value: Callable[..., Any]
-    rest: Callable[..., Any]
+    rest: Callable[..., Any] | None = None
     parameters: Callable[..., Any] | None = None
     variant: str = ""
     name: str = field(init=False)

@@ -19,62 +19,35 @@ if TYPE_CHECKING:
 
 
 class Number(NamedTuple):
-    """A named number of a loss, as the kernel gets it.
+    """A named number of a loss, as the kernel gets it."""
 
-    Attributes:
-        value: the number itself, or a pointer where it is a tensor.
-        rest: what rounding to float32 takes from a plain number.
-        size: -1 for a plain number, 0 for a tensor of one number, n for a tensor of n; a constant of the
-            compiled kernel.
-    """
-
-    value: Any
-    rest: Any
-    size: Any
+    value: Any  # the number itself, or a pointer where it is a tensor
+    rest: Any  # what rounding to float32 takes from a plain number
+    size: Any  # -1 for a plain number, 0 for a tensor of one, n for a tensor of n; a constant of the kernel
 
 
 class Tile(NamedTuple):
-    """Some classes of some elements, ``(R, BK)`` each.
+    """Some classes of some elements, ``(R, BK)`` each."""
 
-    Attributes:
-        logits: the logits, after scale and offset.
-        shifted: the same minus their maximum over all classes.
-        exponential: ``exp(shifted)``.
-        inside: false beyond the last class.
-        is_target: true at the label; false everywhere for probability targets.
-        target: probability targets; arbitrary for labels.
-    """
-
-    logits: Any
-    shifted: Any
-    exponential: Any
-    inside: Any
-    is_target: Any
-    target: Any
+    logits: Any  # the logits, after scale and offset
+    shifted: Any  # the same minus their maximum over all classes
+    exponential: Any  # ``exp(shifted)``
+    inside: Any  # false beyond the last class
+    is_target: Any  # true at the label; false everywhere for probability targets
+    target: Any  # probability targets; arbitrary for labels
 
 
 class Element(NamedTuple):
-    """What is known of each element after the sums over its classes, ``(R,)`` each.
+    """What is known of each element after the sums over its classes, ``(R,)`` each."""
 
-    Attributes:
-        p: probability of the true class.
-        doubt: ``1 - p``, with all its digits.
-        log_p: ``log p``; for probability targets ``Σ t_k log s_k``.
-        lower: probability of the best class strictly below the true one, if the first term asks for it.
-        total: sum of the exponentials.
-        log_total: its logarithm.
-        at_target: exponential of the true class.
-        others: sum of the exponentials of the other classes.
-    """
-
-    p: Any
-    doubt: Any
-    log_p: Any
-    lower: Any
-    total: Any
-    log_total: Any
-    at_target: Any
-    others: Any
+    p: Any  # probability of the true class
+    doubt: Any  # ``1 - p``, with all its digits
+    log_p: Any  # ``log p``; for probability targets ``Σ t_k log s_k``
+    lower: Any  # probability of the best class strictly below the true one, if the first term asks for it
+    total: Any  # sum of the exponentials
+    log_total: Any  # its logarithm
+    at_target: Any  # exponential of the true class
+    others: Any  # sum of the exponentials of the other classes
 
 
 # ------------------------------------------------------------------------------ for first terms and penalties
@@ -159,8 +132,9 @@ def _read(rows, columns, stride, present, K, BK, other):
 
 
 @device_function
-def _transformed(x, origin, columns, view, K, SCALED):
-    """``scale · (x - origin) + offset``, where a loss has them."""
+def _logits(row, columns, stride, present, origin, view, K, BK, SCALED):
+    """Some classes of some elements, as ``scale · (x - origin) + offset`` where a loss has them."""
+    x = _read(row, columns, stride, present, K, BK, float("-inf"))
     if SCALED:
         x = (x - origin[:, None]) * number(view.scale) + per_class(view.offset, columns, K, 0.0)
         x = tl.where((columns < K)[None, :], x, float("-inf"))  # whatever the sign of the scale
@@ -319,9 +293,7 @@ def loss_and_gradient(
         best = tl.full((R,), float("-inf"), tl.float32)
         hits = tl.zeros((R,), tl.float32)
         if SINGLE:
-            x = _transformed(
-                _read(row, k, logits_k, present, K, BK, float("-inf")), origin, k, view, K, SCALED
-            )
+            x = _logits(row, k, logits_k, present, origin, view, K, BK, SCALED)
             if LOWER:
                 best, hits = _below(x, at, best, hits)
             top = tl.max(x, 1)
@@ -337,9 +309,7 @@ def loss_and_gradient(
             total = tl.zeros((R,), tl.float32)
             for start in tl.range(0, K, BK, loop_unroll_factor=UNROLL):
                 c = start + k
-                x = _transformed(
-                    _read(row, c, logits_k, present, K, BK, float("-inf")), origin, c, view, K, SCALED
-                )
+                x = _logits(row, c, logits_k, present, origin, view, K, BK, SCALED)
                 higher = tl.maximum(top, tl.max(x, 1))
                 safe = tl.where(higher == float("-inf"), 0.0, higher)
                 total = total * exp(top - safe) + tl.sum(exp(x - safe[:, None]), 1)
@@ -375,9 +345,7 @@ def loss_and_gradient(
                     these = parameters
                 else:
                     c = start + k
-                    x = _transformed(
-                        _read(row, c, logits_k, present, K, BK, float("-inf")), origin, c, view, K, SCALED
-                    )
+                    x = _logits(row, c, logits_k, present, origin, view, K, BK, SCALED)
                     here = _tile(x, c, top, label, soft_row, target_k, present, K, BK, SOFT)
                     these = _parameters(PARAMETERS, penalty, c, K)
                 if SOFT:
@@ -471,8 +439,7 @@ def loss_and_gradient(
                     here = tile
                     these = parameters
                 else:
-                    x = _read(row, columns, logits_k, present, K, BK, float("-inf"))
-                    x = _transformed(x, origin, columns, view, K, SCALED)
+                    x = _logits(row, columns, logits_k, present, origin, view, K, BK, SCALED)
                     here = _tile(x, columns, top, label, soft_row, target_k, present, K, BK, SOFT)
                     these = _parameters(PARAMETERS, penalty, columns, K)
                 by_class = along[:, None] * here.exponential

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from calibrant.kernels import device
-from calibrant.kernels.composition import Composition, Part, Value
+from calibrant.kernels.composition import Composition, Part
 from calibrant.kernels.launch import Launcher, Options, launch
 from calibrant.kernels.operators import compiled_loss, flattened
 from calibrant.layout import Elements, is_batched, is_transformed, unflatten
@@ -128,7 +128,7 @@ class _FusedLoss(torch.autograd.Function):
         ctx.composition, ctx.options, ctx.arrange, ctx.eager = composition, options, arrange, eager
         ctx.versions = _versions(composition, options)
         # A graph must not see what the next adaptation does to the numbers.
-        ctx.kept = None if early else (_copied(composition), _with_copied_weights(options))
+        ctx.kept = None if early else _copied(composition, options)
         ctx.save_for_backward(logits, target)
         return value
 
@@ -187,41 +187,28 @@ def _check_unchanged(ctx: Any) -> None:
         )
 
 
-def _with_copied_weights(options: Options) -> Options:
-    weight = options.class_weight
-    return options if weight is None else options._replace(class_weight=weight.clone())
-
-
 def _versions(composition: Composition, options: Options) -> list[int]:
     """Counts of the changes to the loss's tensors; those of inference mode have none."""
-    found = []
-    for numbers in (
-        (options.class_weight, composition.scale, composition.offset),
-        () if composition.first is None else composition.first.numbers.values(),
-        () if composition.penalty is None else composition.penalty.numbers.values(),
-    ):
-        for number in numbers:
-            if isinstance(number, Tensor):
-                found.append(-1 if number.is_inference() else number._version)
-    return found
+    values = [options.class_weight, composition.scale, composition.offset]
+    for part in (composition.first, composition.penalty):
+        if part is not None:
+            values += part.numbers.values()
+    return [-1 if each.is_inference() else each._version for each in values if isinstance(each, Tensor)]
 
 
-def _copied(composition: Composition) -> Composition:
+def _copied(composition: Composition, options: Options) -> tuple[Composition, Options]:
     """The same with copies of the tensors."""
 
-    def copy(value: Value) -> Value:
+    def copy(value: Any) -> Any:
         return value.clone() if isinstance(value, Tensor) else value
 
     def copied(part: Part | None) -> Part | None:
-        if part is None:
-            return None
-        numbers = {name: copy(value) for name, value in part.numbers.items()}
-        return replace(part, numbers=numbers)
+        return part and replace(part, numbers={name: copy(each) for name, each in part.numbers.items()})
 
     return replace(
         composition,
         first=copied(composition.first),
         penalty=copied(composition.penalty),
         scale=copy(composition.scale),
-        offset=None if composition.offset is None else composition.offset.clone(),
-    )
+        offset=copy(composition.offset),
+    ), options._replace(class_weight=copy(options.class_weight))

@@ -66,23 +66,14 @@ _SINGLE_PROGRAM = 1 << 14
 
 
 class Tiling(NamedTuple):
-    """How a batch is divided.
+    """How a batch is divided."""
 
-    Attributes:
-        rows: elements of a tile.
-        classes: classes of a tile.
-        warps: warps that work on it.
-        unroll: iterations of a loop over classes that are in flight at once.
-        registers: the most registers a thread may use, so that more threads fit; None for no limit.
-        tiles: tiles that a program works on, one after another.
-    """
-
-    rows: int
-    classes: int
-    warps: int
-    unroll: int = 1
-    registers: int | None = None
-    tiles: int = 1
+    rows: int  # elements of a tile
+    classes: int  # classes of a tile
+    warps: int  # warps that work on it
+    unroll: int = 1  # iterations of a loop over classes that are in flight at once
+    registers: int | None = None  # the most a thread may use, so that more threads fit; None for no limit
+    tiles: int = 1  # tiles that a program works on, one after another
 
 
 def tiling(classes: int, elements: int, adjacent: bool, bytes_each: int, numbers_per_class: int) -> Tiling:
@@ -116,15 +107,7 @@ def tiling(classes: int, elements: int, adjacent: bool, bytes_each: int, numbers
 
 
 class _Plan:
-    """A prepared launch: everything that depends on shapes and on the kind of the loss.
-
-    Attributes:
-        programs: how many programs compute the loss; 0 if one does it all.
-        start: computes losses and gradient.
-        before: arguments of `start` between its tensors and its constants.
-        constants: constants of the compiled kernel.
-        findings: how many numbers the programs leave for `finish`.
-    """
+    """A prepared launch: everything that depends on shapes and on the kind of the loss."""
 
     def __init__(
         self,
@@ -159,15 +142,15 @@ class _Plan:
         programs = -(-inner // (tile.rows * tile.tiles)) * outer
         each = reduction == "none"
         alone = programs == 1 and tile.tiles == 1 and not each
-        self.programs = 0 if alone else programs
-        self.findings = 2 * programs + 1
+        self.programs = 0 if alone else programs  # that compute the loss; 0 if one does it all
+        self.findings = 2 * programs + 1  # numbers that the programs leave for `finish`
         limits = {} if tile.registers is None else {"maxnreg": tile.registers}
         self.start = Launcher(
             device.loss_and_gradient, programs, logits.device, num_warps=tile.warps, **limits
         )
         weight = 1 / max(1, outer * inner) if reduction == "mean" else 1.0
         count = reduction == "mean" and not soft
-        self.before = (
+        self.before = (  # arguments of `start` between its tensors and its constants
             inner,
             *strides,
             *target_strides,
@@ -180,7 +163,7 @@ class _Plan:
             classes,
             None if first is None else jitted(first.value),
             first is not None and first.uses_lower,
-            None if penalty is None or penalty.parameters is None else jitted(penalty.parameters),
+            None if penalty is None else jitted(penalty.parameters),
             None if penalty is None else jitted(penalty.sums),
             None if penalty is None else jitted(penalty.value),
             None if penalty is None else jitted(penalty.rest),
@@ -228,19 +211,12 @@ _MOST_PLANS = 4096  # where shapes never end
 
 
 class Launched(NamedTuple):
-    """The result of a launch.
+    """The result of a launch."""
 
-    Attributes:
-        value: the loss; arbitrary where there was an upstream gradient.
-        gradient: the gradient, if asked for.
-        correction: begins with a factor that the gradient still needs; None for no factor.
-        plan: the plan that was launched.
-    """
-
-    value: Tensor
-    gradient: Tensor | None
-    correction: Tensor | None
-    plan: _Plan
+    value: Tensor  # the loss; arbitrary where there was an upstream gradient
+    gradient: Tensor | None  # the gradient, if asked for
+    correction: Tensor | None  # begins with a factor that the gradient still needs; None for no factor
+    plan: _Plan  # the plan that was launched
 
 
 def launch(

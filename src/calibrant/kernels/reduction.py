@@ -43,15 +43,10 @@ class Gradient(NamedTuple):
 
 
 class Linearization(NamedTuple):
-    """The values of a term on one block, with their gradient.
+    """The values of a term on one block, with their gradient."""
 
-    Attributes:
-        value: the numbers, ``(A, 1[, S])``.
-        gradient: returns the gradient times a factor; to be called once.
-    """
-
-    value: Tensor
-    gradient: Callable[[Factor], Gradient]
+    value: Tensor  # the numbers, ``(A, 1[, S])``
+    gradient: Callable[[Factor], Gradient]  # returns the gradient times a factor; to be called once
 
 
 class Term(Protocol):

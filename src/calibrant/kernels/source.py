@@ -36,12 +36,12 @@ def device_function(function: Source) -> Source:
 
 
 def jitted(function: Any) -> Any:
-    """A marked function after ``triton.jit``; a function that its author jitted, as it is."""
+    """A marked function after ``triton.jit``; a function that its author jitted, or None, as it is."""
     with _lock:
         if _marked:
             _hand_over()
     found = _jitted.get(function, function)
-    if found is None:
+    if found is None and function is not None:
         raise RuntimeError(f"Triton cannot read the source of {function.__qualname__}: write it into a file")
     return found
 

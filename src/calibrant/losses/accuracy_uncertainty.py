@@ -32,7 +32,7 @@ class AccuracyUncertainty(Loss):
 
     Args:
         num_classes: K.
-        weight: w (β of the paper).
+        weight: w (β of the paper, where it is 3 and the term is added after some epochs).
         threshold: the entropy in nats up to which an element is certain. None for the middle between the mean
             entropy of the accurate and that of the inaccurate elements of the batch. The paper computes this
             middle once, from training data after a few epochs.
@@ -50,7 +50,7 @@ class AccuracyUncertainty(Loss):
         self,
         num_classes: int,
         *,
-        weight: float = 3.0,
+        weight: float = 1.0,
         threshold: float | None = None,
         **shared: Unpack[LossOptions],
     ) -> None:

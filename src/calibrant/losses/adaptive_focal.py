@@ -119,18 +119,16 @@ class BinnedFocal(AdaptiveLoss):
         self.register_learned("edges", edges, reported=False)
 
     def bin_of(self, probability: Tensor, edges: Tensor | None = None) -> Tensor:
-        """The bin in which each probability is looked up; never one without width.
-
-        Args:
-            probability: any shape.
-            edges: other edges than the current ones.
-        """
+        """The bin in which each probability is looked up, by these edges or its own; see `bin_with_width`."""
         return bin_with_width(probability, self.edges if edges is None else edges)
 
     def look_up(self) -> LookUp:
         """From probabilities of the true class to exponents, by copies of the current state."""
         gamma, edges = self.gamma.clone(), self.edges.clone()
         return lambda p: gamma[self.bin_of(p, edges)]
+
+    def composition(self) -> Composition:
+        return Composition(focal(BINNED, {"gamma": self.gamma, "edges": self.edges}, self.look_up))
 
     def measure(self, elements: Elements) -> Outcomes:
         return Outcomes.of(elements)
@@ -147,12 +145,7 @@ class BinnedFocal(AdaptiveLoss):
 
     @abstractmethod
     def update_bins(self, bins: Bins, moved: Tensor) -> None:
-        """Move the state of some bins, in place.
-
-        Args:
-            bins: the bins of the validation set.
-            moved: true for the bins to move, those with elements and a width, ``(bins,)``.
-        """
+        """Move the state of the bins in ``moved``, those with elements and a width, in place."""
 
 
 class AdaFocal(BinnedFocal):
@@ -215,9 +208,6 @@ class AdaFocal(BinnedFocal):
             raise ValueError(
                 f"initial_gamma must not be 0 and must lie in gamma_range={gamma_range}, got {initial_gamma}"
             )
-
-    def composition(self) -> Composition:
-        return Composition(focal(BINNED, {"gamma": self.gamma, "edges": self.edges}, self.look_up))
 
     def advice(self) -> str | None:
         low, high = self.gamma_range
@@ -323,7 +313,7 @@ class CalFocal(BinnedFocal):
 
     def composition(self) -> Composition:
         if self.per == "bin":
-            return Composition(focal(BINNED, {"gamma": self.gamma, "edges": self.edges}, self.look_up))
+            return super().composition()
         numbers: dict[str, Value] = {
             "rate": self.rate,
             "edges": self.edges,

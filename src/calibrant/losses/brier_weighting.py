@@ -41,13 +41,7 @@ def _value(one, two, three, element, K, SOFT, ALONE):
     return -weight * element.log_p, weight, -weight * element.doubt, 0.0
 
 
-@device_function
-@no_type_check
-def _rest(tile, top, parameters, element, aside, K, VARIANT, SOFT, ALONE):
-    return tl.zeros_like(tile.shifted)
-
-
-BY_BRIER_SCORE = PenaltyTerm(_sums, _value, _rest)
+BY_BRIER_SCORE = PenaltyTerm(_sums, _value)
 """The GPU form for the Brier score itself, held fixed."""
 
 

@@ -85,7 +85,8 @@ def top_k_accuracy(
 ) -> float:
     """The fraction of elements whose true class is among the k most probable; exact, also in streams.
 
-    Of equal logits the first are taken, as for `accuracy`. With at most k classes it is 1.
+    Of equal logits the first are taken, as for `accuracy`. With at most k classes it is always
+    1; `calibrant.evaluate` then leaves it out.
 
     Args:
         source: logits ``(B, K, *S)`` or `Predictions`.

@@ -32,10 +32,10 @@ from calibrant.metrics.selective import augrc_of, aurc_of, coverage_at_risk_of, 
 from calibrant.metrics.uncertainty import chance_classwise_ece, chance_classwise_mce, chance_mce
 
 DEFINITIONS = 1
-"""The number of the definitions of all metrics and calibrators, stored with the results of runs.
+"""The number of the definitions of all metrics, stored with the results of runs.
 
-Raise it when a metric or calibrator keeps its name but gives other values. Stored results with another number
-are computed anew.
+Raise it when a metric keeps its name but gives other values. Stored results with another number are computed
+anew. A calibrator has a number of its own, `Calibrator.definition`.
 """
 
 
@@ -103,7 +103,8 @@ class Metric(Description):
         streamed: whether the metric can be computed in a stream. False for a function of elements that needs
             all predictions at once.
         requires: the option of `evaluate` without which the metric is None.
-        why_missing: why the metric is None without that option, in words.
+        why_missing: why the metric is None without that option or with fewer classes, in words.
+        fewest_classes: with fewer classes the metric would be the same for every model, and is None.
         binomial: whether the metric is the fraction of elements with some property. Its interval is then
             Clopper and Pearson's.
         debiased: true for an estimate without bias; its interval is not corrected for bias.
@@ -129,6 +130,7 @@ class Metric(Description):
     streamed: bool = True
     requires: str | None = None
     why_missing: str = ""
+    fewest_classes: int = 2
     binomial: bool = False
     debiased: bool = False
     chance: Callable[[Predictions | ConfidenceHistogram, int, int], float] | None = None
@@ -219,6 +221,8 @@ METRICS: dict[str, Metric] = {
         "The fraction of elements whose true class is among the five most probable.",
         source="elements",
         function=lambda predictions, options: in_top_k(predictions, 5),
+        fewest_classes=6,
+        why_missing="always 100 % with at most five classes",
         binomial=True,
         since=3,
     ),

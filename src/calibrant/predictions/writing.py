@@ -55,13 +55,19 @@ PROBABILITY_SUFFIXES = (".csv", ".npz")
 
 
 def write_probabilities(
-    path: Path, batches: Iterable[Tensor], names: Sequence[str], class_names: Sequence[str]
+    path: Path,
+    batches: Iterable[Tensor],
+    names: Sequence[str],
+    class_names: Sequence[str],
+    *,
+    several_labels: bool = False,
 ) -> None:
     """Write probabilities of inputs without labels, with the name and the predicted class of each input.
 
     A ``.csv`` file has the columns ``name``, ``prediction`` and ``probability_<class>``. A ``.npz`` file has
     ``probabilities``, ``names``, ``predictions`` and ``class_names``; if an input has many predictions, as an
-    image with one for each pixel, there are no ``predictions``. The file is replaced in one step.
+    image with one for each pixel, or each of several labels its own probability, there are no predictions.
+    The file is replaced in one step.
 
     Bytes of a file name that are not UTF-8 are written as backslash escapes.
 
@@ -69,7 +75,8 @@ def write_probabilities(
         path: the file to write; its suffix is one of `PROBABILITY_SUFFIXES`.
         batches: probabilities ``(n, K, *S)``, float32; one batch or more.
         names: a name for each input, in the order of the batches.
-        class_names: one name for each class.
+        class_names: one name for each class or label.
+        several_labels: whether each probability is that of a label of its own.
 
     Raises:
         ValueError: a ``.csv`` file cannot have several predictions for an input.
@@ -80,17 +87,18 @@ def write_probabilities(
         if first.ndim > 2:
             raise ValueError(f"{path} cannot hold probabilities of every pixel; expected a name with .npz")
         with replacing(path) as stream, TextIOWrapper(stream, "utf-8", newline="") as text:
-            _write_csv(text, parts, names, class_names)
+            _write_csv(text, parts, names, class_names, several_labels)
         return
     predictions: list[str] = []
+    predicted = first.ndim == 2 and not several_labels
 
     def noted() -> Iterator[Tensor]:
         for part in parts:
-            if part.ndim == 2:
+            if predicted:
                 predictions.extend(class_names[label] for label in part.argmax(1).tolist())
             yield part
 
-    texts = {"names": names} | ({} if first.ndim > 2 else {"predictions": predictions})
+    texts = {"names": names} | ({"predictions": predictions} if predicted else {})
     with replacing(path) as stream:
         arrays: Arrays = {"probabilities": ((len(names), *first.shape[1:]), noted())}
         _write_npz(stream, arrays, class_names, texts)
@@ -101,15 +109,20 @@ def _printable(text: str) -> str:
 
 
 def _write_csv(
-    stream: TextIO, parts: Iterable[Tensor], names: Sequence[str], class_names: Sequence[str]
+    stream: TextIO,
+    parts: Iterable[Tensor],
+    names: Sequence[str],
+    class_names: Sequence[str],
+    several_labels: bool,
 ) -> None:
     writer = csv.writer(stream)
-    writer.writerow(["name", "prediction", *(f"probability_{name}" for name in class_names)])
+    prediction = [] if several_labels else ["prediction"]
+    writer.writerow(["name", *prediction, *(f"probability_{name}" for name in class_names)])
     remaining = iter(names)
     for part in parts:
         for row in part.tolist():
-            label = max(range(len(row)), key=row.__getitem__)
-            writer.writerow([next(remaining), class_names[label], *(f"{value:.9g}" for value in row)])
+            best = [] if several_labels else [class_names[max(range(len(row)), key=row.__getitem__)]]
+            writer.writerow([next(remaining), *best, *(f"{value:.9g}" for value in row)])
 
 
 def _write_npz(

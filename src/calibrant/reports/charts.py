@@ -21,6 +21,7 @@ from matplotlib.ticker import MaxNLocator
 from calibrant.metrics import METRICS
 from calibrant.metrics.uncertainty import Interval, binomial_interval
 from calibrant.printable import printable
+from calibrant.reports.table_builders import state_words
 from calibrant.reports.tables import interval_text, number_text
 
 if TYPE_CHECKING:
@@ -60,8 +61,14 @@ class Bin:
         return 1 - (self.interval[1] - self.interval[0])
 
 
-def reliability_bins(data: Reliability) -> list[Bin]:
+def axes(binary: bool) -> tuple[str, str]:
+    """What a reliability diagram shows against what, in words."""
+    return ("probability of yes", "frequency of yes") if binary else ("confidence", "accuracy")
+
+
+def reliability_bins(data: Reliability, binary: bool = False) -> list[Bin]:
     """The bars of a reliability diagram, without empty bins."""
+    x, y = axes(binary)
     found = []
     for number, count in enumerate(data.count):
         left, right = data.edges[number : number + 2]
@@ -72,9 +79,9 @@ def reliability_bins(data: Reliability) -> list[Bin]:
         expected = data.consistency[number] or (confidence, confidence)
         elements = "1 element" if count == 1 else f"{count:,} elements"
         tip = (
-            f"Confidence {left:.2f} to {right:.2f}: {elements}\n"
-            f"mean confidence {_percent(confidence)}\n"
-            f"accuracy {_percent(accuracy)} {interval_text(interval)}\n"
+            f"{x.capitalize()} {left:.2f} to {right:.2f}: {elements}\n"
+            f"mean {x} {_percent(confidence)}\n"
+            f"{y} {_percent(accuracy)} {interval_text(interval)}\n"
             f"if calibrated {interval_text(expected)}"
         )
         share = count / max(data.count)
@@ -166,21 +173,18 @@ def dots(
     rows: Sequence[tuple[str, Sequence[tuple[float | None, Interval | None]]]],
     series: Sequence[str],
     *,
-    percent: bool = True,
     signed: bool = False,
 ) -> Dots:
-    """A chart of dots.
+    """A chart of dots. The values are fractions, printed in percent.
 
     Args:
         label: the label of the axis.
         rows: the name of each row, and a value and its interval for each series.
         series: the names of the series.
-        percent: whether the values are fractions, printed in percent.
         signed: whether signs matter: the axis then shows 0 and positive values have a sign.
     """
-    factor = 100 if percent else 1
     known = [
-        factor * end
+        100 * end
         for _, row in rows
         for value, interval in row
         if value is not None
@@ -190,13 +194,13 @@ def dots(
     start, stop = ticks[0], ticks[-1]
 
     def place(value: float) -> float:
-        return (factor * value - start) / (stop - start)
+        return (100 * value - start) / (stop - start)
 
     def dot(name: str, number: int, value: float, interval: Interval | None) -> Dot:
-        text = number_text(value, percent, unit="%", signed=signed)
+        text = _percent(value, signed=signed)
         what = f"{name}, {series[number]}" if series[number] else name
         low, high = interval or (value, value)
-        tip = f"{what}: {text} {interval_text(interval, percent)}".rstrip()
+        tip = f"{what}: {text} {interval_text(interval)}".rstrip()
         return Dot(place(value), place(low), place(high), number, tip)
 
     return Dots(
@@ -216,7 +220,7 @@ def dots(
 
 def error_of_methods(comparison: Comparison) -> Dots:
     """The ECE of every method before and after each calibrator, with intervals."""
-    states = {"": "before calibration", **{key: f"after {_long(key)}" for key in comparison.calibrators}}
+    states = {key: state_words(key) for key in ("", *comparison.calibrators)}
     found = [comparison.figures("ece", after=key) for key in states]
     rows = [
         (name, [(each[name].mean, each[name].interval) if name in each else (None, None) for each in found])
@@ -284,7 +288,7 @@ def accuracy_against_error(comparison: Comparison) -> Scatter:
         return tuple((place(axis, tick), f"{tick:g}") for tick in axes[axis])
 
     def point(series: int, state: int, name: str, ece: MeanFigure, accuracy: MeanFigure) -> Point:
-        lines = [f"{name}, {f'after {_long(states[state])}' if state else 'before calibration'}"]
+        lines = [f"{name}, {state_words(states[state])}"]
         for metric, figure in (("ece", ece), ("accuracy", accuracy)):
             lines.append(f"{METRICS[metric].label} {_percent(figure.mean)} {interval_text(figure.interval)}")
         return Point(place(0, 100 * ece.mean), place(1, 100 * accuracy.mean), series, state, "\n".join(lines))
@@ -349,10 +353,6 @@ def risks(evaluations: Sequence[Evaluation], names: Sequence[str]) -> Curves | N
         tuple((tick / ticks[-1], f"{tick:g}") for tick in ticks),
         tuple(names),
     )
-
-
-def _long(calibrator: str) -> str:
-    return "temperature scaling" if calibrator == "temperature" else calibrator
 
 
 def _ticks(low: float, high: float) -> list[float]:

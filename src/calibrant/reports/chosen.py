@@ -40,9 +40,7 @@ def markdown(result: Chosen) -> str:
 def print_choice(result: Chosen, *, wide: bool = False) -> None:
     """Print the figures on the validation data, how the choice was made, and its test figures.
 
-    Args:
-        result: the sweep or the tuning.
-        wide: whether to print all columns, however wide the terminal is.
+    ``wide`` prints all columns, however wide the terminal is.
     """
     leading = result.criterion.metric
     print_table(comparison_table(result.validation, leading), validation_note(result), wide=wide)

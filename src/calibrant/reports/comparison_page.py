@@ -33,6 +33,7 @@ from calibrant.reports.table_builders import (
     comparison_table,
     level_label,
     shift_tables,
+    state_words,
 )
 from calibrant.reports.tables import Table, plain_markdown, tex, to_latex, to_markdown
 
@@ -161,7 +162,7 @@ def facts(comparison: Comparison) -> tuple[str, ...]:
     return (
         "1 loss" if losses == 1 else f"{losses} losses",
         "1 seed" if seeds == 1 else f"{seeds} seeds",
-        *(f"before and {_after(calibrator)}" for calibrator in comparison.calibrators),
+        *(f"before and {state_words(calibrator)}" for calibrator in comparison.calibrators),
     )
 
 
@@ -194,7 +195,7 @@ def _pictures(comparison: Comparison, history: History, learned: Learned) -> dic
     several = len(comparison.seeds) > 1
     states = {"before": comparison.figures("ece")}
     for calibrator in comparison.calibrators:
-        states[_after(calibrator)] = comparison.figures("ece", after=calibrator)
+        states[state_words(calibrator)] = comparison.figures("ece", after=calibrator)
     caption = "Expected calibration error: mean over seeds and its 95 % interval"
     height = 1.3 + rows_height(states["before"])
     add("ece", caption, plots.methods_side_by_side, states, height=height)
@@ -214,7 +215,7 @@ def _pictures(comparison: Comparison, history: History, learned: Learned) -> dic
                 method.name: (method.curves[data][calibrator], fmean(method.detected[calibrator][data]))
                 for method in comparison.methods
             }
-            state = _after(calibrator) if calibrator else "before temperature scaling"
+            state = state_words(calibrator) if calibrator else "before temperature scaling"
             caption = f"ROC curves of telling {data} from the test data, {state}"
             caption += "; means over seeds" if several else ""
             names = {"": "before", "temperature": "after"}
@@ -223,8 +224,11 @@ def _pictures(comparison: Comparison, history: History, learned: Learned) -> dic
     for shift in comparison.methods[0].shifted:
         for file, caption, metric, calibrator in (
             ("accuracy", "Accuracy", "accuracy", ""),
-            ("ece", f"ECE {_after('')}", "ece", ""),
-            *((f"ece-{_letters(key)}", f"ECE {_after(key)}", "ece", key) for key in comparison.calibrators),
+            ("ece", f"ECE {state_words('')}", "ece", ""),
+            *(
+                (f"ece-{_letters(key)}", f"ECE {state_words(key)}", "ece", key)
+                for key in comparison.calibrators
+            ),
         ):
             levels = comparison.severities(shift)
             by_seed = {
@@ -245,7 +249,7 @@ def _pictures(comparison: Comparison, history: History, learned: Learned) -> dic
                 severities=labels,
                 metric=metric,
                 height=3.6,
-                title=f"{shift}, {_after(calibrator)}",
+                title=f"{shift}, {state_words(calibrator)}",
             )
     for column, metric in _CURVES.items():
         curves = {
@@ -279,17 +283,10 @@ def _letters(name: str) -> str:
     return "".join(letter if letter.isalnum() or letter in "-=." else "-" for letter in name).strip("-")
 
 
-def _after(calibrator: str) -> str:
-    """The words for figures after a calibrator; before calibration for ``""``."""
-    if not calibrator:
-        return "before calibration"
-    return f"after {'temperature scaling' if calibrator == 'temperature' else calibrator}"
-
-
 def _diagrams(comparison: Comparison) -> Figure:
     """Reliability diagrams of the first seed: a row for each calibrator, a column for each method."""
     data = {
-        _after(state)[0].upper() + _after(state)[1:]: {
+        state_words(state)[0].upper() + state_words(state)[1:]: {
             method.name: method.evaluations(state)[0] for method in comparison.methods
         }
         for state in ("", *comparison.calibrators)

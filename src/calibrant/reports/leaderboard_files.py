@@ -173,13 +173,7 @@ def to_json(title: str, standings: Sequence[Standing], found: Mapping[Criterion,
 
 
 def write_leaderboard(title: str, standings: Sequence[Standing], folder: str | os.PathLike[str]) -> None:
-    """Write `FILES`, ``plots/ranks-*.png``, and in the folder of each experiment the files of its comparison.
-
-    Args:
-        title: the heading.
-        standings: the experiments.
-        folder: the folder of the leaderboard.
-    """
+    """Write `FILES`, ``plots/ranks-*.png``, and in the folder of each experiment those of its comparison."""
     target = Path(folder)
     found = rankings(standings)
     for each in standings:

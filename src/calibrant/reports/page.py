@@ -123,12 +123,12 @@ def render_report(
         )
     names = _distinct_names([evaluation.name for evaluation in evaluations])
     table = evaluation_table(evaluations, names)
-    # Metrics that an option asks for are shown only if at least one model has them.
+    # Metrics that need an option or many classes are shown only if at least one model has them.
     groups = {
         column.key: METRICS[column.key].group
         for column in table.columns
         if column.key in METRICS
-        and not (METRICS[column.key].requires and column.empty)
+        and not (column.empty and METRICS[column.key].why_missing)
         and (segmentation or column.key not in _SEGMENTATION)
     }
     groups["p_value"] = "calibration"
@@ -146,6 +146,7 @@ def render_report(
     errors = charts.error_of_models(evaluations, names) if len(names) > 1 else None
     risks = charts.risks(evaluations[:plotted], names[:plotted]) if plotted <= _MOST_DOTS else None
     has_groups = any(evaluation.groups for evaluation in evaluations)
+    binary = all(evaluation.binary for evaluation in evaluations)
     return template("report.html.jinja").render(
         title=title,
         summary=summary,
@@ -175,7 +176,9 @@ def render_report(
         marks=HTML,
         level=_levels(evaluations),
         has_intervals=any(evaluation.intervals for evaluation in evaluations),
-        diagrams=[charts.reliability_bins(evaluation.reliability) for evaluation in evaluations],
+        binary=binary,
+        axes=charts.axes(binary),
+        diagrams=[charts.reliability_bins(each.reliability, each.binary) for each in evaluations],
         descriptions=[_in_words(name, each) for name, each in zip(names, evaluations, strict=True)],
         risks=risks,
         has_classes=bool(shown),
@@ -371,17 +374,18 @@ def _data_url(image: bytes) -> str:
 
 def _in_words(name: str, evaluation: Evaluation) -> str:
     """What the reliability diagram shows, for readers who cannot see it."""
-    bins = charts.reliability_bins(evaluation.reliability)
+    bins = charts.reliability_bins(evaluation.reliability, evaluation.binary)
     if not bins:
         return f"Reliability diagram of {name}, without data."
     confidence, accuracy = verdict.mean_confidence_and_accuracy(evaluation.reliability)
     below = sum(each.accuracy < each.confidence for each in bins)
+    x, y = charts.axes(evaluation.binary)
     widest = max(bins, key=lambda each: abs(each.confidence - each.accuracy))
     return (
-        f"Reliability diagram of {name}: accuracy is below confidence in {below} of {len(bins)} bins with "
-        f"data. Overall, mean confidence is {_percent(confidence)} and accuracy {_percent(accuracy)}: "
+        f"Reliability diagram of {name}: {y} is below {x} in {below} of {len(bins)} bins with data. Overall, "
+        f"mean {x} is {_percent(confidence)} and {y} {_percent(accuracy)}: "
         f"{verdict.reliability_words(evaluation)}. The widest gap is at "
-        f"confidence {_percent(widest.confidence)}, where accuracy is {_percent(widest.accuracy)}."
+        f"{x} {_percent(widest.confidence)}, where {y} is {_percent(widest.accuracy)}."
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from calibrant.extras import require
 
@@ -29,25 +30,15 @@ Drawing = tuple[str, Callable[[], Figure]]
 
 @dataclass(frozen=True)
 class RunRecord:
-    """What a finished run holds for its figures.
+    """What a finished run holds for its figures."""
 
-    Attributes:
-        label: the name in legends. Runs with one label differ in their seed only.
-        file: the name as a part of file names; another for each run.
-        history: a log row for each epoch.
-        bins: bins of confidence after each epoch, by name.
-        learned: the learned state of the loss after each epoch, by name.
-        test: logits and labels of the test data; None if they are not stored.
-        seed: the seed of the run.
-    """
-
-    label: str
-    file: str
-    history: Sequence[Mapping[str, float]]
-    bins: Mapping[str, Tensor]
-    learned: Mapping[str, Tensor]
-    test: tuple[Tensor, Tensor] | None
-    seed: int = 0
+    label: str  # the name in legends; runs with one label differ in their seed only
+    file: str  # the name as a part of file names; another for each run
+    history: Sequence[Mapping[str, float]]  # a log row for each epoch
+    bins: Mapping[str, Tensor]  # bins of confidence after each epoch, by name
+    learned: Mapping[str, Tensor]  # the learned state of the loss after each epoch, by name
+    test: tuple[Tensor, Tensor] | None  # logits and labels of the test data; None if they are not stored
+    seed: int = 0  # the seed of the run
 
 
 def drawings_of_runs(
@@ -64,22 +55,24 @@ def drawings_of_runs(
     for part in _PARTS:
         metrics = [name for name in _CURVES if not _lacking(runs, part, name)]
         if metrics:
-            found.append((f"curves-{part}", _of(_curves, runs, part, metrics, smooth)))
+            found.append((f"curves-{part}", partial(_curves, runs, part, metrics, smooth)))
     binned = [run for run in runs if run.bins]
     if binned:
         chosen = list(range(binned[0].bins["validation_count"].shape[1])) if bins is None else list(bins)
-        found.append(("bins", _of(_gaps, binned, chosen)))
-        found.append(("confidences", _of(_confidences, binned, chosen, "train_true", "validation")))
-        found.append(("confidences-own-bins", _of(_confidences, binned, chosen, "train_own", "train_own")))
-        found.append(("confidences-true-and-top", _of(_true_and_top, binned, chosen)))
+        found += [
+            ("bins", partial(_gaps, binned, chosen)),
+            ("confidences", partial(_confidences, binned, chosen, "train_true", "validation")),
+            ("confidences-own-bins", partial(_confidences, binned, chosen, "train_own", "train_own")),
+            ("confidences-true-and-top", partial(_true_and_top, binned, chosen)),
+        ]
     for run in runs:
         for name, values in run.learned.items():
             if values.numel() and values.isfinite().all():
-                found.append((f"learned-{name}-{run.file}", _of(_learned, run, name, values)))
+                found.append((f"learned-{name}-{run.file}", partial(_learned, run, name, values)))
     by_label = _by_label([run for run in runs if run.test is not None])
     if by_label:
-        found.append(("maximum-logits", _of(_maximum_logits, by_label)))
-        found.append(("lower-probability", _of(_lower_probabilities, by_label)))
+        found.append(("maximum-logits", partial(_maximum_logits, by_label)))
+        found.append(("lower-probability", partial(_lower_probabilities, by_label)))
     return found
 
 
@@ -129,7 +122,7 @@ def _fits(run: RunRecord) -> bool:
 
 def drawings_of_formulas() -> list[Drawing]:
     """The figures of formulas: penalties, focal losses and their exponents, and φ of the dual focal loss."""
-    functions = {
+    functions: dict[str, Callable[..., object]] = {
         "penalties": plots.penalties,
         "penalty-weights": plots.penalty_weights,
         "focal-losses": plots.focal_losses,
@@ -142,7 +135,7 @@ def drawings_of_formulas() -> list[Drawing]:
         plot(ax=figure.subplots())
         return figure
 
-    return [(name, _of(draw, plot)) for name, plot in functions.items()]
+    return [(name, partial(draw, plot)) for name, plot in functions.items()]
 
 
 def smoothed(values: Sequence[float], factor: float) -> list[float]:
@@ -155,10 +148,6 @@ def smoothed(values: Sequence[float], factor: float) -> list[float]:
     for value in values:
         found.append(factor * found[-1] + (1 - factor) * value if found else value)
     return found
-
-
-def _of(function: Callable[..., Figure], *arguments: object) -> Callable[[], Figure]:
-    return lambda: function(*arguments)
 
 
 def _by_label(runs: Sequence[RunRecord]) -> dict[str, list[RunRecord]]:

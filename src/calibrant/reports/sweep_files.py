@@ -79,9 +79,7 @@ def curves(sweep: Sweep) -> Figure:
 def write_sweep(sweep: Sweep, folder: str | os.PathLike[str]) -> None:
     """Write ``sweep.json``, ``sweep.md``, ``sweep.tex``, and ``plots/sensitivity`` as PNG and SVG.
 
-    Args:
-        sweep: the sweep to write.
-        folder: the folder to write to; it is created if necessary, and existing files are replaced.
+    The folder is created if necessary, and existing files are replaced.
     """
     with default_style():
         picture = curves(sweep)

@@ -76,14 +76,9 @@ def evaluation_table(
 
 
 def with_groups(table: Table, evaluations: Sequence[Evaluation], *, unit: str = "%") -> Table:
-    """The table with accuracy and ECE of the head, middle and tail classes before its p-values.
+    """An `evaluation_table` with accuracy and ECE of the head, middle and tail classes before its p-values.
 
-    Differences between the figures of groups are not tested.
-
-    Args:
-        table: an `evaluation_table`.
-        evaluations: its evaluations.
-        unit: the unit that follows a percentage.
+    Differences between the figures of groups are not tested. The unit follows a percentage.
     """
     columns = []
     for group in dict.fromkeys(name for evaluation in evaluations for name in evaluation.groups):
@@ -175,9 +170,7 @@ _ASKED_FOR = 2  # other calibrators, and data that are out of distribution
 def comparison_table(comparison: Comparison, leading: str = "") -> Table:
     """Means over seeds with their standard deviations; "+ T" marks figures after temperature scaling.
 
-    Args:
-        comparison: the comparison.
-        leading: the key of the most important metric.
+    ``leading`` is the key of the most important metric.
     """
     from calibrant.evaluation.comparison import mean_figure
 
@@ -227,6 +220,17 @@ def state_label(calibrator: str) -> str:
     ('', ' + T', ' + spline')
     """
     return f" + {'T' if calibrator == 'temperature' else calibrator}" if calibrator else ""
+
+
+def state_words(calibrator: str) -> str:
+    """The words for figures after a calibrator.
+
+    >>> state_words(""), state_words("temperature"), state_words("spline")
+    ('before calibration', 'after temperature scaling', 'after spline')
+    """
+    if not calibrator:
+        return "before calibration"
+    return f"after {'temperature scaling' if calibrator == 'temperature' else calibrator}"
 
 
 def shift_tables(comparison: Comparison, shift: str) -> dict[str, Table]:
@@ -300,10 +304,7 @@ def comparison_note(comparison: Comparison) -> str:
 def figures_note(comparison: Comparison, data: str, fitted: str) -> str:
     """What the figures of a `comparison_table` are.
 
-    Args:
-        comparison: the comparison.
-        data: what the methods were evaluated on.
-        fitted: what the calibrators were fitted to.
+    ``data`` says what the methods were evaluated on, ``fitted`` what the calibrators were fitted to.
     """
     seeds = len(comparison.seeds)
     spread = f"mean ± standard deviation over {seeds} seeds" if seeds > 1 else "one seed"

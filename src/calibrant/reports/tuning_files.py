@@ -146,9 +146,7 @@ def _points(ax: Axes, tuning: Tuning, places: Mapping[int, float], scale: float)
 def write_tuning(tuning: Tuning, folder: str | os.PathLike[str]) -> None:
     """Write ``tune.json``, ``tune.md``, ``plots/tune-*.png`` and ``tune.html``.
 
-    Args:
-        tuning: the tuning to write.
-        folder: the folder to write to; it is created if necessary, and existing files are replaced.
+    The folder is created if necessary, and existing files are replaced.
     """
     target = Path(folder)
     with default_style():

@@ -125,10 +125,7 @@ def one_model(evaluation: Evaluation) -> Verdict:
 def before_and_after(before: Evaluation, after: Evaluation, fitted: str) -> Verdict:
     """The verdict on a calibrator.
 
-    Args:
-        before: the evaluation without the calibrator.
-        after: the evaluation with it.
-        fitted: the calibrator and the data it was fitted to, such as "temperature, fitted to val.npz".
+    ``fitted`` is the calibrator and the data it was fitted to, such as "temperature, fitted to val.npz".
     """
     needed = not _is_tested(before) or _is_rejected(before) or _is_rejected(after)
     change = change_words(before.ece, after.ece) if needed else "is not needed"
@@ -142,12 +139,9 @@ def before_and_after(before: Evaluation, after: Evaluation, fitted: str) -> Verd
 
 
 def several_models(evaluations: Sequence[Evaluation], table: Table, warning: str) -> Verdict:
-    """The verdict on several models.
+    """The verdict on several models and their `evaluation_table`, tested against the best.
 
-    Args:
-        evaluations: the evaluations.
-        table: their `evaluation_table`, tested against the best.
-        warning: why their figures must not be compared; "" if they may be.
+    ``warning`` says why their figures must not be compared; "" if they may be.
     """
     models = tuple(
         (name, f"{reliability_words(each)}, {_test_words(each)}.")

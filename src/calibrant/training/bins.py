@@ -8,6 +8,7 @@ from torch.nn import functional as F
 
 from calibrant.distributed import all_reduce
 from calibrant.histogram import Bins, ConfidenceHistogram, bin_with_width, cell_edges, rounded_down
+from calibrant.layout import as_decisions
 from calibrant.metrics.catalogue import Options
 from calibrant.statistics import sum_dtype
 
@@ -29,21 +30,21 @@ class TrainingConfidences:
         sums: ``(2, 2, cells)``: for the predicted and the true class, counts and summed confidences.
     """
 
-    def __init__(self, device: torch.device, ignore_index: int) -> None:
+    def __init__(self, device: torch.device, ignore_index: int, *, binary: bool = False) -> None:
         edges = cell_edges(device)
-        self.ignore_index = ignore_index
+        self.ignore_index, self.binary = ignore_index, binary
         self.sums = torch.zeros(2, 2, len(edges) - 1, device=device, dtype=sum_dtype(device))
         self._inner = rounded_down(edges, torch.float32)[1:-1]
         self._rows = torch.arange(4, device=device).view(2, 2, 1) * (len(edges) - 1)
 
     @torch.no_grad()
     def add(self, logits: Tensor, target: Tensor) -> None:
-        """Add the elements of a step that are not ignored.
+        """Add the elements of a step that are not ignored: logits ``(B, K, *S)`` and labels ``(B, *S)``.
 
-        Args:
-            logits: ``(B, K, *S)``.
-            target: ``(B, *S)``, labels.
+        If binary, logits are single ones.
         """
+        if self.binary:
+            logits, target = as_decisions(logits, target)
         probabilities = logits.softmax(1, dtype=torch.float32)
         valid = target != self.ignore_index
         label = (target * valid).unsqueeze(1)
@@ -65,13 +66,8 @@ def epoch_bins(training: Tensor, validation: Bins, test: Bins | None) -> dict[st
     ``validation_*`` and ``test_*`` have edges, counts, mean confidences and accuracies in bins of equal mass.
     ``train_top_*`` and ``train_true_*`` are the training elements in the bins of the validation data, by the
     probability of the predicted and of the true class. ``train_own_*`` are the latter in bins of their own.
-    Means are 0 in empty bins. The training elements come from a histogram: a cell that an edge cuts is
-    divided in proportion to the widths of its two sides.
-
-    Args:
-        training: the sums of `TrainingConfidences`.
-        validation: the validation data in bins of equal mass.
-        test: the test data in bins of equal mass, if they were asked for.
+    Means are 0 in empty bins. The training elements come from the sums of `TrainingConfidences`: a cell that
+    an edge cuts is divided in proportion to the widths of its two sides.
     """
     found = _of("validation", validation)
     place = _shares(found["validation_edges"])

@@ -24,7 +24,6 @@ from torch import Tensor, nn
 from calibrant.arguments import whole_number
 from calibrant.atomic import replace_file
 from calibrant.calibrators import (
-    Batches,
     Calibrator,
     Identity,
     Temperature,
@@ -70,11 +69,12 @@ Floats = NDArray[np.float32]
 class Bundle:
     """A trained network that is ready to use: raw inputs in, calibrated probabilities out.
 
-    `calibrant.load` reads one.
+    `calibrant.load` reads one. If its calibrator is binary, the network has one logit for each decision: a
+    single one for two classes, or one for each of several labels.
 
     Attributes:
         folder: the folder that it was read from.
-        classes: the names of the classes, in the order of the probabilities.
+        classes: the names of the classes or labels, in the order of the probabilities.
         preparation: how raw inputs become the argument of the network; None if that is not known.
         model: the network, in evaluation mode.
         calibrator: from the logits of the network to calibrated logits.
@@ -96,7 +96,8 @@ class Bundle:
             batch_size: how many inputs to prepare and to predict at once.
 
         Returns:
-            ``(N, K)``, float32; for segmentation ``(N, K, H, W)``.
+            ``(N, K)``, float32; for segmentation ``(N, K, H, W)``. Of several labels, each one's own
+            probability, ``(N, L)``; they do not add up to 1.
 
         Raises:
             ValueError: the inputs are of another kind or shape.
@@ -106,20 +107,31 @@ class Bundle:
     def batches(self, raw: Any, *, batch_size: int = 128) -> Iterator[Tensor]:
         """The probabilities of `predict_proba`, batch by batch, on the device of the network."""
         for logits in self._logits(raw, batch_size):
-            yield self.calibrator(logits).softmax(1)
+            yield probabilities_of(self.calibrator, logits)
 
-    def predict(self, raw: Any, *, batch_size: int = 128) -> NDArray[np.str_]:
+    def predict(self, raw: Any, *, batch_size: int = 128) -> NDArray[np.str_] | NDArray[np.int64]:
         """The names of the most probable classes, ``(N,)``; for segmentation ``(N, H, W)``.
 
-        The arguments are those of `predict_proba`.
+        Of several labels, 1 for each that is more probable than not, and 0 for the others, ``(N, L)``. The
+        arguments are those of `predict_proba`.
         """
-        labels = self.predict_proba(raw, batch_size=batch_size).argmax(1)
-        names: NDArray[np.str_] = np.array(self.classes)[labels]
+        probabilities = self.predict_proba(raw, batch_size=batch_size)
+        if self.several_labels:
+            return (probabilities > 0.5).astype(np.int64)
+        names: NDArray[np.str_] = np.array(self.classes)[probabilities.argmax(1)]
         return names
 
+    @property
+    def several_labels(self) -> bool:
+        """Whether each input has a yes or no for each of several labels, and not one class."""
+        return self.calibrator.binary and _outputs(self.calibrator) > 1
+
     def logits(self, raw: Any, *, batch_size: int = 128) -> Floats:
-        """The logits of the network, before the calibrator; shapes and arguments as for `predict_proba`."""
-        return _joined(self._logits(raw, batch_size), len(self.classes))
+        """The logits of the network, before the calibrator; shapes and arguments as for `predict_proba`.
+
+        A single logit of two classes is ``(N, 1)``.
+        """
+        return _joined(self._logits(raw, batch_size), _outputs(self.calibrator))
 
     @torch.no_grad()
     def _logits(self, raw: Any, batch_size: int) -> Iterator[Tensor]:
@@ -135,7 +147,26 @@ class Bundle:
 
     def __repr__(self) -> str:
         kind = None if self.preparation is None else self.preparation.kind
-        return f"Bundle({str(self.folder)!r}, {len(self.classes)} classes, {kind}, {self.calibrator.key})"
+        what = f"{len(self.classes)} {'labels' if self.several_labels else 'classes'}"
+        return f"Bundle({str(self.folder)!r}, {what}, {kind}, {self.calibrator.key})"
+
+
+def probabilities_of(calibrator: Calibrator, logits: Tensor) -> Tensor:
+    """The calibrated probabilities of a network's logits ``(N, K, *S)``.
+
+    A single logit gives those of its two classes, and several labels one probability each.
+    """
+    calibrated: Tensor = calibrator(logits)
+    if not calibrator.binary:
+        return calibrated.softmax(1)
+    yes = calibrated.sigmoid()
+    return yes if _outputs(calibrator) > 1 else torch.cat([(-calibrated).sigmoid(), yes], 1)
+
+
+def _outputs(calibrator: Calibrator) -> int:
+    """The number of logits that a fitted calibrator takes."""
+    assert calibrator.num_classes is not None
+    return len(calibrator.labels) if calibrator.binary else calibrator.num_classes
 
 
 def _joined(batches: Iterator[Tensor], classes: int) -> Floats:
@@ -162,7 +193,7 @@ def load_bundle(path: str | os.PathLike[str], *, device: str | torch.device | No
         weights = load_tensors(content[WEIGHTS])
     except (LookupError, TypeError, ValueError, AttributeError, RuntimeError) as error:
         raise _damaged(folder, f"{type(error).__name__} {error}") from error
-    model = trained_model(choice, len(names), about, weights, where)
+    model = trained_model(choice, _outputs(calibrator), about, weights, where)
     place = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
     return Bundle(folder, names, preparation, model.to(place), calibrator.to(place).eval(), inputs)
 
@@ -399,13 +430,12 @@ def fitted_calibrator(run: Run, method: str) -> tuple[Calibrator, str]:
             ) from error
         assert named is not None
         return named, _NONE_WANTED if isinstance(named, Identity) else ""
-    identity = Identity()
-    identity.fitted_to(torch.ones(run.data.num_classes))
+    identity = _identity(run)
     if method == "none":
         return identity, _NONE_WANTED
     passed_over = ""
     try:
-        for key, fit in _ranked(run.predictions("validation")):
+        for key, fit in _ranked(run):
             if key == Identity.key:
                 return identity, passed_over or _NONE_BETTER
             with warnings.catch_warnings(record=True) as caught:
@@ -421,14 +451,24 @@ def fitted_calibrator(run: Run, method: str) -> tuple[Calibrator, str]:
     return identity, passed_over or "there are too few labelled validation data to compare calibrators"
 
 
-def _ranked(batches: Batches) -> Iterator[tuple[str, Callable[[], Calibrator]]]:
+def _identity(run: Run) -> Calibrator:
+    outputs = run.recipe.outputs(run.data)
+    identity = Identity()
+    if run.recipe.binary:
+        return identity.fit(torch.zeros(1, outputs), torch.zeros(1, outputs, dtype=torch.long), binary=True)
+    identity.fitted_to(torch.ones(outputs))
+    return identity
+
+
+def _ranked(run: Run) -> Iterator[tuple[str, Callable[[], Calibrator]]]:
     """Calibrators and functions that fit them, from the best by cross-validated likelihood on.
 
     Of large data a part is compared. A calibrator that can learn batch by batch is then fitted to all of the
-    data, another one to that part.
+    data, another one to that part. Several labels share the method, and each has its own parameters.
     """
+    batches, binary = run.predictions("validation"), run.recipe.binary
     if not isinstance(batches, list):
-        yield Temperature.key, lambda: Temperature().fit_batches(batches)
+        yield Temperature.key, lambda: run.fitted(Temperature())
         return
     ((all_logits, all_labels),) = batches
     logits, labels = _part(all_logits, all_labels)
@@ -436,15 +476,16 @@ def _ranked(batches: Batches) -> Iterator[tuple[str, Callable[[], Calibrator]]]:
     parts = int(valid.any(1).sum())
     if parts < 2:  # nothing to compare by
         return
-    few = ["temperature"] if int(valid.sum()) < _FEW else None
+    decisions = int(valid.sum()) // (all_logits.shape[1] if binary else 1)
+    few = ["temperature"] if decisions < _FEW else None
     rows = max(1, _MANY // all_logits[0].numel())
     chunks = list(zip(all_logits.split(rows), all_labels.split(rows), strict=True))
-    for each in rank(logits, labels, candidates=few, folds=min(5, parts)).candidates:
+    for each in rank(logits, labels, candidates=few, folds=min(5, parts), binary=binary).candidates:
         calibrator = create_calibrator(each.key)
-        if logits is not all_logits and isinstance(calibrator, Scaling):
+        if logits is not all_logits and isinstance(calibrator, Scaling) and not binary:
             yield each.key, partial(calibrator.fit_batches, chunks)
         else:
-            yield each.key, partial(calibrator.fit, logits, labels)
+            yield each.key, partial(calibrator.fit, logits, labels, binary=binary)
 
 
 def _part(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:

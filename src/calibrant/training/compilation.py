@@ -95,7 +95,7 @@ def _marker(parts: Parts, batch: Batch) -> Path:
         parts.recipe.accumulate,
         parts.fabric.strategy.precision.precision,
         [tuple(tensor.shape) for tensor in (*tensors_of(batch[0]), batch[1])],
-        parts.data.num_classes,
+        parts.recipe.outputs(parts.data),
         torch.__version__,
         torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu",
     )

@@ -1,4 +1,4 @@
-"""Export of a bundle as one graph with the calibrator and the softmax inside, for ONNX and `torch.export`."""
+"""Export of a bundle as one graph from inputs to calibrated probabilities, for ONNX and `torch.export`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from torch.export import Dim, ExportedProgram
 
 from calibrant.atomic import replace_file
 from calibrant.extras import require
-from calibrant.training.bundle import Bundle
+from calibrant.training.bundle import Bundle, probabilities_of
 from calibrant.training.data import Inputs, Preparation
 from calibrant.training.data.augmentation import Normalisation, Normalising, Standardisation, shift_and_scale
 
@@ -42,8 +42,7 @@ class Probabilities(nn.Module):
         inputs: Inputs = dict(zip(self.names, tensors, strict=True)) if self.names else tensors[0]
         if isinstance(inputs, Tensor):
             inputs = self.normalise(inputs)
-        probabilities: Tensor = self.calibrator(self.model(inputs).float()).softmax(1)
-        return probabilities
+        return probabilities_of(self.calibrator, self.model(inputs).float())
 
 
 class _Normalise(nn.Module):

@@ -118,9 +118,13 @@ def compare(
     if len(data.test) == 0:
         raise RecipeError(f"data {recipe.data.name!r} have no test part to compare on")
     for row in rows:  # a loss may need more classes than the data have
-        row[0].create_loss(data.num_classes)
+        row[0].loss_for(data)
     if data.dense:
         _check_dense(calibrators, columns)
+    if outside and data.several_labels:
+        raise RecipeError(
+            "out-of-distribution data are told by the entropy of one decision, not of several labels"
+        )
 
     def load(choice: Choice, same_classes: bool) -> Split:
         action = partial(load_other, choice, recipe, data, data_root, same_classes=same_classes)

@@ -39,23 +39,14 @@ _PAUSE = 0.5  # seconds between looks at runs that other processes work on
 
 @dataclass(frozen=True)
 class Experiment:
-    """One recipe with several losses and seeds.
+    """One recipe with several losses and seeds."""
 
-    Attributes:
-        name: the heading in tables, and the name of its folder.
-        recipe: what to train; its own loss and seed are ignored.
-        losses: the losses. The others are tested against the first.
-        seeds: the seeds of every loss.
-        outside: out-of-distribution data sets, to be detected by the entropy.
-        ranked: whether it counts in the ranks.
-    """
-
-    name: str
-    recipe: Recipe
-    losses: tuple[str, ...]
-    seeds: tuple[int, ...]
-    outside: tuple[Choice, ...] = ()
-    ranked: bool = True
+    name: str  # the heading in tables, and the name of its folder
+    recipe: Recipe  # what to train; its own loss and seed are ignored
+    losses: tuple[str, ...]  # the others are tested against the first
+    seeds: tuple[int, ...]  # the seeds of every loss
+    outside: tuple[Choice, ...] = ()  # out-of-distribution data sets, to be detected by the entropy
+    ranked: bool = True  # whether it counts in the ranks
 
     def folder(self, output: Path) -> Path:
         """The folder of the experiment."""
@@ -248,11 +239,7 @@ def perform(
     progress: bool = False,
     report: Report | None = None,
 ) -> bool:
-    """Train and evaluate one run, unless that was done already; see `work`.
-
-    Returns:
-        False if another process works on the run.
-    """
+    """Train and evaluate one run, unless that was done already; False if another process works on it."""
     if entry.has_ended:
         return True
     claim = FolderLock(entry.folder.parents[1] / "claims" / entry.folder.name, entry.name)
@@ -295,15 +282,7 @@ def _loaded(choice: str, data_root: str | Path | None) -> DataSets:
 def work_in_processes(
     board: Leaderboard, output: str | Path, jobs: int, *, report: Report | None = None, **options: Any
 ) -> None:
-    """`work` in several processes of this machine. They share its cores.
-
-    Args:
-        board: the leaderboard.
-        output: the folder of all runs.
-        jobs: the number of processes.
-        report: called with a line about every run that was done or has failed.
-        options: other arguments of `work`.
-    """
+    """`work` in several processes of this machine, which share its cores; other arguments as there."""
     left = [entry for entry in board.entries(Path(output)) if not entry.has_ended]
     with process_pool(jobs) as pool:
         while left:
@@ -331,15 +310,8 @@ def work_on_ray(
     """`work` as tasks of Ray, one for each run. All machines must see the output folder and the data.
 
     Every task gets a GPU, if the cluster has any. Without GPUs it gets one core. Only clusters on one machine
-    have been tried.
-
-    Args:
-        board: the leaderboard.
-        output: the folder of all runs.
-        jobs: the number of CPUs of a new cluster, if this machine belongs to none; None for all.
-        data_root: the folder with the files of the data sets.
-        report: called with a line about every run that was done or has failed.
-        options: other arguments of `perform`.
+    have been tried. ``jobs`` is the number of CPUs of a new cluster, if this machine belongs to none; None
+    for all. The other arguments are those of `work`.
     """
     # Workers may have another working folder.
     entries = [entry for entry in board.entries(Path(output).absolute()) if not entry.has_ended]
@@ -360,11 +332,7 @@ def standings(
 ) -> list[Standing]:
     """The results of all runs that are done. Nothing is trained.
 
-    Args:
-        board: the leaderboard.
-        output: the folder of all runs.
-        data_root: the folder with the files of the data sets, in case results must be computed anew.
-        resamples: bootstrap resamples for the intervals.
+    The arguments are those of `work`; the data are needed only if results must be computed anew.
     """
     entries = board.entries(Path(output))
     return [

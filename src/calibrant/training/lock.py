@@ -65,11 +65,7 @@ class FolderLock:
         self._locks = True
 
     def acquire(self) -> bool:
-        """Try to lock the folder.
-
-        Returns:
-            Whether this process holds the lock now.
-        """
+        """Try to lock the folder; return whether this process holds the lock now."""
         with _guard:
             created = [each for each in (self.folder, *self.folder.parents) if not each.exists()]
             try:

@@ -73,7 +73,8 @@ def choose_recipe(path: Path, target: str | None = None) -> Recipe:
     Args:
         path: a folder of images, a ``.csv``, ``.tsv``, ``.parquet``, ``.jsonl`` or ``.npz`` file, or a folder
             of tables.
-        target: the column of the class in a table; by default the only one named as in `TARGETS`.
+        target: the column of the class in a table; by default the only one named as in `TARGETS`. Several
+            columns of 0 and 1, separated by commas, are labels of their own: the recipe is then ``binary``.
 
     Raises:
         RecipeError: the data are of no known kind, or the target is not known.
@@ -138,46 +139,56 @@ def _table(files: Mapping[str, Path], target: str | None) -> Recipe:
     path = files["file"]
     named = {option: str(file.absolute()) for option, file in files.items()}
     table = _json_columns(path) if path.suffix.lower() == ".jsonl" else read_columns(path)
-    given, target = target, _target(path, table, target)
-    if len(table) == 1:
-        raise RecipeError(f"{path}: the table has no column besides the target {target!r}")
-    counted = [name for name, values in table.items() if name != target and _counts_rows(values)]
-    others = {name: values for name, values in table.items() if name not in (target, *counted)}
+    targets = _targets(path, table, target)
+    listed = _quoted(targets)
+    if len(table) == len(targets):
+        raise RecipeError(f"{path}: the table has no column besides the target {listed}")
+    counted = [name for name, values in table.items() if name not in targets and _counts_rows(values)]
+    others = {name: values for name, values in table.items() if name not in (*targets, *counted)}
     numeric = [name for name, values in others.items() if is_numeric(values)]
     given_parts = [option.removesuffix("_file") for option in files]
-    about = f"{len(table[target]):,} rows, target {target!r}{'' if given else ' (by its name)'}"
+    labels = [table[name] for name in targets]
+    size, several = len(labels[0]), len(targets) > 1 or any(isinstance(each, list) for each in labels[0][:1])
+    about = f"{size:,} rows, target {listed}{'' if target else ' (by its name)'}"
+    about += ", several labels for each (binary)" if several else ""
+    option: dict[str, Any] = {"target": targets if len(targets) > 1 else targets[0]}
+    settings: dict[str, Any] = {"binary": True} if several else {}
     if len(others) == 1 and not numeric and _is_prose(next(iter(others.values()))):
         if path.suffix.lower() == ".parquet":
             raise RecipeError(f"{path} is a table of texts: expected it as .csv, .tsv or .jsonl")
-        _check_rows(path, table[target], given_parts)
-        return _texts(path, named, about, *others.items(), target=target)
+        _check_rows(path, [] if several else labels[0], size, given_parts)
+        named = {**named, "label": option["target"]}
+        return _texts(path, named, about, *others.items(), **settings)
     if path.suffix.lower() == ".jsonl":
         raise RecipeError(
-            f"{path} has the columns {_quoted(others)} besides {target!r}, expected one of texts; save a "
+            f"{path} has the columns {_quoted(others)} besides {listed}, expected one of texts; save a "
             "table of numbers and categories as .csv or .parquet"
         )
     unusable = [name for name in others if name not in numeric and too_many_categories(others[name])]
     drop = [name for name in table if name in (*counted, *unusable)]
-    if len(drop) == len(table) - 1:
+    if len(drop) == len(table) - len(targets):
         raise RecipeError(
-            f"{path} has no column of numbers or categories besides {target!r}, expected some: "
+            f"{path} has no column of numbers or categories besides {listed}, expected some: "
             f"{_quoted(drop)} have too many different texts, or count rows"
         )
-    _check_rows(path, table[target], given_parts)
+    _check_rows(path, [] if several else labels[0], size, given_parts)
     found = (
         f"a table of {about}, {len(numeric)} numeric and {len(others) - len(numeric) - len(unusable)} "
         f"categorical columns{f', without {_quoted(drop)}' if drop else ''}"
     )
-    options = {**named, "target": target, **({"drop": drop} if drop else {})}
-    return _recipe(path, found, len(table[target]), Choice("table", options), Choice("mlp"))
+    options = {**named, **option, **({"drop": drop} if drop else {})}
+    return _recipe(path, found, size, Choice("table", options), Choice("mlp"), **settings)
 
 
-def _check_rows(path: Path, labels: Sequence[Any], given: Sequence[str]) -> None:
-    """Raise an error if there are too few rows to draw the parts from that have no file."""
-    classes = len(set(as_texts(labels)))
+def _check_rows(path: Path, labels: Sequence[Any], size: int, given: Sequence[str]) -> None:
+    """Raise an error if there are too few rows to draw the parts from that have no file.
+
+    ``labels`` are empty if each row has several, each of them a yes or no.
+    """
+    classes = len(set(as_texts(labels))) if len(labels) else 2
     # Labels that are missing or do not repeat have errors of their own.
-    if not any(map(is_missing, labels)) and repeats(classes, len(labels)):
-        sizes = part_sizes(len(labels), given, **_PARTS)
+    if not any(map(is_missing, labels)) and repeats(classes, size):
+        sizes = part_sizes(size, given, **_PARTS)
         _check_sizes(path, "rows", classes, *sizes.values())
 
 
@@ -191,8 +202,8 @@ def _json_columns(path: Path) -> Columns:
     }
 
 
-def _target(path: Path, table: Columns, target: str | None) -> str:
-    """The target that is named, or that has one of the usual names."""
+def _targets(path: Path, table: Columns, target: str | None) -> list[str]:
+    """The targets that are named, or the one that has one of the usual names."""
     if target is None:
         found = [name for name in table if name.strip().lower() in TARGETS]
         if len(found) != 1:
@@ -200,12 +211,16 @@ def _target(path: Path, table: Columns, target: str | None) -> str:
             raise RecipeError(
                 f"{path} has the columns {listed}: name the one with the classes by --target COLUMN"
             )
-        return found[0]
-    if target not in table:
-        raise RecipeError(
-            f"{path} has no column {target!r}{nearest(target, table)}; its columns are {_quoted(table)}"
-        )
-    return target
+        return found
+    named = [target] if target in table else [name.strip() for name in target.split(",")]
+    for name in named:
+        if name not in table:
+            raise RecipeError(
+                f"{path} has no column {name!r}{nearest(name, table)}; its columns are {_quoted(table)}"
+            )
+        if named.count(name) > 1:
+            raise RecipeError(f"--target {target} has the column {name!r} twice; expected each once")
+    return named
 
 
 def _counts_rows(values: Sequence[Any]) -> bool:
@@ -223,7 +238,7 @@ def _is_prose(values: Sequence[Any]) -> bool:
 
 
 def _texts(
-    path: Path, named: Mapping[str, str], about: str, column: tuple[str, Sequence[Any]], *, target: str
+    path: Path, named: Mapping[str, Any], about: str, column: tuple[str, Sequence[Any]], **settings: Any
 ) -> Recipe:
     name, values = column
     words = sorted(len(tokens(str(value))) for value in values[:1000])
@@ -233,9 +248,10 @@ def _texts(
         path,
         f"texts in column {name!r}, {about}",
         len(values),
-        Choice("text-table", {**named, "text": name, "label": target, "length": length}),
+        Choice("text-table", {**named, "text": name, "length": length}),
         Choice("text-bag", {"dropout": 0.3}),
         optimizer=Choice("adamw", {"lr": 1e-2}),
+        **settings,
     )
 
 
@@ -261,16 +277,20 @@ def _images(path: Path) -> Recipe:
 def _arrays(path: Path) -> Recipe:
     data = Choice("npz", {"file": str(path.absolute()), **_PARTS})
     loaded = load_data(data)
-    _check_sizes(path, "elements", loaded.num_classes, len(loaded.validation), len(loaded.test))
+    several = loaded.several_labels
+    classes = 2 if several else loaded.num_classes
+    _check_sizes(path, "elements", classes, len(loaded.validation), len(loaded.test))
     total = _total(loaded)
     inputs, _ = loaded.train.batch(torch.zeros(1, dtype=torch.long))
     assert isinstance(inputs, Tensor)
     shape = " × ".join(map(str, inputs.shape[1:]))
-    found = f"{total:,} arrays of {shape} numbers, {loaded.num_classes} classes"
+    what = "labels for each (binary)" if several else "classes"
+    found = f"{total:,} arrays of {shape} numbers, {loaded.num_classes} {what}"
+    settings: dict[str, Any] = {"binary": True} if several else {}
     if "channels" in loaded.about:
-        return _recipe(path, found, total, data, **_image_network(total))
+        return _recipe(path, found, total, data, **_image_network(total), **settings)
     features = {} if "features" in loaded.about else {"features": inputs[0].numel()}
-    return _recipe(path, found, total, data, Choice("mlp", features))
+    return _recipe(path, found, total, data, Choice("mlp", features), **settings)
 
 
 def _total(data: DataSets) -> int:

@@ -12,6 +12,8 @@ from importlib import resources
 from pathlib import Path
 from typing import Any, Literal, Self
 
+import torch
+
 from calibrant.arguments import nearest
 from calibrant.losses import LOSSES, AdaptiveLoss, Loss, create_loss
 from calibrant.options import (
@@ -26,7 +28,7 @@ from calibrant.options import (
     to_toml_key,
     to_toml_value,
 )
-from calibrant.training.data import DATA_SETS, skewed
+from calibrant.training.data import DATA_SETS, DataSets, skewed
 from calibrant.training.models import MODELS, create_model
 from calibrant.training.optimization import OPTIMIZERS, SCHEDULES
 
@@ -60,6 +62,8 @@ class Recipe:
         model: the network, see `calibrant.training.models.create_model`.
         loss: a key of `calibrant.losses.LOSSES`, with hyper-parameters in brackets. ``adapt`` in the brackets
             replaces the field ``adapt``.
+        binary: give the network one output for each yes-or-no decision: a single logit for data with two
+            classes, or one for each label of data with several labels. It is never chosen by itself.
         losses: the recipe's own hyper-parameters for some losses, by key. Here and in ``loss``, the text
             ``none`` stands for None.
         optimizer: the optimizer, see `calibrant.training.optimization.OPTIMIZERS`.
@@ -97,6 +101,7 @@ class Recipe:
     name: str = "recipe"
     description: str = ""
     loss: str = "ce"
+    binary: bool = False
     seed: int = 0
     epochs: int = 1
     batch_size: int = 128
@@ -149,7 +154,7 @@ class Recipe:
         for key, hyperparameters in self.losses.items():
             _check_loss(Choice(key, hyperparameters))
         choice = Choice.parse(self.loss)
-        _check_loss(choice)
+        _check_loss(choice, binary=self.binary)
         put("loss", str(choice))
         self.adaptation  # noqa: B018 - raises if it cannot be read
 
@@ -162,12 +167,51 @@ class Recipe:
         return Choice(written.name, self.losses.get(written.name, {})).with_options(written.options)
 
     def create_loss(self, num_classes: int, *, ignore_index: int = -100) -> Loss:
-        """Build the loss for a number of classes.
+        """Build the loss for a number of classes, or for yes-or-no decisions if the recipe is ``binary``.
 
         Raises:
             RecipeError: the loss does not fit that number, or its hyper-parameters do not fit together.
         """
-        return _built(self.loss_choice, num_classes, ignore_index=ignore_index)
+        classes = 2 if self.binary else num_classes
+        return _built(self.loss_choice, classes, self.binary, ignore_index=ignore_index)
+
+    def loss_for(self, data: DataSets) -> Loss:
+        """Build the loss for these data.
+
+        Raises:
+            RecipeError: ``binary`` or the loss does not fit the data.
+        """
+        outputs = self.outputs(data)
+        loss = self.create_loss(data.num_classes, ignore_index=data.ignore_index)
+        if data.several_labels:
+            try:
+                loss(torch.zeros(2, outputs), torch.zeros(2, outputs, dtype=torch.long))
+            except (TypeError, ValueError):
+                raise RecipeError(
+                    f"loss {self.loss_choice} compares the elements of a batch and takes a single label; the "
+                    f"data have {outputs}: choose a loss without a term over the batch, such as ce or focal"
+                ) from None
+        return loss
+
+    def outputs(self, data: DataSets) -> int:
+        """The number of the network's outputs: one for each class or label, or 1 for a single logit.
+
+        Raises:
+            RecipeError: ``binary`` does not fit the data.
+        """
+        if data.several_labels:
+            if not self.binary:
+                raise RecipeError(
+                    f"data {self.data.name!r} have {data.num_classes} labels for each element, which are "
+                    "decisions of their own: set binary = true"
+                )
+            return data.num_classes
+        if self.binary and data.num_classes != 2:
+            raise RecipeError(
+                f"binary = true is for data with two classes or with several labels for each element; data "
+                f"{self.data.name!r} have {data.num_classes} classes"
+            )
+        return 1 if self.binary else data.num_classes
 
     @property
     def adaptation(self) -> tuple[tuple[int, int], ...]:
@@ -355,35 +399,42 @@ _ENOUGH_CLASSES = 1000
 """More classes than any loss demands; those of the data are known only when they are loaded."""
 
 
-def _check_loss(choice: Choice) -> None:
+def _check_loss(choice: Choice, *, binary: bool = False) -> None:
     """Check the name and the hyper-parameters of a loss; `Recipe.create_loss` checks the classes as well."""
     _check_known("loss", choice.name, LOSSES)
     for name in ("reduction", "ignore_index", "binary"):
         if name in choice.options:
             raise RecipeError(
-                f"loss {choice}: {name} is not for a recipe to choose; training and data decide it"
+                f"loss {choice}: {name} is not for the loss of a recipe to choose; recipe and data decide it"
             )
     if "adapt" in choice.options and not issubclass(LOSSES[choice.name], AdaptiveLoss):
         raise RecipeError(f"loss {choice}: {choice.name} does not adapt; adapt is for losses that do")
     # A list, such as class weights, may have an entry for each class.
     lengths = {len(value) for value in choice.options.values() if isinstance(value, list | tuple)}
     problems = []
-    for classes in [*sorted(lengths - {0, 1}, reverse=True), _ENOUGH_CLASSES]:
+    sizes = [2] if binary else [*sorted(lengths - {0, 1}, reverse=True), _ENOUGH_CLASSES]
+    for classes in sizes:
         try:
-            _built(choice, classes)
+            _built(choice, classes, binary)
             return
         except RecipeError as problem:
             problems.append(problem)
     raise problems[0]
 
 
-def _built(choice: Choice, num_classes: int, **shared: Any) -> Loss:
+def _built(choice: Choice, num_classes: int, binary: bool = False, **shared: Any) -> Loss:
     """The loss of a choice; TOML has no None, so the text ``none`` stands for it."""
     options = {
         name: None if value == "none" else value for name, value in choice.options.items() if name != "adapt"
     }
+    if binary and not LOSSES[choice.name].accepts_binary:
+        raise RecipeError(
+            f"loss {choice.name} takes no single logits: expected binary = false, or another loss"
+        )
     try:
-        return create_loss(choice.name, num_classes, **options, **shared)
+        return create_loss(
+            choice.name, num_classes, **options, **shared, **({"binary": True} if binary else {})
+        )
     except (TypeError, ValueError) as error:
         raise RecipeError(f"loss {choice}: {error}") from None
 

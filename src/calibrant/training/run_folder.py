@@ -141,14 +141,9 @@ def check_data(folder: Path, kept: str, fingerprint: str) -> None:
 def check_origin(
     folder: Path, name: str, kept: Mapping[str, Any], recipe: Recipe, fingerprint: str | None = None
 ) -> None:
-    """Refuse a checkpoint or a result in a folder that belongs to another recipe or to other data.
+    """Refuse the file ``name`` of a folder if its content belongs to another recipe or to other data.
 
-    Args:
-        folder: the folder of the run.
-        name: the file in the folder.
-        kept: the content of the file.
-        recipe: the recipe of the run.
-        fingerprint: the fingerprint of the data of the run, if they are loaded.
+    ``fingerprint`` is that of the data, if they are loaded.
     """
     text, data = kept.get("recipe"), kept.get("data")
     if not isinstance(text, str) or not isinstance(data, str):

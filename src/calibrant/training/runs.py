@@ -9,6 +9,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from statistics import fmean
 from typing import Any, Literal
 
 import torch
@@ -20,6 +21,7 @@ from calibrant.calibrators import CALIBRATORS, Calibrator, Temperature, create_c
 from calibrant.calibrators.streaming import Scaling
 from calibrant.evaluation import Evaluation, Evaluator, evaluate
 from calibrant.inference import predictions_on
+from calibrant.layout import as_decisions
 from calibrant.metrics import METRICS
 from calibrant.metrics.catalogue import DEFINITIONS
 from calibrant.metrics.ood import detection as detect
@@ -46,28 +48,18 @@ BEFORE = ""
 
 @dataclass(frozen=True)
 class Result:
-    """The test results of a run, before calibration or after it.
+    """The test results of a run, before calibration or after it."""
 
-    Attributes:
-        evaluation: the figures.
-        temperature: the temperature, if the calibrator is `Temperature`.
-    """
-
-    evaluation: Evaluation
-    temperature: float | None = None
+    evaluation: Evaluation  # the figures
+    temperature: float | None = None  # that of the calibrator `Temperature`; of several labels, their mean
 
 
 @dataclass(frozen=True)
 class Detected:
-    """The detection of out-of-distribution data by the entropy.
+    """The detection of out-of-distribution data by the entropy."""
 
-    Attributes:
-        auroc: the area under the ROC curve.
-        curve: the ROC curve: true positive rates at evenly spaced false positive rates from 0 to 1.
-    """
-
-    auroc: float
-    curve: tuple[float, ...]
+    auroc: float  # the area under the ROC curve
+    curve: tuple[float, ...]  # true positive rates at evenly spaced false positive rates from 0 to 1
 
 
 @dataclass(frozen=True)
@@ -127,7 +119,7 @@ class Run:
         choice = without_starting_weights(self.recipe.model)
         data = self.data
         where = f"the run in {self.folder}"
-        model = trained_model(choice, data.num_classes, data.about, load_file(weights), where)
+        model = trained_model(choice, self.recipe.outputs(data), data.about, load_file(weights), where)
         return model.to("cuda" if torch.cuda.is_available() else "cpu")
 
     @cached_property
@@ -165,17 +157,22 @@ class Run:
         """Batches of logits and labels of a part, which can be iterated more than once; -100 is ignored."""
         stored = self._file(f"{part}.npz")
         if stored is not None:
-            return [open_predictions(stored).load()]
+            return [open_predictions(stored, binary=self.recipe.binary).load()]
         return self._predicted(getattr(self.data, part))
+
+    def as_classes(self, logits: Tensor, labels: Tensor) -> Predictions:
+        """Logits and labels of classes; the decisions of a binary run have two classes each."""
+        return as_decisions(logits, labels) if self.recipe.binary else (logits, labels)
 
     def validation(self) -> tuple[Evaluation, Evaluation, float]:
         """The validation results before and after temperature scaling, and the temperature; no intervals."""
         batches, loss = self.predictions("validation"), self.recipe.loss
         calibrator = self.calibrator("temperature")
-        assert isinstance(calibrator, Temperature)
         before = self._evaluate(batches, loss, None, 0)
         after = self._evaluate(batches, f"{loss} + temperature", calibrator, 0)
-        return before, after, float(calibrator.temperature)
+        temperature = temperature_of(calibrator)
+        assert temperature is not None
+        return before, after, temperature
 
     def _predicted(self, split: Split) -> Predicted:
         batch_size = self.recipe.evaluation_batch_size or self.recipe.batch_size
@@ -241,14 +238,25 @@ class Run:
                 found = {
                     key: Result(Evaluation.from_dict(each["evaluation"]), each["temperature"])
                     for key, each in plain["results"].items()
+                    if each.get("definition", 1) == _definition(key)
                 }
         wanted = (BEFORE, *calibrators)
         missing = [key for key in wanted if key not in found or (kde and _lacks_kde(found[key].evaluation))]
         if missing:
             self._present("test")
+            if path.is_file() and not self._can_predict:
+                raise RecipeError(
+                    f"{path} lacks {missing[0] or 'figures'} with {resamples} resamples, and without "
+                    "predictions and weights they cannot be computed; ask for as many resamples as before, "
+                    "or train the run again"
+                )
             found |= {key: self._result_of(key, resamples, kde) for key in missing}
             results = {
-                key: {"evaluation": each.evaluation.to_dict(), "temperature": each.temperature}
+                key: {
+                    "evaluation": each.evaluation.to_dict(),
+                    "temperature": each.temperature,
+                    "definition": _definition(key),
+                }
                 for key, each in found.items()
             }
             plain = {**origin, "metrics": list(METRICS), "results": results}
@@ -263,22 +271,23 @@ class Run:
         name = f"{self.recipe.loss} + {key}" if key else self.recipe.loss
         calibrator = self.calibrator(key)
         evaluation = self._evaluate(self.predictions("test"), name, calibrator, resamples, kde=kde)
-        return Result(
-            evaluation, float(calibrator.temperature) if isinstance(calibrator, Temperature) else None
-        )
+        return Result(evaluation, temperature_of(calibrator))
 
     def calibrator(self, key: str) -> Calibrator | None:
         """A calibrator fitted to the validation data, by its name and options; None for `BEFORE`."""
         if key not in self._calibrators:
-            self._calibrators[key] = self._fitted(make_calibrator(Choice.parse(key))) if key else None
+            self._calibrators[key] = self.fitted(make_calibrator(Choice.parse(key))) if key else None
         return self._calibrators[key]
 
     @cached_property
     def _calibrators(self) -> dict[str, Calibrator | None]:
         return {}
 
-    def _fitted(self, calibrator: Calibrator) -> Calibrator:
+    def fitted(self, calibrator: Calibrator) -> Calibrator:
+        """The calibrator, fitted to the validation data."""
         batches = self.predictions("validation")
+        if self.recipe.binary:
+            return calibrator.fit(*_joined(batches), binary=True)
         if isinstance(calibrator, Scaling):
             return calibrator.fit_batches(batches)
         return calibrator.fit(*_joined(batches))
@@ -295,6 +304,7 @@ class Run:
         counts = self.data.class_counts
         options: dict[str, Any] = {
             "name": name,
+            "binary": self.recipe.binary,
             "class_names": self.data.class_names,
             "class_counts": counts if counts and max(counts) > 2 * max(1, min(counts)) else None,
             "resamples": 0 if self.data.dense else resamples,  # the pixels of an image are not independent
@@ -302,7 +312,7 @@ class Run:
         if isinstance(batches, list):
             ((logits, labels),) = batches
             return evaluate(_calibrated(logits, calibrator), labels, kde=kde, **options)
-        evaluator = Evaluator(self.data.num_classes, **options)
+        evaluator = Evaluator(self.recipe.outputs(self.data), **options)
         for logits, labels in batches:
             evaluator.update(_calibrated(logits, calibrator), labels)
         return evaluator.compute(pooled=False)  # the other processes may have ended
@@ -329,10 +339,11 @@ class Run:
         keys = (BEFORE, *calibrators)
 
         def scores(batches: Iterable[Predictions]) -> list[Tensor]:
-            parts = [
-                [entropy(_calibrated(logits, self.calibrator(key)))[labels != -100].cpu() for key in keys]
-                for logits, labels in batches
-            ]
+            def of(logits: Tensor, labels: Tensor, key: str) -> Tensor:
+                classes, labels = self.as_classes(_calibrated(logits, self.calibrator(key)), labels)
+                return entropy(classes)[labels != -100].cpu()
+
+            parts = [[of(logits, labels, key) for key in keys] for logits, labels in batches]
             return [torch.cat(each) for each in zip(*parts, strict=True)]
 
         pairs = zip(scores(self.predictions("test")), scores(self._predicted(outside)), strict=True)
@@ -367,12 +378,8 @@ def trained_model(
 ) -> nn.Module:
     """A network with its trained weights, in evaluation mode.
 
-    Args:
-        choice: the model, without starting weights.
-        num_classes: K.
-        about: facts about the data that the model may need.
-        weights: the trained weights by name.
-        where: where the weights come from, for errors.
+    ``choice`` has no starting weights. ``about`` has facts about the data that the model may need. ``where``
+    says where the weights come from, for errors.
     """
     model = create_model(choice.name, num_classes, about, **choice.options)
     try:
@@ -407,6 +414,15 @@ def _calibrated(logits: Tensor, calibrator: Calibrator | None) -> Tensor:
     return result
 
 
+def temperature_of(calibrator: Calibrator | None) -> float | None:
+    """The temperature of a `Temperature`, or the mean of those of its labels; None for others."""
+    if not isinstance(calibrator, Temperature):
+        return None
+    if calibrator.binary:
+        return fmean(float(each.get_buffer("temperature")) for each in calibrator.labels)
+    return float(calibrator.temperature)
+
+
 def _joined(batches: Iterable[Predictions]) -> Predictions:
     """All logits and labels, on the CPU."""
     parts = [(logits.cpu(), labels.cpu()) for logits, labels in batches]
@@ -415,6 +431,11 @@ def _joined(batches: Iterable[Predictions]) -> Predictions:
 
 def _lacks_kde(evaluation: Evaluation) -> bool:
     return evaluation.exact and evaluation.metrics["kde_ece"] is None
+
+
+def _definition(key: str) -> int:
+    """The number of a calibrator's definition, by its name and options; 1 for `BEFORE`."""
+    return CALIBRATORS[Choice.parse(key).name].definition if key else 1
 
 
 def content_hash(plain: Mapping[str, Any]) -> str:

@@ -125,7 +125,7 @@ def set_up(recipe: Recipe, data: DataSets, fabric: Fabric) -> Parts:
     random.seed(recipe.seed)
     _check_batch_size(recipe, fabric.world_size)
     _check_data(recipe, data, fabric.world_size)
-    loss = recipe.create_loss(data.num_classes, ignore_index=data.ignore_index)
+    loss = recipe.loss_for(data)
     single_gpu = is_single_gpu(fabric)
     network, channels_last = _create_network(recipe, data, fabric.device)
     try:
@@ -188,7 +188,7 @@ def _create_network(recipe: Recipe, data: DataSets, device: torch.device) -> tup
     """
     choice = recipe.model
     try:
-        network = create_model(choice.name, data.num_classes, data.about, **choice.options)
+        network = create_model(choice.name, recipe.outputs(data), data.about, **choice.options)
     except (TypeError, ValueError, RuntimeError, ArithmeticError, AssertionError, LookupError) as error:
         reason = " ".join(str(error).split())[:300] or type(error).__name__
         raise RecipeError(f"model {choice}: {reason}") from error
@@ -203,7 +203,7 @@ def _create_network(recipe: Recipe, data: DataSets, device: torch.device) -> tup
                 f"model {choice} does not take an input of these data, {shape}: {first_line}"
             ) from error
         check_classes(logits, recipe, data)
-        if look_like_probabilities(logits):
+        if not recipe.binary and look_like_probabilities(logits):  # of one element, too few to tell
             warnings.warn(
                 f"model {choice} gives numbers in [0, 1] that add up to 1, as probabilities do; losses "
                 "take logits: leave its softmax out",
@@ -215,13 +215,17 @@ def _create_network(recipe: Recipe, data: DataSets, device: torch.device) -> tup
 
 
 def check_classes(logits: Tensor, recipe: Recipe, data: DataSets) -> None:
-    """Refuse logits that do not have shape ``(B, K, …)`` for the K classes of the data."""
-    name, classes = recipe.model.name, data.num_classes
+    """Refuse logits that do not have shape ``(B, K, …)`` for the classes or labels of the data."""
+    name, outputs = recipe.model.name, recipe.outputs(data)
     if not isinstance(logits, Tensor) or logits.ndim < 2:
         found = f"shape {tuple(logits.shape)}" if isinstance(logits, Tensor) else type(logits).__name__
-        raise RecipeError(f"model {name!r} gives {found}; expected logits of shape (B, {classes}, …)")
-    if logits.shape[1] != classes:
-        raise RecipeError(f"model {name!r} gives {logits.shape[1]} classes; the data have {classes}")
+        raise RecipeError(f"model {name!r} gives {found}; expected logits of shape (B, {outputs}, …)")
+    if logits.shape[1] != outputs:
+        if recipe.binary:
+            raise RecipeError(
+                f"model {name!r} gives {logits.shape[1]} outputs; binary = true needs {outputs}"
+            )
+        raise RecipeError(f"model {name!r} gives {logits.shape[1]} classes; the data have {outputs}")
 
 
 def _lay_channels_last(network: nn.Module, inputs: Inputs) -> bool:

@@ -31,7 +31,9 @@ class Step:
 
     def __init__(self, parts: Parts, total_loss: Tensor) -> None:
         self.parts, self.total_loss = parts, total_loss
-        self.confidences = TrainingConfidences(parts.fabric.device, parts.data.ignore_index)
+        self.confidences = TrainingConfidences(
+            parts.fabric.device, parts.data.ignore_index, binary=parts.recipe.binary
+        )
         self.compiled: _FabricModule | None = None
 
     def __call__(self, inputs: Inputs, target: Tensor) -> None:

@@ -163,13 +163,9 @@ class Study:
             ) from error
 
     def claim(self, trials: int) -> tuple[int, dict[str, float]] | None:
-        """Take the next trial to work on, until `record` or `give_up`.
+        """Take the next of so many trials to work on, until `record` or `give_up`: its number and values.
 
-        Args:
-            trials: the number of trials of the whole study.
-
-        Returns:
-            The number of the trial and its values; None if there is none that no other process works on.
+        None if there is none that no other process works on.
         """
         with self._locked():
             known = self._study.get_trials(deepcopy=False)

@@ -142,19 +142,12 @@ def sweep(
 
 @dataclass(frozen=True)
 class Setting:
-    """One combination of values.
+    """One combination of values."""
 
-    Attributes:
-        name: the values, such as ``margin=6, optimizer.lr=0.1``.
-        changes: those of them that are keys of the recipe.
-        recipe: the recipe with these values.
-        output: the folder with the folders of the runs.
-    """
-
-    name: str
-    changes: str
-    recipe: Recipe
-    output: Path
+    name: str  # the values, such as ``margin=6, optimizer.lr=0.1``
+    changes: str  # those of them that are keys of the recipe
+    recipe: Recipe  # the recipe with these values
+    output: Path  # the folder with the folders of the runs
 
     @property
     def full_name(self) -> str:

@@ -167,7 +167,7 @@ def _check_ends(recipe: Recipe, space: Sequence[Range], data: DataSets) -> None:
     for ends in product(*((each.low, each.high) for each in space)):
         values = {each.name: end for each, end in zip(space, ends, strict=True)}
         try:
-            _with(recipe, values).create_loss(data.num_classes, ignore_index=data.ignore_index)
+            _with(recipe, values).loss_for(data)
         except RecipeError as error:
             written = ", ".join(f"{name}={value:g}" for name, value in values.items())
             raise RecipeError(f"loss {recipe.loss} cannot be tuned: with {written}, {error}") from None

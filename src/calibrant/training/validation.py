@@ -17,8 +17,8 @@ from torch.nn import functional as F
 
 from calibrant.calibrators import Temperature
 from calibrant.distributed import all_reduce, gather
-from calibrant.histogram import Bins, Outcomes
-from calibrant.layout import arrange
+from calibrant.histogram import Bins, ConfidenceHistogram, Outcomes
+from calibrant.layout import arrange, as_decisions
 from calibrant.metrics.catalogue import METRICS, Options
 from calibrant.options import RecipeError
 from calibrant.statistics import sum_dtype
@@ -45,24 +45,31 @@ class ValidationSums:
     Attributes:
         nll: the sum over the elements that are not ignored.
         outcomes: confidence and correctness of these elements.
+        yes: if binary, the probability of yes and whether it is yes: the ECEs are computed from these.
     """
 
     nll: Tensor
     outcomes: Outcomes
+    yes: ConfidenceHistogram | None = None
 
     @classmethod
-    def of(cls, logits: Tensor, target: Tensor, ignore_index: int) -> Self:
-        """The sums over a batch."""
+    def of(cls, logits: Tensor, target: Tensor, ignore_index: int, *, binary: bool = False) -> Self:
+        """The sums over a batch; if binary, each logit is a decision of its own."""
+        if binary:
+            logits, target = as_decisions(logits, target)
         elements = arrange(logits, target, num_classes=logits.shape[1], ignore_index=ignore_index, soft=False)
         nll = F.cross_entropy(logits.float(), target, ignore_index=ignore_index, reduction="none")
-        return cls(nll.sum(dtype=sum_dtype(logits.device)), Outcomes.of(elements))
+        yes = ConfidenceHistogram.of_outcomes(elements.positive, elements.labels == 1) if binary else None
+        return cls(nll.sum(dtype=sum_dtype(logits.device)), Outcomes.of(elements), yes)
 
     def __add__(self, other: Self) -> Self:
-        return type(self)(self.nll + other.nll, self.outcomes + other.outcomes)
+        yes = self.yes + other.yes if self.yes is not None and other.yes is not None else None
+        return type(self)(self.nll + other.nll, self.outcomes + other.outcomes, yes)
 
     def all_reduce(self) -> Self:
         """The sums of all processes."""
-        return type(self)(all_reduce(self.nll), self.outcomes.all_reduce())
+        yes = None if self.yes is None else self.yes.all_reduce()
+        return type(self)(all_reduce(self.nll), self.outcomes.all_reduce(), yes)
 
     @property
     def mean_nll(self) -> float:
@@ -73,8 +80,9 @@ class ValidationSums:
         """Accuracy, NLL, ECE and adaptive ECE; ``part`` names the data in an error message."""
         if self.outcomes.samples == 0:
             raise TrainingError(f"the {part} data have no element that is not ignored")
+        forecasts = self.outcomes if self.yes is None else self.yes
         ece, adaptive_ece = (
-            float(METRICS[name].function(self.outcomes, Options())) for name in ("ece", "adaptive_ece")
+            float(METRICS[name].function(forecasts, Options())) for name in ("ece", "adaptive_ece")
         )
         pooled = self.outcomes.equal_width(1)
         accuracy = float(pooled.correct.sum() / pooled.count.sum())
@@ -107,7 +115,7 @@ def validate(parts: Parts, *, observe: bool, select: str = "last") -> tuple[dict
     figures = sums.figures("validation")
     if select == "nll-after-temperature" and math.isfinite(figures["nll"]):
         batches = [batch for process in gather(kept) for batch in process]
-        figures[select] = _nll_after_temperature(batches, data.ignore_index)
+        figures[select] = _nll_after_temperature(batches, data.ignore_index, binary=parts.recipe.binary)
     return figures, sums.outcomes.equal_mass(BINS)
 
 
@@ -132,19 +140,28 @@ def _sums(
 ) -> ValidationSums:
     """The sums over a split in all processes; each batch of this process is passed to ``visit``."""
     _broadcast_buffers(parts)
-    ignore_index = parts.data.ignore_index
+    ignore_index, binary = parts.data.ignore_index, parts.recipe.binary
     # An empty batch first: a process without data takes part in the sum all the same.
-    empty = torch.zeros(0, parts.data.num_classes, device=parts.fabric.device)
-    sums = ValidationSums.of(empty, empty.sum(1).long(), ignore_index)
+    empty = torch.zeros(0, parts.recipe.outputs(parts.data), device=parts.fabric.device)
+    none = empty.long() if binary else empty.sum(1).long()
+    sums = ValidationSums.of(empty, none, ignore_index, binary=binary)
     for logits, target in predictions(parts, split):
         visit(logits, target)
-        sums = sums + ValidationSums.of(logits, target, ignore_index)
+        sums = sums + ValidationSums.of(logits, target, ignore_index, binary=binary)
     return sums.all_reduce()
 
 
-def _nll_after_temperature(batches: list[tuple[Tensor, Tensor]], ignore_index: int) -> float:
-    calibrator = Temperature().fit_batches(batches, ignore_index=ignore_index)
-    sums = (ValidationSums.of(calibrator(logits), target, ignore_index) for logits, target in batches)
+def _nll_after_temperature(batches: list[tuple[Tensor, Tensor]], ignore_index: int, *, binary: bool) -> float:
+    if binary:  # one temperature for each label, which takes all of them at once
+        logits, targets = zip(*batches, strict=True)
+        batches = [(torch.cat(logits), torch.cat(targets))]
+        calibrator = Temperature().fit(*batches[0], ignore_index=ignore_index, binary=True)
+    else:
+        calibrator = Temperature().fit_batches(batches, ignore_index=ignore_index)
+    sums = (
+        ValidationSums.of(calibrator(logits), target, ignore_index, binary=binary)
+        for logits, target in batches
+    )
     return reduce(add, sums).mean_nll
 
 

@@ -24,13 +24,13 @@ from calibrant.reports.plots.losses import (
 )
 from calibrant.reports.plots.methods import (
     accuracy_against_ece,
+    mean_ranks,
     methods_side_by_side,
+    risk_coverage,
+    sensitivity,
     severity_curves,
     training_curves,
 )
-from calibrant.reports.plots.ranks import mean_ranks
-from calibrant.reports.plots.selective import risk_coverage
-from calibrant.reports.plots.sensitivity import sensitivity
 
 __all__ = [
     "accuracy_against_ece",

@@ -41,13 +41,9 @@ class Row:
 
 
 def panels(rows: Sequence[Row], bins: Sequence[int]) -> Figure:
-    """Draw a block for every bin: one panel above the other for each row, over the epochs.
+    """Draw a block for every bin, counted from 0: one panel above the other for each row, over the epochs.
 
     Runs have colours and dashes. If a row has several lines for each run, dashes tell these apart instead.
-
-    Args:
-        rows: the kinds of panels.
-        bins: the bins to draw, counted from 0.
     """
     names = list(dict.fromkeys(name for row in rows for runs in row.curves.values() for name, _ in runs))
     looks = {name: drawing.line_style(number) for number, name in enumerate(names)}

@@ -1,4 +1,4 @@
-"""Plots that compare methods: accuracy against ECE, one metric side by side, over epochs, over severities."""
+"""Plots that compare methods or settings: one metric, ranks, accuracy against ECE, risk against coverage."""
 
 from __future__ import annotations
 
@@ -7,11 +7,16 @@ from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
+from matplotlib.ticker import FuncFormatter, NullLocator
 
 from calibrant.evaluation.comparison import MeanFigure
-from calibrant.metrics import METRICS
+from calibrant.evaluation.ranks import Ranks
+from calibrant.metrics import METRICS, RiskCoverage
 from calibrant.reports.plots import checks, drawing
 from calibrant.reports.plots.checks import Numbers
+
+_LOGARITHMIC = 30  # the ratio of the largest to the smallest value from which on the axis is logarithmic
+_NAMED = 8  # more values do not all get a tick
 
 
 def accuracy_against_ece(
@@ -195,3 +200,161 @@ def severity_curves(
     ax.set_axisbelow(True)
     drawing.finish(ax, "Severity" if severities[-1].isdecimal() else "", label, title)
     return drawing.legend_below(ax, lines)
+
+
+def sensitivity(
+    data: Mapping[str, Mapping[Any, MeanFigure]],
+    ax: Axes | None = None,
+    *,
+    option: str = "value",
+    metric: str = "ece",
+    after: bool = False,
+    chosen: tuple[str, Any] | None = None,
+    legend: bool = True,
+    title: str | None = None,
+) -> Axes:
+    """Plot a metric against the values of an option, with standard deviations over seeds.
+
+    Numbers are at their place on the axis, which is logarithmic if they span a wide range. Other values are
+    evenly spaced in their order.
+
+    Args:
+        data: by line, such as a value of a second option, the figures by value of the first option.
+        ax: the axes to draw on; None for a new figure.
+        option: the name of the first option.
+        metric: the key of the metric in `calibrant.metrics.METRICS`.
+        after: whether the metric is measured after temperature scaling; for the label.
+        chosen: the line and the value to mark.
+        legend: whether several lines get a legend below.
+        title: the title.
+
+    >>> from matplotlib.figure import Figure
+    >>> figures = {4: MeanFigure(0.02, 0.01, None), 6: MeanFigure(0.01, 0.0, None)}
+    >>> ax = sensitivity({"": figures}, Figure().subplots(), option="margin", chosen=("", 6))
+    >>> ax.get_xlabel(), ax.lines[0].get_xydata().tolist()
+    ('margin', [[4.0, 2.0], [6.0, 1.0]])
+    """
+    label, scale = checks.metric_axis(metric)
+    checks.check_filled(data, "a mapping from line to figures by value")
+    for name, figures in data.items():
+        checks.check_filled(figures, f"a mapping from line to figures by value, with values for {name!r}")
+    if chosen is not None and chosen[1] not in data.get(chosen[0], {}):
+        raise ValueError(f"chosen must be a line and one of its values, got {chosen}")
+    values = list(dict.fromkeys(value for figures in data.values() for value in figures))
+    numeric = all(isinstance(value, int | float) and not isinstance(value, bool) for value in values)
+    if numeric:
+        values.sort()
+    places = {value: float(value if numeric else place) for place, value in enumerate(values)}
+
+    legend = legend and len(data) > 1
+    ax = drawing.given_or_new(ax, 2.2 + (drawing.legend_height(data) if legend else 0))
+    if numeric and values[0] > 0 and values[-1] >= _LOGARITHMIC * values[0]:
+        ax.set_xscale("log")
+    lines = []
+    for number, (name, figures) in enumerate(data.items()):
+        drawn = [value for value in values if value in figures]
+        several = any(figures[value].std is not None for value in drawn)
+        bars = [scale * (figures[value].std or 0.0) for value in drawn] if several else None
+        heights = [scale * figures[value].mean for value in drawn]
+        at = [places[value] for value in drawn]
+        lines.append(drawing.line_with_bars(ax, number, name, at, heights, bars))
+    if chosen is not None:
+        line, value = chosen
+        place, height = places[value], scale * data[line][value].mean
+        ax.plot(place, height, "o", markersize=9, fillstyle="none", color="black", markeredgewidth=0.9)
+    if not numeric:
+        ax.set_xlim(-0.5, len(values) - 0.5)
+    ax.grid(linewidth=0.3, color="#CCCCCC")
+    ax.set_axisbelow(True)
+    drawing.finish(ax, option, label + (", after temperature scaling" if after else ""), title)
+    ax.xaxis.label.set_parse_math(False)
+    _set_ticks(ax, values, numeric)
+    return drawing.legend_below(ax, lines) if legend else ax
+
+
+def _set_ticks(ax: Axes, values: list[Any], numeric: bool) -> None:
+    if not numeric:
+        ax.set_xticks(range(len(values)), [drawing.shortened(str(value)) for value in values])
+        for text in ax.get_xticklabels():
+            text.set_parse_math(False)
+    elif len(values) <= _NAMED:
+        ax.set_xticks(values, [f"{value:g}" for value in values])
+        ax.xaxis.set_minor_locator(NullLocator())
+    elif ax.get_xscale() == "log":
+        ax.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+
+
+def mean_ranks(ranks: Ranks, ax: Axes | None = None, *, title: str | None = None) -> Axes:
+    """Plot the mean rank of every method with its 95 % interval, the best at the top.
+
+    A bar at the right connects methods that do not differ significantly (Nemenyi's test at 5 %).
+
+    Args:
+        ranks: the ranks.
+        ax: the axes to draw on; None for a new figure.
+        title: the title.
+
+    >>> from matplotlib.figure import Figure
+    >>> from calibrant.evaluation.ranks import rank_methods
+    >>> values = {name: {"ce": [0.2], "ls": [0.1]} for name in ("digits", "cifar10")}
+    >>> ax = mean_ranks(rank_methods(values, higher_is_better=False), Figure().subplots())
+    >>> [label.get_text() for label in ax.get_yticklabels()]
+    ['ls', 'ce']
+    """
+    names = list(ranks.mean)
+    ax = drawing.given_or_new(ax, 1.3 + drawing.rows_height(names))
+    for row, name in enumerate(names):
+        ax.plot(ranks.intervals[name], [row, row], color=drawing.BLUE, linewidth=1.0)
+        ax.plot(ranks.mean[name], row, "o", color=drawing.BLUE, markersize=4.5)
+    for number, group in enumerate(ranks.groups()):
+        if len(group) > 1:
+            place = len(names) + 0.6 + 0.35 * number
+            rows = [names.index(group[0]) - 0.25, names.index(group[-1]) + 0.25]
+            ax.plot([place, place], rows, color="#555555", linewidth=2.5, solid_capstyle="butt")
+    drawing.name_rows(ax, names)
+    ax.set_xlim(left=0.5)
+    ax.set_xticks([1, *(tick for tick in ax.get_xticks() if 1 < tick <= len(names) and tick == int(tick))])
+    ax.grid(axis="x", linewidth=0.3, color="#CCCCCC")
+    ax.set_axisbelow(True)
+    data = f"{len(ranks.data)} data sets" if len(ranks.data) > 1 else ranks.data[0]
+    return drawing.finish(ax, f"Mean rank over {data} (1 is best)", "", title)
+
+
+def risk_coverage(
+    data: Mapping[str, RiskCoverage], ax: Axes | None = None, *, title: str | None = None
+) -> Axes:
+    """Plot the error rate of the most confident elements against their share, with intervals as bands.
+
+    Args:
+        data: by method, the curve, such as `Evaluation.risk_coverage`.
+        ax: the axes to draw on; None for a new figure.
+        title: the title.
+
+    >>> from matplotlib.figure import Figure
+    >>> curve = RiskCoverage((0.5, 1.0), (0.0, 0.2), ((0.0, 0.3), (0.1, 0.4)))
+    >>> ax = risk_coverage({"ce": curve}, Figure().subplots())
+    >>> ax.lines[0].get_ydata().tolist()
+    [0.0, 20.0]
+    """
+    checks.check_filled(data, "a mapping from name to RiskCoverage")
+    ax = drawing.given_or_new(ax, 2.3 + drawing.legend_height(data))
+    for number, (name, curve) in enumerate(data.items()):
+        coverage, risk = (
+            100 * checks.array(f"{what} of {name!r}", values, "(points,)")
+            for what, values in (("coverage", curve.coverage), ("risk", curve.risk))
+        )
+        ends = 100 * checks.array(f"interval of {name!r}", curve.interval, "(points, 2)")
+        if not len(coverage) == len(risk) == len(ends):
+            raise ValueError(
+                f"the curve of {name!r} has {len(coverage)} coverages, {len(risk)} risks and "
+                f"{len(ends)} intervals"
+            )
+        style = drawing.line_style(number)
+        ax.plot(coverage, risk, label=name, linewidth=1.2, **style)
+        ax.fill_between(coverage, *ends.T, color=style["color"], alpha=0.15, linewidth=0)
+    # Intervals of the first few elements reach far up. They must not flatten the curves.
+    highest = max(100 * max(curve.risk) for curve in data.values())
+    ends_at_all = max(100 * curve.interval[-1][1] for curve in data.values())
+    ax.set(xlim=(0, 100), ylim=(0, 1.15 * max(highest, ends_at_all, 0.1)))
+    drawing.finish(ax, "Coverage (%)", "Risk: error rate (%)", title)
+    return drawing.legend_below(ax) if len(data) > 1 else ax

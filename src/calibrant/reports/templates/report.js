@@ -127,6 +127,7 @@
     for (const [key, value] of Object.entries(attributes)) made.setAttribute(key, value);
     return made;
   };
+  const [across, upwards] = place.dataset.axes.split("|");
   const percent = (value) => `${(100 * value).toFixed(1)}%`;
 
   const draw = (name, model, bins) => {
@@ -147,8 +148,9 @@
       const [confidence, accuracy, low, high] = rounded.map((value) => value / 1000);
       const x = number * width;
       const certain = 1 - (high - low);
-      const text = `Confidence ${x.toFixed(2)} to ${(x + width).toFixed(2)}: ${count} predicted as ${name}\n` +
-        `mean confidence ${percent(confidence)}\naccuracy ${percent(accuracy)} [${percent(low)}, ${percent(high)}]`;
+      const about = across === "confidence" ? `predicted as ${name}` : `decisions of ${name}`;
+      const text = `${across[0].toUpperCase()}${across.slice(1)} ${x.toFixed(2)} to ${(x + width).toFixed(2)}: ${count} ${about}\n` +
+        `mean ${across} ${percent(confidence)}\n${upwards} ${percent(accuracy)} [${percent(low)}, ${percent(high)}]`;
       const bar = svg("g", bars, { class: "bin", tabindex: 0, role: "img", "data-tip": text, "aria-label": text });
       svg("rect", bar, { class: "hit", x, y: 0, width, height: 1 });
       const lower = Math.min(accuracy, confidence);

@@ -48,6 +48,9 @@ def npz(
     Arrays of uint8 with shape ``(N, H, W)``, ``(N, H, W, C)`` or ``(N, C, H, W)`` are images if C is 1 or 3.
     All other arrays become float32.
 
+    Labels of shape ``(N, L)``, of 0 and 1 or booleans, are L labels of their own. ``class_names`` are then
+    theirs, and parts are drawn at random.
+
     Args:
         root: the data folder.
         file: the archive, relative to ``root``.
@@ -92,7 +95,15 @@ def npz(
             splits = {name: split.normalised_by(standardisation) for name, split in splits.items()}
         preparation = ArrayPreparation(tuple(inputs.shape[1:]), standardisation)
     train, held_out, tested = (splits[name] for name in ("train", "validation", "test"))
-    return DataSets(train, held_out, tested, names, _about(inputs), preparation=preparation)
+    return DataSets(
+        train,
+        held_out,
+        tested,
+        names,
+        _about(inputs),
+        preparation=preparation,
+        several_labels=labels.ndim > 1,
+    )
 
 
 def _pixel_constants(path: Path, name: Constants, reference: Tensor) -> Normalisation:
@@ -132,6 +143,11 @@ def _read(path: Path) -> tuple[dict[str, Part], tuple[str, ...]]:
     for name, (inputs, _) in parts.items():
         if not (inputs.dtype == torch.uint8 or bool(inputs.isfinite().all())):
             raise ValueError(f"{path} has numbers in its {name} part that are too large for float32")
+    several = {name: labels.shape[1:] for name, (_, labels) in parts.items()}
+    if len(set(several.values())) > 1:
+        raise ValueError(f"{path} has parts with labels of different shapes: {several}")
+    if several["train"]:
+        return parts, _label_names(path, arrays, several["train"][0])
     largest = max((int(labels.max()) for _, labels in parts.values() if len(labels)), default=0)
     names = arrays.get("class_names", np.array([str(label) for label in range(largest + 1)]))
     if names.ndim != 1 or not largest < len(names) <= MAX_CLASSES:
@@ -149,6 +165,14 @@ def _read(path: Path) -> tuple[dict[str, Part], tuple[str, ...]]:
     return parts, tuple(map(str, names.tolist()))
 
 
+def _label_names(path: Path, arrays: Mapping[str, Array], number: int) -> tuple[str, ...]:
+    """The names of several labels."""
+    names = arrays.get("class_names", np.arange(number))
+    if names.shape != (number,):
+        raise ValueError(f"{path} has class_names of shape {names.shape}, expected {number} for its labels")
+    return tuple(map(str, names.tolist()))
+
+
 def _read_part(path: Path, arrays: Mapping[str, Array], prefixes: Sequence[str]) -> Part | None:
     for prefix in prefixes:
         found = [prefix + name for name in ARRAYS if prefix + name in arrays]
@@ -164,6 +188,13 @@ def _read_part(path: Path, arrays: Mapping[str, Array], prefixes: Sequence[str])
             labels = labels[:, 0]
         if labels.dtype.kind == "b":  # false is class 0, true is class 1
             labels = labels.astype(np.uint8)
+        several = labels.ndim == 2 and labels.dtype.kind in "iu"
+        if several and not np.isin(labels, (0, 1)).all():
+            wrong = labels[~np.isin(labels, (0, 1))][0]
+            raise ValueError(
+                f"{path} has {wrong} in {prefix}labels of shape {labels.shape}, expected 0 or 1 for each of "
+                f"several labels, or (N,) whole numbers of one class"
+            )
         if labels.ndim == 1 and labels.dtype.kind in "iu" and len(labels):
             for label in (labels.min(), labels.max()):
                 if not 0 <= label < MAX_CLASSES:
@@ -171,7 +202,7 @@ def _read_part(path: Path, arrays: Mapping[str, Array], prefixes: Sequence[str])
                         f"{path} has the label {label} in {prefix}labels, expected whole numbers from 0 to "
                         f"{MAX_CLASSES - 1}"
                     )
-        if labels.ndim != 1 or labels.dtype.kind not in "iu":
+        if not several and (labels.ndim != 1 or labels.dtype.kind not in "iu"):
             raise ValueError(
                 f"{path} has {prefix}labels of type {labels.dtype} and shape {labels.shape}, expected (N,) "
                 "whole numbers from 0"

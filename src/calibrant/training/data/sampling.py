@@ -61,6 +61,8 @@ def shuffled(size: int, seed: int, epoch: int = 0) -> Tensor:
 def stratified(targets: Tensor, sizes: Sequence[int], seed: int) -> list[Tensor]:
     """Disjoint random parts in which every class has the same proportion as in the whole.
 
+    Elements with several labels, ``(N, L)``, have no classes: their parts are drawn at random.
+
     Returns:
         The sorted indices of each part. The count of a class in a part is rounded up or down.
 
@@ -73,6 +75,8 @@ def stratified(targets: Tensor, sizes: Sequence[int], seed: int) -> list[Tensor]
             f"cannot draw parts of {', '.join(map(str, sizes))} elements from {len(targets)}: expected sizes "
             f"of at least 0 with a sum of at most {len(targets)}"
         )
+    if targets.ndim > 1:
+        targets = torch.zeros(len(targets), dtype=torch.long)
     order = shuffled(len(targets), seed)
     # Sort by the relative position of an element in its shuffled class. Every class is then spread evenly
     # over the sequence, and any stretch of it has the classes in proportion.
@@ -100,6 +104,8 @@ def long_tail(targets: Tensor, imbalance: float, seed: int, num_classes: int | N
         raise ValueError(f"imbalance must be at least 1, got {imbalance!r}")
     if imbalance == 1:
         return torch.arange(len(targets))
+    if targets.ndim > 1:
+        raise ValueError(f"imbalance must be 1 for several labels, which have no classes, got {imbalance!r}")
     counts = torch.bincount(targets, minlength=num_classes or 0)
     classes, largest = len(counts), int(counts.min())
     if classes < 2 or largest == 0:

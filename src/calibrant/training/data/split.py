@@ -30,7 +30,8 @@ class Split(ABC):
     processes and workers, and in a resumed run.
 
     Attributes:
-        targets: ``(N,)`` labels; None for labelled images, whose labels are read with each batch.
+        targets: ``(N,)`` labels, or ``(N, L)`` of 0 and 1 for L labels; None for labelled images, whose
+            labels are read with each batch.
         normalisation: the normalisation of the inputs; None if there is none or it is unknown.
     """
 
@@ -155,10 +156,11 @@ class DataSets:
         train: the part that the weights learn from.
         validation: the part for adaptive losses, model selection and post-hoc calibration.
         test: the part for the final figures, and for nothing else.
-        class_names: K names, in the order of the labels.
+        class_names: K names, in the order of the labels; of the L labels, if there are several.
         about: facts that a model may need: ``channels``, ``image_size``, ``features``, ``embedding``.
         ignore_index: the label of elements, such as void pixels, that do not count.
         preparation: how new raw inputs become the argument of a model; None if that is not known.
+        several_labels: whether an element has a yes or no for each of several labels, and not one class.
     """
 
     train: Split
@@ -168,21 +170,23 @@ class DataSets:
     about: Mapping[str, Any] = field(default_factory=dict)
     ignore_index: int = -100
     preparation: Preparation | None = None
+    several_labels: bool = False
 
     @property
     def num_classes(self) -> int:
-        """K."""
+        """K; L for several labels."""
         return len(self.class_names)
 
     @property
     def dense(self) -> bool:
-        """Whether an element has many labels, as an image with one for each pixel."""
-        return self.train.targets is None or self.train.targets.ndim > 1
+        """Whether an element has many places with a label, as an image with one for each pixel."""
+        targets = self.train.targets
+        return not self.several_labels and (targets is None or targets.ndim > 1)
 
     @property
     def class_counts(self) -> tuple[int, ...] | None:
-        """The number of training elements of each class; None for dense data."""
-        if self.dense or self.train.targets is None:
+        """The number of training elements of each class; None for dense data and several labels."""
+        if self.several_labels or self.dense or self.train.targets is None:
             return None
         return tuple(torch.bincount(self.train.targets, minlength=self.num_classes).tolist())
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from math import inf, isfinite
 from pathlib import Path
@@ -29,7 +29,7 @@ from calibrant.training.data.columns import (
 from calibrant.training.data.preparation import Preparation
 from calibrant.training.data.sampling import draw_parts, part_sizes
 from calibrant.training.data.split import DataSets, TensorSplit
-from calibrant.training.data.text.documents import class_positions, sorted_classes
+from calibrant.training.data.text.documents import check_several, class_positions, sorted_classes, yes_or_no
 
 MAX_CATEGORIES = 1000
 """The most different texts of a column."""
@@ -42,7 +42,7 @@ def table(
     root: Path,
     *,
     file: str,
-    target: str,
+    target: str | tuple[str, ...],
     validation_file: str = "",
     test_file: str = "",
     categorical: tuple[str, ...] = (),
@@ -52,7 +52,7 @@ def table(
     imbalance: float = 1.0,
     split_seed: int = 0,
 ) -> DataSets:
-    """A table of numbers and categories, one column of which is the class.
+    """A table of numbers and categories, one column of which is the class, or several of which are labels.
 
     A column of numbers is standardised to zero mean and unit standard deviation. Missing values become the
     mean. If the training part has some, a further input is 1 for them. Every other column is categorical: it
@@ -67,7 +67,8 @@ def table(
         root: the data folder.
         file: the training data, relative to ``root``: ``.csv`` or ``.tsv`` in UTF-8 with column names in the
             first line, or ``.parquet``.
-        target: the column of the class.
+        target: the column of the class; or a list of columns, each a label of its own with 0 for no and 1
+            for yes (or false and true).
         validation_file: the validation data; by default drawn from ``file``.
         test_file: the test data; by default drawn from ``file``.
         categorical: columns of numbers that are categories.
@@ -75,7 +76,8 @@ def table(
         validation: the fraction of ``file`` to draw for validation, if there is no file for it.
         test: the fraction of ``file`` to draw for the test, if there is no file for it.
         imbalance: the ratio of the first class's training rows to the last one's; see `long_tail`.
-        split_seed: the seed of the parts, which are stratified by class, and of the long tail.
+        split_seed: the seed of the parts, which are stratified by class, and of the long tail. With several
+            labels the parts are random.
 
     Raises:
         MissingDataError: a file is missing.
@@ -83,14 +85,56 @@ def table(
     """
     path = root / file
     columns = read_columns(path)
-    for name in (target, *categorical, *drop):
+    wanted = (target,) if isinstance(target, str) else target
+    for name in (*wanted, *categorical, *drop):
         if name not in columns:
             listed = ", ".join(map(repr, columns))
             raise ValueError(
                 f"{path} has no column {name!r}{nearest(name, columns)}; its columns are {listed}"
             )
-    if target in (*categorical, *drop):
-        raise ValueError(f"{target!r} is the target: expected other columns in categorical and drop")
+    for name in wanted:
+        if name in (*categorical, *drop):
+            raise ValueError(f"{name!r} is the target: expected other columns in categorical and drop")
+    names, read = _target(path, columns, target, file)
+    targets = read(path, columns)
+    given = {
+        part: read_columns(root / name)
+        for part, name in (("validation", validation_file), ("test", test_file))
+        if name
+    }
+    sizes = part_sizes(len(targets), given, validation=validation, test=test)
+    drawn = draw_parts(targets, sizes, imbalance=imbalance, num_classes=len(names), seed=split_seed)
+    reference = drawn["train"] if len(drawn["train"]) else torch.arange(len(targets))
+    used = {name: cells for name, cells in columns.items() if name not in (*wanted, *drop)}
+    rows = Rows.fit(path, used, reference, categorical, ignored=(*wanted, *drop))
+    check_memory(4 * rows.features * len(targets), f"the prepared table {path}")
+    whole = TensorSplit(_inputs(path, rows, columns), targets)
+    splits = {part: whole.subset(indices) for part, indices in drawn.items()}
+    for part, other in given.items():
+        where = root / (validation_file if part == "validation" else test_file)
+        for name in wanted:
+            if name not in other:
+                raise ValueError(f"{where} has no column {name!r}: expected the target of {file}")
+        splits[part] = TensorSplit(_inputs(where, rows, other), read(where, other))
+    _warn_of_rare_classes(path, names, splits)
+    return DataSets(
+        splits["train"],
+        splits["validation"],
+        splits["test"],
+        names,
+        {"features": rows.features},
+        preparation=rows,
+        several_labels=targets.ndim > 1,
+    )
+
+
+def _target(
+    path: Path, columns: Columns, target: str | tuple[str, ...], file: str
+) -> tuple[tuple[str, ...], Callable[[Path, Columns], Tensor]]:
+    """The names of the classes or labels, and a function that reads the targets of a file."""
+    if not isinstance(target, str):
+        check_several(target)
+        return target, lambda where, table: _decisions(where, table, target)
     labels = _labels(path, columns[target], target)
     classes = sorted_classes(labels, path)
     if len(classes) > MAX_CLASSES or not repeats(len(classes), len(labels)):
@@ -98,32 +142,21 @@ def table(
             f"{path}: column {target!r} has {len(classes)} different values in {len(labels)} rows, expected "
             "classes that repeat"
         )
-    targets = class_positions(labels, classes, f"{path}, row", range(1, len(labels) + 1), file)
-    given = {
-        part: read_columns(root / name)
-        for part, name in (("validation", validation_file), ("test", test_file))
-        if name
-    }
-    sizes = part_sizes(len(labels), given, validation=validation, test=test)
-    drawn = draw_parts(targets, sizes, imbalance=imbalance, num_classes=len(classes), seed=split_seed)
-    reference = drawn["train"] if len(drawn["train"]) else torch.arange(len(labels))
-    used = {name: cells for name, cells in columns.items() if name not in (target, *drop)}
-    rows = Rows.fit(path, used, reference, categorical, ignored=(target, *drop))
-    check_memory(4 * rows.features * len(labels), f"the prepared table {path}")
-    whole = TensorSplit(_inputs(path, rows, columns), targets)
-    splits = {part: whole.subset(indices) for part, indices in drawn.items()}
-    for part, other in given.items():
-        where = root / (validation_file if part == "validation" else test_file)
-        if target not in other:
-            raise ValueError(f"{where} has no column {target!r}: expected the target of {file}")
-        theirs = _labels(where, other[target], target)
-        numbers = range(1, len(theirs) + 1)
-        positions = class_positions(theirs, classes, f"{where}, row", numbers, file)
-        splits[part] = TensorSplit(_inputs(where, rows, other), positions)
-    names = tuple(map(str, classes))
-    _warn_of_rare_classes(path, names, splits)
-    parts = (splits["train"], splits["validation"], splits["test"])
-    return DataSets(*parts, names, {"features": rows.features}, preparation=rows)
+
+    def read(where: Path, table: Columns) -> Tensor:
+        found = labels if table is columns else _labels(where, table[target], target)
+        return class_positions(found, classes, f"{where}, row", range(1, len(found) + 1), file)
+
+    return tuple(map(str, classes)), read
+
+
+def _decisions(path: Path, columns: Columns, names: Sequence[str]) -> Tensor:
+    """The labels ``(N, L)`` in these columns."""
+    found = [
+        [yes_or_no(text, f"{path}: row {row}", name) for row, text in enumerate(as_texts(columns[name]), 1)]
+        for name in names
+    ]
+    return torch.tensor(found, dtype=torch.long).T.contiguous()
 
 
 def _inputs(path: Path, rows: Rows, columns: Columns) -> Tensor:
@@ -169,9 +202,19 @@ def _labels(path: Path, values: Sequence[Any], target: str) -> list[str | int]:
 
 def _warn_of_rare_classes(path: Path, names: Sequence[str], splits: Mapping[str, TensorSplit]) -> None:
     for part, split in splits.items():
-        counts = torch.bincount(split.targets, minlength=len(names))
+        if split.targets.ndim > 1:  # a label needs elements with it and elements without it
+            counts = torch.minimum(split.targets.sum(0), (1 - split.targets).sum(0))
+        else:
+            counts = torch.bincount(split.targets, minlength=len(names))
         without = [name for name, count in zip(names, counts.tolist(), strict=True) if count == 0]
-        if without and len(split):
+        if without and len(split) and split.targets.ndim > 1:
+            listed = ", ".join(map(repr, without[:5])) + (", …" if len(without) > 5 else "")
+            warnings.warn(
+                f"{path} has only one answer in all {part} rows to {len(without)} of {len(names)} labels "
+                f"({listed}): expected at least a few rows with each label, and a few without",
+                stacklevel=3,
+            )
+        elif without and len(split):
             listed = ", ".join(map(repr, without[:5])) + (", …" if len(without) > 5 else "")
             warnings.warn(
                 f"{path} has no {part} row of {len(without)} of {len(names)} classes ({listed}): expected at "

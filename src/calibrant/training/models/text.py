@@ -92,18 +92,8 @@ def text_bag(
 ) -> TextBag:
     """A linear classifier of the average word vector, as in fastText (Joulin et al., EACL 2017).
 
-    It learns from a few hundred texts, where `text_cnn` without given word vectors learns nothing.
-
-    Args:
-        num_classes: K.
-        embedding: word vectors ``(V, d)``; by default they are drawn at random and trained.
-        vocabulary_size: V, if no embedding is given.
-        dimension: d, if no embedding is given.
-        frozen: keep a given embedding fixed; False trains it.
-        dropout: the probability of dropout of the average.
-
-    Raises:
-        ValueError: neither embedding nor vocabulary_size is given, or they disagree.
+    It learns from a few hundred texts, where `text_cnn` without given word vectors learns nothing. Arguments
+    and errors as there; ``dropout`` applies to the average.
 
     >>> import torch
     >>> network = text_bag(2, vocabulary_size=50).eval()

@@ -77,7 +77,11 @@ class TestTextTable:
             ("a.jsonl", '\n["x", 0]\n', r"line 2: .*expected an object"),
             ("a.jsonl", '{"text": 3, "label": 0}\n', r"line 1: column 'text' has 3, expected a string"),
             ("a.jsonl", '{"text": "x", "label": 0.5}\n', r"line 1: column 'label' has 0\.5, expected"),
-            ("a.jsonl", '{"text": "x", "label": [1]}\n', r"line 1: column 'label' has \[1\], expected"),
+            (
+                "a.jsonl",
+                '{"text": "x", "label": [1.5]}\n',
+                r"line 1: column 'label' has \[1.5\], expected a list of labels",
+            ),
             ("a.jsonl", '{"text": "x"}\n', r"line 1: no column 'label'"),
             ("a.xlsx", "", r"ends in '\.xlsx': expected one of '\.csv', '\.tsv', '\.jsonl'"),
         ],

@@ -16,7 +16,7 @@ from calibrant.training.data.sampling import stratified
 
 @dataclass(frozen=True)
 class Documents:
-    """Texts and their labels ``(N,)``."""
+    """Texts and their labels ``(N,)``; ``(N, L)`` of 0 and 1 for several labels."""
 
     texts: list[str]
     targets: Tensor
@@ -58,6 +58,50 @@ def class_positions(
         if label not in positions:
             raise ValueError(f"{where} {row}: label {label!r}, expected one of the labels of {training}")
     return torch.tensor([positions[label] for label in labels], dtype=torch.long)
+
+
+_ANSWERS = {"0": 0, "1": 1, "false": 0, "true": 1}
+
+
+def check_several(names: Sequence[str]) -> None:
+    """Raise an error unless these are the names of several labels."""
+    if len(set(names)) < max(2, len(names)):
+        raise ValueError(
+            f"the target is a list of {', '.join(map(repr, names)) or 'nothing'}: expected two or more "
+            "different columns, or the name of one"
+        )
+
+
+def yes_or_no(cell: Any, where: str, column: str) -> int:
+    """The label in a cell, 0 or 1.
+
+    Raises:
+        ValueError: the cell holds something else.
+
+    >>> yes_or_no("1", "row 1", "cat"), yes_or_no(False, "row 1", "cat")
+    (1, 0)
+    """
+    answer = _ANSWERS.get(str(cell).strip().lower())
+    if answer is None:
+        found = f"has {cell!r}" if cell not in ("", None) else "has nothing"
+        raise ValueError(
+            f"{where} {found} in the target column {column!r}, expected 0 or 1: it is one of several"
+        )
+    return answer
+
+
+def label_positions(
+    labels: Sequence[Sequence[Hashable]],
+    classes: Sequence[Hashable],
+    where: str,
+    rows: Sequence[int],
+    training: str,
+) -> Tensor:
+    """Lists of labels as ``(N, L)`` of 0 and 1; the arguments are those of `class_positions`."""
+    found = torch.zeros(len(labels), len(classes), dtype=torch.long)
+    for number, (some, row) in enumerate(zip(labels, rows, strict=True)):
+        found[number, class_positions(some, classes, where, [row] * len(some), training)] = 1
+    return found
 
 
 def draw_missing(

@@ -123,7 +123,10 @@ def encode(
     train, validation, test = (
         TensorSplit(tensors, part.targets) for tensors, part in zip(inputs, documents, strict=True)
     )
-    return DataSets(train, validation, test, class_names, about, preparation=preparation)
+    several = train.targets.ndim > 1
+    return DataSets(
+        train, validation, test, class_names, about, preparation=preparation, several_labels=several
+    )
 
 
 def tokens(text: str) -> list[str]:

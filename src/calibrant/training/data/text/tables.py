@@ -13,8 +13,18 @@ from typing import Any
 from calibrant.extras import optional_package
 from calibrant.training.data.safe_readers import expecting_utf8, present
 from calibrant.training.data.split import DataSets
-from calibrant.training.data.text.documents import Documents, class_positions, draw_missing, sorted_classes
+from calibrant.training.data.text.documents import (
+    Documents,
+    check_several,
+    class_positions,
+    draw_missing,
+    label_positions,
+    sorted_classes,
+    yes_or_no,
+)
 from calibrant.training.data.text.encoding import encode
+
+Label = str | int | list[str | int]
 
 
 def text_table(
@@ -24,7 +34,7 @@ def text_table(
     validation_file: str = "",
     test_file: str = "",
     text: str = "text",
-    label: str = "label",
+    label: str | tuple[str, ...] = "label",
     split_seed: int = 0,
     validation: float = 0.1,
     test: float = 0.2,
@@ -37,7 +47,8 @@ def text_table(
     """Texts and labels in the columns of a CSV, TSV or JSON Lines file.
 
     The classes are the labels in ``file``: sorted by value if all are integers, else by name. The other files
-    may have no other labels.
+    may have no other labels. A text has several labels if its column holds a list of them, which may be
+    empty, or if there is a column of 0 and 1 for each label.
 
     Args:
         root: the data folder.
@@ -46,8 +57,9 @@ def text_table(
         validation_file: the validation data; by default drawn from ``file``.
         test_file: the test data; by default drawn from ``file``.
         text: the column of the text.
-        label: the column of the label, a string or an integer.
-        split_seed: the seed of the draws, which are stratified by class.
+        label: the column of the label, a string or an integer, or in JSON Lines a list of them; or a list of
+            columns, each a label of its own with 0 for no and 1 for yes.
+        split_seed: the seed of the draws, which are stratified by class. With several labels they are random.
         validation: the fraction of ``file`` to draw for validation, if there is no file for it.
         test: the fraction of ``file`` to draw for the test, if there is no file for it.
         length: how many words of a text to keep; see `encode`, also for the options below.
@@ -68,11 +80,21 @@ def text_table(
             continue
         path = root / name
         rows = list(_rows(path, text, label))
-        classes = classes or sorted_classes([value for _, _, value in rows], path)
+        if not classes and isinstance(label, tuple):
+            check_several(label)
+            classes = list(label)
+        several = any(isinstance(value, list) for _, _, value in rows)
+        found = [each for _, _, value in rows for each in (value if isinstance(value, list) else [value])]
+        classes = classes or sorted_classes(found, path)
         if not rows:
             raise ValueError(f"{path} has no rows: expected at least one")
         lines, texts, labels = zip(*rows, strict=True)
-        targets = class_positions(labels, classes, f"{path}, line", lines, file)
+        positions = label_positions if several else class_positions
+        targets = positions(labels, classes, f"{path}, line", lines, file)
+        if parts and parts[0] is not None and parts[0].targets.ndim != targets.ndim:
+            raise ValueError(
+                f"only one of {path} and {file} has lists of labels: expected both or none to have them"
+            )
         parts.append(Documents(list(texts), targets))
     documents, names = draw_missing(parts, validation, test, split_seed), tuple(map(str, classes))
     return encode(root, documents, names, length, test_length, vocabulary, embedding, tokenizer, column=text)
@@ -171,16 +193,30 @@ def read_texts(file: Path, column: str) -> list[str]:
     return [_text(row, column, f"{file}, line {line}", "") for line, row in _table(file)]
 
 
-def _rows(file: Path, text: str, label: str) -> Iterator[tuple[int, str, str | int]]:
-    """The line, text and label of each row of a table, checked one by one."""
+def _rows(file: Path, text: str, label: str | tuple[str, ...]) -> Iterator[tuple[int, str, Label]]:
+    """The line, text and label of each row of a table, or its list of labels, checked one by one."""
     if file.suffix.lower() in _READERS:
         present(file, f"a table with the columns {text!r} and {label!r}", file.parent, "put")
+    lists: bool | None = None
     for line, row in _table(file):
         where = f"{file}, line {line}"
-        content, value = _text(row, text, where, "text"), _value(row, label, where, "label")
-        if not isinstance(value, str | int) or value == "":
-            raise ValueError(f"{where}: column {label!r} has {value!r}, expected a string or an integer")
-        yield line, content, _number(_named(value))
+        content = _text(row, text, where, "text")
+        if isinstance(label, tuple):
+            cells = {name: _value(row, name, where, "label") for name in label}
+            yield line, content, [name for name, cell in cells.items() if yes_or_no(cell, where, name)]
+            continue
+        value = _value(row, label, where, "label")
+        lists = isinstance(value, list) if lists is None else lists
+        values = value if isinstance(value, list) else [value]
+        if isinstance(value, list) != lists or not all(_is_label(each) for each in values):
+            expected = "a list of labels, as before" if lists else "a string or an integer"
+            raise ValueError(f"{where}: column {label!r} has {value!r}, expected {expected}")
+        found = [_number(_named(each)) for each in values]
+        yield line, content, found if lists else found[0]
+
+
+def _is_label(value: Any) -> bool:
+    return isinstance(value, str | int) and value != ""
 
 
 def _table(file: Path) -> Iterator[tuple[int, dict[str, Any]]]:
