@@ -100,10 +100,9 @@ def _label(criterion: Criterion) -> str:
 def ranks_note(found: Mapping[Criterion, Ranks], standings: Sequence[Standing]) -> str:
     """What the table of ranks shows, and what it leaves out."""
     ranks = next(iter(found.values()))
-    text = (
-        f"Mean ranks over {len(ranks.data)} experiments ({'; '.join(ranks.data)}), with 95 % intervals over "
-    )
-    text += "experiments and seeds; 1 is best."
+    plural = "s" if len(ranks.data) > 1 else ""
+    text = f"Mean ranks over {len(ranks.data)} experiment{plural} ({'; '.join(ranks.data)}), with 95 % "
+    text += "intervals over experiments and seeds; 1 is best."
     methods = {method.name for each in standings if each.comparison for method in each.comparison.methods}
     if left := len(methods - ranks.mean.keys()):
         text += f" {left} losses have no rank, because they lack results in some of these."
