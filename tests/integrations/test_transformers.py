@@ -49,7 +49,7 @@ BERT = {
 
 def bert(head=BertForSequenceClassification, **options):
     torch.manual_seed(0)
-    return head(BertConfig(**BERT, **options))
+    return head(BertConfig(**{**BERT, **options}))
 
 
 def sentences(count, seed=0):
@@ -201,6 +201,72 @@ def test_shares_of_a_step_add_up_to_one_large_batch(key):
     assert nothing == 0
 
 
+DECISIONS = {
+    "single logits": ((6,), (6,)),
+    "a single label": ((6, 1), (6,)),
+    "several labels": ((6, 3), (6, 3)),
+    "tokens": ((2, 5, 1), (2, 5)),
+    "tokens with several labels": ((2, 5, 3), (2, 5, 3)),
+    "pixels": ((2, 1, 4, 4), (2, 8, 8)),
+    "pixels with several labels": ((2, 3, 4, 4), (2, 3, 8, 8)),
+}
+"""Shapes of logits and labels with ``binary=True``."""
+
+
+@pytest.mark.parametrize("dtype", [torch.long, torch.float32])
+@pytest.mark.parametrize(("shape", "of_labels"), DECISIONS.values(), ids=DECISIONS)
+def test_binary_losses_take_a_decision_for_each_logit(shape, of_labels, dtype):
+    """Also with labels that are floats, as transformers wants them for several labels."""
+    logits, labels = 3 * torch.randn(shape), torch.randint(2, of_labels)
+    decisions = logits
+    if logits.ndim == 4:
+        decisions = interpolate(logits, of_labels[-2:], mode="bilinear", align_corners=False)
+    elif logits.ndim == 3:
+        decisions = logits.flatten(0, 1)
+    answers = labels.reshape(decisions.shape)
+    for key in ("ce", "focal"):  # focal takes no probabilities
+        loss = create_loss(key, 2, binary=True)
+        calibration = Calibration(loss, metrics=FIGURES)
+        value = calibration.compute_loss((logits,), labels.to(dtype))
+        torch.testing.assert_close(value, loss(decisions, answers))
+        found = calibration.compute_metrics(EvalPrediction(logits.numpy(), labels.to(dtype).numpy()))
+        assert found == pytest.approx(figures(decisions, answers, binary=True))
+
+
+@pytest.mark.parametrize("ignore_index", [-100, 255])
+def test_labels_that_are_not_known_are_ignored_in_floats_too(ignore_index):
+    calibration = Calibration(create_loss("ce", 2, binary=True, ignore_index=ignore_index), metrics=FIGURES)
+    logits, labels = torch.randn(4, 3), torch.randint(2, (4, 3)).float()
+    expected = torch.nn.functional.binary_cross_entropy_with_logits(logits[:, :2], labels[:, :2])
+    labels[:, 2] = torch.tensor([-100, -100, ignore_index, ignore_index])
+    torch.testing.assert_close(calibration.compute_loss((logits,), labels), expected)
+    logits, labels = logits[:, [0, 2]], labels[:, [0, 2]]
+    logits[0, 1], labels[0, 1] = 0.5, 1
+    found = calibration.compute_metrics(EvalPrediction(logits.numpy(), labels.numpy()))
+    known = labels.long().masked_fill(labels == ignore_index, -100)
+    assert found == pytest.approx(figures(logits, known, binary=True))
+
+
+def test_probabilities_of_labels_are_targets_where_the_loss_takes_them():
+    logits, target = torch.randn(4, 3), torch.rand(4, 3)
+    expected = torch.nn.functional.binary_cross_entropy_with_logits(logits, target)
+    value = Calibration(create_loss("ce", 2, binary=True)).compute_loss((logits,), target)
+    torch.testing.assert_close(value, expected)
+    with pytest.raises(TypeError, match="integers 0 and 1"):
+        Calibration(create_loss("focal", 2, binary=True)).compute_loss((logits,), target)
+
+
+@pytest.mark.parametrize(
+    ("logits", "labels"), [((4, 3), (4,)), ((4, 3), (4, 2)), ((2, 5, 3), (2, 5)), ((2, 3, 4, 4), (2, 8, 8))]
+)
+def test_labels_that_do_not_fit_single_logits_are_refused_by_their_shape(logits, labels):
+    with pytest.raises(ValueError, match=r"do not fit together: expected .*binary=True") as told:
+        Calibration(create_loss("ce", 2, binary=True)).compute_loss(
+            (torch.zeros(logits),), torch.zeros(labels)
+        )
+    assert f"of shape {logits} and torch.float32 labels of shape {labels}" in str(told.value)
+
+
 @pytest.mark.parametrize(
     ("outputs", "labels", "message"),
     [
@@ -305,6 +371,50 @@ def test_tokens_of_unequal_number_train_as_in_a_plain_loop(key, accumulation, tm
     assert any(not torch.equal(fresh[name], loss.state_dict()[name]) for name in moved if name != "passes")
     assert_close(snapshot(model), snapshot(expected))
     assert_close(snapshot(loss), snapshot(expected_loss))
+
+
+@pytest.mark.parametrize("several", [False, True])
+@pytest.mark.parametrize("key", ["cals-alm", "adafocal"])
+def test_single_logits_train_as_in_a_plain_loop(key, several, tmp_path, observed):
+    """One logit with integer labels, or three labels as floats."""
+    train, validation = sentences(16), sentences(7, seed=1)
+    for row in (*train, *validation):
+        row["labels"] = row["input_ids"][:3] % 2 if several else row["input_ids"][0] % 2
+    options = {"margin": 0.5} if key == "cals-alm" else {}
+    head = {"num_labels": 3, "problem_type": "multi_label_classification"} if several else {"num_labels": 1}
+
+    def loss_and_model():
+        return create_loss(key, 2, binary=True, **options), bert(**STILL, **head)
+
+    expected_loss, expected = loss_and_model()
+    train_plainly(expected, expected_loss, train, validation, epochs=3, batch=4, rate=0.1)
+    if several:
+        train, validation = (
+            [{**row, "labels": row["labels"].float()} for row in rows] for rows in (train, validation)
+        )
+    observed.clear()
+    loss, model = loss_and_model()
+    trainer = trainer_for(
+        Calibration(loss, metrics=FIGURES),
+        tmp_path,
+        model=model,
+        train=train,
+        evaluate=validation,
+        measure=True,
+        per_device_train_batch_size=2,
+        gradient_accumulation_steps=2,
+        **PLAIN,
+    )
+    trainer.train()
+    assert observed == [7 * (3 if several else 1)] * 3
+    assert_close(snapshot(model), snapshot(expected))
+    assert_close(snapshot(loss), snapshot(expected_loss))
+    predicted = trainer.predict(validation)
+    wanted = figures(
+        *(torch.as_tensor(part) for part in (predicted.predictions, predicted.label_ids.astype(int))),
+        binary=True,
+    )
+    assert {name: predicted.metrics[f"test_{name}"] for name in FIGURES} == pytest.approx(wanted)
 
 
 def pictures(count, shape=()):
@@ -673,8 +783,11 @@ def test_an_evaluation_set_without_labels_is_told(tmp_path):
 
 def test_tasks_other_than_classification_are_refused(tmp_path):
     model = bert(problem_type="multi_label_classification")
-    with pytest.raises(ValueError, match="one class out of several"):
+    with pytest.raises(ValueError, match=r"one class out of several.*create_loss\(\.\.\., 2, binary=True\)"):
         trainer_for(Calibration(alm()), tmp_path, model=model).train()
+    calibration = Calibration(create_loss("ce", 2, binary=True))
+    with pytest.raises(ValueError, match="the model is for regression"):
+        trainer_for(calibration, tmp_path, model=bert(num_labels=1, problem_type="regression")).train()
     sizes = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1}
     model = LlamaForCausalLM(LlamaConfig(vocab_size=20, **sizes))
     with pytest.raises(ValueError, match="LlamaForCausalLM predicts the next token"):

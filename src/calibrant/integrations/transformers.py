@@ -36,6 +36,15 @@ _STREAMED = [name for name, metric in METRICS.items() if metric.streamed and met
 # Logits of pixels are enlarged in blocks of this many numbers, 64 MiB, to compute the metrics.
 _BLOCK = 1 << 24
 
+_SHAPES = (
+    "(B, K) and labels (B,) or probabilities (B, K); for tokens (B, T, K) and labels (B, T); for pixels "
+    "(B, K, h, w) and labels (B, H, W)"
+)
+_BINARY_SHAPES = (
+    "for a loss with binary=True logits and labels (B,) or (B, L); for tokens (B, T, L); for pixels logits "
+    "(B, L, h, w) and labels (B, L, H, W); the axis of the labels may be missing if L is 1"
+)
+
 _DEFAULT_METRICS = ("accuracy", "nll", "brier", "ece", "adaptive_ece", "classwise_ece", "mce")
 
 
@@ -64,6 +73,10 @@ class Calibration(TrainerCallback):
     tokens   ``(B, T, K)``      ``(B, T)``
     pixels   ``(B, K, h, w)``   ``(B, H, W)``; the logits are enlarged to this size
     ======== ================== =========================================================
+
+    For a loss with ``binary=True`` each logit is a decision of its own. K is then the number of labels, and
+    the labels are 0 and 1 in the shape of the logits; the axis K may be missing if K is 1. They may be
+    floats, as transformers expects them for ``problem_type="multi_label_classification"``.
 
     The label -100 is always ignored, in addition to the ``ignore_index`` of the loss.
 
@@ -101,7 +114,13 @@ class Calibration(TrainerCallback):
         self.timeout = timeout
         self.metrics = tuple(one_of("metrics", name, _STREAMED) for name in metrics)
         self._initial = _plain(self.loss)
-        self._evaluator = Evaluator(self.loss.num_classes, ignore_index=self.loss.ignore_index, resamples=0)
+        binary = self.loss.binary  # the first batch then tells how many labels there are
+        self._evaluator = Evaluator(
+            None if binary else self.loss.num_classes,
+            binary=binary,
+            ignore_index=self.loss.ignore_index,
+            resamples=0,
+        )
         self._loader: object = None
         self._loop: FrameType | None = None
         self._loss_used = False
@@ -154,26 +173,31 @@ class Calibration(TrainerCallback):
 
     def _arranged(self, logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
         """Logits and labels in the layout of the loss, with the class axis second."""
-        if labels.is_floating_point():
-            fits = logits.ndim == 2 and labels.shape == logits.shape
-        elif logits.ndim == 3:
-            fits = labels.shape == logits.shape[:2]
-        elif logits.ndim == 4:
-            fits = labels.ndim == 3 and len(labels) == len(logits)
+        classes = 2 if logits.ndim == 3 else 1  # the axis
+        shape = [*logits.shape]
+        if logits.ndim == 4:
+            shape[2:] = labels.shape[-2:]
+        of_elements = shape[:classes] + shape[classes + 1 :]
+        if self.loss.binary:
+            single = shape[classes : classes + 1] == [1]
+            fits = [*labels.shape] == shape or (single and [*labels.shape] == of_elements)
+        elif labels.is_floating_point():
+            fits = logits.ndim == 2 and [*labels.shape] == shape
         else:
-            fits = logits.ndim == 2 and labels.shape == logits.shape[:1]
-        if not fits:
+            fits = logits.ndim > 1 and [*labels.shape] == of_elements
+        if not fits or logits.ndim > 4:
             raise ValueError(
                 f"logits of shape {tuple(logits.shape)} and {labels.dtype} labels of shape "
-                f"{tuple(labels.shape)} do not fit together: expected (B, K) and labels (B,) or "
-                "probabilities (B, K); for tokens (B, T, K) and labels (B, T); for pixels (B, K, h, w) and "
-                "labels (B, H, W)"
+                f"{tuple(labels.shape)} do not fit together: expected "
+                f"{_BINARY_SHAPES if self.loss.binary else _SHAPES}"
             )
+        if self.loss.binary:
+            labels = _without_fractions(labels)
         if logits.ndim == 3:
-            logits, labels = logits.flatten(0, 1), labels.flatten()
-        elif logits.ndim == 4 and logits.shape[2:] != labels.shape[1:]:
+            logits, labels = logits.flatten(0, 1), labels.flatten(0, 1)
+        elif logits.ndim == 4 and logits.shape[2:] != labels.shape[-2:]:
             # As the heads of transformers do to compute their own loss.
-            logits = interpolate(logits, labels.shape[1:], mode="bilinear", align_corners=False)
+            logits = interpolate(logits, labels.shape[-2:], mode="bilinear", align_corners=False)
         if self.loss.ignore_index != IGNORED and not labels.is_floating_point():
             labels = labels.masked_fill(labels == IGNORED, self.loss.ignore_index)
         return logits, labels
@@ -281,7 +305,7 @@ class Calibration(TrainerCallback):
                 f"one process with {args.n_gpu} GPUs scales the loss wrongly: start one process per GPU with "
                 "torchrun --nproc_per_node, or show the program one GPU with CUDA_VISIBLE_DEVICES"
             )
-        _check_task(model)
+        _check_task(model, self.loss.binary)
         if not isinstance(self.loss, AdaptiveLoss):
             return
         if args.eval_strategy == "no":
@@ -373,12 +397,15 @@ def _calls_callbacks(frame: FrameType) -> bool:
     return frame.f_globals.get("__name__") == TrainerCallback.__module__
 
 
-def _check_task(model: Any) -> None:
-    """Raise an error for models whose labels are not classes of single elements."""
+def _check_task(model: Any, binary: bool) -> None:
+    """Raise an error for models whose labels are not classes of single elements, or decisions if binary."""
     configuration = getattr(model, "config", None)
     task = getattr(configuration, "problem_type", None)
-    if task in ("multi_label_classification", "regression"):
-        raise ValueError(f"calibrant's losses are for one class out of several; the model is for {task}")
+    if task == "regression" or (task == "multi_label_classification" and not binary):
+        hint = "" if task == "regression" else "; for several labels pass create_loss(..., 2, binary=True)"
+        raise ValueError(
+            f"calibrant's losses are for one class out of several; the model is for {task}{hint}"
+        )
     shifts = getattr(model, "loss_type", None) == "ForCausalLM"
     if shifts and not getattr(configuration, "is_encoder_decoder", False):
         raise ValueError(
@@ -397,6 +424,12 @@ def _logits(outputs: Any) -> Tensor:
     if not isinstance(logits, Tensor):
         raise ValueError(f"the logits of the model must be a tensor, got {type(logits).__name__}")
     return logits
+
+
+def _without_fractions(labels: Tensor) -> Tensor:
+    """Floats that are all whole numbers as integers; anything else as it is."""
+    whole = labels.long()
+    return whole if labels.is_floating_point() and bool((whole == labels).all()) else labels
 
 
 def _plain(loss: Loss) -> dict[str, Any]:
