@@ -75,6 +75,7 @@ def test_probabilities_of_yes(key: str) -> None:
 def test_labels_count_alike(key: str) -> None:
     logits, target = decisions(8, 3)
     loss = create_loss(key, 2, binary=True)
+    assert loss.takes_several_labels
     each = torch.stack([loss(logits[:, i], target[:, i]) for i in range(3)])
     torch.testing.assert_close(loss(logits, target), each.mean())
     target[2, 1] = -100
@@ -86,6 +87,7 @@ def test_labels_count_alike(key: str) -> None:
 @pytest.mark.parametrize("key", OVER_BATCH)
 def test_losses_over_a_batch_take_one_label_only(key: str) -> None:
     loss = create_loss(key, 2, binary=True)
+    assert not loss.takes_several_labels
     with pytest.raises(ValueError, match=r"no meaning across labels: logits of shape \(8, 3\) have 3 labels"):
         loss(*decisions(8, 3))
     assert loss(*decisions(8, 1)).isfinite()
@@ -95,6 +97,7 @@ def test_losses_over_a_batch_take_one_label_only(key: str) -> None:
 def test_losses_that_take_no_single_logits(key: str) -> None:
     with pytest.raises(ValueError, match=r"takes no binary=True: pass logits \(0, l\)"):
         create_loss(key, 2, binary=True)
+    assert not create_loss(key, 2).takes_several_labels
 
 
 def test_nacl_looks_at_neighbouring_pixels_not_labels() -> None:

@@ -11,10 +11,13 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
+from torch import Tensor
 
 import calibrant
 from calibrant.calibrators import load_calibrator
 from calibrant.evaluation import Evaluation, evaluate
+from calibrant.layout import Elements
+from calibrant.losses.cross_entropy import CrossEntropy
 from calibrant.options import Choice
 from calibrant.predictions import open_predictions
 from calibrant.training import Recipe, RecipeError, Run, compare, loop, train
@@ -285,6 +288,19 @@ def test_a_network_with_another_number_of_outputs_is_refused() -> None:
     recipe = recipe_of(table, model=Choice("tests.training.test_binary:two_outputs"))
     with pytest.raises(RecipeError, match=r"gives 2 outputs; binary = true needs 3"):
         train(recipe, "a")
+
+
+class Failing(CrossEntropy):
+    """A loss with an error of its own."""
+
+    def per_sample(self, elements: Elements) -> Tensor:
+        raise ValueError("an error of the loss itself")
+
+
+def test_an_error_of_the_loss_is_not_put_down_to_the_labels(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(calibrant.LOSSES, "failing", Failing)
+    with pytest.raises(ValueError, match="an error of the loss itself"):
+        train(recipe_of(table, loss="failing"), "a")
 
 
 def two_outputs(num_classes: int) -> torch.nn.Module:

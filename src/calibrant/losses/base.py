@@ -285,12 +285,20 @@ class Loss(nn.Module):
             values = values + batch_term
         return (values if weights is None else values * weights), weights
 
+    @property
+    def takes_several_labels(self) -> bool:
+        """Whether an element may have several labels, with ``binary=True``.
+
+        False for a loss that compares the elements of a batch: that has no meaning across labels.
+        """
+        return self.accepts_binary and type(self).over_batch is Loss.over_batch
+
     def _classes(self, logits: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
         """The batch as logits of classes ``(B, K, *S)`` and their target."""
         if not self.binary:
             return logits, target
         pairs, target = as_decisions(logits, target, soft=self.accepts_probabilities)
-        if type(self).over_batch is not Loss.over_batch and logits.ndim > 1 and logits.shape[1] > 1:
+        if logits.ndim > 1 and logits.shape[1] > 1 and not self.takes_several_labels:
             raise ValueError(
                 f"{type(self).__name__} compares the elements of a batch, which has no meaning across "
                 f"labels: logits of shape {tuple(logits.shape)} have {logits.shape[1]} labels; add up the "

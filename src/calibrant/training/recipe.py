@@ -12,8 +12,6 @@ from importlib import resources
 from pathlib import Path
 from typing import Any, Literal, Self
 
-import torch
-
 from calibrant.arguments import nearest
 from calibrant.losses import LOSSES, AdaptiveLoss, Loss, create_loss
 from calibrant.options import (
@@ -183,14 +181,11 @@ class Recipe:
         """
         outputs = self.outputs(data)
         loss = self.create_loss(data.num_classes, ignore_index=data.ignore_index)
-        if data.several_labels:
-            try:
-                loss(torch.zeros(2, outputs), torch.zeros(2, outputs, dtype=torch.long))
-            except (TypeError, ValueError):
-                raise RecipeError(
-                    f"loss {self.loss_choice} compares the elements of a batch and takes a single label; the "
-                    f"data have {outputs}: choose a loss without a term over the batch, such as ce or focal"
-                ) from None
+        if data.several_labels and not loss.takes_several_labels:
+            raise RecipeError(
+                f"loss {self.loss_choice} compares the elements of a batch and takes a single label; the "
+                f"data have {outputs}: choose a loss without a term over the batch, such as ce or focal"
+            )
         return loss
 
     def outputs(self, data: DataSets) -> int:
