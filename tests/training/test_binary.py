@@ -11,10 +11,11 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
+from sklearn.metrics import roc_auc_score
 from torch import Tensor
 
 import calibrant
-from calibrant.calibrators import load_calibrator
+from calibrant.calibrators import Temperature, load_calibrator
 from calibrant.evaluation import Evaluation, evaluate
 from calibrant.layout import Elements
 from calibrant.losses.cross_entropy import CrossEntropy
@@ -205,9 +206,16 @@ def test_losses_are_compared_and_tuned(write: Writer) -> None:
     outside = [Choice("table", {"file": "x.csv", "target": "label"})]
     comparison = compare(recipe, ["ce", "focal"], [0], "compared", resamples=5)
     assert comparison is not None
-    for method in comparison.methods:
+    for loss, method in zip(("ce", "focal"), comparison.methods, strict=True):
+        run = Run(Path(f"compared/runs/{loss}-seed0"))
+        ((logits, labels),), (held_out,) = run.predictions("test"), run.predictions("validation")
+        calibrator = Temperature().fit(*held_out, binary=True)
+        temperatures = [float(each.get_buffer("temperature")) for each in calibrator.labels]
+        assert method.temperatures == pytest.approx((np.mean(temperatures),))
+        for found, given in ((method.before, logits), (method.after, calibrator(logits))):
+            wanted = calibrant.evaluate(given, labels, binary=True, resamples=0)
+            assert found[0].ece == pytest.approx(wanted.ece)
         assert all(each.binary for each in (*method.before, *method.after))
-        assert len(method.temperatures) == 1
         assert len(method.before[0].labels) == (0 if write is single else 3)
     if write is table:
         with pytest.raises(RecipeError, match="not of several labels"):
@@ -217,24 +225,35 @@ def test_losses_are_compared_and_tuned(write: Writer) -> None:
 
 
 def test_a_single_logit_is_told_from_other_data_by_its_entropy() -> None:
-    write_npz("in.npz", (np.arange(60) % 2), 0.0)
-    write_npz("out.npz", (np.arange(60) % 2), 9.0)
+    write_npz("in.npz", 1.0)
+    write_npz("out.npz", 2.0)
     recipe = Recipe(
         data=Choice("npz", {"file": str(Path("in.npz").absolute()), "normalisation": "none"}),
         model=Choice("mlp"),
+        optimizer=Choice("sgd", {"lr": 0.1}),
         binary=True,
+        epochs=5,
         precision="32-true",
     )
     outside = Choice("npz", {"file": str(Path("out.npz").absolute()), "normalisation": "none", "test": 0.5})
     comparison = compare(recipe, ["ce"], [0], "compared", outside=[outside], resamples=0)
     assert comparison is not None
+    run, scores, other = Run(Path("compared/runs/ce-seed0")), [], []
+    run.predict("test", Path("outside.npz"), on=outside)
+    for file in (run.folder / "test.npz", Path("outside.npz")):
+        logits = np.load(file)["logits"].astype(float)
+        yes = 1 / (1 + np.exp(-logits.ravel()))
+        scores.append(-yes * np.log(yes) - (1 - yes) * np.log(1 - yes))
+        other.append(np.full(len(yes), file.name == "outside.npz"))
+    expected = roc_auc_score(np.concatenate(other), np.concatenate(scores))
+    assert 0.1 < expected < 0.45  # far from what scores without a meaning would give
     ((area,),) = comparison.methods[0].detection.values()
-    assert 0 <= area <= 1
+    assert area == pytest.approx(expected)
 
 
-def write_npz(name: str, labels: np.ndarray, shift: float) -> None:
-    inputs = np.random.default_rng(0).normal(size=(len(labels), 4)) + shift
-    np.savez(name, features=inputs, labels=labels)
+def write_npz(name: str, scale: float) -> None:
+    inputs, answers = features(300, 0)
+    np.savez(name, features=scale * inputs, labels=answers[:, 0])
 
 
 # ------------------------------------------------------------------------------------------------- refusals
