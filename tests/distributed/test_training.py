@@ -46,13 +46,30 @@ RECIPES = {
     "void": SPOTTED,
     "void-accumulated": [*SPOTTED, "accumulate=2", "optimizer=adam[lr=0.01]"],
     "summed": [*SPOTTED, "accumulate=2", "batch_loss=sum", "gradient_clip=0.2"],
+    "single-logit": [
+        *SYNTHETIC,
+        "data.classes=2",
+        "binary=true",
+        "loss=cals-alm[margin=0.5]",
+        "select=nll-after-temperature",
+    ],
+    "several-labels": [
+        "data=labelled",
+        *SYNTHETIC[1:],
+        "binary=true",
+        "loss=cals-alm[margin=0.5]",
+        "accumulate=2",
+        "optimizer=adam[lr=0.03]",
+        "select=nll-after-temperature",
+    ],
     "normalised": [SYNTHETIC[0], "model=tests.training.program:batch_normalised"],
     "dropout": [SYNTHETIC[0], "model=tests.training.program:forgetful", "checkpoint_batches=2"],
     "refused": SYNTHETIC,
     "odd": [*SYNTHETIC, "batch_size=15"],
 }
 RECIPES["stopped"] = [*RECIPES["dropout"]]
-AS_ONE = ["plain", "averaged", "on-training-data", "void", "void-accumulated", "summed"]
+BINARY = ["single-logit", "several-labels"]
+AS_ONE = ["plain", "averaged", "on-training-data", "void", "void-accumulated", "summed", *BINARY]
 """Those whose outcome does not depend on how a batch is divided."""
 
 WAYS = {
@@ -62,9 +79,10 @@ WAYS = {
 
 
 @pytest.fixture(autouse=True, scope="module")
-def spotted() -> object:
+def data_sets() -> object:
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(DATA_SETS, "spotted", program.spotted)
+        patch.setitem(DATA_SETS, "labelled", program.labelled)
         yield
 
 
@@ -201,6 +219,20 @@ def test_a_batch_that_two_processes_cannot_share_is_refused(pairs: dict[str, Pat
     for rank in range(2):
         said = (pairs["torchrun"] / f"odd.error{rank}").read_text()
         assert said == "batch_size 15 cannot be divided equally among 2 processes; 14 can"
+
+
+@pytest.mark.parametrize("name", BINARY)
+def test_figures_of_single_logits_are_those_of_one_process(
+    name: str, pairs: dict[str, Path], alone: Path
+) -> None:
+    two, one = (
+        Run(folder / name).results(["temperature"], resamples=0) for folder in (pairs["torchrun"], alone)
+    )
+    for key, result in one.items():
+        for metric in ("accuracy", "nll", "brier", "ece", "aurc"):
+            found, expected = (each.evaluation.metrics[metric] for each in (two[key], result))
+            assert found == pytest.approx(expected, rel=1e-4), metric
+    assert two["temperature"].temperature == pytest.approx(one["temperature"].temperature, rel=1e-4)
 
 
 COMPARING = """

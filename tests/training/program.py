@@ -60,6 +60,19 @@ def spotted(
     return DataSets(*parts, plain.class_names, {"channels": 5}, ignore_index=255)
 
 
+def labelled(root: Path | None = None) -> DataSets:
+    """Elements with three labels, a sixth of which are not known, most of them of the last elements."""
+    parts = []
+    for size in (96, 61, 31):
+        generator = torch.Generator().manual_seed(size)
+        inputs = torch.randn(size, 5, generator=generator)
+        labels = (2 * inputs[:, :3] + torch.randn(size, 3, generator=generator) > 0).long()
+        unknown = torch.linspace(0, 1 / 3, size).unsqueeze(1)
+        labels[torch.rand(size, 3, generator=generator) < unknown] = -100
+        parts.append(TensorSplit(inputs, labels))
+    return DataSets(*parts, ("a", "b", "c"), {"features": 5}, several_labels=True)
+
+
 def pixelwise(num_classes: int, *, channels: int = 5) -> nn.Module:
     """A network that classifies every pixel."""
     return nn.Sequential(nn.Conv1d(channels, 8, 1), nn.ReLU(), nn.Conv1d(8, num_classes, 1))
@@ -162,7 +175,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--largest-file", type=int)
     given = parser.parse_args(arguments)
     torch.set_num_threads(1)
-    DATA_SETS["spotted"] = spotted
+    DATA_SETS.update(spotted=spotted, labelled=labelled)
     _doom.update(after=given.kill_after)
     if given.largest_file is not None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (given.largest_file, given.largest_file))
