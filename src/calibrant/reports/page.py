@@ -177,6 +177,7 @@ def render_report(
         level=_levels(evaluations),
         has_intervals=any(evaluation.intervals for evaluation in evaluations),
         binary=binary,
+        labels=any(evaluation.labels for evaluation in evaluations),
         axes=charts.axes(binary),
         diagrams=[charts.reliability_bins(each.reliability, each.binary) for each in evaluations],
         descriptions=[_in_words(name, each) for name, each in zip(names, evaluations, strict=True)],
@@ -303,7 +304,7 @@ def _facts(evaluations: Sequence[Evaluation], summary: Summary | None, fitted: s
         f"{_span(each.bins for each in evaluations)} bins",
     ]
     if any(each.binary for each in evaluations):
-        parts.append('"confidence" is the probability of yes, "accuracy" in diagrams the frequency of yes')
+        parts.append("ECE and the diagrams compare the probability of yes with the frequency of yes")
     if labels:
         parts.append("figures of all decisions together, except means over classes, which are over labels")
     exact = sum(each.exact for each in evaluations)

@@ -7,6 +7,7 @@ from pathlib import Path
 import torch
 
 from calibrant.options import Choice, RecipeError, options_of
+from calibrant.printable import first_few
 from calibrant.training.data import DATA_SETS, DataSets, Inputs, Split, load_data
 from calibrant.training.recipe import Recipe
 
@@ -101,7 +102,7 @@ def by_severity(choice: Choice) -> dict[str, Choice]:
 
 def _listed(names: tuple[str, ...]) -> str:
     """The first names, and how many there are."""
-    return f"{', '.join(names[:5])}{', …' if len(names) > 5 else ''} ({len(names)})"
+    return f"{first_few(names)} ({len(names)})"
 
 
 def _shapes(inputs: Inputs) -> object:

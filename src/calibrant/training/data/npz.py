@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from calibrant.arguments import one_of
-from calibrant.printable import printable
+from calibrant.printable import first_few, printable
 from calibrant.sizes import MAX_CLASSES
 from calibrant.training.data.augmentation import NORMALISATIONS, Normalisation, Published, Standardisation
 from calibrant.training.data.in_memory import Augmentation, ImageSplit
@@ -156,10 +156,10 @@ def _read(path: Path) -> tuple[dict[str, Part], tuple[str, ...]]:
         )
     unseen = sorted(set(range(largest + 1)) - set(parts["train"][1].tolist()))
     if unseen and "class_names" not in arrays:
-        some = ", ".join(map(str, unseen[:5])) + (", …" if len(unseen) > 5 else "")
         warnings.warn(
-            f"{path} has no training element of {len(unseen)} of {largest + 1} classes (labels {some}): "
-            "labels should count from 0 without gaps, unless there are class_names",
+            f"{path} has no training element of {len(unseen)} of {largest + 1} classes "
+            f"(labels {first_few(unseen)}): labels should count from 0 without gaps, unless "
+            "there are class_names",
             stacklevel=3,
         )
     return parts, tuple(map(str, names.tolist()))
