@@ -537,6 +537,8 @@ def test_a_binary_report_speaks_of_probabilities_of_yes():
         torch.stack([logits, -logits], 1), torch.stack([target] * 2, 1), binary=True, resamples=0
     )
     several = render_report([labels])
+    assert 'id="class-diagrams"' in several
+    assert 'id="class-diagrams"' not in binary
     assert 'data-axes="probability of yes|frequency of yes"' in several
     for page in (binary, several):
         assert "ECE and the diagrams compare the probability of yes with the frequency of yes" in page

@@ -300,10 +300,10 @@ def test_a_label_with_one_answer_only_is_told() -> None:
 
 @pytest.mark.filterwarnings("ignore:only one answer", "ignore:label 1")
 def test_a_label_with_one_answer_does_not_spoil_the_calibrator_of_the_others() -> None:
-    inputs, answers = features(200, 0)
+    inputs, answers = features(300, 0)
     answers[:, 1] = 0
     np.savez("data.npz", features=inputs.astype(np.float32), labels=answers, class_names=np.array(LABELS))
-    data = ["--data", "data.npz", "--set", "epochs=30", "--set", "optimizer.lr=0.1"]
+    data = ["--data", "data.npz", "--set", "epochs=60", "--set", "optimizer.lr=0.03"]
     output = succeed("train", *data, "--output", "auto")
     assert "every better calibrator" not in output.stdout + output.stderr
     assert not isinstance(calibrant.load("auto").calibrator, Identity)

@@ -190,7 +190,10 @@ def render_report(
         gaps=charts.gaps_of_classes(evaluations[:plotted], names[:plotted], across)
         if across and plotted <= _MOST_DOTS
         else None,
-        class_diagrams=charts.class_diagrams(evaluations, names) if across else None,
+        # The diagram of a single decision is that of its class "yes" already.
+        class_diagrams=charts.class_diagrams(evaluations, names)
+        if across and all(each.labels or not each.binary for each in evaluations)
+        else None,
         largest=max((each.ece for each in shown if each.ece == each.ece), default=0.0) or 1.0,
     )
 

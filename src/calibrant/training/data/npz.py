@@ -189,6 +189,15 @@ def _read_part(path: Path, arrays: Mapping[str, Array], prefixes: Sequence[str])
         if labels.dtype.kind == "b":  # false is class 0, true is class 1
             labels = labels.astype(np.uint8)
         several = labels.ndim == 2 and labels.dtype.kind in "iu"
+        if several and not labels.shape[1]:
+            raise ValueError(
+                f"{path} has {prefix}labels of shape {labels.shape}, expected at least one label"
+            )
+        if several and len(labels) and (labels.sum(1, dtype=np.int64) == 1).all() and labels.max() == 1:
+            raise ValueError(
+                f"{path} has {prefix}labels of shape {labels.shape} with exactly one 1 in every row: for one "
+                "class each, save labels.argmax(1)"
+            )
         if several and not np.isin(labels, (0, 1)).all():
             wrong = labels[~np.isin(labels, (0, 1))][0]
             raise ValueError(
