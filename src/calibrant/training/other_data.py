@@ -67,7 +67,7 @@ def load_other(
             f"data {choice} have the classes {_listed(loaded.class_names)}; the models know "
             f"{_listed(data.class_names)}"
         )
-    if same_classes and loaded.several_labels != data.several_labels:
+    if loaded.several_labels != data.several_labels:
         found = "several labels" if loaded.several_labels else "one class"
         raise RecipeError(f"data {choice} have {found} for each element, unlike {recipe.data.name}")
     other: Split = getattr(loaded, part)
