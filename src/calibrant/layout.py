@@ -245,7 +245,9 @@ def _check_target(logits: Tensor, target: Tensor, soft: bool) -> None:
     labels = logits.shape[:1] + logits.shape[2:]
     if target.is_floating_point():
         if not soft:
-            advice = "target.argmax(1)" if target.shape == logits.shape else "target.long()"
+            advice = "target.long()"
+            if target.shape == logits.shape:
+                advice = "target.argmax(1), or binary=True if each column is a label of its own"
             raise TypeError(
                 f"target must hold integer labels, got {target.dtype} of shape {tuple(target.shape)}: pass "
                 f"{advice}; probability targets have no meaning here"

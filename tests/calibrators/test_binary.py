@@ -1,6 +1,7 @@
 """Calibrators of single logits: yes-or-no decisions, one for each element or for each of several labels."""
 
 import io
+import warnings
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,7 @@ from calibrant.calibrators import (
     rank,
     save_calibrator,
 )
+from calibrant.calibrators.base import UnchangedLabelsWarning
 
 
 def decisions(*shape: int) -> tuple[Tensor, Tensor]:
@@ -69,6 +71,28 @@ def test_exported(key: str) -> None:
     rows = torch.export.Dim("rows", min=2)
     exported = torch.export.export(model, (logits[:8],), dynamic_shapes=({0: rows},)).module()
     torch.testing.assert_close(exported(logits), model(logits))
+
+
+@pytest.mark.parametrize("key", CALIBRATORS)
+def test_a_label_with_one_answer_is_left_as_it_is(key: str, tmp_path: Path) -> None:
+    logits, target = decisions(200, 3)
+    target[:, 1] = 0
+    target[:5, 1] = -100
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        calibrator = create_calibrator(key).fit(logits, target, binary=True)
+    assert [each.category for each in caught] == [UnchangedLabelsWarning]
+    assert "label 1: the same answer in all" in str(caught[0].message)
+    calibrated = calibrator(logits)
+    assert torch.equal(calibrated[:, 1], logits[:, 1])
+    others = create_calibrator(key).fit(logits[:, [0, 2]], target[:, [0, 2]], binary=True)
+    assert torch.equal(calibrated[:, [0, 2]], others(logits[:, [0, 2]]))
+    save_calibrator(calibrator, tmp_path / "c.safetensors")
+    assert torch.equal(load_calibrator(tmp_path / "c.safetensors")(logits), calibrated)
+    other = create_calibrator(key)
+    other.load_state_dict(calibrator.state_dict())
+    assert torch.equal(other(logits), calibrated)
+    assert calibrator(logits.half()).dtype == torch.float32
 
 
 def test_temperatures_of_the_labels() -> None:
@@ -155,7 +179,8 @@ def test_labels_with_one_problem_give_one_warning(key: str) -> None:
 
 def test_a_warning_names_the_labels_that_it_is_about() -> None:
     logits, target = decisions(300, 3)
-    target[:, 1:] = 0
-    with pytest.warns(UserWarning, match="^labels 1, 2: of 2 classes the data lack 1") as caught:
-        create_calibrator("isotonic").fit(logits, target, binary=True)
+    logits[:, 2] = logits[:, 1]
+    target[:, 1:] = (logits[:, 1:] > 0).long()
+    with pytest.warns(UserWarning, match="^labels 1, 2: the temperature stopped at its bound") as caught:
+        Temperature().fit(logits, target, binary=True)
     assert len(caught) == 1

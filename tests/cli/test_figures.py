@@ -115,6 +115,18 @@ def test_what_is_left_out_is_said(comparison, tmp_path):
     assert "curves-test: no Accuracy" in result.output
 
 
+@pytest.mark.usefixtures("quick")
+def test_a_binary_run_has_no_maximum_logits(tmp_path):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(loop, "make_fabric", partial(make_fabric, accelerator="cpu"))
+        changes = [*SMALL, "data.classes=2", "binary=true", "loss=ce"]
+        train(Recipe.load("digits-lt").override(changes), tmp_path / "run")
+    result = invoke(tmp_path / "run", "--output", tmp_path / "out")
+    assert result.exit_code == 0, result.output
+    assert drawn(tmp_path / "out") == {"curves-validation", *BINNED, "lower-probability"}
+    assert "maximum-logits: without ce-seed0; a binary run has one logit" in result.output
+
+
 def test_formulas_need_no_run(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     result = invoke("formulas", "--output", "out")

@@ -203,6 +203,22 @@ def test_reliability_diagrams_are_square_in_rows_of_calibrators_with_one_legend(
     assert all(figure.bbox.y0 <= box.y0 and box.y1 <= figure.bbox.y1 for box in boxes)
 
 
+def test_reliability_diagrams_of_single_logits_speak_of_probabilities_of_yes():
+    logits = torch.linspace(-3, 3, 300)
+    found = (evaluate(logits, (logits > 1).long(), binary=True, resamples=0),)
+    figure = _diagrams(Comparison("toy", (3,), (Method(LONG, found, found, (1.0,), {}),)))
+    figure.draw_without_rendering()
+    (legend,) = figure.legends
+    words = [text.get_text() for text in legend.get_texts()]
+    words += [label for ax in figure.axes for label in (ax.get_xlabel(), ax.get_ylabel())]
+    assert {"Frequency of yes", "Mean frequency of yes", "Mean probability of yes"} < set(words)
+    assert not any("confidence" in text.lower() or "accuracy" in text.lower() for text in words)
+    box = legend.get_window_extent()
+    assert figure.bbox.x0 <= box.x0
+    assert box.x1 <= figure.bbox.x1
+    assert not any(box.overlaps(ax.get_window_extent()) for ax in figure.axes)
+
+
 def comparison(seeds=3, **options):
     methods = (method("ce", 1.2, seeds, **options), method("sharp_|x", 12.0, seeds, **options))
     return Comparison("toy", tuple(range(seeds)), methods)

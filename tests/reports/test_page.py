@@ -2,6 +2,7 @@
 
 import dataclasses
 import re
+from html import unescape
 from html.parser import HTMLParser
 
 import matplotlib
@@ -535,6 +536,14 @@ def test_a_binary_report_speaks_of_probabilities_of_yes():
     labels = evaluate(
         torch.stack([logits, -logits], 1), torch.stack([target] * 2, 1), binary=True, resamples=0
     )
-    assert 'data-axes="probability of yes|frequency of yes"' in render_report([labels])
+    several = render_report([labels])
+    assert 'id="class-diagrams"' in several
+    assert 'id="class-diagrams"' not in binary
+    assert 'data-axes="probability of yes|frequency of yes"' in several
+    for page in (binary, several):
+        assert "ECE and the diagrams compare the probability of yes with the frequency of yes" in page
+        assert '"accuracy" in diagrams' not in unescape(page)
+    correlated = "If labels are correlated, intervals are too narrow and p-values too small."
+    assert (correlated in several, correlated in binary) == (True, False)
     pair = torch.stack([0 * logits, 3 * logits], 1)
     assert "Accuracy below the dashed line" in render_report([evaluate(pair, target, resamples=0)])

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from calibrant.reports.run_figures import RunRecord, drawings_of_formulas, drawings_of_runs, left_out
+from tests.reports.plots.drawn import legend
 
 EPOCHS, BINS = 3, 15
 
@@ -109,6 +110,20 @@ def test_metrics_that_some_logs_lack_are_named_with_their_runs():
     assert left_out([old]) == left_out([new]) == []
     bare = replace(record(), bins={})
     assert left_out([bare, record("ls", 1)]) == ["bins, confidences: without ce-seed0, which has no bins"]
+
+
+def test_binary_runs_have_no_maximum_logits_which_is_said():
+    binary, other = replace(record("bce"), binary=True), record("ce", 1)
+    sentence = (
+        "maximum-logits: without bce-seed0; a binary run has one logit for each decision, so none is the "
+        "largest"
+    )
+    assert left_out([binary]) == left_out([binary, other]) == [sentence]
+    names = [name for name, _ in drawings_of_runs([binary])]
+    assert "maximum-logits" not in names
+    assert "lower-probability" in names
+    assert legend(drawn("maximum-logits", [binary, other]).axes[0]) == ["ce"]
+    assert left_out([replace(binary, test=None)]) == []  # no run without predictions has this figure
 
 
 @pytest.mark.parametrize(

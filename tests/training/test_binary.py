@@ -15,7 +15,7 @@ from sklearn.metrics import roc_auc_score
 from torch import Tensor
 
 import calibrant
-from calibrant.calibrators import Temperature, load_calibrator
+from calibrant.calibrators import Identity, Temperature, load_calibrator
 from calibrant.evaluation import Evaluation, evaluate
 from calibrant.layout import Elements
 from calibrant.losses.cross_entropy import CrossEntropy
@@ -331,6 +331,22 @@ def test_a_label_with_one_answer_only_is_told() -> None:
     Path("many.csv").write_text("\n".join(["x,cat,dog", *lines]))
     with pytest.warns(UserWarning, match=r"only one answer in all \w+ rows to 1 of 2 labels \('dog'\)"):
         load_data(Choice("table", {"file": "many.csv", "target": ["cat", "dog"]}), ".")
+
+
+@pytest.mark.filterwarnings("ignore:only one answer", "ignore:label 1")
+def test_a_label_with_one_answer_does_not_spoil_the_calibrator_of_the_others() -> None:
+    inputs, answers = features(300, 0)
+    answers[:, 1] = 0
+    np.savez("data.npz", features=inputs.astype(np.float32), labels=answers, class_names=np.array(LABELS))
+    data = ["--data", "data.npz", "--set", "epochs=60", "--set", "optimizer.lr=0.03"]
+    output = succeed("train", *data, "--output", "auto")
+    assert "every better calibrator" not in output.stdout + output.stderr
+    assert not isinstance(calibrant.load("auto").calibrator, Identity)
+    succeed("train", *data, "--output", "named", "--calibrate", "temperature")
+    first, constant, last = calibrant.load("named").calibrator.labels
+    assert not list(constant.buffers())
+    mean = (float(first.temperature) + float(last.temperature)) / 2
+    assert Run(Path("named")).results(["temperature"], resamples=2)["temperature"].temperature == mean
 
 
 def test_texts_with_a_column_for_each_label() -> None:

@@ -305,6 +305,9 @@ def test_inputs_of_another_kind_from_outside_are_refused(tmp_path: Path) -> None
         load_other(Choice("npz", {"file": "0.npz"}), recipe, data, tmp_path)
     with pytest.raises(RecipeError, match="would be normalised by their own mean"):
         load_other(Choice("npz", {"file": "0.npz", "normalisation": "own"}), recipe, data, tmp_path)
+    np.savez(tmp_path / "labels.npz", images=numbers, labels=np.arange(60).reshape(20, 3) % 2)
+    with pytest.raises(RecipeError, match="have several labels for each element, unlike npz"):
+        load_other(Choice("npz", {"file": "labels.npz"}), recipe, data, tmp_path)
 
 
 def test_data_from_outside_are_read_together(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -28,6 +28,10 @@ Batches = Iterable[tuple[Tensor, Tensor]]
 """Batches of logits and targets that can be read several times: a list, a data loader."""
 
 
+class UnchangedLabelsWarning(UserWarning):
+    """Some labels have the same answer in all data of a fit, so that nothing can be learned about them."""
+
+
 class FittedLayer(nn.Module, ABC):
     """A layer that takes logits and is fitted on held-out data: a `Calibrator`, or conformal sets.
 
@@ -85,12 +89,17 @@ class FittedLayer(nn.Module, ABC):
         return "labels" in self._modules
 
     def _fit_labels(self, logits: Tensor, target: Tensor, ignore_index: int) -> Self:
-        """Fit a layer of two classes to each label."""
+        """Fit a layer of two classes to each label. Labels without both answers keep an empty layer."""
         pairs, target = as_decisions(logits, target)
         if pairs.ndim == 2:
             pairs, target = pairs.unsqueeze(2), target.unsqueeze(1)
+        constant = _constant_labels(target)
         fitted, concerned = [], defaultdict[str, list[int]](list)
         for number in range(pairs.shape[2]):
+            if number in constant:
+                fitted.append(type(self)(**self.options()))
+                fitted[-1].num_classes = 2
+                continue
             with warnings.catch_warnings(record=True) as caught:
                 warnings.simplefilter("always")
                 try:
@@ -101,8 +110,14 @@ class FittedLayer(nn.Module, ABC):
             for message in dict.fromkeys(str(each.message) for each in caught):
                 concerned[message].append(number)
         for message, numbers in concerned.items():  # once each, however many labels it is about
-            of_all = len(numbers) == len(fitted)
+            of_all = len(numbers) == len(fitted) - len(constant)
             warn(message if of_all else f"label{'s' * (len(numbers) > 1)} {first_few(numbers)}: {message}")
+        if constant:
+            warn(
+                f"label{'s' * (len(constant) > 1)} {first_few(constant)}: the same answer in all of these "
+                "data, so the logits are left as they are",
+                UnchangedLabelsWarning,
+            )
         for name in self._buffers:
             self._buffers[name] = None
         self.labels = nn.ModuleList(fitted)
@@ -282,8 +297,27 @@ class Calibrator(FittedLayer):
             )
         if logits.ndim == 1:
             pairs = pairs.unsqueeze(2)
-        calibrated = [calibrator(pairs[:, :, label]) for label, calibrator in enumerate(self.labels)]
+        pairs = pairs.to(computing_dtype(logits))
+        calibrated = [
+            pairs[:, :, label] if next(calibrator.buffers(), None) is None else calibrator(pairs[:, :, label])
+            for label, calibrator in enumerate(self.labels)
+        ]
         return torch.stack([each[:, 1] - each[:, 0] for each in calibrated], 1).view(logits.shape)
+
+
+def _constant_labels(target: Tensor) -> list[int]:
+    """The labels of ``(B, L, *S)`` that are always 0 or always 1; none if that is all of them.
+
+    >>> _constant_labels(torch.tensor([[0, 1, 0], [1, 1, -100]]))
+    [1, 2]
+    """
+    columns = target.unbind(1)
+    found = [
+        number
+        for number, column in enumerate(columns)
+        if bool((column == 0).any()) != bool((column == 1).any())
+    ]
+    return found if len(found) < len(columns) else []
 
 
 def _some(learned: Tensor) -> str:

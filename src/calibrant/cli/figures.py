@@ -137,7 +137,10 @@ def _records(runs: Sequence[Run]) -> list[RunRecord]:
         stored = (run.folder / "test.npz").is_file()
         test = run.as_classes(*next(iter(run.predictions("test")))) if stored else None
         file = f"{plain_name(label)}-seed{run.recipe.seed}"
-        records.append(RunRecord(label, file, run.history, run.bins, run.learned, test, run.recipe.seed))
+        recipe = run.recipe
+        records.append(
+            RunRecord(label, file, run.history, run.bins, run.learned, test, recipe.seed, recipe.binary)
+        )
     return records
 
 

@@ -133,6 +133,7 @@ def _next_commands(
 
 def _test_figures(run: Run) -> str | None:
     """Test accuracy, ECE and NLL, before and after temperature scaling; None without stored predictions."""
+    from calibrant.calibrators.base import UnchangedLabelsWarning
     from calibrant.training.runs import temperature_of
     from calibrant.training.validation import ValidationSums
 
@@ -140,6 +141,7 @@ def _test_figures(run: Run) -> str | None:
         return None
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
+        warnings.simplefilter("ignore", UnchangedLabelsWarning)
         scaled = run.calibrator("temperature")
     assert scaled is not None
     ((logits, labels),) = run.predictions("test")

@@ -177,6 +177,7 @@ def render_report(
         level=_levels(evaluations),
         has_intervals=any(evaluation.intervals for evaluation in evaluations),
         binary=binary,
+        labels=any(evaluation.labels for evaluation in evaluations),
         axes=charts.axes(binary),
         diagrams=[charts.reliability_bins(each.reliability, each.binary) for each in evaluations],
         descriptions=[_in_words(name, each) for name, each in zip(names, evaluations, strict=True)],
@@ -189,7 +190,10 @@ def render_report(
         gaps=charts.gaps_of_classes(evaluations[:plotted], names[:plotted], across)
         if across and plotted <= _MOST_DOTS
         else None,
-        class_diagrams=charts.class_diagrams(evaluations, names) if across else None,
+        # The diagram of a single decision is that of its class "yes" already.
+        class_diagrams=charts.class_diagrams(evaluations, names)
+        if across and all(each.labels or not each.binary for each in evaluations)
+        else None,
         largest=max((each.ece for each in shown if each.ece == each.ece), default=0.0) or 1.0,
     )
 
@@ -303,7 +307,7 @@ def _facts(evaluations: Sequence[Evaluation], summary: Summary | None, fitted: s
         f"{_span(each.bins for each in evaluations)} bins",
     ]
     if any(each.binary for each in evaluations):
-        parts.append('"confidence" is the probability of yes, "accuracy" in diagrams the frequency of yes')
+        parts.append("ECE and the diagrams compare the probability of yes with the frequency of yes")
     if labels:
         parts.append("figures of all decisions together, except means over classes, which are over labels")
     exact = sum(each.exact for each in evaluations)

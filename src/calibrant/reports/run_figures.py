@@ -39,6 +39,7 @@ class RunRecord:
     learned: Mapping[str, Tensor]  # the learned state of the loss after each epoch, by name
     test: tuple[Tensor, Tensor] | None  # logits and labels of the test data; None if they are not stored
     seed: int = 0  # the seed of the run
+    binary: bool = False  # whether it has one logit for each yes-or-no decision; ``test`` holds two
 
 
 def drawings_of_runs(
@@ -69,15 +70,16 @@ def drawings_of_runs(
         for name, values in run.learned.items():
             if values.numel() and values.isfinite().all():
                 found.append((f"learned-{name}-{run.file}", partial(_learned, run, name, values)))
-    by_label = _by_label([run for run in runs if run.test is not None])
-    if by_label:
-        found.append(("maximum-logits", partial(_maximum_logits, by_label)))
+    tested = [run for run in runs if run.test is not None]
+    if several := _by_label([run for run in tested if not run.binary]):
+        found.append(("maximum-logits", partial(_maximum_logits, several)))
+    if by_label := _by_label(tested):
         found.append(("lower-probability", partial(_lower_probabilities, by_label)))
     return found
 
 
 def left_out(runs: Sequence[RunRecord]) -> list[str]:
-    """What the figures of `drawings_of_runs` leave out because some of the runs lack it, a line for each."""
+    """What the figures of `drawings_of_runs` leave out of some runs, and why, a line for each."""
     lines = []
     for part in _PARTS:
         by_runs: dict[str, list[str]] = {}
@@ -102,6 +104,11 @@ def left_out(runs: Sequence[RunRecord]) -> list[str]:
                 f"bins: no γ of {run.file}, whose loss has {gamma[0].numel()} values of it for {bins} bins; "
                 f"learned-gamma-{run.file} shows them"
             )
+    if binary := [run for run in runs if run.binary and run.test is not None]:
+        lines.append(
+            f"maximum-logits: without {_names(binary)}; a binary run has one logit for each decision, so "
+            "none is the largest"
+        )
     return lines
 
 

@@ -32,6 +32,7 @@ from calibrant.calibrators import (
     rank,
     save_calibrator,
 )
+from calibrant.calibrators.base import UnchangedLabelsWarning
 from calibrant.calibrators.streaming import Scaling
 from calibrant.options import Choice, RecipeError, check_options
 from calibrant.sizes import MAX_CLASSES, check_memory
@@ -47,6 +48,7 @@ from calibrant.training.runs import (
     trained_model,
     without_starting_weights,
 )
+from calibrant.warning import warn
 
 FORMAT = 1
 """The version of the content of ``bundle.json``."""
@@ -441,9 +443,12 @@ def fitted_calibrator(run: Run, method: str) -> tuple[Calibrator, str]:
             with warnings.catch_warnings(record=True) as caught:
                 warnings.simplefilter("always")
                 found = fit()
-            if not caught:
+            serious = [each for each in caught if not issubclass(each.category, UnchangedLabelsWarning)]
+            if not serious:
+                for each in caught:
+                    warn(str(each.message), each.category)
                 return found, ""
-            message = " ".join(str(caught[0].message).split())
+            message = " ".join(str(serious[0].message).split())
             passed_over = passed_over or f"every better calibrator gives a warning ({key}: {message})"
     except ValueError as error:
         warnings.warn(f"no calibrator was fitted to the validation data: {error}", stacklevel=2)

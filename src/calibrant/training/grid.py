@@ -123,7 +123,7 @@ def compare(
         _check_dense(calibrators, columns)
     if outside and data.several_labels:
         raise RecipeError(
-            "out-of-distribution data are told by the entropy of one decision, not of several labels"
+            "--ood needs one class or one decision for each element, and these data have several labels"
         )
 
     def load(choice: Choice, same_classes: bool) -> Split:

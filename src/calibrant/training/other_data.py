@@ -7,6 +7,7 @@ from pathlib import Path
 import torch
 
 from calibrant.options import Choice, RecipeError, options_of
+from calibrant.printable import first_few
 from calibrant.training.data import DATA_SETS, DataSets, Inputs, Split, load_data
 from calibrant.training.recipe import Recipe
 
@@ -66,7 +67,7 @@ def load_other(
             f"data {choice} have the classes {_listed(loaded.class_names)}; the models know "
             f"{_listed(data.class_names)}"
         )
-    if same_classes and loaded.several_labels != data.several_labels:
+    if loaded.several_labels != data.several_labels:
         found = "several labels" if loaded.several_labels else "one class"
         raise RecipeError(f"data {choice} have {found} for each element, unlike {recipe.data.name}")
     other: Split = getattr(loaded, part)
@@ -101,7 +102,7 @@ def by_severity(choice: Choice) -> dict[str, Choice]:
 
 def _listed(names: tuple[str, ...]) -> str:
     """The first names, and how many there are."""
-    return f"{', '.join(names[:5])}{', …' if len(names) > 5 else ''} ({len(names)})"
+    return f"{first_few(names)} ({len(names)})"
 
 
 def _shapes(inputs: Inputs) -> object:

@@ -419,7 +419,8 @@ def temperature_of(calibrator: Calibrator | None) -> float | None:
     if not isinstance(calibrator, Temperature):
         return None
     if calibrator.binary:
-        return fmean(float(each.get_buffer("temperature")) for each in calibrator.labels)
+        learned = [dict(each.named_buffers()) for each in calibrator.labels]
+        return fmean(float(each["temperature"]) for each in learned if each)
     return float(calibrator.temperature)
 
 

@@ -67,6 +67,16 @@ def test_reliability_diagram_alone_has_one_axes(ax):
     assert ax.get_xlabel() == "Confidence"
 
 
+def test_a_binary_reliability_diagram_speaks_of_probabilities_and_frequencies_of_yes(ax):
+    plots.reliability_diagram(reliability(), ax, binary=True)
+    below = ax.figure.axes[-1]
+    assert (ax.get_ylabel(), below.get_xlabel()) == ("Frequency of yes", "Probability of yes")
+    drawn = ["Frequency of yes", "Gap", "If calibrated"]
+    assert legend(below) == [*drawn, "Mean frequency of yes", "Mean probability of yes"]
+    alone = plots.reliability_diagram(reliability(), histogram=False, binary=True)
+    assert (alone.get_xlabel(), alone.get_ylabel()) == ("Probability of yes", "Frequency of yes")
+
+
 @pytest.mark.parametrize(
     ("ece", "text"), [(None, "ECE 10.00 %"), (0.0, "ECE 0.00 %"), (0.0349, "ECE 3.49 %")]
 )

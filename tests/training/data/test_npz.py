@@ -115,6 +115,11 @@ def test_features_of_an_archive(tmp_path, name):
         ({"images": pixels(), "labels": LABELS - 1}, "the label -1 in labels, expected whole numbers from 0"),
         ({"images": pixels(), "labels": LABELS, "class_names": ["a"]}, "expected 4 or more names"),
         (
+            {"images": pixels(), "labels": np.eye(4, dtype=int)[LABELS]},
+            r"exactly one 1 in every row.*argmax\(1\)",
+        ),
+        ({"images": pixels(), "labels": np.zeros((40, 0), dtype=int)}, r"labels of shape \(40, 0\)"),
+        (
             {"inputs": np.full((len(LABELS), 2), np.nan), "labels": LABELS},
             "NaN or infinite numbers in inputs",
         ),

@@ -13,6 +13,7 @@ from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
 from calibrant.evaluation import ClassFigures, Evaluation, Reliability
+from calibrant.reports import charts
 from calibrant.reports.plots import checks, drawing
 from calibrant.reports.plots.checks import Array
 from calibrant.reports.plots.drawing import BLUE, VERMILLION
@@ -32,11 +33,13 @@ def reliability_diagram(
     ece: float | None = None,
     histogram: bool = True,
     legend: bool = True,
+    binary: bool = False,
 ) -> Axes:
     """Plot a reliability diagram: the accuracy in each bin of confidence, and its gap to the confidence.
 
     Bars show the accuracy with its interval, hatched bars the gap to the mean confidence. Dotted boxes show
-    where the accuracy of a calibrated model would be.
+    where the accuracy of a calibrated model would be. For yes-or-no decisions these are the frequency and the
+    probability of yes.
 
     Args:
         data: the bins, such as `Evaluation.reliability`.
@@ -46,6 +49,7 @@ def reliability_diagram(
         histogram: whether to draw a histogram of the confidence in the lower part. Its axes become the last
             of the figure.
         legend: whether to draw a legend.
+        binary: whether the bins are those of yes-or-no decisions, such as `Evaluation.binary`.
 
     >>> from matplotlib.figure import Figure
     >>> intervals = (None, (0.1, 0.9)), (None, (0.25, 1.0))
@@ -65,9 +69,10 @@ def reliability_diagram(
     if not 0 <= ece <= 1:
         raise ValueError(f"ece must lie in [0, 1], got {ece}")
 
+    x, y = charts.axes(binary)
     ax = drawing.given_or_new(ax, 4.1 if histogram else 3.2)
     look: dict[str, Any] = {"facecolor": to_rgba(BLUE, 0.35), "edgecolor": BLUE, "linewidth": 0.6}
-    ax.bar(centre, accuracy, width, **look, label="Accuracy")
+    ax.bar(centre, accuracy, width, **look, label=y.capitalize())
     look = {"facecolor": "none", "edgecolor": VERMILLION, "linewidth": 0.6, "hatch": "/////"}
     ax.bar(centre, confidence - accuracy, width, accuracy, **look, label="Gap")
     # Outlines, because a filled band would mix with the colours of the bars.
@@ -87,19 +92,19 @@ def reliability_diagram(
     if not histogram:
         if legend:
             drawing.legend_below(ax)
-        return drawing.finish(ax, "Confidence", "Accuracy", title)
+        return drawing.finish(ax, x.capitalize(), y.capitalize(), title)
 
     below = drawing.axes_below(ax)
     below.bar(centre, 100 * weight, width, color="#BBBBBB", edgecolor="white", linewidth=0.5)
-    below.axvline(float(weight @ accuracy), color=BLUE, linewidth=1.2, label="Mean accuracy")
+    below.axvline(float(weight @ accuracy), color=BLUE, linewidth=1.2, label=f"Mean {y}")
     look = {"color": VERMILLION, "linewidth": 1.2, "linestyle": "--"}
-    below.axvline(float(weight @ confidence), **look, label="Mean confidence")
-    drawing.finish(below, "Confidence", "Share (%)", None)
+    below.axvline(float(weight @ confidence), **look, label=f"Mean {x}")
+    drawing.finish(below, x.capitalize(), "Share (%)", None)
     if legend:
         handles = [*ax.get_legend_handles_labels()[0], *below.get_legend_handles_labels()[0]]
         drawing.legend_below(below, handles)
     ax.tick_params(labelbottom=False)
-    return drawing.finish(ax, "", "Accuracy", title)
+    return drawing.finish(ax, "", y.capitalize(), title)
 
 
 def reliability_grid(data: Mapping[str, Mapping[str, Evaluation]], title: str) -> Figure:
@@ -136,6 +141,7 @@ def reliability_grid(data: Mapping[str, Mapping[str, Evaluation]], title: str) -
                 title=None if number else label,
                 ece=evaluations[column].ece,
                 legend=False,
+                binary=evaluations[column].binary,
             )
             ax.title.set_parse_math(False)
             below = figure.axes[-1]

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from calibrant.arguments import one_of
-from calibrant.printable import printable
+from calibrant.printable import first_few, printable
 from calibrant.sizes import MAX_CLASSES
 from calibrant.training.data.augmentation import NORMALISATIONS, Normalisation, Published, Standardisation
 from calibrant.training.data.in_memory import Augmentation, ImageSplit
@@ -156,10 +156,10 @@ def _read(path: Path) -> tuple[dict[str, Part], tuple[str, ...]]:
         )
     unseen = sorted(set(range(largest + 1)) - set(parts["train"][1].tolist()))
     if unseen and "class_names" not in arrays:
-        some = ", ".join(map(str, unseen[:5])) + (", …" if len(unseen) > 5 else "")
         warnings.warn(
-            f"{path} has no training element of {len(unseen)} of {largest + 1} classes (labels {some}): "
-            "labels should count from 0 without gaps, unless there are class_names",
+            f"{path} has no training element of {len(unseen)} of {largest + 1} classes "
+            f"(labels {first_few(unseen)}): labels should count from 0 without gaps, unless "
+            "there are class_names",
             stacklevel=3,
         )
     return parts, tuple(map(str, names.tolist()))
@@ -189,6 +189,15 @@ def _read_part(path: Path, arrays: Mapping[str, Array], prefixes: Sequence[str])
         if labels.dtype.kind == "b":  # false is class 0, true is class 1
             labels = labels.astype(np.uint8)
         several = labels.ndim == 2 and labels.dtype.kind in "iu"
+        if several and not labels.shape[1]:
+            raise ValueError(
+                f"{path} has {prefix}labels of shape {labels.shape}, expected at least one label"
+            )
+        if several and len(labels) and (labels.sum(1, dtype=np.int64) == 1).all() and labels.max() == 1:
+            raise ValueError(
+                f"{path} has {prefix}labels of shape {labels.shape} with exactly one 1 in every row: for one "
+                "class each, save labels.argmax(1)"
+            )
         if several and not np.isin(labels, (0, 1)).all():
             wrong = labels[~np.isin(labels, (0, 1))][0]
             raise ValueError(

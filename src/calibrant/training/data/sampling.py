@@ -61,7 +61,7 @@ def shuffled(size: int, seed: int, epoch: int = 0) -> Tensor:
 def stratified(targets: Tensor, sizes: Sequence[int], seed: int) -> list[Tensor]:
     """Disjoint random parts in which every class has the same proportion as in the whole.
 
-    Elements with several labels, ``(N, L)``, have no classes: their parts are drawn at random.
+    Elements with several labels, ``(N, L)``, cannot be stratified: their parts are drawn at random.
 
     Returns:
         The sorted indices of each part. The count of a class in a part is rounded up or down.

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from calibrant.arguments import nearest
 from calibrant.options import check_type
+from calibrant.printable import first_few
 from calibrant.sizes import MAX_CLASSES, check_memory
 from calibrant.training.data.columns import (
     Columns,
@@ -207,15 +208,14 @@ def _warn_of_rare_classes(path: Path, names: Sequence[str], splits: Mapping[str,
         else:
             counts = torch.bincount(split.targets, minlength=len(names))
         without = [name for name, count in zip(names, counts.tolist(), strict=True) if count == 0]
+        listed = first_few(map(repr, without))
         if without and len(split) and split.targets.ndim > 1:
-            listed = ", ".join(map(repr, without[:5])) + (", …" if len(without) > 5 else "")
             warnings.warn(
                 f"{path} has only one answer in all {part} rows to {len(without)} of {len(names)} labels "
                 f"({listed}): expected at least a few rows with each label, and a few without",
                 stacklevel=3,
             )
         elif without and len(split):
-            listed = ", ".join(map(repr, without[:5])) + (", …" if len(without) > 5 else "")
             warnings.warn(
                 f"{path} has no {part} row of {len(without)} of {len(names)} classes ({listed}): expected at "
                 "least a few of each class",
@@ -393,13 +393,11 @@ class Rows(Preparation):
         size = len(next(iter(columns.values()))) if columns else 0
         if lacking and columns:
             raise ValueError(
-                f"the rows have no column {', '.join(map(repr, lacking[:5]))}"
-                f"{', …' if len(lacking) > 5 else ''}{nearest(lacking[0], unknown)}; expected "
-                f"{', '.join(map(repr, names))}"
+                f"the rows have no column {first_few(map(repr, lacking))}{nearest(lacking[0], unknown)}; "
+                f"expected {', '.join(map(repr, names))}"
             )
         if unknown:
-            listed = ", ".join(map(repr, unknown[:5])) + (", …" if len(unknown) > 5 else "")
-            warnings.warn(f"the model does not use the columns {listed}", stacklevel=3)
+            warnings.warn(f"the model does not use the columns {first_few(map(repr, unknown))}", stacklevel=3)
         inputs = np.zeros((size, self.features), np.float32)
         start = 0
         for column in self.columns if size else ():

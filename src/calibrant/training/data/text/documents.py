@@ -85,7 +85,8 @@ def yes_or_no(cell: Any, where: str, column: str) -> int:
     if answer is None:
         found = f"has {cell!r}" if cell not in ("", None) else "has nothing"
         raise ValueError(
-            f"{where} {found} in the target column {column!r}, expected 0 or 1: it is one of several"
+            f"{where} {found} in the target column {column!r}, expected 0 or 1, because several columns "
+            "are named"
         )
     return answer
 
