@@ -218,7 +218,7 @@ def test_losses_are_compared_and_tuned(write: Writer) -> None:
         assert all(each.binary for each in (*method.before, *method.after))
         assert len(method.before[0].labels) == (0 if write is single else 3)
     if write is table:
-        with pytest.raises(RecipeError, match="not of several labels"):
+        with pytest.raises(RecipeError, match="these data have several labels"):
             compare(recipe, ["ce"], [0], "compared", outside=outside)
     chosen = tune(replace(recipe, loss="focal"), "tuned", trials=2, resamples=5)
     assert chosen is not None
