@@ -184,3 +184,8 @@ def test_several_labels_are_not_probabilities(key: str) -> None:
         create_loss(key, 3)(logits, target)
     with pytest.raises(ValueError, match="pass binary=True"):
         create_loss(key, 3)(logits, target.long())
+
+
+def test_one_class_is_told_how_single_logits_are_passed() -> None:
+    with pytest.raises(ValueError, match="got 1; for single logits pass 2 and binary=True"):
+        create_loss("focal", 1, binary=True)

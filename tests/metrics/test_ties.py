@@ -53,7 +53,7 @@ def test_the_example_of_four_confidences():
 
 @cache
 def in_several_orders(bins, dtype):
-    logits, target = tied(bins, 150)
+    logits, target = tied(bins, 150, classes=6)
     logits = logits.to(dtype)
     orders = [torch.arange(150), *permutations(150)]
     options = {"bins": bins, "kde": True, "background": 0, "resamples": 0}

@@ -898,9 +898,9 @@ def test_half_precision_trains_and_is_evaluated_as_the_weights_are(
     contexts = []
     observe = validation.ValidationSums.of
 
-    def noting(*arguments: Any) -> Any:
+    def noting(*arguments: Any, **options: Any) -> Any:
         contexts.append((torch.is_autocast_enabled("cpu"), torch.get_default_dtype()))
-        return observe(*arguments)
+        return observe(*arguments, **options)
 
     monkeypatch.setattr(validation.ValidationSums, "of", noting)
     folder = train(recipe, tmp_path)
@@ -983,8 +983,8 @@ def test_a_network_that_does_not_take_the_data_is_refused_in_words(tmp_path: Pat
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ("loss=ce[reduction=sum]", "reduction is not for a recipe to choose"),
-        ("loss=ce[ignore_index=0]", "ignore_index is not for a recipe to choose"),
+        ("loss=ce[reduction=sum]", "reduction is not for the loss of a recipe to choose"),
+        ("loss=ce[ignore_index=0]", "ignore_index is not for the loss of a recipe to choose"),
         ("loss=ce[adapt=3]", "ce does not adapt"),
         ("gradient_clip=nan", "gradient_clip must be at least 0"),
         ("schedule.warmup=-1", "warmup must be at least 0"),

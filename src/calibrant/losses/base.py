@@ -116,6 +116,10 @@ class Loss(nn.Module):
             raise TypeError(f"{type(self).__name__} must define `composition` or `per_sample`")
         if isinstance(num_classes, bool) or not isinstance(num_classes, SupportsIndex):
             raise ValueError(f"num_classes must be an integer of at least 2, got {num_classes!r}")
+        if index(num_classes) == 1:
+            raise ValueError(
+                "num_classes must be at least 2, got 1; for single logits pass 2 and binary=True"
+            )
         self.num_classes = whole_number("num_classes", index(num_classes), 2)
         self.binary = true_or_false("binary", binary)
         if self.binary and not self.accepts_binary:
