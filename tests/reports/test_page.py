@@ -538,6 +538,8 @@ def test_a_binary_report_speaks_of_probabilities_of_yes():
     )
     several = render_report([labels])
     assert 'id="class-diagrams"' in several
+    assert "Worst-calibrated labels" in several
+    assert "800 decisions" in several
     assert 'id="class-diagrams"' not in binary
     assert 'data-axes="probability of yes|frequency of yes"' in several
     for page in (binary, several):

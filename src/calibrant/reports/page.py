@@ -302,14 +302,14 @@ def _facts(evaluations: Sequence[Evaluation], summary: Summary | None, fitted: s
         counted = [*summary.facts]
     parts = [
         *counted,
-        f"{_span(each.samples for each in evaluations)} elements",
+        f"{_span(each.samples for each in evaluations)} {'decisions' if labels else 'elements'}",
         f"{_span(each.num_classes for each in evaluations)} {'labels' if labels else 'classes'}",
         f"{_span(each.bins for each in evaluations)} bins",
     ]
     if any(each.binary for each in evaluations):
         parts.append("ECE and the diagrams compare the probability of yes with the frequency of yes")
     if labels:
-        parts.append("figures of all decisions together, except means over classes, which are over labels")
+        parts.append("figures are of all decisions together; means over classes are over labels")
     exact = sum(each.exact for each in evaluations)
     if exact == models:
         parts.append("exact, from every prediction")
