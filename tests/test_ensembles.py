@@ -63,7 +63,25 @@ def test_diversity_adds_up_and_leaves_out_ignored_elements():
     assert means["entropy"] > means["member_entropy"]
 
 
+@pytest.mark.parametrize("shape", [(), (1,), (4,), (4, 2)])
+def test_decisions_are_those_of_two_classes(shape):
+    logits = 3 * torch.randn(MEMBERS, 6, *shape, generator=torch.Generator().manual_seed(3))
+    pairs = torch.stack([torch.zeros_like(logits), logits], 2)
+    target = torch.ones(6, *shape).long()
+    target[0] = -100
+    torch.testing.assert_close(pool(logits, binary=True).sigmoid(), logits.sigmoid().mean(0))
+    for score in (mutual_information, disagreement):
+        found = score(logits, binary=True)
+        assert found.shape == (6, *shape)
+        torch.testing.assert_close(found, score(pairs))
+    assert Diversity.of(logits, target, binary=True).means() == Diversity.of(pairs, target).means()
+
+
 def test_wrong_shapes():
+    with pytest.raises(ValueError, match=r"target must have shape \(40,\), got \(40, 1\)"):
+        Diversity.of(LOGITS, TARGET[:, None])
+    with pytest.raises(ValueError, match=r"target must have shape \(40, 3\), got \(40,\)"):
+        Diversity.of(LOGITS, TARGET, binary=True)
     with pytest.raises(ValueError, match=r"got \(40,\).*calibrant\.ensembles\.pool\(logits\)"):
         evaluate(LOGITS, TARGET)
     with pytest.raises(ValueError, match=r"\(M, B, K, \*S\).*got \(40, 3\)"):
@@ -166,7 +184,5 @@ def test_mc_dropout_of_single_logits(labels):
 
 @pytest.mark.parametrize("function", [pool, mutual_information, disagreement])
 def test_one_class_is_refused(function):
-    with pytest.raises(
-        ValueError, match=r"got \(5, 40, 1\); for single logits .*pool\(logits, binary=True\)"
-    ):
+    with pytest.raises(ValueError, match=r"got \(5, 40, 1\); for single logits there is binary=True"):
         function(LOGITS[:, :, :1])

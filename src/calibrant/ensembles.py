@@ -33,16 +33,14 @@ def pool(logits: Tensor, *, binary: bool = False) -> Tensor:
     >>> pool(members).exp()
     tensor([[0.7500, 0.2500]])
     """
-    if binary:
-        _check(logits, binary=True)
-        pairs = pool(torch.stack([as_pairs(member) for member in logits]))
-        return pairs[:, 1] - pairs[:, 0]
-    log_probabilities = _log_probabilities(logits)
-    warn_of_probabilities(logits[0])
-    return log_probabilities.logsumexp(0) - torch.tensor(len(logits)).log()
+    classes = _classes(logits, binary)
+    if not binary:
+        warn_of_probabilities(logits[0])
+    pooled = _log_probabilities(classes).logsumexp(0) - torch.tensor(len(logits)).log()
+    return pooled[:, 1] - pooled[:, 0] if binary else pooled
 
 
-def mutual_information(logits: Tensor) -> Tensor:
+def mutual_information(logits: Tensor, *, binary: bool = False) -> Tensor:
     """Mutual information between prediction and member, in nats: from 0 to log M.
 
     It is the entropy of the pooled probabilities minus the mean entropy of the members. It is 0 where all
@@ -50,34 +48,37 @@ def mutual_information(logits: Tensor) -> Tensor:
 
     Args:
         logits: logits ``(M, B, K, *S)``, as for `pool`.
+        binary: each logit is a yes-or-no decision of its own, as for `pool`.
 
     Returns:
-        Scores ``(B, *S)``, for example for out-of-distribution detection.
+        Scores ``(B, *S)``, for example for out-of-distribution detection; if binary, one for each decision.
 
     >>> opposed, agreed = torch.tensor([[30.0, 0.0], [0.0, 30.0]]), torch.tensor([[30.0, 0.0], [30.0, 0.0]])
     >>> mutual_information(torch.stack([opposed, agreed], 1))
     tensor([0.6931, 0.0000])
     """
-    return (_entropy(pool(logits), 1) - _member_entropy(logits)).clamp_min(0)
+    classes = _classes(logits, binary)
+    return (_entropy(pool(classes), 1) - _member_entropy(classes)).clamp_min(0)
 
 
-def disagreement(logits: Tensor) -> Tensor:
+def disagreement(logits: Tensor, *, binary: bool = False) -> Tensor:
     """The fraction of pairs of members that predict different classes, from 0 to 1.
 
     Args:
         logits: logits ``(M, B, K, *S)``, as for `pool`; M at least 2.
+        binary: each logit is a yes-or-no decision of its own, as for `pool`.
 
     Returns:
-        Fractions ``(B, *S)``.
+        Fractions ``(B, *S)``; if binary, one for each decision.
 
     >>> disagreement(torch.tensor([[[2.0, 0.0]], [[1.0, 0.0]], [[0.0, 1.0]]]))
     tensor([0.6667])
     """
-    members = _check(logits)
+    classes, members = _classes(logits, binary), len(logits)
     if members < 2:
         raise ValueError("disagreement needs the logits of at least 2 members, got 1")
-    votes = torch.zeros(logits.shape[1:], dtype=computing_dtype(logits), device=logits.device)
-    predicted = logits.argmax(2)
+    votes = torch.zeros(classes.shape[1:], dtype=computing_dtype(logits), device=logits.device)
+    predicted = classes.argmax(2)
     for prediction in predicted.unsqueeze(2):
         votes.scatter_add_(1, prediction, torch.ones_like(prediction, dtype=votes.dtype))
     return 1 - (votes * (votes - 1)).sum(1) / (members * (members - 1))
@@ -99,17 +100,23 @@ class Diversity(Statistics):
 
     @classmethod
     @torch.no_grad()
-    def of(cls, logits: Tensor, target: Tensor, *, ignore_index: int = -100) -> Self:
+    def of(cls, logits: Tensor, target: Tensor, *, ignore_index: int = -100, binary: bool = False) -> Self:
         """The sums of a batch.
 
         Args:
             logits: logits ``(M, B, K, *S)``, as for `pool`; M at least 2.
-            target: labels ``(B, *S)``, of which only those to leave out matter.
+            target: labels ``(B, *S)``, of which only those to leave out matter. If binary, one for each
+                decision.
             ignore_index: the label of elements to leave out.
+            binary: each logit is a yes-or-no decision of its own, as for `pool`.
         """
+        classes = _classes(logits, binary)
+        elements = (*classes.shape[1:2], *classes.shape[3:])
+        if target.shape != elements:
+            raise ValueError(f"target must have shape {elements}, got {tuple(target.shape)}")
         valid = target != ignore_index
         dtype = sum_dtype(logits.device)
-        values = _entropy(pool(logits), 1), _member_entropy(logits), disagreement(logits)
+        values = _entropy(pool(classes), 1), _member_entropy(classes), disagreement(classes)
         sums = (torch.where(valid, value, 0).sum(dtype=dtype) for value in values)
         return cls(valid.sum(dtype=dtype), *sums)
 
@@ -126,8 +133,8 @@ class Diversity(Statistics):
         }
 
 
-def _check(logits: Tensor, *, binary: bool = False) -> int:
-    """Check the logits of several members, and return the number of members."""
+def _classes(logits: Tensor, binary: bool) -> Tensor:
+    """The logits ``(M, B, K, *S)`` of several members, checked; decisions become two classes, no and yes."""
     if not isinstance(logits, Tensor) or not logits.is_floating_point():
         kind = logits.dtype if isinstance(logits, Tensor) else type(logits).__name__
         raise TypeError(f"logits of an ensemble must be a floating-point tensor, got {kind}: stack them")
@@ -139,13 +146,12 @@ def _check(logits: Tensor, *, binary: bool = False) -> int:
     if logits.shape[2:3] == (1,) and not binary:
         raise ValueError(
             f"logits of an ensemble must have shape {form} with at least 2 classes, got "
-            f"{tuple(logits.shape)}; for single logits there is pool(logits, binary=True)"
+            f"{tuple(logits.shape)}; for single logits there is binary=True"
         )
-    return len(logits)
+    return torch.stack([as_pairs(member) for member in logits]) if binary else logits
 
 
 def _log_probabilities(logits: Tensor) -> Tensor:
-    _check(logits)
     return logits.to(computing_dtype(logits)).log_softmax(2)
 
 

@@ -3,12 +3,13 @@
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
 
 from calibrant.calibrators import Temperature, load_calibrator
-from calibrant.ensembles import pool
+from calibrant.ensembles import Diversity, pool
 from calibrant.evaluation import Evaluation, evaluate
 from calibrant.predictions import open_ensemble, open_predictions, write_predictions
 from calibrant.reports.page import write_report
@@ -30,6 +31,22 @@ class Ensemble(nn.Module):
         logits = torch.stack([member(inputs) for member in self.members])
         probabilities: Tensor = self.calibrator(pool(logits)).softmax(1)
         return probabilities
+
+
+def test_members_with_single_logits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    logits = 2 * torch.randn(2, 60, 3, generator=torch.Generator().manual_seed(0))
+    labels = torch.randint(2, (60, 3), generator=torch.Generator().manual_seed(1))
+    for name, member in zip("ab", logits, strict=True):
+        np.savez(f"{name}.npz", logits=member, labels=labels)
+    shown = printed("evaluate", "--ensemble", "--binary", "a.npz", "b.npz", "--json", "e.json")
+    means = Diversity.of(logits, labels, binary=True).means()
+    assert f"disagree in {100 * means['disagreement']:.2f} % of all pairs" in shown
+    pooled, *members = [Evaluation.from_dict(plain) for plain in json.loads(Path("e.json").read_text())]
+    expected = evaluate(pool(logits, binary=True), labels, binary=True, resamples=0)
+    assert (pooled.ece, pooled.nll) == (pytest.approx(expected.ece), pytest.approx(expected.nll))
+    assert pooled.binary
+    assert len(members) == 2
 
 
 def test_trained_evaluated_calibrated_reported_and_exported(

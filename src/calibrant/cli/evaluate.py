@@ -94,8 +94,6 @@ def evaluate(
         terminal.fail(
             "--exact loads everything into this process; leave out --jobs and --on, or use --stream"
         )
-    if ensemble and binary:
-        terminal.fail("--ensemble takes logits of classes; leave out --binary, or write (0, logit) for each")
     if ensemble and in_workers:
         terminal.fail("--ensemble reads its files side by side in one process; leave out --jobs and --on")
     with terminal.one_line_errors(BadFileError, WorkerError, MissingPackageError):

@@ -137,16 +137,15 @@ def evaluate_ensemble(
     members: Sequence[PredictionFile], options: dict[str, Any], stream: bool | None = None
 ) -> tuple[Evaluation, str]:
     """Evaluate the mean probabilities of several files; also a sentence on how much the files differ."""
+    reading: dict[str, Any] = {"ignore_index": members[0].ignore_index, "binary": members[0].binary}
     diversity: Diversity | None = None
 
     def watch(logits: Tensor, labels: Tensor) -> None:
         nonlocal diversity
-        found = Diversity.of(logits, labels, ignore_index=members[0].ignore_index)
+        found = Diversity.of(logits, labels, **reading)
         diversity = found if diversity is None else diversity + found
 
-    pooled = open_ensemble(
-        [member.path for member in members], ignore_index=members[0].ignore_index, watch=watch
-    )
+    pooled = open_ensemble([member.path for member in members], watch=watch, **reading)
     evaluation = evaluate_file(pooled, f"ensemble of {len(members)}", load(pooled, stream), options)
     assert diversity is not None
     means = diversity.means()

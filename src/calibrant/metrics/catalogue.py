@@ -257,7 +257,7 @@ METRICS: dict[str, Metric] = {
     ),
     "brier": _score(
         "Brier",
-        "The mean squared distance between probabilities and truth, summed over classes.",
+        "The mean squared distance between probabilities and truth; of several classes, their sum.",
         function=lambda predictions, options: predictions.squared_error,
     ),
     "root_brier": _score(

@@ -18,6 +18,7 @@ def open_ensemble(
     paths: Sequence[Path | str],
     *,
     ignore_index: int = -100,
+    binary: bool = False,
     watch: Callable[[Tensor, Tensor], object] | None = None,
 ) -> PredictionFile:
     """Open the files of an ensemble's members as one file of pooled logits; see `calibrant.ensembles.pool`.
@@ -25,6 +26,7 @@ def open_ensemble(
     Args:
         paths: a file or folder for each member, with the same elements in the same order; at least two.
         ignore_index: the label of elements to leave out.
+        binary: each score is a yes-or-no decision of its own.
         watch: called with the logits of all members ``(M, n, K, *S)`` and the labels of each batch, for
             example to add up their `calibrant.ensembles.Diversity`.
 
@@ -33,7 +35,7 @@ def open_ensemble(
             compared while the file is read.
         ValueError: there are fewer than two files.
     """
-    members = [open_predictions(path, ignore_index=ignore_index) for path in paths]
+    members = [open_predictions(path, ignore_index=ignore_index, binary=binary) for path in paths]
     if len(members) < 2:
         raise ValueError(f"an ensemble has at least two files of predictions, got {len(members)}")
     first = members[0]
@@ -57,13 +59,21 @@ def open_ensemble(
         for logits, labels in _side_by_side(members, max(1, rows // len(members)) * row):
             if watch is not None:
                 watch(logits, labels)
-            yield pool(logits).to(dtype), labels
+            yield pool(logits, binary=binary).to(dtype), labels
 
     files = [path for member in members for path in member.files]
     rows = max(member.rows for member in members)
     shape = (rows, *first.shape[1:])
     return PredictionFile(
-        files[0], "logits", shape, dtype, named.class_names, chunks, ignore_index, tuple(files[1:])
+        files[0],
+        "logits",
+        shape,
+        dtype,
+        named.class_names,
+        chunks,
+        ignore_index,
+        others=tuple(files[1:]),
+        binary=binary,
     )
 
 
