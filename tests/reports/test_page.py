@@ -542,7 +542,10 @@ def test_a_binary_report_speaks_of_probabilities_of_yes():
     assert "800 decisions" in several
     assert 'id="class-diagrams"' not in binary
     assert 'data-axes="probability of yes|frequency of yes"' in several
+    named = evaluate(logits, target, binary=True, class_names=["ham", "spam"], resamples=0)
+    assert "yes means 'spam'" in unescape(render_report([named]))
     for page in (binary, several):
+        assert "yes means" not in page
         assert "ECE and the diagrams compare the probability of yes with the frequency of yes" in page
         assert '"accuracy" in diagrams' not in unescape(page)
     correlated = "If labels are correlated, intervals are too narrow and p-values too small."
