@@ -1,4 +1,6 @@
-"""The commands `calibrant` and `python` without their imports, which take seconds: a server forks each process.
+"""Stand-ins for `calibrant` and `python` that need not import anything: a server forks each process.
+
+Imports take seconds, and many tests start programs.
 
 Two more things would take most of the time of documented commands: a thousand resamples, of which there are
 50 here unless a command says how many, and drawing. Pictures are made, and saved without their content.

@@ -243,7 +243,8 @@ def test_every_command_of_a_page_runs(page, printed, programs, tmp_path):
 
 
 def test_the_demo_runs(programs):
-    command = [str(programs / "python"), str(ROOT / "examples" / "digits.py"), "--epochs", "2", "--seeds", "1"]
+    program = ROOT / "examples" / "digits.py"
+    command = [str(programs / "python"), str(program), "--epochs", "2", "--seeds", "1"]
     output = subprocess.run(command, check=True, capture_output=True, text=True).stdout
     assert re.search(r"^\W*ce\W+\d", output, re.MULTILINE)
     assert re.search(r"^\W*cals-alm\W+\d", output, re.MULTILINE)

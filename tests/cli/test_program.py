@@ -3,7 +3,6 @@
 import errno
 import stat
 import subprocess
-import sys
 import tempfile
 from pathlib import Path
 
