@@ -79,8 +79,10 @@ def apart(programs: Path, tmp_path_factory: pytest.TempPathFactory) -> list[dict
     folder = tmp_path_factory.mktemp("fabric")
     python = multiprocessing.spawn.get_executable()
     multiprocessing.set_executable(str(programs / "python"))
-    Fabric(accelerator="cpu", devices=COUNT, strategy="ddp_spawn").launch(work, folder)
-    multiprocessing.set_executable(python)
+    try:
+        Fabric(accelerator="cpu", devices=COUNT, strategy="ddp_spawn").launch(work, folder)
+    finally:
+        multiprocessing.set_executable(python)
     return [torch.load(folder / f"{rank}.pt", weights_only=True) for rank in range(COUNT)]
 
 
