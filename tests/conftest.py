@@ -1,13 +1,15 @@
 """Settings of all tests: one thread each, the longest files first, the marker ``slow``, blank pictures."""
 
 import inspect
+from collections.abc import Iterator
 from functools import cache
+from pathlib import Path
 from types import ModuleType
 
 import pytest
 import torch
 
-from .programs import draw_blank
+from .programs import draw_blank, quick_programs
 
 torch.set_num_threads(1)  # several processes run the tests, and their threads would wait for one another
 
@@ -44,6 +46,13 @@ def blank_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(drawing, "_saved", drawing._saved)  # as it was, after the test
     draw_blank()
+
+
+@pytest.fixture(scope="session")
+def programs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A folder with a `calibrant` and a `python` that start at once."""
+    with quick_programs(tmp_path_factory.mktemp("programs")) as folder:
+        yield folder
 
 
 @cache

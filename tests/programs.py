@@ -1,82 +1,88 @@
-"""The command `calibrant` without its imports, which take seconds: a server forks a process for each call.
+"""Stand-ins for `calibrant` and `python` that need not import anything: a server forks each process.
+
+Imports take seconds, and many tests start programs.
 
 Two more things would take most of the time of documented commands: a thousand resamples, of which there are
 50 here unless a command says how many, and drawing. Pictures are made, and saved without their content.
 
-Run as a program, this module is the server. Its folder, put first on ``PATH``, has a stand-in for `calibrant`
-that hands its arguments, folder, environment and standard streams to the server, and exits as the fork does.
+A folder, put first on ``PATH``, has a stand-in for each command. It hands its arguments, folder, environment
+and open files to the server, and exits as the fork does. If it is killed, the fork is. Programs that start
+processes, as `torchrun` and `multiprocessing` do, start the stand-in too.
 """
 
 from __future__ import annotations
 
+import fcntl
 import json
+import multiprocessing
 import os
+import runpy
+import select
 import signal
 import socket
-import subprocess
 import sys
 import traceback
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from types import ModuleType
 from typing import NoReturn
 
-ROOT = Path(__file__).parents[1]
+from .distributed.processes import PREPARED
+
 RESAMPLING = ("calibrate", "compare", "evaluate", "leaderboard", "sweep", "tune")
 """The commands with an option ``--resamples``."""
 
 STAND_IN = """#!{python} -IS
 import json, os, socket, sys
+def passed_on(number):
+    try:
+        return os.get_inheritable(number)
+    except OSError:  # of the listing itself
+        return False
+streams = [number for number in map(int, os.listdir("/dev/fd")) if passed_on(number)]
+call = {{"arguments": sys.argv, "streams": streams, "folder": os.getcwd(), "environment": dict(os.environ)}}
 server = socket.socket(socket.AF_UNIX)
 server.connect({address!r})
-call = {{"arguments": sys.argv, "folder": os.getcwd(), "environment": dict(os.environ)}}
-socket.send_fds(server, [json.dumps(call).encode()], [0, 1, 2])
+socket.send_fds(server, [json.dumps(call).encode()], streams)
 server.shutdown(socket.SHUT_WR)
 sys.exit(int(server.recv(16) or 1))
 """
 
 
 @contextmanager
-def quick_calibrant(folder: Path) -> Iterator[Path]:
-    """The folder with the stand-in, as long as its server runs."""
+def quick_programs(folder: Path) -> Iterator[Path]:
+    """The folder with the stand-ins, as long as their server runs."""
     address = str(folder / "server")
-    stand_in = folder / "calibrant"
-    stand_in.write_text(STAND_IN.format(python=sys.executable, address=address))
-    stand_in.chmod(0o755)
-    command = [sys.executable, "-m", "tests.programs", address]
-    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE) as server:
-        try:
-            assert server.stdout is not None
-            assert server.stdout.readline(), "the server did not start"
-            yield folder
-        finally:
-            server.kill()
+    for name in ("calibrant", "python"):
+        stand_in = folder / name
+        stand_in.write_text(STAND_IN.format(python=sys.executable, address=address))
+        stand_in.chmod(0o755)
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(address)
+        listener.listen()
+        server = PREPARED.Process(target=serve, args=(listener,))
+        server.start()
+    try:
+        yield folder
+    finally:
+        server.kill()
+        server.join()
 
 
-def serve(address: str) -> NoReturn:
+def serve(listener: socket.socket) -> NoReturn:
     """Answer calls for ever."""
-    import sklearn.datasets  # noqa: F401
+    import torch
 
-    from calibrant.cli.training_options import import_fabric
-
-    import_fabric()
-
-    import calibrant.reports
-    import calibrant.training.loop  # noqa: F401
-
-    draw_blank()
+    torch.set_num_threads(1)
     signal.signal(signal.SIGCHLD, lambda *_: os.waitpid(-1, os.WNOHANG))  # leave no zombies
-    with socket.socket(socket.AF_UNIX) as server:
-        server.bind(address)
-        server.listen()
-        print("ready", flush=True)
-        while True:
-            call, _ = server.accept()
-            if os.fork() == 0:
-                signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-                server.close()
-                answer(call)
-            call.close()
+    while True:
+        call, _ = listener.accept()
+        if os.fork() == 0:
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            listener.close()
+            answer(call)
+        call.close()
 
 
 def draw_blank() -> None:
@@ -91,31 +97,40 @@ def draw_blank() -> None:
 
 def answer(call: socket.socket) -> NoReturn:
     """Run the command in a process of its own, and tell the stand-in its exit status."""
-    message, streams, _, _ = socket.recv_fds(call, 1 << 20, 3)
+    message, streams, _, _ = socket.recv_fds(call, 1 << 20, 64)
     while more := call.recv(1 << 20):
         message += more
     if process := os.fork():
-        status = os.waitstatus_to_exitcode(os.waitpid(process, 0)[1])
-        call.sendall(str(status).encode())
+        stand_in = select.poll()
+        stand_in.register(call, 0)
+        while (ended := os.waitpid(process, os.WNOHANG)) == (0, 0):
+            if stand_in.poll(10):  # milliseconds; it was killed
+                os.kill(process, signal.SIGKILL)
+        with suppress(OSError):
+            call.sendall(str(os.waitstatus_to_exitcode(ended[1])).encode())
         os._exit(0)
     call.close()
-    for number, stream in enumerate(streams):
+    content = json.loads(message)
+    high = [fcntl.fcntl(stream, fcntl.F_DUPFD, 256) for stream in streams]  # out of the way of one another
+    for number, stream in zip(content["streams"], high, strict=True):
         os.dup2(stream, number)
+        os.close(stream)
     sys.stdin = open(0, closefd=False)  # noqa: SIM115
     sys.stdout = open(1, "w", closefd=False)  # noqa: SIM115
     sys.stderr = open(2, "w", buffering=1, closefd=False, errors="backslashreplace")  # noqa: SIM115
-    content = json.loads(message)
     os.environ.clear()
     os.environ.update(content["environment"])
     sys.path[:0] = filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))
     os.chdir(content["folder"])
-    sys.argv = content["arguments"]
-    if sys.argv[1:2] and sys.argv[1] in RESAMPLING and "--resamples" not in sys.argv:
-        sys.argv[2:2] = ["--resamples", "50"]
+    name, *arguments = content["arguments"]
+    sys.executable = str(Path(name).with_name("python"))
+    multiprocessing.set_executable(sys.executable)
+    sys.modules["__main__"] = program = ModuleType("__main__")
     try:
-        from calibrant.cli import main
-
-        main()
+        if Path(name).name == "calibrant":
+            run_calibrant(name, arguments)
+        else:
+            run_python(program, arguments)
         status = 0
     except SystemExit as error:
         status = error.code if isinstance(error.code, int) else int(error.code is not None)
@@ -127,5 +142,27 @@ def answer(call: socket.socket) -> NoReturn:
     os._exit(status)
 
 
-if __name__ == "__main__":
-    serve(sys.argv[1])
+def run_calibrant(name: str, arguments: list[str]) -> None:
+    """What the command `calibrant` does."""
+    from calibrant.cli import main
+
+    draw_blank()
+    if arguments and arguments[0] in RESAMPLING and "--resamples" not in arguments:
+        arguments[1:1] = ["--resamples", "50"]
+    sys.argv = [name, *arguments]
+    main()
+
+
+def run_python(program: ModuleType, arguments: list[str]) -> None:
+    """What `python` does with a file, ``-m module``, ``-c code``, and code from its standard input."""
+    sys.argv = [argument for argument in arguments if argument not in ("-B", "-u")]
+    if sys.argv[0] == "-m":
+        del sys.argv[0]
+        runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
+    elif sys.argv[0] in ("-", "-c"):
+        sys.path.insert(0, "")
+        exec(sys.stdin.read() if sys.argv[0] == "-" else sys.argv.pop(1), vars(program))
+    else:
+        program.__file__ = sys.argv[0]
+        sys.path.insert(0, str(Path(sys.argv[0]).parent))
+        exec(compile(Path(sys.argv[0]).read_bytes(), sys.argv[0], "exec"), vars(program))

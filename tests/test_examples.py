@@ -3,7 +3,6 @@
 import os
 import re
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -23,11 +22,11 @@ PAGES = {
 SHORTER = {
     "plain_loop": ("else 60", "else 15"),
     "lightning": ("else 60", "else 15"),
-    "huggingface": ("num_train_epochs=20", "num_train_epochs=8"),
+    "huggingface": ("num_train_epochs=20", "num_train_epochs=4"),
     "accelerate": ("else 60", "else 15"),
     "timm_mixup": ("EPOCHS, MIXUP_OFF = 30, 10", "EPOCHS, MIXUP_OFF = 12, 4"),
     "segmentation": ("EPOCHS = 11, 255, 50", "EPOCHS = 11, 255, 8"),
-    "token_classification": ('"num_train_epochs": 15', '"num_train_epochs": 5'),
+    "token_classification": ('"num_train_epochs": 15', '"num_train_epochs": 3'),
 }
 """The epochs of each example, and how many the tests train; `make examples` trains all of them."""
 
@@ -40,10 +39,10 @@ def page_of(example):
     return (ROOT / "docs" / "how-to" / f"{PAGES[example]}.md").read_text(encoding="utf-8")
 
 
-def run(folder, program, *arguments, launcher=()):
+def run(programs, folder, program, *arguments, launcher=()):
     """What the program prints when it is started in that folder, as its page says."""
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, *launcher, str(program), *arguments]
+    command = [str(programs / "python"), *launcher, str(program), *arguments]
     result = subprocess.run(
         command, cwd=folder, env=environment, capture_output=True, text=True, check=False, timeout=600
     )
@@ -104,14 +103,14 @@ def test_the_index_lists_the_page(example):
 
 
 @pytest.mark.parametrize("example", PAGES)
-def test_an_example_runs_in_any_folder_and_prints_figures(example, tmp_path):
+def test_an_example_runs_in_any_folder_and_prints_figures(example, programs, tmp_path):
     source = path_of(example).read_text(encoding="utf-8")
     assert source.count(SHORTER[example][0]) == 1
     program = tmp_path / "programs" / f"shorter_{example}.py"
     program.parent.mkdir()
     program.write_text(source.replace(*SHORTER[example]), encoding="utf-8")
     before = contents(program.parent)
-    output = run(tmp_path, program)
+    output = run(programs, tmp_path, program)
     assert contents(program.parent) == before
     assert re.search(r"accuracy.*ECE", output), output
     found = figures(output)
@@ -120,15 +119,15 @@ def test_an_example_runs_in_any_folder_and_prints_figures(example, tmp_path):
     assert all(50 < accuracy < 100 and 0 < ece < 30 for accuracy, ece in found), output
 
 
-def test_the_plain_loop_resumes_and_runs_on_two_processes(tmp_path):
+def test_the_plain_loop_resumes_and_runs_on_two_processes(programs, tmp_path):
     """Stopped and resumed, and on two processes, it prints what it prints in one go on one process."""
     for name in ("whole", "stopped", "two"):
         (tmp_path / name).mkdir()
     program = path_of("plain_loop")
-    whole = run(tmp_path / "whole", program, "2")
-    assert run(tmp_path / "stopped", program, "1") != whole
-    assert run(tmp_path / "stopped", program, "2") == whole
+    whole = run(programs, tmp_path / "whole", program, "2")
+    assert run(programs, tmp_path / "stopped", program, "1") != whole
+    assert run(programs, tmp_path / "stopped", program, "2") == whole
     assert states(tmp_path / "stopped") == states(tmp_path / "whole")
     assert set(states(tmp_path / "whole")) == {"plain-loop-ce.pt", "plain-loop-cals-alm.pt"}
     torchrun = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
-    assert run(tmp_path / "two", program, "2", launcher=torchrun) == whole
+    assert run(programs, tmp_path / "two", program, "2", launcher=torchrun) == whole

@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 
 from calibrant.losses import create_loss
 from calibrant.options import split_outside_brackets
-from calibrant.reports import page, plots
+from calibrant.reports import comparison_page, page
 from calibrant.training.data import in_memory
 from calibrant.training.recipe import Recipe
 
@@ -133,7 +133,7 @@ def miniatures(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Miniatures]
         patch.setitem(in_memory.cifar10_c.__kwdefaults__, "validation", 60)  # the files have 200 images
         # Pictures and pages take most of the time, and other tests look at them.
         patch.setattr(Figure, "savefig", blank_picture)
-        patch.setattr(plots, "reliability_diagram", lambda bins, ax, **options: ax)
+        patch.setattr(comparison_page, "reliability_grid", lambda data, title: Figure())
         patch.setattr(page, "render_report", lambda *arguments, **options: "<!doctype html>")
         yield Miniatures()
     assert Path.cwd() == before

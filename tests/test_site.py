@@ -82,7 +82,7 @@ def notebooks():
 
 
 @pytest.mark.parametrize("page", notebooks())
-def test_a_notebook_runs_and_its_results_are_what_it_says(page, tmp_path):
+def test_a_notebook_runs_and_its_results_are_what_it_says(page, programs, tmp_path):
     cells = re.findall(
         r"^```\{code-cell\} python\n(?::[^\n]*\n\n?)*(.*?)^```", notebooks()[page], re.M | re.S
     )
@@ -90,7 +90,7 @@ def test_a_notebook_runs_and_its_results_are_what_it_says(page, tmp_path):
     program = tmp_path / "notebook.py"
     program.write_text("\n".join([*cells, *checks]), encoding="utf-8")
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "MPLBACKEND": "agg"}
-    command = [sys.executable, str(program)]
+    command = [str(programs / "python"), str(program)]
     result = subprocess.run(
         command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False, timeout=600
     )

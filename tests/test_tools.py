@@ -23,9 +23,8 @@ def run(*command, **environment):
 
 
 @pytest.mark.skipif(find_spec("torchvision") is None, reason="torchvision is not installed")
-@pytest.mark.parametrize("package", ["timm.data", "torchvision.transforms"])
-def test_torchvision_is_importable(package):
-    result = run("-c", f"import {package}")
+def test_torchvision_is_importable():
+    result = run("-c", "import timm.data, torchvision.transforms")
     assert result.returncode == 0, result.stderr
 
 

@@ -13,7 +13,7 @@ from calibrant.evaluation import Evaluation, evaluate
 
 from .commands import fail, fail_at_once, printed
 
-ROWS, LABELS = 300, 3
+ROWS, LABELS = 120, 3
 
 
 def decisions(*shape: int) -> tuple[Tensor, Tensor]:

@@ -3,7 +3,6 @@
 import errno
 import stat
 import subprocess
-import sys
 import tempfile
 from pathlib import Path
 
@@ -172,9 +171,9 @@ print([
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs fork and /dev/full")
-def test_streams_that_are_closed_full_or_ascii(file, tmp_path):
+def test_streams_that_are_closed_full_or_ascii(file, programs, tmp_path):
     """In one process that forks, because a new one takes seconds to import torch."""
-    command = [sys.executable, "-c", FORKS]
+    command = [str(programs / "python"), "-c", FORKS]
     result = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert result.stdout == f"{[0, 0, 141, 2, 0, 2, 2, 2, 141, 0]}\n", result.stderr
     for number in range(3):

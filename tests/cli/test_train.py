@@ -140,6 +140,7 @@ def test_output_has_a_default_of_its_own_for_each_loss_and_seed():
     assert Path("runs/digits-lt/runs/ls-smoothing=0.1-seed3/result.json").is_file()
 
 
+@pytest.mark.usefixtures("blank_pictures")
 def test_compare_writes_tables_pictures_and_a_page_and_trains_only_what_is_missing():
     losses = "ce,cals-alm[margin=6,penalty=p2],adafocal[adapt=3]"
     arguments = ("compare", "digits-lt", "--losses", losses, *QUICK, "--resamples", "50", "--output", "out")

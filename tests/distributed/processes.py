@@ -23,9 +23,15 @@ PREPARED.set_forkserver_preload(
         "lightning.pytorch",
         "accelerate",
         "calibrant.cli",
+        "calibrant.reports.plots",
         "calibrant.training.grid",
+        "matplotlib.pyplot",
+        "pydantic.main",
         "sklearn.datasets",
+        "timm.data",
         "torch.utils.tensorboard",
+        "transformers.trainer",
+        "transformers.models.bert.modeling_bert",
     ]
 )
 

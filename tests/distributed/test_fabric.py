@@ -5,6 +5,7 @@ Starting processes takes seconds, so one start serves all tests; they look at wh
 
 from __future__ import annotations
 
+import multiprocessing.spawn
 from pathlib import Path
 from typing import Any
 
@@ -74,9 +75,14 @@ def work(fabric: Fabric, folder: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def apart(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+def apart(programs: Path, tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     folder = tmp_path_factory.mktemp("fabric")
-    Fabric(accelerator="cpu", devices=COUNT, strategy="ddp_spawn").launch(work, folder)
+    python = multiprocessing.spawn.get_executable()
+    multiprocessing.set_executable(str(programs / "python"))
+    try:
+        Fabric(accelerator="cpu", devices=COUNT, strategy="ddp_spawn").launch(work, folder)
+    finally:
+        multiprocessing.set_executable(python)
     return [torch.load(folder / f"{rank}.pt", weights_only=True) for rank in range(COUNT)]
 
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
 import time
 import warnings
 from functools import partial
@@ -210,8 +209,8 @@ def main() -> None:
     trainer(Calibration(), 2).fit(Classifier("cals-alm", failing=0), training(2), loader(VALIDATION, 2))
 
 
-def test_a_failure_in_the_first_process_ends_the_other() -> None:
-    command = [sys.executable, "-m", __name__]
+def test_a_failure_in_the_first_process_ends_the_other(programs: Path) -> None:
+    command = [str(programs / "python"), "-m", __name__]
     # Both processes hold the end of the pipe: this returns when both have ended.
     program = subprocess.run(command, stderr=subprocess.PIPE, text=True, timeout=180)
     assert program.returncode != 0

@@ -90,11 +90,11 @@ def recipe_of(name: str) -> Recipe:
     return Recipe.load("digits-lt").override([*COMMON, *RECIPES[name]])
 
 
-def start(way: str, folder: Path, names: list[str]) -> subprocess.CompletedProcess[str]:
+def start(way: str, python: Path, folder: Path, names: list[str]) -> subprocess.CompletedProcess[str]:
     paths = [folder / f"{name}.toml" for name in names]
     for name, path in zip(names, paths, strict=True):
         path.write_text(recipe_of(name).to_toml())
-    command = [sys.executable, *WAYS[way], "tests.training.program", str(folder), *map(str, paths)]
+    command = [str(python), *WAYS[way], "tests.training.program", str(folder), *map(str, paths)]
     command += ["--devices=2", "--stop-at-step=9"]
     environment = {
         **os.environ,
@@ -120,7 +120,7 @@ def start(way: str, folder: Path, names: list[str]) -> subprocess.CompletedProce
 
 
 @pytest.fixture(scope="module")
-def pairs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+def pairs(programs: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """By the way they were started: the folder with what two processes left."""
     folders = {}
     for way, names in (("torchrun", list(RECIPES)), ("launcher", ["plain"])):
@@ -128,7 +128,7 @@ def pairs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         (folders[way] / "refused" / "checkpoints").mkdir(parents=True)
         (folders[way] / "refused" / "checkpoints" / "last.pt").touch()
         (folders[way] / "refused" / "recipe.toml").write_text(recipe_of("averaged").to_toml())
-        finished = start(way, folders[way], names)
+        finished = start(way, programs / "python", folders[way], names)
         assert finished.returncode == 0, finished.stderr
     return folders
 
@@ -237,8 +237,6 @@ def test_figures_of_single_logits_are_those_of_one_process(
 
 COMPARING = """
 import sys
-from calibrant.cli.training_options import import_fabric
-import_fabric()  # saves every process seconds
 from calibrant.training import Recipe, compare, loop
 
 loop.run_folder.STORED = 0  # as if the predictions were too many to keep
@@ -248,12 +246,15 @@ print("comparison" if found is not None else "nothing")
 """
 
 
-def test_two_processes_compare_and_take_the_steps_of_one_with_a_smaller_last_batch(tmp_path: Path) -> None:
+def test_two_processes_compare_and_take_the_steps_of_one_with_a_smaller_last_batch(
+    programs: Path, tmp_path: Path
+) -> None:
     script = tmp_path / "comparing.py"
     script.write_text(COMPARING)
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--standalone"]
-    for start, name in ((torchrun, "two"), ([sys.executable], "one")):
+    python = str(programs / "python")
+    torchrun = [python, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--standalone"]
+    for start, name in ((torchrun, "two"), ([python], "one")):
         result = subprocess.run(
             [*start, str(script), str(tmp_path / name)],
             env=environment,

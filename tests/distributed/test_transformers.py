@@ -131,9 +131,10 @@ def main(folder: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def together(tmp_path_factory: pytest.TempPathFactory) -> list[Results]:
+def together(programs: Path, tmp_path_factory: pytest.TempPathFactory) -> list[Results]:
     folder = tmp_path_factory.mktemp("together")
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
+    python = str(programs / "python")
+    command = [python, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     result = subprocess.run(
         [*command, "-m", "tests.distributed.test_transformers", str(folder)],

@@ -342,11 +342,11 @@ def test_a_label_with_one_answer_does_not_spoil_the_calibrator_of_the_others() -
     output = succeed("train", *data, "--output", "auto")
     assert "every better calibrator" not in output.stdout + output.stderr
     assert not isinstance(calibrant.load("auto").calibrator, Identity)
-    succeed("train", *data, "--output", "named", "--calibrate", "temperature")
-    first, constant, last = calibrant.load("named").calibrator.labels
+    succeed("train", *data, "--output", "auto", "--calibrate", "temperature")
+    first, constant, last = calibrant.load("auto").calibrator.labels
     assert not list(constant.buffers())
     mean = (float(first.temperature) + float(last.temperature)) / 2
-    assert Run(Path("named")).results(["temperature"], resamples=2)["temperature"].temperature == mean
+    assert Run(Path("auto")).results(["temperature"], resamples=2)["temperature"].temperature == mean
 
 
 def test_texts_with_a_column_for_each_label() -> None:

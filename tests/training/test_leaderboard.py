@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -150,8 +151,11 @@ def test_two_processes_share_the_runs(done: Path, tmp_path: Path) -> None:
     assert one == other == written(done)
 
 
-def test_ray_does_every_run_once(done: Path, tmp_path: Path) -> None:
+def test_ray_does_every_run_once(
+    done: Path, programs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     ray = pytest.importorskip("ray")
+    monkeypatch.setattr(sys, "executable", str(programs / "python"))  # for workers that start at once
     ray.init(num_cpus=2, log_to_driver=False, include_dashboard=False)
     try:
         said: list[str] = []

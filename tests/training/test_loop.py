@@ -444,8 +444,8 @@ def exact(*changes: str) -> Recipe:
     )
 
 
-def start(output: Path, recipe: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "tests.training.program", str(output), str(recipe), *arguments]
+def start(python: Path, output: Path, recipe: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [str(python), "-m", "tests.training.program", str(output), str(recipe), *arguments]
     environment = {
         **os.environ,
         "OMP_NUM_THREADS": "1",
@@ -696,13 +696,13 @@ def test_a_full_disk_loses_nothing(
     assert_identical(tmp_path, undisturbed)
 
 
-def test_a_disk_that_really_is_too_small(undisturbed: Path, tmp_path: Path) -> None:
+def test_a_disk_that_really_is_too_small(undisturbed: Path, programs: Path, tmp_path: Path) -> None:
     path = tmp_path / "full.toml"
     path.write_text(exact().to_toml())
     # Checkpoints grow with the history: the first ones fit, the last ones do not.
     folder = tmp_path / "full"
     sizes = (undisturbed / "checkpoints" / "last.pt").stat().st_size
-    refused = start(tmp_path, path, "--largest-file", str(sizes - 600))
+    refused = start(programs / "python", tmp_path, path, "--largest-file", str(sizes - 600))
     assert refused.returncode == 1
     assert refused.stderr.splitlines()[-1].startswith(f"OSError: cannot write {folder / 'checkpoints'}")
     assert "File too large" in refused.stderr.splitlines()[-1]
