@@ -12,19 +12,13 @@ from calibrant.training.leaderboard import Leaderboard
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
 
-# The row of a table, and the folders with its figures.
-FOLDERS = {
-    "CIFAR-100, ResNet-50, 30 epochs": [
-        "cifar100-resnet-50-30-epochs",
-        "cifar100-resnet-50-30-epochs/ada-scale",
-    ],
-    "CIFAR-100, ResNet-50, 350 epochs": ["cifar100-resnet-50-350-epochs"],
-    "20 Newsgroups, CNN": ["newsgroups-cnn"],
-    "CIFAR-100 with a long tail": ["cifar100-lt-100-epochs"],
-    "Long-tailed CIFAR-100": ["cifar100-lt-100-epochs"],
-    "digits with a long tail": ["digits-lt"],
-    "Long-tailed digits": ["digits-lt"],
-    "digits": ["digits"],
+BOARD = json.loads((RESULTS / "leaderboard" / "leaderboard.json").read_text())
+
+# How a row of a table begins, and the experiment of the leaderboard with its figures.
+EXPERIMENTS = {
+    "CIFAR-100 with a long tail": "Long-tailed CIFAR-100, ResNet-32, 100 epochs",
+    "digits with a long tail": "Long-tailed digits",
+    **{name.removesuffix(", 50 epochs"): name for name in BOARD["experiments"]},
 }
 # What stands in each column after the first: a loss, or "best" for the published one with the lowest NLL.
 TABLES = {
@@ -37,13 +31,12 @@ TABLES = {
 
 def nll(row):
     """The NLL of every loss before and after temperature scaling."""
-    name = next(name for name in FOLDERS if row.startswith(name))
-    found = {"before": {}, "after": {}}
-    for folder in FOLDERS[name]:
-        results = json.loads((RESULTS / folder / "results.json").read_text())
-        for state, figures in found.items():
-            figures.update({loss: round(each["nll"]["mean"], 3) for loss, each in results[state].items()})
-    return found
+    name = next(name for name in EXPERIMENTS if row.startswith(name))
+    results = BOARD["experiments"][EXPERIMENTS[name]]["results"]
+    return {
+        state: {loss: round(each["nll"]["mean"], 3) for loss, each in results[state].items()}
+        for state in ("before", "after")
+    }
 
 
 def rows(document):
@@ -85,7 +78,7 @@ def test_the_grid_of_the_leaderboard_has_every_loss():
 def test_the_ranks_of_the_leaderboard_are_those_of_the_results():
     text = (ROOT / "docs" / "leaderboard.md").read_text()
     table = text.partition("| loss | NLL + T |")[2].partition("\n\n")[0].splitlines()[2:]
-    ranks = json.loads((RESULTS / "leaderboard" / "leaderboard.json").read_text())["ranks"]
+    ranks = BOARD["ranks"]
     columns = ["nll-after-temperature", "nll", "ece-after-temperature", "ece", "accuracy"]
     assert len(table) == len(ranks["nll"]["mean"])
     for row in table:

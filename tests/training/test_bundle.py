@@ -14,7 +14,7 @@ from torch import nn
 import calibrant
 from calibrant.calibrators import CALIBRATORS, Ranked, Ranking, create_calibrator, load_calibrator
 from calibrant.predictions import write_probabilities
-from calibrant.training import Recipe, RecipeError, Run, bundle, run_folder, train
+from calibrant.training import Recipe, RecipeError, Run, bundle, calibration, run_folder, train
 from calibrant.training.bundle import Bundle, write_bundle
 from calibrant.training.data.text.tables import read_texts
 from calibrant.training.export import Probabilities, export
@@ -318,8 +318,8 @@ def test_few_validation_elements_leave_little_to_choose(small, monkeypatch, elem
         assert 2 <= folds <= 5
         return Ranking((Ranked("vector", 0.0, 0.0, 0.0),))
 
-    monkeypatch.setattr(bundle, "rank", noted)
-    found, _ = bundle.fitted_calibrator(small, "auto")
+    monkeypatch.setattr(calibration, "rank", noted)
+    found, _ = calibration.fitted_calibrator(small, "auto")
     assert given == ([] if asked is None else [asked])
     assert found.num_classes == 3
     assert asked is not None or found.key == "identity"
@@ -332,7 +332,7 @@ def test_a_calibrator_at_its_bound_is_passed_over(small, monkeypatch):
     monkeypatch.setattr(Run, "predictions", lambda run, part: batches)
     with pytest.warns(UserWarning, match="stopped at its bound"):
         create_calibrator("temperature").fit(*batches[0])
-    calibrator, reason = bundle.fitted_calibrator(small, "auto")
+    calibrator, reason = calibration.fitted_calibrator(small, "auto")
     assert calibrator.key == "identity"
     assert reason.startswith("every better calibrator gives a warning (temperature: ")
     assert "stopped at its bound" in reason
@@ -344,10 +344,10 @@ def test_the_reason_for_no_calibrator_is_kept_in_the_bundle_and_said(small, copi
     for _ in range(2):  # written, and read
         assert f"{place}: not calibrated: none was asked for" in printed(*command, "--calibrate", "none")
     with monkeypatch.context() as patched:
-        patched.setattr(bundle, "_ranked", lambda batches: iter([("identity", None)]))
+        patched.setattr(calibration, "_ranked", lambda batches: iter([("identity", None)]))
         assert f"{place}: not calibrated: no calibrator is better" in printed(*command)
     shutil.rmtree(place)
-    monkeypatch.setattr(bundle, "_ranked", lambda batches: iter([]))
+    monkeypatch.setattr(calibration, "_ranked", lambda batches: iter([]))
     assert "not calibrated: there are too few labelled validation data" in printed(*command)
 
 
@@ -364,17 +364,17 @@ def overconfident_maps(images, size):
 @pytest.mark.parametrize("images", [2, 7])
 def test_large_maps_are_compared_by_some_pixels_of_every_image(small, monkeypatch, images):
     logits, labels = overconfident_maps(images, 40)
-    monkeypatch.setattr(bundle, "_MANY", 3 * images * 300)
-    some, theirs = bundle._part(logits, labels)
+    monkeypatch.setattr(calibration, "_MANY", 3 * images * 300)
+    some, theirs = calibration._part(logits, labels)
     assert some.shape == (images, 3, 300)
     assert (theirs != -100).all()
     for image in range(images):
         assert pixels(some[image], theirs[image]) <= pixels(logits[image], labels[image])
     monkeypatch.setattr(Run, "predictions", lambda run, part: [(logits, labels)])
     monkeypatch.setattr(
-        bundle, "rank", lambda *_, **options: Ranking((Ranked("temperature", 0.0, 0.0, 0.0),))
+        calibration, "rank", lambda *_, **options: Ranking((Ranked("temperature", 0.0, 0.0, 0.0),))
     )
-    found, reason = bundle.fitted_calibrator(small, "auto")
+    found, reason = calibration.fitted_calibrator(small, "auto")
     assert reason == ""
     whole = create_calibrator("temperature").fit(logits, labels)  # not only to the pixels that are compared
     assert float(found.temperature) == pytest.approx(float(whole.temperature), rel=1e-6)
@@ -388,24 +388,24 @@ def pixels(logits, labels):
 
 def test_large_maps_are_ranked_by_image(small, monkeypatch):
     logits, labels = overconfident_maps(2, 40)
-    monkeypatch.setattr(bundle, "_MANY", 3 * 2 * 300)
+    monkeypatch.setattr(calibration, "_MANY", 3 * 2 * 300)
     monkeypatch.setattr(Run, "predictions", lambda run, part: [(logits, labels)])
-    assert bundle.fitted_calibrator(small, "auto")[0].key != "identity"
+    assert calibration.fitted_calibrator(small, "auto")[0].key != "identity"
 
 
 def test_logits_that_no_calibrator_can_be_fitted_to_are_left_as_they_are(small, monkeypatch):
     batches = [(torch.full((9, 3), -torch.inf), torch.zeros(9, dtype=torch.long))]
     monkeypatch.setattr(Run, "predictions", lambda run, part: batches)
     with pytest.warns(UserWarning, match="no calibrator was fitted to the validation data: logits hold NaN"):
-        assert bundle.fitted_calibrator(small, "auto")[0].key == "identity"
+        assert calibration.fitted_calibrator(small, "auto")[0].key == "identity"
     with pytest.raises(RecipeError, match="calibrator platt cannot be fitted to the validation data"):
-        bundle.fitted_calibrator(Run(small.folder, small.data_root), "platt")
+        calibration.fitted_calibrator(Run(small.folder, small.data_root), "platt")
 
 
 def test_predictions_that_are_not_stored_get_a_temperature(small, monkeypatch):
     logits, labels = small.predictions("validation")[0]
     monkeypatch.setattr(Run, "predictions", lambda run, part: ((logits, labels),))
-    assert bundle.fitted_calibrator(Run(small.folder, small.data_root), "auto")[0].key == "temperature"
+    assert calibration.fitted_calibrator(Run(small.folder, small.data_root), "auto")[0].key == "temperature"
 
 
 # ----------------------------------------------------------------------------------------------- the folder

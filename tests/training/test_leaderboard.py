@@ -105,7 +105,7 @@ def test_missing_runs_are_named(done: Path, tmp_path: Path) -> None:
     assert set(hard.missing.values()) == {"not done"}
     assert len(hard.missing) == 4
     text = markdown("Title", [easy, hard], {})
-    assert "4 runs are missing" in text
+    assert "Missing runs: 4" in text
     assert "- ls (seeds 0, 7): not done" in text
     assert "| loss | Seeds |" in text  # of one seed instead of two
     assert standings(more, tmp_path)[0].comparison is None

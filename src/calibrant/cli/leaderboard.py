@@ -78,5 +78,5 @@ def leaderboard(
             say("no ranks: no two losses have results in every ranked experiment", err=True)
     missing = sum(len(each.missing) for each in standings)
     if missing:
-        say(f"{missing} runs are missing; leaderboard.md names them", err=True)
+        say(f"missing runs: {missing}; leaderboard.md names them", err=True)
     say(f"{folder}: {', '.join(leaderboard_files.FILES)}, plots")

@@ -60,7 +60,8 @@ def train(
         options.import_fabric()
         from calibrant.cli.prediction_files import in_words
         from calibrant.training import train
-        from calibrant.training.bundle import calibrator_of, check_method, example_of_use
+        from calibrant.training.bundle import calibrator_of, example_of_use
+        from calibrant.training.calibration import check_method
         from calibrant.training.data import load_data
         from calibrant.training.run_folder import BUNDLE, FILES, check_folder, is_finished
         from calibrant.training.runs import Run, folder_of, plain_name

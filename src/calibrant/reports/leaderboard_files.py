@@ -134,7 +134,7 @@ def markdown(title: str, standings: Sequence[Standing], found: Mapping[Criterion
             table = experiment_table(each.comparison)
             lines += [to_markdown(table, "loss"), "", plain_markdown(comparison_note(each.comparison)), ""]
         if each.missing:
-            lines += [f"{len(each.missing)} runs are missing:", ""]
+            lines += [f"Missing runs: {len(each.missing)}", ""]
             lines += [*(f"- {plain_markdown(line)}" for line in each.missing_lines()), ""]
     return "\n".join(lines)
 

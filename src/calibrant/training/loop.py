@@ -29,7 +29,8 @@ from calibrant.statistics import sum_dtype
 from calibrant.training import DivergedError, TrainingError, checkpoint, run_folder
 from calibrant.training.batches import Batch, training_batches
 from calibrant.training.bins import epoch_bins
-from calibrant.training.bundle import check_method, ensure_bundle
+from calibrant.training.bundle import ensure_bundle
+from calibrant.training.calibration import check_method
 from calibrant.training.compilation import compile_network, remember_compiled, should_compile
 from calibrant.training.data import DataSets, Inputs, Split, load_data, shuffled
 from calibrant.training.display import Display
