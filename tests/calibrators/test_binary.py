@@ -66,7 +66,7 @@ def test_saved_and_loaded(key: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("key", ["temperature", "platt", "isotonic", "beta"])
 def test_exported(key: str) -> None:
-    logits, target = decisions(200, 3)
+    logits, target = decisions(200, 2)
     model = nn.Sequential(nn.Identity(), create_calibrator(key).fit(logits, target, binary=True))
     rows = torch.export.Dim("rows", min=2)
     exported = torch.export.export(model, (logits[:8],), dynamic_shapes=({0: rows},)).module()

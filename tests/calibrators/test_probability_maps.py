@@ -5,7 +5,6 @@ import math
 
 import pytest
 import torch
-from torch import nn
 
 from calibrant.calibrators.bayesian_binning import BayesianBinning
 from calibrant.calibrators.beta import Beta
@@ -226,24 +225,6 @@ def test_confidence_is_what_was_fitted_and_others_share_in_proportion(make):
     assert plain.float().mean() > 0.8
     spread = ratio.nan_to_num(-1).amax(1) - ratio.nan_to_num(1e300).amin(1)
     assert (spread / ratio.nan_to_num(-1).amax(1))[plain].abs().max() < 1e-6
-
-
-@every
-def test_calibrated_model_exports(make):
-    class Network(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.layer = nn.Linear(7, 3)
-
-        def forward(self, inputs):
-            return self.layer(inputs)
-
-    torch.manual_seed(0)
-    model = nn.Sequential(Network(), make().fit(*overconfident(200, 3))).eval()
-    inputs = torch.randn(16, 7)
-    exported = torch.export.export(model, (inputs,), dynamic_shapes=({0: torch.export.Dim("batch")},))
-    other = torch.randn(5, 7)
-    torch.testing.assert_close(exported.module()(other), model(other))
 
 
 @every

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.optimize import minimize
 from sklearn.calibration import _TemperatureScaling
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional as F
 
 from calibrant.calibrators import CALIBRATORS
@@ -391,7 +391,7 @@ class TestLocal:
 def problems(draw: st.DrawFn) -> tuple[type[Scaling], Tensor, Tensor]:
     method = draw(st.sampled_from(METHODS))
     classes = draw(st.integers(2, 40) if draw(st.booleans()) else st.integers(2, 6))
-    samples = draw(st.integers(1, 40))
+    samples = draw(st.sampled_from([*range(1, 41), 90, 400]))
     generator = torch.Generator().manual_seed(draw(st.integers(0, 2**31)))
     logits = torch.randn(samples, classes, generator=generator, dtype=torch.float64)
     logits = logits * 10 ** draw(st.floats(-1, 1)) + draw(st.sampled_from([0.0, 50.0]))
@@ -431,7 +431,7 @@ def test_learns_and_never_touches_its_input(method: type[Scaling]) -> None:
 
 @each_method
 def test_softmax_sums_to_one(method: type[Scaling]) -> None:
-    logits, target = sampled(400, 30)
+    logits, target = sampled(400, 10)
     calibrated = method().fit(logits.float() * 3, target)(logits.float() * 3)
     assert (calibrated.softmax(1).sum(1) - 1).abs().max() < 1e-6
 
@@ -479,19 +479,6 @@ def test_images_equal_their_pixels(method: type[Scaling], layout: torch.memory_f
         torch.testing.assert_close(one, other, rtol=1e-6, atol=1e-7)
     assert dense(logits).shape == logits.shape
     torch.testing.assert_close(dense(logits).movedim(1, -1)[valid], flat(logits.movedim(1, -1)[valid]))
-
-
-@each_method
-def test_is_a_layer_that_exports(method: type[Scaling]) -> None:
-    torch.manual_seed(0)
-    features = torch.randn(300, 6)
-    network = nn.Linear(6, 4)
-    logits = network(features).detach()
-    target = torch.multinomial((logits / 3).softmax(1), 1).squeeze(1)
-    model = nn.Sequential(network, method().fit(logits, target)).eval()
-    exported = torch.export.export(model, (features,)).module()
-    torch.testing.assert_close(exported(features), model(features))
-    assert not torch.equal(model(features), logits)
 
 
 @each_method
@@ -606,8 +593,8 @@ def test_many_classes_do_not_take_many_passes() -> None:
 def test_very_many_parameters_are_fitted_nearly_as_well(
     method: type[Scaling], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    logits, target = sampled(2000, 20)
-    logits = (2 * logits * torch.linspace(0.5, 1.5, 20)).float()
+    logits, target = sampled(1000, 12)
+    logits = (2 * logits * torch.linspace(0.5, 1.5, 12)).float()
     exact = likelihood(method().fit(logits, target)(logits), target)
     monkeypatch.setattr("calibrant.calibrators.linear._MANY", 100)
     nearly = likelihood(method().fit(logits, target)(logits), target)
@@ -627,8 +614,8 @@ def test_rounded_matrix_products_are_not_used(monkeypatch: pytest.MonkeyPatch) -
 
 @each_method
 def test_threads_change_nothing_but_rounding(method: type[Scaling], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("calibrant.layout._CPU_BLOCK", 500)
-    logits, target = sampled(1000, 5)
+    monkeypatch.setattr("calibrant.layout._CPU_BLOCK", 250)
+    logits, target = sampled(500, 5)
     before = torch.get_num_threads()
     fitted = []
     try:

@@ -2,15 +2,16 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from scipy import stats
+from scipy import special, stats
 
-from calibrant.evaluation import Evaluation, evaluate
+from calibrant.evaluation import Evaluation, Figure, evaluate
 from calibrant.evaluation.comparison import Comparison, Method, _holm
 
 from ..evaluations import changed
@@ -45,25 +46,27 @@ def method(name: str, scale: float, seeds: int, first: int = 0, **options: Any) 
 # ---- Significance ---------------------------------------------------------------------------------
 
 
+@cache
+def draws(seed: int) -> np.ndarray:
+    """The share of each element in each resample, for all seeds and methods of a simulation."""
+    generator = np.random.default_rng(seed)
+    return generator.multinomial(ELEMENTS, np.full(ELEMENTS, 1 / ELEMENTS), RESAMPLES) / ELEMENTS
+
+
 def simulated(
     template: Evaluation, seeds: int, effect: float, spread: float, generator: np.random.Generator
 ) -> Comparison:
     """Two methods on a new test set, whose elements differ in difficulty, from seeds that differ in skill."""
     difficulty = generator.normal(0, 1, ELEMENTS)
-    drawn = generator.integers(ELEMENTS, size=(RESAMPLES, ELEMENTS))
+    share = draws(int(generator.integers(20)))
     methods = []
     for name, skill in (("first", 1.0), ("second", 1.0 + effect)):
         evaluations = []
         for _ in range(seeds):
-            chance = stats.norm.cdf(skill + generator.normal(0, spread) - difficulty)
+            chance = special.ndtr(skill + generator.normal(0, spread) - difficulty)
             correct = (generator.random(ELEMENTS) < chance).astype(float)
-            evaluations.append(
-                changed(
-                    template,
-                    accuracy=float(correct.mean()),
-                    replicates={"accuracy": tuple(correct[drawn].mean(1).tolist())},
-                )
-            )
+            figure = Figure(float(correct.mean()), None, tuple((share @ correct).tolist()))
+            evaluations.append(replace(template, figures={"accuracy": figure}))
         methods.append(Method(name, tuple(evaluations)))
     return Comparison("simulated", tuple(range(seeds)), tuple(methods))
 

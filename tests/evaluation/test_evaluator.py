@@ -83,7 +83,7 @@ def golden_streamed(golden_batch: Batch) -> Evaluation:
 
 @pytest.mark.parametrize(("classes", "shown"), [(2, False), (5, False), (6, True)])
 def test_top_5_accuracy_is_left_out_where_it_is_always_1(classes: int, shown: bool) -> None:
-    logits, target = batch(200, classes)
+    logits, target = batch(20, classes)
     evaluations = [
         evaluate(logits, target, resamples=20),
         Evaluator(resamples=20).update(logits, target).compute(),

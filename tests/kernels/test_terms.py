@@ -535,11 +535,15 @@ def test_every_two_terms_can_be_summed(case, shape, cut):
 
 
 @by_name(CASES)
-@SHAPES
 @pytest.mark.parametrize(
-    ("scale", "offset"),
-    [(0.7, None), (SCALAR, OFFSET), (None, OFFSET)],
-    ids=["scale", "tensors", "offset"],
+    ("shape", "scale", "offset"),
+    [
+        ((7, CLASSES), 0.7, None),
+        ((7, CLASSES), SCALAR, OFFSET),
+        ((7, CLASSES), None, OFFSET),
+        ((3, CLASSES, 7), SCALAR, OFFSET),
+    ],
+    ids=["scale", "tensors", "offset", "tensors, images"],
 )
 def test_scale_and_offset(case, shape, scale, offset, cut):
     """A term of ``scale · l + offset``, against autograd of the same, ties included."""

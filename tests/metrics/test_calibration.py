@@ -9,6 +9,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scipy.fft import dct, idct
 from scipy.optimize import brentq
 from scipy.stats import foldnorm
 
@@ -381,6 +382,23 @@ def test_smooth_equals_its_definition(spread, rounded):
     expected = smooth_by_definition(*outcomes(logits, target))
     assert 0.01 < expected < 0.6
     assert smooth_ece(logits, target) == pytest.approx(expected, rel=1e-3)
+
+
+@pytest.mark.parametrize("sharpness", [0.2, 1.0, 3.0])
+@pytest.mark.parametrize("size", [20, 1_000])
+def test_smooth_is_the_error_of_the_width_that_equals_it(size, sharpness):
+    generator = torch.Generator().manual_seed(size)
+    logits = 2 * torch.randn(size, 5, generator=generator, dtype=torch.float64)
+    target = torch.multinomial(logits.softmax(1), 1, generator=generator).squeeze(1)
+    predictions = Predictions.of(sharpness * logits, target)
+    spectrum = dct(predictions.residual(predictions.cells).numpy())
+
+    def error(width):
+        kernel = np.exp(-0.5 * (np.pi * width * np.arange(len(spectrum))) ** 2)
+        return np.abs(idct(spectrum * kernel)).sum()
+
+    expected = brentq(lambda width: error(width) - width, 0, 1, xtol=1e-12)
+    assert smooth_ece(predictions) == pytest.approx(expected, rel=0, abs=1e-8)
 
 
 def test_smooth_of_small_errors():

@@ -114,9 +114,9 @@ def test_resamples_equal_repeated_data(rounded, size, bins):
         np.testing.assert_allclose(residual[row], expected, atol=1e-12)
 
 
-@pytest.mark.parametrize("rounded", [False, True])
-@pytest.mark.parametrize("bins", [6, 15])
-@pytest.mark.parametrize("size", [50, 203])
+@pytest.mark.parametrize(
+    ("rounded", "bins", "size"), [(False, 6, 50), (True, 15, 50), (False, 15, 203), (True, 6, 203)]
+)
 def test_bootstrap_equals_the_figures_of_repeated_data(rounded, bins, size, monkeypatch):
     logits, target = batch(3, size, rounded=rounded)
     target[target == 1] = 0  # a class that does not occur, and one that a resample can lose

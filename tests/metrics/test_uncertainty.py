@@ -6,6 +6,7 @@ from scipy.stats import binomtest
 from calibrant import evaluate
 from calibrant.histogram import Bins, ConfidenceHistogram
 from calibrant.metrics import (
+    METRICS,
     Predictions,
     binomial_interval,
     calibration_test,
@@ -161,6 +162,18 @@ def test_certain_and_right_is_calibrated():
     assert calibration_test(Predictions.of(logits, wrong)).p_value == 0.001
 
 
+@pytest.fixture
+def few_metrics():
+    """An evaluation of two metrics, since all of them would take most of the time."""
+    every = dict(METRICS)  # in their order
+    METRICS.clear()
+    METRICS.update({name: every[name] for name in ("nll", "classwise_ece")})
+    yield
+    METRICS.clear()
+    METRICS.update(every)
+
+
+@pytest.mark.usefixtures("few_metrics")
 @pytest.mark.parametrize("sharpness", [1.0, 1.3])
 def test_coverage_of_classwise_ece(sharpness):
     """Of calibrated and of over-confident models: 39 of 40 intervals cover the true value, of either."""

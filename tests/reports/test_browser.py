@@ -2,6 +2,7 @@
 
 import csv
 import io
+from functools import cache
 
 import pytest
 import torch
@@ -26,6 +27,7 @@ def browser(tmp_path_factory):
     found.close()
 
 
+@cache
 def evaluation_of(name, seed, scale):
     target = torch.randint(4, (400,), generator=torch.Generator().manual_seed(7))
     noise = torch.randn(400, 4, generator=torch.Generator().manual_seed(seed))

@@ -3,12 +3,14 @@
 import json
 
 import pytest
+from matplotlib.figure import Figure
 
 from calibrant.evaluation.comparison import Comparison, Method
 from calibrant.evaluation.criterion import Criterion
 from calibrant.evaluation.ranks import Standing, rank_methods, rankings
 from calibrant.reports import leaderboard_files
 from calibrant.reports.leaderboard_files import statements, write_leaderboard
+from calibrant.reports.plots import drawing
 from tests.reports.chromium import CHROMIUM, Browser
 from tests.reports.test_browser import BEYOND, NAMES, evaluation_of
 
@@ -39,7 +41,14 @@ def folder(standings, tmp_path_factory):
     run = found / "easy" / "runs" / "ce-seed0"
     run.mkdir(parents=True)
     (run / "recipe.toml").touch()
-    write_leaderboard("A leaderboard", standings, found)
+    with pytest.MonkeyPatch.context() as patch:  # empty pictures of the same sizes: drawing takes seconds
+        save = drawing._saved
+        patch.setattr(
+            drawing,
+            "_saved",
+            lambda figure, **options: save(Figure(figsize=figure.get_size_inches()), **options),
+        )
+        write_leaderboard("A leaderboard", standings, found)
     return found
 
 

@@ -1,6 +1,7 @@
 """The verdict of a report says what its figures say, and does not claim what was not tested."""
 
 from dataclasses import replace as changed_field
+from functools import cache
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ from tests.evaluations import changed as replace
 from tests.reports.test_page import evaluation, models
 
 
+@cache
 def of_logits(scale, seed=0, size=600, resamples=60):
     target = torch.randint(3, (size,), generator=torch.Generator().manual_seed(7))
     noise = torch.randn(size, 3, generator=torch.Generator().manual_seed(seed))
