@@ -24,6 +24,7 @@ import sys
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from itertools import takewhile
 from pathlib import Path
 from types import ModuleType
 from typing import NoReturn
@@ -155,9 +156,11 @@ def run_calibrant(name: str, arguments: list[str]) -> None:
 
 def run_python(program: ModuleType, arguments: list[str]) -> None:
     """What `python` does with a file, ``-m module``, ``-c code``, and code from its standard input."""
-    sys.argv = [argument for argument in arguments if argument not in ("-B", "-u")]
+    flags = list(takewhile(lambda argument: argument in ("-B", "-u"), arguments))
+    sys.argv = arguments[len(flags) :] or ["-"]
     if sys.argv[0] == "-m":
         del sys.argv[0]
+        sys.path.insert(0, os.getcwd())
         runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
     elif sys.argv[0] in ("-", "-c"):
         sys.path.insert(0, "")

@@ -74,7 +74,15 @@ def test_decisions_are_those_of_two_classes(shape):
         found = score(logits, binary=True)
         assert found.shape == (6, *shape)
         torch.testing.assert_close(found, score(pairs))
-    assert Diversity.of(logits, target, binary=True).means() == Diversity.of(pairs, target).means()
+    means = Diversity.of(logits, target, binary=True).means()
+    assert means == Diversity.of(pairs, target).means()
+    if shape == (1,):
+        assert means == Diversity.of(logits, target.squeeze(1), binary=True).means()
+
+
+def test_probabilities_instead_of_single_logits_are_told():
+    with pytest.warns(UserWarning, match=r"these single logits lie in \[0, 1\]"):
+        pool(torch.rand(3, 100, generator=torch.Generator().manual_seed(0)), binary=True)
 
 
 def test_wrong_shapes():

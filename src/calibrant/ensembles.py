@@ -34,8 +34,7 @@ def pool(logits: Tensor, *, binary: bool = False) -> Tensor:
     tensor([[0.7500, 0.2500]])
     """
     classes = _classes(logits, binary)
-    if not binary:
-        warn_of_probabilities(logits[0])
+    warn_of_probabilities(classes[0])
     pooled = _log_probabilities(classes).logsumexp(0) - torch.tensor(len(logits)).log()
     return pooled[:, 1] - pooled[:, 0] if binary else pooled
 
@@ -106,12 +105,14 @@ class Diversity(Statistics):
         Args:
             logits: logits ``(M, B, K, *S)``, as for `pool`; M at least 2.
             target: labels ``(B, *S)``, of which only those to leave out matter. If binary, one for each
-                decision.
+                decision; ``(B,)`` will do for logits ``(M, B, 1)``.
             ignore_index: the label of elements to leave out.
             binary: each logit is a yes-or-no decision of its own, as for `pool`.
         """
         classes = _classes(logits, binary)
         elements = (*classes.shape[1:2], *classes.shape[3:])
+        if binary and logits.shape[2:] == (1,) and target.ndim == 1:
+            target = target.unsqueeze(1)
         if target.shape != elements:
             raise ValueError(f"target must have shape {elements}, got {tuple(target.shape)}")
         valid = target != ignore_index

@@ -544,6 +544,8 @@ def test_a_binary_report_speaks_of_probabilities_of_yes():
     assert 'data-axes="probability of yes|frequency of yes"' in several
     named = evaluate(logits, target, binary=True, class_names=["ham", "spam"], resamples=0)
     assert "yes means 'spam'" in unescape(render_report([named]))
+    unnamed = evaluate(logits, target, binary=True, resamples=0)
+    assert "yes means 'spam' or" not in unescape(render_report([named, unnamed]))
     for page in (binary, several):
         assert "yes means" not in page
         assert "ECE and the diagrams compare the probability of yes with the frequency of yes" in page

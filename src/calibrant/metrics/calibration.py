@@ -288,19 +288,11 @@ def smooth_ece_of(confidences: Confidences) -> Tensor:
         smoothed: Tensor = torch.fft.irfft(spectrum * kernel, n=2 * cells)
         return smoothed[..., :cells].abs().sum(-1)
 
-    # The error falls as the kernel widens: find the width that equals the error by the Illinois method, with
-    # half the evaluations of a bisection. Ten steps leave an error of about 1e-8 or less.
-    low, high = residual.sum(-1).abs(), residual.abs().sum(-1)  # the errors of the widest kernel and of none
-    above, below = error(low) - low, error(high) - high
-    moved = torch.zeros_like(low)  # 1 where the last step raised the lower end, -1 where it lowered the upper
-    for _ in range(10):
-        place = (above / (above - below)).nan_to_num(1.0).clamp(0, 1)
-        width = low + place * (high - low)
-        smooth = error(width)
-        wider = smooth > width
-        # An end that stays twice counts half: else the other end would only creep towards the solution.
-        above = torch.where(wider, smooth - width, torch.where(moved < 0, above / 2, above))
-        below = torch.where(wider, torch.where(moved > 0, below / 2, below), smooth - width)
-        low, high = torch.where(wider, width, low), torch.where(wider, high, width)
-        moved = wider.to(low.dtype) * 2 - 1
-    return smooth
+    # The error falls as the kernel widens: bisect for the width that equals the error.
+    low = torch.zeros_like(residual[..., 0])
+    high = torch.ones_like(low)
+    for _ in range(20):
+        width = (low + high) / 2
+        above = error(width) > width
+        low, high = torch.where(above, width, low), torch.where(above, high, width)
+    return error((low + high) / 2)

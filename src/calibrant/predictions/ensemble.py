@@ -27,8 +27,8 @@ def open_ensemble(
         paths: a file or folder for each member, with the same elements in the same order; at least two.
         ignore_index: the label of elements to leave out.
         binary: each score is a yes-or-no decision of its own.
-        watch: called with the logits of all members ``(M, n, K, *S)`` and the labels of each batch, for
-            example to add up their `calibrant.ensembles.Diversity`.
+        watch: called with the logits of all members ``(M, n, K, *S)``, if binary ``(M, n, L, *S)``, and the
+            labels of each batch, for example to add up their `calibrant.ensembles.Diversity`.
 
     Raises:
         BadFileError: a file cannot be read, or the files have different rows, classes or labels. Labels are

@@ -308,8 +308,8 @@ def _facts(evaluations: Sequence[Evaluation], summary: Summary | None, fitted: s
     ]
     if any(each.binary for each in evaluations):
         parts.append("ECE and the diagrams compare the probability of yes with the frequency of yes")
-    meanings = {each.classes[1].name for each in evaluations if each.binary and not each.labels}
-    if meanings - {"yes"}:
+    meanings = {each.classes[1].name for each in evaluations if each.binary and not each.labels} - {"yes"}
+    if meanings:
         parts.append(f"yes means {' or '.join(map(repr, sorted(meanings)))}")
     if labels:
         parts.append("figures are of all decisions together; means over classes are over labels")
