@@ -87,13 +87,13 @@ def serve(listener: socket.socket) -> NoReturn:
 
 
 def draw_blank() -> None:
-    """Save an empty figure instead of each."""
+    """Save an empty figure of the same size instead of each."""
     from matplotlib.figure import Figure
 
     from calibrant.reports.plots import drawing
 
     save = drawing._saved
-    drawing._saved = lambda figure, **options: save(Figure(figsize=(1, 1)), **options)
+    drawing._saved = lambda figure, **options: save(Figure(figsize=figure.get_size_inches()), **options)
 
 
 def answer(call: socket.socket) -> NoReturn:

@@ -88,7 +88,7 @@ def test_probabilities_instead_of_single_logits_are_told():
 def test_wrong_shapes():
     with pytest.raises(ValueError, match=r"target must have shape \(40,\), got \(40, 1\)"):
         Diversity.of(LOGITS, TARGET[:, None])
-    with pytest.raises(ValueError, match=r"target must have shape \(40, 3\), got \(40,\)"):
+    with pytest.raises(ValueError, match=r"target must have the logits' shape \(40, 3\), got \(40,\)"):
         Diversity.of(LOGITS, TARGET, binary=True)
     with pytest.raises(ValueError, match=r"got \(40,\).*calibrant\.ensembles\.pool\(logits\)"):
         evaluate(LOGITS, TARGET)

@@ -8,7 +8,7 @@ from typing import Self
 import torch
 from torch import Tensor
 
-from calibrant.layout import as_pairs, computing_dtype, warn_of_probabilities
+from calibrant.layout import as_decisions, as_pairs, computing_dtype, warn_of_probabilities
 from calibrant.statistics import Statistics, sum_dtype
 
 __all__ = ["Diversity", "disagreement", "mutual_information", "pool"]
@@ -111,8 +111,8 @@ class Diversity(Statistics):
         """
         classes = _classes(logits, binary)
         elements = (*classes.shape[1:2], *classes.shape[3:])
-        if binary and logits.shape[2:] == (1,) and target.ndim == 1:
-            target = target.unsqueeze(1)
+        if binary:
+            _, target = as_decisions(logits[0], target)
         if target.shape != elements:
             raise ValueError(f"target must have shape {elements}, got {tuple(target.shape)}")
         valid = target != ignore_index

@@ -8,6 +8,7 @@ import warnings
 import pytest
 import torch
 from torch import nn
+from torch.nn import functional as F
 
 from calibrant.calibrators import CALIBRATORS, create_calibrator
 from calibrant.calibrators.streaming import Scaling
@@ -292,6 +293,21 @@ def test_fitting_is_deterministic_and_leaves_the_data_alone(key, options):
     for ours, theirs in zip(once.buffers(), again.buffers(), strict=True):
         assert torch.equal(ours, theirs)
         assert not theirs.requires_grad
+
+
+@pytest.mark.filterwarnings("ignore:the temperature stopped at its bound:UserWarning")
+@pytest.mark.filterwarnings("ignore:of . classes the data lack:UserWarning")
+@pytest.mark.parametrize(
+    "key", [key for key, kind in CALIBRATORS.items() if issubclass(kind, Scaling) or key == "identity"]
+)
+def test_scaling_never_fits_worse_than_doing_nothing(key):
+    for seed in range(12):
+        samples, classes = (3, 20, 90, 400)[seed % 4], (2, 3, 7)[seed % 3]
+        spread, sharpness = (0.1, 3.0, 30.0)[seed // 4], (0.3, 1.0, 4.0)[seed % 3]
+        logits, target = sampled(samples, classes, seed=seed, spread=spread, sharpness=sharpness)
+        logits = logits.double()
+        calibrated = create_calibrator(key).fit(logits, target)(logits)
+        assert F.cross_entropy(calibrated, target) <= F.cross_entropy(logits, target) + 1e-9
 
 
 @every_fitted

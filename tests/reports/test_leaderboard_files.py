@@ -3,7 +3,6 @@
 import json
 
 import pytest
-from matplotlib.figure import Figure
 
 from calibrant.evaluation.comparison import Comparison, Method
 from calibrant.evaluation.criterion import Criterion
@@ -11,6 +10,7 @@ from calibrant.evaluation.ranks import Standing, rank_methods, rankings
 from calibrant.reports import leaderboard_files
 from calibrant.reports.leaderboard_files import statements, write_leaderboard
 from calibrant.reports.plots import drawing
+from tests.programs import draw_blank
 from tests.reports.chromium import CHROMIUM, Browser
 from tests.reports.test_browser import BEYOND, NAMES, evaluation_of
 
@@ -41,13 +41,9 @@ def folder(standings, tmp_path_factory):
     run = found / "easy" / "runs" / "ce-seed0"
     run.mkdir(parents=True)
     (run / "recipe.toml").touch()
-    with pytest.MonkeyPatch.context() as patch:  # empty pictures of the same sizes: drawing takes seconds
-        save = drawing._saved
-        patch.setattr(
-            drawing,
-            "_saved",
-            lambda figure, **options: save(Figure(figsize=figure.get_size_inches()), **options),
-        )
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(drawing, "_saved", drawing._saved)  # as it was, afterwards
+        draw_blank()
         write_leaderboard("A leaderboard", standings, found)
     return found
 
