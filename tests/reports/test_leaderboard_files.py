@@ -81,6 +81,27 @@ def test_an_experiment_that_has_just_begun_does_not_take_the_ranks_away(standing
     assert "Too few results yet: new; none." in leaderboard_files.ranks_note(found, more)
 
 
+def test_losses_that_some_experiments_lack_have_ranks_over_the_others(standings, tmp_path):
+    easy, hard, none = standings
+    other = Comparison("other", (0, 1), hard.comparison.methods[:2])
+    lacking = [easy, hard, Standing("other", "other", other, {}), none]
+    shared, more = leaderboard_files.all_rankings(lacking)
+    assert shared.found[Criterion("nll")].data == ("easy", "hard", "other")
+    assert list(shared.found[Criterion("nll")].mean) == [BEST, "ce"]
+    assert more.found[Criterion("nll")].data == ("easy", "hard")
+    assert more.found[Criterion("nll")].mean == rankings([easy, hard])[Criterion("nll")].mean
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(drawing, "_saved", drawing._saved)
+        draw_blank()
+        write_leaderboard("A leaderboard", lacking, tmp_path)
+    plain = json.loads((tmp_path / "leaderboard.json").read_text())
+    assert len(plain["ranks"]["nll"]["mean"]) == 2
+    assert len(plain["ranks-of-more"]["nll"]["mean"]) == 3
+    assert f"## {more.heading}" in (tmp_path / "leaderboard.md").read_text()
+    assert f">{more.heading}</h2>" in (tmp_path / "leaderboard.html").read_text()
+    assert len(list((tmp_path / "plots").glob("ranks-of-more-*.png"))) == 5
+
+
 def test_equal_ranks_are_named_together(standings):
     found = rankings(standings)
     same = rank_methods({name: {"a": [1.0], "b": [1.0]} for name in "xy"}, higher_is_better=False)

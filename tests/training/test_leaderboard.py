@@ -9,9 +9,8 @@ from typing import Any
 
 import pytest
 
-from calibrant.evaluation.ranks import rankings
 from calibrant.options import RecipeError
-from calibrant.reports.leaderboard_files import markdown, to_json
+from calibrant.reports.leaderboard_files import all_rankings, markdown, to_json
 from calibrant.training import DivergedError, leaderboard, loop
 from calibrant.training.leaderboard import Leaderboard, standings, work, work_on_ray
 from tests.training.interruptions import killed_in_step, side_by_side
@@ -55,7 +54,7 @@ def board(text: str = BOARD) -> Leaderboard:
 def written(folder: Path) -> str:
     """The results of the runs in a folder."""
     found = standings(board(), folder, resamples=20)
-    return to_json("Title", found, rankings(found))
+    return to_json("Title", found, all_rankings(found))
 
 
 @pytest.fixture(scope="module")
@@ -105,7 +104,7 @@ def test_missing_runs_are_named(done: Path, tmp_path: Path) -> None:
     assert set(easy.missing) == {("ls", 0), ("ls", 1)}
     assert set(hard.missing.values()) == {"not done"}
     assert len(hard.missing) == 4
-    text = markdown("Title", [easy, hard], {})
+    text = markdown("Title", [easy, hard], [])
     assert "Missing runs: 4" in text
     assert "- ls (seeds 0, 7): not done" in text
     assert "| loss | Seeds |" in text  # of one seed instead of two

@@ -44,7 +44,6 @@ def leaderboard(
     """
     with options.training_errors():
         options.import_fabric()
-        from calibrant.evaluation.ranks import rankings
         from calibrant.reports import leaderboard_files
         from calibrant.reports.tables import print_table
         from calibrant.training import leaderboard, run_folder
@@ -71,10 +70,11 @@ def leaderboard(
             fail(f"{folder} has no run of {board} that is done")
         with FolderLock(folder, "writing the results of a leaderboard"):  # all files are of one state of it
             leaderboard_files.write_leaderboard(plan.title, standings, folder)
-        if found := rankings(standings):
-            note = leaderboard_files.ranks_note(found, standings)
-            print_table(leaderboard_files.rank_table(found), note, wide=wide)
-        else:
+        ranked = leaderboard_files.all_rankings(standings)
+        for each in ranked:
+            note = leaderboard_files.ranks_note(each.found, each.standings)
+            print_table(leaderboard_files.rank_table(each.found), note, wide=wide)
+        if not ranked:
             say("no ranks: no two losses have results in every ranked experiment", err=True)
     missing = sum(len(each.missing) for each in standings)
     if missing:

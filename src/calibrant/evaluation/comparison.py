@@ -211,6 +211,7 @@ class Comparison:
             "format": _FORMAT,
             "title": self.title,
             "seeds": self.seeds,
+            "samples": self.methods[0].before[0].samples,
             "dense": self.dense,
             "columns": self.columns,
             "first": self.methods[0].name,

@@ -168,6 +168,18 @@ def rankings(standings: Sequence[Standing]) -> dict[Criterion, Ranks]:
     return found
 
 
+def widest(standings: Sequence[Standing]) -> list[Standing]:
+    """The ranked experiments that have all methods of the one with the most.
+
+    Over these, more methods have a rank than over all experiments. None if they are all, or just one.
+    """
+    ranked = [(each, each.comparison) for each in standings if each.ranked and each.comparison]
+    names = [{method.name for method in comparison.methods} for _, comparison in ranked]
+    most = max(names, key=len, default=set())
+    found = [each for (each, _), own in zip(ranked, names, strict=True) if own >= most]
+    return found if 1 < len(found) < len(ranked) else []
+
+
 def _values(comparison: Comparison, criterion: Criterion) -> dict[str, list[float]]:
     """The values of every method that has one for each seed."""
     metric = "mean_iou" if comparison.dense and criterion.metric == "accuracy" else criterion.metric

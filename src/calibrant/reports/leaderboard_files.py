@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ from matplotlib.figure import Figure
 from calibrant.atomic import replace_file
 from calibrant.evaluation.comparison import Comparison
 from calibrant.evaluation.criterion import Criterion
-from calibrant.evaluation.ranks import Ranks, Standing, rankings
+from calibrant.evaluation.ranks import Ranks, Standing, rankings, widest
 from calibrant.metrics import METRICS
 from calibrant.reports import charts, plots
 from calibrant.reports.comparison_page import write_comparison
@@ -40,6 +40,25 @@ from calibrant.reports.verdict import listed, p_words
 
 FILES = ("leaderboard.json", "leaderboard.md", "leaderboard.tex", "leaderboard.html")
 """The files that `write_leaderboard` writes beside plots and the files of each experiment."""
+
+
+@dataclass(frozen=True)
+class Ranking:
+    """Ranks over some experiments, by several criteria."""
+
+    heading: str  # that of the table
+    name: str  # that of the plots
+    standings: Sequence[Standing]  # the experiments
+    found: Mapping[Criterion, Ranks]  # not empty
+
+
+def all_rankings(standings: Sequence[Standing]) -> list[Ranking]:
+    """The ranks of the losses that all experiments share, and of more losses over fewer experiments."""
+    groups = (
+        ("Ranks", "ranks", standings),
+        ("Ranks of more losses over fewer experiments", "ranks-of-more", widest(standings)),
+    )
+    return [Ranking(*group, found) for group in groups if (found := rankings(group[-1]))]
 
 
 def experiment_table(comparison: Comparison) -> Table:
@@ -111,47 +130,40 @@ def ranks_note(found: Mapping[Criterion, Ranks], standings: Sequence[Standing]) 
     return text
 
 
-def markdown(title: str, standings: Sequence[Standing], found: Mapping[Criterion, Ranks]) -> str:
+def markdown(title: str, standings: Sequence[Standing], ranked: Sequence[Ranking]) -> str:
     """The leaderboard in Markdown."""
     lines = [f"# {plain_markdown(title)}", ""]
-    if found:
-        table = rank_table(found)
-        lines += [
-            "## Ranks",
-            "",
-            to_markdown(table, "loss"),
-            "",
-            plain_markdown(ranks_note(found, standings)),
-            "",
-        ]
-        lines += [f"- {plain_markdown(sentence)}" for sentence in statements(found)]
+    for each in ranked:
+        table = rank_table(each.found)
+        note = plain_markdown(ranks_note(each.found, each.standings))
+        lines += [f"## {each.heading}", "", to_markdown(table, "loss"), "", note, ""]
+        lines += [f"- {plain_markdown(sentence)}" for sentence in statements(each.found)]
         lines += ["", to_markdown(table.intervals(), "loss"), ""]
-    for each in standings:
-        lines += [f"## {plain_markdown(each.name)}", ""]
-        if each.comparison is None:
+    for standing in standings:
+        lines += [f"## {plain_markdown(standing.name)}", ""]
+        if standing.comparison is None:
             lines += ["No run is done yet.", ""]
         else:
-            table = experiment_table(each.comparison)
-            lines += [to_markdown(table, "loss"), "", plain_markdown(comparison_note(each.comparison)), ""]
-        if each.missing:
-            lines += [f"Missing runs: {len(each.missing)}", ""]
-            lines += [*(f"- {plain_markdown(line)}" for line in each.missing_lines()), ""]
+            table, note = experiment_table(standing.comparison), comparison_note(standing.comparison)
+            lines += [to_markdown(table, "loss"), "", plain_markdown(note), ""]
+        if standing.missing:
+            lines += [f"Missing runs: {len(standing.missing)}", ""]
+            lines += [*(f"- {plain_markdown(line)}" for line in standing.missing_lines()), ""]
     return "\n".join(lines)
 
 
-def latex(standings: Sequence[Standing], found: Mapping[Criterion, Ranks]) -> str:
+def latex(standings: Sequence[Standing], ranked: Sequence[Ranking]) -> str:
     """The tables in LaTeX, for the package booktabs."""
-    parts = (
-        [f"% {tex(ranks_note(found, standings))}\n{to_latex(rank_table(found), 'Loss')}\n"] if found else []
-    )
-    for each in standings:
-        if each.comparison is not None:
-            note = f"{each.name}. {comparison_note(each.comparison)}"
-            parts.append(f"% {tex(note)}\n{to_latex(experiment_table(each.comparison), 'Loss')}\n")
-    return "\n".join(parts)
+    tables = [(ranks_note(each.found, each.standings), rank_table(each.found)) for each in ranked]
+    tables += [
+        (f"{each.name}. {comparison_note(each.comparison)}", experiment_table(each.comparison))
+        for each in standings
+        if each.comparison is not None
+    ]
+    return "\n".join(f"% {tex(note)}\n{to_latex(table, 'Loss')}\n" for note, table in tables)
 
 
-def to_json(title: str, standings: Sequence[Standing], found: Mapping[Criterion, Ranks]) -> str:
+def to_json(title: str, standings: Sequence[Standing], ranked: Sequence[Ranking]) -> str:
     """The ranks, the results of every experiment, and the missing runs."""
 
     def plain(ranks: Ranks) -> dict[str, Any]:
@@ -167,21 +179,52 @@ def to_json(title: str, standings: Sequence[Standing], found: Mapping[Criterion,
         }
         for each in standings
     }
-    ranks = {str(criterion): plain(each) for criterion, each in found.items()}
-    return json.dumps({"title": title, "ranks": ranks, "experiments": experiments}, indent=1, allow_nan=False)
+    ranks: dict[str, Any] = {"ranks": {}}  # there even if nothing is ranked
+    for each in ranked:
+        ranks[each.name] = {str(criterion): plain(ranks) for criterion, ranks in each.found.items()}
+    return json.dumps({"title": title, **ranks, "experiments": experiments}, indent=1, allow_nan=False)
 
 
 def write_leaderboard(title: str, standings: Sequence[Standing], folder: str | os.PathLike[str]) -> None:
     """Write `FILES`, ``plots/ranks-*.png``, and in the folder of each experiment those of its comparison."""
     target = Path(folder)
-    found = rankings(standings)
+    ranked = all_rankings(standings)
     for each in standings:
         if each.comparison is not None:
             write_comparison(each.comparison, target / each.folder)
-    pictures = []
     (target / "plots").mkdir(parents=True, exist_ok=True)
+    page = template("leaderboard.html.jinja").render(
+        title=title,
+        facts=_facts(standings),
+        rankings=[
+            {
+                "heading": each.heading,
+                "name": each.name,
+                "table": rank_table(each.found),
+                "note": ranks_note(each.found, each.standings),
+                "statements": statements(each.found),
+                "pictures": _pictures(each, target / "plots"),
+            }
+            for each in ranked
+        ],
+        sections=[_section(each, target) for each in standings],
+        marks=HTML,
+    )
+    contents = (
+        to_json(title, standings, ranked) + "\n",
+        markdown(title, standings, ranked),
+        latex(standings, ranked),
+        page,
+    )
+    for name, content in zip(FILES, contents, strict=True):
+        replace_file(target / name, content.encode())
+
+
+def _pictures(ranking: Ranking, folder: Path) -> list[tuple[str, bytes]]:
+    """The captions and pictures of a ranking; the pictures are also written to the folder as PNG."""
+    pictures = []
     with default_style():
-        for criterion, ranks in found.items():
+        for criterion, ranks in ranking.found.items():
             figure = Figure(figsize=(4.2, 1.3 + rows_height(ranks.mean)), layout="constrained")
             plots.mean_ranks(ranks, figure.subplots(), title=_label(criterion))
             caption = (
@@ -189,25 +232,8 @@ def write_leaderboard(title: str, standings: Sequence[Standing], folder: str | o
             )
             caption += "connects do not differ significantly"
             pictures.append((caption, svg(figure)))
-            replace_file(target / "plots" / f"ranks-{criterion}.png", png(figure))
-    page = template("leaderboard.html.jinja").render(
-        title=title,
-        facts=_facts(standings),
-        ranks=rank_table(found) if found else None,
-        ranks_note=ranks_note(found, standings) if found else "",
-        statements=statements(found),
-        pictures=pictures,
-        sections=[_section(each, target) for each in standings],
-        marks=HTML,
-    )
-    contents = (
-        to_json(title, standings, found) + "\n",
-        markdown(title, standings, found),
-        latex(standings, found),
-        page,
-    )
-    for name, content in zip(FILES, contents, strict=True):
-        replace_file(target / name, content.encode())
+            replace_file(folder / f"{ranking.name}-{criterion}.png", png(figure))
+    return pictures
 
 
 def _facts(standings: Sequence[Standing]) -> list[str]:
