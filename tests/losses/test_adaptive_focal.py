@@ -82,7 +82,8 @@ def test_equals_the_exact_update(key: str, rate: float) -> None:
         loss.adapt()
         edges = loss.edges.tolist()
         for b, group in enumerate(groups):
-            assert all(edges[b] <= value <= edges[b + 1] for value in group)
+            # But for rounding: two ways to compute a softmax may differ in the last digit.
+            assert all(edges[b] - 1e-15 <= value <= edges[b + 1] + 1e-15 for value in group)
         torch.testing.assert_close(
             loss.gamma, torch.tensor(reference.gamma, dtype=torch.float64), rtol=1e-9, atol=0
         )
