@@ -2,6 +2,9 @@
 
 import json
 import re
+import runpy
+import shutil
+import sys
 from pathlib import Path
 
 import pytest
@@ -94,3 +97,15 @@ def test_the_ranks_of_the_leaderboard_are_those_of_the_results(number, key):
     for column in columns[:2]:
         assert f"p = {ranks[column]['p_value']:.{3 if ranks[column]['p_value'] < 0.1 else 2}f}" in text
     assert f"critical difference is {ranks['nll']['critical_difference']:.1f}" in text
+
+
+def test_the_tables_of_the_leaderboard_are_those_of_its_figures(monkeypatch, tmp_path, capsys):
+    program = runpy.run_path(str(ROOT / "benchmarks" / "leaderboard_tables.py"))
+    published = shutil.copytree(RESULTS / "leaderboard", tmp_path / "published")
+    (published / "leaderboard.md").unlink()
+    monkeypatch.setitem(program["main"].__globals__, "PUBLISHED", published)
+    monkeypatch.setattr(sys, "argv", ["leaderboard_tables.py", str(tmp_path / "no-runs")])
+    program["main"]()
+    for name in ("leaderboard.md", "leaderboard.json"):
+        assert (published / name).read_text() == (RESULTS / "leaderboard" / name).read_text()
+    assert "digits: 78 runs, 0 missing" in capsys.readouterr().out

@@ -20,7 +20,7 @@ import pytest
 import torch
 
 from calibrant.options import RecipeError
-from calibrant.training import TrainingError, checkpoint, loop
+from calibrant.training import TrainingError, checkpoint, loop, run_lock
 from calibrant.training.lock import FolderLock
 from calibrant.training.loop import train
 from calibrant.training.recipe import Recipe
@@ -43,7 +43,7 @@ OTHER = RECIPE.override(["loss=focal"])
 
 @pytest.fixture(autouse=True)
 def _short_waits(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(loop, "_SECONDS_BETWEEN_ATTEMPTS", 0.02)
+    monkeypatch.setattr(run_lock, "_SECONDS_BETWEEN_ATTEMPTS", 0.02)
 
 
 @contextmanager
@@ -250,7 +250,7 @@ def test_a_file_system_without_locks_gives_one_warning(
 
 def hold(folder: Path, recipe: Recipe) -> FolderLock:
     """What a run does before it reads its data."""
-    held = FolderLock(folder, loop._purpose(recipe))
+    held = run_lock.lock_of(folder, recipe)
     assert held.acquire()
     return held
 

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import math
 import time
-import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -24,7 +22,6 @@ from calibrant.histogram import Bins
 from calibrant.losses import AdaptiveLoss
 from calibrant.losses.adaptation import advise
 from calibrant.options import RecipeError
-from calibrant.predictions import write_predictions
 from calibrant.statistics import sum_dtype
 from calibrant.training import DivergedError, TrainingError, checkpoint, run_folder
 from calibrant.training.batches import Batch, training_batches
@@ -38,13 +35,17 @@ from calibrant.training.lock import FolderLock
 from calibrant.training.logs import Logs, learned_columns
 from calibrant.training.optimization import SCHEDULES, load_moments, set_rates
 from calibrant.training.recipe import Recipe
+from calibrant.training.run_lock import check_free, lock_of, wait_for
 from calibrant.training.runs import Run
 from calibrant.training.setup import Parts, is_single_gpu, make_fabric, set_up
 from calibrant.training.step import Recorded, Step
-from calibrant.training.validation import HIGHER_IS_BETTER, measure_test, observe_part, predictions, validate
-
-_SECONDS_BETWEEN_ATTEMPTS = 0.5
-"""The pause between two attempts to lock a folder that another process works in."""
+from calibrant.training.validation import (
+    HIGHER_IS_BETTER,
+    measure_test,
+    observe_part,
+    store_predictions,
+    validate,
+)
 
 StopEarly = Callable[[Sequence[Mapping[str, float]]], bool]
 """A function of the log rows so far that returns whether training ends here."""
@@ -110,7 +111,7 @@ def train(
         fabric.launch()
     with ExitStack() as stack, readable_errors():
         agree({"recipe": recipe.to_toml()})
-        together(lambda: _check_free(folder, recipe), "checking the output folder")
+        together(lambda: check_free(folder, recipe), "checking the output folder")
         if not gather(run_folder.is_finished(folder))[0]:
             data = _train(recipe, folder, data_root, data, fabric, progress, stop_early, stack)
             fabric.barrier()
@@ -134,9 +135,9 @@ def _train(
     stack: ExitStack,
 ) -> DataSets | None:
     """Lock the folder and train, unless another process has finished the run meanwhile; return the data."""
-    lock = FolderLock(folder, _purpose(recipe))
+    lock = lock_of(folder, recipe)
     stack.callback(lock.release)
-    _wait_for(lock, fabric)
+    wait_for(lock, fabric)
     together(lambda: run_folder.check_folder(folder, recipe), "checking the output folder")
     finished = run_folder.is_finished(folder)
     agree({"view of the output folder": "a finished run" if finished else "no finished run"})
@@ -159,56 +160,6 @@ def _train(
     loop.stop_early = stop_early
     loop.run()
     return read
-
-
-def _check_free(folder: Path, recipe: Recipe) -> None:
-    """Refuse a folder that holds a run of another recipe; name the process that works on that run."""
-    try:
-        run_folder.check_folder(folder, recipe)
-    except RecipeError:
-        if holder := FolderLock(folder).holder():
-            raise _in_use(folder, holder) from None
-        raise
-
-
-def _in_use(folder: Path, holder: str) -> RecipeError:
-    return RecipeError(f"{folder} is in use by {holder} for another recipe; choose another output folder")
-
-
-def _purpose(recipe: Recipe) -> str:
-    """The purpose of a run's lock: a hash of the recipe, and what it is in words."""
-    mark = hashlib.sha256(recipe.to_toml().encode()).hexdigest()[:12]
-    return f"recipe {mark}: {recipe.name}, {recipe.loss}, seed {recipe.seed}"
-
-
-def _wait_for(lock: FolderLock, fabric: Fabric) -> None:
-    """Lock a folder in the first process. All wait while another program trains the same recipe there.
-
-    Raises:
-        RecipeError: another program works there for another recipe.
-    """
-    holder = said = ""
-    mark = lock.purpose.partition(":")[0]  # not all of it: a long name may be cut off in the lock file
-
-    def attempt() -> str:
-        if not fabric.is_global_zero or lock.acquire():
-            return ""
-        found = lock.holder()
-        # Seen twice: before a new holder has written its name, the file may have that of an earlier one.
-        if found and found == holder and f"({mark}:" not in found:
-            raise _in_use(lock.folder, found)
-        return found or "a process that has just ended"
-
-    # The processes ask together, again and again: a single long wait would exceed the time-out of the others.
-    while found := gather(together(attempt, "locking the output folder"))[0]:
-        if found == holder != said and fabric.is_global_zero:
-            said = holder
-            warnings.warn(
-                f"{lock.folder} is in use by {holder} for the same recipe; waiting until it ends",
-                stacklevel=4,
-            )
-        holder = found
-        time.sleep(_SECONDS_BETWEEN_ATTEMPTS)
 
 
 def _training_part(parts: Parts) -> Split | None:
@@ -568,7 +519,7 @@ class Loop:
             split = getattr(parts.data, name)
             if len(split):
                 self.display.message(f"predicting {name}")
-                if self._store(split, folder / f"{name}.npz"):
+                if store_predictions(parts, split, folder / f"{name}.npz"):
                     files.append(f"{name}.npz")
         if parts.fabric.is_global_zero:
             constants = parts.data.test.normalisation
@@ -583,16 +534,3 @@ class Loop:
             }
             self._check_lock()
             replace_file(folder / run_folder.RESULT, (json.dumps(result, indent=1) + "\n").encode())
-
-    def _store(self, split: Split, path: Path) -> bool:
-        """Write the predictions for a split, unless they take too much space; return whether it was done."""
-        batches: list[tuple[Tensor, Tensor]] = []
-        for logits, target in predictions(self.parts, split):
-            if not batches and logits[0].numel() * 4 * len(split) > run_folder.STORED:
-                return False  # in every process alike; `calibrant.training.runs` predicts when asked
-            batches.append((logits.cpu(), run_folder.as_written(target.cpu(), self.parts.data.ignore_index)))
-        processes = gather(batches)
-        if self.parts.fabric.is_global_zero:
-            logits, labels = run_folder.in_order(processes, len(split))
-            write_predictions(path, [(logits, labels)], len(split), self.parts.data.class_names)
-        return True

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import reduce
 from operator import add
+from pathlib import Path
 from typing import Self, get_args
 
 import torch
@@ -21,13 +22,13 @@ from calibrant.histogram import Bins, ConfidenceHistogram, Outcomes
 from calibrant.layout import arrange, as_decisions
 from calibrant.metrics.catalogue import METRICS, Options
 from calibrant.options import RecipeError
+from calibrant.predictions import write_predictions
 from calibrant.statistics import sum_dtype
-from calibrant.training import TrainingError
+from calibrant.training import TrainingError, run_folder
 from calibrant.training.batches import evaluation_batches
 from calibrant.training.bins import BINS
 from calibrant.training.data import Split
 from calibrant.training.recipe import Criterion
-from calibrant.training.run_folder import STORED
 from calibrant.training.setup import Parts
 
 HIGHER_IS_BETTER = {
@@ -104,10 +105,10 @@ def validate(parts: Parts, *, observe: bool, select: str = "last") -> tuple[dict
         if observe:
             parts.loss.observe(logits, target)
         if select == "nll-after-temperature":
-            if not kept and logits[0].numel() * 4 * len(data.validation) > STORED:
+            if not kept and logits[0].numel() * 4 * len(data.validation) > run_folder.STORED:
                 raise RecipeError(
                     "select = 'nll-after-temperature' keeps the validation logits, which take more than "
-                    f"{STORED >> 30} GiB here; choose 'nll'"
+                    f"{run_folder.STORED >> 30} GiB here; choose 'nll'"
                 )
             kept.append((logits.cpu(), target.cpu()))
 
@@ -186,6 +187,20 @@ def predictions(parts: Parts, split: Split) -> Iterator[tuple[Tensor, Tensor]]:
         with precision.forward_context():
             logits = network(precision.convert_input(inputs))
         yield logits.float(), target
+
+
+def store_predictions(parts: Parts, split: Split, path: Path) -> bool:
+    """Write the predictions for a split, unless they take too much space; return whether it was done."""
+    batches: list[tuple[Tensor, Tensor]] = []
+    for logits, target in predictions(parts, split):
+        if not batches and logits[0].numel() * 4 * len(split) > run_folder.STORED:
+            return False  # in every process alike; `calibrant.training.runs` predicts when asked
+        batches.append((logits.cpu(), run_folder.as_written(target.cpu(), parts.data.ignore_index)))
+    processes = gather(batches)
+    if parts.fabric.is_global_zero:
+        logits, labels = run_folder.in_order(processes, len(split))
+        write_predictions(path, [(logits, labels)], len(split), parts.data.class_names)
+    return True
 
 
 def _broadcast_buffers(parts: Parts) -> None:
