@@ -94,9 +94,19 @@ MAY_IMPORT = {
 
 
 STRANGERS = {
-    "cli": {"typer", "rich", "lightning_fabric"},
+    "cli": {"typer", "rich"},
     "training": {
-        *("PIL", "lightning_fabric", "numpy", "optuna", "pyarrow", "rich", "safetensors", "scipy", "sklearn")
+        *(
+            "PIL",
+            "lightning_fabric",
+            "lightning_utilities",
+            "numpy",
+            "optuna",
+            "packaging",
+            "pyarrow",
+            "rich",
+        ),
+        *("safetensors", "scipy", "sklearn"),
     },
     "kernels": {"triton"},
     "losses": {"triton"},

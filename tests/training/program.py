@@ -19,16 +19,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from calibrant.cli.training_options import import_fabric
 from calibrant.options import Choice, RecipeError
-
-import_fabric()  # first, and without torchmetrics: saves every process seconds
-
-from lightning_fabric import Fabric  # noqa: E402
-
-from calibrant.training import loop, setup  # noqa: E402
-from calibrant.training.data import DATA_SETS, DataSets, TensorSplit, load_data  # noqa: E402
-from calibrant.training.recipe import Recipe  # noqa: E402
+from calibrant.training import loop, setup
+from calibrant.training.data import DATA_SETS, DataSets, TensorSplit, load_data
+from calibrant.training.fabric import Fabric
+from calibrant.training.recipe import Recipe
 
 
 def spotted(

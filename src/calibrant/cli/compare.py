@@ -78,7 +78,6 @@ def compare(
     """
     with options.training_errors():
         followed = options.load_recipe(recipe, changes)
-        options.import_fabric()
         from calibrant.options import Choice, split_outside_brackets
         from calibrant.reports import comparison_page
         from calibrant.training import compare, run_folder

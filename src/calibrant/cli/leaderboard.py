@@ -43,7 +43,6 @@ def leaderboard(
     times at once: every run is done once.
     """
     with options.training_errors():
-        options.import_fabric()
         from calibrant.reports import leaderboard_files
         from calibrant.reports.tables import print_table
         from calibrant.training import leaderboard, run_folder

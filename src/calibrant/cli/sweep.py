@@ -53,7 +53,6 @@ def sweep(
     """
     with options.training_errors(), options.preparing() as started:
         followed = options.load_recipe(recipe, changes, loss=loss)
-        options.import_fabric()
         from calibrant.evaluation.criterion import Criterion
         from calibrant.reports import sweep_files
         from calibrant.reports.chosen import print_choice

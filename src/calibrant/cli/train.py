@@ -57,7 +57,6 @@ def train(
     """Train a model by a recipe or on your own data. After an interruption, the same command continues."""
     with options.training_errors():
         followed = options.load_recipe(recipe, changes, loss=loss, seed=seed, data=own_data, target=target)
-        options.import_fabric()
         from calibrant.cli.prediction_files import in_words
         from calibrant.training import train
         from calibrant.training.bundle import calibrator_of, example_of_use

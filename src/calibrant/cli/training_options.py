@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shlex
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -15,12 +14,10 @@ import typer
 
 from calibrant.cli.program import INTERRUPTED, complain, say
 from calibrant.cli.terminal import fail, one_line_errors, waiting
-from calibrant.extras import require
 
 if TYPE_CHECKING:
-    from lightning_fabric import Fabric
-
     from calibrant.training import Recipe
+    from calibrant.training.fabric import Fabric
 
 RecipeArgument = Annotated[
     str,
@@ -131,22 +128,6 @@ def preparing() -> Iterator[Callable[[str], None]]:
 def _is_first() -> bool:
     """Whether this is the first process of the command."""
     return os.environ.get("RANK", os.environ.get("LOCAL_RANK", "0")) == "0"
-
-
-def import_fabric() -> None:
-    """Import Lightning Fabric without torchmetrics.
-
-    Fabric only asks for the version of torchmetrics. Importing it takes seconds, because it imports
-    torchvision and transformers where they are installed.
-    """
-    require("train", "lightning_fabric", purpose="training")
-    if "torchmetrics" in sys.modules:
-        return
-    sys.modules["torchmetrics"] = None  # type: ignore[assignment]
-    try:
-        import lightning_fabric  # noqa: F401
-    finally:
-        del sys.modules["torchmetrics"]
 
 
 def load_recipe(

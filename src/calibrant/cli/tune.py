@@ -49,7 +49,6 @@ def tune(
     """
     with options.training_errors(), options.preparing() as started:
         followed = options.load_recipe(recipe, changes, loss=loss)
-        options.import_fabric()
         from calibrant.arguments import whole_number
         from calibrant.evaluation.criterion import Criterion
         from calibrant.reports import tuning_files

@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import cast
 
 import torch
-from lightning_fabric.wrappers import _FabricModule
 from torch import nn
 
 from calibrant.training.batches import Batch, rows_of
 from calibrant.training.checkpoint import random_state, restore_random_state
 from calibrant.training.data import tensors_of
+from calibrant.training.fabric import FabricModule
 from calibrant.training.setup import Parts, is_single_gpu
 
 COMPILE_SECONDS = 60.0
@@ -54,7 +54,7 @@ def should_compile(parts: Parts, batch: Batch, history: Sequence[Mapping[str, fl
     return repays(history, epochs, COMPILE_SECONDS) or _marker(parts, batch).exists()
 
 
-def compile_network(parts: Parts, batch: Batch) -> _FabricModule:
+def compile_network(parts: Parts, batch: Batch) -> FabricModule:
     """The network behind `torch.compile`, compiled by a forward and a backward pass on a full batch.
 
     The passes leave no trace, even if they raise an exception.

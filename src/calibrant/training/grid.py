@@ -9,8 +9,6 @@ from itertools import chain
 from pathlib import Path
 from statistics import fmean
 
-from lightning_fabric import Fabric
-
 from calibrant.arguments import nearest
 from calibrant.calibrators import CALIBRATORS
 from calibrant.calibrators.streaming import Scaling
@@ -20,6 +18,7 @@ from calibrant.evaluation.comparison import CLEAN, Comparison, Method, Metrics
 from calibrant.metrics import METRICS
 from calibrant.options import Choice, RecipeError
 from calibrant.training.data import Split, load_data
+from calibrant.training.fabric import Fabric
 from calibrant.training.loop import train
 from calibrant.training.other_data import by_severity, load_other
 from calibrant.training.recipe import Recipe

@@ -12,7 +12,6 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from lightning_fabric import Fabric
 from safetensors.torch import save as save_tensors
 from torch import Tensor
 
@@ -31,6 +30,7 @@ from calibrant.training.calibration import check_method
 from calibrant.training.compilation import compile_network, remember_compiled, should_compile
 from calibrant.training.data import DataSets, Inputs, Split, load_data, shuffled
 from calibrant.training.display import Display
+from calibrant.training.fabric import Fabric
 from calibrant.training.lock import FolderLock
 from calibrant.training.logs import Logs, learned_columns
 from calibrant.training.optimization import SCHEDULES, load_moments, set_rates

@@ -7,11 +7,10 @@ import time
 import warnings
 from pathlib import Path
 
-from lightning_fabric import Fabric
-
 from calibrant.distributed import gather, together
 from calibrant.options import RecipeError
 from calibrant.training import run_folder
+from calibrant.training.fabric import Fabric
 from calibrant.training.lock import FolderLock
 from calibrant.training.recipe import Recipe
 

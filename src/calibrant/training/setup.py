@@ -9,9 +9,6 @@ from dataclasses import dataclass
 from typing import cast
 
 import torch
-from lightning_fabric import Fabric
-from lightning_fabric.strategies.single_device import SingleDeviceStrategy
-from lightning_fabric.wrappers import _FabricModule, _FabricOptimizer
 from torch import Tensor, nn
 
 from calibrant.evaluation import look_like_probabilities
@@ -19,6 +16,7 @@ from calibrant.losses import Loss
 from calibrant.options import RecipeError
 from calibrant.training.batches import Batch, on_device, steps_per_epoch
 from calibrant.training.data import DataSets, Inputs
+from calibrant.training.fabric import Fabric, FabricModule, FabricOptimizer, SingleDeviceStrategy
 from calibrant.training.models import create_model
 from calibrant.training.optimization import OPTIMIZERS, RunningAverage, make_recordable
 from calibrant.training.recipe import Recipe
@@ -82,8 +80,8 @@ class Parts:
     data: DataSets
     fingerprint: str
     network: nn.Module
-    model: _FabricModule
-    optimizer: _FabricOptimizer
+    model: FabricModule
+    optimizer: FabricOptimizer
     loss: Loss
     averaged: RunningAverage | None
     learning_rates: list[float]

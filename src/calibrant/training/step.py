@@ -10,12 +10,12 @@ from collections.abc import Callable
 import numpy as np
 import torch
 import torch.distributed as dist
-from lightning_fabric.wrappers import _FabricModule
 from torch import Tensor
 
 from calibrant.training.batches import Batch, rows_of
 from calibrant.training.bins import TrainingConfidences
 from calibrant.training.data import Inputs, map_inputs, tensors_of
+from calibrant.training.fabric import FabricModule
 from calibrant.training.setup import Parts, check_classes
 
 _WARM_UP = 3  # eager steps before the recording; the last of them is watched
@@ -34,7 +34,7 @@ class Step:
         self.confidences = TrainingConfidences(
             parts.fabric.device, parts.data.ignore_index, binary=parts.recipe.binary
         )
-        self.compiled: _FabricModule | None = None
+        self.compiled: FabricModule | None = None
 
     def __call__(self, inputs: Inputs, target: Tensor) -> None:
         """Take the step."""

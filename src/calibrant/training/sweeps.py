@@ -10,8 +10,6 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from lightning_fabric import Fabric
-
 from calibrant.arguments import nearest
 from calibrant.distributed import agree, gather, readable_errors, together
 from calibrant.evaluation import Evaluation
@@ -21,6 +19,7 @@ from calibrant.evaluation.sweep import Sweep, Value
 from calibrant.losses import LOSSES, AdaptiveLoss
 from calibrant.options import Choice, RecipeError, to_toml_value
 from calibrant.training.data import DataSets, load_data
+from calibrant.training.fabric import Fabric
 from calibrant.training.loop import train
 from calibrant.training.recipe import Recipe
 from calibrant.training.run_folder import check_begun, is_finished

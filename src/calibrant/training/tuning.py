@@ -8,8 +8,6 @@ from dataclasses import dataclass, field, replace
 from itertools import product
 from pathlib import Path
 
-from lightning_fabric import Fabric
-
 from calibrant.arguments import whole_number
 from calibrant.distributed import agree, gather, readable_errors, together
 from calibrant.evaluation.comparison import Comparison, Method
@@ -21,6 +19,7 @@ from calibrant.metrics import METRICS
 from calibrant.options import Choice, RecipeError
 from calibrant.training import DivergedError, TrainingError
 from calibrant.training.data import DataSets
+from calibrant.training.fabric import Fabric
 from calibrant.training.loop import train
 from calibrant.training.recipe import Recipe
 from calibrant.training.run_folder import is_finished

@@ -12,7 +12,6 @@ from typing import Self, get_args
 
 import torch
 import torch.distributed as dist
-from lightning_fabric.plugins.precision import MixedPrecision, Precision
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -28,6 +27,7 @@ from calibrant.training import TrainingError, run_folder
 from calibrant.training.batches import evaluation_batches
 from calibrant.training.bins import BINS
 from calibrant.training.data import Split
+from calibrant.training.fabric import MixedPrecision, Precision
 from calibrant.training.recipe import Criterion
 from calibrant.training.setup import Parts
 
