@@ -93,7 +93,9 @@ def test_losses_that_some_experiments_lack_have_ranks_over_the_others(standings,
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(drawing, "_saved", drawing._saved)
         draw_blank()
-        write_leaderboard("A leaderboard", lacking, tmp_path)
+        said = []
+        write_leaderboard("A leaderboard", lacking, tmp_path, report=said.append)
+    assert said[-1] == "other: writing tables and plots of 2 losses"
     plain = json.loads((tmp_path / "leaderboard.json").read_text())
     assert len(plain["ranks"]["nll"]["mean"]) == 2
     assert len(plain["ranks-of-more"]["nll"]["mean"]) == 3

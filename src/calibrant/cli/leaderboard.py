@@ -68,9 +68,11 @@ def leaderboard(
         if all(each.comparison is None for each in standings):
             fail(f"{folder} has no run of {board} that is done")
         with FolderLock(folder, "writing the results of a leaderboard"):  # all files are of one state of it
-            leaderboard_files.write_leaderboard(plan.title, standings, folder)
+            leaderboard_files.write_leaderboard(plan.title, standings, folder, report=report)
         ranked = leaderboard_files.all_rankings(standings)
         for each in ranked:
+            if len(ranked) > 1:
+                say(f"{each.heading}:")
             note = leaderboard_files.ranks_note(each.found, each.standings)
             print_table(leaderboard_files.rank_table(each.found), note, wide=wide)
         if not ranked:

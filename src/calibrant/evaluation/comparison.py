@@ -127,6 +127,9 @@ class Comparison:
     methods: tuple[Method, ...]
     dense: bool = False
     columns: tuple[str, ...] = ()
+    _found: dict[tuple[str, str], dict[str, MeanFigure]] = field(
+        default_factory=dict, init=False, repr=False, compare=False
+    )  # what `figures` has computed
 
     def __post_init__(self) -> None:
         if not self.columns:
@@ -147,6 +150,11 @@ class Comparison:
             after: a calibrator; True for temperature scaling, False for the figures before calibration.
         """
         calibrator = after if isinstance(after, str) else "temperature" if after else ""
+        if (metric, calibrator) not in self._found:
+            self._found[metric, calibrator] = self._figures(metric, calibrator)
+        return dict(self._found[metric, calibrator])
+
+    def _figures(self, metric: str, calibrator: str) -> dict[str, MeanFigure]:
         found: dict[str, MeanFigure] = {}
         first: tuple[Evaluation, ...] | None = None
         tested: dict[str, float] = {}

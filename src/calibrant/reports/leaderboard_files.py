@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -185,12 +185,23 @@ def to_json(title: str, standings: Sequence[Standing], ranked: Sequence[Ranking]
     return json.dumps({"title": title, **ranks, "experiments": experiments}, indent=1, allow_nan=False)
 
 
-def write_leaderboard(title: str, standings: Sequence[Standing], folder: str | os.PathLike[str]) -> None:
-    """Write `FILES`, ``plots/ranks-*.png``, and in the folder of each experiment those of its comparison."""
+def write_leaderboard(
+    title: str,
+    standings: Sequence[Standing],
+    folder: str | os.PathLike[str],
+    *,
+    report: Callable[[str], None] | None = None,
+) -> None:
+    """Write `FILES`, ``plots/ranks-*.png``, and in the folder of each experiment those of its comparison.
+
+    ``report`` is called with a line about each experiment: many losses take minutes.
+    """
     target = Path(folder)
     ranked = all_rankings(standings)
     for each in standings:
         if each.comparison is not None:
+            if report is not None:
+                report(f"{each.name}: writing tables and plots of {len(each.comparison.methods)} losses")
             write_comparison(each.comparison, target / each.folder)
     (target / "plots").mkdir(parents=True, exist_ok=True)
     page = template("leaderboard.html.jinja").render(
