@@ -7,8 +7,8 @@ earlier parts only figures, recipes and logs are left. This program writes the t
 
 - An experiment without runs in the folder stays as it was published, with its intervals and tests.
 - In the others, runs in the folder replace published ones. Where a seed is not in the folder, the published
-  run counts. A loss with such a seed has no interval and is not tested: both need resamples of the test data,
-  which are not published.
+  run counts. A loss with such a seed has no interval and is not tested; if it is the first loss, no other is
+  tested either. Intervals and tests need resamples of the test data, which are not published.
 """
 
 from __future__ import annotations
@@ -28,9 +28,11 @@ from calibrant.evaluation.ranks import Standing
 from calibrant.metrics import METRICS
 from calibrant.reports.leaderboard_files import all_rankings, markdown, to_json
 from calibrant.training.leaderboard import Experiment, Leaderboard, standings
+from calibrant.training.recipe import Recipe
 
 HERE = Path(__file__).parent
 PUBLISHED = HERE / "results" / "leaderboard"
+NOT_DONE = "not done"  # of runs that have not failed
 
 
 @dataclass(frozen=True)
@@ -81,33 +83,37 @@ def published_method(name: str, results: Mapping[str, Any]) -> Method:
     )
 
 
-def merged(experiment: Experiment, here: Standing, published: Mapping[str, Any]) -> Standing:
+def merged(experiment: Experiment, here: Standing, published: Mapping[str, Any] | None) -> Standing:
     """An experiment with the runs in the folder and the published ones."""
-    results = published["results"]
-    if results is None:
+    if published is None or published["results"] is None:
         return here
-    absent = {(loss, seed): reason for loss, seed, reason in published["missing"]}
-    known = {name: published_method(name, results) for name in results["runs"]}
-    if here.comparison is None:
-        columns = tuple(results["columns"])
-        comparison = AsPublished(
-            experiment.name, experiment.seeds, tuple(known.values()), results["dense"], columns, results
-        )
-        return replace(here, comparison=comparison, missing=absent)
-    own = {method.name: method for method in here.comparison.methods}
-    missing = {run: reason for run, reason in here.missing.items() if run in absent}
-    methods = []
+    results = published["results"]
+    reasons = {(loss, seed): reason for loss, seed, reason in published["missing"]}
+    known: dict[tuple[str, int], tuple[Method, int]] = {}  # the published runs, by loss and seed
+    for loss in results["runs"]:
+        method = published_method(loss, results)
+        seeds = [seed for seed in results["seeds"] if (loss, seed) not in reasons]
+        known |= {(loss, seed): (method, position) for position, seed in enumerate(seeds)}
+    runs: dict[str, list[tuple[Method, int]]] = {}
+    missing = {}
+    own = {method.name: method for method in here.comparison.methods} if here.comparison else {}
     for loss in experiment.losses:
         done = [seed for seed in experiment.seeds if (loss, seed) not in here.missing]
-        earlier = [seed for seed in experiment.seeds if (loss, seed) not in absent]
-        runs = [
-            (own[loss], done.index(seed)) if seed in done else (known[loss], earlier.index(seed))
-            for seed in experiment.seeds
-            if (loss, seed) not in missing
-        ]
-        if runs:
-            methods.append(_of_runs(loss, runs))
-    return replace(here, comparison=replace(here.comparison, methods=tuple(methods)), missing=missing)
+        for seed in experiment.seeds:
+            if seed in done:
+                runs.setdefault(loss, []).append((own[loss], done.index(seed)))
+            elif (failure := here.missing[loss, seed]) != NOT_DONE:
+                missing[loss, seed] = failure
+            elif (loss, seed) in known:
+                runs.setdefault(loss, []).append(known[loss, seed])
+            else:
+                missing[loss, seed] = reasons.get((loss, seed), NOT_DONE)
+    methods = tuple(_of_runs(loss, each) for loss, each in runs.items())
+    dense, columns = results["dense"], tuple(results["columns"])
+    plain = Comparison(experiment.name, experiment.seeds, methods, dense, columns)
+    as_before = list(known.values()) == [run for each in runs.values() for run in each]
+    stored = AsPublished(experiment.name, experiment.seeds, methods, dense, columns, results)
+    return replace(here, comparison=stored if as_before else plain, missing=missing)
 
 
 def _of_runs(loss: str, runs: Sequence[tuple[Method, int]]) -> Method:
@@ -129,6 +135,17 @@ def _of_runs(loss: str, runs: Sequence[tuple[Method, int]]) -> Method:
     )
 
 
+def check_recipes(board: Leaderboard, logs: Path) -> None:
+    """Refuse published runs of another recipe."""
+    for experiment in board.experiments:
+        path = experiment.folder(logs) / "recipe.toml"
+        if path.is_file():
+            recipe = Recipe.from_toml(path.read_text(encoding="utf-8"), where=str(path))
+            loss, seed = experiment.losses[0], experiment.seeds[0]
+            if replace(recipe, loss=loss, seed=seed) != replace(experiment.recipe, loss=loss, seed=seed):
+                raise SystemExit(f"{path} is not the recipe of {experiment.name} in leaderboard.toml")
+
+
 def copy_logs(board: Leaderboard, folder: Path, target: Path) -> None:
     """Copy the logs of runs that are done, and the recipe of the first loss."""
     for entry in board.entries(folder):
@@ -136,7 +153,10 @@ def copy_logs(board: Leaderboard, folder: Path, target: Path) -> None:
             logs = entry.experiment.folder(target)
             logs.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(entry.folder / "log.csv", logs / f"{entry.folder.name}.csv")
-            if (entry.recipe.loss, entry.recipe.seed) == (entry.experiment.losses[0], 0):
+            if (entry.recipe.loss, entry.recipe.seed) == (
+                entry.experiment.losses[0],
+                entry.experiment.seeds[0],
+            ):
                 shutil.copyfile(entry.folder / "recipe.toml", logs / "recipe.toml")
 
 
@@ -147,10 +167,11 @@ def main() -> None:
     parser.add_argument("--resamples", type=int, default=1000, help="as for calibrant leaderboard")
     options = parser.parse_args()
     board = Leaderboard.load(HERE / "leaderboard.toml")
+    check_recipes(board, PUBLISHED / "logs")
     published = json.loads((PUBLISHED / "leaderboard.json").read_text(encoding="utf-8"))["experiments"]
     found = standings(board, options.folder, resamples=options.resamples)
     pairs = zip(board.experiments, found, strict=True)
-    every = [merged(experiment, here, published[experiment.name]) for experiment, here in pairs]
+    every = [merged(experiment, here, published.get(experiment.name)) for experiment, here in pairs]
     ranks = all_rankings(every)
     (PUBLISHED / "leaderboard.json").write_text(to_json(board.title, every, ranks) + "\n", encoding="utf-8")
     (PUBLISHED / "leaderboard.md").write_text(markdown(board.title, every, ranks), encoding="utf-8")

@@ -5,12 +5,17 @@ import re
 import runpy
 import shutil
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from calibrant import LOSSES
-from calibrant.training.leaderboard import Leaderboard
+from calibrant.evaluation.comparison import Comparison, Method, mean_figure
+from calibrant.evaluation.ranks import Standing
+from calibrant.reports.verdict import p_words
+from calibrant.training.leaderboard import Experiment, Leaderboard
+from calibrant.training.recipe import Recipe
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
@@ -93,14 +98,20 @@ def test_the_ranks_of_the_leaderboard_are_those_of_the_results(number, key):
     if key != "ranks":
         assert f"must be {ranks['nll']['critical_difference']:.1f} apart" in text
         assert not any(ranks[column]["significant"] for column in columns)
+        assert [column for column in columns if ranks[column]["p_value"] >= 0.05] == ["ece"]
         return
     for column in columns[:2]:
-        assert f"p = {ranks[column]['p_value']:.{3 if ranks[column]['p_value'] < 0.1 else 2}f}" in text
+        assert p_words(ranks[column]["p_value"]) in text
     assert f"critical difference is {ranks['nll']['critical_difference']:.1f}" in text
 
 
-def test_the_tables_of_the_leaderboard_are_those_of_its_figures(monkeypatch, tmp_path, capsys):
-    program = runpy.run_path(str(ROOT / "benchmarks" / "leaderboard_tables.py"))
+@pytest.fixture(scope="module")
+def program():
+    """The names in the program that merges runs into the published leaderboard."""
+    return runpy.run_path(str(ROOT / "benchmarks" / "leaderboard_tables.py"))
+
+
+def test_the_tables_of_the_leaderboard_are_those_of_its_figures(program, monkeypatch, tmp_path, capsys):
     published = shutil.copytree(RESULTS / "leaderboard", tmp_path / "published")
     (published / "leaderboard.md").unlink()
     monkeypatch.setitem(program["main"].__globals__, "PUBLISHED", published)
@@ -109,3 +120,131 @@ def test_the_tables_of_the_leaderboard_are_those_of_its_figures(monkeypatch, tmp
     for name in ("leaderboard.md", "leaderboard.json"):
         assert (published / name).read_text() == (RESULTS / "leaderboard" / name).read_text()
     assert "digits: 78 runs, 0 missing" in capsys.readouterr().out
+
+
+SEEDS = (0, 1, 2)
+
+
+def experiment(losses=("ce", "ls"), seeds=SEEDS):
+    return Experiment("data", Recipe.load("digits"), losses, seeds)
+
+
+def published(missing=()):
+    """Two losses; the NLL of seed s is s, plus 10 for the second loss."""
+
+    def run(loss):
+        values = [
+            seed + 10.0 * (loss == "ls")
+            for seed in SEEDS
+            if (loss, seed) not in [each[:2] for each in missing]
+        ]
+        metrics = [{"nll": value} for value in values]
+        return {
+            "before": metrics, "after": metrics, "temperature": values, "detection": {"x": values},
+            "detection_after": {"x": values},
+        }  # fmt: skip
+
+    summary = {loss: {"nll": vars(mean_figure([1.0])) | {"p_value": 0.5}} for loss in ("ce", "ls")}
+    for figure in summary.values():
+        del figure["nll"]["better"]
+    return {
+        "results": {
+            "seeds": list(SEEDS), "samples": 7, "dense": False, "columns": ["nll"], "before": summary,
+            "after": summary, "runs": {loss: run(loss) for loss in ("ce", "ls")},
+        },
+        "missing": [list(each) for each in missing],
+    }  # fmt: skip
+
+
+def here(program, runs, missing, seeds=SEEDS):
+    """The runs in a folder: their NLL by loss and seed."""
+    methods = tuple(
+        Method(loss, tuple(program["evaluation"]({"nll": value}, 7) for value in values), (), (), {}, {})
+        for loss, values in runs.items()
+    )
+    methods = tuple(
+        replace(each, after=each.before, temperatures=(9.0,) * len(each.before), detection={"x": (9.0,) * 3},
+                detection_after={"x": (9.0,) * 3})
+        for each in methods
+    )  # fmt: skip
+    comparison = Comparison("data", seeds, methods) if methods else None
+    return Standing("data", "data", comparison, missing)
+
+
+def nlls(standing):
+    return {each.name: [run.nll for run in each.before] for each in standing.comparison.methods}
+
+
+def absent(*losses, seeds=SEEDS):
+    return {(loss, seed): "not done" for loss in losses for seed in seeds}
+
+
+def test_without_new_runs_the_published_intervals_and_tests_stay(program):
+    merged = program["merged"](experiment(), here(program, {}, absent("ce", "ls")), published())
+    assert nlls(merged) == {"ce": [0, 1, 2], "ls": [10, 11, 12]}
+    assert merged.comparison.figures("nll")["ls"].p_value == 0.5
+    assert merged.missing == {}
+
+
+def test_new_runs_replace_published_ones_seed_by_seed(program):
+    runs = here(program, {"ls": [99.0]}, absent("ce") | {("ls", 0): "not done", ("ls", 2): "not done"})
+    merged = program["merged"](experiment(), runs, published())
+    assert nlls(merged) == {"ce": [0, 1, 2], "ls": [10, 99, 12]}
+    assert merged.comparison.methods[1].temperatures == (10.0, 9.0, 12.0)
+    assert merged.comparison.methods[1].detection == {"x": (10.0, 9.0, 12.0)}
+    assert merged.comparison.figures("nll")["ls"].p_value is None
+    assert merged.comparison.methods[0].before[0].samples == 7
+
+
+def test_runs_that_neither_has_are_missing_with_the_reason(program):
+    reasons = [("ls", 1, "diverged in epoch 3")]
+    merged = program["merged"](experiment(), here(program, {}, absent("ce", "ls")), published(reasons))
+    assert nlls(merged) == {"ce": [0, 1, 2], "ls": [10, 12]}
+    assert merged.missing == {("ls", 1): "diverged in epoch 3"}
+
+
+def test_a_run_that_failed_now_is_not_replaced_by_an_earlier_one(program):
+    failed = absent("ce", "ls") | {("ls", 2): "weights became infinite"}
+    merged = program["merged"](experiment(), here(program, {}, failed), published())
+    assert nlls(merged)["ls"] == [10, 11]
+    assert merged.missing == {("ls", 2): "weights became infinite"}
+
+
+def test_the_grid_may_have_changed(program):
+    fewer = experiment(("ce",), (1, 2))
+    merged = program["merged"](fewer, here(program, {}, absent("ce", seeds=(1, 2))), published())
+    assert nlls(merged) == {"ce": [1, 2]}
+    more = experiment(("ce", "ls", "ecp"), (0, 1, 2, 3))
+    merged = program["merged"](
+        more, here(program, {}, absent("ce", "ls", "ecp", seeds=range(4))), published()
+    )
+    assert nlls(merged) == {"ce": [0, 1, 2], "ls": [10, 11, 12]}
+    assert set(merged.missing) == {("ce", 3), ("ls", 3), *(("ecp", seed) for seed in range(4))}
+    new = here(program, {"ce": [5.0]}, {})
+    assert program["merged"](experiment(("ce",), (0,)), new, None) is new
+
+
+def test_published_runs_of_another_recipe_are_refused(program, tmp_path):
+    grid = Leaderboard("x", (experiment(),))
+    folder = tmp_path / "data"
+    folder.mkdir()
+    recipe = replace(Recipe.load("digits"), loss="ls", seed=5)
+    (folder / "recipe.toml").write_text(recipe.to_toml())
+    program["check_recipes"](grid, tmp_path)
+    (folder / "recipe.toml").write_text(replace(recipe, epochs=3).to_toml())
+    with pytest.raises(SystemExit, match="is not the recipe of data in leaderboard"):
+        program["check_recipes"](grid, tmp_path)
+
+
+def test_logs_of_new_runs_are_copied(program, tmp_path):
+    grid = Leaderboard("x", (experiment(("ce", "ls"), (1, 2)),))
+    for entry in grid.entries(tmp_path / "runs")[:3]:
+        entry.folder.mkdir(parents=True)
+        for name in ("log.csv", "recipe.toml"):
+            (entry.folder / name).write_text(entry.recipe.to_toml())
+        if entry.recipe.loss == "ce":
+            (entry.folder / "leaderboard.json").write_text('{"detected": {}}')
+    program["copy_logs"](grid, tmp_path / "runs", tmp_path / "logs")
+    found = sorted(path.name for path in (tmp_path / "logs" / "data").iterdir())
+    assert found == ["ce-seed1.csv", "ce-seed2.csv", "recipe.toml"]
+    assert Recipe.load(tmp_path / "logs" / "data" / "recipe.toml").seed == 1

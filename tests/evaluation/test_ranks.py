@@ -10,7 +10,7 @@ from scipy import stats
 from calibrant import evaluate
 from calibrant.evaluation.comparison import Comparison, Method
 from calibrant.evaluation.criterion import Criterion
-from calibrant.evaluation.ranks import Standing, rank_methods, rankings
+from calibrant.evaluation.ranks import Standing, rank_methods, rankings, widest
 
 
 def test_friedman_is_exact_for_few_data_sets():
@@ -82,3 +82,40 @@ def test_segmentation_is_ranked_by_mean_iou(dense, best):
     )
     ranks = rankings([Standing("data", "data", Comparison("data", (0,), methods, dense=dense), {})])
     assert next(iter(ranks[Criterion("accuracy")].mean)) == best
+
+
+def standing(name, losses, ranked=True):
+    same = evaluate(4 * torch.eye(2), torch.tensor([0, 1]), resamples=0)
+    methods = tuple(Method(loss, (same,)) for loss in losses)
+    return Standing(name, name, Comparison(name, (0,), methods) if methods else None, {}, ranked)
+
+
+@pytest.mark.parametrize(
+    ("losses", "found"),
+    [
+        ({"A": "abc", "B": "abc", "C": "ab"}, "AB"),
+        ({"A": "abc", "B": "abc", "C": "abc"}, ""),  # all have the same
+        ({"A": "abc", "B": "abc", "C": "a"}, ""),  # C has just begun, and is not ranked
+        ({"A": "abc", "B": "abc", "C": ""}, ""),
+        ({"A": "abcde", "B": "abcde", "C": "abcde", "D": "abcdef", "E": "ab"}, "ABCD"),  # f is alone
+        ({"A": "abx", "B": "aby", "C": "aby", "D": "ab"}, "BC"),
+        ({"A": "abc", "B": "ab"}, ""),  # one experiment is not enough
+        ({"A": "ab"}, ""),
+        ({}, ""),
+    ],
+)
+def test_experiments_over_which_more_methods_have_a_rank(losses, found):
+    standings = [standing(name, each) for name, each in losses.items()]
+    assert [each.name for each in widest(standings)] == list(found)
+    assert sorted(each.name for each in widest(standings[::-1])) == list(found)
+
+
+def test_experiments_that_do_not_count_do_not_count_there_either():
+    standings = [standing("A", "abc"), standing("B", "abc", ranked=False), standing("C", "ab")]
+    assert widest(standings) == []
+
+
+def test_means_that_are_equal_but_for_rounding_share_their_rank():
+    assert 0.1 + 0.2 != 0.3
+    values = {"x": {"a": [0.1 + 0.2], "b": [0.3], "c": [0.5]}}
+    assert rank_methods(values, higher_is_better=False).mean == {"a": 1.5, "b": 1.5, "c": 3.0}

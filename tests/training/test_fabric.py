@@ -5,6 +5,8 @@ from __future__ import annotations
 import ast
 import importlib
 import operator
+import subprocess
+import sys
 from importlib import metadata
 from pathlib import Path
 
@@ -51,3 +53,10 @@ def test_only_this_module_imports_fabric(path: Path) -> None:
         names = [each.name for each in node.names] if isinstance(node, ast.Import) else []
         names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
         assert not any(name.startswith("lightning_fabric") for name in names)
+
+
+def test_a_program_that_trains_does_not_import_torchmetrics() -> None:
+    program = "import sys; from calibrant.training import train; print(sorted(sys.modules))"
+    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert "'lightning_fabric'" in result.stdout
+    assert "'torchmetrics'" not in result.stdout

@@ -71,8 +71,7 @@ def leaderboard(
             leaderboard_files.write_leaderboard(plan.title, standings, folder, report=report)
         ranked = leaderboard_files.all_rankings(standings)
         for each in ranked:
-            if len(ranked) > 1:
-                say(f"{each.heading}:")
+            say(f"{each.heading}:")
             note = leaderboard_files.ranks_note(each.found, each.standings)
             print_table(leaderboard_files.rank_table(each.found), note, wide=wide)
         if not ranked:

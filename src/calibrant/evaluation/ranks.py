@@ -155,11 +155,7 @@ def rankings(standings: Sequence[Standing]) -> dict[Criterion, Ranks]:
     accuracy, which is mostly that of the background.
     """
     found = {}
-    ranked = {
-        each.name: each.comparison
-        for each in standings
-        if each.ranked and each.comparison and len(each.comparison.methods) > 1
-    }
+    ranked = {each.name: comparison for each, comparison in _ranked(standings)}
     for criterion in CRITERIA:
         values = {name: _values(comparison, criterion) for name, comparison in ranked.items()}
         shared = set.intersection(*map(set, values.values())) if values else set()
@@ -169,15 +165,26 @@ def rankings(standings: Sequence[Standing]) -> dict[Criterion, Ranks]:
 
 
 def widest(standings: Sequence[Standing]) -> list[Standing]:
-    """The ranked experiments that have all methods of the one with the most.
+    """The experiments over which the most methods can be ranked, if that takes fewer than all of them.
 
-    Over these, more methods have a rank than over all experiments. None if they are all, or just one.
+    At least two of them. Empty if there are none, or if all experiments have the same methods.
     """
-    ranked = [(each, each.comparison) for each in standings if each.ranked and each.comparison]
-    names = [{method.name for method in comparison.methods} for _, comparison in ranked]
-    most = max(names, key=len, default=set())
-    found = [each for (each, _), own in zip(ranked, names, strict=True) if own >= most]
-    return found if 1 < len(found) < len(ranked) else []
+    ranked = [
+        (each, {method.name for method in comparison.methods}) for each, comparison in _ranked(standings)
+    ]
+    groups = [(own, [each for each, names in ranked if names >= own]) for _, own in ranked]
+    fewer = [group for group in groups if 1 < len(group[1]) < len(ranked)]
+    _, found = max(fewer, key=lambda group: (len(group[0]), len(group[1])), default=(set(), []))
+    return found
+
+
+def _ranked(standings: Sequence[Standing]) -> list[tuple[Standing, Comparison]]:
+    """The experiments that count in the ranks: those with at least two methods."""
+    return [
+        (each, each.comparison)
+        for each in standings
+        if each.ranked and each.comparison and len(each.comparison.methods) > 1
+    ]
 
 
 def _values(comparison: Comparison, criterion: Criterion) -> dict[str, list[float]]:
@@ -193,12 +200,13 @@ def _values(comparison: Comparison, criterion: Criterion) -> dict[str, list[floa
 
 
 def _ranks(values: Tensor) -> Tensor:
-    """Ranks from 1 on along the last axis; equal values share the mean of theirs.
+    """Ranks from 1 on along the last axis; equal values, but for rounding, share the mean of theirs.
 
     >>> _ranks(torch.tensor([3.0, 1.0, 3.0, 2.0]))
     tensor([3.5000, 1.0000, 3.5000, 2.0000], dtype=torch.float64)
     """
-    return torch.from_numpy(stats.rankdata(values.numpy(), axis=-1)).double()
+    # Means of the same numbers in another order may differ in the last digit.
+    return torch.from_numpy(stats.rankdata(values.double().round(decimals=12).numpy(), axis=-1)).double()
 
 
 def _resampled(tables: Sequence[Sequence[Tensor]], resamples: int, seed: int) -> Tensor:

@@ -46,8 +46,8 @@ FILES = ("leaderboard.json", "leaderboard.md", "leaderboard.tex", "leaderboard.h
 class Ranking:
     """Ranks over some experiments, by several criteria."""
 
-    heading: str  # that of the table
-    name: str  # that of the plots
+    heading: str  # the heading of the table
+    name: str  # how the names of the plots begin, and the key in the JSON
     standings: Sequence[Standing]  # the experiments
     found: Mapping[Criterion, Ranks]  # not empty
 
@@ -179,10 +179,10 @@ def to_json(title: str, standings: Sequence[Standing], ranked: Sequence[Ranking]
         }
         for each in standings
     }
-    ranks: dict[str, Any] = {"ranks": {}}  # there even if nothing is ranked
+    tables: dict[str, Any] = {"ranks": {}}  # there even if nothing is ranked
     for each in ranked:
-        ranks[each.name] = {str(criterion): plain(ranks) for criterion, ranks in each.found.items()}
-    return json.dumps({"title": title, **ranks, "experiments": experiments}, indent=1, allow_nan=False)
+        tables[each.name] = {str(criterion): plain(ranks) for criterion, ranks in each.found.items()}
+    return json.dumps({"title": title, **tables, "experiments": experiments}, indent=1, allow_nan=False)
 
 
 def write_leaderboard(
@@ -229,6 +229,10 @@ def write_leaderboard(
     )
     for name, content in zip(FILES, contents, strict=True):
         replace_file(target / name, content.encode())
+    drawn = {f"{each.name}-{criterion}.png" for each in ranked for criterion in each.found}
+    for plot in (target / "plots").glob("ranks-*.png"):
+        if plot.name not in drawn:  # of a ranking that is no longer there
+            plot.unlink()
 
 
 def _pictures(ranking: Ranking, folder: Path) -> list[tuple[str, bytes]]:

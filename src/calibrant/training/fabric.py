@@ -18,7 +18,10 @@ from packaging.version import Version
 
 @contextmanager
 def _version_from_metadata(only: str) -> Iterator[None]:
-    """Let Lightning compare the version of this package without importing it."""
+    """Let Lightning compare the version of this package without importing it.
+
+    Modules that are imported meanwhile keep the function that does so.
+    """
     compare = imports.compare_version
 
     def compare_version(
@@ -27,9 +30,10 @@ def _version_from_metadata(only: str) -> Iterator[None]:
         if package != only:
             return compare(package, op, version, use_base_version)
         try:
-            return bool(op(Version(metadata.version(package)), Version(version)))
-        except metadata.PackageNotFoundError:
+            found = Version(metadata.version(package))
+        except (metadata.PackageNotFoundError, TypeError):  # the latter: its metadata are damaged
             return False
+        return bool(op(Version(found.base_version) if use_base_version else found, Version(version)))
 
     imports.compare_version = compare_version
     try:

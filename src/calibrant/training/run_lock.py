@@ -1,4 +1,4 @@
-"""The lock of a run's folder: refuse one in use for another recipe, wait for one in use for the same."""
+"""Waits while another program trains the same recipe in a folder; refuses a folder of another recipe."""
 
 from __future__ import annotations
 
