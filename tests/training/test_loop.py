@@ -547,7 +547,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Path:
         pytest.param(logs.Logs, "write", 2, id="logs"),
         pytest.param(logs.Logs, "write", 4, id="last-logs"),
         pytest.param(loop.run_folder, "save_weights", 1, id="weights"),
-        pytest.param(loop, "write_predictions", 2, id="predictions"),
+        pytest.param(validation, "write_predictions", 2, id="predictions"),
     ],
 )
 def test_killed_at_any_place(
