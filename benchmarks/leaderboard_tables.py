@@ -21,18 +21,18 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from calibrant.atomic import replace_file
 from calibrant.evaluation import Evaluation
 from calibrant.evaluation.comparison import Comparison, MeanFigure, Method
 from calibrant.evaluation.figures import Figure, Reliability
 from calibrant.evaluation.ranks import Standing
 from calibrant.metrics import METRICS
 from calibrant.reports.leaderboard_files import all_rankings, markdown, to_json
-from calibrant.training.leaderboard import Experiment, Leaderboard, standings
+from calibrant.training.leaderboard import NOT_DONE, Experiment, Leaderboard, standings
 from calibrant.training.recipe import Recipe
 
 HERE = Path(__file__).parent
 PUBLISHED = HERE / "results" / "leaderboard"
-NOT_DONE = "not done"  # of runs that have not failed
 
 
 @dataclass(frozen=True)
@@ -143,7 +143,10 @@ def check_recipes(board: Leaderboard, logs: Path) -> None:
             recipe = Recipe.from_toml(path.read_text(encoding="utf-8"), where=str(path))
             loss, seed = experiment.losses[0], experiment.seeds[0]
             if replace(recipe, loss=loss, seed=seed) != replace(experiment.recipe, loss=loss, seed=seed):
-                raise SystemExit(f"{path} is not the recipe of {experiment.name} in leaderboard.toml")
+                raise SystemExit(
+                    f"{path} is not the recipe of {experiment.name!r} in leaderboard.toml; "
+                    "change the latter back, or give the experiment another name"
+                )
 
 
 def copy_logs(board: Leaderboard, folder: Path, target: Path) -> None:
@@ -173,8 +176,10 @@ def main() -> None:
     pairs = zip(board.experiments, found, strict=True)
     every = [merged(experiment, here, published.get(experiment.name)) for experiment, here in pairs]
     ranks = all_rankings(every)
-    (PUBLISHED / "leaderboard.json").write_text(to_json(board.title, every, ranks) + "\n", encoding="utf-8")
-    (PUBLISHED / "leaderboard.md").write_text(markdown(board.title, every, ranks), encoding="utf-8")
+    plain = json.loads(to_json(board.title, every, ranks))
+    text = json.dumps(plain, separators=(",", ":"), allow_nan=False)  # a third smaller without indentation
+    replace_file(PUBLISHED / "leaderboard.json", f"{text}\n".encode())
+    replace_file(PUBLISHED / "leaderboard.md", markdown(board.title, every, ranks).encode())
     copy_logs(board, options.folder, PUBLISHED / "logs")
     for each in every:
         done = sum(len(method.before) for method in each.comparison.methods) if each.comparison else 0

@@ -232,7 +232,7 @@ def test_published_runs_of_another_recipe_are_refused(program, tmp_path):
     (folder / "recipe.toml").write_text(recipe.to_toml())
     program["check_recipes"](grid, tmp_path)
     (folder / "recipe.toml").write_text(replace(recipe, epochs=3).to_toml())
-    with pytest.raises(SystemExit, match="is not the recipe of data in leaderboard"):
+    with pytest.raises(SystemExit, match="is not the recipe of 'data' in leaderboard"):
         program["check_recipes"](grid, tmp_path)
 
 

@@ -68,8 +68,7 @@ def leaderboard(
         if all(each.comparison is None for each in standings):
             fail(f"{folder} has no run of {board} that is done")
         with FolderLock(folder, "writing the results of a leaderboard"):  # all files are of one state of it
-            leaderboard_files.write_leaderboard(plan.title, standings, folder, report=report)
-        ranked = leaderboard_files.all_rankings(standings)
+            ranked = leaderboard_files.write_leaderboard(plan.title, standings, folder, report=report)
         for each in ranked:
             say(f"{each.heading}:")
             note = leaderboard_files.ranks_note(each.found, each.standings)

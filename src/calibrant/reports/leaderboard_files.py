@@ -191,10 +191,18 @@ def write_leaderboard(
     folder: str | os.PathLike[str],
     *,
     report: Callable[[str], None] | None = None,
-) -> None:
+) -> list[Ranking]:
     """Write `FILES`, ``plots/ranks-*.png``, and in the folder of each experiment those of its comparison.
 
-    ``report`` is called with a line about each experiment: many losses take minutes.
+    Args:
+        title: the heading of the page.
+        standings: the experiments.
+        folder: the folder to write to.
+        report: called with a line about each experiment before its files are written. Those of many losses
+            take minutes.
+
+    Returns:
+        The ranks, as `all_rankings` computes them.
     """
     target = Path(folder)
     ranked = all_rankings(standings)
@@ -233,6 +241,7 @@ def write_leaderboard(
     for plot in (target / "plots").glob("ranks-*.png"):
         if plot.name not in drawn:  # of a ranking that is no longer there
             plot.unlink()
+    return ranked
 
 
 def _pictures(ranking: Ranking, folder: Path) -> list[tuple[str, bytes]]:

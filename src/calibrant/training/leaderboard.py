@@ -31,6 +31,9 @@ from calibrant.training.runs import Detected, Run, folder_of, plain_name
 ENTRY, FAILURE = "leaderboard.json", "failure.txt"
 """Files in the folder of a run: written last if it succeeded, or the reason if it failed."""
 
+NOT_DONE = "not done"
+"""Why a run is missing that has not failed."""
+
 Report = Callable[[str], None]
 
 _CALIBRATORS = ("temperature",)
@@ -362,7 +365,7 @@ def _standing(
         if done:
             methods.append(method_of(loss, results, detected, [{} for _ in done]))
     missing = {
-        (entry.recipe.loss, entry.recipe.seed): entry.failure or "not done"
+        (entry.recipe.loss, entry.recipe.seed): entry.failure or NOT_DONE
         for entry in entries
         if not entry.is_done
     }
