@@ -105,6 +105,23 @@ def test_the_ranks_of_the_leaderboard_are_those_of_the_results(number, key):
     assert f"critical difference is {ranks['nll']['critical_difference']:.1f}" in text
 
 
+def test_the_table_of_voc_is_that_of_the_results():
+    text = (ROOT / "docs" / "leaderboard.md").read_text()
+    table = text.partition("| loss | mean IoU |")[2].partition("\n\n")[0].splitlines()[2:]
+    results = BOARD["experiments"]["VOC 2012 at 256 pixels, DeepLabV3, 30 epochs"]["results"]
+    assert len(table) == len(results["runs"])
+    for row in table:
+        name, *cells = (cell.strip() for cell in row.strip("|").split("|"))
+        before, after = (results[state][name.strip("`")] for state in ("before", "after"))
+        (temperature,) = results["runs"][name.strip("`")]["temperature"]
+        assert cells == [
+            f"{100 * before['mean_iou']['mean']:.1f}",
+            *(f"{each['nll']['mean']:.3f}" for each in (before, after)),
+            *(f"{100 * each['ece']['mean']:.1f}" for each in (before, after)),
+            f"{temperature:.2f}",
+        ]
+
+
 @pytest.fixture(scope="module")
 def program():
     """The names in the program that merges runs into the published leaderboard."""
