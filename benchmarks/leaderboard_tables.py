@@ -7,8 +7,10 @@ earlier parts only figures, recipes and logs are left. This program writes the t
 
 - An experiment without runs in the folder stays as it was published, with its intervals and tests.
 - In the others, runs in the folder replace published ones. Where a seed is not in the folder, the published
-  run counts. A loss with such a seed has no interval and is not tested; if it is the first loss, no other is
-  tested either. Intervals and tests need resamples of the test data, which are not published.
+  run counts.
+- A loss none of whose runs are replaced keeps its intervals, and its test if the first loss keeps its runs.
+- A loss with both published and new runs has no interval and is not tested; if it is the first loss, no
+  other is tested either. Intervals and tests need resamples of the test data, which are not published.
 """
 
 from __future__ import annotations
@@ -36,21 +38,27 @@ PUBLISHED = HERE / "results" / "leaderboard"
 
 
 @dataclass(frozen=True)
-class AsPublished(Comparison):
-    """A comparison with the means, intervals and tests that were published."""
+class PartlyPublished(Comparison):
+    """A comparison in which some losses keep the intervals and tests that were published.
+
+    Attributes:
+        stored: the published results.
+        kept: the losses that have the published runs and no others.
+    """
 
     stored: Mapping[str, Any] = field(default_factory=dict)
+    kept: frozenset[str] = frozenset()
 
     def figures(self, metric: str, *, after: bool | str = False) -> dict[str, MeanFigure]:
-        """The published figures of one metric."""
+        """The published figures of losses that are kept, and those of the runs of other losses."""
+        found = super().figures(metric, after=after)
         state = self.stored["after" if after else "before"]
-        found = {name: MeanFigure(**each[metric]) for name, each in state.items() if metric in each}
-        sign = 1 if METRICS[metric].higher_is_better else -1
-        first = next(iter(found.values()), None)
-        return {
-            name: replace(each, better=first is not None and sign * (each.mean - first.mean) > 0)
-            for name, each in found.items()
-        }
+        tested = next(iter(found), None) in self.kept
+        for name, own in found.items():
+            if name in self.kept:
+                published = MeanFigure(**state[name][metric], better=own.better)
+                found[name] = published if tested else replace(published, p_value=None)
+        return found
 
 
 def evaluation(metrics: Mapping[str, float | None], samples: int) -> Evaluation:
@@ -110,10 +118,10 @@ def merged(experiment: Experiment, here: Standing, published: Mapping[str, Any] 
                 missing[loss, seed] = reasons.get((loss, seed), NOT_DONE)
     methods = tuple(_of_runs(loss, each) for loss, each in runs.items())
     dense, columns = results["dense"], tuple(results["columns"])
-    plain = Comparison(experiment.name, experiment.seeds, methods, dense, columns)
-    as_before = list(known.values()) == [run for each in runs.values() for run in each]
-    stored = AsPublished(experiment.name, experiment.seeds, methods, dense, columns, results)
-    return replace(here, comparison=stored if as_before else plain, missing=missing)
+    before = {loss: [run for (name, _), run in known.items() if name == loss] for loss in results["runs"]}
+    kept = frozenset(loss for loss, own in runs.items() if own == before.get(loss))
+    comparison = PartlyPublished(experiment.name, experiment.seeds, methods, dense, columns, results, kept)
+    return replace(here, comparison=comparison, missing=missing)
 
 
 def _of_runs(loss: str, runs: Sequence[tuple[Method, int]]) -> Method:

@@ -140,6 +140,7 @@ def test_the_tables_of_the_leaderboard_are_those_of_its_figures(program, monkeyp
 
 
 SEEDS = (0, 1, 2)
+INTERVAL = (0.5, 1.5)
 
 
 def experiment(losses=("ce", "ls"), seeds=SEEDS):
@@ -161,7 +162,8 @@ def published(missing=()):
             "detection_after": {"x": values},
         }  # fmt: skip
 
-    summary = {loss: {"nll": vars(mean_figure([1.0])) | {"p_value": 0.5}} for loss in ("ce", "ls")}
+    figure = vars(mean_figure([1.0])) | {"interval": INTERVAL, "p_value": 0.5}
+    summary = {loss: {"nll": dict(figure)} for loss in ("ce", "ls")}
     for figure in summary.values():
         del figure["nll"]["better"]
     return {
@@ -211,6 +213,25 @@ def test_new_runs_replace_published_ones_seed_by_seed(program):
     assert merged.comparison.methods[1].detection == {"x": (10.0, 9.0, 12.0)}
     assert merged.comparison.figures("nll")["ls"].p_value is None
     assert merged.comparison.methods[0].before[0].samples == 7
+
+
+def test_a_new_loss_leaves_the_intervals_and_tests_of_the_others(program):
+    more = experiment(("ce", "ls", "ecp"))
+    runs = here(program, {"ecp": [5.0]}, absent("ce", "ls") | absent("ecp", seeds=(1, 2)))
+    merged = program["merged"](more, runs, published())
+    figures = merged.comparison.figures("nll")
+    assert nlls(merged) == {"ce": [0, 1, 2], "ls": [10, 11, 12], "ecp": [5]}
+    assert (figures["ls"].p_value, figures["ls"].interval) == (0.5, INTERVAL)
+    assert (figures["ecp"].p_value, figures["ecp"].mean) == (None, 5)
+    assert [figures[name].better for name in ("ce", "ls", "ecp")] == [False, False, False]
+    assert merged.comparison.figures("nll", after=True)["ls"].p_value == 0.5
+
+
+def test_no_loss_is_tested_against_a_first_loss_with_new_and_published_runs(program):
+    runs = here(program, {"ce": [4.0]}, absent("ls") | absent("ce", seeds=(1, 2)))
+    figures = program["merged"](experiment(), runs, published()).comparison.figures("nll")
+    assert (figures["ce"].interval, figures["ce"].mean) == (None, pytest.approx(7 / 3))
+    assert (figures["ls"].interval, figures["ls"].p_value) == (INTERVAL, None)
 
 
 def test_runs_that_neither_has_are_missing_with_the_reason(program):
