@@ -243,6 +243,8 @@ def _mean_gap(bins: Bins, norm: int) -> Tensor:
 
 # Differences of accuracies by rounding; elements that share a boundary have equal accuracies on both sides.
 _ROUNDING = 1e-12
+_LEAST_EXCESS = 1e-8  # of the smooth error over its width, where the search ends
+_MOST_STEPS = 30
 
 
 def sweep_ece_of(confidences: Confidences, norm: int = 2, binning: str = "equal-mass") -> Tensor:
@@ -283,16 +285,29 @@ def smooth_ece_of(confidences: Confidences) -> Tensor:
     spectrum = torch.fft.rfft(torch.cat([residual, residual.flip(-1)], -1))
     frequency = torch.arange(cells + 1, dtype=residual.dtype, device=residual.device) * math.pi
 
-    def error(width: Tensor) -> Tensor:
-        kernel = (-0.5 * (frequency * width.unsqueeze(-1)).square()).exp()
-        smoothed: Tensor = torch.fft.irfft(spectrum * kernel, n=2 * cells)
-        return smoothed[..., :cells].abs().sum(-1)
+    def excess(width: Tensor) -> Tensor:
+        """The error with this kernel, less its width."""
+        # Above a frequency of 9 / width, the kernel is less than the rounding error of 1.
+        least = float(width.min()) if width.numel() else 0.0
+        kept = min(cells, int(9 / (math.pi * least))) + 1 if least > _ROUNDING else cells + 1
+        kernel = (-0.5 * (frequency[:kept] * width.unsqueeze(-1)).square()).exp()
+        smoothed: Tensor = torch.fft.irfft(spectrum[..., :kept] * kernel, n=2 * cells)
+        return smoothed[..., :cells].abs().sum(-1) - width
 
-    # The error falls as the kernel widens: bisect for the width that equals the error.
-    low = torch.zeros_like(residual[..., 0])
-    high = torch.ones_like(low)
-    for _ in range(20):
-        width = (low + high) / 2
-        above = error(width) > width
-        low, high = torch.where(above, width, low), torch.where(above, high, width)
-    return error((low + high) / 2)
+    # The error falls as the kernel widens. The width that equals it lies between 0 and the error without a
+    # kernel. Each step takes the secant through both ends, with half the height of an end that stays for a
+    # second time (the Illinois method): half the steps of bisection.
+    low, high = torch.zeros_like(residual[..., 0]), residual.abs().sum(-1)
+    at_low, at_high, was_below = high, excess(high), None
+    width, left = high, at_high
+    for _ in range(_MOST_STEPS):
+        if not bool((left.abs() > _LEAST_EXCESS).any()):
+            break
+        width = low + (high - low) * at_low / (at_low - at_high).clamp_min(_ROUNDING)
+        left = excess(width)
+        below = left > 0
+        divisor = 1 if was_below is None else 1 + (below == was_below).to(left.dtype)
+        low, at_low = torch.where(below, width, low), torch.where(below, left, at_low / divisor)
+        high, at_high = torch.where(below, high, width), torch.where(below, at_high / divisor, left)
+        was_below = below
+    return width + left

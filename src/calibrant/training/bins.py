@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from calibrant.distributed import all_reduce
 from calibrant.histogram import Bins, ConfidenceHistogram, bin_with_width, cell_edges, rounded_down
@@ -92,4 +91,6 @@ def _shares(edges: Tensor) -> Tensor:
     cells = cell_edges(torch.device("cpu")).to(edges.dtype)
     steps = (torch.arange(_STEPS, dtype=edges.dtype) + 0.5) / _STEPS
     points = cells[:-1, None] + steps * cells.diff()[:, None]
-    return F.one_hot(bin_with_width(points, edges), BINS).to(edges.dtype).mean(1).T
+    number = len(cells) - 1
+    place = bin_with_width(points, edges) * number + torch.arange(number)[:, None]
+    return place.view(-1).bincount(minlength=BINS * number).view(BINS, number).to(edges.dtype) / _STEPS

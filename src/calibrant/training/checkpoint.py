@@ -173,7 +173,7 @@ def load(path: Path) -> dict[str, Any]:
 
 def random_state() -> dict[str, Any]:
     """The states of the random number generators of torch, Python and the current GPU."""
-    state: dict[str, Any] = {"torch": torch.get_rng_state(), "python": list(random.getstate()[1])}
+    state: dict[str, Any] = {"torch": torch.get_rng_state(), "python": torch.tensor(random.getstate()[1])}
     if torch.cuda.is_available():
         state["cuda"] = torch.cuda.get_rng_state()
     return state
@@ -182,6 +182,6 @@ def random_state() -> dict[str, Any]:
 def restore_random_state(state: Mapping[str, Any]) -> None:
     """Set the random number generators to a state of `random_state`."""
     torch.set_rng_state(state["torch"])
-    random.setstate((3, tuple(state["python"]), None))
+    random.setstate((3, tuple(map(int, state["python"])), None))
     if "cuda" in state and torch.cuda.is_available():
         torch.cuda.set_rng_state(state["cuda"])

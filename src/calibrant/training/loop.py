@@ -180,7 +180,7 @@ class Loop:
         step: the number of steps taken in the current epoch.
         total_loss: the sum of the losses of these steps.
         history: a log row for each complete epoch.
-        learned: the learned state of the loss after each epoch, by name.
+        learned: the learned state of the loss after each epoch, ``(epochs, …)``, by name.
         bins: bins of confidence after each epoch, ``(epochs, …)``, by the names of `epoch_bins`.
         validation_bins: the bins of the latest validation.
         adapted_to: the part of the training data that the loss adapts to; None for the validation data.
@@ -199,7 +199,7 @@ class Loop:
         device = parts.fabric.device
         self.total_loss = torch.zeros((), device=device, dtype=sum_dtype(device))
         self.history: list[dict[str, float]] = []
-        self.learned: dict[str, list[Tensor]] = {}
+        self.learned: dict[str, Tensor] = {}
         self.bins: dict[str, Tensor] = {}
         self.validation_bins: Bins | None = None
         self.adapted_to = _training_part(parts)
@@ -325,12 +325,10 @@ class Loop:
             "seconds": time.perf_counter() - started,
         }
         self.history.append(row)
-        for name, value in learned.items():
-            self.learned.setdefault(name, []).append(value)
         assert self.validation_bins is not None
         confidences = self.plain_step.confidences
-        for name, value in epoch_bins(confidences.pooled(), self.validation_bins, test_bins).items():
-            self.bins[name] = torch.cat([self.bins.get(name, value[None][:0]), value[None]])
+        _append(self.learned, learned)
+        _append(self.bins, epoch_bins(confidences.pooled(), self.validation_bins, test_bins))
         self.epoch, self.step = self.epoch + 1, 0
         self.total_loss.zero_()
         confidences.sums.zero_()
@@ -476,7 +474,8 @@ class Loop:
             parts.averaged.load_state_dict(state["averaged"])
         parts.loss.load_state_dict(state["loss"])
         self.epoch, self.step = epoch, step
-        self.history, self.learned, self.best = list(history), dict(learned), float(state["best"])
+        self.history, self.best = list(history), float(state["best"])
+        self.learned = {name: torch.stack(list(values)) for name, values in learned.items()}
         self.bins = dict(bins)
         rank, processes = parts.fabric.global_rank, parts.fabric.world_size
         if len(state["randomness"]) == processes:
@@ -510,8 +509,7 @@ class Loop:
             run_folder.save_weights(parts.loss, folder / run_folder.LOSS)
             files += [run_folder.WEIGHTS, run_folder.LOSS]
             if self.learned:
-                over_epochs = {name: torch.stack(values) for name, values in self.learned.items()}
-                replace_file(folder / run_folder.LEARNED, save_tensors(over_epochs))
+                replace_file(folder / run_folder.LEARNED, save_tensors(self.learned))
                 files.append(run_folder.LEARNED)
             replace_file(folder / run_folder.BINS, save_tensors(self.bins))
             files.append(run_folder.BINS)
@@ -534,3 +532,9 @@ class Loop:
             }
             self._check_lock()
             replace_file(folder / run_folder.RESULT, (json.dumps(result, indent=1) + "\n").encode())
+
+
+def _append(over_epochs: dict[str, Tensor], new: Mapping[str, Tensor]) -> None:
+    """Add the tensors of an epoch to those of the epochs before it."""
+    for name, value in new.items():
+        over_epochs[name] = torch.cat([over_epochs.get(name, value[None][:0]), value[None]])
