@@ -46,7 +46,7 @@ types: $(READY)
 # One thread: matrices this small gain nothing from more, and lose where the cores are busy.
 # The picture in README.md: chromium --headless --window-size=1400,1060 --screenshot=docs/images/comparison.png demo/report.html
 demo: $(READY)
-	OMP_NUM_THREADS=1 $(BIN)/calibrant compare digits-lt --losses "ce,dual-focal,adafocal[evidence=2],cals-alm,ada-scale" --seeds 0,1 --set evaluation_batch_size=512 --output demo
+	OMP_NUM_THREADS=1 $(BIN)/calibrant compare digits-lt --losses "ce,dual-focal,adafocal[evidence=2],cals-alm,ada-scale" --seeds 0,1 --set evaluation_batch_size=512 --jobs 2 --output demo
 	@echo "Open demo/report.html in a browser."
 
 # In a temporary folder, because some examples write checkpoints.

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import json
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +13,7 @@ from PIL import Image
 
 from calibrant.metrics import METRICS
 from calibrant.options import Choice, RecipeError, split_outside_brackets
-from calibrant.training import grid, loop
+from calibrant.training import TrainingError, grid, loop
 from calibrant.training.data import load_data
 from calibrant.training.data.augmentation import NORMALISATIONS
 from calibrant.training.grid import compare
@@ -19,6 +21,7 @@ from calibrant.training.loop import train
 from calibrant.training.other_data import load_other
 from calibrant.training.recipe import Recipe
 from calibrant.training.runs import folder_of
+from calibrant.training.setup import make_fabric
 
 RECIPE = Recipe.load("digits-lt").override(
     [
@@ -33,7 +36,7 @@ WRITTEN = ["ce", "cals-alm[margin=6,penalty=p2]"]
 
 
 def test_every_loss_is_trained_from_every_seed(trained: list[tuple[str, int]], tmp_path: Path) -> None:
-    evaluated: list[tuple[str, int]] = []
+    lines: list[str] = []
     comparison = compare(
         RECIPE,
         LOSSES,
@@ -41,11 +44,12 @@ def test_every_loss_is_trained_from_every_seed(trained: list[tuple[str, int]], t
         tmp_path,
         resamples=20,
         outside=[Choice("synthetic", {"classes": 3, "features": 4, "separation": 0.0, "test_size": 30})],
-        evaluating=lambda loss, seed: evaluated.append((loss, seed)),
+        report=lines.append,
     )
     assert comparison is not None
     expected = [(loss, seed) for loss in WRITTEN for seed in (0, 4)]
-    assert trained == evaluated == expected
+    assert trained == expected
+    assert lines == [f"{loss}, seed {seed}: evaluating" for loss, seed in expected]
     assert [method.name for method in comparison.methods] == WRITTEN
     assert comparison.seeds == (0, 4)
     for method in comparison.methods:
@@ -61,6 +65,32 @@ def test_every_loss_is_trained_from_every_seed(trained: list[tuple[str, int]], t
     json.loads(comparison.to_json())
     run = Recipe.load(folder_of(tmp_path, WRITTEN[1], 4) / "recipe.toml")
     assert (run.loss, run.seed) == (WRITTEN[1], 4)
+
+
+def test_jobs_do_every_run_once_and_give_the_same_figures(tmp_path: Path) -> None:
+    expected = compare(RECIPE, LOSSES, [0, 1], tmp_path / "one", resamples=20)
+    train(replace(RECIPE, loss=LOSSES[1], seed=0), folder_of(tmp_path / "two", WRITTEN[1], 0))
+    finished = (folder_of(tmp_path / "two", WRITTEN[1], 0) / "result.json").stat().st_mtime_ns
+    lines: list[str] = []
+    found = compare(RECIPE, LOSSES, [0, 1], tmp_path / "two", resamples=20, jobs=2, report=lines.append)
+    assert found == expected
+    assert sorted(lines) == sorted(f"{loss}, seed {seed}: done" for loss in WRITTEN for seed in (0, 1))
+    assert (folder_of(tmp_path / "two", WRITTEN[1], 0) / "result.json").stat().st_mtime_ns == finished
+
+
+def test_an_error_in_a_job_is_raised(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(grid, "process_pool", ThreadPoolExecutor)  # starts sooner
+    diverging = RECIPE.override(["optimizer.lr=1e30"])
+    with pytest.raises(TrainingError, match="became"):
+        compare(diverging, ["ce"], [0, 1], tmp_path, resamples=20, jobs=2)
+
+
+def test_jobs_need_one_device(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    fabric = make_fabric(RECIPE)
+    monkeypatch.setattr(type(fabric), "world_size", 2)
+    with pytest.raises(RecipeError, match="3 jobs at 2 devices; choose one job or one device"):
+        compare(RECIPE, ["ce"], [0], tmp_path, jobs=3, fabric=fabric)
+    assert not list(tmp_path.iterdir())
 
 
 def test_only_what_is_missing_is_trained(trained: list[tuple[str, int]], tmp_path: Path) -> None:

@@ -67,6 +67,7 @@ def compare(
     ] = "",
     changes: options.Changes = None,
     resamples: Resamples = 1000,
+    jobs: options.Jobs = 1,
     wide: Wide = False,
     accelerator: options.Accelerator = "auto",
     devices: options.Devices = "auto",
@@ -109,9 +110,10 @@ def compare(
             calibrators=chosen,
             columns=[name.strip().replace("-", "_") for name in columns.split(",") if name.strip()],
             resamples=resamples,
+            jobs=jobs,
             fabric=fabric,
             progress=True,
-            evaluating=lambda loss, seed: say(f"{loss}, seed {seed}: evaluating", err=True),
+            report=lambda line: say(line, err=True),
         )
         if comparison is None:
             return

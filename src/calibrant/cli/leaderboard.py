@@ -29,7 +29,7 @@ def leaderboard(
         ),
     ] = None,
     data_root: options.DataRoot = None,
-    jobs: Annotated[int, typer.Option(min=1, help="Number of runs at the same time.")] = 1,
+    jobs: options.Jobs = 1,
     on: On = "processes",
     tables_only: Annotated[
         bool, typer.Option("--tables-only", help="Train nothing; write the tables of what is done.")

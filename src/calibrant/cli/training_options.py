@@ -87,6 +87,7 @@ Devices = Annotated[
     str, typer.Option(help="Number of GPUs or CPU processes; auto: all GPUs, or one process.")
 ]
 Nodes = Annotated[int, typer.Option(min=1, help="Number of machines.")]
+Jobs = Annotated[int, typer.Option(min=1, help="Number of runs at the same time.")]
 
 
 @contextmanager

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import as_completed
 from dataclasses import replace
 from functools import partial
 from itertools import chain
@@ -17,7 +18,8 @@ from calibrant.evaluation import Evaluation
 from calibrant.evaluation.comparison import CLEAN, Comparison, Method, Metrics
 from calibrant.metrics import METRICS
 from calibrant.options import Choice, RecipeError
-from calibrant.training.data import Split, load_data
+from calibrant.processes import process_pool
+from calibrant.training.data import Split, load_data, load_data_once
 from calibrant.training.fabric import Fabric
 from calibrant.training.loop import train
 from calibrant.training.other_data import by_severity, load_other
@@ -42,9 +44,10 @@ def compare(
     calibrators: Sequence[Choice] = (),
     columns: Sequence[str] = (),
     resamples: int = 1000,
+    jobs: int = 1,
     fabric: Fabric | None = None,
     progress: bool = False,
-    evaluating: Callable[[str, int], None] | None = None,
+    report: Callable[[str], None] | None = None,
 ) -> Comparison | None:
     """Train every loss from every seed and compare the test results. Finished runs are reused.
 
@@ -62,9 +65,10 @@ def compare(
         columns: the metrics in the tables, keys of `calibrant.metrics.METRICS`. `kde_ece` is computed only if
             it is one of them.
         resamples: bootstrap resamples for the intervals.
-        fabric: a launched Fabric.
-        progress: show the progress on the terminal.
-        evaluating: called with the loss and the seed before each run is evaluated.
+        jobs: the number of runs at the same time, each in a process of its own.
+        fabric: a launched Fabric; with several jobs, of one process.
+        progress: show the progress of training on the terminal, with one job.
+        report: called with a line when a run is evaluated or, with several jobs, done.
 
     Returns:
         The comparison in the first process, None in the others.
@@ -75,6 +79,7 @@ def compare(
         ValueError: the processes have different recipes, losses, seeds or data.
         TrainingError: see `train`.
         OSError: see `train`.
+        WorkerError: the process of a job was killed.
 
     >>> from tempfile import TemporaryDirectory
     >>> recipe = Recipe.load("digits-lt").override(["epochs=1"])
@@ -101,6 +106,8 @@ def compare(
     if fabric is None:
         fabric = make_fabric(recipe)
         fabric.launch()
+    if jobs > 1 and fabric.world_size > 1:
+        raise RecipeError(f"{jobs} jobs at {fabric.world_size} devices; choose one job or one device")
     with readable_errors():
         lists = {
             "losses": losses,
@@ -140,7 +147,16 @@ def compare(
 
     for each in chain(*rows):  # all folders before the first run is trained
         together(partial(check_begun, folder(each), each, data), "checking the output folder")
-    for each in chain(*rows):
+    say = report or (lambda _: None)
+    kde = "kde_ece" in columns
+    if jobs > 1:
+        with process_pool(jobs) as pool:
+            task = partial(_perform, data_root, fabric.device.type, keys, resamples, kde)
+            futures = {pool.submit(task, each, folder(each)): each for each in chain(*rows)}
+            for future in as_completed(futures):
+                future.result()
+                say(f"{futures[future].loss}, seed {futures[future].seed}: done")
+    for each in chain(*rows):  # runs that the jobs have finished stay as they are
         train(each, folder(each), data=data, fabric=fabric, progress=progress)
     if not fabric.is_global_zero:
         return None
@@ -148,16 +164,33 @@ def compare(
     for row in rows:
         results, detected, moved = [], [], []
         for each in row:
-            if evaluating is not None:
-                evaluating(each.loss, each.seed)
+            if jobs == 1:
+                say(f"{each.loss}, seed {each.seed}: evaluating")
             run = Run(folder(each), loaded=data)
-            results.append(run.results(keys, resamples=resamples, kde="kde_ece" in columns))
+            results.append(run.results(keys, resamples=resamples, kde=kde))
             scaled = [key for key, result in results[-1].items() if result.temperature is not None]
             detected.append({name: run.detected(other, scaled) for name, other in others.items()})
             found = {name: _on_shifted(run, results[-1], levels) for name, levels in shifts.items()}
             moved.append({**found, **_means(shifted, found)})
         methods.append(method_of(row[0].loss, results, detected, moved))
     return Comparison(recipe.name, tuple(seeds), tuple(methods), data.dense, tuple(columns))
+
+
+def _perform(
+    data_root: str | Path | None,
+    accelerator: str,
+    calibrators: Sequence[str],
+    resamples: int,
+    kde: bool,
+    recipe: Recipe,
+    folder: Path,
+) -> None:
+    """Train and evaluate a run in a process of its own. The folder of the run keeps the results."""
+    data = load_data_once(str(recipe.data), data_root)
+    fabric = make_fabric(recipe, accelerator=accelerator, devices=1)
+    fabric.launch()
+    train(recipe, folder, data=data, fabric=fabric)
+    Run(folder, loaded=data).results(calibrators, resamples=resamples, kde=kde)
 
 
 def _on_shifted(run: Run, clean: Mapping[str, Result], levels: Mapping[str, Split]) -> Severities:

@@ -9,7 +9,6 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import as_completed
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import lru_cache
 from pathlib import Path
 from typing import Any, Self
 
@@ -19,7 +18,7 @@ from calibrant.evaluation.ranks import Standing
 from calibrant.options import Choice, RecipeError
 from calibrant.processes import process_pool, ray_cluster
 from calibrant.training import TrainingError
-from calibrant.training.data import DataSets, load_data
+from calibrant.training.data import load_data_once
 from calibrant.training.grid import method_of
 from calibrant.training.lock import FolderLock
 from calibrant.training.loop import train
@@ -265,7 +264,7 @@ def _say(report: Report | None, entry: Entry) -> None:
 
 
 def _train_and_evaluate(entry: Entry, data_root: str | Path | None, resamples: int, progress: bool) -> None:
-    data = _loaded(str(entry.recipe.data), data_root)
+    data = load_data_once(str(entry.recipe.data), data_root)
     train(entry.recipe, entry.folder, data=data, progress=progress)
     run = Run(entry.folder, loaded=data)
     run.results(_CALIBRATORS, resamples=resamples)
@@ -275,11 +274,6 @@ def _train_and_evaluate(entry: Entry, data_root: str | Path | None, resamples: i
         detected[str(choice)] = {key: vars(each) for key, each in found.items()}
     plain = {"run": hash_of(entry.folder / RESULT), "dense": data.dense, "detected": detected}
     replace_file(entry.folder / ENTRY, json.dumps(plain).encode())
-
-
-@lru_cache(maxsize=1)  # runs of one experiment follow one another
-def _loaded(choice: str, data_root: str | Path | None) -> DataSets:
-    return load_data(Choice.parse(choice), data_root)
 
 
 def work_in_processes(

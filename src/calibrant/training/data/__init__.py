@@ -9,6 +9,7 @@ from __future__ import annotations
 import inspect
 import os
 from collections.abc import Callable
+from functools import lru_cache
 from pathlib import Path
 
 from calibrant.arguments import nearest
@@ -34,6 +35,7 @@ __all__ = [
     "TensorSplit",
     "files_of",
     "load_data",
+    "load_data_once",
     "map_inputs",
     "random_numbers",
     "shuffled",
@@ -99,6 +101,12 @@ def load_data(choice: Choice, root: str | os.PathLike[str] | None = None) -> Dat
     options = check_options(f"data {choice.name!r}", choice.options, function, skewed)
     skew = {name: options.pop(name) for name in options_of(skewed) if name in options}
     return skewed(function(_folder(root), **options), options.get("split_seed", 0), **skew)
+
+
+@lru_cache(maxsize=1)
+def load_data_once(choice: str, root: str | os.PathLike[str] | None = None) -> DataSets:
+    """`load_data` of a choice in writing. The data are kept for runs on the same data that follow."""
+    return load_data(Choice.parse(choice), root)
 
 
 def files_of(choice: Choice, root: str | os.PathLike[str] | None = None) -> list[Path]:
