@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from itertools import combinations
 
 import torch
-from scipy import stats  # type: ignore[import-untyped]
 from torch import Tensor
 
 from calibrant.evaluation.comparison import Comparison
@@ -206,7 +205,9 @@ def _ranks(values: Tensor) -> Tensor:
     tensor([3.5000, 1.0000, 3.5000, 2.0000], dtype=torch.float64)
     """
     # Means of the same numbers in another order may differ in the last digit.
-    return torch.from_numpy(stats.rankdata(values.double().round(decimals=12).numpy(), axis=-1)).double()
+    from scipy.stats import rankdata  # type: ignore[import-untyped]  # here: it takes half a second
+
+    return torch.from_numpy(rankdata(values.double().round(decimals=12).numpy(), axis=-1)).double()
 
 
 def _resampled(tables: Sequence[Sequence[Tensor]], resamples: int, seed: int) -> Tensor:
@@ -255,5 +256,7 @@ def _critical_difference(methods: int, sets: int) -> float:
     """
     if sets < 2 or methods < 2:
         return math.inf
-    quantile = float(stats.studentized_range.ppf(0.95, methods, math.inf)) / math.sqrt(2)
+    from scipy.stats import studentized_range
+
+    quantile = float(studentized_range.ppf(0.95, methods, math.inf)) / math.sqrt(2)
     return quantile * math.sqrt(methods * (methods + 1) / (6 * sets))

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from sklearn.datasets import load_digits
 
 from calibrant.metrics import Predictions, accuracy, ece
 from calibrant.training.data.built_in import digits, synthetic, synthetic_posterior
@@ -23,6 +24,14 @@ def test_digits_are_balanced_unless_asked_otherwise(tmp_path):
     inputs, _ = everything(data.train)
     assert inputs.shape == (800, 64)
     assert [inputs.min(), inputs.max()] == [0, 1]
+
+
+def test_digits_are_those_of_scikit_learn():
+    content = load_digits()
+    data = digits(head=1, validation_per_class=0, test_per_class=173)
+    images = {tuple(image): label for image, label in zip(content.data, content.target, strict=True)}
+    inputs, labels = data.test.batch(torch.arange(len(data.test)))
+    assert [images[tuple(image)] for image in (16 * inputs).double().numpy()] == labels.tolist()
 
 
 def test_long_tailed_digits():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
@@ -42,13 +43,15 @@ def digits(
         split_seed: the seed of the draw of the parts.
     """
     require("train", "sklearn", purpose="the data set digits")
-    from sklearn.datasets import load_digits  # type: ignore[import-untyped]
-
     in_range("imbalance", imbalance, 1)
     whole_number("head", head)
-    content = load_digits()
-    images = torch.tensor(content.data, dtype=torch.float32) / 16
-    labels = torch.tensor(content.target)
+    package = find_spec("sklearn")
+    assert package is not None
+    assert package.submodule_search_locations is not None
+    # Its file, not `sklearn.datasets.load_digits`: importing scikit-learn takes longer than short runs train.
+    file = Path(package.submodule_search_locations[0], "datasets", "data", "digits.csv.gz")
+    content = torch.from_numpy(np.loadtxt(file, delimiter=","))
+    images, labels = content[:, :-1].float() / 16, content[:, -1].long()
     generator = torch.Generator().manual_seed(split_seed)
     parts: tuple[list[Tensor], ...] = ([], [], [])
     held_out = test_per_class + validation_per_class
