@@ -1,6 +1,8 @@
 """Settings of all tests: one thread each, the longest files first, the marker ``slow``, blank pictures."""
 
+import gc
 import inspect
+import os
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -12,6 +14,7 @@ import torch
 from .programs import draw_blank, quick_programs
 
 torch.set_num_threads(1)  # several processes run the tests, and their threads would wait for one another
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # for processes that tests start: other threads, other rounding
 
 SLOW = (
     "test_compiles_whole_and_is_not_compiled_again_by_adapt",
@@ -37,6 +40,16 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if isinstance(item, pytest.Function) and item.originalname in SLOW:
             item.add_marker(pytest.mark.slow)
     items.sort(key=lambda item: not (isinstance(item, pytest.Function) and starts_programs(item.module)))
+
+
+def pytest_collection_finish() -> None:
+    """Leave all that was imported out of the search for garbage, which trainers start before each run."""
+    gc.freeze()
+
+
+def pytest_sessionfinish() -> None:
+    """Let go of it, or else some packages report leaks at the end."""
+    gc.unfreeze()
 
 
 @pytest.fixture

@@ -10,6 +10,7 @@ from torch import nn
 
 from calibrant.calibrators import CALIBRATORS, create_calibrator
 from tests.calibrators.test_contract import sampled
+from tests.onnx_exporter import operators_listed_once
 
 onnxruntime = pytest.importorskip("onnxruntime", reason="needs onnxruntime")
 pytest.importorskip("onnx", reason="needs calibrant[onnx]")
@@ -50,7 +51,8 @@ def agree(calibrators, exporter, *shape):
         warnings.simplefilter("always")
         if exporter == "dynamo":
             axes = {"dynamic_shapes": ({0: torch.export.Dim("batch")},)}
-            torch.onnx.export(model, example, dynamo=True, verbose=False, **axes, **names).save(stream)
+            with operators_listed_once():
+                torch.onnx.export(model, example, dynamo=True, verbose=False, **axes, **names).save(stream)
         else:
             axes = {"dynamic_axes": {name: {0: "batch"} for name in ("logits", *outputs)}}
             torch.onnx.export(model, example, stream, dynamo=False, **axes, **names)

@@ -27,6 +27,7 @@ from calibrant.training.export import Probabilities, example_of
 from calibrant.training.own_data import choose_recipe
 from calibrant.training.tuning import tune
 from tests.cli.commands import fail, printed, succeed
+from tests.onnx_exporter import operators_listed_once
 
 LABELS = ("cat", "dog", "bird")
 
@@ -100,6 +101,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("write", "loss"), [(single, "adafocal"), (table, "cals-alm"), (arrays, "focal"), (texts, "ce")]
 )
+@pytest.mark.usefixtures("blank_pictures")
 def test_trained_evaluated_calibrated_reported_and_exported(write: Writer, loss: str) -> None:
     raw, new, options = write()
     names = ("no", "yes") if write is single else tuple(sorted(LABELS)) if write is texts else LABELS
@@ -159,6 +161,7 @@ def test_trained_evaluated_calibrated_reported_and_exported(write: Writer, loss:
 
 
 @pytest.mark.parametrize("write", [single, table])
+@operators_listed_once()
 def test_onnxruntime_gives_the_same_probabilities(write: Writer) -> None:
     runtime = pytest.importorskip("onnxruntime")
     raw, _, options = write()
@@ -338,7 +341,7 @@ def test_a_label_with_one_answer_does_not_spoil_the_calibrator_of_the_others() -
     inputs, answers = features(300, 0)
     answers[:, 1] = 0
     np.savez("data.npz", features=inputs.astype(np.float32), labels=answers, class_names=np.array(LABELS))
-    data = ["--data", "data.npz", "--set", "epochs=60", "--set", "optimizer.lr=0.03"]
+    data = ["--data", "data.npz", "--set", "epochs=20", "--set", "optimizer.lr=0.1"]
     output = succeed("train", *data, "--output", "auto")
     assert "every better calibrator" not in output.stdout + output.stderr
     assert not isinstance(calibrant.load("auto").calibrator, Identity)

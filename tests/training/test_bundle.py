@@ -19,6 +19,7 @@ from calibrant.training.bundle import Bundle, write_bundle
 from calibrant.training.data.text.tables import read_texts
 from calibrant.training.export import Probabilities, export
 from tests.cli.commands import fail, invoke, printed
+from tests.onnx_exporter import operators_listed_once
 from tests.training.data.test_segmentation import write_voc
 from tests.training.data.text.writing import write_csv
 
@@ -200,6 +201,7 @@ def before_the_graph(loaded, raw):
 
 
 @pytest.mark.filterwarnings("ignore")
+@operators_listed_once()
 def test_onnx_and_torch_graphs_predict_the_same(trained, tmp_path):
     runtime = pytest.importorskip("onnxruntime")
     run, raw, _, _ = trained
@@ -224,6 +226,7 @@ def test_onnx_and_torch_graphs_predict_the_same(trained, tmp_path):
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("key", ["isotonic", "local-temperature"])
+@operators_listed_once()
 def test_calibrators_of_other_kinds_are_exported_to_onnx(key, tmp_path):
     runtime = pytest.importorskip("onnxruntime")
     torch.manual_seed(0)

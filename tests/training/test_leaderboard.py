@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -57,23 +57,49 @@ def written(folder: Path) -> str:
     return to_json("Title", found, all_rankings(found))
 
 
+class Done(NamedTuple):
+    """What one process did that did everything."""
+
+    folder: Path
+    trained: list[tuple[str, int]]
+    said: list[str]
+
+
 @pytest.fixture(scope="module")
-def done(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def everything(tmp_path_factory: pytest.TempPathFactory) -> Done:
+    found = Done(tmp_path_factory.mktemp("board"), [], [])
+    plain = loop.Loop.run
+
+    def noting(training: loop.Loop) -> None:
+        found.trained.append((training.parts.recipe.loss, training.parts.recipe.seed))
+        plain(training)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(loop.Loop, "run", noting)
+        work(board(), found.folder, resamples=20, report=found.said.append)
+    return found
+
+
+@pytest.fixture(scope="module")
+def done(everything: Done) -> Path:
     """A folder in which one process has done everything."""
-    folder = tmp_path_factory.mktemp("board")
+    return everything.folder
+
+
+@pytest.fixture(scope="module")
+def expected(done: Path) -> str:
+    """The results in that folder."""
+    return written(done)
+
+
+def test_every_run_is_done_and_kept(everything: Done, trained: list[tuple[str, int]]) -> None:
+    folder = everything.folder
+    assert everything.trained == RUNS
+    assert everything.said[0] == "easy: ce, seed 0: done"
+    assert len(everything.said) == 6
     work(board(), folder, resamples=20)
-    return folder
-
-
-def test_every_run_is_done_and_kept(trained: list[tuple[str, int]], tmp_path: Path) -> None:
-    said: list[str] = []
-    work(board(), tmp_path, resamples=20, report=said.append)
-    assert trained == RUNS
-    assert said[0] == "easy: ce, seed 0: done"
-    assert len(said) == 6
-    work(board(), tmp_path, resamples=20)
-    assert trained == RUNS
-    easy, hard = standings(board(), tmp_path, resamples=20)
+    assert trained == []
+    easy, hard = standings(board(), folder, resamples=20)
     assert easy.comparison is not None
     assert hard.comparison is not None
     assert [len(method.before) for method in easy.comparison.methods] == [2, 2]
@@ -84,7 +110,9 @@ def test_every_run_is_done_and_kept(trained: list[tuple[str, int]], tmp_path: Pa
     assert len(areas) == 2
 
 
-def test_small_files_are_enough(done: Path, tmp_path: Path, trained: list[tuple[str, int]]) -> None:
+def test_small_files_are_enough(
+    done: Path, expected: str, tmp_path: Path, trained: list[tuple[str, int]]
+) -> None:
     kept = ("recipe.toml", "result.json", "evaluation.json", "leaderboard.json", "log.csv")
     for path in done.rglob("*"):
         if path.name in kept and path.parent.parent.name == "runs":
@@ -93,7 +121,7 @@ def test_small_files_are_enough(done: Path, tmp_path: Path, trained: list[tuple[
             copy.write_bytes(path.read_bytes())
     work(board(), tmp_path, resamples=20)
     assert trained == []
-    assert written(tmp_path) == written(done)
+    assert written(tmp_path) == expected
 
 
 def test_missing_runs_are_named(done: Path, tmp_path: Path) -> None:
@@ -137,21 +165,21 @@ def all_of_it(folder: Path) -> str:
 
 
 def test_a_killed_process_leaves_its_run_to_the_next(
-    done: Path, tmp_path: Path, trained: list[tuple[str, int]]
+    expected: str, tmp_path: Path, trained: list[tuple[str, int]]
 ) -> None:
     killed_in_step(all_of_it, tmp_path, 11)  # three steps in each of two epochs: in the second run
-    assert all_of_it(tmp_path) == written(done)
+    assert all_of_it(tmp_path) == expected
     assert trained == RUNS[1:]
 
 
-def test_two_processes_share_the_runs(done: Path, tmp_path: Path) -> None:
+def test_two_processes_share_the_runs(expected: str, tmp_path: Path) -> None:
     (first, one), (second, other) = side_by_side(all_of_it, tmp_path)
     assert len(first + second) == len(set(first + second)) == 6
-    assert one == other == written(done)
+    assert one == other == expected
 
 
 def test_ray_does_every_run_once(
-    done: Path, programs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    expected: str, programs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ray = pytest.importorskip("ray")
     monkeypatch.setattr(sys, "executable", str(programs / "python"))  # for workers that start at once
@@ -160,7 +188,7 @@ def test_ray_does_every_run_once(
         said: list[str] = []
         work_on_ray(board(), tmp_path, resamples=20, report=said.append)
         assert len(said) == 6
-        assert written(tmp_path) == written(done)
+        assert written(tmp_path) == expected
     finally:
         ray.shutdown()
 

@@ -10,7 +10,7 @@ import sys
 import warnings
 from collections.abc import Iterator
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +49,7 @@ SMALL = [
 ADAPTIVE = "loss=cals-alm[margin=1]"
 
 
+@cache
 def small(*changes: str) -> Recipe:
     return Recipe.load("digits-lt").override([*SMALL, *changes])
 
@@ -438,6 +439,7 @@ EXACT = [
 ]
 
 
+@cache
 def exact(*changes: str) -> Recipe:
     return Recipe.load("digits-lt").override(
         [*(each for each in EXACT if not each.startswith("model.")), *changes]

@@ -8,6 +8,7 @@ import re
 import shlex
 import shutil
 import socket
+from functools import cache
 from itertools import product
 from pathlib import Path
 
@@ -249,9 +250,14 @@ def stand_in(name, num_classes, about, **options):
     return nn.Sequential(*features, nn.Flatten(), nn.Linear(8, num_classes))
 
 
+@cache
+def model_of(name):
+    return Recipe.load(name).model
+
+
 def trains_its_model(name):
     """Whether no earlier recipe has the same model with the same options."""
-    same = [other for other in RECIPES if Recipe.load(other).model == Recipe.load(name).model]
+    same = [other for other in RECIPES if model_of(other) == model_of(name)]
     return name == same[0]
 
 
