@@ -609,6 +609,22 @@ def interrupted(folder: Path, monkeypatch: pytest.MonkeyPatch, step: int = 14) -
             train(exact(), folder)
 
 
+def test_a_checkpoint_of_version_0_1_is_resumed(
+    undisturbed: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """It has a list of tensors where there is one tensor now."""
+    interrupted(tmp_path, monkeypatch)
+    path = tmp_path / "checkpoints" / "last.pt"
+    state = checkpoint.load(path)
+    assert state["learned"]
+    state["learned"] = {name: list(values) for name, values in state["learned"].items()}
+    for each in state["randomness"]:
+        each["python"] = each["python"].tolist()
+    checkpoint.save(path, state)
+    train(exact(), tmp_path)
+    assert_identical(tmp_path, undisturbed)
+
+
 @pytest.mark.parametrize("damage", ["flipped", "truncated", "empty", "foreign"])
 def test_a_damaged_checkpoint_gives_way_to_the_one_before(
     damage: str, undisturbed: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
