@@ -19,6 +19,8 @@ from calibrant.losses import AdaptiveLoss, Loss
 from calibrant.metrics import METRICS
 from calibrant.training.recipe import shipped_recipes
 
+from .onnx_exporter import operators_listed_once
+
 ROOT = Path(__file__).parents[1]
 DOCUMENTS = [path for path in (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))) if path.exists()]
 LOSS_PAGE = (ROOT / "docs" / "losses.md").read_text(encoding="utf-8")
@@ -40,7 +42,8 @@ def test_every_python_block_runs(document, line, source, monkeypatch, tmp_path):
     monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="eager"))
     code = compile("\n" * line + source, str(document), "exec")
     # A block may register a loss. A thousand resamples, the default, take most of the time of some.
-    with patch.dict(calibrant.LOSSES), patch.dict(calibrant.evaluate.__kwdefaults__, resamples=100):
+    fewer = patch.dict(calibrant.evaluate.__kwdefaults__, resamples=20)
+    with patch.dict(calibrant.LOSSES), fewer, operators_listed_once():
         exec(code, {"__name__": "__main__"})
 
 
