@@ -8,7 +8,9 @@ earlier parts only figures, recipes and logs are left. This program writes the t
 - An experiment without runs in the folder stays as it was published, with its intervals and tests.
 - In the others, runs in the folder replace published ones. Where a seed is not in the folder, the published
   run counts.
-- A loss none of whose runs are replaced keeps its intervals, and its test if the first loss keeps its runs.
+- A loss without runs in the folder keeps its intervals. It keeps its test if the first loss does so too.
+- A loss with all its runs in the folder has intervals from their resamples, and a test if the first loss
+  has all of its runs there too.
 - A loss with both published and new runs has no interval and is not tested; if it is the first loss, no
   other is tested either. Intervals and tests need resamples of the test data, which are not published.
 """
@@ -53,7 +55,8 @@ class PartlyPublished(Comparison):
         """The published figures of losses that are kept, and those of the runs of other losses."""
         found = super().figures(metric, after=after)
         state = self.stored["after" if after else "before"]
-        tested = next(iter(found), None) in self.kept
+        first = next(iter(self.stored["runs"]))  # the loss that the published tests compare with
+        tested = first in self.kept and next(iter(found), None) == first
         for name, own in found.items():
             if name in self.kept:
                 published = MeanFigure(**state[name][metric], better=own.better)

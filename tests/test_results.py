@@ -234,6 +234,14 @@ def test_no_loss_is_tested_against_a_first_loss_with_new_and_published_runs(prog
     assert (figures["ls"].interval, figures["ls"].p_value) == (INTERVAL, None)
 
 
+def test_published_tests_are_against_the_published_first_loss(program):
+    runs = here(program, {}, absent("ls", "ce"))
+    figures = program["merged"](experiment(("ls", "ce")), runs, published()).comparison.figures("nll")
+    assert list(figures) == ["ls", "ce"]
+    assert [each.p_value for each in figures.values()] == [None, None]
+    assert figures["ce"].interval == INTERVAL
+
+
 def test_runs_that_neither_has_are_missing_with_the_reason(program):
     reasons = [("ls", 1, "diverged in epoch 3")]
     merged = program["merged"](experiment(), here(program, {}, absent("ce", "ls")), published(reasons))

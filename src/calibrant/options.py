@@ -11,7 +11,6 @@ import typing
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from functools import cache
 from pathlib import Path
 from typing import Any, Literal, Union, get_args, get_origin
 
@@ -146,10 +145,6 @@ def to_toml_key(key: str) -> str:
     return key if re.fullmatch(r"[A-Za-z0-9_-]+", key) else json.dumps(key, ensure_ascii=False)
 
 
-type_hints = cache(typing.get_type_hints)
-"""The types of a function's parameters or of a class's fields, by name. They take a millisecond to find."""
-
-
 def options_of(function: Callable[..., Any]) -> dict[str, Any]:
     """The types of a function's keyword-only parameters, by name.
 
@@ -157,7 +152,7 @@ def options_of(function: Callable[..., Any]) -> dict[str, Any]:
     >>> options_of(pool)
     {'size': <class 'int'>}
     """
-    hints = type_hints(function)
+    hints = typing.get_type_hints(function)
     parameters = inspect.signature(function).parameters.values()
     return {each.name: hints.get(each.name, Any) for each in parameters if each.kind is each.KEYWORD_ONLY}
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import signal
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
-from multiprocessing import get_context
+from multiprocessing import get_context, parent_process
+from threading import Thread
 from typing import Any, Literal, get_args
 
 from calibrant.extras import optional_package
@@ -17,7 +19,10 @@ Workers = Literal["processes", "ray"]
 WORKERS: tuple[Workers, ...] = get_args(Workers)
 """Who can share work: processes of this machine, or the workers of a Ray cluster."""
 
-_LOST = "a worker process ended without a result; it may have run out of memory: use fewer jobs"
+_LOST = (
+    "a worker process ended without a result; it may have run out of memory: use fewer jobs "
+    '(or a script lacks `if __name__ == "__main__":`)'
+)
 
 
 class WorkerError(RuntimeError):
@@ -26,7 +31,9 @@ class WorkerError(RuntimeError):
 
 @contextmanager
 def process_pool(jobs: int) -> Iterator[ProcessPoolExecutor]:
-    """A pool of processes that share the cores of this machine. Work that waits is dropped at the end.
+    """A pool of processes that share the cores of this machine. They end with this process.
+
+    Work that waits is dropped at the end. After an error, so is work that has begun.
 
     Raises:
         WorkerError: a worker process was killed.
@@ -38,17 +45,29 @@ def process_pool(jobs: int) -> Iterator[ProcessPoolExecutor]:
     with ProcessPoolExecutor(jobs, context, _start_worker, (threads,)) as pool:
         try:
             yield pool
-        except BrokenProcessPool as error:
-            raise WorkerError(_LOST) from error
+        except BaseException as error:
+            for process in list((pool._processes or {}).values()):
+                process.terminate()
+            if isinstance(error, BrokenProcessPool):
+                raise WorkerError(_LOST) from error
+            raise
         finally:
             pool.shutdown(wait=False, cancel_futures=True)
 
 
 def _start_worker(threads: int) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C ends a worker without a traceback
+    Thread(target=_end_with_parent, daemon=True).start()
     import torch
 
     torch.set_num_threads(threads)
-    signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C ends a worker without a traceback
+
+
+def _end_with_parent() -> None:
+    parent = parent_process()
+    if parent is not None:
+        parent.join()
+        os._exit(1)
 
 
 @contextmanager

@@ -7,6 +7,7 @@ import shlex
 import subprocess
 import sys
 import tempfile
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,10 +20,11 @@ from calibrant import LOSSES, cli, evaluate
 from calibrant.calibrators import create_calibrator
 from calibrant.predictions import PROBABILITY_SUFFIXES, WRITERS, open_predictions
 from calibrant.reports import comparison_page
+from calibrant.training import grid
 from calibrant.training.data import TensorSplit
 from calibrant.training.recipe import Recipe, shipped_recipes
 from calibrant.training.runs import Run
-from tests.cli.commands import fail, invoke, printed
+from tests.cli.commands import fail, invoke, printed, succeed
 from tests.permissions import unreadable
 from tests.training.data.test_in_memory import write_cifar10, write_cifar10_c, write_svhn
 
@@ -163,6 +165,15 @@ def test_compare_writes_tables_pictures_and_a_page_and_trains_only_what_is_missi
     assert "adafocal[adapt=3]" in Path("out/report.html").read_text()
     pictures = {path.name for path in Path("out/plots").iterdir()}
     assert {"ece.png", "reliability.png", "training-ece.png", "gamma-adafocal-adapt=3.png"} <= pictures
+
+
+@pytest.mark.usefixtures("blank_pictures")
+def test_compare_in_jobs(monkeypatch):
+    monkeypatch.setattr(grid, "process_pool", ThreadPoolExecutor)  # starts sooner
+    command = ("compare", "digits-lt", "--losses", "ce", "--seeds", "0,1", *QUICK, "--resamples", "5")
+    result = succeed(*command, "--jobs", "2", "--output", "o")
+    assert sorted(result.stderr.splitlines()) == ["ce, seed 0: done", "ce, seed 1: done"]
+    assert Path("o/report.html").is_file()
 
 
 @pytest.mark.usefixtures("blank_pictures")

@@ -3,6 +3,7 @@ from functools import reduce
 from itertools import pairwise
 from operator import add
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -25,6 +26,7 @@ from calibrant.metrics import (
     smooth_ece,
     sweep_ece,
 )
+from calibrant.metrics.calibration import smooth_ece_of
 
 GOLDEN = json.loads((Path(__file__).parents[1] / "golden" / "metrics.json").read_text())
 
@@ -415,7 +417,26 @@ def test_smooth_is_the_error_of_the_width_that_equals_it(predictions):
         return np.abs(idct(spectrum * kernel)).sum()
 
     expected = brentq(lambda width: error(width) - width, 0, 1, xtol=1e-12)
-    assert smooth_ece(predictions) == pytest.approx(expected, rel=0, abs=5e-6)
+    assert smooth_ece(predictions) == pytest.approx(expected, rel=0, abs=2e-8)
+
+
+def test_smooth_of_resamples_takes_few_steps_and_is_that_of_each(monkeypatch):
+    """Beside other rows: one without residuals, and one whose error is narrower than a cell."""
+    rows = torch.randn(50, 512, generator=torch.Generator().manual_seed(0), dtype=torch.float64) / 5_000
+    rows[0] = 0
+    rows[1] = 0
+    rows[1, 511] = -6e-4
+    rows[2, :100] = torch.rand(100, dtype=torch.float64) / 500
+    steps = []
+    plain = torch.fft.irfft
+    monkeypatch.setattr(torch.fft, "irfft", lambda *a, **k: steps.append(1) or plain(*a, **k))
+    found = smooth_ece_of(SimpleNamespace(cells=512, residual=lambda _: rows))
+    assert len(steps) <= 14
+    assert found[0] == 0
+    assert found[1] == pytest.approx(6e-4, abs=1e-8)
+    for row, value in zip(rows, found, strict=True):
+        alone = smooth_ece_of(SimpleNamespace(cells=512, residual=lambda _, row=row: row))
+        assert value == pytest.approx(float(alone), abs=2e-8)
 
 
 def test_smooth_of_small_errors():

@@ -55,8 +55,12 @@ def test_only_this_module_imports_fabric(path: Path) -> None:
         assert not any(name.startswith("lightning_fabric") for name in names)
 
 
-def test_a_program_that_trains_does_not_import_torchmetrics() -> None:
-    program = "import sys; from calibrant.training import train; print(sorted(sys.modules))"
+def test_a_program_that_trains_does_not_import_what_it_does_not_need() -> None:
+    program = (
+        "import sys, calibrant.training.grid, calibrant.reports.comparison_page;"
+        "from calibrant.training.data.built_in import digits; digits(); print(sorted(sys.modules))"
+    )
     result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert "'lightning_fabric'" in result.stdout
-    assert "'torchmetrics'" not in result.stdout
+    for package in ("torchmetrics", "sklearn", "scipy.stats"):
+        assert f"'{package}'" not in result.stdout

@@ -11,6 +11,7 @@ import pytest
 import torch
 from PIL import Image
 
+from calibrant.losses import AdaptationWarning
 from calibrant.metrics import METRICS
 from calibrant.options import Choice, RecipeError, split_outside_brackets
 from calibrant.training import TrainingError, grid, loop
@@ -72,23 +73,45 @@ def test_jobs_do_every_run_once_and_give_the_same_figures(tmp_path: Path) -> Non
     train(replace(RECIPE, loss=LOSSES[1], seed=0), folder_of(tmp_path / "two", WRITTEN[1], 0))
     finished = (folder_of(tmp_path / "two", WRITTEN[1], 0) / "result.json").stat().st_mtime_ns
     lines: list[str] = []
-    found = compare(RECIPE, LOSSES, [0, 1], tmp_path / "two", resamples=20, jobs=2, report=lines.append)
+    evaluated: set[tuple[Path, int]] = set()
+
+    def files() -> set[tuple[Path, int]]:
+        return {(path, path.stat().st_mtime_ns) for path in (tmp_path / "two").rglob("evaluation.json")}
+
+    def report(line: str) -> None:
+        lines.append(line)
+        if len(lines) == 4:
+            evaluated.update(files())
+
+    found = compare(RECIPE, LOSSES, [0, 1], tmp_path / "two", resamples=20, jobs=2, report=report)
     assert found == expected
     assert sorted(lines) == sorted(f"{loss}, seed {seed}: done" for loss in WRITTEN for seed in (0, 1))
     assert (folder_of(tmp_path / "two", WRITTEN[1], 0) / "result.json").stat().st_mtime_ns == finished
+    assert len(evaluated) == 4  # by the jobs,
+    assert files() == evaluated  # and not again
 
 
 def test_an_error_in_a_job_is_raised(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(grid, "process_pool", ThreadPoolExecutor)  # starts sooner
     diverging = RECIPE.override(["optimizer.lr=1e30"])
-    with pytest.raises(TrainingError, match="became"):
+    with pytest.raises(TrainingError, match=r"ce, seed [01]: .*became"):
         compare(diverging, ["ce"], [0, 1], tmp_path, resamples=20, jobs=2)
+    with pytest.raises(ValueError, match="jobs must be a whole number of at least 1, got 0"):
+        compare(RECIPE, ["ce"], [0], tmp_path, jobs=0)
+
+
+def test_warnings_of_jobs_are_given(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(grid, "process_pool", ThreadPoolExecutor)
+    longer = RECIPE.override(["epochs=10"])
+    with pytest.warns(AdaptationWarning, match="seed 0: ") as caught:
+        compare(longer, ["cals-alm[margin=1000]"], [0], tmp_path, resamples=20, jobs=2)
+    assert len(caught) == 1
 
 
 def test_jobs_need_one_device(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     fabric = make_fabric(RECIPE)
     monkeypatch.setattr(type(fabric), "world_size", 2)
-    with pytest.raises(RecipeError, match="3 jobs at 2 devices; choose one job or one device"):
+    with pytest.raises(RecipeError, match="3 jobs need one device, and there are 2: choose one "):
         compare(RECIPE, ["ce"], [0], tmp_path, jobs=3, fabric=fabric)
     assert not list(tmp_path.iterdir())
 

@@ -283,6 +283,8 @@ def smooth_ece_of(confidences: Confidences) -> Tensor:
     # With reflection at 0 and 1, smoothing multiplies the cosine transform of the residuals: the Fourier
     # transform of the residuals followed by their mirror image.
     spectrum = torch.fft.rfft(torch.cat([residual, residual.flip(-1)], -1))
+    # Smoothing cannot make it larger. A kernel narrower than a cell would, cut off at the highest frequency.
+    most = residual.abs().sum(-1)
     frequency = torch.arange(cells + 1, dtype=residual.dtype, device=residual.device) * math.pi
 
     def excess(width: Tensor) -> Tensor:
@@ -292,16 +294,17 @@ def smooth_ece_of(confidences: Confidences) -> Tensor:
         kept = min(cells, int(9 / (math.pi * least))) + 1 if least > _ROUNDING else cells + 1
         kernel = (-0.5 * (frequency[:kept] * width.unsqueeze(-1)).square()).exp()
         smoothed: Tensor = torch.fft.irfft(spectrum[..., :kept] * kernel, n=2 * cells)
-        return smoothed[..., :cells].abs().sum(-1) - width
+        return smoothed[..., :cells].abs().sum(-1).minimum(most) - width
 
     # The error falls as the kernel widens. The width that equals it lies between 0 and the error without a
     # kernel. Each step takes the secant through both ends, with half the height of an end that stays for a
     # second time (the Illinois method): half the steps of bisection.
-    low, high = torch.zeros_like(residual[..., 0]), residual.abs().sum(-1)
-    at_low, at_high, was_below = high, excess(high), None
+    tolerance = max(_LEAST_EXCESS, 4 * torch.finfo(residual.dtype).eps)
+    low, high, was_below = torch.zeros_like(most), most, None
+    at_low, at_high = high, excess(high)
     width, left = high, at_high
     for _ in range(_MOST_STEPS):
-        if not bool((left.abs() > _LEAST_EXCESS).any()):
+        if not bool((left.abs() > tolerance).any()):
             break
         width = low + (high - low) * at_low / (at_low - at_high).clamp_min(_ROUNDING)
         left = excess(width)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import as_completed
 from dataclasses import replace
@@ -10,7 +11,7 @@ from itertools import chain
 from pathlib import Path
 from statistics import fmean
 
-from calibrant.arguments import nearest
+from calibrant.arguments import nearest, whole_number
 from calibrant.calibrators import CALIBRATORS
 from calibrant.calibrators.streaming import Scaling
 from calibrant.distributed import agree, readable_errors, together
@@ -19,6 +20,7 @@ from calibrant.evaluation.comparison import CLEAN, Comparison, Method, Metrics
 from calibrant.metrics import METRICS
 from calibrant.options import Choice, RecipeError
 from calibrant.processes import process_pool
+from calibrant.training import TrainingError
 from calibrant.training.data import Split, load_data, load_data_once
 from calibrant.training.fabric import Fabric
 from calibrant.training.loop import train
@@ -65,7 +67,8 @@ def compare(
         columns: the metrics in the tables, keys of `calibrant.metrics.METRICS`. `kde_ece` is computed only if
             it is one of them.
         resamples: bootstrap resamples for the intervals.
-        jobs: the number of runs at the same time, each in a process of its own.
+        jobs: the number of runs at the same time. With several, each has a process of its own on the first
+            device of the Fabric's kind. A script then needs ``if __name__ == "__main__":``.
         fabric: a launched Fabric; with several jobs, of one process.
         progress: show the progress of training on the terminal, with one job.
         report: called with a line when a run is evaluated or, with several jobs, done.
@@ -88,6 +91,7 @@ def compare(
     >>> [method.name for method in comparison.methods]
     ['ce', 'ls']
     """
+    jobs = whole_number("jobs", jobs)
     if not losses or not seeds:
         raise RecipeError("compare needs at least one loss and one seed")
     # An unknown loss or option is refused here, before the data are read.
@@ -107,7 +111,8 @@ def compare(
         fabric = make_fabric(recipe)
         fabric.launch()
     if jobs > 1 and fabric.world_size > 1:
-        raise RecipeError(f"{jobs} jobs at {fabric.world_size} devices; choose one job or one device")
+        devices = fabric.world_size
+        raise RecipeError(f"{jobs} jobs need one device, and there are {devices}: choose one (--devices 1)")
     with readable_errors():
         lists = {
             "losses": losses,
@@ -150,12 +155,18 @@ def compare(
     say = report or (lambda _: None)
     kde = "kde_ece" in columns
     if jobs > 1:
-        with process_pool(jobs) as pool:
-            task = partial(_perform, data_root, fabric.device.type, keys, resamples, kde)
+        task = partial(_perform, data_root, fabric.device.type, keys, resamples, kde)
+        with process_pool(min(jobs, len(losses) * len(seeds))) as pool:
             futures = {pool.submit(task, each, folder(each)): each for each in chain(*rows)}
             for future in as_completed(futures):
-                future.result()
-                say(f"{futures[future].loss}, seed {futures[future].seed}: done")
+                name = f"{futures[future].loss}, seed {futures[future].seed}"
+                try:
+                    caught = future.result()
+                except TrainingError as error:
+                    raise TrainingError(f"{name}: {error}") from error
+                for warning in caught:
+                    warnings.warn(warning, stacklevel=2)
+                say(f"{name}: done")
     for each in chain(*rows):  # runs that the jobs have finished stay as they are
         train(each, folder(each), data=data, fabric=fabric, progress=progress)
     if not fabric.is_global_zero:
@@ -164,7 +175,7 @@ def compare(
     for row in rows:
         results, detected, moved = [], [], []
         for each in row:
-            if jobs == 1:
+            if jobs == 1 or others or shifts:
                 say(f"{each.loss}, seed {each.seed}: evaluating")
             run = Run(folder(each), loaded=data)
             results.append(run.results(keys, resamples=resamples, kde=kde))
@@ -184,13 +195,20 @@ def _perform(
     kde: bool,
     recipe: Recipe,
     folder: Path,
-) -> None:
-    """Train and evaluate a run in a process of its own. The folder of the run keeps the results."""
+) -> list[Warning]:
+    """Train and evaluate a run in a process of its own. Its folder keeps the results.
+
+    Returns:
+        The warnings, for the process that the user sees.
+    """
     data = load_data_once(str(recipe.data), data_root)
     fabric = make_fabric(recipe, accelerator=accelerator, devices=1)
     fabric.launch()
-    train(recipe, folder, data=data, fabric=fabric)
-    Run(folder, loaded=data).results(calibrators, resamples=resamples, kde=kde)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        train(recipe, folder, data=data, fabric=fabric)
+        Run(folder, loaded=data).results(calibrators, resamples=resamples, kde=kde)
+    return [each.message for each in caught if isinstance(each.message, UserWarning)]
 
 
 def _on_shifted(run: Run, clean: Mapping[str, Result], levels: Mapping[str, Split]) -> Severities:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 import tomllib
+import typing
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import MISSING, dataclass, field, fields, replace
 from importlib import resources
@@ -24,7 +25,6 @@ from calibrant.options import (
     read_toml,
     to_toml_key,
     to_toml_value,
-    type_hints,
 )
 from calibrant.training.data import DATA_SETS, DataSets, skewed
 from calibrant.training.models import MODELS, create_model
@@ -133,7 +133,7 @@ class Recipe:
             for key, hyperparameters in self.losses.items()
         }
         put("losses", _as_in_toml(losses))
-        hints = type_hints(Recipe)
+        hints = typing.get_type_hints(type(self))
         for name in _plain_fields():
             put(name, check_type(name, getattr(self, name), hints[name]))
         for name, low in _AT_LEAST.items():
@@ -319,7 +319,7 @@ class Recipe:
                 loss, option = inside
                 changed[key] = {**current, loss: {**current.get(loss, {}), option: parse_value(text)}}
             elif key in _plain_fields() and not inside:
-                changed[key] = _typed(key, text, type_hints(Recipe)[key])
+                changed[key] = _typed(key, text, typing.get_type_hints(type(self))[key])
             else:
                 form = f"{key}.option=value or {key}=name" if key in _CHOICES else f"{key}=value"
                 form = "losses.KEY.option=value" if key == "losses" else form
