@@ -55,7 +55,7 @@ class PartlyPublished(Comparison):
         """The published figures of losses that are kept, and those of the runs of other losses."""
         found = super().figures(metric, after=after)
         state = self.stored["after" if after else "before"]
-        first = next(iter(self.stored["runs"]))  # the loss that the published tests compare with
+        first = self.stored["first"]  # the loss that the published tests compare with
         tested = first in self.kept and next(iter(found), None) == first
         for name, own in found.items():
             if name in self.kept:

@@ -167,6 +167,15 @@ def test_a_method_does_not_differ_from_itself() -> None:
     assert not figure.significant
 
 
+def test_nothing_is_tested_in_a_metric_that_the_first_method_lacks() -> None:
+    first, *others = method("first", 1.0, 2), method("second", 1.3, 2), method("third", 1.6, 2)
+    first = replace(first, before=tuple(changed(each, nll=None) for each in first.before))
+    figures = Comparison("", (0, 1), (first, *others)).figures("nll")
+    assert list(figures) == ["second", "third"]
+    assert not any(each.better or each.significant for each in figures.values())
+    assert figures["third"].p_value is None
+
+
 @pytest.mark.parametrize(("metric", "better"), [("nll", False), ("ece", False), ("accuracy", False)])
 def test_which_way_is_better(metric: str, better: bool) -> None:
     seeds = tuple(range(5))
