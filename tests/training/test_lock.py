@@ -394,7 +394,9 @@ ALTERED: dict[str, Callable[[dict[str, Any]], Any]] = {
     "a step in no epoch": lambda state: state.update(step=1),
     "a step too many": lambda state: state.update(epoch=1, step=99, history=state["history"][:1]),
     "a row too few": lambda state: state["history"].pop(),
-    "a list of learned states too short": lambda state: state["learned"]["multiplier"].pop(),
+    "a learned state too few": lambda state: state["learned"].update(
+        multiplier=state["learned"]["multiplier"][:-1]
+    ),
     "weights of other shapes": lambda state: state["model"].update({"1.weight": torch.zeros(3, 5)}),
     "a weight too few": lambda state: state["model"].popitem(),
     "moments of other shapes": lambda state: state["optimizer"][0].update(momentum_buffer=torch.zeros(3, 5)),
