@@ -14,7 +14,7 @@ from PIL import Image
 from calibrant.losses import AdaptationWarning
 from calibrant.metrics import METRICS
 from calibrant.options import Choice, RecipeError, split_outside_brackets
-from calibrant.training import TrainingError, grid, loop
+from calibrant.training import DivergedError, grid, loop
 from calibrant.training.data import load_data
 from calibrant.training.data.augmentation import NORMALISATIONS
 from calibrant.training.grid import compare
@@ -94,7 +94,7 @@ def test_jobs_do_every_run_once_and_give_the_same_figures(tmp_path: Path) -> Non
 def test_an_error_in_a_job_is_raised(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(grid, "process_pool", ThreadPoolExecutor)  # starts sooner
     diverging = RECIPE.override(["optimizer.lr=1e30"])
-    with pytest.raises(TrainingError, match=r"ce, seed [01]: .*became"):
+    with pytest.raises(DivergedError, match=r"ce, seed [01]: .*became"):
         compare(diverging, ["ce"], [0, 1], tmp_path, resamples=20, jobs=2)
     with pytest.raises(ValueError, match="jobs must be a whole number of at least 1, got 0"):
         compare(RECIPE, ["ce"], [0], tmp_path, jobs=0)

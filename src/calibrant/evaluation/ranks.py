@@ -204,9 +204,9 @@ def _ranks(values: Tensor) -> Tensor:
     >>> _ranks(torch.tensor([3.0, 1.0, 3.0, 2.0]))
     tensor([3.5000, 1.0000, 3.5000, 2.0000], dtype=torch.float64)
     """
-    # Means of the same numbers in another order may differ in the last digit.
     from scipy.stats import rankdata  # type: ignore[import-untyped]  # here: it takes half a second
 
+    # Means of the same numbers in another order may differ in the last digit.
     return torch.from_numpy(rankdata(values.double().round(decimals=12).numpy(), axis=-1)).double()
 
 

@@ -283,7 +283,8 @@ def smooth_ece_of(confidences: Confidences) -> Tensor:
     # With reflection at 0 and 1, smoothing multiplies the cosine transform of the residuals: the Fourier
     # transform of the residuals followed by their mirror image.
     spectrum = torch.fft.rfft(torch.cat([residual, residual.flip(-1)], -1))
-    # Smoothing cannot make it larger. A kernel narrower than a cell would, cut off at the highest frequency.
+    # The error without a kernel, which smoothing cannot exceed. A kernel that is narrower than a cell would
+    # exceed it, because its transform is cut off at the highest frequency.
     most = residual.abs().sum(-1)
     frequency = torch.arange(cells + 1, dtype=residual.dtype, device=residual.device) * math.pi
 

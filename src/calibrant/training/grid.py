@@ -163,7 +163,7 @@ def compare(
                 try:
                     caught = future.result()
                 except TrainingError as error:
-                    raise TrainingError(f"{name}: {error}") from error
+                    raise type(error)(f"{name}: {error}") from error
                 for warning in caught:
                     warnings.warn(warning, stacklevel=2)
                 say(f"{name}: done")
