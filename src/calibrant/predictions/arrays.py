@@ -18,14 +18,7 @@ import torch
 from torch import Tensor
 
 from calibrant.predictions.file import BadFileError, Batches, PredictionFile, file_errors
-from calibrant.sizes import (
-    MAX_CLASSES,
-    MAX_TEXT,
-    check_member,
-    check_memory,
-    check_torch_file,
-    npy_header,
-)
+from calibrant.sizes import MAX_CLASSES, MAX_TEXT, check_member, check_memory, check_torch_file, npy_header
 
 _SCORES = ("logits", "probabilities")
 _ARRAYS = (*_SCORES, "labels")

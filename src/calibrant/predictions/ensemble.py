@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from calibrant.ensembles import pool
-from calibrant.predictions.file import BadFileError, Batch, Batches, PredictionFile
+from calibrant.predictions.file import BadFileError, Batch, Batches, PredictionFile, first_row
 from calibrant.predictions.reading import open_predictions
 
 
@@ -62,8 +62,7 @@ def open_ensemble(
             yield pool(logits, binary=binary).to(dtype), labels
 
     files = [path for member in members for path in member.files]
-    rows = max(member.rows for member in members)
-    shape = (rows, *first.shape[1:])
+    shape = (max(member.rows for member in members), *first.shape[1:])
     return PredictionFile(
         files[0],
         "logits",
@@ -94,13 +93,12 @@ def _side_by_side(members: Sequence[PredictionFile], chunk: int) -> Batches:
             count = min(len(labels) for _, labels in present)
             expected = present[0][1][:count]
             for member, (_, labels) in zip(members, present, strict=True):
-                differing = (labels[:count] != expected).flatten(1 if labels.ndim > 1 else 0)
+                differing = labels[:count] != expected
                 if differing.any():
-                    row = int((differing.any(1) if differing.ndim > 1 else differing).int().argmax())
                     raise BadFileError(
                         member.path,
-                        f"has another label than {members[0].path} at row {start + row}; expected the same "
-                        "elements in the same order in all files of an ensemble",
+                        f"has another label than {members[0].path} at row {start + first_row(differing)}; "
+                        "expected the same elements in the same order in all files of an ensemble",
                     )
             yield torch.stack([logits[:count] for logits, _ in present]), expected
             held = [(logits[count:], labels[count:]) for logits, labels in present]

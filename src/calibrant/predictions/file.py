@@ -190,7 +190,7 @@ class PredictionFile:
         """Raise an error for the first label out of range."""
         wrong = (labels != self.ignore_index) & ((labels < 0) | (labels >= self.values))
         if wrong.any():
-            row = _first_row(wrong)
+            row = first_row(wrong)
             raise BadFileError(
                 self.path,
                 f"has label {int(labels[wrong][0])} at row {start + row}; expected 0 to "
@@ -210,7 +210,7 @@ class PredictionFile:
             wrong = ~checked.isfinite()
             if logits:  # a logit of minus infinity rules a class out
                 wrong &= checked != -inf
-            row = start + _first_row(wrong)
+            row = start + first_row(wrong)
             raise BadFileError(
                 self.path, f"{self.kind} are NaN or infinite at row {row}; expected finite numbers"
             )
@@ -220,7 +220,7 @@ class PredictionFile:
             outside = (checked < 0) | (checked > 1 + SUM_TOLERANCE)
             raise BadFileError(
                 self.path,
-                f"probabilities range from {low:.4g} to {high:.4g} at row {start + _first_row(outside)}; "
+                f"probabilities range from {low:.4g} to {high:.4g} at row {start + first_row(outside)}; "
                 "expected 0 to 1 (if these are logits, name them logits)",
             )
         if self.binary:
@@ -231,10 +231,11 @@ class PredictionFile:
             raise BadFileError(
                 self.path,
                 f"probabilities sum to {float(total[wrong][0]):.4g} over the classes at row "
-                f"{start + _first_row(wrong)}; expected 1 within {SUM_TOLERANCE}",
+                f"{start + first_row(wrong)}; expected 1 within {SUM_TOLERANCE}",
             )
         return as_logits(scores)
 
 
-def _first_row(mask: Tensor) -> int:
+def first_row(mask: Tensor) -> int:
+    """The first row in which any element is true."""
     return int(mask.flatten(1).any(1).int().argmax() if mask.ndim > 1 else mask.int().argmax())

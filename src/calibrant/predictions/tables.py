@@ -91,23 +91,6 @@ def _columns(path: Path, columns: Sequence[str]) -> _Columns:
     return _Columns(kind, labels[0], found, names)
 
 
-def _in_chunks(path: Path, kind: str, classes: int, rows: Iterator[Row], size: int) -> Batches:
-    """Batches of rows from a table without types."""
-    start = 0
-    while part := list(islice(rows, size)):
-        labels = np.array([label for label, _ in part])
-        for row, (label, scores) in enumerate(part, start):
-            if label % 1 != 0:
-                raise BadFileError(path, f"has label {label} at row {row}; expected integer class numbers")
-            if len(scores) != classes:
-                raise BadFileError(
-                    path, f"row {row} has {len(scores)} {kind}; expected {classes}, as in the first row"
-                )
-        table = np.array([scores for _, scores in part], np.float64)
-        yield to_tensor(table, torch.float64), to_labels(path, labels, start)
-        start += len(part)
-
-
 def open_csv(path: Path) -> PredictionFile:
     """Columns ``label`` and ``logit_<class>`` or ``probability_<class>``, or lists; read as float64."""
     with path.open(encoding="utf-8-sig", newline="") as stream:
@@ -162,14 +145,26 @@ def _untyped(path: Path, columns: _Columns, rows: int, read: Callable[[], Iterat
     """A table without types, whose rows ``read`` yields; the first one says how many classes there are."""
     first = next(read(), None)
     classes = 0 if first is None else len(first[1])
-    return PredictionFile(
-        path,
-        columns.kind,
-        (rows, classes),
-        torch.float64,
-        columns.class_names,
-        lambda size: _in_chunks(path, columns.kind, classes, read(), size),
-    )
+    kind = columns.kind
+
+    def chunks(size: int) -> Batches:
+        found, start = read(), 0
+        while part := list(islice(found, size)):
+            for row, (label, scores) in enumerate(part, start):
+                if label % 1 != 0:
+                    raise BadFileError(
+                        path, f"has label {label} at row {row}; expected integer class numbers"
+                    )
+                if len(scores) != classes:
+                    raise BadFileError(
+                        path, f"row {row} has {len(scores)} {kind}; expected {classes}, as in the first row"
+                    )
+            labels = np.array([label for label, _ in part])
+            table = np.array([scores for _, scores in part], np.float64)
+            yield to_tensor(table, torch.float64), to_labels(path, labels, start)
+            start += len(part)
+
+    return PredictionFile(path, kind, (rows, classes), torch.float64, columns.class_names, chunks)
 
 
 def _csv_lists(path: Path, label: int, scores: int) -> Iterator[Row]:
