@@ -8,11 +8,11 @@ from typing import Annotated
 
 import typer
 
+from calibrant.cli import terminal
 from calibrant.cli.program import say
-from calibrant.cli.terminal import IgnoreIndex, app, check_outputs, fail, one_line_errors, progress_bars
 
 
-@app.command()
+@terminal.app.command()
 def apply(
     calibrator: Annotated[
         Path,
@@ -24,19 +24,18 @@ def apply(
         Path, typer.Argument(metavar="FILE", help="Predictions; see evaluate.", show_default=False)
     ],
     output: Annotated[Path, typer.Option(metavar="OUT", help="The file to write: .npz or .safetensors.")],
-    ignore_index: IgnoreIndex = -100,
+    ignore_index: terminal.IgnoreIndex = -100,
 ) -> None:
     """Write the calibrated predictions of a file."""
     from calibrant.calibrators import load_calibrator
     from calibrant.cli import prediction_files
     from calibrant.predictions import WRITERS, BadFileError, open_predictions, write_predictions
 
-    with one_line_errors(OSError, ValueError):
-        if output.suffix.lower() not in WRITERS:
-            fail(f"--output {output}: expected a name that ends in {' or '.join(WRITERS)}")
+    with terminal.one_line_errors(OSError, ValueError):
+        terminal.check_suffix(output, WRITERS)
         layer = load_calibrator(calibrator)
         predictions = open_predictions(file, ignore_index=ignore_index, binary=layer.binary)
-        check_outputs([calibrator, *predictions.files], {"--output": output})
+        terminal.check_outputs([calibrator, *predictions.files], {"--output": output})
         what, fitted = "classes", layer.num_classes
         if layer.binary:
             what, fitted = "labels", len(layer.labels)
@@ -46,7 +45,7 @@ def apply(
                 f"has {predictions.num_classes} {what}, but {calibrator.name} was fitted to {fitted}",
             )
         prediction_files.check_class_names(predictions, layer.class_names, calibrator.name)
-        with progress_bars() as progress:
+        with terminal.progress_bars() as progress:
             batches: Iterable[prediction_files.Batch]
             batches = prediction_files.Passes(predictions, progress, "calibrating")
             if predictions.size <= prediction_files.EXACT_LIMIT:

@@ -75,8 +75,7 @@ def calibrate(
         evaluated = held_out if test is None else open_predictions(test, **reading)
         outputs = {"--output": output, "--report": report, "--json": json}
         terminal.check_outputs([*held_out.files, *evaluated.files], outputs)
-        if output is not None and output.suffix.lower() != ".safetensors":
-            terminal.fail(f"--output {output}: expected a name that ends in .safetensors")
+        terminal.check_suffix(output, [".safetensors"])
         prediction_files.check_same_classes(held_out, evaluated)
         prediction_files.check_class_names(evaluated, held_out.class_names, held_out.path.name)
         same = os.path.realpath(held_out.path) == os.path.realpath(evaluated.path)

@@ -11,11 +11,8 @@ from calibrant.cli import terminal
 from calibrant.cli.program import say
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from calibrant.calibrators import Calibrator
-    from calibrant.cli.prediction_files import Batch
-    from calibrant.conformal import ConformalSets, SetFigures
+    from calibrant.conformal import ClassSets, ConformalSets, SetFigures
     from calibrant.predictions import PredictionFile
 
 _MOST_CLASSES = 20  # classes in the printed table
@@ -89,8 +86,7 @@ def conformal(
             *(path for each in files for path in each.files),
         ]
         terminal.check_outputs(inputs, {"--output": output, "--json": json})
-        if output is not None and output.suffix.lower() != ".safetensors":
-            terminal.fail(f"--output {output}: expected a name that ends in .safetensors")
+        terminal.check_suffix(output, [".safetensors"])
         for each in files:
             prediction_files.check_same_classes(held_out, each)
             prediction_files.check_class_names(each, held_out.class_names, held_out.path.name)
@@ -105,7 +101,8 @@ def conformal(
         loaded = prediction_files.load(held_out, stream=False)
         assert loaded is not None
         with prediction_files.errors_of(held_out):
-            sets.fit(_calibrated(layer, held_out, loaded), loaded[1], ignore_index=ignore_index)
+            logits = prediction_files.calibrate_batch(layer, held_out, *loaded)
+            sets.fit(logits, loaded[1], ignore_index=ignore_index)
         figures = None if test is None else _figures(sets, layer, files[1])
     with terminal.one_line_errors(OSError):  # written first: printing fails if nobody reads the output
         if output is not None:
@@ -144,13 +141,6 @@ def _sets(method: str, alpha: float) -> ConformalSets:
         terminal.fail(f"--method {method}: {problem}")
 
 
-def _calibrated(layer: Calibrator | None, file: PredictionFile, batch: Batch) -> Tensor:
-    from calibrant.cli import prediction_files
-
-    logits, labels = batch
-    return logits if layer is None else prediction_files.calibrate_batch(layer, file, logits, labels)
-
-
 def _figures(sets: ConformalSets, layer: Calibrator | None, file: PredictionFile) -> SetFigures:
     """The figures of the sets of a file, read in one pass."""
     from calibrant.cli import prediction_files
@@ -159,7 +149,7 @@ def _figures(sets: ConformalSets, layer: Calibrator | None, file: PredictionFile
     total: SetCounts | None = None
     with terminal.progress_bars() as progress, prediction_files.errors_of(file):
         for batch in prediction_files.Passes(file, progress, "predicting sets"):
-            inside = sets(_calibrated(layer, file, batch))
+            inside = sets(prediction_files.calibrate_batch(layer, file, *batch))
             counts = SetCounts.of(inside, batch[1], ignore_index=file.ignore_index)
             total = counts if total is None else total + counts
         if total is None:
@@ -182,34 +172,24 @@ def _print(figures: SetFigures, file: PredictionFile, *, wide: bool) -> None:
     """Print the figures of all classes together and of those that are covered least."""
     from calibrant.reports.tables import interval_text, listing, number_text, print_table
 
-    def row(name: str, count: int, coverage: float | None, interval: str, size: float | None) -> list[str]:
-        return [
-            name,
-            f"{count:,}",
-            number_text(coverage, unit="%"),
-            interval,
-            number_text(size, percent=False, decimals=2),
-        ]
-
     known = [each for each in figures.classes if each.coverage is not None]
     known.sort(key=lambda each: each.coverage or 0.0)
+    shown = known if wide else known[:_MOST_CLASSES]
+    lines: list[tuple[str, int, ClassSets | SetFigures]] = [("all classes", figures.samples, figures)]
+    lines += [(each.name, each.count, each) for each in shown]
     rows = [
-        row(
-            "all classes",
-            figures.samples,
-            figures.coverage,
-            interval_text(figures.coverage_interval),
-            figures.size,
-        ),
-        *(
-            row(each.name, each.count, each.coverage, interval_text(each.coverage_interval), each.size)
-            for each in known[: len(known) if wide else _MOST_CLASSES]
-        ),
+        (
+            name,
+            f"{count:,}",
+            number_text(each.coverage, unit="%"),
+            interval_text(each.coverage_interval),
+            number_text(each.size, percent=False, decimals=2),
+        )
+        for name, count, each in lines
     ]
     headings = {"elements": 0, "coverage": 3, f"{100 * figures.level:g} % interval": 2, "mean size": 1}
     print_table(listing(rows, headings), heading=file.path.name, wide=wide)
-    left = len(known) - _MOST_CLASSES
-    if left > 0 and not wide:
+    if left := len(known) - len(shown):
         say(f"{left:,} classes with higher coverage are not shown; --wide shows all")
     low, high = figures.size_interval
     shares = f"{100 * figures.single:.1f} % of the sets have one class, {100 * figures.empty:.1f} % none"

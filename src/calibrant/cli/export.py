@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from calibrant.cli.program import say
-from calibrant.cli.terminal import app, check_outputs, fail
+from calibrant.cli.terminal import app, check_outputs, check_suffix, fail
 from calibrant.cli.training_options import training_errors
 
 
@@ -33,9 +33,7 @@ def export(
 
         if form not in FORMS:
             fail(f"--format {form}: expected {' or '.join(FORMS)}")
-        suffix, _ = FORMS[form]
-        if output.suffix.lower() != suffix:
-            fail(f"--output {output}: expected a name that ends in {suffix}")
+        check_suffix(output, FORMS[form][:1])
         loaded = load(bundle, device="cpu")
         check_outputs(loaded.folder.iterdir(), {"--output": output})
         write(loaded, form, output)

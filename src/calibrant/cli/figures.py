@@ -116,13 +116,10 @@ def _labels(runs: Sequence[Run]) -> list[str]:
         [run.recipe.loss for run in runs],
         [f"{run.recipe.name}, {run.recipe.loss}" for run in runs],
     ):
-        first = {name: run.recipe for name, run in reversed(list(zip(names, runs, strict=True)))}
-        alike = all(
-            replace(run.recipe, seed=0) == replace(first[name], seed=0)
-            for name, run in zip(names, runs, strict=True)
-        )
-        seeds = {(name, run.recipe.seed) for name, run in zip(names, runs, strict=True)}
-        if alike and len(seeds) == len(runs):
+        pairs = [(name, run.recipe) for name, run in zip(names, runs, strict=True)]
+        kinds = {(name, replace(recipe, seed=0).to_toml()) for name, recipe in pairs}
+        seeds = {(name, recipe.seed) for name, recipe in pairs}
+        if len(kinds) == len(set(names)) and len(seeds) == len(runs):
             return names
     return [str(run.folder) for run in runs]
 
@@ -136,8 +133,8 @@ def _records(runs: Sequence[Run]) -> list[RunRecord]:
         # Predictions that are too large to be stored would take a pass over the test data.
         stored = (run.folder / "test.npz").is_file()
         test = run.as_classes(*next(iter(run.predictions("test")))) if stored else None
-        file = f"{plain_name(label)}-seed{run.recipe.seed}"
         recipe = run.recipe
+        file = f"{plain_name(label)}-seed{recipe.seed}"
         records.append(
             RunRecord(label, file, run.history, run.bins, run.learned, test, recipe.seed, recipe.binary)
         )

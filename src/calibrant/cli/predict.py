@@ -10,7 +10,7 @@ import typer
 
 from calibrant.cli.program import say
 from calibrant.cli.run_files import files_of_run
-from calibrant.cli.terminal import app, check_outputs, fail, progress_bars
+from calibrant.cli.terminal import app, check_outputs, check_suffix, fail, progress_bars
 from calibrant.cli.training_options import DataRoot, training_errors
 
 if TYPE_CHECKING:
@@ -73,8 +73,7 @@ def _predict_new(path: Path, output: Path, new: Path) -> None:
     from calibrant import load
     from calibrant.predictions import PROBABILITY_SUFFIXES, write_probabilities
 
-    if output.suffix.lower() not in PROBABILITY_SUFFIXES:
-        fail(f"--output {output}: expected a name that ends in {' or '.join(PROBABILITY_SUFFIXES)}")
+    check_suffix(output, PROBABILITY_SUFFIXES)
     if not new.exists():
         fail(f"--input {new}: there is no such file or folder")
     bundle = load(path)
@@ -106,8 +105,7 @@ def _predict_data(run: Path, output: Path, split: str, on: str, data_root: Path 
 
     if split not in ("train", "validation", "test"):
         fail(f"--split {split}: expected train, validation or test")
-    if output.suffix.lower() not in WRITERS:
-        fail(f"--output {output}: expected a name that ends in {' or '.join(WRITERS)}")
+    check_suffix(output, WRITERS)
     if not run.exists():
         fail(f"{run} is not the folder of a run: it does not exist")
     if (run / MANIFEST).exists():

@@ -80,18 +80,13 @@ def evaluate_file(
     calibrator: Calibrator | None = None,
 ) -> Evaluation:
     """Evaluate loaded predictions, or stream the file, after applying a calibrator if there is one."""
-
-    def calibrated(logits: Tensor, labels: Tensor) -> Tensor:
-        return logits if calibrator is None else calibrate_batch(calibrator, file, logits, labels)
-
     options = {**options, "name": name, "class_names": file.class_names}
     with progress_bars() as progress, errors_of(file):
         if loaded is not None:
             resampling = progress.add_task(f"{name}: resampling", total=options["resamples"])
-            logits, labels = loaded
             return calibrant.evaluation.evaluate(
-                calibrated(logits, labels),
-                labels,
+                calibrate_batch(calibrator, file, *loaded),
+                loaded[1],
                 **options,
                 progress=lambda done, total: progress.update(resampling, completed=done, total=total),
             )
@@ -100,7 +95,7 @@ def evaluate_file(
         def batches(part: PredictionFile) -> Iterator[Batch]:
             with closing(part.batches(all_ignored=True)) as found:
                 for logits, labels in found:
-                    yield calibrated(logits, labels), labels
+                    yield calibrate_batch(calibrator, file, logits, labels), labels
                     progress.advance(reading, len(labels))
 
         return calibrant.evaluation.evaluate_parts(
@@ -155,8 +150,12 @@ def evaluate_ensemble(
     )
 
 
-def calibrate_batch(calibrator: Calibrator, file: PredictionFile, logits: Tensor, labels: Tensor) -> Tensor:
-    """The calibrated logits; an error if they have no softmax."""
+def calibrate_batch(
+    calibrator: Calibrator | None, file: PredictionFile, logits: Tensor, labels: Tensor
+) -> Tensor:
+    """The logits, calibrated if there is a calibrator; an error if they then have no softmax."""
+    if calibrator is None:
+        return logits
     # In parts, because some methods need several times the memory of the logits.
     rows = max(1, CHUNK // prod(logits.shape[1:]))
     with torch.no_grad():

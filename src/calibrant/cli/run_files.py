@@ -23,13 +23,8 @@ def check_written(
 ) -> None:
     """End the command if it would write over its recipe, its data, or files that the model is built from.
 
-    Args:
-        folder: the output folder.
-        names: the files to be written there.
-        source: the recipe as given on the command line.
-        recipe: the recipe itself.
-        data_root: the folder with the files of the data sets.
-        outside: data sets that are read beside the recipe's.
+    ``names`` are the files to be written to the folder, ``source`` is the recipe as given on the command
+    line, and ``outside`` are data sets that are read beside the recipe's.
     """
     from calibrant.training.data import files_of
     from calibrant.training.run_folder import CHECKPOINTS, RESULT

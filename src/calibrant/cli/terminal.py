@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import stat
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from itertools import combinations
 from pathlib import Path
@@ -31,21 +31,28 @@ app = typer.Typer(
 )
 
 
+def _as_report(value: Path | None) -> Path | None:
+    if value is not None:  # checked here, and not after minutes of computing
+        require("report", "jinja2", "matplotlib", purpose="--report")
+    return value
+
+
+def _as_label(value: int) -> int:
+    try:
+        return label("it", value)
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from None
+
+
 Report = Annotated[
     Path | None,
-    typer.Option(
-        metavar="PAGE.html",
-        help="Write a page with tables and diagrams.",
-        callback=lambda value: _as_report(value),
-    ),
+    typer.Option(metavar="PAGE.html", help="Write a page with tables and diagrams.", callback=_as_report),
 ]
 Json = Annotated[
     Path | None, typer.Option(metavar="OUT.json", help="Write all figures, a list of evaluations.")
 ]
 Bins = Annotated[int, typer.Option(min=1, max=10_000, help="Number of confidence bins.")]
-IgnoreIndex = Annotated[
-    int, typer.Option(help="Label of elements to leave out.", callback=lambda value: _as_label(value))
-]
+IgnoreIndex = Annotated[int, typer.Option(help="Label of elements to leave out.", callback=_as_label)]
 Binary = Annotated[
     bool,
     typer.Option(
@@ -59,25 +66,11 @@ Resamples = Annotated[
     int, typer.Option(min=0, max=1_000_000, help="Bootstrap resamples for the intervals; 0 for none.")
 ]
 On = Annotated[
-    Workers,
-    typer.Option(help="Work in processes of this machine, or by the workers of a Ray cluster."),
+    Workers, typer.Option(help="Work in processes of this machine, or by the workers of a Ray cluster.")
 ]
 Wide = Annotated[
     bool, typer.Option("--wide", help="Print all columns of the tables, however wide the terminal is.")
 ]
-
-
-def _as_report(value: Path | None) -> Path | None:
-    if value is not None:  # checked here, and not after minutes of computing
-        require("report", "jinja2", "matplotlib", purpose="--report")
-    return value
-
-
-def _as_label(value: int) -> int:
-    try:
-        return label("it", value)
-    except ValueError as error:
-        raise typer.BadParameter(str(error)) from None
 
 
 def _print_version(wanted: bool) -> None:
@@ -136,24 +129,14 @@ def progress_bars() -> Progress:
         def render(self, task: Task) -> Text:
             return Text(printable(task.description))
 
-    columns = (
-        Description(""),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeRemainingColumn(),
-    )
+    columns = Description(""), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
     console = Console(stderr=True)
     return Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
 
 
 @contextmanager
-def waiting(what: str, *, shown: bool = True) -> Iterator[Callable[[], None]]:
-    """Show on the terminal that work goes on, until the block ends or the function is called that it gets.
-
-    Args:
-        what: what is being done.
-        shown: false in all processes but the first.
-    """
+def waiting(what: str, *, shown: bool) -> Iterator[Callable[[], None]]:
+    """Show on the terminal that work goes on, until the block ends or the function is called that it gets."""
     from rich.console import Console
     from rich.text import Text
 
@@ -163,6 +146,12 @@ def waiting(what: str, *, shown: bool = True) -> Iterator[Callable[[], None]]:
         return
     with console.status(Text(what)) as status:
         yield status.stop
+
+
+def check_suffix(output: Path | None, suffixes: Collection[str]) -> None:
+    """End the command if the file of --output has another suffix."""
+    if output is not None and output.suffix.lower() not in suffixes:
+        fail(f"--output {output}: expected a name that ends in {' or '.join(suffixes)}")
 
 
 def check_outputs(inputs: Iterable[Path], options: Mapping[str, Path | None]) -> None:

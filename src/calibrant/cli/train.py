@@ -117,10 +117,8 @@ def _next_commands(
 ) -> Iterator[list[str]]:
     """The commands that a user may want after training.
 
-    Args:
-        folder: the folder of the run.
-        example: names of new inputs and of their predictions; None if the model cannot be used on new inputs.
-        reading: the options that say how to read the predictions of the run.
+    ``example`` has names of new inputs and of their predictions; it is None if the model cannot be used on
+    new inputs. ``reading`` are the options that say how to read the predictions of the run.
     """
     test = folder / "test.npz"
     if not test.is_file():  # predictions that are too large are not stored
