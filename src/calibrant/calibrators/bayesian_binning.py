@@ -11,16 +11,7 @@ from torch import Tensor
 
 from calibrant.arguments import in_range, whole_number
 from calibrant.calibrators.histogram_binning import midpoints
-from calibrant.calibrators.one_vs_rest import (
-    OneVsRest,
-    binary_problems,
-    in_double,
-    ordering,
-    probabilities,
-    stacked,
-    stepped,
-    to_log_probabilities,
-)
+from calibrant.calibrators.one_vs_rest import OneVsRest, binary_problems, ordering, stacked, stepped
 
 # Histograms with less of the posterior than this are left out. Their effect is below sampling noise, and
 # without them a map has a tenth of the steps.
@@ -79,26 +70,20 @@ class BayesianBinning(OneVsRest):
         self.bins = bins
         self.prior_samples = in_range("prior_samples", prior_samples, open_low=True)
 
-    def fit_rows(self, rows: Tensor, labels: Tensor) -> None:
+    def fit_maps(self, rows: Tensor, labels: Tensor) -> None:
         samples = len(rows)
         histograms = _Histograms(self.bins or numbers_of_bins(samples), samples, rows.device)
-        edges, values = [], []
-        for block in binary_problems(rows, labels, "one-vs-rest"):
-            for probability, outcome in zip(
-                *(torch.split(tensor, _CLASSES) for tensor in block), strict=True
-            ):
-                for steps, levels in histograms.averages(probability, outcome, self.prior_samples):
-                    edges.append(steps)
-                    values.append(levels)
+        averages = [
+            average
+            for block in binary_problems(rows, labels, self.variant, _CLASSES)
+            for average in histograms.averages(*block, self.prior_samples)
+        ]
+        edges, values = zip(*averages, strict=True)
         self.learn("edges", stacked(edges, at_least=1))
         self.learn("values", stacked(values, at_least=2))
-        self.learn_ceilings(rows, labels)
 
-    def transform(self, rows: Tensor) -> Tensor:
-        rows = in_double(rows)
-        edges, values = self.learned("edges", rows), self.learned("values", rows)
-        calibrated = stepped(edges, values, probabilities(rows, "one-vs-rest"))
-        return to_log_probabilities(rows, calibrated, "one-vs-rest", self.limits(rows))
+    def mapped(self, given: Tensor) -> Tensor:
+        return stepped(self.learned("edges", given), self.learned("values", given), given)
 
 
 def numbers_of_bins(samples: int) -> range:

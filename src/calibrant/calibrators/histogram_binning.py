@@ -12,11 +12,8 @@ from calibrant.calibrators.one_vs_rest import (
     OneVsRest,
     Variant,
     binary_problems,
-    in_double,
     ordering,
-    probabilities,
     stepped,
-    to_log_probabilities,
 )
 
 Binning = Literal["equal-width", "equal-mass"]
@@ -67,27 +64,18 @@ class HistogramBinning(OneVsRest):
     def __init__(
         self, *, bins: int = 15, variant: Variant = "one-vs-rest", binning: Binning = "equal-width"
     ) -> None:
-        super().__init__()
-        one_of("variant", variant, get_args(Variant))
-        one_of("binning", binning, get_args(Binning))
+        super().__init__(variant)
+        self.binning: Binning = one_of("binning", binning, get_args(Binning))
         self.bins = whole_number("bins", bins)
-        self.variant: Variant = variant
-        self.binning: Binning = binning
-        self.preserves_order = variant == "top-label"  # type: ignore[misc]  # one class, two answers
-        self.per_class = not self.preserves_order  # type: ignore[misc]
 
-    def fit_rows(self, rows: Tensor, labels: Tensor) -> None:
+    def fit_maps(self, rows: Tensor, labels: Tensor) -> None:
         fitted = [self._bins(*block) for block in binary_problems(rows, labels, self.variant)]
         edges, frequencies = zip(*fitted, strict=True)
         self.learn("edges", torch.cat(edges))
         self.learn("frequencies", torch.cat(frequencies))
-        self.learn_ceilings(rows, labels)
 
-    def transform(self, rows: Tensor) -> Tensor:
-        rows = in_double(rows)
-        edges, frequencies = self.learned("edges", rows), self.learned("frequencies", rows)
-        calibrated = stepped(edges, frequencies, probabilities(rows, self.variant))
-        return to_log_probabilities(rows, calibrated, self.variant, self.limits(rows))
+    def mapped(self, given: Tensor) -> Tensor:
+        return stepped(self.learned("edges", given), self.learned("frequencies", given), given)
 
     def _bins(self, probability: Tensor, outcome: Tensor) -> tuple[Tensor, Tensor]:
         """Edges ``(C, bins - 1)`` and frequencies ``(C, bins)`` from probabilities and hits ``(C, N)``."""

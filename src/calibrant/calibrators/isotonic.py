@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, get_args
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from calibrant.arguments import one_of
 from calibrant.calibrators.one_vs_rest import (
     OneVsRest,
     Variant,
     binary_problems,
-    in_double,
     interpolated,
     ordering,
-    probabilities,
     stacked,
-    to_log_probabilities,
 )
 
 # Over-confident classifiers predict 1e-30 and 1e-90. If the order of such numbers counted, the map would be 0
@@ -66,13 +62,9 @@ class Isotonic(OneVsRest):
     values: Tensor
 
     def __init__(self, *, variant: Variant = "one-vs-rest") -> None:
-        super().__init__()
-        one_of("variant", variant, get_args(Variant))
-        self.variant: Variant = variant
-        self.preserves_order = variant == "top-label"  # type: ignore[misc]  # one class, two answers
-        self.per_class = not self.preserves_order  # type: ignore[misc]
+        super().__init__(variant)
 
-    def fit_rows(self, rows: Tensor, labels: Tensor) -> None:
+    def fit_maps(self, rows: Tensor, labels: Tensor) -> None:
         curves = [
             _curve(probability, outcome)
             for block in binary_problems(rows, labels, self.variant)
@@ -81,13 +73,9 @@ class Isotonic(OneVsRest):
         points, values = zip(*curves, strict=True)
         self.learn("points", stacked(points, at_least=2))
         self.learn("values", stacked(values, at_least=2))
-        self.learn_ceilings(rows, labels)
 
-    def transform(self, rows: Tensor) -> Tensor:
-        rows = in_double(rows)
-        points, values = self.learned("points", rows), self.learned("values", rows)
-        calibrated = interpolated(points, values, probabilities(rows, self.variant))
-        return to_log_probabilities(rows, calibrated, self.variant, self.limits(rows))
+    def mapped(self, given: Tensor) -> Tensor:
+        return interpolated(self.learned("points", given), self.learned("values", given), given)
 
 
 def _curve(probability: Tensor, outcome: Tensor) -> tuple[Tensor, Tensor]:

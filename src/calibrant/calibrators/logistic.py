@@ -1,13 +1,21 @@
-"""Logistic regression for many classes at once, for Platt scaling and beta calibration."""
+"""Logistic regression for many classes at once, and the calibrators that consist of it."""
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from calibrant.calibrators.one_vs_rest import (
+    OneVsRest,
+    classes_at_once,
+    indicators,
+    limit_absent,
+    log_probabilities,
+)
 from calibrant.warning import warn
 
 # The weight of a penalty on the coefficients of standardised features, relative to a sum over samples. It has
@@ -24,6 +32,54 @@ _CLOSE = 1e-6
 # A share of the curvature. Features that nearly depend on each other need so little, and a dozen steps raise
 # it to what a plateau needs.
 _LEAST_DAMPING = 1e-12
+
+
+class Sigmoid(OneVsRest):
+    """``q_k = sigmoid(w_k · x_k + v_k)`` with features x of each class's probability, scaled to sum to 1.
+
+    Attributes:
+        slopes: w, ``(K, F)``, or ``(K,)`` for a single feature.
+        intercepts: v, ``(K,)``.
+    """
+
+    slopes: Tensor
+    intercepts: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()  # of each class: the variant is no option
+
+    @abstractmethod
+    def features(self, present: Tensor, absent: Tensor) -> list[Tensor]:
+        """F features, each ``(N, K)``, from `log_probabilities`."""
+
+    @abstractmethod
+    def coefficients(self, features: Tensor, outcome: Tensor) -> Tensor:
+        """Slopes and intercepts ``(C, F + 1)`` from features ``(C, F, N)`` and hits ``(C, N)``."""
+
+    def fit_maps(self, rows: Tensor, labels: Tensor) -> None:
+        size = classes_at_once(rows)
+        features = [torch.split(each, size, 1) for each in self.features(*log_probabilities(rows))]
+        outcomes = torch.split(indicators(rows, labels, self.variant), size)
+        fitted = [
+            self.coefficients(torch.stack([part.T for part in parts], 1), outcome)
+            for *parts, outcome in zip(*features, outcomes, strict=True)
+        ]
+        coefficients = torch.cat(fitted)
+        self.learn("slopes", coefficients[:, :-1].squeeze(1))
+        self.learn("intercepts", coefficients[:, -1])
+
+    def transform(self, rows: Tensor) -> Tensor:
+        present, absent = log_probabilities(rows)
+        slopes = self.learned("slopes", present).view(rows.shape[1], -1).unbind(1)
+        odds = self.learned("intercepts", present)
+        for slope, feature in zip(slopes, self.features(present, absent), strict=True):
+            odds = odds + slope * feature
+        logarithms = F.logsigmoid(odds).log_softmax(-1)
+        limits = self.limits(present)
+        if limits is not None:
+            logarithms = limit_absent(limits, present, logarithms)
+        # float16 can hold the bound, which is far below any probability that matters.
+        return logarithms.clamp_min(-1e4)
 
 
 @dataclass(frozen=True, eq=False)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+from abc import abstractmethod
 from collections.abc import Iterator, Sequence
-from typing import Literal
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor
 
+from calibrant.arguments import one_of
 from calibrant.calibrators.base import Calibrator, is_traced
 
 Variant = Literal["one-vs-rest", "top-label"]
@@ -30,7 +32,12 @@ _BLOCK = 1 << 19
 
 
 class OneVsRest(Calibrator):
-    """A calibrator with one map per class, from one probability to another.
+    """A calibrator that maps one probability to another: that of each class, or that of the predicted class.
+
+    Subclasses write `fit_maps`, and `mapped` or `transform`.
+
+    Args:
+        variant: the probabilities to calibrate. Each class has its own map, or the confidence has one.
 
     Attributes:
         ceilings: ``(K,)``, the largest probability of each class: 1, or Laplace's estimate ``1/(N + K)`` for
@@ -40,17 +47,43 @@ class OneVsRest(Calibrator):
     per_class = True
     ceilings: Tensor | None
 
-    def __init__(self) -> None:
+    def __init__(self, variant: Variant = "one-vs-rest") -> None:
         super().__init__()
+        self.variant: Variant = one_of("variant", variant, get_args(Variant))
+        self.preserves_order = variant == "top-label"  # type: ignore[misc]  # one class, two answers
+        self.per_class = not self.preserves_order  # type: ignore[misc]
         self.register_buffer("ceilings", None)
 
-    def learn_ceilings(self, rows: Tensor, labels: Tensor) -> None:
-        """Register the ceilings."""
+    @abstractmethod
+    def fit_maps(self, rows: Tensor, labels: Tensor) -> None:
+        """Learn the maps, as in `fit_rows`."""
+
+    def mapped(self, given: Tensor) -> Tensor:
+        """The maps at `probabilities`, in the same shape."""
+        raise NotImplementedError
+
+    def fit_rows(self, rows: Tensor, labels: Tensor) -> None:
         samples, classes = rows.shape
+        if classes < 2:  # the probability of a single class is always 1
+            raise ValueError(f"there must be at least 2 classes to calibrate, got {classes}")
+        self.fit_maps(rows, labels)
         if self.per_class:
             absent = labels.bincount(minlength=classes) == 0
             ones = torch.ones(classes, dtype=torch.float64, device=rows.device)
             self.learn("ceilings", ones.masked_fill(absent, 1 / (samples + classes)))
+
+    def transform(self, rows: Tensor) -> Tensor:
+        rows = in_double(rows)
+        calibrated = self.mapped(probabilities(rows, self.variant))
+        if self.variant == "top-label":
+            return _with_confidence(rows, calibrated.squeeze(0))
+        limits, shares = self.limits(rows), calibrated.T
+        if limits is None:
+            return _scaled_log_probabilities(shares, rows.softmax(-1))
+        # The map of an absent class is arbitrary. It must not hide that all other classes have probability 0.
+        unseen = limits < 1
+        original = rows.masked_fill(unseen, -torch.inf).softmax(-1)
+        return limit_absent(limits, rows, _scaled_log_probabilities(shares.masked_fill(unseen, 0), original))
 
     def limits(self, like: Tensor) -> Tensor | None:
         """The ceilings in another tensor's type and on its device. Files of older versions have none."""
@@ -88,38 +121,18 @@ def indicators(rows: Tensor, labels: Tensor, variant: Variant) -> Tensor:
     return labels == torch.arange(rows.shape[1], device=rows.device).unsqueeze(1)
 
 
-def binary_problems(rows: Tensor, labels: Tensor, variant: Variant) -> Iterator[tuple[Tensor, Tensor]]:
-    """`probabilities` and `indicators`, ``(C, N)`` each, for blocks of C classes."""
-    at_least_two(rows)
+def binary_problems(
+    rows: Tensor, labels: Tensor, variant: Variant, most: int = _BLOCK
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """`probabilities` and `indicators`, ``(C, N)`` each, for blocks of C classes, at most ``most``."""
     given, hits = probabilities(rows, variant), indicators(rows, labels, variant)
-    size = classes_at_once(rows)
+    size = min(most, classes_at_once(rows))
     yield from zip(torch.split(given, size), torch.split(hits, size), strict=True)
 
 
 def classes_at_once(rows: Tensor) -> int:
     """The number of classes to fit together."""
     return max(1, _BLOCK // len(rows))
-
-
-def at_least_two(rows: Tensor) -> None:
-    """Refuse a single class: its probability is always 1."""
-    if rows.shape[1] < 2:
-        raise ValueError(f"there must be at least 2 classes to calibrate, got {rows.shape[1]}")
-
-
-def to_log_probabilities(
-    rows: Tensor, calibrated: Tensor, variant: Variant, limits: Tensor | None = None
-) -> Tensor:
-    """Log-probabilities ``(N, K)`` from calibrated `probabilities`."""
-    if variant == "top-label":
-        return with_confidence(rows, calibrated.squeeze(0))
-    rows, shares = in_double(rows), calibrated.T
-    if limits is None:
-        return scaled_log_probabilities(shares, rows.softmax(-1))
-    # The map of an absent class is arbitrary. It must not hide that all other classes have probability 0.
-    unseen = limits < 1
-    original = rows.masked_fill(unseen, -torch.inf).softmax(-1)
-    return limit_absent(limits, rows, scaled_log_probabilities(shares.masked_fill(unseen, 0), original))
 
 
 def limit_absent(limits: Tensor, rows: Tensor, logarithms: Tensor) -> Tensor:
@@ -136,7 +149,7 @@ def limit_absent(limits: Tensor, rows: Tensor, logarithms: Tensor) -> Tensor:
     return torch.where(unseen, kept, others + torch.log1p(-taken))
 
 
-def scaled_log_probabilities(calibrated: Tensor, original: Tensor) -> Tensor:
+def _scaled_log_probabilities(calibrated: Tensor, original: Tensor) -> Tensor:
     """Logarithms of probabilities ``(N, K)`` after scaling each row to a sum of 1.
 
     A row of zeros becomes the original row. NaN stays NaN.
@@ -146,14 +159,13 @@ def scaled_log_probabilities(calibrated: Tensor, original: Tensor) -> Tensor:
     return shares.clamp_min(FLOOR).log().masked_fill(original.isnan(), torch.nan).log_softmax(-1)
 
 
-def with_confidence(rows: Tensor, confidence: Tensor) -> Tensor:
+def _with_confidence(rows: Tensor, confidence: Tensor) -> Tensor:
     """Log-probabilities with a given confidence ``(N,)`` of the predicted class, in the same order.
 
     The other classes share the rest in proportion. If one of them would exceed the predicted class, their
     shares are mixed with equal shares, no more than needed. A confidence below 1/K becomes about 1/K, with
     the second class 1 % below.
     """
-    rows = in_double(rows)
     others = rows.shape[1] - 1
     confidence = confidence.clamp_min(1 / (1 + _RUNNER_UP * others)).unsqueeze(-1)
     # ONNX holds bounds in single precision, in which 1 - FLOOR would be 1.

@@ -6,20 +6,11 @@ from typing import ClassVar
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
-from calibrant.calibrators.logistic import fit_logistic
-from calibrant.calibrators.one_vs_rest import (
-    OneVsRest,
-    at_least_two,
-    classes_at_once,
-    indicators,
-    limit_absent,
-    log_probabilities,
-)
+from calibrant.calibrators.logistic import Sigmoid, fit_logistic
 
 
-class Platt(OneVsRest):
+class Platt(Sigmoid):
     """A sigmoid of each class's log-odds (key ``platt``).
 
     ``q_k = sigmoid(a_k · z_k + b_k)`` with ``z_k = log(s_k / (1 - s_k))``, for two classes the difference of
@@ -48,33 +39,16 @@ class Platt(OneVsRest):
     """
 
     key: ClassVar[str] = "platt"
-    slopes: Tensor
-    intercepts: Tensor
 
     def __init__(self, *, smooth_targets: bool = True) -> None:
         super().__init__()
         self.smooth_targets = smooth_targets
 
-    def fit_rows(self, rows: Tensor, labels: Tensor) -> None:
-        at_least_two(rows)
-        present, absent = log_probabilities(rows)
-        coefficients = []
-        size = classes_at_once(rows)
-        for odds, outcome in zip(
-            torch.split(present - absent, size, 1),
-            torch.split(indicators(rows, labels, "one-vs-rest"), size),
-            strict=True,
-        ):
-            coefficients.append(fit_logistic(odds.T.contiguous().unsqueeze(1), self._targets(outcome))[0])
-        slopes, intercepts = torch.cat(coefficients).unbind(1)
-        self.learn("slopes", slopes)
-        self.learn("intercepts", intercepts)
-        self.learn_ceilings(rows, labels)
+    def features(self, present: Tensor, absent: Tensor) -> list[Tensor]:
+        return [present - absent]
 
-    def transform(self, rows: Tensor) -> Tensor:
-        present, absent = log_probabilities(rows)
-        odds = self.learned("slopes", present) * (present - absent) + self.learned("intercepts", present)
-        return sigmoid_log_probabilities(odds, present, self.limits(present))
+    def coefficients(self, features: Tensor, outcome: Tensor) -> Tensor:
+        return fit_logistic(features, self._targets(outcome))[0]
 
     def _targets(self, outcome: Tensor) -> Tensor:
         if not self.smooth_targets:
@@ -82,12 +56,3 @@ class Platt(OneVsRest):
         successes = outcome.sum(-1, keepdim=True).double()
         failures = outcome.shape[-1] - successes
         return torch.where(outcome, (successes + 1) / (successes + 2), 1 / (failures + 2))
-
-
-def sigmoid_log_probabilities(odds: Tensor, original: Tensor, limits: Tensor | None) -> Tensor:
-    """Log-probabilities ``(N, K)`` from calibrated log-odds of each class, scaled to sum to 1."""
-    logarithms = F.logsigmoid(odds).log_softmax(-1)
-    if limits is not None:
-        logarithms = limit_absent(limits, original, logarithms)
-    # float16 can hold the bound, which is far below any probability that matters.
-    return logarithms.clamp_min(-1e4)

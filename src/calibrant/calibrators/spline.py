@@ -4,25 +4,19 @@ from __future__ import annotations
 
 from typing import ClassVar
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from calibrant.arguments import whole_number
-from calibrant.calibrators.base import Calibrator
-from calibrant.calibrators.one_vs_rest import (
-    at_least_two,
-    in_double,
-    interpolated,
-    probabilities,
-    with_confidence,
-)
+from calibrant.calibrators.one_vs_rest import OneVsRest, interpolated, probabilities
 
 # The most points of the map that are kept: enough for a spline with a few knots, and few enough for a
 # checkpoint after a fit to the pixels of a thousand images.
 _POINTS = 1 << 14
 
 
-class Spline(Calibrator):
+class Spline(OneVsRest):
     """The confidence plus the slope of a spline through the cumulative gap (key ``spline``).
 
     Samples are sorted by confidence. At the fraction ``t`` of them, ``h(t)`` is the sum of correctness minus
@@ -58,16 +52,16 @@ class Spline(Calibrator):
     """
 
     key: ClassVar[str] = "spline"
-    preserves_order: ClassVar[bool] = True
+    preserves_order = True
+    per_class = False
     points: Tensor
     values: Tensor
 
     def __init__(self, *, knots: int = 6) -> None:
-        super().__init__()
+        super().__init__("top-label")
         self.knots = whole_number("knots", knots, 2)
 
-    def fit_rows(self, rows: Tensor, labels: Tensor) -> None:
-        at_least_two(rows)
+    def fit_maps(self, rows: Tensor, labels: Tensor) -> None:
         confidence, order = probabilities(rows, "top-label").squeeze(0).sort()
         correct = (rows.argmax(-1) == labels)[order].to(confidence.dtype)
         samples = len(confidence)
@@ -91,46 +85,31 @@ class Spline(Calibrator):
         self.learn("points", points[kept])
         self.learn("values", values[kept].clamp(0, 1))
 
-    def transform(self, rows: Tensor) -> Tensor:
-        rows = in_double(rows)
-        points, values = self.learned("points", rows), self.learned("values", rows)
-        confidence = probabilities(rows, "top-label")
-        calibrated = interpolated(points.unsqueeze(0), values.unsqueeze(0), confidence)
-        return with_confidence(rows, calibrated.squeeze(0))
+    def mapped(self, given: Tensor) -> Tensor:
+        points, values = self.learned("points", given), self.learned("values", given)
+        return interpolated(points.unsqueeze(0), values.unsqueeze(0), given)
 
 
 def spline_slope(at: Tensor, values: Tensor, knots: int, where: Tensor) -> Tensor:
     """The slope ``(M,)`` of a natural cubic spline on [0, 1], fitted to values ``(N,)`` by least squares."""
-    curvatures = _curvatures(knots, like=at)
-    basis = _basis(at, curvatures)[0]
+    from scipy.interpolate import CubicSpline  # type: ignore[import-untyped]
+
+    # The splines that are 1 at one knot and 0 at the others: coefficients ``(4, pieces, knots)`` of the
+    # powers 3 to 0 of the distance from the start of each piece.
+    splines = CubicSpline(np.linspace(0, 1, knots), np.eye(knots), bc_type="natural")
+    units = torch.from_numpy(splines.c).to(at)
+
+    def places(at: Tensor) -> tuple[Tensor, Tensor]:
+        """The piece of each number, and the distance from its start."""
+        piece = (at * (knots - 1)).floor().clamp(0, knots - 2)
+        return piece.long(), at - piece / (knots - 1)
+
+    piece, distance = places(at)
+    cubic, square, linear, constant = units[:, piece]
+    x = distance.unsqueeze(1)
+    basis = ((cubic * x + square) * x + linear) * x + constant
     # The basis is well conditioned, so the normal equations are accurate, and they need no copy of it.
     heights: Tensor = torch.linalg.solve(basis.T @ basis, basis.T @ values)
-    return _basis(where, curvatures)[1] @ heights
-
-
-def _curvatures(knots: int, like: Tensor) -> Tensor:
-    """Second derivatives at the knots ``(knots, knots)`` of the natural splines that are 1 at one knot."""
-    step = 1 / (knots - 1)
-    identity = torch.eye(knots, dtype=like.dtype, device=like.device)
-    if knots == 2:
-        return torch.zeros_like(identity)
-    bend = (identity[:-2] - 2 * identity[1:-1] + identity[2:]) / step
-    system = (identity[:-2] + 4 * identity[1:-1] + identity[2:])[:, 1:-1] * step / 6
-    ends = torch.zeros_like(identity[:1])
-    return torch.cat([ends, torch.linalg.solve(system, bend), ends])
-
-
-def _basis(at: Tensor, curvatures: Tensor) -> tuple[Tensor, Tensor]:
-    """Values and slopes ``(N, knots)`` of the natural splines that are 1 at one knot."""
-    knots = len(curvatures)
-    step = 1 / (knots - 1)
-    left = (at * (knots - 1)).floor().long().clamp(0, knots - 2)
-    b = (at / step - left).unsqueeze(1)
-    a = 1 - b
-    identity = torch.eye(knots, dtype=at.dtype, device=at.device)
-    lower, upper = curvatures[left], curvatures[left + 1]
-    values = a * identity[left] + b * identity[left + 1]
-    values = values + step**2 / 6 * ((a**3 - a) * lower + (b**3 - b) * upper)
-    slopes = (identity[left + 1] - identity[left]) / step
-    slopes = slopes + step / 6 * ((1 - 3 * a**2) * lower + (3 * b**2 - 1) * upper)
-    return values, slopes
+    piece, distance = places(where)
+    cubic, square, linear, _ = (units @ heights)[:, piece]
+    return (3 * cubic * distance + 2 * square) * distance + linear
