@@ -41,21 +41,24 @@ def cell_edges(device: torch.device) -> Tensor:
 
 
 def _cell_of(confidence: Tensor) -> Tensor:
-    """The cell of each confidence.
-
-    Counts the edges below a number by arithmetic, uniform ones and those even in log-odds, which is faster
-    than a search through the sorted edges. Rounding can miss by one: comparing with the two nearest edges
-    corrects it.
-    """
-    edges = _edges_for(confidence.dtype, confidence.device)
+    """The cell of each confidence: the number of edges below it, uniform ones and those even in log-odds."""
     odds = torch.logit(confidence).mul_(_PER_UNIT).sub_(0.5 + _LOW * _PER_UNIT).ceil_()
     odds.clamp_(0, (_HIGH - _LOW) * _PER_UNIT)
     cell = (confidence * _UNIFORM).ceil_().add_(odds).sub_(1)
-    near = cell.long().clamp_(0, len(edges) - 2)  # as integers, which cannot be NaN
+    return _corrected(cell, confidence, _edges_for(confidence.dtype, confidence.device))
+
+
+def _corrected(bins: Tensor, values: Tensor, edges: Tensor) -> Tensor:
+    """The bins ``(lo, hi]`` of values ``(N,)``, from bins found by arithmetic, which may miss by one.
+
+    Arithmetic and comparisons with the two nearest edges take half the time of a search through the edges.
+    """
+    near = bins.long().clamp_(0, len(edges) - 2)  # as integers, which cannot be NaN
     # Comparisons as numbers, and index_select: booleans and indexing by brackets take four times longer.
-    above = torch.gt(confidence, edges.index_select(0, near + 1), out=torch.empty_like(cell))
-    below = torch.le(confidence, edges.index_select(0, near), out=odds)
-    return cell.add_(above).sub_(below).long().clamp_(0, len(edges) - 2)
+    missed = torch.gt(values, edges.index_select(0, near + 1), out=torch.empty_like(bins))
+    bins.add_(missed)
+    bins.sub_(torch.le(values, edges.index_select(0, near), out=missed))
+    return bins.long().clamp_(0, len(edges) - 2)
 
 
 @lru_cache
@@ -81,17 +84,9 @@ def equal_width_edges(bins: int, device: torch.device) -> Tensor:
 
 
 def bin_of(values: Tensor, edges: Tensor) -> Tensor:
-    """The bin ``(lo, hi]`` of each value in ``[0, 1]``, by the edges of bins of equal width.
-
-    Arithmetic and a comparison with the two nearest edges, which takes half the time of a search.
-    """
-    bins = len(edges) - 1
-    shape, values = values.shape, values.flatten()
-    place = (values * bins).ceil_().sub_(1)
-    near = place.long().clamp_(0, bins - 1)
-    above = torch.gt(values, edges.index_select(0, near + 1), out=torch.empty_like(place))
-    below = torch.le(values, edges.index_select(0, near), out=torch.empty_like(place))
-    return place.add_(above).sub_(below).long().clamp_(0, bins - 1).view(shape)
+    """The bin ``(lo, hi]`` of each value in ``[0, 1]``, by the edges of bins of equal width."""
+    flat = values.flatten()
+    return _corrected((flat * (len(edges) - 1)).ceil_().sub_(1), flat, edges).view(values.shape)
 
 
 def bin_with_width(values: Tensor, edges: Tensor) -> Tensor:
