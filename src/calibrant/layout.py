@@ -164,7 +164,8 @@ def arrange(
     _check_target(logits, target, soft)
     if type(ignore_index) is not int:
         ignore_index = label("ignore_index", ignore_index)
-    classes_last = logits.ndim > 2 and _classes_are_adjacent(logits)
+    # Whether memory holds the classes of an element side by side, as in channels-last images.
+    classes_last = logits.ndim > 2 and logits.shape[1] > 1 and logits.movedim(1, -1).is_contiguous()
     rows = _flatten(logits, classes_last)
     if target.is_floating_point():
         target = _flatten(target, classes_last)
@@ -215,13 +216,17 @@ def _range(target: Tensor) -> tuple[int, int]:
     return int(low), int(high)
 
 
+def check_floating(values: Tensor, name: str, advice: str = "") -> None:
+    """Raise unless this is a tensor of floating-point numbers."""
+    if not isinstance(values, Tensor):
+        raise TypeError(f"{name} must be a torch.Tensor, got {type(values).__name__}{advice}")
+    if not values.is_floating_point():
+        raise TypeError(f"{name} must be floating point, got {values.dtype}")
+
+
 def check_logits(logits: Tensor, num_classes: int | None) -> None:
     """Raise unless these are logits ``(B, K, *S)``, of that many classes if a number is given."""
-    if not isinstance(logits, Tensor):
-        found = type(logits).__name__
-        raise TypeError(f"logits must be a torch.Tensor, got {found}: pass torch.as_tensor of both")
-    if not logits.is_floating_point():
-        raise TypeError(f"logits must be floating point, got {logits.dtype}")
+    check_floating(logits, "logits", ": pass torch.as_tensor of both")
     if logits.ndim < 2 or logits.shape[1] == 1:
         raise ValueError(
             f"logits must have shape (B, K, *S) with at least 2 classes on axis 1, got "
@@ -302,10 +307,7 @@ def as_pairs(logits: Tensor) -> Tensor:
     tensor([[ 0.,  2.],
             [ 0., -1.]])
     """
-    if not isinstance(logits, Tensor):
-        raise TypeError(f"logits must be a torch.Tensor, got {type(logits).__name__}")
-    if not logits.is_floating_point():
-        raise TypeError(f"logits must be floating point, got {logits.dtype}")
+    check_floating(logits, "logits")
     if not logits.ndim:
         raise ValueError("logits must have shape (B,) or (B, L, *S) with binary=True, got a single number")
     return torch.stack([torch.zeros_like(logits), logits], 1)
@@ -349,11 +351,6 @@ def as_decisions(logits: Tensor, target: Tensor, *, soft: bool = False) -> tuple
             )
         return pairs, torch.stack([1 - target, target], 1)
     return pairs, target.long() if target.dtype == torch.bool else target
-
-
-def _classes_are_adjacent(logits: Tensor) -> bool:
-    """Whether memory holds the classes of an element side by side, as in channels-last images."""
-    return logits.movedim(1, -1).is_contiguous() and logits.shape[1] > 1
 
 
 def _flatten(tensor: Tensor, classes_last: bool) -> Tensor:

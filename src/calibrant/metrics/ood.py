@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from calibrant.arguments import in_range, whole_number
-from calibrant.layout import computing_dtype, warn_of_probabilities
+from calibrant.layout import check_floating, computing_dtype, warn_of_probabilities
 from calibrant.statistics import sum_dtype
 
 _PERCENT_TRUE_POSITIVES = 95
@@ -63,9 +63,7 @@ def energy(logits: Tensor, *, temperature: float = 1.0) -> Tensor:
     tensor([ -0.6931, -30.0000])
     """
     temperature = in_range("temperature", temperature, open_low=True)
-    _check_logits(logits, "logits")
-    warn_of_probabilities(logits)
-    logits = logits.to(computing_dtype(logits))
+    logits = _prepared(logits)
     # Large logits lose digits by a division, so their maximum is subtracted first.
     top = logits.amax(1, keepdim=True)
     top = torch.where(top.isfinite(), top, 0)
@@ -81,9 +79,7 @@ def maximum_logit(logits: Tensor) -> Tensor:
     >>> maximum_logit(torch.tensor([[0.0, 2.0], [30.0, 0.0]]))
     tensor([ -2., -30.])
     """
-    _check_logits(logits, "logits")
-    warn_of_probabilities(logits)
-    return -logits.to(computing_dtype(logits)).amax(1)
+    return -_prepared(logits).amax(1)
 
 
 def generalised_entropy(logits: Tensor, *, gamma: float = 0.1, classes: int = 100) -> Tensor:
@@ -183,11 +179,26 @@ def detection(in_scores: Tensor, out_scores: Tensor) -> Detection:
 
 
 @torch.no_grad()
+def rates(in_scores: Tensor, out_scores: Tensor) -> tuple[Tensor, Tensor]:
+    """False and true positive rates at all thresholds, from the highest down, after the point ``(0, 0)``.
+
+    Out-of-distribution elements are the positive class, found by high scores. Tied scores are found together.
+    """
+    inside, outside = _sorted(in_scores, out_scores)
+    thresholds = torch.unique(torch.cat([inside, outside])).flip(0)
+
+    def flagged(scores: Tensor) -> Tensor:
+        count = len(scores) - torch.searchsorted(scores, thresholds)
+        return torch.cat([count.new_zeros(1), count]).double().cpu() / len(scores)
+
+    return flagged(inside), flagged(outside)
+
+
+@torch.no_grad()
 def roc(in_scores: Tensor, out_scores: Tensor, *, points: int = 201) -> tuple[float, ...]:
     """The ROC curve at evenly spaced false positive rates, so that curves of several models can be averaged.
 
-    Out-of-distribution elements are the positive class, found by high scores. Tied scores are found together,
-    and the curve is straight between neighbouring thresholds.
+    The curve is that of `rates`, straight between neighbouring thresholds.
 
     Args:
         in_scores: as in `detection`.
@@ -200,14 +211,7 @@ def roc(in_scores: Tensor, out_scores: Tensor, *, points: int = 201) -> tuple[fl
     >>> roc(torch.tensor([0.1, 0.2, 0.3, 0.6]), torch.tensor([0.5, 0.9]), points=5)
     (0.5, 1.0, 1.0, 1.0, 1.0)
     """
-    inside, outside = _sorted(in_scores, out_scores)
-    thresholds = torch.unique(torch.cat([inside, outside])).flip(0)
-
-    def flagged(scores: Tensor) -> Tensor:
-        count = len(scores) - torch.searchsorted(scores, thresholds)
-        return torch.cat([count.new_zeros(1), count]).double().cpu() / len(scores)
-
-    false, true = flagged(inside), flagged(outside)
+    false, true = rates(in_scores, out_scores)
     at = torch.linspace(0, 1, whole_number("points", points, 2), dtype=torch.float64)
     # The last point at or before each rate: where the curve is vertical, this is the highest one.
     left = torch.searchsorted(false, at, right=True) - 1
@@ -253,14 +257,19 @@ def ood_detection(in_logits: Tensor, out_logits: Tensor) -> dict[str, Detection]
     return {name: detection(score(in_logits), score(out_logits)) for name, score in SCORES.items()}
 
 
+def _prepared(logits: Tensor) -> Tensor:
+    """Checked logits in the computing type."""
+    _check_logits(logits, "logits")
+    warn_of_probabilities(logits)
+    return logits.to(computing_dtype(logits))
+
+
 def _beside_the_top(logits: Tensor) -> tuple[Tensor, Tensor]:
     """Logits minus their maximum, and the exponentials of these, with 0 for the top class.
 
     The top class contributes exactly 1 to their sum. Adding it last keeps the digits of the small rest.
     """
-    _check_logits(logits, "logits")
-    warn_of_probabilities(logits)
-    logits = logits.to(computing_dtype(logits))
+    logits = _prepared(logits)
     top, index = logits.max(1, keepdim=True)
     shifted = logits - top
     return shifted, shifted.exp().scatter(1, index, 0.0)
@@ -271,15 +280,8 @@ def _mean_precision(true_positives: Tensor, false_positives: Tensor) -> float:
     return float((true_positives.to(dtype) / (true_positives + false_positives)).mean())
 
 
-def _check_floating(values: Tensor, name: str) -> None:
-    if not isinstance(values, Tensor):
-        raise TypeError(f"{name} must be a torch.Tensor, got {type(values).__name__}")
-    if not values.is_floating_point():
-        raise TypeError(f"{name} must be floating point, got {values.dtype}")
-
-
 def _check_logits(logits: Tensor, name: str) -> None:
-    _check_floating(logits, name)
+    check_floating(logits, name)
     if logits.ndim < 2 or not logits.shape[1]:
         raise ValueError(f"{name} must have shape (B, K, *S) with K > 0, got {tuple(logits.shape)}")
 
@@ -298,7 +300,7 @@ def _checked(inside: Tensor, outside: Tensor, what: str) -> tuple[tuple[str, Ten
     """The two tensors with their names."""
     named = (f"in_{what}", inside), (f"out_{what}", outside)
     for name, values in named:
-        _check_floating(values, name)
+        check_floating(values, name)
         if not values.numel():
             raise ValueError(f"{name} of shape {tuple(values.shape)} hold no elements")
     if inside.device != outside.device:

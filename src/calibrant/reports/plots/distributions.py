@@ -12,7 +12,7 @@ from matplotlib.cbook import boxplot_stats
 from torch import Tensor
 
 from calibrant.arguments import whole_number
-from calibrant.metrics.ood import detection
+from calibrant.metrics.ood import detection, rates
 from calibrant.reports.plots import checks, drawing
 from calibrant.reports.plots.checks import Array, Numbers
 
@@ -160,12 +160,12 @@ def roc_curve(
         if len(scores) != 2:
             raise ValueError(f"data[{name!r}] must be (in_scores, out_scores), got {len(scores)} items")
         inside, outside = (
-            checks.array(f"{which} of {name!r}", part, "(N,)", infinite=True)
+            torch.from_numpy(checks.array(f"{which} of {name!r}", part, "(N,)", infinite=True))
             for which, part in zip(("in_scores", "out_scores"), scores, strict=True)
         )
-        curves[name] = _rates(inside, outside)
-        areas[name] = detection(torch.from_numpy(inside), torch.from_numpy(outside)).auroc
-
+        false, true = rates(inside, outside)
+        curves[name] = false.numpy(), true.numpy()
+        areas[name] = detection(inside, outside).auroc
     return _roc_curves(curves, areas, ax, title)
 
 
@@ -187,8 +187,8 @@ def mean_roc_curve(
     """
     checks.check_filled(data, "a mapping from method to (true positive rates, area)")
     curves = {}
-    for name, (rates, _) in data.items():
-        true = checks.array(f"data[{name!r}]", rates, "(points,)")
+    for name, (given, _) in data.items():
+        true = checks.array(f"data[{name!r}]", given, "(points,)")
         # The curve begins at the origin. A first rate above 0 is found without a false positive.
         curves[name] = np.insert(np.linspace(0, 1, len(true)), 0, 0.0), np.insert(true, 0, 0.0)
     return _roc_curves(curves, {name: area for name, (_, area) in data.items()}, ax, title)
@@ -213,14 +213,3 @@ def _roc_curves(
     if few:
         return drawing.legend_inside(ax, "lower right", "AUROC (%)")
     return drawing.legend_below(ax, title="AUROC (%)")
-
-
-def _rates(inside: Array, outside: Array) -> tuple[Array, Array]:
-    """False and true positive rates at all thresholds, from the highest down; tied scores change together."""
-    thresholds = np.unique(np.concatenate([inside, outside]))[::-1]
-
-    def flagged(scores: Array) -> Array:
-        below = np.searchsorted(np.sort(scores), thresholds, side="left")
-        return np.concatenate([[0.0], 1 - below / len(scores)])
-
-    return flagged(inside), flagged(outside)
