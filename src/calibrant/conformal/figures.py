@@ -11,7 +11,7 @@ from torch import Tensor
 
 from calibrant.arguments import in_range, label, whole_number
 from calibrant.conformal.sets import quantile_rank
-from calibrant.metrics.uncertainty import Interval, binomial_interval
+from calibrant.metrics.uncertainty import Interval, binomial_interval, normal_interval
 from calibrant.statistics import Statistics, sum_dtype
 
 
@@ -135,9 +135,7 @@ class SetCounts(Statistics):
         size = torch.arange(len(self.sizes), dtype=self.sizes.dtype, device=self.sizes.device)
         mean = float((size * self.sizes).sum()) / total
         variance = float(((size - mean).square() * self.sizes).sum()) / total
-        reach = math.sqrt(2 * variance / total) * float(
-            torch.erfinv(torch.tensor(level, dtype=torch.float64))
-        )
+        least, most = normal_interval(mean, math.sqrt(variance / total), level)
         low, high = binomial_interval(self.covered.sum(), self.samples, level)
         names = [str(k) for k in range(len(self.occurs))] if class_names is None else class_names
         ends = zip(
@@ -151,7 +149,7 @@ class SetCounts(Statistics):
             coverage=float(self.covered.sum()) / total,
             coverage_interval=(float(low), float(high)),
             size=mean,
-            size_interval=(max(0.0, mean - reach), mean + reach),
+            size_interval=(max(0.0, least), most),
             empty=float(self.sizes[0]) / total,
             single=float(self.sizes[1]) / total,
             classes=tuple(

@@ -12,7 +12,7 @@ from torch import Tensor
 from calibrant.evaluation.figures import Figure
 from calibrant.evaluation.sums import EvaluationSums
 from calibrant.metrics.catalogue import METRICS, Metric, Options
-from calibrant.metrics.uncertainty import Interval, binomial_interval, interval
+from calibrant.metrics.uncertainty import Interval, binomial_interval, interval, normal_interval
 
 
 def figures_of(
@@ -46,7 +46,7 @@ def figures_of(
             elif drawn is not None:
                 ends = _bootstrap(metric, value, drawn, level, rejected, chance)
             elif metric.source == "elements" and metric.streamed:
-                ends = _normal(*sums.element_moments(name, options), level)
+                ends = normal_interval(*sums.element_moments(name, options), level)
         # Seven digits are far more precise than a resample, and halve the JSON.
         rounded = () if drawn is None else tuple(float(f"{each:.7g}") for each in drawn.tolist())
         figures[name] = Figure(value, ends and _clipped(metric, *ends), rounded)
@@ -61,7 +61,7 @@ def image_figures(images: Tensor, level: float | None) -> dict[str, Figure]:
             mean, ends = total / count, None
             if level is not None and count > 1:
                 variance = max(0.0, squares / count - mean**2) / (count - 1)
-                ends = _normal(mean, math.sqrt(variance), level)
+                ends = normal_interval(mean, math.sqrt(variance), level)
             figures[name] = Figure(mean, ends and _clipped(metric, *ends))
     return figures
 
@@ -75,11 +75,6 @@ def _bootstrap(
     if metric.group == "calibration" and metric.source == "confidences" and not rejected:
         low = 0.0  # the bootstrap never sees an error of 0, but the test allows it
     return low, high
-
-
-def _normal(mean: float, deviation: float, level: float) -> Interval:
-    reach = math.sqrt(2) * float(torch.erfinv(torch.tensor(level, dtype=torch.float64))) * deviation
-    return mean - reach, mean + reach
 
 
 def _clipped(metric: Metric, low: float, high: float) -> Interval:

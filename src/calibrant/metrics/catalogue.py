@@ -29,7 +29,7 @@ from calibrant.metrics.calibration import (
 from calibrant.metrics.predictions import Predictions
 from calibrant.metrics.scores import brier_parts, kde_ece, nll_parts
 from calibrant.metrics.selective import augrc_of, aurc_of, coverage_at_risk_of, risk_at_coverage_of
-from calibrant.metrics.uncertainty import chance_classwise_ece, chance_classwise_mce, chance_mce
+from calibrant.metrics.uncertainty import chance_classwise, chance_mce
 
 DEFINITIONS = 1
 """The number of the definitions of all metrics, stored with the results of runs.
@@ -293,14 +293,14 @@ METRICS: dict[str, Metric] = {
         "ECE of each class's probability against its frequency, averaged over classes.",
         source="gaps",
         function=lambda gaps, options: gaps.error,
-        chance=chance_classwise_ece,
+        chance=partial(chance_classwise, lambda gaps: gaps.error),
     ),
     "classwise_mce": Metric(
         "Class-wise MCE",
         "MCE of each class's probability against its frequency, averaged over classes.",
         source="gaps",
         function=lambda gaps, options: gaps.largest_error,
-        chance=chance_classwise_mce,
+        chance=partial(chance_classwise, lambda gaps: gaps.largest_error),
         since=3,
     ),
     "debiased_ece": _error(

@@ -163,12 +163,11 @@ def risk_coverage(
 def aurc_of(confidences: Confidences | RankedSums) -> Tensor:
     """`aurc` as a tensor."""
     ranking = _Ranking(confidences)
-    before, errors_before = ranking.before, ranking.errors_before
-    rate = ranking.errors / ranking.count.clamp_min(1)
+    rate = ranking.rate
     # In a group of equal confidences the risk at i elements is rate + (errors_before - rate · before) / i.
     # The sum of 1/i over the group is a difference of harmonic numbers, digamma functions up to a constant.
     harmonic = torch.digamma(F.pad(ranking.accepted, (1, 0)) + 1)
-    area = rate * ranking.count + (errors_before - rate * before) * harmonic.diff(dim=-1)
+    area = rate * ranking.count + (ranking.errors_before - rate * ranking.before) * harmonic.diff(dim=-1)
     return (area.sum(-1) / ranking.samples).clamp_min(0)
 
 
@@ -189,16 +188,14 @@ def risk_at_coverage_of(confidences: Confidences | RankedSums, coverage: float) 
 def coverage_at_risk_of(confidences: Confidences | RankedSums, risk: float) -> Tensor:
     """`coverage_at_risk` as a tensor."""
     ranking = _Ranking(confidences)
-    before, errors_before = ranking.before, ranking.errors_before
-    rate = ranking.errors / ranking.count.clamp_min(1)
     # Errors minus those allowed, at i elements inside a group: start + (i - before) · (rate - risk).
-    start, step = errors_before - risk * before, rate - risk
+    start, step = ranking.errors_before - risk * ranking.before, ranking.rate - risk
     rounding = _rounding(ranking.accepted)
     whole = start + ranking.count * step <= rounding
     # A group whose end exceeds the risk can be accepted in part if the errors only exceed it inside.
     inside = torch.where(step > 0, -start / step.where(step > 0, torch.ones_like(step)), 0)
     part = torch.where(start <= rounding, (inside + rounding).floor().clamp_min(0), 0)
-    found = torch.where(whole, ranking.accepted, torch.where(part > 0, before + part, 0))
+    found = torch.where(whole, ranking.accepted, torch.where(part > 0, ranking.before + part, 0))
     return torch.where(ranking.count > 0, found, 0).amax(-1) / ranking.samples
 
 
@@ -213,6 +210,7 @@ class _Ranking:
         self.count: Tensor = groups[0]  # elements of each group
         # Differences of running sums: rounding must not turn no errors into less than none.
         self.errors = (self.count - groups[2]).clamp_min(0)
+        self.rate = self.errors / self.count.clamp_min(1)  # of errors in each group
         self.accepted = self.count.cumsum(-1)  # elements up to the end of each group
         self.before = self.accepted - self.count
         self.errors_before = self.errors.cumsum(-1) - self.errors

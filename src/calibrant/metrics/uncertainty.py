@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import torch
@@ -32,6 +33,12 @@ def interval(estimate: float, replicates: Tensor, level: float, *, debiased: boo
         replicates = replicates - replicates.mean() + estimate
     low, high = torch.quantile(replicates, torch.tensor([tail, 1 - tail], dtype=replicates.dtype)).tolist()
     return 2 * estimate - high, 2 * estimate - low
+
+
+def normal_interval(mean: float, deviation: float, level: float) -> Interval:
+    """The interval of a mean whose standard deviation is known, by the normal distribution."""
+    reach = math.sqrt(2) * float(torch.erfinv(torch.tensor(level, dtype=torch.float64))) * deviation
+    return mean - reach, mean + reach
 
 
 def binomial_interval(successes: Tensor, trials: Tensor, level: float = 0.95) -> tuple[Tensor, Tensor]:
@@ -129,23 +136,11 @@ def chance_mce(source: Predictions | ConfidenceHistogram, bins: int, seed: int) 
     return float((gaps.abs() / count.clamp_min(1)).amax(1).mean())
 
 
-def chance_classwise_ece(source: Predictions | ConfidenceHistogram, bins: int, seed: int) -> float:
-    """The mean class-wise ECE that a calibrated model gets by chance, from simulated labels."""
-    errors = [gaps.error for gaps in _simulated_class_gaps(source, bins, seed)]
-    return float(torch.stack(errors).mean())
-
-
-def chance_classwise_mce(source: Predictions | ConfidenceHistogram, bins: int, seed: int) -> float:
-    """The mean class-wise MCE that a calibrated model gets by chance, from simulated labels."""
-    errors = [gaps.largest_error for gaps in _simulated_class_gaps(source, bins, seed)]
-    return float(torch.stack(errors).mean())
-
-
 @torch.no_grad()
-def _simulated_class_gaps(
-    source: Predictions | ConfidenceHistogram, bins: int, seed: int
-) -> Iterator[ClassGaps]:
-    """The gaps of a calibrated model, with labels drawn from the probabilities."""
+def chance_classwise(
+    error: Callable[[ClassGaps], Tensor], source: Predictions | ConfidenceHistogram, bins: int, seed: int
+) -> float:
+    """The mean error that a calibrated model gets by chance, with labels drawn from the probabilities."""
     assert isinstance(source, Predictions)  # class-wise errors are not resampled in streams
     probability = source.rows.softmax(1)
     # On the CPU, as all draws: the same numbers on every device.
@@ -157,8 +152,8 @@ def _simulated_class_gaps(
     found = ClassGaps.of(source.elements, bins)
     true, *drawn = (torch.bincount(column, minlength=found.gap.numel()) for column in place.unbind(1))
     probabilities = found.gap + true.view_as(found.gap)
-    for column in drawn:
-        yield replace(found, gap=probabilities - column.view_as(found.gap))
+    errors = [error(replace(found, gap=probabilities - column.view_as(found.gap))) for column in drawn]
+    return float(torch.stack(errors).mean())
 
 
 def bins_of_the_test(bins: int) -> int:
