@@ -27,8 +27,9 @@ def replacing(path: Path | str) -> Iterator[IO[bytes]]:
     """
     path = Path(path)
     with _named(path):
-        target, before = _resolved(path)
-        partial = None
+        target, before, partial = Path(os.path.realpath(path)), None, None
+        with suppress(FileNotFoundError):
+            before = path.stat()
         stream_number = _standard_stream(before)
         if stream_number is not None:
             raw = _Output(path, os.dup(stream_number))
@@ -56,14 +57,6 @@ def replace_file(path: Path | str, content: bytes) -> None:
     """Write or replace a file in one step; see `replacing`."""
     with replacing(path) as stream:
         stream.write(content)
-
-
-def _resolved(path: Path) -> tuple[Path, os.stat_result | None]:
-    """The file that a path leads to through symbolic links, and its status if it exists."""
-    before = None
-    with suppress(FileNotFoundError):
-        before = path.stat()
-    return Path(os.path.realpath(path)), before
 
 
 def _standard_stream(status: os.stat_result | None) -> int | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Literal
@@ -93,18 +94,9 @@ class Tuning:
     def remarks(self) -> list[str]:
         """How the choice was made, and what to be careful about."""
         found = [self.criterion.reason(self.validation, self.chosen)]
-        counts: dict[Outcome, int] = {}
-        for trial in self.trials:
-            counts[trial.outcome] = counts.get(trial.outcome, 0) + 1
-        words = ", ".join(
-            f"{counts[outcome]} {word}"
-            for outcome, word in (
-                ("finished", "finished"),
-                ("stopped", "stopped early"),
-                ("failed", "failed"),
-            )
-            if outcome in counts
-        )
+        counts = Counter[str](trial.outcome for trial in self.trials)
+        outcomes = {"finished": "finished", "stopped": "stopped early", "failed": "failed"}
+        words = ", ".join(f"{counts[key]} {word}" for key, word in outcomes.items() if key in counts)
         found.append(f"Trials: {len(self.trials)} ({words}). Trial 0 is the loss without tuning.")
         for trial in self.trials:
             if trial.outcome == "failed":
