@@ -30,6 +30,31 @@ def first_few(values: Iterable[object], most: int = 5) -> str:
     return ", ".join([*texts[:most], *["…"] * (len(texts) > most)])
 
 
+def wrapped(text: str, width: int, longest_word: int = 0) -> str:
+    """The text in lines of at most ``width``, broken after spaces, commas, slashes, ``[`` and ``+``.
+
+    A word of up to ``longest_word`` letters stays whole and makes the lines wider; longer ones are cut.
+
+    >>> print(wrapped("cals-alm[penalty=p2,rate=0.5]", 20))
+    cals-alm[penalty=p2,
+    rate=0.5]
+    >>> print(wrapped("runs/digits/test.npz", 5, longest_word=28))
+    runs/
+    digits/
+    test.npz
+    """
+    words = re.split(r"(?<=[ ,/\[+])(?!\u00a0)", text)  # no break before a non-breaking space
+    width = max(width, min(longest_word, max(len(word.rstrip()) for word in words)))
+    lines = [""]
+    for word in words:
+        if lines[-1] and len((lines[-1] + word).rstrip()) > width:
+            lines.append("")
+        lines[-1] += word
+        while len(lines[-1].rstrip()) > width:
+            lines[-1:] = [lines[-1][:width], lines[-1][width:]]
+    return "\n".join(line.rstrip() for line in lines)
+
+
 def text_table(title: str, headings: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     """A table as plain text. The first column is aligned to the left, the others to the right.
 

@@ -98,7 +98,7 @@ def test_a_comparison_keeps_the_figures_that_matter(shown, width, leading, kept)
 
 
 def test_shifted_data_keep_the_clean_and_the_most_severe(shown):
-    table = shift_tables(comparison(), "fog[x=1]")["ECE on fog[x=1]"]
+    table = shift_tables(comparison())["ECE on fog[x=1]"]
     text, _ = shown(60, lambda: print_table(table))
     assert "Hidden, to fit 60 columns: severity 1, severity 2, severity 3, severity 4. --wide" in text
 

@@ -130,7 +130,6 @@ def compare(
             comparison_page.write_comparison(comparison, folder, history, learned)
     table = comparison_table(comparison)
     print_table(table, f"{comparison_note(comparison)} {table.intervals_note}".rstrip(), wide=wide)
-    for name in comparison.methods[0].shifted:
-        for heading, table in shift_tables(comparison, name).items():
-            print_table(table, heading, wide=wide)
+    for heading, table in shift_tables(comparison).items():
+        print_table(table, heading, wide=wide)
     say(f"{folder}: results.json, results.md, results.tex, plots, report.html")

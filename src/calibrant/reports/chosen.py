@@ -6,7 +6,7 @@ from calibrant.evaluation.sweep import Sweep
 from calibrant.evaluation.tuning import Tuning
 from calibrant.printable import printable
 from calibrant.reports.table_builders import comparison_table, figures_note
-from calibrant.reports.tables import plain_markdown, print_table, to_markdown
+from calibrant.reports.tables import means_in_markdown, plain_markdown, print_table, to_markdown
 
 Chosen = Sweep | Tuning
 
@@ -30,10 +30,7 @@ def markdown(result: Chosen) -> str:
     lines = [f"# {plain_markdown(result.title)}", "", "## Validation data", ""]
     lines += [to_markdown(validation, "setting"), "", plain_markdown(validation_note(result)), ""]
     lines += [*(f"- {plain_markdown(remark)}" for remark in result.remarks()), ""]
-    lines += ["## Test data", "", to_markdown(test, "loss"), "", plain_markdown(chosen_note(result)), ""]
-    intervals = test.intervals()
-    if intervals.columns:
-        lines += ["95 % intervals of the means:", "", to_markdown(intervals, "loss"), ""]
+    lines += ["## Test data", "", *means_in_markdown(test, chosen_note(result), "loss")]
     return "\n".join(lines)
 
 

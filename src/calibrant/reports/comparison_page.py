@@ -26,7 +26,7 @@ from calibrant.metrics import METRICS
 from calibrant.reports import charts, plots, verdict
 from calibrant.reports.page import Summary, write_report
 from calibrant.reports.plots.calibration import reliability_grid
-from calibrant.reports.plots.drawing import default_style, png, rows_height, svg
+from calibrant.reports.plots.drawing import default_style, figure_of, png, rows_height, svg
 from calibrant.reports.plots.losses import quantity_label
 from calibrant.reports.table_builders import (
     comparison_note,
@@ -35,7 +35,7 @@ from calibrant.reports.table_builders import (
     shift_tables,
     state_words,
 )
-from calibrant.reports.tables import Table, plain_markdown, tex, to_latex, to_markdown
+from calibrant.reports.tables import means_in_markdown, plain_markdown, tex, to_latex, to_markdown
 
 _CURVES = {"validation_accuracy": "accuracy", "validation_nll": "nll", "validation_ece": "ece"}
 _ERRORS = ("ece", "adaptive_ece", "classwise_ece")
@@ -69,13 +69,9 @@ def markdown(comparison: Comparison) -> str:
     >>> print(markdown(Comparison("toy", (0,), (Method("ce", (evaluation,)),))).splitlines()[4])
     | ce | 100.00 | 0.013 | 1.33 | 1.33 | 0.89 |
     """
-    table = comparison_table(comparison)
-    heading, note = plain_markdown(comparison.title), plain_markdown(comparison_note(comparison))
-    lines = [f"# {heading}", "", to_markdown(table, "loss"), "", note, ""]
-    intervals = table.intervals()
-    if intervals.columns:
-        lines += ["95 % intervals of the means:", "", to_markdown(intervals, "loss"), ""]
-    for title, shifted in _shift_tables(comparison):
+    means = means_in_markdown(comparison_table(comparison), comparison_note(comparison), "loss")
+    lines = [f"# {plain_markdown(comparison.title)}", "", *means]
+    for title, shifted in shift_tables(comparison).items():
         lines += [f"## {plain_markdown(title)}", "", to_markdown(shifted, "loss"), ""]
     return "\n".join(lines)
 
@@ -83,16 +79,9 @@ def markdown(comparison: Comparison) -> str:
 def latex(comparison: Comparison) -> str:
     """The tables of a comparison in LaTeX, for the package booktabs."""
     parts = [f"% {tex(comparison_note(comparison))}\n{to_latex(comparison_table(comparison), 'Loss')}\n"]
-    for title, shifted in _shift_tables(comparison):
+    for title, shifted in shift_tables(comparison).items():
         parts.append(f"% {tex(title)}\n{to_latex(shifted, 'Loss')}\n")
     return "\n".join(parts)
-
-
-def _shift_tables(comparison: Comparison) -> list[tuple[str, Table]]:
-    """The tables of shifted data with their headings."""
-    return [
-        pair for shift in comparison.methods[0].shifted for pair in shift_tables(comparison, shift).items()
-    ]
 
 
 FILES = ("results.json", "results.md", "results.tex", "report.html")
@@ -131,14 +120,12 @@ def write_comparison(
     replace_file(target / "results.tex", latex(comparison).encode())
     for name, content in files.items():
         replace_file(target / "plots" / name, content)
-    note = comparison_note(comparison)
-    others = tuple(_shift_tables(comparison))
     summary = Summary(
         "Comparison",
-        note,
+        comparison_note(comparison),
         comparison_table(comparison),
         tuple(pictures),
-        others,
+        tuple(shift_tables(comparison).items()),
         verdict=verdict.methods(comparison),
         errors=charts.error_of_methods(comparison),
         scatter=charts.accuracy_against_error(comparison),
@@ -188,9 +175,7 @@ def _pictures(comparison: Comparison, history: History, learned: Learned) -> dic
     found: dict[str, tuple[Figure, str]] = {}
 
     def add(file: str, caption: str, plot: Callable[..., Axes], data: object, **options: Any) -> None:
-        figure = Figure(figsize=(4.2, options.pop("height", 3.4)), layout="constrained")
-        plot(data, figure.subplots(), **options)
-        found[file] = figure, caption
+        found[file] = figure_of(plot, data, **options), caption
 
     several = len(comparison.seeds) > 1
     states = {"before": comparison.figures("ece")}

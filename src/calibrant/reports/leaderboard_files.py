@@ -13,8 +13,6 @@ from calibrant.extras import require
 
 require("report", "jinja2", "matplotlib", purpose=__name__)
 
-from matplotlib.figure import Figure
-
 from calibrant.atomic import replace_file
 from calibrant.evaluation.comparison import Comparison
 from calibrant.evaluation.criterion import Criterion
@@ -23,7 +21,7 @@ from calibrant.metrics import METRICS
 from calibrant.reports import charts, plots
 from calibrant.reports.comparison_page import write_comparison
 from calibrant.reports.page import template
-from calibrant.reports.plots.drawing import default_style, png, rows_height, svg
+from calibrant.reports.plots.drawing import default_style, figure_of, png, rows_height, svg
 from calibrant.reports.table_builders import comparison_note, comparison_table, state_label
 from calibrant.reports.tables import (
     HTML,
@@ -249,8 +247,8 @@ def _pictures(ranking: Ranking, folder: Path) -> list[tuple[str, bytes]]:
     pictures = []
     with default_style():
         for criterion, ranks in ranking.found.items():
-            figure = Figure(figsize=(4.2, 1.3 + rows_height(ranks.mean)), layout="constrained")
-            plots.mean_ranks(ranks, figure.subplots(), title=_label(criterion))
+            height = 1.3 + rows_height(ranks.mean)
+            figure = figure_of(plots.mean_ranks, ranks, height=height, title=_label(criterion))
             caption = (
                 f"Mean ranks by {_label(criterion)}, with 95 % intervals. Losses that a bar at the right "
             )

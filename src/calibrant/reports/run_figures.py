@@ -12,6 +12,7 @@ require("report", "matplotlib", purpose=__name__)
 
 import numpy as np
 import torch
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from torch import Tensor
 
@@ -19,7 +20,7 @@ from calibrant.metrics import METRICS
 from calibrant.reports import plots
 from calibrant.reports.plots.bins import Row, panels
 from calibrant.reports.plots.checks import Array
-from calibrant.reports.plots.drawing import legend_of_figure, rows_height
+from calibrant.reports.plots.drawing import figure_of, legend_of_figure, rows_height
 
 _PARTS = ("validation", "test")
 _CURVES = ("accuracy", "nll", "ece", "adaptive_ece")
@@ -129,20 +130,14 @@ def _fits(run: RunRecord) -> bool:
 
 def drawings_of_formulas() -> list[Drawing]:
     """The figures of formulas: penalties, focal losses and their exponents, and φ of the dual focal loss."""
-    functions: dict[str, Callable[..., object]] = {
+    functions: dict[str, Callable[..., Axes]] = {
         "penalties": plots.penalties,
         "penalty-weights": plots.penalty_weights,
         "focal-losses": plots.focal_losses,
         "exponents": plots.exponents,
         "dual-focal-phi": plots.dual_focal_phi,
     }
-
-    def draw(plot: Callable[..., object]) -> Figure:
-        figure = Figure(figsize=(4.2, 3.2), layout="constrained")
-        plot(ax=figure.subplots())
-        return figure
-
-    return [(name, partial(draw, plot)) for name, plot in functions.items()]
+    return [(name, partial(figure_of, plot, height=3.2)) for name, plot in functions.items()]
 
 
 def smoothed(values: Sequence[float], factor: float) -> list[float]:
@@ -182,10 +177,13 @@ def _curves(runs: Sequence[RunRecord], part: str, metrics: Sequence[str], smooth
     return figure
 
 
-def _mean(run: RunRecord, name: str, figure: str) -> Array:
-    """A mean in every bin after each epoch, NaN where it is empty."""
-    values = run.bins[f"{name}_{figure}"].masked_fill(run.bins[f"{name}_count"] == 0, torch.nan)
-    return np.asarray(values.double().numpy())
+def _means(runs: Sequence[RunRecord], name: str, figure: str) -> list[tuple[str, Array]]:
+    """The mean of each run in every bin after each epoch, NaN where it is empty."""
+    found = []
+    for run in runs:
+        values = run.bins[f"{name}_{figure}"].masked_fill(run.bins[f"{name}_count"] == 0, torch.nan)
+        found.append((run.label, values.double().numpy()))
+    return found
 
 
 def _edges(runs: Sequence[RunRecord], name: str) -> Row:
@@ -197,10 +195,8 @@ def _edges(runs: Sequence[RunRecord], name: str) -> Row:
 
 
 def _gaps(runs: Sequence[RunRecord], bins: Sequence[int]) -> Figure:
-    gaps = [
-        (run.label, 100 * (_mean(run, "validation", "confidence") - _mean(run, "validation", "accuracy")))
-        for run in runs
-    ]
+    both = (_means(runs, "validation", figure) for figure in ("confidence", "accuracy"))
+    gaps = [(label, 100 * (ours - theirs)) for (label, ours), (_, theirs) in zip(*both, strict=True)]
     rows = [Row("Gap (%)", {"Gap": gaps}, zero=True)]
     exponents = [(run.label, run.learned["gamma"].double().numpy()) for run in runs if _fits(run)]
     if exponents:
@@ -210,43 +206,37 @@ def _gaps(runs: Sequence[RunRecord], bins: Sequence[int]) -> Figure:
 
 def _confidences(runs: Sequence[RunRecord], bins: Sequence[int], training: str, edges: str) -> Figure:
     curves = {
-        "Training, true class": [(run.label, _mean(run, training, "confidence")) for run in runs],
-        "Validation, predicted class": [(run.label, _mean(run, "validation", "confidence")) for run in runs],
-        "Validation accuracy": [(run.label, _mean(run, "validation", "accuracy")) for run in runs],
+        "Training, true class": _means(runs, training, "confidence"),
+        "Validation, predicted class": _means(runs, "validation", "confidence"),
+        "Validation accuracy": _means(runs, "validation", "accuracy"),
     }
     return panels([Row("Confidence", curves), _edges(runs, edges)], bins)
 
 
 def _true_and_top(runs: Sequence[RunRecord], bins: Sequence[int]) -> Figure:
     curves = {
-        "Training, true class": [(run.label, _mean(run, "train_true", "confidence")) for run in runs],
-        "Training, predicted class": [(run.label, _mean(run, "train_top", "confidence")) for run in runs],
+        "Training, true class": _means(runs, "train_true", "confidence"),
+        "Training, predicted class": _means(runs, "train_top", "confidence"),
     }
     return panels([Row("Confidence", curves)], bins)
 
 
 def _learned(run: RunRecord, name: str, values: Tensor) -> Figure:
-    figure = Figure(figsize=(4.2, 3.4), layout="constrained")
     rows = values.reshape(len(values), -1)
-    plots.learned_quantity(rows, figure.subplots(), name=name, title=f"{run.label}, seed {run.seed}")
-    return figure
+    return figure_of(plots.learned_quantity, rows, name=name, title=f"{run.label}, seed {run.seed}")
 
 
 def _maximum_logits(by_label: Mapping[str, Sequence[RunRecord]]) -> Figure:
-    figure = Figure(figsize=(4.2, 3.4), layout="constrained")
     data = {label: torch.cat([logits for logits, _ in _tests(runs)]) for label, runs in by_label.items()}
-    plots.maximum_logits(data, figure.subplots())
-    return figure
+    return figure_of(plots.maximum_logits, data)
 
 
 def _lower_probabilities(by_label: Mapping[str, Sequence[RunRecord]]) -> Figure:
-    figure = Figure(figsize=(4.2, 1.2 + rows_height(by_label)), layout="constrained")
     data = {}
     for label, runs in by_label.items():
         logits, labels = zip(*_tests(runs), strict=True)
         data[label] = torch.cat(logits), torch.cat(labels)
-    plots.lower_probabilities(data, figure.subplots())
-    return figure
+    return figure_of(plots.lower_probabilities, data, height=1.2 + rows_height(by_label))
 
 
 def _tests(runs: Sequence[RunRecord]) -> Iterator[tuple[Tensor, Tensor]]:

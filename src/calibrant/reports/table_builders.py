@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from itertools import product
 from typing import TYPE_CHECKING, Literal
 
 from calibrant.metrics import METRICS
@@ -175,6 +176,7 @@ def comparison_table(comparison: Comparison, leading: str = "") -> Table:
     from calibrant.evaluation.comparison import mean_figure
 
     methods = comparison.methods
+    names = tuple(method.name for method in methods)
     columns = []
     for key in comparison.columns:
         metric = METRICS[key]
@@ -185,31 +187,29 @@ def comparison_table(comparison: Comparison, leading: str = "") -> Table:
             # Calibrators that keep the order of the classes do not change what is recognised.
             if calibrator and metric.group == "recognition" and _same_means(figures, before):
                 continue
-            label = metric.label + state_label(calibrator)
             columns.append(
                 _mean_column(
-                    comparison,
-                    label,
-                    figures,
+                    metric.label + state_label(calibrator),
+                    [figures.get(name) for name in names],
                     metric.percent,
                     metric.higher_is_better,
                     metric.sentence,
                     importance if calibrator in ("", "temperature") else min(importance, _ASKED_FOR),
+                    names[0],
                 )
             )
     if all(method.temperatures for method in methods):
-        figures = {method.name: mean_figure(method.temperatures) for method in methods}
-        columns.append(_mean_column(comparison, "T", figures, False, None))
+        means = [mean_figure(method.temperatures) for method in methods]
+        columns.append(_mean_column("T", means, False, None))
     for calibrator in methods[0].chosen:
-        figures = {method.name: mean_figure(method.chosen[calibrator]) for method in methods}
-        columns.append(_mean_column(comparison, f"T, {calibrator}", figures, False, None))
+        means = [mean_figure(method.chosen[calibrator]) for method in methods]
+        columns.append(_mean_column(f"T, {calibrator}", means, False, None))
     for other in methods[0].detection:
         for calibrator in methods[0].detected:
             if all(other in method.detected.get(calibrator, ()) for method in methods):
-                figures = {each.name: mean_figure(each.detected[calibrator][other]) for each in methods}
+                means = [mean_figure(method.detected[calibrator][other]) for method in methods]
                 label = f"AUROC{state_label(calibrator)}, {other}"
-                columns.append(_mean_column(comparison, label, figures, True, True, importance=_ASKED_FOR))
-    names = tuple(method.name for method in methods)
+                columns.append(_mean_column(label, means, True, True, importance=_ASKED_FOR))
     return Table(names, tuple(column for column in columns if not column.empty))
 
 
@@ -233,10 +233,13 @@ def state_words(calibrator: str) -> str:
     return f"after {'temperature scaling' if calibrator == 'temperature' else calibrator}"
 
 
-def shift_tables(comparison: Comparison, shift: str) -> dict[str, Table]:
-    """Accuracy and ECE against severity, by heading; each method has a row before and after calibration."""
+def shift_tables(comparison: Comparison) -> dict[str, Table]:
+    """Accuracy and ECE against the severity of each shift, by heading.
+
+    Each method has a row before and after calibration.
+    """
     tables = {}
-    for key in ("accuracy", "ece"):
+    for shift, key in product(comparison.methods[0].shifted, ("accuracy", "ece")):
         metric = METRICS[key]
         levels = comparison.severities(shift)
         found = {
@@ -259,7 +262,8 @@ def shift_tables(comparison: Comparison, shift: str) -> dict[str, Table]:
         for level in levels:
             figures = [found[level, calibrator].get(name) for name, calibrator in rows]
             importance = 2 if level == levels[0] else 1 if level == levels[-1] else 0
-            columns.append(_plain_column(level_label(level), figures, metric, importance))
+            label, better = level_label(level), metric.higher_is_better
+            columns.append(_mean_column(label, figures, metric.percent, better, metric.sentence, importance))
         names = tuple(name + state_label(calibrator) for name, calibrator in rows)
         tables[f"{metric.label} on {shift}"] = Table(names, tuple(columns))
     return tables
@@ -319,43 +323,27 @@ def figures_note(comparison: Comparison, data: str, fitted: str) -> str:
     )
 
 
-def _plain_column(
-    label: str, figures: Sequence[MeanFigure | None], metric: Metric, importance: int
-) -> Column:
-    """Means and standard deviations without intervals and tests."""
-    values = [None if figure is None else figure.mean for figure in figures]
-    printed = [number_text(value, metric.percent, decimals=3) for value in values]
-    _, best = _best(values, printed, metric.higher_is_better)
-    cells = []
-    for figure, text, is_best in zip(figures, printed, best, strict=True):
-        known = figure is not None and figure.std is not None
-        spread = f" ± {number_text(figure.std, metric.percent, decimals=3)}" if figure and known else ""
-        cells.append(Cell(None if figure is None else figure.mean, text + spread, best=is_best))
-    return Column(label, label, tuple(cells), metric.sentence, metric.higher_is_better, importance)
-
-
 def _mean_column(
-    comparison: Comparison,
     label: str,
-    figures: Mapping[str, MeanFigure],
+    figures: Sequence[MeanFigure | None],
     percent: bool,
     higher_is_better: bool | None,
     sentence: str = "",
     importance: int = 0,
+    first: str = "",
 ) -> Column:
-    first, *_ = names = [method.name for method in comparison.methods]
-    values = [figures[name].mean if name in figures else None for name in names]
+    """Means over seeds with standard deviations; ``first`` is the method that others are tested against."""
+    values = [None if figure is None else figure.mean for figure in figures]
     printed = [number_text(value, percent, decimals=3) for value in values]
     _, best = _best(values, printed, higher_is_better)
     cells = []
-    for index, name in enumerate(names):
-        if name not in figures:
-            cells.append(Cell(None, "–", note="not computed for every seed"))
+    for figure, text, is_best in zip(figures, printed, best, strict=True):
+        if figure is None:
+            cells.append(Cell(None, text, note="not computed for every seed"))
             continue
-        figure = figures[name]
         spread = "" if figure.std is None else f" ± {number_text(figure.std, percent, decimals=3)}"
         verdict: Verdict = ("better" if figure.better else "worse") if figure.significant else ""
         note = f"significantly {verdict} than {first} (p = {figure.p_value:.2g})" if verdict else ""
         interval = interval_text(figure.interval, percent, decimals=3)
-        cells.append(Cell(figure.mean, printed[index] + spread, interval, best[index], verdict, note))
+        cells.append(Cell(figure.mean, text + spread, interval, is_best, verdict, note))
     return Column(label, label, tuple(cells), sentence, higher_is_better, importance)

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
 from calibrant.extras import require
-from calibrant.printable import printable
+from calibrant.printable import printable, wrapped
 
 if TYPE_CHECKING:
     from rich.text import Text
@@ -171,6 +171,15 @@ def to_markdown(table: Table, heading: str = "model") -> str:
     return "\n".join(lines)
 
 
+def means_in_markdown(table: Table, note: str, heading: str) -> list[str]:
+    """The lines of a table of means with a note and, if there are any, a table of their intervals."""
+    lines = [to_markdown(table, heading), "", plain_markdown(note), ""]
+    intervals = table.intervals()
+    if intervals.columns:
+        lines += ["95 % intervals of the means:", "", to_markdown(intervals, heading), ""]
+    return lines
+
+
 # Brackets matter only where they can make a link, and underscores only at the end of a word.
 _MARKDOWN = re.compile(r"[\\`*<>|&~]|\](?=[(\[:])|(?<![^\W_])_|_(?![^\W_])")
 
@@ -314,7 +323,7 @@ def print_table(
     width, limited = console.width, sys.stdout.isatty() and not wide
     parts, hidden = [columns], list[str]()
     if limited and width_of(columns, None) > width:
-        names = [_folded(name, max(width // 3, 12)) for name in names]
+        names = [wrapped(name, max(width // 3, 12), _LONGEST_WORD) for name in names]
         folded = [column.folded() for column in columns]
         if models_across:
             parts = [[]]
@@ -364,27 +373,4 @@ class _Printed:
         """The column with its heading in lines no wider than the cells below, as far as its words allow."""
         below = replace(self, heading="").width
         # A plus sign stays with the next word.
-        return replace(self, heading=_folded(self.heading.replace(" + ", " +\u00a0"), below))
-
-
-def _folded(text: str, width: int) -> str:
-    """The text in lines of at most `width`, or of its longest word up to `_LONGEST_WORD`.
-
-    Lines end after a space, a slash, a comma or an opening bracket.
-
-    >>> print(_folded("runs/digits/ce-seed0/test.npz", 12))
-    runs/digits/
-    ce-seed0/
-    test.npz
-    """
-    words = re.findall(r"[^ /,\[]*[ /,\[]|[^ /,\[]+", text)
-    longest = max((len(word.rstrip()) for word in words), default=1)
-    width = max(width, min(longest, _LONGEST_WORD))
-    lines = [""]
-    for word in words:
-        if lines[-1] and len((lines[-1] + word).rstrip()) > width:
-            lines.append("")
-        lines[-1] += word
-        while len(lines[-1].rstrip()) > width:
-            lines[-1:] = [lines[-1][:width], lines[-1][width:]]
-    return "\n".join(line.rstrip() for line in lines)
+        return replace(self, heading=wrapped(self.heading.replace(" + ", " +\u00a0"), below, _LONGEST_WORD))

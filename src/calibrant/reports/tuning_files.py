@@ -27,6 +27,7 @@ from calibrant.reports.plots.drawing import (
     GREY,
     PALE,
     VERMILLION,
+    add_grid,
     default_style,
     finish,
     legend_below,
@@ -139,8 +140,7 @@ def _points(ax: Axes, tuning: Tuning, places: Mapping[int, float], scale: float)
     draw((each for each in trials if each.outcome == "stopped"), "stopped early", _STOPPED, transform=upper)
     draw((each for each in trials if each.outcome == "failed"), "failed", _FAILED, transform=upper)
     ax.margins(y=0.15)
-    ax.grid(linewidth=0.3, color="#CCCCCC")
-    ax.set_axisbelow(True)
+    add_grid(ax)
 
 
 def write_tuning(tuning: Tuning, folder: str | os.PathLike[str]) -> None:

@@ -80,11 +80,8 @@ def panels(rows: Sequence[Row], bins: Sequence[int]) -> Figure:
             ax.tick_params(labelbottom=last)
             ax.yaxis.set_major_locator(MaxNLocator(4))
             ax.ticklabel_format(axis="y", useOffset=False)
-    legend = figure.legend(
-        handles=entries, loc="lower center", ncols=columns, frameon=False, fontsize=drawing.SMALL
-    )
-    for text in legend.get_texts():
-        text.set_parse_math(False)  # names may contain dollar signs
+    look: dict[str, Any] = {"loc": "lower center", "frameon": False, "fontsize": drawing.SMALL}
+    drawing.without_formulas(figure.legend(handles=entries, ncols=columns, **look))
     return figure
 
 

@@ -13,6 +13,7 @@ from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
 from calibrant.evaluation import ClassFigures, Evaluation, Reliability
+from calibrant.printable import wrapped
 from calibrant.reports import charts
 from calibrant.reports.plots import checks, drawing
 from calibrant.reports.plots.checks import Array
@@ -116,8 +117,8 @@ def reliability_grid(data: Mapping[str, Mapping[str, Evaluation]], title: str) -
         title: the title of the figure.
     """
     columns = list(next(iter(data.values())))
-    headings = [drawing.wrapped(name, _GRID_LETTERS) for name in columns]
-    heading = drawing.wrapped(title, _GRID_LETTERS * len(columns))
+    headings = [wrapped(name, _GRID_LETTERS) for name in columns]
+    heading = wrapped(title, _GRID_LETTERS * len(columns))
     # Places in inches: a layout engine takes seconds for so many axes, and squeezes the panels.
     whole = _GRID_PANEL / drawing.UPPER_PART
     lines = heading.count("\n") + max(name.count("\n") for name in headings) + 2
@@ -130,7 +131,7 @@ def reliability_grid(data: Mapping[str, Mapping[str, Evaluation]], title: str) -
     text |= {"rotation": 90, "ha": "left", "va": "center", "weight": "bold"}
     for number, (row, evaluations) in enumerate(data.items()):
         bottom = height - above - whole - number * (whole + _GRID_BETWEEN)
-        name = drawing.wrapped(row, _GRID_LETTERS)
+        name = wrapped(row, _GRID_LETTERS)
         figure.text(0.06 / width, (bottom + whole / 2) / height, name, **text)
         for place, (column, label) in enumerate(zip(columns, headings, strict=True)):
             left = _GRID_LEFT + place * (_GRID_PANEL + _GRID_BESIDE)

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import io
-import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Literal
 
@@ -18,6 +17,8 @@ from matplotlib.legend import Legend
 from matplotlib.ticker import MaxNLocator
 from matplotlib.transforms import ScaledTranslation
 from numpy.typing import ArrayLike
+
+from calibrant.printable import wrapped
 
 # Sizes are passed to every artist, in points at the width of a paper's column. Setting rcParams would change
 # the caller's other plots too.
@@ -77,6 +78,13 @@ def given_or_new(ax: Axes | None, height: float) -> Axes:
     return pyplot.subplots(figsize=(WIDTH, height), layout="constrained")[1]
 
 
+def figure_of(plot: Callable[..., Axes], *data: object, height: float = 3.4, **options: Any) -> Figure:
+    """A figure for a file, with one plot: ``plot(*data, ax=…, **options)``."""
+    figure = Figure(figsize=(4.2, height), layout="constrained")
+    plot(*data, ax=figure.subplots(), **options)
+    return figure
+
+
 def axes_below(ax: Axes) -> Axes:
     """New axes with the same horizontal axis, in the lower quarter of the space of ``ax``."""
     place = ax.get_subplotspec()
@@ -102,6 +110,12 @@ def finish(ax: Axes, xlabel: str, ylabel: str, title: str | None, *, whole: bool
     return ax
 
 
+def add_grid(ax: Axes, axis: Literal["x", "y", "both"] = "both") -> None:
+    """Draw the lines of a grid behind the data."""
+    ax.grid(axis=axis, linewidth=0.3, color="#CCCCCC")
+    ax.set_axisbelow(True)
+
+
 _COMPACT: dict[str, Any] = {
     "fontsize": SMALL,
     "title_fontsize": SMALL,
@@ -116,7 +130,7 @@ def legend_inside(ax: Axes, corner: Literal["upper left", "lower right"], title:
     """A legend in a corner of the axes."""
     legend = ax.legend(loc=corner, title=title, framealpha=0.8, borderpad=0.3, **_COMPACT)
     legend.get_frame().set_linewidth(0.5)
-    return _without_formulas(legend)
+    return without_formulas(legend)
 
 
 def legend_below(ax: Axes, handles: Sequence[Artist] | None = None, *, title: str | None = None) -> Axes:
@@ -137,7 +151,7 @@ def legend_below(ax: Axes, handles: Sequence[Artist] | None = None, *, title: st
         borderaxespad=0,
         **_COMPACT,
     )
-    return _without_formulas(legend)
+    return without_formulas(legend)
 
 
 def legend_of_figure(figure: Figure, *axes: Axes) -> None:
@@ -149,11 +163,11 @@ def legend_of_figure(figure: Figure, *axes: Axes) -> None:
     labels = [str(handle.get_label()) for handle in handles]
     columns = _columns(labels, 72 * figure.get_figwidth())
     place: dict[str, Any] = {"loc": "outside lower center" if figure.get_layout_engine() else "lower center"}
-    legend = figure.legend(handles, labels, ncols=columns, frameon=False, **place, **_COMPACT)
-    _without_formulas(legend)
+    without_formulas(figure.legend(handles, labels, ncols=columns, frameon=False, **place, **_COMPACT))
 
 
-def _without_formulas(legend: Legend) -> Axes:
+def without_formulas(legend: Legend) -> Axes:
+    """Let the texts of a legend be plain; return its axes."""
     for text in legend.get_texts():
         text.set_parse_math(False)  # names may contain dollar signs
     return legend.axes
@@ -201,23 +215,6 @@ def shades(number: int) -> list[tuple[float, float, float, float]]:
 def shortened(name: str) -> str:
     """The name, cut off if it is long."""
     return name if len(name) <= _LONGEST_NAME else name[: _LONGEST_NAME - 1] + "…"
-
-
-def wrapped(name: str, letters: int) -> str:
-    """The name on several lines if it is long, broken after spaces and punctuation where possible.
-
-    >>> print(wrapped("cals-alm[penalty=p2,rate=0.5]", 20))
-    cals-alm[penalty=p2,
-    rate=0.5]
-    """
-    lines = [""]
-    for part in re.split(r"(?<=[ ,\[+/])", name):
-        if lines[-1] and len(lines[-1]) + len(part.rstrip()) > letters:
-            lines.append("")
-        lines[-1] += part
-        while len(lines[-1].rstrip()) > letters:
-            lines[-1:] = [lines[-1][:letters], lines[-1][letters:]]
-    return "\n".join(line.rstrip() for line in lines)
 
 
 def name_rows(ax: Axes, names: Sequence[str]) -> None:

@@ -59,8 +59,7 @@ def accuracy_against_ece(
         point, *_ = ax.errorbar(ece, accuracy, dy, dx, elinewidth=0.8, capsize=1.5, linestyle="none", **style)
         point.set_label(name)
         points.append(point)
-    ax.grid(linewidth=0.3, color="#CCCCCC")
-    ax.set_axisbelow(True)
+    drawing.add_grid(ax)
     drawing.finish(ax, label, "Accuracy (%)", title)
     return drawing.legend_below(ax, points)
 
@@ -102,8 +101,7 @@ def methods_side_by_side(
     drawing.name_rows(ax, names)
     if METRICS[metric].percent:
         ax.set_xlim(left=0)
-    ax.grid(axis="x", linewidth=0.3, color="#CCCCCC")
-    ax.set_axisbelow(True)
+    drawing.add_grid(ax, "x")
     drawing.finish(ax, label, "", title)
     return drawing.legend_below(ax, points)
 
@@ -196,8 +194,7 @@ def severity_curves(
     ax.set_xticks(places, list(severities))
     if METRICS[metric].percent and not METRICS[metric].higher_is_better:
         ax.set_ylim(bottom=0)
-    ax.grid(axis="y", linewidth=0.3, color="#CCCCCC")
-    ax.set_axisbelow(True)
+    drawing.add_grid(ax, "y")
     drawing.finish(ax, "Severity" if severities[-1].isdecimal() else "", label, title)
     return drawing.legend_below(ax, lines)
 
@@ -264,8 +261,7 @@ def sensitivity(
         ax.plot(place, height, "o", markersize=9, fillstyle="none", color="black", markeredgewidth=0.9)
     if not numeric:
         ax.set_xlim(-0.5, len(values) - 0.5)
-    ax.grid(linewidth=0.3, color="#CCCCCC")
-    ax.set_axisbelow(True)
+    drawing.add_grid(ax)
     drawing.finish(ax, option, label + (", after temperature scaling" if after else ""), title)
     ax.xaxis.label.set_parse_math(False)
     _set_ticks(ax, values, numeric)
@@ -314,9 +310,8 @@ def mean_ranks(ranks: Ranks, ax: Axes | None = None, *, title: str | None = None
     drawing.name_rows(ax, names)
     ax.set_xlim(left=0.5)
     ax.set_xticks([1, *(tick for tick in ax.get_xticks() if 1 < tick <= len(names) and tick == int(tick))])
-    ax.grid(axis="x", linewidth=0.3, color="#CCCCCC")
-    ax.set_axisbelow(True)
     data = f"{len(ranks.data)} data sets" if len(ranks.data) > 1 else ranks.data[0]
+    drawing.add_grid(ax, "x")
     return drawing.finish(ax, f"Mean rank over {data} (1 is best)", "", title)
 
 
