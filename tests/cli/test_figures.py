@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 from calibrant.cli import app
 from calibrant.cli.figures import _labels, _runs
 from calibrant.reports.plots import drawing
-from calibrant.training import Recipe, loop, train
+from calibrant.training import Recipe, setup, train
 from calibrant.training.runs import Run
 from calibrant.training.setup import make_fabric
 
@@ -29,7 +29,7 @@ def comparison(tmp_path_factory):
     """A folder like that of a comparison: one adaptive loss from two seeds, and another loss."""
     folder = tmp_path_factory.mktemp("comparison")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(loop, "make_fabric", partial(make_fabric, accelerator="cpu"))
+        patch.setattr(setup, "make_fabric", partial(make_fabric, accelerator="cpu"))
         for name, changes in {
             "adafocal-seed0": ["loss=adafocal", "log_test=true"],
             "adafocal-seed1": ["loss=adafocal", "seed=1", "log_test=true"],
@@ -106,7 +106,7 @@ def test_only_what_a_run_holds_is_drawn(comparison, tmp_path):
 @pytest.mark.usefixtures("quick")
 def test_what_is_left_out_is_said(comparison, tmp_path):
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(loop, "make_fabric", partial(make_fabric, accelerator="cpu"))
+        patch.setattr(setup, "make_fabric", partial(make_fabric, accelerator="cpu"))
         changes = [*SMALL, "loss=adafocal[bins=5]"]
         train(Recipe.load("digits-lt").override(changes), tmp_path / "five")
     result = invoke(comparison / "runs" / "ce-seed0", tmp_path / "five", "--output", tmp_path / "out")
@@ -118,7 +118,7 @@ def test_what_is_left_out_is_said(comparison, tmp_path):
 @pytest.mark.usefixtures("quick")
 def test_a_binary_run_has_no_maximum_logits(tmp_path):
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(loop, "make_fabric", partial(make_fabric, accelerator="cpu"))
+        patch.setattr(setup, "make_fabric", partial(make_fabric, accelerator="cpu"))
         changes = [*SMALL, "data.classes=2", "binary=true", "loss=ce"]
         train(Recipe.load("digits-lt").override(changes), tmp_path / "run")
     result = invoke(tmp_path / "run", "--output", tmp_path / "out")

@@ -11,7 +11,7 @@ from unittest.mock import patch
 import pytest
 import torch
 
-from calibrant.training import compilation, loop
+from calibrant.training import compilation, loop, setup
 from calibrant.training.compilation import CACHED_COMPILE_SECONDS, COMPILE_SECONDS, repays, should_compile
 from calibrant.training.display import Display
 from calibrant.training.loop import train
@@ -38,7 +38,7 @@ def recipe_of(*changes: str) -> Recipe:
 
 @pytest.fixture(autouse=True)
 def on_the_cpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(loop, "make_fabric", partial(make_fabric, accelerator="cpu"))
+    monkeypatch.setattr(setup, "make_fabric", partial(make_fabric, accelerator="cpu"))
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "cache"))
 
 

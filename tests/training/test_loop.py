@@ -63,7 +63,7 @@ def small_of(changes: list[str]) -> Recipe:
 def on_the_cpu() -> Iterator[None]:
     """Only there are runs promised to be the same bit for bit."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(loop, "make_fabric", partial(make_fabric, accelerator="cpu"))
+        patch.setattr(setup, "make_fabric", partial(make_fabric, accelerator="cpu"))
         yield
 
 

@@ -178,11 +178,9 @@ def seed_numbers(text: str) -> list[int]:
 
 def launch(recipe: Recipe, accelerator: str, devices: str, nodes: int) -> Fabric:
     """Fabric with all processes started."""
-    from calibrant.training.setup import make_fabric
+    from calibrant.training.setup import launched
 
     if devices != "auto" and not (devices.isdecimal() and int(devices) > 0):
         fail(f"--devices {devices}: expected a whole number of at least 1, or auto")
     wanted = devices if devices == "auto" else int(devices)
-    fabric = make_fabric(recipe, accelerator=accelerator, devices=wanted, nodes=nodes)
-    fabric.launch()
-    return fabric
+    return launched(recipe, accelerator=accelerator, devices=wanted, nodes=nodes)

@@ -28,7 +28,7 @@ from calibrant.training.other_data import by_severity, load_other
 from calibrant.training.recipe import Recipe
 from calibrant.training.run_folder import check_begun
 from calibrant.training.runs import BEFORE, Detected, Result, Run, folder_of, make_calibrator
-from calibrant.training.setup import make_fabric
+from calibrant.training.setup import launched
 
 Severities = Mapping[str, Mapping[str, Metrics]]
 """The metrics of a run by severity and calibrator."""
@@ -96,20 +96,18 @@ def compare(
         raise RecipeError("compare needs at least one loss and one seed")
     # An unknown loss or option is refused here, before the data are read.
     rows = [[replace(recipe, loss=loss, seed=seed) for seed in seeds] for loss in losses]
-    _check_unique("loss", [row[0].loss for row in rows])
-    _check_unique("seed", [str(seed) for seed in seeds])
+    check_unique("loss", [row[0].loss for row in rows])
+    check_unique("seed", seeds)
     keys = [str(each) for each in calibrators]
-    _check_unique("calibrator", keys)
-    _check_unique("out-of-distribution data", [str(each) for each in outside])
-    _check_unique("shifted data", [str(each) for each in shifted])
-    _check_unique("column", columns)
+    check_unique("calibrator", keys)
+    check_unique("out-of-distribution data", [str(each) for each in outside])
+    check_unique("shifted data", [str(each) for each in shifted])
+    check_unique("column", columns)
     _check_columns(columns)
     for choice in calibrators:
         make_calibrator(choice)
     keys = ["temperature", *(key for key in keys if key != "temperature")]
-    if fabric is None:
-        fabric = make_fabric(recipe)
-        fabric.launch()
+    fabric = fabric or launched(recipe)
     if jobs > 1 and fabric.world_size > 1:
         devices = fabric.world_size
         raise RecipeError(f"{jobs} jobs need one device, and there are {devices}: choose one (--devices 1)")
@@ -202,8 +200,7 @@ def _perform(
         The warnings, for the process that the user sees.
     """
     data = load_data_once(str(recipe.data), data_root)
-    fabric = make_fabric(recipe, accelerator=accelerator, devices=1)
-    fabric.launch()
+    fabric = launched(recipe, accelerator=accelerator, devices=1)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         train(recipe, folder, data=data, fabric=fabric)
@@ -313,7 +310,8 @@ def _check_dense(calibrators: Sequence[Choice], columns: Sequence[str]) -> None:
             )
 
 
-def _check_unique(what: str, values: Sequence[str]) -> None:
+def check_unique(what: str, values: Sequence[object]) -> None:
+    """Refuse values of which one is there twice."""
     for value in values:
         if values.count(value) > 1:
             raise RecipeError(f"{what} {value} is there twice; expected each once")

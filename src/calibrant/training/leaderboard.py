@@ -19,7 +19,7 @@ from calibrant.options import Choice, RecipeError
 from calibrant.processes import process_pool, ray_cluster
 from calibrant.training import TrainingError
 from calibrant.training.data import load_data_once
-from calibrant.training.grid import method_of
+from calibrant.training.grid import check_unique, method_of
 from calibrant.training.lock import FolderLock
 from calibrant.training.loop import train
 from calibrant.training.other_data import load_other
@@ -190,10 +190,8 @@ def _experiment(where: str, plain: Any, shared: Mapping[str, Any]) -> Experiment
     if not all(type(seed) is int and seed >= 0 for seed in seeds):
         raise RecipeError(f"{where}: seeds = {seeds}; expected whole numbers")
     losses = [replace(recipe, loss=str(loss)).loss for loss in table["losses"]]
-    for what, values in (("loss", losses), ("seed", seeds)):
-        for value in values:
-            if values.count(value) > 1:
-                raise RecipeError(f"{where}: {what} {value} is there twice; expected each once")
+    check_unique(f"{where}: loss", losses)
+    check_unique(f"{where}: seed", seeds)
     outside = tuple(Choice.parse(str(each)) for each in table.get("ood", ()))
     name, ranked = table.get("name", recipe.name), table.get("ranked", True)
     return Experiment(name, recipe, tuple(losses), tuple(seeds), outside, ranked)

@@ -37,7 +37,7 @@ from calibrant.training.optimization import SCHEDULES, load_moments, set_rates
 from calibrant.training.recipe import Recipe
 from calibrant.training.run_lock import check_free, lock_of, wait_for
 from calibrant.training.runs import Run
-from calibrant.training.setup import Parts, is_single_gpu, make_fabric, set_up
+from calibrant.training.setup import Parts, is_single_gpu, launched, set_up
 from calibrant.training.step import Recorded, Step
 from calibrant.training.validation import (
     HIGHER_IS_BETTER,
@@ -106,9 +106,7 @@ def train(
     folder = Path(output)
     if calibrate is not None:
         check_method(calibrate)
-    if fabric is None:
-        fabric = make_fabric(recipe)
-        fabric.launch()
+    fabric = fabric or launched(recipe)
     with ExitStack() as stack, readable_errors():
         agree({"recipe": recipe.to_toml()})
         together(lambda: check_free(folder, recipe), "checking the output folder")

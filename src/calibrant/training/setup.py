@@ -6,7 +6,7 @@ import os
 import random
 import warnings
 from dataclasses import dataclass
-from typing import cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -59,6 +59,13 @@ def make_fabric(
         )
     except (ValueError, RuntimeError) as error:
         raise RecipeError(f"cannot set up training: {' '.join(str(error).split())}") from error
+
+
+def launched(recipe: Recipe, **options: Any) -> Fabric:
+    """Fabric with all processes started; options as for `make_fabric`."""
+    fabric = make_fabric(recipe, **options)
+    fabric.launch()
+    return fabric
 
 
 def is_single_gpu(fabric: Fabric) -> bool:

@@ -24,7 +24,7 @@ from calibrant.training.loop import train
 from calibrant.training.recipe import Recipe
 from calibrant.training.run_folder import check_begun, is_finished
 from calibrant.training.runs import Run, folder_of, plain_name
-from calibrant.training.setup import make_fabric, set_up
+from calibrant.training.setup import launched, set_up
 
 _FIXED = {
     "loss": "choose it with loss, or compare losses with calibrant compare",
@@ -93,9 +93,7 @@ def sweep(
     if not numbers or len(set(numbers)) < len(numbers):
         raise RecipeError(f"expected one or more seeds, each once, got {list(numbers)}")
     settings = settings_of(recipe, over, Path(output))
-    if fabric is None:
-        fabric = make_fabric(recipe)
-        fabric.launch()
+    fabric = fabric or launched(recipe)
     say = report or (lambda _: None)
     with readable_errors():
         lists: dict[str, Sequence[object]] = {"settings": [each.name for each in settings], "seeds": numbers}
@@ -107,18 +105,12 @@ def sweep(
     total = len(settings) * len(numbers)
     for number, (setting, seed) in enumerate(product(settings, numbers), 1):
         say(f"run {number} of {total}: {setting.name}, seed {seed}")
-        train(
-            setting.with_seed(seed),
-            setting.folder(seed),
-            data=data[setting.name],
-            fabric=fabric,
-            progress=progress,
-        )
+        setting.train(seed, data[setting.name], fabric=fabric, progress=progress)
     if not fabric.is_global_zero:
         return None
 
     def runs(setting: Setting) -> list[Run]:
-        return [Run(setting.folder(seed), loaded=data[setting.name]) for seed in numbers]
+        return [setting.run(seed, data[setting.name]) for seed in numbers]
 
     def comparison(part: str, methods: Sequence[Method]) -> Comparison:
         dense = any(each.dense for each in data.values())
@@ -160,6 +152,14 @@ class Setting:
     def folder(self, seed: int) -> Path:
         """The folder of the run with this seed."""
         return folder_of(self.output, self.recipe.loss, seed)
+
+    def train(self, seed: int, data: DataSets, **options: Any) -> None:
+        """Train the run with this seed; options as for `calibrant.training.train`."""
+        train(self.with_seed(seed), self.folder(seed), data=data, **options)
+
+    def run(self, seed: int, data: DataSets) -> Run:
+        """The finished run with this seed."""
+        return Run(self.folder(seed), loaded=data)
 
 
 def settings_of(recipe: Recipe, over: Mapping[str, Sequence[Any]], output: Path) -> tuple[Setting, ...]:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import product
 from pathlib import Path
+from typing import Any
 
 from calibrant.arguments import whole_number
 from calibrant.distributed import agree, gather, readable_errors, together
@@ -20,11 +21,9 @@ from calibrant.options import Choice, RecipeError
 from calibrant.training import DivergedError, TrainingError
 from calibrant.training.data import DataSets
 from calibrant.training.fabric import Fabric
-from calibrant.training.loop import train
 from calibrant.training.recipe import Recipe
 from calibrant.training.run_folder import is_finished
-from calibrant.training.runs import Run
-from calibrant.training.setup import make_fabric
+from calibrant.training.setup import launched
 from calibrant.training.study import Study, quiet_optuna
 from calibrant.training.sweeps import Setting, check_setting, load_settings, method_of
 
@@ -94,9 +93,7 @@ def tune(
     place = Path(output)
     space, defaults = space_of(recipe)
     untuned = Setting("the default values", "", recipe, place)
-    if fabric is None:
-        fabric = make_fabric(recipe)
-        fabric.launch()
+    fabric = fabric or launched(recipe)
     say = report or (lambda _: None)
     with readable_errors(), quiet_optuna():
         agree({"recipe": recipe.to_toml(), "criterion": by, "number of trials": trials})
@@ -220,20 +217,16 @@ class _Tuner:
         """Train a trial and write down its result."""
         setting = self.setting(number, values)
         self.say(f"{setting.name} ({number + 1} of {trials})")
-        folder, seed = setting.folder(self.recipe.seed), self.recipe.seed
         reason = ""
         try:
-            train(
-                setting.with_seed(seed),
-                folder,
-                data=self.data,
-                fabric=self.fabric,
-                progress=self.progress,
-                stop_early=self._stop_early if prune else None,
-            )
+            self._train(setting, stop_early=self._stop_early if prune else None)
         except DivergedError as error:
             reason = str(error)
-        together(lambda: self._record(number, setting, folder, reason), "writing down a trial")
+        together(lambda: self._record(number, setting, reason), "writing down a trial")
+
+    def _train(self, setting: Setting, **options: Any) -> None:
+        shared: dict[str, Any] = {"fabric": self.fabric, "progress": self.progress}
+        setting.train(self.recipe.seed, self.data, **shared, **options)
 
     def _logged(self, history: Sequence[Mapping[str, float]]) -> list[float]:
         """The criterion after each epoch; none if training does not log it."""
@@ -246,18 +239,17 @@ class _Tuner:
         assert self.study is not None
         return self.study.report(self._logged(history))
 
-    def _record(self, number: int, setting: Setting, folder: Path, reason: str) -> None:
+    def _record(self, number: int, setting: Setting, reason: str) -> None:
         if self.study is None:
             return
         if reason:
             self.study.record("failed", reason=reason)
             self.say(f"trial {number} failed: {reason}")
-        elif not is_finished(folder):
+        elif not is_finished(setting.folder(self.recipe.seed)):
             self.study.record("stopped")
             self.say(f"trial {number} was stopped early: it is worse than half of the finished trials")
         else:
-            run = Run(folder, loaded=self.data)
-            self.study.report(self._logged(run.history))
+            self.study.report(self._logged(setting.run(self.recipe.seed, self.data).history))
             value = self._value(self.method(number, setting))
             self.study.record("finished", value)
             text = METRICS[self.criterion.metric].text(value)
@@ -266,7 +258,7 @@ class _Tuner:
     def method(self, number: int, setting: Setting) -> Method:
         """The validation figures of a finished trial."""
         if number not in self.methods:
-            run = Run(setting.folder(self.recipe.seed), loaded=self.data)
+            run = setting.run(self.recipe.seed, self.data)
             self.methods[number] = method_of(setting.name, [run.validation()])
         return self.methods[number]
 
@@ -286,14 +278,7 @@ class _Tuner:
         if not finished:
             raise TrainingError(f"no trial finished; trial {records[0].number} failed: {records[0].reason}")
         for number in finished:  # trains nothing, unless a run was deleted
-            setting = settings[number]
-            train(
-                setting.with_seed(self.recipe.seed),
-                setting.folder(self.recipe.seed),
-                data=self.data,
-                fabric=self.fabric,
-                progress=self.progress,
-            )
+            self._train(settings[number])
         if self.study is None:
             return None
         methods = {number: self.method(number, settings[number]) for number in finished}
@@ -301,7 +286,7 @@ class _Tuner:
         chosen = self.criterion.choose(validation)
         (best,) = [settings[number] for number in finished if settings[number].name == chosen]
         self.say(f"evaluating {chosen} on the test data")
-        tested = Run(best.folder(self.recipe.seed), loaded=self.data).evaluations(resamples=resamples)
+        tested = best.run(self.recipe.seed, self.data).evaluations(resamples=resamples)
         found = [
             Trial(
                 each.number,
