@@ -19,11 +19,10 @@ _AT_ONCE, _BYTES_AT_ONCE = 64, 1 << 28  # the most batches, and bytes of inputs,
 
 def on_device(data: DataSets, device: torch.device) -> DataSets:
     """Move data to a GPU if they are in memory and take at most a quarter of its free memory."""
-    parts = (data.train, data.validation, data.test)
     unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)  # held by torch
-    if 4 * sum(part.nbytes for part in parts) > torch.cuda.mem_get_info(device)[0] + unused:
+    if 4 * sum(part.nbytes for part in data.parts) > torch.cuda.mem_get_info(device)[0] + unused:
         return data
-    train, validation, test = (part.to(device) for part in parts)
+    train, validation, test = (part.to(device) for part in data.parts)
     return replace(data, train=train, validation=validation, test=test)
 
 

@@ -22,11 +22,7 @@ from torch import Tensor, nn
 
 from calibrant.arguments import whole_number
 from calibrant.atomic import replace_file
-from calibrant.calibrators import (
-    Calibrator,
-    load_calibrator,
-    save_calibrator,
-)
+from calibrant.calibrators import Calibrator, load_calibrator, save_calibrator
 from calibrant.options import Choice, check_options
 from calibrant.sizes import MAX_CLASSES, check_memory
 from calibrant.training import run_folder
@@ -35,12 +31,7 @@ from calibrant.training.data import PREPARATIONS, DataSets, Inputs, Preparation,
 from calibrant.training.lock import FolderLock
 from calibrant.training.models import MODELS, create_model, self_contained
 from calibrant.training.run_folder import BUNDLE, CALIBRATOR, MANIFEST, PREPARATION, WEIGHTS
-from calibrant.training.runs import (
-    Run,
-    content_hash,
-    trained_model,
-    without_starting_weights,
-)
+from calibrant.training.runs import Run, content_hash, trained_model, without_starting_weights
 
 FORMAT = 1
 """The version of the content of ``bundle.json``."""

@@ -52,11 +52,6 @@ def save_last(folder: Path, state: Mapping[str, Any]) -> None:
     _save_and_keep(folder, state, LAST, PREVIOUS)
 
 
-def save_best(folder: Path, state: Mapping[str, Any]) -> None:
-    """Write the best weights so far, and keep the best before them."""
-    _save_and_keep(folder, state, BEST, SECOND_BEST)
-
-
 def _save_and_keep(folder: Path, state: Mapping[str, Any], name: str, former: str) -> None:
     newest = folder / f"new-{name}"
     save(newest, state)
@@ -106,7 +101,7 @@ class Writer:
 
     def _write(self, last: Mapping[str, Any], best: Mapping[str, Any] | None) -> None:
         if best is not None:
-            save_best(self.folder, best)
+            _save_and_keep(self.folder, best, BEST, SECOND_BEST)
         save_last(self.folder, last)
 
     def __enter__(self) -> Self:

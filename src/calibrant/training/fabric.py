@@ -49,11 +49,4 @@ with _version_from_metadata("torchmetrics"):
     from lightning_fabric.wrappers import _FabricModule as FabricModule
     from lightning_fabric.wrappers import _FabricOptimizer as FabricOptimizer
 
-__all__ = [
-    "Fabric",
-    "FabricModule",
-    "FabricOptimizer",
-    "MixedPrecision",
-    "Precision",
-    "SingleDeviceStrategy",
-]
+__all__ = ["Fabric", "FabricModule", "FabricOptimizer", "MixedPrecision", "Precision", "SingleDeviceStrategy"]

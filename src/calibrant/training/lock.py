@@ -87,11 +87,8 @@ class FolderLock:
                 if not taken:
                     os.close(descriptor)
             if taken:
-                self._descriptor, self._key, self._created = (
-                    descriptor,
-                    _key_of(os.fstat(descriptor)),
-                    created,
-                )
+                self._descriptor, self._created = descriptor, created
+                self._key = _key_of(os.fstat(descriptor))
                 since = time.strftime("%Y-%m-%d %H:%M:%S")
                 name = f"process {os.getpid()} on {socket.gethostname()} since {since} ({self.purpose})"
                 _held_here[self._key] = name

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import islice
 from math import inf
 from pathlib import Path
 from statistics import median
@@ -16,7 +15,8 @@ from torch import Tensor
 
 from calibrant.arguments import nearest
 from calibrant.options import Choice, RecipeError
-from calibrant.training.data import DataSets, Split, columns, load_data
+from calibrant.printable import first_few
+from calibrant.training.data import Split, columns, load_data
 from calibrant.training.data.columns import (
     Columns,
     as_numbers,
@@ -264,9 +264,9 @@ def _images(path: Path) -> Recipe:
     if loaded.num_classes < 2:
         raise RecipeError(f"{path} has images of 1 class, expected a folder for each of 2 or more")
     _check_sizes(path, "images", loaded.num_classes, len(loaded.validation), len(loaded.test))
-    total = _total(loaded)
+    total = sum(map(len, loaded.parts))
     # All of them: an image that cannot be read would end the run, perhaps after hours.
-    sides = [min(image_size(file)) for part in _parts_of(loaded) for file in _image_files(part)]
+    sides = [min(image_size(file)) for part in loaded.parts for file in _image_files(part)]
     size = 32 if median(sides) <= 40 else 64
     found = f"{total:,} images of {loaded.num_classes} classes, scaled to {size} × {size} pixels"
     data = data.with_options({"image_size": size})
@@ -280,7 +280,7 @@ def _arrays(path: Path) -> Recipe:
     several = loaded.several_labels
     classes = 2 if several else loaded.num_classes
     _check_sizes(path, "elements", classes, len(loaded.validation), len(loaded.test))
-    total = _total(loaded)
+    total = sum(map(len, loaded.parts))
     inputs, _ = loaded.train.batch(torch.zeros(1, dtype=torch.long))
     assert isinstance(inputs, Tensor)
     shape = " × ".join(map(str, inputs.shape[1:]))
@@ -291,14 +291,6 @@ def _arrays(path: Path) -> Recipe:
         return _recipe(path, found, total, data, **_image_network(total), **settings)
     features = {} if "features" in loaded.about else {"features": inputs[0].numel()}
     return _recipe(path, found, total, data, Choice("mlp", features), **settings)
-
-
-def _total(data: DataSets) -> int:
-    return sum(map(len, _parts_of(data)))
-
-
-def _parts_of(data: DataSets) -> tuple[Split, Split, Split]:
-    return data.train, data.validation, data.test
 
 
 def _image_files(part: Split) -> Iterator[Path]:
@@ -330,5 +322,4 @@ def _image_network(size: int) -> dict[str, Any]:
 
 def _quoted(names: Iterable[str]) -> str:
     """The first names, in quotes."""
-    some = [repr(name) for name in islice(names, 21)]
-    return ", ".join(some[:20]) + (", …" if len(some) > 20 else "")
+    return first_few(map(repr, names), 20)

@@ -134,7 +134,7 @@ class Recipe:
         }
         put("losses", _as_in_toml(losses))
         hints = typing.get_type_hints(type(self))
-        for name in _plain_fields():
+        for name in _PLAIN_KEYS:
             put(name, check_type(name, getattr(self, name), hints[name]))
         for name, low in _AT_LEAST.items():
             if not low <= getattr(self, name) < math.inf:
@@ -280,7 +280,7 @@ class Recipe:
 
     def to_toml(self) -> str:
         """Write the recipe as a TOML document, which `from_toml` reads back."""
-        lines = [f"{name} = {to_toml_value(getattr(self, name))}" for name in _plain_fields()]
+        lines = [f"{name} = {to_toml_value(getattr(self, name))}" for name in _PLAIN_KEYS]
         tables: dict[str, Mapping[str, Any]] = {
             name: {"name": getattr(self, name).name, **getattr(self, name).options} for name in _CHOICES
         }
@@ -318,7 +318,7 @@ class Recipe:
             elif key == "losses" and len(inside) == 2:
                 loss, option = inside
                 changed[key] = {**current, loss: {**current.get(loss, {}), option: parse_value(text)}}
-            elif key in _plain_fields() and not inside:
+            elif key in _PLAIN_KEYS and not inside:
                 changed[key] = _typed(key, text, typing.get_type_hints(type(self))[key])
             else:
                 form = f"{key}.option=value or {key}=name" if key in _CHOICES else f"{key}=value"
@@ -328,10 +328,7 @@ class Recipe:
 
 
 _KEYS = tuple(entry.name for entry in fields(Recipe))
-
-
-def _plain_fields() -> tuple[str, ...]:
-    return tuple(name for name in _KEYS if name not in _CHOICES and name != "losses")
+_PLAIN_KEYS = tuple(name for name in _KEYS if name not in _CHOICES and name != "losses")
 
 
 def _check_known(what: str, name: str, known: Collection[str]) -> None:
@@ -417,7 +414,7 @@ def _check_loss(choice: Choice, *, binary: bool = False) -> None:
     raise problems[0]
 
 
-def _built(choice: Choice, num_classes: int, binary: bool = False, **shared: Any) -> Loss:
+def _built(choice: Choice, num_classes: int, binary: bool, **shared: Any) -> Loss:
     """The loss of a choice; TOML has no None, so the text ``none`` stands for it."""
     options = {
         name: None if value == "none" else value for name, value in choice.options.items() if name != "adapt"

@@ -46,7 +46,8 @@ class ArrayPreparation(Preparation):
         except ValueError:  # rows of different lengths
             raise ValueError(f"got lists of different lengths, expected {self._expected}") from None
         if array.dtype.kind not in "biuf":
-            raise ValueError(f"got {_described(raw, array)}, expected {self._expected}")
+            found = f"a {type(raw).__name__}" if array.ndim == 0 else f"values of type {array.dtype}"
+            raise ValueError(f"got {found}, expected {self._expected}")
         if array.shape == self.shape or (array.shape == self.shape[1:] and self.shape[0] == 1):
             array = array[None]
         if array.shape[1:] != self.shape:
@@ -85,7 +86,3 @@ class ArrayPreparation(Preparation):
         mean, std = state["mean"], state["std"]
         constants = None if mean is None else Standardisation(tuple(map(float, mean)), tuple(map(float, std)))
         return cls(tuple(map(int, state["shape"])), constants)
-
-
-def _described(raw: Any, array: Array) -> str:
-    return f"a {type(raw).__name__}" if array.ndim == 0 else f"values of type {array.dtype}"

@@ -60,17 +60,10 @@ def read_image(path: Path, mode: str | None = None) -> Image.Image:
         ValueError: the file is damaged, not an image, or declares more pixels than Pillow's limit; or it
             cannot be converted, see `converted`.
     """
-    try:
-        # From memory: of a file, Pillow would allocate as many bytes as a damaged part declares.
-        with Image.open(io.BytesIO(path.read_bytes())) as image:
-            _check_pixels(image)
-            return converted(image, mode) if mode else image.copy()
-    except (FileNotFoundError, PermissionError):
-        raise
-    except UnidentifiedImageError as error:  # its message has the address of the object in memory
-        raise ValueError(f"{path} cannot be read as an image: its format is unknown") from error
-    except Exception as error:  # each format has errors of its own, and there is one for too many pixels
-        raise ValueError(f"{path} cannot be read as an image: {error}") from error
+    # From memory: of a file, Pillow would allocate as many bytes as a damaged part declares.
+    with _image_errors(path), Image.open(io.BytesIO(path.read_bytes())) as image:
+        _check_pixels(image)
+        return converted(image, mode) if mode else image.copy()
 
 
 def image_size(path: Path) -> tuple[int, int]:
@@ -79,20 +72,27 @@ def image_size(path: Path) -> tuple[int, int]:
     Raises:
         ValueError: the header is not that of an image.
     """
+    # As a map: of a file, Pillow would allocate as many bytes as a damaged part declares.
+    with (
+        _image_errors(path),
+        path.open("rb") as file,
+        mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content,
+        Image.open(content) as image,  # type: ignore[arg-type]
+    ):
+        _check_pixels(image)
+        return image.size
+
+
+@contextmanager
+def _image_errors(path: Path) -> Iterator[None]:
+    """Turn the errors of Pillow into a `ValueError` that names the file."""
     try:
-        # As a map: of a file, Pillow would allocate as many bytes as a damaged part declares.
-        with (
-            path.open("rb") as file,
-            mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content,
-            Image.open(content) as image,  # type: ignore[arg-type]
-        ):
-            _check_pixels(image)
-            return image.size
+        yield
     except (FileNotFoundError, PermissionError):
         raise
-    except UnidentifiedImageError as error:
+    except UnidentifiedImageError as error:  # its message has the address of the object in memory
         raise ValueError(f"{path} cannot be read as an image: its format is unknown") from error
-    except Exception as error:
+    except Exception as error:  # each format has errors of its own, and there is one for too many pixels
         raise ValueError(f"{path} cannot be read as an image: {error}") from error
 
 

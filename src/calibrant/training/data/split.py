@@ -173,6 +173,11 @@ class DataSets:
     several_labels: bool = False
 
     @property
+    def parts(self) -> tuple[Split, Split, Split]:
+        """The training, validation and test part."""
+        return self.train, self.validation, self.test
+
+    @property
     def num_classes(self) -> int:
         """K; L for several labels."""
         return len(self.class_names)
@@ -194,7 +199,7 @@ class DataSets:
     def fingerprint(self) -> str:
         """A hash of all labels in memory and all inputs in memory, to recognise other data."""
         digest = hashlib.blake2b(repr(self.class_names).encode(), digest_size=16)
-        for part in (self.train, self.validation, self.test):
+        for part in self.parts:
             digest.update(f"{type(part).__name__} {len(part)}".encode())
             for tensor in part.content():
                 digest.update(f"{tensor.dtype} {tuple(tensor.shape)}".encode())

@@ -13,12 +13,11 @@ import torch
 from torch import Tensor, nn
 
 from calibrant import arguments
+from calibrant.printable import first_few
 from calibrant.sizes import check_torch_file
 
 SUFFIXES = (".safetensors", ".pt", ".pth", ".bin")
 """Endings of files of weights."""
-
-_NAMES_SHOWN = 5
 
 
 def load_weights(
@@ -84,8 +83,7 @@ def _is_head(found: tuple[int, ...], expected: tuple[int, ...], num_classes: int
 
 
 def _listed(what: str, names: list[str]) -> str:
-    more = ", …" if len(names) > _NAMES_SHOWN else ""
-    return f"{len(names)} {what} ({', '.join(names[:_NAMES_SHOWN])}{more})" if names else ""
+    return f"{len(names)} {what} ({first_few(names)})" if names else ""
 
 
 def _read(path: Path) -> dict[str, Tensor]:

@@ -208,15 +208,12 @@ def _rows(file: Path, text: str, label: str | tuple[str, ...]) -> Iterator[tuple
         value = _value(row, label, where, "label")
         lists = isinstance(value, list) if lists is None else lists
         values = value if isinstance(value, list) else [value]
-        if isinstance(value, list) != lists or not all(_is_label(each) for each in values):
+        valid = all(isinstance(each, str | int) and each != "" for each in values)
+        if isinstance(value, list) != lists or not valid:
             expected = "a list of labels, as before" if lists else "a string or an integer"
             raise ValueError(f"{where}: column {label!r} has {value!r}, expected {expected}")
         found = [_number(_named(each)) for each in values]
         yield line, content, found if lists else found[0]
-
-
-def _is_label(value: Any) -> bool:
-    return isinstance(value, str | int) and value != ""
 
 
 def _table(file: Path) -> Iterator[tuple[int, dict[str, Any]]]:
