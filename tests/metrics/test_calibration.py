@@ -355,13 +355,18 @@ def test_sweep_stops_at_the_first_number_of_bins_that_is_not_monotone():
     assert sweep_ece(logits, target) == pytest.approx(0.725 - 0.5, abs=1e-12)
 
 
-def test_sweep_tries_512_bins():
+@pytest.mark.parametrize("samples", [1, 300, 2_000])
+@pytest.mark.parametrize("target_of", [torch.argmax, torch.argmin])
+@pytest.mark.parametrize("binning", ["equal-mass", "equal-width"])
+def test_sweep_takes_the_most_bins_if_all_predictions_are_alike(samples, target_of, binning):
     generator = torch.Generator().manual_seed(0)
-    logits = torch.rand(2_000, 2, generator=generator, dtype=torch.float64)
-    target = logits.argmax(1)  # never wrong, so that no number of bins falls
-    share, gap = gaps(equal_mass_groups(outcomes(logits, target)[0], 512), *outcomes(logits, target))
+    logits = torch.rand(samples, 2, generator=generator, dtype=torch.float64)
+    target = target_of(logits, 1)  # never wrong, or always: no number of bins falls
+    confidence, correct = outcomes(logits, target)
+    grouped = equal_mass_groups if binning == "equal-mass" else equal_width_groups
+    share, gap = gaps(grouped(confidence, min(samples, 512)), confidence, correct)
     expected = np.sqrt((share * gap**2).sum())
-    assert sweep_ece(logits, target) == pytest.approx(expected, rel=0, abs=1e-12)
+    assert sweep_ece(logits, target, binning=binning) == pytest.approx(expected, rel=0, abs=1e-12)
 
 
 def test_sweep_binning(golden_batch):

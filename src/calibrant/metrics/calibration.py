@@ -261,7 +261,10 @@ def _sweep(pool: Callable[[int], Bins], most_bins: int) -> tuple[Tensor, Tensor]
     pooled = pool(1)
     first, second = _mean_gap(pooled, 1), _mean_gap(pooled, 2)
     rising = torch.ones_like(first, dtype=torch.bool)
-    for bins in range(2, min(most_bins, int(pooled.count.max())) + 1):
+    most_bins = min(most_bins, int(pooled.count.max()))
+    all_alike = bool(((pooled.correct == 0) | (pooled.correct == pooled.count)).all())
+    # If all predictions are right, or all wrong, no accuracy falls: only the largest number of bins counts.
+    for bins in range(max(2, most_bins) if all_alike else 2, most_bins + 1):
         pooled = pool(bins)
         accuracy = pooled.correct / pooled.count.clamp_min(1)
         # An empty bin takes the accuracy of the bin before it.
