@@ -367,8 +367,3 @@ def valid_rows(logits: Tensor, target: Tensor, ignore_index: int) -> tuple[Tenso
         raise ValueError(NOT_FINITE)
     warn_of_probabilities(logits)
     return rows, labels
-
-
-def warn_at_bound(what: str, bound: float, why: str) -> None:
-    """Warn that a parameter stopped at the edge of its range."""
-    warn(f"{what} stopped at its bound {bound:g}: {why}")

@@ -66,7 +66,12 @@ def _likeliest_weights(data: HeldOut, temperature: float) -> Tensor:
     """The weights of least negative log-likelihood, by Newton steps on the simplex."""
 
     def components(rows: Tensor, labels: Tensor) -> Tensor:
-        return _log_components(rows.double(), labels, temperature)
+        """The label's log-probability in each of the three components, ``(3, n)``."""
+        below = below_maximum(rows.double())
+        truth = below.gather(1, labels[:, None]).squeeze(1)
+        plain = truth - below.exp().sum(1).log()
+        tempered = truth / temperature - below.div_(temperature).exp_().sum(1).log()
+        return torch.stack([tempered, plain, torch.full_like(plain, -math.log(rows.shape[1]))])
 
     # The weights depend on three numbers per element. They are kept if they fit into memory.
     kept = [components(*block) for block in data] if data.samples <= _KEPT else None
@@ -113,15 +118,6 @@ def _likeliest_weights(data: HeldOut, temperature: float) -> Tensor:
         value = evaluate(weights)[0]
     # Rounding can keep the steps from reaching temperature scaling where that is best.
     return tempered if evaluate(tempered)[0] <= value else weights
-
-
-def _log_components(rows: Tensor, labels: Tensor, temperature: float) -> Tensor:
-    """The label's log-probability in each of the three components, ``(3, n)``."""
-    below = rows - rows.amax(1, keepdim=True)
-    truth = below.gather(1, labels[:, None]).squeeze(1)
-    plain = truth - below.exp().sum(1).log()
-    tempered = truth / temperature - below.div_(temperature).exp_().sum(1).log()
-    return torch.stack([tempered, plain, torch.full_like(plain, -math.log(rows.shape[1]))])
 
 
 def _model_minimum(weights: Tensor, gradient: Tensor, hessian: Tensor) -> Tensor:

@@ -195,15 +195,7 @@ class Dirichlet(MatrixScaling):
 
     ``W log softmax(l) + b``: `MatrixScaling` of log-probabilities, with the same penalty.
 
-    Kull et al., *Beyond temperature scaling: Obtaining well-calibrated multi-class probabilities with
-    Dirichlet calibration*, NeurIPS 2019.
-
-    Shape: logits ``(B, K, *S)``; labels ``(B, *S)``.
-
-    Args:
-        off_diagonal_penalty: λ of the paper, at least 0.
-        bias_penalty: μ of the paper, at least 0.
-        ridge: the strength of the penalty on the diagonal, at least 0.
+    Kull et al., NeurIPS 2019, as there. Shape and arguments as `MatrixScaling`.
 
     >>> logits = torch.randn(500, 3, generator=torch.Generator().manual_seed(0))
     >>> calibrator = Dirichlet().fit(logits, logits.argmax(1) * (logits[:, 0] < 1))
@@ -263,13 +255,7 @@ class StructuredMatrixScaling(StructuredVectorScaling):
 
     `StructuredVectorScaling` explains this prior. Recommended for few classes.
 
-    After Berta, Holzmüller, Jordan and Bach, *Structured Matrix Scaling for Multi-Class Calibration*, 2025;
-    with our own penalty.
-
-    Shape: logits ``(B, K, *S)``; labels ``(B, *S)``.
-
-    Args:
-        strength: the strength of the prior, at least 0.
+    After Berta et al., 2025, as there. Shape and arguments as `StructuredVectorScaling`.
 
     >>> logits = torch.randn(500, 3, generator=torch.Generator().manual_seed(0))
     >>> calibrator = StructuredMatrixScaling().fit(logits, logits.argmax(1) * (logits[:, 0] < 1))
@@ -351,13 +337,8 @@ class _Matrix:
     """The likelihood of a matrix and an offset per class, its gradient and its approximate curvature.
 
     The curvature in row k of the matrix is approximated by ``E[p_k (1 - p_k)] · E[x xᵀ]``, with the exact
-    number on the diagonal of the matrix. One eigendecomposition serves all rows and all steps.
-
-    Args:
-        data: the data to fit to.
-        inputs: from logits ``(n, K)`` to centred features in the type to compute in.
-        penalties: the factors of the summed squares, as from `Linear.penalties`.
-        like: a float64 tensor ``(K,)`` on the device of the data.
+    number on the diagonal of the matrix. One eigendecomposition serves all rows and all steps. Arguments as
+    for `_PerClass`.
     """
 
     def __init__(

@@ -11,9 +11,10 @@ import torch
 from torch import Tensor
 
 from calibrant.arguments import one_of
-from calibrant.calibrators.base import below_maximum, warn_at_bound
+from calibrant.calibrators.base import below_maximum
 from calibrant.calibrators.streaming import HeldOut, Scaling, Sums
 from calibrant.histogram import ConfidenceHistogram, RankedSums
+from calibrant.warning import warn
 
 # The range of temperatures, in units of the logits' scale. At the lowest, the top class of a typical element
 # leads by a thousand nats; at the highest, by a ten-thousandth of one.
@@ -121,7 +122,7 @@ def likeliest(data: HeldOut) -> Likeliest:
         if abs(at - bound) < 0.01 and sign * derivatives(bound, torch.float64)[0] >= 0:
             # The likelihood still grows beyond the bound. T = 1 is better if it lies there.
             temperature = beyond(math.exp(-bound), 1.0)
-            warn_at_bound("the temperature", temperature, why)
+            warn(f"the temperature stopped at its bound {temperature:g}: {why}")
             return Likeliest(temperature, scale)
     at = _root(lambda at: derivatives(at, torch.float64), low, high, at, 1e-7)
     return Likeliest(math.exp(-at), scale)
@@ -205,7 +206,10 @@ def _best_calibrated(data: HeldOut, *, equal_mass: bool) -> float:
         errors = _equal_mass_errors_of_cells(data)
     best = _GRID[errors.index(min(errors))]
     if best in (_GRID[0], _GRID[-1]):
-        warn_at_bound("the temperature", best, "the least calibration error is at the edge of the grid")
+        warn(
+            f"the temperature stopped at its bound {best:g}: the least calibration error is at the edge of "
+            "the grid"
+        )
     return best
 
 
