@@ -4,6 +4,7 @@ import gc
 import inspect
 import os
 from collections.abc import Iterator
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from types import ModuleType
@@ -11,10 +12,12 @@ from types import ModuleType
 import pytest
 import torch
 
-from .programs import draw_blank, quick_programs
+from .programs import build_commands_once, draw_blank, quick_programs
 
 torch.set_num_threads(1)  # several processes run the tests, and their threads would wait for one another
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # for processes that tests start: other threads, other rounding
+with suppress(ImportError):  # typer is not there in the oldest environment
+    build_commands_once()
 
 SLOW = (
     "test_compiles_whole_and_is_not_compiled_again_by_adapt",

@@ -24,6 +24,7 @@ import sys
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from functools import cache
 from itertools import takewhile
 from pathlib import Path
 from types import ModuleType
@@ -71,11 +72,24 @@ def quick_programs(folder: Path) -> Iterator[Path]:
         server.join()
 
 
+def build_commands_once() -> None:
+    """Keep the commands that typer builds, or it takes 0.1 s to build all of them whenever one is run."""
+    import typer.main
+    import typer.testing
+
+    typer.main.get_command = typer.testing._get_command = cache(typer.main.get_command)
+
+
 def serve(listener: socket.socket) -> NoReturn:
     """Answer calls for ever."""
     import torch
+    import typer.main
+
+    from calibrant.cli import app
 
     torch.set_num_threads(1)
+    build_commands_once()
+    typer.main.get_command(app)  # for all forks
     signal.signal(signal.SIGCHLD, lambda *_: os.waitpid(-1, os.WNOHANG))  # leave no zombies
     while True:
         call, _ = listener.accept()

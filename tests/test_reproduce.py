@@ -6,13 +6,10 @@ import re
 import string
 from collections.abc import Iterator
 from dataclasses import replace
-from functools import cache
 from pathlib import Path
 
 import pytest
-import typer.testing
 from matplotlib.figure import Figure
-from typer.main import get_command
 
 from calibrant.losses import create_loss
 from calibrant.options import split_outside_brackets
@@ -138,8 +135,6 @@ def miniatures(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Miniatures]
         patch.setattr(Figure, "savefig", blank_picture)
         patch.setattr(comparison_page, "reliability_grid", lambda data, title: Figure())
         patch.setattr(page, "render_report", lambda *arguments, **options: "<!doctype html>")
-        # typer puts all commands together anew for each one that a test runs.
-        patch.setattr(typer.testing, "_get_command", cache(get_command))
         yield Miniatures()
     assert Path.cwd() == before
 
