@@ -1,5 +1,7 @@
 """Calibration for scikit-learn: a scorer, evaluations, a reliability display and calibrated classifiers."""
 
+# ruff: noqa: N803, N806 (scikit-learn's matrix is called X)
+
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
@@ -60,7 +62,7 @@ class _CalibrationScorer:
     kind: str
     bins: int
 
-    def __call__(self, estimator: Any, X: Any, y: Any) -> float:  # noqa: N803
+    def __call__(self, estimator: Any, X: Any, y: Any) -> float:
         logits, classes = _logits_of(estimator, X)
         predictions = Predictions.of(logits, _target(y, classes, len(logits)))
         gaps = METRICS[self.kind].source == "gaps"
@@ -94,12 +96,7 @@ def calibration_scorer(kind: str = "ece", *, bins: int = 15) -> Callable[[Any, A
 
 
 def evaluate_estimator(
-    estimator: Any,
-    X: Any,  # noqa: N803
-    y: ArrayLike,
-    *,
-    name: str | None = None,
-    **options: Any,
+    estimator: Any, X: Any, y: ArrayLike, *, name: str | None = None, **options: Any
 ) -> Evaluation:
     """Compute every metric of a fitted classifier on one data set.
 
@@ -163,7 +160,7 @@ class ReliabilityDisplay:
     def from_estimator(
         cls,
         estimator: Any,
-        X: Any,  # noqa: N803
+        X: Any,
         y: ArrayLike,
         *,
         bins: int = 15,
@@ -279,7 +276,7 @@ class CalibratedClassifier(ClassifierMixin, MetaEstimatorMixin, BaseEstimator): 
         self.prefit = prefit
         self.random_state = random_state
 
-    def fit(self, X: Any, y: Any, sample_weight: ArrayLike | None = None) -> Self:  # noqa: N803
+    def fit(self, X: Any, y: Any, sample_weight: ArrayLike | None = None) -> Self:
         """Fit the classifier and the calibrator.
 
         Args:
@@ -301,7 +298,7 @@ class CalibratedClassifier(ClassifierMixin, MetaEstimatorMixin, BaseEstimator): 
         calibrator = None if self.method == "auto" else create_calibrator(self.method, **options)
         signature(choose).bind("logits", "target", **(options if calibrator is None else {}))  # fail early
         labels = np.asarray(_check_y(y, multi_output=False, estimator=self))
-        X, labels = indexable(X, labels)  # noqa: N806
+        X, labels = indexable(X, labels)
         check_classification_targets(labels)
         weights = None
         if sample_weight is not None:
@@ -343,11 +340,7 @@ class CalibratedClassifier(ClassifierMixin, MetaEstimatorMixin, BaseEstimator): 
         return self
 
     def _fitted(
-        self,
-        X: Any,  # noqa: N803
-        labels: NDArray[Any],
-        weights: NDArray[np.float64] | None,
-        rows: NDArray[np.int_],
+        self, X: Any, labels: NDArray[Any], weights: NDArray[np.float64] | None, rows: NDArray[np.int_]
     ) -> Any:
         """A new classifier, fitted to some rows."""
         options = {}
@@ -357,11 +350,7 @@ class CalibratedClassifier(ClassifierMixin, MetaEstimatorMixin, BaseEstimator): 
             warn(f"{type(self.estimator).__name__} takes no sample_weight: only the calibrator uses it")
         return clone(self.estimator).fit(_safe_indexing(X, rows), labels[rows], **options)
 
-    def _folds(
-        self,
-        X: Any,  # noqa: N803
-        labels: NDArray[Any],
-    ) -> list[tuple[NDArray[np.int_], NDArray[np.int_]]]:
+    def _folds(self, X: Any, labels: NDArray[Any]) -> list[tuple[NDArray[np.int_], NDArray[np.int_]]]:
         """For each fold, the indices of the data for its classifier, and of the data to predict."""
         splitter = self.cv
         if not hasattr(splitter, "split"):
@@ -393,7 +382,7 @@ class CalibratedClassifier(ClassifierMixin, MetaEstimatorMixin, BaseEstimator): 
         )
         return parts[0], parts[1]
 
-    def predict_proba(self, X: Any) -> NDArray[np.float64]:  # noqa: N803
+    def predict_proba(self, X: Any) -> NDArray[np.float64]:
         """Calibrated probabilities ``(N, K)``."""
         check_is_fitted(self)
         logits, _ = _logits_of(self.estimator_, X, decisions=True)
@@ -401,7 +390,7 @@ class CalibratedClassifier(ClassifierMixin, MetaEstimatorMixin, BaseEstimator): 
             probabilities: NDArray[np.float64] = self.calibrator_(logits).softmax(1).numpy()
         return probabilities
 
-    def predict(self, X: Any) -> NDArray[Any]:  # noqa: N803
+    def predict(self, X: Any) -> NDArray[Any]:
         """The most probable labels ``(N,)``."""
         probabilities = self.predict_proba(X)
         labels: NDArray[Any] = self.classes_[probabilities.argmax(1)]
@@ -427,16 +416,15 @@ def _copies(weights: NDArray[np.float64]) -> NDArray[np.int_]:
     if not len(used):
         raise ValueError("all weights of the held-out data are 0")
     multiples = weights / used.min()
-    if not np.allclose(multiples, multiples.round(), rtol=0, atol=1e-9) or multiples.sum() > _FINENESS * len(
-        used
-    ):
+    whole = np.allclose(multiples, multiples.round(), rtol=0, atol=1e-9)
+    if not whole or multiples.sum() > _FINENESS * len(used):
         multiples = weights * (_FINENESS / used.mean())
     # The rounded sums and not the sum of rounded weights: no error adds up.
     ends = multiples.cumsum().round().astype(int)
     return np.repeat(np.arange(len(weights)), np.diff(ends, prepend=0))
 
 
-def _decisions_of(estimator: Any, X: Any) -> tuple[Tensor, list[Any]]:  # noqa: N803
+def _decisions_of(estimator: Any, X: Any) -> tuple[Tensor, list[Any]]:
     """Decision values as logits ``(N, K)``, and the label of each column."""
     kind = type(estimator).__name__
     if not hasattr(estimator, "decision_function"):
@@ -454,12 +442,7 @@ def _decisions_of(estimator: Any, X: Any) -> tuple[Tensor, list[Any]]:  # noqa: 
     return values, labels
 
 
-def _logits_of(
-    estimator: Any,
-    X: Any,  # noqa: N803
-    *,
-    decisions: bool = False,
-) -> tuple[Tensor, list[Any]]:
+def _logits_of(estimator: Any, X: Any, *, decisions: bool = False) -> tuple[Tensor, list[Any]]:
     """Logits ``(N, K)`` of a classifier, and the label of each column.
 
     They are the logarithms of its probabilities. Without probabilities, decision values are taken for logits
