@@ -39,12 +39,8 @@ class Launcher:
     """
 
     def __init__(self, kernel: Any, programs: int, where: torch.device, **settings: Any) -> None:
-        self.kernel, self.settings, self._grid, self._device = (
-            jitted(kernel),
-            settings,
-            (programs, 1, 1),
-            where.index,
-        )
+        self.kernel, self.settings = jitted(kernel), settings
+        self._grid, self._device = (programs, 1, 1), where.index
         self._start: Callable[..., None] | None = None
 
     def __call__(self, *arguments: Any) -> None:

@@ -16,7 +16,6 @@ from calibrant.kernels import (
     LogLikelihood,
     LowerProbability,
     Part,
-    Term,
     Value,
     device_function,
 )
@@ -35,12 +34,11 @@ def focal(
     numbers: Mapping[str, Value],
     exponent: float | Callable[[], LookUp],
     *,
-    inverse: bool = False,
     lower: LowerProbability | None = None,
     fixed: float = 0.0,
     rate: Callable[[], Tensor] | None = None,
 ) -> Part:
-    """``-(1-p+q)^γ log p`` as the first term of a loss; ``-(1+p-q)^|γ| log p`` for the inverse.
+    """``-(1-p+q)^γ log p`` as the first term of a loss; ``-(1+p-q)^|γ| log p``, the inverse, where γ < 0.
 
     The gradient is finite also where the base is 0 and γ < 1: there ``log p`` is 0 as well, and the limit of
     the gradient is 0, where the naive power gives infinity times 0. γ is not differentiated unless there is
@@ -50,7 +48,6 @@ def focal(
         device: the GPU form; None for none.
         numbers: its numbers.
         exponent: γ; or a function that returns a `LookUp`, which copies what it needs of a learned state.
-        inverse: whether to use the inverse; a look-up decides that by its sign.
         lower: q; None for a fixed one.
         fixed: the fixed q.
         rate: a function that returns ``d log γ / dp``, one number for all elements, to differentiate a γ that
@@ -66,7 +63,7 @@ def focal(
             sign: Tensor | float
             if look_up is None:
                 assert not callable(exponent)
-                gamma, sign = exponent, -1.0 if inverse else 1.0
+                gamma, sign = abs(exponent), -1.0 if exponent < 0 else 1.0
             else:
                 seen = log_p.detach() if rate_of_gamma is None else log_p
                 gamma = look_up(seen.exp()).to(log_p.dtype)
@@ -84,8 +81,7 @@ def focal(
                 by_log_p = by_log_p + by_gamma * gamma * rate_of_gamma.to(log_p.dtype) * (1 + minus_doubt)
             return (value, by_log_p, by_base) if lower_p else (value, by_log_p)
 
-        terms: list[Term] = [LogLikelihood()]
-        return Formula(value_and_slopes, *terms, *([] if lower is None else [lower]))
+        return Formula(value_and_slopes, LogLikelihood(), *([] if lower is None else [lower]))
 
     return Part(term, device, numbers)
 
@@ -230,4 +226,4 @@ class InverseFocal(Loss):
         self.gamma = in_range("gamma", gamma)
 
     def composition(self) -> Composition:
-        return Composition(focal(INVERSE_FOCAL, {"gamma": self.gamma}, self.gamma, inverse=True))
+        return Composition(focal(INVERSE_FOCAL, {"gamma": self.gamma}, -self.gamma))

@@ -90,11 +90,6 @@ def _per_class(x: Tensor, factor: Tensor, bias: Tensor, new: New) -> Tensor:
     return torch.mul(x, factor, out=new()).add_(bias)  # two passes, yet faster along this axis
 
 
-def _positive_part(x: Tensor, new: New) -> Tensor:
-    out = new()
-    return x.relu() if out is None else torch.clamp_min(x, 0, out=out)
-
-
 def _phr(weight: Tensor, multiplier: Tensor, offset: Number, scale: Number) -> PenaltyFunction:
     # Both branches in one: with m = max(ρz, -λ) the penalty is m²/2ρ + mλ/ρ, and its slope m + λ. The shorter
     # ((m + λ)² - λ²) / 2ρ cancels: where λ is large, hardly a digit of m would be left.
@@ -125,7 +120,8 @@ def _branches(
 
     def branches(x: Tensor, new: New) -> tuple[Tensor, Tensor]:
         violation = _per_class(x, factor, bias, new)
-        above = _positive_part(violation, new)
+        out = new()
+        above = violation.relu() if out is None else torch.clamp_min(violation, 0, out=out)
         return above, violation.clamp_max_(0).sub_(1).reciprocal_()
 
     return branches
@@ -182,15 +178,13 @@ def hinge(margin: Number, multiplier: Tensor | None = None) -> PenaltyFunction:
         # Minus the excess. For one number that is softshrink, in a single pass: shifted + margin below
         # -margin, 0 above it.
         out = new()
-        if isinstance(margin, Tensor):
+        if out is None:
             # relu, because its derivative at 0 is 0, as that of softshrink.
             excess = (
-                -(-shifted - margin).relu()
-                if out is None
-                else torch.add(shifted, margin, out=out).clamp_max_(0)
+                -(-shifted - margin).relu() if isinstance(margin, Tensor) else F.softshrink(shifted, margin)
             )
-        elif out is None:
-            excess = F.softshrink(shifted, margin)
+        elif isinstance(margin, Tensor):
+            excess = torch.add(shifted, margin, out=out).clamp_max_(0)
         else:
             excess = torch.ops.aten.softshrink.out(shifted, margin, out=out)
         return sum_over_classes(excess, factor), lambda: (excess.sign_(), factor)
