@@ -195,7 +195,15 @@ class Dirichlet(MatrixScaling):
 
     ``W log softmax(l) + b``: `MatrixScaling` of log-probabilities, with the same penalty.
 
-    Kull et al., NeurIPS 2019, as there. Shape and arguments as `MatrixScaling`.
+    Kull et al., *Beyond temperature scaling: Obtaining well-calibrated multi-class probabilities with
+    Dirichlet calibration*, NeurIPS 2019.
+
+    Shape: logits ``(B, K, *S)``; labels ``(B, *S)``.
+
+    Args:
+        off_diagonal_penalty: λ of the paper, at least 0.
+        bias_penalty: μ of the paper, at least 0.
+        ridge: the strength of the penalty on the diagonal, at least 0.
 
     >>> logits = torch.randn(500, 3, generator=torch.Generator().manual_seed(0))
     >>> calibrator = Dirichlet().fit(logits, logits.argmax(1) * (logits[:, 0] < 1))
@@ -255,7 +263,13 @@ class StructuredMatrixScaling(StructuredVectorScaling):
 
     `StructuredVectorScaling` explains this prior. Recommended for few classes.
 
-    After Berta et al., 2025, as there. Shape and arguments as `StructuredVectorScaling`.
+    After Berta, Holzmüller, Jordan and Bach, *Structured Matrix Scaling for Multi-Class Calibration*, 2025;
+    with our own penalty.
+
+    Shape: logits ``(B, K, *S)``; labels ``(B, *S)``.
+
+    Args:
+        strength: the strength of the prior, at least 0.
 
     >>> logits = torch.randn(500, 3, generator=torch.Generator().manual_seed(0))
     >>> calibrator = StructuredMatrixScaling().fit(logits, logits.argmax(1) * (logits[:, 0] < 1))
