@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-from inspect import signature
-from typing import Any
-
-from calibrant.arguments import nearest
 from calibrant.calibrators.base import Batches, Calibrator
 from calibrant.calibrators.bayesian_binning import BayesianBinning
 from calibrant.calibrators.beta import Beta
@@ -22,6 +18,7 @@ from calibrant.calibrators.linear import (
 )
 from calibrant.calibrators.local import LocalTemperature
 from calibrant.calibrators.platt import Platt
+from calibrant.calibrators.registry import CALIBRATORS, create_calibrator
 from calibrant.calibrators.selection import Ranked, Ranking, choose, rank
 from calibrant.calibrators.spline import Spline
 from calibrant.calibrators.storage import load_calibrator, save_calibrator
@@ -54,52 +51,3 @@ __all__ = [
     "rank",
     "save_calibrator",
 ]
-
-_KINDS: tuple[type[Calibrator], ...] = (
-    Identity,
-    Temperature,
-    LocalTemperature,
-    EnsembleTemperature,
-    VectorScaling,
-    StructuredVectorScaling,
-    MatrixScaling,
-    StructuredMatrixScaling,
-    Dirichlet,
-    Spline,
-    Isotonic,
-    HistogramBinning,
-    BayesianBinning,
-    Beta,
-    Platt,
-)
-
-CALIBRATORS: dict[str, type[Calibrator]] = {kind.key: kind for kind in _KINDS}
-"""Every calibrator by its key."""
-
-
-def create_calibrator(key: str, **options: Any) -> Calibrator:
-    """Create a calibrator by its key. It is not fitted yet.
-
-    Args:
-        key: a key of `CALIBRATORS`.
-        **options: keyword arguments of the calibrator's class.
-
-    Raises:
-        ValueError: the key is unknown.
-        TypeError: the calibrator has no such option.
-
-    >>> create_calibrator("spline", knots=8).knots
-    8
-    """
-    if key not in CALIBRATORS:
-        raise ValueError(
-            f"unknown calibrator {key!r}{nearest(key, CALIBRATORS)}; known: {', '.join(CALIBRATORS)}"
-        )
-    known = list(signature(CALIBRATORS[key]).parameters)
-    for name in options:
-        if name not in known:
-            takes = ", ".join(known) or "none"
-            raise TypeError(
-                f"calibrator {key!r} has no option {name!r}{nearest(name, known)}; it takes: {takes}"
-            )
-    return CALIBRATORS[key](**options)

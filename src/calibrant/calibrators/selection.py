@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from calibrant.calibrators.base import Calibrator, valid_rows
+from calibrant.calibrators.registry import create_calibrator
 from calibrant.layout import as_decisions, as_pairs
 from calibrant.printable import text_table
 
@@ -110,8 +111,6 @@ def rank(
     >>> [each.key for each in rank(5 * logits, target, candidates=["temperature"]).candidates]
     ['temperature', 'identity']
     """
-    from calibrant.calibrators import create_calibrator
-
     if isinstance(candidates, str):
         raise TypeError(f"candidates must be a list of keys, got the string {candidates!r}")
     classes = logits
@@ -196,8 +195,6 @@ def choose(
     >>> choose(5 * logits, target, candidates=["temperature"]).key
     'temperature'
     """
-    from calibrant.calibrators import create_calibrator
-
     shared: dict[str, Any] = {"ignore_index": ignore_index, "binary": binary}
     ranking = rank(logits, target, candidates=candidates, folds=folds, seed=seed, **shared)
     if show is not None:

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from calibrant.atomic import replace_file
 from calibrant.calibrators.base import Calibrator, FittedLayer
+from calibrant.calibrators.registry import create_calibrator
 from calibrant.sizes import MAX_CLASSES
 
 Layer = TypeVar("Layer", bound=FittedLayer)
@@ -102,8 +103,6 @@ def load_calibrator(path: str | os.PathLike[str], *, class_names: Sequence[str] 
     >>> torch.equal(load_calibrator(path)(logits), calibrator(logits))
     True
     """
-    from calibrant.calibrators import create_calibrator
-
     return load_layer(path, what="calibrator", create=create_calibrator, class_names=class_names)
 
 
