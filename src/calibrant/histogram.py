@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
-from typing import ClassVar, Self
+from typing import Any, ClassVar, Self
 
 import torch
 import torch.distributed as dist
@@ -179,7 +179,7 @@ class RankedSums:
 
     Attributes:
         running: the sums of the 0, 1, … n entries of lowest confidence, ``(3, n + 1)`` or ``(3, R, n + 1)``.
-        sweeps: a place for the errors that `calibrant.metrics.calibration` finds by trying numbers of bins.
+        derived: what several metrics derive from these sums and keep here, by name.
 
     >>> confidence, correct = torch.tensor([0.6, 0.9, 0.9, 0.9]), torch.tensor([1, 1, 0, 0])
     >>> bins = RankedSums.of_outcomes(confidence, correct).equal_mass(2)
@@ -193,7 +193,7 @@ class RankedSums:
         if len(ends) < len(confidence):
             # index_select: indexing by brackets takes several times longer.
             confidence, running = confidence.index_select(0, ends), running.index_select(-1, ends)
-        self.sweeps: dict[str, tuple[Tensor, Tensor]] = {}
+        self.derived: dict[str, Any] = {}
         self._confidence = confidence
         self.running = F.pad(running, (1, 0))
 

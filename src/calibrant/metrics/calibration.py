@@ -250,10 +250,12 @@ _MOST_STEPS = 30
 def sweep_ece_of(confidences: Confidences, norm: int = 2, binning: str = "equal-mass") -> Tensor:
     """`sweep_ece` as a tensor."""
     ranked = confidences.ranked
-    if binning not in ranked.sweeps:
+    name = f"{binning} sweep"
+    if name not in ranked.derived:
         pool = confidences.equal_mass if binning == "equal-mass" else ranked.equal_width
-        ranked.sweeps[binning] = _sweep(pool, confidences.most_bins)
-    return ranked.sweeps[binning][norm - 1]
+        ranked.derived[name] = _sweep(pool, confidences.most_bins)
+    errors: tuple[Tensor, Tensor] = ranked.derived[name]
+    return errors[norm - 1]
 
 
 def _sweep(pool: Callable[[int], Bins], most_bins: int) -> tuple[Tensor, Tensor]:

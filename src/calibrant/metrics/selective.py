@@ -150,7 +150,7 @@ def risk_coverage(
     points = whole_number("points", points)
     level = in_range("level", level, 0, 1, open_low=True)
     known = source if isinstance(source, RankedSums) else as_confidences(source, target, ignore_index)
-    ranking = _Ranking(known)
+    ranking = _ranking(known)
     wanted = torch.arange(1, points + 1, dtype=torch.float64, device=ranking.count.device) / points
     accepted: Tensor = torch.unique(_rounded_up(wanted * ranking.samples))
     errors = ranking.errors_among(accepted)
@@ -162,7 +162,7 @@ def risk_coverage(
 
 def aurc_of(confidences: Confidences | RankedSums) -> Tensor:
     """`aurc` as a tensor."""
-    ranking = _Ranking(confidences)
+    ranking = _ranking(confidences)
     rate = ranking.rate
     # In a group of equal confidences the risk at i elements is rate + (errors_before - rate · before) / i.
     # The sum of 1/i over the group is a difference of harmonic numbers, digamma functions up to a constant.
@@ -173,21 +173,21 @@ def aurc_of(confidences: Confidences | RankedSums) -> Tensor:
 
 def augrc_of(confidences: Confidences | RankedSums) -> Tensor:
     """`augrc` as a tensor."""
-    ranking = _Ranking(confidences)
+    ranking = _ranking(confidences)
     area = ranking.count * (ranking.errors_before + ranking.errors / 2)
     return area.sum(-1) / ranking.samples.square()
 
 
 def risk_at_coverage_of(confidences: Confidences | RankedSums, coverage: float) -> Tensor:
     """`risk_at_coverage` as a tensor."""
-    ranking = _Ranking(confidences)
+    ranking = _ranking(confidences)
     accepted = _rounded_up(coverage * ranking.samples).unsqueeze(-1)
     return (ranking.errors_among(accepted) / accepted).squeeze(-1)
 
 
 def coverage_at_risk_of(confidences: Confidences | RankedSums, risk: float) -> Tensor:
     """`coverage_at_risk` as a tensor."""
-    ranking = _Ranking(confidences)
+    ranking = _ranking(confidences)
     # Errors minus those allowed, at i elements inside a group: start + (i - before) · (rate - risk).
     start, step = ranking.errors_before - risk * ranking.before, ranking.rate - risk
     rounding = _rounding(ranking.accepted)
@@ -199,13 +199,21 @@ def coverage_at_risk_of(confidences: Confidences | RankedSums, risk: float) -> T
     return torch.where(ranking.count > 0, found, 0).amax(-1) / ranking.samples
 
 
+def _ranking(confidences: Confidences | RankedSums) -> _Ranking:
+    """The ranking of these confidences, made once."""
+    ranked = confidences if isinstance(confidences, RankedSums) else confidences.ranked
+    folded = isinstance(confidences, Predictions) and confidences.binary
+    name = "ranking of the predicted class" if folded else "ranking"
+    if name not in ranked.derived:
+        ranked.derived[name] = _Ranking(ranked.folded() if folded else ranked)
+    ranking: _Ranking = ranked.derived[name]
+    return ranking
+
+
 class _Ranking:
     """Groups of equal confidence by falling confidence; sums may have a leading axis, for resamples."""
 
-    def __init__(self, confidences: Confidences | RankedSums) -> None:
-        ranked = confidences if isinstance(confidences, RankedSums) else confidences.ranked
-        if isinstance(confidences, Predictions) and confidences.binary:
-            ranked = ranked.folded()
+    def __init__(self, ranked: RankedSums) -> None:
         groups: Tensor = ranked.running.diff(dim=-1).flip(-1)
         self.count: Tensor = groups[0]  # elements of each group
         # Differences of running sums: rounding must not turn no errors into less than none.
