@@ -16,7 +16,7 @@ from .programs import build_commands_once, draw_blank, quick_programs
 
 torch.set_num_threads(1)  # several processes run the tests, and their threads would wait for one another
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # for processes that tests start: other threads, other rounding
-with suppress(ImportError):  # typer is not there in the oldest environment
+with suppress(ImportError):  # typer is an extra
     build_commands_once()
 
 SLOW = (

@@ -73,7 +73,7 @@ def quick_programs(folder: Path) -> Iterator[Path]:
 
 
 def build_commands_once() -> None:
-    """Keep the commands that typer builds, or it takes 0.1 s to build all of them whenever one is run."""
+    """Build the commands once. Otherwise typer builds all of them, in 0.1 s, whenever one is run."""
     import typer.main
     import typer.testing
 

@@ -8,7 +8,7 @@ from typer.testing import CliRunner
 from calibrant import cli
 from calibrant.evaluation import evaluate
 from calibrant.evaluation.comparison import Comparison, Method
-from calibrant.printable import one_line, printable
+from calibrant.printable import one_line, printable, wrapped
 from calibrant.reports.comparison_page import latex, markdown
 from calibrant.reports.page import render_report
 from calibrant.reports.table_builders import comparison_table
@@ -36,6 +36,10 @@ def assert_safe(text):
 def test_only_control_characters_are_replaced(text, expected):
     assert printable(text) == expected
     assert printable(expected) == expected
+
+
+def test_numbers_stay_whole_where_names_are_broken():
+    assert wrapped("a+lr=1e+05,x", 4, longest_word=28) == "a+\nlr=1e+05,\nx"
 
 
 def test_a_line_is_one_line_and_not_endless():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
+from itertools import islice
 
 # Control characters, with which a text can move the cursor or retitle the window; separators of lines; marks
 # that change the direction of writing, with which a name can look like another; and surrogates, which stand
@@ -26,7 +27,7 @@ def first_few(values: Iterable[object], most: int = 5) -> str:
     >>> first_few(range(3)), first_few(range(9), 2)
     ('0, 1, 2', '0, 1, …')
     """
-    texts = list(map(str, values))
+    texts = [str(value) for value in islice(values, most + 1)]
     return ", ".join([*texts[:most], *["…"] * (len(texts) > most)])
 
 
@@ -43,7 +44,8 @@ def wrapped(text: str, width: int, longest_word: int = 0) -> str:
     digits/
     test.npz
     """
-    words = re.split(r"(?<=[ ,/\[+])(?!\u00a0)", text)  # no break before a non-breaking space
+    # Not in 1e+05, nor before a non-breaking space.
+    words = re.split(r"(?<=[ ,/\[+])(?<!\de\+)(?!\u00a0)", text)
     width = max(width, min(longest_word, max(len(word.rstrip()) for word in words)))
     lines = [""]
     for word in words:

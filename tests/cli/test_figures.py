@@ -1,7 +1,9 @@
 """The command figures: what the logs of runs hold is drawn, and nothing is half-written."""
 
 import shutil
+from dataclasses import replace
 from functools import partial
+from types import SimpleNamespace
 
 import pytest
 from typer.testing import CliRunner
@@ -174,6 +176,13 @@ def test_runs_have_names_that_tell_them_apart(comparison, tmp_path):
     shutil.copytree(runs[2].folder, tmp_path / "copy")
     alike = [runs[2], Run(tmp_path / "copy")]
     assert _labels(alike) == [str(run.folder) for run in alike]
+
+
+def test_the_order_of_options_does_not_make_another_method():
+    changes = ["optimizer.decay_vectors=true", "optimizer.weight_decay=0.001"]
+    one, other = (Recipe.load("digits-lt").override(each) for each in (changes, changes[::-1]))
+    runs = [SimpleNamespace(recipe=one), SimpleNamespace(recipe=replace(other, seed=1))]
+    assert _labels(runs) == [one.loss] * 2
 
 
 def test_predict_wants_one_run_of_a_comparison(comparison, tmp_path):

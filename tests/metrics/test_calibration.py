@@ -355,6 +355,18 @@ def test_sweep_stops_at_the_first_number_of_bins_that_is_not_monotone():
     assert sweep_ece(logits, target) == pytest.approx(0.725 - 0.5, abs=1e-12)
 
 
+def test_sweep_tries_512_bins():
+    generator = torch.Generator().manual_seed(0)
+    logits = torch.rand(2_000, 2, generator=generator, dtype=torch.float64)
+    target = logits.argmax(1)
+    confidence, correct = outcomes(logits, target)
+    least = confidence.argmin()
+    target[least], correct[least] = 1 - target[least], 0  # the least confident is wrong: no accuracy falls
+    share, gap = gaps(equal_mass_groups(confidence, 512), confidence, correct)
+    expected = np.sqrt((share * gap**2).sum())
+    assert sweep_ece(logits, target) == pytest.approx(expected, rel=0, abs=1e-12)
+
+
 @pytest.mark.parametrize("samples", [1, 300, 2_000])
 @pytest.mark.parametrize("target_of", [torch.argmax, torch.argmin])
 @pytest.mark.parametrize("binning", ["equal-mass", "equal-width"])

@@ -64,8 +64,6 @@ class OneVsRest(Calibrator):
 
     def fit_rows(self, rows: Tensor, labels: Tensor) -> None:
         samples, classes = rows.shape
-        if classes < 2:  # the probability of a single class is always 1
-            raise ValueError(f"there must be at least 2 classes to calibrate, got {classes}")
         self.fit_maps(rows, labels)
         if self.per_class:
             absent = labels.bincount(minlength=classes) == 0

@@ -16,6 +16,7 @@ from calibrant.cli.training_options import training_errors
 
 if TYPE_CHECKING:
     from calibrant.reports.run_figures import Drawing, RunRecord
+    from calibrant.training.recipe import Recipe
     from calibrant.training.runs import Run
 
 _FORMULAS = "formulas"
@@ -117,9 +118,10 @@ def _labels(runs: Sequence[Run]) -> list[str]:
         [f"{run.recipe.name}, {run.recipe.loss}" for run in runs],
     ):
         pairs = [(name, run.recipe) for name, run in zip(names, runs, strict=True)]
-        kinds = {(name, replace(recipe, seed=0).to_toml()) for name, recipe in pairs}
+        first: dict[str, Recipe] = {}
+        alike = [replace(first.setdefault(name, each), seed=each.seed) == each for name, each in pairs]
         seeds = {(name, recipe.seed) for name, recipe in pairs}
-        if len(kinds) == len(set(names)) and len(seeds) == len(runs):
+        if all(alike) and len(seeds) == len(runs):
             return names
     return [str(run.folder) for run in runs]
 

@@ -150,8 +150,10 @@ def compute(parts: Mapping[str, Any], options: Options) -> dict[str, Tensor]:
     found: dict[str, Tensor] = {}
     if "confidences" in parts:
         known = parts["confidences"]
-        folded = options.binary and not isinstance(known, Predictions)  # which fold themselves
-        parts = {**parts, "ranking": known.ranked.folded() if folded else known}
+        ranking = known
+        if not isinstance(known, Predictions):  # which keep their sums and fold themselves
+            ranking = known.ranked.folded() if options.binary else known.ranked
+        parts = {**parts, "ranking": ranking}
     for name, metric in METRICS.items():
         if not metric.wanted(options):
             continue

@@ -214,10 +214,10 @@ class _Ranking:
     """Groups of equal confidence by falling confidence; sums may have a leading axis, for resamples."""
 
     def __init__(self, ranked: RankedSums) -> None:
-        groups: Tensor = ranked.running.diff(dim=-1).flip(-1)
+        groups: Tensor = ranked.running[::2].diff(dim=-1).flip(-1)  # of count and correctness
         self.count: Tensor = groups[0]  # elements of each group
         # Differences of running sums: rounding must not turn no errors into less than none.
-        self.errors = (self.count - groups[2]).clamp_min(0)
+        self.errors = (self.count - groups[1]).clamp_min(0)
         self.rate = self.errors / self.count.clamp_min(1)  # of errors in each group
         self.accepted = self.count.cumsum(-1)  # elements up to the end of each group
         self.before = self.accepted - self.count
