@@ -11,7 +11,7 @@ from torch import Tensor
 
 from calibrant.arguments import in_range, whole_number
 from calibrant.calibrators.histogram_binning import midpoints
-from calibrant.calibrators.one_vs_rest import OneVsRest, binary_problems, ordering, stacked, stepped
+from calibrant.calibrators.one_vs_rest import ProbabilityMap, binary_problems, ordering, stacked, stepped
 
 # Histograms with less of the posterior than this are left out. Their effect is below sampling noise, and
 # without them a map has a tenth of the steps.
@@ -21,7 +21,7 @@ _NEGLIGIBLE = 1e-4
 _CLASSES = 4
 
 
-class BayesianBinning(OneVsRest):
+class BayesianBinning(ProbabilityMap):
     """Bayesian binning into quantiles, BBQ (key ``bayesian-binning``).
 
     ``q(s) = Σ_M P(M | data) · (m_b + α_b) / (n_b + N'/B)`` over histograms M of B equal-mass bins, where

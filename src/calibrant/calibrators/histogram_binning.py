@@ -9,7 +9,7 @@ from torch import Tensor
 
 from calibrant.arguments import one_of, whole_number
 from calibrant.calibrators.one_vs_rest import (
-    OneVsRest,
+    ProbabilityMap,
     Variant,
     binary_problems,
     ordering,
@@ -20,7 +20,7 @@ Binning = Literal["equal-width", "equal-mass"]
 """Bins of equal width, or bins with equal numbers of samples."""
 
 
-class HistogramBinning(OneVsRest):
+class HistogramBinning(ProbabilityMap):
     """Observed frequencies in bins of the probability (key ``histogram-binning``).
 
     ``q(s) = Σ_{i in bin(s)} 1[y_i = k] / |bin(s)|`` over bins ``(lo, hi]``. The value of an empty bin is its

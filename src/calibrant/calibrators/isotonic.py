@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from calibrant.calibrators.one_vs_rest import (
-    OneVsRest,
+    ProbabilityMap,
     Variant,
     binary_problems,
     interpolated,
@@ -21,7 +21,7 @@ from calibrant.calibrators.one_vs_rest import (
 _RESOLUTION = 1e-15
 
 
-class Isotonic(OneVsRest):
+class Isotonic(ProbabilityMap):
     """Isotonic regression of labels on probabilities (key ``isotonic``).
 
     ``q = argmin Σ (1[y = k] - q(s_k))²`` over functions that never decrease, by pooling adjacent violators.

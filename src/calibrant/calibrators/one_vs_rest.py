@@ -32,9 +32,7 @@ _BLOCK = 1 << 19
 
 
 class OneVsRest(Calibrator):
-    """A calibrator that maps one probability to another: that of each class, or that of the predicted class.
-
-    Subclasses write `fit_maps`, and `mapped` or `transform`.
+    """A calibrator of one probability at a time: that of each class, or that of the predicted class.
 
     Args:
         variant: the probabilities to calibrate. Each class has its own map, or the confidence has one.
@@ -58,10 +56,6 @@ class OneVsRest(Calibrator):
     def fit_maps(self, rows: Tensor, labels: Tensor) -> None:
         """Learn the maps, as in `fit_rows`."""
 
-    def mapped(self, given: Tensor) -> Tensor:
-        """The maps at `probabilities`, in the same shape."""
-        raise NotImplementedError
-
     def fit_rows(self, rows: Tensor, labels: Tensor) -> None:
         samples, classes = rows.shape
         self.fit_maps(rows, labels)
@@ -69,6 +63,18 @@ class OneVsRest(Calibrator):
             absent = labels.bincount(minlength=classes) == 0
             ones = torch.ones(classes, dtype=torch.float64, device=rows.device)
             self.learn("ceilings", ones.masked_fill(absent, 1 / (samples + classes)))
+
+    def limits(self, like: Tensor) -> Tensor | None:
+        """The ceilings in another tensor's type and on its device. Files of older versions have none."""
+        return None if self.ceilings is None else self.learned("ceilings", like)
+
+
+class ProbabilityMap(OneVsRest):
+    """A calibrator with maps from probabilities to probabilities, which are then scaled to sum to 1."""
+
+    @abstractmethod
+    def mapped(self, given: Tensor) -> Tensor:
+        """The maps at `probabilities`, in the same shape."""
 
     def transform(self, rows: Tensor) -> Tensor:
         rows = in_double(rows)
@@ -82,10 +88,6 @@ class OneVsRest(Calibrator):
         unseen = limits < 1
         original = rows.masked_fill(unseen, -torch.inf).softmax(-1)
         return limit_absent(limits, rows, _scaled_log_probabilities(shares.masked_fill(unseen, 0), original))
-
-    def limits(self, like: Tensor) -> Tensor | None:
-        """The ceilings in another tensor's type and on its device. Files of older versions have none."""
-        return None if self.ceilings is None else self.learned("ceilings", like)
 
 
 def in_double(rows: Tensor) -> Tensor:

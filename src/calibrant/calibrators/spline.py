@@ -8,14 +8,14 @@ import torch
 from torch import Tensor
 
 from calibrant.arguments import whole_number
-from calibrant.calibrators.one_vs_rest import OneVsRest, interpolated, probabilities
+from calibrant.calibrators.one_vs_rest import ProbabilityMap, interpolated, probabilities
 
 # The most points of the map that are kept: enough for a spline with a few knots, and few enough for a
 # checkpoint after a fit to the pixels of a thousand images.
 _POINTS = 1 << 14
 
 
-class Spline(OneVsRest):
+class Spline(ProbabilityMap):
     """The confidence plus the slope of a spline through the cumulative gap (key ``spline``).
 
     Samples are sorted by confidence. At the fraction ``t`` of them, ``h(t)`` is the sum of correctness minus
@@ -51,7 +51,7 @@ class Spline(OneVsRest):
     """
 
     key: ClassVar[str] = "spline"
-    preserves_order = True
+    preserves_order = True  # of the class as well: there is one variant
     per_class = False
     points: Tensor
     values: Tensor
