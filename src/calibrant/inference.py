@@ -192,9 +192,16 @@ def for_each_prediction(
     timeout: float | None = None,
     **options: Any,
 ) -> None:
-    """Call ``use(logits, target)`` for every batch of `predictions_on`, which has the options.
+    """Call a function with the logits and targets of every batch. A failure in one process fails in all.
 
-    A failure in one process fails in all: see `together` for ``what``, ``group`` and ``timeout``.
+    Args:
+        use: the function; takes logits and targets of a batch.
+        what: what the loop does, for the error in the other processes.
+        model: maps an input to logits; see `predictions_on`.
+        batches: pairs ``(input, target)``; see `predictions_on`.
+        group: the processes that must all succeed; all of them by default.
+        timeout: seconds to wait for the other processes; by default the process group's own time-out.
+        **options: further arguments of `predictions_on`.
 
     >>> batches = [(torch.ones(2, 3), torch.ones(2))]
     >>> for_each_prediction(lambda logits, target: print(len(logits)), "counting", nn.Identity(), batches)

@@ -136,7 +136,10 @@ def progress_bars() -> Progress:
 
 @contextmanager
 def waiting(what: str, *, shown: bool) -> Iterator[Callable[[], None]]:
-    """Show on the terminal that work goes on, until the block ends or the function is called that it gets."""
+    """Show on the terminal what is being done, until the block ends or calls the function that it gets.
+
+    ``shown`` is false in all processes but the first.
+    """
     from rich.console import Console
     from rich.text import Text
 

@@ -183,6 +183,16 @@ def rates(in_scores: Tensor, out_scores: Tensor) -> tuple[Tensor, Tensor]:
     """False and true positive rates at all thresholds, from the highest down, after the point ``(0, 0)``.
 
     Out-of-distribution elements are the positive class, found by high scores. Tied scores are found together.
+
+    Args:
+        in_scores: as in `detection`.
+        out_scores: as in `detection`.
+
+    Returns:
+        Two float64 tensors ``(T + 1,)`` on the CPU, for T different scores.
+
+    >>> [each.tolist() for each in rates(torch.tensor([0.1, 0.6]), torch.tensor([0.6, 0.9]))]
+    [[0.0, 0.0, 0.5, 1.0], [0.0, 0.5, 1.0, 1.0]]
     """
     inside, outside = _sorted(in_scores, out_scores)
     thresholds = torch.unique(torch.cat([inside, outside])).flip(0)

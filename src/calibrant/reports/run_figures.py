@@ -195,8 +195,9 @@ def _edges(runs: Sequence[RunRecord], name: str) -> Row:
 
 
 def _gaps(runs: Sequence[RunRecord], bins: Sequence[int]) -> Figure:
-    both = (_means(runs, "validation", figure) for figure in ("confidence", "accuracy"))
-    gaps = [(label, 100 * (ours - theirs)) for (label, ours), (_, theirs) in zip(*both, strict=True)]
+    confidences, accuracies = (_means(runs, "validation", figure) for figure in ("confidence", "accuracy"))
+    pairs = zip(confidences, accuracies, strict=True)
+    gaps = [(label, 100 * (confidence - accuracy)) for (label, confidence), (_, accuracy) in pairs]
     rows = [Row("Gap (%)", {"Gap": gaps}, zero=True)]
     exponents = [(run.label, run.learned["gamma"].double().numpy()) for run in runs if _fits(run)]
     if exponents:
