@@ -5,7 +5,7 @@ from __future__ import annotations
 from inspect import signature
 from typing import Any
 
-from calibrant.arguments import nearest
+from calibrant.arguments import nearest, unknown
 from calibrant.calibrators.base import Calibrator
 from calibrant.calibrators.bayesian_binning import BayesianBinning
 from calibrant.calibrators.beta import Beta
@@ -62,9 +62,7 @@ def create_calibrator(key: str, **options: Any) -> Calibrator:
     8
     """
     if key not in CALIBRATORS:
-        raise ValueError(
-            f"unknown calibrator {key!r}{nearest(key, CALIBRATORS)}; known: {', '.join(CALIBRATORS)}"
-        )
+        raise ValueError(unknown("calibrator", key, CALIBRATORS))
     known = list(signature(CALIBRATORS[key]).parameters)
     for name in options:
         if name not in known:

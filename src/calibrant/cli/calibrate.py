@@ -120,7 +120,7 @@ def calibrate(
 
 def _method(text: str) -> Choice:
     """The method with its options, checked."""
-    from calibrant.arguments import nearest
+    from calibrant.arguments import unknown
     from calibrant.calibrators import CALIBRATORS, create_calibrator
     from calibrant.options import Choice, check_options
 
@@ -128,9 +128,7 @@ def _method(text: str) -> Choice:
         method = Choice.parse(text)
         known = ["auto", *CALIBRATORS]
         if method.name not in known:
-            raise ValueError(
-                f"there is no such method{nearest(method.name, known)}; known: {', '.join(known)}"
-            )
+            raise ValueError(unknown("method", method.name, known))
         if method.name == "auto":
             if method.options:
                 raise ValueError("auto takes no options; the options in brackets belong to one method")

@@ -124,15 +124,14 @@ def conformal(
 
 def _sets(method: str, alpha: float) -> ConformalSets:
     """The sets with their options, checked; not fitted yet."""
-    from calibrant.arguments import nearest
+    from calibrant.arguments import unknown
     from calibrant.conformal import CONFORMAL, create_conformal
     from calibrant.options import Choice, check_options
 
     try:
         choice = Choice.parse(method)
         if choice.name not in CONFORMAL:
-            known = ", ".join(CONFORMAL)
-            raise ValueError(f"there is no such method{nearest(choice.name, CONFORMAL)}; known: {known}")
+            raise ValueError(unknown("method", choice.name, CONFORMAL))
         if "alpha" in choice.options:
             raise ValueError("alpha is an option of its own: --alpha")
         options = check_options(choice.name, choice.options, CONFORMAL[choice.name].__init__)

@@ -11,7 +11,7 @@ from typing import Any, ClassVar, Self
 import torch
 from torch import Tensor
 
-from calibrant.arguments import in_range, nearest, true_or_false, whole_number
+from calibrant.arguments import in_range, true_or_false, unknown, whole_number
 from calibrant.calibrators.base import FittedLayer
 from calibrant.calibrators.storage import load_layer, save_layer
 from calibrant.printable import first_few
@@ -240,9 +240,7 @@ def create_conformal(key: str, **options: Any) -> ConformalSets:
     0.05
     """
     if key not in CONFORMAL:
-        raise ValueError(
-            f"unknown conformal sets {key!r}{nearest(key, CONFORMAL)}; known: {', '.join(CONFORMAL)}"
-        )
+        raise ValueError(unknown("conformal sets", key, CONFORMAL))
     return CONFORMAL[key](**options)
 
 

@@ -118,7 +118,7 @@ def create_loss(key: str, num_classes: int, **hyperparameters: Any) -> Loss:
     AugmentedLagrangian(10, margin=6.0, penalty='p2')
     """
     if key not in LOSSES:
-        raise ValueError(f"unknown loss {key!r}{arguments.nearest(key, LOSSES)}; known: {', '.join(LOSSES)}")
+        raise ValueError(arguments.unknown("loss", key, LOSSES))
     valid = LOSSES[key].hyperparameters()
     for name in hyperparameters:
         if name not in valid:

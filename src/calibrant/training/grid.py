@@ -11,7 +11,7 @@ from itertools import chain
 from pathlib import Path
 from statistics import fmean
 
-from calibrant.arguments import nearest, whole_number
+from calibrant.arguments import unknown, whole_number
 from calibrant.calibrators import CALIBRATORS
 from calibrant.calibrators.streaming import Scaling
 from calibrant.distributed import agree, readable_errors, together
@@ -288,8 +288,7 @@ def method_of(
 def _check_columns(columns: Sequence[str]) -> None:
     for name in columns:
         if name not in METRICS:
-            known = ", ".join(METRICS)
-            raise RecipeError(f"unknown metric {name!r}{nearest(name, METRICS)}; known: {known}")
+            raise RecipeError(unknown("metric", name, METRICS))
         if METRICS[name].requires not in (None, "kde"):
             raise RecipeError(f"column {name}: {METRICS[name].why_missing}")
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Self
 
+from calibrant.arguments import unknown
 from calibrant.atomic import replace_file
 from calibrant.evaluation.comparison import Comparison
 from calibrant.evaluation.ranks import Standing
@@ -170,7 +171,7 @@ def _checked(where: str, plain: Any, kinds: Mapping[str, type]) -> dict[str, Any
         raise RecipeError(f"{where}: expected a table")
     for key, value in plain.items():
         if key not in kinds:
-            raise RecipeError(f"{where}: unknown key {key!r}; known: {', '.join(kinds)}")
+            raise RecipeError(f"{where}: {unknown('key', key, kinds)}")
         if not isinstance(value, kinds[key]):
             kind = {list: "a list", str: "a text", bool: "true or false"}[kinds[key]]
             raise RecipeError(f"{where}: {key} = {value!r}; expected {kind}")

@@ -12,7 +12,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any, Literal, Self
 
-from calibrant.arguments import nearest
+from calibrant.arguments import nearest, unknown
 from calibrant.losses import LOSSES, AdaptiveLoss, Loss, create_loss
 from calibrant.options import (
     Choice,
@@ -333,7 +333,7 @@ _PLAIN_KEYS = tuple(name for name in _KEYS if name not in _CHOICES and name != "
 
 def _check_known(what: str, name: str, known: Collection[str]) -> None:
     if name not in known:
-        raise RecipeError(f"unknown {what} {name!r}{nearest(name, known)}; known: {', '.join(known)}")
+        raise RecipeError(unknown(what, name, known))
 
 
 def _as_in_toml(value: Any) -> Any:

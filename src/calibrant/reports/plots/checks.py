@@ -10,6 +10,7 @@ import torch
 from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
+from calibrant.arguments import unknown
 from calibrant.metrics import METRICS
 
 Array = NDArray[np.float64]
@@ -49,6 +50,6 @@ def array(what: str, data: Numbers, *shapes: str, missing: bool = False, infinit
 def metric_axis(metric: str) -> tuple[str, int]:
     """The label of an axis for a key of `METRICS`, and the factor that its figures are multiplied by."""
     if metric not in METRICS:
-        raise ValueError(f"unknown metric {metric!r}; known: {', '.join(METRICS)}")
+        raise ValueError(unknown("metric", metric, METRICS))
     label = METRICS[metric].label
     return (f"{label} (%)", 100) if METRICS[metric].percent else (label, 1)

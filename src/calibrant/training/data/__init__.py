@@ -12,7 +12,7 @@ from collections.abc import Callable
 from functools import lru_cache
 from pathlib import Path
 
-from calibrant.arguments import nearest
+from calibrant.arguments import unknown
 from calibrant.options import Choice, RecipeError, check_options, options_of
 from calibrant.training.data import built_in, in_memory, npz, on_disk, segmentation, table, text
 from calibrant.training.data.built_in import synthetic_posterior
@@ -95,8 +95,7 @@ def load_data(choice: Choice, root: str | os.PathLike[str] | None = None) -> Dat
     (80, 1)
     """
     if choice.name not in DATA_SETS:
-        known = ", ".join(DATA_SETS)
-        raise RecipeError(f"unknown data {choice.name!r}{nearest(choice.name, DATA_SETS)}; known: {known}")
+        raise RecipeError(unknown("data", choice.name, DATA_SETS))
     function = DATA_SETS[choice.name]
     options = check_options(f"data {choice.name!r}", choice.options, function, skewed)
     skew = {name: options.pop(name) for name in options_of(skewed) if name in options}

@@ -54,7 +54,7 @@ def model_factory(name: str) -> Callable[..., nn.Module]:
     if colon and prefix:
         return own_factory(name)
     raise ValueError(
-        f"unknown model {name!r}{arguments.nearest(name, MODELS)}; known: {', '.join(MODELS)}, "
+        f"{arguments.unknown('model', name, MODELS)}, "
         f"{', '.join(f'{prefix}:NAME' for prefix in PREFIXES)} and package.module:factory"
     )
 

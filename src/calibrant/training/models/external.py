@@ -267,7 +267,8 @@ def own_factory(name: str) -> Callable[..., nn.Module]:
         ) from None
     if not attribute or not hasattr(module, attribute):
         public = [known for known in vars(module) if not known.startswith("_")]
-        raise ValueError(f"model {name!r}: module {place!r} has no {attribute!r}{_near(attribute, public)}")
+        near = arguments.nearest(attribute, public)
+        raise ValueError(f"model {name!r}: module {place!r} has no {attribute!r}{near}")
     factory: Callable[..., nn.Module] = getattr(module, attribute)
     if not callable(factory):
         raise TypeError(f"model {name!r} must be a function or a class, got a {type(factory).__name__}")
@@ -285,16 +286,8 @@ def _package(package: str, models: str, extra: str) -> Any:
         ) from error
 
 
-def _near(word: str, known: Iterable[str]) -> str:
-    """Like `calibrant.arguments.nearest`, for names with capital letters."""
-    names = {name.lower(): name for name in known}
-    suggestion = arguments.nearest(word, names)
-    lowered = suggestion.partition("'")[2].rpartition("'")[0]
-    return suggestion.replace(repr(lowered), repr(names[lowered])) if suggestion else ""
-
-
 def _unknown(prefix: str, architecture: str, known: Iterable[str]) -> ValueError:
-    near = _near(architecture, known)
+    near = arguments.nearest(architecture, known)
     return ValueError(f"unknown model '{prefix}:{architecture}': {prefix} has no {architecture!r}{near}")
 
 
