@@ -81,7 +81,7 @@ def test_decisions_are_those_of_two_classes(shape):
 
 
 def test_probabilities_instead_of_single_logits_are_told():
-    with pytest.warns(UserWarning, match=r"these single logits lie in \[0, 1\]"):
+    with pytest.warns(UserWarning, match=r"these single logits look like probabilities"):
         pool(torch.rand(3, 100, generator=torch.Generator().manual_seed(0)), binary=True)
 
 

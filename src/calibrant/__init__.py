@@ -1,4 +1,4 @@
-"""Neural classifiers whose confidence means what it says."""
+"""Train, calibrate and evaluate PyTorch classifiers, so that their confidence matches their accuracy."""
 
 from __future__ import annotations
 

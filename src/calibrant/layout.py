@@ -404,9 +404,9 @@ def warn_of_probabilities(logits: Tensor) -> None:
     if torch.compiler.is_compiling() or is_transformed():  # their numbers cannot be read
         return
     if look_like_probabilities(logits):
-        warn("these logits lie in [0, 1] and add up to 1, as probabilities do; pass the .log() of those")
+        warn("these logits look like probabilities: they lie in [0, 1] and add up to 1; pass their .log()")
     elif _look_like_probabilities_of_yes(logits):
-        warn("these single logits lie in [0, 1], as probabilities do; pass the .logit() of those")
+        warn("these single logits look like probabilities: they lie in [0, 1]; pass their .logit()")
 
 
 def _look_like_probabilities_of_yes(pairs: Tensor) -> bool:

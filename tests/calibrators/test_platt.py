@@ -111,5 +111,5 @@ def test_every_regression_reaches_its_least_value(features, scale):
 
 def test_a_fit_that_stops_early_warns(monkeypatch):
     monkeypatch.setattr(logistic, "_STEPS", 2)
-    with pytest.warns(UserWarning, match="2 of 2 logistic regressions stopped after 2 steps"):
+    with pytest.warns(UserWarning, match="2 of 2 logistic regressions did not converge in 2 steps"):
         Platt().fit(*overconfident(500, 2))

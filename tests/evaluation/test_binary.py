@@ -160,7 +160,7 @@ def test_single_logits_need_the_argument(shape: tuple[int, ...]) -> None:
 def test_probabilities_given_as_single_logits_warn() -> None:
     logits, target = decisions(50)
     with pytest.warns(
-        UserWarning, match=r"single logits lie in \[0, 1\], as probabilities do; pass the .logit"
+        UserWarning, match=r"single logits look like probabilities: they lie in \[0, 1\]; pass their .logit"
     ):
         evaluate(logits.sigmoid(), target, binary=True, resamples=0)
 
@@ -190,7 +190,7 @@ def test_probabilities_of_several_labels_warn_once() -> None:
     logits, target = decisions(50, 6)
     evaluator = Evaluator(binary=True, resamples=0)
     for use in (lambda *batch: evaluate(*batch, binary=True, resamples=0), evaluator.update):
-        with pytest.warns(UserWarning, match=r"pass the \.logit\(\) of those") as caught:
+        with pytest.warns(UserWarning, match=r"pass their \.logit\(\)") as caught:
             use(logits.sigmoid(), target)
         assert len(caught) == 1
 

@@ -259,9 +259,9 @@ def test_a_class_that_is_missing_has_no_accuracy() -> None:
 
 def test_probabilities_in_the_place_of_logits() -> None:
     logits, target = batch(30)
-    with pytest.warns(UserWarning, match="as probabilities do"):
+    with pytest.warns(UserWarning, match="look like probabilities"):
         evaluate(logits.softmax(1), target, resamples=0)
-    with pytest.warns(UserWarning, match="as probabilities do"):
+    with pytest.warns(UserWarning, match="look like probabilities"):
         Evaluator(resamples=0).update(logits.softmax(1), target)
     evaluate(logits.softmax(1).log(), target, resamples=0)
 

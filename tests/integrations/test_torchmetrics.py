@@ -138,7 +138,7 @@ def test_ignoring_equals_deleting(create):
 def test_logits_inside_the_unit_interval_are_still_logits(create):
     probabilities = batch()[0].softmax(1)
     target = batch()[1]
-    with pytest.warns(UserWarning, match="as probabilities do"):
+    with pytest.warns(UserWarning, match="look like probabilities"):
         as_logits = fed(create(), probabilities, target).compute()
     as_probabilities = fed(create(), probabilities.log(), target).compute()
     torch.testing.assert_close(as_probabilities, fed(create(), *batch()).compute())
@@ -640,5 +640,5 @@ def test_selective_risks_are_those_of_the_histogram(kind):
 
 @pytest.mark.parametrize("options", [{"num_classes": 4}, {"task": "binary"}, {"n_bins": 10}], ids=list)
 def test_arguments_of_torchmetrics_are_explained(options):
-    with pytest.raises(TypeError, match="the logits say how many classes there are; n_bins is bins here"):
+    with pytest.raises(TypeError, match="not an argument of this metric"):
         CalibrationError("ece", **options)

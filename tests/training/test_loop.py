@@ -1001,8 +1001,8 @@ def test_a_network_that_does_not_take_the_data_is_refused_in_words(tmp_path: Pat
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ("loss=ce[reduction=sum]", "reduction is not for the loss of a recipe to choose"),
-        ("loss=ce[ignore_index=0]", "ignore_index is not for the loss of a recipe to choose"),
+        ("loss=ce[reduction=sum]", "reduction cannot be set here; the recipe"),
+        ("loss=ce[ignore_index=0]", "ignore_index cannot be set here; the recipe"),
         ("loss=ce[adapt=3]", "ce does not adapt"),
         ("gradient_clip=nan", "gradient_clip must be at least 0"),
         ("schedule.warmup=-1", "warmup must be at least 0"),

@@ -200,7 +200,7 @@ def test_many_images_get_a_residual_network(tmp_path, monkeypatch):
             "the columns 'x', 'y' besides 'label', expected one",
         ),
         ("a.npz", b"", None, "cannot be read as a NumPy archive"),
-        ("a.npz", b"", "label", "--target names a column of a table, and .* is none"),
+        ("a.npz", b"", "label", "--target names a column of a table, but .* is not a table"),
         (
             "a.xlsx",
             b"",

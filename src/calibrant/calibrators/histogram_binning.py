@@ -21,7 +21,7 @@ Binning = Literal["equal-width", "equal-mass"]
 
 
 class HistogramBinning(ProbabilityMap):
-    """Observed frequencies in bins of the probability (key ``histogram-binning``).
+    """Histogram binning: each probability becomes the observed frequency in its bin (``histogram-binning``).
 
     ``q(s) = Σ_{i in bin(s)} 1[y_i = k] / |bin(s)|`` over bins ``(lo, hi]``. The value of an empty bin is its
     centre, so probabilities without data stay about the same.

@@ -473,8 +473,8 @@ def minimise(
     steepness = slope.abs().max().item()
     if steepness > _TOLERATED:
         warn(
-            f"the fit of {what} stopped at a gradient of {steepness:.1e}: "
-            "it is better than where it started, but not the best"
+            f"the fit of {what} did not converge (gradient {steepness:.1e}): it is usable and no worse than "
+            "its starting point, but not optimal"
         )
     return at
 

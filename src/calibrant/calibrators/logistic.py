@@ -164,8 +164,8 @@ def fit_logistic(features: Tensor, targets: Tensor, free: Tensor | None = None) 
     else:
         unfinished = int((left >= _CLOSE).sum())
         warn(
-            f"{unfinished} of {len(left)} logistic regressions stopped after {_STEPS} steps: "
-            "they are better than where they started, but not the best"
+            f"{unfinished} of {len(left)} logistic regressions did not converge in {_STEPS} steps: they are "
+            "usable and no worse than their starting points, but not optimal"
         )
     slopes = place.weights[:, :-1] / scale.squeeze(-1)
     intercepts = place.weights[:, -1:] - (slopes * center.squeeze(-1)).sum(-1, keepdim=True)

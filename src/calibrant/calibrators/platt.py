@@ -11,7 +11,7 @@ from calibrant.calibrators.logistic import Sigmoid, fit_logistic
 
 
 class Platt(Sigmoid):
-    """A sigmoid of each class's log-odds (key ``platt``).
+    """Platt scaling: a sigmoid of each class's log-odds (key ``platt``).
 
     ``q_k = sigmoid(a_k · z_k + b_k)`` with ``z_k = log(s_k / (1 - s_k))``, for two classes the difference of
     the logits. Each class is fitted against the rest by maximum likelihood, and the results are scaled to sum

@@ -16,9 +16,10 @@ _POINTS = 1 << 14
 
 
 class Spline(ProbabilityMap):
-    """The confidence plus the slope of a spline through the cumulative gap (key ``spline``).
+    """Spline calibration: a smooth map from confidence to accuracy (key ``spline``).
 
-    Samples are sorted by confidence. At the fraction ``t`` of them, ``h(t)`` is the sum of correctness minus
+    The map is the confidence plus the slope of a spline through the cumulative gap. Samples are sorted by
+    confidence. At the fraction ``t`` of them, ``h(t)`` is the sum of correctness minus
     confidence so far, divided by N. Samples of equal confidence count with their mean correctness. A natural
     cubic spline with evenly spaced knots is fitted to h by least squares. The map is
     ``q(s) = s + h'(t(s))``, linear between the samples and constant beyond them.

@@ -82,8 +82,8 @@ def evaluate(
 ) -> None:
     """Print how accurate and how calibrated predictions are.
 
-    Several files or folders are compared. If they have the same labels in the same order, smaller
-    differences show.
+    Several files or folders are compared. If they have the same labels in the same order, the
+    comparison is paired and detects smaller differences.
     """
     from calibrant.cli import prediction_files
     from calibrant.evaluation import WorkerError

@@ -182,10 +182,10 @@ def evaluate_sets(
 
 
 def expected_coverage(held_out: int, alpha: float, *, level: float = 0.95) -> Interval:
-    """The range of the coverage on endless new data, over draws of the held-out data.
+    """The range in which the coverage of fitted conformal sets lies, with probability ``level``.
 
-    With continuous scores the coverage has a beta distribution, whatever the model. With equal scores it is
-    larger.
+    The coverage on unlimited new data depends on the held-out data that the sets were fitted to. With
+    continuous scores it has a beta distribution, whatever the model. With equal scores it is larger.
 
     Args:
         held_out: number of elements that the sets were fitted to.

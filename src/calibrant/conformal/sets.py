@@ -63,7 +63,7 @@ class ConformalSets(FittedLayer):
         super().__init__()
         self.alpha = in_range("alpha", alpha, 0, 1, open_low=True)
         if self.alpha == 1:
-            raise ValueError("alpha must be below 1: sets that may miss every class are empty")
+            raise ValueError("alpha must be below 1: with alpha=1, every set could be empty")
         self.class_conditional = true_or_false("class_conditional", class_conditional)
 
     @abstractmethod
@@ -118,7 +118,7 @@ class ConformalSets(FittedLayer):
 
 
 class LAC(ConformalSets):
-    """The classes whose probability reaches a threshold (key ``lac``): the smallest sets on average.
+    """LAC prediction sets (key ``lac``): classes above a probability threshold; the smallest on average.
 
     The score is ``1 - s_k``. Sets can be empty where no class is probable.
 
@@ -140,7 +140,7 @@ class LAC(ConformalSets):
 
 
 class APS(ConformalSets):
-    """The most probable classes, as many as needed for a total probability (key ``aps``).
+    """Adaptive prediction sets, APS (key ``aps``): the most probable classes up to a total probability.
 
     Hard elements get larger sets than with `LAC`, and easy ones smaller sets. The score of a class is the
     total probability of the classes that are more probable. There is no random part: equal logits give equal

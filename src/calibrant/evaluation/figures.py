@@ -150,7 +150,7 @@ class Evaluation:
             `calibration_test`. With 15 bins if ``bins`` is not a divisor of 300.
         reliability: the numbers of the reliability diagram.
         classes: the figures of each class.
-        groups: the figures of head, middle and tail, if class counts were given.
+        groups: the figures of the groups "head", "mid" and "tail", if class counts were given.
         risk_coverage: the risk-coverage curve of all elements together, in streams and per image as close as
             `risk_at_coverage`; None if an older version stored the evaluation.
         level: the level of the intervals.
@@ -221,7 +221,7 @@ class Evaluation:
         return {name: each.replicates for name, each in self.figures.items() if each.replicates}
 
     def compare(self, other: Evaluation) -> dict[str, Difference]:
-        """Which metrics differ significantly between two models, by the bootstrap.
+        """Compare two evaluations: the difference of each metric, with bootstrap interval and significance.
 
         The comparison is paired if both models were evaluated on the same labels in the same order, with the
         same seed: each resample then drew the same elements for both. A paired comparison detects far smaller
@@ -232,7 +232,7 @@ class Evaluation:
             numbers of bins differ.
 
         Raises:
-            ValueError: there is no such metric.
+            ValueError: an evaluation has means over images, or has no resampled figures.
 
         >>> from calibrant import evaluate
         >>> logits = torch.randn(500, 3, generator=torch.Generator().manual_seed(0))

@@ -153,8 +153,8 @@ class _ErrorOfHistogram(_ErrorOfSums[ConfidenceHistogram]):
             raise ValueError(f"kind must be one of {', '.join(kinds)}; got {kind!r}")
         if given := sorted({"task", "num_classes", "n_bins"} & options.keys()):
             raise TypeError(
-                f"{', '.join(given)}: the logits say how many classes there are; n_bins is bins here, the "
-                "task of single logits is binary=True"
+                f"{', '.join(given)}: not an argument of this metric. Use bins for n_bins, and binary=True "
+                "for task='binary'; the number of classes is read from the logits"
             )
         super().__init__(ConfidenceHistogram.of(_elements(0, 2)), None, ignore_index, **options)
         self.kind = kind

@@ -103,16 +103,16 @@ LOSSES: dict[str, type[Loss]] = {
 
 
 def create_loss(key: str, num_classes: int, **hyperparameters: Any) -> Loss:
-    """The loss of that key.
+    """Create a calibration loss by its key, such as ``"cals-alm"``.
 
     Args:
-        key: one of `LOSSES`.
-        num_classes: K.
-        **hyperparameters: keyword arguments of the loss's class.
+        key: the key of the loss in `LOSSES`.
+        num_classes: the number of classes, K; 2 for ``binary=True``.
+        **hyperparameters: keyword arguments of the class of the loss.
 
     Raises:
-        ValueError: an unknown key.
-        TypeError: an unknown hyper-parameter.
+        ValueError: the key is unknown.
+        TypeError: the loss has no such hyper-parameter.
 
     >>> create_loss("cals-alm", 10, margin=6, penalty="p2")
     AugmentedLagrangian(10, margin=6.0, penalty='p2')

@@ -27,25 +27,26 @@ def adapt_on(
     group: dist.ProcessGroup | None = None,
     timeout: float | None = None,
 ) -> Statistics | None:
-    """Observe every validation batch, then adapt: `AdaptiveLoss.observe` and `AdaptiveLoss.adapt`.
+    """Let an adaptive loss learn from validation data, in one pass over the batches.
 
-    The model runs in evaluation mode and without gradients; every module's own mode is restored
-    afterwards. Sums left over from earlier calls of ``observe`` are dropped first, and if a batch fails, so
-    are those of this call. A loss that does not adapt costs nothing: the batches are not even read.
+    Call it after each epoch. It calls `AdaptiveLoss.observe` for every batch, then `AdaptiveLoss.adapt`. The
+    model runs in evaluation mode, without gradients; the mode of every module is restored. Observations from
+    before this call are dropped, and if a batch fails, those of this call too. If the loss does not adapt, no
+    batch is read.
 
-    In a distributed run every process makes the call, each with its own share of the data, which may be
-    none. Elements that a `torch.utils.data.DistributedSampler` repeats are left out. If a batch fails in one
+    In a distributed run every process calls this function with its own part of the data, which may be empty.
+    Elements that a `torch.utils.data.DistributedSampler` repeats are left out. If a batch fails in one
     process, the call fails in all of them.
 
     If the loss turns out to have no effect, or to be at its bounds, an `AdaptationWarning` says so, once.
 
     Args:
-        loss: any loss.
-        model: from an input to logits ``(B, K, *S)``.
-        batches: pairs ``(input, target)``; the input is a tensor, or tuples, lists and dicts of them.
-        forward: from the model and a batch to logits and target, for batches of another form.
-        own_rows: from the number of rows of the current batch to how many of them, the first ones, are not
-            repeats; for samplers that `calibrant.inference.own_rows` does not know.
+        loss: any calibrant loss.
+        model: a module that maps an input to logits ``(B, K, *S)``.
+        batches: pairs ``(input, target)``. The input is a tensor, or tuples, lists and dicts of tensors.
+        forward: a function that maps the model and a batch to logits and target, for other kinds of batches.
+        own_rows: a function that maps the number of rows in the current batch to the number of rows to keep,
+            the first ones; for samplers whose repeats `calibrant.inference.own_rows` does not know.
         progress: called after every batch with the number of batches done and their total, or None
             where ``batches`` has no length.
         group: the processes to pool over; all of them by default.

@@ -30,12 +30,11 @@ SEVERAL_PASSES = 10
 
 
 class AdaptiveLoss(Loss):
-    """A loss whose buffers move with the validation set.
+    """A loss that learns from validation data: the base class of adaptive losses.
 
-    ``observe`` the validation batches, then ``adapt`` once; nothing else ever moves the state. What
-    is learned lives in persistent float64 buffers: saved, moved with the module, the same on every
-    rank. What is observed is a plain attribute: sums over elements, not in the ``state_dict`` and never
-    broadcast.
+    Call ``observe`` for each validation batch, then ``adapt`` once. Nothing else changes the learned state.
+    It is kept in persistent float64 buffers: saved in the ``state_dict``, moved with the module, equal on
+    every rank. The observed sums are a plain attribute: not saved, and never broadcast.
 
     Subclasses write `measure` and `update`, and may write `advice`.
 
@@ -67,9 +66,9 @@ class AdaptiveLoss(Loss):
             assert state is not None
             if state.dtype != sum_dtype(state.device):
                 raise TypeError(
-                    f"the learned {name} has become {state.dtype}, too coarse to learn in (FSDP does that to "
-                    "the buffers of what it wraps, by MixedPrecision(buffer_dtype=...)): keep the loss out "
-                    "of the wrapped module, or wrap with ignored_modules=[loss]"
+                    f"the learned {name} was converted to {state.dtype}, which is not precise enough. FSDP "
+                    "with MixedPrecision(buffer_dtype=...) converts the buffers of wrapped modules: keep the "
+                    "loss outside the wrapped module, or wrap with ignored_modules=[loss]"
                 )
 
     @abstractmethod
@@ -104,10 +103,10 @@ class AdaptiveLoss(Loss):
 
     @torch.no_grad()
     def adapt(self, group: dist.ProcessGroup | None = None, *, timeout: float | None = None) -> Statistics:
-        """Pool the sums of all processes, move the state by them, and return them.
+        """Learn from the observed batches of all processes, and return their pooled sums.
 
-        Every rank must call it, also one that observed nothing. The observed sums are spent, also
-        when the call fails; the learned state is then what it was.
+        Every rank must call it, even one that observed nothing. The observed sums are dropped, even if the
+        call fails. The learned state is unchanged if it fails.
 
         Args:
             group: the processes to pool over; all of them by default.

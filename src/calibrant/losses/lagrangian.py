@@ -59,14 +59,14 @@ class AugmentedLagrangian(ClassAdaptiveSmoothing):
     passes ``ρ_k`` grows where the mean violation exceeds ``required_decrease`` times that of the pass before
     (or 0, if that was negative). The means are over validation elements, of whatever class.
 
-    With ``per="all"``, λ and ρ are single numbers. Their rules are the same, and both means, of the slope
-    ``P'(z_k, ρ, λ)`` and of the violation ``z_k``, are over validation elements and classes k. The paper has
-    no such variant. Against the default it shows what a multiplier per class adds.
+    With ``per="all"``, λ and ρ are one number each for all classes. The rules are the same, with means over
+    validation elements and classes. The paper has no such variant; compare it with the default to see what a
+    multiplier per class adds.
 
-    With ``evidence`` above 0, λ moves towards the mean slope only by as much as their difference exceeds so
-    many standard errors of the mean, and ρ grows only where the mean violation exceeds its limit by as many.
-    With ``per="all"``, the standard error is the mean of those of the classes. This is an upper bound: the
-    classes of an element depend on each other.
+    With ``evidence`` above 0, small differences do not count. λ moves towards the mean slope by the part of
+    their difference that exceeds ``evidence`` standard errors. ρ grows only if the mean violation exceeds its
+    limit by ``evidence`` standard errors. With ``per="all"``, the standard error is the mean of those of the
+    classes, an upper bound, because the classes of an element depend on each other.
 
     Liu et al., *Class Adaptive Network Calibration*, CVPR 2023.
 

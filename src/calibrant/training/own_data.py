@@ -88,7 +88,7 @@ def choose_recipe(path: Path, target: str | None = None) -> Recipe:
     if suffix in _TABLES:
         return _table(files, target)
     if target is not None:
-        raise RecipeError(f"--target names a column of a table, and {path} is none")
+        raise RecipeError(f"--target names a column of a table, but {path} is not a table")
     if suffix == ".npz":
         return _arrays(path)
     if path.is_dir() and any(entry.is_dir() for entry in path.iterdir()):

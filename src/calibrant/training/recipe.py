@@ -396,9 +396,7 @@ def _check_loss(choice: Choice, *, binary: bool = False) -> None:
     _check_known("loss", choice.name, LOSSES)
     for name in ("reduction", "ignore_index", "binary"):
         if name in choice.options:
-            raise RecipeError(
-                f"loss {choice}: {name} is not for the loss of a recipe to choose; recipe and data decide it"
-            )
+            raise RecipeError(f"loss {choice}: {name} cannot be set here; the recipe and its data decide it")
     if "adapt" in choice.options and not issubclass(LOSSES[choice.name], AdaptiveLoss):
         raise RecipeError(f"loss {choice}: {choice.name} does not adapt; adapt is for losses that do")
     # A list, such as class weights, may have an entry for each class.

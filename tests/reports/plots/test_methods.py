@@ -69,7 +69,11 @@ def test_training_curves_have_the_unit_of_the_metric(metric, label, value, ax):
 @pytest.mark.parametrize(
     ("data", "options", "message"),
     [
-        ({"ce": [0.1]}, {"metric": "ece2"}, "unknown metric 'ece2'; known: accuracy, "),
+        (
+            {"ce": [0.1]},
+            {"metric": "ece2"},
+            "unknown metric 'ece2', did you mean 'ece'[?]; known: accuracy, ",
+        ),
         ({}, {}, "got none"),
         (
             {"ce": []},

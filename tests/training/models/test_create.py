@@ -89,7 +89,7 @@ def test_a_class_is_a_factory():
         ("own_networks:nothing", {}, TypeError, "must be a torch.nn.Module, its factory returned 'a string'"),
         ("own_networks:broken", {}, TypeError, "of its own"),
         ("own_networks:linear", {"bis": 1}, TypeError, "has no option 'bis', did you mean 'bias'"),
-        ("own_networks:linear", {}, TypeError, "needs features, which neither options nor data tell"),
+        ("own_networks:linear", {}, TypeError, "needs features: set it as an option"),
         ("own_incomplete:linear", {}, ModuleNotFoundError, "a_module_that_is_not_there"),
     ],
 )

@@ -105,7 +105,9 @@ def create_model(
     given = {option: about[option] for option in named if option in about} | options
     missing = [option for option, required in named.items() if required and option not in given]
     if missing:
-        raise TypeError(f"model {name!r} needs {', '.join(missing)}, which neither options nor data tell")
+        raise TypeError(
+            f"model {name!r} needs {', '.join(missing)}: set it as an option, the data do not say it"
+        )
     model = factory(num_classes, **given)
     if not isinstance(model, nn.Module):
         raise TypeError(f"model {name!r} must be a torch.nn.Module, its factory returned {model!r}")

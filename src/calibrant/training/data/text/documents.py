@@ -125,9 +125,9 @@ def draw_missing(
     ]
     if sum(drawn) >= size:
         raise ValueError(
-            f"cannot draw {' and '.join(str(count) for count in drawn if count)} of {size} documents and "
-            "have some to learn from: expected fractions validation and test that add up to less than 1, or "
-            "more documents"
+            f"cannot draw {' and '.join(str(count) for count in drawn if count)} of {size} documents: none "
+            "would be left to train on; expected fractions validation and test that add up to less than 1, "
+            "or more documents"
         )
     kept, *rest = stratified(main.targets, [size - sum(drawn), *drawn], split_seed)
     missing = (part or main.subset(indices) for part, indices in zip(others, rest, strict=True))
