@@ -170,7 +170,7 @@ def test_wrong_input_is_refused() -> None:
 @pytest.mark.parametrize("key", ["temperature", "isotonic", "local-temperature"])
 def test_labels_with_one_problem_give_one_warning(key: str) -> None:
     logits, target = decisions(300, 3)
-    with pytest.warns(UserWarning, match="single logits lie in") as caught:
+    with pytest.warns(UserWarning, match="single logits look like") as caught:
         create_calibrator(key).fit(logits.sigmoid(), target, binary=True)
     assert len(caught) == 1
     assert caught[0].filename == __file__

@@ -204,7 +204,7 @@ def test_every_metric_has_a_reference() -> None:
 small_batches = batches(most=48, most_classes=12, ruled_out=True)
 
 
-@pytest.mark.filterwarnings("ignore:these logits lie in")
+@pytest.mark.filterwarnings("ignore:these logits look like")
 @given(batch=small_batches, bins=BINS, background=st.integers(0, 1))
 def test_metrics_equal_their_definitions(batch: Batch, bins: int, background: int) -> None:
     drop_undecidable(batch, bins)
@@ -237,7 +237,7 @@ def test_parts_of_the_brier_score(batch: Batch) -> None:
         assert brier_at(temperature) >= split.refinement - near
 
 
-@pytest.mark.filterwarnings("ignore:these logits lie in")
+@pytest.mark.filterwarnings("ignore:these logits look like")
 @given(batch=small_batches, bins=DIVISORS, data=st.data())
 def test_a_stream_equals_all_at_once(batch: Batch, bins: int, data: st.DataObject) -> None:
     assume(batch.valid.any())
@@ -267,7 +267,7 @@ def test_a_stream_equals_all_at_once(batch: Batch, bins: int, data: st.DataObjec
         assert streamed[name] is None or not metric.percent or streamed[name] <= 1 + 1e-6
 
 
-@pytest.mark.filterwarnings("ignore:these logits lie in")
+@pytest.mark.filterwarnings("ignore:these logits look like")
 @given(batch=batches(most=48, most_classes=12, kinds=("plain", "certain")), seed=SEEDS)
 def test_permuted_classes_change_nothing(batch: Batch, seed: int) -> None:
     top = batch.rows.topk(2, 1).values
