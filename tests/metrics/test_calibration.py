@@ -507,7 +507,9 @@ def straddling(histogram, bins):
     return (count[cells] * cut).sum() / count.sum()
 
 
-@pytest.mark.filterwarnings("ignore:these logits look like")  # a few rounded logits may look like probabilities
+@pytest.mark.filterwarnings(
+    "ignore:these logits look like"
+)  # a few rounded logits may look like probabilities
 @settings(deadline=None, max_examples=40)
 @given(
     st.integers(0, 2**31),

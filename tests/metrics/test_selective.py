@@ -12,7 +12,6 @@ from sklearn.metrics import roc_auc_score
 from calibrant import evaluate
 from calibrant.evaluation import Evaluator
 from calibrant.metrics import (
-    METRICS,
     Predictions,
     augrc,
     aurc,
@@ -20,9 +19,6 @@ from calibrant.metrics import (
     risk_at_coverage,
     risk_coverage,
 )
-from calibrant.metrics.catalogue import Options
-from calibrant.metrics.resampling import Resamples, draws
-from calibrant.metrics.uncertainty import interval
 
 
 def of_outcomes(confidence, correct):
@@ -150,25 +146,37 @@ def test_a_stream_is_close():
     assert streamed.coverage_at_risk == pytest.approx(exact.coverage_at_risk, abs=5e-3)
 
 
-def test_intervals_cover_the_true_value():
-    """AUGRC of a model with a known posterior, in most of forty samples."""
+@pytest.mark.parametrize("scale", [3, 20], ids=["many errors", "few errors"])
+def test_intervals_cover_the_true_value(scale):
+    """Models with a known posterior; with few errors, the figures are near their bounds."""
     generator = torch.Generator().manual_seed(1)
 
     def sample(size):
-        logits = 2 * torch.randn(size, 4, generator=generator, dtype=torch.float64)
+        logits = scale * torch.randn(size, 10, generator=generator)
         return logits, torch.multinomial(logits.softmax(1), 1, generator=generator).squeeze(1)
 
-    truth = {metric.__name__: metric(*sample(200_000)) for metric in (aurc, augrc)}
+    many = sample(200_000)
+    truth = {each.__name__: each(*many) for each in (aurc, augrc, risk_at_coverage, coverage_at_risk)}
     covered = dict.fromkeys(truth, 0)
     for seed in range(40):
-        predictions = Predictions.of(*sample(300))
-        resamples = [Resamples.of(predictions, weight) for weight in draws(300, 200, seed)]
+        evaluation = evaluate(*sample(500), resamples=100, seed=seed)
         for name, value in truth.items():
-            function = METRICS[name].function
-            drawn = torch.cat([function(each, Options()) for each in resamples])
-            low, high = interval(float(function(predictions, Options())), drawn, 0.95)
+            low, high = evaluation.intervals[name]
+            assert low <= getattr(evaluation, name) <= high
             covered[name] += low <= value <= high
     assert min(covered.values()) >= 33  # of 40: P < 0.2 % at a level of 95 %
+
+
+def test_no_error_does_not_mean_that_there_will_be_none():
+    evaluation = evaluate(*of_outcomes(torch.linspace(0.6, 0.99, 50), [True] * 50), resamples=100)
+    assert evaluation.intervals["risk_at_coverage"] == pytest.approx((0.0, 1 - 0.025 ** (1 / 40)))
+    assert evaluation.intervals["coverage_at_risk"] == (
+        0.0,
+        1.0,
+    )  # 1 - 0.025^(1/50) is 7 %, and 5 % are allowed
+    curve = evaluation.risk_coverage
+    assert curve.risk_interval(0.8) == evaluation.intervals["risk_at_coverage"]
+    assert curve.coverage_interval(0.1) == (1.0, 1.0)
 
 
 def test_the_curve_has_the_risks_of_the_metric_and_exact_intervals():

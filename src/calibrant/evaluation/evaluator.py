@@ -439,6 +439,7 @@ class Evaluator:
     ) -> Evaluation:
         bins = bins_of_the_test(self.bins)
         p_value = calibration_test(sums.histogram, bins=bins, seed=self.seed).p_value
+        ranked = predictions or (sums.histogram.ranked.folded() if self.binary else sums.histogram)
         figures = figures_of(
             estimates,
             replicates,
@@ -447,8 +448,8 @@ class Evaluator:
             level=self.level if self.resamples else None,
             rejected=p_value < 1 - self.level,
             chance=lambda metric: metric(predictions or sums.histogram, self.bins, self.seed),
+            ranked=ranked,
         )
-        ranked = predictions or (sums.histogram.ranked.folded() if self.binary else sums.histogram)
         return Evaluation(
             name=self.name,
             samples=int(sums.samples),

@@ -11,8 +11,20 @@ from torch import Tensor
 
 from calibrant.evaluation.figures import Figure
 from calibrant.evaluation.sums import EvaluationSums
+from calibrant.histogram import ConfidenceHistogram, RankedSums
 from calibrant.metrics.catalogue import METRICS, Metric, Options
-from calibrant.metrics.uncertainty import Interval, binomial_interval, interval, normal_interval
+from calibrant.metrics.predictions import Predictions
+from calibrant.metrics.selective import risk_coverage
+from calibrant.metrics.uncertainty import (
+    Interval,
+    binomial_interval,
+    interval,
+    normal_interval,
+    percentile_interval,
+)
+
+# Points of the risk-coverage curve that intervals are read off.
+_POINTS = 1000
 
 
 def figures_of(
@@ -24,13 +36,15 @@ def figures_of(
     level: float | None,
     rejected: bool,
     chance: Callable[[Any], float],
+    ranked: Predictions | ConfidenceHistogram | RankedSums,
 ) -> dict[str, Figure]:
     """The figures of all metrics: values with intervals and replicates.
 
     Without a ``level`` there are no intervals. ``rejected`` is the result of the test of calibration;
-    ``chance`` calls `Metric.chance` with the data.
+    ``chance`` calls `Metric.chance` with the data. ``ranked`` are the confidences of the predicted classes.
     """
     figures: dict[str, Figure] = {}
+    curve = None if level is None else risk_coverage(ranked, points=_POINTS, level=level)
     for name, value in estimates.items():
         metric, drawn = METRICS[name], replicates.get(name)
         ends: Interval | None = None
@@ -43,6 +57,9 @@ def figures_of(
             elif metric.binomial:
                 found = binomial_interval((value * sums.samples).round(), sums.samples, level)
                 ends = float(found[0]), float(found[1])
+            elif metric.curve_interval is not None and curve is not None:
+                low, high = metric.curve_interval(curve)
+                ends = min(low, value), max(high, value)  # the curve has steps of a thousandth
             elif drawn is not None:
                 ends = _bootstrap(metric, value, drawn, level, rejected, chance)
             elif metric.source == "elements" and metric.streamed:
@@ -69,6 +86,8 @@ def image_figures(images: Tensor, level: float | None) -> dict[str, Figure]:
 def _bootstrap(
     metric: Metric, value: float, drawn: Tensor, level: float, rejected: bool, chance: Callable[[Any], float]
 ) -> Interval:
+    if metric.group == "selective":
+        return percentile_interval(drawn, level)
     low, high = interval(value, drawn, level, debiased=metric.debiased)
     if metric.chance is not None:
         low = min(low, interval(value, drawn, level, debiased=True)[0] - chance(metric.chance))

@@ -28,8 +28,14 @@ from calibrant.metrics.calibration import (
 )
 from calibrant.metrics.predictions import Predictions
 from calibrant.metrics.scores import brier_parts, kde_ece, nll_parts
-from calibrant.metrics.selective import augrc_of, aurc_of, coverage_at_risk_of, risk_at_coverage_of
-from calibrant.metrics.uncertainty import chance_classwise, chance_mce
+from calibrant.metrics.selective import (
+    RiskCoverage,
+    augrc_of,
+    aurc_of,
+    coverage_at_risk_of,
+    risk_at_coverage_of,
+)
+from calibrant.metrics.uncertainty import Interval, chance_classwise, chance_mce
 
 DEFINITIONS = 1
 """The number of the definitions of all metrics, stored with the results of runs.
@@ -107,6 +113,7 @@ class Metric(Description):
         fewest_classes: with fewer classes the metric would be the same for every model, and is None.
         binomial: whether the metric is the fraction of elements with some property. Its interval is then
             Clopper and Pearson's.
+        curve_interval: the interval of the metric as a function of the risk-coverage curve, if it has one.
         debiased: true for an estimate without bias; its interval is not corrected for bias.
         chance: the mean value that a calibrated model gets by chance, as a function of the source of the
             confidences, bins and seed. It is subtracted from the lower end of the interval, because the
@@ -132,6 +139,7 @@ class Metric(Description):
     why_missing: str = ""
     fewest_classes: int = 2
     binomial: bool = False
+    curve_interval: Callable[[RiskCoverage], Interval] | None = None
     debiased: bool = False
     chance: Callable[[Predictions | ConfidenceHistogram, int, int], float] | None = None
     since: int = 1
@@ -370,11 +378,13 @@ METRICS: dict[str, Metric] = {
         "Risk at 80 % coverage",
         "The error rate of the 80 % most confident elements.",
         function=lambda confidences, options: risk_at_coverage_of(confidences, 0.8),
+        curve_interval=lambda curve: curve.risk_interval(0.8),
     ),
     "coverage_at_risk": _selective(
         "Coverage at 5 % risk",
         "The largest fraction of elements, by falling confidence, whose error rate is at most 5 %.",
         function=lambda confidences, options: coverage_at_risk_of(confidences, 0.05),
+        curve_interval=lambda curve: curve.coverage_interval(0.05),
         higher_is_better=True,
     ),
 }

@@ -40,6 +40,23 @@ class RiskCoverage:
     risk: tuple[float, ...]
     interval: tuple[Interval, ...]
 
+    def risk_interval(self, coverage: float) -> Interval:
+        """The interval of the risk at a coverage."""
+        return next(
+            ends for at, ends in zip(self.coverage, self.interval, strict=True) if at >= coverage - 1e-9
+        )
+
+    def coverage_interval(self, risk: float) -> Interval:
+        """The interval of the largest coverage with this risk.
+
+        It starts at the last coverage whose risk is surely not larger, and ends at the last one whose risk is
+        not surely larger.
+        """
+        ends = list(zip(self.coverage, self.interval, strict=True))
+        surely = max((at for at, (_, high) in ends if high <= risk), default=0.0)
+        possibly = max((at for at, (low, _) in ends if low <= risk), default=0.0)
+        return surely, possibly
+
 
 def aurc(source: Source, target: Tensor | None = None, *, ignore_index: int = -100) -> float:
     """Area under the risk-coverage curve: the mean of the risks at coverage 1/N, 2/N, …, 1.

@@ -28,11 +28,17 @@ def interval(estimate: float, replicates: Tensor, level: float, *, debiased: boo
     error of a resample is larger than that of the sample by about as much. An interval can therefore lie
     below its estimate. If the estimate is ``debiased``, only the spread of the replicates ``(R,)`` is used.
     """
-    tail = (1 - level) / 2
     if debiased:
         replicates = replicates - replicates.mean() + estimate
-    low, high = torch.quantile(replicates, torch.tensor([tail, 1 - tail], dtype=replicates.dtype)).tolist()
+    low, high = percentile_interval(replicates, level)
     return 2 * estimate - high, 2 * estimate - low
+
+
+def percentile_interval(replicates: Tensor, level: float) -> Interval:
+    """The quantiles of the replicates ``(R,)``, for estimates near a bound that a reflection would cross."""
+    tail = (1 - level) / 2
+    low, high = torch.quantile(replicates, torch.tensor([tail, 1 - tail], dtype=replicates.dtype)).tolist()
+    return low, high
 
 
 def normal_interval(mean: float, deviation: float, level: float) -> Interval:
