@@ -745,6 +745,26 @@ def test_arguments_that_would_have_no_effect_are_told(tmp_path):
         trainer_for(Calibration(alm()), tmp_path, label_smoothing_factor=0.1).train()
 
 
+def begin(calibration, tmp_path, **options):
+    arguments = TrainingArguments(str(tmp_path), eval_strategy="epoch", save_strategy="epoch", **options)
+    calibration.on_train_begin(arguments, TrainerState(), TrainerControl())
+
+
+def test_a_best_model_by_a_loss_that_moves_is_told(tmp_path):
+    with pytest.warns(UserWarning, match="cannot be compared between evaluations"):
+        begin(Calibration(alm()), tmp_path, load_best_model_at_end=True)
+    begin(Calibration(create_loss("ce", 3)), tmp_path, load_best_model_at_end=True)
+    begin(Calibration(alm()), tmp_path, metric_for_best_model="nll", greater_is_better=False)
+
+
+@pytest.mark.parametrize("name", ["nll", "eval_nll", "eval_validation_adaptive_ece"])
+def test_a_direction_that_keeps_the_worst_model_is_refused(name, tmp_path):
+    with pytest.raises(ValueError, match=f"metric_for_best_model='{name}' needs greater_is_better=False"):
+        begin(Calibration(alm()), tmp_path, metric_for_best_model=name)
+    with pytest.raises(ValueError, match="'accuracy' needs greater_is_better=True"):
+        begin(Calibration(alm()), tmp_path, metric_for_best_model="accuracy", greater_is_better=False)
+
+
 def test_a_loss_without_effect_is_told_at_the_end_of_training(tmp_path):
     calibration = Calibration(create_loss("cals-alm", CLASSES, margin=1e6))
     trainer = trainer_for(calibration, tmp_path, num_train_epochs=3, eval_strategy="steps", eval_steps=1)

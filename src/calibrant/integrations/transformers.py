@@ -306,8 +306,15 @@ class Calibration(TrainerCallback):
                 "torchrun --nproc_per_node, or show the program one GPU with CUDA_VISIBLE_DEVICES"
             )
         _check_task(model, self.loss.binary)
+        _check_best_metric(args)
         if not isinstance(self.loss, AdaptiveLoss):
             return
+        if args.metric_for_best_model in ("loss", "eval_loss"):
+            warn(
+                "metric_for_best_model is eval_loss, but the value of this loss changes whenever it adapts "
+                "and cannot be compared between evaluations. Set metric_for_best_model='nll' and "
+                "greater_is_better=False"
+            )
         if args.eval_strategy == "no":
             warn(
                 "the loss adapts to evaluations during training, but with eval_strategy='no' there are none: "
@@ -395,6 +402,18 @@ def _origin_of_the_event() -> FrameType | None:
 
 def _calls_callbacks(frame: FrameType) -> bool:
     return frame.f_globals.get("__name__") == TrainerCallback.__module__
+
+
+def _check_best_metric(args: TrainingArguments) -> None:
+    """Refuse a direction of the best metric that would keep the worst model."""
+    name = args.metric_for_best_model or ""
+    for key, metric in METRICS.items():
+        if f"_{name}".endswith(f"_{key}") and args.greater_is_better != metric.higher_is_better:
+            raise ValueError(
+                f"metric_for_best_model={name!r} needs greater_is_better={metric.higher_is_better}: with "
+                f"greater_is_better={args.greater_is_better}, the worst model would be kept (transformers "
+                "sets True unless the name ends in 'loss')"
+            )
 
 
 def _check_task(model: Any, binary: bool) -> None:

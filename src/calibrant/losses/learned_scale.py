@@ -178,7 +178,7 @@ class LearnedScale(AdaptiveLoss):
             what = f"the scale is at a bound of scale_range=({low:g}, {high:g})"
         elif self._offset_rule == "learned" and self.offset.abs().max() >= _WIDEST:
             what = f"an offset is at its bound of {_WIDEST:g}"
-        advice = "Try a smaller margin, weight decay, fewer epochs, or a calibrator afterwards"
+        advice = "Try more steps between passes, a smaller margin, weight decay, or a calibrator afterwards"
         return f"{what}: the network does not follow it. {advice}" if what else None
 
     def composition(self) -> Composition:
