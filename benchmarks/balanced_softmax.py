@@ -1,7 +1,8 @@
 """Balanced softmax with several losses: the logarithm of the class counts is added to the logits in the loss.
 
-Long-tailed digits, as in the recipe ``digits-lt``: 206 training images, 80 down to 1 of a class; 400 validation
-and 540 test images, balanced. A network with two hidden layers, 60 epochs of Adam. Means over seeds.
+Long-tailed digits, as in the recipe ``digits-lt``: 206 training images, 80 down to 1 of a class; 400
+validation and 540 test images, balanced. A network with two hidden layers, 60 epochs of Adam. Means over
+seeds.
 
     python benchmarks/balanced_softmax.py
     python benchmarks/balanced_softmax.py --seeds 0
