@@ -266,6 +266,25 @@ class TestStructure:
         assert "[0.00, 0.10]" in page.find("td", data_figure="ece")[0][0]
         assert len([text for text, _ in page.find("span", class_="outside") if text == "†"]) >= number
 
+    def test_the_explanation_is_not_in_a_narrow_card(self):
+        odd = replace(evaluation(), intervals={**evaluation().intervals, "ece": (0.0, 0.001)})
+        page = Page(render_report([odd]))
+        tiles = [text for text, _ in page.find("div", class_="tile")]
+        assert any("†" in text for text in tiles)
+        assert not any("lies outside its interval" in text for text in tiles)
+        (section,) = page.find("section", id="summary")
+        assert section[0].index("† The estimate lies outside its interval") < section[0].index("All figures")
+
+    @pytest.mark.parametrize("number", [1, 2])
+    def test_the_diagram_is_where_its_explanation_is(self, number):
+        page = render_report(models()[:number])
+        found = [part for part in page.split("<section ")[1:] if '<svg class="chart reliability"' in part]
+        assert len(found) == 1
+        assert found[0].startswith('id="verdict"' if number == 1 else 'id="reliability"')
+        assert "Point at a bar" in found[0]
+        assert found[0].count("The diagram in words and numbers") == number
+        assert page.count("Point at a bar") == 1
+
     def test_the_risk_coverage_curves_are_drawn_if_every_model_has_one(self):
         curve = RiskCoverage((0.5, 1.0), (0.05, 0.15), ((0.03, 0.08), (0.12, 0.19)))
         pair = [replace(each, risk_coverage=curve) for each in models()[:2]]

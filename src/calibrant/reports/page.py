@@ -144,10 +144,13 @@ def render_report(
     shown += [evaluation.classes[k] for evaluation in evaluations for k in across]
     plotted = len(summary.models) if summary and summary.models else len(names)  # those before calibration
     errors = charts.error_of_models(evaluations, names) if len(names) > 1 else None
+    picture = summary.errors if summary and summary.errors else errors
     risks = charts.risks(evaluations[:plotted], names[:plotted]) if plotted <= _MOST_DOTS else None
     has_groups = any(evaluation.groups for evaluation in evaluations)
     binary = all(evaluation.binary for evaluation in evaluations)
-    return template("report.html.jinja").render(
+    return template(
+        "report.html.jinja"
+    ).render(
         title=title,
         summary=summary,
         models=summary.models if summary and summary.models else [] if fitted else names,
@@ -157,13 +160,13 @@ def render_report(
             "verdict": "Verdict",
             **({"comparison": summary.heading} if summary else {}),
             "summary": "Figures",
-            "reliability": "Reliability",
+            **({"reliability": "Reliability"} if picture else {}),  # otherwise in the verdict
             **({"selective": "Selective prediction"} if risks else {}),
             **({"classes": "Classes"} if shown else {}),
             **({"groups": "Groups"} if has_groups else {}),
         },
         verdict=_verdict(evaluations, table, warning, summary, fitted),
-        picture=summary.errors if summary and summary.errors else errors,
+        picture=picture,
         facts=_facts(evaluations, summary, fitted),
         warning=warning,
         table=table,
