@@ -354,7 +354,9 @@ class TestMarks:
         assert Page(render_report(pair)).best(name) == [int(METRICS[name].higher_is_better)]
 
     def test_equal_values_are_all_best(self):
-        assert Page(render_report([evaluation("a"), evaluation("b")])).best("ece") == [0, 1]
+        equal = [evaluation("a"), evaluation("b")]
+        assert Page(render_report([*equal, evaluation("c", over=0.2)])).best("ece") == [0, 1]
+        assert Page(render_report(equal)).best("ece") == []  # nothing to choose
 
     def test_nan_and_infinity(self):
         page = Page(render_report([replace(evaluation(), nll=float(value)) for value in ("inf", "nan", "3")]))

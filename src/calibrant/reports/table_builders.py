@@ -20,9 +20,9 @@ if TYPE_CHECKING:
 def _best(
     values: Sequence[float | None], printed: Sequence[str], higher_is_better: bool | None
 ) -> tuple[int | None, list[bool]]:
-    """The position of the best value, and which values print like it; a single value is not the best."""
+    """The position of the best value, and which values print like it; none if all values print alike."""
     known = [index for index, value in enumerate(values) if value is not None]
-    if higher_is_better is None or len(known) < 2:
+    if higher_is_better is None or len({printed[index] for index in known}) < 2:
         return None, [False] * len(values)
     best = (max if higher_is_better else min)(known, key=lambda index: values[index] or 0.0)
     return best, [

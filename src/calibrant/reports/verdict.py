@@ -269,6 +269,8 @@ def _ranking(table: Table, key: str) -> str:
     (column,) = table.select([key]).columns
     cells = dict(zip(table.rows, column.cells, strict=True))
     best = [name for name, cell in cells.items() if cell.best]
+    if not best and all(cell.value is not None for cell in cells.values()):
+        return f"All models have the same {_WORDS[key]}, {column.cells[0].text}."
     if not best:
         return ""
     worse = [name for name, cell in cells.items() if cell.verdict == "worse"]
