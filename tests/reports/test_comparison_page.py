@@ -197,8 +197,11 @@ def test_titles_and_axes_say_what_is_shown(full):
         "shift-fog-x=1-ece-temperature": "fog[x=1], after temperature scaling",
         "shift-other-ece-temperature-objective=ece": f"other, after {CALIBRATOR}",
         "gamma-ce": "ce, seed 3",
+        "accuracy-against-ece": "Means and standard deviations over seeds",
     }
     assert {name: drawn[name][0].axes[0].get_title() for name in expected} == expected
+    single = _pictures(comparison(1), {}, {})["accuracy-against-ece"][0].axes
+    assert single[0].get_title() == ""  # no bars
     assert drawn["training-ece"][0].axes[0].get_ylabel() == "Validation ECE (%)"
 
 

@@ -194,7 +194,8 @@ def _pictures(comparison: Comparison, history: History, learned: Learned) -> dic
         if all(error is not None for seeds in points.values() for _, error in seeds):
             caption = f"Accuracy against {METRICS[metric].label}: methods at the upper left are best{bars}"
             file = f"accuracy-against-{metric.replace('_', '-')}"
-            add(file, caption, plots.accuracy_against_ece, points, metric=metric, height=3.6)
+            title = "Means and standard deviations over seeds" if several else None
+            add(file, caption, plots.accuracy_against_ece, points, metric=metric, height=3.6, title=title)
     outside = data_labels(comparison.methods[0].curves)
     for data, by_calibrator in comparison.methods[0].curves.items():
         for calibrator in by_calibrator:
