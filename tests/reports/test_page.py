@@ -325,6 +325,15 @@ class TestStructure:
         assert text.count("tail") == 3
         assert Page(render_report([replace(evaluation(), groups={})])).find("table", class_="groups") == []
 
+    def test_groups_have_limits_and_elements(self):
+        groups = {**evaluation().groups, "mid": GroupFigures(0, 0, None, None, None)}
+        page = Page(render_report([replace(evaluation(), groups=groups)]))
+        [(text, _)] = page.find("section", id="groups")
+        assert "training elements of a class: head (more than 100), tail (fewer than 20)." in text
+        assert "mid" not in text
+        none = {"mid": groups["mid"]}
+        assert Page(render_report([replace(evaluation(), groups=none)])).find("section", id="groups") == []
+
     def test_equal_names_are_told_apart(self):
         page = Page(render_report([evaluation("net"), evaluation("net"), evaluation("net (2)")]))
         rows = [text for text, _ in page.find("th", scope="row")][:3]
@@ -450,7 +459,7 @@ class TestSafety:
         hostile = replace(
             evaluation(HOSTILE),
             classes=(ClassFigures(HOSTILE, 3, None, None, -0.1, 0.1),),
-            groups={HOSTILE: GroupFigures(1, 0, None, None, None)},
+            groups={HOSTILE: GroupFigures(1, 3, 0.5, 0.6, 0.1)},
         )
         honest = replace(evaluation(), classes=hostile.classes[:1], groups={"head": hostile.groups[HOSTILE]})
         for number in (1, 2):

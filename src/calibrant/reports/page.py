@@ -20,6 +20,7 @@ from markupsafe import Markup, escape
 
 from calibrant.atomic import replace_file
 from calibrant.evaluation import ClassFigures, Evaluation
+from calibrant.evaluation.sums import GROUPS
 from calibrant.metrics import METRICS
 from calibrant.printable import printable
 from calibrant.reports import charts, verdict
@@ -57,6 +58,7 @@ class Summary:
     scatter: charts.Scatter | None = None
     models: tuple[str, ...] = ()  # the names to count as models; by default those of the evaluations
     facts: tuple[str, ...] = ()  # what there is several times, such as "2 seeds"
+    pictured: str = "other errors, training, what the losses learn"  # what the pictures show
 
 
 def write_report(
@@ -146,7 +148,11 @@ def render_report(
     errors = charts.error_of_models(evaluations, names) if len(names) > 1 else None
     picture = summary.errors if summary and summary.errors else errors
     risks = charts.risks(evaluations[:plotted], names[:plotted]) if plotted <= _MOST_DOTS else None
-    has_groups = any(evaluation.groups for evaluation in evaluations)
+    groups_of_classes = [
+        {name: group for name, group in evaluation.groups.items() if group.count}
+        for evaluation in evaluations
+    ]
+    has_groups = any(groups_of_classes)
     binary = all(evaluation.binary for evaluation in evaluations)
     return template(
         "report.html.jinja"
@@ -187,6 +193,10 @@ def render_report(
         risks=risks,
         has_classes=bool(shown),
         has_groups=has_groups,
+        groups_of_classes=groups_of_classes,
+        group_limits={
+            name: limit for name, limit in GROUPS.items() if any(name in each for each in groups_of_classes)
+        },
         worst=worst,
         plotted=plotted,
         across=across if plotted > 1 else [],
