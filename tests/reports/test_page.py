@@ -334,6 +334,10 @@ class TestStructure:
         none = {"mid": groups["mid"]}
         assert Page(render_report([replace(evaluation(), groups=none)])).find("section", id="groups") == []
 
+    def test_one_is_not_plural(self):
+        page = Page(render_report([evaluate(torch.zeros(1, 2), torch.zeros(1, dtype=torch.long), bins=1)]))
+        assert "1 model · 1 element · 2 classes · 1 bin · " in page.find("header")[0][0]
+
     def test_equal_names_are_told_apart(self):
         page = Page(render_report([evaluation("net"), evaluation("net"), evaluation("net (2)")]))
         rows = [text for text, _ in page.find("th", scope="row")][:3]

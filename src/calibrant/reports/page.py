@@ -22,7 +22,7 @@ from calibrant.atomic import replace_file
 from calibrant.evaluation import ClassFigures, Evaluation
 from calibrant.evaluation.sums import GROUPS
 from calibrant.metrics import METRICS
-from calibrant.printable import printable
+from calibrant.printable import counted, printable
 from calibrant.reports import charts, verdict
 from calibrant.reports.table_builders import evaluation_table
 from calibrant.reports.tables import HTML, Table, interval_text, number_text
@@ -308,16 +308,16 @@ def _facts(evaluations: Sequence[Evaluation], summary: Summary | None, fitted: s
     """What was evaluated, and how, in a few words each."""
     models = len(evaluations)
     labels = all(each.labels for each in evaluations)
-    counted = ["1 model" if models == 1 else f"{models} models"]
+    what = [counted(models, "model")]
     if fitted:
-        counted = ["1 model before and after calibration"]
+        what = ["1 model before and after calibration"]
     elif summary is not None and summary.facts:
-        counted = [*summary.facts]
+        what = [*summary.facts]
     parts = [
-        *counted,
-        f"{_span(each.samples for each in evaluations)} {'decisions' if labels else 'elements'}",
-        f"{_span(each.num_classes for each in evaluations)} {'labels' if labels else 'classes'}",
-        f"{_span(each.bins for each in evaluations)} bins",
+        *what,
+        _span((each.samples for each in evaluations), "decision" if labels else "element"),
+        _span((each.num_classes for each in evaluations), *(("label",) if labels else ("class", "classes"))),
+        _span((each.bins for each in evaluations), "bin"),
     ]
     if any(each.binary for each in evaluations):
         parts.append("ECE and the diagrams compare the probability of yes with the frequency of yes")
@@ -342,10 +342,11 @@ def _levels(evaluations: Sequence[Evaluation]) -> str:
     return " and ".join(f"{100 * level:g}%" for level in sorted({each.level for each in evaluations}))
 
 
-def _span(values: Iterable[int]) -> str:
-    """One number, or the smallest and the largest of several."""
+def _span(values: Iterable[int], one: str, several: str = "") -> str:
+    """One number, or the smallest and the largest of several, with their noun as in `counted`."""
     ordered = sorted(set(values))
-    return f"{ordered[0]:,}" if len(ordered) == 1 else f"{ordered[0]:,} to {ordered[-1]:,}"
+    last = counted(ordered[-1], one, several)
+    return last if len(ordered) == 1 else f"{ordered[0]:,} to {last}"
 
 
 def _warning(evaluations: Sequence[Evaluation]) -> str:

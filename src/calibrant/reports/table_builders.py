@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Literal
 
 from calibrant.metrics import METRICS
 from calibrant.options import Choice, RecipeError
+from calibrant.printable import counted
 from calibrant.reports.tables import Cell, Column, Table, Verdict, interval_text, number_text
 
 if TYPE_CHECKING:
@@ -343,7 +344,7 @@ def figures_note(comparison: Comparison, data: str, fitted: str) -> str:
     beside = [key for key in comparison.calibrators if key != "temperature"]
     others = f", {', '.join(f'+ {key}' for key in beside)}: after this calibrator" if beside else ""
     return (
-        f"{data} of {elements:,} elements, {spread}. {plain} are in percent. + T: after temperature "
+        f"{data} of {counted(elements, 'element')}, {spread}. {plain} are in percent. + T: after temperature "
         f"scaling{others}, fitted to {fitted}."
     )
 

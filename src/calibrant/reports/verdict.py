@@ -9,6 +9,7 @@ from statistics import fmean
 from typing import TYPE_CHECKING
 
 from calibrant.metrics import METRICS
+from calibrant.printable import counted
 from calibrant.reports.tables import Table, number_text
 
 if TYPE_CHECKING:
@@ -214,7 +215,7 @@ def _is_needed(before: Evaluation, after: Evaluation) -> bool:
 def _headline(evaluation: Evaluation) -> str:
     confidence, accuracy = mean_confidence_and_accuracy(evaluation.reliability)
     if _is_tested(evaluation) and not _is_rejected(evaluation):
-        return f"no sign of miscalibration in {evaluation.samples:,} elements"
+        return f"no sign of miscalibration in {counted(evaluation.samples, 'element')}"
     small = abs(confidence - accuracy) < _SMALL_GAP and not evaluation.binary
     if _is_tested(evaluation) and small:
         return "miscalibrated, although mean confidence and accuracy agree"
