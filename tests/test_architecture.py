@@ -66,7 +66,9 @@ MAY_IMPORT = {
         *("calibrators", "evaluation", "extras", "lazy", "losses", "metrics", "printable", "reports"),
         *BELOW_LOSSES,
     },
-    "reports": {"arguments", "atomic", "evaluation", "extras", "lazy", "losses", "metrics", "printable"},
+    "reports": {
+        *("arguments", "atomic", "evaluation", "extras", "lazy", "losses", "metrics", "options", "printable"),
+    },
     "predictions": {"arguments", "atomic", "ensembles", "extras", "layout", "printable", "sizes"},
     "evaluation": {"metrics", "printable", "processes", *BELOW_LOSSES},
     "calibrators": {"atomic", "printable", "sizes", *BELOW_LOSSES},

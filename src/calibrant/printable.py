@@ -31,6 +31,15 @@ def first_few(values: Iterable[object], most: int = 5) -> str:
     return ", ".join([*texts[:most], *["…"] * (len(texts) > most)])
 
 
+def counted(number: int, one: str, several: str = "") -> str:
+    """A number with its noun; ``several`` is the plural, if it is not ``one`` with an s.
+
+    >>> counted(1, "class", "classes"), counted(2000, "element")
+    ('1 class', '2,000 elements')
+    """
+    return f"{number:,} {one if number == 1 else several or f'{one}s'}"
+
+
 def wrapped(text: str, width: int, longest_word: int = 0) -> str:
     """The text in lines of at most ``width``, broken after spaces, commas, slashes, ``[`` and ``+``.
 

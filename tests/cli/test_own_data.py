@@ -41,6 +41,10 @@ def test_a_table_is_trained_and_used():
     inputs = run.data.preparation(raw)
     assert inputs.shape == (60, run.data.about["features"]) == (len(names), 8)
     assert torch.isfinite(run.model(inputs)).all()
+    header, first, *_ = Path("people.csv").read_text().splitlines()
+    Path("new.csv").write_text(f"{header}\n{first}\n")
+    output = printed("predict", str(folder), "--input", "new.csv", "--output", "predictions.csv")
+    assert "predictions.csv: 1 input of new.csv" in output
 
 
 def test_the_target_and_changes():

@@ -1182,6 +1182,13 @@ def test_printed(golden: Evaluation) -> None:
         assert table["p-value of calibration"] == ["0.001", ""]
 
 
+def test_one_is_printed_without_a_plural() -> None:
+    text = str(evaluate(torch.zeros(1, 2), torch.tensor([0]), bins=1, class_counts=[200, 5], resamples=0))
+    assert text.startswith("model: 1 element, 2 classes, 1 bin, exact")
+    assert "1 class\n" in text
+    assert "1 element\n" in text
+
+
 def test_printed_without_what_is_not_there(golden_batch: Batch) -> None:
     text = str(Evaluator(name="a stream", resamples=0, level=0.9).update(*golden_batch).compute())
     table = cells(text)

@@ -10,6 +10,7 @@ import torch
 from calibrant.evaluation import evaluate
 from calibrant.evaluation.comparison import Comparison, Method
 from calibrant.reports.comparison_page import _diagrams, _pictures, latex, markdown, write_comparison
+from calibrant.reports.table_builders import data_labels
 from tests.reports.test_page import Page
 
 
@@ -77,7 +78,34 @@ def test_calibrators_columns_and_detection_are_in_the_table(full):
     assert "All figures but T are in percent" in text
     assert ": after this calibrator, fitted to the validation data" in text
     first, *_ = rows(text, "ce")
-    assert first[6:] == ["1.100 ± 0.000", "**90.50 ± 0.71**", "**50.00 ± 0.00**", "**40.00 ± 0.00**"]
+    assert first[6:] == ["1.100 ± 0.000", "90.50 ± 0.71", "50.00 ± 0.00", "40.00 ± 0.00"]  # as in all rows
+
+
+def test_other_data_have_short_labels():
+    folder = "image-folder[folder=/long/path/to/ood,image_size=32]"
+    same = ("npz[file=a/x.npz]", "npz[file=b/x.npz]")
+    names = (folder, "image-folder[folder=/v1.5/]", *same, "cifar10-c[severity=3]", "fog, mean of 3")
+    assert tuple(data_labels(names).values()) == ("image-folder ood", "image-folder v1.5", *names[2:])
+    odd = ("image-folder[folder=.]", "a]b[", "svhn")
+    assert tuple(data_labels(odd).values()) == odd
+    plain = with_everything("ce", 1.2, 2)
+    only = replace(
+        plain,
+        detection={folder: (0.9, 0.8)},
+        detection_after={folder: (0.5, 0.5)},
+        detection_chosen={},
+        curves={folder: {"": CURVE}},
+        shifted={folder: plain.shifted["other"]},
+    )
+    found = Comparison("toy", (0, 1), (only,))
+    text = markdown(found)
+    assert "| AUROC, image-folder ood | AUROC + T, image-folder ood |" in text
+    assert "## Accuracy on image-folder ood" in text
+    assert "/long/path" not in text + latex(found)
+    captions = [caption for _, caption in _pictures(found, {}, {}).values()]
+    assert any("telling image-folder ood from the test data" in caption for caption in captions)
+    assert not any("/long/path" in caption for caption in captions)
+    assert list(json.loads(found.to_json())["runs"]["ce"]["detection"]) == [folder]
 
 
 def test_accuracy_after_a_calibrator_is_shown_only_where_it_changes():
@@ -90,7 +118,7 @@ def test_shifted_data_have_tables_of_accuracy_and_ece(full):
     text = markdown(full)
     _, accuracy, ece, *_ = text.split("\n## ")
     assert accuracy.startswith("Accuracy on fog[x=1]\n\n| loss | clean | severity 1 | severity 2 |")
-    assert rows(accuracy, "ce") == [["ce", *(f"**{90 - 10 * level}.00 ± 0.00**" for level in range(6))]]
+    assert rows(accuracy, "ce") == [["ce", *(f"{90 - 10 * level}.00 ± 0.00" for level in range(6))]]
     assert "+ T" not in accuracy
     assert rows(ece, "sharp + T") == [["sharp + T", *(f"{5 + 5 * level}.00 ± 0.00" for level in range(6))]]
     assert rows(ece, f"ce + {CALIBRATOR}")[0][1] == "**4.00 ± 0.00**"
@@ -169,8 +197,11 @@ def test_titles_and_axes_say_what_is_shown(full):
         "shift-fog-x=1-ece-temperature": "fog[x=1], after temperature scaling",
         "shift-other-ece-temperature-objective=ece": f"other, after {CALIBRATOR}",
         "gamma-ce": "ce, seed 3",
+        "accuracy-against-ece": "Means and standard deviations over seeds",
     }
     assert {name: drawn[name][0].axes[0].get_title() for name in expected} == expected
+    single = _pictures(comparison(1), {}, {})["accuracy-against-ece"][0].axes
+    assert single[0].get_title() == ""  # no bars
     assert drawn["training-ece"][0].axes[0].get_ylabel() == "Validation ECE (%)"
 
 

@@ -266,6 +266,25 @@ class TestStructure:
         assert "[0.00, 0.10]" in page.find("td", data_figure="ece")[0][0]
         assert len([text for text, _ in page.find("span", class_="outside") if text == "†"]) >= number
 
+    def test_the_explanation_is_not_in_a_narrow_card(self):
+        odd = replace(evaluation(), intervals={**evaluation().intervals, "ece": (0.0, 0.001)})
+        page = Page(render_report([odd]))
+        tiles = [text for text, _ in page.find("div", class_="tile")]
+        assert any("†" in text for text in tiles)
+        assert not any("lies outside its interval" in text for text in tiles)
+        (section,) = page.find("section", id="summary")
+        assert section[0].index("† The estimate lies outside its interval") < section[0].index("All figures")
+
+    @pytest.mark.parametrize("number", [1, 2])
+    def test_the_diagram_is_where_its_explanation_is(self, number):
+        page = render_report(models()[:number])
+        found = [part for part in page.split("<section ")[1:] if '<svg class="chart reliability"' in part]
+        assert len(found) == 1
+        assert found[0].startswith('id="verdict"' if number == 1 else 'id="reliability"')
+        assert "Point at a bar" in found[0]
+        assert found[0].count("The diagram in words and numbers") == number
+        assert page.count("Point at a bar") == 1
+
     def test_the_risk_coverage_curves_are_drawn_if_every_model_has_one(self):
         curve = RiskCoverage((0.5, 1.0), (0.05, 0.15), ((0.03, 0.08), (0.12, 0.19)))
         pair = [replace(each, risk_coverage=curve) for each in models()[:2]]
@@ -306,6 +325,19 @@ class TestStructure:
         assert text.count("tail") == 3
         assert Page(render_report([replace(evaluation(), groups={})])).find("table", class_="groups") == []
 
+    def test_groups_have_limits_and_elements(self):
+        groups = {**evaluation().groups, "mid": GroupFigures(0, 0, None, None, None)}
+        page = Page(render_report([replace(evaluation(), groups=groups)]))
+        [(text, _)] = page.find("section", id="groups")
+        assert "training elements of a class: head (more than 100), tail (fewer than 20)." in text
+        assert "mid" not in text
+        none = {"mid": groups["mid"]}
+        assert Page(render_report([replace(evaluation(), groups=none)])).find("section", id="groups") == []
+
+    def test_one_is_not_plural(self):
+        page = Page(render_report([evaluate(torch.zeros(1, 2), torch.zeros(1, dtype=torch.long), bins=1)]))
+        assert "1 model · 1 element · 2 classes · 1 bin · " in page.find("header")[0][0]
+
     def test_equal_names_are_told_apart(self):
         page = Page(render_report([evaluation("net"), evaluation("net"), evaluation("net (2)")]))
         rows = [text for text, _ in page.find("th", scope="row")][:3]
@@ -335,7 +367,9 @@ class TestMarks:
         assert Page(render_report(pair)).best(name) == [int(METRICS[name].higher_is_better)]
 
     def test_equal_values_are_all_best(self):
-        assert Page(render_report([evaluation("a"), evaluation("b")])).best("ece") == [0, 1]
+        equal = [evaluation("a"), evaluation("b")]
+        assert Page(render_report([*equal, evaluation("c", over=0.2)])).best("ece") == [0, 1]
+        assert Page(render_report(equal)).best("ece") == []  # nothing to choose
 
     def test_nan_and_infinity(self):
         page = Page(render_report([replace(evaluation(), nll=float(value)) for value in ("inf", "nan", "3")]))
@@ -429,7 +463,7 @@ class TestSafety:
         hostile = replace(
             evaluation(HOSTILE),
             classes=(ClassFigures(HOSTILE, 3, None, None, -0.1, 0.1),),
-            groups={HOSTILE: GroupFigures(1, 0, None, None, None)},
+            groups={HOSTILE: GroupFigures(1, 3, 0.5, 0.6, 0.1)},
         )
         honest = replace(evaluation(), classes=hostile.classes[:1], groups={"head": hostile.groups[HOSTILE]})
         for number in (1, 2):

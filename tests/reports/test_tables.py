@@ -6,8 +6,9 @@ import pytest
 import torch
 
 from calibrant.evaluation import evaluate
+from calibrant.evaluation.comparison import Comparison, Method
 from calibrant.metrics import METRICS
-from calibrant.reports.table_builders import evaluation_note, evaluation_table
+from calibrant.reports.table_builders import comparison_table, evaluation_note, evaluation_table
 from calibrant.reports.tables import (
     WORDS,
     Cell,
@@ -269,6 +270,15 @@ def test_values_that_print_alike_are_equally_good(evaluations):
     first, *_ = evaluations
     near = [first, changed(first, nll=first.nll + 1e-9), changed(first, nll=first.nll + 1)]
     assert [cell.best for cell in cells(evaluation_table(near, NAMES), "nll")] == [True, True, False]
+
+
+def test_equal_values_are_not_the_best(evaluations):
+    equal = evaluation_table([evaluations[0]] * 3, NAMES)
+    assert not any(cell.best for each in equal.columns for cell in each.cells)
+    methods = tuple(Method(name, (evaluations[0],)) for name in NAMES)
+    table = comparison_table(Comparison("toy", (0,), methods))
+    assert not any(cell.best for each in table.columns for cell in each.cells)
+    assert "**" not in to_markdown(table)
 
 
 def test_a_single_value_is_not_the_best(evaluations):

@@ -62,5 +62,6 @@ def test_files_are_written(logged, tmp_path):
     assert f"- Chosen on the validation data: {found.chosen}" in text
     page = (tmp_path / "tune.html").read_text()
     assert page.count('<img class="diagram"') == 2 + logged
+    assert f"<summary>{2 + logged} more pictures: the history of the trials</summary>" in page
     assert page.count('<svg class="chart reliability"') == 2
     assert found.chosen in page

@@ -105,6 +105,13 @@ def test_several_models_without_a_test_or_on_other_data():
     assert "lack" in verdict.several_models(missing, evaluation_table(missing, names), "").headline
 
 
+def test_models_with_equal_figures():
+    same = [of_logits(1.0)] * 2
+    said = verdict.several_models(same, evaluation_table(same, ["a", "b"]), "")
+    assert said.headline == f"All models have the same calibration error (ECE), {100 * same[0].ece:.2f}%."
+    assert said.sentences == (f"All models have the same NLL, {same[0].nll:.4f}.",)
+
+
 def comparison(scales, seeds=2, **options):
     def method(name, scale):
         before = tuple(of_logits(scale, seed) for seed in range(seeds))
@@ -154,3 +161,32 @@ def test_a_single_method():
     said = verdict.methods(comparison({"ce": 4.0}))
     assert said.headline.startswith("Over-confident by ")
     assert not said.models
+
+
+def of_few(scale, seed=0, resamples=60):
+    """63 elements of a model that is calibrated with the scale 1."""
+    return of_logits(scale, seed, 63, resamples)
+
+
+def test_noise_is_not_called_an_effect_of_the_temperature():
+    before, after = (tuple(of_few(scale, seed) for seed in (0, 3)) for scale in (1.0, 1 / 0.91))
+    assert sum(each.ece for each in after) > 1.1 * sum(each.ece for each in before)
+    words = verdict.methods(Comparison("toy", (0, 3), (Method("ce", before, after, (0.91,) * 2),))).headline
+    assert "a temperature of 0.91 makes no clear difference (ECE " in words
+
+
+def test_a_calibrator_without_a_clear_effect():
+    before, after = replace(of_few(1.0), p_value=0.01), of_few(1.05)
+    said = verdict.before_and_after(before, after, "spline, fitted to val.npz")
+    assert said.headline.endswith("spline makes no clear difference.")
+    assert said.sentences[1].count("(no significant difference)") == 2
+
+
+def test_a_difference_is_clear_if_most_seeds_agree():
+    poor, good = of_logits(4.0), of_logits(1.0)
+    assert verdict.is_clear([poor] * 3, [good, good, poor])
+    assert not verdict.is_clear([poor] * 3, [good, poor, poor])
+    assert not verdict.is_clear([poor, good], [good, poor])
+    calibrated = [replace(each, p_value=0.4) for each in (poor, good)]
+    assert not verdict.is_clear(calibrated[:1], calibrated[1:])  # neither is miscalibrated
+    assert verdict.is_clear([of_logits(4.0, resamples=0)], [of_logits(3.9, resamples=0)])  # not tested

@@ -9,6 +9,7 @@ import typer
 
 from calibrant.cli import terminal
 from calibrant.cli.program import say
+from calibrant.printable import counted
 
 if TYPE_CHECKING:
     from calibrant.calibrators import Calibrator
@@ -117,7 +118,7 @@ def conformal(
         low, high = (100 * end for end in expected_coverage(elements, sets.alpha))
         promise += f" are covered; a single fit covers {low:.1f} to {high:.1f} % in 95 % of cases"
         promise += ", more if scores are equal"
-    say(f"{sets.key}, fitted to {elements:,} elements of {held_out.path.name}. {promise}")
+    say(f"{sets.key}, fitted to {counted(elements, 'element')} of {held_out.path.name}. {promise}")
     if figures is not None:
         _print(figures, files[1], wide=wide)
 

@@ -13,7 +13,7 @@ import torch
 from calibrant.metrics.catalogue import METRICS
 from calibrant.metrics.selective import RiskCoverage
 from calibrant.metrics.uncertainty import Interval, interval
-from calibrant.printable import text_table
+from calibrant.printable import counted, text_table
 
 if TYPE_CHECKING:
     from rich.text import Text
@@ -340,8 +340,9 @@ class Evaluation:
 
     def __str__(self) -> str:
         kind = ("exact" if self.exact else "streamed") + (", means over images" if self.per_image else "")
-        parts = f"{self.num_classes:,} {'labels' if self.labels else 'classes'}"
-        title = f"{self.name}: {self.samples:,} elements, {parts}, {self.bins} bins, {kind}"
+        words = ("label", "labels") if self.labels else ("class", "classes")
+        parts = f"{counted(self.samples, 'element')}, {counted(self.num_classes, *words)}"
+        title = f"{self.name}: {parts}, {counted(self.bins, 'bin')}, {kind}"
         if self.binary:
             title += "; calibration of the probability of yes"
         headings = ("metric", "value", f"{100 * self.level:g} % interval")
@@ -371,8 +372,8 @@ class Evaluation:
         for name, group in self.groups.items():
             if group.ece is not None and group.accuracy is not None:
                 accuracy, ece = METRICS["accuracy"].text(group.accuracy), METRICS["ece"].text(group.ece)
-                yield f"Accuracy, {name}", accuracy, f"{group.classes} classes"
-                yield f"ECE, {name}", ece, f"{group.count:,} elements"
+                yield f"Accuracy, {name}", accuracy, counted(group.classes, "class", "classes")
+                yield f"ECE, {name}", ece, counted(group.count, "element")
         yield "p-value of calibration", f"{self.p_value:.3f}", ""
 
 

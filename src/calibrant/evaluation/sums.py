@@ -21,11 +21,12 @@ from calibrant.statistics import Statistics
 
 # Long-tailed data: the head has more training elements than the first number, the tail fewer than the second.
 _HEAD, _TAIL = 100, 20
-GROUPS = ("head", "mid", "tail")
+GROUPS = {"head": f"more than {_HEAD}", "mid": f"{_TAIL} to {_HEAD}", "tail": f"fewer than {_TAIL}"}
+"""The groups of classes, and how many training elements each of their classes has."""
 
 
 def group_of_class(class_counts: Sequence[int] | Tensor) -> Tensor:
-    """The index in `GROUPS` of each class, by its number of training elements."""
+    """The position in `GROUPS` of each class, by its number of training elements."""
     counts = torch.as_tensor(class_counts)
     return (counts <= _HEAD).long() + (counts < _TAIL).long()
 

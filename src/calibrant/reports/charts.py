@@ -20,7 +20,7 @@ from matplotlib.ticker import MaxNLocator
 
 from calibrant.metrics import METRICS
 from calibrant.metrics.uncertainty import Interval, binomial_interval
-from calibrant.printable import printable
+from calibrant.printable import counted, printable
 from calibrant.reports.table_builders import state_words
 from calibrant.reports.tables import interval_text, number_text
 
@@ -77,9 +77,8 @@ def reliability_bins(data: Reliability, binary: bool = False) -> list[Bin]:
             continue
         interval = data.accuracy_interval[number] or (0.0, 1.0)
         expected = data.consistency[number] or (confidence, confidence)
-        elements = "1 element" if count == 1 else f"{count:,} elements"
         tip = (
-            f"{x.capitalize()} {left:.2f} to {right:.2f}: {elements}\n"
+            f"{x.capitalize()} {left:.2f} to {right:.2f}: {counted(count, 'element')}\n"
             f"mean {x} {_percent(confidence)}\n"
             f"{y} {_percent(accuracy)} {interval_text(interval)}\n"
             f"if calibrated {interval_text(expected)}"

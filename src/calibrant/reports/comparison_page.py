@@ -31,6 +31,7 @@ from calibrant.reports.plots.losses import quantity_label
 from calibrant.reports.table_builders import (
     comparison_note,
     comparison_table,
+    data_labels,
     level_label,
     shift_tables,
     state_words,
@@ -193,7 +194,9 @@ def _pictures(comparison: Comparison, history: History, learned: Learned) -> dic
         if all(error is not None for seeds in points.values() for _, error in seeds):
             caption = f"Accuracy against {METRICS[metric].label}: methods at the upper left are best{bars}"
             file = f"accuracy-against-{metric.replace('_', '-')}"
-            add(file, caption, plots.accuracy_against_ece, points, metric=metric, height=3.6)
+            title = "Means and standard deviations over seeds" if several else None
+            add(file, caption, plots.accuracy_against_ece, points, metric=metric, height=3.6, title=title)
+    outside = data_labels(comparison.methods[0].curves)
     for data, by_calibrator in comparison.methods[0].curves.items():
         for calibrator in by_calibrator:
             rates = {
@@ -201,12 +204,12 @@ def _pictures(comparison: Comparison, history: History, learned: Learned) -> dic
                 for method in comparison.methods
             }
             state = state_words(calibrator) if calibrator else "before temperature scaling"
-            caption = f"ROC curves of telling {data} from the test data, {state}"
+            caption = f"ROC curves of telling {outside[data]} from the test data, {state}"
             caption += "; means over seeds" if several else ""
             names = {"": "before", "temperature": "after"}
             file = f"roc-{_letters(data)}-{names.get(calibrator, f'after-{_letters(calibrator)}')}"
             add(file, caption, plots.mean_roc_curve, rates, height=3.8)
-    for shift in comparison.methods[0].shifted:
+    for shift, short in data_labels(comparison.methods[0].shifted).items():
         for file, caption, metric, calibrator in (
             ("accuracy", "Accuracy", "accuracy", ""),
             ("ece", f"ECE {state_words('')}", "ece", ""),
@@ -224,7 +227,7 @@ def _pictures(comparison: Comparison, history: History, learned: Learned) -> dic
                 for method in comparison.methods
             }
             against = ", against the severity of the shift" if levels[-1].isdecimal() else ""
-            caption = f"{caption} on {shift}{against}{bars}"
+            caption = f"{caption} on {short}{against}{bars}"
             labels = levels if levels[-1].isdecimal() else [level_label(level) for level in levels]
             add(
                 f"shift-{_letters(shift)}-{file}",
@@ -234,7 +237,7 @@ def _pictures(comparison: Comparison, history: History, learned: Learned) -> dic
                 severities=labels,
                 metric=metric,
                 height=3.6,
-                title=f"{shift}, {state_words(calibrator)}",
+                title=f"{short}, {state_words(calibrator)}",
             )
     for column, metric in _CURVES.items():
         curves = {

@@ -20,8 +20,9 @@ from markupsafe import Markup, escape
 
 from calibrant.atomic import replace_file
 from calibrant.evaluation import ClassFigures, Evaluation
+from calibrant.evaluation.sums import GROUPS
 from calibrant.metrics import METRICS
-from calibrant.printable import printable
+from calibrant.printable import counted, printable
 from calibrant.reports import charts, verdict
 from calibrant.reports.table_builders import evaluation_table
 from calibrant.reports.tables import HTML, Table, interval_text, number_text
@@ -57,6 +58,7 @@ class Summary:
     scatter: charts.Scatter | None = None
     models: tuple[str, ...] = ()  # the names to count as models; by default those of the evaluations
     facts: tuple[str, ...] = ()  # what there is several times, such as "2 seeds"
+    pictured: str = "other errors, training, what the losses learn"  # what the pictures show
 
 
 def write_report(
@@ -144,10 +146,17 @@ def render_report(
     shown += [evaluation.classes[k] for evaluation in evaluations for k in across]
     plotted = len(summary.models) if summary and summary.models else len(names)  # those before calibration
     errors = charts.error_of_models(evaluations, names) if len(names) > 1 else None
+    picture = summary.errors if summary and summary.errors else errors
     risks = charts.risks(evaluations[:plotted], names[:plotted]) if plotted <= _MOST_DOTS else None
-    has_groups = any(evaluation.groups for evaluation in evaluations)
+    groups_of_classes = [
+        {name: group for name, group in evaluation.groups.items() if group.count}
+        for evaluation in evaluations
+    ]
+    has_groups = any(groups_of_classes)
     binary = all(evaluation.binary for evaluation in evaluations)
-    return template("report.html.jinja").render(
+    return template(
+        "report.html.jinja"
+    ).render(
         title=title,
         summary=summary,
         models=summary.models if summary and summary.models else [] if fitted else names,
@@ -157,13 +166,13 @@ def render_report(
             "verdict": "Verdict",
             **({"comparison": summary.heading} if summary else {}),
             "summary": "Figures",
-            "reliability": "Reliability",
+            **({"reliability": "Reliability"} if picture else {}),  # otherwise in the verdict
             **({"selective": "Selective prediction"} if risks else {}),
             **({"classes": "Classes"} if shown else {}),
             **({"groups": "Groups"} if has_groups else {}),
         },
         verdict=_verdict(evaluations, table, warning, summary, fitted),
-        picture=summary.errors if summary and summary.errors else errors,
+        picture=picture,
         facts=_facts(evaluations, summary, fitted),
         warning=warning,
         table=table,
@@ -184,6 +193,10 @@ def render_report(
         risks=risks,
         has_classes=bool(shown),
         has_groups=has_groups,
+        groups_of_classes=groups_of_classes,
+        group_limits={
+            name: limit for name, limit in GROUPS.items() if any(name in each for each in groups_of_classes)
+        },
         worst=worst,
         plotted=plotted,
         across=across if plotted > 1 else [],
@@ -295,16 +308,16 @@ def _facts(evaluations: Sequence[Evaluation], summary: Summary | None, fitted: s
     """What was evaluated, and how, in a few words each."""
     models = len(evaluations)
     labels = all(each.labels for each in evaluations)
-    counted = ["1 model" if models == 1 else f"{models} models"]
+    what = [counted(models, "model")]
     if fitted:
-        counted = ["1 model before and after calibration"]
+        what = ["1 model before and after calibration"]
     elif summary is not None and summary.facts:
-        counted = [*summary.facts]
+        what = [*summary.facts]
     parts = [
-        *counted,
-        f"{_span(each.samples for each in evaluations)} {'decisions' if labels else 'elements'}",
-        f"{_span(each.num_classes for each in evaluations)} {'labels' if labels else 'classes'}",
-        f"{_span(each.bins for each in evaluations)} bins",
+        *what,
+        _span((each.samples for each in evaluations), "decision" if labels else "element"),
+        _span((each.num_classes for each in evaluations), *(("label",) if labels else ("class", "classes"))),
+        _span((each.bins for each in evaluations), "bin"),
     ]
     if any(each.binary for each in evaluations):
         parts.append("ECE and the diagrams compare the probability of yes with the frequency of yes")
@@ -329,10 +342,11 @@ def _levels(evaluations: Sequence[Evaluation]) -> str:
     return " and ".join(f"{100 * level:g}%" for level in sorted({each.level for each in evaluations}))
 
 
-def _span(values: Iterable[int]) -> str:
-    """One number, or the smallest and the largest of several."""
+def _span(values: Iterable[int], one: str, several: str = "") -> str:
+    """One number, or the smallest and the largest of several, with their noun as in `counted`."""
     ordered = sorted(set(values))
-    return f"{ordered[0]:,}" if len(ordered) == 1 else f"{ordered[0]:,} to {ordered[-1]:,}"
+    last = counted(ordered[-1], one, several)
+    return last if len(ordered) == 1 else f"{ordered[0]:,} to {last}"
 
 
 def _warning(evaluations: Sequence[Evaluation]) -> str:

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import product
+from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from calibrant.metrics import METRICS
+from calibrant.options import Choice, RecipeError
+from calibrant.printable import counted
 from calibrant.reports.tables import Cell, Column, Table, Verdict, interval_text, number_text
 
 if TYPE_CHECKING:
@@ -20,9 +24,9 @@ if TYPE_CHECKING:
 def _best(
     values: Sequence[float | None], printed: Sequence[str], higher_is_better: bool | None
 ) -> tuple[int | None, list[bool]]:
-    """The position of the best value, and which values print like it; a single value is not the best."""
+    """The position of the best value, and which values print like it; none if all values print alike."""
     known = [index for index, value in enumerate(values) if value is not None]
-    if higher_is_better is None or len(known) < 2:
+    if higher_is_better is None or len({printed[index] for index in known}) < 2:
         return None, [False] * len(values)
     best = (max if higher_is_better else min)(known, key=lambda index: values[index] or 0.0)
     return best, [
@@ -204,13 +208,34 @@ def comparison_table(comparison: Comparison, leading: str = "") -> Table:
     for calibrator in methods[0].chosen:
         means = [mean_figure(method.chosen[calibrator]) for method in methods]
         columns.append(_mean_column(f"T, {calibrator}", means, False, None))
-    for other in methods[0].detection:
+    for other, short in data_labels(methods[0].detection).items():
         for calibrator in methods[0].detected:
             if all(other in method.detected.get(calibrator, ()) for method in methods):
                 means = [mean_figure(method.detected[calibrator][other]) for method in methods]
-                label = f"AUROC{state_label(calibrator)}, {other}"
-                columns.append(_mean_column(label, means, True, True, importance=_ASKED_FOR))
+                label = f"AUROC{state_label(calibrator)}, {short}"
+                sentence = f"How well the entropy tells {other} from the test data."
+                columns.append(_mean_column(label, means, True, True, sentence, _ASKED_FOR))
     return Table(names, tuple(column for column in columns if not column.empty))
+
+
+def data_labels(names: Iterable[str]) -> dict[str, str]:
+    """Short labels of data sets: a file or folder stands for all options, if that keeps labels apart.
+
+    >>> data_labels(["svhn", "npz[file=tiny-imagenet-32.npz,test=1]"])
+    {'svhn': 'svhn', 'npz[file=tiny-imagenet-32.npz,test=1]': 'npz tiny-imagenet-32'}
+    """
+    labels = {name: _data_label(name) for name in names}
+    number = Counter(labels.values())
+    return {name: label if number[label] == 1 else name for name, label in labels.items()}
+
+
+def _data_label(name: str) -> str:
+    try:
+        choice = Choice.parse(name)
+    except RecipeError:  # not a specification
+        return name
+    place = Path(str(choice.options.get("file", ""))).stem or Path(str(choice.options.get("folder", ""))).name
+    return f"{choice.name} {place}" if place else name
 
 
 def state_label(calibrator: str) -> str:
@@ -239,7 +264,8 @@ def shift_tables(comparison: Comparison) -> dict[str, Table]:
     Each method has a row before and after calibration.
     """
     tables = {}
-    for shift, key in product(comparison.methods[0].shifted, ("accuracy", "ece")):
+    labels = data_labels(comparison.methods[0].shifted)
+    for shift, key in product(labels, ("accuracy", "ece")):
         metric = METRICS[key]
         levels = comparison.severities(shift)
         found = {
@@ -265,7 +291,7 @@ def shift_tables(comparison: Comparison) -> dict[str, Table]:
             label, better = level_label(level), metric.higher_is_better
             columns.append(_mean_column(label, figures, metric.percent, better, metric.sentence, importance))
         names = tuple(name + state_label(calibrator) for name, calibrator in rows)
-        tables[f"{metric.label} on {shift}"] = Table(names, tuple(columns))
+        tables[f"{metric.label} on {labels[shift]}"] = Table(names, tuple(columns))
     return tables
 
 
@@ -318,7 +344,7 @@ def figures_note(comparison: Comparison, data: str, fitted: str) -> str:
     beside = [key for key in comparison.calibrators if key != "temperature"]
     others = f", {', '.join(f'+ {key}' for key in beside)}: after this calibrator" if beside else ""
     return (
-        f"{data} of {elements:,} elements, {spread}. {plain} are in percent. + T: after temperature "
+        f"{data} of {counted(elements, 'element')}, {spread}. {plain} are in percent. + T: after temperature "
         f"scaling{others}, fitted to {fitted}."
     )
 

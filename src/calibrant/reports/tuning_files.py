@@ -171,6 +171,7 @@ def write_tuning(tuning: Tuning, folder: str | os.PathLike[str]) -> None:
         errors=charts.error_of_methods(tuning.test),
         models=(tested.name,),
         facts=facts(tuning.test),
+        pictured="the history of the trials",
     )
     write_report(
         [*tested.before, *tested.after],

@@ -9,10 +9,11 @@ from statistics import fmean
 from typing import TYPE_CHECKING
 
 from calibrant.metrics import METRICS
+from calibrant.printable import counted
 from calibrant.reports.tables import Table, number_text
 
 if TYPE_CHECKING:
-    from calibrant.evaluation import Evaluation, Reliability
+    from calibrant.evaluation import Difference, Evaluation, Reliability
     from calibrant.evaluation.comparison import Comparison, Method
 
 _percent = partial(number_text, unit="%")
@@ -94,18 +95,43 @@ def p_words(p_value: float) -> str:
     return f"p = {p_value:.{3 if p_value < 0.1 else 2}f}"
 
 
-def change_words(before: float, after: float) -> str:
-    """How much of a calibration error a calibrator repairs.
+def change_words(before: float, after: float, clear: bool = True) -> str:
+    """How much of a calibration error a calibrator repairs; ``clear`` is what `is_clear` says.
 
     >>> change_words(0.1, 0.04), change_words(0.1, 0.06), change_words(0.1, 0.095), change_words(0.1, 0.2)
     ('repairs most of it', 'repairs a part of it', 'changes little', 'makes it worse')
+    >>> change_words(0.06, 0.08, clear=False)
+    'makes no clear difference'
     """
+    if not clear:
+        return "makes no clear difference"
     repaired = (before - after) / before if before else 0.0
     if repaired >= 0.5:
         return "repairs most of it"
     if repaired >= 0.1:
         return "repairs a part of it"
     return "changes little" if repaired > -0.1 else "makes it worse"
+
+
+def is_clear(before: Sequence[Evaluation], after: Sequence[Evaluation]) -> bool:
+    """Whether the ECE of several seeds differs clearly before and after a calibrator.
+
+    It does if more than half of the seeds show it, in the direction of the mean difference. A seed shows it
+    if the difference is significant (see `Evaluation.compare`) and calibration is rejected before or after.
+    The difference alone is not enough: in simulations with 63 elements and a calibrated model, a temperature
+    of 0.91 made a significant one in one of six. Without resamples nothing can be tested, and any difference
+    counts.
+    """
+    pairs = list(zip(before, after, strict=True))
+    tests = [_difference(first, second, "ece") for first, second in pairs]
+    if None in tests:
+        return True
+    better = "second" if sum(second.ece - first.ece for first, second in pairs) < 0 else "first"
+    shown = [
+        test is not None and test.better == better and _is_needed(*pair)
+        for test, pair in zip(tests, pairs, strict=True)
+    ]
+    return 2 * sum(shown) > len(shown)
 
 
 def one_model(evaluation: Evaluation) -> Verdict:
@@ -127,8 +153,9 @@ def before_and_after(before: Evaluation, after: Evaluation, fitted: str) -> Verd
 
     ``fitted`` is the calibrator and the data it was fitted to, such as "temperature, fitted to val.npz".
     """
-    needed = not _is_tested(before) or _is_rejected(before) or _is_rejected(after)
-    change = change_words(before.ece, after.ece) if needed else "is not needed"
+    change = "is not needed"
+    if _is_needed(before, after):
+        change = change_words(before.ece, after.ece, is_clear([before], [after]))
     headline = f"{_capital(_headline(before))}; {fitted.split(',')[0]} {change}."
     sentences = [
         f"Calibrator: {fitted}.",
@@ -180,10 +207,15 @@ def _is_rejected(evaluation: Evaluation) -> bool:
     return _is_tested(evaluation) and evaluation.p_value < 1 - evaluation.level
 
 
+def _is_needed(before: Evaluation, after: Evaluation) -> bool:
+    """Whether a calibrator has something to repair, or has broken something, as far as this is tested."""
+    return not _is_tested(before) or _is_rejected(before) or _is_rejected(after)
+
+
 def _headline(evaluation: Evaluation) -> str:
     confidence, accuracy = mean_confidence_and_accuracy(evaluation.reliability)
     if _is_tested(evaluation) and not _is_rejected(evaluation):
-        return f"no sign of miscalibration in {evaluation.samples:,} elements"
+        return f"no sign of miscalibration in {counted(evaluation.samples, 'element')}"
     small = abs(confidence - accuracy) < _SMALL_GAP and not evaluation.binary
     if _is_tested(evaluation) and small:
         return "miscalibrated, although mean confidence and accuracy agree"
@@ -219,12 +251,18 @@ def _from_to(before: Evaluation, after: Evaluation, key: str) -> str:
     metric = METRICS[key]
     ends = [number_text(each.metrics[key], metric.percent, unit="%") for each in (before, after)]
     text = f"{metric.label} {ends[0]} before, {ends[1]} after"
-    if before.replicates and after.replicates:
-        difference = before.compare(after).get(key)
-        if difference is not None:
-            better = "significantly better" if difference.better == "second" else "significantly worse"
-            text += f" ({better if difference.significant else 'no significant difference'})"
+    difference = _difference(before, after, key)
+    if difference is not None:
+        better = "significantly better" if difference.better == "second" else "significantly worse"
+        text += f" ({better if difference.significant else 'no significant difference'})"
     return text
+
+
+def _difference(before: Evaluation, after: Evaluation, key: str) -> Difference | None:
+    """The tested difference of one figure; None without resamples."""
+    if not (before.replicates and after.replicates):
+        return None
+    return before.compare(after).get(key)
 
 
 def _ranking(table: Table, key: str) -> str:
@@ -232,6 +270,8 @@ def _ranking(table: Table, key: str) -> str:
     (column,) = table.select([key]).columns
     cells = dict(zip(table.rows, column.cells, strict=True))
     best = [name for name, cell in cells.items() if cell.best]
+    if not best and all(cell.value is not None for cell in cells.values()):
+        return f"All models have the same {_WORDS[key]}, {column.cells[0].text}."
     if not best:
         return ""
     worse = [name for name, cell in cells.items() if cell.verdict == "worse"]
@@ -294,7 +334,8 @@ def _method_words(method: Method, *, tested: bool) -> str:
     before = fmean(each.ece for each in method.before)
     if method.after and method.temperatures:
         after = fmean(each.ece for each in method.after)
-        temperature = f"a temperature of {fmean(method.temperatures):.2f} {change_words(before, after)}"
+        change = change_words(before, after, is_clear(method.before, method.after))
+        temperature = f"a temperature of {fmean(method.temperatures):.2f} {change}"
         parts.append(f"{temperature} (ECE {_percent(before)} before, {_percent(after)} after)")
     else:
         parts.append(f"ECE {_percent(before)}")

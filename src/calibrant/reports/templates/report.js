@@ -148,7 +148,7 @@
       const [confidence, accuracy, low, high] = rounded.map((value) => value / 1000);
       const x = number * width;
       const certain = 1 - (high - low);
-      const about = across === "confidence" ? `predicted as ${name}` : `decisions of ${name}`;
+      const about = across === "confidence" ? `predicted as ${name}` : `${count === 1 ? "decision" : "decisions"} of ${name}`;
       const text = `${across[0].toUpperCase()}${across.slice(1)} ${x.toFixed(2)} to ${(x + width).toFixed(2)}: ${count} ${about}\n` +
         `mean ${across} ${percent(confidence)}\n${upwards} ${percent(accuracy)} [${percent(low)}, ${percent(high)}]`;
       const bar = svg("g", bars, { class: "bin", tabindex: 0, role: "img", "data-tip": text, "aria-label": text });
