@@ -3,6 +3,7 @@
 import re
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -88,6 +89,29 @@ def test_images_are_trained():
     output = printed("train", "--data", "insects", *QUICK, "--set", "model.width=8")
     assert "runs/insects/runs/ce-seed0: insects, ce" in output
     assert commands_after(output)[1][2:4] == ["--input", "new-images"]
+
+
+@pytest.mark.filterwarnings("default")
+@pytest.mark.parametrize("name", ["insects", "a.npz", "texts.csv", "numbers.csv"])
+def test_a_class_that_a_part_has_no_element_of_is_told_once(name):
+    labels = np.repeat(["ant", "bee", "rare"], [20, 20, 1])
+    if name == "insects":
+        write_folders(Path(name), parts=("",), per_class=20)
+        write_folders(Path(name), parts=("",), per_class=1, classes=("rare",))
+    elif name == "a.npz":
+        classes, codes = np.unique(labels, return_inverse=True)
+        np.savez(name, features=np.ones((41, 2)), labels=codes, class_names=classes)
+    else:
+        inputs = [f"{n} words in a row" if name == "texts.csv" else n * n for n in range(41)]
+        write_csv(Path(name), [{"x": x, "label": y} for x, y in zip(inputs, labels, strict=True)])
+    result = invoke("train", "--data", name, *QUICK, "--output", "a")
+    assert result.exit_code == 0, result.output
+    told = [line for line in result.stderr.splitlines() if "element of" in line]
+    assert told == [
+        f"calibrant: warning: {Path(name).absolute()} has no {part} element of 1 of 3 classes ('rare' with 1 "
+        "in all): expected at least a few of each class"
+        for part in ("validation", "test")
+    ]
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from math import inf
 from pathlib import Path
@@ -16,7 +17,7 @@ from torch import Tensor
 from calibrant.arguments import nearest
 from calibrant.options import Choice, RecipeError
 from calibrant.printable import first_few
-from calibrant.training.data import Split, columns, load_data
+from calibrant.training.data import DataSets, Split, columns, load_data
 from calibrant.training.data.columns import (
     Columns,
     as_numbers,
@@ -260,7 +261,7 @@ def _texts(
 
 def _images(path: Path) -> Recipe:
     data = Choice("image-folder", {"folder": str(path.absolute()), "augmentation": "crop-flip", **_PARTS})
-    loaded = load_data(data)
+    loaded = _loaded(data)
     if loaded.num_classes < 2:
         raise RecipeError(f"{path} has images of 1 class, expected a folder for each of 2 or more")
     _check_sizes(path, "images", loaded.num_classes, len(loaded.validation), len(loaded.test))
@@ -276,7 +277,7 @@ def _images(path: Path) -> Recipe:
 
 def _arrays(path: Path) -> Recipe:
     data = Choice("npz", {"file": str(path.absolute()), **_PARTS})
-    loaded = load_data(data)
+    loaded = _loaded(data)
     several = loaded.several_labels
     classes = 2 if several else loaded.num_classes
     _check_sizes(path, "elements", classes, len(loaded.validation), len(loaded.test))
@@ -291,6 +292,13 @@ def _arrays(path: Path) -> Recipe:
         return _recipe(path, found, total, data, **_image_network(total), **settings)
     features = {} if "features" in loaded.about else {"features": inputs[0].numel()}
     return _recipe(path, found, total, data, Choice("mlp", features), **settings)
+
+
+def _loaded(data: Choice) -> DataSets:
+    """The data, without their warnings: they come when the recipe is followed."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return load_data(data)
 
 
 def _image_files(part: Split) -> Iterator[Path]:

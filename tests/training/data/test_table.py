@@ -343,7 +343,9 @@ def test_parts_that_do_not_fit(tmp_path):
 
 def test_a_class_with_one_row_is_learned_and_told(tmp_path):
     write_csv(tmp_path / "a.csv", varied(y=lambda n: "c" if n == 5 else "ab"[n % 2]))
-    with pytest.warns(UserWarning, match=r"no (validation|test) row of 1 of 3 classes \('c'\)") as told:
+    with pytest.warns(
+        UserWarning, match=r"no (validation|test) element of 1 of 3 classes \('c' with 1 in"
+    ) as told:
         data = table(tmp_path, file="a.csv", target="y")
     assert data.class_counts[2] == 1
     assert len(told) == 2
