@@ -1,6 +1,7 @@
 """`calibrant train --data`, as a user types it."""
 
 import re
+import shlex
 from pathlib import Path
 
 import numpy as np
@@ -28,8 +29,8 @@ def test_a_table_is_trained_and_used():
     (line,) = [line for line in result.stderr.splitlines() if line.startswith("people.csv: ")]
     assert line == (
         "people.csv: a table of 60 rows, target 'label' (by its name), 3 numeric and 1 categorical columns, "
-        "without 'id': data set table, network mlp. calibrant recipes --data people.csv prints the recipe, "
-        "--set KEY=VALUE changes it."
+        "without 'id': data set table, network mlp. calibrant recipes --data people.csv --set epochs=2 "
+        "prints the recipe, --set KEY=VALUE changes it."
     )
     folder = Path("runs/people/runs/cals-alm-seed0")
     assert re.search(
@@ -60,6 +61,21 @@ def test_the_target_and_changes():
     )
     recipe = Recipe.load("a/recipe.toml")
     assert (recipe.data.options["target"], recipe.data.options["test"], recipe.epochs) == ("rooms", 0.5, 2)
+
+
+def test_the_recipe_is_described_as_it_is_changed():
+    write_csv(Path("people.csv"), people())
+    changes = ("--set", 'data.categorical=["rooms"]', "--set", 'data.drop=["id", "income"]')
+    result = invoke("train", "--data", "people.csv", *changes, *QUICK, "--output", "a")
+    assert result.exit_code == 0, result.output
+    found = (
+        "a table of 60 rows, target 'label' (by its name), 1 numeric and 2 categorical columns, without "
+        "'id', 'income': data set table, network mlp"
+    )
+    assert Recipe.load("a/recipe.toml").description == found
+    assert f"people.csv: {found}. calibrant recipes --data people.csv" in result.stderr
+    (same,) = re.findall(r"calibrant (recipes .*) prints the recipe", result.stderr)
+    assert invoke(*shlex.split(same)).stdout == Path("a/recipe.toml").read_text()
 
 
 def test_the_recipe_can_be_printed_and_followed_elsewhere(monkeypatch):
