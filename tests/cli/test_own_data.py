@@ -166,3 +166,11 @@ def test_one_line_and_nothing_written(arguments, message):
 def test_a_run_does_not_write_over_its_data():
     write_csv(Path("log.csv"), people())
     assert "is one of the files to read" in fail("train", "--data", "log.csv", *QUICK, "--output", ".")
+
+
+@pytest.mark.parametrize("command", ["compare", "sweep", "tune"])
+def test_commands_that_take_a_recipe_say_how_to_get_one(command):
+    recipe = f"calibrant recipes --data 'my photos' > my.toml, then calibrant {command} my.toml"
+    assert fail(command, "--data", "my photos").endswith(
+        f"takes a recipe; write one for your data by {recipe}"
+    )

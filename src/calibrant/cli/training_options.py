@@ -45,6 +45,22 @@ OwnData = Annotated[
         show_default=False,
     ),
 ]
+
+
+def _refuse_data(context: typer.Context, value: str | None) -> None:
+    if value is not None:
+        command = context.info_name
+        fail(
+            f"--data {value}: {command} takes a recipe; write one for your data by calibrant recipes --data "
+            f"{shlex.quote(value)} > my.toml, then calibrant {command} my.toml"
+        )
+
+
+NoData = Annotated[
+    str | None,
+    # Before the others, because without a recipe these have an error of their own.
+    typer.Option("--data", hidden=True, is_eager=True, callback=_refuse_data),
+]
 Target = Annotated[
     str | None,
     typer.Option(
