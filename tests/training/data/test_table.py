@@ -215,7 +215,7 @@ def test_names_of_columns_that_are_no_texts():
         ([{"age": "old", "colour": ""}], "column 'age': row 1 has 'old', expected finite numbers"),
         ([{"age": float("inf"), "colour": ""}], "column 'age': row 1 has an infinite number"),
         ([{"age": 1e300, "colour": ""}], "column 'age': row 1 has 1e\\+300, which is too large"),
-        ({"age": 1, "colour": "red"}, "got dict, expected rows of a table as a list of dictionaries"),
+        ({"age": 1, "colour": "red"}, r"got a dictionary of single values, .*: pass \[row\] for one"),
         ({"age": [1, 2], "colour": ["red"]}, "columns of one length"),
         (np.zeros((2, 2)), "got ndarray, expected rows of a table"),
         ("age", "got str, expected rows of a table"),

@@ -447,6 +447,10 @@ def _columns_of(raw: Any, used: Sequence[str]) -> Columns:
         lists = [isinstance(values, list | tuple | np.ndarray) for values in raw.values()]
         if all(lists) and len({len(values) for values in raw.values()}) <= 1:
             return {text: raw[name] for text, name in _by_text(raw).items()}
+        if all(isinstance(value, str) or not hasattr(value, "__len__") for value in raw.values()):
+            raise ValueError(
+                "got a dictionary of single values, expected a list of rows: pass [row] for one row"
+            )
     elif isinstance(raw, Sequence) and all(isinstance(row, Mapping) for row in raw):
         names = _by_text(dict.fromkeys(name for row in raw for name in row))
         for number, row in enumerate(raw, start=1):
