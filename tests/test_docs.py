@@ -276,3 +276,13 @@ def test_the_tables_of_options_are_complete(command):
         if option.startswith("--")
     }
     assert {option for row in table for option in re.findall(r"`(--[a-z-]+)", row)} == options - {"--help"}
+
+
+@pytest.mark.parametrize("name", ["npz", "image-folder", "table", "text-table", "huggingface"])
+def test_the_table_of_data_options_is_complete(name):
+    from calibrant.options import options_of
+    from calibrant.training.data import DATA_SETS
+
+    text = (ROOT / "docs" / "training.md").read_text(encoding="utf-8")
+    (row,) = re.findall(rf"^\| `{name}` \|.*\| (.*) \|$", text, re.MULTILINE)
+    assert sorted(re.findall(r"`(\w+)`", row)) == sorted(options_of(DATA_SETS[name]))

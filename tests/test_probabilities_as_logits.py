@@ -2,6 +2,7 @@
 
 import warnings
 
+import numpy as np
 import pytest
 import torch
 
@@ -11,6 +12,7 @@ from calibrant.ensembles import Diversity, mutual_information, pool
 from calibrant.layout import look_like_probabilities
 from calibrant.losses import AdaptiveLoss
 from calibrant.metrics import METRICS, SCORES, Predictions, accuracy, classwise_ece, ece, nll, smooth_ece
+from tests.cli.commands import succeed
 
 K = 4
 LOGITS = 3 * torch.randn(200, K, generator=torch.Generator().manual_seed(0))
@@ -69,6 +71,29 @@ def test_calibrators(key):
 def test_ranks_of_calibrators():
     with warned:
         rank(PROBABILITIES, TARGET, candidates=["temperature"], folds=2)
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["evaluate"],
+        ["evaluate", "--stream"],
+        ["evaluate", "--binary"],
+        ["calibrate"],
+        ["calibrate", "--method", "identity"],
+        ["conformal"],
+    ],
+)
+def test_commands_once_with_advice_for_the_file(tmp_path, command):
+    path = tmp_path / "a.npz"
+    binary = "--binary" in command
+    np.savez(
+        path, logits=PROBABILITIES[:, 0] if binary else PROBABILITIES, labels=TARGET % 2 if binary else TARGET
+    )
+    (line,) = succeed(*command, path).stderr.splitlines()
+    assert line.startswith(f"calibrant: warning: {path}: these ")
+    assert "look like probabilities: they lie in [0, 1]" in line
+    assert line.endswith("; name the array probabilities, or the columns of a table probability_CLASS")
 
 
 @pytest.mark.parametrize("key", ADAPTIVE)

@@ -1,8 +1,10 @@
 """`calibrant train --data`, as a user types it."""
 
 import re
+import shlex
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -27,8 +29,8 @@ def test_a_table_is_trained_and_used():
     (line,) = [line for line in result.stderr.splitlines() if line.startswith("people.csv: ")]
     assert line == (
         "people.csv: a table of 60 rows, target 'label' (by its name), 3 numeric and 1 categorical columns, "
-        "without 'id': data set table, network mlp. calibrant recipes --data people.csv prints the recipe, "
-        "--set KEY=VALUE changes it."
+        "without 'id': data set table, network mlp. calibrant recipes --data people.csv --set epochs=2 "
+        "prints the recipe, --set KEY=VALUE changes it."
     )
     folder = Path("runs/people/runs/cals-alm-seed0")
     assert re.search(
@@ -65,6 +67,21 @@ def test_the_target_and_changes():
     assert (recipe.data.options["target"], recipe.data.options["test"], recipe.epochs) == ("rooms", 0.5, 2)
 
 
+def test_the_recipe_is_described_as_it_is_changed():
+    write_csv(Path("people.csv"), people())
+    changes = ("--set", 'data.categorical=["rooms"]', "--set", 'data.drop=["id", "income"]')
+    result = invoke("train", "--data", "people.csv", *changes, *QUICK, "--output", "a")
+    assert result.exit_code == 0, result.output
+    found = (
+        "a table of 60 rows, target 'label' (by its name), 1 numeric and 2 categorical columns, without "
+        "'id', 'income': data set table, network mlp"
+    )
+    assert Recipe.load("a/recipe.toml").description == found
+    assert f"people.csv: {found}. calibrant recipes --data people.csv" in result.stderr
+    (same,) = re.findall(r"calibrant (recipes .*) prints the recipe", result.stderr)
+    assert invoke(*shlex.split(same)).stdout == Path("a/recipe.toml").read_text()
+
+
 def test_the_recipe_can_be_printed_and_followed_elsewhere(monkeypatch):
     write_csv(Path("people.csv"), people())
     result = invoke("recipes", "--data", "people.csv", "--target", "rooms")
@@ -92,6 +109,29 @@ def test_images_are_trained():
     output = printed("train", "--data", "insects", *QUICK, "--set", "model.width=8")
     assert "runs/insects/runs/ce-seed0: insects, ce" in output
     assert commands_after(output)[1][2:4] == ["--input", "new-images"]
+
+
+@pytest.mark.filterwarnings("default")
+@pytest.mark.parametrize("name", ["insects", "a.npz", "texts.csv", "numbers.csv"])
+def test_a_class_that_a_part_has_no_element_of_is_told_once(name):
+    labels = np.repeat(["ant", "bee", "rare"], [20, 20, 1])
+    if name == "insects":
+        write_folders(Path(name), parts=("",), per_class=20)
+        write_folders(Path(name), parts=("",), per_class=1, classes=("rare",))
+    elif name == "a.npz":
+        classes, codes = np.unique(labels, return_inverse=True)
+        np.savez(name, features=np.ones((41, 2)), labels=codes, class_names=classes)
+    else:
+        inputs = [f"{n} words in a row" if name == "texts.csv" else n * n for n in range(41)]
+        write_csv(Path(name), [{"x": x, "label": y} for x, y in zip(inputs, labels, strict=True)])
+    result = invoke("train", "--data", name, *QUICK, "--output", "a")
+    assert result.exit_code == 0, result.output
+    told = [line for line in result.stderr.splitlines() if "element of" in line]
+    assert told == [
+        f"calibrant: warning: {Path(name).absolute()} has no {part} element of 1 of 3 classes ('rare' with 1 "
+        "in all): expected at least a few of each class"
+        for part in ("validation", "test")
+    ]
 
 
 @pytest.mark.parametrize(
@@ -130,3 +170,11 @@ def test_one_line_and_nothing_written(arguments, message):
 def test_a_run_does_not_write_over_its_data():
     write_csv(Path("log.csv"), people())
     assert "is one of the files to read" in fail("train", "--data", "log.csv", *QUICK, "--output", ".")
+
+
+@pytest.mark.parametrize("command", ["compare", "sweep", "tune"])
+def test_commands_that_take_a_recipe_say_how_to_get_one(command):
+    recipe = f"calibrant recipes --data 'my photos' > my.toml, then calibrant {command} my.toml"
+    assert fail(command, "--data", "my photos").endswith(
+        f"takes a recipe; write one for your data by {recipe}"
+    )

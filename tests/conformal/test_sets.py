@@ -303,3 +303,13 @@ def test_the_expected_coverage_is_that_of_simulations():
     assert low == pytest.approx(np.quantile(drawn, 0.025), abs=0.004)
     assert high == pytest.approx(np.quantile(drawn, 0.975), abs=0.004)
     assert expected_coverage(5, 0.1) == (1.0, 1.0)
+
+
+def test_print_shows_alpha_and_the_threshold():
+    logits, target = sampled(200)
+    assert repr(LAC()) == "LAC(alpha=0.1, not fitted)"
+    sets = LAC().fit(logits, target)
+    assert repr(sets) == f"LAC(alpha=0.1, 5 classes, threshold={sets.threshold[0]:.4g})"
+    assert repr(sets.to("meta")) == "LAC(alpha=0.1, 5 classes, threshold=<5>)"
+    each = LAC(alpha=0.2, class_conditional=True).fit(logits, target)
+    assert repr(each) == "LAC(alpha=0.2, class_conditional=True, 5 classes, threshold=<5>)"

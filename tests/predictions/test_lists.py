@@ -179,7 +179,8 @@ def test_csv_that_will_not_do(tmp_path, text, words):
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("", ["no scores"]),
+        ("", ["is empty; expected predictions"]),
+        ("\n", ["no scores"]),
         ('{"label": 0, "logits": [1, 2]}\n{"label": 0, "logits": [1, 2, 3]}', ["row 1 has 3 logits"]),
         ('{"label": 0, "logits": [1, 2]}\n{"label": 0}', ["no 'logits' at row 1"]),
         ('{"label": 0, "logits": [1, "2"]}', ["row 0", "list of numbers"]),

@@ -322,7 +322,8 @@ def test_arrays_that_will_not_do(tmp_path, arrays, words):
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("", ["no scores", "logit_<class>"]),
+        ("", ["is empty; expected predictions"]),
+        ("\n", ["no scores", "logit_<class>"]),
         ("label,logit_a,logit_b\n", ["no predictions"]),
         ("label,a,b\n0,1,2\n", ["no scores", "found label, a, b"]),
         ("target,logit_a,logit_b\n0,1,2\n", ["no labels", "named label"]),
@@ -403,7 +404,7 @@ def test_damaged_files(tmp_path, logits, labels, name, damage):
     data = path.read_bytes()
     text = b"label,logit_a,logit_b\n0,1,2\n"
     path.write_bytes({"empty": b"", "text": text, "half": data[: len(data) // 2]}[damage])
-    refused(path)
+    refused(path, *(["is empty; expected predictions"] if damage == "empty" else []))
 
 
 @pytest.mark.parametrize("name", ["model.npz", "model.NPZ"])

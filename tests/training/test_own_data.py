@@ -129,6 +129,15 @@ def test_tables_in_parts(tmp_path):
     assert len(load_data(chosen(tmp_path).data).validation) == 12
 
 
+def test_the_description_is_for_the_changed_recipe(tmp_path):
+    write_folders(tmp_path / "insects")
+    changed = choose_recipe(tmp_path / "insects", None, ["data.image_size=16", "model=mlp"])
+    assert changed.description == (
+        "20 images of 2 classes, scaled to 16 × 16 pixels: data set image-folder, network mlp"
+    )
+    assert choose_recipe(tmp_path / "insects", None, ["description=mine"]).description == "mine"
+
+
 @pytest.mark.parametrize("top", ["", "train"])
 def test_images(tmp_path, top):
     write_folders(tmp_path / "insects", parts=(top,))

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import os
-import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -13,7 +10,7 @@ import typer
 
 from calibrant.arguments import LARGEST_INT
 from calibrant.cli import terminal
-from calibrant.cli.program import complain, say
+from calibrant.cli.program import say
 
 if TYPE_CHECKING:
     from calibrant.calibrators import Calibrator, Ranking
@@ -154,7 +151,7 @@ def _fit(
 
     rankings: list[Ranking] = []
     reading: dict[str, Any] = {"ignore_index": file.ignore_index, "binary": file.binary}
-    with terminal.progress_bars() as progress, errors_of(file), _warnings_of(file):
+    with terminal.progress_bars() as progress, errors_of(file):
         if loaded is not None and method.name == "auto":
             progress.add_task(f"{file.name}: fitting auto", total=None)
             best = choose(*loaded, folds=folds, seed=seed, show=rankings.append, **reading)
@@ -166,15 +163,3 @@ def _fit(
         assert isinstance(calibrator, Scaling)
         batches = Passes(file, progress, f"fitting {method.name}")
         return calibrator.fit_batches(batches, ignore_index=file.ignore_index), None
-
-
-@contextmanager
-def _warnings_of(file: PredictionFile) -> Iterator[None]:
-    """Print each different warning once, in one line that names the file."""
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("ignore")
-        for kind in (UserWarning, RuntimeWarning):
-            warnings.simplefilter("always", kind)
-        yield
-    for message in dict.fromkeys(" ".join(str(warning.message).split()) for warning in caught):
-        complain(f"warning: {file.path}: {message}")

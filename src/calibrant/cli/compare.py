@@ -72,6 +72,7 @@ def compare(
     accelerator: options.Accelerator = "auto",
     devices: options.Devices = "auto",
     nodes: options.Nodes = 1,
+    _data: options.NoData = None,
 ) -> None:
     """Train losses from several seeds and compare them on the test set, before and after calibration.
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 import sys
+import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from functools import partial
@@ -37,7 +39,7 @@ def load(file: PredictionFile, stream: bool | None = None) -> Batch | None:
     """All predictions; None if they are to be streamed, by default if they are too large."""
     if file.size > EXACT_LIMIT if stream is None else stream:
         return None
-    with progress_bars() as progress:
+    with progress_bars() as progress, errors_of(file):
         reading = progress.add_task(f"{file.name}: reading", total=file.rows)
         return file.load(lambda rows: progress.advance(reading, rows))
 
@@ -61,9 +63,24 @@ class Passes:
 
 @contextmanager
 def errors_of(file: PredictionFile) -> Iterator[None]:
-    """Let errors about the data name their file."""
+    """Let errors and warnings about the data name their file."""
+    show = warnings.showwarning
+
+    def show_with_file(message: Warning | str, *about: Any) -> None:
+        # The advice for logits that look like probabilities is for Python.
+        text = re.sub(
+            r"pass their \.log(it)?\(\)",
+            "name the array probabilities, or the columns of a table probability_CLASS",
+            str(message),
+        )
+        show(f"{file.path}: {text}", *about)
+
     try:
-        yield
+        with warnings.catch_warnings():
+            for kind in (UserWarning, RuntimeWarning):
+                warnings.simplefilter("always", kind)
+            warnings.showwarning = show_with_file  # type: ignore[assignment]
+            yield
     except BadFileError:
         raise
     except ValueError as problem:

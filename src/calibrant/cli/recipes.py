@@ -9,7 +9,7 @@ import typer
 
 from calibrant.cli.program import say
 from calibrant.cli.terminal import Wide, app
-from calibrant.cli.training_options import OwnData, Target, load_recipe, training_errors
+from calibrant.cli.training_options import Changes, OwnData, Target, load_recipe, training_errors
 
 
 @app.command()
@@ -19,6 +19,7 @@ def recipes(
     ] = None,
     data: OwnData = None,
     target: Target = None,
+    changes: Changes = None,
     wide: Wide = False,
 ) -> None:
     """List the shipped recipes, or print one: by its name, or the one that train follows for --data."""
@@ -27,10 +28,10 @@ def recipes(
         from calibrant.reports.tables import listing, print_table
         from calibrant.training.recipe import Recipe, shipped_recipes
 
-        if (name, data, target) != (None, None, None):
-            recipe = load_recipe(name, (), data=data, target=target)
+        if (name, data, target) != (None, None, None) or changes:
+            recipe = load_recipe(name, changes, data=data, target=target)
             shipped = shipped_recipes()
-            text = recipe.to_toml() if name is None else shipped.get(name) or read_toml(Path(name))
+            text = recipe.to_toml() if name is None or changes else shipped.get(name) or read_toml(Path(name))
             for line in text.splitlines():
                 say(line)
             return

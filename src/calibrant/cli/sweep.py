@@ -45,6 +45,7 @@ def sweep(
     accelerator: options.Accelerator = "auto",
     devices: options.Devices = "auto",
     nodes: options.Nodes = 1,
+    _data: options.NoData = None,
 ) -> None:
     """Train a loss with several values of its options, choose on the validation data, and test the choice.
 

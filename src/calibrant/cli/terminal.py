@@ -98,14 +98,16 @@ def fail(problem: str) -> NoReturn:
 
 @contextmanager
 def one_line_errors(*errors: type[Exception], shown: bool = True) -> Iterator[None]:
-    """End the command with one line on these errors; print warnings in one line each, if ``shown``.
+    """End the command with one line on these errors; print each different warning in one line, if ``shown``.
 
     Errors that are not `foreseen` pass.
     """
+    told = set()
 
     def show(message: Warning | str, *_: Any) -> None:
-        if shown:
+        if shown and str(message) not in told:
             complain(f"warning: {message}")
+            told.add(str(message))
 
     try:
         with warnings.catch_warnings():

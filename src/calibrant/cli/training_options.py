@@ -45,6 +45,22 @@ OwnData = Annotated[
         show_default=False,
     ),
 ]
+
+
+def _refuse_data(context: typer.Context, value: str | None) -> None:
+    if value is not None:
+        command = context.info_name
+        fail(
+            f"--data {value}: {command} takes a recipe; write one for your data by calibrant recipes --data "
+            f"{shlex.quote(value)} > my.toml, then calibrant {command} my.toml"
+        )
+
+
+NoData = Annotated[
+    str | None,
+    # Before the others, because without a recipe these have an error of their own.
+    typer.Option("--data", hidden=True, is_eager=True, callback=_refuse_data),
+]
 Target = Annotated[
     str | None,
     typer.Option(
@@ -144,26 +160,26 @@ def load_recipe(
     from calibrant.training import Recipe
 
     if data is not None:
-        recipe = recipe_for(data, target, source)
+        recipe = recipe_for(data, target, source, changes or ())
     elif source is None or target is not None:
         fail("expected a RECIPE, or --data PATH" if source is None else "--target is for a table of --data")
     else:
-        recipe = Recipe.load(source)
-    recipe = recipe.override(changes or ())
+        recipe = Recipe.load(source).override(changes or ())
     given: dict[str, Any] = {"loss": loss, "seed": seed}
     return replace(recipe, **{name: value for name, value in given.items() if value is not None})
 
 
-def recipe_for(data: Path, target: str | None, source: str | None) -> Recipe:
-    """The recipe for data of one's own, after a line that says what was found and chosen."""
+def recipe_for(data: Path, target: str | None, source: str | None, changes: Sequence[str]) -> Recipe:
+    """The changed recipe for data of one's own, after a line that says what was found and chosen."""
     from calibrant.training.own_data import choose_recipe
 
     if source is not None:
         fail(f"expected a recipe or --data PATH, got {source} and --data {data}")
-    recipe = choose_recipe(data, target)
+    recipe = choose_recipe(data, target, changes)
     if _is_first():
-        same = f"--data {data}" + (f" --target {shlex.quote(target)}" if target else "")
-        more = f"calibrant recipes {same} prints the recipe, --set KEY=VALUE changes it"
+        same = ["--data", str(data), *(["--target", target] if target else [])]
+        same += [word for change in changes for word in ("--set", change)]
+        more = f"calibrant recipes {shlex.join(same)} prints the recipe, --set KEY=VALUE changes it"
         say(f"{data}: {recipe.description}. {more}.", err=True)
     return recipe
 

@@ -40,6 +40,7 @@ def tune(
     accelerator: options.Accelerator = "auto",
     devices: options.Devices = "auto",
     nodes: options.Nodes = 1,
+    _data: options.NoData = None,
 ) -> None:
     """Tune the hyper-parameters of a loss on the validation data, and test the choice.
 

@@ -102,6 +102,14 @@ class ConformalSets(FittedLayer):
                 f"{' of each class' if self.class_conditional else ''} are needed"
             )
 
+    def extra_repr(self) -> str:
+        """As for a calibrator, and always alpha; a threshold of all classes is one number."""
+        shown = super().extra_repr()
+        before, learned, _ = shown.partition(", threshold=")
+        if learned and not (self.class_conditional or self.threshold.is_meta):
+            shown = f"{before}{learned}{float(self.threshold[0]):.4g}"
+        return shown if shown.startswith("alpha=") else f"alpha={self.alpha!r}, {shown}"
+
     def transform(self, rows: Tensor) -> Tensor:
         """The scores of logits ``(N, K)``."""
         return self.scores(rows.softmax(1))

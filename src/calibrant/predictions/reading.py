@@ -100,8 +100,11 @@ def _open_file(path: Path, ignore_index: int, binary: bool) -> PredictionFile:
                 path.stat()
         raise BadFileError(path, f"has an unknown suffix; expected one of {', '.join(FORMATS)}")
     with file_errors(path):
-        if not stat.S_ISREG(path.stat().st_mode):
+        about = path.stat()
+        if not stat.S_ISREG(about.st_mode):
             raise BadFileError(path, "is a device; expected a file")
+        if not about.st_size:
+            raise BadFileError(path, "is empty; expected predictions")
         file = replace(open_format(path), ignore_index=ignore_index)
     return _as_decisions(file) if binary else _as_classes(file)
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from math import inf
 from pathlib import Path
 from statistics import median
@@ -16,7 +18,7 @@ from torch import Tensor
 from calibrant.arguments import nearest
 from calibrant.options import Choice, RecipeError
 from calibrant.printable import first_few
-from calibrant.training.data import Split, columns, load_data
+from calibrant.training.data import DataSets, Split, columns, load_data
 from calibrant.training.data.columns import (
     Columns,
     as_numbers,
@@ -57,7 +59,7 @@ _MANY_IMAGES = 10_000
 _TABLES = (*columns.SUFFIXES, ".jsonl")
 
 
-def choose_recipe(path: Path, target: str | None = None) -> Recipe:
+def choose_recipe(path: Path, target: str | None = None, changes: Sequence[str] = ()) -> Recipe:
     """A recipe for the data in a file or folder; its description says what was found and chosen.
 
     | found | data set | network |
@@ -75,9 +77,10 @@ def choose_recipe(path: Path, target: str | None = None) -> Recipe:
             of tables.
         target: the column of the class in a table; by default the only one named as in `TARGETS`. Several
             columns of 0 and 1, separated by commas, are labels of their own: the recipe is then ``binary``.
+        changes: changes of the recipe, as for `Recipe.override`.
 
     Raises:
-        RecipeError: the data are of no known kind, or the target is not known.
+        RecipeError: the data are of no known kind, the target is not known, or a change cannot be made.
         FileNotFoundError: there is no such file or folder.
         ValueError: a file is malformed.
     """
@@ -86,13 +89,13 @@ def choose_recipe(path: Path, target: str | None = None) -> Recipe:
     files = {"file": path} if path.is_file() else _parts(path)
     suffix = files["file"].suffix.lower() if files else ""
     if suffix in _TABLES:
-        return _table(files, target)
+        return _table(files, target, changes)
     if target is not None:
         raise RecipeError(f"--target names a column of a table, but {path} is not a table")
     if suffix == ".npz":
-        return _arrays(path)
+        return _arrays(path, changes)
     if path.is_dir() and any(entry.is_dir() for entry in path.iterdir()):
-        return _images(path)
+        return _images(path, changes)
     raise RecipeError(
         f"{path} is of no known kind: expected a folder with a folder of images for each class, a "
         f"{', '.join(_TABLES)} table, or an .npz file"
@@ -111,8 +114,20 @@ def _parts(folder: Path) -> dict[str, Path]:
     return found if "file" in found else {}
 
 
-def _recipe(path: Path, found: str, size: int, data: Choice, model: Choice, **settings: Any) -> Recipe:
-    """The recipe for so many elements; ``settings`` replace those that all kinds of data share."""
+def _recipe(
+    path: Path,
+    found: Callable[[Mapping[str, Any]], str],
+    size: int,
+    data: Choice,
+    model: Choice,
+    changes: Sequence[str],
+    **settings: Any,
+) -> Recipe:
+    """The recipe for so many elements, with the changes; its description is for the changed recipe.
+
+    ``found`` tells what the data are, by the options of the data set. ``settings`` replace those that all
+    kinds of data share.
+    """
     batch_size, epochs = next((batch, epochs) for most, batch, epochs in _LENGTHS if size <= most)
     shared = {
         "batch_size": batch_size,
@@ -120,22 +135,23 @@ def _recipe(path: Path, found: str, size: int, data: Choice, model: Choice, **se
         "optimizer": Choice("adamw", {"lr": 1e-3}),
         "schedule": Choice("cosine"),
     }
-    return Recipe(
+    recipe = Recipe(
         name=path.stem if path.is_file() else path.absolute().name,
-        description=f"{found}: data set {data.name}, network {model.name}",
         loss=LOSS,
         data=Choice(data.name, {**data.options, **_PARTS}),
         model=model,
         drop_last=False,
         select="nll",
         **{**shared, **settings},
-    )
+    ).override(changes)
+    chosen = f"data set {recipe.data.name}, network {recipe.model.name}"
+    return replace(recipe, description=recipe.description or f"{found(recipe.data.options)}: {chosen}")
 
 
 # --------------------------------------------------------------------------------------------------- tables
 
 
-def _table(files: Mapping[str, Path], target: str | None) -> Recipe:
+def _table(files: Mapping[str, Path], target: str | None, changes: Sequence[str]) -> Recipe:
     path = files["file"]
     named = {option: str(file.absolute()) for option, file in files.items()}
     table = _json_columns(path) if path.suffix.lower() == ".jsonl" else read_columns(path)
@@ -158,7 +174,7 @@ def _table(files: Mapping[str, Path], target: str | None) -> Recipe:
             raise RecipeError(f"{path} is a table of texts: expected it as .csv, .tsv or .jsonl")
         _check_rows(path, [] if several else labels[0], size, given_parts)
         named = {**named, "label": option["target"]}
-        return _texts(path, named, about, *others.items(), **settings)
+        return _texts(path, named, about, changes, *others.items(), **settings)
     if path.suffix.lower() == ".jsonl":
         raise RecipeError(
             f"{path} has the columns {_quoted(others)} besides {listed}, expected one of texts; save a "
@@ -172,12 +188,22 @@ def _table(files: Mapping[str, Path], target: str | None) -> Recipe:
             f"{_quoted(drop)} have too many different texts, or count rows"
         )
     _check_rows(path, [] if several else labels[0], size, given_parts)
-    found = (
-        f"a table of {about}, {len(numeric)} numeric and {len(others) - len(numeric) - len(unusable)} "
-        f"categorical columns{f', without {_quoted(drop)}' if drop else ''}"
-    )
+
+    def found(options: Mapping[str, Any]) -> str:
+        dropped = options.get("drop", ())
+        used = [name for name in table if name not in (*targets, *dropped)]
+        categorical = [
+            name
+            for name in used
+            if name not in (*counted, *numeric) or name in options.get("categorical", ())
+        ]
+        return (
+            f"a table of {about}, {len(used) - len(categorical)} numeric and {len(categorical)} categorical "
+            f"columns{f', without {_quoted(dropped)}' if dropped else ''}"
+        )
+
     options = {**named, **option, **({"drop": drop} if drop else {})}
-    return _recipe(path, found, size, Choice("table", options), Choice("mlp"), **settings)
+    return _recipe(path, found, size, Choice("table", options), Choice("mlp"), changes, **settings)
 
 
 def _check_rows(path: Path, labels: Sequence[Any], size: int, given: Sequence[str]) -> None:
@@ -238,7 +264,12 @@ def _is_prose(values: Sequence[Any]) -> bool:
 
 
 def _texts(
-    path: Path, named: Mapping[str, Any], about: str, column: tuple[str, Sequence[Any]], **settings: Any
+    path: Path,
+    named: Mapping[str, Any],
+    about: str,
+    changes: Sequence[str],
+    column: tuple[str, Sequence[Any]],
+    **settings: Any,
 ) -> Recipe:
     name, values = column
     words = sorted(len(tokens(str(value))) for value in values[:1000])
@@ -246,10 +277,11 @@ def _texts(
     length = next((each for each in _TEXT_LENGTHS if most <= each), _TEXT_LENGTHS[-1])
     return _recipe(
         path,
-        f"texts in column {name!r}, {about}",
+        lambda _: f"texts in column {name!r}, {about}",
         len(values),
         Choice("text-table", {**named, "text": name, "length": length}),
         Choice("text-bag", {"dropout": 0.3}),
+        changes,
         optimizer=Choice("adamw", {"lr": 1e-2}),
         **settings,
     )
@@ -258,9 +290,9 @@ def _texts(
 # --------------------------------------------------------------------------------------- images and features
 
 
-def _images(path: Path) -> Recipe:
+def _images(path: Path, changes: Sequence[str]) -> Recipe:
     data = Choice("image-folder", {"folder": str(path.absolute()), "augmentation": "crop-flip", **_PARTS})
-    loaded = load_data(data)
+    loaded = _loaded(data)
     if loaded.num_classes < 2:
         raise RecipeError(f"{path} has images of 1 class, expected a folder for each of 2 or more")
     _check_sizes(path, "images", loaded.num_classes, len(loaded.validation), len(loaded.test))
@@ -268,15 +300,19 @@ def _images(path: Path) -> Recipe:
     # All of them: an image that cannot be read would end the run, perhaps after hours.
     sides = [min(image_size(file)) for part in loaded.parts for file in _image_files(part)]
     size = 32 if median(sides) <= 40 else 64
-    found = f"{total:,} images of {loaded.num_classes} classes, scaled to {size} × {size} pixels"
+
+    def found(options: Mapping[str, Any]) -> str:
+        side = options.get("image_size", size)
+        return f"{total:,} images of {loaded.num_classes} classes, scaled to {side} × {side} pixels"
+
     data = data.with_options({"image_size": size})
     workers = 4 if total > _MANY_IMAGES else 0
-    return _recipe(path, found, total, data, workers=workers, **_image_network(total))
+    return _recipe(path, found, total, data, changes=changes, workers=workers, **_image_network(total))
 
 
-def _arrays(path: Path) -> Recipe:
+def _arrays(path: Path, changes: Sequence[str]) -> Recipe:
     data = Choice("npz", {"file": str(path.absolute()), **_PARTS})
-    loaded = load_data(data)
+    loaded = _loaded(data)
     several = loaded.several_labels
     classes = 2 if several else loaded.num_classes
     _check_sizes(path, "elements", classes, len(loaded.validation), len(loaded.test))
@@ -288,9 +324,18 @@ def _arrays(path: Path) -> Recipe:
     found = f"{total:,} arrays of {shape} numbers, {loaded.num_classes} {what}"
     settings: dict[str, Any] = {"binary": True} if several else {}
     if "channels" in loaded.about:
-        return _recipe(path, found, total, data, **_image_network(total), **settings)
+        return _recipe(
+            path, lambda _: found, total, data, changes=changes, **_image_network(total), **settings
+        )
     features = {} if "features" in loaded.about else {"features": inputs[0].numel()}
-    return _recipe(path, found, total, data, Choice("mlp", features), **settings)
+    return _recipe(path, lambda _: found, total, data, Choice("mlp", features), changes, **settings)
+
+
+def _loaded(data: Choice) -> DataSets:
+    """The data, without their warnings: they come when the recipe is followed."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return load_data(data)
 
 
 def _image_files(part: Split) -> Iterator[Path]:

@@ -90,7 +90,7 @@ def test_an_archive_larger_than_memory(tmp_path, monkeypatch):
 def test_empty_parts_have_a_fingerprint(tmp_path, part):
     empty = {f"{part}_features": FEATURES[:0], f"{part}_labels": LABELS[:0]}
     np.savez(tmp_path / "data.npz", features=FEATURES, labels=LABELS, **empty)
-    assert npz.npz(tmp_path).fingerprint
+    assert npz.npz(tmp_path, validation=0.25).fingerprint
 
 
 def test_elements_without_numbers(tmp_path):

@@ -215,7 +215,7 @@ def test_names_of_columns_that_are_no_texts():
         ([{"age": "old", "colour": ""}], "column 'age': row 1 has 'old', expected finite numbers"),
         ([{"age": float("inf"), "colour": ""}], "column 'age': row 1 has an infinite number"),
         ([{"age": 1e300, "colour": ""}], "column 'age': row 1 has 1e\\+300, which is too large"),
-        ({"age": 1, "colour": "red"}, "got dict, expected rows of a table as a list of dictionaries"),
+        ({"age": 1, "colour": "red"}, r"got a dictionary of single values, .*: pass \[row\] for one"),
         ({"age": [1, 2], "colour": ["red"]}, "columns of one length"),
         (np.zeros((2, 2)), "got ndarray, expected rows of a table"),
         ("age", "got str, expected rows of a table"),
@@ -343,7 +343,9 @@ def test_parts_that_do_not_fit(tmp_path):
 
 def test_a_class_with_one_row_is_learned_and_told(tmp_path):
     write_csv(tmp_path / "a.csv", varied(y=lambda n: "c" if n == 5 else "ab"[n % 2]))
-    with pytest.warns(UserWarning, match=r"no (validation|test) row of 1 of 3 classes \('c'\)") as told:
+    with pytest.warns(
+        UserWarning, match=r"no (validation|test) element of 1 of 3 classes \('c' with 1 in"
+    ) as told:
         data = table(tmp_path, file="a.csv", target="y")
     assert data.class_counts[2] == 1
     assert len(told) == 2

@@ -21,7 +21,7 @@ from calibrant.training.data.raw_arrays import ArrayPreparation
 from calibrant.training.data.raw_images import ImagePreparation
 from calibrant.training.data.safe_readers import ARRAYS, Array, present, read_npz
 from calibrant.training.data.sampling import draw_parts, part_sizes
-from calibrant.training.data.split import DataSets, TensorSplit
+from calibrant.training.data.split import DataSets, TensorSplit, warn_of_missing_classes
 
 Constants = Literal["own", "none", Published]
 
@@ -95,7 +95,7 @@ def npz(
             splits = {name: split.normalised_by(standardisation) for name, split in splits.items()}
         preparation = ArrayPreparation(tuple(inputs.shape[1:]), standardisation)
     train, held_out, tested = (splits[name] for name in ("train", "validation", "test"))
-    return DataSets(
+    data = DataSets(
         train,
         held_out,
         tested,
@@ -104,6 +104,8 @@ def npz(
         preparation=preparation,
         several_labels=labels.ndim > 1,
     )
+    warn_of_missing_classes(path, data)
+    return data
 
 
 def _pixel_constants(path: Path, name: Constants, reference: Tensor) -> Normalisation:

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import hashlib
+import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
 from copy import copy
 from dataclasses import dataclass, field
 from functools import cached_property
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 import torch
 from torch import Tensor
 
+from calibrant.printable import first_few
 from calibrant.training.data.augmentation import Normalising
 
 if TYPE_CHECKING:
@@ -206,3 +209,36 @@ class DataSets:
                 if tensor.numel():  # an empty tensor may have strides that cannot be viewed as bytes
                     digest.update(tensor.cpu().contiguous().flatten().view(torch.uint8).numpy().data)
         return digest.hexdigest()
+
+
+def warn_of_missing_classes(path: Path, data: DataSets) -> None:
+    """Warn of classes that a part has no element of, and of labels that have only one answer in a part.
+
+    A class without any element, such as a name that nothing has, is not meant.
+    """
+    names = data.class_names
+    targets = [part.targets for part in data.parts if part.targets is not None]
+    # A label needs elements with it and elements without it.
+    counts = [
+        torch.minimum(each.sum(0), (1 - each).sum(0))
+        if data.several_labels
+        else torch.bincount(each, minlength=len(names))
+        for each in targets
+    ]
+    total = torch.stack(counts).sum(0).tolist()
+    for part, elements, found in zip(("training", "validation", "test"), targets, counts, strict=True):
+        missing = (found == 0).nonzero().flatten().tolist() if len(elements) else []
+        rare = [f"{names[label]!r} with {total[label]} in all" for label in missing if total[label]]
+        if data.several_labels and missing:
+            warnings.warn(
+                f"{path} has only one answer in all {part} elements to {len(missing)} of {len(names)} labels "
+                f"({first_few(repr(names[label]) for label in missing)}): expected at least a few elements "
+                "with each label, and a few without",
+                stacklevel=3,
+            )
+        elif rare:
+            warnings.warn(
+                f"{path} has no {part} element of {len(rare)} of {len(names)} classes ({first_few(rare)}): "
+                "expected at least a few of each class",
+                stacklevel=3,
+            )

@@ -29,7 +29,7 @@ from calibrant.training.data.columns import (
 )
 from calibrant.training.data.preparation import Preparation
 from calibrant.training.data.sampling import draw_parts, part_sizes
-from calibrant.training.data.split import DataSets, TensorSplit
+from calibrant.training.data.split import DataSets, TensorSplit, warn_of_missing_classes
 from calibrant.training.data.text.documents import check_several, class_positions, sorted_classes, yes_or_no
 
 MAX_CATEGORIES = 1000
@@ -117,8 +117,7 @@ def table(
             if name not in other:
                 raise ValueError(f"{where} has no column {name!r}: expected the target of {file}")
         splits[part] = TensorSplit(_inputs(where, rows, other), read(where, other))
-    _warn_of_rare_classes(path, names, splits)
-    return DataSets(
+    data = DataSets(
         splits["train"],
         splits["validation"],
         splits["test"],
@@ -127,6 +126,8 @@ def table(
         preparation=rows,
         several_labels=targets.ndim > 1,
     )
+    warn_of_missing_classes(path, data)
+    return data
 
 
 def _target(
@@ -199,28 +200,6 @@ def _labels(path: Path, values: Sequence[Any], target: str) -> list[str | int]:
             "text or a whole number"
         )
     return [int(number) for number in numbers.tolist()]
-
-
-def _warn_of_rare_classes(path: Path, names: Sequence[str], splits: Mapping[str, TensorSplit]) -> None:
-    for part, split in splits.items():
-        if split.targets.ndim > 1:  # a label needs elements with it and elements without it
-            counts = torch.minimum(split.targets.sum(0), (1 - split.targets).sum(0))
-        else:
-            counts = torch.bincount(split.targets, minlength=len(names))
-        without = [name for name, count in zip(names, counts.tolist(), strict=True) if count == 0]
-        listed = first_few(map(repr, without))
-        if without and len(split) and split.targets.ndim > 1:
-            warnings.warn(
-                f"{path} has only one answer in all {part} rows to {len(without)} of {len(names)} labels "
-                f"({listed}): expected at least a few rows with each label, and a few without",
-                stacklevel=3,
-            )
-        elif without and len(split):
-            warnings.warn(
-                f"{path} has no {part} row of {len(without)} of {len(names)} classes ({listed}): expected at "
-                "least a few of each class",
-                stacklevel=3,
-            )
 
 
 # ------------------------------------------------------------------------------------------- the preparation
@@ -468,6 +447,10 @@ def _columns_of(raw: Any, used: Sequence[str]) -> Columns:
         lists = [isinstance(values, list | tuple | np.ndarray) for values in raw.values()]
         if all(lists) and len({len(values) for values in raw.values()}) <= 1:
             return {text: raw[name] for text, name in _by_text(raw).items()}
+        if all(isinstance(value, str) or not hasattr(value, "__len__") for value in raw.values()):
+            raise ValueError(
+                "got a dictionary of single values, expected a list of rows: pass [row] for one row"
+            )
     elif isinstance(raw, Sequence) and all(isinstance(row, Mapping) for row in raw):
         names = _by_text(dict.fromkeys(name for row in raw for name in row))
         for number, row in enumerate(raw, start=1):

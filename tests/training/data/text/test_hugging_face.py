@@ -51,9 +51,9 @@ class TestHuggingFace:
     def test_strings_in_one_table(self, library, tmp_path, monkeypatch):
         table = FakeTable([f"word {n}" for n in range(10)], ["b", "a"] * 5)
         monkeypatch.setattr(sys.modules["datasets"], "load_from_disk", lambda path: table)
-        data = huggingface(tmp_path, path="news", test_split="")
+        data = huggingface(tmp_path, path="news", test_split="", validation=0.2)
         assert data.class_names == ("a", "b")
-        assert [len(data.train), len(data.validation), len(data.test)] == [7, 1, 2]
+        assert [len(data.train), len(data.validation), len(data.test)] == [6, 2, 2]
 
     def test_errors(self, library, tmp_path):
         with pytest.raises(MissingDataError, match="elsewhere is missing"):

@@ -32,14 +32,16 @@ class TestTextTable:
         write_csv(tmp_path / "a.csv", ROWS)
         write_jsonl(tmp_path / "b.jsonl", ROWS[:3])
         write_csv(tmp_path / "c.csv", ROWS[12:])
-        data = text_table(tmp_path, file="a.csv", validation_file="b.jsonl", test_file="c.csv")
+        with pytest.warns(UserWarning, match=r"no (validation|test) element of 1 of 2 classes") as told:
+            data = text_table(tmp_path, file="a.csv", validation_file="b.jsonl", test_file="c.csv")
+        assert len(told) == 2
         assert [len(data.train), len(data.validation), len(data.test)] == [20, 3, 8]
         assert data.validation.targets.tolist() == [1, 1, 1]
         assert data.test.targets.tolist() == [0] * 8
 
     def test_one_part_drawn(self, tmp_path):
         write_csv(tmp_path / "a.csv", ROWS)
-        write_csv(tmp_path / "c.csv", ROWS[:5])
+        write_csv(tmp_path / "c.csv", ROWS[9:14])
         data = text_table(tmp_path, file="a.csv", test_file="c.csv", validation=0.3)
         assert [len(data.train), len(data.validation), len(data.test)] == [14, 6, 5]
 
@@ -47,19 +49,19 @@ class TestTextTable:
     def test_integers_are_ordered_by_value(self, tmp_path, write):
         name = "a.csv" if write is write_csv else "a.jsonl"
         write(tmp_path / name, [("text", label) for label in (10, 2, 9, 2, 9, 10, 10, 2, 9, 10)])
-        data = text_table(tmp_path, file=name)
+        data = text_table(tmp_path, file=name, validation=0.3, test=0.3)
         assert data.class_names == ("2", "9", "10")
 
     def test_other_columns_and_byte_order_mark(self, tmp_path):
         content = "\ufeffid,body,class\n" + "".join(f"{n},word {n},{n % 2}\n" for n in range(10))
         (tmp_path / "a.csv").write_text(content, "utf-8")
-        data = text_table(tmp_path, file="a.csv", text="body", label="class")
+        data = text_table(tmp_path, file="a.csv", text="body", label="class", validation=0.2)
         assert data.class_names == ("0", "1")
 
     def test_very_long_documents(self, tmp_path):
         limit = csv.field_size_limit()
         write_csv(tmp_path / "a.csv", [("word " * 40000, n % 2) for n in range(10)])
-        assert len(text_table(tmp_path, file="a.csv", length=3).train) == 7
+        assert len(text_table(tmp_path, file="a.csv", length=3, validation=0.2).train) == 6
         assert csv.field_size_limit() == limit
 
     @pytest.mark.parametrize(

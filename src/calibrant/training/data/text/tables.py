@@ -12,7 +12,7 @@ from typing import Any
 
 from calibrant.extras import optional_package
 from calibrant.training.data.safe_readers import expecting_utf8, present
-from calibrant.training.data.split import DataSets
+from calibrant.training.data.split import DataSets, warn_of_missing_classes
 from calibrant.training.data.text.documents import (
     Documents,
     check_several,
@@ -97,7 +97,9 @@ def text_table(
             )
         parts.append(Documents(list(texts), targets))
     documents, names = draw_missing(parts, validation, test, split_seed), tuple(map(str, classes))
-    return encode(root, documents, names, length, test_length, vocabulary, embedding, tokenizer, column=text)
+    data = encode(root, documents, names, length, test_length, vocabulary, embedding, tokenizer, column=text)
+    warn_of_missing_classes(root / file, data)
+    return data
 
 
 def huggingface(
@@ -178,9 +180,11 @@ def huggingface(
         parts.append(Documents(texts, targets))
     documents = draw_missing(parts, validation, test, split_seed)
     class_names = tuple(map(str, names or classes))
-    return encode(
+    data = encode(
         root, documents, class_names, length, test_length, vocabulary, embedding, tokenizer, column=text
     )
+    warn_of_missing_classes(folder, data)
+    return data
 
 
 def read_texts(file: Path, column: str) -> list[str]:
