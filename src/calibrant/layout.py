@@ -404,9 +404,12 @@ def warn_of_probabilities(logits: Tensor) -> None:
     if torch.compiler.is_compiling() or is_transformed():  # their numbers cannot be read
         return
     if look_like_probabilities(logits):
-        warn("these logits look like probabilities: they lie in [0, 1] and add up to 1; pass their .log()")
+        what, logarithm = "logits", "they lie in [0, 1] and add up to 1; pass their .log()"
     elif _look_like_probabilities_of_yes(logits):
-        warn("these single logits look like probabilities: they lie in [0, 1]; pass their .logit()")
+        what, logarithm = "single logits", "they lie in [0, 1]; pass their .logit()"
+    else:
+        return
+    warn(f"these {what} look like probabilities: {logarithm}, or in a file, name them probabilities")
 
 
 def _look_like_probabilities_of_yes(pairs: Tensor) -> bool:

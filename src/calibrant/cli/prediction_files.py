@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import sys
 import warnings
 from collections.abc import Iterator, Sequence
@@ -67,13 +66,7 @@ def errors_of(file: PredictionFile) -> Iterator[None]:
     show = warnings.showwarning
 
     def show_with_file(message: Warning | str, *about: Any) -> None:
-        # The advice for logits that look like probabilities is for Python.
-        text = re.sub(
-            r"pass their \.log(it)?\(\)",
-            "name the array probabilities, or the columns of a table probability_CLASS",
-            str(message),
-        )
-        show(f"{file.path}: {text}", *about)
+        show(f"{file.path}: {message}", *about)
 
     try:
         with warnings.catch_warnings():

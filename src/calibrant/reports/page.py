@@ -154,9 +154,8 @@ def render_report(
     ]
     has_groups = any(groups_of_classes)
     binary = all(evaluation.binary for evaluation in evaluations)
-    return template(
-        "report.html.jinja"
-    ).render(
+    page = template("report.html.jinja")
+    return page.render(
         title=title,
         summary=summary,
         models=summary.models if summary and summary.models else [] if fitted else names,
