@@ -93,7 +93,7 @@ def test_commands_once_with_advice_for_the_file(tmp_path, command):
     (line,) = succeed(*command, path).stderr.splitlines()
     assert line.startswith(f"calibrant: warning: {path}: these ")
     assert "look like probabilities: they lie in [0, 1]" in line
-    assert line.endswith(", or in a file, name them probabilities")
+    assert line.endswith("; in a file, name the array probabilities")
 
 
 @pytest.mark.parametrize("key", ADAPTIVE)

@@ -409,7 +409,7 @@ def warn_of_probabilities(logits: Tensor) -> None:
         what, logarithm = "single logits", "they lie in [0, 1]; pass their .logit()"
     else:
         return
-    warn(f"these {what} look like probabilities: {logarithm}, or in a file, name them probabilities")
+    warn(f"these {what} look like probabilities: {logarithm}; in a file, name the array probabilities")
 
 
 def _look_like_probabilities_of_yes(pairs: Tensor) -> bool:

@@ -759,10 +759,12 @@ def test_a_best_model_by_a_loss_that_moves_is_told(tmp_path):
 
 @pytest.mark.parametrize("name", ["nll", "eval_nll", "eval_validation_adaptive_ece"])
 def test_a_direction_that_keeps_the_worst_model_is_refused(name, tmp_path):
+    calibration = Calibration(alm(), learn_from="validation")
     with pytest.raises(ValueError, match=f"metric_for_best_model='{name}' needs greater_is_better=False"):
-        begin(Calibration(alm()), tmp_path, metric_for_best_model=name)
+        begin(calibration, tmp_path, metric_for_best_model=name)
     with pytest.raises(ValueError, match="'accuracy' needs greater_is_better=True"):
-        begin(Calibration(alm()), tmp_path, metric_for_best_model="accuracy", greater_is_better=False)
+        begin(calibration, tmp_path, metric_for_best_model="accuracy", greater_is_better=False)
+    begin(calibration, tmp_path, metric_for_best_model="negative_nll")  # a metric of the user
 
 
 def test_a_loss_without_effect_is_told_at_the_end_of_training(tmp_path):

@@ -38,7 +38,7 @@ def evaluate(
         str | None,
         typer.Option(
             metavar="COUNTS",
-            help="Training samples of each class, for figures of head, middle and tail classes: numbers "
+            help="Training samples of each class, for figures of head, mid and tail classes: numbers "
             "separated by commas, or a file with a JSON list or one number per line.",
         ),
     ] = None,

@@ -70,7 +70,7 @@ def errors_of(file: PredictionFile) -> Iterator[None]:
 
     try:
         with warnings.catch_warnings():
-            for kind in (UserWarning, RuntimeWarning):
+            for kind in () if sys.warnoptions else (UserWarning, RuntimeWarning):
                 warnings.simplefilter("always", kind)
             warnings.showwarning = show_with_file  # type: ignore[assignment]
             yield

@@ -12,7 +12,7 @@ import torch
 
 from calibrant.metrics.catalogue import METRICS
 from calibrant.metrics.selective import RiskCoverage
-from calibrant.metrics.uncertainty import Interval, interval
+from calibrant.metrics.uncertainty import Interval, interval, percentile_interval
 from calibrant.printable import counted, text_table
 
 if TYPE_CHECKING:
@@ -94,7 +94,7 @@ class ClassFigures:
 
 @dataclass(frozen=True)
 class GroupFigures:
-    """The figures of several classes together: the head, middle or tail of long-tailed data.
+    """The figures of several classes together: the head, mid or tail of long-tailed data.
 
     Attributes:
         classes: number of classes in the group.
@@ -264,7 +264,10 @@ class Evaluation:
         if not paired:  # both may have been drawn with the same random numbers: break the pairing
             theirs = theirs.flip(0)
         value = first.value - second.value
-        low, high = interval(value, ours - theirs, self.level, debiased=METRICS[name].debiased)
+        if METRICS[name].curve_interval is None:
+            low, high = interval(value, ours - theirs, self.level, debiased=METRICS[name].debiased)
+        else:  # often at a bound, where reflected intervals are too narrow
+            low, high = percentile_interval(ours - theirs, self.level)
         # A difference by rounding is not significant, however regular it is.
         rounding = 1e-6 * max(abs(first.value), abs(second.value))
         significant = not low <= 0 <= high and abs(value) > rounding

@@ -40,7 +40,7 @@ class EvaluationSums(Statistics):
     counts: ClassCounts
     elements: Tensor  # (2, metrics): sums and sums of squares of the metrics that are means over elements
     binned: Tensor  # (3, bins): count, confidence and correctness in equal-width bins
-    grouped: Tensor  # (3, groups, bins): the same for head, middle and tail
+    grouped: Tensor  # (3, groups, bins): the same for head, mid and tail
     by_class: Tensor  # (3, K, bins): the same for the elements that are predicted as each class
     images: Tensor  # (3, metrics): the number of images that have a metric, its sum and its sum of squares
 
@@ -151,7 +151,7 @@ class EvaluationSums(Statistics):
         return tuple(ClassFigures(*row) for row in zip(*columns, strict=True))
 
     def groups(self, group_of_class: Tensor | None) -> dict[str, GroupFigures]:
-        """The figures of head, middle and tail."""
+        """The figures of head, mid and tail."""
         if group_of_class is None:
             return {}
         groups = {}

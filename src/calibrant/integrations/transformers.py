@@ -306,7 +306,7 @@ class Calibration(TrainerCallback):
                 "torchrun --nproc_per_node, or show the program one GPU with CUDA_VISIBLE_DEVICES"
             )
         _check_task(model, self.loss.binary)
-        _check_best_metric(args)
+        self._check_best_metric(args)
         if not isinstance(self.loss, AdaptiveLoss):
             return
         if args.metric_for_best_model in ("loss", "eval_loss"):
@@ -331,6 +331,16 @@ class Calibration(TrainerCallback):
         elif state.is_hyper_param_search:  # every trial has a new model, but the same loss
             self._load(self._initial)
         self._keep(state)
+
+    def _check_best_metric(self, args: TrainingArguments) -> None:
+        """Refuse a direction of the best metric by which the worst model would count as the best."""
+        name = (args.metric_for_best_model or "").removeprefix("eval_").removeprefix(f"{self.learn_from}_")
+        if name in self.metrics and args.greater_is_better != METRICS[name].higher_is_better:
+            raise ValueError(
+                f"metric_for_best_model={args.metric_for_best_model!r} needs greater_is_better="
+                f"{METRICS[name].higher_is_better}: with {args.greater_is_better}, the worst model would "
+                "count as the best (transformers sets True unless the name ends in 'loss')"
+            )
 
     def on_train_end(self, *_: Any, **__: Any) -> None:
         """Learn from no evaluation after training, and warn if the loss did not do its work."""
@@ -402,18 +412,6 @@ def _origin_of_the_event() -> FrameType | None:
 
 def _calls_callbacks(frame: FrameType) -> bool:
     return frame.f_globals.get("__name__") == TrainerCallback.__module__
-
-
-def _check_best_metric(args: TrainingArguments) -> None:
-    """Refuse a direction of the best metric that would keep the worst model."""
-    name = args.metric_for_best_model or ""
-    for key, metric in METRICS.items():
-        if f"_{name}".endswith(f"_{key}") and args.greater_is_better != metric.higher_is_better:
-            raise ValueError(
-                f"metric_for_best_model={name!r} needs greater_is_better={metric.higher_is_better}: with "
-                f"greater_is_better={args.greater_is_better}, the worst model would be kept (transformers "
-                "sets True unless the name ends in 'loss')"
-            )
 
 
 def _check_task(model: Any, binary: bool) -> None:

@@ -49,13 +49,13 @@ class RiskCoverage:
     def coverage_interval(self, risk: float) -> Interval:
         """The interval of the largest coverage with this risk.
 
-        It starts at the last coverage whose risk is surely not larger, and ends at the last one whose risk is
-        not surely larger.
+        It starts at the last coverage whose interval lies below the risk, and ends at the last one whose
+        interval reaches down to it.
         """
         ends = list(zip(self.coverage, self.interval, strict=True))
-        surely = max((at for at, (_, high) in ends if high <= risk), default=0.0)
-        possibly = max((at for at, (low, _) in ends if low <= risk), default=0.0)
-        return surely, possibly
+        first = max((at for at, (_, high) in ends if high <= risk), default=0.0)
+        last = max((at for at, (low, _) in ends if low <= risk), default=0.0)
+        return first, last
 
 
 def aurc(source: Source, target: Tensor | None = None, *, ignore_index: int = -100) -> float:

@@ -271,7 +271,7 @@ def _ranking(table: Table, key: str) -> str:
     cells = dict(zip(table.rows, column.cells, strict=True))
     best = [name for name, cell in cells.items() if cell.best]
     if not best and all(cell.value is not None for cell in cells.values()):
-        return f"All models have the same {_WORDS[key]}, {column.cells[0].text}."
+        return f"All models have about the same {_WORDS[key]}, {column.cells[0].text}."
     if not best:
         return ""
     worse = [name for name, cell in cells.items() if cell.verdict == "worse"]

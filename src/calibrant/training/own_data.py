@@ -145,7 +145,9 @@ def _recipe(
         **{**shared, **settings},
     ).override(changes)
     chosen = f"data set {recipe.data.name}, network {recipe.model.name}"
-    return replace(recipe, description=recipe.description or f"{found(recipe.data.options)}: {chosen}")
+    if recipe.data.name == data.name:
+        chosen = f"{found(recipe.data.options)}: {chosen}"
+    return replace(recipe, description=recipe.description or chosen)
 
 
 # --------------------------------------------------------------------------------------------------- tables

@@ -214,10 +214,12 @@ class DataSets:
 def warn_of_missing_classes(path: Path, data: DataSets) -> None:
     """Warn of classes that a part has no element of, and of labels that have only one answer in a part.
 
-    A class without any element, such as a name that nothing has, is not meant.
+    Classes without any element in the data are left out.
     """
     names = data.class_names
     targets = [part.targets for part in data.parts if part.targets is not None]
+    if len(targets) < len(data.parts) or any(each.ndim > 1 for each in targets) != data.several_labels:
+        return  # maps of labels, or none
     # A label needs elements with it and elements without it.
     counts = [
         torch.minimum(each.sum(0), (1 - each).sum(0))
