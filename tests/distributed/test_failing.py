@@ -326,6 +326,6 @@ def test_state_cast_behind_the_losss_back_is_refused() -> None:
     loss.multiplier.data = loss.multiplier.data.bfloat16()  # what FSDP's MixedPrecision(buffer_dtype=) does
     for use in (loss, loss.observe):
         with pytest.raises(
-            TypeError, match=r"multiplier has become torch.bfloat16.*ignored_modules=\[loss\]"
+            TypeError, match=r"multiplier was converted to torch.bfloat16.*ignored_modules=\[loss\]"
         ):
             use(torch.randn(2, K), torch.tensor([0, 1]))
