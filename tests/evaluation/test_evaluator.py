@@ -810,8 +810,12 @@ def test_intervals_of_differences_follow_from_the_replicates(golden_batch: Batch
         drawn = ours - theirs
         if METRICS[name].debiased:  # it has no bias to take account of: its spread alone counts
             drawn = drawn - drawn.mean() + difference.value
-        ends = 2 * difference.value - drawn.quantile(torch.tensor([0.975, 0.025], dtype=torch.float64))
-        assert difference.interval == pytest.approx(ends.tolist(), abs=1e-12), name
+        low, high = drawn.quantile(torch.tensor([0.025, 0.975], dtype=torch.float64)).tolist()
+        # Near a bound, reflected intervals are too narrow: of 120 pairs of equal models, 12 differed
+        # significantly in the coverage, and 6 do by quantiles.
+        quantiles = METRICS[name].curve_interval is not None
+        ends = (low, high) if quantiles else (2 * difference.value - high, 2 * difference.value - low)
+        assert difference.interval == pytest.approx(ends, abs=1e-12), name
 
 
 def test_what_makes_a_comparison_unpaired(golden_batch: Batch) -> None:

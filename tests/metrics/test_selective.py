@@ -167,20 +167,6 @@ def test_intervals_cover_the_true_value(scale):
     assert min(covered.values()) >= 33  # of 40: P < 0.2 % at a level of 95 %
 
 
-def test_differences_of_coverage_are_not_reflected():
-    """Of 120 pairs of equal models, 12 would differ significantly by reflected intervals, and 6 do."""
-    first, second = (evaluate(*of_outcomes(*random_outcomes(seed, 100)), resamples=100) for seed in (0, 1))
-    found = first.compare(second)["coverage_at_risk"]
-    ours, theirs = (
-        torch.tensor(each.replicates["coverage_at_risk"], dtype=torch.float64) for each in (first, second)
-    )
-    low, high = torch.quantile(
-        ours - theirs.flip(0), torch.tensor([0.025, 0.975], dtype=torch.float64)
-    ).tolist()
-    assert found.interval == pytest.approx((low, high), abs=1e-9)
-    assert found.interval != pytest.approx((2 * found.value - high, 2 * found.value - low), abs=1e-3)
-
-
 def test_no_error_does_not_mean_that_there_will_be_none():
     evaluation = evaluate(*of_outcomes(torch.linspace(0.6, 0.99, 50), [True] * 50), resamples=100)
     assert evaluation.intervals["risk_at_coverage"] == pytest.approx((0.0, 1 - 0.025 ** (1 / 40)))
