@@ -45,6 +45,7 @@ class FittedLayer(nn.Module, ABC):
     """
 
     key: ClassVar[str]
+    always_shown: ClassVar[tuple[str, ...]] = ()  # options that are printed even at their defaults
     """The name in the registry, on the command line and in files."""
 
     labels: nn.ModuleList
@@ -171,14 +172,21 @@ class FittedLayer(nn.Module, ABC):
         """
         parameters = signature(type(self)).parameters
         changed = [
-            f"{name}={value!r}" for name, value in self.options().items() if value != parameters[name].default
+            f"{name}={value!r}"
+            for name, value in self.options().items()
+            if name in self.always_shown or value != parameters[name].default
         ]
         if self.num_classes is None:
             return ", ".join([*changed, "not fitted"])
         if self.binary:
             return ", ".join([*changed, "binary"])
-        learned = [f"{name}={_some(buffer)}" for name, buffer in self._buffers.items() if buffer is not None]
+        buffers = {name: buffer for name, buffer in self._buffers.items() if buffer is not None}
+        learned = [f"{name}={_some(self._printed(buffer))}" for name, buffer in buffers.items()]
         return ", ".join([*changed, f"{self.num_classes} classes", *learned])
+
+    def _printed(self, learned: Tensor) -> Tensor:
+        """The part of a learned buffer that is printed."""
+        return learned
 
     def get_extra_state(self) -> Tensor:
         """The method, its options and the number of classes, as the bytes of JSON text, for `state_dict`."""

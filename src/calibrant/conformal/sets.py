@@ -57,6 +57,7 @@ class ConformalSets(FittedLayer):
         threshold: the largest score of a class in the set, ``(K,)``, once fitted.
     """
 
+    always_shown: ClassVar[tuple[str, ...]] = ("alpha",)
     threshold: Tensor
 
     def __init__(self, *, alpha: float = 0.1, class_conditional: bool = False) -> None:
@@ -102,13 +103,9 @@ class ConformalSets(FittedLayer):
                 f"{' of each class' if self.class_conditional else ''} are needed"
             )
 
-    def extra_repr(self) -> str:
-        """As for a calibrator, and always alpha; a threshold of all classes is one number."""
-        shown = super().extra_repr()
-        before, learned, _ = shown.partition(", threshold=")
-        if learned and not (self.class_conditional or self.threshold.is_meta):
-            shown = f"{before}{learned}{float(self.threshold[0]):.4g}"
-        return shown if shown.startswith("alpha=") else f"alpha={self.alpha!r}, {shown}"
+    def _printed(self, learned: Tensor) -> Tensor:
+        """Without ``class_conditional``, all classes have the same threshold."""
+        return learned if self.class_conditional or learned.is_meta else learned[0]
 
     def transform(self, rows: Tensor) -> Tensor:
         """The scores of logits ``(N, K)``."""
