@@ -212,6 +212,7 @@ def _error(
 
 _recognition = partial(Metric, group="recognition", higher_is_better=True, source="counts")
 _score = partial(Metric, group="scores", percent=False, source="elements")
+_COVERAGE, _RISK = 0.8, 0.05  # of the metrics risk_at_coverage and coverage_at_risk
 _selective = partial(Metric, group="selective", source="ranking", since=3)
 
 METRICS: dict[str, Metric] = {
@@ -377,14 +378,14 @@ METRICS: dict[str, Metric] = {
     "risk_at_coverage": _selective(
         "Risk at 80 % coverage",
         "The error rate of the 80 % most confident elements.",
-        function=lambda confidences, options: risk_at_coverage_of(confidences, 0.8),
-        curve_interval=lambda curve: curve.risk_interval(0.8),
+        function=lambda confidences, options: risk_at_coverage_of(confidences, _COVERAGE),
+        curve_interval=lambda curve: curve.risk_interval(_COVERAGE),
     ),
     "coverage_at_risk": _selective(
         "Coverage at 5 % risk",
         "The largest fraction of elements, by falling confidence, whose error rate is at most 5 %.",
-        function=lambda confidences, options: coverage_at_risk_of(confidences, 0.05),
-        curve_interval=lambda curve: curve.coverage_interval(0.05),
+        function=lambda confidences, options: coverage_at_risk_of(confidences, _RISK),
+        curve_interval=lambda curve: curve.coverage_interval(_RISK),
         higher_is_better=True,
     ),
 }

@@ -41,7 +41,13 @@ class RiskCoverage:
     interval: tuple[Interval, ...]
 
     def risk_interval(self, coverage: float) -> Interval:
-        """The interval of the risk at a coverage."""
+        """The interval of the risk at a coverage.
+
+        >>> logits, right = torch.tensor([[3.0, 0.0]]).expand(100, 2), torch.zeros(100, dtype=torch.long)
+        >>> low, high = risk_coverage(logits, right).risk_interval(0.8)
+        >>> low, round(high, 4)  # no error among 80 elements
+        (0.0, 0.0451)
+        """
         return next(
             ends for at, ends in zip(self.coverage, self.interval, strict=True) if at >= coverage - 1e-9
         )
@@ -51,6 +57,10 @@ class RiskCoverage:
 
         It starts at the last coverage whose interval lies below the risk, and ends at the last one whose
         interval reaches down to it.
+
+        >>> logits, right = torch.tensor([[3.0, 0.0]]).expand(100, 2), torch.zeros(100, dtype=torch.long)
+        >>> risk_coverage(logits, right).coverage_interval(0.03)  # 100 elements do not show a risk below 3 %
+        (0.0, 1.0)
         """
         ends = list(zip(self.coverage, self.interval, strict=True))
         first = max((at for at, (_, high) in ends if high <= risk), default=0.0)
