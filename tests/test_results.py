@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from scipy.stats import ttest_rel
 
 from calibrant import LOSSES
 from calibrant.evaluation.comparison import Comparison, Method, mean_figure
@@ -97,9 +98,8 @@ def test_the_ranks_of_the_leaderboard_are_those_of_the_results(number, key):
             assert cell.replace("*", "") == f"{mean:.1f} [{low:.1f}, {high:.1f}]", (name, column)
     if key != "ranks":
         assert f"must be {ranks['nll']['critical_difference']:.1f} apart" in text
-        alike = [column for column in columns if ranks[column]["p_value"] >= 0.05]
-        assert alike == ["ece"]
-        assert f"by every criterion but ECE ({p_words(ranks['ece']['p_value'])})" in text
+        assert all(ranks[column]["p_value"] < 0.05 for column in columns)
+        assert "The ranks differ significantly by every criterion." in text
         table = text.partition("| significantly better than |")[2].partition("\n\n")[0].splitlines()[2:]
         cells = [[re.findall(r"`(.*?)`", cell) or cell.strip() for cell in row.split("|")] for row in table]
         said = {(by, better, worse) for _, by, first, last, _ in cells for better in first for worse in last}
@@ -126,6 +126,58 @@ def test_the_table_of_voc_is_that_of_the_results():
             *(f"{100 * each['ece']['mean']:.1f}" for each in (before, after)),
             f"{temperature:.2f}",
         ]
+
+
+def test_the_table_of_ada_scale_is_that_of_the_results():
+    text = (ROOT / "docs" / "leaderboard.md").read_text()
+    table = text.partition("| data | accuracy: `ce` |")[2].partition("\n\n")[0].splitlines()[2:]
+    compared = [name for name, each in BOARD["experiments"].items() if "ada-scale" in each["results"]["runs"]]
+    assert len(table) == len(compared)
+    for row, name in zip(table, compared, strict=True):
+        first, *cells = (cell.strip() for cell in row.strip("|").split("|"))
+        assert first.startswith(name)
+        results = BOARD["experiments"][name]["results"]
+        before, after = results["before"], results["after"]
+        accuracy = "mean_iou" if "mean IoU" in first else "accuracy"
+        nlls = [[run["nll"] for run in results["runs"][loss][state]] for loss, state in
+                (("ada-scale", "before"), ("ce", "after"))]  # fmt: skip
+        p_value = ttest_rel(*nlls).pvalue if len(nlls[0]) > 1 else None
+        digits = 3 if p_value is not None and p_value < 0.01 else 2
+        assert cells == [
+            *(f"{100 * before[loss][accuracy]['mean']:.1f}" for loss in ("ce", "ada-scale")),
+            f"{after['ce']['nll']['mean']:.3f}",
+            f"{before['ada-scale']['nll']['mean']:.3f}",
+            "–" if p_value is None else f"{p_value:.{digits}f}",
+            f"{100 * after['ce']['ece']['mean']:.1f}",
+            f"{100 * before['ada-scale']['ece']['mean']:.1f}",
+        ]
+
+
+def test_the_table_of_cifar_100_is_that_of_the_results():
+    text = (ROOT / "docs" / "leaderboard.md").read_text()
+    table = text.partition("| loss | accuracy | NLL | NLL + T |")[2].partition("\n\n")[0].splitlines()[2:]
+    results = BOARD["experiments"]["CIFAR-100, ResNet-50, 30 epochs"]["results"]
+    after = results["after"]
+    best = sorted(after, key=lambda loss: after[loss]["nll"]["mean"])[: len(table)]
+    columns = [
+        ("before", "accuracy"),
+        ("before", "nll"),
+        ("after", "nll"),
+        ("before", "ece"),
+        ("after", "ece"),
+    ]
+    assert len(table) == 6
+    for row, loss in zip(table, best, strict=True):
+        name, *cells = (cell.strip() for cell in row.strip("|").split("|"))
+        figures = [(metric, results[state][loss][metric]) for state, metric in columns]
+        assert (name.strip("`"), cells) == (
+            loss,
+            [
+                f"{each['mean']:.3f} ± {each['std']:.3f}" if metric == "nll"
+                else f"{100 * each['mean']:.1f} ± {100 * each['std']:.1f}"
+                for metric, each in figures
+            ],
+        )  # fmt: skip
 
 
 @pytest.fixture(scope="module")
