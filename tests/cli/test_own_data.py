@@ -172,9 +172,23 @@ def test_a_run_does_not_write_over_its_data():
     assert "is one of the files to read" in fail("train", "--data", "log.csv", *QUICK, "--output", ".")
 
 
-@pytest.mark.parametrize("command", ["compare", "sweep", "tune"])
-def test_commands_that_take_a_recipe_say_how_to_get_one(command):
-    recipe = f"calibrant recipes --data 'my photos' > my.toml, then calibrant {command} my.toml"
-    assert fail(command, "--data", "my photos").endswith(
-        f"takes a recipe; write one for your data by {recipe}"
-    )
+@pytest.mark.parametrize(
+    ("command", "written"),
+    [
+        (["compare", "--losses", "ce,cals-alm", "--seeds", "0"], "results.json"),
+        (["sweep", "--loss", "cals-alm", "--over", "margin=2,4"], "sweep.json"),
+        (["tune", "--loss", "cals-alm", "--trials", "1"], "tune.json"),
+    ],
+    ids=["compare", "sweep", "tune"],
+)
+def test_other_commands_take_own_data_too(command, written):
+    write_csv(Path("people.csv"), people())
+    own = ("--data", "people.csv", "--target", "rooms", "--resamples", "10", "--output", "a")
+    result = invoke(*command, *own, *QUICK)
+    assert result.exit_code == 0, result.output
+    assert "people.csv: a table of 60 rows, target 'rooms'" in result.stderr
+    assert (Path("a") / written).is_file()
+    recipes = [Recipe.load(path) for path in Path("a").rglob("recipe.toml")]
+    assert {recipe.data.options["target"] for recipe in recipes} == {"rooms"}
+    assert "expected a recipe or --data PATH, got digits" in fail(command[0], "digits", *command[1:], *own)
+    assert "expected a RECIPE, or --data PATH" in fail(*command)

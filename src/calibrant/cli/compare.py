@@ -17,7 +17,9 @@ from calibrant.cli.terminal import Resamples, Wide, app
 
 @app.command()
 def compare(
-    recipe: options.RecipeArgument,
+    recipe: options.RecipeArgument = None,
+    own_data: options.OwnData = None,
+    target: options.Target = None,
     losses: Annotated[
         str,
         typer.Option(
@@ -72,14 +74,13 @@ def compare(
     accelerator: options.Accelerator = "auto",
     devices: options.Devices = "auto",
     nodes: options.Nodes = 1,
-    _data: options.NoData = None,
 ) -> None:
     """Train losses from several seeds and compare them on the test set, before and after calibration.
 
     Runs in the output folder are reused, whether finished or not.
     """
     with options.training_errors():
-        followed = options.load_recipe(recipe, changes)
+        followed = options.load_recipe(recipe, changes, data=own_data, target=target)
         from calibrant.options import Choice, split_outside_brackets
         from calibrant.reports import comparison_page
         from calibrant.training import compare, run_folder

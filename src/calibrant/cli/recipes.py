@@ -15,7 +15,7 @@ from calibrant.cli.training_options import Changes, OwnData, Target, load_recipe
 @app.command()
 def recipes(
     name: Annotated[
-        str | None, typer.Argument(metavar="[NAME]", help="Print this recipe as TOML.", show_default=False)
+        str | None, typer.Argument(metavar="NAME", help="Print this recipe as TOML.", show_default=False)
     ] = None,
     data: OwnData = None,
     target: Target = None,

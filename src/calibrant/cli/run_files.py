@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 def check_written(
     folder: Path,
     names: Iterable[str],
-    source: str,
+    source: str | None,
     recipe: Recipe,
     data_root: Path | None,
     outside: Sequence[Choice] = (),
@@ -24,17 +24,17 @@ def check_written(
     """End the command if it would write over its recipe, its data, or files that the model is built from.
 
     ``names`` are the files to be written to the folder, ``source`` is the recipe as given on the command
-    line, and ``outside`` are data sets that are read beside the recipe's.
+    line (None with --data), and ``outside`` are data sets that are read beside the recipe's.
     """
     from calibrant.training.data import files_of
     from calibrant.training.run_folder import CHECKPOINTS, RESULT
 
     inputs = [file for choice in (recipe.data, *outside) for file in files_of(choice, data_root)]
     inputs += _files_of_model(recipe.model)
-    given = Path(source)
     # A run goes on by the recipe in its own folder, which is written again as it is.
     begun = any((folder / name).exists() for name in (RESULT, CHECKPOINTS))
-    if given.is_file() and not begun and given.read_text(encoding="utf-8") != recipe.to_toml():
+    given = None if source is None else Path(source)
+    if given and given.is_file() and not begun and given.read_text(encoding="utf-8") != recipe.to_toml():
         inputs.append(given)
     for name in names:
         check_not_read("--output", folder / name, inputs)

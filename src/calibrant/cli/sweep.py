@@ -16,7 +16,10 @@ from calibrant.cli.terminal import Resamples, Wide, app, fail
 
 @app.command()
 def sweep(
-    recipe: options.RecipeArgument,
+    *,
+    recipe: options.RecipeArgument = None,
+    own_data: options.OwnData = None,
+    target: options.Target = None,
     over: Annotated[
         list[str],
         typer.Option(
@@ -45,7 +48,6 @@ def sweep(
     accelerator: options.Accelerator = "auto",
     devices: options.Devices = "auto",
     nodes: options.Nodes = 1,
-    _data: options.NoData = None,
 ) -> None:
     """Train a loss with several values of its options, choose on the validation data, and test the choice.
 
@@ -53,7 +55,7 @@ def sweep(
     finished or not.
     """
     with options.training_errors(), options.preparing() as started:
-        followed = options.load_recipe(recipe, changes, loss=loss)
+        followed = options.load_recipe(recipe, changes, loss=loss, data=own_data, target=target)
         from calibrant.evaluation.criterion import Criterion
         from calibrant.reports import sweep_files
         from calibrant.reports.chosen import print_choice

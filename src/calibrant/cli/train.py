@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 @app.command()
 def train(
-    recipe: options.OptionalRecipe = None,
+    recipe: options.RecipeArgument = None,
     own_data: options.OwnData = None,
     target: options.Target = None,
     loss: options.Loss = None,
@@ -67,7 +67,7 @@ def train(
 
         folder = output or folder_of(Path("runs", plain_name(followed.name)), followed.loss, followed.seed)
         check_method(calibrate)
-        check_written(folder, FILES, recipe or "", followed, data_root)
+        check_written(folder, FILES, recipe, followed, data_root)
         fabric = options.launch(followed, accelerator, devices, nodes)
         data = None
         finished = is_finished(folder)

@@ -20,17 +20,9 @@ if TYPE_CHECKING:
     from calibrant.training.fabric import Fabric
 
 RecipeArgument = Annotated[
-    str,
-    typer.Argument(
-        metavar="RECIPE",
-        help="A TOML file, or the name of a shipped recipe; see calibrant recipes.",
-        show_default=False,
-    ),
-]
-OptionalRecipe = Annotated[
     str | None,
     typer.Argument(
-        metavar="[RECIPE]",
+        metavar="RECIPE",
         help="A TOML file, or the name of a shipped recipe; see calibrant recipes.",
         show_default="chosen by --data",
     ),
@@ -44,22 +36,6 @@ OwnData = Annotated[
         ".parquet or .jsonl table, or an .npz file.",
         show_default=False,
     ),
-]
-
-
-def _refuse_data(context: typer.Context, value: str | None) -> None:
-    if value is not None:
-        command = context.info_name
-        fail(
-            f"--data {value}: {command} takes a recipe; write one for your data by calibrant recipes --data "
-            f"{shlex.quote(value)} > my.toml, then calibrant {command} my.toml"
-        )
-
-
-NoData = Annotated[
-    str | None,
-    # Before the others, because without a recipe these have an error of their own.
-    typer.Option("--data", hidden=True, is_eager=True, callback=_refuse_data),
 ]
 Target = Annotated[
     str | None,

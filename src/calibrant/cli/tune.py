@@ -15,7 +15,9 @@ from calibrant.cli.terminal import Resamples, Wide, app
 
 @app.command()
 def tune(
-    recipe: options.RecipeArgument,
+    recipe: options.RecipeArgument = None,
+    own_data: options.OwnData = None,
+    target: options.Target = None,
     loss: options.Loss = None,
     trials: Annotated[
         int, typer.Option(help="Number of trials in the study, of all processes and calls together.")
@@ -40,7 +42,6 @@ def tune(
     accelerator: options.Accelerator = "auto",
     devices: options.Devices = "auto",
     nodes: options.Nodes = 1,
-    _data: options.NoData = None,
 ) -> None:
     """Tune the hyper-parameters of a loss on the validation data, and test the choice.
 
@@ -49,7 +50,7 @@ def tune(
     processes shares the work.
     """
     with options.training_errors(), options.preparing() as started:
-        followed = options.load_recipe(recipe, changes, loss=loss)
+        followed = options.load_recipe(recipe, changes, loss=loss, data=own_data, target=target)
         from calibrant.arguments import whole_number
         from calibrant.evaluation.criterion import Criterion
         from calibrant.reports import tuning_files
