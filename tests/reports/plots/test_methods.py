@@ -43,6 +43,7 @@ def test_methods_side_by_side_draws_means_and_intervals(ax):
     assert points["before"] == pytest.approx([8, 4])
     assert points["after"] == pytest.approx([3])
     assert [6, 10] in [pytest.approx(line.get_xdata()) for line in ax.lines]
+    assert ax.get_xlabel() == "ECE (%), mean and 95 % interval"
     with pytest.raises(ValueError, match="unknown metric 'speed'"):
         plots.methods_side_by_side(FIGURES, ax, metric="speed")
 

@@ -102,6 +102,8 @@ def methods_side_by_side(
     if METRICS[metric].percent:
         ax.set_xlim(left=0)
     drawing.add_grid(ax, "x")
+    if any(figure.interval is not None for figures in data.values() for figure in figures.values()):
+        label += ", mean and 95 % interval"
     drawing.finish(ax, label, "", title)
     return drawing.legend_below(ax, points)
 
