@@ -150,10 +150,20 @@ def test_of_equals_doing_nothing_wins():
     assert choose(logits, torch.arange(3).repeat(10), candidates=["temperature"], folds=2).key == "identity"
 
 
-def test_bounds_reached_on_a_fold_are_not_worth_a_warning():
-    logits = 5 * torch.eye(3).repeat(10, 1)
-    ranking = rank(logits, torch.arange(3).repeat(10), candidates=["temperature"], folds=2)  # none: an error
+def test_parts_whose_fit_is_at_a_bound_count_as_not_calibrated():
+    logits, target = 5 * torch.eye(3).repeat(10, 1), torch.arange(3).repeat(10)
+    ranking = rank(logits, target, candidates=["temperature"], folds=2)  # all are right; a warning: an error
+    assert [each.nll for each in ranking.candidates] == [ranking.best.nll] * 2
+    assert ranking.best.key == "identity"
+
+
+def test_a_single_error_does_not_rule_out_a_temperature():
+    """Without it, four of five parts would be fitted with a temperature near 0, and lose on the error."""
+    logits, target = 1.5 * torch.eye(3).repeat(40, 1), torch.arange(3).repeat(40)
+    target[0] = 1
+    ranking = rank(logits, target, candidates=["temperature"])
     assert ranking.best.key == "temperature"
+    assert ranking.best.nll < 0.2 < ranking.candidates[1].nll
 
 
 def test_the_table_has_every_candidate(capsys):

@@ -69,6 +69,13 @@ def test_train_ends_with_the_test_figures():
         f"NLL {before['nll']:.4f}; after temperature scaling (T = {float(scaled.temperature):.3f}) "
         f"ECE {100 * after['ece']:.2f} %, NLL {after['nll']:.4f}\n"
     ) in output
+    output = printed("train", "digits-lt", *QUICK, "--output", "a", "--calibrate", "vector")
+    vector = create_calibrator("vector").fit(*on_validation)
+    used = evaluate(vector(logits), labels, resamples=0).metrics
+    assert (
+        f"a/bundle: calibrated by vector; test accuracy {100 * used['accuracy']:.2f} %, "
+        f"ECE {100 * used['ece']:.2f} %, NLL {used['nll']:.4f}\n"
+    ) in output
     Path("a/test.npz").unlink()
     assert "test accuracy" not in printed("train", "digits-lt", *QUICK, "--output", "a")
 
@@ -287,7 +294,7 @@ def test_losses_and_recipes_are_listed():
         (("train", "digits-lt", "--loss", "cals-alx"), "unknown loss 'cals-alx', did you mean 'cals-alm'?"),
         (("train", "digits-lt", "--loss", "cals-alm[margni=3]"), "did you mean 'margin'?"),
         (("train", "digits-lt", "--loss", "cals-alm[margin=far]"), "margin must be a number, got 'far'"),
-        (("train", "digits-lt", "--loss", "cals-alm[margin=none]"), "margin must be a number, got None"),
+        (("train", "digits-lt", "--loss", "cals-alm[margin=none]"), "margin must be a number, got 'none'"),
         (("train", "digits-lt", "--loss", "dual-focal[rank=4]"), "rank must be one of"),
         (("train", "digits-lx"), "unknown recipe 'digits-lx', did you mean 'digits-lt'?"),
         (("train", "nowhere.toml"), "there is no recipe file nowhere.toml"),

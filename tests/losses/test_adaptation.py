@@ -435,7 +435,7 @@ def test_multipliers_and_penalty_weights_at_their_bounds_are_told() -> None:
     assert "4 of 4 multipliers are at the upper bound 2 of multiplier_range. Try a margin above 1" in (
         loss.advice() or ""
     )
-    options = {"margin": 1, "every": 1, "penalty_weight_max": 3}
+    options = {"margin": 2.5, "every": 1, "penalty_weight_max": 3}
     loss = after_passes(create_loss("cals-alm", K, **options), 4)
     assert loss.advice() is None
     loss = after_passes(loss, 6)
@@ -444,6 +444,16 @@ def test_multipliers_and_penalty_weights_at_their_bounds_are_told() -> None:
     assert chosen.advice() is None  # it has not moved there
     loss = create_loss("cals-hr", K, margin=1, multiplier_range=(1e-6, 0.1))
     assert "4 of 4 multipliers are at the upper bound 0.1" in (after_passes(loss).advice() or "")
+
+
+@pytest.mark.parametrize("key", ["cals-alm", "cals-hr"])
+def test_a_margin_that_allows_little_confidence_is_told(key: str) -> None:
+    advice = after_passes(create_loss(key, K, margin=1)).advice()
+    assert advice == (
+        "with 4 classes and logits at most the margin of 1 apart, no confidence can be above 48 %. If the "
+        "model is right more often, try a larger margin"
+    )
+    assert after_passes(create_loss(key, K, margin=2.5)).advice() is None  # 80 %
 
 
 @pytest.mark.parametrize("key", ["adafocal", "ada-dual-focal"])
@@ -456,13 +466,13 @@ def test_exponents_at_their_bounds_are_told(key: str) -> None:
     assert "Try more validation data" in (
         after_passes(create_loss(key, K, rate=30, evidence=2)).advice() or ""
     )
-    half = create_loss(key, K, bins=4)
-    assert isinstance(half, AdaptiveLoss)
-    half.passes.fill_(10)
-    half.gamma.copy_(torch.tensor([20.0, 20.0, 5.0, -1.0]))
-    assert half.advice() is None
-    half.gamma[3] = -2
-    assert half.advice() is not None
+    few = create_loss(key, K, bins=8)
+    assert isinstance(few, AdaptiveLoss)
+    few.passes.fill_(10)
+    few.gamma.copy_(torch.tensor([20.0, *[1.0] * 6, -1.0]))
+    assert few.advice() is None
+    few.gamma[7] = -2
+    assert "2 of 8 exponents" in (few.advice() or "")
 
 
 def test_adapt_on_warns_once_for_each_loss(network: Network) -> None:

@@ -14,7 +14,13 @@ def small(tmp_path_factory):
 
 
 @pytest.mark.parametrize(
-    ("elements", "asked"), [(0, None), (1, None), (2, ["temperature"]), (400, ["temperature"]), (600, [])]
+    ("elements", "asked"),
+    [
+        (0, None),
+        (1, None),
+        *((count, ["temperature", "structured-vector", "vector"]) for count in (2, 400)),
+        (600, []),
+    ],
 )
 def test_few_validation_elements_leave_little_to_choose(small, monkeypatch, elements, asked):
     torch.manual_seed(0)
@@ -43,10 +49,23 @@ def test_a_calibrator_at_its_bound_is_passed_over(small, monkeypatch):
     monkeypatch.setattr(Run, "predictions", lambda run, part: batches)
     with pytest.warns(UserWarning, match="stopped at its bound"):
         create_calibrator("temperature").fit(*batches[0])
+    assert calibration.fitted_calibrator(small, "auto")[1] == "no calibrator is better"
+    ranking = Ranking((Ranked("temperature", 0.1, 0.0, 0.0), Ranked("identity", 0.2, 0.0, 0.0)))
+    monkeypatch.setattr(calibration, "rank", lambda *data, **options: ranking)
     calibrator, reason = calibration.fitted_calibrator(small, "auto")
     assert calibrator.key == "identity"
     assert reason.startswith("every better calibrator gives a warning (temperature: ")
     assert "stopped at its bound" in reason
+
+
+def test_few_elements_of_another_class_balance_get_an_offset_for_each_class(small, monkeypatch):
+    """As after training on a long tail: the logits of one class are too high."""
+    generator = torch.Generator().manual_seed(0)
+    logits = torch.randn(300, 3, generator=generator)
+    labels = (logits - (-torch.rand(300, 3, generator=generator).log()).log()).argmax(1)
+    batches = [(logits + torch.tensor([4.0, 0.0, 0.0]), labels)]
+    monkeypatch.setattr(Run, "predictions", lambda run, part: batches)
+    assert calibration.fitted_calibrator(small, "auto")[0].key in ("vector", "structured-vector")
 
 
 def overconfident_maps(images, size):

@@ -165,9 +165,16 @@ def test_none_stands_for_none_in_the_options_of_losses() -> None:
         assert recipe.create_loss(10).penalty_weight_max is None
     assert own.override(["loss=cals-alm[penalty_weight_max=20]"]).create_loss(10).penalty_weight_max == 20
     with pytest.raises(
-        RecipeError, match=r"^loss cals-alm\[margin=none\]: margin must be a number, got None$"
+        RecipeError, match=r"^loss cals-alm\[margin=none\]: margin must be a number, got 'none'$"
     ):
         replace(DIGITS, loss="cals-alm[margin=none]")
+
+
+def test_none_may_be_the_name_of_a_choice() -> None:
+    recipe = replace(DIGITS, loss="ada-scale[offset=none,class_counts=none]")
+    for each in (recipe, Recipe.from_toml(recipe.to_toml())):
+        assert each.create_loss(10).options()["offset"] == "none"
+        assert each.create_loss(10).class_counts is None
 
 
 def test_a_list_of_a_loss_may_have_an_entry_for_each_class(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,7 +6,7 @@ import json
 import warnings
 from abc import ABC, abstractmethod
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from inspect import signature
 from typing import Any, ClassVar, Self
@@ -30,6 +30,11 @@ Batches = Iterable[tuple[Tensor, Tensor]]
 
 class UnchangedLabelsWarning(UserWarning):
     """Some labels have the same answer in all data of a fit, so that nothing can be learned about them."""
+
+
+def doubts(caught: Sequence[warnings.WarningMessage]) -> list[warnings.WarningMessage]:
+    """The warnings of a fit that speak against using it, such as a temperature at its bound."""
+    return [each for each in caught if not issubclass(each.category, UnchangedLabelsWarning)]
 
 
 class FittedLayer(nn.Module, ABC):

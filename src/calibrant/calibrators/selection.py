@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from calibrant.calibrators.base import Calibrator, valid_rows
+from calibrant.calibrators.base import Calibrator, doubts, valid_rows
+from calibrant.calibrators.identity import Identity
 from calibrant.calibrators.registry import create_calibrator
 from calibrant.layout import as_decisions, as_pairs
 from calibrant.printable import text_table
@@ -56,12 +57,12 @@ class Ranking:
     @property
     def texts(self) -> list[tuple[str, str, str, str]]:
         """Key, NLL, change of the NLL against doing nothing, and seconds of each candidate, as printed."""
-        nothing = next(each.nll for each in self.candidates if each.key == "identity")
+        nothing = next(each.nll for each in self.candidates if each.key == Identity.key)
         return [
             (
                 each.key,
                 f"{each.nll:.4f}",
-                "" if each.key == "identity" else f"{each.nll - nothing:+.4f} ± {each.standard_error:.4f}",
+                "" if each.key == Identity.key else f"{each.nll - nothing:+.4f} ± {each.standard_error:.4f}",
                 f"{each.seconds:.2f}",
             )
             for each in self.candidates
@@ -94,7 +95,8 @@ def rank(
         target: labels ``(B, *S)``.
         candidates: keys of `CALIBRATORS`. None takes those that suit the number of classes and the data.
         folds: the number of random parts. Elements are split, for images whole images. Each candidate is
-            fitted to all parts but one and evaluated on that one.
+            fitted to all parts but one and evaluated on that one. If its fit gives a warning, such as a
+            temperature at its bound, the part counts as not calibrated.
         ignore_index: the label of elements to leave out.
         binary: each logit is a yes-or-no decision, as for `Calibrator.fit`. Several labels are compared by
             the NLL of all decisions; each candidate is fitted to each label on its own.
@@ -130,10 +132,10 @@ def rank(
         what = "images" if images else "elements"
         raise ValueError(f"folds must be from 2 to the number of {what}, {len(labels)}, got {folds}")
     keys = _suited(classes[:, :, 0] if binary else logits) if candidates is None else candidates
-    chosen = {key: create_calibrator(key) for key in ["identity", *keys]}
+    chosen = {key: create_calibrator(key) for key in [Identity.key, *keys]}
     order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(seed)).to(labels.device)
     valid = labels != ignore_index
-    losses = {}
+    losses: dict[str, Tensor] = {}
     seconds = {}
     for key, calibrator in chosen.items():
         start = time.perf_counter()
@@ -141,9 +143,12 @@ def rank(
         for part in order.tensor_split(folds):
             others = torch.ones(len(labels), dtype=torch.bool, device=labels.device)
             others[part] = False
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore", UserWarning)  # only the final fit should warn
+            with warnings.catch_warnings(record=True) as caught:
+                warnings.simplefilter("always")
                 calibrator.fit(rows[others], labels[others], ignore_index=ignore_index, binary=binary)
+            if doubts(caught):
+                loss[part] = losses[Identity.key][part]
+                continue
             calibrated = calibrator(rows[part])
             loss[part] = F.cross_entropy(
                 as_pairs(calibrated) if binary else calibrated,
@@ -156,7 +161,7 @@ def rank(
         Ranked(
             key,
             float(loss.sum() / valid.sum()),
-            _standard_error(loss - losses["identity"], valid),
+            _standard_error(loss - losses[Identity.key], valid),
             seconds[key],
         )
         for key, loss in losses.items()

@@ -18,6 +18,7 @@ from calibrant.cli.run_files import check_written
 from calibrant.cli.terminal import app
 
 if TYPE_CHECKING:
+    from calibrant.calibrators import Calibrator
     from calibrant.training.runs import Run
 
 
@@ -88,8 +89,9 @@ def train(
         if not fabric.is_global_zero:
             return
         run = Run(folder, data_root)
-        kept, tested = run.history[run.epoch - 1], _test_figures(run)
         found, example = calibrator_of(folder, calibrate), example_of_use(folder)
+        kept, tested = run.history[run.epoch - 1], _test_figures(run)
+        tested_bundle = None if found is None else _figures_of_bundle(run, found[0])
     if finished:
         say(f"The run in {folder} was finished before; nothing was trained.")
     epochs = f"{len(run.history)} epoch{'s' if len(run.history) > 1 else ''}"
@@ -106,7 +108,7 @@ def train(
         calibrator, reason = found
         plain = calibrator.key == "identity"
         state = f"not calibrated: {reason}" if plain else f"calibrated by {in_words(calibrator)}"
-        say(f"{folder / BUNDLE}: {state}")
+        say(f"{folder / BUNDLE}: {state}{tested_bundle or ''}")
     say("Next:")
     for command in _next_commands(folder, example, ["--binary"] if followed.binary else []):
         say(f"  calibrant {shlex.join(command)}")
@@ -133,7 +135,6 @@ def _test_figures(run: Run) -> str | None:
     """Test accuracy, ECE and NLL, before and after temperature scaling; None without stored predictions."""
     from calibrant.calibrators.base import UnchangedLabelsWarning
     from calibrant.training.runs import temperature_of
-    from calibrant.training.validation import ValidationSums
 
     if not all((run.folder / f"{part}.npz").is_file() for part in ("validation", "test")):
         return None
@@ -142,17 +143,27 @@ def _test_figures(run: Run) -> str | None:
         warnings.simplefilter("ignore", UnchangedLabelsWarning)
         scaled = run.calibrator("temperature")
     assert scaled is not None
-    ((logits, labels),) = run.predictions("test")
-    before, after = (
-        ValidationSums.of(each, labels, -100, binary=run.recipe.binary).figures("test")
-        for each in (logits, scaled(logits))
-    )
-    figures = f"test accuracy {100 * before['accuracy']:.2f} %, ECE {100 * before['ece']:.2f} %, "
-    figures += f"NLL {before['nll']:.4f}; "
+    figures = f"test {_tested(run)}; "
     if caught:  # as after a short run, or where all validation elements are right
         return f"{figures}{caught[0].message}"
     mean = "mean " if scaled.binary and len(scaled.labels) > 1 else ""
-    return (
-        f"{figures}after temperature scaling ({mean}T = {temperature_of(scaled):.3f}) "
-        f"ECE {100 * after['ece']:.2f} %, NLL {after['nll']:.4f}"
-    )
+    after = _tested(run, scaled).partition(", ")[2]  # a temperature leaves the accuracy as it is
+    return f"{figures}after temperature scaling ({mean}T = {temperature_of(scaled):.3f}) {after}"
+
+
+def _figures_of_bundle(run: Run, calibrator: Calibrator) -> str | None:
+    """What the calibrator of the bundle does to the test figures; None if `_test_figures` says it."""
+    if calibrator.key in ("identity", "temperature") or not (run.folder / "test.npz").is_file():
+        return None
+    return f"; test {_tested(run, calibrator)}"
+
+
+def _tested(run: Run, calibrator: Calibrator | None = None) -> str:
+    """Accuracy, ECE and NLL of the stored test predictions."""
+    from calibrant.training.validation import ValidationSums
+
+    ((logits, labels),) = run.predictions("test")
+    calibrated = logits if calibrator is None else calibrator(logits)
+    figures = ValidationSums.of(calibrated, labels, -100, binary=run.recipe.binary).figures("test")
+    shares = f"accuracy {100 * figures['accuracy']:.2f} %, ECE {100 * figures['ece']:.2f} %"
+    return f"{shares}, NLL {figures['nll']:.4f}"

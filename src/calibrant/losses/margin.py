@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from abc import abstractmethod
 from typing import TYPE_CHECKING, Any, NamedTuple, Unpack, no_type_check
 
@@ -19,6 +20,9 @@ from calibrant.losses.penalties import PENALTIES, hinge
 
 if TYPE_CHECKING:
     import triton.language as tl
+
+_LOW_CONFIDENCE = 0.7
+"""A margin that does not allow this much confidence is likely to be too small."""
 
 
 class _Parameters(NamedTuple):
@@ -214,6 +218,14 @@ class ClassAdaptiveSmoothing(AdaptiveLoss):
             return (
                 f"{reached} of {self.multiplier.numel()} multipliers are at the upper bound {high:g} of "
                 f"multiplier_range. Try a margin above {self.margin:g}"
+            )
+        # That of the largest logit if all others lie the margin below it.
+        confidence = 1 / (1 + (self.num_classes - 1) * math.exp(-self.margin))
+        if confidence < _LOW_CONFIDENCE:
+            return (
+                f"with {self.num_classes} classes and logits at most the margin of {self.margin:g} apart, no "
+                f"confidence can be above {100 * confidence:.0f} %. If the model is right more often, try a "
+                "larger margin"
             )
         return None
 

@@ -10,14 +10,15 @@ import torch
 from torch import Tensor
 
 from calibrant.calibrators import Calibrator, Identity, Temperature, create_calibrator, rank
-from calibrant.calibrators.base import UnchangedLabelsWarning
+from calibrant.calibrators.base import doubts
 from calibrant.calibrators.streaming import Scaling
 from calibrant.options import Choice, RecipeError
 from calibrant.training.runs import Run, make_calibrator
 from calibrant.warning import warn
 
 _FEW = 500
-"""With fewer validation elements, temperature scaling is the only alternative to no calibrator."""
+_SIMPLE = ["temperature", "structured-vector", "vector"]
+"""With fewer validation elements than `_FEW`, only these calibrators are compared."""
 
 _MANY = 1 << 22
 """The most validation logits to choose a calibrator by. Some calibrators are fitted to no more, either."""
@@ -69,8 +70,7 @@ def fitted_calibrator(run: Run, method: str) -> tuple[Calibrator, str]:
             with warnings.catch_warnings(record=True) as caught:
                 warnings.simplefilter("always")
                 found = fit()
-            serious = [each for each in caught if not issubclass(each.category, UnchangedLabelsWarning)]
-            if not serious:
+            if not (serious := doubts(caught)):
                 for each in caught:
                     warn(str(each.message), each.category)
                 return found, ""
@@ -108,7 +108,7 @@ def _ranked(run: Run) -> Iterator[tuple[str, Callable[[], Calibrator]]]:
     if parts < 2:  # nothing to compare by
         return
     decisions = int(valid.sum()) // (all_logits.shape[1] if binary else 1)
-    few = ["temperature"] if decisions < _FEW else None
+    few = _SIMPLE if decisions < _FEW else None
     rows = max(1, _MANY // all_logits[0].numel())
     chunks = list(zip(all_logits.split(rows), all_labels.split(rows), strict=True))
     for each in rank(logits, labels, candidates=few, folds=min(5, parts), binary=binary).candidates:

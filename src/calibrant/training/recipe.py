@@ -413,9 +413,17 @@ def _check_loss(choice: Choice, *, binary: bool = False) -> None:
 
 
 def _built(choice: Choice, num_classes: int, binary: bool, **shared: Any) -> Loss:
-    """The loss of a choice; TOML has no None, so the text ``none`` stands for it."""
+    """The loss of a choice. TOML has no None: the text ``none`` stands for it if the option may be None."""
+    known = LOSSES[choice.name].hyperparameters()
+
+    def may_be_none(name: str) -> bool:
+        annotation = str(known[name].annotation) if name in known else ""
+        return "None" in annotation or "Optional" in annotation
+
     options = {
-        name: None if value == "none" else value for name, value in choice.options.items() if name != "adapt"
+        name: None if value == "none" and may_be_none(name) else value
+        for name, value in choice.options.items()
+        if name != "adapt"
     }
     if binary and not LOSSES[choice.name].accepts_binary:
         raise RecipeError(
