@@ -139,6 +139,7 @@ TABLES["options"] = [
         *((f"evidence={evidence:g}", "ada-scale", {"evidence": evidence}) for evidence in (0.0, 2.0)),
         ("offset=none", "ada-scale", {"offset": "none"}),
         ("weight=0", "ada-scale", {"weight": 0.0}),
+        *((f"margin={margin:g}", "ada-scale", {"margin": margin}) for margin in (50.0, 80.0)),
     ]
 ]
 TABLES["validation size"] = [

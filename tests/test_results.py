@@ -352,3 +352,29 @@ def test_logs_of_new_runs_are_copied(program, tmp_path):
     found = sorted(path.name for path in (tmp_path / "logs" / "data").iterdir())
     assert found == ["ce-seed1.csv", "ce-seed2.csv", "recipe.toml"]
     assert Recipe.load(tmp_path / "logs" / "data" / "recipe.toml").seed == 1
+
+
+def test_the_table_of_all_losses_in_the_guide_is_that_of_the_results():
+    text = (ROOT / "docs" / "choosing.md").read_text()
+    header = "| loss | accuracy | NLL | NLL + T | ECE | ECE + T | digits: NLL |"
+    table = text.partition(header)[2].partition("\n\n")[0].splitlines()[2:]
+    tail, balanced = (BOARD["experiments"][name]["results"] for name in ("Long-tailed digits", "digits"))
+    columns = [
+        *((tail, state, metric) for state, metric in (
+            ("before", "accuracy"), ("before", "nll"), ("after", "nll"), ("before", "ece"), ("after", "ece"),
+        )),
+        *((balanced, *each) for each in (("before", "nll"), ("after", "nll"), ("after", "ece"))),
+    ]  # fmt: skip
+    losses = []
+    for row in table:
+        name, *cells = (cell.strip() for cell in row.strip("|").split("|"))
+        losses.append(name.strip("`"))
+        figures = [(metric, results[state][losses[-1]][metric]) for results, state, metric in columns]
+        assert cells == [
+            f"{each['mean']:.3f} ± {each['std']:.3f}"
+            if metric == "nll"
+            else f"{100 * each['mean']:.1f} ± {100 * each['std']:.1f}"
+            for metric, each in figures
+        ], name
+    assert sorted(losses) == sorted(tail["runs"])
+    assert f"--losses {','.join(losses)} --seeds 0,1,2 --output digits-lt" in text
