@@ -68,6 +68,22 @@ def test_few_elements_of_another_class_balance_get_an_offset_for_each_class(smal
     assert calibration.fitted_calibrator(small, "auto")[0].key in ("vector", "structured-vector")
 
 
+def test_of_few_elements_more_parameters_need_a_clear_advantage(small, monkeypatch):
+    def chosen(nll, error):
+        better = Ranked("vector", nll, error, 0.0)
+        ranking = Ranking((better, Ranked("temperature", 0.5, 0.1, 0.0), Ranked("identity", 0.9, 0.0, 0.0)))
+        monkeypatch.setattr(calibration, "rank", lambda *data, **options: ranking)
+        return calibration.fitted_calibrator(small, "auto")[0].key
+
+    generator = torch.Generator().manual_seed(0)
+    batches = [(torch.randn(60, 3, generator=generator), torch.arange(60) % 3)]
+    monkeypatch.setattr(Run, "predictions", lambda run, part: batches)
+    assert chosen(0.3, 0.1) == "vector"
+    assert chosen(0.45, 0.1) == "temperature"
+    batches[:] = [(torch.randn(600, 3, generator=generator), torch.arange(600) % 3)]
+    assert chosen(0.45, 0.1) == "vector"
+
+
 def overconfident_maps(images, size):
     """Logits and labels of pixels, with three times the logits that the labels are drawn by."""
     generator = torch.Generator().manual_seed(0)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from math import inf
 
 import torch
 from torch import Tensor
 
-from calibrant.calibrators import Calibrator, Identity, Temperature, create_calibrator, rank
+from calibrant.calibrators import Calibrator, Identity, Ranked, Temperature, create_calibrator, rank
 from calibrant.calibrators.base import doubts
 from calibrant.calibrators.streaming import Scaling
 from calibrant.options import Choice, RecipeError
@@ -19,6 +20,8 @@ from calibrant.warning import warn
 _FEW = 500
 _SIMPLE = ["temperature", "structured-vector", "vector"]
 """With fewer validation elements than `_FEW`, only these calibrators are compared."""
+
+_SIMPLEST = (Identity.key, Temperature.key)
 
 _MANY = 1 << 22
 """The most validation logits to choose a calibrator by. Some calibrators are fitted to no more, either."""
@@ -111,12 +114,19 @@ def _ranked(run: Run) -> Iterator[tuple[str, Callable[[], Calibrator]]]:
     few = _SIMPLE if decisions < _FEW else None
     rows = max(1, _MANY // all_logits[0].numel())
     chunks = list(zip(all_logits.split(rows), all_labels.split(rows), strict=True))
-    for each in rank(logits, labels, candidates=few, folds=min(5, parts), binary=binary).candidates:
+    ranked = rank(logits, labels, candidates=few, folds=min(5, parts), binary=binary).candidates
+    for each in ranked if few is None else _clearly_better(ranked):
         calibrator = create_calibrator(each.key)
         if logits is not all_logits and isinstance(calibrator, Scaling) and not binary:
             yield each.key, partial(calibrator.fit_batches, chunks)
         else:
             yield each.key, partial(calibrator.fit, logits, labels, binary=binary)
+
+
+def _clearly_better(ranked: Sequence[Ranked]) -> list[Ranked]:
+    """Without calibrators that are not better than a temperature by more than their standard error."""
+    limit = min((each.nll for each in ranked if each.key in _SIMPLEST), default=inf)
+    return [each for each in ranked if each.key in _SIMPLEST or each.nll + each.standard_error < limit]
 
 
 def _part(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:

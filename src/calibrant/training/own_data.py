@@ -135,8 +135,10 @@ def _recipe(
         "optimizer": Choice("adamw", {"lr": 1e-3}),
         "schedule": Choice("cosine"),
     }
+    in_parts = any(option.endswith("_file") for option in data.options)  # the name of a part tells little
+    folder = path.absolute().parent if in_parts else path.absolute()
     recipe = Recipe(
-        name=path.stem if path.is_file() else path.absolute().name,
+        name=path.stem if path.is_file() and not in_parts else folder.name,
         loss=LOSS,
         data=Choice(data.name, {**data.options, **_PARTS}),
         model=model,

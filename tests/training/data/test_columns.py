@@ -167,3 +167,8 @@ def test_numbers():
 def test_true_and_false_in_any_case():
     assert as_texts([True, np.True_, "TRUE", "True ", "true", "truE"]) == ["true"] * 6
     assert as_texts([False, "False", "Truer", "T", "0"]) == ["false", "false", "Truer", "T", "0"]
+
+
+def test_a_folder_is_no_table(tmp_path):
+    with pytest.raises(ValueError, match=r"is a folder: expected one of '\.csv', '\.tsv', '\.parquet'$"):
+        read_columns(tmp_path)

@@ -324,7 +324,7 @@ def test_numbers_and_texts_are_read_from_files(tmp_path):
         (COLOURS, "a.csv", r"a\.csv is neither a folder of images nor an image, \.npz or \.npy file"),
         (COLOURS, "two.npz", r"two\.npz has one, two, expected one of images, inputs, features"),
         (COLOURS, "numbers.npy", r"numbers\.npy: got an array of type float64, expected paths"),
-        (FEATURES, "a.csv", r"a\.csv ends in '\.csv', expected \.npz or \.npy"),
+        (FEATURES, "a.csv", r"a\.csv ends in '\.csv': expected one of '\.npz', '\.npy'"),
         (FEATURES, "numbers.npy", r"numbers\.npy: got numbers of shape \(3, 5\), expected an array"),
         (FEATURES, "damaged.npz", r"damaged\.npz cannot be read as a NumPy archive"),
         (WORDS, "a.csv", r"a\.csv, line 2: no column 'text', expected one of that name; the columns are 'x'"),

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from calibrant.extras import require
 from calibrant.printable import one_line
 from calibrant.sizes import check_memory
-from calibrant.training.data.safe_readers import expecting_utf8, present
+from calibrant.training.data.safe_readers import check_suffix, expecting_utf8, present
 from calibrant.training.data.text.tables import delimiter_of, separated
 
 Columns = Mapping[str, Sequence[Any]]
@@ -43,8 +43,7 @@ def read_columns(path: Path) -> Columns:
         ImportError: the file is in Parquet, and pyarrow is not installed.
         ValueError: the file is malformed, empty, or too large for the memory.
     """
-    if path.suffix.lower() not in SUFFIXES:
-        raise ValueError(f"{path} ends in {path.suffix!r}: expected one of {', '.join(map(repr, SUFFIXES))}")
+    check_suffix(path, SUFFIXES)
     present(path, "a table", path.parent, "put")
     columns = _read_parquet(path) if path.suffix.lower() == ".parquet" else _read_separated(path)
     if not columns or not len(next(iter(columns.values()))):

@@ -10,7 +10,7 @@ import re
 import struct
 import zipfile
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -349,16 +349,22 @@ def _member(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> Array:
     return array
 
 
+def check_suffix(path: Path, suffixes: Iterable[str]) -> None:
+    """Raise a ValueError unless the name of a file ends in one of the suffixes."""
+    if path.suffix.lower() not in (known := list(suffixes)):
+        found = "is a folder" if path.is_dir() else f"ends in {path.suffix!r}"
+        raise ValueError(f"{path} {found}: expected one of {', '.join(map(repr, known))}")
+
+
 def read_inputs(path: Path) -> Array:
     """The inputs in a ``.npy`` file, or in an archive: the array with a name in `ARRAYS`, or the only one.
 
     Raises:
         ValueError: it is another kind of file, or it is not clear which of its arrays has the inputs.
     """
+    check_suffix(path, (".npz", ".npy"))
     if path.suffix.lower() == ".npy":
         return np.array(read_npy(path))
-    if path.suffix.lower() != ".npz":
-        raise ValueError(f"{path} ends in {path.suffix!r}, expected .npz or .npy")
     arrays = read_npz(path)
     found = [name for name in ARRAYS if name in arrays] or (list(arrays) if len(arrays) == 1 else [])
     if len(found) != 1:

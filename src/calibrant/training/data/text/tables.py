@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from calibrant.extras import optional_package
-from calibrant.training.data.safe_readers import expecting_utf8, present
+from calibrant.training.data.safe_readers import check_suffix, expecting_utf8, present
 from calibrant.training.data.split import DataSets, warn_of_missing_classes
 from calibrant.training.data.text.documents import (
     Documents,
@@ -222,8 +222,7 @@ def _rows(file: Path, text: str, label: str | tuple[str, ...]) -> Iterator[tuple
 
 def _table(file: Path) -> Iterator[tuple[int, dict[str, Any]]]:
     """The line number and the values of each row."""
-    if file.suffix.lower() not in _READERS:
-        raise ValueError(f"{file} ends in {file.suffix!r}: expected one of {', '.join(map(repr, _READERS))}")
+    check_suffix(file, _READERS)
     with expecting_utf8(file):
         yield from _READERS[file.suffix.lower()](file)
 
