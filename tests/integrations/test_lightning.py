@@ -90,10 +90,11 @@ def trainer(callback=None, pl=lightning.pytorch, callbacks=(), **options):
     return pl.Trainer(callbacks=[Calibration() if callback is None else callback, *callbacks], **settings)
 
 
-def fit(made, callback=None, validation=None, *, pl=lightning.pytorch, ckpt_path=None, **options):
+def fit(made, callback=None, validation=None, *, train=None, pl=lightning.pytorch, ckpt_path=None, **options):
     run = trainer(callback, pl, **options)
+    train = loader(TRAIN) if train is None else train
     validation = loader(VALIDATION) if validation is None else validation
-    run.fit(made, loader(TRAIN), validation, ckpt_path=ckpt_path)
+    run.fit(made, train, validation, ckpt_path=ckpt_path)
     return run
 
 
@@ -261,6 +262,20 @@ def test_resuming_equals_never_having_stopped(key, tmp_path):
     fit(second, ckpt_path=tmp_path / "half.ckpt", max_epochs=4)
     assert second.loss.passes == 4
     assert_equal(state(second), state(whole))
+
+
+def test_resuming_with_an_order_that_follows_from_the_epoch(tmp_path):
+    """The sampler of the documentation. Other shuffled orders begin anew, which is not calibrant's doing."""
+
+    def shuffled():
+        return DataLoader(TRAIN, BATCH, sampler=DistributedSampler(TRAIN, num_replicas=1, rank=0))
+
+    whole, second = module(), module()
+    fit(whole, train=shuffled(), max_epochs=4)
+    fit(module(), train=shuffled(), max_epochs=2).save_checkpoint(tmp_path / "half.ckpt")
+    fit(second, train=shuffled(), ckpt_path=tmp_path / "half.ckpt", max_epochs=4)
+    assert_equal(state(second), state(whole))
+    assert not torch.equal(second.network.weight, plain_loop(epochs=4)["network.weight"])  # it did shuffle
 
 
 @pytest.mark.filterwarnings("ignore:You're resuming from a checkpoint that ended before the epoch")
