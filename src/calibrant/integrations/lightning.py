@@ -91,9 +91,9 @@ class Calibration(Callback):
     distributed sampler repeats count once.
 
     It logs ``val/nll``, ``val/ece``, ``val/adaptive_ece`` and ``val/classwise_ece``; in ``trainer.test`` the
-    same names begin with ``test/``. If the loss adapted, it also logs ``loss/passes`` and the mean, minimum and maximum
-    of its learned state, such as ``loss/multiplier_mean``. For a loss that does not adapt, which may be
-    `torch.nn.CrossEntropyLoss`, it warns and only logs metrics.
+    same names begin with ``test/``. If the loss adapted, it also logs ``loss/passes`` and the mean, minimum
+    and maximum of its learned state, such as ``loss/multiplier_mean``. For a loss that does not adapt, which
+    may be `torch.nn.CrossEntropyLoss`, it warns and only logs metrics.
 
     Args:
         loss: the name of the loss in the module (``"loss"``, ``"head.loss"``), if there are several.
