@@ -21,6 +21,9 @@ T = TypeVar("T")
 # How gloo and NCCL report a process that is late or gone. Other errors are passed on unchanged.
 _ALONE = re.compile(r"time.?out|timed out|connection|closed by peer|reset by peer|abort", re.IGNORECASE)
 
+# Marks the messages of `wait_for_all`, so that no other message is taken for one of them.
+_TAG = 0x0CA11B
+
 
 def several_processes() -> bool:
     """Whether this is a distributed run."""
@@ -71,10 +74,54 @@ def all_reduce(
         return tensor
     operation = dist.ReduceOp.MAX if maximum else dist.ReduceOp.SUM
     pooled = tensor.to(collective_device(tensor.device, group), copy=True)
-    try:
+    wait_for_all(group=group, timeout=timeout)
+    with _waiting(timeout):
         work = dist.all_reduce(pooled, operation, group=group, async_op=True)
         if work is not None:  # None where this process is not in the group
-            work.wait() if timeout is None else work.wait(timedelta(seconds=timeout))
+            _wait(work, timeout)
+    return pooled.to(tensor.device)
+
+
+def wait_for_all(*, group: dist.ProcessGroup | None = None, timeout: float | None = None) -> None:
+    """Wait until every process is here, if they communicate by gloo; with other backends, do nothing.
+
+    Gloo aborts the program if one process is in another collective than the others. Here such a process is
+    only missed, and the others raise an error.
+
+    Args:
+        group: the processes to wait for; all of them by default.
+        timeout: seconds to wait; see `all_reduce`.
+
+    Raises:
+        RuntimeError: another process did not arrive in time, or has ended.
+
+    >>> wait_for_all()
+    """
+    if not several_processes() or dist.get_rank(group) < 0:  # below 0: not in the group
+        return
+    if "cpu:gloo" not in dist.get_backend_config(group):
+        return
+    first, *others = dist.get_process_group_ranks(group or dist.group.WORLD)
+    is_first = dist.get_rank() == first
+    peers = others if is_first else [first]
+    nothing = torch.zeros(1)
+    with _waiting(timeout):
+        # All report to the first process, which answers when it has heard from all.
+        for exchange in (dist.irecv, dist.isend) if is_first else (dist.isend, dist.irecv):
+            for work in [exchange(nothing, peer, group, _TAG) for peer in peers]:
+                assert work is not None  # this process is in the group
+                _wait(work, timeout)
+
+
+def _wait(work: dist.Work, timeout: float | None) -> None:
+    work.wait() if timeout is None else work.wait(timedelta(seconds=timeout))
+
+
+@contextmanager
+def _waiting(timeout: float | None) -> Iterator[None]:
+    """Turn errors about a process that is late or gone into one that says what to do."""
+    try:
+        yield
     except RuntimeError as problem:
         if not _ALONE.search(str(problem)):
             raise
@@ -84,7 +131,6 @@ def all_reduce(
             f"arrive within {limit} or has ended: every process must take part, even without data; see the "
             f"output of the other processes for the reason ({str(problem).splitlines()[0]})"
         ) from problem
-    return pooled.to(tensor.device)
 
 
 def gather(value: Any, group: dist.ProcessGroup | None = None) -> list[Any]:

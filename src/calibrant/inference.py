@@ -14,7 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DistributedSampler
 
 from calibrant.arguments import whole_number
-from calibrant.distributed import together
+from calibrant.distributed import together, wait_for_all
 from calibrant.ensembles import pool
 
 Forward = Callable[[Any, Any], tuple[Tensor, Tensor]]
@@ -214,6 +214,8 @@ def for_each_prediction(
             for logits, target in predictions:
                 use(logits, target)
 
+    # Before the buffers of DDP are synchronised, which has no time-out of its own.
+    wait_for_all(group=group, timeout=timeout)
     together(loop, what, device_of(model), group=group, timeout=timeout)
 
 

@@ -265,6 +265,28 @@ def test_a_process_that_is_gone_is_reported(tmp_path: Any) -> None:
     assert stayed["exchange"].startswith("OtherProcessError: process 0 of 2 lost the connection to another")
 
 
+def skip(skipping: int, rank: int) -> Results:
+    """One process goes on to its next training step, a collective of DDP, while the other adapts."""
+    model, loss = DistributedDataParallel(network()), create_loss("cals-alm", K)
+    inputs, target = data()[:]
+    loss(model(inputs), target).backward()
+    start = time.monotonic()
+    if rank == skipping:
+        return {"outcome": outcome(lambda: loss(model(inputs), target).backward())}
+    found = outcome(lambda: adapt_on(loss, model, [(inputs, target)], timeout=1))
+    return {"outcome": found, "seconds": time.monotonic() - start, "passes": loss.passes.item()}
+
+
+@pytest.mark.parametrize("skipping", [0, 1])
+def test_a_process_in_another_collective_is_reported(skipping: int, tmp_path: Any) -> None:
+    """Gloo would abort the program."""
+    stayed = in_processes(partial(skip, skipping), 2, tmp_path)[1 - skipping]
+    assert stayed["outcome"].startswith(f"RuntimeError: process {1 - skipping} of 2 waited for the others")
+    assert "within 1 seconds" in stayed["outcome"]
+    assert stayed["seconds"] < 20  # the time-out of the process group is 60 s
+    assert stayed["passes"] == 0
+
+
 # ---- FSDP -----------------------------------------------------------------------------------------
 
 

@@ -179,7 +179,7 @@ def test_repeats_would_have_shown(key: str, alone: Results) -> None:
 def test_figures_are_those_of_all_data_in_every_process(
     key: str, apart: list[Results], alone: Results
 ) -> None:
-    assert {"val/ece", "val/classwise_ece", "loss/passes"} < set(alone[key]["logged"])
+    assert {"val/nll", "val/ece", "val/classwise_ece", "loss/passes"} < set(alone[key]["logged"])
     for rank in RANKS:
         for run in ("logged", "tested", "validated"):
             assert apart[rank][key][run] == pytest.approx(alone[key][run], rel=1e-9)

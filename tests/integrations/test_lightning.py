@@ -90,10 +90,11 @@ def trainer(callback=None, pl=lightning.pytorch, callbacks=(), **options):
     return pl.Trainer(callbacks=[Calibration() if callback is None else callback, *callbacks], **settings)
 
 
-def fit(made, callback=None, validation=None, *, pl=lightning.pytorch, ckpt_path=None, **options):
+def fit(made, callback=None, validation=None, *, train=None, pl=lightning.pytorch, ckpt_path=None, **options):
     run = trainer(callback, pl, **options)
+    train = loader(TRAIN) if train is None else train
     validation = loader(VALIDATION) if validation is None else validation
-    run.fit(made, loader(TRAIN), validation, ckpt_path=ckpt_path)
+    run.fit(made, train, validation, ckpt_path=ckpt_path)
     return run
 
 
@@ -192,6 +193,7 @@ def test_outside_of_fit_nothing_is_learned():
     assert_clean(made)
     expected = calibrant.evaluate_on(made.network, loader(OTHER), resamples=0)
     for (figures,), stage in ((validated, "val"), (tested, "test")):
+        assert figures[f"{stage}/nll"] == pytest.approx(expected.nll)
         assert figures[f"{stage}/ece"] == pytest.approx(expected.ece)
         assert figures[f"{stage}/classwise_ece"] == pytest.approx(expected.classwise_ece)
         assert not any(name.startswith("loss/") for name in figures)
@@ -212,6 +214,7 @@ def test_a_loss_that_does_not_adapt_is_only_measured():
     with pytest.warns(UserWarning, match="calibrant: CrossEntropy does not adapt, so .* only logs metrics"):
         run = fit(made)
     assert {name for name in run.callback_metrics if name != "val/loss"} == {
+        "val/nll",
         "val/ece",
         "val/adaptive_ece",
         "val/classwise_ece",
@@ -259,6 +262,20 @@ def test_resuming_equals_never_having_stopped(key, tmp_path):
     fit(second, ckpt_path=tmp_path / "half.ckpt", max_epochs=4)
     assert second.loss.passes == 4
     assert_equal(state(second), state(whole))
+
+
+def test_resuming_with_an_order_that_follows_from_the_epoch(tmp_path):
+    """The sampler of the documentation. Other shuffled orders begin anew, which is not calibrant's doing."""
+
+    def shuffled():
+        return DataLoader(TRAIN, BATCH, sampler=DistributedSampler(TRAIN, num_replicas=1, rank=0))
+
+    whole, second = module(), module()
+    fit(whole, train=shuffled(), max_epochs=4)
+    fit(module(), train=shuffled(), max_epochs=2).save_checkpoint(tmp_path / "half.ckpt")
+    fit(second, train=shuffled(), ckpt_path=tmp_path / "half.ckpt", max_epochs=4)
+    assert_equal(state(second), state(whole))
+    assert not torch.equal(second.network.weight, plain_loop(epochs=4)["network.weight"])  # it did shuffle
 
 
 @pytest.mark.filterwarnings("ignore:You're resuming from a checkpoint that ended before the epoch")
@@ -399,7 +416,7 @@ def test_the_loss_of_torch_is_measured():
     same = module("ce")
     with pytest.warns(UserWarning, match="does not adapt"):
         expected = fit(same).callback_metrics
-    names = {"val/loss", "val/ece", "val/adaptive_ece"}
+    names = {"val/loss", "val/nll", "val/ece", "val/adaptive_ece"}
     assert set(run.callback_metrics) == names
     for name in names:
         torch.testing.assert_close(run.callback_metrics[name], expected[name])
@@ -422,7 +439,7 @@ def test_without_any_loss_training_goes_on():
         run = fit(
             made, Calibration(predictions=lambda outputs, batch, made: (made.network(batch[0]), batch[1]))
         )
-    assert set(run.callback_metrics) == {"val/ece", "val/adaptive_ece"}
+    assert set(run.callback_metrics) == {"val/nll", "val/ece", "val/adaptive_ece"}
 
 
 def test_predictions_may_take_the_module():
@@ -471,7 +488,7 @@ def test_single_logits(key):
             warnings.filterwarnings("ignore", "calibrant: CrossEntropy does not adapt")
             run.fit(made, data(32, 1), data(21, 2))
         figures = {name for name in run.callback_metrics if name.startswith("val/")}
-        assert figures == {"val/loss", "val/ece", "val/adaptive_ece"}
+        assert figures == {"val/loss", "val/nll", "val/ece", "val/adaptive_ece"}
         assert all(value.isfinite() for value in run.callback_metrics.values())
 
 
@@ -647,6 +664,7 @@ def test_what_is_logged():
     run = fit(made)
     logged = {name: value.item() for name, value in run.callback_metrics.items()}
     expected = calibrant.evaluate_on(made.network, loader(VALIDATION), resamples=0)
+    assert logged["val/nll"] == pytest.approx(expected.nll)
     assert logged["val/ece"] == pytest.approx(expected.ece)
     assert logged["val/classwise_ece"] == pytest.approx(expected.classwise_ece)
     assert logged["val/adaptive_ece"] == pytest.approx(expected.adaptive_ece, abs=0.02)

@@ -16,7 +16,12 @@ from torchmetrics.classification import (
 from torchmetrics.wrappers import BootStrapper, MinMaxMetric, Running
 
 from calibrant.histogram import ConfidenceHistogram
-from calibrant.integrations.torchmetrics import CalibrationError, ClasswiseCalibrationError, SelectiveRisk
+from calibrant.integrations.torchmetrics import (
+    CalibrationError,
+    ClasswiseCalibrationError,
+    NegativeLogLikelihood,
+    SelectiveRisk,
+)
 from calibrant.layout import arrange
 from calibrant.metrics import calibration, selective
 from calibrant.metrics.classwise import classwise_ece
@@ -31,7 +36,11 @@ VARIANTS = {
     "sweep_ece_width": ("sweep_ece", {"binning": "equal-width"}),
     "sweep_ece_width_l1": ("sweep_ece", {"norm": 1, "binning": "equal-width"}),
 }
-BOTH = [CalibrationError, lambda **options: ClasswiseCalibrationError(CLASSES, **options)]
+ALL = [
+    CalibrationError,
+    lambda **options: ClasswiseCalibrationError(CLASSES, **options),
+    NegativeLogLikelihood,
+]
 
 
 def batch(samples=600, *spatial, seed=0, dtype=torch.float64):
@@ -115,7 +124,18 @@ def test_classwise_equals_its_definition(bins):
     assert metric.compute().item() == pytest.approx(classwise_ece(logits, target, bins=bins), rel=1e-10)
 
 
-@pytest.mark.parametrize("create", BOTH)
+def test_negative_log_likelihood_is_the_mean_over_elements():
+    logits, target = batch()
+    target[::4] = -100
+    value = fed(NegativeLogLikelihood(), logits, target, 7).compute()  # batches of unequal size
+    torch.testing.assert_close(value, nn.functional.cross_entropy(logits, target), rtol=1e-12, atol=0)
+    logits, yes = logits[:, 0], (target == 0).long()
+    value = fed(NegativeLogLikelihood(binary=True), logits, yes, 7).compute()
+    expected = nn.functional.binary_cross_entropy_with_logits(logits, yes.double())
+    torch.testing.assert_close(value, expected, rtol=1e-12, atol=0)
+
+
+@pytest.mark.parametrize("create", ALL)
 def test_dense_equals_flattened(create):
     logits, target = batch(6, 5, 7)
     rows = logits.movedim(1, -1).reshape(-1, CLASSES)
@@ -123,7 +143,7 @@ def test_dense_equals_flattened(create):
     assert_same_states(states(dense), states(flat))
 
 
-@pytest.mark.parametrize("create", BOTH)
+@pytest.mark.parametrize("create", ALL)
 def test_ignoring_equals_deleting(create):
     logits, target = batch()
     ignored = target.clone()
@@ -134,7 +154,7 @@ def test_ignoring_equals_deleting(create):
     assert whole != fed(create(), logits, target).compute()
 
 
-@pytest.mark.parametrize("create", BOTH)
+@pytest.mark.parametrize("create", ALL)
 def test_logits_inside_the_unit_interval_are_still_logits(create):
     probabilities = batch()[0].softmax(1)
     target = batch()[1]
@@ -146,7 +166,7 @@ def test_logits_inside_the_unit_interval_are_still_logits(create):
     assert abs(as_logits - as_probabilities) > 1e-3
 
 
-@pytest.mark.parametrize("create", BOTH)
+@pytest.mark.parametrize("create", ALL)
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
 def test_low_precision_logits(create, dtype):
     logits, target = batch(dtype=dtype)
@@ -159,7 +179,7 @@ def test_low_precision_logits(create, dtype):
 # ---------------------------------------------------------------------------------------- life of a metric
 
 
-@pytest.mark.parametrize("create", BOTH)
+@pytest.mark.parametrize("create", ALL)
 def test_forward_returns_the_batch_and_accumulates(create):
     metric, logits, target = create(), *batch()
     for part in pieces(logits, target):
@@ -168,7 +188,7 @@ def test_forward_returns_the_batch_and_accumulates(create):
     assert metric.update_count == 5
 
 
-@pytest.mark.parametrize("create", BOTH)
+@pytest.mark.parametrize("create", ALL)
 def test_reset_forgets(create):
     metric = fed(create(), *batch())
     metric.reset()
@@ -176,7 +196,7 @@ def test_reset_forgets(create):
     torch.testing.assert_close(fed(metric, *batch(seed=1)).compute(), fed(create(), *batch(seed=1)).compute())
 
 
-@pytest.mark.parametrize("create", BOTH)
+@pytest.mark.parametrize("create", ALL)
 def test_pickling_and_cloning_in_mid_stream(create):
     metric = fed(create(), *batch())
     for copy in (pickle.loads(pickle.dumps(metric)), metric.clone()):
@@ -187,7 +207,7 @@ def test_pickling_and_cloning_in_mid_stream(create):
     assert copy.compute() != metric.compute()
 
 
-@pytest.mark.parametrize("create", BOTH)
+@pytest.mark.parametrize("create", ALL)
 def test_merging_two_equals_one(create):
     logits, target = batch()
     first, second = fed(create(), logits[:400], target[:400]), fed(create(), logits[400:], target[400:])
@@ -199,7 +219,7 @@ def test_merging_two_equals_one(create):
     assert_same_states(states(by_state), states(whole))
 
 
-@pytest.mark.parametrize("create", BOTH)
+@pytest.mark.parametrize("create", ALL)
 def test_states_travel_in_a_state_dict_on_request(create):
     metric = fed(create(), *batch())
     assert metric.state_dict() == {}
@@ -209,7 +229,7 @@ def test_states_travel_in_a_state_dict_on_request(create):
     assert_same_states(states(restored), states(metric))
 
 
-@pytest.mark.parametrize("create", BOTH)
+@pytest.mark.parametrize("create", ALL)
 def test_updates_in_inference_mode_can_be_continued_outside(create):
     metric, logits, target = create(), *batch()
     with torch.inference_mode():
@@ -219,7 +239,7 @@ def test_updates_in_inference_mode_can_be_continued_outside(create):
     assert not metric.compute().requires_grad
 
 
-@pytest.mark.parametrize("create", BOTH)
+@pytest.mark.parametrize("create", ALL)
 def test_lightning_finds_what_it_looks_for(create):
     assert create().is_differentiable is False
     assert create().higher_is_better is False
@@ -244,7 +264,7 @@ CONVERSIONS = {
 }
 
 
-@pytest.mark.parametrize("create", BOTH)
+@pytest.mark.parametrize("create", ALL)
 @pytest.mark.parametrize("convert", CONVERSIONS.values(), ids=CONVERSIONS)
 @pytest.mark.parametrize("inside", [True, False])
 def test_sums_stay_in_double_precision(create, convert, inside):
@@ -258,7 +278,7 @@ def test_sums_stay_in_double_precision(create, convert, inside):
     assert_same_states(states(metric), before)
 
 
-@pytest.mark.parametrize("create", BOTH)
+@pytest.mark.parametrize("create", ALL)
 def test_set_dtype_does_not_touch_the_sums(create):
     metric = fed(create(ignore_index=100_001), *batch(3_000))
     before = states(metric)
@@ -272,7 +292,7 @@ def test_a_move_to_another_device_moves_everything():
     assert metric.sums.samples.dtype == torch.float64
 
 
-@pytest.mark.parametrize("create", BOTH)
+@pytest.mark.parametrize("create", ALL)
 def test_fifty_million_elements_in_one_bin(create):
     # torchmetrics' own sums in single precision stop counting at 16,777,216.
     logits = torch.tensor([[2.0, 0, 0, 0], [2.0, 0, 0, 0], [2.0, 0, 0, 0]], dtype=torch.float64)
@@ -292,7 +312,7 @@ def test_memory_is_constant():
     assert size == sum(value.numel() * value.element_size() for value in metric.metric_state.values())
 
 
-@pytest.mark.parametrize("create", BOTH)
+@pytest.mark.parametrize("create", ALL)
 def test_nothing_to_measure_is_nan_and_no_error(create):
     with pytest.warns(UserWarning, match="was called before the ``update`` method"):
         assert math.isnan(create().compute())
@@ -376,7 +396,7 @@ def test_forward_after_the_groups_are_formed():
         assert values[kind].item() == pytest.approx(expected(kind, logits, target), rel=1e-10)
 
 
-@pytest.mark.parametrize("create", BOTH)
+@pytest.mark.parametrize("create", ALL)
 def test_metrics_that_ignore_different_labels_are_never_grouped(create):
     metrics = MetricCollection({"all": create(), "but_one": create(ignore_index=1)})
     logits, target = batch()
@@ -498,7 +518,7 @@ def test_metrics_of_yes_and_of_decisions_are_never_grouped():
     torch.testing.assert_close(found["aurc"], fed(SelectiveRisk(binary=True), logits, target).compute())
 
 
-@pytest.mark.parametrize("create", [CalibrationError, SelectiveRisk])
+@pytest.mark.parametrize("create", [CalibrationError, SelectiveRisk, NegativeLogLikelihood])
 def test_binary_is_true_or_false(create):
     with pytest.raises(ValueError, match="binary must be True or False, got 1"):
         create(binary=1)
@@ -520,7 +540,7 @@ def test_wrong_single_logits_are_one_clear_line():
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64], ids=str)
-@pytest.mark.parametrize("create", BOTH)
+@pytest.mark.parametrize("create", ALL)
 def test_the_result_has_the_precision_of_the_logits(create, dtype):
     logits, target = batch(dtype=dtype)
     single = torch.float64 if dtype == torch.float64 else torch.float32
@@ -544,7 +564,7 @@ WRAPPERS = {
 }
 
 
-@pytest.mark.parametrize("create", BOTH)
+@pytest.mark.parametrize("create", ALL)
 @pytest.mark.parametrize("wrap", WRAPPERS.values(), ids=WRAPPERS)
 def test_wrappers_of_torchmetrics_take_it(create, wrap):
     logits, target = batch(dtype=torch.float32)
@@ -556,7 +576,7 @@ def test_wrappers_of_torchmetrics_take_it(create, wrap):
     assert all(each.isfinite().all() and each.dtype == torch.float32 for each in values)
 
 
-@pytest.mark.parametrize("create", BOTH)
+@pytest.mark.parametrize("create", ALL)
 def test_plots_like_other_metrics(create):
     pytest.importorskip("matplotlib").use("agg")
     from matplotlib.figure import Figure

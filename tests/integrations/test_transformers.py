@@ -907,3 +907,18 @@ def test_what_the_model_was_trained_with_is_logged(tmp_path):
     assert logged == before[3::4]  # of the last of four steps before each evaluation
     assert logged[0] < logged[1]
     assert trainer.evaluate()["eval_multiplier_mean"] == calibration.loss.multiplier.mean().item()
+
+
+def test_all_that_was_learned_is_logged():
+    """The mean of offsets is 0 by construction."""
+    calibration = Calibration(create_loss("ada-scale", 3))
+    logits, labels = torch.randn(30, 3, generator=torch.Generator().manual_seed(0)), torch.zeros(30).long()
+    calibration.loss.observe(logits, labels)
+    calibration.loss.adapt()
+    figures = calibration.compute_metrics(EvalPrediction(logits.numpy(), labels.numpy()))
+    offset = calibration.loss.offset
+    assert figures["offset_mean"] == pytest.approx(0, abs=1e-12)
+    assert (figures["offset_min"], figures["offset_max"]) == (offset.min(), offset.max())
+    assert figures["offset_min"] < -0.01 < 0.01 < figures["offset_max"]
+    assert figures["scale"] == calibration.loss.scale
+    assert figures["passes"] == 1

@@ -1,12 +1,13 @@
-"""The loss inside a user's module, and warnings about it: shared by the integrations of trainers."""
+"""The loss inside a user's module, its figures and warnings: shared by the integrations of trainers."""
 
 from __future__ import annotations
 
 import warnings
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
-from calibrant.losses import Loss
+from calibrant.losses import AdaptiveLoss, Loss
 
 
 def calibrant_loss(loss: nn.Module, where: str, hint: str = "") -> Loss:
@@ -21,6 +22,26 @@ def uncompiled(module: nn.Module) -> nn.Module:
     """The module inside the wrapper of `torch.compile`, or the module itself."""
     inner: nn.Module = getattr(module, "_orig_mod", module)
     return inner
+
+
+def learned_figures(loss: Loss) -> dict[str, Tensor]:
+    """What a loss has learned, in a few scalars to log; empty for a loss that does not adapt.
+
+    These are the number of passes and, for each learned quantity, its value or its mean, minimum and maximum.
+
+    >>> from calibrant import create_loss
+    >>> {name: value.item() for name, value in learned_figures(create_loss("ada-scale", 3)).items()}
+    {'passes': 0.0, 'scale': 1.0, 'offset_mean': 0.0, 'offset_min': 0.0, 'offset_max': 0.0}
+    """
+    figures: dict[str, Tensor] = {}
+    if isinstance(loss, AdaptiveLoss):
+        figures["passes"] = loss.passes.to(torch.float32)  # integers cannot be averaged over processes
+    for name, value in loss.learned().items():
+        if value.numel() == 1:
+            figures[name] = value.reshape(())
+        else:
+            figures |= {f"{name}_mean": value.mean(), f"{name}_min": value.min(), f"{name}_max": value.max()}
+    return figures
 
 
 def warn(message: str) -> None:

@@ -17,7 +17,7 @@ from torch.utils.hooks import RemovableHandle
 
 from calibrant.extras import MissingPackageError, require
 from calibrant.inference import OwnRows, own_rows_in
-from calibrant.integrations.adaptive import uncompiled, warn
+from calibrant.integrations.adaptive import learned_figures, uncompiled, warn
 from calibrant.losses import AdaptiveLoss, Loss
 from calibrant.losses.adaptation import advise
 
@@ -54,7 +54,11 @@ require("lightning", "torchmetrics", purpose=__name__)
 
 from torchmetrics import Metric, MetricCollection
 
-from calibrant.integrations.torchmetrics import CalibrationError, ClasswiseCalibrationError
+from calibrant.integrations.torchmetrics import (
+    CalibrationError,
+    ClasswiseCalibrationError,
+    NegativeLogLikelihood,
+)
 
 
 @dataclass
@@ -86,10 +90,10 @@ class Calibration(Callback):
     The loss learns nothing from the sanity check, ``trainer.validate`` and ``trainer.test``. Elements that a
     distributed sampler repeats count once.
 
-    It logs ``val/ece``, ``val/adaptive_ece`` and ``val/classwise_ece``; in ``trainer.test`` the same names
-    begin with ``test/``. If the loss adapted, it also logs ``loss/passes`` and the mean, minimum and maximum
-    of its learned state, such as ``loss/multiplier_mean``. For a loss that does not adapt, which may be
-    `torch.nn.CrossEntropyLoss`, it warns and only logs metrics.
+    It logs ``val/nll``, ``val/ece``, ``val/adaptive_ece`` and ``val/classwise_ece``; in ``trainer.test`` the
+    same names begin with ``test/``. If the loss adapted, it also logs ``loss/passes`` and the mean, minimum
+    and maximum of its learned state, such as ``loss/multiplier_mean``. For a loss that does not adapt, which
+    may be `torch.nn.CrossEntropyLoss`, it warns and only logs metrics.
 
     Args:
         loss: the name of the loss in the module (``"loss"``, ``"head.loss"``), if there are several.
@@ -248,7 +252,7 @@ class Calibration(Callback):
                     )
                 # First, because it is the only collective here with a time-out.
                 run.loss.adapt(timeout=self.timeout)
-                figures |= _summary(run.loss)
+                figures |= {f"loss/{name}": value for name, value in learned_figures(run.loss).items()}
             if not run.unmeasured:
                 stage = "test" if trainer.testing else "val"
                 figures |= {f"{stage}/{name}": value for name, value in run.metrics.compute().items()}
@@ -367,7 +371,8 @@ def _default_metrics(loss: Loss | nn.CrossEntropyLoss | None) -> MetricCollectio
     options = {"ignore_index": -100 if loss is None else loss.ignore_index}
     binary = isinstance(loss, Loss) and loss.binary
     kinds = ("ece", "adaptive_ece")
-    metrics: dict[str, Metric] = {kind: CalibrationError(kind, binary=binary, **options) for kind in kinds}
+    metrics: dict[str, Metric] = {"nll": NegativeLogLikelihood(binary=binary, **options)}
+    metrics |= {kind: CalibrationError(kind, binary=binary, **options) for kind in kinds}
     if isinstance(loss, Loss) and not binary:  # a loss of torch does not know the number of classes
         metrics["classwise_ece"] = ClasswiseCalibrationError(loss.num_classes, **options)
     return MetricCollection(dict(metrics))
@@ -424,15 +429,3 @@ def _own_state(run: _Run, loss: Loss) -> Iterator[None]:
     finally:
         for name, buffer in buffers.items():
             buffer.copy_(averaged[name])
-
-
-def _summary(loss: AdaptiveLoss) -> dict[str, Tensor]:
-    """The learned state in a few numbers."""
-    figures = {"loss/passes": loss.passes.to(torch.float32)}
-    for name, value in loss.learned().items():
-        if value.numel() == 1:
-            figures[f"loss/{name}"] = value.reshape(())
-        else:
-            figures[f"loss/{name}_mean"] = value.mean()
-            figures[f"loss/{name}_min"], figures[f"loss/{name}_max"] = value.aminmax()
-    return figures

@@ -1,11 +1,11 @@
-"""Calibration errors as torchmetrics metrics, in constant memory."""
+"""Calibration errors and the NLL as torchmetrics metrics, in constant memory."""
 
 from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import fields, replace
-from typing import Any, Generic, TypeVar
+from dataclasses import dataclass, fields, replace
+from typing import Any, Generic, Self, TypeVar
 
 from calibrant.extras import require
 
@@ -17,13 +17,13 @@ from torchmetrics import Metric
 
 from calibrant.arguments import label, true_or_false, whole_number
 from calibrant.histogram import ConfidenceHistogram
-from calibrant.kernels import nan_if_invalid
+from calibrant.kernels import LogLikelihood, nan_if_invalid, reduce_classes
 from calibrant.layout import Elements, arrange, as_decisions, warn_of_probabilities
 from calibrant.metrics.catalogue import METRICS, Options, calibration_errors
 from calibrant.metrics.classwise import ClassGaps, classwise_ece
 from calibrant.statistics import Statistics, adding, sum_dtype
 
-__all__ = ["CalibrationError", "ClasswiseCalibrationError", "SelectiveRisk"]
+__all__ = ["CalibrationError", "ClasswiseCalibrationError", "NegativeLogLikelihood", "SelectiveRisk"]
 
 Sums = TypeVar("Sums", bound=Statistics)
 
@@ -39,7 +39,7 @@ class _ErrorOfSums(Metric, Generic[Sums]):
     higher_is_better = False
     full_state_update = False
     plot_lower_bound = 0.0
-    plot_upper_bound = 1.0
+    plot_upper_bound: float | None = 1.0
     binary = False
     in_double: Tensor
 
@@ -177,7 +177,7 @@ class _ErrorOfHistogram(_ErrorOfSums[ConfidenceHistogram]):
 
 
 class CalibrationError(_ErrorOfHistogram):
-    """A calibration error of the top class's confidence, with a state of about 75 KiB.
+    """A calibration error of the top class's confidence, with a state of about 73 KiB.
 
     With ``binary=True`` each logit is a yes-or-no decision of its own, and the error is that of the
     probability of "yes" against its frequency, as in `torchmetrics.classification.BinaryCalibrationError`.
@@ -225,7 +225,7 @@ class CalibrationError(_ErrorOfHistogram):
 
 
 class SelectiveRisk(_ErrorOfHistogram):
-    """A metric of selective prediction, with a state of about 75 KiB.
+    """A metric of selective prediction, with a state of about 73 KiB.
 
     It always takes logits. Elements in one of about three thousand cells count as equally confident; the
     functions in `calibrant.metrics` are exact.
@@ -287,3 +287,49 @@ class ClasswiseCalibrationError(_ErrorOfSums[ClassGaps]):
 
     def _error(self, sums: ClassGaps) -> float:
         return classwise_ece(sums)
+
+
+@dataclass(frozen=True, eq=False)
+class _LogLikelihoods(Statistics):
+    """The summed log-probabilities of the true classes."""
+
+    log_likelihood: Tensor
+
+    @classmethod
+    @torch.no_grad()
+    def of(cls, elements: Elements) -> Self:
+        dtype = sum_dtype(elements.logits.device)
+        values = torch.where(elements.valid, reduce_classes(elements, LogLikelihood()), 0)
+        return cls(elements.valid.sum(dtype=dtype), values.sum(dtype=dtype))
+
+
+class NegativeLogLikelihood(_ErrorOfSums[_LogLikelihoods]):
+    """Mean negative log-likelihood of the true class (cross-entropy); exact.
+
+    The mean is over all elements of all batches and processes, each with the same weight. It always takes
+    logits. Class weights and label smoothing of a loss do not change it.
+
+    Args:
+        binary: whether logits are single ones, each a yes-or-no decision of its own.
+        ignore_index: the label of elements to leave out.
+        options: the options of `torchmetrics.Metric`.
+
+    Shapes: logits ``(B, K, *S)``, target ``(B, *S)``; if binary, both ``(B,)`` or ``(B, L, *S)``.
+
+    >>> metric = NegativeLogLikelihood()
+    >>> metric.update(torch.zeros(3, 2), torch.tensor([0, 0, 1]))
+    >>> round(metric.compute().item(), 4)
+    0.6931
+    """
+
+    plot_upper_bound: float | None = None
+
+    def __init__(self, *, binary: bool = False, ignore_index: int = -100, **options: Any) -> None:
+        super().__init__(_LogLikelihoods.of(_elements(0, 2)), None, ignore_index, **options)
+        self.binary = true_or_false("binary", binary)
+
+    def _measure(self, elements: Elements) -> _LogLikelihoods:
+        return _LogLikelihoods.of(elements)
+
+    def _error(self, sums: _LogLikelihoods) -> float:
+        return -float(sums.log_likelihood / sums.samples)

@@ -19,7 +19,7 @@ from transformers import EvalPrediction, TrainerCallback, TrainerControl, Traine
 from calibrant.arguments import one_of
 from calibrant.evaluation import Evaluator
 from calibrant.integrations.accelerate import own_rows
-from calibrant.integrations.adaptive import calibrant_loss, warn
+from calibrant.integrations.adaptive import calibrant_loss, learned_figures, warn
 from calibrant.losses import AdaptiveLoss, Loss
 from calibrant.losses.adaptation import advise
 from calibrant.metrics import METRICS
@@ -367,8 +367,9 @@ class Calibration(TrainerCallback):
     def compute_metrics(self, prediction: EvalPrediction, compute_result: bool = True) -> dict[str, float]:
         """Accuracy, scores and calibration errors, for ``Trainer(compute_metrics=...)``.
 
-        For an adaptive loss, the means of the learned state are added, such as ``multiplier_mean``. They are
-        the values that the model was trained with: the loss adapts after the metrics are computed.
+        For an adaptive loss, ``passes`` and the mean, minimum and maximum of the learned state are added,
+        such as ``multiplier_mean``. They are the values that the model was trained with: the loss adapts
+        after the metrics are computed.
 
         Args:
             prediction: the logits and labels of the evaluation set or, with ``batch_eval_metrics=True``, of
@@ -386,8 +387,8 @@ class Calibration(TrainerCallback):
         finally:
             self._evaluator.reset()
         figures = {name: evaluation.metrics[name] for name in self.metrics}
-        means = {f"{name}_mean": values.mean().item() for name, values in self.loss.learned().items()}
-        return {name: value for name, value in figures.items() if value is not None} | means
+        known = {name: value for name, value in figures.items() if value is not None}
+        return known | {name: value.item() for name, value in learned_figures(self.loss).items()}
 
     def on_prediction_step(self, *_: Any, eval_dataloader: object = None, **__: Any) -> None:
         """Discard the sums of an interrupted evaluation."""
