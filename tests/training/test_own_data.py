@@ -123,6 +123,7 @@ def test_tables_in_parts(tmp_path):
     write_csv(tmp_path / "val.csv", people(20, seed=1))
     write_csv(tmp_path / "test.csv", people(30, seed=2))
     recipe = chosen(tmp_path)
+    assert recipe.name == tmp_path.name
     data = load_data(recipe.data)
     assert [len(data.train), len(data.validation), len(data.test)] == [60, 20, 30]
     (tmp_path / "val.csv").unlink()
