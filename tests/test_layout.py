@@ -269,7 +269,7 @@ def test_classes_on_the_last_axis_get_a_hint_from_the_target(shape):
 
 
 def test_labels_that_count_from_1_get_a_hint():
-    hint = message("from 1 to 3", "count from 1: pass target - 1")
+    hint = message("from 1 to 3", "if the labels count from 1, pass target - 1")
     with pytest.raises(ValueError, match=hint):
         arrange(torch.randn(4, 3), torch.tensor([1, 2, 3, 1]))
     for others in ([0, 2, 3, 1], [1, 2, 4, 1]):

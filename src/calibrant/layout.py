@@ -187,7 +187,7 @@ def arrange(
         low, high = _range(elements.target)
     if low < 0 or high >= logits.shape[1]:
         from_one = (low, high) == (1, logits.shape[1])
-        hint = "; these labels count from 1: pass target - 1" if from_one else ""
+        hint = "; if the labels count from 1, pass target - 1" if from_one else ""
         raise ValueError(
             f"target holds labels from {low} to {high}, but logits of shape {tuple(logits.shape)} "
             f"have {logits.shape[1]} classes: expected 0 to {logits.shape[1] - 1}, "
