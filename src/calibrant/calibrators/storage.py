@@ -164,8 +164,8 @@ def load_layer(
         saved_by = description.get("module")
         source = f" ({saved_by!r} when it was saved)" if saved_by else ""
         raise ValueError(
-            f"{name} is a calibrator {description['method']!r}, which is unknown here: first import the module "
-            f"that adds it to CALIBRATORS{source}"
+            f"{name} is a calibrator {description['method']!r}, which is unknown here: first import the "
+            f"module that adds it to CALIBRATORS{source}"
         ) from None
     except (LookupError, TypeError, ValueError, AttributeError, RuntimeError, ArithmeticError) as error:
         raise ValueError(f"{name} is a damaged {what}: {type(error).__name__} {error}") from None
