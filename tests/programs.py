@@ -180,6 +180,7 @@ def run_python(program: ModuleType, arguments: list[str]) -> None:
         sys.path.insert(0, "")
         exec(sys.stdin.read() if sys.argv[0] == "-" else sys.argv.pop(1), vars(program))
     else:
-        program.__file__ = sys.argv[0]
-        sys.path.insert(0, str(Path(sys.argv[0]).parent))
+        file = Path(sys.argv[0]).absolute()  # worker processes import it, see `multiprocessing.spawn`
+        program.__file__ = str(file)
+        sys.path.insert(0, str(file.parent))
         exec(compile(Path(sys.argv[0]).read_bytes(), sys.argv[0], "exec"), vars(program))

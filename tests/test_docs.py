@@ -194,6 +194,19 @@ def test_the_commands_for_single_logits_run(programs, tmp_path):
     assert (tmp_path / "report.html").stat().st_size > 1000
 
 
+def test_the_commands_with_own_parts_run(programs, tmp_path):
+    text = (ROOT / "docs" / "how-to" / "own-parts.md").read_text(encoding="utf-8")
+    result = run_commands(text, programs, tmp_path)
+    assert "runs/poly: digits-lt, poly[epsilon=2], seed 0, 5 epochs" in result.stdout
+    assert "shrink, fitted to validation.npz" in result.stdout
+    assert "calibrated.npz: " in result.stdout
+    assert "Confident errors" in result.stdout
+    (shown,) = re.findall(r"^```text\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
+    error, code = shown.splitlines()
+    assert error in result.stderr.splitlines()
+    assert code in result.stdout
+
+
 def test_the_commands_of_the_leaderboard_run(programs, tmp_path):
     text = (ROOT / "docs" / "leaderboard.md").read_text(encoding="utf-8")
     printed = run_commands(text, programs, tmp_path)

@@ -246,6 +246,38 @@ def test_wrong_target_shape(logits_shape, target_shape, expected_shape):
         arrange(torch.randn(logits_shape), torch.zeros(target_shape, dtype=torch.int64))
 
 
+@pytest.mark.parametrize("shape", [(6, 7), (2, 7, 3, 4)])
+@pytest.mark.parametrize("dtype", [torch.int64, torch.uint8, torch.bool])
+def test_one_hot_labels_get_a_hint_before_any_other(shape, dtype):
+    classes = torch.arange(torch.Size(shape).numel() // 7).reshape(shape[0], *shape[2:]) % 7
+    target = torch.nn.functional.one_hot(classes, 7).movedim(-1, 1).to(dtype)
+    wanted = message("the target looks one-hot: pass target.long().argmax(1)")
+    with pytest.raises((TypeError, ValueError), match=wanted) as caught:
+        arrange(torch.randn(shape), target)
+    assert "binary" not in str(caught.value).partition("one-hot")[0]
+    assert arrange(torch.randn(shape), target.long().argmax(1)).labels.tolist() == classes.flatten().tolist()
+    target[0, :2] = 1  # two labels of one element
+    with pytest.raises((TypeError, ValueError)) as caught:
+        arrange(torch.randn(shape), target)
+    assert "one-hot" not in str(caught.value)
+
+
+@pytest.mark.parametrize("shape", [(6, 56, 56, 7), (2, 9, 5)])
+def test_classes_on_the_last_axis_get_a_hint_from_the_target(shape):
+    with pytest.raises(ValueError, match=message("target must have shape", "logits.movedim(-1, 1)")):
+        arrange(torch.randn(shape), labels(*shape[:-1]))
+
+
+def test_labels_that_count_from_1_get_a_hint():
+    hint = message("from 1 to 3", "if the labels count from 1, pass target - 1")
+    with pytest.raises(ValueError, match=hint):
+        arrange(torch.randn(4, 3), torch.tensor([1, 2, 3, 1]))
+    for others in ([0, 2, 3, 1], [1, 2, 4, 1]):
+        with pytest.raises(ValueError, match="target holds labels") as caught:
+            arrange(torch.randn(4, 3), torch.tensor(others))
+        assert "count from 1" not in str(caught.value)
+
+
 @pytest.mark.parametrize(("bad", "low", "high"), [(3, 0, 3), (1000, 0, 1000), (-1, -1, 2), (-101, -101, 2)])
 @pytest.mark.parametrize("ignoring", [False, True])
 @pytest.mark.parametrize("shape", [(6, 3), (2, 3, 3)])

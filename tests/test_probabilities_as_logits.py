@@ -124,6 +124,15 @@ def test_what_looks_like_probabilities(dtype):
     assert not look_like_probabilities(torch.zeros(0, 3, dtype=dtype))
 
 
+def test_probabilities_that_add_up_to_1_within_the_tolerance_of_files():
+    ten = torch.randn(50, 10, generator=torch.Generator().manual_seed(3)).softmax(1)
+    assert look_like_probabilities(1.001 * PROBABILITIES)
+    assert look_like_probabilities((1000 * ten).round() / 1000)
+    assert look_like_probabilities(ten.bfloat16().float())
+    assert not look_like_probabilities(1.02 * PROBABILITIES)
+    assert not look_like_probabilities(1.005 * PROBABILITIES[:1])  # a single element may be so by chance
+
+
 @pytest.mark.parametrize("function", [pool, mutual_information, lambda logits: Diversity.of(logits, TARGET)])
 def test_ensembles(function):
     with warned as caught:

@@ -186,10 +186,13 @@ def arrange(
     else:
         low, high = _range(elements.target)
     if low < 0 or high >= logits.shape[1]:
+        from_one = (low, high) == (1, logits.shape[1])
+        hint = "; if the labels count from 1, pass target - 1" if from_one else ""
         raise ValueError(
             f"target holds labels from {low} to {high}, but logits of shape {tuple(logits.shape)} "
             f"have {logits.shape[1]} classes: expected 0 to {logits.shape[1] - 1}, "
-            f"or ignore_index={ignore_index} (pass the label of elements to leave out as ignore_index)"
+            f"or ignore_index={ignore_index} (pass the label of elements to leave out as "
+            f"ignore_index){hint}"
         )
     return elements
 
@@ -263,16 +266,37 @@ def _check_target(logits: Tensor, target: Tensor, soft: bool) -> None:
                 f"{tuple(logits.shape)}, got {tuple(target.shape)}; for labels pass target.long()"
             )
         _check_probabilities(target)
-    elif target.dtype == torch.bool or target.is_complex():
-        raise TypeError(f"target must hold integer labels, got {target.dtype}")
-    elif target.shape != labels:
-        hint = f"; {_SINGLE_LOGITS}" if target.shape == logits.shape else ""
+        return
+    one_hot = ""
+    if target.shape == logits.shape and look_one_hot(target):
+        one_hot = "; the target looks one-hot: pass target.long().argmax(1)"
+    if target.dtype == torch.bool or target.is_complex():
+        raise TypeError(f"target must hold integer labels, got {target.dtype}{one_hot}")
+    if target.shape != labels:
+        hint = f"{one_hot}; {_SINGLE_LOGITS}" if target.shape == logits.shape else ""
+        if logits.ndim > 2 and target.shape == logits.shape[:-1]:
+            hint = "; the class axis comes second: pass logits.movedim(-1, 1)"
         if logits.ndim > 2 and target.shape == logits.shape[1:2] + logits.shape[3:]:
             hint = "; logits (M, B, K, *S) of an ensemble are pooled first: calibrant.ensembles.pool(logits)"
         raise ValueError(
             f"target must have shape {tuple(labels)} for logits of shape {tuple(logits.shape)}, "
             f"got {tuple(target.shape)}{hint}"
         )
+
+
+def look_one_hot(target: Tensor) -> bool:
+    """Whether a target ``(B, K, *S)`` has a single 1 among the classes of each element, and otherwise 0.
+
+    False if its numbers cannot be read.
+
+    >>> look_one_hot(torch.eye(3).long()), look_one_hot(torch.ones(3, 3).long())
+    (True, False)
+    """
+    if torch.compiler.is_compiling() or target.is_meta or is_batched(target):
+        return False
+    if target.ndim < 2 or target.shape[1] < 2 or not target.numel():
+        return False
+    return bool(((target == 0) | (target == 1)).all() & ((target == 1).sum(1) == 1).all())
 
 
 def _check_probabilities(target: Tensor) -> None:
@@ -386,6 +410,8 @@ def as_logits(probabilities: Tensor) -> Tensor:
 def look_like_probabilities(logits: Tensor) -> bool:
     """Whether logits lie in [0, 1] and add up to 1, as probabilities do. Some elements are checked.
 
+    Several elements may be off by `SUM_TOLERANCE`, as rounded probabilities are; a single one by 0.001.
+
     Args:
         logits: logits ``(N, K, *S)``.
 
@@ -393,10 +419,11 @@ def look_like_probabilities(logits: Tensor) -> bool:
     (True, False)
     """
     some = logits.detach()[:64].flatten(2)[..., :64] if logits.ndim > 2 else logits.detach()[:1024]
-    tolerance = SUM_TOLERANCE if some.itemsize == 2 else 1e-3  # half precision rounds every probability
-    within = (some >= 0) & (some <= 1)
     total = some.sum(1, dtype=computing_dtype(some))
-    return some.numel() > 0 and bool(within.all() & ((total - 1).abs() < tolerance).all())
+    # The logits of a single element may come close by chance. Half precision rounds every probability.
+    tolerance = SUM_TOLERANCE if total.numel() > 1 or some.itemsize == 2 else 1e-3
+    within = (some >= 0) & (some <= 1 + tolerance)
+    return some.numel() > 0 and bool(within.all() & ((total - 1).abs() <= tolerance).all())
 
 
 def warn_of_probabilities(logits: Tensor) -> None:

@@ -9,6 +9,7 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 
 from calibrant.calibrators import (
+    CALIBRATORS,
     BayesianBinning,
     Identity,
     Temperature,
@@ -207,7 +208,6 @@ CHANGES = {
     "null for the number of classes": lambda header, description, tensors: description.update(
         num_classes=None
     ),
-    "an unknown method": lambda header, description, tensors: description.update(method="astrology"),
     "another method": lambda header, description, tensors: description.update(method="isotonic", options={}),
     "a method that is a list": lambda header, description, tensors: description.update(method=["vector"]),
     "an unknown option": lambda header, description, tensors: description["options"].update(unheard=1),
@@ -232,6 +232,28 @@ def test_a_calibrator_that_makes_no_sense(saved, change):
     rewrite(path, change)
     with pytest.raises(ValueError, match=r"calibrator.safetensors is a damaged calibrator: "):
         load_calibrator(path)
+
+
+def test_a_calibrator_that_is_not_registered(saved):
+    _, path = saved()
+    rewrite(path, lambda header, description, tensors: description.update(method="astrology"))
+    with pytest.raises(ValueError, match=r"calibrator.safetensors is a calibrator 'astrology', which is"):
+        load_calibrator(path)
+
+
+def test_a_calibrator_from_outside_names_its_module(tmp_path, monkeypatch):
+    class Halved(Identity):
+        key = "halved"
+
+        def transform(self, rows):
+            return rows / 2
+
+    path, logits = tmp_path / "calibrator.safetensors", 2 * torch.eye(3)
+    save_calibrator(Halved().fit(logits, torch.arange(3)), path)
+    with pytest.raises(ValueError, match=rf"'halved', which is unknown here: .* \('{__name__}' when it was"):
+        load_calibrator(path)
+    monkeypatch.setitem(CALIBRATORS, "halved", Halved)
+    assert torch.equal(load_calibrator(path)(logits), logits / 2)
 
 
 @pytest.mark.parametrize("key", [key for key, options in VARIANTS.values() if not options])

@@ -217,7 +217,7 @@ def test_one_class(metric):
 def test_numbers_that_are_not_finite(metric, value):
     logits, target = batch()
     logits[3, (target[3] + 1) % 4] = value
-    with pytest.raises(ValueError, match="NaN or infinite"):
+    with pytest.raises(ValueError, match="NaN or infinite numbers at row 3 of the batch"):
         metric(logits, target)
 
 
@@ -229,8 +229,25 @@ def test_a_class_may_be_ruled_out(metric):
     far = logits.nan_to_num(neginf=-2e4)
     assert_same(metric(logits, target), metric(far, target), 1e-6)
     target[0] = 3
-    with pytest.raises(ValueError, match="rule out a true class"):
+    with pytest.raises(ValueError, match=r"rule out a true class at row 0 of the batch; .* as_logits\(p\),"):
         metric(logits, target)
+
+
+@pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last])
+def test_the_row_that_is_not_finite_is_that_of_the_image(memory_format):
+    logits = torch.zeros(3, 2, 4, 5).contiguous(memory_format=memory_format)
+    target = torch.ones(3, 4, 5, dtype=torch.long)
+    target[0] = target[1, :2] = -100
+    logits[0] = torch.nan  # ignored
+    logits[2, 1, 3, 3] = -torch.inf
+    with pytest.raises(ValueError, match=r"rule out a true class at row 2 of the batch"):
+        Predictions.of(logits, target)
+
+
+def test_single_logits_of_probabilities_with_zeros():
+    advice = r"at row 1 of the batch; .* pass as_logits\(p\) - as_logits\(1 - p\)"
+    with pytest.raises(ValueError, match=advice):
+        Predictions.of(torch.tensor([0.5, 0.0]).logit(), torch.tensor([1, 1]), binary=True)
 
 
 @every_metric

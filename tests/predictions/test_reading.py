@@ -1,5 +1,6 @@
 """All formats give the same predictions, in batches; errors say what is wrong with a file."""
 
+import csv
 import json
 import sys
 import zipfile
@@ -293,6 +294,11 @@ LOGITS, LABELS = np.zeros((3, 2), np.float32), np.zeros(3, int)
         ({"logits": LOGITS.astype(int), "labels": LABELS}, ["int64", "floating point"]),
         ({"logits": LOGITS, "labels": LABELS.astype(float)}, ["float64", "integer"]),
         ({"logits": LOGITS, "labels": LABELS.astype(bool)}, ["bool", "integer"]),
+        ({"logits": LOGITS, "labels": np.eye(2, dtype=int)[[0, 1, 1]]}, ["one-hot: store their argmax over"]),
+        ({"logits": LOGITS, "labels": np.eye(2, dtype=bool)[[0, 1, 1]]}, ["if they are one-hot"]),
+        ({"logits": LOGITS, "labels": np.eye(2)[[0, 1, 1]]}, ["if they are one-hot"]),
+        ({"logits": LOGITS, "labels": np.array([1, 2, 1])}, ["if the labels count from 1, subtract 1"]),
+        ({"logits": LOGITS}, ["no labels", "calibrant apply does not use them: write zeros"]),
         ({"logits": LOGITS, "labels": np.array([0, 0, 2])}, ["label 2 at row 2", "expected 0 to 1"]),
         ({"logits": LOGITS, "labels": np.array([0, -1, 0])}, ["label -1 at row 1", "ignore_index=-100"]),
         ({"logits": LOGITS, "labels": LABELS - 100}, ["every label is -100"]),
@@ -333,15 +339,31 @@ def test_arrays_that_will_not_do(tmp_path, arrays, words):
         ("label,logit_a,logit_a\n0,1,2\n", ["'logit_a' twice"]),
         ("label,logit_1,logit_2\n1,1,2\n", ["logit_1 to logit_2", "logit_0 to logit_1"]),
         ("label,logit_0,logit_2,logit_1\n1,1,2,3\n", ["count columns from 0"]),
-        ("label,logit_a,logit_b\n0,1,2\n0,1,x\n", ["'x'", "row 1"]),
-        ("label,logit_a,logit_b\n0,1,2\n0,1,\n", ["''", "row 1"]),
-        ("label,logit_a,logit_b\n0,1,2\n0,1\n", ["row 1"]),
-        ("id,label,logit_a,logit_b\n0,0,1,2\n0,1\n", ["row 1"]),
+        (
+            "label,logit_a,logit_b\n0,1,2\n\n0,1,x\n",
+            ["has 'x' in column 'logit_b' at row 1 (line 4 of the file); expected a number"],
+        ),
+        ("label,logit_a,logit_b\n0,1,2\n0,1,\n", ["empty cell in column 'logit_b' at row 1 (line 3 "]),
+        ("label,logit_a,logit_b\n0,1,2\n,1,1\n", ["empty cell in column 'label' at row 1 (line 3 "]),
+        ("label,logit_a,logit_b\n0,1,2\n0,1\n", ["row 1 has 2 cells; expected 3 (line 3 of the file)"]),
+        ("id,label,logit_a,logit_b\n0,0,1,2\n0,1\n", ["row 1 has 2 cells; expected 4 (line 3 "]),
+        ("label,logit_a,logit_b\n0,1,1_0\n", ["has '1_0' in column 'logit_b' at row 0"]),
+        ("label;logit_a;logit_b\n0;1,5;2\n", ["columns separated by semicolons; expected commas"]),
+        ("logit_a\tlogit_b\tlabel\n1\t2\t0\n", ["columns separated by tabs; expected commas"]),
         ("label,logit_a,logit_b\n0,1,2,3\n", ["4 cells", "expected 3"]),
         ("label,logit_a,logit_b\n0.5,1,2\n", ["label 0.5 at row 0", "integer"]),
         ("label,logit_a,logit_b\nnan,1,2\n", ["label nan at row 0", "integer"]),
         ("label,logit_a,logit_b\n0,1,nan\n", ["NaN", "row 0"]),
-        ("label,logit_a,logit_b\ncat,1,2\n", ["'cat'", "row 0"]),
+        (
+            "label,logit_a,logit_b\ncat,1,2\n",
+            [
+                "'cat' in column 'label' at row 0 (line 2 of the file)",
+                "a class number, or one of",
+                "names a, b",
+            ],
+        ),
+        ("label,logit_0,logit_1\ncat,1,2\n", ["'cat' in column 'label'", "expected a class number"]),
+        ("label,logit_3,logit_cat\ncat,1,2\n", ["'cat' in column 'label'", "expected a class number"]),
         ("label,probability_a,probability_b\n0,1,0.5\n", ["sum to 1.5"]),
     ],
 )
@@ -350,9 +372,48 @@ def test_tables_that_will_not_do(tmp_path, text, words):
     refused(tmp_path / "m.csv", *words)
 
 
+ANIMALS = ["bee", "cat", "dog"]
+NAMED = [("dog", 0.5, 0.25, 0.25), ("bee", 0.75, 0.25, 0.0), ("cat", 0.0, 0.5, 0.5)]
+
+
+@pytest.mark.parametrize("suffix", [".csv", ".jsonl", ".parquet"])
+def test_labels_may_be_the_names_of_the_columns(tmp_path, suffix):
+    columns, path = ["label", *(f"probability_{name}" for name in ANIMALS)], tmp_path / f"m{suffix}"
+
+    def write(rows):
+        if suffix == ".csv":
+            with path.open("w", newline="") as stream:
+                csv.writer(stream, quoting=csv.QUOTE_NONNUMERIC).writerows([columns, *rows])
+        elif suffix == ".jsonl":
+            path.write_text("\n".join(json.dumps(dict(zip(columns, row, strict=True))) for row in rows))
+        else:
+            pyarrow = pytest.importorskip("pyarrow")
+            from pyarrow import parquet
+
+            parquet.write_table(pyarrow.table(dict(zip(columns, zip(*rows, strict=True), strict=True))), path)
+
+    write(NAMED)
+    logits, labels = open_predictions(path).load()
+    assert labels.tolist() == [2, 0, 1]
+    assert logits.softmax(1)[0].tolist() == pytest.approx([0.5, 0.25, 0.25])
+    write([*NAMED, ("cow", 0.5, 0.5, 0.0)])
+    refused(path, "'cow'", "row 3", "class names bee, cat, dog")
+
+
+def test_named_labels_beside_other_columns_and_ignored_elements(tmp_path):
+    text = "image,logit_cat,logit_dog,label\na.png,1,2, dog \nb.png,1,2,-100\nc.png,2,1,cat\n"
+    (tmp_path / "m.csv").write_text(text)
+    assert open_predictions(tmp_path / "m.csv").load()[1].tolist() == [1, -100, 0]
+
+
+def test_names_are_no_labels_of_single_logits(tmp_path):
+    (tmp_path / "m.csv").write_text("label,logit_spam\nspam,1\n")  # class 0 would mean: no spam
+    refused(tmp_path / "m.csv", "'spam' in column 'label'", "expected a class number", binary=True)
+
+
 def test_rows_are_counted_from_the_first_of_the_file(tmp_path):
     rows = ["label,logit_a,logit_b", *["0,1,2"] * 10]
-    for row, words in {"0,1,x": "at row 10", "0,1": "at row 10", "7,1,2": "at row 10"}.items():
+    for row, words in {"0,1,x": "at row 10", "0,1": "row 10 has 2 cells", "7,1,2": "at row 10"}.items():
         (tmp_path / "m.csv").write_text("\n".join([*rows, row]))
         with pytest.raises(BadFileError, match=words):
             list(open_predictions(tmp_path / "m.csv").batches(chunk=8))

@@ -47,6 +47,10 @@ CALIBRATORS: dict[str, type[Calibrator]] = {kind.key: kind for kind in _KINDS}
 """Every calibrator by its key."""
 
 
+class UnknownCalibratorError(ValueError):
+    """There is no calibrator with this key."""
+
+
 def create_calibrator(key: str, **options: Any) -> Calibrator:
     """Create a calibrator by its key. It is not fitted yet.
 
@@ -62,7 +66,7 @@ def create_calibrator(key: str, **options: Any) -> Calibrator:
     8
     """
     if key not in CALIBRATORS:
-        raise ValueError(unknown("calibrator", key, CALIBRATORS))
+        raise UnknownCalibratorError(unknown("calibrator", key, CALIBRATORS))
     known = list(signature(CALIBRATORS[key]).parameters)
     for name in options:
         if name not in known:

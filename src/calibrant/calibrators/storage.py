@@ -14,7 +14,7 @@ from torch import Tensor
 
 from calibrant.atomic import replace_file
 from calibrant.calibrators.base import Calibrator, FittedLayer
-from calibrant.calibrators.registry import create_calibrator
+from calibrant.calibrators.registry import UnknownCalibratorError, create_calibrator
 from calibrant.sizes import MAX_CLASSES
 
 Layer = TypeVar("Layer", bound=FittedLayer)
@@ -75,6 +75,9 @@ def save_layer(
         "options": calibrator.options(),
         **({"labels": labels} if labels else {}),
     }
+    module = type(calibrator).__module__
+    if not module.startswith("calibrant."):
+        description["module"] = module  # loading imports nothing, but its error can name the module
     tensors = {name: buffer.cpu().contiguous() for name, buffer in calibrator.named_buffers()}
     tensors = tensors or {"nothing": torch.zeros(1)}  # some readers refuse a file without tensors
     description["checksum"] = _checksum(tensors)
@@ -157,6 +160,13 @@ def load_layer(
                 assert isinstance(module, FittedLayer)
                 module.learn(buffer, tensor)
         calibrator(torch.zeros(5, labels or calibrator.num_classes, 2, 3))  # raises if tensors do not fit
+    except UnknownCalibratorError:
+        saved_by = description.get("module")
+        source = f" ({saved_by!r} when it was saved)" if saved_by else ""
+        raise ValueError(
+            f"{name} is a calibrator {description['method']!r}, which is unknown here: first import the "
+            f"module that adds it to CALIBRATORS{source}"
+        ) from None
     except (LookupError, TypeError, ValueError, AttributeError, RuntimeError, ArithmeticError) as error:
         raise ValueError(f"{name} is a damaged {what}: {type(error).__name__} {error}") from None
     problem = other_classes(class_names, calibrator.class_names)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
+from math import prod
 from typing import ClassVar, Self
 
 import torch
@@ -100,9 +101,7 @@ class Predictions:
         chosen = slice(None) if elements.all_valid else elements.valid.flatten()
         label, prediction = elements.labels, prediction.flatten()[chosen]
         if not bool(numbers.isfinite().all()):
-            raise ValueError(
-                "logits hold NaN or infinite numbers, or rule out a true class; metrics need finite logits"
-            )
+            raise ValueError(_not_finite(elements, numbers, binary))
         confidence, log_likelihood, error = numbers
         if binary:  # the error of yes alone, as the Brier score of two outcomes is defined
             error = error / 2
@@ -178,6 +177,20 @@ class Predictions:
         """``(correct - confidence) / N`` in cells of ``[0, 1]``; an element is divided between two."""
         values = (self.outcome.double() - self.forecast.double()) / self.samples
         return spread(self.forecast.double(), values, cells)
+
+
+def _not_finite(elements: Elements, numbers: Tensor, binary: bool) -> str:
+    """Why some of the scores ``(3, N)`` are not finite, and in which row of the batch that begins."""
+    wrong = int((~numbers.isfinite()).any(0).int().argmax())
+    place = int(elements.valid.flatten().nonzero()[wrong])
+    row = f"at row {place // prod(elements.batch_shape[2:])} of the batch"
+    if numbers[1, wrong] != -torch.inf:
+        return f"logits hold NaN or infinite numbers {row}; metrics need finite logits"
+    advice = "as_logits(p) - as_logits(1 - p)" if binary else "as_logits(p)"
+    return (
+        f"logits of minus infinity rule out a true class {row}; for probabilities p with zeros pass "
+        f"{advice}, see calibrant.layout.as_logits"
+    )
 
 
 def as_predictions(source: Tensor | Predictions, target: Tensor | None, ignore_index: int) -> Predictions:

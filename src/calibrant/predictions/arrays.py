@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from calibrant.predictions.file import BadFileError, Batches, PredictionFile, file_errors
+from calibrant.predictions.file import NO_LABELS, BadFileError, Batches, PredictionFile, file_errors
 from calibrant.sizes import MAX_CLASSES, MAX_TEXT, check_member, check_memory, check_torch_file, npy_header
 
 _SCORES = ("logits", "probabilities")
@@ -45,13 +45,18 @@ def _predictions(
     if not kinds:
         raise BadFileError(path, f"has neither logits nor probabilities; expected one of them, found {found}")
     if "labels" not in arrays:
-        raise BadFileError(path, f"has no labels; expected an integer array named labels, found {found}")
+        raise BadFileError(
+            path, f"has no labels; expected an integer array named labels, found {found}; {NO_LABELS}"
+        )
     (kind,) = kinds
     scores, labels = arrays[kind], arrays["labels"]
     if scores.dtype is None or not scores.dtype.is_floating_point:
         raise BadFileError(path, f"{kind} are {scores.stored}; expected floating point")
     if labels.dtype != torch.long:
-        raise BadFileError(path, f"labels are {labels.stored}; expected integer class numbers")
+        hint = ""
+        if labels.shape == scores.shape and len(labels.shape) > 1 and labels.shape[1] > 1:
+            hint = "; if they are one-hot, store their argmax over axis 1"
+        raise BadFileError(path, f"labels are {labels.stored}; expected integer class numbers{hint}")
 
     def chunks(rows: int) -> Batches:
         with scores.open() as all_scores, labels.open() as all_labels:
@@ -168,7 +173,8 @@ def open_npy(path: Path) -> PredictionFile:
     present = {name: file for name, file in files.items() if file.is_file()}
     if "labels" not in present or len(present) < 2:
         expected = " or ".join(file.name for name, file in files.items() if name not in present)
-        raise BadFileError(path, f"is one of a pair; expected {expected} beside it")
+        missing = f"; {NO_LABELS}" if "labels" not in present else ""
+        raise BadFileError(path, f"is one of a pair; expected {expected} beside it{missing}")
     arrays = {name: _npy_array(file, name) for name, file in present.items()}
     listing = path.with_name(f"{stem}.class_names.txt")
     names = _listed_names(listing) if listing.is_file() else None

@@ -21,6 +21,9 @@ Batches = Generator[Batch, None, None]
 CHUNK = 1 << 22
 """The numbers in one batch, unless a single row has more: 16 MiB of float32."""
 
+NO_LABELS = "calibrant apply does not use them: write zeros if they are unknown"
+"""What to do about missing labels, for messages."""
+
 
 class BadFileError(ValueError):
     """A file of predictions cannot be used; the one-line message says why and what was expected."""
@@ -191,11 +194,13 @@ class PredictionFile:
         wrong = (labels != self.ignore_index) & ((labels < 0) | (labels >= self.values))
         if wrong.any():
             row = first_row(wrong)
+            low, high = torch.aminmax(labels[labels != self.ignore_index])
+            from_one = (int(low), int(high)) == (1, self.values)
             raise BadFileError(
                 self.path,
                 f"has label {int(labels[wrong][0])} at row {start + row}; expected 0 to "
                 f"{self.values - 1}, or ignore_index={self.ignore_index} for elements to leave out "
-                "(--ignore-index)",
+                "(--ignore-index)" + "; if the labels count from 1, subtract 1" * from_one,
             )
 
     def _logits(self, scores: Tensor, labels: Tensor, start: int) -> Tensor:

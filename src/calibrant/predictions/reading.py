@@ -14,15 +14,18 @@ import json
 import re
 import stat
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from dataclasses import replace
+from itertools import islice
 from math import prod
 from pathlib import Path
 
 import torch
 
 from calibrant.arguments import label
+from calibrant.layout import look_one_hot
 from calibrant.predictions.arrays import open_npy, open_npz, open_pt, open_safetensors
-from calibrant.predictions.file import BadFileError, Batches, PredictionFile, file_errors
+from calibrant.predictions.file import CHUNK, BadFileError, Batches, PredictionFile, file_errors
 from calibrant.predictions.tables import open_csv, open_jsonl, open_parquet
 from calibrant.sizes import MAX_AXES, MAX_CLASSES, MAX_TEXT
 
@@ -122,11 +125,20 @@ def _as_classes(file: PredictionFile) -> PredictionFile:
         hint = "; the class axis comes second" if labels == shape[:-1] else ""
         if len(shape) > 2 and labels == shape[1:2] + shape[3:]:
             hint = "; store each member of an ensemble in a file of its own, and use --ensemble"
-        hint = f"; {_SINGLE}" if labels == shape else hint
+        if labels == shape:
+            one_hot = "; labels look one-hot: store their argmax over axis 1"
+            hint = f"{one_hot * _one_hot(file)}; {_SINGLE}"
         raise BadFileError(
             file.path, f"labels have shape {labels}; expected {expected} for {kind} of shape {shape}{hint}"
         )
     return file
+
+
+def _one_hot(file: PredictionFile) -> bool:
+    """Whether the first labels of a file, which have the shape of its scores, look one-hot."""
+    rows = max(1, CHUNK // max(1, prod(file.shape[1:])))
+    with file_errors(file.path), closing(file._chunks(rows)) as chunks:
+        return any(look_one_hot(labels) for _, labels in islice(chunks, 1))
 
 
 def _as_decisions(file: PredictionFile) -> PredictionFile:

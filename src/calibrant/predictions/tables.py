@@ -18,7 +18,8 @@ import torch
 
 from calibrant.extras import MissingPackageError, require
 from calibrant.predictions.arrays import to_labels, to_tensor
-from calibrant.predictions.file import BadFileError, Batches, PredictionFile
+from calibrant.predictions.file import NO_LABELS, BadFileError, Batches, PredictionFile
+from calibrant.printable import first_few
 from calibrant.sizes import MAX_TEXT
 
 _PREFIXES = {"logits": "logit_", "probabilities": "probability_"}
@@ -40,6 +41,30 @@ class _Columns(NamedTuple):
     def lists(self) -> bool:
         """Whether the scores are one column of lists."""
         return self.class_names is None
+
+    @property
+    def numbers(self) -> dict[str, int]:
+        """The class numbers by name, for labels that are names. Empty if that could be misunderstood."""
+        names = self.class_names or ()
+        # A single column is the "yes" of --binary, which is class 1 and not class 0.
+        if len(names) < 2 or any(map(_is_number, names)):
+            return {}
+        return {name: number for number, name in enumerate(names)}
+
+    @property
+    def expected_label(self) -> str:
+        """What a label must be, for messages."""
+        return "a class number" + f", or one of the class names {first_few(self.numbers)}" * bool(
+            self.numbers
+        )
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return text.isascii() and "_" not in text  # Python's numbers have underscores and digits of any script
 
 
 def _columns(path: Path, columns: Sequence[str]) -> _Columns:
@@ -74,7 +99,7 @@ def _columns(path: Path, columns: Sequence[str]) -> _Columns:
             raise BadFileError(path, f"has a column {name!r}; expected {expected}")
     labels = [name for name in _LABELS if name in columns]
     if not labels:
-        raise BadFileError(path, f"has no labels; expected a column named label, found {shown}")
+        raise BadFileError(path, f"has no labels; expected a column named label, found {shown}; {NO_LABELS}")
     if len(labels) == 2:
         raise BadFileError(path, "has columns label and labels; expected exactly one of them")
     if not kinds:
@@ -96,6 +121,9 @@ def open_csv(path: Path) -> PredictionFile:
     with path.open(encoding="utf-8-sig", newline="") as stream:
         columns = [name.strip() for name in _cells(path, stream)]
         rows = sum(not line.isspace() for line in stream)
+    for separator, name in ((";", "semicolons"), ("\t", "tabs")):
+        if len(columns) == 1 and separator in columns[0]:
+            raise BadFileError(path, f"has columns separated by {name}; expected commas")
     kind, label, scores, names = found = _columns(path, columns)
     if found.lists:
         return _untyped(
@@ -104,6 +132,11 @@ def open_csv(path: Path) -> PredictionFile:
     assert names is not None
     order = [columns.index(name) for name in (label, *scores)]
     selected = None if order == list(range(len(columns))) else order
+    numbers = found.numbers
+
+    def number_of(cell: str) -> float:
+        number = numbers.get(cell.strip())
+        return float(cell) if number is None else number
 
     def chunks(size: int) -> Batches:
         start = 0
@@ -114,7 +147,7 @@ def open_csv(path: Path) -> PredictionFile:
                 # NumPy takes memory for all rows as soon as it has counted the cells of the first one.
                 cells = len(_cells(path, [first]))
                 if selected is None and cells != len(columns):
-                    raise BadFileError(path, f"row {start} has {cells} cells; expected {len(columns)}")
+                    raise BadFileError(path, _csv_problem(path, columns, found, start))
                 try:
                     # NumPy parses in C, twice as fast as the csv module.
                     table = np.loadtxt(
@@ -123,12 +156,14 @@ def open_csv(path: Path) -> PredictionFile:
                         comments=None,
                         delimiter=",",
                         quotechar='"',
+                        converters={order[0]: number_of} if numbers else None,
+                        encoding=None,  # older versions of NumPy would pass bytes to the converter
                         usecols=selected,
                         max_rows=min(size, rows - start),
                         ndmin=2,
                     )
                 except ValueError as error:
-                    raise BadFileError(path, _csv_problem(str(error), start)) from error
+                    raise BadFileError(path, _csv_problem(path, columns, found, start)) from error
                 labels = table[:, 0]
                 if (labels % 1 != 0).any():
                     row = int((labels % 1 != 0).argmax())
@@ -228,6 +263,7 @@ def _object(path: Path, line: str, row: int) -> dict[str, Any]:
 
 
 def _json_rows(path: Path, columns: _Columns) -> Iterator[Row]:
+    numbers = columns.numbers
     with path.open(encoding="utf-8-sig") as stream:
         for number, line in enumerate(_lines(path, stream)):
             row = _object(path, line, number)
@@ -235,9 +271,10 @@ def _json_rows(path: Path, columns: _Columns) -> Iterator[Row]:
                 if name not in row:
                     raise BadFileError(path, f"has no {name!r} at row {number}; the first row has it")
             label = row[columns.label]
+            label = numbers.get(label, label) if isinstance(label, str) else label
             if type(label) not in (int, float):
                 raise BadFileError(
-                    path, f"has label {label!r} at row {number}; expected integer class numbers"
+                    path, f"has label {label!r} at row {number}; expected {columns.expected_label}"
                 )
             scores = row[columns.kind] if columns.lists else [row[name] for name in columns.scores]
             if not isinstance(scores, list) or not set(map(type, scores)) <= {int, float}:
@@ -255,12 +292,26 @@ def _cells(path: Path, lines: Iterable[str]) -> list[str]:
         raise BadFileError(path, f"cannot be read as CSV: {error}") from error
 
 
-def _csv_problem(message: str, start: int) -> str:
-    """NumPy's message, with the row counted from the start of the file instead of the chunk."""
-    # NumPy counts from 0 where a cell is not a number, and from 1 where cells are missing.
-    start -= not message.startswith("could not convert")
-    message = message.partition(";")[0].rstrip(".").replace("float64", "a number")
-    return re.sub(r"at row (\d+)", lambda match: f"at row {start + int(match[1])}", message)
+def _csv_problem(path: Path, columns: Sequence[str], wanted: _Columns, start: int) -> str:
+    """Describe the first cell from row ``start`` on that cannot be read."""
+    needed = [columns.index(name) for name in (wanted.label, *wanted.scores)]
+    others = len(needed) < len(columns)  # columns that are not read may be missing
+    with path.open(encoding="utf-8-sig", newline="") as stream:
+        cells = csv.reader(stream)
+        next(cells)
+        rows = (row for row in cells if len(row) > 1 or any(cell.strip() for cell in row))
+        for number, row in islice(enumerate(rows), start, None):
+            line = f"(line {cells.line_num} of the file)"
+            if len(row) <= max(needed) or (len(row) != len(columns) and not others):
+                return f"row {number} has {len(row)} cells; expected {len(columns)} {line}"
+            for place in needed:
+                name, cell = columns[place], row[place].strip()
+                label = name == wanted.label
+                if not _is_number(cell) and not (label and cell in wanted.numbers):
+                    found = f"has {cell!r} in" if cell else "has an empty cell in"
+                    expected = wanted.expected_label if label else "a number"
+                    return f"{found} column {name!r} at row {number} {line}; expected {expected}"
+    return f"has cells that are not numbers from row {start} on"
 
 
 def open_parquet(path: Path) -> PredictionFile:
@@ -280,7 +331,8 @@ def open_parquet(path: Path) -> PredictionFile:
         schema, rows = file.schema_arrow, file.metadata.num_rows
         kind, label, scores, names = columns = _columns(path, schema.names)
         kept = {name: schema.field(name).type for name in (label, *scores)}
-        if not types.is_integer(kept[label]):
+        numbers = columns.numbers if types.is_string(kept[label]) or types.is_dictionary(kept[label]) else {}
+        if not types.is_integer(kept[label]) and not numbers:
             raise BadFileError(path, f"labels are {kept.pop(label)}; expected integer class numbers")
         classes = len(scores)
         if columns.lists:
@@ -317,6 +369,15 @@ def open_parquet(path: Path) -> PredictionFile:
                     for position, name in enumerate(scores):
                         table[:, position] = batch.column(name).to_numpy(zero_copy_only=False)
                 labels = batch.column(label).to_numpy(zero_copy_only=False)
+                if numbers:
+                    stray = [row for row, name in enumerate(labels) if name not in numbers]
+                    if stray:
+                        raise BadFileError(
+                            path,
+                            f"has label {labels[stray[0]]!r} at row {start + stray[0]}; expected "
+                            f"one of the class names {first_few(numbers)}",
+                        )
+                    labels = np.array([numbers[name] for name in labels])
                 yield torch.from_numpy(table), to_labels(path, labels, start)
                 start += len(batch)
 
