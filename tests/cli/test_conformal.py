@@ -1,6 +1,7 @@
 """The command conformal: same results as in Python, one-line errors."""
 
 import json
+from functools import partialmethod
 from pathlib import Path
 
 import numpy as np
@@ -8,7 +9,8 @@ import pytest
 import torch
 
 from calibrant.calibrators import Temperature, save_calibrator
-from calibrant.conformal import LAC, RAPS, evaluate_sets, expected_coverage, load_conformal
+from calibrant.conformal import APS, LAC, RAPS, evaluate_sets, expected_coverage, load_conformal
+from calibrant.predictions import PredictionFile
 from tests.cli.commands import fail_at_once, printed
 
 
@@ -108,6 +110,19 @@ def test_thresholds_of_each_class_promise_the_coverage_of_each_class():
 
 def test_the_help_says_what_reads_the_sets():
     assert "load_conformal" in printed("conformal", "--help")
+
+
+def test_files_are_never_loaded_as_a_whole(monkeypatch):
+    monkeypatch.setattr(PredictionFile, "load", None)
+    monkeypatch.setattr(PredictionFile, "batches", partialmethod(PredictionFile.batches, chunk=30))
+    save_calibrator(Temperature().fit(*data(2)), "temperature.safetensors")
+    printed(
+        *("conformal", "held-out.npz", "--test", "test.npz", "--calibrator", "temperature.safetensors"),
+        *("--method", "aps", "--output", "sets.safetensors"),
+    )
+    logits, labels = data(0)
+    expected = APS().fit(Temperature().fit(*data(2))(logits), labels)
+    assert torch.equal(load_conformal("sets.safetensors").threshold, expected.threshold)
 
 
 def test_without_test_data_the_sets_are_only_fitted():

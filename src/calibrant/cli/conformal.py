@@ -99,18 +99,16 @@ def conformal(
                     f"has {each.num_classes} classes, but {calibrator} was fitted to {layer.num_classes}",
                 )
             prediction_files.check_class_names(each, layer.class_names, calibrator.name)
-        loaded = prediction_files.load(held_out, stream=False)
-        assert loaded is not None
-        with prediction_files.errors_of(held_out):
-            logits = prediction_files.calibrate_batch(layer, held_out, *loaded)
-            sets.fit(logits, loaded[1], ignore_index=ignore_index)
+        with terminal.progress_bars() as progress, prediction_files.errors_of(held_out):
+            batches = prediction_files.Passes(held_out, progress, f"fitting {sets.key}", layer)
+            sets.fit_batches(batches, ignore_index=ignore_index)
         figures = None if test is None else _figures(sets, layer, files[1])
     with terminal.one_line_errors(OSError):  # written first: printing fails if nobody reads the output
         if output is not None:
             save_conformal(sets, output, class_names=held_out.class_names)
         if json is not None and figures is not None:
             _write(json, sets, figures)
-    elements = int((loaded[1] != ignore_index).sum())
+    elements = batches.elements
     promise = f"On average over fits, at least {100 * (1 - sets.alpha):g} % of new elements"
     if sets.class_conditional:
         promise += " of each class are covered"
@@ -148,9 +146,8 @@ def _figures(sets: ConformalSets, layer: Calibrator | None, file: PredictionFile
 
     total: SetCounts | None = None
     with terminal.progress_bars() as progress, prediction_files.errors_of(file):
-        for batch in prediction_files.Passes(file, progress, "predicting sets"):
-            inside = sets(prediction_files.calibrate_batch(layer, file, *batch))
-            counts = SetCounts.of(inside, batch[1], ignore_index=file.ignore_index)
+        for logits, labels in prediction_files.Passes(file, progress, "predicting sets", layer):
+            counts = SetCounts.of(sets(logits), labels, ignore_index=file.ignore_index)
             total = counts if total is None else total + counts
         if total is None:
             raise ValueError("holds no predictions")

@@ -44,20 +44,28 @@ def load(file: PredictionFile, stream: bool | None = None) -> Batch | None:
 
 
 class Passes:
-    """The batches of a file, read anew in each of several passes, with a progress bar for each."""
+    """The batches of a file, read anew in each of several passes, with a progress bar for each.
 
-    def __init__(self, file: PredictionFile, progress: Progress, purpose: str) -> None:
+    The logits are calibrated if there is a calibrator. ``elements`` is the number of elements that were not
+    ignored in the latest pass.
+    """
+
+    def __init__(
+        self, file: PredictionFile, progress: Progress, purpose: str, calibrator: Calibrator | None = None
+    ) -> None:
         self.file, self.progress, self.purpose = file, progress, purpose
+        self.calibrator, self.elements = calibrator, 0
         self.task, self.passes = progress.add_task(f"{file.name}: {purpose}", total=file.rows), 0
 
     def __iter__(self) -> Iterator[Batch]:
-        self.passes += 1
+        self.passes, self.elements = self.passes + 1, 0
         description = f"{self.file.name}: {self.purpose}, pass {self.passes}"
         self.progress.reset(self.task, total=self.file.rows, description=description)
         with closing(self.file.batches()) as batches:
-            for batch in batches:
-                yield batch
-                self.progress.advance(self.task, len(batch[1]))
+            for logits, labels in batches:
+                self.elements += int((labels != self.file.ignore_index).sum())
+                yield calibrate_batch(self.calibrator, self.file, logits, labels), labels
+                self.progress.advance(self.task, len(labels))
 
 
 @contextmanager

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from calibrant.arguments import in_range, true_or_false, unknown, whole_number
-from calibrant.calibrators.base import FittedLayer
 from calibrant.calibrators.storage import load_layer, save_layer
+from calibrant.calibrators.streaming import FittedInPasses, HeldOut
 from calibrant.printable import first_few
 from calibrant.statistics import sum_dtype
 from calibrant.warning import warn
@@ -33,7 +33,7 @@ def quantile_rank(count: int, alpha: float) -> int:
     return max(1, math.ceil((count + 1) * (1 - alpha) - 1e-9))
 
 
-class ConformalSets(FittedLayer):
+class ConformalSets(FittedInPasses):
     """A layer from logits to sets of classes; ``nn.Sequential(model, calibrator, sets)`` predicts sets.
 
     The sets hold the true class of a new element with a probability of at least ``1 - alpha``, if the new
@@ -71,14 +71,22 @@ class ConformalSets(FittedLayer):
     def scores(self, probability: Tensor) -> Tensor:
         """How unusual each class would be as the true one, ``(N, K)``, from probabilities ``(N, K)``."""
 
-    def fit_rows(self, rows: Tensor, labels: Tensor) -> None:
-        """Learn the thresholds."""
-        classes = rows.shape[1]
-        scores = self.transform(rows).gather(1, labels.unsqueeze(1)).squeeze(1)
+    def fit_passes(self, data: HeldOut) -> None:
+        """Learn the thresholds in one pass. Only the score of each true class stays in memory."""
+        scores, classes = [], []
+        for rows, labels in data:
+            found = self.transform(rows.to(sum_dtype(rows.device)))
+            scores.append(found.gather(1, labels.unsqueeze(1)).squeeze(1))
+            if self.class_conditional:
+                classes.append(labels)
+        every = torch.cat(scores)
+        del scores
         if not self.class_conditional:
-            self.learn("threshold", self._quantile(scores).expand(classes))
+            self.learn("threshold", self._quantile(every).expand(data.num_classes))
             return
-        self.learn("threshold", torch.stack([self._quantile(scores[labels == k]) for k in range(classes)]))
+        label = torch.cat(classes)
+        each = [self._quantile(every[label == k]) for k in range(data.num_classes)]
+        self.learn("threshold", torch.stack(each))
 
     def _quantile(self, scores: Tensor) -> Tensor:
         """The score that a new one exceeds with a probability of at most alpha."""
