@@ -102,6 +102,25 @@ def test_the_printed_range_is_that_of_one_fit():
     )
 
 
+@pytest.mark.parametrize("options", ["", "[class_conditional=true]"])
+def test_images_have_no_range_and_no_intervals(options):
+    """Pixels are not independent: a range that counts them is too narrow, and "at least" does not hold."""
+    for seed, name in enumerate(["images", "other"]):
+        logits, labels = data(seed)
+        images = logits.view(4, 10, 10, 3).permute(0, 3, 1, 2)
+        np.savez(f"{name}.npz", logits=images.numpy(), labels=labels.view(4, 10, 10).numpy())
+    output = printed("conformal", "images.npz", "--test", "other.npz", "--method", f"lac{options}")
+    assert "about 90 % of new elements" in output
+    assert (
+        "a single fit to few images (here 4) may cover far more or less, because the pixels of an image are "
+        "not independent" in output
+    )
+    assert "No intervals: the pixels of an image are not independent." in output
+    assert "at least" not in output
+    assert "95 %" not in output
+    assert "[" not in output
+
+
 def test_thresholds_of_each_class_promise_the_coverage_of_each_class():
     output = printed("conformal", "held-out.npz", "--method", "lac[class_conditional=true]")
     assert "at least 90 % of new elements of each class are covered" in output

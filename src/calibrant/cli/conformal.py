@@ -69,6 +69,7 @@ def conformal(
     from calibrant.cli import prediction_files
     from calibrant.conformal import expected_coverage, save_conformal
     from calibrant.predictions import BadFileError, open_predictions
+    from calibrant.reports.tables import NOT_INDEPENDENT
 
     with terminal.one_line_errors(OSError, ValueError):
         sets = _sets(method, alpha)
@@ -109,12 +110,15 @@ def conformal(
         if json is not None and figures is not None:
             _write(json, sets, figures)
     elements = batches.elements
-    promise = f"On average over fits, at least {100 * (1 - sets.alpha):g} % of new elements"
-    if sets.class_conditional:
-        promise += " of each class are covered"
-    else:
+    at_least = "about" if held_out.spatial else "at least"
+    promise = f"On average over fits, {at_least} {100 * (1 - sets.alpha):g} % of new elements"
+    promise += f"{' of each class' * sets.class_conditional} are covered"
+    if held_out.spatial:
+        promise += f"; a single fit to few images (here {held_out.rows:,}) may cover far more or less"
+        promise += f", because {NOT_INDEPENDENT}"
+    elif not sets.class_conditional:
         low, high = (100 * end for end in expected_coverage(elements, sets.alpha))
-        promise += f" are covered; a single fit covers {low:.1f} to {high:.1f} % in 95 % of cases"
+        promise += f"; a single fit covers {low:.1f} to {high:.1f} % in 95 % of cases"
         promise += ", more if scores are equal"
     say(f"{sets.key}, fitted to {counted(elements, 'element')} of {held_out.path.name}. {promise}")
     if figures is not None:
@@ -167,7 +171,13 @@ def _write(path: Path, sets: ConformalSets, figures: SetFigures) -> None:
 
 def _print(figures: SetFigures, file: PredictionFile, *, wide: bool) -> None:
     """Print the figures of all classes together and of those that are covered least."""
-    from calibrant.reports.tables import interval_text, listing, number_text, print_table
+    from calibrant.reports.tables import (
+        NOT_INDEPENDENT,
+        interval_text,
+        listing,
+        number_text,
+        print_table,
+    )
 
     known = [each for each in figures.classes if each.coverage is not None]
     known.sort(key=lambda each: each.coverage or 0.0)
@@ -179,15 +189,19 @@ def _print(figures: SetFigures, file: PredictionFile, *, wide: bool) -> None:
             name,
             f"{count:,}",
             number_text(each.coverage, unit="%"),
-            interval_text(each.coverage_interval),
+            *([] if file.spatial else [interval_text(each.coverage_interval)]),
             number_text(each.size, percent=False, decimals=2),
         )
         for name, count, each in lines
     ]
-    headings = {"elements": 0, "coverage": 3, f"{100 * figures.level:g} % interval": 2, "mean size": 1}
+    interval = {} if file.spatial else {f"{100 * figures.level:g} % interval": 2}
+    headings = {"elements": 0, "coverage": 3, **interval, "mean size": 1}
     print_table(listing(rows, headings), heading=file.path.name, wide=wide)
     if left := len(known) - len(shown):
         say(f"{left:,} classes with higher coverage are not shown; --wide shows all")
     low, high = figures.size_interval
+    ends = "" if file.spatial else f" [{low:.3f}, {high:.3f}]"
     shares = f"{100 * figures.single:.1f} % of the sets have one class, {100 * figures.empty:.1f} % none"
-    say(f"mean size {figures.size:.3f} [{low:.3f}, {high:.3f}]; {shares}")
+    say(f"mean size {figures.size:.3f}{ends}; {shares}")
+    if file.spatial:
+        say(f"No intervals: {NOT_INDEPENDENT}.")
