@@ -18,7 +18,7 @@ import calibrant.evaluation
 from calibrant.atomic import replace_file
 from calibrant.calibrators import Calibrator
 from calibrant.calibrators.storage import other_classes
-from calibrant.cli.program import foreseen
+from calibrant.cli.program import foreseen, say
 from calibrant.cli.terminal import progress_bars
 from calibrant.ensembles import Diversity
 from calibrant.evaluation import Evaluation
@@ -222,11 +222,16 @@ def write_evaluations(
         write_report(evaluations, report, **about)
 
 
-def print_evaluations(evaluations: Sequence[Evaluation], *, wide: bool = False) -> None:
-    """Print one evaluation, or a comparison of several; ``wide`` as for `print_table`."""
+def print_evaluations(
+    evaluations: Sequence[Evaluation], *, wide: bool = False, spatial: bool = False
+) -> None:
+    """Print one evaluation, or a comparison of several; ``wide`` as for `print_table`.
+
+    ``spatial`` says that elements are pixels.
+    """
     from rich.console import Console
 
-    from calibrant.reports.table_builders import evaluation_note, evaluation_table, with_groups
+    from calibrant.reports.table_builders import evaluation_note, evaluation_table, pixels_note, with_groups
     from calibrant.reports.tables import WORDS, print_table
 
     if len(evaluations) > 1:
@@ -234,10 +239,12 @@ def print_evaluations(evaluations: Sequence[Evaluation], *, wide: bool = False) 
         table = evaluation_table(evaluations, names, against="first", unit=" %")
         table = with_groups(table, evaluations, unit=" %")
         print_table(table, evaluation_note(evaluations), models_across=True, marks=WORDS, wide=wide)
-        return
-    # In a file or a pipe nothing limits the width, and folded columns would be hard to read.
-    width = None if sys.stdout.isatty() and not wide else 120 + len(evaluations[0].name)
-    Console(width=width, highlight=False).print(evaluations[0])
+    else:
+        # In a file or a pipe nothing limits the width, and folded columns would be hard to read.
+        width = None if sys.stdout.isatty() and not wide else 120 + len(evaluations[0].name)
+        Console(width=width, highlight=False).print(evaluations[0])
+    if spatial:
+        say(f"Note: {pixels_note(evaluations)}")
 
 
 def in_words(calibrator: Calibrator) -> str:
