@@ -11,7 +11,7 @@ import torch
 from calibrant.calibrators import Temperature, save_calibrator
 from calibrant.conformal import APS, LAC, RAPS, evaluate_sets, expected_coverage, load_conformal
 from calibrant.predictions import PredictionFile
-from tests.cli.commands import fail_at_once, printed
+from tests.cli.commands import fail_at_once, printed, succeed
 
 
 def data(seed, size=400):
@@ -125,6 +125,14 @@ def test_thresholds_of_each_class_promise_the_coverage_of_each_class():
     output = printed("conformal", "held-out.npz", "--method", "lac[class_conditional=true]")
     assert "at least 90 % of new elements of each class are covered" in output
     assert "a single fit" not in output  # the range is not that of all elements together
+
+
+def test_a_warning_names_the_classes_that_are_in_every_set():
+    logits, labels = data(0)
+    labels[labels == 1] = 0
+    np.savez("few.npz", logits=logits.numpy(), labels=labels.numpy(), class_names=["cat", "dog", "owl"])
+    result = succeed("conformal", "few.npz", "--method", "lac[class_conditional=true]")
+    assert "1 of 3 classes are in every set (dog); at least 9 elements of each class" in result.stderr
 
 
 def test_the_help_says_what_reads_the_sets():

@@ -158,6 +158,7 @@ def _fit(
             best = choose(*loaded, folds=folds, seed=seed, show=rankings.append, **reading)
             return best, rankings[0]
         calibrator = create_calibrator(method.name, **method.options)
+        calibrator.class_names = file.class_names  # for warnings
         if loaded is not None:
             progress.add_task(f"{file.name}: fitting {method.name}", total=None)
             return calibrator.fit(*loaded, **reading), None

@@ -102,6 +102,7 @@ def conformal(
             prediction_files.check_class_names(each, layer.class_names, calibrator.name)
         with terminal.progress_bars() as progress, prediction_files.errors_of(held_out):
             batches = prediction_files.Passes(held_out, progress, f"fitting {sets.key}", layer)
+            sets.class_names = held_out.class_names  # for warnings
             sets.fit_batches(batches, ignore_index=ignore_index)
         figures = None if test is None else _figures(sets, layer, files[1])
     with terminal.one_line_errors(OSError):  # written first: printing fails if nobody reads the output

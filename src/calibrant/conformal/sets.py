@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 
 from calibrant.arguments import in_range, true_or_false, unknown, whole_number
+from calibrant.calibrators.base import some_classes
 from calibrant.calibrators.storage import load_layer, save_layer
 from calibrant.calibrators.streaming import FittedInPasses, HeldOut
-from calibrant.printable import first_few
 from calibrant.statistics import sum_dtype
 from calibrant.warning import warn
 
@@ -101,13 +101,14 @@ class ConformalSets(FittedInPasses):
 
     def fitted_to(self, counts: Tensor) -> None:
         """Finish a fit; warn of classes that are in every set."""
+        names = self.class_names
         super().fitted_to(counts)
         everywhere = self.threshold.isinf().nonzero().flatten().tolist()
         if everywhere:
-            needed = int(1 / self.alpha - 1e-9)
+            needed, shown = int(1 / self.alpha - 1e-9), some_classes(everywhere, len(counts), names)
             warn(
                 f"too few held-out elements for alpha = {self.alpha:g}: {len(everywhere)} of {len(counts)} "
-                f"classes are in every set ({first_few(everywhere)}); at least {needed} elements"
+                f"classes are in every set ({shown}); at least {needed} elements"
                 f"{' of each class' if self.class_conditional else ''} are needed"
             )
 
