@@ -72,21 +72,19 @@ class ConformalSets(FittedInPasses):
         """How unusual each class would be as the true one, ``(N, K)``, from probabilities ``(N, K)``."""
 
     def fit_passes(self, data: HeldOut) -> None:
-        """Learn the thresholds in one pass. Only the score of each true class stays in memory."""
-        scores, classes = [], []
+        """Learn the thresholds in one pass. Only label and score of each element stay in memory."""
+        # Allocated at once: small pieces between large batches would scatter the memory.
+        scores = torch.empty(data.samples, dtype=torch.float64)
+        classes = torch.empty(data.samples, dtype=torch.int32)
+        start = 0
         for rows, labels in data:
             found = self.transform(rows.to(sum_dtype(rows.device)))
-            scores.append(found.gather(1, labels.unsqueeze(1)).squeeze(1))
-            if self.class_conditional:
-                classes.append(labels)
-        every = torch.cat(scores)
-        del scores
-        if not self.class_conditional:
-            self.learn("threshold", self._quantile(every).expand(data.num_classes))
-            return
-        label = torch.cat(classes)
-        each = [self._quantile(every[label == k]) for k in range(data.num_classes)]
-        self.learn("threshold", torch.stack(each))
+            part = slice(start, start := start + len(labels))
+            scores[part], classes[part] = found.gather(1, labels.unsqueeze(1)).squeeze(1), labels
+        number = data.num_classes
+        groups = (scores[classes == k] for k in range(number)) if self.class_conditional else [scores]
+        threshold = torch.stack([self._quantile(group) for group in groups])
+        self.learn("threshold", threshold.expand(number).to(labels.device))
 
     def _quantile(self, scores: Tensor) -> Tensor:
         """The score that a new one exceeds with a probability of at most alpha."""
