@@ -3,6 +3,7 @@
 import json
 import re
 import sys
+import weakref
 from pathlib import Path
 
 import numpy as np
@@ -155,7 +156,9 @@ def test_images_with_ignored_pixels(tmp_path):
     for method in ("temperature", "local-temperature"):
         output = tmp_path / f"{method}.safetensors"
         options = ["--ignore-index", 255, "--method", method, "--output", output]
-        assert run_calibrate(path, *options).exit_code == 0
+        result = run_calibrate(path, *options)
+        assert result.exit_code == 0
+        assert "the pixels of an image are not independent" in result.stdout
         expected = create_calibrator(method).fit(logits, labels, ignore_index=255)(logits)
         torch.testing.assert_close(load_calibrator(output)(logits), expected)
         options = ["--ignore-index", 255, "--output", tmp_path / "out.npz"]
@@ -245,6 +248,27 @@ def test_what_is_written_is_read_by_others(tmp_path, calibrator, judged):
     tensors = load_file(tmp_path / "out.safetensors")
     assert np.array_equal(tensors["logits"].numpy(), expected)
     assert torch.equal(tensors["labels"], labels)
+
+
+@pytest.mark.parametrize("suffix", [".npz", ".safetensors"])
+def test_files_are_read_once_and_written_in_batches(tmp_path, calibrator, judged, suffix, monkeypatch):
+    logits, labels = data(1)
+    read, alive = [], []
+
+    def batches(self, original=PredictionFile.batches):
+        for batch in original(self, chunk=5 * CLASSES):
+            read.append(weakref.ref(batch[0]))
+            alive.append(sum(each() is not None for each in read))
+            yield batch
+
+    monkeypatch.setattr(PredictionFile, "batches", batches)
+    applied(calibrator, judged, tmp_path / f"out{suffix}")
+    monkeypatch.undo()
+    assert len(read) == ROWS // 5
+    assert max(alive) <= 3
+    found = open_predictions(tmp_path / f"out{suffix}").load()
+    torch.testing.assert_close(found[0], load_calibrator(calibrator)(logits))
+    assert torch.equal(found[1], labels)
 
 
 @pytest.mark.usefixtures("all_is_large")
@@ -390,6 +414,14 @@ def test_options_of_the_method_for_large_files(tmp_path, file):
 )
 def test_options_that_a_method_does_not_take(file, method, given, words):
     fails(run_calibrate(file, "--method", f"{method}[{','.join(given)}]"), "--method", *words)
+
+
+def test_a_warning_names_an_absent_class(tmp_path):
+    logits, labels = data(0)
+    names = np.array(["cat", "dog", "owl"])
+    path = save(tmp_path / "absent.npz", logits, labels.where(labels != 1, 0), class_names=names)
+    result = run_calibrate(path, "--method", "isotonic")
+    assert "of 3 classes the data lack 1 (dog): " in result.stderr
 
 
 def test_an_absent_class_is_a_warning(tmp_path):

@@ -1,6 +1,7 @@
 """The command conformal: same results as in Python, one-line errors."""
 
 import json
+from functools import partialmethod
 from pathlib import Path
 
 import numpy as np
@@ -8,8 +9,9 @@ import pytest
 import torch
 
 from calibrant.calibrators import Temperature, save_calibrator
-from calibrant.conformal import LAC, RAPS, evaluate_sets, expected_coverage, load_conformal
-from tests.cli.commands import fail_at_once, printed
+from calibrant.conformal import APS, LAC, RAPS, evaluate_sets, expected_coverage, load_conformal
+from calibrant.predictions import PredictionFile
+from tests.cli.commands import fail_at_once, printed, succeed
 
 
 def data(seed, size=400):
@@ -100,14 +102,54 @@ def test_the_printed_range_is_that_of_one_fit():
     )
 
 
+@pytest.mark.parametrize("options", ["", "[class_conditional=true]"])
+def test_images_have_no_range_and_no_intervals(options):
+    """Pixels are not independent: a range that counts them is too narrow, and "at least" does not hold."""
+    for seed, name in enumerate(["images", "other"]):
+        logits, labels = data(seed)
+        images = logits.view(4, 10, 10, 3).permute(0, 3, 1, 2)
+        np.savez(f"{name}.npz", logits=images.numpy(), labels=labels.view(4, 10, 10).numpy())
+    output = printed("conformal", "images.npz", "--test", "other.npz", "--method", f"lac{options}")
+    assert "about 90 % of new elements" in output
+    assert (
+        "a single fit to few images (here 4) may cover far more or less, because the pixels of an image are "
+        "not independent" in output
+    )
+    assert "No intervals: the pixels of an image are not independent." in output
+    assert "at least" not in output
+    assert "95 %" not in output
+    assert "[" not in output
+
+
 def test_thresholds_of_each_class_promise_the_coverage_of_each_class():
     output = printed("conformal", "held-out.npz", "--method", "lac[class_conditional=true]")
     assert "at least 90 % of new elements of each class are covered" in output
     assert "a single fit" not in output  # the range is not that of all elements together
 
 
+def test_a_warning_names_the_classes_that_are_in_every_set():
+    logits, labels = data(0)
+    labels[labels == 1] = 0
+    np.savez("few.npz", logits=logits.numpy(), labels=labels.numpy(), class_names=["cat", "dog", "owl"])
+    result = succeed("conformal", "few.npz", "--method", "lac[class_conditional=true]")
+    assert "1 of 3 classes are in every set (dog); at least 9 elements of each class" in result.stderr
+
+
 def test_the_help_says_what_reads_the_sets():
     assert "load_conformal" in printed("conformal", "--help")
+
+
+def test_files_are_never_loaded_as_a_whole(monkeypatch):
+    monkeypatch.setattr(PredictionFile, "load", None)
+    monkeypatch.setattr(PredictionFile, "batches", partialmethod(PredictionFile.batches, chunk=30))
+    save_calibrator(Temperature().fit(*data(2)), "temperature.safetensors")
+    printed(
+        *("conformal", "held-out.npz", "--test", "test.npz", "--calibrator", "temperature.safetensors"),
+        *("--method", "aps", "--output", "sets.safetensors"),
+    )
+    logits, labels = data(0)
+    expected = APS().fit(Temperature().fit(*data(2))(logits), labels)
+    assert torch.equal(load_conformal("sets.safetensors").threshold, expected.threshold)
 
 
 def test_without_test_data_the_sets_are_only_fitted():

@@ -155,6 +155,26 @@ def test_images(tmp_path, mode):
     assert evaluation.metrics["accuracy"] == pytest.approx(expected.metrics["accuracy"])
 
 
+def test_a_note_says_that_pixels_are_not_independent(tmp_path, file):
+    logits = torch.randn(6, CLASSES, 5, 4, generator=torch.Generator().manual_seed(0))
+    np.savez(tmp_path / "images.npz", logits=logits, labels=logits.argmax(1))
+    np.savez(tmp_path / "twice.npz", logits=2 * logits, labels=logits.argmax(1))
+    images, page = tmp_path / "images.npz", tmp_path / "page.html"
+    some = ("--resamples", 20)
+    why = "pixels as independent, but the pixels of an image are not independent:"
+    cases = [
+        ([images, *some], f"Intervals and p-values take {why} intervals are too narrow, p-values too small."),
+        ([images, tmp_path / "twice.npz", *some], "and differences are called significant too easily."),
+        ([images, "--per-image", *some], f"The p-value takes {why} it is too small."),
+        ([images], f"The p-value takes {why} it is too small."),
+    ]
+    for arguments, note in cases:
+        assert f"{note}\n" in run_evaluate(*arguments, "--report", page).stdout
+        assert note in page.read_text()
+    assert "independent" not in run_evaluate(file, "--report", page).stdout
+    assert "pixels" not in page.read_text()
+
+
 def test_large_files_are_streamed(tmp_path, file, monkeypatch):
     monkeypatch.setattr(prediction_files, "EXACT_LIMIT", ROWS * CLASSES * 8 - 1)
     assert run_evaluate(file, "--json", tmp_path / "out.json").exit_code == 0

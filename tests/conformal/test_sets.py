@@ -155,6 +155,27 @@ def test_images_float32_and_ignored_elements(key, options):
     )
 
 
+@every
+def test_batches_give_the_fit_of_all_data(key, options):
+    logits, target = sampled(2000)
+    target[::7] = 255
+    whole = create_conformal(key, **options).fit(logits, target, ignore_index=255)
+    batches = list(zip(logits.split(300), target.split(300), strict=True))
+    batched = create_conformal(key, **options).fit_batches(batches, ignore_index=255)
+    assert torch.equal(batched.threshold, whole.threshold)
+    assert batched.num_classes == 5
+
+
+def test_scores_are_computed_in_blocks(monkeypatch):
+    """A fit to 200,000 pixels of 21 classes never holds the float64 scores of all of them."""
+    found, scores = [], APS.scores
+    monkeypatch.setattr(APS, "scores", lambda self, rows: found.append(rows.numel()) or scores(self, rows))
+    logits = torch.randn(20, 21, 100, 100, generator=torch.Generator().manual_seed(0))
+    APS().fit(logits, logits.argmax(1))
+    assert sum(found) == logits.numel()
+    assert max(found) < logits.numel() / 10
+
+
 def test_an_element_at_the_threshold_is_covered_in_every_type():
     """Equal rows share a score. In float32 none of them may fall out by rounding."""
     rows = torch.tensor([[0.3, 0.1, -0.7], [1.7, 0.2, 0.1]]).repeat(200, 1)

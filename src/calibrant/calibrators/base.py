@@ -45,7 +45,8 @@ class FittedLayer(nn.Module, ABC):
 
     Attributes:
         num_classes: K, once fitted; 2 if `binary`, whatever the number of labels.
-        class_names: the names of the classes in order, if known; files keep them.
+        class_names: the names of the classes in order, if known; files keep them. A fit uses those that it
+            finds in its warnings, and forgets them.
         labels: the layers of the labels, only if `binary`.
     """
 
@@ -275,11 +276,13 @@ class Calibrator(FittedLayer):
 
     def fitted_to(self, counts: Tensor) -> None:
         """Finish a fit; warn of classes without elements."""
+        names = self.class_names
         super().fitted_to(counts)
         absent = (counts == 0).nonzero().flatten().tolist()
         if self.per_class and absent:
             warn(
-                f"of {len(counts)} classes the data lack {len(absent)} ({first_few(absent)}): "
+                f"of {len(counts)} classes the data lack {len(absent)} "
+                f"({some_classes(absent, len(counts), names)}): "
                 f"{type(self).__name__} has parameters for each class and cannot learn those"
             )
 
@@ -316,6 +319,15 @@ class Calibrator(FittedLayer):
             for label, calibrator in enumerate(self.labels)
         ]
         return torch.stack([each[:, 1] - each[:, 0] for each in calibrated], 1).view(logits.shape)
+
+
+def some_classes(classes: Sequence[int], number: int, names: Sequence[str] | None) -> str:
+    """A few of ``number`` classes for a message: by name if each has one, else by number.
+
+    >>> some_classes([1, 2], 3, ("cat", "dog", "owl")), some_classes([1, 2], 3, None)
+    ('dog, owl', '1, 2')
+    """
+    return first_few(classes if names is None or len(names) != number else [names[k] for k in classes])
 
 
 def _constant_labels(target: Tensor) -> list[int]:

@@ -9,7 +9,7 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
-from calibrant.calibrators.base import NOT_FINITE, NOTHING_TO_FIT, Batches, Calibrator
+from calibrant.calibrators.base import NOT_FINITE, NOTHING_TO_FIT, Batches, Calibrator, FittedLayer
 from calibrant.kernels.workers import in_threads, threads_for
 from calibrant.layout import Elements, arrange, blocks, warn_of_probabilities
 
@@ -146,10 +146,10 @@ def _all_finite(rows: Tensor) -> bool:
     return bool(rows.sum().isfinite()) or bool(rows.isfinite().all())
 
 
-class Scaling(Calibrator):
-    """A calibrator that is fitted in several passes over the data, in memory or batch by batch.
+class FittedInPasses(FittedLayer):
+    """A layer that is fitted in passes over the data, in memory or batch by batch.
 
-    Subclasses write `fit_passes` and `transform`.
+    Subclasses write `fit_passes`.
     """
 
     @abstractmethod
@@ -181,3 +181,10 @@ class Scaling(Calibrator):
             self.fit_passes(data)
         self.fitted_to(data.counts)
         return self
+
+
+class Scaling(FittedInPasses, Calibrator):
+    """A calibrator that is fitted in several passes over the data, in memory or batch by batch.
+
+    Subclasses write `fit_passes` and `transform`.
+    """

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated
 
@@ -46,13 +45,12 @@ def apply(
             )
         prediction_files.check_class_names(predictions, layer.class_names, calibrator.name)
         with terminal.progress_bars() as progress:
-            batches: Iterable[prediction_files.Batch]
-            batches = prediction_files.Passes(predictions, progress, "calibrating")
-            if predictions.size <= prediction_files.EXACT_LIMIT:
-                batches = list(batches)
-            rows = sum(len(labels) for _, labels in batches)  # a CSV file may have fewer rows than lines
-            calibrate = prediction_files.calibrate_batch
-            calibrated = ((calibrate(layer, predictions, *batch), batch[1]) for batch in batches)
+            rows = predictions.rows
+            if any(part.stored_labels is None for part in predictions.parts):
+                # A table: a CSV file may have fewer rows than lines.
+                lines = prediction_files.Passes(predictions, progress, "counting rows")
+                rows = sum(len(labels) for _, labels in lines)
+            calibrated = prediction_files.Passes(predictions, progress, "calibrating", layer)
             write_predictions(output, calibrated, rows, predictions.class_names)
     source, method = predictions.path.name, prediction_files.in_words(layer)
     say(f"{output}: {rows:,} rows of {source}, calibrated by {method}")

@@ -99,7 +99,8 @@ def calibrate(
             save_calibrator(calibrator, output, class_names=held_out.class_names)
         fitted = f"{prediction_files.in_words(calibrator)}, fitted to {held_out.path.name}"
         flattered = " (the same data, so the figures flatter it)" if same else ""
-        about = {"fitted": fitted + flattered, "segmentation": bool(evaluated.spatial)}
+        spatial = bool(evaluated.spatial)
+        about = {"fitted": fitted + flattered, "segmentation": spatial}
         prediction_files.write_evaluations([before, after], report, json, **about)
     if ranking is not None:
         from calibrant.reports.tables import listing, print_table
@@ -107,7 +108,7 @@ def calibrate(
         table = listing(ranking.texts, {"Held-out NLL": 2, "against doing nothing": 1, "seconds": 0})
         print_table(table, heading="calibrator", wide=wide)
     say(fitted)
-    prediction_files.print_evaluations([before, after], wide=wide)
+    prediction_files.print_evaluations([before, after], wide=wide, spatial=spatial)
     if same:
         say(
             "Note: the calibrator was fitted to these same data, so the figures flatter it; evaluate on "
@@ -157,6 +158,7 @@ def _fit(
             best = choose(*loaded, folds=folds, seed=seed, show=rankings.append, **reading)
             return best, rankings[0]
         calibrator = create_calibrator(method.name, **method.options)
+        calibrator.class_names = file.class_names  # for warnings
         if loaded is not None:
             progress.add_task(f"{file.name}: fitting {method.name}", total=None)
             return calibrator.fit(*loaded, **reading), None

@@ -69,6 +69,7 @@ def conformal(
     from calibrant.cli import prediction_files
     from calibrant.conformal import expected_coverage, save_conformal
     from calibrant.predictions import BadFileError, open_predictions
+    from calibrant.reports.tables import NOT_INDEPENDENT
 
     with terminal.one_line_errors(OSError, ValueError):
         sets = _sets(method, alpha)
@@ -99,24 +100,26 @@ def conformal(
                     f"has {each.num_classes} classes, but {calibrator} was fitted to {layer.num_classes}",
                 )
             prediction_files.check_class_names(each, layer.class_names, calibrator.name)
-        loaded = prediction_files.load(held_out, stream=False)
-        assert loaded is not None
-        with prediction_files.errors_of(held_out):
-            logits = prediction_files.calibrate_batch(layer, held_out, *loaded)
-            sets.fit(logits, loaded[1], ignore_index=ignore_index)
+        with terminal.progress_bars() as progress, prediction_files.errors_of(held_out):
+            batches = prediction_files.Passes(held_out, progress, f"fitting {sets.key}", layer)
+            sets.class_names = held_out.class_names  # for warnings
+            sets.fit_batches(batches, ignore_index=ignore_index)
         figures = None if test is None else _figures(sets, layer, files[1])
     with terminal.one_line_errors(OSError):  # written first: printing fails if nobody reads the output
         if output is not None:
             save_conformal(sets, output, class_names=held_out.class_names)
         if json is not None and figures is not None:
             _write(json, sets, figures)
-    elements = int((loaded[1] != ignore_index).sum())
-    promise = f"On average over fits, at least {100 * (1 - sets.alpha):g} % of new elements"
-    if sets.class_conditional:
-        promise += " of each class are covered"
-    else:
+    elements = batches.elements
+    at_least = "about" if held_out.spatial else "at least"
+    promise = f"On average over fits, {at_least} {100 * (1 - sets.alpha):g} % of new elements"
+    promise += f"{' of each class' * sets.class_conditional} are covered"
+    if held_out.spatial:
+        promise += f"; a single fit to few images (here {held_out.rows:,}) may cover far more or less"
+        promise += f", because {NOT_INDEPENDENT}"
+    elif not sets.class_conditional:
         low, high = (100 * end for end in expected_coverage(elements, sets.alpha))
-        promise += f" are covered; a single fit covers {low:.1f} to {high:.1f} % in 95 % of cases"
+        promise += f"; a single fit covers {low:.1f} to {high:.1f} % in 95 % of cases"
         promise += ", more if scores are equal"
     say(f"{sets.key}, fitted to {counted(elements, 'element')} of {held_out.path.name}. {promise}")
     if figures is not None:
@@ -148,9 +151,8 @@ def _figures(sets: ConformalSets, layer: Calibrator | None, file: PredictionFile
 
     total: SetCounts | None = None
     with terminal.progress_bars() as progress, prediction_files.errors_of(file):
-        for batch in prediction_files.Passes(file, progress, "predicting sets"):
-            inside = sets(prediction_files.calibrate_batch(layer, file, *batch))
-            counts = SetCounts.of(inside, batch[1], ignore_index=file.ignore_index)
+        for logits, labels in prediction_files.Passes(file, progress, "predicting sets", layer):
+            counts = SetCounts.of(sets(logits), labels, ignore_index=file.ignore_index)
             total = counts if total is None else total + counts
         if total is None:
             raise ValueError("holds no predictions")
@@ -170,7 +172,13 @@ def _write(path: Path, sets: ConformalSets, figures: SetFigures) -> None:
 
 def _print(figures: SetFigures, file: PredictionFile, *, wide: bool) -> None:
     """Print the figures of all classes together and of those that are covered least."""
-    from calibrant.reports.tables import interval_text, listing, number_text, print_table
+    from calibrant.reports.tables import (
+        NOT_INDEPENDENT,
+        interval_text,
+        listing,
+        number_text,
+        print_table,
+    )
 
     known = [each for each in figures.classes if each.coverage is not None]
     known.sort(key=lambda each: each.coverage or 0.0)
@@ -182,15 +190,19 @@ def _print(figures: SetFigures, file: PredictionFile, *, wide: bool) -> None:
             name,
             f"{count:,}",
             number_text(each.coverage, unit="%"),
-            interval_text(each.coverage_interval),
+            *([] if file.spatial else [interval_text(each.coverage_interval)]),
             number_text(each.size, percent=False, decimals=2),
         )
         for name, count, each in lines
     ]
-    headings = {"elements": 0, "coverage": 3, f"{100 * figures.level:g} % interval": 2, "mean size": 1}
+    interval = {} if file.spatial else {f"{100 * figures.level:g} % interval": 2}
+    headings = {"elements": 0, "coverage": 3, **interval, "mean size": 1}
     print_table(listing(rows, headings), heading=file.path.name, wide=wide)
     if left := len(known) - len(shown):
         say(f"{left:,} classes with higher coverage are not shown; --wide shows all")
     low, high = figures.size_interval
+    ends = "" if file.spatial else f" [{low:.3f}, {high:.3f}]"
     shares = f"{100 * figures.single:.1f} % of the sets have one class, {100 * figures.empty:.1f} % none"
-    say(f"mean size {figures.size:.3f} [{low:.3f}, {high:.3f}]; {shares}")
+    say(f"mean size {figures.size:.3f}{ends}; {shares}")
+    if file.spatial:
+        say(f"No intervals: {NOT_INDEPENDENT}.")

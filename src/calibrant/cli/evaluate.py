@@ -154,6 +154,6 @@ def evaluate(
     with terminal.one_line_errors(OSError):  # written first: printing fails if nobody reads the output
         spatial = any(file.spatial for file in opened)
         prediction_files.write_evaluations(evaluations, report, json, segmentation=spatial)
-    prediction_files.print_evaluations(evaluations, wide=wide)
+    prediction_files.print_evaluations(evaluations, wide=wide, spatial=spatial)
     if ensemble:
         say(differences)

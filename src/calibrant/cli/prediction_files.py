@@ -18,7 +18,7 @@ import calibrant.evaluation
 from calibrant.atomic import replace_file
 from calibrant.calibrators import Calibrator
 from calibrant.calibrators.storage import other_classes
-from calibrant.cli.program import foreseen
+from calibrant.cli.program import foreseen, say
 from calibrant.cli.terminal import progress_bars
 from calibrant.ensembles import Diversity
 from calibrant.evaluation import Evaluation
@@ -44,20 +44,28 @@ def load(file: PredictionFile, stream: bool | None = None) -> Batch | None:
 
 
 class Passes:
-    """The batches of a file, read anew in each of several passes, with a progress bar for each."""
+    """The batches of a file, read anew in each of several passes, with a progress bar for each.
 
-    def __init__(self, file: PredictionFile, progress: Progress, purpose: str) -> None:
+    The logits are calibrated if there is a calibrator. ``elements`` is the number of elements that were not
+    ignored in the latest pass.
+    """
+
+    def __init__(
+        self, file: PredictionFile, progress: Progress, purpose: str, calibrator: Calibrator | None = None
+    ) -> None:
         self.file, self.progress, self.purpose = file, progress, purpose
+        self.calibrator, self.elements = calibrator, 0
         self.task, self.passes = progress.add_task(f"{file.name}: {purpose}", total=file.rows), 0
 
     def __iter__(self) -> Iterator[Batch]:
-        self.passes += 1
+        self.passes, self.elements = self.passes + 1, 0
         description = f"{self.file.name}: {self.purpose}, pass {self.passes}"
         self.progress.reset(self.task, total=self.file.rows, description=description)
         with closing(self.file.batches()) as batches:
-            for batch in batches:
-                yield batch
-                self.progress.advance(self.task, len(batch[1]))
+            for logits, labels in batches:
+                self.elements += int((labels != self.file.ignore_index).sum())
+                yield calibrate_batch(self.calibrator, self.file, logits, labels), labels
+                self.progress.advance(self.task, len(labels))
 
 
 @contextmanager
@@ -214,11 +222,16 @@ def write_evaluations(
         write_report(evaluations, report, **about)
 
 
-def print_evaluations(evaluations: Sequence[Evaluation], *, wide: bool = False) -> None:
-    """Print one evaluation, or a comparison of several; ``wide`` as for `print_table`."""
+def print_evaluations(
+    evaluations: Sequence[Evaluation], *, wide: bool = False, spatial: bool = False
+) -> None:
+    """Print one evaluation, or a comparison of several; ``wide`` as for `print_table`.
+
+    ``spatial`` says that elements are pixels.
+    """
     from rich.console import Console
 
-    from calibrant.reports.table_builders import evaluation_note, evaluation_table, with_groups
+    from calibrant.reports.table_builders import evaluation_note, evaluation_table, pixels_note, with_groups
     from calibrant.reports.tables import WORDS, print_table
 
     if len(evaluations) > 1:
@@ -226,10 +239,12 @@ def print_evaluations(evaluations: Sequence[Evaluation], *, wide: bool = False) 
         table = evaluation_table(evaluations, names, against="first", unit=" %")
         table = with_groups(table, evaluations, unit=" %")
         print_table(table, evaluation_note(evaluations), models_across=True, marks=WORDS, wide=wide)
-        return
-    # In a file or a pipe nothing limits the width, and folded columns would be hard to read.
-    width = None if sys.stdout.isatty() and not wide else 120 + len(evaluations[0].name)
-    Console(width=width, highlight=False).print(evaluations[0])
+    else:
+        # In a file or a pipe nothing limits the width, and folded columns would be hard to read.
+        width = None if sys.stdout.isatty() and not wide else 120 + len(evaluations[0].name)
+        Console(width=width, highlight=False).print(evaluations[0])
+    if spatial:
+        say(f"Note: {pixels_note(evaluations)}")
 
 
 def in_words(calibrator: Calibrator) -> str:

@@ -187,6 +187,9 @@ def expected_coverage(held_out: int, alpha: float, *, level: float = 0.95) -> In
     The coverage on unlimited new data depends on the held-out data that the sets were fitted to. With
     continuous scores it has a beta distribution, whatever the model. With equal scores it is larger.
 
+    Elements must be independent. The pixels of an image are not: the coverage of fits to few images varies
+    far more.
+
     Args:
         held_out: number of elements that the sets were fitted to.
         alpha: as for `ConformalSets`.

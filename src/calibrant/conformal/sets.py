@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 
 from calibrant.arguments import in_range, true_or_false, unknown, whole_number
-from calibrant.calibrators.base import FittedLayer
+from calibrant.calibrators.base import some_classes
 from calibrant.calibrators.storage import load_layer, save_layer
-from calibrant.printable import first_few
+from calibrant.calibrators.streaming import FittedInPasses, HeldOut
 from calibrant.statistics import sum_dtype
 from calibrant.warning import warn
 
@@ -33,7 +33,7 @@ def quantile_rank(count: int, alpha: float) -> int:
     return max(1, math.ceil((count + 1) * (1 - alpha) - 1e-9))
 
 
-class ConformalSets(FittedLayer):
+class ConformalSets(FittedInPasses):
     """A layer from logits to sets of classes; ``nn.Sequential(model, calibrator, sets)`` predicts sets.
 
     The sets hold the true class of a new element with a probability of at least ``1 - alpha``, if the new
@@ -71,14 +71,20 @@ class ConformalSets(FittedLayer):
     def scores(self, probability: Tensor) -> Tensor:
         """How unusual each class would be as the true one, ``(N, K)``, from probabilities ``(N, K)``."""
 
-    def fit_rows(self, rows: Tensor, labels: Tensor) -> None:
-        """Learn the thresholds."""
-        classes = rows.shape[1]
-        scores = self.transform(rows).gather(1, labels.unsqueeze(1)).squeeze(1)
-        if not self.class_conditional:
-            self.learn("threshold", self._quantile(scores).expand(classes))
-            return
-        self.learn("threshold", torch.stack([self._quantile(scores[labels == k]) for k in range(classes)]))
+    def fit_passes(self, data: HeldOut) -> None:
+        """Learn the thresholds in one pass. Only label and score of each element stay in memory."""
+        # Allocated at once: small pieces between large batches would scatter the memory.
+        scores = torch.empty(data.samples, dtype=torch.float64)
+        classes = torch.empty(data.samples, dtype=torch.int32)
+        start = 0
+        for rows, labels in data:
+            found = self.transform(rows.to(sum_dtype(rows.device)))
+            part = slice(start, start := start + len(labels))
+            scores[part], classes[part] = found.gather(1, labels.unsqueeze(1)).squeeze(1), labels
+        number = data.num_classes
+        groups = (scores[classes == k] for k in range(number)) if self.class_conditional else [scores]
+        threshold = torch.stack([self._quantile(group) for group in groups])
+        self.learn("threshold", threshold.expand(number).to(labels.device))
 
     def _quantile(self, scores: Tensor) -> Tensor:
         """The score that a new one exceeds with a probability of at most alpha."""
@@ -93,13 +99,14 @@ class ConformalSets(FittedLayer):
 
     def fitted_to(self, counts: Tensor) -> None:
         """Finish a fit; warn of classes that are in every set."""
+        names = self.class_names
         super().fitted_to(counts)
         everywhere = self.threshold.isinf().nonzero().flatten().tolist()
         if everywhere:
-            needed = int(1 / self.alpha - 1e-9)
+            needed, shown = int(1 / self.alpha - 1e-9), some_classes(everywhere, len(counts), names)
             warn(
                 f"too few held-out elements for alpha = {self.alpha:g}: {len(everywhere)} of {len(counts)} "
-                f"classes are in every set ({first_few(everywhere)}); at least {needed} elements"
+                f"classes are in every set ({shown}); at least {needed} elements"
                 f"{' of each class' if self.class_conditional else ''} are needed"
             )
 

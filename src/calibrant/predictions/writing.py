@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import IO, Any, TextIO
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from calibrant.atomic import replacing
@@ -37,14 +38,18 @@ def write_predictions(
     labels: list[Tensor] = []
 
     def logits() -> Iterator[Tensor]:
+        start = 0
         for batch_logits, batch_labels in batches:
-            labels.append(batch_labels.cpu())
+            if not labels:  # in one piece: small pieces between large batches would scatter the memory
+                labels.append(torch.empty(rows, *batch_labels.shape[1:], dtype=batch_labels.dtype))
+            labels[0][start : start + len(batch_labels)] = batch_labels
+            start += len(batch_labels)
             yield batch_logits
 
     first, parts = _first(logits())
     arrays: Arrays = {
         "logits": ((rows, *first.shape[1:]), parts),
-        "labels": ((rows, *labels[0].shape[1:]), labels),
+        "labels": (tuple(labels[0].shape), labels),
     }
     with replacing(path) as stream:
         WRITERS[path.suffix.lower()](stream, arrays, class_names)

@@ -24,7 +24,7 @@ from calibrant.evaluation.sums import GROUPS
 from calibrant.metrics import METRICS
 from calibrant.printable import counted, printable
 from calibrant.reports import charts, verdict
-from calibrant.reports.table_builders import evaluation_table
+from calibrant.reports.table_builders import evaluation_table, pixels_note
 from calibrant.reports.tables import HTML, Table, interval_text, number_text
 
 # The tables of the summary, by the group of their metrics.
@@ -119,6 +119,7 @@ def render_report(
         raise ValueError("a report needs at least one evaluation")
     if fitted and len(evaluations) != 2:
         raise ValueError(f"fitted needs an evaluation before and one after, got {len(evaluations)}")
+    pixels = segmentation or any(each.per_image for each in evaluations)
     if segmentation is None:
         segmentation = any(
             each.per_image or each.metrics["mean_iou_foreground"] is not None for each in evaluations
@@ -186,6 +187,7 @@ def render_report(
         has_intervals=any(evaluation.intervals for evaluation in evaluations),
         binary=binary,
         labels=any(evaluation.labels for evaluation in evaluations),
+        pixels=pixels_note(evaluations) if pixels else "",
         axes=charts.axes(binary),
         diagrams=[charts.reliability_bins(each.reliability, each.binary) for each in evaluations],
         descriptions=[_in_words(name, each) for name, each in zip(names, evaluations, strict=True)],

@@ -13,7 +13,15 @@ from typing import TYPE_CHECKING, Literal
 from calibrant.metrics import METRICS
 from calibrant.options import Choice, RecipeError
 from calibrant.printable import counted
-from calibrant.reports.tables import Cell, Column, Table, Verdict, interval_text, number_text
+from calibrant.reports.tables import (
+    NOT_INDEPENDENT,
+    Cell,
+    Column,
+    Table,
+    Verdict,
+    interval_text,
+    number_text,
+)
 
 if TYPE_CHECKING:
     from calibrant.evaluation import Difference, Evaluation
@@ -118,6 +126,17 @@ def evaluation_note(evaluations: Sequence[Evaluation]) -> str:
         f"{', '.join(unpaired)}: pairing needs the same labels in the same order, loaded (evaluate --exact), "
         "and at most 200 million elements times resamples"
     )
+
+
+def pixels_note(evaluations: Sequence[Evaluation]) -> str:
+    """A warning for evaluations of images: what takes all pixels as independent."""
+    if any(each.intervals and not each.per_image for each in evaluations):
+        what = "Intervals and p-values take", "intervals are too narrow, p-values too small"
+        if len(evaluations) > 1:
+            what = what[0], f"{what[1]}, and differences are called significant too easily"
+    else:  # the intervals of means over images come from the spread between images
+        what = "The p-value takes", "it is too small"
+    return f"{what[0]} pixels as independent, but {NOT_INDEPENDENT}: {what[1]}."
 
 
 def _differences(first: Evaluation, second: Evaluation) -> dict[str, Difference]:
@@ -318,7 +337,7 @@ def comparison_note(comparison: Comparison) -> str:
     """What the figures and marks of a `comparison_table` mean."""
     seeds, first = len(comparison.seeds), comparison.methods[0].name
     if comparison.dense:
-        tested = "No intervals and no significance: the pixels of an image are not independent."
+        tested = f"No intervals and no significance: {NOT_INDEPENDENT}."
     elif seeds == 1:
         tested = "The intervals cover other test data, but not other seeds. One seed is too few to test "
         tested += "significance."

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from calibrant.metrics import METRICS
 from calibrant.printable import counted
-from calibrant.reports.tables import Table, number_text
+from calibrant.reports.tables import NOT_INDEPENDENT, Table, number_text
 
 if TYPE_CHECKING:
     from calibrant.evaluation import Difference, Evaluation, Reliability
@@ -323,7 +323,7 @@ def _best_method(comparison: Comparison, key: str, calibrator: str, state: str) 
 
 def _why_untested(comparison: Comparison) -> str:
     if comparison.dense:
-        return "the pixels of an image are not independent"
+        return NOT_INDEPENDENT
     return "one seed is too few" if len(comparison.seeds) == 1 else "no resamples"
 
 
