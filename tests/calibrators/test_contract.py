@@ -384,3 +384,13 @@ def test_logits_far_from_zero_lose_no_digits(key, options, offset):
     torch.testing.assert_close(single.double().softmax(1), double.softmax(1), rtol=1e-4, atol=1e-5)
     if calibrator.preserves_order:
         assert torch.equal(single.argmax(1), far.argmax(1))
+
+
+@every
+def test_what_cannot_learn_from_batches_says_so(key, options):
+    calibrator, batches = create_calibrator(key, **options), [sampled(50, 3, seed=29)]
+    if isinstance(calibrator, Scaling):
+        assert calibrator.fit_batches(batches).num_classes == 3
+    else:
+        with pytest.raises(TypeError, match=f"{type(calibrator).__name__} cannot learn from batches"):
+            calibrator.fit_batches(batches)

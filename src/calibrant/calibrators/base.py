@@ -82,6 +82,15 @@ class FittedLayer(nn.Module, ABC):
         """
         return (self._fit_labels if binary else self._fit)(logits, target, ignore_index)
 
+    def fit_batches(self, batches: Batches, *, ignore_index: int = -100) -> Self:
+        """Learn from batches; only some methods can.
+
+        Raises:
+            TypeError: this method needs all data at once.
+        """
+        name = type(self).__name__
+        raise TypeError(f"{name} cannot learn from batches: it needs all data at once, pass them to fit")
+
     def _fit(self, logits: Tensor, target: Tensor, ignore_index: int) -> Self:
         """Fit to logits of classes."""
         rows, labels = valid_rows(logits, target, ignore_index)
