@@ -287,3 +287,18 @@ def test_images_of_unequal_difficulty_choose_their_own_temperatures():
     factor = torch.linspace(0.5, 6, 80).view(-1, 1, 1, 1)
     target = logits - (-torch.rand(logits.shape, generator=torch.Generator().manual_seed(1)).log()).log()
     assert choose(factor * logits, target.argmax(1), folds=3).key == "local-temperature"
+
+
+def test_a_label_that_is_always_right_leaves_the_temperature_of_the_others():
+    generator = torch.Generator().manual_seed(0)
+    logits = torch.randn(200, 3, generator=generator)
+    target = (torch.rand(200, 3, generator=generator) < logits.sigmoid()).long()
+    target[:, 1] = (logits[:, 1] > 0).long()
+    ranking = rank(5 * logits, target, candidates=["temperature"], binary=True)
+    assert ranking.best.key == "temperature"
+
+
+@pytest.mark.filterwarnings("ignore:these logits look like probabilities")
+def test_probabilities_in_place_of_logits_are_ranked_too():
+    logits, target = sampled(100, 3)
+    assert rank(logits.softmax(1), target, candidates=["temperature"]).best.key == "temperature"

@@ -76,6 +76,13 @@ def test_train_ends_with_the_test_figures():
         f"a/bundle: calibrated by vector; test accuracy {100 * used['accuracy']:.2f} %, "
         f"ECE {100 * used['ece']:.2f} %, NLL {used['nll']:.4f}\n"
     ) in output
+    output = printed(
+        "train", "digits-lt", *QUICK, "--output", "a", "--calibrate", "temperature[objective=ece]"
+    )
+    other = create_calibrator("temperature", objective="ece").fit(*on_validation)
+    used = evaluate(other(logits), labels, resamples=0).metrics
+    assert float(other.temperature) != float(scaled.temperature)
+    assert f"ECE {100 * used['ece']:.2f} %, NLL {used['nll']:.4f}\n" in output
     Path("a/test.npz").unlink()
     assert "test accuracy" not in printed("train", "digits-lt", *QUICK, "--output", "a")
 

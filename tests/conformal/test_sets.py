@@ -334,3 +334,19 @@ def test_print_shows_alpha_and_the_threshold():
     assert repr(sets.to("meta")) == "LAC(alpha=0.1, 5 classes, threshold=<5>)"
     each = LAC(alpha=0.2, class_conditional=True).fit(logits, target)
     assert repr(each) == "LAC(alpha=0.2, class_conditional=True, 5 classes, threshold=<5>)"
+
+
+def test_batches_must_hold_the_same_elements_each_time():
+    logits, target = sampled(100)
+
+    class Growing:
+        """Batches with more elements from pass to pass."""
+
+        passes = 0
+
+        def __iter__(self):
+            self.passes += 1
+            return iter([(logits, target)] * self.passes)
+
+    with pytest.raises(ValueError, match="held 100 elements at first and 200 later"):
+        APS().fit_batches(Growing())

@@ -298,7 +298,10 @@ LOGITS, LABELS = np.zeros((3, 2), np.float32), np.zeros(3, int)
         ({"logits": LOGITS, "labels": np.eye(2, dtype=bool)[[0, 1, 1]]}, ["if they are one-hot"]),
         ({"logits": LOGITS, "labels": np.eye(2)[[0, 1, 1]]}, ["if they are one-hot"]),
         ({"logits": LOGITS, "labels": np.array([1, 2, 1])}, ["if the labels count from 1, subtract 1"]),
-        ({"logits": LOGITS}, ["no labels", "calibrant apply does not use them: write zeros"]),
+        (
+            {"logits": LOGITS},
+            ["no labels", "only for calibrant apply, which does not use them, may they be zeros"],
+        ),
         ({"logits": LOGITS, "labels": np.array([0, 0, 2])}, ["label 2 at row 2", "expected 0 to 1"]),
         ({"logits": LOGITS, "labels": np.array([0, -1, 0])}, ["label -1 at row 1", "ignore_index=-100"]),
         ({"logits": LOGITS, "labels": LABELS - 100}, ["every label is -100"]),
@@ -398,6 +401,24 @@ def test_labels_may_be_the_names_of_the_columns(tmp_path, suffix):
     assert logits.softmax(1)[0].tolist() == pytest.approx([0.5, 0.25, 0.25])
     write([*NAMED, ("cow", 0.5, 0.5, 0.0)])
     refused(path, "'cow'", "row 3", "class names bee, cat, dog")
+
+
+@pytest.mark.parametrize("kind", ["large_string", "dictionary"])
+def test_names_of_any_text_type_in_parquet(tmp_path, kind):
+    pyarrow = pytest.importorskip("pyarrow")
+    from pyarrow import parquet
+
+    label = pyarrow.array(["dog", "cat"], pyarrow.large_string())
+    label = label.dictionary_encode() if kind == "dictionary" else label
+    table = pyarrow.table({"label": label, "logit_cat": [0.0, 1.0], "logit_dog": [1.0, 0.0]})
+    parquet.write_table(table, tmp_path / "m.parquet")
+    assert open_predictions(tmp_path / "m.parquet").load()[1].tolist() == [1, 0]
+
+
+@pytest.mark.parametrize("label", ["0_1", "\u0661"])
+def test_numbers_that_only_python_knows_are_no_labels(tmp_path, label):
+    (tmp_path / "m.csv").write_text(f"label,logit_a,logit_b\n{label},1,2\n", encoding="utf-8")
+    refused(tmp_path / "m.csv", "in column 'label' at row 0", "expected a class number")
 
 
 def test_named_labels_beside_other_columns_and_ignored_elements(tmp_path):

@@ -32,9 +32,14 @@ class UnchangedLabelsWarning(UserWarning):
     """Some labels have the same answer in all data of a fit, so that nothing can be learned about them."""
 
 
-def doubts(caught: Sequence[warnings.WarningMessage]) -> list[warnings.WarningMessage]:
-    """The warnings of a fit that speak against using it, such as a temperature at its bound."""
-    return [each for each in caught if not issubclass(each.category, UnchangedLabelsWarning)]
+class BoundWarning(UserWarning):
+    """A parameter stopped at its bound, because the best value lies beyond it.
+
+    Attributes:
+        labels: the labels that it is about, in a fit with ``binary=True``; None otherwise.
+    """
+
+    labels: tuple[int, ...] | None = None
 
 
 class FittedLayer(nn.Module, ABC):
@@ -110,7 +115,7 @@ class FittedLayer(nn.Module, ABC):
         if pairs.ndim == 2:
             pairs, target = pairs.unsqueeze(2), target.unsqueeze(1)
         constant = _constant_labels(target)
-        fitted, concerned = [], defaultdict[str, list[int]](list)
+        fitted, concerned = [], defaultdict[tuple[str, type[Warning]], list[int]](list)
         for number in range(pairs.shape[2]):
             if number in constant:
                 fitted.append(type(self)(**self.options()))
@@ -123,11 +128,15 @@ class FittedLayer(nn.Module, ABC):
                     fitted.append(calibrator._fit(pairs[:, :, number], target[:, number], ignore_index))
                 except ValueError as problem:
                     raise ValueError(f"label {number}: {problem}") from None
-            for message in dict.fromkeys(str(each.message) for each in caught):
-                concerned[message].append(number)
-        for message, numbers in concerned.items():  # once each, however many labels it is about
+            for found in dict.fromkeys((str(each.message), each.category) for each in caught):
+                concerned[found].append(number)
+        for (message, category), numbers in concerned.items():  # once each, however many labels it is about
             of_all = len(numbers) == len(fitted) - len(constant)
-            warn(message if of_all else f"label{'s' * (len(numbers) > 1)} {first_few(numbers)}: {message}")
+            where = "" if of_all else f"label{'s' * (len(numbers) > 1)} {first_few(numbers)}: "
+            warning = category(f"{where}{message}")
+            if isinstance(warning, BoundWarning):
+                warning.labels = tuple(numbers)
+            warn(warning)
         if constant:
             warn(
                 f"label{'s' * (len(constant) > 1)} {first_few(constant)}: the same answer in all of these "

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from calibrant.calibrators.base import Calibrator, doubts, valid_rows
+from calibrant.calibrators.base import BoundWarning, Calibrator, valid_rows
 from calibrant.calibrators.identity import Identity
 from calibrant.calibrators.registry import create_calibrator
 from calibrant.layout import as_decisions, as_pairs
@@ -95,8 +95,8 @@ def rank(
         target: labels ``(B, *S)``.
         candidates: keys of `CALIBRATORS`. None takes those that suit the number of classes and the data.
         folds: the number of random parts. Elements are split, for images whole images. Each candidate is
-            fitted to all parts but one and evaluated on that one. If its fit gives a warning, such as a
-            temperature at its bound, the part counts as not calibrated.
+            fitted to all parts but one and evaluated on that one. If the temperature
+            of a fit stops at its bound, the part counts as not calibrated.
         ignore_index: the label of elements to leave out.
         binary: each logit is a yes-or-no decision, as for `Calibrator.fit`. Several labels are compared by
             the NLL of all decisions; each candidate is fitted to each label on its own.
@@ -146,9 +146,6 @@ def rank(
             with warnings.catch_warnings(record=True) as caught:
                 warnings.simplefilter("always")
                 calibrator.fit(rows[others], labels[others], ignore_index=ignore_index, binary=binary)
-            if doubts(caught):
-                loss[part] = losses[Identity.key][part]
-                continue
             calibrated = calibrator(rows[part])
             loss[part] = F.cross_entropy(
                 as_pairs(calibrated) if binary else calibrated,
@@ -156,6 +153,11 @@ def rank(
                 reduction="none",
                 ignore_index=ignore_index,
             )
+            for problem in (each.message for each in caught):
+                if isinstance(problem, BoundWarning):
+                    concerned = None if problem.labels is None else labels.new_tensor(problem.labels)
+                    at = (part,) if concerned is None else (part[:, None], concerned)
+                    loss[at] = losses[Identity.key][at]
         losses[key], seconds[key] = torch.where(valid, loss, 0), time.perf_counter() - start
     ranked = [
         Ranked(

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from calibrant.arguments import one_of
-from calibrant.calibrators.base import below_maximum
+from calibrant.calibrators.base import BoundWarning, below_maximum
 from calibrant.calibrators.streaming import HeldOut, Scaling, Sums
 from calibrant.histogram import ConfidenceHistogram, RankedSums
 from calibrant.warning import warn
@@ -122,7 +122,7 @@ def likeliest(data: HeldOut) -> Likeliest:
         if abs(at - bound) < 0.01 and sign * derivatives(bound, torch.float64)[0] >= 0:
             # The likelihood still grows beyond the bound. T = 1 is better if it lies there.
             temperature = beyond(math.exp(-bound), 1.0)
-            warn(f"the temperature stopped at its bound {temperature:g}: {why}")
+            warn(f"the temperature stopped at its bound {temperature:g}: {why}", BoundWarning)
             return Likeliest(temperature, scale)
     at = _root(lambda at: derivatives(at, torch.float64), low, high, at, 1e-7)
     return Likeliest(math.exp(-at), scale)
@@ -208,7 +208,8 @@ def _best_calibrated(data: HeldOut, *, equal_mass: bool) -> float:
     if best in (_GRID[0], _GRID[-1]):
         warn(
             f"the temperature stopped at its bound {best:g}: the least calibration error is at the edge of "
-            "the grid"
+            "the grid",
+            BoundWarning,
         )
     return best
 

@@ -91,7 +91,7 @@ def train(
         run = Run(folder, data_root)
         found, example = calibrator_of(folder, calibrate), example_of_use(folder)
         kept, tested = run.history[run.epoch - 1], _test_figures(run)
-        tested_bundle = None if found is None else _figures_of_bundle(run, found[0])
+        tested_bundle = "" if found is None else _figures_of_bundle(run, found[0], tested)
     if finished:
         say(f"The run in {folder} was finished before; nothing was trained.")
     epochs = f"{len(run.history)} epoch{'s' if len(run.history) > 1 else ''}"
@@ -108,7 +108,7 @@ def train(
         calibrator, reason = found
         plain = calibrator.key == "identity"
         state = f"not calibrated: {reason}" if plain else f"calibrated by {in_words(calibrator)}"
-        say(f"{folder / BUNDLE}: {state}{tested_bundle or ''}")
+        say(f"{folder / BUNDLE}: {state}{tested_bundle}")
     say("Next:")
     for command in _next_commands(folder, example, ["--binary"] if followed.binary else []):
         say(f"  calibrant {shlex.join(command)}")
@@ -151,11 +151,12 @@ def _test_figures(run: Run) -> str | None:
     return f"{figures}after temperature scaling ({mean}T = {temperature_of(scaled):.3f}) {after}"
 
 
-def _figures_of_bundle(run: Run, calibrator: Calibrator) -> str | None:
-    """What the calibrator of the bundle does to the test figures; None if `_test_figures` says it."""
-    if calibrator.key in ("identity", "temperature") or not (run.folder / "test.npz").is_file():
-        return None
-    return f"; test {_tested(run, calibrator)}"
+def _figures_of_bundle(run: Run, calibrator: Calibrator, tested: str | None) -> str:
+    """The test figures with the calibrator of the bundle; empty if ``tested`` has them."""
+    if tested is None or calibrator.key == "identity":
+        return ""
+    figures = _tested(run, calibrator)
+    return "" if figures.partition(", ")[2] in tested else f"; test {figures}"
 
 
 def _tested(run: Run, calibrator: Calibrator | None = None) -> str:

@@ -79,8 +79,10 @@ class ConformalSets(FittedInPasses):
         start = 0
         for rows, labels in data:
             found = self.transform(rows.to(sum_dtype(rows.device)))
-            part = slice(start, start := start + len(labels))
-            scores[part], classes[part] = found.gather(1, labels.unsqueeze(1)).squeeze(1), labels
+            end = min(start + len(labels), data.samples)  # `data` refuses more elements after the loop
+            scores[start:end] = found.gather(1, labels.unsqueeze(1)).squeeze(1)[: end - start]
+            classes[start:end] = labels[: end - start]
+            start = end
         number = data.num_classes
         groups = (scores[classes == k] for k in range(number)) if self.class_conditional else [scores]
         threshold = torch.stack([self._quantile(group) for group in groups])

@@ -213,7 +213,7 @@ class AdaFocal(BinnedFocal):
         low, high = self.gamma_range
         used = self.edges.diff() > 0
         reached = int((used & ((self.gamma <= low) | (self.gamma >= high))).sum())
-        if self.passes < SEVERAL_PASSES or low == high or 4 * reached < int(used.sum()):
+        if self.passes < SEVERAL_PASSES or low == high or not reached or 4 * reached < int(used.sum()):
             return None
         return (
             f"{reached} of {int(used.sum())} exponents γ are at a bound of gamma_range=({low:g}, {high:g}), "

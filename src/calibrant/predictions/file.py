@@ -21,7 +21,7 @@ Batches = Generator[Batch, None, None]
 CHUNK = 1 << 22
 """The numbers in one batch, unless a single row has more: 16 MiB of float32."""
 
-NO_LABELS = "calibrant apply does not use them: write zeros if they are unknown"
+NO_LABELS = "only for calibrant apply, which does not use them, may they be zeros"
 """What to do about missing labels, for messages."""
 
 

@@ -136,6 +136,8 @@ def open_csv(path: Path) -> PredictionFile:
 
     def number_of(cell: str) -> float:
         number = numbers.get(cell.strip())
+        if number is None and not _is_number(cell.strip()):
+            raise ValueError
         return float(cell) if number is None else number
 
     def chunks(size: int) -> Batches:
@@ -331,7 +333,9 @@ def open_parquet(path: Path) -> PredictionFile:
         schema, rows = file.schema_arrow, file.metadata.num_rows
         kind, label, scores, names = columns = _columns(path, schema.names)
         kept = {name: schema.field(name).type for name in (label, *scores)}
-        numbers = columns.numbers if types.is_string(kept[label]) or types.is_dictionary(kept[label]) else {}
+        texts = ("string", "large_string", "string_view")
+        named = str(kept[label]) in texts or types.is_dictionary(kept[label])
+        numbers = columns.numbers if named else {}
         if not types.is_integer(kept[label]) and not numbers:
             raise BadFileError(path, f"labels are {kept.pop(label)}; expected integer class numbers")
         classes = len(scores)

@@ -5,13 +5,12 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from math import inf
 
 import torch
 from torch import Tensor
 
 from calibrant.calibrators import Calibrator, Identity, Ranked, Temperature, create_calibrator, rank
-from calibrant.calibrators.base import doubts
+from calibrant.calibrators.base import UnchangedLabelsWarning
 from calibrant.calibrators.streaming import Scaling
 from calibrant.options import Choice, RecipeError
 from calibrant.training.runs import Run, make_calibrator
@@ -73,7 +72,8 @@ def fitted_calibrator(run: Run, method: str) -> tuple[Calibrator, str]:
             with warnings.catch_warnings(record=True) as caught:
                 warnings.simplefilter("always")
                 found = fit()
-            if not (serious := doubts(caught)):
+            serious = [each for each in caught if not issubclass(each.category, UnchangedLabelsWarning)]
+            if not serious:
                 for each in caught:
                     warn(str(each.message), each.category)
                 return found, ""
@@ -124,8 +124,12 @@ def _ranked(run: Run) -> Iterator[tuple[str, Callable[[], Calibrator]]]:
 
 
 def _clearly_better(ranked: Sequence[Ranked]) -> list[Ranked]:
-    """Without calibrators that are not better than a temperature by more than their standard error."""
-    limit = min((each.nll for each in ranked if each.key in _SIMPLEST), default=inf)
+    """The simplest calibrators, and those whose NLL is lower by more than a standard error.
+
+    The error is that of the difference to no calibrator, which is about that of the difference to a
+    temperature.
+    """
+    limit = min(each.nll for each in ranked if each.key in _SIMPLEST)
     return [each for each in ranked if each.key in _SIMPLEST or each.nll + each.standard_error < limit]
 
 
