@@ -33,7 +33,7 @@ def test_few_validation_elements_leave_little_to_choose(small, monkeypatch, elem
         assert not binary
         given.append(candidates or [])
         assert 2 <= folds <= 5
-        return Ranking((Ranked("vector", 0.0, 0.0, 0.0),))
+        return Ranking((Ranked("vector", 0.0, 0.0, 0.0), Ranked("identity", 1.0, 0.0, 0.0)))
 
     monkeypatch.setattr(calibration, "rank", noted)
     found, _ = calibration.fitted_calibrator(small, "auto")
