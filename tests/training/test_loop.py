@@ -46,7 +46,7 @@ SMALL = [
     "model.hidden=[8]",
     "optimizer.lr=0.01",
 ]
-ADAPTIVE = "loss=cals-alm[margin=1]"
+ADAPTIVE = "loss=cals-alm[margin=2]"
 
 
 @cache
@@ -425,7 +425,7 @@ def test_test_figures_need_test_data(tmp_path: Path) -> None:
 
 EXACT = [
     *SMALL,
-    "loss=cals-alm[margin=1]",
+    "loss=cals-alm[margin=2]",
     "adapt=5",
     "drop_last=true",
     "average=0.9",
