@@ -3,7 +3,9 @@
 import numpy as np
 import pytest
 import torch
+from matplotlib.figure import Figure
 
+from calibrant.evaluation.ranks import rank_methods
 from calibrant.reports import plots
 from tests.reports.plots.drawn import FIGURES, INFINITY, NAN, legend, line
 
@@ -105,3 +107,12 @@ def test_severity_curves_draw_means_over_seeds(ax):
     assert ax.get_xlabel() == "Severity"
     with pytest.raises(ValueError, match=r"data\['ce'\] must have 3 severities, got 2 numbers"):
         plots.severity_curves({"ce": [0.1, 0.2]}, severities=["0", "1", "2"])
+
+
+def test_mean_ranks_say_what_their_bars_mean(ax):
+    alike = {name: {"ce": [0.1 + 0.1 * number], "ls": [0.2]} for number, name in enumerate("abc")}
+    plots.mean_ranks(rank_methods(alike, higher_is_better=False), ax)
+    assert legend(ax) == ["no significant difference"]
+    apart = {f"{number}": {"ce": [0.1], "ls": [0.2]} for number in range(12)}
+    plots.mean_ranks(rank_methods(apart, higher_is_better=False), other := Figure().subplots())
+    assert other.get_legend() is None

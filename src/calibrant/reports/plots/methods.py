@@ -304,17 +304,22 @@ def mean_ranks(ranks: Ranks, ax: Axes | None = None, *, title: str | None = None
     for row, name in enumerate(names):
         ax.plot(ranks.intervals[name], [row, row], color=drawing.BLUE, linewidth=1.0)
         ax.plot(ranks.mean[name], row, "o", color=drawing.BLUE, markersize=4.5)
+    bars = []
     for number, group in enumerate(ranks.groups()):
         if len(group) > 1:
             place = len(names) + 0.6 + 0.35 * number
             rows = [names.index(group[0]) - 0.25, names.index(group[-1]) + 0.25]
-            ax.plot([place, place], rows, color="#555555", linewidth=2.5, solid_capstyle="butt")
+            bars += ax.plot([place, place], rows, color="#555555", linewidth=2.5, solid_capstyle="butt")
     drawing.name_rows(ax, names)
     ax.set_xlim(left=0.5)
     ax.set_xticks([1, *(tick for tick in ax.get_xticks() if 1 < tick <= len(names) and tick == int(tick))])
     data = f"{len(ranks.data)} data sets" if len(ranks.data) > 1 else ranks.data[0]
     drawing.add_grid(ax, "x")
-    return drawing.finish(ax, f"Mean rank over {data} (1 is best)", "", title)
+    drawing.finish(ax, f"Mean rank over {data} (1 is best)", "", title)
+    if bars:
+        bars[0].set_label("no significant difference")
+        drawing.legend_below(ax, bars[:1])
+    return ax
 
 
 def risk_coverage(
