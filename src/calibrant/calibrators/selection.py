@@ -95,8 +95,8 @@ def rank(
         target: labels ``(B, *S)``.
         candidates: keys of `CALIBRATORS`. None takes those that suit the number of classes and the data.
         folds: the number of random parts. Elements are split, for images whole images. Each candidate is
-            fitted to all parts but one and evaluated on that one. If the temperature
-            of a fit stops at its bound, the part counts as not calibrated.
+            fitted to all parts but one and evaluated on that one. If the temperature of a fit stops at its
+            bound, the part counts as not calibrated.
         ignore_index: the label of elements to leave out.
         binary: each logit is a yes-or-no decision, as for `Calibrator.fit`. Several labels are compared by
             the NLL of all decisions; each candidate is fitted to each label on its own.

@@ -90,8 +90,8 @@ def train(
             return
         run = Run(folder, data_root)
         found, example = calibrator_of(folder, calibrate), example_of_use(folder)
-        kept, tested = run.history[run.epoch - 1], _test_figures(run)
-        tested_bundle = "" if found is None else _figures_of_bundle(run, found[0], tested)
+        kept = run.history[run.epoch - 1]
+        tested, tested_bundle = _test_figures(run, None if found is None else found[0])
     if finished:
         say(f"The run in {folder} was finished before; nothing was trained.")
     epochs = f"{len(run.history)} epoch{'s' if len(run.history) > 1 else ''}"
@@ -102,7 +102,7 @@ def train(
         f"validation accuracy {100 * kept['validation_accuracy']:.2f} %, "
         f"ECE {100 * kept['validation_ece']:.2f} %, NLL {kept['validation_nll']:.4f}"
     )
-    if tested is not None:
+    if tested:
         say(f"{folder}: {tested}")
     if found is not None:
         calibrator, reason = found
@@ -131,40 +131,38 @@ def _next_commands(
         yield ["predict", str(folder), "--input", example[0], "--output", example[1]]
 
 
-def _test_figures(run: Run) -> str | None:
-    """Test accuracy, ECE and NLL, before and after temperature scaling; None without stored predictions."""
+def _test_figures(run: Run, stored: Calibrator | None) -> tuple[str, str]:
+    """Test accuracy, ECE and NLL, before and after temperature scaling, and with the stored calibrator.
+
+    Both texts are empty without stored predictions, the second one also if the first has its figures.
+    """
     from calibrant.calibrators.base import UnchangedLabelsWarning
     from calibrant.training.runs import temperature_of
+    from calibrant.training.validation import ValidationSums
 
     if not all((run.folder / f"{part}.npz").is_file() for part in ("validation", "test")):
-        return None
+        return "", ""
+    ((logits, labels),) = run.predictions("test")
+
+    def tested(calibrator: Calibrator | None) -> tuple[str, str]:
+        calibrated = logits if calibrator is None else calibrator(logits)
+        found = ValidationSums.of(calibrated, labels, -100, binary=run.recipe.binary).figures("test")
+        errors = f"ECE {100 * found['ece']:.2f} %, NLL {found['nll']:.4f}"
+        return f"test accuracy {100 * found['accuracy']:.2f} %, {errors}", errors
+
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         warnings.simplefilter("ignore", UnchangedLabelsWarning)
         scaled = run.calibrator("temperature")
     assert scaled is not None
-    figures = f"test {_tested(run)}; "
+    text = f"{tested(None)[0]}; "
     if caught:  # as after a short run, or where all validation elements are right
-        return f"{figures}{caught[0].message}"
-    mean = "mean " if scaled.binary and len(scaled.labels) > 1 else ""
-    after = _tested(run, scaled).partition(", ")[2]  # a temperature leaves the accuracy as it is
-    return f"{figures}after temperature scaling ({mean}T = {temperature_of(scaled):.3f}) {after}"
-
-
-def _figures_of_bundle(run: Run, calibrator: Calibrator, tested: str | None) -> str:
-    """The test figures with the calibrator of the bundle; empty if ``tested`` has them."""
-    if tested is None or calibrator.key == "identity":
-        return ""
-    figures = _tested(run, calibrator)
-    return "" if figures.partition(", ")[2] in tested else f"; test {figures}"
-
-
-def _tested(run: Run, calibrator: Calibrator | None = None) -> str:
-    """Accuracy, ECE and NLL of the stored test predictions."""
-    from calibrant.training.validation import ValidationSums
-
-    ((logits, labels),) = run.predictions("test")
-    calibrated = logits if calibrator is None else calibrator(logits)
-    figures = ValidationSums.of(calibrated, labels, -100, binary=run.recipe.binary).figures("test")
-    shares = f"accuracy {100 * figures['accuracy']:.2f} %, ECE {100 * figures['ece']:.2f} %"
-    return f"{shares}, NLL {figures['nll']:.4f}"
+        text += str(caught[0].message)
+    else:
+        mean = "mean " if scaled.binary and len(scaled.labels) > 1 else ""
+        _, errors = tested(scaled)  # a temperature leaves the accuracy as it is
+        text += f"after temperature scaling ({mean}T = {temperature_of(scaled):.3f}) {errors}"
+    if stored is None or stored.key == "identity":
+        return text, ""
+    figures, errors = tested(stored)
+    return text, "" if errors in text else f"; {figures}"
