@@ -113,9 +113,16 @@ def test_pairs_of_classes_are_left_out_where_there_are_many():
     few, many = (
         {each.key for each in rank(*sampled(80, classes), folds=2).candidates} for classes in (4, 21)
     )
-    assert {"identity", "temperature", "structured-vector", "spline"} <= many < few
+    assert {"identity", "temperature", "structured-vector", "vector", "spline"} <= many < few
     assert not many & {"matrix", "structured-matrix", "dirichlet", "isotonic"}
     assert few <= set(CALIBRATORS)
+
+
+def test_other_class_frequencies_are_found_by_default():
+    logits, target = sampled(2000, 30)
+    shift = torch.linspace(-4, 4, 30)
+    assert rank(logits + shift, target, folds=2).best.key == "vector"
+    assert rank(2 * logits, target, folds=2).best.key == "temperature"
 
 
 def test_void_pixels_are_left_out():

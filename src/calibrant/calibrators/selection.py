@@ -218,7 +218,7 @@ def _standard_error(differences: Tensor, valid: Tensor) -> float:
 
 def _suited(logits: Tensor) -> list[str]:
     """The default candidates for these data."""
-    always = ["temperature", "ensemble-temperature", "structured-vector", "spline"]
+    always = ["temperature", "ensemble-temperature", "structured-vector", "vector", "spline"]
     few = ["structured-matrix", "dirichlet", "isotonic", "beta"]
     # The temperature of an image depends on all of its pixels, ignored ones included: all must be finite.
     images = ["local-temperature"] if logits.ndim > 2 and bool(logits.isfinite().all()) else []
