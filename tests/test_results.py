@@ -4,6 +4,7 @@ import json
 import re
 import runpy
 import shutil
+import statistics
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -178,6 +179,59 @@ def test_the_table_of_cifar_100_is_that_of_the_results():
                 for metric, each in figures
             ],
         )  # fmt: skip
+
+
+def scaled(runs, metric):
+    return [run[metric] * (1 if metric.endswith("nll") else 100) for run in runs.values()]
+
+
+def mean(runs, metric, digits):
+    return f"{statistics.fmean(scaled(runs, metric)):.{digits}f}"
+
+
+def deviation(runs, metric, digits):
+    return f"{statistics.stdev(scaled(runs, metric)):.{digits}f}"
+
+
+def test_the_table_of_margins_is_that_of_the_results():
+    text = (ROOT / "docs" / "losses.md").read_text()
+    table = text.partition("| data | validation NLL |")[2].partition("\n\n")[0].splitlines()[2:]
+    results = json.loads((RESULTS / "ada-scale-margin.json").read_text())
+    assert len(table) == len(results)
+    for row, (name, losses) in zip(table, results.items(), strict=True):
+        first, *cells = (cell.strip() for cell in row.strip("|").split("|"))
+        accuracy = "mean_iou" if name.startswith("VOC") else "accuracy"
+        found = [
+            mean(losses[loss], metric, digits)
+            for metric, digits in (("validation_nll", 3), (accuracy, 1), ("nll", 3), ("ece", 1))
+            for loss in ("ada-scale", "ada-scale[margin=50]")
+        ]
+        assert (first, [cell.strip("*") for cell in cells]) == (name, found)
+        assert cells[found.index(min(found[:2], key=float))].startswith("**")
+
+
+def test_the_table_of_long_tailed_cifar_100_is_that_of_the_results():
+    results = json.loads((RESULTS / "cifar100-lt-100-epochs" / "calibrators.json").read_text())
+    text = (RESULTS / "README.md").read_text()
+    table = text.partition("| calibrator of `ce` |")[2].partition("\n\n")[0].splitlines()[2:]
+    columns = [("accuracy", 1), ("nll", 3), ("ece", 1), ("classwise_ece", 2)]
+    expected = {
+        name: [f"{mean(runs, *each)} ± {deviation(runs, *each)}" for each in columns]
+        for name, runs in results.items()
+    }
+    found = [[cell.strip() for cell in row.strip(" |").split("|")] for row in table]
+    assert {name: cells for name, *cells in found} == expected
+    guide = (ROOT / "docs" / "choosing.md").read_text()
+    rows = guide.partition("| Long-tailed CIFAR-100 |")[2].partition("\n\n")[0].splitlines()
+    found = [[cell.strip(" `*") for cell in row.strip("|").split("|")][-4:] for row in rows]
+    assert {name: cells for name, *cells in found[:-1]} == {
+        name: [mean(runs, *each) for each in columns[:3]] for name, runs in results.items()
+    }
+    ours = BOARD["experiments"]["Long-tailed CIFAR-100, ResNet-32, 100 epochs"]["results"]["before"][
+        "ada-scale"
+    ]
+    accuracy, nll, ece = (ours[metric]["mean"] for metric in ("accuracy", "nll", "ece"))
+    assert found[-1] == ["none", f"{100 * accuracy:.1f}", f"{nll:.3f}", f"{100 * ece:.1f}"]
 
 
 @pytest.fixture(scope="module")
