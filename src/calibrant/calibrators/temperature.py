@@ -198,12 +198,10 @@ def _root(
 
 def _best_calibrated(data: HeldOut, *, equal_mass: bool) -> float:
     """The temperature of the grid with the least expected calibration error."""
-    if not equal_mass:
-        errors = _equal_width_errors(data)
-    elif data.samples <= _MOST_SORTED:
+    if equal_mass and data.samples <= _MOST_SORTED:
         errors = _equal_mass_errors(data)
     else:
-        errors = _equal_mass_errors_of_cells(data)
+        errors = _errors_of_cells(data, equal_mass=equal_mass)
     best = _GRID[errors.index(min(errors))]
     if best in (_GRID[0], _GRID[-1]):
         warn(
@@ -222,18 +220,6 @@ def _outcomes(rows: Tensor, labels: Tensor) -> tuple[Iterator[Tensor], Tensor]:
     return confidences, predicted.squeeze(1) == labels
 
 
-def _equal_width_errors(data: HeldOut) -> list[float]:
-    def gaps(rows: Tensor, labels: Tensor) -> Sums:
-        """Confidence minus correctness, summed in each bin, ``(temperatures, bins)``."""
-        confidences, correct = _outcomes(rows, labels)
-        histograms = (ConfidenceHistogram.of_outcomes(each, correct) for each in confidences)
-        bins = [histogram.equal_width(_BINS) for histogram in histograms]
-        return (torch.stack([each.confidence - each.correct for each in bins]),)
-
-    errors: list[float] = data.sums(gaps)[0].abs().sum(1).tolist()
-    return errors
-
-
 def _equal_mass_errors(data: HeldOut) -> list[float]:
     """Exact errors, from all confidences at every temperature."""
     parts = [(torch.stack(list(each)), correct) for each, correct in (_outcomes(*block) for block in data)]
@@ -243,8 +229,8 @@ def _equal_mass_errors(data: HeldOut) -> list[float]:
     return [float((each.confidence - each.correct).abs().sum()) for each in bins]
 
 
-def _equal_mass_errors_of_cells(data: HeldOut) -> list[float]:
-    """Errors from a histogram at every temperature, for data whose confidences are too many to keep."""
+def _errors_of_cells(data: HeldOut, *, equal_mass: bool) -> list[float]:
+    """Errors from a histogram at every temperature: exact for bins of equal width."""
 
     def cells(rows: Tensor, labels: Tensor) -> Sums:
         confidences, correct = _outcomes(rows, labels)
@@ -253,5 +239,6 @@ def _equal_mass_errors_of_cells(data: HeldOut) -> list[float]:
             torch.stack([torch.stack([each.count, each.confidence, each.correct]) for each in histograms]),
         )
 
-    bins = [ConfidenceHistogram(each[0].sum(), *each).equal_mass(_BINS) for each in data.sums(cells)[0]]
+    histograms = [ConfidenceHistogram(each[0].sum(), *each) for each in data.sums(cells)[0]]
+    bins = [each.equal_mass(_BINS) if equal_mass else each.equal_width(_BINS) for each in histograms]
     return [float((each.confidence - each.correct).abs().sum()) for each in bins]
