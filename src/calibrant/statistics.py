@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields
 from threading import RLock
 from typing import Any, Self
@@ -28,6 +28,24 @@ if hasattr(os, "register_at_fork"):  # a forked process must not inherit a lock 
 def sum_dtype(device: torch.device) -> torch.dtype:
     """The type of sums on a device: float64, or float32 where the device has no float64."""
     return torch.float32 if device.type == "mps" else torch.float64
+
+
+def device_only(fn: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
+    """The function of `nn.Module._apply` for sums and learned state, which follow the device only.
+
+    ``.half()`` and ``.to(dtype)`` are for weights of networks. A multiplier of 1e-6 or a class weight of 1e5
+    does not survive them, and half precision cannot count beyond 2,048.
+    """
+
+    def move(tensor: Tensor) -> Tensor:
+        try:
+            moved = fn(tensor)
+        except TypeError:  # a device without float64
+            moved = fn(tensor.float())
+        dtype = sum_dtype(moved.device) if tensor.is_floating_point() else tensor.dtype
+        return moved if moved.dtype == dtype else tensor.to(moved.device, dtype)
+
+    return move
 
 
 @dataclass(frozen=True, eq=False)

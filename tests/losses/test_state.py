@@ -197,8 +197,8 @@ class TestPrecision:
         expected = snapshot(loss)
         names = set(learned(loss))
         # The CPU stands in for such a device, and has float64: it must be said to have none.
-        for module in ("base", "adaptive"):
-            monkeypatch.setattr(f"calibrant.losses.{module}.sum_dtype", lambda device: torch.float32)
+        for module in ("statistics", "losses.base", "losses.adaptive"):
+            monkeypatch.setattr(f"calibrant.{module}.sum_dtype", lambda device: torch.float32)
         assert loss._apply(move) is loss
         for name, value in expected.items():
             moved = loss.get_buffer(name)

@@ -15,8 +15,16 @@ import torch
 from torch import Tensor, nn
 from torch.jit._trace import TracerWarning, is_tracing
 
-from calibrant.layout import arrange, as_decisions, as_pairs, computing_dtype, warn_of_probabilities
+from calibrant.layout import (
+    arrange,
+    as_decisions,
+    as_pairs,
+    check_floating,
+    computing_dtype,
+    warn_of_probabilities,
+)
 from calibrant.printable import first_few
+from calibrant.statistics import device_only
 from calibrant.warning import warn
 
 _SHOWN = 4  # the most learned numbers in print
@@ -156,18 +164,20 @@ class FittedLayer(nn.Module, ABC):
 
     def check(self, logits: Tensor) -> int:
         """Check logits against the fit and return the number of classes."""
+        classes = self.fitted_classes()
+        check_floating(logits, "logits")
+        if logits.ndim < 2 or logits.shape[1] != classes:
+            raise ValueError(
+                f"logits must have shape (B, {classes}, *S), as when this was fitted, "
+                f"got {tuple(logits.shape)}"
+            )
+        return classes
+
+    def fitted_classes(self) -> int:
+        """The number of classes; an error before a fit."""
         if self.num_classes is None:
             raise RuntimeError(
                 f"{type(self).__name__} has learned nothing yet: call fit(logits, target) first"
-            )
-        if not isinstance(logits, Tensor):
-            raise TypeError(f"logits must be a torch.Tensor, got {type(logits).__name__}")
-        if not logits.is_floating_point():
-            raise TypeError(f"logits must be floating point, got {logits.dtype}")
-        if logits.ndim < 2 or logits.shape[1] != self.num_classes:
-            raise ValueError(
-                f"logits must have shape (B, {self.num_classes}, *S), as when this was fitted, "
-                f"got {tuple(logits.shape)}"
             )
         return self.num_classes
 
@@ -253,13 +263,7 @@ class FittedLayer(nn.Module, ABC):
         super()._load_from_state_dict(dict(state_dict), prefix, *rest)
 
     def _apply(self, fn: Any, recurse: bool = True) -> Self:
-        # .half() is meant for weights. Learned state follows the device but keeps its precision.
-        before = dict(self._buffers)
-        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
-        for name, buffer in before.items():
-            moved = self._buffers[name]
-            if buffer is not None and moved is not None and moved.dtype != buffer.dtype:
-                self._buffers[name] = buffer.to(moved.device)
+        super()._apply(device_only(fn), recurse)  # type: ignore[no-untyped-call]
         return self
 
 

@@ -60,17 +60,14 @@ def save_layer(
     """Write a fitted layer of the kind that ``what`` names. Otherwise as `save_calibrator`."""
     from safetensors.torch import save
 
-    if calibrator.num_classes is None:
-        raise RuntimeError(
-            f"{type(calibrator).__name__} has learned nothing yet: call fit(logits, target) first"
-        )
+    classes = calibrator.fitted_classes()
     labels = len(calibrator.labels) if calibrator.binary else 0
     # A single label has the names of no and yes.
-    number = labels if labels > 1 else calibrator.num_classes
+    number = labels if labels > 1 else classes
     names = _checked(calibrator.class_names if class_names is None else class_names, number)
     description: dict[str, Any] = {
         "method": calibrator.key,
-        "num_classes": calibrator.num_classes,
+        "num_classes": classes,
         "class_names": names,
         "options": calibrator.options(),
         **({"labels": labels} if labels else {}),

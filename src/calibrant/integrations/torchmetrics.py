@@ -21,7 +21,7 @@ from calibrant.kernels import LogLikelihood, nan_if_invalid, reduce_classes
 from calibrant.layout import Elements, arrange, as_decisions, warn_of_probabilities
 from calibrant.metrics.catalogue import METRICS, Options, calibration_errors
 from calibrant.metrics.classwise import ClassGaps, classwise_ece
-from calibrant.statistics import Statistics, adding, sum_dtype
+from calibrant.statistics import Statistics, adding, device_only, sum_dtype
 
 __all__ = ["CalibrationError", "ClasswiseCalibrationError", "NegativeLogLikelihood", "SelectiveRisk"]
 
@@ -126,13 +126,8 @@ class _ErrorOfSums(Metric, Generic[Sums]):
         return self._plot(val, ax)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], exclude_state: Sequence[str] = "") -> nn.Module:
-        """Move to another device, but keep the type: half precision cannot count beyond 2,048."""
-
-        def move(tensor: Tensor) -> Tensor:
-            device = fn(torch.empty(0, dtype=torch.float32, device=tensor.device)).device
-            return tensor.to(device, sum_dtype(device) if tensor.is_floating_point() else tensor.dtype)
-
-        return super()._apply(move, exclude_state)
+        """Move to another device, but keep the type."""
+        return super()._apply(device_only(fn), exclude_state)
 
 
 class _ErrorOfHistogram(_ErrorOfSums[ConfidenceHistogram]):

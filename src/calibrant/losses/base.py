@@ -24,7 +24,7 @@ from calibrant.layout import (
     computing_dtype,
     is_transformed,
 )
-from calibrant.statistics import Statistics, sum_dtype
+from calibrant.statistics import Statistics, device_only, sum_dtype
 
 Reduction = Literal["mean", "sum", "none"]
 
@@ -375,18 +375,7 @@ class Loss(nn.Module):
         return None
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
-        # .half() and .to(dtype) are for weights of networks. A multiplier of 1e-6 or a class weight of 1e5
-        # does not survive them, so buffers follow the device only.
-        def move(tensor: Tensor) -> Tensor:
-            try:
-                moved = fn(tensor)
-            except TypeError:  # a device without float64
-                moved = fn(tensor.float())
-            if not tensor.is_floating_point() or moved.dtype == sum_dtype(moved.device):
-                return moved
-            return tensor.to(moved.device, sum_dtype(moved.device))
-
-        super()._apply(move, recurse)  # type: ignore[no-untyped-call]
+        super()._apply(device_only(fn), recurse)  # type: ignore[no-untyped-call]
         return self
 
     @classmethod
