@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from calibrant.losses import AdaptiveLoss, Loss
+from calibrant.losses.adaptive import summarised
 
 
 def calibrant_loss(loss: nn.Module, where: str, hint: str = "") -> Loss:
@@ -36,12 +37,7 @@ def learned_figures(loss: Loss) -> dict[str, Tensor]:
     figures: dict[str, Tensor] = {}
     if isinstance(loss, AdaptiveLoss):
         figures["passes"] = loss.passes.to(torch.float32)  # integers cannot be averaged over processes
-    for name, value in loss.learned().items():
-        if value.numel() == 1:
-            figures[name] = value.reshape(())
-        else:
-            figures |= {f"{name}_mean": value.mean(), f"{name}_min": value.min(), f"{name}_max": value.max()}
-    return figures
+    return figures | summarised({name: value.squeeze() for name, value in loss.learned().items()})
 
 
 def warn(message: str) -> None:

@@ -21,6 +21,21 @@ SYMBOLS = {"multiplier": "λ", "gamma": "γ", "penalty_weight": "ρ"}
 """The letters by which papers call what adaptive losses learn, by the name of the buffer."""
 
 
+def summarised(learned: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Learned quantities in a few scalars to log: of more than a scalar, mean, minimum and maximum.
+
+    >>> list(summarised({"scale": torch.tensor(0.5), "gamma": torch.tensor([1.0, 3.0])}))
+    ['scale', 'gamma_mean', 'gamma_min', 'gamma_max']
+    """
+    found: dict[str, Tensor] = {}
+    for name, value in learned.items():
+        if value.ndim == 0:
+            found[name] = value
+        else:
+            found |= {f"{name}_mean": value.mean(), f"{name}_min": value.min(), f"{name}_max": value.max()}
+    return found
+
+
 class AdaptationWarning(UserWarning):
     """An adaptive loss has no effect, or its learned state is at its bounds; see `AdaptiveLoss.advice`."""
 

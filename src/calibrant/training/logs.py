@@ -18,23 +18,6 @@ if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
 
 
-def learned_columns(learned: Mapping[str, Tensor]) -> dict[str, float]:
-    """The columns of a log row for the learned state of a loss: a scalar, or mean, minimum and maximum.
-
-    >>> import torch
-    >>> learned_columns({"scale": torch.tensor(0.5), "gamma": torch.tensor([1.0, 3.0])})
-    {'scale': 0.5, 'gamma_mean': 2.0, 'gamma_min': 1.0, 'gamma_max': 3.0}
-    """
-    columns: dict[str, float] = {}
-    for name, value in learned.items():
-        if value.ndim == 0:
-            columns[name] = float(value)
-        else:
-            kinds = {"mean": value.mean(), "min": value.min(), "max": value.max()}
-            columns |= {f"{name}_{kind}": float(each) for kind, each in kinds.items()}
-    return columns
-
-
 class Logs:
     """The log files of a run. Rows that a killed run wrote after its last checkpoint are replaced."""
 

@@ -20,6 +20,7 @@ from calibrant.distributed import agree, gather, readable_errors, together
 from calibrant.histogram import Bins
 from calibrant.losses import AdaptiveLoss
 from calibrant.losses.adaptation import advise
+from calibrant.losses.adaptive import summarised
 from calibrant.options import RecipeError
 from calibrant.statistics import sum_dtype
 from calibrant.training import DivergedError, TrainingError, checkpoint, run_folder
@@ -32,7 +33,7 @@ from calibrant.training.data import DataSets, Inputs, Split, load_data, shuffled
 from calibrant.training.display import Display
 from calibrant.training.fabric import Fabric
 from calibrant.training.lock import FolderLock
-from calibrant.training.logs import Logs, learned_columns
+from calibrant.training.logs import Logs
 from calibrant.training.optimization import SCHEDULES, load_moments, set_rates
 from calibrant.training.recipe import Recipe
 from calibrant.training.run_lock import check_free, lock_of, wait_for
@@ -319,7 +320,7 @@ class Loop:
             "train_loss": mean_loss,
             **{f"validation_{name.replace('-', '_')}": value for name, value in figures.items()},
             **{f"test_{name}": value for name, value in test.items()},
-            **learned_columns(learned),
+            **{name: float(value) for name, value in summarised(learned).items()},
             "seconds": time.perf_counter() - started,
         }
         self.history.append(row)
