@@ -299,7 +299,7 @@ class CalibratedClassifier(ClassifierMixin, MetaEstimatorMixin, BaseEstimator): 
             if calibrator is None:
                 raise ValueError("method='auto' takes no sample_weight: choose a method")
             weights = _check_sample_weight(sample_weight, X, dtype=np.float64, ensure_non_negative=True)
-            _counts(labels[weights > 0])
+            _check_counts(labels[weights > 0])
         everything = np.arange(len(labels))
         if self.prefit:
             if self.cv is not None:
@@ -350,13 +350,7 @@ class CalibratedClassifier(ClassifierMixin, MetaEstimatorMixin, BaseEstimator): 
         if not hasattr(splitter, "split"):
             if not isinstance(splitter, Integral) or splitter < 2:
                 raise ValueError(f"cv must be a whole number of at least 2, or a splitter, got {splitter!r}")
-            classes, counts = _counts(labels)
-            if counts.min() < splitter:
-                rare, number = classes[counts.argmin()].item(), int(counts.min())
-                raise ValueError(
-                    f"class {rare!r} has {number} sample{'s' * (number > 1)}, but {splitter} folds need at "
-                    f"least {splitter} of each"
-                )
+            _check_counts(labels, int(splitter), f"{splitter} folds need at least {splitter} of each")
             splitter = StratifiedKFold(int(splitter), shuffle=True, random_state=self.random_state)
         return list(splitter.split(X, labels))
 
@@ -364,13 +358,9 @@ class CalibratedClassifier(ClassifierMixin, MetaEstimatorMixin, BaseEstimator): 
         """The indices of the data for the classifier, and of the held-out data."""
         if not 0 < self.holdout < 1:
             raise ValueError(f"holdout must be a fraction of the data, between 0 and 1, got {self.holdout!r}")
-        classes, counts = _counts(labels)
-        if counts.min() < 2:
-            rare = classes[counts.argmin()].item()
-            raise ValueError(
-                f"class {rare!r} has 1 sample, but each needs at least 2: one to fit the classifier, one to "
-                "fit the calibrator"
-            )
+        _check_counts(
+            labels, 2, "each needs at least 2: one to fit the classifier, one to fit the calibrator"
+        )
         parts = train_test_split(
             np.arange(len(labels)), test_size=self.holdout, stratify=labels, random_state=self.random_state
         )
@@ -396,12 +386,15 @@ class CalibratedClassifier(ClassifierMixin, MetaEstimatorMixin, BaseEstimator): 
         return tags
 
 
-def _counts(labels: NDArray[Any]) -> tuple[NDArray[Any], NDArray[np.int_]]:
-    """The classes, at least two, and the number of samples of each."""
+def _check_counts(labels: NDArray[Any], fewest: int = 1, needed: str = "") -> None:
+    """Raise an error unless there are two or more classes, with ``fewest`` samples or more of each."""
     classes, counts = np.unique(labels, return_counts=True)
     if len(classes) < 2:
         raise ValueError(f"y must hold at least 2 classes, got {len(classes)} class")
-    return classes, counts
+    number = int(counts.min())
+    if number < fewest:
+        rare = classes.tolist()[int(counts.argmin())]  # also of Python objects
+        raise ValueError(f"class {rare!r} has {number} sample{'s' * (number > 1)}, but {needed}")
 
 
 def _copies(weights: NDArray[np.float64]) -> NDArray[np.int_]:
