@@ -97,17 +97,21 @@ def commands_after(output):
 @pytest.mark.usefixtures("blank_pictures")
 def test_train_ends_with_the_next_commands():
     command = ("train", "digits-lt", *QUICK, "--output", "a run")
-    evaluating, predicting = commands_after(printed(*command))
-    assert evaluating == ["evaluate", "a run/test.npz", "--report", "report.html"]
+    applying, evaluating, predicting = commands_after(printed(*command))
+    bundle = "a run/bundle/calibrator.safetensors"
+    assert applying == ["apply", bundle, "a run/test.npz", "--output", "calibrated.npz"]
+    assert evaluating == ["evaluate", "a run/test.npz", "calibrated.npz", "--report", "report.html"]
     assert predicting == ["predict", "a run", "--input", "new.npy", "--output", "predictions.csv"]
     np.save("new.npy", np.zeros((2, 64)))
+    printed(*applying)
     printed(*evaluating, "--resamples", "5")
     printed(*predicting)
     assert Path("report.html").is_file()
     assert len(Path("predictions.csv").read_text().splitlines()) == 3
     Path("a run/test.npz").unlink()
-    first, second, _ = commands_after(printed(*command))
-    assert (first, second[:2]) == (["predict", "a run", "--output", "test.npz"], ["evaluate", "test.npz"])
+    first, second, *_ = commands_after(printed(*command))
+    assert first == ["predict", "a run", "--output", "test.npz"]
+    assert second == ["apply", bundle, "test.npz", "--output", "calibrated.npz"]
     printed(*first)
     assert Path("test.npz").is_file()
 

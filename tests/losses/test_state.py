@@ -398,3 +398,11 @@ def test_a_measure_of_one_s_own_is_still_guarded() -> None:
     loss.observe(logits, torch.zeros(4, dtype=torch.long))
     with pytest.raises(ValueError, match="NaN or infinite"):
         loss.adapt()
+
+
+def test_what_was_learned_before_stays_as_it_was():
+    loss = create_loss("ada-scale", 3)
+    before = loss.learned()
+    loss.observe(5 * torch.randn(200, 3, generator=torch.Generator().manual_seed(0)), torch.arange(200) % 3)
+    loss.adapt()
+    assert before["scale"] == 1 != loss.learned()["scale"]

@@ -110,23 +110,31 @@ def train(
         state = f"not calibrated: {reason}" if plain else f"calibrated by {in_words(calibrator)}"
         say(f"{folder / BUNDLE}: {state}{tested_bundle}")
     say("Next:")
-    for command in _next_commands(folder, example, ["--binary"] if followed.binary else []):
+    calibrated = found is not None and found[0].key != "identity"
+    for command in _next_commands(folder, example, ["--binary"] if followed.binary else [], calibrated):
         say(f"  calibrant {shlex.join(command)}")
 
 
 def _next_commands(
-    folder: Path, example: tuple[str, str] | None, reading: Sequence[str]
+    folder: Path, example: tuple[str, str] | None, reading: Sequence[str], calibrated: bool
 ) -> Iterator[list[str]]:
     """The commands that a user may want after training.
 
     ``example`` has names of new inputs and of their predictions; it is None if the model cannot be used on
-    new inputs. ``reading`` are the options that say how to read the predictions of the run.
+    new inputs. ``reading`` are the options that say how to read the predictions of the run. ``calibrated``
+    tells whether the bundle has a calibrator: the test predictions are then evaluated with and without it.
     """
+    from calibrant.training.run_folder import BUNDLE, CALIBRATOR
+
     test = folder / "test.npz"
     if not test.is_file():  # predictions that are too large are not stored
         test = Path("test.npz")
         yield ["predict", str(folder), "--output", str(test)]
-    yield ["evaluate", str(test), *reading, "--report", "report.html"]
+    files = [str(test)]
+    if calibrated:
+        files.append("calibrated.npz")
+        yield ["apply", str(folder / BUNDLE / CALIBRATOR), str(test), "--output", files[1]]
+    yield ["evaluate", *files, *reading, "--report", "report.html"]
     if example is not None:
         yield ["predict", str(folder), "--input", example[0], "--output", example[1]]
 

@@ -85,8 +85,8 @@ class MeanFigure:
         interval: the 95 % interval of the mean, over test data and (with several) seeds; None if the metric
             was not resampled.
         p_value: the p-value of the difference from the first method, corrected for the number of methods
-            (Holm, 1979); None for the first method, for one seed, and if the metric was not resampled or the
-            first method does not have it.
+            (Holm, 1979); None for the first method, for one seed, for the largest error of several bins, and
+            if the metric was not resampled or the first method does not have it.
         better: whether the mean is better than that of the first method.
     """
 
@@ -171,7 +171,8 @@ class Comparison:
             elif first is not None:
                 difference = _difference(evaluations, first, metric)
                 better = difference.mean != 0 and (difference.mean > 0) == METRICS[metric].higher_is_better
-                if (p_value := difference.p_value()) is not None:
+                p_value = None if METRICS[metric].maximum else difference.p_value()
+                if p_value is not None:
                     tested[method.name] = p_value
             found[method.name] = MeanFigure(
                 estimate.mean,

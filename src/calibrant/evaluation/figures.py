@@ -264,14 +264,20 @@ class Evaluation:
         if not paired:  # both may have been drawn with the same random numbers: break the pairing
             theirs = theirs.flip(0)
         value = first.value - second.value
-        if METRICS[name].curve_interval is None:
-            low, high = interval(value, ours - theirs, self.level, debiased=METRICS[name].debiased)
-        else:  # often at a bound, where reflected intervals are too narrow
-            low, high = percentile_interval(ours - theirs, self.level)
+        metric, quantiles = METRICS[name], percentile_interval(ours - theirs, self.level)
+        if metric.curve_interval is not None:  # often at a bound, where reflected intervals are too narrow
+            low, high = quantiles
+        else:
+            # Most of the bias of calibration errors cancels in the difference. The bootstrap's estimate of
+            # the rest is mostly noise: a correction would find differences between equal models.
+            unbiased = metric.debiased or metric.group == "calibration"
+            low, high = interval(value, ours - theirs, self.level, debiased=unbiased)
+            if metric.maximum:
+                low, high = min(low, quantiles[0]), max(high, quantiles[1])
         # A difference by rounding is not significant, however regular it is.
         rounding = 1e-6 * max(abs(first.value), abs(second.value))
         significant = not low <= 0 <= high and abs(value) > rounding
-        better = "first" if (value > 0) == METRICS[name].higher_is_better else "second"
+        better = "first" if (value > 0) == metric.higher_is_better else "second"
         return Difference(value, (low, high), significant, better if significant else None)
 
     def is_paired_with(self, other: Evaluation) -> bool:

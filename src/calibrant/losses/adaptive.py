@@ -209,7 +209,7 @@ class AdaptiveLoss(Loss):
         return self.measure(arrange(torch.empty(0, self.num_classes, device=device), labels))
 
     def learned(self) -> dict[str, Tensor]:
-        return {name: getattr(self, name) for name in self._reported}
+        return {name: getattr(self, name).clone() for name in self._reported}
 
     def register_learned(self, name: str, values: float | Sequence[float], *, reported: bool = True) -> None:
         """Register learned state: a persistent buffer that keeps its precision under ``.half()``.

@@ -363,7 +363,7 @@ class Loss(nn.Module):
         """Drop what was observed; nothing to do for a loss that does not adapt."""
 
     def learned(self) -> dict[str, Tensor]:
-        """The learned quantities to report, such as multipliers, by name; empty if nothing adapts."""
+        """Copies of the learned quantities, such as multipliers, by name; empty if nothing adapts."""
         return {}
 
     def advice(self) -> str | None:

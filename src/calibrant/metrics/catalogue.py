@@ -118,6 +118,8 @@ class Metric(Description):
         chance: the mean value that a calibrated model gets by chance, as a function of the source of the
             confidences, bins and seed. It is subtracted from the lower end of the interval, because the
             bootstrap underestimates this bias.
+        maximum: true for the largest error of several bins. A few elements decide it, so two models differ
+            significantly in it only where the quantiles of the resampled differences agree.
         since: the format of stored evaluations that first has the metric. For a new metric, one more than the
             highest so far: evaluations that were stored before are then read without it.
 
@@ -142,6 +144,7 @@ class Metric(Description):
     curve_interval: Callable[[RiskCoverage], Interval] | None = None
     debiased: bool = False
     chance: Callable[[Predictions | ConfidenceHistogram, int, int], float] | None = None
+    maximum: bool = False
     since: int = 1
 
     def wanted(self, options: Options) -> bool:
@@ -293,7 +296,11 @@ METRICS: dict[str, Metric] = {
         "ECE", "The mean gap between confidence and accuracy over equally wide bins of confidence.", ece_of
     ),
     "mce": _error(
-        "MCE", "The largest gap between confidence and accuracy in any bin.", mce_of, chance=chance_mce
+        "MCE",
+        "The largest gap between confidence and accuracy in any bin.",
+        mce_of,
+        chance=chance_mce,
+        maximum=True,
     ),
     "ece_l2": _error(
         "ECE, L2", "The root mean square gap over equally wide bins: large gaps weigh more.", ece_l2_of
@@ -312,6 +319,7 @@ METRICS: dict[str, Metric] = {
         source="gaps",
         function=lambda gaps, options: gaps.largest_error,
         chance=partial(chance_classwise, lambda gaps: gaps.largest_error),
+        maximum=True,
         since=3,
     ),
     "debiased_ece": _error(

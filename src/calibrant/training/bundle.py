@@ -28,9 +28,9 @@ from calibrant.sizes import MAX_CLASSES, check_memory
 from calibrant.training import run_folder
 from calibrant.training.calibration import NONE_BETTER, check_method, fitted_calibrator
 from calibrant.training.data import PREPARATIONS, DataSets, Inputs, Preparation, map_inputs
-from calibrant.training.lock import FolderLock
 from calibrant.training.models import MODELS, create_model, self_contained
 from calibrant.training.run_folder import BUNDLE, CALIBRATOR, MANIFEST, PREPARATION, WEIGHTS
+from calibrant.training.run_lock import lock_of
 from calibrant.training.runs import Run, content_hash, trained_model, without_starting_weights
 
 FORMAT = 1
@@ -303,7 +303,7 @@ def ensure_bundle(run: Run, method: str, say: Callable[[str], object]) -> None:
         method: how to calibrate, see `write_bundle`.
         say: a function to call with what is going on.
     """
-    with FolderLock(run.folder, "writing the bundle"):
+    with lock_of(run.folder, run.recipe):  # a second start of the recipe waits
         manifest = _intact(run.folder)
         if manifest is not None and manifest.get("calibrate") == method:
             return

@@ -137,6 +137,24 @@ def test_a_class_may_be_called_none(tmp_path):
     assert table(tmp_path, file="a.csv", target="y").class_names == ("1", "2", "none")
 
 
+@pytest.mark.parametrize(
+    ("value", "what"),
+    [
+        (lambda number: f"{number % 30},5" if number % 3 else number % 30, "numbers with decimal commas"),
+        (lambda number: f"2024-01-{number % 28 + 1:02}", "dates"),
+        (lambda number: f"{number % 28 + 1}.1.2024 12:30", "dates"),
+    ],
+)
+def test_texts_that_are_no_categories_are_told(tmp_path, value, what):
+    rows = [{**row, "at": value(number)} for number, row in enumerate(people())]
+    write_csv(tmp_path / "a.csv", rows, ";")
+    with pytest.warns(
+        UserWarning, match=f"column 'at': its \\d+ different texts .* look like {what}; .*drop"
+    ):
+        table(tmp_path, file="a.csv", **OPTIONS)
+    table(tmp_path, file="a.csv", **{**OPTIONS, "categorical": ("rooms", "at")})  # says so itself
+
+
 def test_columns_without_information(tmp_path):
     rows = [{"same": 0.1, "empty": None, "x": n, "y": n % 2} for n in range(20)]
     write_csv(tmp_path / "a.csv", rows)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -31,6 +32,7 @@ from calibrant.training.data.preparation import Preparation
 from calibrant.training.data.sampling import draw_parts, part_sizes
 from calibrant.training.data.split import DataSets, TensorSplit, warn_of_missing_classes
 from calibrant.training.data.text.documents import check_several, class_positions, sorted_classes, yes_or_no
+from calibrant.warning import warn
 
 MAX_CATEGORIES = 1000
 """The most different texts of a column."""
@@ -167,6 +169,25 @@ def _inputs(path: Path, rows: Rows, columns: Columns) -> Tensor:
         return rows.prepared(columns)
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from error
+
+
+_NOT_CATEGORIES = {
+    "numbers with decimal commas; write them with points": r"[+-]?\d+(,\d+)?",
+    "dates; make numbers of them, such as the month or the days since a day": (
+        r"\d{4}-\d\d?-\d\d?([ T].*)?|\d\d?([./-])\d\d?\2\d{2,4}([ T].*)?"
+    ),
+}
+"""What columns of texts can be that are not meant as categories, and the form of such texts."""
+
+
+def _warn_of_no_category(path: Path, name: str, categories: Sequence[str]) -> None:
+    texts = [text for text in categories if text]
+    for what, form in _NOT_CATEGORIES.items():
+        if len(texts) > 2 and all(re.fullmatch(form, text) for text in texts):
+            warn(
+                f"{path}, column {name!r}: its {len(texts)} different texts become categories, but they look "
+                f'like {what}, or leave the column out with drop = ["{name}"]'
+            )
 
 
 def repeats(different: int, rows: int) -> bool:
@@ -345,7 +366,10 @@ class Rows(Preparation):
                         f'categories; leave it out with drop = ["{name}"]'
                     )
                 else:
-                    fitted.append(Categories.fit(name, training))
+                    found = Categories.fit(name, training)
+                    if name not in categorical:
+                        _warn_of_no_category(path, name, found.categories)
+                    fitted.append(found)
             except ValueError as error:
                 raise ValueError(f"{path}, column {name!r}: {error}") from error
         return cls(fitted, ignored)
