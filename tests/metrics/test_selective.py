@@ -1,6 +1,7 @@
 """AURC, AUGRC and the risk-coverage curve against their definitions, with and without ties."""
 
 from itertools import pairwise, permutations
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ from sklearn.metrics import roc_auc_score
 from calibrant import evaluate
 from calibrant.evaluation import Evaluator
 from calibrant.metrics import (
+    METRICS,
     Predictions,
     augrc,
     aurc,
@@ -146,6 +148,15 @@ def test_a_stream_is_close():
     assert streamed.coverage_at_risk == pytest.approx(exact.coverage_at_risk, abs=5e-3)
 
 
+@pytest.fixture
+def few_metrics():
+    """Evaluations of these metrics only, since all of them would take most of the time."""
+    names = ("nll", "aurc", "augrc", "risk_at_coverage", "coverage_at_risk")
+    with patch.dict(METRICS, {name: METRICS[name] for name in names}, clear=True):
+        yield
+
+
+@pytest.mark.usefixtures("few_metrics")
 @pytest.mark.parametrize("scale", [3, 20], ids=["many errors", "few errors"])
 def test_intervals_cover_the_true_value(scale):
     """Models with a known posterior; with few errors, the figures are near their bounds."""
