@@ -1,8 +1,10 @@
 """The numbers of the charts in a page are those of the evaluations."""
 
 import pytest
+import torch
 
-from calibrant.evaluation import ClassFigures
+from calibrant.evaluation import ClassFigures, evaluate
+from calibrant.evaluation.comparison import Comparison, Method
 from calibrant.evaluation.figures import ClassBin
 from calibrant.metrics import RiskCoverage
 from calibrant.reports import charts
@@ -60,6 +62,19 @@ def test_the_chart_of_methods_has_every_state():
     assert first.x > second.x
     assert 0 <= second.y <= 1
     assert f"ECE {100 * found.figures('ece')['sharp'].mean:.2f}% [" in first.tip
+
+
+def test_accuracies_that_differ_by_chance_are_drawn_close():
+    logits = torch.randn(2000, 2, generator=torch.Generator().manual_seed(0))
+    target = (logits[:, 1] > 0).long()
+    other = logits.clone()
+    other[0] = other[0].flip(0)
+    runs = [(evaluate(each, target, resamples=20),) for each in (logits, other)]
+    methods = tuple(Method(str(number), each) for number, each in enumerate(runs))
+    scatter = charts.accuracy_against_error(Comparison("", (0,), methods))
+    (first,), (second,) = scatter.points
+    assert 0 < abs(first.y - second.y) < 0.1
+    assert all(len(label) <= 5 for _, label in scatter.y_ticks)
 
 
 def test_diagrams_of_classes_start_with_the_worst():

@@ -18,6 +18,8 @@ from calibrant.training import Recipe, RecipeError, Run, bundle, calibration, ru
 from calibrant.training.bundle import Bundle, write_bundle
 from calibrant.training.data.text.tables import read_texts
 from calibrant.training.export import Probabilities, export
+from calibrant.training.lock import FolderLock
+from calibrant.training.run_lock import lock_of
 from tests.cli.commands import fail, invoke, printed
 from tests.onnx_exporter import operators_listed_once
 from tests.training.data.test_segmentation import write_voc
@@ -538,3 +540,11 @@ def test_names_of_files_are_those_that_are_written(small):
     write_bundle(small, "none")
     written = {f"bundle/{path.name}" for path in Path(small.folder, "bundle").iterdir()}
     assert written == {name for name in run_folder.FILES if name.startswith("bundle/")}
+
+
+def test_a_bundle_is_written_under_the_lock_of_its_recipe(small, monkeypatch):
+    """A second start of the recipe then waits, as it does during training."""
+    held = []
+    monkeypatch.setattr(bundle, "write_bundle", lambda *_: held.append(FolderLock(small.folder).holder()))
+    bundle.ensure_bundle(small, "vector", lambda line: None)
+    assert f"({lock_of(small.folder, small.recipe).purpose.partition(':')[0]}:" in held[0]
