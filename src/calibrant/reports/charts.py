@@ -278,7 +278,7 @@ def accuracy_against_error(comparison: Comparison) -> Scatter:
         values = [100 * state[axis].mean for each in found.values() for state in each]
         low, high = (0.0 if axis == 0 else min(values)), max(values)
         edge = 0.08 * (high - low) or 1.0
-        if axis:  # at least a point long: less is chance, and its labels would not fit
+        if axis:  # a point long, or half of one near 100 %: less is chance, and the labels would not fit
             edge = max(edge, (1 - (high - low)) / 2)
         axes.append(_ticks(max(0.0, low - (edge if axis else 0)), min(100.0, high + edge)))
 

@@ -140,9 +140,11 @@ def test_a_class_may_be_called_none(tmp_path):
 @pytest.mark.parametrize(
     ("value", "what"),
     [
-        (lambda number: f"{number % 30},5" if number % 3 else number % 30, "numbers with decimal commas"),
+        (lambda number: f"{number % 30},5" if number % 3 else number % 30, "numbers with commas"),
         (lambda number: f"2024-01-{number % 28 + 1:02}", "dates"),
         (lambda number: f"{number % 28 + 1}.1.2024 12:30", "dates"),
+        (lambda number: f"1/{number % 28 + 1}/2024", "dates"),
+        (lambda number: f"2024/01/{number % 28 + 1}", "dates"),
     ],
 )
 def test_texts_that_are_no_categories_are_told(tmp_path, value, what):
@@ -153,6 +155,15 @@ def test_texts_that_are_no_categories_are_told(tmp_path, value, what):
     ):
         table(tmp_path, file="a.csv", **OPTIONS)
     table(tmp_path, file="a.csv", **{**OPTIONS, "categorical": ("rooms", "at")})  # says so itself
+
+
+@pytest.mark.parametrize("form", ["1.{}.10", "555-12{}", "12-34-{}", "{}-5", "1999-{}99-01"])
+def test_codes_are_categories(tmp_path, form):
+    rows = [{**row, "at": form.format(number % 20)} for number, row in enumerate(people())]
+    write_csv(tmp_path / "a.csv", rows)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        table(tmp_path, file="a.csv", **OPTIONS)
 
 
 def test_columns_without_information(tmp_path):

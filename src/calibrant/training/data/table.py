@@ -171,10 +171,11 @@ def _inputs(path: Path, rows: Rows, columns: Columns) -> Tensor:
         raise ValueError(f"{path}: {error}") from error
 
 
+_YEAR, _MONTH, _DAY = r"(19|20)\d\d", r"(0?[1-9]|1[0-2])", r"(0?[1-9]|[12]\d|3[01])"
 _NOT_CATEGORIES = {
-    "numbers with decimal commas; write them with points": r"[+-]?\d+(,\d+)?",
+    "numbers with commas; write 1.5 for 1,5 and 1234 for 1,234": r"[+-]?\d+(,\d+)?",
     "dates; make numbers of them, such as the month or the days since a day": (
-        r"\d{4}-\d\d?-\d\d?([ T].*)?|\d\d?([./-])\d\d?\2\d{2,4}([ T].*)?"
+        rf"({_YEAR}[-/.]{_MONTH}[-/.]{_DAY}|({_DAY}[-/.]{_MONTH}|{_MONTH}/{_DAY})[-/.]{_YEAR})([ T].*)?"
     ),
 }
 """What columns of texts can be that are not meant as categories, and the form of such texts."""
@@ -186,7 +187,8 @@ def _warn_of_no_category(path: Path, name: str, categories: Sequence[str]) -> No
         if len(texts) > 2 and all(re.fullmatch(form, text) for text in texts):
             warn(
                 f"{path}, column {name!r}: its {len(texts)} different texts become categories, but they look "
-                f'like {what}, or leave the column out with drop = ["{name}"]'
+                f'like {what}, or leave the column out with drop = ["{name}"]; if they are categories, list '
+                f'it in categorical = ["{name}"]'
             )
 
 
