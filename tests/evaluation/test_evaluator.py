@@ -855,19 +855,17 @@ def test_pairing_survives_json_and_other_numbers_of_resamples(golden_batch: Batc
         assert same.replicates[name][:50] == pytest.approx(values, rel=1e-6)
 
 
-@pytest.mark.parametrize("kind", ["equal", "one sharper", "300 and 2,000 elements"])
+@pytest.mark.parametrize("kind", ["equal", "one sharper"])
 def test_calibrated_models_rarely_differ(kind: str) -> None:
     program = runpy.run_path(str(Path(__file__).parents[2] / "benchmarks" / "false_differences.py"))
-    draw = program["pairs"](100, torch.Generator().manual_seed(0))[kind]
+    draw = program["pairs"](60, torch.Generator().manual_seed(0))[kind]
     found: Counter[str] = Counter()
-    for _ in range(30):
+    for _ in range(16):
         first, second = draw()
         found.update(name for name, each in first.compare(second).items() if each.significant)
-    limits = {name: 5 for name, metric in METRICS.items() if metric.group == "calibration"}
-    if kind.startswith("300"):
-        limits |= dict.fromkeys(("adaptive_ece", "mce", "smooth_ece", "debiased_ece_l1"), 8)
-    # With a chance of 5 % each, more than 5 of 30 happen once in 300 times.
-    assert {name: found[name] for name, most in limits.items() if found[name] > most} == {}
+    errors = [name for name, metric in METRICS.items() if metric.group == "calibration"]
+    # With a chance of 5 % each, more than 3 of 16 happen once in 100 times.
+    assert {name: found[name] for name in errors if found[name] > 3} == {}
 
 
 def test_the_largest_error_is_not_tested_over_seeds() -> None:

@@ -2,6 +2,7 @@
 
 import csv
 import json
+import shlex
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -108,7 +109,14 @@ def test_trained_evaluated_calibrated_reported_and_exported(write: Writer, loss:
     data = "data.npz" if write is arrays else "data"
     options += ["--set", "binary=true"] if write is single else []
     output = printed("train", "--data", data, *options, "--loss", loss, *QUICK, "--output", "run")
-    assert "calibrant evaluate run/test.npz --binary --report report.html" in output
+    *applying, evaluating, _ = [
+        shlex.split(line)[1:] for line in output.partition("\nNext:\n")[2].splitlines()
+    ]
+    for command in applying:
+        printed(*command)
+    files = ["run/test.npz", *(command[-1] for command in applying)]
+    assert evaluating == ["evaluate", *files, "--binary", "--report", "report.html"]
+    printed(*evaluating, "--resamples", "0")
 
     # The predictions of the run, of its bundle for the raw inputs, and of the graph are the same.
     run, bundle = Run(Path("run")), calibrant.load("run", device="cpu")
