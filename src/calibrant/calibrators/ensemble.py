@@ -104,4 +104,4 @@ def _likeliest_weights(data: HeldOut, temperature: float) -> Tensor:
     if weights[:2].sum() < _LEAST:
         weights = (1 - _LEAST) * weights + _LEAST * tempered
     # Rounding can keep the search from reaching temperature scaling where that is best.
-    return tempered if evaluate(tempered)[0] <= evaluate(weights)[0] else weights
+    return weights if evaluate(weights)[0] < evaluate(tempered)[0] else tempered
