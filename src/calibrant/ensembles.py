@@ -43,8 +43,11 @@ def mutual_information(logits: Tensor, *, binary: bool = False) -> Tensor:
     """Mutual information between prediction and member, in nats: from 0 to log M.
 
     It is the entropy of the pooled probabilities minus the mean entropy of the members. It is 0 where all
-    members predict the same probabilities, and large where each is sure of something else. Arguments as for
-    `pool`.
+    members predict the same probabilities, and large where each is sure of something else.
+
+    Args:
+        logits: logits ``(M, B, K, *S)``, as for `pool`.
+        binary: each logit is a yes-or-no decision of its own, as for `pool`.
 
     Returns:
         Scores ``(B, *S)``, for example for out-of-distribution detection; if binary, one for each decision.
@@ -60,7 +63,9 @@ def mutual_information(logits: Tensor, *, binary: bool = False) -> Tensor:
 def disagreement(logits: Tensor, *, binary: bool = False) -> Tensor:
     """The fraction of pairs of members that predict different classes, from 0 to 1.
 
-    Arguments as for `pool`, with at least 2 members.
+    Args:
+        logits: logits ``(M, B, K, *S)``, as for `pool`; M at least 2.
+        binary: each logit is a yes-or-no decision of its own, as for `pool`.
 
     Returns:
         Fractions ``(B, *S)``; if binary, one for each decision.

@@ -184,8 +184,17 @@ def choose(
 ) -> Calibrator:
     """Fit the calibrator with the smallest cross-validated NLL to all of the data.
 
-    `Identity` is a candidate and is returned if no other calibrator helps. ``show`` is called with the
-    ranking; ``print`` prints it as a table. Other arguments as for `rank`.
+    `Identity` is a candidate and is returned if no other calibrator helps.
+
+    Args:
+        logits: as for `rank`.
+        target: as for `rank`.
+        candidates: as for `rank`.
+        folds: as for `rank`.
+        ignore_index: as for `rank`.
+        binary: as for `rank`.
+        seed: as for `rank`.
+        show: a function to call with the ranking; ``print`` prints it as a table.
 
     >>> generator = torch.Generator().manual_seed(0)
     >>> logits = torch.randn(1000, 3, generator=generator)

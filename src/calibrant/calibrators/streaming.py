@@ -98,7 +98,15 @@ class HeldOut:
     def totals(
         self, function: Callable[..., Sums], of_images: Callable[[Tensor], Tensor] | None = None
     ) -> Tensor:
-        """As `sums`, of a function that returns tensors with one value per element, ``(n,)``; on the CPU."""
+        """Add up several values per element, in one pass.
+
+        Args:
+            function: as for `sums`, but returns one value per element, ``(n,)``, in each tensor.
+            of_images: as for `sums`.
+
+        Returns:
+            The sums, one for each value, in float64 on the CPU.
+        """
 
         def summed(*block: Tensor) -> Sums:
             return (torch.stack([value.sum(dtype=torch.float64) for value in function(*block)]),)

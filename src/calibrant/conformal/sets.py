@@ -162,8 +162,11 @@ class APS(ConformalSets):
 
     Romano, Sesia and Candès, *Classification with Valid and Adaptive Coverage*, NeurIPS 2020.
 
-    With ``never_empty=False``, the class's own probability is added to its score, and sets of very confident
-    elements can be empty. Other arguments as for `ConformalSets`.
+    Args:
+        alpha: as for `ConformalSets`.
+        class_conditional: as for `ConformalSets`.
+        never_empty: False to add the class's own probability to its score. Sets of very confident elements
+            can then be empty.
 
     >>> logits = torch.tensor([[0.6, 0.3, 0.1]] * 4).log()
     >>> sets = APS(alpha=0.4).fit(logits, torch.tensor([0, 0, 1, 2]))
@@ -195,11 +198,17 @@ class APS(ConformalSets):
 class RAPS(APS):
     """`APS` with a penalty for large sets (key ``raps``).
 
-    The classes after the first ``size`` most probable ones (at least 1, k_reg in the paper) get ``weight``
-    each in addition (at least 0, λ in the paper): long tails of improbable classes stay outside. Other
-    arguments as for `APS`.
+    The classes after the first ``size`` most probable ones get ``weight`` each in addition: long tails of
+    improbable classes stay outside.
 
     Angelopoulos et al., *Uncertainty Sets for Image Classifiers using Conformal Prediction*, ICLR 2021.
+
+    Args:
+        alpha: as for `APS`.
+        class_conditional: as for `APS`.
+        never_empty: as for `APS`.
+        weight: the penalty for each class, at least 0 (λ in the paper).
+        size: number of classes without a penalty, at least 1 (k_reg in the paper).
 
     >>> RAPS(weight=0.1, size=1).penalty(3, torch.zeros(1))
     tensor([0.0000, 0.1000, 0.2000])
@@ -252,7 +261,13 @@ def create_conformal(key: str, **options: Any) -> ConformalSets:
 def save_conformal(
     sets: ConformalSets, path: str | os.PathLike[str], *, class_names: Sequence[str] | None = None
 ) -> None:
-    """Write fitted conformal sets to a safetensors file, as `calibrant.calibrators.save_calibrator` does."""
+    """Write fitted conformal sets to a safetensors file, as `calibrant.calibrators.save_calibrator` does.
+
+    Args:
+        sets: the fitted sets.
+        path: the file to write. An existing file is replaced in one step.
+        class_names: the names of the classes in the order of the logits. None keeps those of the sets.
+    """
     save_layer(sets, path, what=_WHAT, class_names=class_names)
 
 
@@ -261,6 +276,13 @@ def load_conformal(
 ) -> ConformalSets:
     """Read conformal sets that `save_conformal` wrote.
 
-    Arguments and errors as for `calibrant.calibrators.load_calibrator`.
+    Args:
+        path: the file to read.
+        class_names: the names of the classes in the order of the logits. If the sets were saved with names,
+            they must be the same.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        ValueError: the file is damaged, holds something else, or is for other classes.
     """
     return load_layer(path, what=_WHAT, create=create_conformal, class_names=class_names)

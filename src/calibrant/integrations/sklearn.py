@@ -167,9 +167,15 @@ class ReliabilityDisplay:
         ax: Axes | None = None,
         name: str | None = None,
     ) -> Self:
-        """Draw the diagram of a fitted classifier; by default, its title is the name of the class.
+        """Draw the diagram of a fitted classifier.
 
-        Arguments as for `evaluate_estimator` and `from_predictions`.
+        Args:
+            estimator: as in `evaluate_estimator`.
+            X: as in `evaluate_estimator`.
+            y: as in `evaluate_estimator`.
+            bins: number of equal-width bins of confidence.
+            ax: the axes to draw on; by default those of a new figure.
+            name: the title; by default the name of the estimator's class.
         """
         logits, classes = _logits_of(estimator, X)
         target = _target(y, classes, len(logits))

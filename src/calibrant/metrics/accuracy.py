@@ -122,7 +122,11 @@ def mean_iou(
 ) -> float:
     """Intersection over union, averaged over classes that occur or are predicted; exact, also in streams.
 
-    ``background`` is a class to leave out of the average. Other arguments as for `accuracy`.
+    Args:
+        source: as for `accuracy`.
+        target: as for `accuracy`.
+        background: the class to leave out of the average; None to average over all classes.
+        ignore_index: as for `accuracy`.
 
     >>> round(mean_iou(9 * torch.eye(2)[[0, 0, 1, 1]], torch.tensor([0, 1, 1, 1])), 4)
     0.5833
