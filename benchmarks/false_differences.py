@@ -3,8 +3,8 @@
     python benchmarks/false_differences.py
 
 Both models are perfectly calibrated, so every difference that is called significant is false; about 5 %
-are allowed. Three kinds of pairs: equally sharp, one sharper than the other, and tested on other numbers
-of elements. The last columns are no false differences: the second model is over-confident by a factor.
+are allowed. Three kinds of pairs: equally sharp, one sharper than the other, and tested on different numbers
+of elements. In the last column the second model is over-confident, and a difference is right.
 """
 
 from __future__ import annotations

@@ -124,7 +124,8 @@ class Difference:
 
     Attributes:
         value: the first value minus the second.
-        interval: the interval of the difference, at the level of the evaluations.
+        interval: the interval of the difference, at the level of the evaluations. That of a calibration
+            error covers the bias that the difference may have.
         significant: whether the interval excludes 0.
         better: the better evaluation, "first" or "second"; None if the difference is not significant.
     """
@@ -271,17 +272,18 @@ class Evaluation:
         if not paired:  # both may have been drawn with the same random numbers: break the pairing
             theirs = theirs.flip(0)
         value = first.value - second.value
-        metric, quantiles = METRICS[name], percentile_interval(ours - theirs, self.level)
+        metric, drawn = METRICS[name], ours - theirs
+        quantiles = percentile_interval(drawn, self.level)
         if metric.curve_interval is not None:  # often at a bound, where reflected intervals are too narrow
             low, high = quantiles
         elif metric.group != "calibration":
-            low, high = interval(value, ours - theirs, self.level)
+            low, high = interval(value, drawn, self.level)
         else:
             # Nobody knows how much of the bias cancels in the difference, and the bootstrap's estimate of
             # the rest is noisy: whatever lies between no correction and a full one is in the interval.
-            low, high = interval(value, ours - theirs, self.level, debiased=True)
+            low, high = interval(value, drawn, self.level, debiased=True)
             if not metric.debiased:
-                bias = _BIAS_OF_RESAMPLES * float((ours - theirs).mean() - value)
+                bias = _BIAS_OF_RESAMPLES * float(drawn.mean() - value)
                 low, high = min(low, low - bias), max(high, high - bias)
             if metric.maximum:
                 low, high = min(low, quantiles[0]), max(high, quantiles[1])

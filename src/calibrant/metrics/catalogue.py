@@ -119,7 +119,8 @@ class Metric(Description):
             confidences, bins and seed. It is subtracted from the lower end of the interval, because the
             bootstrap underestimates this bias.
         maximum: true for the largest error of several bins. A few elements decide it, so two models differ
-            significantly in it only where the quantiles of the resampled differences agree.
+            significantly in it only where the quantiles of the resampled differences agree, and means over
+            seeds are not tested.
         since: the format of stored evaluations that first has the metric. For a new metric, one more than the
             highest so far: evaluations that were stored before are then read without it.
 

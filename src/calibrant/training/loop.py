@@ -313,7 +313,7 @@ class Loop:
         figures = self._validate(adapt=adapt, select=self.parts.recipe.select)
         # Apart from the figures that `select` chooses by.
         test, test_bins = measure_test(self.parts) if self.parts.recipe.log_test else ({}, None)
-        learned = {name: value.detach().cpu().clone() for name, value in self.parts.loss.learned().items()}
+        learned = {name: value.cpu() for name, value in self.parts.loss.learned().items()}
         row = {
             "epoch": self.epoch + 1,
             "lr": self.rates[0],

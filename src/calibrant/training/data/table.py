@@ -182,13 +182,14 @@ _NOT_CATEGORIES = {
 
 
 def _warn_of_no_category(path: Path, name: str, categories: Sequence[str]) -> None:
+    """Tell of a column of texts whose form is not that of categories."""
     texts = [text for text in categories if text]
     for what, form in _NOT_CATEGORIES.items():
         if len(texts) > 2 and all(re.fullmatch(form, text) for text in texts):
             warn(
                 f"{path}, column {name!r}: its {len(texts)} different texts become categories, but they look "
-                f'like {what}, or leave the column out with drop = ["{name}"]; if they are categories, list '
-                f'it in categorical = ["{name}"]'
+                f'like {what}. Or leave the column out with drop = ["{name}"]. If they are meant as '
+                f'categories, set categorical = ["{name}"]'
             )
 
 
