@@ -108,6 +108,16 @@ def test_warnings_of_jobs_are_given(monkeypatch: pytest.MonkeyPatch, tmp_path: P
     assert len(caught) == 1
 
 
+def test_a_warning_of_the_data_is_given_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(grid, "process_pool", ThreadPoolExecutor)
+    rows = "".join(f"2024-01-{row % 28 + 1:02},{row % 7},{row % 2}\n" for row in range(120))
+    (tmp_path / "sales.csv").write_text(f"day,amount,sold\n{rows}")
+    recipe = replace(RECIPE, data=Choice("table", {"file": "sales.csv", "target": "sold"}), epochs=1)
+    with pytest.warns(UserWarning, match="they look like dates") as caught:
+        compare(recipe, ["ce"], [0], tmp_path / "runs", data_root=tmp_path, resamples=20, jobs=2)
+    assert len(caught) == 1
+
+
 def test_jobs_need_one_device(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     fabric = make_fabric(RECIPE)
     monkeypatch.setattr(type(fabric), "world_size", 2)

@@ -199,7 +199,9 @@ def _perform(
     Returns:
         The warnings, for the process that the user sees.
     """
-    data = load_data_once(str(recipe.data), data_root)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the process that started this one has read the data, and warned
+        data = load_data_once(str(recipe.data), data_root)
     fabric = launched(recipe, accelerator=accelerator, devices=1)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
