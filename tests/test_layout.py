@@ -159,8 +159,9 @@ def test_ignored_labels_do_not_write_to_the_callers_target():
     assert target.tolist() == [0, -100, 2]
 
 
-@pytest.mark.parametrize("dtype", [torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8])
+@pytest.mark.parametrize("dtype", ["int64", "int32", "int16", "int8", "uint8", "uint16", "uint32", "uint64"])
 def test_integer_types(dtype):
+    dtype = getattr(torch, dtype)
     elements = arrange(torch.randn(4, 3), labels(4).to(dtype))
     assert elements.target.dtype == torch.int64
     assert elements.target.tolist() == [0, 1, 2, 0]

@@ -139,7 +139,7 @@ def test_options_are_those_of_the_signature() -> None:
     assert options_of(function) == {"rate": float, "bins": int}
     assert check_options("thing", {"rate": 1}, function) == {"rate": 1.0}
     with pytest.raises(
-        RecipeError, match=r"^thing has no option 'bin', did you mean 'bins'\?; its options: rate, bins$"
+        RecipeError, match=r"^thing has no option 'bin' \(did you mean 'bins'\?\); its options: rate, bins$"
     ):
         check_options("thing", {"rate": 1, "bin": 3}, function)
     with pytest.raises(RecipeError, match=r"^thing needs the option 'rate'$"):

@@ -96,18 +96,18 @@ def nearest(word: object, known: Iterable[str]) -> str:
     """A suggestion to append to an error about an unknown word; empty if no known word is similar.
 
     >>> nearest("temprature", ["spline", "temperature"])
-    ", did you mean 'temperature'?"
+    " (did you mean 'temperature'?)"
     """
     names = {name.lower(): name for name in known}
     near = get_close_matches(str(word).lower(), names, n=1, cutoff=0.5)
-    return f", did you mean {names[near[0]]!r}?" if near else ""
+    return f" (did you mean {names[near[0]]!r}?)" if near else ""
 
 
 def unknown(what: str, word: object, known: Iterable[str]) -> str:
     """The error message for a name that does not exist.
 
     >>> unknown("loss", "Focall", ["ce", "focal"])
-    "unknown loss 'Focall', did you mean 'focal'?; known: ce, focal"
+    "unknown loss 'Focall' (did you mean 'focal'?); known: ce, focal"
     """
     known = list(known)
     return f"unknown {what} {word!r}{nearest(word, known)}; known: {', '.join(known)}"

@@ -25,6 +25,7 @@ _SINGLE_LOGITS = (
     "if each logit l is a yes-or-no decision of its own, pass binary=True (metrics: Predictions.of(logits, "
     "target, binary=True); what takes no binary=True: torch.stack([0 * l, l], 1))"
 )
+_WIDE_UNSIGNED = (torch.uint16, torch.uint32, torch.uint64)  # for which torch has few operations
 _ONE_OF_SEVERAL = "if each element has one of several classes, leave out binary=True"
 
 Index = tuple[slice, ...]
@@ -171,6 +172,8 @@ def arrange(
         target = _flatten(target, classes_last)
         elements = Elements(rows, target, all_valid=True, checked=True, batch_shape=logits.shape)
     else:
+        if target.dtype in _WIDE_UNSIGNED:
+            target = target.long()
         if target.ndim > 1:
             target = target.reshape(-1) if classes_last else target.flatten(1)
         elements = Elements(rows, target, ignore_index, batch_shape=logits.shape)

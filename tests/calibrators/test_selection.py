@@ -199,7 +199,7 @@ def test_errors(function):
             ValueError, match=f"folds must be from 2 to the number of elements, 20, got {folds}"
         ):
             function(logits, target, folds=folds)
-    with pytest.raises(ValueError, match="unknown calibrator 'temprature', did you mean 'temperature'"):
+    with pytest.raises(ValueError, match=r"unknown calibrator 'temprature' [(]did you mean 'temperature'"):
         function(logits, target, candidates=["temprature"])
     with pytest.raises(ValueError, match="nothing to fit"):
         function(logits, torch.full_like(target, -100))

@@ -397,7 +397,7 @@ def test_options_of_the_method_for_large_files(tmp_path, file):
 @pytest.mark.parametrize(
     ("method", "given", "words"),
     [
-        ("histogram-binning", ["bin=20"], ["no option 'bin', did you mean 'bins'?"]),
+        ("histogram-binning", ["bin=20"], ["no option 'bin' (did you mean 'bins'?)"]),
         ("histogram-binning", ["bins=many"], ["bins must be a whole number, got 'many'"]),
         ("histogram-binning", ["bins=0"], ["bins must be a whole number of at least 1"]),
         ("histogram-binning", ["bins"], ["expected option=value"]),

@@ -162,7 +162,7 @@ def test_without_test_data_the_sets_are_only_fitted():
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["--method", "asp"], "unknown method 'asp', did you mean 'aps'?"),
+        (["--method", "asp"], "unknown method 'asp' (did you mean 'aps'?)"),
         (["--method", "lac[weight=1]"], "weight"),
         (["--method", "lac[alpha=0.2]"], "--alpha"),
         (["--method", "raps[size=0]"], "size must"),

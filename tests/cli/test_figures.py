@@ -143,7 +143,7 @@ def test_formulas_need_no_run(tmp_path, monkeypatch):
     ("arguments", "expected"),
     [
         (["nowhere"], "nowhere is not the folder of a run or of a comparison: it does not exist\n"),
-        (["formulae"], "it does not exist, did you mean 'formulas'?"),
+        (["formulae"], "it does not exist (did you mean 'formulas'?)"),
         (["."], ". is not the folder of a run or of a comparison\n"),
         (["formulas", "runs"], "formulas stands alone"),
         (["RUN", "--bins", "0"], "--bins 0: expected numbers from 1 to 15"),

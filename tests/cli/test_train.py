@@ -274,7 +274,7 @@ def test_compare_and_predict_on_shifted_data():
     refused = "data svhn have the classes 0, 1, 2, 3, 4, … (10); the models know airplane, automobile"
     assert refused in fail(*run, "svhn")
     assert refused in fail(*command, "--shift", "svhn")
-    assert "unknown data 'cifar10c', did you mean 'cifar10-c'?" in fail(*command, "--shift", "cifar10c")
+    assert "unknown data 'cifar10c' (did you mean 'cifar10-c'?)" in fail(*command, "--shift", "cifar10c")
 
 
 @pytest.mark.parametrize("command", ["predict", "apply"])
@@ -302,17 +302,17 @@ def test_losses_and_recipes_are_listed():
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [
-        (("train", "digits-lt", "--loss", "cals-alx"), "unknown loss 'cals-alx', did you mean 'cals-alm'?"),
+        (("train", "digits-lt", "--loss", "cals-alx"), "unknown loss 'cals-alx' (did you mean 'cals-alm'?)"),
         (("train", "digits-lt", "--loss", "cals-alm[margni=3]"), "did you mean 'margin'?"),
         (("train", "digits-lt", "--loss", "cals-alm[margin=far]"), "margin must be a number, got 'far'"),
         (("train", "digits-lt", "--loss", "cals-alm[margin=none]"), "margin must be a number, got 'none'"),
         (("train", "digits-lt", "--loss", "dual-focal[rank=4]"), "rank must be one of"),
-        (("train", "digits-lx"), "unknown recipe 'digits-lx', did you mean 'digits-lt'?"),
+        (("train", "digits-lx"), "unknown recipe 'digits-lx' (did you mean 'digits-lt'?)"),
         (("train", "nowhere.toml"), "there is no recipe file nowhere.toml"),
-        (("train", "digits-lt", "--set", "epoch=3"), "unknown key 'epoch', did you mean 'epochs'?"),
+        (("train", "digits-lt", "--set", "epoch=3"), "unknown key 'epoch' (did you mean 'epochs'?)"),
         (("train", "digits-lt", "--set", "epochs=many"), "epochs must be a whole number, got 'many'"),
-        (("train", "digits-lt", "--set", "optimizer.lrr=1"), "has no option 'lrr', did you mean 'lr'?"),
-        (("train", "digits-lt", "--set", "model=mpl"), "unknown model 'mpl', did you mean 'mlp'?"),
+        (("train", "digits-lt", "--set", "optimizer.lrr=1"), "has no option 'lrr' (did you mean 'lr'?)"),
+        (("train", "digits-lt", "--set", "model=mpl"), "unknown model 'mpl' (did you mean 'mlp'?)"),
         (("train", "digits-lt", "--set", "model.hidden=[-1]"), "must be at least 1, got [64, -1]"),
         (("train", "digits-lt", "--set", "model.hidden=[0]"), "must be at least 1, got [64, 0]"),
         (("train", "digits-lt", "--devices", "some"), "--devices some: expected a whole number"),
@@ -324,12 +324,12 @@ def test_losses_and_recipes_are_listed():
         (("train", "digits-lt", "--set", "data.head=999"), "digit 0 has 178 images"),
         (("compare", "digits-lt", "--seeds", "one"), "--seeds one: expected whole numbers"),
         (("compare", "digits-lt", "--losses", "ce,ce"), "loss ce is there twice"),
-        (("compare", "digits-lt", "--columns", "ecce"), "unknown metric 'ecce', did you mean 'ece'?"),
+        (("compare", "digits-lt", "--columns", "ecce"), "unknown metric 'ecce' (did you mean 'ece'?)"),
         (
             ("compare", "digits-lt", "--columns", "adaptive-ece,nlll"),
-            "unknown metric 'nlll', did you mean 'nll'?",
+            "unknown metric 'nlll' (did you mean 'nll'?)",
         ),
-        (("compare", "digits-lt", "--calibrators", "splin"), "unknown calibrator 'splin', did you mean"),
+        (("compare", "digits-lt", "--calibrators", "splin"), "unknown calibrator 'splin' (did you mean"),
         (("predict", "nowhere", "--output", "p.npz"), "nowhere is not the folder of a run"),
         (("predict", "nowhere", "--output", "p.txt"), "expected a name that ends in .npz or .safetensors"),
         (("predict", "nowhere", "--output", "p.npz", "--split", "all"), "expected train, validation or test"),

@@ -68,11 +68,11 @@ def test_the_folder_is_named_after_recipe_and_loss_by_default():
     ("arguments", "expected"),
     [
         (("--trials", 0), "--trials must be a whole number of at least 1, got 0"),
-        (("--by", "ecc"), "unknown criterion 'ecc', did you mean 'ece'?"),
+        (("--by", "ecc"), "unknown criterion 'ecc' (did you mean 'ece'?)"),
         (("--loss", "ce"), "loss ce has no hyper-parameters to tune"),
         (("--loss", "mbls[margin=4,weight=1]"), "leaves nothing to tune"),
-        (("--loss", "mbls[margn=4]"), "no hyper-parameter 'margn', did you mean 'margin'?"),
-        (("--loss", "mbsl"), "unknown loss 'mbsl', did you mean 'mbls'?"),
+        (("--loss", "mbls[margn=4]"), "no hyper-parameter 'margn' (did you mean 'margin'?)"),
+        (("--loss", "mbsl"), "unknown loss 'mbsl' (did you mean 'mbls'?)"),
         (("--set", "log_test=true"), "tuning does not log test figures"),
     ],
 )

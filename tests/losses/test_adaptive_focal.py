@@ -285,6 +285,25 @@ def test_calfocal_is_finite_where_its_exponent_is_huge(rate: float, options: dic
         torch.testing.assert_close(logits.grad, by_autograd, rtol=1e-5, atol=1e-30)
 
 
+@pytest.mark.parametrize("key", ["adafocal", "ada-dual-focal"])
+def test_gradients_are_finite_without_an_upper_bound(key: str) -> None:
+    loss = create_loss(key, 3, rate=50.0, gamma_range=(-2, math.inf))
+    logits, labels = (
+        torch.tensor([[9.0, 1.0, 0.0]] * 3 + [[1.0, 0.5, 0.0]] * 3),
+        torch.tensor([1, 2, 1, 1, 2, 1]),
+    )
+    for _ in range(30):  # always wrong and always confident
+        loss.observe(logits, labels)
+        loss.adapt()
+    assert 1e25 < loss.gamma.max() < 1e35  # of the size of the largest float32, and not beyond
+    seen = torch.cat([logits, torch.eye(3) * 1e4, torch.zeros(1, 3)]).requires_grad_()
+    value = loss(seen, torch.tensor([0, 1, 2, 0, 1, 2, 0, 0, 0, 0]))
+    value.backward()
+    assert value.isfinite()
+    assert seen.grad is not None
+    assert seen.grad.isfinite().all()
+
+
 def test_any_frequency_of_passes() -> None:
     """Every few batches, a pass may see fewer samples than there are bins."""
     loss = create_loss("adafocal", 5)

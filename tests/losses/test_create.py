@@ -88,7 +88,9 @@ def test_defaults_are_those_of_the_papers() -> None:
 
 
 def test_unknown_key_gets_the_nearest_and_the_list() -> None:
-    with pytest.raises(ValueError, match=r"'cals-aml', did you mean 'cals-alm'\?; known: ce, ls, .*calfocal"):
+    with pytest.raises(
+        ValueError, match=r"'cals-aml' \(did you mean 'cals-alm'\?\); known: ce, ls, .*calfocal"
+    ):
         create_loss("cals-aml", 10)
 
 
@@ -107,7 +109,7 @@ def test_arrays_are_not_tensors() -> None:
 
 def test_unknown_hyperparameter_gets_the_nearest_and_the_list() -> None:
     with pytest.raises(
-        TypeError, match=r"'focal'.*'gama', did you mean 'gamma'\?; it takes: gamma, reduction"
+        TypeError, match=r"'focal'.*'gama' \(did you mean 'gamma'\?\); it takes: gamma, reduction"
     ):
         create_loss("focal", 10, gama=2)
 

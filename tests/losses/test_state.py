@@ -37,6 +37,19 @@ def run(loss: Loss, numbers: range) -> Loss:
     return loss
 
 
+@adaptive
+def test_a_loaded_state_begins_a_new_pass(key: str) -> None:
+    """What was observed under the state before must not be mixed with what follows."""
+    saved = run(create_loss(key, K), range(3)).state_dict()
+    clean, used = create_loss(key, K), create_loss(key, K)
+    used.observe(*batch(7))
+    for loss in (clean, used):
+        loss.load_state_dict(saved)
+        run(loss, range(8, 9))
+    assert snapshot(used).keys() == snapshot(clean).keys()
+    assert all(torch.equal(snapshot(used)[name], value) for name, value in snapshot(clean).items())
+
+
 def snapshot(loss: nn.Module) -> dict[str, Tensor]:
     return {name: value.clone() for name, value in loss.state_dict().items()}
 

@@ -302,7 +302,7 @@ def test_unknown_calibrators_are_refused_before_training(small, tmp_path):
         "--output",
         tmp_path / "a",
     )
-    assert "unknown calibrator 'temprature', did you mean 'temperature'?" in fail(
+    assert "unknown calibrator 'temprature' (did you mean 'temperature'?)" in fail(
         *arguments, "--calibrate", "temprature"
     )
     assert not (tmp_path / "a").exists()
@@ -356,7 +356,7 @@ def test_a_changed_or_missing_file_is_refused(copied, name):
         ({"format": 2}, "has the format 2; this version reads 1"),
         ({"class_names": "abc"}, "bundle.json lacks something"),
         ({"inputs": {"": ["float33", 4]}}, "AttributeError"),
-        ({"model": {"name": "mlp", "options": {"hiden": [3]}}}, "has no option 'hiden', did you mean"),
+        ({"model": {"name": "mlp", "options": {"hiden": [3]}}}, "has no option 'hiden' (did you mean"),
         (
             {"model": {"name": "nowhere:net", "options": {}}},
             "model 'nowhere:net': there is no module 'nowhere'",

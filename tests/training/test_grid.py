@@ -216,11 +216,11 @@ def test_refused_before_anything_is_trained(
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"calibrators": "splines"}, "unknown calibrator 'splines', did you mean 'spline'"),
+        ({"calibrators": "splines"}, "unknown calibrator 'splines' [(]did you mean 'spline'"),
         ({"calibrators": "spline[knot=3]"}, "did you mean 'knots'"),
         ({"calibrators": "temperature[objective=accuracy]"}, "must be one of 'nll', 'ece', 'adaptive-ece'"),
         ({"calibrators": "spline,spline"}, "calibrator spline is there twice"),
-        ({"columns": "adaptive-ece"}, "unknown metric 'adaptive-ece', did you mean 'adaptive_ece'"),
+        ({"columns": "adaptive-ece"}, "unknown metric 'adaptive-ece' [(]did you mean 'adaptive_ece'"),
         ({"columns": "ece,ece"}, "column ece is there twice"),
         ({"columns": "mean_iou_foreground"}, "no background class was named"),
         (

@@ -232,7 +232,7 @@ def test_a_damaged_entry_is_refused(done: Path, tmp_path: Path) -> None:
         (("[[experiment]]", "[experiment"), "is not TOML"),
         (
             ("seeds = [0]", "sedes = [0]"),
-            "experiment 2: unknown key 'sedes', did you mean 'seeds'[?]; known: name",
+            "experiment 2: unknown key 'sedes' [(]did you mean 'seeds'[?][)]; known: name",
         ),
         (("seeds = [0]", "seeds = [-1]"), r"experiment 2: seeds = \[-1\]; expected whole numbers"),
         (("seeds = [0]", "seeds = [0, 0]"), "experiment 2: seed 0 is there twice"),

@@ -261,13 +261,13 @@ def test_a_loss_without_effect_is_told_at_the_end_of_the_run(tmp_path: Path) -> 
 def test_adaptation_follows_its_schedule(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     recipe = small("loss=cals-alm[adapt=0:epoch/2:3/4:1]", "epochs=5", "batch_size=25")  # 4 batches an epoch
     expected = [(0, 4), (1, 4)]  # at the ends of epochs
-    expected += [(2, 1), (2, 4), (3, 3)]  # batches 9, 12 and 15, counted from the start
+    expected += [(2, 3), (3, 3)]  # counted anew in every epoch
     expected += [(4, 1), (4, 2), (4, 3), (4, 4)]
     assert passes(recipe, tmp_path, monkeypatch) == expected
     assert load_file(tmp_path / "loss.safetensors")["passes"] == len(expected)
 
 
-@pytest.mark.parametrize(("adapt", "count"), [("epoch", 3), ("5", 2), ("1", 12)])
+@pytest.mark.parametrize(("adapt", "count"), [("epoch", 3), ("5", 3), ("3", 3), ("2", 6), ("1", 12)])
 def test_adaptation_every_so_many_batches(
     adapt: str, count: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

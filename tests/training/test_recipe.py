@@ -28,7 +28,7 @@ def test_a_recipe_is_a_file_or_a_name(tmp_path: Path) -> None:
     assert recipe.name == "mine"
     assert recipe.model == Choice("mlp", {"hidden": (4,)})
     assert Recipe.load(str(path)) == recipe
-    with pytest.raises(RecipeError, match=r"unknown recipe 'digitslt', did you mean 'digits"):
+    with pytest.raises(RecipeError, match=r"unknown recipe 'digitslt' [(]did you mean 'digits"):
         Recipe.load("digitslt")
     with pytest.raises(RecipeError, match="there is no recipe file"):
         Recipe.load(tmp_path / "none.toml")
@@ -39,13 +39,16 @@ def test_a_recipe_is_a_file_or_a_name(tmp_path: Path) -> None:
     [
         ("epochs = 3", r"needs the table \[data\]"),
         ("epochs = ", "Invalid value"),
-        ("epoch = 3", r"unknown key 'epoch', did you mean 'epochs'\?"),
-        ('[data]\nname = "digit"\n[model]\nname = "mlp"', r"unknown data 'digit', did you mean 'digits'\?"),
+        ("epoch = 3", r"unknown key 'epoch' \(did you mean 'epochs'\?\)"),
+        (
+            '[data]\nname = "digit"\n[model]\nname = "mlp"',
+            r"unknown data 'digit' \(did you mean 'digits'\?\)",
+        ),
         (
             '[data]\nname = "digits"\nheads = 3\n[model]\nname = "mlp"',
-            r"no option 'heads', did you mean 'head'\?",
+            r"no option 'heads' \(did you mean 'head'\?\)",
         ),
-        ('[data]\nname = "digits"\n[model]\nname = "mpl"', r"unknown model 'mpl', did you mean 'mlp'\?"),
+        ('[data]\nname = "digits"\n[model]\nname = "mpl"', r"unknown model 'mpl' \(did you mean 'mlp'\?\)"),
         ('[data]\nhead = 3\n[model]\nname = "mlp"', r'\[data\] needs name = "…"'),
         ('data = 3\n[model]\nname = "mlp"', r'\[data\] needs name = "…"'),
     ],
@@ -106,13 +109,16 @@ def test_later_changes_build_on_earlier_ones() -> None:
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ("epoch=4", r"^unknown key 'epoch', did you mean 'epochs'\?; known: name, "),
-        ("optimiser.lr=1", r"^unknown key 'optimiser', did you mean 'optimizer'\?"),
-        ("optimizer.lrr=1", r"^optimizer 'adam' has no option 'lrr', did you mean 'lr'\?; its options: lr, "),
+        ("epoch=4", r"^unknown key 'epoch' \(did you mean 'epochs'\?\); known: name, "),
+        ("optimiser.lr=1", r"^unknown key 'optimiser' \(did you mean 'optimizer'\?\)"),
+        (
+            "optimizer.lrr=1",
+            r"^optimizer 'adam' has no option 'lrr' \(did you mean 'lr'\?\); its options: lr, ",
+        ),
         ("data.imbalanced=1", r"did you mean 'imbalance'\?"),
         ("model.hiden=[3]", r"did you mean 'hidden'\?"),
-        ("optimizer=sdg", r"^unknown optimizer 'sdg', did you mean 'sgd'\?"),
-        ("loss=cals-aml", r"^unknown loss 'cals-aml', did you mean 'cals-alm'\?; known: "),
+        ("optimizer=sdg", r"^unknown optimizer 'sdg' \(did you mean 'sgd'\?\)"),
+        ("loss=cals-aml", r"^unknown loss 'cals-aml' \(did you mean 'cals-alm'\?\); known: "),
         ("loss=cals-alm[margn=3]", "margn"),
         ("loss=cals-alm[margin=-3]", r"^loss cals-alm\[margin=-3\]: margin"),
         ("losses.ces.x=1", "unknown loss 'ces'"),

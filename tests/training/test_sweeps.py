@@ -192,7 +192,10 @@ def test_any_kind_of_value_can_be_varied() -> None:
     ("over", "said"),
     [
         ({}, "at least one option"),
-        ({"margn": [4]}, r"unknown option 'margn', did you mean 'margin'\?; loss mbls has: margin, .*epochs"),
+        (
+            {"margn": [4]},
+            r"unknown option 'margn' \(did you mean 'margin'\?\); loss mbls has: margin, .*epochs",
+        ),
         ({"adapt": [3, "often"]}, "adapt must be"),  # mbls does not adapt, so this is the recipe's
         ({"optimizer.rl": [0.1]}, "'rl'"),
         ({"margin": [4, -1]}, "margin must lie in"),

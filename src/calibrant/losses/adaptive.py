@@ -185,6 +185,7 @@ class AdaptiveLoss(Loss):
         if problem is not None:
             warnings.warn(problem, stacklevel=4)  # the caller of `load_state_dict`
         super()._load_from_state_dict(state_dict, prefix, metadata, strict, *lists)
+        self.forget()  # it was observed under another state
 
     def _other_loss(self, metadata: Mapping[str, Any]) -> str | None:
         """How this loss differs from the one that saved a state; None if it does not, or if unknown."""

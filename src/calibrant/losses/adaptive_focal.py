@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from abc import abstractmethod
 from typing import TYPE_CHECKING, Unpack, no_type_check
 
@@ -73,7 +74,7 @@ def _through_gamma(element, numbers):
 
 
 _LARGEST = 69.0
-"""The largest ``log γ`` of CalFocal: a larger γ gives the same loss of 0, and overflows in float32."""
+"""The largest ``log γ``: a larger γ gives the same loss of 0, and overflows in float32."""
 
 BINNED, BINNED_DUAL = FirstTerm(_binned), FirstTerm(_binned, uses_lower=True)
 PER_SAMPLE, THROUGH_GAMMA = FirstTerm(_per_sample), FirstTerm(_through_gamma)
@@ -164,7 +165,7 @@ class AdaFocal(BinnedFocal):
         num_classes: K.
         bins: number of bins.
         rate: λ of the paper, how strongly γ answers a gap.
-        gamma_range: bounds of γ.
+        gamma_range: bounds of γ; the upper one may be infinite.
         switch_at: ``|γ|`` below which focal and inverse focal loss change places; 0 for never.
         initial_gamma: γ at the start.
         evidence: the number of standard errors that a gap must exceed; only the excess moves γ. 0 is the
@@ -224,7 +225,7 @@ class AdaFocal(BinnedFocal):
     def update_bins(self, bins: Bins, moved: Tensor) -> None:
         sign = self.gamma.sign()
         gamma = self.gamma * (sign * self.rate * self.gap(bins)).exp()
-        gamma = gamma.clamp(*self.gamma_range)
+        gamma = gamma.clamp(*self.gamma_range).clamp_max(math.exp(_LARGEST))
         gamma = torch.where(gamma.abs() < self.switch_at, -sign * self.switch_at, gamma)
         self.gamma.copy_(torch.where(moved, gamma, self.gamma))
 

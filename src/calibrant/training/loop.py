@@ -268,7 +268,7 @@ class Loop:
                 remember_compiled(parts, moved)
             self._train_step(moved)
             self.step += 1
-            if adapt_every and (self.epoch * parts.steps + self.step) % adapt_every == 0:
+            if adapt_every and self.step % adapt_every == 0:
                 self._mean_loss()
                 if self.adapted_to is None:
                     self._validate(adapt=True)
@@ -283,10 +283,11 @@ class Loop:
         self._end_epoch(started, adapt=adapt_every == 0 and isinstance(parts.loss, AdaptiveLoss))
 
     def _adapt_every(self) -> int:
-        """The number of batches after which the loss adapts; 0 for at the end of the epoch, or never."""
+        """The batches of an epoch after which the loss adapts each time; 0 for at its end, or never."""
         if not isinstance(self.parts.loss, AdaptiveLoss):
             return 0
-        return [every for start, every in self.parts.recipe.adaptation if start <= self.epoch][-1]
+        every = [every for start, every in self.parts.recipe.adaptation if start <= self.epoch][-1]
+        return min(every, self.parts.steps)
 
     def _train_step(self, batch: Batch) -> None:
         recipe = self.parts.recipe

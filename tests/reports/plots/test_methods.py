@@ -75,7 +75,7 @@ def test_training_curves_have_the_unit_of_the_metric(metric, label, value, ax):
         (
             {"ce": [0.1]},
             {"metric": "ece2"},
-            "unknown metric 'ece2', did you mean 'ece'[?]; known: accuracy, ",
+            "unknown metric 'ece2' [(]did you mean 'ece'[?][)]; known: accuracy, ",
         ),
         ({}, {}, "got none"),
         (

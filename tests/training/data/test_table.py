@@ -240,7 +240,7 @@ def test_names_of_columns_that_are_no_texts():
     ("raw", "message"),
     [
         ([{"age": 1}], "the rows have no column 'colour'; expected 'age', 'colour'"),
-        ([{"age": 1, "color": "red"}], "no column 'colour', did you mean 'color'"),
+        ([{"age": 1, "color": "red"}], "no column 'colour' [(]did you mean 'color'"),
         ([{"age": "old", "colour": ""}], "column 'age': row 1 has 'old', expected finite numbers"),
         ([{"age": float("inf"), "colour": ""}], "column 'age': row 1 has an infinite number"),
         ([{"age": 1e300, "colour": ""}], "column 'age': row 1 has 1e\\+300, which is too large"),
@@ -322,7 +322,7 @@ def varied(**columns):
     ("rows", "options", "message"),
     [
         (varied(), {"target": "z"}, r"a\.csv has no column 'z'; its columns are 'x', 'y'"),
-        (varied(), {"target": "y", "drop": ("xx",)}, r"no column 'xx', did you mean 'x'"),
+        (varied(), {"target": "y", "drop": ("xx",)}, r"no column 'xx' [(]did you mean 'x'"),
         (varied(), {"target": "y", "drop": ("y",)}, "'y' is the target"),
         (varied(), {"target": "y", "drop": ("x",)}, "has no column besides 'y', 'x'"),
         (varied(y=lambda n: "a"), {"target": "y"}, "labels of 1 classes: expected at least 2"),

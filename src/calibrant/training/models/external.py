@@ -261,7 +261,7 @@ def own_factory(name: str) -> Callable[..., nn.Module]:
             raise
         near = arguments.nearest(place, PREFIXES)
         raise ValueError(
-            f"model {name!r}: there is no module {error.name!r}{near or ';'} expected "
+            f"model {name!r}: there is no module {error.name!r}{near}; expected "
             f"{', '.join(f'{prefix}:NAME' for prefix in PREFIXES)}, or package.module:factory of a module "
             "that Python finds, for example because its folder is in PYTHONPATH"
         ) from None
