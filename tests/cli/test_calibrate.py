@@ -118,7 +118,7 @@ def test_before_and_after_are_those_of_the_judged(tmp_path, file, judged):
     assert heading.split() == ["before", "after"]
     row = next(line for line in result.stdout.splitlines() if line.split()[:1] == ["NLL"])
     assert row.split()[-2:] == ["*", "better"]
-    assert "than before, at the level 0.95, by a paired bootstrap" in result.stdout
+    assert "difference from before (the 95 % interval of the paired bootstrap leaves out 0)" in result.stdout
     assert "flatters" not in result.stdout
     page = (tmp_path / "page.html").read_text()
     temperature = float(calibrator.temperature)

@@ -137,10 +137,10 @@ def test_a_class_that_a_part_has_no_element_of_is_told_once(name):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ((), "expected a RECIPE, or --data PATH"),
+        ((), "expected a RECIPE (calibrant recipes lists them), or --data PATH"),
         (("digits", "--data", "a.csv"), "expected a recipe or --data PATH, got digits and --data a.csv"),
         (("digits", "--target", "y"), "--target is for a table of --data"),
-        (("--target", "y"), "expected a RECIPE, or --data PATH"),
+        (("--target", "y"), "expected a RECIPE (calibrant recipes lists them), or --data PATH"),
         (("--data", "nowhere"), "there is no file or folder"),
         (
             ("--data", "a.csv"),
@@ -191,4 +191,4 @@ def test_other_commands_take_own_data_too(command, written):
     recipes = [Recipe.load(path) for path in Path("a").rglob("recipe.toml")]
     assert {recipe.data.options["target"] for recipe in recipes} == {"rooms"}
     assert "expected a recipe or --data PATH, got digits" in fail(command[0], "digits", *command[1:], *own)
-    assert "expected a RECIPE, or --data PATH" in fail(*command)
+    assert "expected a RECIPE (calibrant recipes lists them), or --data PATH" in fail(*command)

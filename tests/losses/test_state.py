@@ -229,7 +229,7 @@ class TestRefusing:
     def test_adapting_without_observing(self, key: str) -> None:
         loss = run(create_loss(key, K), range(2))
         before = snapshot(loss)
-        with pytest.raises(RuntimeError, match=r"call observe\(logits, target\)"):
+        with pytest.raises(RuntimeError, match=r"Call observe\(logits, target\)"):
             loss.adapt()  # the sums of the pass before are spent
         assert differing(before, snapshot(loss)) == []
 

@@ -273,7 +273,7 @@ def test_markdown_marks_the_best_and_the_significant():
     assert first[nll + 1].startswith("**") == second[nll + 1].startswith("**")  # equal after scaling
     assert (first[heading.index("T")], heading[-1]) == ("2.500 ± 1.000", "AUROC, svhn")
     assert intervals[1].startswith("[")
-    assert "significantly so than ce at 5 %" in text
+    assert "a significant difference from ce at 5 %" in text
 
 
 def test_names_are_not_interpreted_as_markdown():

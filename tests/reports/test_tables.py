@@ -292,4 +292,4 @@ def test_models_without_resamples_are_not_tested(evaluations):
     untested = [*evaluations[:2], changed(evaluations[2], replicates={})]
     assert evaluation_table(untested, NAMES, against="first").untested == (NAMES[2],)
     assert "not tested" in evaluation_note(untested)
-    assert "by a paired bootstrap" in evaluation_note(evaluations)
+    assert "of the paired bootstrap" in evaluation_note(evaluations)

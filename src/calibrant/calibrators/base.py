@@ -310,7 +310,8 @@ class Calibrator(FittedLayer):
             warn(
                 f"of {len(counts)} classes the data lack {len(absent)} "
                 f"({some_classes(absent, len(counts), names)}): "
-                f"{type(self).__name__} has parameters for each class and cannot learn those"
+                f"{type(self).__name__} cannot learn their parameters; add elements of them, or use a method "
+                "with one parameter for all classes, such as temperature"
             )
 
     def forward(self, logits: Tensor) -> Tensor:

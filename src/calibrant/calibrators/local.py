@@ -73,7 +73,10 @@ class LocalTemperature(Scaling):
         reference = likeliest(data).temperature
         entropy = torch.cat([_entropies(logits.detach(), reference).cpu() for logits, _ in data.batches])
         if not bool(entropy.isfinite().all()):
-            raise ValueError("ignored pixels hold NaN or infinite logits, which the image's entropy counts")
+            raise ValueError(
+                "logits of ignored pixels are NaN or infinite, and the entropy of an image counts all its "
+                "pixels: replace them by finite numbers"
+            )
         mean, spread = entropy.mean(), entropy.std(correction=0)
         # A single image, or images whose entropies differ by rounding alone, have no slope.
         spread = torch.where(spread > 1e-9 * mean, spread, torch.inf)

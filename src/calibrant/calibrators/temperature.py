@@ -116,8 +116,13 @@ def likeliest(data: HeldOut) -> Likeliest:
     rough = None if 1e-25 < scale < 1e25 else torch.float64
     at = _root(lambda at: derivatives(at, rough), low, high, -math.log(scale / 4), 1e-3)
     for bound, beyond, sign, why in (
-        (high, min, -1, "every label is predicted perfectly, more confidence is always better"),
-        (low, max, 1, "the logits say nothing about the labels, or the opposite"),
+        (high, min, -1, "every label is predicted perfectly; if the model has seen these data, take others"),
+        (
+            low,
+            max,
+            1,
+            "the logits predict the labels no better than chance. Check that both have the same order",
+        ),
     ):
         if abs(at - bound) < 0.01 and sign * derivatives(bound, torch.float64)[0] >= 0:
             # The likelihood still grows beyond the bound. T = 1 is better if it lies there.
@@ -205,8 +210,8 @@ def _best_calibrated(data: HeldOut, *, equal_mass: bool) -> float:
     best = _GRID[errors.index(min(errors))]
     if best in (_GRID[0], _GRID[-1]):
         warn(
-            f"the temperature stopped at its bound {best:g}: the least calibration error is at the edge of "
-            "the grid",
+            f"the temperature stopped at its bound {best:g}: beyond this grid the calibration error may be "
+            "lower. Without `objective`, the likelihood is fitted, which has no grid",
             BoundWarning,
         )
     return best

@@ -112,15 +112,15 @@ def conformal(
             _write(json, sets, figures)
     elements = batches.elements
     at_least = "about" if held_out.spatial else "at least"
-    promise = f"On average over fits, {at_least} {100 * (1 - sets.alpha):g} % of new elements"
-    promise += f"{' of each class' * sets.class_conditional} are covered"
+    promise = f"{at_least.capitalize()} {100 * (1 - sets.alpha):g} % of the sets of new elements"
+    promise += f"{' of each class' * sets.class_conditional} hold the true class, on average over many fits"
     if held_out.spatial:
-        promise += f"; a single fit to few images (here {held_out.rows:,}) may cover far more or less"
+        promise += f"; a single fit to few images (here {held_out.rows:,}) may reach far more or less"
         promise += f", because {NOT_INDEPENDENT}"
     elif not sets.class_conditional:
         low, high = (100 * end for end in expected_coverage(elements, sets.alpha))
-        promise += f"; a single fit covers {low:.1f} to {high:.1f} % in 95 % of cases"
-        promise += ", more if scores are equal"
+        promise += f"; a single fit reaches {low:.1f} to {high:.1f} % in 95 % of cases"
+        promise += ", more if many scores are equal"
     say(f"{sets.key}, fitted to {counted(elements, 'element')} of {held_out.path.name}. {promise}")
     if figures is not None:
         _print(figures, files[1], wide=wide)

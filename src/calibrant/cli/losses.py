@@ -24,7 +24,8 @@ def losses(wide: Wide = False) -> None:
         rows.append((key, description + adaptive, options))
     table = listing(rows, {"what it is": 2, "hyper-parameters": 1})
     note = (
-        "Hyper-parameters go in brackets: --loss 'cals-alm[margin=6,penalty=p2]'. Adaptive losses learn from "
+        "p: probability of the true class, s: of all classes, q: of the best class below the true one; "
+        "l: logits. Hyper-parameters go in brackets: --loss 'cals-alm[margin=6,penalty=p2]'. Adaptive losses "
+        "learn from the validation data after every epoch, with --set adapt=100 after every 100 batches."
     )
-    note += "validation data, as often as adapt= says: epoch, 100, 0:epoch/10:100."
     print_table(table, note, heading="key", wide=wide)

@@ -138,7 +138,11 @@ def load_recipe(
     if data is not None:
         recipe = recipe_for(data, target, source, changes or ())
     elif source is None or target is not None:
-        fail("expected a RECIPE, or --data PATH" if source is None else "--target is for a table of --data")
+        fail(
+            "expected a RECIPE (calibrant recipes lists them), or --data PATH"
+            if source is None
+            else "--target is for a table of --data"
+        )
     else:
         recipe = Recipe.load(source).override(changes or ())
     given: dict[str, Any] = {"loss": loss, "seed": seed}

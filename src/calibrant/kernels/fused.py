@@ -64,7 +64,11 @@ def _triton_works(where: torch.device) -> bool:
         Launcher(device.scale_in_place, 1, where)(one, one, one, 1, 4096)
     except Exception as error:  # whatever goes wrong, plain operations of torch remain
         reason = str(error).strip().partition("\n")[0]
-        warnings.warn(f"losses run without their GPU kernel: Triton fails with {reason!r}", stacklevel=2)
+        warnings.warn(
+            f"losses run without their GPU kernel: Triton fails with {reason!r}. Values are the same, but "
+            "calls take longer; Triton needs a C compiler and the headers of Python",
+            stacklevel=2,
+        )
         return False
     return True
 

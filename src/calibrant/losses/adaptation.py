@@ -65,7 +65,8 @@ def adapt_on(
     loss = getattr(loss, "_orig_mod", loss)  # of torch.compile, which hides the class
     if not isinstance(loss, Loss):
         raise TypeError(
-            f"adapt_on(loss, model, batches) takes a calibrant loss first, got {type(loss).__name__}"
+            f"adapt_on(loss, model, batches) takes a calibrant loss first, got {type(loss).__name__}: make "
+            "one with calibrant.create_loss(key, num_classes)"
         )
     if not isinstance(loss, AdaptiveLoss):
         return None

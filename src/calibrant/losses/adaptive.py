@@ -140,8 +140,8 @@ class AdaptiveLoss(Loss):
         pooled = observed.all_reduce(group, timeout=timeout)
         if pooled.samples == 0:
             raise RuntimeError(
-                "adapt() has nothing to learn from: call observe(logits, target) on validation "
-                "batches with at least one element that is not ignored first"
+                "adapt() has nothing to learn from: no element was observed, or all were ignored. Call "
+                "observe(logits, target) on validation batches first; for adapt_on, look at its batches"
             )
         if not all(bool(tensor.isfinite().all()) for tensor in pooled.tensors()):
             raise ValueError(
@@ -191,7 +191,7 @@ class AdaptiveLoss(Loss):
         """How this loss differs from the one that saved a state; None if it does not, or if unknown."""
         name, own = metadata.get("loss"), type(self).__name__
         if name not in (None, own):
-            return f"the state of {name} is loaded into {own}"
+            return f"the state of {name} is loaded into {own}: create the loss that the state is from"
         options, saved = self._plain_options(), metadata.get("options", {})
         differing = [
             each for each in options.keys() & saved.keys() - {"ignore_index"} if options[each] != saved[each]
@@ -202,7 +202,10 @@ class AdaptiveLoss(Loss):
             ", ".join(f"{each}={values[each]!r}" for each in options if each in differing)
             for values in (saved, options)
         )
-        return f"the state of {own} with {before} is loaded into one with {now}"
+        return (
+            f"the state of {own} with {before} is loaded into one with {now}: to continue as before, create "
+            "the loss with the options that it was saved with"
+        )
 
     def _nothing(self) -> Statistics:
         device = self.passes.device

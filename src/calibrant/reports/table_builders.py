@@ -116,15 +116,19 @@ def evaluation_note(evaluations: Sequence[Evaluation]) -> str:
     first, *others = evaluations
     if not all(each.replicates for each in evaluations):
         return "* best; differences are not tested: there are no resamples (means over images have none)"
-    meaning = f"* best; better, worse: significantly so than {first.name}, at the level {first.level:g}"
-    groups = "; figures of groups of classes are not tested" if first.groups else ""
     unpaired = [other.name for other in others if not first.is_paired_with(other)]
+    meaning = (
+        f"* best; better, worse: a significant difference from {first.name} (the {100 * first.level:g} % "
+        f"interval of {'the bootstrap' if unpaired else 'the paired bootstrap'} leaves out 0)"
+    )
+    if first.groups:
+        meaning += "; figures of groups of classes are not tested"
     if not unpaired:
-        return f"{meaning}, by a paired bootstrap{groups}"
+        return meaning
     return (
-        f"{meaning}, by the bootstrap{groups}; not paired, as if from independent data, for "
-        f"{', '.join(unpaired)}: pairing needs the same labels in the same order, loaded (evaluate --exact), "
-        "and at most 200 million elements times resamples"
+        f"{meaning}. Not paired with {first.name}: {', '.join(unpaired)}. Only larger differences are found "
+        "so. Pairing needs the same labels in the same order, files in memory (evaluate --exact), and at "
+        "most 200 million elements times resamples"
     )
 
 
@@ -342,8 +346,8 @@ def comparison_note(comparison: Comparison) -> str:
         tested = "The intervals cover other test data, but not other seeds. One seed is too few to test "
         tested += "significance."
     else:
-        tested = f"Better or worse: significantly so than {first} at 5 %, over seeds and resampled test data "
-        tested += "together, with a correction for the number of methods (Holm)."
+        tested = f"Better or worse: a significant difference from {first} at 5 %, over seeds and resampled "
+        tested += "test data together, corrected for the number of methods (Holm)."
     figures = figures_note(comparison, "Test set", "the validation data")
     if len(comparison.methods) == 1 and seeds > 1 and not comparison.dense:
         return figures  # nothing to compare

@@ -114,7 +114,7 @@ class Writer:
             if problem is None:
                 raise
             # The first error is the one to raise.
-            warnings.warn(f"the last checkpoint is lost: {error}", stacklevel=2)
+            warnings.warn(f"the last checkpoint could not be written: {error}", stacklevel=2)
         finally:
             if self._thread is not None:
                 self._thread.shutdown()

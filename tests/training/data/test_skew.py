@@ -165,7 +165,9 @@ def test_recipes_take_the_options_for_all_data():
     recipe = Recipe.load("digits").override(["data.validation_imbalance=10", "data.validation_noise=1"])
     assert recipe.data.options["validation_noise"] == 1.0
     assert Recipe.from_toml(recipe.to_toml()).data == recipe.data
-    with pytest.raises(RecipeError, match=r"no option 'validation_noises' [(]did you mean 'validation_noise'"):
+    with pytest.raises(
+        RecipeError, match=r"no option 'validation_noises' [(]did you mean 'validation_noise'"
+    ):
         recipe.override(["data.validation_noises=1"])
     with pytest.raises(RecipeError, match="validation_imbalance must be a number, got 'much'"):
         Recipe.load("cifar10-lt").override(["data.validation_imbalance=much"])

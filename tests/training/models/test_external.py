@@ -83,7 +83,7 @@ def test_what_timm_does_not_know_is_refused():
 def test_weights_of_a_file_for_timm(tmp_path):
     model = create_model("timm:resnet10t", 5)
     torch.save(model.state_dict(), tmp_path / "weights.pt")
-    with pytest.warns(UserWarning, match=r"started anew: fc.weight, fc.bias"):
+    with pytest.warns(UserWarning, match=r"starts from random weights \(fc.weight, fc.bias"):
         other = create_model("timm:resnet10t", 7, weights=tmp_path / "weights.pt", replace_head=True)
     assert torch.equal(other.layer1[0].conv1.weight, model.layer1[0].conv1.weight)
     assert other.fc.out_features == 7

@@ -43,11 +43,11 @@ def test_a_last_layer_of_another_size_is_refused_unless_asked_for(tmp_path):
         ValueError, match=r"is for 3 classes and the data has 4 \(3.weight, 3.bias\): replace_head"
     ):
         small(4, weights=path)
-    with pytest.warns(UserWarning, match="started anew: 3.weight, 3.bias"):
+    with pytest.warns(UserWarning, match="starts from random weights \\(3.weight, 3.bias"):
         model = small(4, weights=path, replace_head=True)
     assert torch.equal(model[1].weight, trained[1].weight)
     assert model[3].weight.shape == (4, 6)
-    with pytest.warns(UserWarning, match="started anew"):
+    with pytest.warns(UserWarning, match="starts from random weights"):
         assert load_weights(small(4), path, 4, replace_head=True) == ("3.weight", "3.bias")
 
 

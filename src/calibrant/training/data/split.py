@@ -233,8 +233,8 @@ def warn_of_missing_classes(path: Path, data: DataSets) -> None:
         rare = [f"{names[label]!r} with {total[label]} in all" for label in missing if total[label]]
         if data.several_labels and missing:
             warnings.warn(
-                f"{path} has only one answer in all {part} elements to {len(missing)} of {len(names)} labels "
-                f"({first_few(repr(names[label]) for label in missing)}): expected at least a few elements "
+                f"{path}: {len(missing)} of {len(names)} labels are always 0 or always 1 in the {part} part "
+                f"({first_few(repr(names[label]) for label in missing)}); expected at least a few elements "
                 "with each label, and a few without",
                 stacklevel=3,
             )

@@ -437,7 +437,7 @@ def _warn_of_unknown(column: Categories, values: Sequence[Any], inputs: Tensor) 
     if unknown:
         warnings.warn(
             f"column {column.name!r}: {len(unknown)} of {len(values)} values are unknown to the model, such "
-            f"as {unknown[0][:40]!r}",
+            f"as {unknown[0][:40]!r}; they count as no category",
             stacklevel=3,
         )
 

@@ -71,8 +71,10 @@ def load_weights(
     if head:
         sizes = f"{path} is for {shapes[head[0]][0][0]} classes and the data has {num_classes}"
         if not replace_head:
-            raise ValueError(f"{sizes} ({', '.join(head)}): replace_head = true starts the last layer anew")
-        warnings.warn(f"{sizes}: not loaded, but started anew: {', '.join(head)}", stacklevel=2)
+            raise ValueError(
+                f"{sizes} ({', '.join(head)}): replace_head = true starts the last layer from random weights"
+            )
+        warnings.warn(f"{sizes}: the last layer starts from random weights ({', '.join(head)})", stacklevel=2)
     model.load_state_dict({**state, **{name: expected[name] for name in head}})
     return tuple(head)
 
