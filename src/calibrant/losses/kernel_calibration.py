@@ -58,8 +58,8 @@ class KernelCalibration(Loss):
     top confidence and ``c`` the correctness. Computed in O(N log N), so images are no problem.
 
     Kumar, Sarawagi and Jain, *Trainable Calibration Measures for Neural Networks from Kernel Mean
-    Embeddings*, ICML 2018. The releases of Mukhoti et al. (NeurIPS 2020) and of CALS (CVPR 2023) leave out the root:
-    their term is the square of this one.
+    Embeddings*, ICML 2018. The releases of Mukhoti et al. (NeurIPS 2020) and of CALS (CVPR 2023) leave out
+    the root: their term is the square of this one.
 
     Shape: logits ``(B, K, *S)``; labels ``(B, *S)``.
 
