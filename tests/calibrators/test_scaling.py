@@ -117,13 +117,13 @@ class TestTemperature:
     def test_the_edges_of_the_grid_are_bounds(self) -> None:
         logits, target = sampled(2000, 5)
         for factor, edge in ((50.0, 10), (0.02, 0.1)):
-            with pytest.warns(UserWarning, match=f"at its bound {edge}: .* the edge of the grid"):
+            with pytest.warns(UserWarning, match=f"at its bound {edge}: beyond this grid"):
                 calibrator = Temperature(objective="ece").fit(factor * logits, target)
             assert calibrator.temperature == edge
 
     def test_opposite_labels_stop_at_the_upper_bound(self) -> None:
         logits, _ = sampled(200, 5)
-        with pytest.warns(UserWarning, match="opposite"):
+        with pytest.warns(UserWarning, match="no better than chance"):
             calibrator = Temperature().fit(logits, logits.argmin(1))
         assert 1000 < calibrator.temperature.item() < 1e6
 

@@ -221,6 +221,19 @@ def applied(calibrator, path, output):
     return open_predictions(output)
 
 
+def test_apply_does_not_write_into_the_folder_that_it_reads(tmp_path):
+    (tmp_path / "parts").mkdir()
+    for part in range(2):
+        logits, labels = data(part)
+        np.savez(tmp_path / "parts" / f"{part}.npz", logits=logits.numpy(), labels=labels.numpy())
+    save_calibrator(create_calibrator("temperature").fit(*data(0)), tmp_path / "c.safetensors")
+    result = run(
+        "apply", tmp_path / "c.safetensors", tmp_path / "parts", "--output", tmp_path / "parts" / "new.npz"
+    )
+    fails(result, "lies in the folder to read", "expected another folder")
+    assert len(list((tmp_path / "parts").iterdir())) == 2
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("suffix", [".npz", ".safetensors"])
 def test_apply_gives_what_the_calibrator_gives(tmp_path, calibrator, suffix, dtype):

@@ -11,8 +11,8 @@ import pytest
 import torch
 from scipy import special, stats
 
-from calibrant.evaluation import Evaluation, Figure, evaluate
-from calibrant.evaluation.comparison import Comparison, Method, _holm
+from calibrant.evaluation import Evaluation, Evaluator, Figure, evaluate
+from calibrant.evaluation.comparison import Comparison, MeanFigure, Method, _holm
 
 from ..evaluations import changed
 
@@ -207,7 +207,7 @@ def test_one_seed_has_an_interval_but_no_deviation_and_no_test() -> None:
 
 
 def test_different_numbers_of_seeds_are_not_tested() -> None:
-    comparison = Comparison("", (0, 1), (method("a", 1.0, 2), method("b", 6.0, 3)))
+    comparison = Comparison("", (0, 1, 2), (method("a", 1.0, 2), method("b", 6.0, 3)))
     figure = comparison.figures("nll")["b"]
     assert figure.p_value is None
     assert not figure.significant
@@ -264,3 +264,37 @@ def test_json_holds_every_figure(seeds: int) -> None:
             assert plain[part]["a"][metric]["std"] == figure.std
             assert plain[part]["a"][metric]["interval"] == list(figure.interval or ())
     assert (plain["before"]['b[x="y"]']["nll"]["p_value"] is None) == (seeds == 1)
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+def test_other_resamples_for_each_seed_do_not_narrow_the_interval(streamed: bool) -> None:
+    logits, labels = logits_of(0)
+
+    def run(scale: float, seed: int) -> Evaluation:
+        if streamed:  # draws from a histogram, which are never paired
+            return Evaluator(resamples=RESAMPLES, seed=seed).update(scale * logits, labels).compute()
+        return evaluate(scale * logits, labels, resamples=RESAMPLES, seed=seed)
+
+    def comparison(seeds: range) -> Comparison:
+        methods = [Method(str(scale), tuple(run(scale, seed) for seed in seeds)) for scale in (1.0, 1.3)]
+        return Comparison("", tuple(range(8)), tuple(methods))
+
+    def width(figure: MeanFigure) -> float:
+        assert figure.interval is not None
+        return figure.interval[1] - figure.interval[0]
+
+    several, one = comparison(range(8)).figures("ece"), comparison(range(1)).figures("ece")
+    for name in several:  # eight equal runs on the same data say no more than one
+        assert width(several[name]) == pytest.approx(width(one[name]), rel=0.15)
+    assert several["1.3"].p_value is not None
+
+
+def test_what_cannot_be_compared_is_refused() -> None:
+    with pytest.raises(ValueError, match="two methods have the name 'a'"):
+        Comparison("", (0, 1), (method("a", 1.0, 2), method("a", 6.0, 2)))
+    with pytest.raises(
+        ValueError, match="method 'a' has 3 evaluations, expected one for each of the 2 seeds"
+    ):
+        Comparison("", (0, 1), (method("a", 1.0, 3),))
+    with pytest.raises(ValueError, match=r"unknown metric 'nlll' \(did you mean 'nll'\?\)"):
+        Comparison("", (0, 1), (method("a", 1.0, 2),)).figures("nlll")

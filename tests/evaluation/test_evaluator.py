@@ -388,7 +388,12 @@ def test_addition_refuses_what_does_not_fit() -> None:
     five, four = Evaluator().update(*batch(10)), Evaluator().update(*batch(10, 4))
     with pytest.raises(ValueError, match="5 and of 4 classes"):
         five + four
-    for option, value in (("bins", 10), ("ignore_index", 255), ("per_image", True)):
+    for option, value in (
+        ("bins", 10),
+        ("ignore_index", 255),
+        ("per_image", True),
+        ("class_names", ["a", "b", "c", "d", "e"]),
+    ):
         with pytest.raises(ValueError, match=f"different {option}"):
             five + Evaluator(**{option: value})
     with pytest.raises(TypeError):
@@ -515,7 +520,7 @@ def test_per_image_is_the_mean_over_images() -> None:
     for name in STREAMED:
         values = torch.tensor([getattr(single, name) for single in singles], dtype=torch.float64)
         assert getattr(result, name) == pytest.approx(float(values.mean()), rel=0, abs=1e-12), name
-        reach = 1.959963984540054 * float(values.std()) / math.sqrt(3)
+        reach = 4.302652729911275 * float(values.std()) / math.sqrt(3)  # Student's t of two degrees
         most = 1.0 if METRICS[name].percent else math.inf
         expected = [min(max(float(values.mean()) + sign * reach, 0), most) for sign in (-1, 1)]
         assert result.intervals[name] == pytest.approx(expected, rel=0, abs=1e-9), name
@@ -881,6 +886,15 @@ def test_nothing_to_compare(golden: Evaluation, golden_batch: Batch) -> None:
     for first, second in ((golden, without), (without, golden)):
         with pytest.raises(ValueError, match=r"nothing to compare.*resamples > 0"):
             first.compare(second)
+
+
+def test_only_figures_of_one_kind_are_compared() -> None:
+    logits, target = torch.randn(50), torch.randint(2, (50,))
+    single = evaluate(logits, target, binary=True, resamples=10)
+    with pytest.raises(ValueError, match="binary=True and binary=False cannot be compared"):
+        single.compare(evaluate(torch.stack([0 * logits, logits], 1), target, resamples=10))
+    with pytest.raises(ValueError, match=r"level=0.95 and level=0.9 cannot be compared"):
+        single.compare(evaluate(logits, target, binary=True, resamples=10, level=0.9))
 
 
 # ---- JSON -----------------------------------------------------------------------------------------

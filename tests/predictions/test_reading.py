@@ -498,6 +498,18 @@ def test_archives_whose_numbers_changed(tmp_path, logits, labels, name):
     refused(path, "cannot be read as")
 
 
+def test_a_row_of_a_csv_with_more_cells_than_columns_is_refused(tmp_path):
+    path = tmp_path / "a.csv"
+    for text, row in (("1,0,0,2.5,-1\n1,1,0.5,2\n", 0), ("1,1,0.5,2\n1,0,0,2.5,-1\n", 1)):
+        path.write_text(f"weight,label,logit_a,logit_b\n{text}")  # a decimal comma shifts what follows
+        refused(path, f"row {row} has 5 cells; expected 4")
+
+
+def test_classes_named_by_other_numbers_than_their_place_are_refused(tmp_path):
+    (tmp_path / "a.csv").write_text("label,logit_1.0,logit_2.0\n1,0.5,2\n")
+    refused(tmp_path / "a.csv", "logit_1.0 to logit_2.0", "must be logit_0 to logit_1")
+
+
 def test_a_damaged_csv(tmp_path):
     (tmp_path / "m.csv").write_bytes(bytes(range(128, 256)) * 10)
     refused(tmp_path / "m.csv", "cannot be read as .csv")

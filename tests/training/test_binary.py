@@ -340,11 +340,11 @@ def two_outputs(num_classes: int) -> torch.nn.Module:
 def test_a_label_with_one_answer_only_is_told() -> None:
     lines = [f"{n * n},{n % 2},1" for n in range(60)]
     Path("many.csv").write_text("\n".join(["x,cat,dog", *lines]))
-    with pytest.warns(UserWarning, match=r"only one answer in all \w+ elements to 1 of 2 labels \('dog'\)"):
+    with pytest.warns(UserWarning, match=r"1 of 2 labels are always 0 or always 1 in the \w+ part \('dog'\)"):
         load_data(Choice("table", {"file": "many.csv", "target": ["cat", "dog"]}), ".")
 
 
-@pytest.mark.filterwarnings("ignore:.*only one answer", "ignore:label 1")
+@pytest.mark.filterwarnings("ignore:.*are always 0 or always 1", "ignore:label 1")
 def test_a_label_with_one_answer_does_not_spoil_the_calibrator_of_the_others() -> None:
     inputs, answers = features(300, 0)
     answers[:, 1] = 0

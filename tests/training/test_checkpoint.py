@@ -278,7 +278,9 @@ def test_an_error_of_training_is_not_hidden_by_one_of_the_disk(
             raise KeyError("training")
 
     with (
-        pytest.warns(UserWarning, match=r"checkpoint is lost: cannot write .*: No space left on device"),
+        pytest.warns(
+            UserWarning, match=r"checkpoint could not be written: cannot write .*: No space left on device"
+        ),
         pytest.raises(KeyError, match="training"),
     ):
         fail()

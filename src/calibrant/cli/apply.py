@@ -35,6 +35,11 @@ def apply(
         layer = load_calibrator(calibrator)
         predictions = open_predictions(file, ignore_index=ignore_index, binary=layer.binary)
         terminal.check_outputs([calibrator, *predictions.files], {"--output": output})
+        if file.is_dir() and output.resolve().parent == file.resolve():
+            terminal.fail(
+                f"--output {output}: lies in the folder to read, where other commands would take it for a "
+                "part of the predictions; expected another folder"
+            )
         what, fitted = "classes", layer.num_classes
         if layer.binary:
             what, fitted = "labels", len(layer.labels)

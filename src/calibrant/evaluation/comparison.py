@@ -13,6 +13,7 @@ import torch
 from scipy import special  # type: ignore[import-untyped]
 from torch import Tensor
 
+from calibrant.arguments import unknown
 from calibrant.evaluation.figures import Evaluation
 from calibrant.metrics.catalogue import METRICS
 from calibrant.metrics.uncertainty import Interval
@@ -136,6 +137,15 @@ class Comparison:
         if not self.columns:
             columns = (BASIC[0], "mean_iou", *BASIC[1:]) if self.dense else BASIC
             object.__setattr__(self, "columns", columns)
+        names = [method.name for method in self.methods]
+        for method in self.methods:
+            if names.count(method.name) > 1:
+                raise ValueError(f"two methods have the name {method.name!r}, expected a name for each")
+            if len(method.before) > len(self.seeds):
+                raise ValueError(
+                    f"method {method.name!r} has {len(method.before)} evaluations, expected one for each of "
+                    f"the {len(self.seeds)} seeds"
+                )
 
     @property
     def calibrators(self) -> tuple[str, ...]:
@@ -149,7 +159,12 @@ class Comparison:
         Args:
             metric: a key of `METRICS`.
             after: a calibrator; True for temperature scaling, False for the figures before calibration.
+
+        Raises:
+            ValueError: the metric is unknown.
         """
+        if metric not in METRICS:
+            raise ValueError(unknown("metric", metric, METRICS))
         calibrator = after if isinstance(after, str) else "temperature" if after else ""
         if (metric, calibrator) not in self._found:
             self._found[metric, calibrator] = self._figures(metric, calibrator)
@@ -164,7 +179,8 @@ class Comparison:
             if not evaluations or any(each.metrics[metric] is None for each in evaluations):
                 continue
             values = _values(evaluations, metric)
-            estimate = _of_seeds(values, _mean_replicates(evaluations, metric))
+            replicates = _replicates(evaluations, metric)
+            estimate = _of_seeds(values, None if replicates is None else _variance(replicates, evaluations))
             better = False
             if method is self.methods[0]:
                 first = evaluations
@@ -305,21 +321,21 @@ def _difference(ours: Sequence[Evaluation], theirs: Sequence[Evaluation], metric
     values, others = _values(ours, metric), _values(theirs, metric)
     if len(others) != len(values):  # seeds cannot be paired
         values, others = [fmean(values)], [fmean(others)]
-    replicates, other_replicates = _mean_replicates(ours, metric), _mean_replicates(theirs, metric)
-    if replicates is not None and other_replicates is not None:
-        size = min(len(replicates), len(other_replicates))
-        if not ours[0].is_paired_with(theirs[0]):  # the random numbers may be the same: break the pairing
-            other_replicates = other_replicates.flip(0)
-        replicates = replicates[:size] - other_replicates[:size]
+    drawn, others_drawn = _replicates(ours, metric), _replicates(theirs, metric)
+    if drawn is None or others_drawn is None:
+        of_test_data = None
+    elif len(ours) == len(theirs) and all(map(Evaluation.is_paired_with, ours, theirs)):
+        size = min(drawn.shape[1], others_drawn.shape[1])
+        of_test_data = _variance(drawn[:, :size] - others_drawn[:, :size], ours)
     else:
-        replicates = None
-    return _of_seeds([value - other for value, other in zip(values, others, strict=True)], replicates)
+        of_test_data = _variance(drawn, ours) + _variance(others_drawn, theirs)
+    return _of_seeds([value - other for value, other in zip(values, others, strict=True)], of_test_data)
 
 
-def _of_seeds(values: Sequence[float], replicates: Tensor | None) -> _Estimate:
+def _of_seeds(values: Sequence[float], of_test_data: float | None) -> _Estimate:
     return _Estimate(
         fmean(values),
-        None if replicates is None else float(replicates.var()),
+        of_test_data,
         stdev(values) ** 2 / len(values) if len(values) > 1 else 0.0,
         len(values),
     )
@@ -329,13 +345,23 @@ def _values(evaluations: Sequence[Evaluation], metric: str) -> list[float]:
     return [float(each.metrics[metric] or 0.0) for each in evaluations]
 
 
-def _mean_replicates(evaluations: Sequence[Evaluation], metric: str) -> Tensor | None:
-    """Replicates of the mean over seeds: each resample drew the same test data for every seed."""
+def _replicates(evaluations: Sequence[Evaluation], metric: str) -> Tensor | None:
+    """The replicates of each seed, ``(seeds, resamples)``; None if the metric was not resampled."""
     replicates = [each.figures[metric].replicates for each in evaluations]
-    size = min(len(each) for each in replicates)
-    if not size:
-        return None
-    return torch.tensor([each[:size] for each in replicates], dtype=torch.float64).mean(0)
+    size = min(map(len, replicates))
+    return torch.tensor([each[:size] for each in replicates], dtype=torch.float64) if size else None
+
+
+def _variance(replicates: Tensor, evaluations: Sequence[Evaluation]) -> float:
+    """The variance over test data of the mean over seeds, from the replicates of each seed.
+
+    The test data are the same for all seeds. If the resamples are not, nothing tells how much the figures
+    move together, so they count as moving in step. Averaging such resamples would divide the variance by the
+    number of seeds.
+    """
+    if all(evaluations[0].is_paired_with(each) for each in evaluations[1:]):
+        return float(replicates.mean(0).var())
+    return float(replicates.std(1).mean().square())
 
 
 def _holm(p_values: Mapping[str, float]) -> dict[str, float]:

@@ -35,7 +35,7 @@ _MOST_DRAWS = 2 * 10**8
 _ALL_IGNORED = "nothing to evaluate: every element is ignored"
 
 # The options that decide what is added up.
-_SUMMED_BY = ("bins", "ignore_index", "per_image", "class_counts", "background", "binary")
+_SUMMED_BY = ("bins", "ignore_index", "per_image", "class_counts", "class_names", "background", "binary")
 
 
 def evaluate(

@@ -240,7 +240,8 @@ class Evaluation:
             numbers of bins differ.
 
         Raises:
-            ValueError: an evaluation has means over images, or has no resampled figures.
+            ValueError: an evaluation has means over images, or has no resampled figures; or the two differ in
+                `binary` or `level`.
 
         >>> from calibrant import evaluate
         >>> logits = torch.randn(500, 3, generator=torch.Generator().manual_seed(0))
@@ -251,6 +252,10 @@ class Evaluation:
         """
         if self.per_image or other.per_image:
             raise ValueError("figures that are means over images are not resampled, and cannot be compared")
+        for what in ("binary", "level"):
+            own, others = getattr(self, what), getattr(other, what)
+            if own != others:
+                raise ValueError(f"evaluations with {what}={own} and {what}={others} cannot be compared")
         ours, theirs = self.replicates, other.replicates
         names = [name for name in ours if name in theirs]
         if not names:

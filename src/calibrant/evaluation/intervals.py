@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
+from scipy import special  # type: ignore[import-untyped]
 from torch import Tensor
 
 from calibrant.evaluation.figures import Figure
@@ -78,7 +79,8 @@ def image_figures(images: Tensor, level: float | None) -> dict[str, Figure]:
             mean, ends = total / count, None
             if level is not None and count > 1:
                 variance = max(0.0, squares / count - mean**2) / (count - 1)
-                ends = normal_interval(mean, math.sqrt(variance), level)
+                reach = float(special.stdtrit(count - 1, (1 + level) / 2)) * math.sqrt(variance)
+                ends = mean - reach, mean + reach
             figures[name] = Figure(mean, ends and _clipped(metric, *ends))
     return figures
 

@@ -106,7 +106,7 @@ def _columns(path: Path, columns: Sequence[str]) -> _Columns:
         return _Columns(kind, labels[0], found, None)
     names = tuple(name.removeprefix(_PREFIXES[kind]) for name in found)
     numbers = [str(number) for number in range(len(names))]
-    if all(re.fullmatch(r"\d+", name) for name in names) and list(names) != numbers:
+    if all(map(_is_number, names)) and list(names) != numbers:
         first, last, final = found[0], found[-1], f"{_PREFIXES[kind]}{numbers[-1]}"
         raise BadFileError(
             path,
@@ -144,7 +144,9 @@ def open_csv(path: Path) -> PredictionFile:
         start = 0
         with path.open(encoding="utf-8-sig", newline="") as stream:
             _cells(path, stream)
-            lines = (line for line in stream if not line.isspace())
+            lines: Iterator[str] = (line for line in stream if not line.isspace())
+            if selected is not None:  # NumPy counts cells only if it reads them all
+                lines = _checked_width(path, lines, columns, found)
             while (first := next(lines, None)) is not None:
                 # NumPy takes memory for all rows as soon as it has counted the cells of the first one.
                 cells = len(_cells(path, [first]))
@@ -176,6 +178,21 @@ def open_csv(path: Path) -> PredictionFile:
                 start += len(table)
 
     return PredictionFile(path, kind, (rows, len(names)), torch.float64, names, chunks)
+
+
+def _checked_width(
+    path: Path, lines: Iterable[str], columns: Sequence[str], found: _Columns
+) -> Iterator[str]:
+    """The lines; an error where one has more cells than there are columns, which would shift them.
+
+    From the first quote on, a cell may go on in the next line, and nothing is counted.
+    """
+    quoted = False
+    for line in lines:
+        quoted = quoted or '"' in line
+        if not quoted and line.count(",") >= len(columns):
+            raise BadFileError(path, _csv_problem(path, columns, found, 0))
+        yield line
 
 
 def _untyped(path: Path, columns: _Columns, rows: int, read: Callable[[], Iterator[Row]]) -> PredictionFile:
@@ -304,7 +321,7 @@ def _csv_problem(path: Path, columns: Sequence[str], wanted: _Columns, start: in
         rows = (row for row in cells if len(row) > 1 or any(cell.strip() for cell in row))
         for number, row in islice(enumerate(rows), start, None):
             line = f"(line {cells.line_num} of the file)"
-            if len(row) <= max(needed) or (len(row) != len(columns) and not others):
+            if not max(needed) < len(row) <= len(columns) or (len(row) != len(columns) and not others):
                 return f"row {number} has {len(row)} cells; expected {len(columns)} {line}"
             for place in needed:
                 name, cell = columns[place], row[place].strip()

@@ -277,6 +277,10 @@ def _ranking(table: Table, key: str) -> str:
     text = f"{listed(best)} {'has' if len(best) == 1 else 'have'} the lowest {_WORDS[key]}, "
     text += cells[best[0]].text
     found = [f"significantly lower than {listed(worse)}"] if worse else []
+    if worse and len(cells) > 2:  # the best of several was picked by the data that test it
+        found = [
+            f"lower than {listed(worse)}, if each is tested alone and the choice of the best is not counted"
+        ]
     found += [f"not distinguishable from {listed(equal)}"] if equal else []
     return f"{text}: {'; '.join(found)}." if found else f"{text}; differences from it are not tested."
 

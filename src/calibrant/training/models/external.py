@@ -250,7 +250,7 @@ def own_factory(name: str) -> Callable[..., nn.Module]:
     >>> import torch
     >>> own_factory("torch.nn:Lineer")
     Traceback (most recent call last):
-    ValueError: model 'torch.nn:Lineer': module 'torch.nn' has no 'Lineer', did you mean 'Linear'?
+    ValueError: model 'torch.nn:Lineer': module 'torch.nn' has no 'Lineer' (did you mean 'Linear'?)
     """
     place, _, attribute = name.partition(":")
     try:
