@@ -284,6 +284,21 @@ def test_two_classes_may_be_true_and_false(tmp_path, name, values, classes):
     assert sum(data.class_counts) == 24
 
 
+@pytest.mark.parametrize(
+    ("cell", "odd", "count"),
+    [(str, "unknown", 1), (lambda n: f"{n + 1},000.5", "1,000.5", 120), (lambda n: f"{n + 1} %", "1 %", 120)],
+)
+def test_a_column_of_numbers_that_is_left_out_is_told(tmp_path, cell, odd, count):
+    cells = [cell(number) if count > 1 or number != 7 else odd for number in range(120)]
+    rows = "".join(f'"{cells[number]}",{number % 5 / 2},{number % 2}\n' for number in range(120))
+    (tmp_path / "a.csv").write_text(f"amount,size,label\n{rows}")
+    with pytest.warns(
+        UserWarning, match=f"column 'amount' is left out, because {count} of 120 .*as '{odd}';"
+    ):
+        recipe = choose_recipe(tmp_path / "a.csv")
+    assert recipe.data.options["drop"] == ("amount",)
+
+
 def test_a_table_of_nothing_but_names(tmp_path):
     path = write_csv(tmp_path / "a.csv", varied(x=lambda n: f"N{n}", z=lambda n: f"M{n}"))
     with pytest.raises(ValueError, match=r"no column of numbers or categories besides 'y'.* 'x', 'z' have"):

@@ -34,6 +34,7 @@ from calibrant.training.data.table import repeats, too_many_categories
 from calibrant.training.data.text.encoding import tokens
 from calibrant.training.data.text.tables import json_lines
 from calibrant.training.recipe import Recipe
+from calibrant.warning import warn
 
 LOSS = "ce"
 """The loss of the recipes that are chosen here."""
@@ -185,6 +186,8 @@ def _table(files: Mapping[str, Path], target: str | None, changes: Sequence[str]
             "table of numbers and categories as .csv or .parquet"
         )
     unusable = [name for name in others if name not in numeric and too_many_categories(others[name])]
+    for name in unusable:
+        _warn_of_odd_numbers(path, name, as_texts(others[name]))
     drop = [name for name in table if name in (*counted, *unusable)]
     if len(drop) == len(table) - len(targets):
         raise RecipeError(
@@ -208,6 +211,17 @@ def _table(files: Mapping[str, Path], target: str | None, changes: Sequence[str]
 
     options = {**named, **option, **({"drop": drop} if drop else {})}
     return _recipe(path, found, size, Choice("table", options), Choice("mlp"), changes, **settings)
+
+
+def _warn_of_odd_numbers(path: Path, name: str, texts: Sequence[str]) -> None:
+    """Tell of a column that is left out although it holds numbers: some cells are written otherwise."""
+    odd = [text for text in texts if text and not is_numeric([text])]
+    others = [text for text in odd if not is_numeric([text.replace(",", "").replace("%", "")])]
+    if 2 * len(others) < len(texts):
+        warn(
+            f"{path}: column {name!r} is left out, because {len(odd)} of {len(texts)} cells are not written "
+            f"as numbers, such as {odd[0][:40]!r}; write 1234.5, and leave a cell empty where there is no number"
+        )
 
 
 def _check_rows(path: Path, labels: Sequence[Any], size: int, given: Sequence[str]) -> None:
