@@ -219,8 +219,8 @@ def _warn_of_odd_numbers(path: Path, name: str, texts: Sequence[str]) -> None:
     others = [text for text in odd if not is_numeric([text.replace(",", "").replace("%", "")])]
     if 2 * len(others) < len(texts):
         warn(
-            f"{path}: column {name!r} is left out, because {len(odd)} of {len(texts)} cells are not written "
-            f"as numbers, such as {odd[0][:40]!r}; write 1234.5, and leave a cell empty where there is no number"
+            f"{path}: column {name!r} is left out, because {len(odd)} of {len(texts)} cells are not "
+            f"written as numbers, such as {odd[0][:40]!r}; write 1234.5, and leave a cell empty where there is none"
         )
 
 
