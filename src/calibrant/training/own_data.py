@@ -217,10 +217,10 @@ def _warn_of_odd_numbers(path: Path, name: str, texts: Sequence[str]) -> None:
     """Tell of a column that is left out although it holds numbers: some cells are written otherwise."""
     odd = [text for text in texts if text and not is_numeric([text])]
     others = [text for text in odd if not is_numeric([text.replace(",", "").replace("%", "")])]
-    if 2 * len(others) < len(texts):
+    if odd and 2 * len(others) < len(texts):
         warn(
-            f"{path}: column {name!r} is left out, because {len(odd)} of {len(texts)} cells are not "
-            f"written as numbers, such as {odd[0][:40]!r}; write 1234.5, and leave a cell empty where there is none"
+            f"{path}: column {name!r} is left out, because {len(odd)} of {len(texts)} cells are not written "
+            f"as numbers, such as {odd[0][:40]!r}; write 1234.5, and leave a cell empty if there is none"
         )
 
 
