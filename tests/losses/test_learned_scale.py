@@ -200,3 +200,14 @@ def test_a_network_that_memorises_ends_calibrated() -> None:
         temperatures[key] = float(Temperature().fit(model(new).detach(), expected).temperature)
     assert temperatures["ce"] > 3
     assert 0.75 < temperatures["ada-scale"] < 1.4, temperatures
+
+
+def test_a_large_offset_is_told():
+    loss = create_loss("ada-scale", 4)
+    loss.passes.fill_(20)
+    loss.offset.copy_(torch.tensor([-1.6, -1.6, -1.6, 4.8]))
+    assert loss.advice() is None
+    loss.offset.copy_(torch.tensor([-2.7, -2.7, -2.7, 8.1]))
+    assert "an offset has grown to 8.1 (bound 10): the network does not follow it. Try offset='none'" in str(
+        loss.advice()
+    )

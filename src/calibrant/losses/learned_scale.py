@@ -40,6 +40,9 @@ _PRIOR = 10.0
 _WIDEST = 10.0
 """The largest offset."""
 
+_WORRYING = 5.0
+"""An offset beyond this, a factor of 148 in the odds, is more than class frequencies explain."""
+
 _TINY = 1e-12
 
 
@@ -176,9 +179,11 @@ class LearnedScale(AdaptiveLoss):
         what = ""
         if low < high and not math.log(low) < self.log_scale < math.log(high):
             what = f"the scale is at a bound of scale_range=({low:g}, {high:g})"
-        elif self._offset_rule == "learned" and self.offset.abs().max() >= _WIDEST:
-            what = f"an offset is at its bound of {_WIDEST:g}"
+        elif self._offset_rule == "learned" and self.offset.abs().max() > _WORRYING:
+            what = f"an offset has grown to {float(self.offset.abs().max()):.2g} (bound {_WIDEST:g})"
         advice = "Try more steps between passes, a smaller margin, weight decay, or a calibrator afterwards"
+        if "offset" in what:
+            advice = "Try offset='none', more steps between passes, or a calibrator afterwards"
         return f"{what}: the network does not follow it. {advice}" if what else None
 
     def composition(self) -> Composition:
