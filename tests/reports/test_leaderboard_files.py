@@ -74,7 +74,7 @@ def test_statements_say_what_is_significant(standings):
 
 def test_an_experiment_that_has_just_begun_does_not_take_the_ranks_away(standings):
     easy, hard, none = standings
-    begun = Comparison("new", (0,), hard.comparison.methods[:1])
+    begun = Comparison("new", (0, 1), hard.comparison.methods[:1])
     more = [easy, hard, Standing("new", "new", begun, {}), none]
     found = rankings(more)
     assert found[Criterion("nll")].data == ("easy", "hard")

@@ -7,7 +7,6 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
-from scipy import special  # type: ignore[import-untyped]
 from torch import Tensor
 
 from calibrant.evaluation.figures import Figure
@@ -73,13 +72,15 @@ def figures_of(
 
 def image_figures(images: Tensor, level: float | None) -> dict[str, Figure]:
     """Means over images, from the sums of `EvaluationSums`, with intervals from their spread."""
+    from scipy.special import stdtrit  # type: ignore[import-untyped]  # here: it takes half a second
+
     figures = {}
     for (name, metric), (count, total, squares) in zip(METRICS.items(), images.T.tolist(), strict=True):
         if count:
             mean, ends = total / count, None
             if level is not None and count > 1:
                 variance = max(0.0, squares / count - mean**2) / (count - 1)
-                reach = float(special.stdtrit(count - 1, (1 + level) / 2)) * math.sqrt(variance)
+                reach = float(stdtrit(count - 1, (1 + level) / 2)) * math.sqrt(variance)
                 ends = mean - reach, mean + reach
             figures[name] = Figure(mean, ends and _clipped(metric, *ends))
     return figures
