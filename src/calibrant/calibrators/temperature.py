@@ -117,12 +117,7 @@ def likeliest(data: HeldOut) -> Likeliest:
     at = _root(lambda at: derivatives(at, rough), low, high, -math.log(scale / 4), 1e-3)
     for bound, beyond, sign, why in (
         (high, min, -1, "every label is predicted perfectly; if the model has seen these data, take others"),
-        (
-            low,
-            max,
-            1,
-            "the logits predict the labels no better than chance. Check that both have the same order",
-        ),
+        (low, max, 1, "the logits predict the labels no better than chance; check the order of both"),
     ):
         if abs(at - bound) < 0.01 and sign * derivatives(bound, torch.float64)[0] >= 0:
             # The likelihood still grows beyond the bound. T = 1 is better if it lies there.

@@ -111,8 +111,8 @@ def conformal(
         if json is not None and figures is not None:
             _write(json, sets, figures)
     elements = batches.elements
-    at_least = "about" if held_out.spatial else "at least"
-    promise = f"{at_least.capitalize()} {100 * (1 - sets.alpha):g} % of the sets of new elements"
+    at_least = "About" if held_out.spatial else "At least"
+    promise = f"{at_least} {100 * (1 - sets.alpha):g} % of the sets of new elements"
     promise += f"{' of each class' * sets.class_conditional} hold the true class, on average over many fits"
     if held_out.spatial:
         promise += f"; a single fit to few images (here {held_out.rows:,}) may reach far more or less"

@@ -115,6 +115,9 @@ class Comparison:
         columns: the metrics in tables, keys of `METRICS`; by default `BASIC`, for dense data also the mean
             IoU.
 
+    Raises:
+        ValueError: two methods have one name, or a method has more evaluations than there are seeds.
+
     >>> from calibrant.evaluation import evaluate
     >>> logits = torch.randn(300, 3, generator=torch.Generator().manual_seed(0))
     >>> flat, other, sharp = (evaluate(scale * logits, logits.argmax(1)) for scale in (1, 1.01, 5))

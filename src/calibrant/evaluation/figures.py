@@ -255,7 +255,9 @@ class Evaluation:
         for what in ("binary", "level"):
             own, others = getattr(self, what), getattr(other, what)
             if own != others:
-                raise ValueError(f"evaluations with {what}={own} and {what}={others} cannot be compared")
+                raise ValueError(
+                    f"evaluations with {what}={own} and {what}={others} cannot be compared; expected one value"
+                )
         ours, theirs = self.replicates, other.replicates
         names = [name for name in ours if name in theirs]
         if not names:

@@ -21,6 +21,7 @@ from calibrant.metrics.uncertainty import (
     interval,
     normal_interval,
     percentile_interval,
+    student_interval,
 )
 
 # Points of the risk-coverage curve that intervals are read off.
@@ -72,16 +73,13 @@ def figures_of(
 
 def image_figures(images: Tensor, level: float | None) -> dict[str, Figure]:
     """Means over images, from the sums of `EvaluationSums`, with intervals from their spread."""
-    from scipy.special import stdtrit  # type: ignore[import-untyped]  # here: it takes half a second
-
     figures = {}
     for (name, metric), (count, total, squares) in zip(METRICS.items(), images.T.tolist(), strict=True):
         if count:
             mean, ends = total / count, None
             if level is not None and count > 1:
                 variance = max(0.0, squares / count - mean**2) / (count - 1)
-                reach = float(stdtrit(count - 1, (1 + level) / 2)) * math.sqrt(variance)
-                ends = mean - reach, mean + reach
+                ends = student_interval(mean, math.sqrt(variance), count, level)
             figures[name] = Figure(mean, ends and _clipped(metric, *ends))
     return figures
 

@@ -176,15 +176,16 @@ class LearnedScale(AdaptiveLoss):
         low, high = self.scale_range
         if self.passes < SEVERAL_PASSES:
             return None
-        what = ""
+        largest = float(self.offset.abs().max())
         if low < high and not math.log(low) < self.log_scale < math.log(high):
             what = f"the scale is at a bound of scale_range=({low:g}, {high:g})"
-        elif self._offset_rule == "learned" and self.offset.abs().max() > _WORRYING:
-            what = f"an offset has grown to {float(self.offset.abs().max()):.2g} (bound {_WIDEST:g})"
-        advice = "Try more steps between passes, a smaller margin, weight decay, or a calibrator afterwards"
-        if "offset" in what:
-            advice = "Try offset='none', more steps between passes, or a calibrator afterwards"
-        return f"{what}: the network does not follow it. {advice}" if what else None
+            remedies = "more steps between passes, a smaller margin, weight decay"
+        elif self._offset_rule == "learned" and largest > _WORRYING:
+            what = f"an offset has grown to {largest:.2g} (bound {_WIDEST:g})"
+            remedies = "offset='none', more steps between passes"
+        else:
+            return None
+        return f"{what}: the network does not follow it. Try {remedies}, or a calibrator afterwards"
 
     def composition(self) -> Composition:
         factor = self.weight / self.num_classes

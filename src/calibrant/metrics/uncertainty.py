@@ -47,6 +47,18 @@ def normal_interval(mean: float, deviation: float, level: float) -> Interval:
     return mean - reach, mean + reach
 
 
+def student_interval(mean: float, error: float, count: float, level: float) -> Interval:
+    """The interval of a mean of ``count`` numbers whose standard error is estimated, by Student's t.
+
+    >>> [round(end, 2) for end in student_interval(0.0, 1.0, 3, 0.95)]
+    [-4.3, 4.3]
+    """
+    from scipy.special import stdtrit  # type: ignore[import-untyped]  # here: it takes half a second
+
+    reach = float(stdtrit(count - 1, (1 + level) / 2)) * error
+    return mean - reach, mean + reach
+
+
 def binomial_interval(successes: Tensor, trials: Tensor, level: float = 0.95) -> tuple[Tensor, Tensor]:
     """Clopper-Pearson interval of a probability, from counts of successes in trials, elementwise.
 

@@ -276,11 +276,13 @@ def _ranking(table: Table, key: str) -> str:
     equal = [name for name, cell in cells.items() if cell.verdict == "equal"]
     text = f"{listed(best)} {'has' if len(best) == 1 else 'have'} the lowest {_WORDS[key]}, "
     text += cells[best[0]].text
-    found = [f"significantly lower than {listed(worse)}"] if worse else []
-    if worse and len(cells) > 2:  # the best of several was picked by the data that test it
-        found = [
+    found = []
+    if worse and len(cells) == 2:
+        found.append(f"significantly lower than {listed(worse)}")
+    elif worse:  # the best of several was picked by the data that test it
+        found.append(
             f"lower than {listed(worse)}, if each is tested alone and the choice of the best is not counted"
-        ]
+        )
     found += [f"not distinguishable from {listed(equal)}"] if equal else []
     return f"{text}: {'; '.join(found)}." if found else f"{text}; differences from it are not tested."
 

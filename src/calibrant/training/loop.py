@@ -283,7 +283,7 @@ class Loop:
         self._end_epoch(started, adapt=adapt_every == 0 and isinstance(parts.loss, AdaptiveLoss))
 
     def _adapt_every(self) -> int:
-        """The batches of an epoch after which the loss adapts each time; 0 for at its end, or never."""
+        """The loss adapts after every so many batches of an epoch; 0 for at its end, or never."""
         if not isinstance(self.parts.loss, AdaptiveLoss):
             return 0
         every = [every for start, every in self.parts.recipe.adaptation if start <= self.epoch][-1]

@@ -220,7 +220,7 @@ def _warn_of_odd_numbers(path: Path, name: str, texts: Sequence[str]) -> None:
     if odd and 2 * len(others) < len(texts):
         warn(
             f"{path}: column {name!r} is left out, because {len(odd)} of {len(texts)} cells are not written "
-            f"as numbers, such as {odd[0][:40]!r}; write 1234.5, and leave a cell empty if there is none"
+            f"as numbers, such as {odd[0][:40]!r}; write 1234.5, and leave cells without a number empty"
         )
 
 

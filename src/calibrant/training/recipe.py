@@ -77,7 +77,7 @@ class Recipe:
         gradient_clip: the largest norm of the gradient; 0 for no limit.
         adapt: when an adaptive loss learns from the data of ``adapt_on``: ``epoch``, a number of batches, or
             intervals by first epoch, such as ``0:epoch/10:100/20:1``. Batches are counted anew in every
-            epoch; an epoch with fewer has one adaptation, at its end.
+            epoch; an epoch with fewer batches has one adaptation, at its end.
         adapt_on: the data that an adaptive loss learns from: the validation data, or ``train`` for a fixed
             random part of the training data, without augmentation, of the size of the validation data.
         log_test: log figures on the test data after each epoch too. No choice depends on them.
