@@ -256,7 +256,7 @@ class Evaluation:
             own, others = getattr(self, what), getattr(other, what)
             if own != others:
                 raise ValueError(
-                    f"evaluations with {what}={own} and {what}={others} cannot be compared; expected one value"
+                    f"evaluations with {what}={own} and {what}={others} cannot be compared; expected equal"
                 )
         ours, theirs = self.replicates, other.replicates
         names = [name for name in ours if name in theirs]

@@ -66,7 +66,7 @@ def binomial_interval(successes: Tensor, trials: Tensor, level: float = 0.95) ->
     >>> [round(v.item(), 4) for v in (low, high)]
     [0.4439, 0.9748]
     """
-    from scipy.special import betaincinv  # type: ignore[import-untyped]  # here: it takes half a second
+    from scipy.special import betaincinv
 
     tail = (1 - level) / 2
     k, n = successes.double().cpu().numpy(), trials.double().cpu().numpy()

@@ -281,7 +281,8 @@ def test_true_and_false_agree_whatever_their_source(tmp_path, words):
 def test_values_that_the_model_does_not_know():
     colours = ["red", "green", None, "violet", "blue"]
     message = (
-        "^column 'colour': 2 of 5 values are unknown to the model, such as 'green'; they count as no cat"
+        "^column 'colour': 2 of 5 values are unknown to the model, such as 'green'; they count as no "
+        "category$"
     )
     with pytest.warns(UserWarning, match=message) as told:
         inputs = ROWS([{"age": 40, "colour": colour} for colour in colours])
