@@ -253,8 +253,8 @@ def test_too_little_data(tmp_path, name):
 
 
 def test_few_rows_are_enough_if_the_parts_have_files(tmp_path):
-    for part in ("train", "validation", "test"):
-        write_csv(tmp_path / f"{part}.csv", people(15))
+    for seed, part in enumerate(("train", "validation", "test")):
+        write_csv(tmp_path / f"{part}.csv", people(15, seed))
     assert chosen(tmp_path).data.name == "table"
 
 

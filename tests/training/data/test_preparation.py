@@ -49,7 +49,7 @@ def synthetic(root):
 def npz(root, name, array, **options):
     labels = np.arange(len(array)) % 2
     np.savez(
-        root / "data.npz", **{name: array, "labels": labels, f"test_{name}": array, "test_labels": labels}
+        root / "data.npz", **{name: array + 1, "labels": labels, f"test_{name}": array, "test_labels": labels}
     )
     return DATA_SETS["npz"](root, **options), array
 

@@ -21,7 +21,7 @@ from calibrant.training.data.raw_arrays import ArrayPreparation
 from calibrant.training.data.raw_images import ImagePreparation
 from calibrant.training.data.safe_readers import ARRAYS, Array, present, read_npz
 from calibrant.training.data.sampling import draw_parts, part_sizes
-from calibrant.training.data.split import DataSets, TensorSplit, warn_of_missing_classes
+from calibrant.training.data.split import DataSets, TensorSplit, warn_about_parts
 
 Constants = Literal["own", "none", Published]
 
@@ -104,7 +104,7 @@ def npz(
         preparation=preparation,
         several_labels=labels.ndim > 1,
     )
-    warn_of_missing_classes(path, data)
+    warn_about_parts(path, data)
     return data
 
 

@@ -26,7 +26,7 @@ from calibrant.training.data.augmentation import (
 from calibrant.training.data.raw_images import CentreCropPreparation, ImagePreparation
 from calibrant.training.data.safe_readers import SUFFIXES, is_image, present, read_image, read_lines
 from calibrant.training.data.sampling import draw_parts, long_tail, part_sizes, stratified
-from calibrant.training.data.split import DataSets, Split, warn_of_missing_classes
+from calibrant.training.data.split import DataSets, Split, warn_about_parts
 
 Transform = CropFlip | ResizedCrop
 
@@ -173,7 +173,7 @@ def image_folder(
     drawn = draw_parts(targets, sizes, imbalance=imbalance, num_classes=len(classes), seed=split_seed)
     parts |= {name: whole.subset(indices) for name, indices in drawn.items()}
     data = _data_sets(parts["train"], parts["validation"], parts["test"], tuple(classes), transform)
-    warn_of_missing_classes(base, data)
+    warn_about_parts(base, data)
     return data
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -20,6 +20,12 @@ from calibrant.training.data.augmentation import Normalising
 
 if TYPE_CHECKING:
     from calibrant.training.data.preparation import Preparation
+
+_MANY_COPIES = 0.05
+"""The fraction of a part from which copies of training elements are worth a warning."""
+
+_MORE_THAN_CHANCE = 10
+"""How many times as many copies there must be as by chance: some tables have few different rows."""
 
 Inputs = Tensor | dict[str, Tensor]
 """The argument of a model: a tensor, or tensors by name."""
@@ -211,7 +217,13 @@ class DataSets:
         return digest.hexdigest()
 
 
-def warn_of_missing_classes(path: Path, data: DataSets) -> None:
+def warn_about_parts(path: Path, data: DataSets) -> None:
+    """Warn of classes that a part lacks, and of elements that are in two parts."""
+    _warn_of_missing_classes(path, data)
+    _warn_of_copies(path, data)
+
+
+def _warn_of_missing_classes(path: Path, data: DataSets) -> None:
     """Warn of classes that a part has no element of, and of labels that have only one answer in a part.
 
     Classes without any element in the data are left out.
@@ -236,11 +248,57 @@ def warn_of_missing_classes(path: Path, data: DataSets) -> None:
                 f"{path}: {len(missing)} of {len(names)} labels are always 0 or always 1 in the {part} part "
                 f"({first_few(repr(names[label]) for label in missing)}); expected at least a few elements "
                 "with each label, and a few without",
-                stacklevel=3,
+                stacklevel=4,
             )
         elif rare:
             warnings.warn(
                 f"{path} has no {part} element of {len(rare)} of {len(names)} classes ({first_few(rare)}): "
                 "expected at least a few of each class",
-                stacklevel=3,
+                stacklevel=4,
             )
+
+
+def _warn_of_copies(path: Path, data: DataSets) -> None:
+    """Warn if many elements of a part are training elements too. Images on disk are not compared."""
+    if not isinstance(data.train, TensorSplit) or not len(data.train):
+        return
+    known = {row: index for index, row in enumerate(_hashes(data.train))}
+    by_chance = None
+    for name, part in (("validation", data.validation), ("test", data.test)):
+        if not isinstance(part, TensorSplit) or not len(part):
+            continue
+        copies = sum(row in known for row in _hashes(part))
+        if copies < _MANY_COPIES * len(part):
+            continue
+        if by_chance is None:
+            by_chance = _equal_by_chance(data.train.inputs, list(known.values()))
+        if copies > _MORE_THAN_CHANCE * by_chance * len(part):
+            warnings.warn(
+                f"{path}: {copies:,} of {len(part):,} {name} elements equal a training element in all inputs "
+                "and the label, so their figures flatter the model; remove copies, or put all copies of an "
+                "element into the same part",
+                stacklevel=4,
+            )
+
+
+def _hashes(part: TensorSplit) -> Iterable[int]:
+    """A hash of each element, with its label."""
+    tensors = [each.cpu().reshape(len(part), -1).contiguous().view(torch.uint8) for each in part.content()]
+    return (
+        hash(b"".join(map(bytes, rows))) for rows in zip(*(each.numpy() for each in tensors), strict=True)
+    )
+
+
+def _equal_by_chance(inputs: Inputs, distinct: Sequence[int]) -> float:
+    """How many of the distinct elements would equal another one, if columns were independent.
+
+    Columns with two values are left out: many are codes of categories, which depend on one another.
+    """
+    some = distinct[:1_000]
+    expected = float(len(distinct))
+    for tensor in tensors_of(inputs):
+        for column in tensor[some].reshape(len(some), -1).T:
+            frequencies = column.unique(return_counts=True)[1].double() / len(some)
+            if len(frequencies) > 2:
+                expected *= frequencies.square().sum().item()
+    return expected

@@ -30,7 +30,7 @@ from calibrant.training.data.columns import (
 )
 from calibrant.training.data.preparation import Preparation
 from calibrant.training.data.sampling import draw_parts, part_sizes
-from calibrant.training.data.split import DataSets, TensorSplit, warn_of_missing_classes
+from calibrant.training.data.split import DataSets, TensorSplit, warn_about_parts
 from calibrant.training.data.text.documents import check_several, class_positions, sorted_classes, yes_or_no
 from calibrant.warning import warn
 
@@ -128,7 +128,7 @@ def table(
         preparation=rows,
         several_labels=targets.ndim > 1,
     )
-    warn_of_missing_classes(path, data)
+    warn_about_parts(path, data)
     return data
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from calibrant.extras import optional_package
 from calibrant.training.data.safe_readers import check_suffix, expecting_utf8, present
-from calibrant.training.data.split import DataSets, warn_of_missing_classes
+from calibrant.training.data.split import DataSets, warn_about_parts
 from calibrant.training.data.text.documents import (
     Documents,
     check_several,
@@ -98,7 +98,7 @@ def text_table(
         parts.append(Documents(list(texts), targets))
     documents, names = draw_missing(parts, validation, test, split_seed), tuple(map(str, classes))
     data = encode(root, documents, names, length, test_length, vocabulary, embedding, tokenizer, column=text)
-    warn_of_missing_classes(root / file, data)
+    warn_about_parts(root / file, data)
     return data
 
 
@@ -183,7 +183,7 @@ def huggingface(
     data = encode(
         root, documents, class_names, length, test_length, vocabulary, embedding, tokenizer, column=text
     )
-    warn_of_missing_classes(folder, data)
+    warn_about_parts(folder, data)
     return data
 
 
