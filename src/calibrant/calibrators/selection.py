@@ -6,6 +6,7 @@ import time
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -21,8 +22,14 @@ from calibrant.printable import text_table
 if TYPE_CHECKING:
     from rich.text import Text
 
-# The most classes for which methods with a parameter per pair of classes are candidates by default.
 _FEW_CLASSES = 20
+"""The most classes for which methods with a parameter per pair of classes are candidates by default."""
+
+_FEW_ELEMENTS = 500
+"""With fewer elements, only methods with few parameters are candidates by default."""
+
+_SIMPLEST = (Identity.key, "temperature")
+"""Methods that are chosen unless another one is clearly better."""
 
 
 @dataclass(frozen=True)
@@ -35,12 +42,16 @@ class Ranked:
         standard_error: the standard error of the difference to ``identity``. An image counts as one
             observation, because its pixels are not independent.
         seconds: the time to fit it on all folds together.
+        acceptable: false if its many parameters bring too little. ``identity`` and ``temperature`` are
+            acceptable. Another candidate is if its NLL is lower than theirs by more than the standard error
+            of the difference: with few elements, the smallest NLL is often chance.
     """
 
     key: str
     nll: float
     standard_error: float
     seconds: float
+    acceptable: bool = True
 
 
 @dataclass(frozen=True)
@@ -51,8 +62,8 @@ class Ranking:
 
     @property
     def best(self) -> Ranked:
-        """The candidate with the smallest held-out NLL."""
-        return self.candidates[0]
+        """The acceptable candidate with the smallest held-out NLL."""
+        return next(each for each in self.candidates if each.acceptable)
 
     @property
     def texts(self) -> list[tuple[str, str, str, str]]:
@@ -68,9 +79,21 @@ class Ranking:
             for each in self.candidates
         ]
 
+    @property
+    def note(self) -> str:
+        """Why the best candidate is not the one with the smallest NLL; empty if it is."""
+        better = list(takewhile(lambda each: each is not self.best, self.candidates))
+        if not better:
+            return ""
+        return (
+            f"{' and '.join(each.key for each in better)} would need an NLL that is lower than that of "
+            f"{self.best.key} by more than a standard error"
+        )
+
     def __str__(self) -> str:
         headings = ("calibrator", "NLL", "against doing nothing", "seconds")
-        return text_table("Held-out NLL", headings, self.texts)
+        table = text_table("Held-out NLL", headings, self.texts)
+        return f"{table}\n{self.best.key} is chosen: {self.note}." if self.note else table
 
     def __rich__(self) -> Text:
         from rich.text import Text
@@ -93,7 +116,7 @@ def rank(
     Args:
         logits: logits ``(B, K, *S)``.
         target: labels ``(B, *S)``.
-        candidates: keys of `CALIBRATORS`. None takes those that suit the number of classes and the data.
+        candidates: keys of `CALIBRATORS`. None takes those that suit the number of classes and of elements.
         folds: the number of random parts. Elements are split, for images whole images. Each candidate is
             fitted to all parts but one and evaluated on that one. If the temperature of a fit stops at its
             bound, the part counts as not calibrated.
@@ -131,10 +154,12 @@ def rank(
     if not 2 <= folds <= len(labels):
         what = "images" if images else "elements"
         raise ValueError(f"folds must be from 2 to the number of {what}, {len(labels)}, got {folds}")
-    keys = _suited(classes[:, :, 0] if binary else logits) if candidates is None else candidates
-    chosen = {key: create_calibrator(key) for key in [Identity.key, *keys]}
-    order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(seed)).to(labels.device)
     valid = labels != ignore_index
+    if candidates is None:
+        elements = int(valid.sum()) // (labels.shape[1] if binary else 1)
+        candidates = _suited(classes[:, :, 0] if binary else logits, elements)
+    chosen = {key: create_calibrator(key) for key in [Identity.key, *candidates]}
+    order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(seed)).to(labels.device)
     losses: dict[str, Tensor] = {}
     seconds = {}
     for key, calibrator in chosen.items():
@@ -159,12 +184,14 @@ def rank(
                     at = (part,) if concerned is None else (part[:, None], concerned)
                     loss[at] = losses[Identity.key][at]
         losses[key], seconds[key] = torch.where(valid, loss, 0), time.perf_counter() - start
+    simplest = min((losses[key] for key in _SIMPLEST if key in losses), key=lambda loss: float(loss.sum()))
     ranked = [
         Ranked(
             key,
             float(loss.sum() / valid.sum()),
             _standard_error(loss - losses[Identity.key], valid),
             seconds[key],
+            key in _SIMPLEST or _clearly_lower(loss - simplest, valid),
         )
         for key, loss in losses.items()
     ]
@@ -182,9 +209,10 @@ def choose(
     seed: int = 0,
     show: Callable[[Ranking], object] | None = None,
 ) -> Calibrator:
-    """Fit the calibrator with the smallest cross-validated NLL to all of the data.
+    """Fit the calibrator with the best cross-validated NLL to all of the data.
 
-    `Identity` is a candidate and is returned if no other calibrator helps.
+    `Identity` is a candidate and is returned if no other calibrator helps. A calibrator with more parameters
+    than a temperature must be better by more than a standard error (`Ranked.acceptable`).
 
     Args:
         logits: as for `rank`.
@@ -216,8 +244,15 @@ def _standard_error(differences: Tensor, valid: Tensor) -> float:
     return float((sums - mean * counts).square().sum().sqrt() / counts.sum())
 
 
-def _suited(logits: Tensor) -> list[str]:
-    """The default candidates for these data."""
+def _clearly_lower(differences: Tensor, valid: Tensor) -> bool:
+    """Whether the mean difference is below 0 by more than its standard error."""
+    return float(differences.sum() / valid.sum()) < -_standard_error(differences, valid)
+
+
+def _suited(logits: Tensor, elements: int) -> list[str]:
+    """The default candidates for these data, which have so many labelled elements."""
+    if elements < _FEW_ELEMENTS:
+        return ["temperature", "structured-vector", "vector"]
     always = ["temperature", "ensemble-temperature", "structured-vector", "vector", "spline"]
     few = ["structured-matrix", "dirichlet", "isotonic", "beta"]
     # The temperature of an image depends on all of its pixels, ignored ones included: all must be finite.

@@ -107,6 +107,8 @@ def calibrate(
 
         table = listing(ranking.texts, {"Held-out NLL": 2, "against doing nothing": 1, "seconds": 0})
         print_table(table, heading="calibrator", wide=wide)
+        if ranking.note:
+            say(f"Note: {ranking.note}.")
     say(fitted)
     prediction_files.print_evaluations([before, after], wide=wide, spatial=spatial)
     if same:

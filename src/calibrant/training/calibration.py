@@ -3,24 +3,18 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from functools import partial
 
 import torch
 from torch import Tensor
 
-from calibrant.calibrators import Calibrator, Identity, Ranked, Temperature, create_calibrator, rank
+from calibrant.calibrators import Calibrator, Identity, Temperature, create_calibrator, rank
 from calibrant.calibrators.base import UnchangedLabelsWarning
 from calibrant.calibrators.streaming import Scaling
 from calibrant.options import Choice, RecipeError
 from calibrant.training.runs import Run, make_calibrator
 from calibrant.warning import warn
-
-_FEW = 500
-_SIMPLE = ["temperature", "structured-vector", "vector"]
-"""With fewer validation elements than `_FEW`, only these calibrators are compared."""
-
-_SIMPLEST = (Identity.key, Temperature.key)
 
 _MANY = 1 << 22
 """The most validation logits to choose a calibrator by. Some calibrators are fitted to no more, either."""
@@ -106,31 +100,19 @@ def _ranked(run: Run) -> Iterator[tuple[str, Callable[[], Calibrator]]]:
         return
     ((all_logits, all_labels),) = batches
     logits, labels = _part(all_logits, all_labels)
-    valid = (labels != -100).unsqueeze(1).flatten(1)
-    parts = int(valid.any(1).sum())
+    parts = int((labels != -100).unsqueeze(1).flatten(1).any(1).sum())
     if parts < 2:  # nothing to compare by
         return
-    decisions = int(valid.sum()) // (all_logits.shape[1] if binary else 1)
-    few = _SIMPLE if decisions < _FEW else None
     rows = max(1, _MANY // all_logits[0].numel())
     chunks = list(zip(all_logits.split(rows), all_labels.split(rows), strict=True))
-    ranked = rank(logits, labels, candidates=few, folds=min(5, parts), binary=binary).candidates
-    for each in ranked if few is None else _clearly_better(ranked):
+    for each in rank(logits, labels, folds=min(5, parts), binary=binary).candidates:
+        if not each.acceptable:
+            continue
         calibrator = create_calibrator(each.key)
         if logits is not all_logits and isinstance(calibrator, Scaling) and not binary:
             yield each.key, partial(calibrator.fit_batches, chunks)
         else:
             yield each.key, partial(calibrator.fit, logits, labels, binary=binary)
-
-
-def _clearly_better(ranked: Sequence[Ranked]) -> list[Ranked]:
-    """The simplest calibrators, and those whose NLL is lower by more than a standard error.
-
-    The error is that of the difference to no calibrator, which is about that of the difference to a
-    temperature.
-    """
-    limit = min(each.nll for each in ranked if each.key in _SIMPLEST)
-    return [each for each in ranked if each.key in _SIMPLEST or each.nll + each.standard_error < limit]
 
 
 def _part(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
