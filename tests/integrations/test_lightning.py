@@ -27,7 +27,7 @@ pytestmark = [
 
 PACKAGES = {"lightning": lightning.pytorch, "pytorch_lightning": pytorch_lightning}
 ADAPTIVE = [key for key, loss in calibrant.LOSSES.items() if issubclass(loss, AdaptiveLoss)]
-CLASSES, FEATURES, BATCH, EPOCHS = 4, 6, 8, 3
+CLASSES, FEATURES, BATCH, EPOCHS = 4, 6, 8, 2
 
 
 def labelled(count, seed, scale=20.0):
@@ -255,12 +255,12 @@ def test_a_checkpoint_of_a_validation_run_holds_what_it_taught(tmp_path):
 @pytest.mark.parametrize("key", ADAPTIVE)
 def test_resuming_equals_never_having_stopped(key, tmp_path):
     whole = module(key)
-    fit(whole, max_epochs=4)
-    first = fit(module(key), max_epochs=2)
+    fit(whole, max_epochs=2)
+    first = fit(module(key), max_epochs=1)
     first.save_checkpoint(tmp_path / "half.ckpt")
     second = module(key)
-    fit(second, ckpt_path=tmp_path / "half.ckpt", max_epochs=4)
-    assert second.loss.passes == 4
+    fit(second, ckpt_path=tmp_path / "half.ckpt", max_epochs=2)
+    assert second.loss.passes == 2
     assert_equal(state(second), state(whole))
 
 
@@ -271,11 +271,11 @@ def test_resuming_with_an_order_that_follows_from_the_epoch(tmp_path):
         return DataLoader(TRAIN, BATCH, sampler=DistributedSampler(TRAIN, num_replicas=1, rank=0))
 
     whole, second = module(), module()
-    fit(whole, train=shuffled(), max_epochs=4)
-    fit(module(), train=shuffled(), max_epochs=2).save_checkpoint(tmp_path / "half.ckpt")
-    fit(second, train=shuffled(), ckpt_path=tmp_path / "half.ckpt", max_epochs=4)
+    fit(whole, train=shuffled(), max_epochs=2)
+    fit(module(), train=shuffled(), max_epochs=1).save_checkpoint(tmp_path / "half.ckpt")
+    fit(second, train=shuffled(), ckpt_path=tmp_path / "half.ckpt", max_epochs=2)
     assert_equal(state(second), state(whole))
-    assert not torch.equal(second.network.weight, plain_loop(epochs=4)["network.weight"])  # it did shuffle
+    assert not torch.equal(second.network.weight, plain_loop(epochs=2)["network.weight"])  # it did shuffle
 
 
 @pytest.mark.filterwarnings("ignore:You're resuming from a checkpoint that ended before the epoch")
@@ -542,17 +542,17 @@ def test_a_compiled_loss(name):
 
 
 @pytest.mark.parametrize(
-    "gather",
-    [list, tuple, lambda loaders: dict(zip("ab", loaders, strict=True))],
-    ids=["list", "tuple", "dict"],
+    ("gather", "index"),
+    [(list, 0), (list, 1), (tuple, 1), (lambda loaders: dict(zip("ab", loaders, strict=True)), 1)],
+    ids=["list, first", "list", "tuple", "dict"],
 )
-def test_one_loader_counts(gather):
-    for index, data in enumerate([OTHER, VALIDATION]):
-        made = module()
-        run = fit(made, Calibration(dataloader_idx=index), gather([loader(OTHER), loader(VALIDATION)]))
-        assert_equal(state(made), plain_loop(data=data))
-        expected = calibrant.evaluate_on(made.network, loader(data), resamples=0)
-        assert run.callback_metrics["val/ece"].item() == pytest.approx(expected.ece)
+def test_one_loader_counts(gather, index):
+    data = [OTHER, VALIDATION][index]
+    made = module()
+    run = fit(made, Calibration(dataloader_idx=index), gather([loader(OTHER), loader(VALIDATION)]))
+    assert_equal(state(made), plain_loop(data=data))
+    expected = calibrant.evaluate_on(made.network, loader(data), resamples=0)
+    assert run.callback_metrics["val/ece"].item() == pytest.approx(expected.ece)
 
 
 def test_test_loaders():
@@ -655,7 +655,7 @@ def test_a_loss_without_effect_is_told_at_the_end_of_the_fit():
     with pytest.warns(
         AdaptationWarning, match="AugmentedLagrangian: after 12 passes the penalty is still"
     ) as caught:
-        fit(made, max_epochs=12)
+        fit(made, max_epochs=3, val_check_interval=1)
     assert sum(warning.category is AdaptationWarning for warning in caught) == 1
 
 
@@ -804,8 +804,8 @@ def test_averaged_weights():
     made.loss.observe, made.loss.forward = observing, calling
     run = trainer(average(), callbacks=[Calibration(), passes, own])
     run.fit(made, loader(TRAIN), loader(VALIDATION))
-    assert passes.found == [0, 1, 2, 3]  # the sanity check first
-    assert len(used) == 3 * len(loader(VALIDATION))
+    assert passes.found == list(range(EPOCHS + 1))  # the sanity check first
+    assert len(used) == EPOCHS * len(loader(VALIDATION))
     assert all(torch.equal(multiplier, own.found[number - 1]) for number, multiplier in used)
     assert any(
         not any(torch.equal(each, mine) for mine in own.found) for each in averages

@@ -20,7 +20,7 @@ from calibrant.losses import Loss
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning")
 
-K, FEATURES, EPOCHS, RATE = 4, 6, 5, 0.5
+K, FEATURES, EPOCHS, RATE = 4, 6, 2, 0.5
 LOSSES = {
     "cals-alm": {"margin": 1.0},
     "cals-hr": {"margin": 1.0},
