@@ -87,15 +87,20 @@ class SizedStream(Stream):
         return self.size
 
 
+def sizes(processes: int, split_batches: bool) -> Iterator[tuple[int, int]]:
+    """Sizes of the data, up to a bit more than two rounds of all processes, and of batches."""
+    for batch_size in (processes, 2 * processes) if split_batches else (1, 2, 3):
+        together = batch_size if split_batches else batch_size * processes
+        yield from ((size, batch_size) for size in range(1, 2 * together + 2))
+
+
 @pytest.mark.parametrize("even_batches", [True, False])
 @pytest.mark.parametrize("split_batches", [True, False])
 @pytest.mark.parametrize("processes", [1, 2, 3])
 def test_every_element_is_one_processes_own(processes: int, split_batches: bool, even_batches: bool) -> None:
     options = {"split_batches": split_batches, "even_batches": even_batches}
     repeated = 0
-    for size, batch_size in product(range(1, 20), [1, 2, 3, 6]):
-        if split_batches and batch_size % processes:
-            continue
+    for size, batch_size in sizes(processes, split_batches):
         together, kept = drawn(DataLoader(range(size), batch_size), processes, **options)
         assert kept == list(range(size)), (size, batch_size)
         repeated += len(together) - len(kept)
@@ -105,9 +110,7 @@ def test_every_element_is_one_processes_own(processes: int, split_batches: bool,
 @pytest.mark.parametrize("split_batches", [True, False])
 @pytest.mark.parametrize("processes", [1, 2, 3])
 def test_the_same_of_streams_that_have_a_length(processes: int, split_batches: bool) -> None:
-    for size, batch_size in product(range(1, 20), [1, 2, 3, 6]):
-        if split_batches and batch_size % processes:
-            continue
+    for size, batch_size in sizes(processes, split_batches):
         _, kept = drawn(DataLoader(SizedStream(size), batch_size), processes, split_batches=split_batches)
         assert kept == list(range(size)), (size, batch_size)
 

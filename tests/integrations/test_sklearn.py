@@ -2,8 +2,8 @@
 
 # ruff: noqa: N803, N806 (scikit-learn's matrix is called X)
 
+import importlib
 import pickle
-import subprocess
 import sys
 from functools import partial
 
@@ -26,6 +26,7 @@ from sklearn.tree import DecisionTreeClassifier
 
 from calibrant import metrics
 from calibrant.integrations.sklearn import ReliabilityDisplay, calibration_scorer, evaluate_estimator
+from tests.distributed.processes import PREPARED
 
 KINDS = [
     "ece",
@@ -145,9 +146,20 @@ def test_a_part_of_the_classes_is_enough(iris):
     assert calibration_scorer()(estimator, X[some], y[some].tolist()) == pytest.approx(expected, abs=1e-12)
 
 
+def import_anew():
+    """Import the module as if neither calibrant nor matplotlib had been; fail if matplotlib is loaded."""
+    for name in [*sys.modules]:
+        if name.partition(".")[0] in ("calibrant", "matplotlib"):
+            del sys.modules[name]
+    importlib.import_module("calibrant.integrations.sklearn")
+    sys.exit("matplotlib" in sys.modules)
+
+
 def test_scoring_does_not_load_matplotlib():
-    program = "import sys, calibrant.integrations.sklearn; sys.exit('matplotlib' in sys.modules)"
-    subprocess.run([sys.executable, "-c", program], check=True)
+    process = PREPARED.Process(target=import_anew)
+    process.start()
+    process.join()
+    assert process.exitcode == 0
 
 
 # ---------------------------------------------------------------------------------------- the evaluation

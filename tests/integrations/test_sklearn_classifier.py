@@ -33,8 +33,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:the temperature stopped at its b
 @parametrize_with_checks(
     [
         CalibratedClassifier(LogisticRegression(), random_state=0),
-        CalibratedClassifier(GaussianNB(), method="isotonic", random_state=0),
-        CalibratedClassifier(LogisticRegression(), cv=2, random_state=0),
+        CalibratedClassifier(GaussianNB(), method="isotonic", cv=2, random_state=0),
     ],
     # Copies of a sample go into other folds than its weight would.
     expected_failed_checks=lambda _: {
