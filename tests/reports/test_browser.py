@@ -2,6 +2,7 @@
 
 import csv
 import io
+from dataclasses import replace
 from functools import cache
 
 import pytest
@@ -28,11 +29,15 @@ def browser(tmp_path_factory):
 
 
 @cache
-def evaluation_of(name, seed, scale):
+def unnamed(seed, scale):
     target = torch.randint(4, (400,), generator=torch.Generator().manual_seed(7))
     noise = torch.randn(400, 4, generator=torch.Generator().manual_seed(seed))
     logits = scale * (noise + 1.5 * torch.nn.functional.one_hot(target, 4))
-    return evaluate(logits, target, name=name, resamples=50, class_counts=[200, 50, 50, 5])
+    return evaluate(logits, target, resamples=50, class_counts=[200, 50, 50, 5])
+
+
+def evaluation_of(name, seed, scale):
+    return replace(unnamed(seed, scale), name=name)
 
 
 @pytest.fixture(scope="module")

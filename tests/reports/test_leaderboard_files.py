@@ -3,6 +3,7 @@
 import json
 
 import pytest
+from matplotlib.figure import Figure
 
 from calibrant.evaluation.comparison import Comparison, Method
 from calibrant.evaluation.criterion import Criterion
@@ -44,6 +45,7 @@ def folder(standings, tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(drawing, "_saved", drawing._saved)  # as it was, afterwards
         draw_blank()
+        patch.setattr("calibrant.reports.comparison_page._diagrams", lambda _: Figure())
         write_leaderboard("A leaderboard", standings, found)
     return found
 
@@ -81,6 +83,7 @@ def test_an_experiment_that_has_just_begun_does_not_take_the_ranks_away(standing
     assert "Too few results yet: new; none." in leaderboard_files.ranks_note(found, more)
 
 
+@pytest.mark.usefixtures("blank_pictures", "blank_diagrams")
 def test_losses_that_some_experiments_lack_have_ranks_over_the_others(standings, tmp_path):
     easy, hard, none = standings
     other = Comparison("other", (0, 1), hard.comparison.methods[:2])
@@ -90,11 +93,8 @@ def test_losses_that_some_experiments_lack_have_ranks_over_the_others(standings,
     assert list(shared.found[Criterion("nll")].mean) == [BEST, "ce"]
     assert more.found[Criterion("nll")].data == ("easy", "hard")
     assert more.found[Criterion("nll")].mean == rankings([easy, hard])[Criterion("nll")].mean
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(drawing, "_saved", drawing._saved)
-        draw_blank()
-        said = []
-        write_leaderboard("A leaderboard", lacking, tmp_path, report=said.append)
+    said = []
+    write_leaderboard("A leaderboard", lacking, tmp_path, report=said.append)
     assert said[-1] == "other: writing tables and plots of 2 losses"
     plain = json.loads((tmp_path / "leaderboard.json").read_text())
     assert len(plain["ranks"]["nll"]["mean"]) == 2

@@ -8,7 +8,9 @@ from calibrant.evaluation.comparison import Comparison
 from calibrant.evaluation.criterion import Criterion
 from calibrant.evaluation.sweep import Sweep
 from calibrant.reports.chosen import markdown
+from calibrant.reports.plots import drawing
 from calibrant.reports.sweep_files import FILES, curves, latex, write_sweep
+from tests.programs import draw_blank
 from tests.reports.test_comparison_page import method, rows
 
 
@@ -56,7 +58,10 @@ def test_curves_are_drawn_for_four_figures_and_the_criterion():
 
 
 def test_files_are_written_and_replaced(tmp_path):
-    write_sweep(sweep(seeds=1), tmp_path / "out")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(drawing, "_saved", drawing._saved)  # as it was, afterwards
+        draw_blank()
+        write_sweep(sweep(seeds=1), tmp_path / "out")
     found = sweep()
     write_sweep(found, tmp_path / "out")
     files = {path.relative_to(tmp_path / "out").as_posix() for path in (tmp_path / "out").rglob("*.*")}
