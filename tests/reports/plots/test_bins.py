@@ -44,7 +44,7 @@ def test_a_single_epoch_and_empty_bins_are_drawn():
     figure.savefig(io.BytesIO(), format="png")
 
 
-@pytest.mark.parametrize("bins", [[0], [0, 7, 14], [*range(5), 14]], ids=len)  # six: more than one row
+@pytest.mark.parametrize("bins", [[0], [0, 7, 14], [*range(10), 14]], ids=len)  # three rows
 def test_nothing_is_cut_and_panels_keep_their_height(bins):
     curves = {"Training": [(f"cals-alm[margin={n},penalty=p2,rate=0.5]", VALUES) for n in range(8)]}
     close = {"Edges": [("ce", 0.9901 + VALUES / 10**4)]}  # whose ticks have many digits
