@@ -2,6 +2,11 @@
 
 Data, network, epochs, batch size, seeds, values of a sweep and resamples are small ones. Everything else is
 as on the page. Commands that are equal after that run once, and equal runs are trained once.
+
+Every loss is trained once with each of its options, and every comparison has its first and its last loss. It
+leaves out others that an earlier one has trained on the same kind of data, if only with other numbers, unless
+the page names files of their runs. What settings, calibrators and columns do with a run does not depend on its
+loss, and `test_recipes_and_losses_of_a_section_can_be_followed` makes every loss with every number.
 """
 
 from __future__ import annotations
@@ -9,6 +14,7 @@ from __future__ import annotations
 import pickle
 import re
 import subprocess
+from collections.abc import Collection
 from itertools import pairwise
 from pathlib import Path
 from typing import BinaryIO
@@ -101,9 +107,15 @@ def blank_picture(figure: Figure, file: BinaryIO, **options: object) -> None:
 
 
 class Miniatures:
-    """Runs commands in the current folder, and remembers what it has run and where the page puts it."""
+    """Runs commands in the current folder, and remembers what it has run and where the page puts it.
 
-    def __init__(self) -> None:
+    Args:
+        named: the files and folders that the page names.
+    """
+
+    def __init__(self, named: Collection[str]) -> None:
+        self.named = named
+        self.losses: set[tuple[str, str]] = set()
         self.done: dict[tuple[str, ...], list[str]] = {}
         self.places: dict[str, str] = {}
         self.trained: dict[tuple[str, ...], Path] = {}
@@ -152,6 +164,23 @@ class Miniatures:
         each = split_outside_brackets(losses)
         return {(*settings, loss): folder_of(Path(output), loss, int(seed)) for loss in each}
 
+    def with_fewer_losses(self, smaller: list[str]) -> list[str]:
+        """The arguments of a comparison with its first and last loss, new ones, and those with named files."""
+        names = ("--output", "--losses", "--seeds")
+        (output,), (losses,), (seed,) = (values_of(smaller, name) for name in names)
+        each = split_outside_brackets(losses)
+
+        def is_needed(loss: str) -> bool:
+            folder = str(folder_of(Path(output), loss, int(seed)))
+            kind = (smaller[1], re.sub(r"\d[\d.e-]*", "0", loss))
+            new = kind not in self.losses
+            self.losses.add(kind)
+            return new or any(name.startswith(folder) for name in self.named)
+
+        kept = [loss for loss in each if is_needed(loss) or loss in (each[0], each[-1])]
+        place = smaller.index("--losses") + 1
+        return [*smaller[:place], ",".join(kept), *smaller[place + 1 :]]
+
     def run(self, arguments: list[str]) -> None:
         """Run the miniature of a command, unless an equal one has run.
 
@@ -166,6 +195,8 @@ class Miniatures:
         if key not in self.done:
             for path in paths:
                 Path(path).parent.mkdir(parents=True, exist_ok=True)
+            if command == "compare":
+                smaller = self.with_fewer_losses(smaller)
             runs = self.runs_of(smaller) if command == "compare" else {}
             for run in runs.keys() & self.trained.keys():
                 runs[run].parent.mkdir(parents=True, exist_ok=True)

@@ -5,6 +5,7 @@ import inspect
 import json
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -140,6 +141,13 @@ def modules():
         yield parts[:-1] if parts[-1] == "__init__" else parts, path
 
 
+@cache
+def docstring_and_imports(source, parts, is_package):
+    """What several tests ask of each module, from one look at its source."""
+    tree = ast.parse(source)
+    return ast.get_docstring(tree), frozenset(imported(tree, parts, is_package))
+
+
 def imported(tree, parts, is_package):
     """Dotted names, absolute, of all that a module imports, wherever in the file the import stands."""
     here = ("calibrant", *parts)
@@ -157,7 +165,7 @@ def imported(tree, parts, is_package):
 def parts_used(source, parts, is_package=False):
     """Which parts of calibrant a module imports, its own left out; "calibrant" for the package itself."""
     found = set()
-    for name in imported(ast.parse(source), parts, is_package):
+    for name in docstring_and_imports(source, parts, is_package)[1]:
         root, _, rest = name.partition(".")
         if root == "calibrant":
             part = rest.partition(".")[0]
@@ -179,8 +187,11 @@ def test_imports_point_down(parts, path):
 def test_every_layer_exists_and_is_used():
     found = {parts[0] for parts, _ in modules() if parts}
     assert found == set(MAY_IMPORT)
-    sources = {parts: path.read_text(encoding="utf-8") for parts, path in modules()}
-    assert set.union(*(parts_used(source, parts) for parts, source in sources.items())) >= BELOW_LOSSES
+    used = [
+        parts_used(path.read_text(encoding="utf-8"), parts, path.name == "__init__.py")
+        for parts, path in modules()
+    ]
+    assert set.union(*used) >= BELOW_LOSSES
 
 
 def test_the_layers_have_no_cycle():
@@ -244,7 +255,8 @@ def test_the_check_sees_every_kind_of_import(source, parts, is_package, expected
 
 @pytest.mark.parametrize(("parts", "path"), MODULES)
 def test_only_torch_the_standard_library_and_what_is_listed_are_imported(parts, path):
-    names = imported(ast.parse(path.read_text(encoding="utf-8")), parts, path.name == "__init__.py")
+    source = path.read_text(encoding="utf-8")
+    _, names = docstring_and_imports(source, parts, path.name == "__init__.py")
     roots = {name.partition(".")[0] for name in names}
     allowed = STRANGERS.get(parts[0], set()) if parts else set()
     assert roots <= {"calibrant", "torch"} | allowed | sys.stdlib_module_names
@@ -252,7 +264,8 @@ def test_only_torch_the_standard_library_and_what_is_listed_are_imported(parts, 
 
 @pytest.mark.parametrize(("parts", "path"), MODULES)
 def test_every_module_says_why_it_exists(parts, path):
-    assert ast.get_docstring(ast.parse(path.read_text(encoding="utf-8")))
+    source = path.read_text(encoding="utf-8")
+    assert docstring_and_imports(source, parts, path.name == "__init__.py")[0]
 
 
 # ------------------------------------------------------------------------------------------- at run time

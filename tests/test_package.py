@@ -10,6 +10,7 @@ import sys
 import tomllib
 import venv
 import zipfile
+from functools import cache
 from importlib import metadata
 from pathlib import Path
 
@@ -243,13 +244,11 @@ def optional_imports(source, guarded):
     return unguarded, checks, guarded
 
 
-def guarded_around(parts):
-    """The packages that the `__init__.py` of each package around a module checks."""
-    found = set()
-    for length in range(len(parts)):
-        source = PACKAGE.joinpath(*parts[:length], "__init__.py").read_text(encoding="utf-8")
-        found |= optional_imports(source, ())[2]
-    return found
+@cache
+def guarded_in(package):
+    """The packages that the `__init__.py` of a package, and of each package around it, checks."""
+    source = PACKAGE.joinpath(*package, "__init__.py").read_text(encoding="utf-8")
+    return optional_imports(source, guarded_in(package[:-1]) if package else ())[2]
 
 
 PROVIDERS = metadata.packages_distributions()
@@ -257,7 +256,8 @@ PROVIDERS = metadata.packages_distributions()
 
 @pytest.mark.parametrize(("parts", "path"), MODULES)
 def test_optional_packages_are_checked_before_they_are_imported(parts, path):
-    unguarded, checks, _ = optional_imports(path.read_text(encoding="utf-8"), guarded_around(parts))
+    around = guarded_in(parts[:-1]) if parts else ()
+    unguarded, checks, _ = optional_imports(path.read_text(encoding="utf-8"), around)
     assert unguarded == set(), "see calibrant.extras.require"
     for extra, packages in checks:
         if extra is None:  # a function that hands on its arguments

@@ -135,7 +135,11 @@ def miniatures(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Miniatures]
         patch.setattr(Figure, "savefig", blank_picture)
         patch.setattr(comparison_page, "reliability_grid", lambda data, title: Figure())
         patch.setattr(page, "render_report", lambda *arguments, **options: "<!doctype html>")
-        yield Miniatures()
+        named = re.findall(r"`((?:runs|figures)/[^`]+)`", PAGE)
+        for command in (each for commands in COMMANDS.values() for each in commands):
+            outputs = values_of(command, "--output")
+            named += [each for each in command if each not in outputs]
+        yield Miniatures(named)
     assert Path.cwd() == before
 
 
