@@ -5,8 +5,8 @@ as on the page. Commands that are equal after that run once, and equal runs are 
 
 Every loss is trained once with each of its options, and every comparison has its first and its last loss. It
 leaves out others that an earlier one has trained on the same kind of data, if only with other numbers, unless
-the page names files of their runs. What settings, calibrators and columns do with a run does not depend on its
-loss, and `test_recipes_and_losses_of_a_section_can_be_followed` makes every loss with every number.
+the page names files of their runs. What settings, calibrators and columns do with a run does not depend on
+its loss, and `test_recipes_and_losses_of_a_section_can_be_followed` makes every loss with every number.
 """
 
 from __future__ import annotations
@@ -165,7 +165,7 @@ class Miniatures:
         return {(*settings, loss): folder_of(Path(output), loss, int(seed)) for loss in each}
 
     def with_fewer_losses(self, smaller: list[str]) -> list[str]:
-        """The arguments of a comparison with its first and last loss, new ones, and those with named files."""
+        """The arguments of a comparison without losses that it does not need."""
         names = ("--output", "--losses", "--seeds")
         (output,), (losses,), (seed,) = (values_of(smaller, name) for name in names)
         each = split_outside_brackets(losses)

@@ -3,7 +3,7 @@
 Imports take seconds, and many tests start programs.
 
 Two more things would take most of the time of documented commands: a thousand resamples, of which there are
-50 here unless a command says how many, and drawing. Pictures are made, and saved without their content.
+20 here unless a command says how many, and drawing. Pictures are made, and saved without their content.
 
 A folder, put first on ``PATH``, has a stand-in for each command. It hands its arguments, folder, environment
 and open files to the server, and exits as the fork does. If it is killed, the fork is. Programs that start
@@ -13,6 +13,7 @@ processes, as `torchrun` and `multiprocessing` do, start the stand-in too.
 from __future__ import annotations
 
 import fcntl
+import gc
 import json
 import multiprocessing
 import os
@@ -90,6 +91,7 @@ def serve(listener: socket.socket) -> NoReturn:
     torch.set_num_threads(1)
     build_commands_once()
     typer.main.get_command(app)  # for all forks
+    gc.freeze()  # a fork need not search what was imported for garbage, which would copy all of it
     signal.signal(signal.SIGCHLD, lambda *_: os.waitpid(-1, os.WNOHANG))  # leave no zombies
     while True:
         call, _ = listener.accept()
@@ -163,7 +165,7 @@ def run_calibrant(name: str, arguments: list[str]) -> None:
 
     draw_blank()
     if arguments and arguments[0] in RESAMPLING and "--resamples" not in arguments:
-        arguments[1:1] = ["--resamples", "50"]
+        arguments[1:1] = ["--resamples", "20"]
     sys.argv = [name, *arguments]
     main()
 

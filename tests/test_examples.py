@@ -25,7 +25,7 @@ SHORTER = {
     "huggingface": ("num_train_epochs=20", "num_train_epochs=4"),
     "accelerate": ("else 60", "else 15"),
     "timm_mixup": ("EPOCHS, MIXUP_OFF = 30, 10", "EPOCHS, MIXUP_OFF = 12, 4"),
-    "segmentation": ("EPOCHS = 11, 255, 50", "EPOCHS = 11, 255, 8"),
+    "segmentation": ("EPOCHS = 11, 255, 50", "EPOCHS = 11, 255, 4"),
     "token_classification": ('"num_train_epochs": 15', '"num_train_epochs": 3'),
 }
 """The epochs of each example, and how many the tests train; `make examples` trains all of them."""
