@@ -142,6 +142,13 @@ class TestPredictions:
         ):
             list(predictions_on(nn.Identity(), [batch]))
 
+    @pytest.mark.parametrize("target", [2, torch.tensor(2)])
+    def test_a_data_set_without_a_loader_is_named(self, target: object) -> None:
+        with pytest.raises(
+            TypeError, match=r"expected batches, got a single element .* 2; wrap .*DataLoader"
+        ):
+            list(predictions_on(nn.Identity(), [(torch.ones(K), target)]))
+
     def test_a_model_without_logits_is_named(self) -> None:
         def forward(model: nn.Module, batch: object) -> tuple[object, object]:
             return {"logits": 0}, None

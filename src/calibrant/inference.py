@@ -250,6 +250,11 @@ def _pair(batch: Any, device: torch.device | None) -> tuple[Any, Any]:
             "pass forward=lambda model, batch: (logits, target)"
         )
     inputs, target = batch
+    if isinstance(target, int) or (isinstance(target, Tensor) and target.ndim == 0):
+        raise TypeError(
+            f"expected batches, got a single element with the target {int(target)}; wrap a data set in "
+            "torch.utils.data.DataLoader(data, batch_size=128)"
+        )
     return _to(inputs, device), target
 
 

@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 import sys
 import weakref
 from pathlib import Path
@@ -119,12 +120,19 @@ def test_before_and_after_are_those_of_the_judged(tmp_path, file, judged):
     row = next(line for line in result.stdout.splitlines() if line.split()[:1] == ["NLL"])
     assert row.split()[-2:] == ["*", "better"]
     assert "difference from before (the 95 % interval of the paired bootstrap leaves out 0)" in result.stdout
-    assert "flatters" not in result.stdout
+    assert "flatter" not in result.stdout
     page = (tmp_path / "page.html").read_text()
     temperature = float(calibrator.temperature)
     assert f"Calibrator: temperature (T = {temperature:.4g}), fitted to validation.npz.<" in page
     assert "1 model before and after calibration" in page
     assert "Mean IoU" not in page
+
+
+def test_a_copy_of_the_file_is_the_same_data(tmp_path, file):
+    copy = shutil.copy(file, tmp_path / "copy.npz")
+    assert (
+        "fitted to these same data, so the figures flatter it" in run_calibrate(file, "--test", copy).stdout
+    )
 
 
 def test_the_page_says_if_the_calibrator_was_fitted_to_the_evaluated_data(tmp_path, file):

@@ -1,6 +1,7 @@
 """The command conformal: same results as in Python, one-line errors."""
 
 import json
+import shutil
 from functools import partialmethod
 from pathlib import Path
 
@@ -53,6 +54,16 @@ def test_the_same_figures_as_in_python():
     loaded = load_conformal("sets.safetensors")
     assert torch.equal(loaded(logits), sets(logits))
     assert loaded.class_names == ("cat", "dog", "owl")
+
+
+def test_sets_that_are_evaluated_on_the_data_of_their_fit_are_told():
+    flattered = "fitted to these same data, so the figures flatter them"
+    shutil.copy("held-out.npz", "copy.npz")
+    names = ["held-out.npz", "copy.npz", "test.npz"]
+    told = [
+        flattered in " ".join(printed("conformal", "held-out.npz", "--test", name).split()) for name in names
+    ]
+    assert told == [True, True, False]
 
 
 def test_a_calibrator_comes_first():

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -75,7 +74,7 @@ def calibrate(
         terminal.check_suffix(output, [".safetensors"])
         prediction_files.check_same_classes(held_out, evaluated)
         prediction_files.check_class_names(evaluated, held_out.class_names, held_out.path.name)
-        same = os.path.realpath(held_out.path) == os.path.realpath(evaluated.path)
+        same = prediction_files.same_content(held_out, evaluated)
         in_passes = [key for key, kind in CALIBRATORS.items() if issubclass(kind, Scaling) and not binary]
         limit = prediction_files.EXACT_LIMIT
         if held_out.size > limit and chosen.name not in in_passes:

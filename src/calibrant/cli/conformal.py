@@ -124,6 +124,11 @@ def conformal(
     say(f"{sets.key}, fitted to {counted(elements, 'element')} of {held_out.path.name}. {promise}")
     if figures is not None:
         _print(figures, files[1], wide=wide)
+        if prediction_files.same_content(*files):
+            say(
+                "Note: the sets were fitted to these same data, so the figures flatter them; pass other data "
+                "as --test FILE."
+            )
 
 
 def _sets(method: str, alpha: float) -> ConformalSets:

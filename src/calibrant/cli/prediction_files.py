@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import filecmp
 import sys
 import warnings
 from collections.abc import Iterator, Sequence
@@ -194,6 +195,14 @@ def check_class_names(file: PredictionFile, names: Sequence[str] | None, source:
     problem = other_classes(file.class_names, names)
     if problem is not None:
         raise BadFileError(file.path, f"has other classes than {source}: {problem}")
+
+
+def same_content(one: PredictionFile, other: PredictionFile) -> bool:
+    """Whether two names stand for the same data: the same files, or copies of them."""
+    return len(one.files) == len(other.files) and all(
+        path.samefile(copy) or filecmp.cmp(path, copy, shallow=False)
+        for path, copy in zip(one.files, other.files, strict=True)
+    )
 
 
 def check_same_classes(first: PredictionFile, other: PredictionFile) -> None:
