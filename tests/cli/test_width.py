@@ -140,4 +140,4 @@ def test_the_ranking_of_calibrators_is_not_cut(shown, files):
     text, lines = shown(40, "calibrate", files[0], "--method", "auto", "--resamples", 0, "--folds", 2)
     assert [line.split() for line in lines[:2]] == [["Held-out"], ["calibrator", "NLL"]]
     assert "Hidden, to fit 40 columns: against doing nothing, seconds. --wide shows all." in text
-    assert any(line.startswith("structured-matrix  ") for line in lines)
+    assert any(line.startswith("structured-vector  ") for line in lines)
