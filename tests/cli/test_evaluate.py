@@ -343,20 +343,22 @@ def test_wrong_usage(file, arguments):
 # ---------------------------------------------------------------------------------------------- the program
 
 
-def program(*arguments):
-    return subprocess.run([PROGRAM, *map(str, arguments)], capture_output=True, text=True, check=False)
+def program(path, folder, *arguments):
+    command = [path, *map(str, arguments)]
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
 
 
-def test_the_program(tmp_path, file):
-    result = program("evaluate", file, "--resamples", 0, "--json", tmp_path / "out.json")
+def test_the_program_starts_from_any_folder(tmp_path, file):
+    """The installed program, in a new interpreter."""
+    result = program(PROGRAM, tmp_path, "evaluate", file, "--resamples", 0, "--json", tmp_path / "out.json")
     assert (result.returncode, result.stderr) == (0, "")
     assert "Accuracy" in result.stdout
     assert len(evaluations(tmp_path / "out.json")) == 1
 
 
-def test_the_program_fails_in_one_line(tmp_path):
+def test_the_program_fails_in_one_line(tmp_path, programs):
     (tmp_path / "m.npz").write_text("text")
-    result = program("evaluate", tmp_path / "m.npz")
+    result = program(programs / "calibrant", tmp_path, "evaluate", tmp_path / "m.npz")
     assert (result.returncode, result.stdout) == (2, "")
     assert result.stderr.count("\n") == 1
     assert "m.npz: cannot be read as .npz" in result.stderr

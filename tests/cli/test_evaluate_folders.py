@@ -1,6 +1,5 @@
-"""The command evaluate on folders: the same figures in one process, in several, and with Ray."""
+"""The command evaluate on folders: the same figures in one process and in several."""
 
-import importlib.util
 import json
 
 import numpy as np
@@ -8,6 +7,7 @@ import pytest
 from typer.testing import CliRunner
 
 from calibrant import cli
+from tests.distributed.processes import started_by
 
 ROWS, CLASSES, SHARDS = 40, 4, 10
 
@@ -19,11 +19,15 @@ def run(*arguments):
 
 @pytest.fixture
 def folder(tmp_path):
+    return write_folder(tmp_path)
+
+
+def write_folder(place):
     """Ten Parquet files with a column of lists."""
     pyarrow = pytest.importorskip("pyarrow")
     from pyarrow import parquet
 
-    folder = tmp_path / "test"
+    folder = place / "test"
     folder.mkdir()
     generator = np.random.default_rng(0)
     for number in range(SHARDS):
@@ -49,25 +53,12 @@ def same(first, second):
     return first == (pytest.approx(second, abs=1e-12, rel=1e-12) if isinstance(second, float) else second)
 
 
-WAYS = [
-    pytest.param(["--jobs", "2"], id="processes"),
-    pytest.param(
-        ["--jobs", "2", "--on", "ray"],
-        id="ray",
-        marks=[
-            pytest.mark.slow,
-            pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="ray is not installed"),
-        ],
-    ),
-]
-
-
-@pytest.mark.parametrize("options", WAYS)
-@pytest.mark.filterwarnings("default")  # those of Ray itself
-def test_the_same_figures_everywhere(tmp_path, folder, options):
+def test_the_same_figures_in_several_processes(tmp_path, folder, programs):
+    """`tests/training/test_leaderboard.py` does the same on Ray."""
     one, several = tmp_path / "one.json", tmp_path / "several.json"
     assert run(folder, "--stream", "--json", one).exit_code == 0
-    assert run(folder, "--json", several, *options).exit_code == 0
+    with started_by(programs / "python"):
+        assert run(folder, "--json", several, "--jobs", "2").exit_code == 0
     assert figures(one)["samples"] == ROWS * SHARDS
     assert same(figures(one), figures(several))
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import multiprocessing
-from collections.abc import Callable
+import multiprocessing.spawn
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -34,6 +36,17 @@ PREPARED.set_forkserver_preload(
         "transformers.models.bert.modeling_bert",
     ]
 )
+
+
+@contextmanager
+def started_by(python: Path) -> Iterator[None]:
+    """Processes that `multiprocessing` spawns are started by another program, such as one that is quick."""
+    before = multiprocessing.spawn.get_executable()
+    multiprocessing.set_executable(str(python))
+    try:
+        yield
+    finally:
+        multiprocessing.set_executable(before)
 
 
 def in_processes(scenario: Callable[[int], Results], count: int, folder: Path) -> list[Results]:

@@ -5,7 +5,6 @@ Starting processes takes seconds, so one start serves all tests; they look at wh
 
 from __future__ import annotations
 
-import multiprocessing.spawn
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +17,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from calibrant import Evaluation, adapt_on, create_loss, evaluate_on
 
 from ..evaluations import assert_same as assert_same_evaluation
+from .processes import started_by
 
 CLASSES, FEATURES, VALIDATION, COUNT = 4, 6, 23, 2
 EPOCHS = 12  # enough for schedules that look every tenth time
@@ -77,12 +77,8 @@ def work(fabric: Fabric, folder: Path) -> None:
 @pytest.fixture(scope="module")
 def apart(programs: Path, tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     folder = tmp_path_factory.mktemp("fabric")
-    python = multiprocessing.spawn.get_executable()
-    multiprocessing.set_executable(str(programs / "python"))
-    try:
+    with started_by(programs / "python"):
         Fabric(accelerator="cpu", devices=COUNT, strategy="ddp_spawn").launch(work, folder)
-    finally:
-        multiprocessing.set_executable(python)
     return [torch.load(folder / f"{rank}.pt", weights_only=True) for rank in range(COUNT)]
 
 

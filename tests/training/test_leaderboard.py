@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import shutil
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
 
 from calibrant.options import RecipeError
+from calibrant.processes import ray_cluster
 from calibrant.reports.leaderboard_files import all_rankings, markdown, to_json
 from calibrant.training import DivergedError, leaderboard, loop
 from calibrant.training.leaderboard import Leaderboard, standings, work, work_on_ray
+from tests.cli.commands import printed
+from tests.cli.test_evaluate_folders import figures, same, write_folder
 from tests.training.interruptions import killed_in_step, side_by_side
 
 BOARD = """
@@ -178,19 +182,33 @@ def test_two_processes_share_the_runs(expected: str, tmp_path: Path) -> None:
     assert one == other == expected
 
 
-def test_ray_does_every_run_once(
-    expected: str, programs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture(scope="module")
+def cluster(programs: Path) -> Iterator[None]:
+    """A new Ray cluster of this machine, which takes seconds to start. Its workers start at once."""
     ray = pytest.importorskip("ray")
-    monkeypatch.setattr(sys, "executable", str(programs / "python"))  # for workers that start at once
-    ray.init(num_cpus=2, log_to_driver=False, include_dashboard=False)
-    try:
-        said: list[str] = []
-        work_on_ray(board(), tmp_path, resamples=20, report=said.append)
-        assert len(said) == 6
-        assert written(tmp_path) == expected
-    finally:
-        ray.shutdown()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "executable", str(programs / "python"))
+        with ray_cluster(2, "this test"):
+            yield
+    assert not ray.is_initialized()
+
+
+@pytest.mark.usefixtures("cluster")
+def test_ray_does_every_run_once(expected: str, tmp_path: Path) -> None:
+    said: list[str] = []
+    work_on_ray(board(), tmp_path, resamples=20, report=said.append)
+    assert len(said) == 6
+    assert written(tmp_path) == expected
+
+
+@pytest.mark.usefixtures("cluster")
+@pytest.mark.filterwarnings("default")  # those of Ray itself
+def test_ray_evaluates_the_files_of_a_folder(tmp_path: Path) -> None:
+    """Here, because the cluster is."""
+    folder, one, several = write_folder(tmp_path), tmp_path / "one.json", tmp_path / "several.json"
+    printed("evaluate", folder, "--resamples", 20, "--stream", "--json", one)
+    printed("evaluate", folder, "--resamples", 20, "--json", several, "--jobs", 2, "--on", "ray")
+    assert same(figures(one), figures(several))
 
 
 def test_runs_of_another_recipe_are_refused(done: Path) -> None:
