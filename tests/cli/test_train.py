@@ -29,6 +29,8 @@ from tests.permissions import unreadable
 from tests.training.data.test_in_memory import write_cifar10, write_cifar10_c, write_svhn
 
 QUICK = ("--set", "epochs=2", "--accelerator", "cpu")
+FAST = (*QUICK, "--calibrate", "none")
+"""For `train` without the search for the best calibrator, which takes most of the time."""
 
 
 @pytest.fixture(autouse=True)
@@ -84,7 +86,7 @@ def test_train_ends_with_the_test_figures():
     assert float(other.temperature) != float(scaled.temperature)
     assert f"ECE {100 * used['ece']:.2f} %, NLL {used['nll']:.4f}\n" in output
     Path("a/test.npz").unlink()
-    assert "test accuracy" not in printed("train", "digits-lt", *QUICK, "--output", "a")
+    assert "test accuracy" not in printed("train", "digits-lt", *FAST, "--output", "a")
 
 
 def commands_after(output):
@@ -118,7 +120,7 @@ def test_train_ends_with_the_next_commands():
 
 @pytest.mark.filterwarnings("default::calibrant.losses.AdaptationWarning")
 def test_train_says_that_a_loss_had_no_effect():
-    arguments = ("--loss", "cals-alm[margin=1000]", "--set", "epochs=10", "--accelerator", "cpu")
+    arguments = ("--loss", "cals-alm[margin=1000]", *FAST, "--set", "epochs=10")
     result = invoke("train", "digits-lt", *arguments, "--output", "a")
     assert result.exit_code == 0, result.output
     lines = [line for line in result.stderr.splitlines() if line.startswith("calibrant: warning: ")]
@@ -131,7 +133,7 @@ def test_a_finished_run_is_said_to_be_one_and_its_data_to_have_changed():
     features, labels = np.random.default_rng(0).normal(size=(90, 4)), np.arange(90) % 3
     np.savez("mine.npz", features=features, labels=labels)
     data = ("--data-root", ".", "--set", "data=npz[file=mine.npz]")
-    command = ("train", "digits-lt", *data, *QUICK, "--output", "a")
+    command = ("train", "digits-lt", *data, *FAST, "--output", "a")
     first = printed(*command)
     assert "nothing was trained" not in first
     again = printed(*command)
@@ -147,7 +149,7 @@ def test_a_finished_run_is_said_to_be_one_and_its_data_to_have_changed():
 
 
 def test_a_part_that_was_not_stored_is_predicted_by_the_model():
-    printed("train", "digits-lt", *QUICK, "--output", "a")
+    printed("train", "digits-lt", *FAST, "--output", "a")
     before, _ = logits_and_labels("a/test.npz")
     Path("a/test.npz").unlink()
     printed("predict", "a", "--output", "again.npz")
@@ -157,19 +159,19 @@ def test_a_part_that_was_not_stored_is_predicted_by_the_model():
 
 
 def test_output_has_a_default_of_its_own_for_each_loss_and_seed():
-    printed("train", "digits-lt", "--loss", "ls[smoothing=0.1]", "--seed", "3", *QUICK)
+    printed("train", "digits-lt", "--loss", "ls[smoothing=0.1]", "--seed", "3", *FAST)
     assert Path("runs/digits-lt/runs/ls-smoothing=0.1-seed3/result.json").is_file()
 
 
 @pytest.mark.usefixtures("blank_pictures")
 def test_compare_writes_tables_pictures_and_a_page_and_trains_only_what_is_missing():
     losses = "ce,cals-alm[margin=6,penalty=p2],adafocal[adapt=3]"
-    arguments = ("compare", "digits-lt", "--losses", losses, *QUICK, "--resamples", "5", "--output", "out")
-    first = printed(*arguments, "--seeds", "0")
+    arguments = ("compare", "digits-lt", *QUICK, "--resamples", "5", "--output", "out")
+    first = printed(*arguments, "--losses", "ce", "--seeds", "0")
     assert re.search(r"^ *ce +\d", first, re.MULTILINE)
-    assert re.search(r"cals-alm\[margin=6,penalty=p2\] +\d", first)
     kept = Path("out/runs/ce-seed0/model.safetensors").stat().st_mtime_ns
-    printed(*arguments, "--seeds", "0,1")
+    second = printed(*arguments, "--losses", losses, "--seeds", "0,1")
+    assert re.search(r"cals-alm\[margin=6,penalty=p2\] +\d", second)
     assert Path("out/runs/ce-seed0/model.safetensors").stat().st_mtime_ns == kept
     assert {path.name for path in Path("out").iterdir()} == {*comparison_page.FILES, "runs", "plots", ".lock"}
     results = json.loads(Path("out/results.json").read_text())
@@ -347,7 +349,7 @@ def test_losses_that_need_more_than_two_classes_are_trained(rank, monkeypatch):
     arguments = ("--losses", loss, "--seeds", "0", "--resamples", "0", *once)
     printed("compare", "digits-lt", *arguments)
     run = f"a/runs/dual-focal-rank={rank.replace('+', '-')}-seed0"
-    output = printed("train", "digits-lt", "--loss", loss, *once[:-1], run)
+    output = printed("train", "digits-lt", "--loss", loss, "--calibrate", "none", *once[:-1], run)
     assert f"{run}: digits-lt, {loss}, seed 0, 1 epoch" in output
     assert "nothing was trained" in output
 
@@ -374,7 +376,7 @@ NONE = "cals-alm[penalty_weight_max=none]"
     "given", [("--loss", NONE), ("--loss", "cals-alm", "--set", "losses.cals-alm.penalty_weight_max=none")]
 )
 def test_none_is_an_option_of_a_loss_and_survives_the_file_of_a_recipe(given):
-    command = ("train", "digits-lt", *given, *QUICK, "--output", "a")
+    command = ("train", "digits-lt", *given, *FAST, "--output", "a")
     printed(*command)
     recipe = Recipe.load("a/recipe.toml")
     assert recipe.create_loss(10).penalty_weight_max is None
@@ -392,7 +394,7 @@ def test_a_recipe_of_any_name_stays_in_its_folder(name, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path / "deep" / "er")
     recipe = Recipe.load("digits-lt").override(["epochs=1", "model.hidden=[2]"])
     Path("odd.toml").write_text(replace(recipe, name=name).to_toml())
-    printed("train", "odd.toml", "--accelerator", "cpu")
+    printed("train", "odd.toml", "--accelerator", "cpu", "--calibrate", "none")
     ((folder,),) = [list(Path("runs").glob("*/runs/ce-seed0"))]
     assert (folder / "result.json").is_file()
     assert {path.name for path in tmp_path.rglob("*") if path.is_file() and "runs" not in path.parts} == {
@@ -418,7 +420,7 @@ def test_folders_that_are_none_are_refused_in_one_line():
 
 
 def test_folders_that_may_not_be_read_are_refused_in_one_line(tmp_path):
-    printed("train", "digits-lt", *QUICK, "--set", "model.hidden=[2]", "--output", "a")
+    printed("train", "digits-lt", *FAST, "--set", "model.hidden=[2]", "--output", "a")
     tmp_path.chmod(0o777)  # for the output of predict, whoever runs the tests
     with unreadable(tmp_path / "a"):
         assert "ermission" in fail("predict", "a", "--output", "p.npz")
@@ -427,7 +429,7 @@ def test_folders_that_may_not_be_read_are_refused_in_one_line(tmp_path):
 
 
 def test_damaged_files_of_a_run_are_one_line():
-    command = ("train", "digits-lt", *QUICK, "--set", "model.hidden=[2]", "--output", "a")
+    command = ("train", "digits-lt", *FAST, "--set", "model.hidden=[2]", "--output", "a")
     printed(*command)
     weights, result = Path("a/model.safetensors"), Path("a/result.json")
     content = bytearray(weights.read_bytes())
@@ -462,7 +464,7 @@ def test_arrays_without_elements_are_one_line():
 
 
 def test_a_folder_of_another_recipe_is_left_alone():
-    printed("train", "digits-lt", *QUICK, "--output", "a")
+    printed("train", "digits-lt", *FAST, "--output", "a")
     before = Path("a/model.safetensors").read_bytes()
     line = fail("train", "digits-lt", "--loss", "ls", *QUICK, "--output", "a")
     assert 'a holds a run of another recipe (there: loss = "ce")' in line
@@ -481,7 +483,17 @@ def test_a_network_with_another_number_of_classes_is_refused(monkeypatch):
 
 def test_the_program_starts_from_any_folder_and_under_torchrun(programs):
     torchrun = [programs / "python", "-m", "torch.distributed.run", "--nproc-per-node", "2", "--no-python"]
-    arguments = ["train", "digits-lt", "--loss", "cals-alm", *QUICK, "--set", "drop_last=true"]
+    arguments = [
+        "train",
+        "digits-lt",
+        "--loss",
+        "cals-alm",
+        *QUICK,
+        "--set",
+        "drop_last=true",
+        "--calibrate",
+        "temperature",
+    ]
     command = [*torchrun, programs / "calibrant", *arguments, "--output", "two"]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     result = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
