@@ -14,7 +14,7 @@ from sklearn.calibration import _TemperatureScaling
 from torch import Tensor
 from torch.nn import functional as F
 
-from calibrant.calibrators import CALIBRATORS
+from calibrant.calibrators import CALIBRATORS, linear
 from calibrant.calibrators import temperature as temperature_module
 from calibrant.calibrators.ensemble import EnsembleTemperature
 from calibrant.calibrators.linear import (
@@ -628,3 +628,26 @@ def test_threads_change_nothing_but_rounding(method: type[Scaling], monkeypatch:
     for one, several, again in zip(*(each.buffers() for each in fitted), strict=True):
         torch.testing.assert_close(several, one, rtol=1e-6, atol=1e-7)
         assert torch.equal(again, several)
+
+
+@pytest.mark.parametrize("key", ["vector", "structured-vector"])
+def test_few_classes_take_few_passes(monkeypatch, key):
+    """With the exact curvature; a few wrong labels among clear ones are hardest."""
+    generator = torch.Generator().manual_seed(0)
+    target = torch.randint(10, (300,), generator=generator)
+    logits = 10 * F.one_hot(target, 10) + torch.randn(300, 10, generator=generator)
+    target[:6] = (target[:6] + 1) % 10
+    passes = []
+    pass_over = linear._PerClass.pass_over
+
+    def counted(*given):
+        passes.append(given)
+        return pass_over(*given)
+
+    monkeypatch.setattr(linear._PerClass, "pass_over", counted)
+    exact = CALIBRATORS[key]().fit(logits, target)(logits)
+    few = len(passes)
+    monkeypatch.setattr(linear, "_FEW", 0)
+    approximate = CALIBRATORS[key]().fit(logits, target)(logits)
+    assert few < (len(passes) - few) / 2
+    torch.testing.assert_close(approximate.softmax(1), exact.softmax(1), rtol=0, atol=1e-5)

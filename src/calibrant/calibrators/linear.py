@@ -32,6 +32,7 @@ _FLAT = 1e-9  # the least variance of a direction, relative to the largest
 # sums in double) and ends when a step gains less than `_NOISE`. Full precision would take far longer.
 _MANY = 100_000
 _NOISE = 1e-7
+_FEW = 20  # up to so many classes, the curvature of a factor and an offset per class is computed exactly
 _GRADIENT = 1e-9  # of the mean negative log-likelihood: a fit ends below it
 _TOLERATED = 1e-4  # a fit that stops above it warns
 
@@ -282,7 +283,7 @@ class StructuredMatrixScaling(StructuredVectorScaling):
 
 
 class _PerClass:
-    """The likelihood of a factor and an offset per class, its gradient and its approximate curvature.
+    """The likelihood of a factor and an offset per class, its gradient and its curvature.
 
     Args:
         data: the data to fit to.
@@ -322,21 +323,32 @@ class _PerClass:
             inverse = total.reciprocal().T
             # Products of a row with a matrix: the fastest way to sum probabilities over elements.
             sums = [inverse @ exponentials]
+            products = []
+            if len(bias) <= _FEW:
+                probability = exponentials * inverse.T
+                both = torch.cat([probability * features, probability], 1)
+                products.append(both.T @ both)
             for _ in range(2):
                 sums.append(inverse @ exponentials.mul_(features))
-            return value, torch.cat(sums)
+            return value, torch.cat(sums), *products
 
         return function
 
     def derivatives(self, sums: list[Tensor]) -> tuple[Tensor, Solve]:
         """The gradient and a solver for the curvature.
 
-        The solver leaves out how classes depend on one another. Its curvature is not below the true one.
+        With many classes, the solver leaves out how they depend on one another. Its curvature is then not
+        below the true one.
         """
         probability, first, second = sums[0] / self.samples
         slope = torch.stack([first, probability]) - self.observed / self.samples
         factor, offset = (2 * self.strengths + _LEAST).view(2, -1)
         factor, cross, offset = factor + second, first, offset + probability
+        if len(sums) > 1:
+            blocks = [torch.cat([factor.diag(), cross.diag()]), torch.cat([cross.diag(), offset.diag()])]
+            triangle, failed = torch.linalg.cholesky_ex(torch.cat(blocks, 1) - sums[1] / self.samples)
+            if not failed:  # by rounding
+                return slope.flatten(), lambda each: torch.cholesky_solve(each[:, None], triangle)[:, 0]
         determinant = factor * offset - cross * cross
 
         def solve(slope: Tensor) -> Tensor:
