@@ -108,14 +108,18 @@ def test_pixels_are_calibrated_one_by_one(fitted, name):
     torch.testing.assert_close(fitted[name](logits), rows.view(2, 4, 3, 5).movedim(-1, 1))
 
 
-@pytest.mark.parametrize("void", [-100, 255])
 @pytest.mark.parametrize(
-    ("key", "options"),
-    # Its entropies count ignored pixels, which nobody knows at test time.
-    [variant for variant in VARIANTS.values() if variant[0] != "local-temperature"],
+    ("key", "options", "void"),
+    [
+        # Its entropies count ignored pixels, which nobody knows at test time.
+        *((*variant, 255) for variant in VARIANTS.values() if variant[0] != "local-temperature"),
+        # Which label is ignored concerns no method: it only gets the rows that count.
+        ("temperature", {}, -100),
+        ("isotonic", {}, -100),
+    ],
 )
 def test_ignored_is_as_good_as_deleted(key, options, void):
-    logits, target = sampled(200, 3, seed=5)
+    logits, target = sampled(120, 3, seed=5)
     target[::3] = void
     keep = target != void
     # What ignored elements hold must not matter, be it far from all else.
@@ -194,7 +198,9 @@ def test_copies_and_pickles(fitted, name):
 @every_fitted
 def test_half_keeps_what_was_learned(fitted, name):
     halved = copy.deepcopy(fitted[name]).half()
-    assert all(buffer.dtype == torch.float64 for buffer in halved.buffers())
+    for buffer, before in zip(halved.buffers(), fitted[name].buffers(), strict=True):
+        assert buffer.dtype == torch.float64
+        assert torch.equal(buffer, before)
     logits = sampled(20, 5, seed=14)[0]
     assert torch.equal(halved(logits), fitted[name](logits))
 
@@ -270,7 +276,7 @@ def test_refuses_data_it_cannot_learn_from_and_keeps_what_it_has(key, options):
 
 @every
 def test_fitting_again_replaces_what_was_learned(key, options):
-    first, second = sampled(150, 4, seed=18), sampled(120, 3, seed=19, sharpness=0.9)
+    first, second = sampled(80, 4, seed=18), sampled(60, 3, seed=19, sharpness=0.9)
     calibrator = create_calibrator(key, **options)
     assert calibrator.fit(*first) is calibrator
     assert calibrator.fit(*second) is calibrator
@@ -282,7 +288,7 @@ def test_fitting_again_replaces_what_was_learned(key, options):
 
 @every
 def test_fitting_is_deterministic_and_leaves_the_data_alone(key, options):
-    logits, target = sampled(150, 3, seed=21)
+    logits, target = sampled(80, 3, seed=21)
     before = logits.clone(), target.clone()
     once = create_calibrator(key, **options).fit(logits, target)
     state = torch.get_rng_state()
@@ -301,9 +307,9 @@ def test_fitting_is_deterministic_and_leaves_the_data_alone(key, options):
     "key", [key for key, kind in CALIBRATORS.items() if issubclass(kind, Scaling) or key == "identity"]
 )
 def test_scaling_never_fits_worse_than_doing_nothing(key):
-    for seed in range(12):
-        samples, classes = (3, 20, 90, 400)[seed % 4], (2, 3, 7)[seed % 3]
-        spread, sharpness = (0.1, 3.0, 30.0)[seed // 4], (0.3, 1.0, 4.0)[seed % 3]
+    for seed in range(6):
+        samples, classes = (3, 20, 60)[seed % 3], (2, 3, 5)[seed % 3]
+        spread, sharpness = (0.1, 3.0, 30.0)[seed // 2], (0.3, 1.0, 4.0)[seed % 3]
         logits, target = sampled(samples, classes, seed=seed, spread=spread, sharpness=sharpness)
         logits = logits.double()
         calibrated = create_calibrator(key).fit(logits, target)(logits)
@@ -334,7 +340,7 @@ PER_CLASS += ["histogram-binning", "bayesian-binning", "beta", "platt"]
 
 @every
 def test_only_what_fits_each_class_warns_of_one_that_is_absent(key, options):
-    logits, target = sampled(300, 5, seed=23)
+    logits, target = sampled(100, 5, seed=23)
     target = torch.where((target == 1) | (target == 4), 2, target)
     calibrator = create_calibrator(key, **options)
     assert calibrator.per_class == (key in PER_CLASS and options.get("variant") != "top-label")
@@ -342,7 +348,7 @@ def test_only_what_fits_each_class_warns_of_one_that_is_absent(key, options):
         warnings.simplefilter("always")
         calibrator.fit(logits, target)
         if isinstance(calibrator, Scaling):
-            calibrator.fit_batches([(logits[:99], target[:99]), (logits[99:], target[99:])])
+            calibrator.fit_batches([(logits[:33], target[:33]), (logits[33:], target[33:])])
     times = 0 if not calibrator.per_class else 2 if isinstance(calibrator, Scaling) else 1
     assert [each.filename for each in caught] == [__file__] * times
     for each in caught:
@@ -372,10 +378,10 @@ def test_order_is_kept_also_where_logits_are_wrong(key):
         assert torch.equal(calibrator(logits).argmax(1), logits.argmax(1))
 
 
-@pytest.mark.parametrize("offset", [1e6, -1e6, 3e7])
+@pytest.mark.parametrize("offset", [-1e6, 3e7])
 @every
 def test_logits_far_from_zero_lose_no_digits(key, options, offset):
-    logits, target = sampled(400, 5, spread=8.0, sharpness=0.05)
+    logits, target = sampled(200, 5, spread=8.0, sharpness=0.05)
     far = logits + offset
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # logits of 3e7 are whole numbers, and few differ

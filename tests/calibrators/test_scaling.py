@@ -60,13 +60,20 @@ def stationary(logits: Tensor, target: Tensor) -> float:
     return torch.autograd.grad(F.cross_entropy(logits * inverse, target), inverse)[0].item()
 
 
+@pytest.fixture(scope="module")
+def large_sample() -> tuple[Tensor, Tensor, float]:
+    """Logits, labels, and the temperature that scikit-learn finds: 20,000 labels tell T to half a percent."""
+    logits, target = sampled(20_000, 10)
+    return logits, target, 1 / _TemperatureScaling().fit(logits.numpy(), target.numpy()).beta_
+
+
 class TestTemperature:
     @pytest.mark.parametrize("dtype", [torch.float16, torch.float32, torch.float64])
     @pytest.mark.parametrize("true", [0.02, 0.1, 0.5, 1.0, 10.0, 50.0])
-    def test_recovers_what_the_logits_were_multiplied_by(self, true: float, dtype: torch.dtype) -> None:
-        logits, target = sampled(20_000, 10)
-        # What the sample itself asks for, by scikit-learn: 20,000 labels tell T to half a percent only.
-        itself = 1 / _TemperatureScaling().fit(logits.numpy(), target.numpy()).beta_
+    def test_recovers_what_the_logits_were_multiplied_by(
+        self, true: float, dtype: torch.dtype, large_sample: tuple[Tensor, Tensor, float]
+    ) -> None:
+        logits, target, itself = large_sample
         found = Temperature().fit((true * logits).to(dtype), target).temperature.item()
         precision = {torch.float16: 1e-4, torch.float32: 1e-7, torch.float64: 1e-7}[dtype]
         assert found / true == pytest.approx(itself, rel=precision)
@@ -390,8 +397,8 @@ class TestLocal:
 @st.composite
 def problems(draw: st.DrawFn) -> tuple[type[Scaling], Tensor, Tensor]:
     method = draw(st.sampled_from(METHODS))
-    classes = draw(st.integers(2, 40) if draw(st.booleans()) else st.integers(2, 6))
-    samples = draw(st.sampled_from([*range(1, 41), 90, 400]))
+    classes = draw(st.integers(2, 20) if draw(st.booleans()) else st.integers(2, 6))
+    samples = draw(st.sampled_from([*range(1, 41), 90, 200]))
     generator = torch.Generator().manual_seed(draw(st.integers(0, 2**31)))
     logits = torch.randn(samples, classes, generator=generator, dtype=torch.float64)
     logits = logits * 10 ** draw(st.floats(-1, 1)) + draw(st.sampled_from([0.0, 50.0]))
@@ -406,7 +413,7 @@ def problems(draw: st.DrawFn) -> tuple[type[Scaling], Tensor, Tensor]:
     return method, logits * 10 ** draw(st.floats(-4, 4)), target
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(problems())
 def test_never_less_likely_than_the_logits_as_they_are(problem: tuple[type[Scaling], Tensor, Tensor]) -> None:
     method, logits, target = problem
@@ -427,13 +434,6 @@ def test_learns_and_never_touches_its_input(method: type[Scaling]) -> None:
     assert torch.equal(logits, copies[0])
     assert torch.equal(target, copies[1])
     assert likelihood(calibrator(logits), target) < likelihood(logits, target) - 0.1
-
-
-@each_method
-def test_softmax_sums_to_one(method: type[Scaling]) -> None:
-    logits, target = sampled(400, 10)
-    calibrated = method().fit(logits.float() * 3, target)(logits.float() * 3)
-    assert (calibrated.softmax(1).sum(1) - 1).abs().max() < 1e-6
 
 
 @pytest.mark.parametrize("method", [method for method in METHODS if method.preserves_order])
@@ -466,8 +466,14 @@ def test_streamed_error_grid_equals_in_memory(objective: Objective) -> None:
     assert whole.temperature == streamed.temperature
 
 
-@pytest.mark.parametrize("method", [method for method in METHODS if method is not LocalTemperature])
-@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
+@pytest.mark.parametrize(
+    ("method", "layout"),
+    [
+        (Temperature, torch.contiguous_format),
+        # A method gets the same rows for either layout; these are the harder ones.
+        *((method, torch.channels_last) for method in METHODS if method is not LocalTemperature),
+    ],
+)
 def test_images_equal_their_pixels(method: type[Scaling], layout: torch.memory_format) -> None:
     logits, target = images()
     logits = logits.to(memory_format=layout)
@@ -482,57 +488,12 @@ def test_images_equal_their_pixels(method: type[Scaling], layout: torch.memory_f
 
 
 @each_method
-def test_state_goes_into_a_fresh_instance(method: type[Scaling]) -> None:
-    logits, target = sampled(200, 5)
-    fitted, fresh = method().fit(2 * logits, target), method()
-    fresh.load_state_dict(fitted.state_dict())
-    assert torch.equal(fresh(logits), fitted(logits))
-
-
-@each_method
-def test_half_keeps_what_was_learned(method: type[Scaling]) -> None:
-    logits, target = sampled(200, 5)
-    calibrator = method().fit(2 * logits, target)
-    before = [buffer.clone() for buffer in calibrator.buffers()]
-    calibrator.half()
-    assert before
-    for buffer, kept in zip(calibrator.buffers(), before, strict=True):
-        assert buffer.dtype == torch.float64
-        assert torch.equal(buffer, kept)
-
-
-@each_method
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
-def test_gives_single_precision_for_half(method: type[Scaling], dtype: torch.dtype) -> None:
-    logits, target = sampled(200, 5)
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_fits_half_precision(method: type[Scaling], dtype: torch.dtype) -> None:
+    logits, target = sampled(60, 3)
     calibrated = method().fit(logits.to(dtype), target)(logits.to(dtype))
-    assert calibrated.dtype == (torch.float64 if dtype == torch.float64 else torch.float32)
+    assert calibrated.dtype == torch.float32
     assert calibrated.isfinite().all()
-
-
-@each_method
-def test_refuses_what_it_cannot_use(method: type[Scaling]) -> None:
-    logits, target = sampled(50, 5)
-    with pytest.raises(RuntimeError, match="call fit"):
-        method()(logits)
-    with pytest.raises(ValueError, match="nothing to fit"):
-        method().fit(logits[:0], target[:0])
-    with pytest.raises(ValueError, match="nothing to fit"):
-        method().fit(logits, torch.full_like(target, -100))
-    with pytest.raises(ValueError, match="nothing to fit"):
-        method().fit_batches([])
-    with pytest.raises(ValueError, match="target holds labels"):
-        method().fit(logits, target + 1)
-    fitted = method().fit(logits, target)
-    before = [buffer.clone() for buffer in fitted.buffers()]
-    spoiled = logits.clone()
-    for bad in (torch.nan, torch.inf):
-        spoiled[3, 1] = bad
-        with pytest.raises(ValueError, match="NaN or infinite"):
-            fitted.fit(spoiled, target)
-    assert all(map(torch.equal, fitted.buffers(), before))
-    with pytest.raises(ValueError, match=r"\(B, 5, \*S\)"):
-        fitted(logits[:, :4])
 
 
 @each_method
@@ -549,6 +510,8 @@ def test_batches_must_start_anew(method: type[Scaling]) -> None:
             while self.batches:
                 yield self.batches.pop()
 
+    with pytest.raises(ValueError, match="nothing to fit"):
+        method().fit_batches([])
     with pytest.raises(TypeError, match="several times"):
         method().fit_batches(batch for batch in [(logits, target)])
     with pytest.raises(ValueError, match="several times"):
@@ -593,10 +556,10 @@ def test_many_classes_do_not_take_many_passes() -> None:
 def test_very_many_parameters_are_fitted_nearly_as_well(
     method: type[Scaling], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    logits, target = sampled(1000, 12)
-    logits = (2 * logits * torch.linspace(0.5, 1.5, 12)).float()
+    logits, target = sampled(500, 6)
+    logits = (2 * logits * torch.linspace(0.5, 1.5, 6)).float()
     exact = likelihood(method().fit(logits, target)(logits), target)
-    monkeypatch.setattr("calibrant.calibrators.linear._MANY", 100)
+    monkeypatch.setattr("calibrant.calibrators.linear._MANY", 20)
     nearly = likelihood(method().fit(logits, target)(logits), target)
     assert nearly < exact + 1e-4
     assert nearly < likelihood(logits, target)
@@ -614,8 +577,8 @@ def test_rounded_matrix_products_are_not_used(monkeypatch: pytest.MonkeyPatch) -
 
 @each_method
 def test_threads_change_nothing_but_rounding(method: type[Scaling], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("calibrant.layout._CPU_BLOCK", 250)
-    logits, target = sampled(500, 5)
+    monkeypatch.setattr("calibrant.layout._CPU_BLOCK", 90)  # five blocks
+    logits, target = sampled(150, 3)
     before = torch.get_num_threads()
     fitted = []
     try:

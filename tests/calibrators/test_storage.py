@@ -1,6 +1,8 @@
 """Calibrators on disk: what comes back, and what is said of files that are something else."""
 
+import copy
 import json
+from functools import cache
 
 import numpy as np
 import pytest
@@ -19,12 +21,18 @@ from calibrant.calibrators import (
 from tests.calibrators.test_contract import VARIANTS, create_calibrator, every, sampled
 
 
+@cache
+def fitted(key, options):
+    """A calibrator of four classes, with options as JSON; a test that changes it needs a copy."""
+    return create_calibrator(key, **json.loads(options)).fit(*sampled(120, 4))
+
+
 @pytest.fixture
 def saved(tmp_path):
-    """A function that fits and saves a calibrator and returns it and the path."""
+    """A function that saves a fitted calibrator and returns it and the path."""
 
-    def save(key="vector", options=None, classes=4):
-        calibrator = create_calibrator(key, **(options or {})).fit(*sampled(120, classes))
+    def save(key="vector", options=None):
+        calibrator = copy.deepcopy(fitted(key, json.dumps(options or {})))
         path = tmp_path / "calibrator.safetensors"
         save_calibrator(calibrator, path)
         return calibrator, path
