@@ -26,6 +26,8 @@ DETACHED = {"calfocal": "through_gamma", "bsce-gra": "through_weight"}
 """Losses that hold a part of themselves fixed by default, and the option that differentiates it."""
 WEIGHTING = {(loss._weighted, loss.per_sample, loss.over_batch): key for key, loss in LOSSES.items()}.values()
 """A loss for each code that applies class weights; under transforms and compilation, the others share it."""
+TRACED_BACKWARD = {*WEIGHTING, *ADAPTIVE}
+"""Losses whose gradient is compiled too. The others have the same code around sums of plain operations."""
 
 
 def batch(
@@ -52,21 +54,21 @@ def smooth_loss(key: str, num_classes: int, **arguments: Any) -> Loss:
 
 
 def test_gradient_is_that_of_the_value(key: str) -> None:
-    logits, target = batch(6, classes=4, scale=2.0)
+    logits, target = batch(4, classes=4, scale=2.0)
     loss = smooth_loss(key, 4)
     assert torch.autograd.gradcheck(lambda x: loss(x, target), logits.requires_grad_())
 
 
 def test_gradient_with_ignored_elements_and_class_weights(key: str) -> None:
-    logits, target = batch(2, 2, 2, classes=4, scale=2.0)
-    target[0, 0, 0] = target[1, 1, 0] = -100
-    loss = smooth_loss(key, 4, class_weight=[0.5, 1.0, 2.0, 0.0], reduction="none")
+    logits, target = batch(2, 1, 3, classes=3, scale=2.0)
+    target[0, 0, 0] = target[1, 0, 2] = -100
+    loss = smooth_loss(key, 3, class_weight=[0.5, 2.0, 0.0], reduction="none")
     assert torch.autograd.gradcheck(lambda x: loss(x, target), logits.requires_grad_())
 
 
 def test_second_derivatives(key: str) -> None:
-    logits, target = batch(3, classes=4, scale=1.0)
-    loss = smooth_loss(key, 4)
+    logits, target = batch(3, classes=3, scale=1.0)
+    loss = smooth_loss(key, 3)
     assert torch.autograd.gradgradcheck(lambda x: loss(x, target), logits.requires_grad_())
 
 
@@ -402,7 +404,7 @@ def test_saturated_confidence_has_a_finite_gradient(key: str) -> None:
 
 
 def test_two_classes(key: str) -> None:
-    logits, target = batch(8, classes=2)
+    logits, target = batch(5, classes=2)
     loss = smooth_loss(key, 2)
     assert loss(logits, target).isfinite()
     assert torch.autograd.gradcheck(lambda x: loss(x, target), logits.requires_grad_())
@@ -544,7 +546,8 @@ def test_compiles_whole_and_is_not_compiled_again_by_adapt(key: str) -> None:
     logits, target = batch(16, dtype=torch.float32)
     target[2] = -100
     logits.requires_grad_()
-    compiled = torch.compile(loss, fullgraph=True, backend="aot_eager")
+    backend = "aot_eager" if key in TRACED_BACKWARD else "eager"
+    compiled = torch.compile(loss, fullgraph=True, backend=backend)
 
     def both() -> None:
         value = compiled(logits, target)

@@ -31,7 +31,7 @@ def doubles(*numbers: float) -> list[Tensor]:
 @pytest.mark.parametrize("name", PENALTIES)
 class TestPenalty:
     def test_definition(self, name: str) -> None:
-        @settings(deadline=None, max_examples=200)
+        @settings(deadline=None, max_examples=100)
         @given(violations, weights, multipliers)
         def check(z: float, rho: float, lam: float) -> None:
             value, slope = definition(name, z, rho, lam)
@@ -42,7 +42,7 @@ class TestPenalty:
         check()
 
     def test_slope_is_the_derivative_and_not_negative(self, name: str) -> None:
-        @settings(deadline=None, max_examples=200)
+        @settings(deadline=None, max_examples=60)
         @given(violations, weights, multipliers)
         def check(z: float, rho: float, lam: float) -> None:
             violation, weight, multiplier = doubles(z, rho, lam)
