@@ -603,7 +603,7 @@ def drawn(slope, size, generator):
 def test_debiased_and_smooth_errors_are_less_biased(slope, size):
     generator = torch.Generator().manual_seed(size)
     metrics = [ece, smooth_ece, ece_l2, debiased_ece]
-    repetitions = 50 if size == 500 else 30
+    repetitions = 30 if size == 500 else 15
     samples = (drawn(slope, size, generator) for _ in range(repetitions))
     mean = np.mean([[metric(sample) for metric in metrics] for sample in samples], 0)
 

@@ -48,7 +48,7 @@ def test_equals_scikit_learn(sizes):
     assert_same(detection(in_scores, out_scores), by_scikit_learn(in_scores, out_scores))
 
 
-@settings(deadline=None, max_examples=200)
+@settings(deadline=None, max_examples=60)
 @given(
     st.lists(st.integers(0, 6), min_size=1, max_size=60), st.lists(st.integers(0, 6), min_size=1, max_size=60)
 )
@@ -95,12 +95,12 @@ def test_infinite_scores_are_the_extremes_they_are():
     assert infinite == Detection(1.0, 1.0, 1.0, 0.0)
 
 
-def test_a_million_scores_take_little_time():
-    in_scores = randn(1_000_000, dtype=torch.float32)
-    out_scores = randn(1_000_000, seed=1, dtype=torch.float32) + 1
+def test_many_scores_take_little_time():
+    in_scores = randn(200_000, dtype=torch.float32)
+    out_scores = randn(200_000, seed=1, dtype=torch.float32) + 1
     start = time.perf_counter()
     ours = detection(in_scores, out_scores)
-    assert time.perf_counter() - start < 10  # about one; the machine may be busy
+    assert time.perf_counter() - start < 2  # about a fifth of one; the machine may be busy
     assert_same(ours, by_scikit_learn(in_scores.double(), out_scores.double()))
 
 

@@ -45,7 +45,7 @@ def brier_by_numpy(logits, target):
 def best(score, logits, target):
     """The best temperature by a grid, then by scipy within the best grid cell."""
     logits = logits.double().numpy()
-    grid = np.linspace(math.log(1e-3), math.log(1e3), 400)
+    grid = np.linspace(math.log(1e-3), math.log(1e3), 100)
     values = [score(logits / math.exp(x), target) for x in grid]
     k = int(np.clip(np.argmin(values), 1, len(grid) - 2))
     found = minimize_scalar(

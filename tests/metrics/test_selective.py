@@ -84,7 +84,7 @@ def test_with_ties_areas_are_means_over_all_orders(outcomes):
 
 
 @settings(deadline=None, max_examples=60)
-@given(st.lists(st.tuples(st.integers(0, 3), st.booleans()), min_size=1, max_size=40), st.floats(0, 1))
+@given(st.lists(st.tuples(st.integers(0, 3), st.booleans()), min_size=1, max_size=20), st.floats(0, 1))
 def test_with_ties_the_coverage_is_the_largest_with_that_risk(outcomes, risk):
     logits, target = of_outcomes(
         [0.6 + level / 10 for level, _ in outcomes], [right for _, right in outcomes]
@@ -166,16 +166,16 @@ def test_intervals_cover_the_true_value(scale):
         logits = scale * torch.randn(size, 10, generator=generator)
         return logits, torch.multinomial(logits.softmax(1), 1, generator=generator).squeeze(1)
 
-    many = sample(200_000)
+    many = sample(100_000)
     truth = {each.__name__: each(*many) for each in (aurc, augrc, risk_at_coverage, coverage_at_risk)}
     covered = dict.fromkeys(truth, 0)
-    for seed in range(40):
+    for seed in range(20):
         evaluation = evaluate(*sample(500), resamples=100, seed=seed)
         for name, value in truth.items():
             low, high = evaluation.intervals[name]
             assert low <= getattr(evaluation, name) <= high
             covered[name] += low <= value <= high
-    assert min(covered.values()) >= 33  # of 40: P < 0.2 % at a level of 95 %
+    assert min(covered.values()) >= 16  # of 20: P < 0.3 % at a level of 95 %
 
 
 def test_no_error_does_not_mean_that_there_will_be_none():
