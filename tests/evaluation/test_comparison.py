@@ -16,7 +16,7 @@ from calibrant.evaluation.comparison import Comparison, MeanFigure, Method, _hol
 
 from ..evaluations import changed
 
-ELEMENTS, RESAMPLES = 300, 200
+ELEMENTS, RESAMPLES = 300, 100
 
 
 def logits_of(seed: int, scale: float = 1.0) -> tuple[torch.Tensor, torch.Tensor]:
@@ -81,15 +81,15 @@ def rejections(seeds: int, effect: float, spread: float, count: int) -> float:
     return sum(found) / count
 
 
-@pytest.mark.parametrize(("seeds", "spread"), [(2, 0.15), (2, 0.3), (2, 0.6), (3, 0.15), (3, 0.6), (5, 0.3)])
+@pytest.mark.parametrize(("seeds", "spread"), [(2, 0.15), (2, 0.6), (3, 0.15), (5, 0.3)])
 def test_equal_methods_seldom_differ_significantly(seeds: int, spread: float) -> None:
-    rate = rejections(seeds, 0.0, spread, 400)
-    assert rate <= stats.binom.ppf(0.999, 400, 0.05) / 400  # 0.085
+    rate = rejections(seeds, 0.0, spread, 200)
+    assert rate <= stats.binom.ppf(0.999, 200, 0.05) / 200  # 0.105
 
 
 @pytest.mark.parametrize(("seeds", "spread"), [(3, 0.15), (5, 0.15)])
 def test_the_test_is_not_merely_cautious(seeds: int, spread: float) -> None:
-    assert rejections(seeds, 0.0, spread, 400) > 0.002
+    assert rejections(seeds, 0.0, spread, 200) > 0.004
 
 
 @pytest.mark.parametrize(("seeds", "spread"), [(3, 0.05), (5, 0.05)])
@@ -106,13 +106,13 @@ def test_intervals_cover_the_true_mean(template: Evaluation) -> None:
     generator = np.random.default_rng(0)
     true = float(stats.norm.cdf(1.0 / math.sqrt(2 + 0.15**2)))
     covered = 0
-    for _ in range(400):
+    for _ in range(200):
         low, high = simulated(template, 3, 0.0, 0.15, generator).figures("accuracy")["first"].interval or (
             0,
             0,
         )
         covered += low <= true <= high
-    assert covered / 400 >= 0.92
+    assert covered / 200 >= 0.91
 
 
 def test_the_p_value_is_that_of_the_formula(template: Evaluation) -> None:
@@ -277,14 +277,14 @@ def test_other_resamples_for_each_seed_do_not_narrow_the_interval(streamed: bool
 
     def comparison(seeds: range) -> Comparison:
         methods = [Method(str(scale), tuple(run(scale, seed) for seed in seeds)) for scale in (1.0, 1.3)]
-        return Comparison("", tuple(range(8)), tuple(methods))
+        return Comparison("", tuple(range(4)), tuple(methods))
 
     def width(figure: MeanFigure) -> float:
         assert figure.interval is not None
         return figure.interval[1] - figure.interval[0]
 
-    several, one = comparison(range(8)).figures("ece"), comparison(range(1)).figures("ece")
-    for name in several:  # eight equal runs on the same data say no more than one
+    several, one = comparison(range(4)).figures("ece"), comparison(range(1)).figures("ece")
+    for name in several:  # four equal runs on the same data say no more than one
         assert width(several[name]) == pytest.approx(width(one[name]), rel=0.15)
     assert several["1.3"].p_value is not None
 
