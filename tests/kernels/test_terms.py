@@ -245,16 +245,19 @@ def by_name(cases):
     return pytest.mark.parametrize("case", cases, ids=str)
 
 
-SHAPES = pytest.mark.parametrize("shape", [(7, CLASSES), (3, CLASSES, 7)], ids=["rows", "images"])
+ROWS, IMAGES = (7, CLASSES), (3, CLASSES, 7)
+SHAPES = pytest.mark.parametrize("shape", [ROWS, IMAGES], ids=["rows", "images"])
 
 CUTS = pytest.mark.parametrize(
-    ("limit", "sizes"),
+    ("shape", "limit", "sizes"),
     [
-        (1 << 18, {2: [7], 3: [21]}),
-        (3 * CLASSES, {2: [3, 3, 1], 3: [3, 3, 1] * 3}),
-        (2 * 7 * CLASSES, {2: [7], 3: [14, 7]}),
+        (ROWS, 1 << 18, [7]),
+        (ROWS, 3 * CLASSES, [3, 3, 1]),
+        (IMAGES, 1 << 18, [21]),
+        (IMAGES, 3 * CLASSES, [3, 3, 1] * 3),
+        (IMAGES, 2 * 7 * CLASSES, [14, 7]),
     ],
-    ids=["whole", "rows-or-columns", "images"],
+    ids=["rows", "some-rows", "images", "columns", "some-images"],
 )
 
 
@@ -266,7 +269,7 @@ def cut(monkeypatch):
         monkeypatch.setattr(layout, "_CPU_BLOCK", limit)
         probe = torch.empty(shape[0], 1, *shape[2:])
         found = [probe[index].numel() for index in blocks(shape, probe.device)]
-        assert sizes is None or found == sizes[len(shape)]
+        assert sizes is None or found == sizes
 
     return apply
 
@@ -380,7 +383,6 @@ def test_correctness(shape):
 
 
 @by_name(CASES)
-@SHAPES
 @CUTS
 def test_fused_is_autograd(case, shape, limit, sizes, cut):
     cut(limit, shape, sizes)
@@ -389,7 +391,6 @@ def test_fused_is_autograd(case, shape, limit, sizes, cut):
 
 
 @by_name(SOFT)
-@SHAPES
 @CUTS
 def test_fused_is_autograd_with_probability_targets(case, shape, limit, sizes, cut):
     cut(limit, shape, sizes)
@@ -510,6 +511,19 @@ def test_every_term_can_stand_in_a_formula(case, shape, cut):
     assert_fused_is_autograd(curved, arrange(*batch(shape)))
 
 
+ALIKE = {
+    "mean-likelihood",
+    "lower-probability-2",
+    "lower-probability-3",
+    "lower-probability-1+2+3",
+    *(case.name for case in BASIC if case.name.startswith("penalty-") and case.name[8:] not in PENALTIES),
+    "hinge",
+    "hinge-scalar-tensor",
+    "hinge-per-class-with-multiplier",
+}
+"""Terms that differ from another one in nothing but their numbers."""
+
+
 @by_name(BASIC)
 @SHAPES
 def test_every_two_terms_can_be_summed(case, shape, cut):
@@ -517,7 +531,7 @@ def test_every_two_terms_can_be_summed(case, shape, cut):
     cut(2 * 7 * CLASSES, shape)
     elements = arrange(*batch(shape))
     wrong = []
-    for other in BASIC:
+    for other in (other for other in BASIC if other.name not in ALIKE):
         pair = Case(
             "",
             lambda logits, other=other: WeightedSum((0.7, case.build(logits)), (-1.3, other.build(logits))),
@@ -538,12 +552,11 @@ def test_every_two_terms_can_be_summed(case, shape, cut):
 @pytest.mark.parametrize(
     ("shape", "scale", "offset"),
     [
-        ((7, CLASSES), 0.7, None),
-        ((7, CLASSES), SCALAR, OFFSET),
-        ((7, CLASSES), None, OFFSET),
-        ((3, CLASSES, 7), SCALAR, OFFSET),
+        (ROWS, 0.7, None),
+        (ROWS, None, OFFSET),
+        (IMAGES, SCALAR, OFFSET),
     ],
-    ids=["scale", "tensors", "offset", "tensors, images"],
+    ids=["scale", "offset", "tensors, images"],
 )
 def test_scale_and_offset(case, shape, scale, offset, cut):
     """A term of ``scale · l + offset``, against autograd of the same, ties included."""
@@ -661,9 +674,9 @@ def test_an_upstream_gradient_is_left_alone():
 
 
 @by_name(CASES)
-@pytest.mark.parametrize("shape", [(2, CLASSES), (1, CLASSES, 2)], ids=["rows", "images"])
-def test_gradients_by_finite_differences(case, shape):
-    elements = arrange(*batch(shape, ties=False))
+def test_gradients_by_finite_differences(case):
+    """Of rows: for images, the tests above and the next one compare with autograd of the plain formula."""
+    elements = arrange(*batch((2, CLASSES), ties=False))
     term = case.build(elements.logits)
 
     def function(logits):

@@ -2,7 +2,6 @@
 
 import os
 import subprocess
-import sys
 import threading
 from dataclasses import replace
 
@@ -189,10 +188,10 @@ def test_calls_from_several_threads_at_once(threads):
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
-def test_a_forked_process_starts_threads_of_its_own():
-    """In a fresh process: pytest's own threads are none of the matter."""
+def test_a_forked_process_starts_threads_of_its_own(programs):
+    """In a process of its own: pytest's threads are none of the matter."""
     program = """
-import os, sys, torch
+import os, torch
 from calibrant import create_loss, layout
 layout._CPU_BLOCK = 1 << 12
 torch.set_num_threads(2)
@@ -204,4 +203,4 @@ if child := os.fork():
 else:
     os._exit(0 if torch.equal(loss(logits, target), before) else 1)
 """
-    subprocess.run([sys.executable, "-W", "ignore", "-c", program], check=True, timeout=60)
+    subprocess.run([programs / "python", "-c", program], check=True, timeout=60)
