@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Iterator
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -142,10 +143,10 @@ class TestPredictions:
         ):
             list(predictions_on(nn.Identity(), [batch]))
 
-    @pytest.mark.parametrize("target", [2, torch.tensor(2)])
+    @pytest.mark.parametrize("target", [2, np.int64(2), torch.tensor(2)])
     def test_a_data_set_without_a_loader_is_named(self, target: object) -> None:
         with pytest.raises(
-            TypeError, match=r"expected batches, got a single element .* 2; wrap .*DataLoader"
+            TypeError, match=r"expected batches, got a single element .*2\)?; wrap .*DataLoader"
         ):
             list(predictions_on(nn.Identity(), [(torch.ones(K), target)]))
 

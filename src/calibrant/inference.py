@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sized
 from contextlib import closing, contextmanager
+from numbers import Number
 from typing import Any
 
 import torch
@@ -250,9 +251,9 @@ def _pair(batch: Any, device: torch.device | None) -> tuple[Any, Any]:
             "pass forward=lambda model, batch: (logits, target)"
         )
     inputs, target = batch
-    if isinstance(target, int) or (isinstance(target, Tensor) and target.ndim == 0):
+    if isinstance(target, Number) or getattr(target, "ndim", None) == 0:
         raise TypeError(
-            f"expected batches, got a single element with the target {int(target)}; wrap a data set in "
+            f"expected batches, got a single element with the target {target}; wrap a data set in "
             "torch.utils.data.DataLoader(data, batch_size=128)"
         )
     return _to(inputs, device), target

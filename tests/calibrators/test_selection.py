@@ -63,15 +63,29 @@ def test_more_parameters_than_a_temperature_need_a_clear_advantage(shift):
         assert each.acceptable == (each.key in ("identity", "temperature") or clear)
     assert ranking.best.key == ("temperature" if shift < 4 else "vector")
     passed_over = (
-        "temperature is chosen: vector would need an NLL that is lower than that of temperature by more"
+        "temperature is chosen: vector has a lower NLL than temperature, but by less than a standard error."
     )
     assert (passed_over in str(ranking)) == (shift == 0)  # vector has the smallest NLL, by chance
 
 
 def test_of_few_elements_only_few_parameters_are_learned():
-    few, enough = ({each.key for each in rank(*sampled(n, 3), folds=2).candidates} for n in (499, 500))
-    assert few == {"identity", "temperature", "structured-vector", "vector"}
-    assert few < enough
+    sizes = (99, 100, 499, 500)
+    very_few, *few, enough = ({each.key for each in rank(*sampled(n, 3), folds=2).candidates} for n in sizes)
+    assert very_few == {"identity", "temperature"}
+    assert few == 2 * [{"identity", "temperature", "structured-vector", "vector"}]
+    assert few[0] < enough
+
+
+def test_several_labels_of_an_element_are_one_element():
+    logits, target = torch.randn(99, 6), torch.randint(2, (99, 6))
+    keys = {each.key for each in rank(logits, target, folds=2, binary=True).candidates}
+    assert keys == {"identity", "temperature"}
+
+
+def test_of_few_images_only_a_temperature_is_learned():
+    few, enough = ({each.key for each in rank(*sampled(n, 3, 8, 8), folds=2).candidates} for n in (9, 10))
+    assert few == {"identity", "temperature"}
+    assert "local-temperature" in enough
 
 
 def test_the_winner_is_fitted_to_all_of_the_data():

@@ -25,8 +25,11 @@ if TYPE_CHECKING:
 _FEW_CLASSES = 20
 """The most classes for which methods with a parameter per pair of classes are candidates by default."""
 
-_FEW_ELEMENTS = 500
-"""With fewer elements, only methods with few parameters are candidates by default."""
+_FEW_ELEMENTS, _VERY_FEW = 500, 100
+"""With fewer elements, only methods with few parameters are candidates by default, or only a temperature."""
+
+_FEW_IMAGES = 10
+"""With fewer images, only a temperature is a candidate by default: their pixels are alike."""
 
 _SIMPLEST = (Identity.key, "temperature")
 """Methods that are chosen unless another one is clearly better."""
@@ -82,13 +85,12 @@ class Ranking:
     @property
     def note(self) -> str:
         """Why the best candidate is not the one with the smallest NLL; empty if it is."""
-        better = list(takewhile(lambda each: each is not self.best, self.candidates))
+        better = [each.key for each in takewhile(lambda each: each is not self.best, self.candidates)]
         if not better:
             return ""
-        return (
-            f"{' and '.join(each.key for each in better)} would need an NLL that is lower than that of "
-            f"{self.best.key} by more than a standard error"
-        )
+        simple = next(each.key for each in self.candidates if each.key in _SIMPLEST)
+        verb = "has" if len(better) == 1 else "have"
+        return f"{' and '.join(better)} {verb} a lower NLL than {simple}, but by less than a standard error"
 
     def __str__(self) -> str:
         headings = ("calibrator", "NLL", "against doing nothing", "seconds")
@@ -157,7 +159,10 @@ def rank(
     valid = labels != ignore_index
     if candidates is None:
         elements = int(valid.sum()) // (labels.shape[1] if binary else 1)
-        candidates = _suited(classes[:, :, 0] if binary else logits, elements)
+        very_few = elements < _VERY_FEW or (images and len(labels) < _FEW_IMAGES)
+        candidates = (
+            ["temperature"] if very_few else _suited(classes[:, :, 0] if binary else logits, elements)
+        )
     chosen = {key: create_calibrator(key) for key in [Identity.key, *candidates]}
     order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(seed)).to(labels.device)
     losses: dict[str, Tensor] = {}

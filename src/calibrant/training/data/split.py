@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -21,11 +22,11 @@ from calibrant.training.data.augmentation import Normalising
 if TYPE_CHECKING:
     from calibrant.training.data.preparation import Preparation
 
-_MANY_COPIES = 0.05
-"""The fraction of a part from which copies of training elements are worth a warning."""
+_MANY_COPIES, _FEWEST_COPIES = 0.2, 10
+"""The fraction and number of different elements of a part that must be in another part for a warning."""
 
 _MORE_THAN_CHANCE = 10
-"""How many times as many copies there must be as by chance: some tables have few different rows."""
+"""How many times as many there must be as by chance: some tables have few different rows."""
 
 Inputs = Tensor | dict[str, Tensor]
 """The argument of a model: a tensor, or tensors by name."""
@@ -259,46 +260,59 @@ def _warn_of_missing_classes(path: Path, data: DataSets) -> None:
 
 
 def _warn_of_copies(path: Path, data: DataSets) -> None:
-    """Warn if many elements of a part are training elements too. Images on disk are not compared."""
-    if not isinstance(data.train, TensorSplit) or not len(data.train):
-        return
-    known = {row: index for index, row in enumerate(_hashes(data.train))}
-    by_chance = None
-    for name, part in (("validation", data.validation), ("test", data.test)):
-        if not isinstance(part, TensorSplit) or not len(part):
-            continue
-        copies = sum(row in known for row in _hashes(part))
-        if copies < _MANY_COPIES * len(part):
-            continue
-        if by_chance is None:
-            by_chance = _equal_by_chance(data.train.inputs, list(known.values()))
-        if copies > _MORE_THAN_CHANCE * by_chance * len(part):
-            warnings.warn(
-                f"{path}: {copies:,} of {len(part):,} {name} elements equal a training element in all inputs "
-                "and the label, so their figures flatter the model; remove copies, or put all copies of an "
-                "element into the same part",
-                stacklevel=4,
-            )
+    """Warn if many different elements are in two parts. Images on disk are not compared."""
+    train, validation, test = data.parts
+    pairs = [("validation", validation, "training", train), ("test", test, "training", train)]
+    told = [_warn_of_equal(path, *pair) for pair in pairs]
+    if not told[-1]:
+        _warn_of_equal(path, "test", test, "validation", validation)
 
 
-def _hashes(part: TensorSplit) -> Iterable[int]:
-    """A hash of each element, with its label."""
-    tensors = [each.cpu().reshape(len(part), -1).contiguous().view(torch.uint8) for each in part.content()]
-    return (
-        hash(b"".join(map(bytes, rows))) for rows in zip(*(each.numpy() for each in tensors), strict=True)
+def _warn_of_equal(path: Path, name: str, part: Split, other_name: str, other: Split) -> bool:
+    if not (isinstance(part, TensorSplit) and isinstance(other, TensorSplit) and len(part) and len(other)):
+        return False
+    known = {row: index for index, row in enumerate(_hashes(other))}
+    equal = [row for row in _hashes(part) if row in known]
+    different = len(set(equal))
+    share = different / len(part)
+    if (
+        different < _FEWEST_COPIES
+        or share < _MANY_COPIES
+        or _is_chance(other.inputs, list(known.values()), share)
+    ):
+        return False
+    warnings.warn(
+        f"{path}: {len(equal):,} of {len(part):,} {name} elements equal a {other_name} element in all inputs "
+        "and the label; if they are copies, the figures flatter the model: remove them, or put all copies of "
+        "an element into the same part",
+        stacklevel=5,
     )
+    return True
 
 
-def _equal_by_chance(inputs: Inputs, distinct: Sequence[int]) -> float:
-    """How many of the distinct elements would equal another one, if columns were independent.
+def _hashes(part: TensorSplit) -> Iterator[int]:
+    """A hash of each element, with its label."""
+    contents = []
+    for tensor in part.content():
+        rows = tensor.cpu().reshape(len(part), -1).contiguous().view(torch.uint8)
+        content, width = rows.numpy().tobytes(), rows.shape[1]
+        # Without the zeros at the end: texts may be filled up to different lengths.
+        contents.append([content[at : at + width].rstrip(b"\0") for at in range(0, len(content), width)])
+    return map(hash, zip(*contents, strict=True))
 
-    Columns with two values are left out: many are codes of categories, which depend on one another.
+
+def _is_chance(inputs: Inputs, distinct: Sequence[int], share: float) -> bool:
+    """Whether so large a share of equal elements could be chance, if columns were independent.
+
+    Columns with two values count half, because both columns of a category with two values say the same.
     """
     some = distinct[:1_000]
-    expected = float(len(distinct))
+    equal = float(len(distinct))  # expected for one element
     for tensor in tensors_of(inputs):
         for column in tensor[some].reshape(len(some), -1).T:
-            frequencies = column.unique(return_counts=True)[1].double() / len(some)
-            if len(frequencies) > 2:
-                expected *= frequencies.square().sum().item()
-    return expected
+            counts = column.unique(return_counts=True)[1].double()
+            pairs = (counts * (counts - 1)).sum().item() / max(1, len(some) * (len(some) - 1))
+            equal *= math.sqrt(pairs) if len(counts) == 2 else pairs
+            if share > _MORE_THAN_CHANCE * equal:
+                return False
+    return True
