@@ -347,7 +347,7 @@ class _PerClass:
         if len(sums) > 1:
             blocks = [torch.cat([factor.diag(), cross.diag()]), torch.cat([cross.diag(), offset.diag()])]
             triangle, failed = torch.linalg.cholesky_ex(torch.cat(blocks, 1) - sums[1] / self.samples)
-            if not failed:  # by rounding
+            if not failed:  # rounding can make it fail
                 return slope.flatten(), lambda each: torch.cholesky_solve(each[:, None], triangle)[:, 0]
         determinant = factor * offset - cross * cross
 

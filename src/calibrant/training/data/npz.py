@@ -16,12 +16,13 @@ from calibrant.printable import first_few, printable
 from calibrant.sizes import MAX_CLASSES
 from calibrant.training.data.augmentation import NORMALISATIONS, Normalisation, Published, Standardisation
 from calibrant.training.data.in_memory import Augmentation, ImageSplit
+from calibrant.training.data.part_checks import warn_about_parts
 from calibrant.training.data.preparation import Preparation
 from calibrant.training.data.raw_arrays import ArrayPreparation
 from calibrant.training.data.raw_images import ImagePreparation
 from calibrant.training.data.safe_readers import ARRAYS, Array, present, read_npz
 from calibrant.training.data.sampling import draw_parts, part_sizes
-from calibrant.training.data.split import DataSets, TensorSplit, warn_about_parts
+from calibrant.training.data.split import DataSets, TensorSplit
 
 Constants = Literal["own", "none", Published]
 

@@ -23,10 +23,11 @@ from calibrant.training.data.augmentation import (
     Published,
     ResizedCrop,
 )
+from calibrant.training.data.part_checks import warn_about_parts
 from calibrant.training.data.raw_images import CentreCropPreparation, ImagePreparation
 from calibrant.training.data.safe_readers import SUFFIXES, is_image, present, read_image, read_lines
 from calibrant.training.data.sampling import draw_parts, long_tail, part_sizes, stratified
-from calibrant.training.data.split import DataSets, Split, warn_about_parts
+from calibrant.training.data.split import DataSets, Split
 
 Transform = CropFlip | ResizedCrop
 

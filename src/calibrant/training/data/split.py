@@ -3,30 +3,20 @@
 from __future__ import annotations
 
 import hashlib
-import math
-import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from copy import copy
 from dataclasses import dataclass, field
 from functools import cached_property
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 import torch
 from torch import Tensor
 
-from calibrant.printable import first_few
 from calibrant.training.data.augmentation import Normalising
 
 if TYPE_CHECKING:
     from calibrant.training.data.preparation import Preparation
-
-_MANY_COPIES, _FEWEST_COPIES = 0.2, 10
-"""The fraction and number of different elements of a part that must be in another part for a warning."""
-
-_MORE_THAN_CHANCE = 10
-"""How many times as many there must be as by chance: some tables have few different rows."""
 
 Inputs = Tensor | dict[str, Tensor]
 """The argument of a model: a tensor, or tensors by name."""
@@ -216,103 +206,3 @@ class DataSets:
                 if tensor.numel():  # an empty tensor may have strides that cannot be viewed as bytes
                     digest.update(tensor.cpu().contiguous().flatten().view(torch.uint8).numpy().data)
         return digest.hexdigest()
-
-
-def warn_about_parts(path: Path, data: DataSets) -> None:
-    """Warn of classes that a part lacks, and of elements that are in two parts."""
-    _warn_of_missing_classes(path, data)
-    _warn_of_copies(path, data)
-
-
-def _warn_of_missing_classes(path: Path, data: DataSets) -> None:
-    """Warn of classes that a part has no element of, and of labels that have only one answer in a part.
-
-    Classes without any element in the data are left out.
-    """
-    names = data.class_names
-    targets = [part.targets for part in data.parts if part.targets is not None]
-    if len(targets) < len(data.parts) or any(each.ndim > 1 for each in targets) != data.several_labels:
-        return  # maps of labels, or none
-    # A label needs elements with it and elements without it.
-    counts = [
-        torch.minimum(each.sum(0), (1 - each).sum(0))
-        if data.several_labels
-        else torch.bincount(each, minlength=len(names))
-        for each in targets
-    ]
-    total = torch.stack(counts).sum(0).tolist()
-    for part, elements, found in zip(("training", "validation", "test"), targets, counts, strict=True):
-        missing = (found == 0).nonzero().flatten().tolist() if len(elements) else []
-        rare = [f"{names[label]!r} with {total[label]} in all" for label in missing if total[label]]
-        if data.several_labels and missing:
-            warnings.warn(
-                f"{path}: {len(missing)} of {len(names)} labels are always 0 or always 1 in the {part} part "
-                f"({first_few(repr(names[label]) for label in missing)}); expected at least a few elements "
-                "with each label, and a few without",
-                stacklevel=4,
-            )
-        elif rare:
-            warnings.warn(
-                f"{path} has no {part} element of {len(rare)} of {len(names)} classes ({first_few(rare)}): "
-                "expected at least a few of each class",
-                stacklevel=4,
-            )
-
-
-def _warn_of_copies(path: Path, data: DataSets) -> None:
-    """Warn if many different elements are in two parts. Images on disk are not compared."""
-    train, validation, test = data.parts
-    pairs = [("validation", validation, "training", train), ("test", test, "training", train)]
-    told = [_warn_of_equal(path, *pair) for pair in pairs]
-    if not told[-1]:
-        _warn_of_equal(path, "test", test, "validation", validation)
-
-
-def _warn_of_equal(path: Path, name: str, part: Split, other_name: str, other: Split) -> bool:
-    if not (isinstance(part, TensorSplit) and isinstance(other, TensorSplit) and len(part) and len(other)):
-        return False
-    known = {row: index for index, row in enumerate(_hashes(other))}
-    equal = [row for row in _hashes(part) if row in known]
-    different = len(set(equal))
-    share = different / len(part)
-    if (
-        different < _FEWEST_COPIES
-        or share < _MANY_COPIES
-        or _is_chance(other.inputs, list(known.values()), share)
-    ):
-        return False
-    warnings.warn(
-        f"{path}: {len(equal):,} of {len(part):,} {name} elements equal a {other_name} element in all inputs "
-        "and the label; if they are copies, the figures flatter the model: remove them, or put all copies of "
-        "an element into the same part",
-        stacklevel=5,
-    )
-    return True
-
-
-def _hashes(part: TensorSplit) -> Iterator[int]:
-    """A hash of each element, with its label."""
-    contents = []
-    for tensor in part.content():
-        rows = tensor.cpu().reshape(len(part), -1).contiguous().view(torch.uint8)
-        content, width = rows.numpy().tobytes(), rows.shape[1]
-        # Without the zeros at the end: texts may be filled up to different lengths.
-        contents.append([content[at : at + width].rstrip(b"\0") for at in range(0, len(content), width)])
-    return map(hash, zip(*contents, strict=True))
-
-
-def _is_chance(inputs: Inputs, distinct: Sequence[int], share: float) -> bool:
-    """Whether so large a share of equal elements could be chance, if columns were independent.
-
-    Columns with two values count half, because both columns of a category with two values say the same.
-    """
-    some = distinct[:1_000]
-    equal = float(len(distinct))  # expected for one element
-    for tensor in tensors_of(inputs):
-        for column in tensor[some].reshape(len(some), -1).T:
-            counts = column.unique(return_counts=True)[1].double()
-            pairs = (counts * (counts - 1)).sum().item() / max(1, len(some) * (len(some) - 1))
-            equal *= math.sqrt(pairs) if len(counts) == 2 else pairs
-            if share > _MORE_THAN_CHANCE * equal:
-                return False
-    return True

@@ -28,9 +28,10 @@ from calibrant.training.data.columns import (
     is_numeric,
     read_columns,
 )
+from calibrant.training.data.part_checks import warn_about_parts
 from calibrant.training.data.preparation import Preparation
 from calibrant.training.data.sampling import draw_parts, part_sizes
-from calibrant.training.data.split import DataSets, TensorSplit, warn_about_parts
+from calibrant.training.data.split import DataSets, TensorSplit
 from calibrant.training.data.text.documents import check_several, class_positions, sorted_classes, yes_or_no
 from calibrant.warning import warn
 

@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from calibrant.extras import optional_package
+from calibrant.training.data.part_checks import warn_about_parts
 from calibrant.training.data.safe_readers import check_suffix, expecting_utf8, present
-from calibrant.training.data.split import DataSets, warn_about_parts
+from calibrant.training.data.split import DataSets
 from calibrant.training.data.text.documents import (
     Documents,
     check_several,
