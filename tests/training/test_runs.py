@@ -156,6 +156,10 @@ def test_results_are_computed_anew_where_a_slow_metric_is_missing_or_metrics_wer
         Run(tmp_path).results([], resamples=6)
     with pytest.raises(RecipeError, match=r"evaluation\.json lacks temperature with 5 resamples"):
         Run(tmp_path).results(["temperature"], resamples=5)
+    # the same if the data are missing as well: they would not help
+    monkeypatch.setattr(runs, "load_data", lambda *_: pytest.fail("looked for the data"))
+    with pytest.raises(RecipeError, match=r"evaluation\.json lacks figures with 6 resamples, and"):
+        Run(tmp_path).results([], resamples=6)
 
 
 def test_results_are_computed_anew_where_a_metric_or_calibrator_was_defined_otherwise(

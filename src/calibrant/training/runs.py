@@ -243,13 +243,13 @@ class Run:
         wanted = (BEFORE, *calibrators)
         missing = [key for key in wanted if key not in found or (kde and _lacks_kde(found[key].evaluation))]
         if missing:
-            self._present("test")
             if path.is_file() and not self._can_predict:
                 raise RecipeError(
                     f"{path} lacks {missing[0] or 'figures'} with {resamples} resamples, and without "
                     "predictions and weights they cannot be computed; ask for as many resamples as before, "
                     "or train the run again"
                 )
+            self._present("test")
             found |= {key: self._result_of(key, resamples, kde) for key in missing}
             results = {
                 key: {
