@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from math import nan
 from pathlib import Path
 from typing import Any
@@ -37,11 +37,6 @@ def read_columns(path: Path) -> Columns:
 
     CSV and TSV files have column names in the first line, and are in UTF-8; `delimiter_of` tells what
     separates their values.
-
-    Raises:
-        MissingDataError: the file does not exist.
-        ImportError: the file is in Parquet, and pyarrow is not installed.
-        ValueError: the file is malformed, empty, or too large for the memory.
     """
     check_suffix(path, SUFFIXES)
     present(path, "a table", path.parent, "put")
@@ -104,26 +99,22 @@ def arrow_columns(table: Any) -> Columns:
     require("parquet", "pyarrow", purpose="a table of pyarrow")
     from pyarrow import types
 
-    columns: dict[str, Sequence[Any]] = {}
+    columns: dict[str, Any] = {}
     for field, column in zip(table.schema, table.columns, strict=True):
         if _is_number(field.type):
             columns[field.name] = column.to_numpy()
         elif types.is_dictionary(field.type):
-            columns[field.name] = [value for chunk in column.chunks for value in _decoded(chunk)]
+            cells = columns[field.name] = []
+            for chunk in column.chunks:
+                values = [*chunk.dictionary.to_pylist(), None]  # equal texts are the same object
+                cells += [values[-1 if place is None else place] for place in chunk.indices.to_pylist()]
         else:
             columns[field.name] = column.to_pylist()
     return columns
 
 
-def _decoded(chunk: Any) -> Iterator[Any]:
-    """The values of an array with a dictionary; equal ones are the same object."""
-    values = chunk.dictionary.to_pylist()
-    return (None if place is None else values[place] for place in chunk.indices.to_pylist())
-
-
 def _is_number(kind: Any) -> bool:
     """Whether a type of pyarrow is one of numbers."""
-    require("parquet", "pyarrow", purpose="a table of pyarrow")
     from pyarrow import types
 
     return bool(types.is_integer(kind) or types.is_floating(kind))

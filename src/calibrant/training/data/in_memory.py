@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Literal, get_args
 
@@ -145,13 +146,13 @@ def cifar10_c(
     are described there. Otherwise both parts are empty.
     """
     download = "CIFAR-10-C.tar from https://zenodo.org/records/2535967"
-    part = _corrupted(root, "CIFAR-10-C", download, corruption, severity, len(CIFAR10_CLASSES))
-    clean = None
-    if (root / "cifar-10-batches-py").exists():
-        clean = cifar10(
-            root, validation=validation, imbalance=imbalance, augmentation=augmentation, split_seed=split_seed
-        )
-    return _with_clean(part, clean, NORMALISATIONS["cifar10"], CIFAR10_CLASSES)
+    test = _corrupted(root, "CIFAR-10-C", download, corruption, severity, len(CIFAR10_CLASSES))
+    if not (root / "cifar-10-batches-py").exists():
+        return _only_tested(test, CIFAR10_CLASSES, NORMALISATIONS["cifar10"])
+    clean = cifar10(
+        root, validation=validation, imbalance=imbalance, augmentation=augmentation, split_seed=split_seed
+    )
+    return replace(clean, test=ImageSplit(*test, NORMALISATIONS["cifar10"]))
 
 
 def cifar100_c(
@@ -170,13 +171,13 @@ def cifar100_c(
     The options are those of `cifar10_c`.
     """
     download = "CIFAR-100-C.tar from https://zenodo.org/records/3555552"
-    part = _corrupted(root, "CIFAR-100-C", download, corruption, severity, 100)
-    clean = None
-    if (root / "cifar-100-python").exists():
-        clean = cifar100(
-            root, validation=validation, imbalance=imbalance, augmentation=augmentation, split_seed=split_seed
-        )
-    return _with_clean(part, clean, NORMALISATIONS["cifar100"], tuple(map(str, range(100))))
+    test = _corrupted(root, "CIFAR-100-C", download, corruption, severity, 100)
+    if not (root / "cifar-100-python").exists():
+        return _only_tested(test, tuple(map(str, range(100))), NORMALISATIONS["cifar100"])
+    clean = cifar100(
+        root, validation=validation, imbalance=imbalance, augmentation=augmentation, split_seed=split_seed
+    )
+    return replace(clean, test=ImageSplit(*test, NORMALISATIONS["cifar100"]))
 
 
 def svhn(
@@ -202,9 +203,7 @@ def svhn(
     if train_path.exists():
         drawn = validation, imbalance, split_seed
         return _data_sets(_svhn_part(train_path), test, names, chosen, augmentation, *drawn)
-    empty = ImageSplit(test[0][:0], test[1][:0], chosen, augmentation)
-    part = ImageSplit(*test, chosen)
-    return _with_facts(empty, empty, part, names)
+    return _only_tested(test, names, chosen)
 
 
 CIFAR10_CLASSES = (
@@ -256,16 +255,13 @@ def _corrupted(
     return chosen, torch.from_numpy(whole_labels(folder / "labels.npy", part, classes))
 
 
-def _with_clean(
-    test: tuple[Tensor, Tensor], clean: DataSets | None, normalisation: Normalisation, names: tuple[str, ...]
+def _only_tested(
+    test: tuple[Tensor, Tensor], names: tuple[str, ...], normalisation: Normalisation
 ) -> DataSets:
-    """Corrupted test images beside clean training and validation images, if there are any."""
-    images, targets = test
-    part = ImageSplit(images, targets, normalisation)
-    if clean is None:
-        empty = ImageSplit(images[:0], targets[:0], normalisation)
-        return _with_facts(empty, empty, part, names)
-    return _with_facts(clean.train, clean.validation, part, clean.class_names)
+    """Test images without any for training and validation."""
+    part = ImageSplit(*test, normalisation)
+    empty = part.subset(torch.arange(0))
+    return _with_facts(empty, empty, part, names)
 
 
 def _with_facts(train: Split, validation: Split, test: ImageSplit, names: tuple[str, ...]) -> DataSets:

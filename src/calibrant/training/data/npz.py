@@ -95,16 +95,12 @@ def npz(
         if standardisation is not None:
             splits = {name: split.normalised_by(standardisation) for name, split in splits.items()}
         preparation = ArrayPreparation(tuple(inputs.shape[1:]), standardisation)
+    about = {"features": inputs.shape[1]} if inputs.ndim == 2 else {}
+    if inputs.ndim == 4:
+        about = {"channels": inputs.shape[1], "image_size": inputs.shape[-1]}
     train, held_out, tested = (splits[name] for name in ("train", "validation", "test"))
-    data = DataSets(
-        train,
-        held_out,
-        tested,
-        names,
-        _about(inputs),
-        preparation=preparation,
-        several_labels=labels.ndim > 1,
-    )
+    several = labels.ndim > 1
+    data = DataSets(train, held_out, tested, names, about, preparation=preparation, several_labels=several)
     warn_about_parts(path, data)
     return data
 
@@ -119,12 +115,6 @@ def _pixel_constants(path: Path, name: Constants, reference: Tensor) -> Normalis
     if channels != len(constants.mean):
         raise ValueError(f"{path} has images of {channels} channel, expected 3 for {name!r}")
     return constants
-
-
-def _about(inputs: Tensor) -> dict[str, int]:
-    if inputs.ndim == 4:
-        return {"channels": inputs.shape[1], "image_size": inputs.shape[-1]}
-    return {"features": inputs.shape[1]} if inputs.ndim == 2 else {}
 
 
 Part = tuple[Tensor, Tensor]
@@ -150,7 +140,13 @@ def _read(path: Path) -> tuple[dict[str, Part], tuple[str, ...]]:
     if len(set(several.values())) > 1:
         raise ValueError(f"{path} has parts with labels of different shapes: {several}")
     if several["train"]:
-        return parts, _label_names(path, arrays, several["train"][0])
+        (number,) = several["train"]
+        names = arrays.get("class_names", np.arange(number))
+        if names.shape != (number,):
+            raise ValueError(
+                f"{path} has class_names of shape {names.shape}, expected {number} for its labels"
+            )
+        return parts, tuple(map(str, names.tolist()))
     largest = max((int(labels.max()) for _, labels in parts.values() if len(labels)), default=0)
     names = arrays.get("class_names", np.array([str(label) for label in range(largest + 1)]))
     if names.ndim != 1 or not largest < len(names) <= MAX_CLASSES:
@@ -166,14 +162,6 @@ def _read(path: Path) -> tuple[dict[str, Part], tuple[str, ...]]:
             stacklevel=3,
         )
     return parts, tuple(map(str, names.tolist()))
-
-
-def _label_names(path: Path, arrays: Mapping[str, Array], number: int) -> tuple[str, ...]:
-    """The names of several labels."""
-    names = arrays.get("class_names", np.arange(number))
-    if names.shape != (number,):
-        raise ValueError(f"{path} has class_names of shape {names.shape}, expected {number} for its labels")
-    return tuple(map(str, names.tolist()))
 
 
 def _read_part(path: Path, arrays: Mapping[str, Array], prefixes: Sequence[str]) -> Part | None:

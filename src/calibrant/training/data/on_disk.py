@@ -173,7 +173,7 @@ def image_folder(
     sizes = part_sizes(len(targets), parts, validation=validation, test=test)
     drawn = draw_parts(targets, sizes, imbalance=imbalance, num_classes=len(classes), seed=split_seed)
     parts |= {name: whole.subset(indices) for name, indices in drawn.items()}
-    data = _data_sets(parts["train"], parts["validation"], parts["test"], tuple(classes), transform)
+    data = _data_sets(**parts, names=tuple(classes), transform=transform)
     warn_about_parts(base, data)
     return data
 

@@ -1,4 +1,7 @@
-"""Readers for images, pickles and MATLAB files that never run code from the file."""
+"""Readers for images, pickles, arrays and MATLAB files that never run code from the file.
+
+A file that is damaged, or is of another kind, is a `ValueError` that names it.
+"""
 
 from __future__ import annotations
 
@@ -54,12 +57,7 @@ def present(path: Path, download: str, folder: Path, how: str = "unpack") -> Pat
 
 
 def read_image(path: Path, mode: str | None = None) -> Image.Image:
-    """Decode an image, and convert it to a Pillow mode if one is given.
-
-    Raises:
-        ValueError: the file is damaged, not an image, or declares more pixels than Pillow's limit; or it
-            cannot be converted, see `converted`.
-    """
+    """Decode an image of at most as many pixels as Pillow's limit, and convert it if a mode is given."""
     # From memory: of a file, Pillow would allocate as many bytes as a damaged part declares.
     with _image_errors(path), Image.open(io.BytesIO(path.read_bytes())) as image:
         _check_pixels(image)
@@ -67,12 +65,8 @@ def read_image(path: Path, mode: str | None = None) -> Image.Image:
 
 
 def image_size(path: Path) -> tuple[int, int]:
-    """Width and height of an image in pixels. Only the header is read.
-
-    Raises:
-        ValueError: the header is not that of an image.
-    """
-    # As a map: of a file, Pillow would allocate as many bytes as a damaged part declares.
+    """Width and height of an image in pixels. Only the header is read."""
+    # As a map, for the same reason.
     with (
         _image_errors(path),
         path.open("rb") as file,
@@ -108,8 +102,7 @@ def _check_pixels(image: Image.Image) -> None:
 def converted(image: Image.Image, mode: str) -> Image.Image:
     """An image in another Pillow mode of 8 bits; pixels of 16 bits are scaled, where Pillow would cut them.
 
-    Raises:
-        ValueError: its pixels are numbers of 32 bits, of which the range is not known.
+    The range of pixels of 32 bits is not known: they are an error.
     """
     # Pillow has 16 bits of PGM files, and in older versions of PNG files, in 32 bits.
     if image.mode.startswith("I;16") or (image.mode == "I" and image.format in ("PNG", "PPM")):
@@ -131,9 +124,6 @@ def read_pickle(path: Path) -> dict[str, Any]:
     by harmless functions, which build arrays from bytes. It refuses every other name.
 
     The file may be written by Python 2 or 3, with any version of NumPy. Byte strings are decoded as latin-1.
-
-    Raises:
-        ValueError: the file is not such a pickle, or names another function.
     """
     # From memory: of a file, Python would allocate as many bytes as a damaged pickle asks for.
     stream = io.BytesIO(path.read_bytes())
@@ -147,11 +137,7 @@ def read_pickle(path: Path) -> dict[str, Any]:
 
 
 def read_mat(path: Path, names: Sequence[str]) -> list[Array]:
-    """Read arrays by name from a MATLAB file of version 5.
-
-    Raises:
-        ValueError: it is not such a file, or an array is missing.
-    """
+    """Read arrays by name from a MATLAB file of version 5."""
     from scipy.io import loadmat, whosmat  # type: ignore[import-untyped]  # slow to import
 
     try:
@@ -295,21 +281,13 @@ def expecting_utf8(path: Path) -> Iterator[None]:
 
 
 def read_lines(path: Path) -> list[str]:
-    """The lines of a text file.
-
-    Raises:
-        ValueError: it is not UTF-8.
-    """
+    """The lines of a text file in UTF-8."""
     with expecting_utf8(path):
         return path.read_text(encoding="utf-8-sig").splitlines()
 
 
 def read_npy(path: Path) -> Array:
-    """An array on disk, mapped into memory.
-
-    Raises:
-        ValueError: it is not a ``.npy`` file of numbers.
-    """
+    """The numbers in a ``.npy`` file, mapped into memory."""
     with path.open("rb") as stream:
         try:
             shape, fortran, dtype = npy_header(stream, path.stat().st_size, "it")
@@ -321,11 +299,7 @@ def read_npy(path: Path) -> Array:
 
 
 def read_npz(path: Path) -> dict[str, Array]:
-    """All arrays in a NumPy archive, by name.
-
-    Raises:
-        ValueError: it is not such an archive, or does not fit in memory.
-    """
+    """All arrays in a NumPy archive that fits in memory, by name."""
     with path.open("rb") as file:
         try:
             if not zipfile.is_zipfile(file):
@@ -337,16 +311,14 @@ def read_npz(path: Path) -> dict[str, Array]:
                     with archive.open(member) as stream:
                         npy_header(stream, member.file_size, name)
                 check_memory(sum(member.file_size for member in members.values()), "it")
-                return {name: _member(archive, member) for name, member in members.items()}
+                arrays: dict[str, Array] = {}
+                for name, member in members.items():
+                    with archive.open(member) as stream:
+                        arrays[name] = np.lib.format.read_array(stream, allow_pickle=False)
+                return arrays
         except Exception as error:  # zipfile, zlib and NumPy have an error of their own each
             problem = one_line(f"{path} cannot be read as a NumPy archive of numbers: {error}")
             raise ValueError(problem) from error
-
-
-def _member(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> Array:
-    with archive.open(member) as stream:
-        array: Array = np.lib.format.read_array(stream, allow_pickle=False)
-    return array
 
 
 def check_suffix(path: Path, suffixes: Iterable[str]) -> None:
@@ -357,11 +329,7 @@ def check_suffix(path: Path, suffixes: Iterable[str]) -> None:
 
 
 def read_inputs(path: Path) -> Array:
-    """The inputs in a ``.npy`` file, or in an archive: the array with a name in `ARRAYS`, or the only one.
-
-    Raises:
-        ValueError: it is another kind of file, or it is not clear which of its arrays has the inputs.
-    """
+    """The inputs in a ``.npy`` file, or in an archive: the array with a name in `ARRAYS`, or the only one."""
     check_suffix(path, (".npz", ".npy"))
     if path.suffix.lower() == ".npy":
         return np.array(read_npy(path))
@@ -373,11 +341,7 @@ def read_inputs(path: Path) -> Array:
 
 
 def whole_labels(path: Path, labels: Any, classes: int) -> NDArray[np.int64]:
-    """Labels ``(N,)`` as int64.
-
-    Raises:
-        ValueError: they are not whole numbers from 0 to ``classes - 1``.
-    """
+    """Labels ``(N,)`` as int64; an error if they are not whole numbers from 0 to ``classes - 1``."""
     array: Array = np.empty(0)
     with suppress(TypeError, ValueError, OverflowError):
         array = np.asarray(labels)

@@ -120,15 +120,9 @@ def table(
             if name not in other:
                 raise ValueError(f"{where} has no column {name!r}: expected the target of {file}")
         splits[part] = TensorSplit(_inputs(where, rows, other), read(where, other))
-    data = DataSets(
-        splits["train"],
-        splits["validation"],
-        splits["test"],
-        names,
-        {"features": rows.features},
-        preparation=rows,
-        several_labels=targets.ndim > 1,
-    )
+    train, held_out, tested = (splits[name] for name in ("train", "validation", "test"))
+    about, several = {"features": rows.features}, targets.ndim > 1
+    data = DataSets(train, held_out, tested, names, about, preparation=rows, several_labels=several)
     warn_about_parts(path, data)
     return data
 
@@ -245,11 +239,7 @@ class Numbers:
         return 2 if self.missing else 1
 
     def fill(self, inputs: NDArray[np.float32], values: Sequence[Any]) -> None:
-        """Write the inputs ``(N, width)`` for these cells.
-
-        Raises:
-            ValueError: a cell is not a finite number; the message is its row and content.
-        """
+        """Write the inputs ``(N, width)`` for these cells; the message of an error is the row and content."""
         numbers = as_numbers(values)
         if np.isinf(numbers).any():
             raise ValueError(f"row {int(np.isinf(numbers).argmax()) + 1} has an infinite number")
@@ -340,17 +330,9 @@ class Rows(Preparation):
     def fit(
         cls, path: Path, columns: Columns, rows: Tensor, categorical: Sequence[str], ignored: Sequence[str]
     ) -> Self:
-        """The preparation by the training rows of a table.
+        """The preparation by the training rows of a table; ``path`` is its file, for errors.
 
-        Args:
-            path: the file of the table, for errors.
-            columns: its columns, without the target and those to leave out.
-            rows: the numbers of the training rows.
-            categorical: columns of numbers that are categories.
-            ignored: columns that new rows may have besides.
-
-        Raises:
-            ValueError: there are no columns, or one cannot be used.
+        ``columns`` are without those that are ``ignored``, which new rows may have besides.
         """
         if not columns:
             raise ValueError(f"{path} has no column besides {', '.join(map(repr, ignored))}: expected some")
@@ -389,11 +371,7 @@ class Rows(Preparation):
         return inputs
 
     def prepared(self, columns: Columns) -> Tensor:
-        """The inputs ``(N, features)`` for these columns; unlike a call, without a word on unknown values.
-
-        Raises:
-            ValueError: a column is missing, or has a cell that is no finite number.
-        """
+        """The inputs ``(N, features)`` for these columns; unlike a call, without a word on unknown values."""
         names = [column.name for column in self.columns]
         unknown = [name for name in columns if name not in names and name not in self.ignored]
         lacking = [name for name in names if name not in columns]

@@ -31,11 +31,7 @@ class Documents:
 
 
 def sorted_classes(labels: Iterable[Any], source: Path) -> list[str | int]:
-    """The distinct labels: integers by value, then strings by name.
-
-    Raises:
-        ValueError: a label is neither a string nor an integer, or there are fewer than two.
-    """
+    """The distinct labels, of which there must be two or more: integers by value, then strings by name."""
     distinct = dict.fromkeys(labels)
     for label in distinct:
         if isinstance(label, bool) or not isinstance(label, str | int):
@@ -48,11 +44,7 @@ def sorted_classes(labels: Iterable[Any], source: Path) -> list[str | int]:
 def class_positions(
     labels: Sequence[Hashable], classes: Sequence[Hashable], where: str, rows: Sequence[int], training: str
 ) -> Tensor:
-    """The positions ``(N,)`` of labels in ``classes``; the other arguments are for the error message.
-
-    Raises:
-        ValueError: a label is not among the classes.
-    """
+    """The positions ``(N,)`` of labels in ``classes``; the other arguments are for the error message."""
     positions = {value: position for position, value in enumerate(classes)}
     for label, row in zip(labels, rows, strict=True):
         if label not in positions:
@@ -73,10 +65,7 @@ def check_several(names: Sequence[str]) -> None:
 
 
 def yes_or_no(cell: Any, where: str, column: str) -> int:
-    """The label in a cell, 0 or 1.
-
-    Raises:
-        ValueError: the cell holds something else.
+    """The label in a cell, 0 or 1; an error if it holds something else.
 
     >>> yes_or_no("1", "row 1", "cat"), yes_or_no(False, "row 1", "cat")
     (1, 0)
@@ -108,11 +97,7 @@ def label_positions(
 def draw_missing(
     given: Sequence[Documents | None], validation: float, test: float, split_seed: int
 ) -> list[Documents]:
-    """Draw the validation and the test part from the first, if they are None.
-
-    Raises:
-        ValueError: a fraction is not in (0, 1], or nothing is left to train with.
-    """
+    """Draw the validation and the test part from the first, if they are None."""
     main, *others = given
     assert main is not None
     size = len(main.texts)

@@ -189,12 +189,7 @@ def huggingface(
 
 
 def read_texts(file: Path, column: str) -> list[str]:
-    """The texts in a column of a table.
-
-    Raises:
-        FileNotFoundError: there is no such file.
-        ValueError: it is no table, or has no such column.
-    """
+    """The texts in a column of a table."""
     return [_text(row, column, f"{file}, line {line}", "") for line, row in _table(file)]
 
 
