@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import io
 import os
 import secrets
 import stat
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import IO, Any
+from typing import IO
 
 
 @contextmanager
@@ -32,16 +31,16 @@ def replacing(path: Path | str) -> Iterator[IO[bytes]]:
             before = path.stat()
         stream_number = _standard_stream(before)
         if stream_number is not None:
-            raw = _Output(path, os.dup(stream_number))
+            descriptor = os.dup(stream_number)
         elif before is not None and not stat.S_ISREG(before.st_mode):
-            raw = _Output(path, os.open(path, os.O_WRONLY))
+            descriptor = os.open(path, os.O_WRONLY)
         else:
             partial = target.with_name(f".{target.name}.{secrets.token_hex(4)}")
             # Nobody else may read the new content of a private file, not even before it has its final mode.
             mode = 0o666 if before is None else 0o600
-            raw = _Output(path, os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode))
+            descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
     try:
-        with _named(path, others=True), io.BufferedWriter(raw) as stream:
+        with _named(path, others=True), os.fdopen(descriptor, "wb") as stream:
             yield stream
         if partial is not None:
             with _named(path):
@@ -80,18 +79,6 @@ def _keep_owner_and_mode(path: Path, before: os.stat_result) -> None:
     with suppress(OSError):
         os.chown(path, before.st_uid, -1)
     path.chmod(mode)
-
-
-class _Output(io.FileIO):
-    """An open file whose errors name the path that was to be written."""
-
-    def __init__(self, path: Path, descriptor: int) -> None:
-        super().__init__(descriptor, "w")
-        self.path = path
-
-    def write(self, data: Any) -> int:
-        with _named(self.path):
-            return super().write(data)
 
 
 @contextmanager

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sized
 from contextlib import closing, contextmanager
 from numbers import Number
+from operator import length_hint
 from typing import Any
 
 import torch
@@ -149,7 +150,7 @@ def predictions_on(
     ...     print(logits.argmax(1), target)
     tensor([0, 1, 2]) tensor([0, 1, 2])
     """
-    total = _length(batches)
+    total = length_hint(batches) or None  # of a DataLoader known only if its data set has a length
     own_rows = own_rows_in(batches) if own_rows is None else own_rows
     device = device_of(model)
     modes = [(module, module.training) for module in model.modules()]
@@ -278,13 +279,6 @@ def _describe(value: Any) -> str:
         return f"a tensor of shape {tuple(value.shape)}"
     size = f" of {len(value)}" if isinstance(value, Sized) else ""
     return f"{type(value).__name__}{size}"
-
-
-def _length(batches: Iterable[Any]) -> int | None:
-    try:
-        return len(batches) if isinstance(batches, Sized) else None
-    except TypeError:  # a DataLoader has a length only if its data set does
-        return None
 
 
 def _to(value: Any, device: torch.device | None) -> Any:
