@@ -5,7 +5,7 @@ import pytest
 import torch
 from scipy.optimize import minimize
 
-from calibrant.calibrators.beta import Beta
+from calibrant.calibrators import Beta
 from calibrant.calibrators.one_vs_rest import log_probabilities
 from tests.calibrators.probabilities import binary_logits, overconfident, second
 

@@ -6,8 +6,7 @@ import torch
 from scipy.optimize import minimize
 from torch.nn import functional as F
 
-from calibrant.calibrators import logistic
-from calibrant.calibrators.platt import Platt
+from calibrant.calibrators import Platt, logistic
 from tests.calibrators.probabilities import overconfident, second
 
 

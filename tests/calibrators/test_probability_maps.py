@@ -6,11 +6,10 @@ import math
 import pytest
 import torch
 
+from calibrant.calibrators import Beta, Platt
 from calibrant.calibrators.bayesian_binning import BayesianBinning
-from calibrant.calibrators.beta import Beta
 from calibrant.calibrators.histogram_binning import HistogramBinning
 from calibrant.calibrators.isotonic import Isotonic
-from calibrant.calibrators.platt import Platt
 from calibrant.calibrators.spline import Spline
 from calibrant.metrics import ece, nll
 from tests.calibrators.probabilities import overconfident

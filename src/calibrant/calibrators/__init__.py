@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from calibrant.calibrators.base import Batches, Calibrator
 from calibrant.calibrators.bayesian_binning import BayesianBinning
-from calibrant.calibrators.beta import Beta
 from calibrant.calibrators.ensemble import EnsembleTemperature
 from calibrant.calibrators.histogram_binning import HistogramBinning
 from calibrant.calibrators.identity import Identity
@@ -17,7 +16,7 @@ from calibrant.calibrators.linear import (
     VectorScaling,
 )
 from calibrant.calibrators.local import LocalTemperature
-from calibrant.calibrators.platt import Platt
+from calibrant.calibrators.logistic import Beta, Platt
 from calibrant.calibrators.registry import CALIBRATORS, create_calibrator
 from calibrant.calibrators.selection import Ranked, Ranking, choose, rank
 from calibrant.calibrators.spline import Spline

@@ -24,6 +24,7 @@ from calibrant.layout import (
     warn_of_probabilities,
 )
 from calibrant.printable import first_few
+from calibrant.statistics import device_only
 from calibrant.warning import warn
 
 _SHOWN = 4  # the most learned numbers in print
@@ -262,13 +263,7 @@ class FittedLayer(nn.Module, ABC):
         super()._load_from_state_dict(dict(state_dict), prefix, *rest)
 
     def _apply(self, fn: Any, recurse: bool = True) -> Self:
-        # .half() is meant for weights. Learned state follows the device but keeps its precision.
-        before = dict(self._buffers)
-        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
-        for name, buffer in before.items():
-            moved = self._buffers[name]
-            if buffer is not None and moved is not None and moved.dtype != buffer.dtype:
-                self._buffers[name] = buffer.to(moved.device)
+        super()._apply(device_only(fn), recurse)  # type: ignore[no-untyped-call]
         return self
 
 

@@ -1,9 +1,10 @@
-"""Logistic regression for many classes at once, and the calibrators that consist of it."""
+"""Logistic regression for many classes at once, and the calibrators that consist of it: Platt and Beta."""
 
 from __future__ import annotations
 
 from abc import abstractmethod
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -170,3 +171,109 @@ def fit_logistic(features: Tensor, targets: Tensor, free: Tensor | None = None) 
     slopes = place.weights[:, :-1] / scale.squeeze(-1)
     intercepts = place.weights[:, -1:] - (slopes * center.squeeze(-1)).sum(-1, keepdim=True)
     return torch.cat([slopes, intercepts], 1), place.value
+
+
+class Platt(Sigmoid):
+    """Platt scaling: a sigmoid of each class's log-odds (key ``platt``).
+
+    ``q_k = sigmoid(a_k · z_k + b_k)`` with ``z_k = log(s_k / (1 - s_k))``, for two classes the difference of
+    the logits. Each class is fitted against the rest by maximum likelihood, and the results are scaled to sum
+    to 1. For two classes the two sigmoids are complements, and the result is the original binary method.
+
+    Platt, *Probabilistic Outputs for Support Vector Machines*, 1999.
+
+    Shape: logits ``(B, K, *S)`` to log-probabilities ``(B, K, *S)``.
+
+    Args:
+        smooth_targets: fit to Platt's targets ``(n₊ + 1)/(n₊ + 2)`` and ``1/(n₋ + 2)`` instead of 1 and 0,
+            as scikit-learn does. They keep the slope small if the data are separable. With few samples, the
+            likelihood of the fitting data may then be below that of the original logits.
+
+    Attributes:
+        slopes: a, ``(K,)``.
+        intercepts: b, ``(K,)``.
+        ceilings: as in `Isotonic`.
+
+    >>> import torch
+    >>> logits = torch.tensor([[0.0, -3.0], [0.0, -3.0], [0.0, 3.0], [0.0, 3.0]])
+    >>> calibrator = Platt().fit(logits, torch.tensor([0, 0, 1, 1]))
+    >>> [round(number, 3) for number in calibrator(logits).exp()[:, 1].tolist()]
+    [0.25, 0.25, 0.75, 0.75]
+    """
+
+    key: ClassVar[str] = "platt"
+
+    def __init__(self, *, smooth_targets: bool = True) -> None:
+        super().__init__()
+        self.smooth_targets = smooth_targets
+
+    def features(self, present: Tensor, absent: Tensor) -> list[Tensor]:
+        return [present - absent]
+
+    def coefficients(self, features: Tensor, outcome: Tensor) -> Tensor:
+        return fit_logistic(features, self._targets(outcome))[0]
+
+    def _targets(self, outcome: Tensor) -> Tensor:
+        if not self.smooth_targets:
+            return outcome.double()
+        successes = outcome.sum(-1, keepdim=True).double()
+        failures = outcome.shape[-1] - successes
+        return torch.where(outcome, (successes + 1) / (successes + 2), 1 / (failures + 2))
+
+
+class Beta(Sigmoid):
+    """Beta calibration of each class's probability (key ``beta``).
+
+    ``q_k = sigmoid(a_k log s_k - b_k log(1 - s_k) + c_k)`` with a and b at least 0, so that the map never
+    decreases. ``a = b = 1, c = 0`` is the identity. Each class is fitted against the rest by maximum
+    likelihood under the constraint, and the results are scaled to sum to 1. For two classes the two maps are
+    complements, and the result is the original binary method.
+
+    Kull, Silva Filho and Flach, *Beta calibration: a well-founded and easily implemented improvement on
+    logistic calibration for binary classifiers*, AISTATS 2017.
+
+    Shape: logits ``(B, K, *S)`` to log-probabilities ``(B, K, *S)``.
+
+    Attributes:
+        slopes: a and b, ``(K, 2)``.
+        intercepts: c, ``(K,)``.
+        ceilings: as in `Isotonic`.
+
+    >>> import torch
+    >>> logits = torch.tensor([[0.0, -3.0], [0.0, -2.0], [0.0, 2.0], [0.0, 3.0]]).repeat(10, 1)
+    >>> target = torch.tensor([0, 0, 1, 1]).repeat(10)
+    >>> target[:4] = 1 - target[:4]
+    >>> calibrator = Beta().fit(logits, target)
+    >>> [round(number, 3) for number in calibrator(logits[:4]).exp()[:, 1].tolist()]
+    [0.068, 0.148, 0.852, 0.932]
+    """
+
+    key: ClassVar[str] = "beta"
+
+    def features(self, present: Tensor, absent: Tensor) -> list[Tensor]:
+        return [present, -absent]
+
+    def coefficients(self, features: Tensor, outcome: Tensor) -> Tensor:
+        """Coefficients ``(C, 3)`` of the best logistic regressions with slopes of at least 0."""
+        targets = outcome.to(features.dtype)
+        best, value = fit_logistic(features, targets)
+        negative = best[:, :2] < 0
+        value = value.masked_fill(negative.any(1), torch.inf)
+
+        def attempt(tried: Tensor, free: list[bool]) -> None:
+            problems = tried.nonzero().squeeze(1)
+            if not len(problems):
+                return
+            choice = torch.tensor(free, device=features.device).expand(len(problems), 2)
+            found, found_value = fit_logistic(features[problems], targets[problems], choice)
+            better = (found[:, :2] >= 0).all(1) & (found_value < value[problems])
+            value[problems] = torch.where(better, found_value, value[problems])
+            best[problems] = torch.where(better.unsqueeze(1), found, best[problems])
+
+        # The problem is convex. If one slope is negative in the free solution, it is 0 in the constrained
+        # solution. If both are negative, at least one of them is 0. Both are 0 only if no solution with one
+        # slope is allowed.
+        attempt(negative[:, 0], [False, True])
+        attempt(negative[:, 1], [True, False])
+        attempt(value.isinf(), [False, False])
+        return best

@@ -8,7 +8,6 @@ from typing import Any
 from calibrant.arguments import nearest, unknown
 from calibrant.calibrators.base import Calibrator
 from calibrant.calibrators.bayesian_binning import BayesianBinning
-from calibrant.calibrators.beta import Beta
 from calibrant.calibrators.ensemble import EnsembleTemperature
 from calibrant.calibrators.histogram_binning import HistogramBinning
 from calibrant.calibrators.identity import Identity
@@ -21,7 +20,7 @@ from calibrant.calibrators.linear import (
     VectorScaling,
 )
 from calibrant.calibrators.local import LocalTemperature
-from calibrant.calibrators.platt import Platt
+from calibrant.calibrators.logistic import Beta, Platt
 from calibrant.calibrators.spline import Spline
 from calibrant.calibrators.temperature import Temperature
 

@@ -7,7 +7,7 @@ import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -18,9 +18,6 @@ from calibrant.calibrators.identity import Identity
 from calibrant.calibrators.registry import create_calibrator
 from calibrant.layout import as_decisions, as_pairs
 from calibrant.printable import text_table
-
-if TYPE_CHECKING:
-    from rich.text import Text
 
 _FEW_CLASSES = 20
 """The most classes for which methods with a parameter per pair of classes are candidates by default."""
@@ -96,11 +93,6 @@ class Ranking:
         headings = ("calibrator", "NLL", "against doing nothing", "seconds")
         table = text_table("Held-out NLL", headings, self.texts)
         return f"{table}\n{self.best.key} is chosen: {self.note}." if self.note else table
-
-    def __rich__(self) -> Text:
-        from rich.text import Text
-
-        return Text(str(self))
 
 
 def rank(
@@ -190,13 +182,18 @@ def rank(
                     loss[at] = losses[Identity.key][at]
         losses[key], seconds[key] = torch.where(valid, loss, 0), time.perf_counter() - start
     simplest = min((losses[key] for key in _SIMPLEST if key in losses), key=lambda loss: float(loss.sum()))
+
+    def clearly_better(loss: Tensor) -> bool:
+        difference = loss - simplest
+        return float(difference.sum() / valid.sum()) < -_standard_error(difference, valid)
+
     ranked = [
         Ranked(
             key,
             float(loss.sum() / valid.sum()),
             _standard_error(loss - losses[Identity.key], valid),
             seconds[key],
-            key in _SIMPLEST or _clearly_lower(loss - simplest, valid),
+            key in _SIMPLEST or clearly_better(loss),
         )
         for key, loss in losses.items()
     ]
@@ -247,11 +244,6 @@ def _standard_error(differences: Tensor, valid: Tensor) -> float:
     sums, counts = differences.view(len(valid), -1).sum(1), valid.view(len(valid), -1).sum(1)
     mean = sums.sum() / counts.sum()
     return float((sums - mean * counts).square().sum().sqrt() / counts.sum())
-
-
-def _clearly_lower(differences: Tensor, valid: Tensor) -> bool:
-    """Whether the mean difference is below 0 by more than its standard error."""
-    return float(differences.sum() / valid.sum()) < -_standard_error(differences, valid)
 
 
 def _suited(logits: Tensor, elements: int) -> list[str]:

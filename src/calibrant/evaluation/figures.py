@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, fields
 from statistics import fmean
-from typing import TYPE_CHECKING, Any, NamedTuple, Self
+from typing import Any, NamedTuple, Self
 
 import torch
 
@@ -14,9 +14,6 @@ from calibrant.metrics.catalogue import METRICS
 from calibrant.metrics.selective import RiskCoverage
 from calibrant.metrics.uncertainty import Interval, interval, percentile_interval
 from calibrant.printable import counted, text_table
-
-if TYPE_CHECKING:
-    from rich.text import Text
 
 _SHOWN_LABELS = 20  # in print
 
@@ -386,11 +383,6 @@ class Evaluation:
         if self.intervals:
             table += "\nIntervals are corrected for the bias of small samples."
         return table
-
-    def __rich__(self) -> Text:
-        from rich.text import Text
-
-        return Text(str(self))
 
     def _rows(self) -> Iterator[tuple[str, str, str]]:
         for name, figure in self.figures.items():
