@@ -32,7 +32,7 @@ from calibrant.evaluation.figures import Figure, Reliability
 from calibrant.evaluation.ranks import Standing
 from calibrant.metrics import METRICS
 from calibrant.reports.leaderboard_files import all_rankings, markdown, to_json
-from calibrant.training.leaderboard import NOT_DONE, Experiment, Leaderboard, standings
+from calibrant.training.leaderboard import NOT_DONE, Experiment, Leaderboard, standings, table_columns
 from calibrant.training.recipe import Recipe
 
 HERE = Path(__file__).parent
@@ -120,7 +120,7 @@ def merged(experiment: Experiment, here: Standing, published: Mapping[str, Any] 
             else:
                 missing[loss, seed] = reasons.get((loss, seed), NOT_DONE)
     methods = tuple(_of_runs(loss, each) for loss, each in runs.items())
-    dense, columns = results["dense"], tuple(results["columns"])
+    dense, columns = results["dense"], table_columns(results["dense"])
     before = {loss: [run for (name, _), run in known.items() if name == loss] for loss in results["runs"]}
     kept = frozenset(loss for loss, own in runs.items() if own == before.get(loss))
     comparison = PartlyPublished(experiment.name, experiment.seeds, methods, dense, columns, results, kept)

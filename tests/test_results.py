@@ -112,21 +112,44 @@ def test_the_ranks_of_the_leaderboard_are_those_of_the_results(number, key):
     assert f"critical difference is {ranks['nll']['critical_difference']:.1f}" in text
 
 
-def test_the_table_of_voc_is_that_of_the_results():
+@pytest.mark.parametrize(
+    ("heading", "accuracy", "experiment"),
+    [
+        ("VOC 2012 at 256 pixels, one seed:", "mean_iou", "VOC 2012 at 256 pixels, DeepLabV3, 30 epochs"),
+        ("CIFAR-100 with 350 epochs, one seed.", "accuracy", "CIFAR-100, ResNet-50, 350 epochs"),
+    ],
+)
+def test_the_tables_of_one_seed_are_those_of_the_results(heading, accuracy, experiment):
     text = (ROOT / "docs" / "leaderboard.md").read_text()
-    table = text.partition("| loss | mean IoU |")[2].partition("\n\n")[0].splitlines()[2:]
-    results = BOARD["experiments"]["VOC 2012 at 256 pixels, DeepLabV3, 30 epochs"]["results"]
+    table = text.partition(heading)[2].partition("| loss |")[2].partition("\n\n")[0].splitlines()[2:]
+    results = BOARD["experiments"][experiment]["results"]
     assert len(table) == len(results["runs"])
     for row in table:
         name, *cells = (cell.strip() for cell in row.strip("|").split("|"))
         before, after = (results[state][name.strip("`")] for state in ("before", "after"))
         (temperature,) = results["runs"][name.strip("`")]["temperature"]
         assert cells == [
-            f"{100 * before['mean_iou']['mean']:.1f}",
+            f"{100 * before[accuracy]['mean']:.1f}",
             *(f"{each['nll']['mean']:.3f}" for each in (before, after)),
             *(f"{100 * each['ece']['mean']:.1f}" for each in (before, after)),
             f"{temperature:.2f}",
         ]
+
+
+def test_the_detection_that_the_leaderboard_names_is_that_of_the_results():
+    text = " ".join((ROOT / "docs" / "leaderboard.md").read_text().split())
+    runs = BOARD["experiments"]["CIFAR-100, ResNet-50, 30 epochs"]["results"]["runs"]
+    before, after = (
+        {loss: 100 * statistics.mean(*each[state].values()) for loss, each in runs.items()}
+        for state in ("detection", "detection_after")
+    )
+    first, second = sorted(before, key=before.get, reverse=True)[:2]
+    assert (
+        f"`{first}` (AUROC {before[first]:.1f}) and `{second}` ({before[second]:.1f}) are best "
+        f"before a temperature (cross-entropy {before['ce']:.1f})"
+    ) in text
+    best = max(after, key=after.get)
+    assert f"`{best}` after it ({after[best]:.1f}; cross-entropy {after['ce']:.1f})" in text
 
 
 def test_the_table_of_ada_scale_is_that_of_the_results():

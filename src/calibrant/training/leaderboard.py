@@ -14,7 +14,7 @@ from typing import Any, Self
 
 from calibrant.arguments import unknown
 from calibrant.atomic import replace_file
-from calibrant.evaluation.comparison import Comparison
+from calibrant.evaluation.comparison import BASIC, Comparison
 from calibrant.evaluation.ranks import Standing
 from calibrant.options import Choice, RecipeError
 from calibrant.processes import process_pool, ray_cluster
@@ -337,6 +337,16 @@ def standings(
     ]
 
 
+def table_columns(dense: bool) -> tuple[str, ...]:
+    """The metrics in the tables of a leaderboard: those of a comparison, and the Brier score.
+
+    >>> table_columns(dense=True)
+    ('accuracy', 'mean_iou', 'nll', 'brier', 'ece', 'adaptive_ece', 'classwise_ece')
+    """
+    first, nll, *errors = BASIC
+    return (first, *(["mean_iou"] if dense else []), nll, "brier", *errors)
+
+
 def _standing(
     experiment: Experiment, entries: Sequence[Entry], data_root: str | Path | None, resamples: int
 ) -> Standing:
@@ -363,7 +373,9 @@ def _standing(
         if not entry.is_done
     }
     seeds = experiment.seeds
-    comparison = Comparison(experiment.name, seeds, tuple(methods), dense) if methods else None
+    comparison = None
+    if methods:
+        comparison = Comparison(experiment.name, seeds, tuple(methods), dense, table_columns(dense))
     return Standing(experiment.name, plain_name(experiment.name), comparison, missing, experiment.ranked)
 
 
