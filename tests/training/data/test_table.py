@@ -9,8 +9,7 @@ import pytest
 import torch
 
 from calibrant.options import Choice
-from calibrant.training.data import load_data
-from calibrant.training.data.preparation import PREPARATIONS
+from calibrant.training.data import PREPARATIONS, load_data
 from calibrant.training.data.table import Categories, Numbers, Rows, table
 
 pyarrow = pytest.importorskip("pyarrow")

@@ -16,7 +16,7 @@ from calibrant.arguments import unknown
 from calibrant.options import Choice, RecipeError, check_options, options_of
 from calibrant.training.data import built_in, in_memory, npz, on_disk, segmentation, table, text
 from calibrant.training.data.built_in import synthetic_posterior
-from calibrant.training.data.preparation import PREPARATIONS, Preparation
+from calibrant.training.data.preparation import Preparation
 from calibrant.training.data.raw_arrays import ArrayPreparation
 from calibrant.training.data.raw_images import CentreCropPreparation, ImagePreparation
 from calibrant.training.data.safe_readers import MissingDataError
@@ -67,15 +67,11 @@ DATA_SETS: dict[str, Callable[..., DataSets]] = {
 """Every data set: a function of the data folder, whose keyword-only arguments are the options in recipes."""
 
 _KINDS: tuple[type[Preparation], ...] = (
-    ArrayPreparation,
-    ImagePreparation,
-    CentreCropPreparation,
-    segmentation.PaddedPreparation,
-    table.Rows,
-    text.WordPreparation,
-    text.TokenPreparation,
+    *(ArrayPreparation, ImagePreparation, CentreCropPreparation, segmentation.PaddedPreparation),
+    *(table.Rows, text.WordPreparation, text.TokenPreparation),
 )
-PREPARATIONS.update({kind.kind: kind for kind in _KINDS})
+PREPARATIONS: dict[str, type[Preparation]] = {kind.kind: kind for kind in _KINDS}
+"""Every preparation by its kind."""
 
 
 def load_data(choice: Choice, root: str | os.PathLike[str] | None = None) -> DataSets:
@@ -90,6 +86,7 @@ def load_data(choice: Choice, root: str | os.PathLike[str] | None = None) -> Dat
         RecipeError: the name or an option is unknown.
         MissingDataError: a file is missing; the message says what to download and where to put it.
         ValueError: a file is damaged, or the options do not fit the data.
+        ImportError: a package that reads the data is not installed.
 
     >>> load_data(Choice("digits", {"imbalance": 80, "head": 80})).class_counts[::9]
     (80, 1)
@@ -109,12 +106,7 @@ def load_data_once(choice: str, root: str | os.PathLike[str] | None = None) -> D
 
 
 def files_of(choice: Choice, root: str | os.PathLike[str] | None = None) -> list[Path]:
-    """The existing files that the options of a data set name, such as ``file`` of ``npz``.
-
-    Args:
-        choice: a name in `DATA_SETS`, with options.
-        root: the data folder, as for `load_data`.
-    """
+    """The existing files that the options of a data set name, such as ``file`` of ``npz``."""
     parameters = inspect.signature(DATA_SETS[choice.name]).parameters if choice.name in DATA_SETS else {}
     values = {**{name: each.default for name, each in parameters.items()}, **choice.options}
     paths = [_folder(root) / value for value in values.values() if isinstance(value, str) and value]

@@ -136,10 +136,7 @@ def synthetic_posterior(
 ) -> Tensor:
     """The exact posterior of inputs ``(N, features)`` of `synthetic`, as a perfect model would predict it.
 
-    The options must be the same as for `synthetic`.
-
-    Returns:
-        ``(N, K)`` log-probabilities, float64.
+    The options must be the same as for `synthetic`. It is returned as log-probabilities ``(N, K)``, float64.
 
     >>> inputs, _ = synthetic().test.batch(torch.arange(4))
     >>> torch.allclose(synthetic_posterior(inputs).exp().sum(1), torch.ones(4, dtype=torch.float64))

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 import torch
 
 from calibrant.printable import first_few
-from calibrant.training.data.split import DataSets, Inputs, Split, TensorSplit, tensors_of
+from calibrant.training.data.split import DataSets, Split, TensorSplit, tensors_of
 from calibrant.warning import warn
 
 _MANY_COPIES, _FEWEST_COPIES = 0.2, 10
@@ -61,63 +60,51 @@ def _warn_of_missing_classes(path: Path, data: DataSets) -> None:
 
 def _warn_of_copies(path: Path, data: DataSets) -> None:
     """Warn if many different elements are in two parts. Images on disk are not compared."""
-    train, validation, test = (_Hashed.of(part) for part in data.parts)
-    told = [
-        _warn_of_equal(path, name, part, "training", train)
-        for name, part in (("validation", validation), ("test", test))
-    ]
-    if not told[-1]:
-        _warn_of_equal(path, "test", test, "validation", validation)
+    parts = dict(zip(("training", "validation", "test"), data.parts, strict=True))
+    rows = {name: _hashes(part) for name, part in parts.items()}
+
+    def warned(name: str, other: str) -> bool:
+        known = {row: index for index, row in enumerate(rows[other])}
+        equal = [row for row in rows[name] if row in known]
+        different, total = len(set(equal)), len(rows[name])
+        if different < max(_FEWEST_COPIES, _MANY_COPIES * total):
+            return False
+        if _is_chance(parts[other], list(known.values()), different / total):
+            return False
+        warn(
+            f"{path}: {len(equal):,} of {total:,} {name} elements equal a {other} element in all inputs and "
+            "the label; if they are copies, the figures flatter the model: remove them, or put all copies of "
+            "an element into the same part"
+        )
+        return True
+
+    warned("validation", "training")
+    if not warned("test", "training"):
+        warned("test", "validation")
 
 
-class _Hashed(NamedTuple):
-    """The inputs of a part, and a hash of each element with its label; none for images on disk."""
-
-    inputs: Inputs
-    rows: list[int]
-
-    @classmethod
-    def of(cls, part: Split) -> _Hashed:
-        if isinstance(part, TensorSplit) and len(part):
-            return cls(part.inputs, list(_hashes(part)))
-        return cls({}, [])
-
-
-def _warn_of_equal(path: Path, name: str, part: _Hashed, other_name: str, other: _Hashed) -> bool:
-    known = {row: index for index, row in enumerate(other.rows)}
-    equal = [row for row in part.rows if row in known]
-    different = len(set(equal))
-    if different < max(_FEWEST_COPIES, _MANY_COPIES * len(part.rows)):
-        return False
-    if _is_chance(other.inputs, list(known.values()), different / len(part.rows)):
-        return False
-    warn(
-        f"{path}: {len(equal):,} of {len(part.rows):,} {name} elements equal a {other_name} element in all "
-        "inputs and the label; if they are copies, the figures flatter the model: remove them, or put all "
-        "copies of an element into the same part"
-    )
-    return True
-
-
-def _hashes(part: TensorSplit) -> Iterator[int]:
-    """A hash of each element, with its label."""
+def _hashes(part: Split) -> list[int]:
+    """A hash of each element with its label; none for images on disk."""
+    if not isinstance(part, TensorSplit) or not len(part):
+        return []
     contents = []
     for tensor in part.content():
         rows = tensor.cpu().reshape(len(part), -1).contiguous().view(torch.uint8)
         content, width = rows.numpy().tobytes(), rows.shape[1]
         # Without the zeros at the end: texts may be filled up to different lengths.
         contents.append([content[at : at + width].rstrip(b"\0") for at in range(0, len(content), width)])
-    return map(hash, zip(*contents, strict=True))
+    return [hash(row) for row in zip(*contents, strict=True)]
 
 
-def _is_chance(inputs: Inputs, distinct: Sequence[int], share: float) -> bool:
+def _is_chance(part: Split, distinct: Sequence[int], share: float) -> bool:
     """Whether so large a share of equal elements could be chance, if columns were independent.
 
     Columns with two values count half, because both columns of a category with two values say the same.
     """
+    assert isinstance(part, TensorSplit)
     some = distinct[:1_000]
     equal = float(len(distinct))  # expected for one element
-    for tensor in tensors_of(inputs):
+    for tensor in tensors_of(part.inputs):
         for column in tensor[some].reshape(len(some), -1).T:
             counts = column.unique(return_counts=True)[1].double()
             pairs = (counts * (counts - 1)).sum().item() / max(1, len(some) * (len(some) - 1))

@@ -18,8 +18,10 @@ class Preparation(ABC):
     A data set that has one gives it to its `DataSets`. It is stored with a model, so that the model can be
     used on new inputs without the data set. `state` and `from_state` are JSON values, never pickled objects.
 
+    Inputs, files and states of another kind or shape are a `ValueError` that says what was expected.
+
     Attributes:
-        kind: the name in `PREPARATIONS`.
+        kind: the name in `calibrant.training.data.PREPARATIONS`.
         example: names of a file or folder with new inputs and of a file for their predictions, as an example.
         graph_inputs: what an exported graph takes, and how to make it from raw inputs, in words.
         normalisation: the last step, if it is one by constants. An exported graph has it inside.
@@ -32,19 +34,12 @@ class Preparation(ABC):
 
     @abstractmethod
     def __call__(self, raw: Any) -> Inputs:
-        """The argument of a model, with the elements along axis 0.
-
-        Raises:
-            ValueError: the raw inputs are of another kind or shape; the message says what was expected.
-        """
+        """The argument of a model, with the elements along axis 0."""
 
     def batches(self, raw: Any, size: int) -> Iterator[Inputs]:
         """The arguments of a model for ``size`` elements at a time.
 
         Inputs that take much memory, such as images, are prepared one batch after the other.
-
-        Raises:
-            ValueError: as for a call.
         """
         inputs = self(raw)
         for start in range(0, len(tensors_of(inputs)[0]), size):
@@ -52,11 +47,7 @@ class Preparation(ABC):
 
     @abstractmethod
     def read(self, path: Path) -> tuple[Any, list[str]]:
-        """The raw inputs in a file or folder, and a name for each, such as its file name or row number.
-
-        Raises:
-            ValueError: the file holds something else; the message says what was expected.
-        """
+        """The raw inputs in a file or folder, and a name for each, such as its file name or row number."""
 
     @abstractmethod
     def state(self) -> dict[str, Any]:
@@ -65,12 +56,4 @@ class Preparation(ABC):
     @classmethod
     @abstractmethod
     def from_state(cls, state: Mapping[str, Any]) -> Self:
-        """The preparation with this state.
-
-        Raises:
-            ValueError: the state is not one that `state` returns.
-        """
-
-
-PREPARATIONS: dict[str, type[Preparation]] = {}
-"""Every preparation by its kind."""
+        """The preparation with this state."""

@@ -14,13 +14,10 @@ DRAWS = 16
 
 
 def random_numbers(seed: int, epoch: int, indices: Tensor, count: int = DRAWS) -> Tensor:
-    """Uniform random numbers in [0, 1) for each element, without a generator.
+    """Uniform random numbers in [0, 1), ``(n, count)`` for n indices, float32, without a generator.
 
     They are a hash of seed, epoch and index (splitmix64, Steele, Lea and Flood, 2014). There is no state to
     save, and every process, worker and device computes the same numbers.
-
-    Returns:
-        ``(n, count)``, float32, for n indices.
 
     >>> numbers = random_numbers(0, 5, torch.tensor([7, 3]))
     >>> numbers.shape, bool((numbers[1] == random_numbers(0, 5, torch.tensor([3]))[0]).all())
@@ -59,12 +56,10 @@ def shuffled(size: int, seed: int, epoch: int = 0) -> Tensor:
 
 
 def stratified(targets: Tensor, sizes: Sequence[int], seed: int) -> list[Tensor]:
-    """Disjoint random parts in which every class has the same proportion as in the whole.
+    """Sorted indices of disjoint random parts in which every class has the same proportion as in the whole.
 
-    Elements with several labels, ``(N, L)``, cannot be stratified: their parts are drawn at random.
-
-    Returns:
-        The sorted indices of each part. The count of a class in a part is rounded up or down.
+    The count of a class in a part is rounded up or down. Elements with several labels, ``(N, L)``, cannot be
+    stratified: their parts are drawn at random.
 
     >>> first, second = stratified(torch.tensor([0, 0, 0, 0, 1, 1]), (3, 3), seed=0)
     >>> len(first), len(second), sorted((*first.tolist(), *second.tolist()))

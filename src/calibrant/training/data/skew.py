@@ -37,10 +37,6 @@ def skewed(
             inputs' own standard deviation, which is 1 for normalised inputs. Each element has the same noise
             whenever it is used.
 
-    Raises:
-        ValueError: an option is out of range, or the validation part has no labels in memory, no element of
-            some class, or inputs without numbers to change, such as texts.
-
     >>> from calibrant.training.data.built_in import digits
     >>> data = skewed(digits(), validation_imbalance=10)
     >>> torch.bincount(data.validation.targets)

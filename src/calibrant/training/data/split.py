@@ -43,14 +43,9 @@ class Split(ABC):
 
     @abstractmethod
     def batch(self, indices: Tensor, draws: Tensor | None = None) -> tuple[Inputs, Tensor]:
-        """The elements with these indices.
+        """The inputs with these indices, along axis 0, and their targets ``(n, *S)``, int64.
 
-        Args:
-            indices: ``(n,)`` integers.
-            draws: ``(n, DRAWS)`` random numbers in [0, 1) for the augmentation; None for no augmentation.
-
-        Returns:
-            Inputs with n along axis 0, and targets ``(n, *S)``, int64.
+        ``draws`` are ``(n, DRAWS)`` random numbers in [0, 1) for the augmentation; None for no augmentation.
         """
 
     @abstractmethod
@@ -58,11 +53,7 @@ class Split(ABC):
         """A part with only these elements, in this order."""
 
     def normalised_by(self, normalisation: Normalising) -> Split:
-        """The same part with this normalisation in place of its own.
-
-        Raises:
-            TypeError: the normalisation is for another kind of inputs.
-        """
+        """The same part with this normalisation in place of its own; a `TypeError` if that cannot be."""
         raise TypeError(f"{type(self).__name__} cannot be normalised by {type(normalisation).__name__}")
 
     def content(self) -> Iterable[Tensor]:

@@ -82,10 +82,6 @@ def table(
         imbalance: the ratio of the first class's training rows to the last one's; see `long_tail`.
         split_seed: the seed of the parts, which are stratified by class, and of the long tail. With several
             labels the parts are random.
-
-    Raises:
-        MissingDataError: a file is missing.
-        ValueError: a file is malformed, or a column cannot be used; the message names it.
     """
     path = root / file
     columns = read_columns(path)

@@ -39,9 +39,8 @@ MODELS: dict[str, Callable[..., nn.Module]] = {
 def model_factory(name: str) -> Callable[..., nn.Module]:
     """The function of K and keyword options that builds a model.
 
-    Args:
-        name: a key of `MODELS`, a key of `PREFIXES` with a name after a colon, or
-            ``package.module:factory``.
+    The name is a key of `MODELS`, a key of `PREFIXES` with a name after a colon, or
+    ``package.module:factory``.
 
     >>> list(inspect.signature(model_factory("cnn")).parameters)
     ['num_classes', 'channels', 'width']

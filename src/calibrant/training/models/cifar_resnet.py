@@ -257,9 +257,6 @@ def wide_resnet(
         width: the stages have 16, 32 and 64 times this number of channels.
         dropout: the probability of dropout between the two convolutions of a block.
 
-    Raises:
-        ValueError: the depth has another form, or a number is out of range.
-
     >>> import torch
     >>> with torch.device("meta"):
     ...     sum(parameter.numel() for parameter in wide_resnet(10).parameters())

@@ -26,9 +26,6 @@ def mlp(
         image_size: the height and width of these images.
         hidden: the widths of the hidden layers; ``()`` for a linear classifier.
 
-    Raises:
-        ValueError: neither features nor the size of images is given, or a width is less than 1.
-
     >>> import torch
     >>> mlp(10, features=64)(torch.zeros(2, 64)).shape
     torch.Size([2, 10])
@@ -71,9 +68,6 @@ def cnn(num_classes: int, *, channels: int = 1, width: int = 32) -> nn.Module:
         num_classes: K.
         channels: the channels of the images ``(B, channels, H, W)``.
         width: the output channels of the first convolution, a multiple of 8; they double twice.
-
-    Raises:
-        ValueError: the width is not a multiple of 8.
 
     >>> import torch
     >>> cnn(10)(torch.zeros(2, 1, 8, 8)).shape

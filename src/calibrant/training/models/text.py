@@ -54,9 +54,6 @@ def text_cnn(
         frozen: keep a given embedding fixed; False trains it.
         dropout: the probability of dropout before the last layer.
 
-    Raises:
-        ValueError: neither embedding nor vocabulary_size is given, or they disagree.
-
     >>> import torch
     >>> network = text_cnn(20, embedding=torch.zeros(5000, 100))
     >>> sum(parameter.numel() for parameter in network.parameters() if parameter.requires_grad)
@@ -93,7 +90,7 @@ def text_bag(
     """A linear classifier of the average word vector, as in fastText (Joulin et al., EACL 2017).
 
     It learns from a few hundred texts, where `text_cnn` without given word vectors learns nothing. Arguments
-    and errors as there; ``dropout`` applies to the average.
+    as there; ``dropout`` applies to the average.
 
     >>> import torch
     >>> network = text_bag(2, vocabulary_size=50).eval()

@@ -161,11 +161,7 @@ def number_words(
     vocabulary: int,
     preprocessing: Preprocessing = "glove",
 ) -> tuple[list[Inputs], list[str]]:
-    """Texts as numbers of words ``(N, length)``, by a vocabulary of the most frequent words; see `encode`.
-
-    Returns:
-        The numbers for each part, and the words by falling frequency.
-    """
+    """The words of each part as numbers ``(N, length)``, and the words by falling frequency; see `encode`."""
     keras = one_of("preprocessing", preprocessing, ("glove", "keras")) == "keras"
     first = _FIRST_WORD[preprocessing]
     if whole_number("vocabulary", vocabulary) <= first:
@@ -209,17 +205,11 @@ def _in_rows(documents: Sequence[Array], length: int, keras: bool) -> Tensor:
 
 
 def glove(file: Path, words: Sequence[str]) -> Tensor:
-    """Read the vectors of these words from a text file with lines ``word number number …``.
+    """The vectors of these words ``(V, d)``, float32, from a text file with lines ``word number number …``.
 
     Lines of another length than most are skipped: GloVe's larger files have words with spaces, and word2vec's
-    files have a header. If a word occurs twice, its first vector counts.
-
-    Returns:
-        ``(V, d)``, float32; zeros for words that are not in the file.
-
-    Raises:
-        MissingDataError: the file does not exist.
-        ValueError: the file has no vectors, or none for these words.
+    files have a header. If a word occurs twice, its first vector counts. Words that are not in the file get
+    zeros.
     """
     present(file, "glove.6B.zip from https://nlp.stanford.edu/data/glove.6B.zip", file.parent)
     with file.open("rb") as lines:

@@ -68,10 +68,6 @@ def text_table(
         vocabulary: the size of the vocabulary.
         embedding: a file of GloVe vectors, or ``""`` for none.
         tokenizer: a tokenizer of ``transformers``, or ``""`` for none.
-
-    Raises:
-        MissingDataError: a file is missing.
-        ValueError: a file is malformed; the message names the line and the column.
     """
     classes: list[str | int] = []
     parts: list[Documents | None] = []
@@ -132,11 +128,6 @@ def huggingface(
     are ``train_split``, ``validation_split`` and ``test_split``; ``""`` draws one of the last two from the
     training part. A label is a class label, a string or an integer. The other options are those of
     `text_table`.
-
-    Raises:
-        ImportError: ``datasets`` is not installed.
-        MissingDataError: the folder is missing.
-        ValueError: a part, a column or a label is missing or of another type.
     """
     library = optional_package("datasets", "datasets", purpose="the data set huggingface")
     folder = root / path

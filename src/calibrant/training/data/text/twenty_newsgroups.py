@@ -53,9 +53,6 @@ def newsgroups(
         embedding: a file of GloVe vectors, or ``""`` for none.
         tokenizer: a tokenizer of ``transformers``, or ``""`` for none.
         preprocessing: ``"keras"`` for that of the papers' releases.
-
-    Raises:
-        MissingDataError: a folder or file is missing.
     """
     one_of("collection", collection, ("bydate", "original"))
     if collection == "bydate":
