@@ -28,7 +28,7 @@ def apply(
     """Write the calibrated predictions of a file."""
     from calibrant.calibrators import load_calibrator
     from calibrant.cli import prediction_files
-    from calibrant.predictions import WRITERS, BadFileError, open_predictions, write_predictions
+    from calibrant.predictions import WRITERS, open_predictions, write_predictions
 
     with terminal.one_line_errors(OSError, ValueError):
         terminal.check_suffix(output, WRITERS)
@@ -40,15 +40,7 @@ def apply(
                 f"--output {output}: lies in the folder to read, where other commands would take it for a "
                 "part of the predictions; expected another folder"
             )
-        what, fitted = "classes", layer.num_classes
-        if layer.binary:
-            what, fitted = "labels", len(layer.labels)
-        if predictions.num_classes != fitted:
-            raise BadFileError(
-                predictions.path,
-                f"has {predictions.num_classes} {what}, but {calibrator.name} was fitted to {fitted}",
-            )
-        prediction_files.check_class_names(predictions, layer.class_names, calibrator.name)
+        prediction_files.check_calibrator(predictions, layer, calibrator)
         with terminal.progress_bars() as progress:
             rows = predictions.rows
             if any(part.stored_labels is None for part in predictions.parts):

@@ -68,7 +68,7 @@ def conformal(
     from calibrant.calibrators import load_calibrator
     from calibrant.cli import prediction_files
     from calibrant.conformal import expected_coverage, save_conformal
-    from calibrant.predictions import BadFileError, open_predictions
+    from calibrant.predictions import open_predictions
     from calibrant.reports.tables import NOT_INDEPENDENT
 
     with terminal.one_line_errors(OSError, ValueError):
@@ -92,14 +92,8 @@ def conformal(
         for each in files:
             prediction_files.check_same_classes(held_out, each)
             prediction_files.check_class_names(each, held_out.class_names, held_out.path.name)
-            if layer is None or calibrator is None:
-                continue
-            if each.num_classes != layer.num_classes:
-                raise BadFileError(
-                    each.path,
-                    f"has {each.num_classes} classes, but {calibrator} was fitted to {layer.num_classes}",
-                )
-            prediction_files.check_class_names(each, layer.class_names, calibrator.name)
+            if layer is not None and calibrator is not None:
+                prediction_files.check_calibrator(each, layer, calibrator)
         with terminal.progress_bars() as progress, prediction_files.errors_of(held_out):
             batches = prediction_files.Passes(held_out, progress, f"fitting {sets.key}", layer)
             sets.class_names = held_out.class_names  # for warnings

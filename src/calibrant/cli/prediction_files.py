@@ -197,6 +197,18 @@ def check_class_names(file: PredictionFile, names: Sequence[str] | None, source:
         raise BadFileError(file.path, f"has other classes than {source}: {problem}")
 
 
+def check_calibrator(file: PredictionFile, calibrator: Calibrator, source: Path) -> None:
+    """Raise an error if a file has other classes or labels than those that a calibrator was fitted to."""
+    what, fitted = "classes", calibrator.num_classes
+    if calibrator.binary:
+        what, fitted = "labels", len(calibrator.labels)
+    if file.num_classes != fitted:
+        raise BadFileError(
+            file.path, f"has {file.num_classes} {what}, but {source.name} was fitted to {fitted}"
+        )
+    check_class_names(file, calibrator.class_names, source.name)
+
+
 def same_content(one: PredictionFile, other: PredictionFile) -> bool:
     """Whether two names stand for the same data: the same files, or copies of them."""
     return len(one.files) == len(other.files) and all(

@@ -162,11 +162,8 @@ def check_suffix(output: Path | None, suffixes: Collection[str]) -> None:
 def check_outputs(inputs: Iterable[Path], options: Mapping[str, Path | None]) -> None:
     """End the command if an output cannot be written, is an input, or is another output.
 
-    Two paths are the same file if they lead to it by whatever symbolic or hard links.
-
-    Args:
-        inputs: every file that the command reads.
-        options: the files that it writes, by the option that names them.
+    The outputs are given by the option that names them. Two paths are the same file if they lead to it by
+    whatever symbolic or hard links.
     """
     outputs = {option: path for option, path in options.items() if path is not None}
     files = list(inputs)

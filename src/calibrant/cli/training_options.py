@@ -86,8 +86,7 @@ Jobs = Annotated[int, typer.Option(min=1, help="Number of runs at the same time.
 def training_errors(*, resumes: bool = True) -> Iterator[None]:
     """One-line errors and warnings, from the first process only.
 
-    Args:
-        resumes: whether the same command goes on after an interruption.
+    ``resumes`` says whether the same command goes on after an interruption.
     """
     with waiting("loading libraries", shown=_is_first()):
         from calibrant.distributed import OtherProcessError

@@ -27,7 +27,7 @@ from calibrant.options import Choice, check_options
 from calibrant.sizes import MAX_CLASSES, check_memory
 from calibrant.training import run_folder
 from calibrant.training.calibration import NONE_BETTER, check_method, fitted_calibrator
-from calibrant.training.data import PREPARATIONS, DataSets, Inputs, Preparation, map_inputs
+from calibrant.training.data import PREPARATIONS, Inputs, Preparation, map_inputs
 from calibrant.training.models import MODELS, create_model, self_contained
 from calibrant.training.run_folder import BUNDLE, CALIBRATOR, MANIFEST, PREPARATION, WEIGHTS
 from calibrant.training.run_lock import lock_of
@@ -176,11 +176,7 @@ def load_bundle(path: str | os.PathLike[str], *, device: str | torch.device | No
 
 
 def bundle_folder(path: Path) -> Path:
-    """The folder of a bundle, given that folder or the folder of its run.
-
-    Raises:
-        ValueError: there is no bundle.
-    """
+    """The folder of a bundle, given that folder or the folder of its run."""
     for folder in (path, path / BUNDLE):
         if (folder / MANIFEST).is_file():
             return folder
@@ -293,15 +289,10 @@ def _intact(run: Path) -> dict[str, Any] | None:
 
 
 def ensure_bundle(run: Run, method: str, say: Callable[[str], object]) -> None:
-    """Write the bundle of a run, unless it exists with the same `calibrate`.
+    """`write_bundle` for a finished run, unless its bundle exists, undamaged and with the same ``method``.
 
     If the data of the run are not there, a warning says that no bundle is written, or that it stays as it
-    was. A damaged bundle is written again.
-
-    Args:
-        run: the finished run.
-        method: how to calibrate, see `write_bundle`.
-        say: a function to call with what is going on.
+    was. ``say`` is called with what is going on.
     """
     with lock_of(run.folder, run.recipe):  # a second start of the recipe waits
         manifest = _intact(run.folder)
@@ -342,6 +333,11 @@ def write_bundle(run: Run, method: str = "auto") -> Calibrator:
     choice = self_contained(run.model, without_starting_weights(run.recipe.model))
     inputs, _ = data.validation.batch(torch.zeros(1, dtype=torch.long))
     named = inputs if isinstance(inputs, dict) else {"": inputs}
+    about = {  # what JSON can hold; of tensors, the shapes
+        name: {"shape": list(value.shape)} if isinstance(value, Tensor) else value
+        for name, value in data.about.items()
+        if isinstance(value, Tensor | str | int | float | bool)
+    }
     preparation = data.preparation
     stored = preparation and {"kind": preparation.kind, "state": preparation.state()}
     folder.mkdir(exist_ok=True)
@@ -362,7 +358,7 @@ def write_bundle(run: Run, method: str = "auto") -> Calibrator:
         "not_calibrated": reason,
         "class_names": list(data.class_names),
         "model": {"name": choice.name, "options": dict(choice.options)},
-        "about": _without_tensors(data),
+        "about": about,
         "inputs": {
             name: [str(each.dtype).removeprefix("torch."), *each.shape[1:]] for name, each in named.items()
         },
@@ -374,17 +370,6 @@ def write_bundle(run: Run, method: str = "auto") -> Calibrator:
         (json.dumps({**manifest, "sha256": content_hash(manifest)}, indent=1) + "\n").encode(),
     )
     return calibrator
-
-
-def _without_tensors(data: DataSets) -> dict[str, Any]:
-    """The facts about the data that JSON can hold, and the shapes of tensors."""
-    facts: dict[str, Any] = {}
-    for name, value in data.about.items():
-        if isinstance(value, Tensor):
-            facts[name] = {"shape": list(value.shape)}
-        elif isinstance(value, str | int | float | bool):
-            facts[name] = value
-    return facts
 
 
 def _version() -> str:

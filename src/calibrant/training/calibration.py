@@ -25,11 +25,7 @@ NONE_BETTER = "no calibrator is better"
 
 
 def check_method(text: str) -> str:
-    """Check a text that says how to calibrate: ``auto``, ``none``, or a calibrator with options.
-
-    Raises:
-        RecipeError: it is something else.
-    """
+    """Check a text that says how to calibrate: ``auto``, ``none``, or a calibrator with options."""
     if text not in ("auto", "none"):
         make_calibrator(Choice.parse(text))
     return text
@@ -38,13 +34,9 @@ def check_method(text: str) -> str:
 def fitted_calibrator(run: Run, method: str) -> tuple[Calibrator, str]:
     """A calibrator fitted to the validation data of a run, and the reason if it is the identity.
 
-    ``auto`` skips calibrators whose fit gives a warning, such as a temperature at its bound after few
-    elements that are all predicted correctly. If the predictions are too large to be stored, it takes
-    temperature scaling without a comparison.
-
-    Args:
-        run: the finished run.
-        method: as for `calibrant.training.bundle.write_bundle`.
+    ``method`` is as for `calibrant.training.bundle.write_bundle`. ``auto`` skips calibrators whose fit gives
+    a warning, such as a temperature at its bound after few elements that are all predicted correctly. If the
+    predictions are too large to be stored, it takes temperature scaling without a comparison.
     """
     if method not in ("auto", "none"):
         try:

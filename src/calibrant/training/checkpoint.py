@@ -29,11 +29,7 @@ class DamagedError(ValueError):
 
 
 def save(path: Path, state: Mapping[str, Any]) -> None:
-    """Write a state to a file. An existing file is replaced in one step, once the new one is on the disk.
-
-    Raises:
-        OSError: the state could not be written; the existing file is unchanged.
-    """
+    """Write a state to a file. An existing file is replaced in one step, once the new one is on the disk."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with replacing(path) as stream:
         try:
@@ -61,12 +57,10 @@ def _save_and_keep(folder: Path, state: Mapping[str, Any], name: str, former: st
 
 
 class Writer:
-    """Writes checkpoints, in the background if asked to. Best weights come before the state that names them.
+    """Writes checkpoints to a folder. Best weights come before the state that names them.
 
-    Args:
-        folder: the folder of the checkpoints.
-        background: let a thread write copies made on the device while training goes on. An error in the
-            thread is raised by the next call, or at the end. Only one checkpoint is written at a time.
+    With ``background``, a thread writes copies made on the device while training goes on. An error in the
+    thread is raised by the next call, or at the end. Only one checkpoint is written at a time.
     """
 
     def __init__(self, folder: Path, *, background: bool) -> None:
@@ -144,11 +138,7 @@ def _load_undamaged(folder: Path, names: Mapping[str, str]) -> dict[str, Any] | 
 
 
 def load(path: Path) -> dict[str, Any]:
-    """Read a state that `save` wrote.
-
-    Raises:
-        DamagedError: the file is damaged or is not a checkpoint.
-    """
+    """Read a state that `save` wrote."""
     try:
         check_torch_file(path)
         with zipfile.ZipFile(path) as archive:  # torch does not verify checksums

@@ -194,11 +194,7 @@ def _perform(
     recipe: Recipe,
     folder: Path,
 ) -> list[Warning]:
-    """Train and evaluate a run in a process of its own. Its folder keeps the results.
-
-    Returns:
-        The warnings, for the process that the user sees.
-    """
+    """Train and evaluate a run in a process of its own; return its warnings. Its folder keeps the results."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the process that started this one has read the data, and warned
         data = load_data_once(str(recipe.data), data_root)

@@ -119,12 +119,7 @@ class Leaderboard:
 
     @classmethod
     def load(cls, path: str | Path) -> Self:
-        """Read a TOML file.
-
-        Raises:
-            RecipeError: the file is not a leaderboard, or has unknown names or values.
-            OSError: it cannot be read.
-        """
+        """Read a TOML file."""
         return cls.from_toml(Path(path).read_text(encoding="utf-8"), where=str(path))
 
     @classmethod
@@ -148,11 +143,7 @@ class Leaderboard:
         return cls(shared.get("title", "Leaderboard"), experiments)
 
     def entries(self, output: Path) -> list[Entry]:
-        """All runs, the first seed of every loss before the second.
-
-        Raises:
-            RecipeError: the folder holds a run of another recipe.
-        """
+        """All runs, the first seed of every loss before the second. Folders of other recipes are refused."""
         found = [
             Entry(experiment, each, folder_of(experiment.folder(output), each.loss, seed))
             for experiment in self.experiments
@@ -213,13 +204,8 @@ def work(
     is killed releases its run, and the next one continues it; see `FolderLock`. Of a run that is done, only
     its small files are needed, not weights and predictions.
 
-    Args:
-        board: the leaderboard.
-        output: the folder of all runs.
-        data_root: the folder with the files of the data sets.
-        resamples: bootstrap resamples for the intervals.
-        progress: show the progress of training on the terminal.
-        report: called with a line about every run that was done or has failed.
+    ``output`` is the folder of all runs. ``report`` is called with a line about every run that was done or
+    has failed. The other options are those of `calibrant.training.compare`.
     """
     left = board.entries(Path(output))
     while left:
@@ -248,7 +234,16 @@ def perform(
         return False
     try:
         if not entry.has_ended:
-            _train_and_evaluate(entry, data_root, resamples, progress)
+            data = load_data_once(str(entry.recipe.data), data_root)
+            train(entry.recipe, entry.folder, data=data, progress=progress)
+            run = Run(entry.folder, loaded=data)
+            run.results(_CALIBRATORS, resamples=resamples)
+            detected = {}
+            for choice in entry.experiment.outside:
+                found = run.detected(load_other(choice, entry.recipe, data, data_root), _CALIBRATORS)
+                detected[str(choice)] = {key: vars(each) for key, each in found.items()}
+            plain = {"run": hash_of(entry.folder / RESULT), "dense": data.dense, "detected": detected}
+            replace_file(entry.folder / ENTRY, json.dumps(plain).encode())
     except TrainingError as error:
         replace_file(entry.folder / FAILURE, f"{error}\n".encode())
     finally:
@@ -260,19 +255,6 @@ def perform(
 def _say(report: Report | None, entry: Entry) -> None:
     if report is not None:
         report(f"{entry.name}: {entry.failure or 'done'}")
-
-
-def _train_and_evaluate(entry: Entry, data_root: str | Path | None, resamples: int, progress: bool) -> None:
-    data = load_data_once(str(entry.recipe.data), data_root)
-    train(entry.recipe, entry.folder, data=data, progress=progress)
-    run = Run(entry.folder, loaded=data)
-    run.results(_CALIBRATORS, resamples=resamples)
-    detected = {}
-    for choice in entry.experiment.outside:
-        found = run.detected(load_other(choice, entry.recipe, data, data_root), _CALIBRATORS)
-        detected[str(choice)] = {key: vars(each) for key, each in found.items()}
-    plain = {"run": hash_of(entry.folder / RESULT), "dense": data.dense, "detected": detected}
-    replace_file(entry.folder / ENTRY, json.dumps(plain).encode())
 
 
 def work_in_processes(

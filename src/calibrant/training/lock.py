@@ -44,11 +44,8 @@ class FolderLock:
     also work between machines if the network file system supports such locks; this was not tried. If the
     file system does not support them, a warning says so and nothing is locked.
 
-    As a context manager, it waits until the folder is free.
-
-    Args:
-        folder: the folder to lock; created if needed.
-        purpose: what the process does in the folder, for messages.
+    As a context manager, it waits until the folder is free. The folder is created if needed. ``purpose`` says
+    what the process does in it, for messages.
 
     >>> from tempfile import TemporaryDirectory
     >>> with TemporaryDirectory() as folder, FolderLock(Path(folder), "an example"):
@@ -132,11 +129,7 @@ class FolderLock:
         return "".join(each for each in text if each.isprintable()) or "another process"
 
     def check(self) -> None:
-        """Check that the folder is still locked by this process.
-
-        Raises:
-            TrainingError: the folder was deleted or replaced, or another process has locked it.
-        """
+        """Raise an error if the folder was deleted or replaced, or another process has locked it."""
         if self._descriptor is None or not self._in_place(self._descriptor):
             raise TrainingError(
                 f"the folder {self.folder} was deleted or replaced while this process worked in it; "

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from calibrant.atomic import replace_file
 from calibrant.distributed import agree, gather, readable_errors, together
+from calibrant.evaluation.criterion import Criterion
 from calibrant.histogram import Bins
 from calibrant.losses import AdaptiveLoss
 from calibrant.losses.adaptation import advise
@@ -40,13 +41,7 @@ from calibrant.training.run_lock import check_free, lock_of, wait_for
 from calibrant.training.runs import Run
 from calibrant.training.setup import Parts, is_single_gpu, launched, set_up
 from calibrant.training.step import Recorded, Step
-from calibrant.training.validation import (
-    HIGHER_IS_BETTER,
-    measure_test,
-    observe_part,
-    store_predictions,
-    validate,
-)
+from calibrant.training.validation import measure_test, observe_part, store_predictions, validate
 
 StopEarly = Callable[[Sequence[Mapping[str, float]]], bool]
 """A function of the log rows so far that returns whether training ends here."""
@@ -344,9 +339,6 @@ class Loop:
 
         The weights are checked too: a step can spoil them before any loss shows it. Neither may reach a
         checkpoint, because no resumed run could recover from it.
-
-        Raises:
-            TrainingError: the loss or a weight is not finite.
         """
         total, processes = self.total_loss.clone(), self.parts.fabric.world_size
         if processes > 1:
@@ -388,7 +380,7 @@ class Loop:
         if select == "last":
             return None
         value = figures[select]
-        better = value > self.best if HIGHER_IS_BETTER[select] else value < self.best
+        better = value > self.best if Criterion.parse(select).higher_is_better else value < self.best
         if not (better or math.isnan(self.best)):
             return None
         self.best = value
@@ -502,17 +494,15 @@ class Loop:
             with self._fitting("checkpoint of the best weights", best):
                 parts.evaluated.load_state_dict(best["model"])
                 epoch = int(best["epoch"])
-        files = []
+        files = [run_folder.WEIGHTS, run_folder.LOSS, run_folder.BINS]
         if parts.fabric.is_global_zero:
             self._check_lock()
             run_folder.save_weights(parts.evaluated, folder / run_folder.WEIGHTS)
             run_folder.save_weights(parts.loss, folder / run_folder.LOSS)
-            files += [run_folder.WEIGHTS, run_folder.LOSS]
+            replace_file(folder / run_folder.BINS, save_tensors(self.bins))
             if self.learned:
                 replace_file(folder / run_folder.LEARNED, save_tensors(self.learned))
                 files.append(run_folder.LEARNED)
-            replace_file(folder / run_folder.BINS, save_tensors(self.bins))
-            files.append(run_folder.BINS)
         for name in ("validation", "test"):
             split = getattr(parts.data, name)
             if len(split):

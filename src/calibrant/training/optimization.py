@@ -96,9 +96,6 @@ def load_moments(optimizer: Optimizer, state: Mapping[Any, Any]) -> None:
     """Load the ``state`` of an optimizer's `state_dict`, saved on any device.
 
     The parameter groups stay as they are: they belong to the recipe and the current device.
-
-    Raises:
-        ValueError: the state belongs to parameters of other shapes.
     """
     groups = optimizer.state_dict()["param_groups"]
     optimizer.load_state_dict({"state": dict(state), "param_groups": groups})

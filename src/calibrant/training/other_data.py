@@ -26,16 +26,7 @@ def load_other(
 ) -> Split:
     """A part of another data set, normalised or tokenised like the data of the models.
 
-    Args:
-        choice: the other data set.
-        recipe: the recipe of the models.
-        data: its data.
-        data_root: the folder with the files of the data sets.
-        part: ``train``, ``validation`` or ``test``.
-        same_classes: refuse data whose class names are not those of the models.
-
-    Raises:
-        RecipeError: the models cannot take these data.
+    ``recipe`` and ``data`` are those of the models. ``same_classes`` refuses data with other class names.
     """
     known = DATA_SETS.get(choice.name)
     options = {} if known is None else options_of(known)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from math import inf
 from pathlib import Path
@@ -18,7 +18,7 @@ from torch import Tensor
 from calibrant.arguments import nearest
 from calibrant.options import Choice, RecipeError
 from calibrant.printable import first_few
-from calibrant.training.data import DataSets, Split, columns, load_data
+from calibrant.training.data import DataSets, columns, load_data
 from calibrant.training.data.columns import (
     Columns,
     as_numbers,
@@ -79,11 +79,6 @@ def choose_recipe(path: Path, target: str | None = None, changes: Sequence[str] 
         target: the column of the class in a table; by default the only one named as in `TARGETS`. Several
             columns of 0 and 1, separated by commas, are labels of their own: the recipe is then ``binary``.
         changes: changes of the recipe, as for `Recipe.override`.
-
-    Raises:
-        RecipeError: the data are of no known kind, the target is not known, or a change cannot be made.
-        FileNotFoundError: there is no such file or folder.
-        ValueError: a file is malformed.
     """
     if not path.exists():
         raise FileNotFoundError(f"there is no file or folder {path}")
@@ -316,7 +311,10 @@ def _images(path: Path, changes: Sequence[str]) -> Recipe:
     _check_sizes(path, "images", loaded.num_classes, len(loaded.validation), len(loaded.test))
     total = sum(map(len, loaded.parts))
     # All of them: an image that cannot be read would end the run, perhaps after hours.
-    sides = [min(image_size(file)) for part in loaded.parts for file in _image_files(part)]
+    sides = []
+    for part in loaded.parts:
+        assert isinstance(part, ImageFileSplit)
+        sides += [min(image_size(part.folder / os.fsdecode(name))) for name in part.paths]
     size = 32 if median(sides) <= 40 else 64
 
     def found(options: Mapping[str, Any]) -> str:
@@ -354,11 +352,6 @@ def _loaded(data: Choice) -> DataSets:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         return load_data(data)
-
-
-def _image_files(part: Split) -> Iterator[Path]:
-    assert isinstance(part, ImageFileSplit)
-    return (part.folder / os.fsdecode(name) for name in part.paths)
 
 
 def _check_sizes(path: Path, what: str, classes: int, *sizes: int) -> None:

@@ -54,11 +54,7 @@ def is_finished(folder: Path) -> bool:
 
 
 def result_of(folder: Path) -> dict[str, Any]:
-    """The result of a finished run.
-
-    Raises:
-        RecipeError: the file is damaged, or is something else.
-    """
+    """The result of a finished run."""
     path = folder / RESULT
     try:
         result: Any = json.loads(path.read_text(encoding="utf-8"))

@@ -39,11 +39,7 @@ def lock_of(folder: Path, recipe: Recipe) -> FolderLock:
 
 
 def wait_for(lock: FolderLock, fabric: Fabric) -> None:
-    """Lock a folder in the first process. All wait while another program trains the same recipe there.
-
-    Raises:
-        RecipeError: another program works there for another recipe.
-    """
+    """Lock a folder in the first process. All wait while another program trains the same recipe there."""
     holder = said = ""
     mark = lock.purpose.partition(":")[0]  # not all of it: a long name may be cut off in the lock file
 

@@ -392,11 +392,7 @@ def trained_model(
 
 
 def make_calibrator(choice: Choice) -> Calibrator:
-    """A calibrator that is not fitted yet.
-
-    Raises:
-        RecipeError: the name or an option is unknown, or an option has a wrong value.
-    """
+    """A calibrator that is not fitted yet."""
     try:
         options = choice.options
         if choice.name in CALIBRATORS:

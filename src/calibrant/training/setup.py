@@ -25,16 +25,10 @@ from calibrant.training.recipe import Recipe
 def make_fabric(
     recipe: Recipe, *, accelerator: str = "auto", devices: int | str = "auto", nodes: int = 1
 ) -> Fabric:
-    """Create the Lightning Fabric for a recipe, which is not launched yet.
+    """Create the Lightning Fabric for the precision and batch size of a recipe, not launched yet.
 
-    Args:
-        recipe: the recipe to train; its precision and batch size matter here.
-        accelerator: the kind of device: ``auto``, ``cpu``, ``gpu``, …
-        devices: the number of devices on each machine; ``auto`` for all GPUs, or one process on a CPU.
-        nodes: the number of machines. Under torchrun, its own numbers replace ``devices`` and ``nodes``.
-
-    Raises:
-        RecipeError: the devices or the precision do not exist, or the batch size does not fit them.
+    ``accelerator`` is the kind of device. ``devices`` is their number on each of the machines, the ``nodes``;
+    ``auto`` is for all GPUs, or one process on a CPU. Under torchrun, its own numbers replace both.
     """
     if "TORCHELASTIC_RUN_ID" in os.environ:
         local = int(os.environ["LOCAL_WORLD_SIZE"])
@@ -121,11 +115,7 @@ class Parts:
 
 
 def set_up(recipe: Recipe, data: DataSets, fabric: Fabric) -> Parts:
-    """Build the network, the optimizer and the loss of a recipe, and move them to the device.
-
-    Raises:
-        RecipeError: the recipe does not fit the data or the number of processes.
-    """
+    """Build the network, the optimizer and the loss of a recipe, and move them to the device."""
     torch.manual_seed(recipe.seed)
     random.seed(recipe.seed)
     _check_batch_size(recipe, fabric.world_size)

@@ -6,7 +6,6 @@ import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +15,10 @@ require("tune", "optuna", purpose="calibrant tune")
 
 import optuna
 from optuna.storages.journal import JournalFileBackend, JournalStorage
-from optuna.trial import FrozenTrial, Trial, TrialState
+from optuna.trial import FrozenTrial, TrialState
 
 from calibrant.evaluation.criterion import Criterion
-from calibrant.evaluation.tuning import Outcome
+from calibrant.evaluation.tuning import Outcome, Trial
 from calibrant.losses.base import Range
 from calibrant.options import RecipeError
 from calibrant.training.lock import FolderLock
@@ -68,17 +67,6 @@ class _HeldOutside:
         pass
 
 
-@dataclass(frozen=True)
-class Record:
-    """A trial that has ended, as the journal has it; see `calibrant.evaluation.tuning.Trial`."""
-
-    number: int
-    values: dict[str, float]
-    outcome: Outcome
-    epochs: tuple[float, ...]
-    reason: str
-
-
 class Study:
     """An Optuna study in a folder. Processes that open the same folder share its trials.
 
@@ -90,16 +78,8 @@ class Study:
     The values of a trial depend on the seed of the recipe, its number, and the trials that ended before it.
     In one process, a study that was killed and resumed is therefore equal to an undisturbed one.
 
-    Args:
-        output: the output folder; the study is in its folder ``study``.
-        recipe: the recipe with the loss and its fixed options.
-        criterion: what the trials are measured by.
-        space: the ranges to search.
-        defaults: the values of the first trial.
-        fingerprint: the fingerprint of the data.
-
-    Raises:
-        RecipeError: the folder holds a study of something else, or its file is damaged.
+    ``recipe`` has the loss with its fixed options, ``space`` the ranges to search, ``defaults`` the values of
+    the first trial. ``fingerprint`` is that of the data. The study is in the folder ``study`` of ``output``.
     """
 
     def __init__(
@@ -113,7 +93,7 @@ class Study:
     ) -> None:
         self.folder, self.recipe, self.space = output / FOLDER, recipe, space
         self.defaults = dict(defaults)
-        self._trial: Trial | None = None
+        self._trial: optuna.Trial | None = None
         self._claim: FolderLock | None = None
         about = {
             "recipe": recipe.to_toml(),
@@ -182,7 +162,7 @@ class Study:
                 trial = self._study.ask()
                 self._acquired(trial.number)
             else:
-                trial = Trial(self._study, known[number]._trial_id)
+                trial = optuna.Trial(self._study, known[number]._trial_id)
             self._trial = trial
             for name, low, high, log in self.space:  # values that the trial has already stay
                 trial.suggest_float(name, low, high, log=log)
@@ -234,21 +214,22 @@ class Study:
             self._claim.release()
         self._trial = self._claim = None
 
-    def _working_on(self) -> Trial:
+    def _working_on(self) -> optuna.Trial:
         assert self._trial is not None, "no trial is claimed"
         return self._trial
 
-    def records(self) -> list[Record]:
-        """The trials that have ended."""
+    def records(self) -> list[Trial]:
+        """The trials that have ended, without their value, and under the name of the loss that is tuned."""
         with self._locked():
             known = self._study.get_trials(deepcopy=False)
         return [
-            Record(
+            Trial(
                 trial.number,
                 self._values(trial.number, trial.params),
+                self.recipe.loss,
                 _OUTCOMES[trial.state],
-                tuple(value for _, value in sorted(trial.intermediate_values.items())),
-                str(trial.user_attrs.get("reason", "")),
+                epochs=tuple(value for _, value in sorted(trial.intermediate_values.items())),
+                reason=str(trial.user_attrs.get("reason", "")),
             )
             for trial in known
             if trial.state in _OUTCOMES
@@ -269,13 +250,6 @@ def _check_same(output: Path, kept: Any, about: Mapping[str, Any], recipe: Recip
 
 def _drop_cut_off_line(path: Path) -> None:
     """Remove the end of a file after its last line, left by a process that was killed in a write."""
-    try:
-        with path.open("r+b") as stream:
-            if stream.seek(0, os.SEEK_END) == 0:
-                return
-            stream.seek(-1, os.SEEK_END)
-            if stream.read(1) != b"\n":
-                stream.seek(0)
-                stream.truncate(stream.read().rfind(b"\n") + 1)
-    except FileNotFoundError:
-        pass
+    content = path.read_bytes() if path.exists() else b""
+    if content and not content.endswith(b"\n"):
+        os.truncate(path, content.rfind(b"\n") + 1)

@@ -165,9 +165,6 @@ class Setting:
 def settings_of(recipe: Recipe, over: Mapping[str, Sequence[Any]], output: Path) -> tuple[Setting, ...]:
     """Every combination of values; see `sweep`.
 
-    Raises:
-        RecipeError: an option is unknown, or a value cannot be used.
-
     >>> first, second = settings_of(Recipe.load("digits"), {"optimizer.lr": [0.1, 1]}, Path("out"))
     >>> second.name, second.folder(0).as_posix()
     ('optimizer.lr=1', 'out/optimizer.lr=1/runs/ce-seed0')

@@ -108,7 +108,7 @@ def tune(
 
         tuner = _Tuner(recipe, place, criterion, defaults, data, fabric, progress, say)
         tuner.study = together(open_study, "opening the study")
-        if prune and not _is_logged(criterion, recipe):
+        if prune and str(criterion) not in (*_LOGGED, recipe.select):
             say(f"{criterion} is not logged after each epoch: no trial is stopped early")
         try:
             while (claimed := tuner.claim(trials)) is not None:
@@ -119,18 +119,10 @@ def tune(
         return tuner.result(space, resamples)
 
 
-def _is_logged(criterion: Criterion, recipe: Recipe) -> bool:
-    """Whether training logs the criterion after each epoch."""
-    return str(criterion) in (*_LOGGED, recipe.select)
-
-
 def space_of(recipe: Recipe) -> tuple[tuple[Range, ...], dict[str, float]]:
     """The ranges that the loss of a recipe leaves to be searched, and the values without tuning.
 
     A range is widened if the recipe has a value outside.
-
-    Raises:
-        RecipeError: there is nothing to tune, or the recipe logs test figures.
     """
     if recipe.log_test:
         raise RecipeError(
@@ -146,12 +138,11 @@ def space_of(recipe: Recipe) -> tuple[tuple[Range, ...], dict[str, float]]:
         raise RecipeError(f"loss {loss} leaves nothing to tune: every hyper-parameter with a range is given")
     parameters, own = kind.hyperparameters(), recipe.losses.get(loss.name, {})
     values = {each.name: float(own.get(each.name, parameters[each.name].default)) for each in space}
-    return tuple(_widened(each, values[each.name]) for each in space), values
-
-
-def _widened(space: Range, value: float) -> Range:
-    low, high = min(space.low, value), max(space.high, value)
-    return Range(space.name, low, high, space.log and low > 0)
+    widened = []
+    for name, low, high, log in space:
+        low, high = min(low, values[name]), max(high, values[name])
+        widened.append(Range(name, low, high, log and low > 0))
+    return tuple(widened), values
 
 
 def _with(recipe: Recipe, values: Mapping[str, float]) -> Recipe:
@@ -230,9 +221,7 @@ class _Tuner:
 
     def _logged(self, history: Sequence[Mapping[str, float]]) -> list[float]:
         """The criterion after each epoch; none if training does not log it."""
-        column = f"validation_{self.criterion.metric}" + (
-            "_after_temperature" if self.criterion.after else ""
-        )
+        column = f"validation_{str(self.criterion).replace('-', '_')}"
         return [row[column] for row in history if column in row]
 
     def _stop_early(self, history: Sequence[Mapping[str, float]]) -> bool:
@@ -287,16 +276,9 @@ class _Tuner:
         (best,) = [settings[number] for number in finished if settings[number].name == chosen]
         self.say(f"evaluating {chosen} on the test data")
         tested = best.run(self.recipe.seed, self.data).evaluations(resamples=resamples)
+        values = {number: self._value(method) for number, method in methods.items()}
         found = [
-            Trial(
-                each.number,
-                each.values,
-                settings[each.number].recipe.loss,
-                each.outcome,
-                self._value(methods[each.number]) if each.number in methods else None,
-                each.epochs,
-                each.reason,
-            )
+            replace(each, loss=settings[each.number].recipe.loss, value=values.get(each.number))
             for each in records
         ]
         title = f"{self.recipe.name}: {self.recipe.loss} tuned over {', '.join(each.name for each in space)}"

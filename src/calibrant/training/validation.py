@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import reduce
 from operator import add
 from pathlib import Path
-from typing import Self, get_args
+from typing import Self
 
 import torch
 import torch.distributed as dist
@@ -28,15 +28,7 @@ from calibrant.training.batches import evaluation_batches
 from calibrant.training.bins import BINS
 from calibrant.training.data import Split
 from calibrant.training.fabric import MixedPrecision, Precision
-from calibrant.training.recipe import Criterion
 from calibrant.training.setup import Parts
-
-HIGHER_IS_BETTER = {
-    criterion: METRICS[criterion.removesuffix("-after-temperature")].higher_is_better
-    for criterion in get_args(Criterion)
-    if criterion != "last"
-}
-"""The criteria by which a run can select its best epoch, and the direction of each."""
 
 
 @dataclass(frozen=True, eq=False)
