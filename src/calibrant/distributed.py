@@ -86,16 +86,7 @@ def wait_for_all(*, group: dist.ProcessGroup | None = None, timeout: float | Non
     """Wait until every process is here, if they communicate by gloo; with other backends, do nothing.
 
     Gloo aborts the program if one process is in another collective than the others. Here such a process is
-    only missed, and the others raise an error.
-
-    Args:
-        group: the processes to wait for; all of them by default.
-        timeout: seconds to wait; see `all_reduce`.
-
-    Raises:
-        RuntimeError: another process did not arrive in time, or has ended.
-
-    >>> wait_for_all()
+    only missed, and the others raise an error. Arguments and errors as for `all_reduce`.
     """
     if not several_processes() or dist.get_rank(group) < 0:  # below 0: not in the group
         return
@@ -154,16 +145,8 @@ def agree(
 ) -> None:
     """Raise the same error in every process unless all have equal settings.
 
-    Args:
-        settings: values that must print the same in every process, by name; the same names in each.
-        group: the processes concerned; all of them by default.
-        timeout: seconds to wait for the other processes; see `all_reduce`.
-
-    Raises:
-        ValueError: the values of a setting differ. The message has the lines in which they differ.
-        RuntimeError: another process did not arrive in time, or has ended.
-
-    >>> agree({"bins": 15})
+    The settings are values by name that must print the same in every process; the error has the lines in
+    which they differ. Other arguments and errors as for `all_reduce`.
     """
     if not several_processes():
         return
@@ -208,15 +191,8 @@ def together(
 ) -> T:
     """Call a function in every process. If it fails in one, raise an error in all, so that none waits.
 
-    Args:
-        action: the function to call.
-        what: what the function does, for messages: "reading the data".
-        device: the device of the data.
-        group: the processes concerned; all of them by default.
-        timeout: seconds to wait for the other processes; see `all_reduce`.
-
-    Returns:
-        The result of the function in this process.
+    ``what`` says what the function does, for messages: "reading the data". ``device`` is that of the data.
+    Other arguments as for `all_reduce`. Returns the result of the function in this process.
 
     Raises:
         OtherProcessError: the function failed in another process. A process in which it fails raises the

@@ -54,15 +54,9 @@ def own_rows(loader: object, seen: int, rows: int) -> int:
 
 
 def own_rows_in(loader: object) -> OwnRows:
-    """A function that counts the own rows of each batch during one pass over a loader.
+    """A function that counts the own rows of each batch during one pass over a loader; see `own_rows`.
 
     It takes the number of rows of the next batch and returns how many of them, the first ones, to keep.
-
-    >>> from torch.utils.data import DataLoader
-    >>> sampler = DistributedSampler(range(5), num_replicas=2, rank=1, shuffle=False)
-    >>> count = own_rows_in(DataLoader(range(5), batch_size=2, sampler=sampler))
-    >>> count(2), count(1)
-    (2, 0)
     """
     sampler = _distributed_sampler(loader)
     seen = 0
@@ -196,18 +190,8 @@ def for_each_prediction(
 ) -> None:
     """Call a function with the logits and targets of every batch. A failure in one process fails in all.
 
-    Args:
-        use: the function; takes logits and targets of a batch.
-        what: what the loop does, for the error in the other processes.
-        model: maps an input to logits; see `predictions_on`.
-        batches: pairs ``(input, target)``; see `predictions_on`.
-        group: the processes that must all succeed; all of them by default.
-        timeout: seconds to wait for the other processes; by default the process group's own time-out.
-        **options: further arguments of `predictions_on`.
-
-    >>> batches = [(torch.ones(2, 3), torch.ones(2))]
-    >>> for_each_prediction(lambda logits, target: print(len(logits)), "counting", nn.Identity(), batches)
-    2
+    ``what`` says what the loop does, for the error in the other processes. ``group`` and ``timeout`` as for
+    `calibrant.distributed.all_reduce`, other arguments as for `predictions_on`.
     """
 
     def loop() -> None:

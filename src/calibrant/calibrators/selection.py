@@ -216,15 +216,8 @@ def choose(
     `Identity` is a candidate and is returned if no other calibrator helps. A calibrator with more parameters
     than a temperature must be better by more than a standard error (`Ranked.acceptable`).
 
-    Args:
-        logits: as for `rank`.
-        target: as for `rank`.
-        candidates: as for `rank`.
-        folds: as for `rank`.
-        ignore_index: as for `rank`.
-        binary: as for `rank`.
-        seed: as for `rank`.
-        show: a function to call with the ranking; ``print`` prints it as a table.
+    ``show`` is a function to call with the ranking; ``print`` prints it as a table. Other arguments as for
+    `rank`.
 
     >>> generator = torch.Generator().manual_seed(0)
     >>> logits = torch.randn(1000, 3, generator=generator)

@@ -160,13 +160,10 @@ class APS(ConformalSets):
     total probability of the classes that are more probable. There is no random part: equal logits give equal
     sets.
 
-    Romano, Sesia and Candès, *Classification with Valid and Adaptive Coverage*, NeurIPS 2020.
+    ``never_empty=False`` adds the class's own probability to its score. Sets of very confident elements can
+    then be empty. Other arguments as for `ConformalSets`.
 
-    Args:
-        alpha: as for `ConformalSets`.
-        class_conditional: as for `ConformalSets`.
-        never_empty: False to add the class's own probability to its score. Sets of very confident elements
-            can then be empty.
+    Romano, Sesia and Candès, *Classification with Valid and Adaptive Coverage*, NeurIPS 2020.
 
     >>> logits = torch.tensor([[0.6, 0.3, 0.1]] * 4).log()
     >>> sets = APS(alpha=0.4).fit(logits, torch.tensor([0, 0, 1, 2]))
@@ -199,16 +196,10 @@ class RAPS(APS):
     """`APS` with a penalty for large sets (key ``raps``).
 
     The classes after the first ``size`` most probable ones get ``weight`` each in addition: long tails of
-    improbable classes stay outside.
+    improbable classes stay outside. The weight is at least 0 (λ in the paper), the size at least 1 (k_reg in
+    the paper). Other arguments as for `APS`.
 
     Angelopoulos et al., *Uncertainty Sets for Image Classifiers using Conformal Prediction*, ICLR 2021.
-
-    Args:
-        alpha: as for `APS`.
-        class_conditional: as for `APS`.
-        never_empty: as for `APS`.
-        weight: the penalty for each class, at least 0 (λ in the paper).
-        size: number of classes without a penalty, at least 1 (k_reg in the paper).
 
     >>> RAPS(weight=0.1, size=1).penalty(3, torch.zeros(1))
     tensor([0.0000, 0.1000, 0.2000])

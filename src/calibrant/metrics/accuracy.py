@@ -86,13 +86,7 @@ def top_k_accuracy(
     """The fraction of elements whose true class is among the k most probable; exact, also in streams.
 
     Of equal logits the first are taken, as for `accuracy`. With at most k classes it is always
-    1; `calibrant.evaluate` then leaves it out.
-
-    Args:
-        source: logits ``(B, K, *S)`` or `Predictions`.
-        target: as for `accuracy`.
-        k: number of classes, at least 1.
-        ignore_index: as for `accuracy`.
+    1; `calibrant.evaluate` then leaves it out. Arguments as for `accuracy`, but `ClassCounts` do not have it.
 
     >>> top_k_accuracy(torch.tensor([[3.0, 2.0, 1.0], [3.0, 2.0, 1.0]]), torch.tensor([1, 2]), k=2)
     0.5
@@ -122,11 +116,8 @@ def mean_iou(
 ) -> float:
     """Intersection over union, averaged over classes that occur or are predicted; exact, also in streams.
 
-    Args:
-        source: as for `accuracy`.
-        target: as for `accuracy`.
-        background: the class to leave out of the average; None to average over all classes.
-        ignore_index: as for `accuracy`.
+    ``background`` is the class to leave out of the average; None to average over all classes. Other arguments
+    as for `accuracy`.
 
     >>> round(mean_iou(9 * torch.eye(2)[[0, 0, 1, 1]], torch.tensor([0, 1, 1, 1])), 4)
     0.5833

@@ -118,14 +118,7 @@ def debiased_ece(
     `adaptive_ece`. From a histogram, whose bins hold whole cells, it is typically within 1 % of the exact
     value.
 
-    Kumar, Liang and Ma, *Verified Uncertainty Calibration*, NeurIPS 2019.
-
-    Args:
-        source: as for `ece`.
-        target: as for `ece`.
-        bins: as for `ece`.
-        norm: 2 for squared gaps, 1 for absolute gaps.
-        ignore_index: as for `ece`.
+    Kumar, Liang and Ma, *Verified Uncertainty Calibration*, NeurIPS 2019. Arguments as for `ece`.
 
     >>> round(debiased_ece(torch.tensor([[9.0, 0.0]] * 4), torch.tensor([0, 1, 1, 1]), bins=1), 3)
     0.707
@@ -149,14 +142,10 @@ def sweep_ece(
     are not divided, the sweep may stop at another number of bins; the error may then differ by a tenth of its
     value.
 
-    Roelofs et al., *Mitigating Bias in Calibration Error Estimation*, AISTATS 2022.
+    The error is the root mean square gap with ``norm=2``, and the mean gap with ``norm=1``. ``binning`` is
+    ``"equal-mass"`` or ``"equal-width"``. Other arguments as for `ece`.
 
-    Args:
-        source: as for `ece`.
-        target: as for `ece`.
-        norm: 2 for the root mean square gap, 1 for the mean gap.
-        binning: ``"equal-mass"`` or ``"equal-width"``.
-        ignore_index: as for `ece`.
+    Roelofs et al., *Mitigating Bias in Calibration Error Estimation*, AISTATS 2022.
 
     >>> round(sweep_ece(torch.tensor([[9.0, 0.0], [9.0, 0.0]]), torch.tensor([1, 0])), 3)
     0.5

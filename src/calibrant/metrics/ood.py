@@ -183,10 +183,7 @@ def rates(in_scores: Tensor, out_scores: Tensor) -> tuple[Tensor, Tensor]:
     """False and true positive rates at all thresholds, from the highest down, after the point ``(0, 0)``.
 
     Out-of-distribution elements are the positive class, found by high scores. Tied scores are found together.
-
-    Args:
-        in_scores: as in `detection`.
-        out_scores: as in `detection`.
+    Arguments as for `detection`.
 
     Returns:
         Two float64 tensors ``(T + 1,)`` on the CPU, for T different scores.
@@ -208,12 +205,8 @@ def rates(in_scores: Tensor, out_scores: Tensor) -> tuple[Tensor, Tensor]:
 def roc(in_scores: Tensor, out_scores: Tensor, *, points: int = 201) -> tuple[float, ...]:
     """The ROC curve at evenly spaced false positive rates, so that curves of several models can be averaged.
 
-    The curve is that of `rates`, straight between neighbouring thresholds.
-
-    Args:
-        in_scores: as in `detection`.
-        out_scores: as in `detection`.
-        points: the number of false positive rates from 0 to 1.
+    The curve is that of `rates`, straight between neighbouring thresholds. ``points`` is the number of false
+    positive rates from 0 to 1. Other arguments as for `detection`.
 
     Returns:
         The highest true positive rate at each false positive rate.

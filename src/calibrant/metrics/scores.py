@@ -113,15 +113,11 @@ def kde_ece(
     The estimate needs predictions with close neighbours. With ten classes and a thousand elements there are
     hardly any, and the estimate is large for every model.
 
+    ``bandwidth`` is h. By default it is the value from 1e-4 to 1 with the largest leave-one-out likelihood
+    of up to 1,000 predictions. Other arguments as for `nll`.
+
     Popordanoska, Sayer and Blaschko, *A Consistent and Differentiable Lp Canonical Calibration Error
     Estimator*, NeurIPS 2022.
-
-    Args:
-        source: as for `nll`.
-        target: as for `nll`.
-        bandwidth: h. By default the value from 1e-4 to 1 with the largest leave-one-out likelihood of up to
-            1,000 predictions.
-        ignore_index: as for `nll`.
 
     >>> kde_ece(torch.zeros(4, 2), torch.tensor([0, 0, 1, 1])) < 0.4
     True

@@ -113,11 +113,8 @@ def risk_at_coverage(
 ) -> float:
     """The fraction of errors among the most confident elements.
 
-    Args:
-        source: as for `aurc`.
-        target: as for `aurc`.
-        coverage: the fraction of elements to accept, above 0. Their number is rounded up.
-        ignore_index: as for `aurc`.
+    ``coverage`` is the fraction of elements to accept, above 0; their number is rounded up. Other arguments
+    as for `aurc`.
 
     >>> logits = torch.tensor([[3.0, 0.0], [2.0, 0.0], [1.0, 0.0], [0.5, 0.0]])
     >>> round(risk_at_coverage(logits, torch.tensor([0, 0, 1, 1]), coverage=0.75), 4)
@@ -132,13 +129,8 @@ def coverage_at_risk(
 ) -> float:
     """The largest fraction of elements, by falling confidence, with at most this fraction of errors.
 
-    0 if even the most confident elements exceed the risk.
-
-    Args:
-        source: as for `aurc`.
-        target: as for `aurc`.
-        risk: the fraction of errors among the accepted elements, from 0 to 1.
-        ignore_index: as for `aurc`.
+    0 if even the most confident elements exceed the risk. ``risk`` is the fraction of errors among the
+    accepted elements, from 0 to 1. Other arguments as for `aurc`.
 
     >>> logits = torch.tensor([[3.0, 0.0], [2.0, 0.0], [1.0, 0.0], [0.5, 0.0]])
     >>> coverage_at_risk(logits, torch.tensor([0, 0, 1, 1]), risk=0.4)
