@@ -166,7 +166,7 @@ def test_parquet_that_will_not_do(tmp_path, change, words):
         ('label,logits\n0,"[1, 2]"\n1,"[1 ... 3]"\n', ["[1 ... 3]", "row 1", "list of numbers"]),
         ("label,logits\n0,1.5\n", ["'1.5' at row 0", "list of numbers"]),
         ('label,logits\n0.5,"[1, 2]"\n', ["label 0.5 at row 0"]),
-        ('label,logits\ncat,"[1, 2]"\n', ["label 'cat' at row 0"]),
+        ('label,logits\ncat,"[1, 2]"\n', ["'cat' in column 'label' at row 0"]),
         ('logits,label\n"[1, 2]"\n', ["row 0 has 1 cells"]),
         ("label,logits\n", ["no predictions"]),
     ],

@@ -9,16 +9,18 @@ import csv
 import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 from itertools import chain, islice
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
 import numpy as np
 import torch
+from numpy.typing import ArrayLike
 
 from calibrant.extras import MissingPackageError, require
 from calibrant.predictions.arrays import to_labels, to_tensor
-from calibrant.predictions.file import NO_LABELS, BadFileError, Batches, PredictionFile
+from calibrant.predictions.file import NO_LABELS, BadFileError, Batch, Batches, PredictionFile
 from calibrant.printable import first_few
 from calibrant.sizes import MAX_TEXT
 
@@ -59,12 +61,19 @@ class _Columns(NamedTuple):
         )
 
 
-def _is_number(text: str) -> bool:
+def _numbers(cells: Sequence[str]) -> list[float] | None:
+    """The numbers in cells; None if one of them is something else."""
+    text = "".join(cells)
+    if not text.isascii() or "_" in text:  # Python's numbers have underscores and digits of any script
+        return None
     try:
-        float(text)
+        return list(map(float, cells))
     except ValueError:
-        return False
-    return text.isascii() and "_" not in text  # Python's numbers have underscores and digits of any script
+        return None
+
+
+def _is_number(text: str) -> bool:
+    return _numbers([text]) is not None
 
 
 def _columns(path: Path, columns: Sequence[str]) -> _Columns:
@@ -124,34 +133,20 @@ def open_csv(path: Path) -> PredictionFile:
     for separator, name in ((";", "semicolons"), ("\t", "tabs")):
         if len(columns) == 1 and separator in columns[0]:
             raise BadFileError(path, f"has columns separated by {name}; expected commas")
-    kind, label, scores, names = found = _columns(path, columns)
-    if found.lists:
-        return _untyped(
-            path, found, rows, lambda: _csv_lists(path, columns.index(label), columns.index(kind))
-        )
-    assert names is not None
-    order = [columns.index(name) for name in (label, *scores)]
-    selected = None if order == list(range(len(columns))) else order
-    numbers = found.numbers
-
-    def number_of(cell: str) -> float:
-        number = numbers.get(cell.strip())
-        if number is None and not _is_number(cell.strip()):
-            raise ValueError
-        return float(cell) if number is None else number
+    found = _columns(path, columns)
+    careful = _untyped(path, found, rows, lambda: _csv_rows(path, columns, found))
+    if found.lists or columns != [found.label, *found.scores]:
+        return careful
 
     def chunks(size: int) -> Batches:
         start = 0
         with path.open(encoding="utf-8-sig", newline="") as stream:
             _cells(path, stream)
-            lines: Iterator[str] = (line for line in stream if not line.isspace())
-            if selected is not None:  # NumPy counts cells only if it reads them all
-                lines = _checked_width(path, lines, columns, found)
-            while (first := next(lines, None)) is not None:
+            lines = (line for line in stream if not line.isspace())
+            for first in lines:
                 # NumPy takes memory for all rows as soon as it has counted the cells of the first one.
-                cells = len(_cells(path, [first]))
-                if selected is None and cells != len(columns):
-                    raise BadFileError(path, _csv_problem(path, columns, found, start))
+                if len(_cells(path, [first])) != len(columns):
+                    break
                 try:
                     # NumPy parses in C, twice as fast as the csv module.
                     table = np.loadtxt(
@@ -160,94 +155,96 @@ def open_csv(path: Path) -> PredictionFile:
                         comments=None,
                         delimiter=",",
                         quotechar='"',
-                        converters={order[0]: number_of} if numbers else None,
-                        encoding=None,  # older versions of NumPy would pass bytes to the converter
-                        usecols=selected,
                         max_rows=min(size, rows - start),
                         ndmin=2,
                     )
-                except ValueError as error:
-                    raise BadFileError(path, _csv_problem(path, columns, found, start)) from error
-                labels = table[:, 0]
-                if (labels % 1 != 0).any():
-                    row = int((labels % 1 != 0).argmax())
-                    raise BadFileError(
-                        path, f"has label {labels[row]} at row {start + row}; expected integer class numbers"
-                    )
-                yield to_tensor(table[:, 1:], torch.float64), to_labels(path, labels, start)
+                except ValueError:
+                    break
+                yield _batch(path, table[:, 0], table[:, 1:], start)
                 start += len(table)
+            else:
+                return
+        # A label that is a name, or an error, which is found cell by cell.
+        remaining = islice(_csv_rows(path, columns, found), start, None)
+        yield from _in_batches(path, found.kind, len(found.scores), remaining, size, start)
 
-    return PredictionFile(path, kind, (rows, len(names)), torch.float64, names, chunks)
-
-
-def _checked_width(
-    path: Path, lines: Iterable[str], columns: Sequence[str], found: _Columns
-) -> Iterator[str]:
-    """The lines; an error where one has more cells than there are columns, which would shift them.
-
-    From the first quote on, a cell may go on in the next line, and nothing is counted.
-    """
-    quoted = False
-    for line in lines:
-        quoted = quoted or '"' in line
-        if not quoted and line.count(",") >= len(columns):
-            raise BadFileError(path, _csv_problem(path, columns, found, 0))
-        yield line
+    return replace(careful, _chunks=chunks)
 
 
 def _untyped(path: Path, columns: _Columns, rows: int, read: Callable[[], Iterator[Row]]) -> PredictionFile:
-    """A table without types, whose rows ``read`` yields; the first one says how many classes there are."""
-    first = next(read(), None)
-    classes = 0 if first is None else len(first[1])
+    """A table without types, whose rows ``read`` yields; lists are as long as the first one."""
+    classes = len(columns.scores)
+    if columns.lists:
+        first = next(read(), None)
+        classes = 0 if first is None else len(first[1])
     kind = columns.kind
 
     def chunks(size: int) -> Batches:
-        found, start = read(), 0
-        while part := list(islice(found, size)):
-            for row, (label, scores) in enumerate(part, start):
-                if label % 1 != 0:
-                    raise BadFileError(
-                        path, f"has label {label} at row {row}; expected integer class numbers"
-                    )
-                if len(scores) != classes:
-                    raise BadFileError(
-                        path, f"row {row} has {len(scores)} {kind}; expected {classes}, as in the first row"
-                    )
-            labels = np.array([label for label, _ in part])
-            table = np.array([scores for _, scores in part], np.float64)
-            yield to_tensor(table, torch.float64), to_labels(path, labels, start)
-            start += len(part)
+        return _in_batches(path, kind, classes, read(), size)
 
     return PredictionFile(path, kind, (rows, classes), torch.float64, columns.class_names, chunks)
 
 
-def _csv_lists(path: Path, label: int, scores: int) -> Iterator[Row]:
-    """The rows of a CSV file whose cells hold lists."""
+def _in_batches(
+    path: Path, kind: str, classes: int, rows: Iterator[Row], size: int, start: int = 0
+) -> Batches:
+    """Batches of ``size`` rows. ``start`` is the number of the first row."""
+    while part := list(islice(rows, size)):
+        for row, (_, scores) in enumerate(part, start):
+            if len(scores) != classes:
+                raise BadFileError(
+                    path, f"row {row} has {len(scores)} {kind}; expected {classes}, as in the first row"
+                )
+        yield _batch(path, np.array([label for label, _ in part]), [scores for _, scores in part], start)
+        start += len(part)
+
+
+def _batch(path: Path, labels: np.ndarray[Any, Any], scores: ArrayLike, start: int) -> Batch:
+    """Scores and labels as tensors. ``start`` is the number of the first row."""
+    wrong = labels % 1 != 0
+    if wrong.any():
+        row = int(wrong.argmax())
+        raise BadFileError(
+            path, f"has label {labels[row]} at row {start + row}; expected integer class numbers"
+        )
+    return to_tensor(np.array(scores, np.float64), torch.float64), to_labels(path, labels, start)
+
+
+def _csv_rows(path: Path, columns: Sequence[str], wanted: _Columns) -> Iterator[Row]:
+    """The rows of a CSV file, cell by cell. Only columns that are not read may be missing at the end."""
+    needed = [columns.index(name) for name in (wanted.label, *wanted.scores)]
+    fewest = 1 + max(needed) if len(needed) < len(columns) else len(columns)
+    numbers = wanted.numbers
     with path.open(encoding="utf-8-sig", newline="") as stream:
         cells = csv.reader(stream)
         next(cells)
-        rows = (row for row in cells if any(cell and not cell.isspace() for cell in row))
+        rows = (row for row in cells if len(row) > 1 or any(cell.strip() for cell in row))
         for number, row in enumerate(rows):
-            if len(row) <= max(label, scores):
-                raise BadFileError(path, f"row {number} has {len(row)} cells; a column is missing")
-            text = row[scores].strip()
-            inner = text[1:-1]
-            try:
-                if (text[:1], text[-1:]) != ("[", "]"):
-                    raise ValueError
+            line = f"(line {cells.line_num} of the file)"
+            if not fewest <= len(row) <= len(columns):
+                raise BadFileError(path, f"row {number} has {len(row)} cells; expected {len(columns)} {line}")
+            label, *scores = (row[place].strip() for place in needed)
+            if wanted.lists:
+                (text,) = scores
+                inner = text[1:-1]
                 # JSON and Python separate numbers by commas, NumPy by spaces.
-                numbers = list(map(float, inner.split(",") if "," in inner else inner.split()))
-            except ValueError:
+                scores = inner.split(",") if "," in inner else inner.split()
+            values = _numbers(scores)
+            if wanted.lists and (values is None or (text[:1], text[-1:]) != ("[", "]")):
                 start = text if len(text) < 40 else f"{text[:40]}..."
                 raise BadFileError(
                     path, f"has {start!r} at row {number}; expected a list of numbers such as [1.5, -0.3]"
-                ) from None
-            try:
-                yield float(row[label]), numbers
-            except ValueError:
+                )
+            known = label in numbers or _is_number(label)
+            if values is None or not known:
+                named = zip(wanted.scores, scores, strict=True) if known else [(wanted.label, label)]
+                name, cell = next((name, cell) for name, cell in named if not _is_number(cell))
+                shown = f"has {cell!r} in" if cell else "has an empty cell in"
+                expected = "a number" if known else wanted.expected_label
                 raise BadFileError(
-                    path, f"has label {row[label]!r} at row {number}; expected integer class numbers"
-                ) from None
+                    path, f"{shown} column {name!r} at row {number} {line}; expected {expected}"
+                )
+            yield numbers[label] if label in numbers else float(label), values
 
 
 def open_jsonl(path: Path) -> PredictionFile:
@@ -309,28 +306,6 @@ def _cells(path: Path, lines: Iterable[str]) -> list[str]:
         return next(csv.reader(lines), [])
     except csv.Error as error:  # such as a cell of more than 131,072 characters
         raise BadFileError(path, f"cannot be read as CSV: {error}") from error
-
-
-def _csv_problem(path: Path, columns: Sequence[str], wanted: _Columns, start: int) -> str:
-    """Describe the first cell from row ``start`` on that cannot be read."""
-    needed = [columns.index(name) for name in (wanted.label, *wanted.scores)]
-    others = len(needed) < len(columns)  # columns that are not read may be missing
-    with path.open(encoding="utf-8-sig", newline="") as stream:
-        cells = csv.reader(stream)
-        next(cells)
-        rows = (row for row in cells if len(row) > 1 or any(cell.strip() for cell in row))
-        for number, row in islice(enumerate(rows), start, None):
-            line = f"(line {cells.line_num} of the file)"
-            if not max(needed) < len(row) <= len(columns) or (len(row) != len(columns) and not others):
-                return f"row {number} has {len(row)} cells; expected {len(columns)} {line}"
-            for place in needed:
-                name, cell = columns[place], row[place].strip()
-                label = name == wanted.label
-                if not _is_number(cell) and not (label and cell in wanted.numbers):
-                    found = f"has {cell!r} in" if cell else "has an empty cell in"
-                    expected = wanted.expected_label if label else "a number"
-                    return f"{found} column {name!r} at row {number} {line}; expected {expected}"
-    return f"has cells that are not numbers from row {start} on"
 
 
 def open_parquet(path: Path) -> PredictionFile:
