@@ -1,12 +1,12 @@
 """The numbers of the charts that a page draws itself; ``charts.jinja`` turns them into SVG.
 
-Places are fractions of the width or height of a chart. Colours are in ``report.css``.
+A chart, and each of its parts, is a dictionary of what the template needs. Places are fractions of the width
+or height of a chart. ``series`` is the number of a colour and a shape. Colours are in ``report.css``.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -31,34 +31,12 @@ if TYPE_CHECKING:
 
 _percent = partial(number_text, unit="%")
 
+Chart = dict[str, Any]
+
 _TIPS = 10  # points of a risk-coverage curve with numbers
 
 _MOST_DIAGRAMS = 3000
 """The most reliability diagrams of classes in a page, one for each class and model: about 0.5 MB."""
-
-
-@dataclass(frozen=True)
-class Bin:
-    """A bar of a reliability diagram."""
-
-    left: float
-    width: float
-    share: float  # of all elements, relative to the fullest bin
-    confidence: float
-    accuracy: float
-    interval: Interval
-    expected: Interval  # the accuracy of a calibrated model
-    tip: str
-
-    @property
-    def lower(self) -> float:
-        """The lower end of the gap between confidence and accuracy."""
-        return min(self.accuracy, self.confidence)
-
-    @property
-    def certainty(self) -> float:
-        """1 minus the width of the interval: bars of few elements are drawn pale."""
-        return 1 - (self.interval[1] - self.interval[0])
 
 
 def axes(binary: bool) -> tuple[str, str]:
@@ -66,8 +44,12 @@ def axes(binary: bool) -> tuple[str, str]:
     return ("probability of yes", "frequency of yes") if binary else ("confidence", "accuracy")
 
 
-def reliability_bins(data: Reliability, binary: bool = False) -> list[Bin]:
-    """The bars of a reliability diagram, without empty bins."""
+def reliability_bins(data: Reliability, binary: bool = False) -> list[dict[str, Any]]:
+    """The bars of a reliability diagram, without empty bins.
+
+    The share of all elements is relative to the fullest bin. The certainty is 1 minus the width of the
+    interval: bars of few elements are drawn pale.
+    """
     x, y = axes(binary)
     found = []
     for number, count in enumerate(data.count):
@@ -83,8 +65,20 @@ def reliability_bins(data: Reliability, binary: bool = False) -> list[Bin]:
             f"{y} {_percent(accuracy)} {interval_text(interval)}\n"
             f"if calibrated {interval_text(expected)}"
         )
-        share = count / max(data.count)
-        found.append(Bin(left, right - left, share, confidence, accuracy, interval, expected, tip))
+        found.append(
+            {
+                "left": left,
+                "width": right - left,
+                "lower": min(accuracy, confidence),
+                "share": count / max(data.count),
+                "confidence": confidence,
+                "accuracy": accuracy,
+                "interval": interval,
+                "certainty": 1 - (interval[1] - interval[0]),
+                "expected": expected,  # the accuracy of a calibrated model
+                "tip": tip,
+            }
+        )
     return found
 
 
@@ -145,36 +139,14 @@ def _diagrams(evaluation: Evaluation) -> list[list[tuple[int, ...]]]:
     return [[next(rows) for _ in figures.bins] for figures in evaluation.classes]
 
 
-@dataclass(frozen=True)
-class Dot:
-    """A value on the axis of a row, with its interval."""
-
-    place: float
-    low: float
-    high: float
-    series: int  # its colour and shape
-    tip: str
-
-
-@dataclass(frozen=True)
-class Dots:
-    """A chart of values in rows, on one horizontal axis."""
-
-    label: str  # of the axis
-    rows: tuple[tuple[str, tuple[Dot, ...]], ...]
-    ticks: tuple[tuple[float, str], ...]  # places and labels
-    series: tuple[str, ...]  # names
-    zero: float | None = None  # the place of 0, if it lies within the axis
-
-
 def dots(
     label: str,
     rows: Sequence[tuple[str, Sequence[tuple[float | None, Interval | None]]]],
     series: Sequence[str],
     *,
     signed: bool = False,
-) -> Dots:
-    """A chart of dots. The values are fractions, printed in percent.
+) -> Chart:
+    """A chart of values with intervals in rows, on one axis. The values are fractions, printed in percent.
 
     Args:
         label: the label of the axis.
@@ -195,29 +167,26 @@ def dots(
     def place(value: float) -> float:
         return (100 * value - start) / (stop - start)
 
-    def dot(name: str, number: int, value: float, interval: Interval | None) -> Dot:
+    def dot(name: str, number: int, value: float, interval: Interval | None) -> dict[str, Any]:
         text = _percent(value, signed=signed)
         what = f"{name}, {series[number]}" if series[number] else name
         low, high = interval or (value, value)
         tip = f"{what}: {text} {interval_text(interval)}".rstrip()
-        return Dot(place(value), place(low), place(high), number, tip)
+        return {"place": place(value), "low": place(low), "high": place(high), "series": number, "tip": tip}
 
-    return Dots(
-        label,
-        tuple(
-            (
-                name,
-                tuple(dot(name, n, value, ends) for n, (value, ends) in enumerate(row) if value is not None),
-            )
+    return {
+        "label": label,
+        "rows": [
+            (name, [dot(name, n, value, ends) for n, (value, ends) in enumerate(row) if value is not None])
             for name, row in rows
-        ),
-        tuple(((tick - start) / (stop - start), f"{tick:g}".replace("-", "−")) for tick in ticks),
-        tuple(series),
-        place(0.0) if signed else None,
-    )
+        ],
+        "ticks": [((tick - start) / (stop - start), f"{tick:g}".replace("-", "−")) for tick in ticks],
+        "series": series,
+        "zero": place(0.0) if signed else None,
+    }
 
 
-def error_of_methods(comparison: Comparison) -> Dots:
+def error_of_methods(comparison: Comparison) -> Chart:
     """The ECE of every method before and after each calibrator, with intervals."""
     states = {key: state_words(key) for key in ("", *comparison.calibrators)}
     found = [comparison.figures("ece", after=key) for key in states]
@@ -228,13 +197,13 @@ def error_of_methods(comparison: Comparison) -> Dots:
     return dots("ECE (%)", rows, list(states.values()))
 
 
-def error_of_models(evaluations: Sequence[Evaluation], names: Sequence[str]) -> Dots:
+def error_of_models(evaluations: Sequence[Evaluation], names: Sequence[str]) -> Chart:
     """The ECE of every model, with intervals."""
     pairs = zip(names, evaluations, strict=True)
     return dots("ECE (%)", [(name, [(each.ece, each.intervals.get("ece"))]) for name, each in pairs], [""])
 
 
-def gaps_of_classes(evaluations: Sequence[Evaluation], names: Sequence[str], classes: Sequence[int]) -> Dots:
+def gaps_of_classes(evaluations: Sequence[Evaluation], names: Sequence[str], classes: Sequence[int]) -> Chart:
     """Mean probability minus frequency of some classes, a dot for each model."""
     first = evaluations[0].classes
     rows = [
@@ -244,29 +213,8 @@ def gaps_of_classes(evaluations: Sequence[Evaluation], names: Sequence[str], cla
     return dots(label, rows, list(names) if len(names) > 1 else [""], signed=True)
 
 
-@dataclass(frozen=True)
-class Point:
-    """A point of a scatter plot."""
-
-    x: float
-    y: float
-    series: int
-    state: int  # 0 before calibration
-    tip: str
-
-
-@dataclass(frozen=True)
-class Scatter:
-    """Accuracy against ECE, a number for each method."""
-
-    points: tuple[tuple[Point, ...], ...]  # by method, before and after calibration
-    x_ticks: tuple[tuple[float, str], ...]
-    y_ticks: tuple[tuple[float, str], ...]
-    names: tuple[str, ...]
-
-
-def accuracy_against_error(comparison: Comparison) -> Scatter:
-    """Accuracy against ECE before and after temperature scaling, means over seeds."""
+def accuracy_against_error(comparison: Comparison) -> Chart:
+    """Accuracy against ECE, means over seeds, before and after temperature scaling: points by method."""
     states = [key for key in ("", "temperature") if not key or key in comparison.calibrators]
     figures = [[comparison.figures(metric, after=key) for metric in ("ece", "accuracy")] for key in states]
     found = {
@@ -288,39 +236,22 @@ def accuracy_against_error(comparison: Comparison) -> Scatter:
     def ticks_of(axis: int) -> tuple[tuple[float, str], ...]:
         return tuple((place(axis, tick), f"{tick:g}") for tick in axes[axis])
 
-    def point(series: int, state: int, name: str, ece: MeanFigure, accuracy: MeanFigure) -> Point:
+    def point(series: int, state: int, name: str, ece: MeanFigure, accuracy: MeanFigure) -> dict[str, Any]:
         lines = [f"{name}, {state_words(states[state])}"]
         for metric, figure in (("ece", ece), ("accuracy", accuracy)):
             lines.append(f"{METRICS[metric].label} {_percent(figure.mean)} {interval_text(figure.interval)}")
-        return Point(place(0, 100 * ece.mean), place(1, 100 * accuracy.mean), series, state, "\n".join(lines))
+        x, y = place(0, 100 * ece.mean), place(1, 100 * accuracy.mean)
+        return {"x": x, "y": y, "series": series, "state": state, "tip": "\n".join(lines)}
 
-    points = tuple(
-        tuple(point(series, state, name, *figures) for state, figures in enumerate(each))
+    points = [
+        [point(series, state, name, *figures) for state, figures in enumerate(each)]
         for series, (name, each) in enumerate(found.items())
-    )
-    return Scatter(points, ticks_of(0), ticks_of(1), tuple(found))
+    ]
+    return {"points": points, "x_ticks": ticks_of(0), "y_ticks": ticks_of(1), "names": list(found)}
 
 
-@dataclass(frozen=True)
-class Curve:
-    """A line with a band around it, as coordinates of SVG; and points of it with tips."""
-
-    line: str
-    band: str
-    points: tuple[tuple[float, float, str], ...]
-
-
-@dataclass(frozen=True)
-class Curves:
-    """Risk against coverage, a line for each model."""
-
-    curves: tuple[Curve, ...]
-    y_ticks: tuple[tuple[float, str], ...]
-    names: tuple[str, ...]
-
-
-def risks(evaluations: Sequence[Evaluation], names: Sequence[str]) -> Curves | None:
-    """Risk against coverage with intervals; None if an evaluation has no curve."""
+def risks(evaluations: Sequence[Evaluation], names: Sequence[str]) -> Chart | None:
+    """Risk against coverage, a line with a band for each model; None if an evaluation has no curve."""
     found = [each.risk_coverage for each in evaluations if each.risk_coverage is not None]
     if len(found) < len(evaluations):
         return None
@@ -333,10 +264,10 @@ def risks(evaluations: Sequence[Evaluation], names: Sequence[str]) -> Curves | N
     def joined(points: Iterable[tuple[float, float]]) -> str:
         return " ".join(f"{x:.4g},{place(y):.4g}" for x, y in points)
 
-    def curve(name: str, data: RiskCoverage) -> Curve:
+    def curve(name: str, data: RiskCoverage) -> dict[str, Any]:
         low, high = zip(*data.interval, strict=True)
         step = max(1, len(data.coverage) // _TIPS)
-        tips = tuple(
+        tips = [
             (
                 data.coverage[n],
                 place(data.risk[n]),
@@ -344,16 +275,16 @@ def risks(evaluations: Sequence[Evaluation], names: Sequence[str]) -> Curves | N
                 f"error rate {_percent(data.risk[n])} {interval_text(data.interval[n])}",
             )
             for n in range(step - 1, len(data.coverage), step)
-        )
+        ]
         band = [*zip(data.coverage, high, strict=True), *zip(data.coverage[::-1], low[::-1], strict=True)]
-        return Curve(joined(zip(data.coverage, data.risk, strict=True)), joined(band), tips)
+        line = joined(zip(data.coverage, data.risk, strict=True))
+        return {"line": line, "band": joined(band), "points": tips}
 
-    pairs = zip(names, found, strict=True)
-    return Curves(
-        tuple(curve(name, data) for name, data in pairs),
-        tuple((tick / ticks[-1], f"{tick:g}") for tick in ticks),
-        tuple(names),
-    )
+    return {
+        "curves": [curve(name, data) for name, data in zip(names, found, strict=True)],
+        "y_ticks": [(tick / ticks[-1], f"{tick:g}") for tick in ticks],
+        "names": names,
+    }
 
 
 def _ticks(low: float, high: float) -> list[float]:

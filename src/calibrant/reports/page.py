@@ -54,8 +54,8 @@ class Summary:
     pictures: tuple[tuple[str, bytes], ...] = ()  # captions and SVG images, below the tables
     others: tuple[tuple[str, Table], ...] = ()  # further tables with their headings
     verdict: verdict.Verdict | None = None  # on all seeds; by default that of the evaluations
-    errors: charts.Dots | None = None  # the picture beside the verdict
-    scatter: charts.Scatter | None = None
+    errors: charts.Chart | None = None  # the picture beside the verdict
+    scatter: charts.Chart | None = None
     models: tuple[str, ...] = ()  # the names to count as models; by default those of the evaluations
     facts: tuple[str, ...] = ()  # what there is several times, such as "2 seeds"
     pictured: str = "other errors, training, what the losses learn"  # what the pictures show
@@ -234,8 +234,9 @@ def template(name: str) -> Template:
         percent=lambda place: f"{100 * place:.4g}%",
         breakable=_breakable,
         lines=lambda text: Markup("&#10;").join(printable(line) for line in text.split("\n")),
-        data_url=_data_url,
-        sha256=_sha256,
+        data_url=lambda image: f"data:image/svg+xml;base64,{base64.b64encode(image).decode('ascii')}",
+        # The hash by which the page's security policy allows its own script and no other.
+        sha256=lambda text: base64.b64encode(hashlib.sha256(text.encode()).digest()).decode("ascii"),
     )
     return environment.get_template(name)
 
@@ -390,27 +391,18 @@ def _outside_their_intervals(evaluations: Sequence[Evaluation]) -> set[tuple[str
     }
 
 
-def _data_url(image: bytes) -> str:
-    return "data:image/svg+xml;base64," + base64.b64encode(image).decode("ascii")
-
-
 def _in_words(name: str, evaluation: Evaluation) -> str:
     """What the reliability diagram shows, for readers who cannot see it."""
     bins = charts.reliability_bins(evaluation.reliability, evaluation.binary)
     if not bins:
         return f"Reliability diagram of {name}, without data."
     confidence, accuracy = verdict.mean_confidence_and_accuracy(evaluation.reliability)
-    below = sum(each.accuracy < each.confidence for each in bins)
+    below = sum(each["accuracy"] < each["confidence"] for each in bins)
     x, y = charts.axes(evaluation.binary)
-    widest = max(bins, key=lambda each: abs(each.confidence - each.accuracy))
+    widest = max(bins, key=lambda each: abs(each["confidence"] - each["accuracy"]))
     return (
         f"Reliability diagram of {name}: {y} is below {x} in {below} of {len(bins)} bins with data. Overall, "
         f"mean {x} is {_percent(confidence)} and {y} {_percent(accuracy)}: "
         f"{verdict.reliability_words(evaluation)}. The widest gap is at "
-        f"{x} {_percent(widest.confidence)}, where {y} is {_percent(widest.accuracy)}."
+        f"{x} {_percent(widest['confidence'])}, where {y} is {_percent(widest['accuracy'])}."
     )
-
-
-def _sha256(text: str) -> str:
-    """The hash by which the page's security policy allows its own script and no other."""
-    return base64.b64encode(hashlib.sha256(text.encode()).digest()).decode("ascii")
