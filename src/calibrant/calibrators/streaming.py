@@ -48,7 +48,8 @@ class HeldOut:
             self.num_classes = classes
             labels, rows = elements.labels, elements.rows
             self.samples += len(labels)
-            if not _all_finite(rows):
+            # The sum of finite numbers is finite unless it overflows; only then each number is checked.
+            if not rows.sum().isfinite() and not rows.isfinite().all():
                 raise ValueError(NOT_FINITE)
             # `arrange` checks labels on the CPU only. On a GPU a wrong label would end the process later.
             if len(labels) and not 0 <= int(labels.min()) <= int(labels.max()) < classes:
@@ -139,11 +140,6 @@ class HeldOut:
 
     def _arrange(self, logits: Tensor, target: Tensor) -> Elements:
         return arrange(logits, target, ignore_index=self.ignore_index)
-
-
-def _all_finite(rows: Tensor) -> bool:
-    # The sum of finite numbers is finite unless it overflows; only then each number is checked.
-    return bool(rows.sum().isfinite()) or bool(rows.isfinite().all())
 
 
 class FittedInPasses(FittedLayer):

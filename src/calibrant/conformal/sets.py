@@ -85,13 +85,12 @@ class ConformalSets(FittedInPasses):
             start = end
         number = data.num_classes
         groups = (scores[classes == k] for k in range(number)) if self.class_conditional else [scores]
-        threshold = torch.stack([self._quantile(group) for group in groups])
-        self.learn("threshold", threshold.expand(number).to(labels.device))
-
-    def _quantile(self, scores: Tensor) -> Tensor:
-        """The score that a new one exceeds with a probability of at most alpha."""
-        rank = quantile_rank(len(scores), self.alpha)
-        return scores.new_tensor(torch.inf) if rank > len(scores) else scores.kthvalue(rank).values
+        thresholds = []
+        for group in groups:  # the score that a new one exceeds with a probability of at most alpha
+            rank = quantile_rank(len(group), self.alpha)
+            thresholds.append(torch.inf if rank > len(group) else float(group.kthvalue(rank).values))
+        threshold = torch.tensor(thresholds, dtype=torch.float64, device=labels.device)
+        self.learn("threshold", threshold.expand(number))
 
     def _fit_labels(self, logits: Tensor, target: Tensor, ignore_index: int) -> Self:
         raise ValueError(

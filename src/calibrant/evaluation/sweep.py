@@ -50,8 +50,14 @@ class Sweep:
     def remarks(self) -> list[str]:
         """How the choice was made, and what to be careful about."""
         means = [figure.mean for figure in self.criterion.figures(self.validation).values()]
-        edges = self._at_edges() if len(set(means)) > 1 else []
-        return [self.criterion.reason(self.validation, self.chosen), *edges, *self._about_data()]
+        found = [self.criterion.reason(self.validation, self.chosen)]
+        if len(set(means)) > 1:
+            found += self._at_edges()
+        if any(option.partition(".")[0] == "data" for option in self.options):
+            found.append(
+                "The settings differ in their data: the figures may be of different validation data."
+            )
+        return found
 
     def _at_edges(self) -> list[str]:
         found = []
@@ -62,11 +68,6 @@ class Sweep:
             if value in (min(numbers), max(numbers)):
                 found.append(at_edge(option, str(value), smaller=value == min(numbers)))
         return found
-
-    def _about_data(self) -> list[str]:
-        if not any(option.partition(".")[0] == "data" for option in self.options):
-            return []
-        return ["The settings differ in their data: the figures may be of different validation data."]
 
     def to_json(self) -> str:
         """The options, the choice, and the figures of every run."""

@@ -86,7 +86,10 @@ def write_probabilities(
     Raises:
         ValueError: a ``.csv`` file cannot have several predictions for an input.
     """
-    names, class_names = ([_printable(text) for text in texts] for texts in (names, class_names))
+    names, class_names = (
+        [text.encode("utf-8", "backslashreplace").decode("utf-8") for text in texts]
+        for texts in (names, class_names)
+    )
     first, parts = _first(batches)
     if path.suffix.lower() == ".csv":
         if first.ndim > 2:
@@ -107,10 +110,6 @@ def write_probabilities(
     with replacing(path) as stream:
         arrays: Arrays = {"probabilities": ((len(names), *first.shape[1:]), noted())}
         _write_npz(stream, arrays, class_names, texts)
-
-
-def _printable(text: str) -> str:
-    return text.encode("utf-8", "backslashreplace").decode("utf-8")
 
 
 def _write_csv(

@@ -26,7 +26,6 @@ from calibrant.reports.tables import (
 if TYPE_CHECKING:
     from calibrant.evaluation import Difference, Evaluation
     from calibrant.evaluation.comparison import Comparison, MeanFigure
-    from calibrant.metrics.catalogue import Metric
 
 
 def _best(
@@ -65,7 +64,10 @@ def evaluation_table(
         cells = []
         for index, (evaluation, value) in enumerate(zip(evaluations, values, strict=True)):
             if value is None:
-                cells.append(Cell(None, "–", note=_why_missing(metric, evaluation)))
+                why = metric.why_missing or "not computed"
+                if not evaluation.exact and not metric.streamed:
+                    why = "needs every prediction at once, which a streamed evaluation does not keep"
+                cells.append(Cell(None, "–", note=why))
                 continue
             verdict: Verdict = ""
             note = ""
@@ -182,12 +184,6 @@ def _p_values(evaluations: Sequence[Evaluation]) -> Column:
 def _known(value: float | None) -> float | None:
     """The number; None for NaN."""
     return None if value is None or math.isnan(value) else float(value)
-
-
-def _why_missing(metric: Metric, evaluation: Evaluation) -> str:
-    if not evaluation.exact and not metric.streamed:
-        return "needs every prediction at once, which a streamed evaluation does not keep"
-    return metric.why_missing or "not computed"
 
 
 # The figures of a comparison that a narrow terminal keeps longest, before and after temperature scaling.

@@ -142,7 +142,11 @@ def one_model(evaluation: Evaluation) -> Verdict:
         ]
     sentences += _room_for_a_temperature(evaluation)
     if _is_tested(evaluation):
-        sentences.append(f"{_capital(_test_words(evaluation))}{_meaning_of_the_test(evaluation)}")
+        error = _percent(evaluation.ece)
+        meaning = f"a calibrated model may well get an ECE of {error} from this many elements"
+        if _is_rejected(evaluation):
+            meaning = f"chance alone does not explain an ECE of {error}"
+        sentences.append(f"{_capital(_test_words(evaluation))}: {meaning}.")
     return Verdict(f"{_capital(_headline(evaluation))}.", tuple(sentences))
 
 
@@ -225,13 +229,6 @@ def _test_words(evaluation: Evaluation) -> str:
         return "calibration is not tested"
     result = "is rejected" if _is_rejected(evaluation) else "is not rejected"
     return f"calibration {result} ({p_words(evaluation.p_value)})"
-
-
-def _meaning_of_the_test(evaluation: Evaluation) -> str:
-    error = _percent(evaluation.ece)
-    if _is_rejected(evaluation):
-        return f": chance alone does not explain an ECE of {error}."
-    return f": a calibrated model may well get an ECE of {error} from this many elements."
 
 
 def _room_for_a_temperature(evaluation: Evaluation) -> list[str]:
