@@ -210,14 +210,10 @@ def _pictures(comparison: Comparison, history: History, learned: Learned) -> dic
             file = f"roc-{_letters(data)}-{names.get(calibrator, f'after-{_letters(calibrator)}')}"
             add(file, caption, plots.mean_roc_curve, rates, height=3.8)
     for shift, short in data_labels(comparison.methods[0].shifted).items():
-        for file, caption, metric, calibrator in (
-            ("accuracy", "Accuracy", "accuracy", ""),
-            ("ece", f"ECE {state_words('')}", "ece", ""),
-            *(
-                (f"ece-{_letters(key)}", f"ECE {state_words(key)}", "ece", key)
-                for key in comparison.calibrators
-            ),
-        ):
+        drawn = [("accuracy", "Accuracy", "accuracy", "")]
+        for key in ("", *comparison.calibrators):
+            drawn.append((f"ece-{_letters(key)}".rstrip("-"), f"ECE {state_words(key)}", "ece", key))
+        for file, caption, metric, calibrator in drawn:
             levels = comparison.severities(shift)
             by_seed = {
                 method.name: [

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import accumulate
 
 from calibrant.extras import require
 
@@ -146,10 +147,7 @@ def smoothed(values: Sequence[float], factor: float) -> list[float]:
     >>> smoothed([4.0, 2.0, 2.0], 0.5)
     [4.0, 3.0, 2.5]
     """
-    found: list[float] = []
-    for value in values:
-        found.append(factor * found[-1] + (1 - factor) * value if found else value)
-    return found
+    return list(accumulate(values, lambda before, value: factor * before + (1 - factor) * value))
 
 
 def _by_label(runs: Sequence[RunRecord]) -> dict[str, list[RunRecord]]:
