@@ -35,9 +35,7 @@ def collective_device(
 ) -> torch.device:
     """The device for exchanging tensors in the process group: that of the data if possible.
 
-    Args:
-        data: the device of the data; None in a process without data, which guesses the device of the others.
-        group: the processes; all of them by default.
+    A process without data guesses the device of the others.
     """
     if not several_processes() or (data is not None and data.type == "cuda"):
         return data or torch.device("cpu")

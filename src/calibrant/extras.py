@@ -19,15 +19,10 @@ class MissingPackageError(ImportError):
 
 
 def require(extra: str, *packages: str, purpose: str) -> None:
-    """Raise an error if a package is not installed. Nothing is imported.
+    """Raise an error if a package, by the name under which it is imported, is not installed.
 
-    Args:
-        extra: the extra of calibrant that installs the packages.
-        packages: the packages, by the names under which they are imported.
-        purpose: what needs them, as the start of a sentence.
-
-    Raises:
-        MissingPackageError: a package is not installed.
+    Nothing is imported. ``extra`` is the extra of calibrant that installs the packages, and ``purpose`` what
+    needs them, as the start of a sentence.
 
     >>> require("parquet", "no_such_package", purpose="reading Parquet")
     Traceback (most recent call last):

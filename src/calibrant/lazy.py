@@ -16,10 +16,7 @@ def on_demand(
 ) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
     """The functions ``__getattr__`` and ``__dir__`` of a package whose modules are imported on demand.
 
-    Args:
-        package: the name of the package.
-        path: its ``__path__``. Every public module there becomes an attribute.
-        names: for each further attribute, the module that defines it.
+    Every public module in its ``path`` becomes an attribute. ``names`` has further ones, with their modules.
     """
     modules = {module.name for module in iter_modules(path) if not module.name.startswith("_")}
     origins = dict(names or {})

@@ -38,11 +38,7 @@ class Choice:
 
     @classmethod
     def parse(cls, text: str) -> Choice:
-        """Parse ``name[option=value, …]``; the brackets are optional.
-
-        Raises:
-            RecipeError: the text has another form.
-        """
+        """Parse ``name[option=value, …]``; the brackets are optional."""
         match = re.fullmatch(r"\s*([^\[\]]+?)\s*(?:\[(.*)\])?\s*", text, re.DOTALL)
         if match is None:
             raise RecipeError(f"cannot read {text!r}; expected name or name[option=value,option=value]")
@@ -96,11 +92,7 @@ def parse_value(text: str) -> Any:
 
 
 def read_toml(path: Path) -> str:
-    """The text of a TOML file.
-
-    Raises:
-        RecipeError: it is not UTF-8, or far too large.
-    """
+    """The text of a TOML file, unless it is not UTF-8 or far too large."""
     if path.stat().st_size > _LARGEST:
         raise RecipeError(f"{path} is larger than {_LARGEST >> 20} MiB; expected a TOML file")
     try:
@@ -170,14 +162,8 @@ def check_options(
 ) -> dict[str, Any]:
     """Check options against the keyword-only parameters of functions, and convert them to their types.
 
-    Args:
-        where: the thing that the options belong to, for errors.
-        options: the values by name.
-        *functions: the functions whose keyword-only parameters are the known options.
-        complete: whether options without a default must be given.
-
-    Raises:
-        RecipeError: an option is unknown or missing, or a value has the wrong type.
+    ``where`` is the thing that the options belong to, for errors. With ``complete``, options without a
+    default must be given.
     """
     hints = {key: hint for function in functions for key, hint in options_of(function).items()}
     checked = {}
@@ -194,13 +180,7 @@ def check_options(
 def check_type(where: str, value: Any, hint: Any) -> Any:
     """Return a value if it has the annotated type; integers become floats and lists tuples where needed.
 
-    Args:
-        where: the name of the value, for errors.
-        value: the value to check.
-        hint: the type annotation.
-
-    Raises:
-        RecipeError: the value has another type.
+    ``where`` is the name of the value, for the error.
 
     >>> check_type("lr", 1, float), check_type("milestones", [40, 60], tuple[int, ...])
     (1.0, (40, 60))

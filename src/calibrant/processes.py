@@ -33,10 +33,8 @@ class WorkerError(RuntimeError):
 def process_pool(jobs: int) -> Iterator[ProcessPoolExecutor]:
     """A pool of processes that share the cores of this machine. They end with this process.
 
-    Work that waits is dropped at the end. After an error, so is work that has begun.
-
-    Raises:
-        WorkerError: a worker process was killed.
+    Work that waits is dropped at the end. After an error, so is work that has begun. A killed worker process
+    raises a `WorkerError`.
     """
     import torch  # here: the options of the commands name `Workers`, and their help must not wait for torch
 
@@ -75,15 +73,8 @@ def ray_cluster(jobs: int | None, purpose: str) -> Iterator[Any]:
     """The package Ray, connected to a cluster.
 
     It is the cluster that this machine belongs to, or that the environment variable ``RAY_ADDRESS`` names, or
-    a new one on this machine.
-
-    Args:
-        jobs: the number of CPUs of a new cluster; None for all of this machine.
-        purpose: what needs Ray, as the start of a sentence.
-
-    Raises:
-        MissingPackageError: Ray is not installed.
-        WorkerError: a worker process was killed.
+    a new one on this machine, with ``jobs`` CPUs or all of them. ``purpose`` is what needs Ray, as the start
+    of a sentence, for the error if it is not installed. A killed worker process raises a `WorkerError`.
     """
     ray = optional_package("ray", "ray", purpose=purpose)
     started = not ray.is_initialized()

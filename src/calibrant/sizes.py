@@ -80,18 +80,10 @@ def check_torch_file(path: Path) -> None:
 
 
 def npy_header(stream: IO[bytes], size: int, name: str) -> Header:
-    """Read the header of a ``.npy`` file and check it; leaves the stream at the start of the data.
+    """Read the header of a ``.npy`` file of this size: shape, whether in Fortran order, and type.
 
-    Args:
-        stream: the file, at its start.
-        size: the size of the file in bytes.
-        name: the name of the array, for errors.
-
-    Returns:
-        Shape, whether the array is in Fortran order, and type.
-
-    Raises:
-        ValueError: the header is damaged, declares another size, or holds pickled objects.
+    The stream is left at the start of the data. A header that is damaged, declares another size, or holds
+    pickled objects raises a `ValueError` with the ``name`` of the array.
     """
     version = np.lib.format.read_magic(stream)
     if version not in ((1, 0), (2, 0)):

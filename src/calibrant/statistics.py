@@ -96,9 +96,7 @@ class Statistics:
     def all_reduce(self, group: dist.ProcessGroup | None = None, *, timeout: float | None = None) -> Self:
         """The sums of all processes, in one collective call; ``self`` where there is one process.
 
-        Args:
-            group: the processes to pool over; all of them by default.
-            timeout: seconds to wait for the others; by default as long as the process group does.
+        Arguments as for `calibrant.distributed.all_reduce`.
         """
         if not several_processes():
             return self

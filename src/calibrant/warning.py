@@ -14,12 +14,7 @@ _NOT_CALLERS = tuple(f"{Path(path).parent}{os.sep}" for path in (__file__, torch
 
 
 def warn(message: str | Warning, category: type[Warning] = UserWarning) -> None:
-    """Warn the user. The warning points to the line outside of this package that led to it.
-
-    Args:
-        message: the text, or a warning with its category.
-        category: the category of a text.
-    """
+    """Warn the user. The warning points to the line outside of this package that led to it."""
     level, frame = 2, sys._getframe(1)
     while frame.f_back is not None and frame.f_code.co_filename.startswith(_NOT_CALLERS):
         level, frame = level + 1, frame.f_back

@@ -96,11 +96,7 @@ class FittedLayer(nn.Module, ABC):
         return (self._fit_labels if binary else self._fit)(logits, target, ignore_index)
 
     def fit_batches(self, batches: Batches, *, ignore_index: int = -100) -> Self:
-        """Learn from batches; only some methods can.
-
-        Raises:
-            TypeError: this method needs all data at once.
-        """
+        """Learn from batches; methods that need all data at once raise a `TypeError`."""
         name = type(self).__name__
         raise TypeError(f"{name} cannot learn from batches: it needs all data at once, pass them to fit")
 
@@ -230,11 +226,7 @@ class FittedLayer(nn.Module, ABC):
         return torch.tensor(list(json.dumps(state, default=str).encode()), dtype=torch.uint8)
 
     def set_extra_state(self, state: Tensor) -> None:
-        """Restore the number of classes, for `load_state_dict`.
-
-        Raises:
-            ValueError: the state belongs to another method or has other options.
-        """
+        """Restore the number of classes, for `load_state_dict`; refuses that of other methods or options."""
         found = json.loads(bytes(state.tolist()))
         own = json.loads(bytes(self.get_extra_state().tolist()))
         for what in ("method", "options"):
@@ -403,9 +395,7 @@ def below_maximum(logits: Tensor, axis: int = -1) -> Tensor:
 def valid_rows(logits: Tensor, target: Tensor, ignore_index: int) -> tuple[Tensor, Tensor]:
     """The elements that are not ignored: float64 logits ``(N, K)`` and labels ``(N,)``, N at least 1.
 
-    Raises:
-        TypeError: as for `Calibrator.fit`.
-        ValueError: as for `Calibrator.fit`.
+    Errors as for `Calibrator.fit`.
     """
     elements = arrange(logits, target, ignore_index=ignore_index)
     rows, labels = elements.rows.double(), elements.labels

@@ -275,11 +275,8 @@ class StructuredMatrixScaling(StructuredVectorScaling):
 class _PerClass:
     """The likelihood of a factor and an offset per class, its gradient and its curvature.
 
-    Args:
-        data: the data to fit to.
-        inputs: from logits ``(n, K)`` to centred features in the type to compute in.
-        penalties: the factors of the summed squares, as from `Linear.penalties`.
-        like: a float64 tensor ``(K,)`` on the device of the data.
+    ``inputs`` maps logits ``(n, K)`` to centred features in the type to compute in. ``penalties`` are those
+    of `Linear`. ``like`` is a float64 tensor ``(K,)`` on the device of the data.
     """
 
     def __init__(
@@ -433,11 +430,9 @@ def minimise(
 ) -> Tensor:
     """Minimise a convex function by preconditioned L-BFGS. The result is never worse than the start.
 
-    Args:
-        objective: returns the value, the gradient and a solver for the approximate curvature.
-        start: the first point.
-        what: the name of the calibrator, for a warning.
-        enough: stop when a step gains less than this and the next one promises no more.
+    ``objective`` returns the value, the gradient and a solver for the approximate curvature. ``what`` is the
+    name of the calibrator, for a warning. The search ends when a step gains less than ``enough`` and the next
+    one promises no more.
     """
     at = start
     value, slope, solve = objective(at)

@@ -71,9 +71,6 @@ class HeldOut:
             function: takes the parts of a `Block`; returns sums over its elements.
             of_images: takes the logits of a batch ``(B, K, *S)``; returns one value per image ``(B,)``, which
                 the function gets as third argument, ``(n,)``, one for each element.
-
-        Returns:
-            The sums over all blocks, in float64.
         """
         totals: dict[int, list[Tensor]] = {}
         for batch in self._batches(of_images):
@@ -99,15 +96,7 @@ class HeldOut:
     def totals(
         self, function: Callable[..., Sums], of_images: Callable[[Tensor], Tensor] | None = None
     ) -> Tensor:
-        """Add up several values per element, in one pass.
-
-        Args:
-            function: as for `sums`, but returns one value per element, ``(n,)``, in each tensor.
-            of_images: as for `sums`.
-
-        Returns:
-            The sums, one for each value, in float64 on the CPU.
-        """
+        """`sums` of a function that returns tensors of one value per element ``(n,)``: a number for each."""
 
         def summed(*block: Tensor) -> Sums:
             return (torch.stack([value.sum(dtype=torch.float64) for value in function(*block)]),)

@@ -81,15 +81,10 @@ class Temperature(Scaling):
 
 @dataclass(frozen=True)
 class Likeliest:
-    """The temperature of least negative log-likelihood.
-
-    Attributes:
-        temperature: T.
-        scale: the typical difference between an element's top logit and the mean of its logits.
-    """
+    """The temperature of least negative log-likelihood."""
 
     temperature: float
-    scale: float
+    scale: float  # the typical difference between an element's top logit and the mean of its logits
 
     @property
     def unit(self) -> float:
@@ -133,12 +128,7 @@ def sharpness_terms(rows: Tensor, labels: Tensor, inverse: Tensor | float) -> tu
 
     With ``z = l/T``: ``-log softmax(z)_y``, ``E[z] - z_y`` and ``Var[z]``, where mean and variance are over
     the classes, weighted by their probabilities. The second term is the derivative in ``u = -log T``. The sum
-    of the second and the third is the second derivative.
-
-    Args:
-        rows: logits ``(n, K)``.
-        labels: ``(n,)``.
-        inverse: ``1/T``, one number or ``(n, 1)``.
+    of the second and the third is the second derivative. ``inverse`` is ``1/T``, one number or ``(n, 1)``.
     """
     scaled = (rows - rows.amax(1, keepdim=True)).mul_(inverse)
     truth = scaled.gather(1, labels[:, None]).squeeze(1)
@@ -174,14 +164,8 @@ def _root(
     """The root of a rising function, by Newton's method between bounds.
 
     The interval is halved instead if a step leaves it, or if steps do not shrink fast enough because the
-    function is nearly flat.
-
-    Args:
-        derivatives: returns the function's value and, approximately, its derivative.
-        low: a point below the root.
-        high: a point above the root.
-        start: the first point to try.
-        tolerance: the largest last step.
+    function is nearly flat. ``derivatives`` returns the function's value and, approximately, its derivative.
+    ``tolerance`` is the largest last step.
     """
     at, step, before = start, high - low, high - low
     for _ in range(200):

@@ -14,22 +14,16 @@ _AFTER = "-after-temperature"
 
 @dataclass(frozen=True)
 class Criterion:
-    """A figure on the validation data, by which a setting is chosen.
+    """A figure on the validation data, by which a setting is chosen."""
 
-    Attributes:
-        metric: the key of the metric in `calibrant.metrics.METRICS`.
-        after: whether it is measured after temperature scaling.
-    """
-
-    metric: str
-    after: bool = False
+    metric: str  # a key of `calibrant.metrics.METRICS`
+    after: bool = False  # whether it is measured after temperature scaling
 
     @classmethod
     def parse(cls, text: str) -> Criterion:
         """Read a metric such as ``nll`` or ``adaptive-ece``, possibly with ``-after-temperature``.
 
-        Raises:
-            ValueError: there is no such metric, or an evaluation does not compute it by default.
+        It must be one that an evaluation computes by default.
 
         >>> Criterion.parse("nll-after-temperature")
         Criterion(metric='nll', after=True)

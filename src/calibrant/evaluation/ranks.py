@@ -31,21 +31,13 @@ Values = Mapping[str, Mapping[str, Sequence[float]]]
 
 @dataclass(frozen=True)
 class Standing:
-    """The results of one experiment, such as many losses on one data set, of which some may be missing.
+    """The results of one experiment, such as many losses on one data set, of which some may be missing."""
 
-    Attributes:
-        name: the heading in tables.
-        folder: the folder of its runs, from that of the leaderboard.
-        comparison: the methods that have at least one seed; None if there are none.
-        missing: the methods and seeds of runs without results, and why.
-        ranked: whether it counts in the ranks.
-    """
-
-    name: str
-    folder: str
-    comparison: Comparison | None
-    missing: Mapping[tuple[str, int], str]
-    ranked: bool = True
+    name: str  # the heading in tables
+    folder: str  # that of its runs, from that of the leaderboard
+    comparison: Comparison | None  # the methods that have at least one seed; None if there are none
+    missing: Mapping[tuple[str, int], str]  # the methods and seeds of runs without results, and why
+    ranked: bool = True  # whether it counts in the ranks
 
     def missing_lines(self) -> list[str]:
         """What is missing, with all methods in one line that lack the same seeds for the same reason.
@@ -112,17 +104,7 @@ class Ranks:
 
 
 def rank_methods(values: Values, *, higher_is_better: bool, resamples: int = 1000, seed: int = 0) -> Ranks:
-    """Rank methods by one metric over several data sets.
-
-    Args:
-        values: the values of the metric.
-        higher_is_better: whether high values are good.
-        resamples: bootstrap resamples for the intervals.
-        seed: the seed of the resamples.
-
-    Raises:
-        ValueError: there is no data set, or no method that has values on all of them.
-    """
+    """Rank the methods that have values on all data sets, with intervals from bootstrap resamples."""
     data = tuple(values)
     known = [set(methods) for methods in values.values()]
     names = [name for name in next(iter(values.values()), {}) if all(name in each for each in known)]

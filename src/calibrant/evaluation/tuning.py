@@ -21,25 +21,15 @@ Outcome = Literal["finished", "stopped", "failed"]
 
 @dataclass(frozen=True)
 class Trial:
-    """One setting of the hyper-parameters.
+    """One setting of the hyper-parameters."""
 
-    Attributes:
-        number: trials are numbered from 0 in the order in which they began.
-        values: the values of the tuned hyper-parameters.
-        loss: the loss with these values.
-        outcome: whether training finished, was stopped early, or failed.
-        value: the criterion on the validation data; None unless training finished.
-        epochs: the criterion on the validation data after each epoch; empty if training does not log it.
-        reason: why training failed.
-    """
-
-    number: int
-    values: Mapping[str, float]
-    loss: str
-    outcome: Outcome
-    value: float | None = None
-    epochs: tuple[float, ...] = ()
-    reason: str = ""
+    number: int  # from 0, in the order in which trials began
+    values: Mapping[str, float]  # of the tuned hyper-parameters
+    loss: str  # with these values
+    outcome: Outcome  # whether training finished, was stopped early, or failed
+    value: float | None = None  # the criterion on the validation data; None unless training finished
+    epochs: tuple[float, ...] = ()  # the same after each epoch; empty if training does not log it
+    reason: str = ""  # why training failed
 
     @property
     def name(self) -> str:

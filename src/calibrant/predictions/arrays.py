@@ -77,11 +77,7 @@ def to_tensor(array: np.ndarray[Any, Any] | Tensor, dtype: torch.dtype | None) -
 
 
 def to_labels(path: Path, array: np.ndarray[Any, Any] | Tensor, start: int) -> Tensor:
-    """Labels as int64. ``start`` is the row of the first.
-
-    Raises:
-        BadFileError: a label is too large, and would become another number.
-    """
+    """Labels as int64, unless one is so large that it would become another. ``start`` is the first row."""
     wide = array.dtype == torch.uint64 if isinstance(array, Tensor) else array.dtype.kind in "uf"
     if wide:
         numbers = np.asarray(array)

@@ -192,15 +192,8 @@ def write_leaderboard(
 ) -> list[Ranking]:
     """Write `FILES`, ``plots/ranks-*.png``, and in the folder of each experiment those of its comparison.
 
-    Args:
-        title: the heading of the page.
-        standings: the experiments.
-        folder: the folder to write to.
-        report: called with a line about each experiment before its files are written. Those of many losses
-            take minutes.
-
-    Returns:
-        The ranks, as `all_rankings` computes them.
+    ``report`` is called with a line about each experiment before its files are written. Those of many losses
+    take minutes. Returns `all_rankings`.
     """
     target = Path(folder)
     ranked = all_rankings(standings)

@@ -106,12 +106,7 @@ class Table:
 
 
 def listing(rows: Sequence[Sequence[str]], headings: Mapping[str, int]) -> Table:
-    """A table of texts.
-
-    Args:
-        rows: the name of each row, followed by its texts.
-        headings: the importance of each column of texts, by its heading.
-    """
+    """A table of texts: the name of each row with its texts, and each column's importance by its heading."""
     names, *texts = zip(*rows, strict=True)
     columns = (
         Column(heading, heading, tuple(Cell(None, text) for text in column), "", None, importance, prose=True)

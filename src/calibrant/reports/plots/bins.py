@@ -26,18 +26,14 @@ _LINE = 0.16  # of a label
 class Row:
     """A kind of panel, of which every bin has one.
 
-    Attributes:
-        label: the label of the vertical axis.
-        curves: pairs of the name of a run and its values ``(epochs, bins)``, by the name of the line. NaN
-            stands for an empty bin and interrupts the line.
-        height: the height relative to other rows.
-        zero: draw a line at 0.
+    The curves are pairs of the name of a run and its values ``(epochs, bins)``, by the name of the line. NaN
+    stands for an empty bin and interrupts the line.
     """
 
-    label: str
+    label: str  # of the vertical axis
     curves: Mapping[str, Sequence[tuple[str, Array]]]
-    height: float = 1.0
-    zero: bool = False
+    height: float = 1.0  # relative to other rows
+    zero: bool = False  # whether to draw a line at 0
 
 
 def panels(rows: Sequence[Row], bins: Sequence[int]) -> Figure:

@@ -111,10 +111,7 @@ def reliability_diagram(
 def reliability_grid(data: Mapping[str, Mapping[str, Evaluation]], title: str) -> Figure:
     """Draw a grid of reliability diagrams with one legend.
 
-    Args:
-        data: by row, such as a calibrator, and by column, such as a loss: the evaluations. Every row has the
-            same columns.
-        title: the title of the figure.
+    The data are evaluations by row, such as a calibrator, and by column, such as a loss.
     """
     columns = list(next(iter(data.values())))
     headings = [wrapped(name, _GRID_LETTERS) for name in columns]
