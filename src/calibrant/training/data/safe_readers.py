@@ -118,7 +118,7 @@ def is_image(name: str) -> bool:
 
 
 def read_pickle(path: Path) -> dict[str, Any]:
-    """Read a dictionary of numbers, strings, lists and numeric arrays from an untrusted pickle.
+    """Read a dictionary of numbers, strings, lists of these, and numeric arrays from an untrusted pickle.
 
     A pickle can call any function that it names. This reader replaces the few names that NumPy arrays need
     by harmless functions, which build arrays from bytes. It refuses every other name.
@@ -128,12 +128,16 @@ def read_pickle(path: Path) -> dict[str, Any]:
     # From memory: of a file, Python would allocate as many bytes as a damaged pickle asks for.
     stream = io.BytesIO(path.read_bytes())
     try:
-        content = _plain(_PlainUnpickler(stream, encoding="bytes").load(), {})
+        content = _PlainUnpickler(stream, encoding="bytes").load()
+        if isinstance(content, dict):
+            plain = {}
+            for name, value in content.items():
+                listed = isinstance(value, list)
+                plain[str(_plain(name))] = list(map(_plain, value)) if listed else _plain(value)
+            return plain
     except Exception as error:  # a damaged pickle can raise nearly anything
         raise ValueError(f"{path} cannot be read as a pickle of numbers and texts: {error}") from error
-    if not isinstance(content, dict):
-        raise ValueError(f"{path} holds a {type(content).__name__}, expected a dictionary")
-    return content
+    raise ValueError(f"{path} holds a {type(content).__name__}, expected a dictionary")
 
 
 def read_mat(path: Path, names: Sequence[str]) -> list[Array]:
@@ -246,29 +250,11 @@ class _PlainUnpickler(pickle._Unpickler):
         return _REPLACEMENTS[place, name]
 
 
-def _plain(value: Any, done: dict[int, Any]) -> Any:
-    """Unwrap arrays and decode byte strings, recursively.
-
-    ``done`` holds the result for each list and dictionary by its identity. Without it, lists that share their
-    elements would grow exponentially.
-    """
+def _plain(value: Any) -> Any:
+    """Unwrap an array, or decode a byte string."""
     if isinstance(value, _PlainArray):
         return value.value
-    if isinstance(value, bytes):
-        return value.decode("latin-1")
-    if id(value) in done:
-        return done[id(value)]
-    if isinstance(value, list):
-        plain_list: list[Any] = []
-        done[id(value)] = plain_list
-        plain_list.extend(_plain(element, done) for element in value)
-        return plain_list
-    if isinstance(value, dict):
-        plain_dict: dict[str, Any] = {}
-        done[id(value)] = plain_dict
-        plain_dict.update((str(_plain(name, done)), _plain(each, done)) for name, each in value.items())
-        return plain_dict
-    return value
+    return value.decode("latin-1") if isinstance(value, bytes) else value
 
 
 @contextmanager

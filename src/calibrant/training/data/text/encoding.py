@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import re
 import tempfile
-from array import array
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
+from sys import intern
 from typing import Any, ClassVar, Literal, Self
 
 import numpy as np
@@ -21,7 +21,7 @@ from calibrant.arguments import one_of, whole_number
 from calibrant.extras import optional_package
 from calibrant.sizes import check_memory
 from calibrant.training.data.preparation import Preparation
-from calibrant.training.data.safe_readers import Array, MissingDataError, present
+from calibrant.training.data.safe_readers import MissingDataError, present
 from calibrant.training.data.split import DataSets, Inputs, TensorSplit
 from calibrant.training.data.text.documents import Documents
 
@@ -169,38 +169,33 @@ def number_words(
             f"vocabulary must be at least {first + 1}, padding{'' if keras else ' and unknown words'} "
             f"included, got {vocabulary!r}"
         )
-    # Words get a preliminary number when they first occur, and their final one at the end. Arrays of numbers
-    # take an eighth of the memory of lists of strings.
-    numbers: defaultdict[str, int] = defaultdict()
-    numbers.default_factory = numbers.__len__
-    preliminary = []
-    for part, length in zip(texts, lengths, strict=True):
-        split = (separated_words(text) if keras else tokens(text)[:length] for text in part)
-        found = (array("i", map(numbers.__getitem__, each)) for each in split)
-        preliminary.append([np.frombuffer(document, np.int32) for document in found])
-    counted = [document for group in preliminary[: None if keras else 1] for document in group]
-    counts = np.bincount(np.concatenate(counted), minlength=len(numbers))
-    words = sorted(
-        (word for word, number in numbers.items() if counts[number]), key=lambda w: (-counts[numbers[w]], w)
-    )[: vocabulary - first]
-    final = np.full(len(numbers), PADDING if keras else UNKNOWN, np.int64)
-    final[[numbers[word] for word in words]] = np.arange(first, len(words) + first)
+    parts = [
+        # Equal words are one object, which keeps the memory small.
+        [list(map(intern, _words(text, length, keras))) for text in part]
+        for part, length in zip(texts, lengths, strict=True)
+    ]
+    counts = Counter(chain.from_iterable(chain(*(parts if keras else parts[:1]))))
+    words = sorted(counts, key=lambda word: (-counts[word], word))[: vocabulary - first]
+    numbers = {word: number for number, word in enumerate(words, first)}
     inputs: list[Inputs] = [
-        _in_rows([final[document] for document in documents], length, keras)
-        for documents, length in zip(preliminary, lengths, strict=True)
+        _in_rows(part, numbers, length, keras) for part, length in zip(parts, lengths, strict=True)
     ]
     return inputs, words
 
 
-def _in_rows(documents: Sequence[Array], length: int, keras: bool) -> Tensor:
-    """The final numbers of each document's words in rows ``(N, length)``, cut and padded; see `encode`."""
+def _words(text: str, length: int, keras: bool) -> list[str]:
+    return separated_words(text) if keras else tokens(text)[:length]
+
+
+def _in_rows(documents: Sequence[list[str]], numbers: Mapping[str, int], length: int, keras: bool) -> Tensor:
+    """The numbers of each document's words in rows ``(N, length)``, cut and padded; see `encode`."""
     indices = torch.full((len(documents), length), PADDING)
-    for row, known in zip(indices.numpy(), documents, strict=True):
+    for row, words in zip(indices.numpy(), documents, strict=True):
         if keras:
-            known = known[known != PADDING][-length:]
+            known = [numbers[word] for word in words if word in numbers][-length:]
             row[length - len(known) :] = known
         else:
-            row[: len(known)] = known
+            row[: len(words)] = [numbers.get(word, UNKNOWN) for word in words]
     return indices
 
 
@@ -312,12 +307,8 @@ class WordPreparation(_TextPreparation):
 
     def __call__(self, raw: Any) -> Tensor:
         keras = self.preprocessing == "keras"
-        unknown = PADDING if keras else UNKNOWN
-        documents = []
-        for text in self.texts(raw):
-            found = separated_words(text) if keras else tokens(text)[: self.length]
-            documents.append(np.array([self._numbers.get(word, unknown) for word in found], np.int64))
-        return _in_rows(documents, self.length, keras)
+        documents = [_words(text, self.length, keras) for text in self.texts(raw)]
+        return _in_rows(documents, self._numbers, self.length, keras)
 
     @cached_property
     def _numbers(self) -> dict[str, int]:
