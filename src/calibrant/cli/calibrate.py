@@ -14,7 +14,6 @@ from calibrant.cli.program import say
 if TYPE_CHECKING:
     from calibrant.calibrators import Calibrator, Ranking
     from calibrant.cli.prediction_files import Batch
-    from calibrant.options import Choice
     from calibrant.predictions import PredictionFile
 
 
@@ -65,7 +64,8 @@ def calibrate(
     from calibrant.predictions import BadFileError, open_predictions
 
     with terminal.one_line_errors(BadFileError):
-        chosen = _method(method)
+        named = _calibrator(method)
+        key = "auto" if named is None else named.key
         reading: dict[str, Any] = {"ignore_index": ignore_index, "binary": binary}
         held_out = open_predictions(file, **reading)
         evaluated = held_out if test is None else open_predictions(test, **reading)
@@ -77,10 +77,10 @@ def calibrate(
         same = prediction_files.same_content(held_out, evaluated)
         in_passes = [key for key, kind in CALIBRATORS.items() if issubclass(kind, Scaling) and not binary]
         limit = prediction_files.EXACT_LIMIT
-        if held_out.size > limit and chosen.name not in in_passes:
+        if held_out.size > limit and key not in in_passes:
             raise BadFileError(
                 held_out.path,
-                f"has {held_out.size / 2**30:.3g} GiB of logits, and --method {chosen.name} takes no more "
+                f"has {held_out.size / 2**30:.3g} GiB of logits, and --method {key} takes no more "
                 f"than {limit / 2**30:.3g} GiB; methods that read a file in passes: "
                 f"{', '.join(in_passes) or 'none with --binary'}",
             )
@@ -89,7 +89,7 @@ def calibrate(
         # First, because data that cannot be evaluated need not be fitted.
         before = prediction_files.evaluate_file(evaluated, "before", loaded, options)
         fitted_to = loaded if same else prediction_files.load(held_out)
-        calibrator, ranking = _fit(held_out, chosen, fitted_to, folds=folds, seed=seed)
+        calibrator, ranking = _fit(held_out, named, fitted_to, folds=folds, seed=seed)
         after = prediction_files.evaluate_file(evaluated, "after", loaded, options, calibrator)
     with terminal.one_line_errors(OSError):  # written first: printing fails if nobody reads the output
         if output is not None:
@@ -117,52 +117,49 @@ def calibrate(
         )
 
 
-def _method(text: str) -> Choice:
-    """The method with its options, checked."""
+def _calibrator(text: str) -> Calibrator | None:
+    """The calibrator that a method names, with its options; None for auto."""
     from calibrant.arguments import unknown
     from calibrant.calibrators import CALIBRATORS, create_calibrator
     from calibrant.options import Choice, check_options
 
     try:
         method = Choice.parse(text)
-        known = ["auto", *CALIBRATORS]
-        if method.name not in known:
-            raise ValueError(unknown("method", method.name, known))
         if method.name == "auto":
             if method.options:
                 raise ValueError("auto takes no options; the options in brackets belong to one method")
-            return method
-        kind = CALIBRATORS[method.name]
-        method = Choice(method.name, check_options(method.name, method.options, kind.__init__))
-        create_calibrator(method.name, **method.options)
+            return None
+        if method.name not in CALIBRATORS:
+            raise ValueError(unknown("method", method.name, ["auto", *CALIBRATORS]))
+        options = check_options(method.name, method.options, CALIBRATORS[method.name].__init__)
+        return create_calibrator(method.name, **options)
     except (TypeError, ValueError) as problem:
         terminal.fail(f"--method {text}: {problem}")
-    return method
 
 
 def _fit(
-    file: PredictionFile, method: Choice, loaded: Batch | None, *, folds: int, seed: int
+    file: PredictionFile, calibrator: Calibrator | None, loaded: Batch | None, *, folds: int, seed: int
 ) -> tuple[Calibrator, Ranking | None]:
     """A calibrator fitted to loaded predictions or, without them, in passes over the file.
 
-    For the method "auto", the ranking of all methods comes second.
+    Without a calibrator the best one is chosen, and the ranking of all comes second.
     """
-    from calibrant.calibrators import choose, create_calibrator
+    from calibrant.calibrators import choose
     from calibrant.calibrators.streaming import Scaling
     from calibrant.cli.prediction_files import Passes, errors_of
 
     rankings: list[Ranking] = []
     reading: dict[str, Any] = {"ignore_index": file.ignore_index, "binary": file.binary}
     with terminal.progress_bars() as progress, errors_of(file):
-        if loaded is not None and method.name == "auto":
+        if loaded is not None and calibrator is None:
             progress.add_task(f"{file.name}: fitting auto", total=None)
             best = choose(*loaded, folds=folds, seed=seed, show=rankings.append, **reading)
             return best, rankings[0]
-        calibrator = create_calibrator(method.name, **method.options)
+        assert calibrator is not None
         calibrator.class_names = file.class_names  # for warnings
         if loaded is not None:
-            progress.add_task(f"{file.name}: fitting {method.name}", total=None)
+            progress.add_task(f"{file.name}: fitting {calibrator.key}", total=None)
             return calibrator.fit(*loaded, **reading), None
         assert isinstance(calibrator, Scaling)
-        batches = Passes(file, progress, f"fitting {method.name}")
+        batches = Passes(file, progress, f"fitting {calibrator.key}")
         return calibrator.fit_batches(batches, ignore_index=file.ignore_index), None

@@ -131,36 +131,32 @@ def load_recipe(
     data: Path | None = None,
     target: str | None = None,
 ) -> Recipe:
-    """The recipe of a name or file, or the one chosen for ``data``, with the changes of the command line."""
+    """The recipe of a name or file, or the one chosen for ``data``, with the changes of the command line.
+
+    For ``data``, a line says what was found and chosen.
+    """
     from calibrant.training import Recipe
 
+    changes = changes or ()
     if data is not None:
-        recipe = recipe_for(data, target, source, changes or ())
-    elif source is None or target is not None:
-        fail(
-            "expected a RECIPE (calibrant recipes lists them), or --data PATH"
-            if source is None
-            else "--target is for a table of --data"
-        )
+        from calibrant.training.own_data import choose_recipe
+
+        if source is not None:
+            fail(f"expected a recipe or --data PATH, got {source} and --data {data}")
+        recipe = choose_recipe(data, target, changes)
+        if _is_first():
+            same = ["--data", str(data), *(["--target", target] if target else [])]
+            same += [word for change in changes for word in ("--set", change)]
+            more = f"calibrant recipes {shlex.join(same)} prints the recipe, --set KEY=VALUE changes it"
+            say(f"{data}: {recipe.description}. {more}.", err=True)
+    elif source is None:
+        fail("expected a RECIPE (calibrant recipes lists them), or --data PATH")
+    elif target is not None:
+        fail("--target is for a table of --data")
     else:
-        recipe = Recipe.load(source).override(changes or ())
+        recipe = Recipe.load(source).override(changes)
     given: dict[str, Any] = {"loss": loss, "seed": seed}
     return replace(recipe, **{name: value for name, value in given.items() if value is not None})
-
-
-def recipe_for(data: Path, target: str | None, source: str | None, changes: Sequence[str]) -> Recipe:
-    """The changed recipe for data of one's own, after a line that says what was found and chosen."""
-    from calibrant.training.own_data import choose_recipe
-
-    if source is not None:
-        fail(f"expected a recipe or --data PATH, got {source} and --data {data}")
-    recipe = choose_recipe(data, target, changes)
-    if _is_first():
-        same = ["--data", str(data), *(["--target", target] if target else [])]
-        same += [word for change in changes for word in ("--set", change)]
-        more = f"calibrant recipes {shlex.join(same)} prints the recipe, --set KEY=VALUE changes it"
-        say(f"{data}: {recipe.description}. {more}.", err=True)
-    return recipe
 
 
 def seed_numbers(text: str) -> list[int]:

@@ -118,14 +118,9 @@ class CifarResNet(nn.Module):
     Every stage but the first halves the resolution. The mean over the remaining pixels makes the network
     independent of the image size.
 
-    Args:
-        num_classes: K.
-        block: a function of input channels, width and stride that builds a block.
-        expansion: output channels of a block, as a multiple of its width.
-        depths: the number of blocks in each stage.
-        width: the width of the first stage; it doubles from stage to stage.
-        channels: the channels of the images.
-        stem: the output channels of the stem; by default the width.
+    ``block`` is a function of input channels, width and stride; its output has ``expansion`` times the width.
+    ``depths`` are the blocks in each stage. ``width`` is that of the first stage, and doubles from stage to
+    stage. ``stem`` are the output channels of the stem; by default the width.
     """
 
     def __init__(

@@ -30,15 +30,10 @@ class CifarDenseNet(nn.Module):
     """A densely connected network (Huang et al., 2017).
 
     The stem is a 3×3 convolution of stride 1. The mean over all pixels makes the network independent of the
-    image size.
+    image size. ``depths`` are the layers in each block, and ``growth`` the channels that a layer adds.
 
-    Args:
-        num_classes: K.
-        depths: the number of layers in each block.
-        growth: the number of channels that a layer adds.
-        channels: the channels of the images.
-        compact: the variant "BC": layers with bottlenecks, transitions that halve the channels, and a stem of
-            ``2 · growth`` channels. Otherwise the stem has 16.
+    ``compact`` is the variant "BC": layers with bottlenecks, transitions that halve the channels, and a stem
+    of ``2 · growth`` channels. Otherwise the stem has 16.
     """
 
     def __init__(
