@@ -91,6 +91,7 @@ def serve(listener: socket.socket) -> NoReturn:
     torch.set_num_threads(1)
     build_commands_once()
     typer.main.get_command(app)  # for all forks
+    compile_templates()
     gc.freeze()  # a fork need not search what was imported for garbage, which would copy all of it
     signal.signal(signal.SIGCHLD, lambda *_: os.waitpid(-1, os.WNOHANG))  # leave no zombies
     while True:
@@ -100,6 +101,16 @@ def serve(listener: socket.socket) -> NoReturn:
             listener.close()
             answer(call)
         call.close()
+
+
+def compile_templates() -> None:
+    """Compile the templates of all pages, with those that they import."""
+    from calibrant.reports import page
+
+    environment = page.template("report.html.jinja").environment
+    for name in environment.list_templates(extensions=["jinja"]):
+        environment.get_template(name)
+        page.template(name)
 
 
 def draw_blank() -> None:

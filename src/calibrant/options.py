@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import json
 import re
 import tomllib
@@ -11,10 +10,11 @@ import typing
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal, Union, get_args, get_origin
 
-from calibrant.arguments import nearest
+from calibrant.arguments import nearest, parameters_of
 
 _LARGEST = 1 << 22  # bytes of a TOML file
 
@@ -144,9 +144,15 @@ def options_of(function: Callable[..., Any]) -> dict[str, Any]:
     >>> options_of(pool)
     {'size': <class 'int'>}
     """
-    hints = typing.get_type_hints(function)
-    parameters = inspect.signature(function).parameters.values()
+    hints = _hints_of(function)
+    parameters = parameters_of(function).values()
     return {each.name: hints.get(each.name, Any) for each in parameters if each.kind is each.KEYWORD_ONLY}
+
+
+@lru_cache(maxsize=1024)
+def _hints_of(function: Callable[..., Any]) -> Mapping[str, Any]:
+    """The types that a function is annotated with, read once."""
+    return types.MappingProxyType(typing.get_type_hints(function))
 
 
 def check_option(where: str, key: str, options: Iterable[str]) -> None:
@@ -171,7 +177,7 @@ def check_options(
         check_option(where, key, hints)
         checked[key] = check_type(f"{where}: {key}", value, hints[key])
     for function in functions if complete else ():
-        for key, parameter in inspect.signature(function).parameters.items():
+        for key, parameter in parameters_of(function).items():
             if key in hints and parameter.default is parameter.empty and key not in checked:
                 raise RecipeError(f"{where} needs the option {key!r}")
     return checked

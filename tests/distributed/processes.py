@@ -25,6 +25,7 @@ PREPARED.set_forkserver_preload(
         "lightning.pytorch",
         "accelerate",
         "calibrant.cli",
+        "calibrant.reports.comparison_page",
         "calibrant.reports.plots",
         "calibrant.training.grid",
         "matplotlib.pyplot",

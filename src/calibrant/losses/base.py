@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
+from inspect import Parameter
 from operator import index
 from typing import Any, ClassVar, Literal, NamedTuple, Self, SupportsIndex, TypedDict, get_args
 
@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from calibrant.arguments import label, one_of, true_or_false, whole_number
+from calibrant.arguments import label, one_of, parameters_of, true_or_false, whole_number
 from calibrant.distributed import agree, several_processes
 from calibrant.kernels import Composition, Options, can_fuse, fused_loss
 from calibrant.layout import (
@@ -379,12 +379,12 @@ class Loss(nn.Module):
         return self
 
     @classmethod
-    def hyperparameters(cls) -> dict[str, inspect.Parameter]:
+    def hyperparameters(cls) -> dict[str, Parameter]:
         """The keyword arguments of this loss, its own first; each is also an attribute."""
-        found: dict[str, inspect.Parameter] = {}
+        found: dict[str, Parameter] = {}
         for ancestor in cls.__mro__:
             if "__init__" in vars(ancestor) and issubclass(ancestor, Loss):
-                parameters = inspect.signature(ancestor.__init__).parameters
+                parameters = parameters_of(ancestor.__init__)
                 named = {k: p for k, p in parameters.items() if p.kind is p.KEYWORD_ONLY}
                 found = {**found, **{k: p for k, p in named.items() if k not in found}}
                 if not any(p.kind is p.VAR_KEYWORD for p in parameters.values()):

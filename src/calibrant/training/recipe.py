@@ -134,9 +134,8 @@ class Recipe:
             for key, hyperparameters in self.losses.items()
         }
         put("losses", _as_in_toml(losses))
-        hints = typing.get_type_hints(type(self))
         for name in _PLAIN_KEYS:
-            put(name, check_type(name, getattr(self, name), hints[name]))
+            put(name, check_type(name, getattr(self, name), _HINTS[name]))
         for name, low in _AT_LEAST.items():
             if not low <= getattr(self, name) < math.inf:
                 raise RecipeError(f"{name} must be at least {low}, got {getattr(self, name)}")
@@ -320,7 +319,7 @@ class Recipe:
                 loss, option = inside
                 changed[key] = {**current, loss: {**current.get(loss, {}), option: parse_value(text)}}
             elif key in _PLAIN_KEYS and not inside:
-                changed[key] = _typed(key, text, typing.get_type_hints(type(self))[key])
+                changed[key] = _typed(key, text, _HINTS[key])
             else:
                 form = f"{key}.option=value or {key}=name" if key in _CHOICES else f"{key}=value"
                 form = "losses.KEY.option=value" if key == "losses" else form
@@ -329,6 +328,7 @@ class Recipe:
 
 
 _KEYS = tuple(entry.name for entry in fields(Recipe))
+_HINTS = typing.get_type_hints(Recipe)
 _PLAIN_KEYS = tuple(name for name in _KEYS if name not in _CHOICES and name != "losses")
 
 
