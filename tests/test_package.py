@@ -222,6 +222,8 @@ def optional_imports(source, guarded):
     def visit(node, guarded):
         if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
             return
+        if isinstance(node, ast.FunctionDef) and node.name == "__rich__":
+            return  # only rich calls it
         if isinstance(node, ast.FunctionDef | ast.Lambda | ast.ClassDef):
             guarded = set(guarded)
         if isinstance(node, ast.Import | ast.ImportFrom):

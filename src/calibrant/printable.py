@@ -11,6 +11,9 @@ from itertools import islice
 # for undecodable bytes of file names and cannot be encoded.
 _UNSAFE = re.compile("[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff\ufeff]")
 
+NOT_INDEPENDENT = "the pixels of an image are not independent"
+"""Why intervals and tests over all pixels do not hold."""
+
 
 def printable(text: str) -> str:
     r"""The text in one line, with every control character replaced by its escape sequence.

@@ -7,7 +7,7 @@ import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -18,6 +18,9 @@ from calibrant.calibrators.identity import Identity
 from calibrant.calibrators.registry import create_calibrator
 from calibrant.layout import as_decisions, as_pairs
 from calibrant.printable import text_table
+
+if TYPE_CHECKING:
+    from rich.text import Text
 
 _FEW_CLASSES = 20
 """The most classes for which methods with a parameter per pair of classes are candidates by default."""
@@ -93,6 +96,11 @@ class Ranking:
         headings = ("calibrator", "NLL", "against doing nothing", "seconds")
         table = text_table("Held-out NLL", headings, self.texts)
         return f"{table}\n{self.best.key} is chosen: {self.note}." if self.note else table
+
+    def __rich__(self) -> Text:
+        from rich.text import Text
+
+        return Text(str(self))
 
 
 def rank(

@@ -98,9 +98,7 @@ def calibrate(
             save_calibrator(calibrator, output, class_names=held_out.class_names)
         fitted = f"{prediction_files.in_words(calibrator)}, fitted to {held_out.path.name}"
         flattered = " (the same data, so the figures flatter it)" if same else ""
-        spatial = bool(evaluated.spatial)
-        about = {"fitted": fitted + flattered, "segmentation": spatial}
-        prediction_files.write_evaluations([before, after], report, json, **about)
+        prediction_files.write_evaluations([before, after], report, json, fitted=fitted + flattered)
     if ranking is not None:
         from calibrant.reports.tables import listing, print_table
 
@@ -109,7 +107,7 @@ def calibrate(
         if ranking.note:
             say(f"Note: {ranking.note}.")
     say(fitted)
-    prediction_files.print_evaluations([before, after], wide=wide, spatial=spatial)
+    prediction_files.print_evaluations([before, after], wide=wide)
     if same:
         say(
             "Note: the calibrator was fitted to these same data, so the figures flatter it; evaluate on "

@@ -69,7 +69,7 @@ def conformal(
     from calibrant.cli import prediction_files
     from calibrant.conformal import expected_coverage, save_conformal
     from calibrant.predictions import open_predictions
-    from calibrant.reports.tables import NOT_INDEPENDENT
+    from calibrant.printable import NOT_INDEPENDENT
 
     with terminal.one_line_errors(OSError, ValueError):
         sets = _sets(method, alpha)
@@ -171,13 +171,8 @@ def _write(path: Path, sets: ConformalSets, figures: SetFigures) -> None:
 
 def _print(figures: SetFigures, file: PredictionFile, *, wide: bool) -> None:
     """Print the figures of all classes together and of those that are covered least."""
-    from calibrant.reports.tables import (
-        NOT_INDEPENDENT,
-        interval_text,
-        listing,
-        number_text,
-        print_table,
-    )
+    from calibrant.printable import NOT_INDEPENDENT
+    from calibrant.reports.tables import interval_text, listing, number_text, print_table
 
     known = [each for each in figures.classes if each.coverage is not None]
     known.sort(key=lambda each: each.coverage or 0.0)

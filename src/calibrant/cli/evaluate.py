@@ -152,8 +152,7 @@ def evaluate(
             evaluations.append(prediction_files.evaluate_file(file, name, loaded, options))
             del loaded  # before the next file is loaded
     with terminal.one_line_errors(OSError):  # written first: printing fails if nobody reads the output
-        spatial = any(file.spatial for file in opened)
-        prediction_files.write_evaluations(evaluations, report, json, segmentation=spatial)
-    prediction_files.print_evaluations(evaluations, wide=wide, spatial=spatial)
+        prediction_files.write_evaluations(evaluations, report, json)
+    prediction_files.print_evaluations(evaluations, wide=wide)
     if ensemble:
         say(differences)

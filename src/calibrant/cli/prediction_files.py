@@ -243,16 +243,12 @@ def write_evaluations(
         write_report(evaluations, report, **about)
 
 
-def print_evaluations(
-    evaluations: Sequence[Evaluation], *, wide: bool = False, spatial: bool = False
-) -> None:
-    """Print one evaluation, or a comparison of several; ``wide`` as for `print_table`.
-
-    ``spatial`` says that elements are pixels.
-    """
+def print_evaluations(evaluations: Sequence[Evaluation], *, wide: bool = False) -> None:
+    """Print one evaluation, or a comparison of several; ``wide`` as for `print_table`."""
     from rich.console import Console
 
-    from calibrant.reports.table_builders import evaluation_note, evaluation_table, pixels_note, with_groups
+    from calibrant.evaluation.figures import pixels_note
+    from calibrant.reports.table_builders import evaluation_note, evaluation_table, with_groups
     from calibrant.reports.tables import WORDS, print_table
 
     if len(evaluations) > 1:
@@ -260,12 +256,12 @@ def print_evaluations(
         table = evaluation_table(evaluations, names, against="first", unit=" %")
         table = with_groups(table, evaluations, unit=" %")
         print_table(table, evaluation_note(evaluations), models_across=True, marks=WORDS, wide=wide)
+        if any(each.dense for each in evaluations):
+            say(f"Note: {pixels_note(evaluations)}")
     else:
         # In a file or a pipe nothing limits the width, and folded columns would be hard to read.
-        width = None if sys.stdout.isatty() and not wide else 120 + len(evaluations[0].name)
+        width = None if sys.stdout.isatty() and not wide else 10_000
         Console(width=width, highlight=False).print(evaluations[0])
-    if spatial:
-        say(f"Note: {pixels_note(evaluations)}")
 
 
 def in_words(calibrator: Calibrator) -> str:

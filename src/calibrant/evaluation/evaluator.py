@@ -109,6 +109,7 @@ def evaluate(
     predictions = Predictions.of(logits, target, ignore_index=ignore_index, binary=binary)
     classes = _size(logits, binary)
     evaluator._check(classes)
+    evaluator._dense = _is_dense(logits)
     evaluation = evaluator._exactly(predictions, kde, progress)
     found = []
     for i, each in enumerate(evaluator._parts(classes)):
@@ -234,6 +235,7 @@ class Evaluator:
         self._given_classes = self.num_classes
         self._labels: tuple[Evaluator, ...] = ()
         self._looked_at = False
+        self._dense = False
         if self.num_classes is not None:
             self._check(self.num_classes)
 
@@ -267,6 +269,7 @@ class Evaluator:
         with adding:
             self._check(classes)  # another thread may have added the first batch meanwhile
             self.num_classes = classes
+            self._dense |= _is_dense(given[0])
             self._sums = sums if self._sums is None else self._sums.to(logits.device) + sums
             self._labels = self._labels or self._parts(classes)
         for i, each in enumerate(self._labels):
@@ -314,7 +317,7 @@ class Evaluator:
     def reset(self) -> None:
         """Forget all batches."""
         with adding:
-            self._sums, self._labels, self._looked_at = None, (), False
+            self._sums, self._labels, self._looked_at, self._dense = None, (), False, False
             self.num_classes = self._given_classes
 
     def __add__(self, other: Evaluator) -> Evaluator:
@@ -333,6 +336,7 @@ class Evaluator:
             )
         total = copy(self)
         total.num_classes = self.num_classes or other.num_classes
+        total._dense |= other._dense
         total._sums = None
         parts = [part._sums for part in (self, other) if part._sums is not None]
         total._labels = self._labels or other._labels
@@ -456,6 +460,7 @@ class Evaluator:
             num_classes=len(sums.counts.occurs),
             bins=self.bins,
             exact=predictions is not None,
+            dense=self._dense,
             figures={name: figures.get(name, Figure(None)) for name in METRICS},
             p_value=p_value,
             reliability=sums.reliability(self.level),
@@ -473,6 +478,11 @@ class Evaluator:
         if self.binary and (self.class_names is None or len(self.class_names) != 2):
             return ["no", "yes"]  # names of labels come with the labels
         return self.class_names
+
+
+def _is_dense(logits: Tensor) -> bool:
+    """Whether an input has many elements, as an image has pixels."""
+    return logits.ndim > 2
 
 
 def _size(logits: Tensor, binary: bool) -> int:

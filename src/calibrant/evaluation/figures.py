@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from statistics import fmean
-from typing import Any, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 import torch
 
 from calibrant.metrics.catalogue import METRICS
 from calibrant.metrics.selective import RiskCoverage
 from calibrant.metrics.uncertainty import Interval, interval, percentile_interval
-from calibrant.printable import counted, text_table
+from calibrant.printable import NOT_INDEPENDENT, counted, text_table
+
+if TYPE_CHECKING:
+    from rich.text import Text
 
 _SHOWN_LABELS = 20  # in print
 
@@ -150,6 +153,9 @@ class Evaluation:
         exact: whether the figures were computed from all predictions, and not from the sums of a stream.
         per_image: whether the figures are means over images. The p-value, the reliability diagram, classes
             and groups always describe all elements together.
+        dense: whether an input has many elements, as an image has pixels. Intervals and the p-value take
+            elements as independent. Those of one image are not, so intervals are then too narrow, unless
+            they are those of means over images, and the p-value is too small.
         figures: the figure of every metric, by name.
         p_value: the probability that a calibrated model gets an ECE at least as large; see
             `calibration_test`. With 15 bins if ``bins`` is not a divisor of 300.
@@ -177,6 +183,7 @@ class Evaluation:
     bins: int
     exact: bool
     per_image: bool = False
+    dense: bool = False
     figures: Mapping[str, Figure]
     p_value: float
     reliability: Reliability
@@ -382,7 +389,14 @@ class Evaluation:
             table += "\n\n" + text_table(f"{len(worst)} of {len(self.labels)} labels", names, rows)
         if self.intervals:
             table += "\nIntervals are corrected for the bias of small samples."
+        if self.dense:
+            table += f"\n{pixels_note([self])}"
         return table
+
+    def __rich__(self) -> Text:
+        from rich.text import Text
+
+        return Text(str(self))
 
     def _rows(self) -> Iterator[tuple[str, str, str]]:
         for name, figure in self.figures.items():
@@ -396,6 +410,17 @@ class Evaluation:
                 yield f"Accuracy, {name}", accuracy, counted(group.classes, "class", "classes")
                 yield f"ECE, {name}", ece, counted(group.count, "element")
         yield "p-value of calibration", f"{self.p_value:.3f}", ""
+
+
+def pixels_note(evaluations: Sequence[Evaluation]) -> str:
+    """A warning for evaluations of images: what takes all pixels as independent."""
+    if any(each.intervals and not each.per_image for each in evaluations):
+        what = "Intervals and p-values take", "intervals are too narrow, p-values too small"
+        if len(evaluations) > 1:
+            what = what[0], f"{what[1]}, and differences are called significant too easily"
+    else:  # the intervals of means over images come from the spread between images
+        what = "The p-value takes", "it is too small"
+    return f"{what[0]} pixels as independent, but {NOT_INDEPENDENT}: {what[1]}."
 
 
 def _texts(metrics: Mapping[str, float | None], names: Iterable[str]) -> list[str]:

@@ -20,11 +20,12 @@ from markupsafe import Markup, escape
 
 from calibrant.atomic import replace_file
 from calibrant.evaluation import ClassFigures, Evaluation
+from calibrant.evaluation.figures import pixels_note
 from calibrant.evaluation.sums import GROUPS
 from calibrant.metrics import METRICS
 from calibrant.printable import counted, printable
 from calibrant.reports import charts, verdict
-from calibrant.reports.table_builders import evaluation_table, pixels_note
+from calibrant.reports.table_builders import evaluation_table
 from calibrant.reports.tables import HTML, Table, interval_text, number_text
 
 # The tables of the summary, by the group of their metrics.
@@ -81,8 +82,8 @@ def write_report(
         summary: a section to put before the evaluations.
         fitted: for two evaluations of one model, before and after a calibrator: the calibrator and what it
             was fitted to, such as "temperature (T = 1.9), fitted to validation.npz".
-        segmentation: whether the elements are pixels, for which the mean IoU is shown; None to show it for
-            evaluations per image or with a background class.
+        segmentation: whether the elements are pixels, for which the mean IoU is shown; None if the
+            evaluations know it.
 
     >>> import tempfile, torch
     >>> from calibrant.evaluation import evaluate
@@ -119,10 +120,11 @@ def render_report(
         raise ValueError("a report needs at least one evaluation")
     if fitted and len(evaluations) != 2:
         raise ValueError(f"fitted needs an evaluation before and one after, got {len(evaluations)}")
-    pixels = segmentation or any(each.per_image for each in evaluations)
+    pixels = segmentation or any(each.dense or each.per_image for each in evaluations)
     if segmentation is None:
         segmentation = any(
-            each.per_image or each.metrics["mean_iou_foreground"] is not None for each in evaluations
+            each.dense or each.per_image or each.metrics["mean_iou_foreground"] is not None
+            for each in evaluations
         )
     names = _distinct_names([evaluation.name for evaluation in evaluations])
     table = evaluation_table(evaluations, names)

@@ -12,9 +12,8 @@ from typing import TYPE_CHECKING, Literal
 
 from calibrant.metrics import METRICS
 from calibrant.options import Choice, RecipeError
-from calibrant.printable import counted
+from calibrant.printable import NOT_INDEPENDENT, counted
 from calibrant.reports.tables import (
-    NOT_INDEPENDENT,
     Cell,
     Column,
     Table,
@@ -132,17 +131,6 @@ def evaluation_note(evaluations: Sequence[Evaluation]) -> str:
         "so. Pairing needs the same labels in the same order, files in memory (evaluate --exact), and at "
         "most 200 million elements times resamples"
     )
-
-
-def pixels_note(evaluations: Sequence[Evaluation]) -> str:
-    """A warning for evaluations of images: what takes all pixels as independent."""
-    if any(each.intervals and not each.per_image for each in evaluations):
-        what = "Intervals and p-values take", "intervals are too narrow, p-values too small"
-        if len(evaluations) > 1:
-            what = what[0], f"{what[1]}, and differences are called significant too easily"
-    else:  # the intervals of means over images come from the spread between images
-        what = "The p-value takes", "it is too small"
-    return f"{what[0]} pixels as independent, but {NOT_INDEPENDENT}: {what[1]}."
 
 
 def _differences(first: Evaluation, second: Evaluation) -> dict[str, Difference]:

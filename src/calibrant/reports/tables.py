@@ -27,9 +27,6 @@ VERDICTS = {"better": "better", "worse": "worse"}
 WORDS = {"best": "*", **VERDICTS}
 HTML = {"best": "★", **VERDICTS, "equal": "≈"}
 
-NOT_INDEPENDENT = "the pixels of an image are not independent"
-"""Why intervals and tests over all pixels do not hold."""
-
 
 @dataclass(frozen=True)
 class Cell:

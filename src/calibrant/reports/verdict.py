@@ -9,8 +9,8 @@ from statistics import fmean
 from typing import TYPE_CHECKING
 
 from calibrant.metrics import METRICS
-from calibrant.printable import counted
-from calibrant.reports.tables import NOT_INDEPENDENT, Table, number_text
+from calibrant.printable import NOT_INDEPENDENT, counted
+from calibrant.reports.tables import Table, number_text
 
 if TYPE_CHECKING:
     from calibrant.evaluation import Difference, Evaluation, Reliability
