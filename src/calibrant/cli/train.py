@@ -104,13 +104,11 @@ def train(
     )
     if tested:
         say(f"{folder}: {tested}")
+    calibrated = found is not None and found[0].key != "identity"
     if found is not None:
-        calibrator, reason = found
-        plain = calibrator.key == "identity"
-        state = f"not calibrated: {reason}" if plain else f"calibrated by {in_words(calibrator)}"
+        state = f"calibrated by {in_words(found[0])}" if calibrated else f"not calibrated: {found[1]}"
         say(f"{folder / BUNDLE}: {state}{tested_bundle}")
     say("Next:")
-    calibrated = found is not None and found[0].key != "identity"
     for command in _next_commands(folder, example, ["--binary"] if followed.binary else [], calibrated):
         say(f"  calibrant {shlex.join(command)}")
 

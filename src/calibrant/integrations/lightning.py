@@ -158,7 +158,15 @@ class Calibration(Callback):
         """Find the loss, so that an error in its name comes before the first epoch; warn if none adapts."""
         _, loss = self._find(pl_module)
         if trainer.is_global_zero and not isinstance(loss, AdaptiveLoss):
-            warn(self._nothing_adapts(pl_module, loss))
+            text = f"{type(loss).__name__} does not adapt, so Calibration only logs metrics"
+            if not isinstance(loss, Loss):
+                text = (
+                    f"{type(pl_module).__name__} has no calibrant loss, so nothing adapts: give it one, for "
+                    'example self.loss = calibrant.create_loss("cals-alm", num_classes)'
+                )
+            if loss is None and self.predictions is None:
+                text += "; and nothing is measured: pass predictions= to say where the logits are"
+            warn(text)
         callbacks: list[Any] = trainer.callbacks  # type: ignore[attr-defined]
         others = [other for other in callbacks if isinstance(other, Calibration) and other is not self]
         if loss is not None and any(other._find(pl_module)[1] is loss for other in others):
@@ -330,18 +338,6 @@ class Calibration(Callback):
             f"{kind} has several calibrant losses ({', '.join(found)}): choose the one to adapt, for example "
             f"Calibration(loss={next(iter(found))!r})"
         )
-
-    def _nothing_adapts(self, pl_module: nn.Module, loss: nn.Module | None) -> str:
-        """The warning for a fit without an adaptive loss."""
-        if isinstance(loss, Loss):
-            return f"{type(loss).__name__} does not adapt, so Calibration only logs metrics"
-        text = (
-            f"{type(pl_module).__name__} has no calibrant loss, so nothing adapts: give it one, for example "
-            'self.loss = calibrant.create_loss("cals-alm", num_classes)'
-        )
-        if loss is not None or self.predictions is not None:
-            return text
-        return f"{text}; and nothing is measured: pass predictions= to say where the logits are"
 
     def _loader(self, trainer: Trainer, index: int) -> object:
         # After a fit, Lightning's val_dataloaders remain those of the fit, even while others are validated.

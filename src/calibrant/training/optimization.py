@@ -101,18 +101,15 @@ def load_moments(optimizer: Optimizer, state: Mapping[Any, Any]) -> None:
     optimizer.load_state_dict({"state": dict(state), "param_groups": groups})
     for parameter, moments in optimizer.state.items():
         for name, moment in moments.items():
-            if (
-                isinstance(optimizer, SGD | Adam | AdamW)
-                and isinstance(moment, torch.Tensor)
-                and moment.ndim
-                and moment.shape != parameter.shape
-            ):
+            if not isinstance(moment, torch.Tensor) or not moment.ndim:
+                continue
+            if moment.shape == parameter.shape:
+                # Fused steps need the layout of the parameter; another device may have had another one.
+                moments[name] = torch.empty_like(parameter, dtype=moment.dtype).copy_(moment)
+            elif isinstance(optimizer, SGD | Adam | AdamW):
                 raise ValueError(
                     f"{name} has shape {tuple(moment.shape)}; its parameter has {tuple(parameter.shape)}"
                 )
-            # Fused steps need the memory layout of the parameter; another device may have used another one.
-            if isinstance(moment, torch.Tensor) and moment.shape == parameter.shape and moment.ndim:
-                moments[name] = torch.empty_like(parameter, dtype=moment.dtype).copy_(moment)
 
 
 class RunningAverage:
