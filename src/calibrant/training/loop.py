@@ -142,16 +142,14 @@ def _train(
         display.message("reading the data")
     read = together(lambda: load_data(recipe.data, data_root) if data is None else data, "reading the data")
     agree({"data": read.fingerprint})
-    loop = Loop(set_up(recipe, read, fabric), folder, display)
+    loop = Loop(set_up(recipe, read, fabric), folder, display, lock, stop_early)
     if fabric.is_global_zero:  # only now: a recipe that cannot be followed leaves no folder behind
-        loop.lock = lock
         replace_file(folder / run_folder.RECIPE, recipe.to_toml().encode())
         loop.logs = stack.enter_context(Logs(folder))
     if fabric.device.type == "cuda":
         stack.callback(setattr, torch.backends.cudnn, "benchmark", torch.backends.cudnn.benchmark)
         torch.backends.cudnn.benchmark = True
     stack.enter_context(loop.writer)
-    loop.stop_early = stop_early
     loop.run()
     return read
 
@@ -183,11 +181,12 @@ class Loop:
         stop_early: the function that may end the run before its last epoch; see `train`.
     """
 
-    def __init__(self, parts: Parts, folder: Path, display: Display) -> None:
+    def __init__(
+        self, parts: Parts, folder: Path, display: Display, lock: FolderLock, stop_early: StopEarly | None
+    ) -> None:
         self.parts, self.folder, self.display = parts, folder, display
+        self.lock, self.stop_early = lock, stop_early  # the first process holds the lock
         self.logs: Logs | None = None
-        self.lock: FolderLock | None = None
-        self.stop_early: StopEarly | None = None
         self.origin = {"recipe": parts.recipe.to_toml(), "data": parts.fingerprint}
         self.epoch, self.step = 0, 0
         device = parts.fabric.device
@@ -329,7 +328,7 @@ class Loop:
         confidences.sums.zero_()
         best = self._keep_best(figures)
         if self.logs is not None:  # before the checkpoint: a run killed in between writes the row again
-            self._check_lock()
+            self.lock.check()
             self.logs.write(self.history, learned)
         self._save(best)
         self.display.end_epoch(row, learned)
@@ -413,15 +412,11 @@ class Loop:
 
         def write() -> None:
             if parts.fabric.is_global_zero:
-                self._check_lock()
+                self.lock.check()
                 self.writer.write(state, best)
 
         # Together: a full disk must not leave the other processes waiting.
         together(write, "writing a checkpoint")
-
-    def _check_lock(self) -> None:
-        if self.lock is not None:
-            self.lock.check()
 
     def _resume(self) -> None:
         state = checkpoint.load_last(self.writer.folder)
@@ -496,7 +491,7 @@ class Loop:
                 epoch = int(best["epoch"])
         files = [run_folder.WEIGHTS, run_folder.LOSS, run_folder.BINS]
         if parts.fabric.is_global_zero:
-            self._check_lock()
+            self.lock.check()
             run_folder.save_weights(parts.evaluated, folder / run_folder.WEIGHTS)
             run_folder.save_weights(parts.loss, folder / run_folder.LOSS)
             replace_file(folder / run_folder.BINS, save_tensors(self.bins))
@@ -520,7 +515,7 @@ class Loop:
                 "normalisation": constants and {"mean": constants.mean, "std": constants.std},
                 "history": self.history,
             }
-            self._check_lock()
+            self.lock.check()
             replace_file(folder / run_folder.RESULT, (json.dumps(result, indent=1) + "\n").encode())
 
 
