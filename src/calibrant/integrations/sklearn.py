@@ -167,15 +167,10 @@ class ReliabilityDisplay:
         ax: Axes | None = None,
         name: str | None = None,
     ) -> Self:
-        """Draw the diagram of a fitted classifier.
+        """Draw the diagram of a fitted classifier, given as in `evaluate_estimator`.
 
-        Args:
-            estimator: as in `evaluate_estimator`.
-            X: as in `evaluate_estimator`.
-            y: as in `evaluate_estimator`.
-            bins: number of equal-width bins of confidence.
-            ax: the axes to draw on; by default those of a new figure.
-            name: the title; by default the name of the estimator's class.
+        ``bins`` and ``ax`` are as in `from_predictions`. The title is by default the name of the estimator's
+        class.
         """
         logits, classes = _logits_of(estimator, X)
         target = _target(y, classes, len(logits))

@@ -225,14 +225,9 @@ class SelectiveRisk(_ErrorOfHistogram):
     It always takes logits. Elements in one of about three thousand cells count as equally confident; the
     functions in `calibrant.metrics` are exact.
 
-    Args:
-        kind: the name of the metric in `calibrant.metrics.METRICS`: ``aurc``, ``augrc``, ``risk_at_coverage``
-            (80 %) or ``coverage_at_risk`` (5 %).
-        binary: whether logits are single ones.
-        ignore_index: the label of elements to leave out.
-        options: the options of `torchmetrics.Metric`.
-
-    Shapes: logits ``(B, K, *S)``, target ``(B, *S)``; if binary, both ``(B,)`` or ``(B, L, *S)``.
+    ``kind`` is the name of the metric in `calibrant.metrics.METRICS`: ``aurc``, ``augrc``,
+    ``risk_at_coverage`` (80 %) or ``coverage_at_risk`` (5 %). Other arguments and shapes as for
+    `CalibrationError`.
 
     >>> metric = SelectiveRisk("risk_at_coverage")
     >>> metric.update(torch.tensor([[9.0, 0.0], [5.0, 0.0], [1.0, 0.0]]), torch.tensor([0, 0, 1]))
@@ -256,15 +251,8 @@ class SelectiveRisk(_ErrorOfHistogram):
 class ClasswiseCalibrationError(_ErrorOfSums[ClassGaps]):
     """ECE of each class's probability against its frequency, averaged over classes; exact.
 
-    The state has ``num_classes × bins`` sums. It always takes logits.
-
-    Args:
-        num_classes: number of classes, K.
-        bins: number of equal-width bins.
-        ignore_index: the label of elements to leave out.
-        options: the options of `torchmetrics.Metric`.
-
-    Shapes: logits ``(B, K, *S)``, target ``(B, *S)``.
+    The state has ``num_classes × bins`` sums, for any number of equal-width bins. It always takes logits.
+    Other arguments and shapes as for `CalibrationError`, without single logits.
 
     >>> metric = ClasswiseCalibrationError(2)
     >>> metric.update(torch.tensor([[9.0, 0.0], [9.0, 0.0]]), torch.tensor([0, 1]))
@@ -302,14 +290,8 @@ class NegativeLogLikelihood(_ErrorOfSums[_LogLikelihoods]):
     """Mean negative log-likelihood of the true class (cross-entropy); exact.
 
     The mean is over all elements of all batches and processes, each with the same weight. It always takes
-    logits. Class weights and label smoothing of a loss do not change it.
-
-    Args:
-        binary: whether logits are single ones, each a yes-or-no decision of its own.
-        ignore_index: the label of elements to leave out.
-        options: the options of `torchmetrics.Metric`.
-
-    Shapes: logits ``(B, K, *S)``, target ``(B, *S)``; if binary, both ``(B,)`` or ``(B, L, *S)``.
+    logits. Class weights and label smoothing of a loss do not change it. Arguments and shapes as for
+    `CalibrationError`.
 
     >>> metric = NegativeLogLikelihood()
     >>> metric.update(torch.zeros(3, 2), torch.tensor([0, 0, 1]))

@@ -215,12 +215,7 @@ def cifar_resnet_110_sd(num_classes: int, *, channels: int = 3, survival: float 
     """The ResNet-110 for CIFAR of He et al. (2016) with stochastic depth (Huang et al., 2016).
 
     Three stages of 18 blocks. Block l of L = 54 survives with the probability ``1 - (1 - survival) l / L``,
-    drawn once for each batch.
-
-    Args:
-        num_classes: K.
-        channels: the channels of the images ``(B, channels, H, W)``.
-        survival: the probability of the last block, in (0, 1].
+    drawn once for each batch. ``survival`` is in (0, 1]. See `cifar_resnet_18` for the other arguments.
 
     >>> with torch.device("meta"):
     ...     sum(parameter.numel() for parameter in cifar_resnet_110_sd(10).parameters())
@@ -245,12 +240,9 @@ def wide_resnet(
     the longest path. The authors of the network call it WRN-28-10: they put normalisation first, and count
     the three convolutions of the shortcuts instead of the last layer.
 
-    Args:
-        num_classes: K.
-        channels: the channels of the images ``(B, channels, H, W)``.
-        depth: ``6 n + 2`` for n blocks in each stage.
-        width: the stages have 16, 32 and 64 times this number of channels.
-        dropout: the probability of dropout between the two convolutions of a block.
+    ``depth`` is ``6 n + 2`` for n blocks in each stage, which have 16, 32 and 64 times ``width`` channels.
+    ``dropout`` is its probability between the two convolutions of a block. See `cifar_resnet_18` for the
+    other arguments.
 
     >>> import torch
     >>> with torch.device("meta"):
