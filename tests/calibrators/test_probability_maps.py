@@ -136,13 +136,6 @@ def test_many_classes_that_never_occur_leave_room_for_those_that_do(make):
     assert calibrated.exp()[:, :3].sum(1).min() > 1 - 97 / 140 - 1e-6
 
 
-def test_files_of_older_versions_have_no_ceilings():
-    logits, target = overconfident(300, 4)
-    old, new = (Isotonic().fit(logits, target) for _ in range(2))
-    old.ceilings = None
-    torch.testing.assert_close(old(logits), new(logits))
-
-
 @pytest.mark.filterwarnings("ignore:of 3 classes the data lack 2")
 @every
 @pytest.mark.parametrize("label", [0, 2])

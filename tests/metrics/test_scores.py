@@ -12,7 +12,7 @@ from scipy.stats import dirichlet
 from sklearn.metrics import log_loss
 
 from calibrant.metrics import Predictions, brier, brier_split, kde_ece, nll, nll_split, root_brier, scores
-from calibrant.metrics.scores import kde_errors, tempered_brier, tempered_nll
+from calibrant.metrics.scores import tempered_brier, tempered_nll
 
 GOLDEN = json.loads((Path(__file__).parents[1] / "golden" / "metrics.json").read_text())
 
@@ -216,7 +216,6 @@ def test_kde_equals_loops(bandwidth, rounded):
     logits, target = batch(8, 30, 3, rounded)
     expected = kde_by_loops(logits, target, bandwidth)
     assert kde_ece(logits, target, bandwidth=bandwidth) == pytest.approx(np.mean(expected), abs=1e-10)
-    np.testing.assert_allclose(kde_errors(Predictions.of(logits, target), bandwidth), expected, atol=1e-10)
 
 
 def test_kde_of_a_large_calibrated_and_a_sharpened_model():

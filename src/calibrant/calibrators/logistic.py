@@ -76,9 +76,7 @@ class Sigmoid(OneVsRest):
         for slope, feature in zip(slopes, self.features(present, absent), strict=True):
             odds = odds + slope * feature
         logarithms = F.logsigmoid(odds).log_softmax(-1)
-        limits = self.limits(present)
-        if limits is not None:
-            logarithms = limit_absent(limits, present, logarithms)
+        logarithms = limit_absent(self.learned("ceilings", present), present, logarithms)
         # float16 can hold the bound, which is far below any probability that matters.
         return logarithms.clamp_min(-1e4)
 
@@ -211,14 +209,12 @@ class Platt(Sigmoid):
         return [present - absent]
 
     def coefficients(self, features: Tensor, outcome: Tensor) -> Tensor:
-        return fit_logistic(features, self._targets(outcome))[0]
-
-    def _targets(self, outcome: Tensor) -> Tensor:
-        if not self.smooth_targets:
-            return outcome.double()
-        successes = outcome.sum(-1, keepdim=True).double()
-        failures = outcome.shape[-1] - successes
-        return torch.where(outcome, (successes + 1) / (successes + 2), 1 / (failures + 2))
+        targets = outcome.double()
+        if self.smooth_targets:
+            successes = targets.sum(-1, keepdim=True)
+            failures = outcome.shape[-1] - successes
+            targets = torch.where(outcome, (successes + 1) / (successes + 2), 1 / (failures + 2))
+        return fit_logistic(features, targets)[0]
 
 
 class Beta(Sigmoid):

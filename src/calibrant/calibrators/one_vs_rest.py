@@ -64,10 +64,6 @@ class OneVsRest(Calibrator):
             ones = torch.ones(classes, dtype=torch.float64, device=rows.device)
             self.learn("ceilings", ones.masked_fill(absent, 1 / (samples + classes)))
 
-    def limits(self, like: Tensor) -> Tensor | None:
-        """The ceilings in another tensor's type and on its device. Files of older versions have none."""
-        return None if self.ceilings is None else self.learned("ceilings", like)
-
 
 class ProbabilityMap(OneVsRest):
     """A calibrator with maps from probabilities to probabilities, which are then scaled to sum to 1."""
@@ -81,13 +77,12 @@ class ProbabilityMap(OneVsRest):
         calibrated = self.mapped(probabilities(rows, self.variant))
         if self.variant == "top-label":
             return _with_confidence(rows, calibrated.squeeze(0))
-        limits, shares = self.limits(rows), calibrated.T
-        if limits is None:
-            return _scaled_log_probabilities(shares, rows.softmax(-1))
+        limits = self.learned("ceilings", rows)
         # The map of an absent class is arbitrary. It must not hide that all other classes have probability 0.
         unseen = limits < 1
         original = rows.masked_fill(unseen, -torch.inf).softmax(-1)
-        return limit_absent(limits, rows, _scaled_log_probabilities(shares.masked_fill(unseen, 0), original))
+        shares = _scaled_log_probabilities(calibrated.T.masked_fill(unseen, 0), original)
+        return limit_absent(limits, rows, shares)
 
 
 def in_double(rows: Tensor) -> Tensor:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from calibrant.calibrators.base import NOT_FINITE, NOTHING_TO_FIT, Batches, Calibrator, FittedLayer
 from calibrant.kernels.workers import in_threads, threads_for
-from calibrant.layout import Elements, arrange, blocks, warn_of_probabilities
+from calibrant.layout import arrange, blocks, warn_of_probabilities
 
 Block = tuple[Tensor, ...]
 """Logits ``(n, K)``, float32 or float64, labels ``(n,)``, and possibly another value for each element."""
@@ -39,7 +39,8 @@ class HeldOut:
         self.num_classes, self.samples = 0, 0
         counts: Any = 0
         for logits, target in batches:
-            elements = self._arrange(logits, target)
+            # On a GPU a wrong label would end the process later.
+            elements = arrange(logits, target, ignore_index=ignore_index, look_at_labels=True)
             classes = elements.logits.shape[1]
             if not self.num_classes:
                 warn_of_probabilities(logits)
@@ -51,9 +52,6 @@ class HeldOut:
             # The sum of finite numbers is finite unless it overflows; only then each number is checked.
             if not rows.sum().isfinite() and not rows.isfinite().all():
                 raise ValueError(NOT_FINITE)
-            # `arrange` checks labels on the CPU only. On a GPU a wrong label would end the process later.
-            if len(labels) and not 0 <= int(labels.min()) <= int(labels.max()) < classes:
-                raise ValueError(f"target holds labels outside 0 to {classes - 1}")
             counts = counts + labels.bincount(minlength=classes).cpu()
         if not self.samples:
             raise ValueError(NOTHING_TO_FIT)
@@ -112,7 +110,7 @@ class HeldOut:
         """One pass over the batches that hold elements, each cut into blocks that fit into a CPU's cache."""
         seen = 0
         for logits, target in self.batches:
-            elements = self._arrange(logits, target)
+            elements = arrange(logits, target, ignore_index=self.ignore_index)
             parts = [elements.rows, elements.labels]
             if of_images is not None:
                 values = of_images(logits.detach()).view(-1, *(1,) * (target.ndim - 1)).expand(target.shape)
@@ -126,9 +124,6 @@ class HeldOut:
                 f"the batches held {self.samples} elements at first and {seen} later: a fit reads them "
                 "several times and needs the same elements each time"
             )
-
-    def _arrange(self, logits: Tensor, target: Tensor) -> Elements:
-        return arrange(logits, target, ignore_index=self.ignore_index)
 
 
 class FittedInPasses(FittedLayer):

@@ -101,6 +101,7 @@ def brier_split(source: Source, target: Tensor | None = None, *, ignore_index: i
     return _split(as_predictions(source, target, ignore_index), tempered_brier, _brier_slope)
 
 
+@torch.no_grad()
 def kde_ece(
     source: Source, target: Tensor | None = None, *, bandwidth: float | None = None, ignore_index: int = -100
 ) -> float:
@@ -124,18 +125,14 @@ def kde_ece(
     """
     if bandwidth is not None:
         bandwidth = in_range("bandwidth", bandwidth, open_low=True)
-    return float(kde_errors(as_predictions(source, target, ignore_index), bandwidth).mean())
-
-
-@torch.no_grad()
-def kde_errors(predictions: Predictions, bandwidth: float | None = None) -> Tensor:
-    """The contribution of each element to `kde_ece`, ``(N,)``."""
+    predictions = as_predictions(source, target, ignore_index)
     if predictions.samples < 2:
         raise ValueError("the canonical calibration error needs at least two elements to compare")
     if bandwidth is None:
         step = -(-predictions.samples // _CHOOSE_FROM)
         bandwidth = dirichlet_bandwidth(predictions.rows[::step])
-    return torch.cat(list(dirichlet_errors(predictions.rows, predictions.label, bandwidth)))
+    errors = list(dirichlet_errors(predictions.rows, predictions.label, bandwidth))
+    return float(torch.cat(errors).mean())
 
 
 def nll_parts(predictions: Predictions) -> tuple[Tensor, Tensor]:

@@ -218,7 +218,9 @@ def _csv_rows(path: Path, columns: Sequence[str], wanted: _Columns) -> Iterator[
     with path.open(encoding="utf-8-sig", newline="") as stream:
         cells = csv.reader(stream)
         next(cells)
-        rows = (row for row in cells if len(row) > 1 or any(cell.strip() for cell in row))
+        # A row of empty cells is skipped, but an error where numbers are expected.
+        strict = not wanted.lists
+        rows = (row for row in cells if any(cell.strip() for cell in row) or (strict and len(row) > 1))
         for number, row in enumerate(rows):
             line = f"(line {cells.line_num} of the file)"
             if not fewest <= len(row) <= len(columns):

@@ -155,7 +155,6 @@ def render_report(
         {name: group for name, group in evaluation.groups.items() if group.count}
         for evaluation in evaluations
     ]
-    has_groups = any(groups_of_classes)
     binary = all(evaluation.binary for evaluation in evaluations)
     page = template("report.html.jinja")
     return page.render(
@@ -171,7 +170,7 @@ def render_report(
             **({"reliability": "Reliability"} if picture else {}),  # otherwise in the verdict
             **({"selective": "Selective prediction"} if risks else {}),
             **({"classes": "Classes"} if shown else {}),
-            **({"groups": "Groups"} if has_groups else {}),
+            **({"groups": "Groups"} if any(groups_of_classes) else {}),
         },
         verdict=_verdict(evaluations, table, warning, summary, fitted),
         picture=picture,
@@ -194,8 +193,6 @@ def render_report(
         diagrams=[charts.reliability_bins(each.reliability, each.binary) for each in evaluations],
         descriptions=[_in_words(name, each) for name, each in zip(names, evaluations, strict=True)],
         risks=risks,
-        has_classes=bool(shown),
-        has_groups=has_groups,
         groups_of_classes=groups_of_classes,
         group_limits={
             name: limit for name, limit in GROUPS.items() if any(name in each for each in groups_of_classes)

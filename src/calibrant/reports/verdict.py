@@ -310,7 +310,8 @@ def _best_method(comparison: Comparison, key: str, calibrator: str, state: str) 
     sentence = _capital(f"{state}the lowest {_WORDS[key]} is that of {best}: {text(best)}")
     others = {name: figure for name, figure in figures.items() if name != first}
     if first not in figures or any(figure.p_value is None for figure in others.values()):
-        return f"{sentence}; differences are not tested ({_why_untested(comparison)})."
+        why = "one seed is too few" if len(comparison.seeds) == 1 else "no resamples"
+        return f"{sentence}; differences are not tested ({NOT_INDEPENDENT if comparison.dense else why})."
     if best != first:
         found = "a significant" if figures[best].significant else "no significant"
         p_value = p_words(figures[best].p_value or 0.0)
@@ -320,12 +321,6 @@ def _best_method(comparison: Comparison, key: str, calibrator: str, state: str) 
     parts = [f"significantly better than {listed(worse)}"] if worse else []
     parts += [f"not significantly better than {listed(rest)}"] if rest else []
     return f"{sentence}, {', '.join(parts)}."
-
-
-def _why_untested(comparison: Comparison) -> str:
-    if comparison.dense:
-        return NOT_INDEPENDENT
-    return "one seed is too few" if len(comparison.seeds) == 1 else "no resamples"
 
 
 def _method_words(method: Method, *, tested: bool) -> str:
