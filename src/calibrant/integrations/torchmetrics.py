@@ -114,14 +114,10 @@ class _ErrorOfSums(Metric, Generic[Sums]):
         return torch.tensor(value, dtype=dtype, device=sums.samples.device)
 
     def plot(self, val: Tensor | Sequence[Tensor] | None = None, ax: Any = None) -> Any:
-        """Draw one or several values.
+        """Draw a result of `compute` or `forward`, or a list of them as a curve; by default `compute()`.
 
-        Args:
-            val: a result of `compute` or `forward`, or a list of them for a curve; by default `compute()`.
-            ax: the axes of matplotlib to draw on; by default those of a new figure.
-
-        Returns:
-            The figure (None if axes were given) and the axes.
+        It draws on the axes of matplotlib ``ax``, by default those of a new figure, and returns the figure
+        (None if axes were given) and the axes.
         """
         return self._plot(val, ax)
 

@@ -99,16 +99,12 @@ class Recorded:
     """A step on a GPU that is recorded as a CUDA graph after a few eager steps, and then replayed.
 
     Launching the many small kernels of a step one by one takes longer than running most of them. A recording
-    is for batches of one shape. Other batches, such as a smaller one at the end of an epoch, take eager
-    steps. So do all batches if the network waits for the GPU or draws random numbers on the host: a replay
-    would do neither.
+    is for batches of one shape and ``batch_size``. Other batches, such as a smaller one at the end of an
+    epoch, take eager steps. So do all batches if the network waits for the GPU or draws random numbers on the
+    host: a replay would do neither, and ``message`` is called with the reason.
 
-    Args:
-        step: the step to take; it must change tensors in place only.
-        batch_size: the number of elements in the batches to record.
-        message: called with the reason if steps cannot be recorded.
-        quieten: waits for other threads that use the GPU. It is called before the watched step, in which any
-            waiting is taken for the step's own.
+    The step must change tensors in place only. ``quieten`` waits for other threads that use the GPU. It is
+    called before the watched step, in which any waiting is taken for the step's own.
     """
 
     def __init__(

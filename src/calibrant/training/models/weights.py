@@ -37,10 +37,6 @@ def load_weights(
     Returns:
         The names of the parameters that were left as they are.
 
-    Raises:
-        FileNotFoundError: the file does not exist.
-        ValueError: the file is damaged, or holds something other than weights of this model.
-
     >>> import tempfile
     >>> path = Path(tempfile.mkdtemp(), "weights.pt")
     >>> torch.save(nn.Linear(3, 2).state_dict(), path)
