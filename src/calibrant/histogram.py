@@ -326,7 +326,7 @@ class ConfidenceHistogram(Statistics):
         )
         return self._pool(bin_of_cell, torch.cat([lowest.view(1), upper.cummax(0).values]))
 
-    @property
+    @cached_property
     def ranked(self) -> RankedSums:
         """The cells that hold elements, each at its mean confidence."""
         count, confidence, correct = (values[self.count > 0] for values in self.tensors()[1:])

@@ -250,23 +250,27 @@ def sweep_ece_of(confidences: Confidences, norm: int = 2, binning: str = "equal-
 def _sweep(pool: Callable[[int], Bins], most_bins: int) -> tuple[Tensor, Tensor]:
     """The errors of norm 1 and 2 over the largest number of bins whose accuracies do not fall."""
     pooled = pool(1)
-    first, second = _mean_gap(pooled, 1), _mean_gap(pooled, 2)
+    first = second = torch.zeros_like(pooled.count[..., 0])
     rising = torch.ones_like(first, dtype=torch.bool)
     most_bins = min(most_bins, int(pooled.count.max()))
     all_alike = bool(((pooled.correct == 0) | (pooled.correct == pooled.count)).all())
     # If all predictions are right, or all wrong, no accuracy falls: only the largest number of bins counts.
     for bins in range(max(2, most_bins) if all_alike else 2, most_bins + 1):
-        pooled = pool(bins)
+        before, pooled = pooled, pool(bins)
         accuracy = pooled.correct / pooled.count.clamp_min(1)
         # An empty bin takes the accuracy of the bin before it.
         accuracy = (
             torch.where(pooled.count > 0, accuracy, 0).cummax(-1).values.where(pooled.count == 0, accuracy)
         )
-        rising = rising & (accuracy.diff(dim=-1) >= -_ROUNDING).all(-1)
-        if not bool(rising.any()):
-            break
-        first = torch.where(rising, _mean_gap(pooled, 1), first)
-        second = torch.where(rising, _mean_gap(pooled, 2), second)
+        falling = rising & (accuracy.diff(dim=-1) < -_ROUNDING).any(-1)
+        if bool(falling.any()):
+            first = torch.where(falling, _mean_gap(before, 1), first)
+            second = torch.where(falling, _mean_gap(before, 2), second)
+            rising = rising & ~falling
+            if not bool(rising.any()):
+                return first, second
+    first = torch.where(rising, _mean_gap(pooled, 1), first)
+    second = torch.where(rising, _mean_gap(pooled, 2), second)
     return first, second
 
 
