@@ -42,7 +42,10 @@ class SideBySide(nn.Module):
 
 
 def agree(calibrators, exporter, *shape):
-    """Export, and run with other batch sizes, far logits and classes that are ruled out."""
+    """Export, and run with other batch sizes, far logits and classes that are ruled out.
+
+    The newer exporter starts from the graph of `torch.export`, which is run, too.
+    """
     stream, example = io.BytesIO(), (sampled(4, *shape, seed=1)[0],)
     model = SideBySide(calibrators.values()).eval()
     outputs = [f"calibrated {number}" for number in range(len(calibrators))]
@@ -50,9 +53,12 @@ def agree(calibrators, exporter, *shape):
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         if exporter == "dynamo":
-            axes = {"dynamic_shapes": ({0: torch.export.Dim("batch")},)}
+            axes = ({0: torch.export.Dim("batch")},)
+            graph = torch.export.export(model, example, dynamic_shapes=axes)
             with operators_listed_once():
-                torch.onnx.export(model, example, dynamo=True, verbose=False, **axes, **names).save(stream)
+                torch.onnx.export(graph, example, dynamo=True, verbose=False, **names).save(stream)
+            other = sampled(3, *shape, seed=2)[0]
+            torch.testing.assert_close(graph.module()(other), model(other))
         else:
             axes = {"dynamic_axes": {name: {0: "batch"} for name in ("logits", *outputs)}}
             torch.onnx.export(model, example, stream, dynamo=False, **axes, **names)
@@ -84,7 +90,9 @@ def test_onnxruntime_agrees_with_torch_on_images(fitted, name):
 
 
 def test_the_newer_exporter(fitted):
-    agree(fitted, "dynamo", 5)
+    # Their graphs consist of those of others: of vector, of matrix, and of isotonic, top-label with steps.
+    others = ("structured-vector", "structured-matrix", "histogram-binning, top-label")
+    agree({name: each for name, each in fitted.items() if name not in others}, "dynamo", 5)
 
 
 def test_the_newer_exporter_on_images(fitted):
