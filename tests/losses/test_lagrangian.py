@@ -124,7 +124,7 @@ def test_multipliers_converge_to_those_of_the_constrained_problem(
     for the class that is ranked below, and 0 for the other.
     """
     loss = lagrangian(2, margin=margin, penalty=penalty, reduction="none", penalty_weight_max=None)
-    for _ in range(40):  # P3 takes the most: 24
+    for _ in range(30):  # P3 takes the most: 24
         logits = minimum(loss, positive)
         loss.observe(logits, torch.tensor([0]))
         loss.adapt()
