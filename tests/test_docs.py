@@ -40,7 +40,8 @@ def test_every_python_block_runs(document, line, source, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)  # a block may write files
     # The same graphs without a C++ compiler at work on them: seconds instead of a minute.
     monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="eager"))
-    code = compile("\n" * line + source, str(document), "exec")
+    shorter = re.sub(r"^(for epoch in range|epochs = )(\(?)\d+", r"\1\g<2>2", source, flags=re.MULTILINE)
+    code = compile("\n" * line + shorter, str(document), "exec")
     # A block may register a loss. A thousand resamples, the default, take most of the time of some.
     fewer = patch.dict(calibrant.evaluate.__kwdefaults__, resamples=20)
     with patch.dict(calibrant.LOSSES), fewer, operators_listed_once():
@@ -162,15 +163,24 @@ def test_every_plot_is_listed():
     assert sorted(names) == calibrant.reports.plots.__all__
 
 
-def run_commands(text, programs, folder):
-    """Run all bash blocks of a page in a folder, with fewer epochs; they must succeed.
+SHORTER = {
+    r"\bepochs=[2-9]\b": "epochs=2",
+    r"\bepochs=10\b": "epochs=5",  # after fewer, temperatures stop at their bounds, with a warning
+    r"--resamples \d+": "--resamples 20",
+    r"--trials \d+": "--trials 3",
+    r"--over margin=4,6,8\b": "--over margin=4,8",
+}
+"""Numbers in the commands of pages, and smaller ones for the tests."""
 
-    Ten epochs become five: after fewer, temperatures stop at their bounds, with a warning.
-    """
+
+def run_commands(text, programs, folder):
+    """Run all bash blocks of a page in a folder, with smaller numbers; they must succeed."""
     commands = re.findall(r"^```bash\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
     folders = [str(programs), str(Path(sys.executable).parent), os.environ["PATH"]]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PATH": os.pathsep.join(folders)}
-    shorter = re.sub(r"\bepochs=[2-9]\b", "epochs=2", "\n".join(commands)).replace("epochs=10", "epochs=5")
+    shorter = "\n".join(commands)
+    for pattern, smaller in SHORTER.items():
+        shorter = re.sub(pattern, smaller, shorter)
     command = ["bash", "-e", "-c", shorter]
     result = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
     assert result.returncode == 0, result.stderr
