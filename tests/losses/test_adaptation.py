@@ -232,7 +232,7 @@ class TestBatches:
             (tuple, 3),
             (lambda batches: dict(enumerate(batches)).values(), 3),
             (lambda batches: (pair for pair in batches), None),
-            (iter, None),
+            (iter, 3),
             (lambda batches: zip(*zip(*batches, strict=True), strict=True), None),
             (lambda batches: ([inputs, target] for inputs, target in batches), None),
             (lambda batches: DataLoader(Stream(batches), batch_size=None), None),
