@@ -410,6 +410,33 @@ def as_logits(probabilities: Tensor) -> Tensor:
     return probabilities.to(computing_dtype(probabilities)).clamp_min(floor).log()
 
 
+def tolerance_of_rounded(probabilities: Tensor) -> float:
+    """How far probabilities ``(N, K, *S)`` may be from a sum of 1, given the digits they are rounded to.
+
+    At least `SUM_TOLERANCE`, and at most 0.05: beyond that, rounding has changed too much.
+
+    >>> tolerance_of_rounded(torch.tensor([[0.34, 0.34, 0.33]])), tolerance_of_rounded(torch.rand(9, 4))
+    (0.015, 0.01)
+    """
+    for digits in (2, 3):
+        scaled = probabilities.double() * 10**digits
+        if bool(((scaled - scaled.round()).abs() < 1e-3).all()):
+            return min(0.05, max(SUM_TOLERANCE, probabilities.shape[1] / 2 / 10**digits))
+    return SUM_TOLERANCE
+
+
+def are_percentages(scores: Tensor) -> bool:
+    """Whether scores ``(N, K, *S)`` are at least 0 and add up to 100, as probabilities in percent do.
+
+    >>> are_percentages(torch.tensor([[30.0, 70.0], [99.5, 0.5]])), are_percentages(torch.eye(2))
+    (True, False)
+    """
+    if scores.ndim < 2 or not scores.numel():
+        return False
+    total = scores.sum(1, dtype=computing_dtype(scores))
+    return bool((scores >= 0).all() & ((total - 100).abs() <= 100 * SUM_TOLERANCE).all())
+
+
 def look_like_probabilities(logits: Tensor) -> bool:
     """Whether logits lie in [0, 1] and add up to 1, as probabilities do. Some elements are checked.
 
@@ -421,7 +448,7 @@ def look_like_probabilities(logits: Tensor) -> bool:
     >>> look_like_probabilities(torch.tensor([[0.25, 0.75]])), look_like_probabilities(torch.eye(2) * 2)
     (True, False)
     """
-    some = logits.detach()[:64].flatten(2)[..., :64] if logits.ndim > 2 else logits.detach()[:1024]
+    some = _some(logits)
     total = some.sum(1, dtype=computing_dtype(some))
     # The logits of a single element may come close by chance. Half precision rounds every probability.
     tolerance = SUM_TOLERANCE if total.numel() > 1 or some.itemsize == 2 else 1e-3
@@ -437,9 +464,28 @@ def warn_of_probabilities(logits: Tensor) -> None:
         what, logarithm = "logits", "they lie in [0, 1] and add up to 1; pass their .log()"
     elif _look_like_probabilities_of_yes(logits):
         what, logarithm = "single logits", "they lie in [0, 1]; pass their .logit()"
+    elif _are_all_within_0_and_1(logits):
+        what = "logits"
+        logarithm = "they lie in [0, 1], as those of sigmoids do; if each is a decision of its own, pass "
+        logarithm += "their .logit() and binary=True"
+    elif logits.shape[0] > 1 and are_percentages(_some(logits)):
+        what, logarithm = "logits", "they add up to 100, as percentages do; pass (logits / 100).log()"
     else:
         return
     warn(f"these {what} look like probabilities: {logarithm}; in a file, name the array probabilities")
+
+
+def _some(logits: Tensor) -> Tensor:
+    """Some elements of logits ``(N, K, *S)``."""
+    logits = logits.detach()
+    return logits[:64].flatten(2)[..., :64] if logits.ndim > 2 else logits[:1024]
+
+
+def _are_all_within_0_and_1(logits: Tensor) -> bool:
+    """Whether logits lie in [0, 1], of so many elements that this is no chance."""
+    some = _some(logits)
+    low, high = torch.aminmax(some) if some.numel() else (some.new_ones(()), some.new_zeros(()))
+    return some.numel() >= 20 * some.shape[1] and bool((low >= 0) & (high <= 1) & (low < high))
 
 
 def _look_like_probabilities_of_yes(pairs: Tensor) -> bool:

@@ -134,6 +134,24 @@ class TestTemperature:
             calibrator = Temperature().fit(logits, logits.argmin(1))
         assert 1000 < calibrator.temperature.item() < 1e6
 
+    @pytest.mark.parametrize("imbalanced", [False, True])
+    def test_labels_in_another_order_are_noticed(self, imbalanced: bool) -> None:
+        missed = 0
+        for seed in range(20):
+            logits, target = sampled(300, 4, seed=seed)
+            if imbalanced:
+                frequent = torch.arange(300) % 10 < 8
+                logits[frequent, 0] += 8
+                target[frequent] = 0
+            calm = Temperature().fit(logits, target).temperature  # warnings are errors in the tests
+            with warnings.catch_warnings(record=True) as caught:
+                warnings.simplefilter("always")
+                order = torch.randperm(300, generator=torch.Generator().manual_seed(seed))
+                shuffled = Temperature().fit(logits, target[order]).temperature
+            assert shuffled > calm
+            missed += not any("check the order of both" in str(each.message) for each in caught)
+        assert missed <= 2
+
     def test_one_mistake_is_not_perfect(self) -> None:
         logits, _ = sampled(1000, 5)
         target = logits.argmax(1)

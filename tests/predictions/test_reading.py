@@ -340,7 +340,10 @@ def test_arrays_that_will_not_do(tmp_path, arrays, words):
         ("label,logit_a,probability_b\n0,1,2\n", ["both"]),
         ("label,logit_a,logit_b,logits_c\n0,1,2,3\n", ["'logits_c'", "logit_<class>"]),
         ("label,logit_a,logit_a\n0,1,2\n", ["'logit_a' twice"]),
-        ("label,logit_1,logit_2\n1,1,2\n", ["logit_1 to logit_2", "logit_0 to logit_1"]),
+        (
+            "label,logit_1,logit_2\n1,1,2\n",
+            ["the column logit_1 where logit_0 is expected", "logit_0 to logit_1"],
+        ),
         ("label,logit_0,logit_2,logit_1\n1,1,2,3\n", ["count columns from 0"]),
         (
             "label,logit_a,logit_b\n0,1,2\n\n0,1,x\n",
@@ -507,7 +510,9 @@ def test_a_row_of_a_csv_with_more_cells_than_columns_is_refused(tmp_path):
 
 def test_classes_named_by_other_numbers_than_their_place_are_refused(tmp_path):
     (tmp_path / "a.csv").write_text("label,logit_1.0,logit_2.0\n1,0.5,2\n")
-    refused(tmp_path / "a.csv", "logit_1.0 to logit_2.0", "must be logit_0 to logit_1")
+    refused(
+        tmp_path / "a.csv", "the column logit_1.0 where logit_0 is expected", "must be logit_0 to logit_1"
+    )
 
 
 def test_a_damaged_csv(tmp_path):
@@ -557,3 +562,18 @@ def test_class_counts_that_will_not_do(tmp_path, text):
     (tmp_path / "counts").write_text(text)
     with pytest.raises(BadFileError, match="class counts"):
         read_class_counts(tmp_path / "counts")
+
+
+def test_rounded_probabilities_are_taken(tmp_path: Path) -> None:
+    generator = torch.Generator().manual_seed(0)
+    for classes, digits in ((3, 2), (10, 2), (100, 3)):
+        exact = (3 * torch.randn(200, classes, generator=generator, dtype=torch.float64)).softmax(1)
+        rounded = (exact * 10**digits).round() / 10**digits
+        assert ((rounded.sum(1) - 1).abs() > 0.0099).any()  # more than is allowed otherwise
+        np.savez(tmp_path / "a.npz", probabilities=rounded, labels=exact.argmax(1))
+        ((logits, _),) = open_predictions(tmp_path / "a.npz").batches()
+        torch.testing.assert_close(logits.softmax(1), exact, atol=0.06, rtol=0)
+        np.savez(tmp_path / "a.npz", probabilities=0.98 * exact, labels=exact.argmax(1))
+        refused(tmp_path / "a.npz", "sum to 0.98", "expected 1 within 0.01 (if each is", "--binary")
+    np.savez(tmp_path / "a.npz", probabilities=100 * exact, labels=exact.argmax(1))
+    refused(tmp_path / "a.npz", "they are percentages: divide them by 100")

@@ -70,7 +70,10 @@ class Temperature(Scaling):
 
     def fit_passes(self, data: HeldOut) -> None:
         if self.objective == "nll":
-            found = likeliest(data).temperature
+            likely = likeliest(data)
+            found = likely.temperature
+            if not likely.at_bound:
+                _warn_of_chance(data, likely.unit)
         else:
             found = _best_calibrated(data, equal_mass=self.objective == "adaptive-ece")
         self.learn("temperature", torch.tensor(found, dtype=torch.float64))
@@ -79,12 +82,47 @@ class Temperature(Scaling):
         return below_maximum(rows) / self.learned("temperature", rows)
 
 
+_FEW = 100
+"""With fewer elements, a good classifier may seem to know nothing of the labels."""
+
+
+def _warn_of_chance(data: HeldOut, unit: float) -> None:
+    """Warn of logits that have nothing to do with the labels, as those in another order.
+
+    A test of the probability of the true class, given how often each class is predicted and occurs.
+    """
+    if data.samples < _FEW:
+        return
+    frequency = data.counts.double() / data.samples
+
+    def terms(rows: Tensor, labels: Tensor) -> Sums:
+        p = (rows / unit).softmax(1).double()
+        true, expected = p.gather(1, labels[:, None]), p @ frequency.to(p.device)
+        squares = p.square() @ frequency.to(p.device)
+        return true.sum(), p.sum(0), squares.sum(), expected.square().sum()
+
+    true, predicted, squares, expected = (each.cpu() for each in data.sums(terms))
+    mean = predicted / data.samples
+    by_chance = float(mean @ frequency.cpu())
+    # Over the classes of an element, and then over elements.
+    between = float(squares - data.samples * (mean.square() @ frequency.cpu()))
+    variance = between - float(expected) + data.samples * by_chance**2
+    excess = float(true) - data.samples * by_chance
+    if variance > 1e-12 * data.samples and excess < 2.33 * math.sqrt(variance):  # 1 % of shuffled labels pass
+        warn(
+            "the logits tell nothing about the labels: the true class has a probability of "
+            f"{float(true) / data.samples:.3f}, and {by_chance:.3f} if the labels are shuffled; check the "
+            "order of both"
+        )
+
+
 @dataclass(frozen=True)
 class Likeliest:
     """The temperature of least negative log-likelihood."""
 
     temperature: float
     scale: float  # the typical difference between an element's top logit and the mean of its logits
+    at_bound: bool = False
 
     @property
     def unit(self) -> float:
@@ -118,7 +156,7 @@ def likeliest(data: HeldOut) -> Likeliest:
             # The likelihood still grows beyond the bound. T = 1 is better if it lies there.
             temperature = beyond(math.exp(-bound), 1.0)
             warn(f"the temperature stopped at its bound {temperature:g}: {why}", BoundWarning)
-            return Likeliest(temperature, scale)
+            return Likeliest(temperature, scale, at_bound=True)
     at = _root(lambda at: derivatives(at, torch.float64), low, high, at, 1e-7)
     return Likeliest(math.exp(-at), scale)
 

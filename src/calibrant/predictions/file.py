@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from calibrant.layout import SUM_TOLERANCE, as_logits
+from calibrant.layout import SUM_TOLERANCE, are_percentages, as_logits, tolerance_of_rounded
 from calibrant.printable import one_line
 from calibrant.sizes import check_memory
 
@@ -223,20 +223,27 @@ class PredictionFile:
             return scores
         if low < 0 or high > 1 + SUM_TOLERANCE:
             outside = (checked < 0) | (checked > 1 + SUM_TOLERANCE)
+            hint = "if these are logits, name them logits"
+            if are_percentages(checked):
+                hint = "they are percentages: divide them by 100"
             raise BadFileError(
                 self.path,
                 f"probabilities range from {low:.4g} to {high:.4g} at row {start + first_row(outside)}; "
-                "expected 0 to 1 (if these are logits, name them logits)",
+                f"expected 0 to 1 ({hint})",
             )
         if self.binary:
             return as_logits(scores) - as_logits(1 - scores)
         total = checked.sum(1)
         wrong = (total - 1).abs() > SUM_TOLERANCE
         if wrong.any():
+            tolerance = tolerance_of_rounded(checked)
+            wrong = (total - 1).abs() > tolerance
+        if wrong.any():
             raise BadFileError(
                 self.path,
                 f"probabilities sum to {float(total[wrong][0]):.4g} over the classes at row "
-                f"{start + first_row(wrong)}; expected 1 within {SUM_TOLERANCE}",
+                f"{start + first_row(wrong)}; expected 1 within {tolerance:g} (if each is the probability of "
+                "a label of its own, pass --binary, in Python binary=True)",
             )
         return as_logits(scores)
 

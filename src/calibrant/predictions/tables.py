@@ -116,11 +116,12 @@ def _columns(path: Path, columns: Sequence[str]) -> _Columns:
     names = tuple(name.removeprefix(_PREFIXES[kind]) for name in found)
     numbers = [str(number) for number in range(len(names))]
     if all(map(_is_number, names)) and list(names) != numbers:
-        first, last, final = found[0], found[-1], f"{_PREFIXES[kind]}{numbers[-1]}"
+        place = next(i for i, (name, number) in enumerate(zip(names, numbers, strict=True)) if name != number)
+        prefix = _PREFIXES[kind]
         raise BadFileError(
             path,
-            f"has columns {first} to {last} in this order; labels count columns from 0, so numbered ones "
-            f"must be {_PREFIXES[kind]}0 to {final}",
+            f"has the column {found[place]} where {prefix}{place} is expected; labels count columns from 0, "
+            f"so numbered ones must be {prefix}0 to {prefix}{numbers[-1]} in this order",
         )
     return _Columns(kind, labels[0], found, names)
 
