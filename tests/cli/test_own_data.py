@@ -32,6 +32,7 @@ def test_a_table_is_trained_and_used():
         "without 'id': data set table, network mlp. calibrant recipes --data people.csv --set epochs=2 "
         "prints the recipe, --set KEY=VALUE changes it."
     )
+    assert re.search(r"36 training, 12 validation, 12 test; \d classes: ", result.stderr)
     folder = Path("runs/people/runs/cals-alm-seed0")
     assert re.search(
         rf"{folder}: people, cals-alm, seed 0, 2 epochs, epoch [12] kept; validation accuracy", result.stdout

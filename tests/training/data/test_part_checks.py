@@ -93,3 +93,13 @@ def test_few_copies_and_other_labels_are_not_told():
     other, none = TensorSplit(inputs[:115], labels[:115] + 1), few.subset(torch.arange(0))
     assert parts_told_of(train, none, few) == []  # 15 of 100
     assert parts_told_of(train, none, other) == []
+
+
+def test_classes_that_differ_only_in_case_are_told():
+    part = TensorSplit(torch.zeros(30, 1), torch.arange(30) % 3)
+    with pytest.warns(
+        UserWarning, match="x has classes that differ only in case or spaces: 'High' and 'high'$"
+    ):
+        warn_about_parts(
+            Path("x"), DataSets(part, part.subset(torch.arange(3)), part, ("High", "high", "low"))
+        )

@@ -394,3 +394,18 @@ def test_a_row_without_a_key_is_refused_and_none_is_a_missing_value(tmp_path):
     assert rows(new)[1, 0] == 0 != expected[1, 0]
     new[2]["label"] = "yes"  # what the model does not use may be anywhere
     rows(new)
+
+
+def test_true_and_false_as_classes_may_be_in_upper_or_lower_case(tmp_path):
+    def write(name, words, first=0):
+        rows = "".join(f"{first + i},{words[i % len(words)]}\n" for i in range(60))
+        (tmp_path / name).write_text(f"x,y\n{rows}")
+
+    write("mixed.csv", ["TRUE", "false", "true", "False"])
+    data = table(tmp_path, file="mixed.csv", target="y")
+    assert data.class_names == ("False", "True")
+    write("plain.csv", ["true", "false"])
+    write("other.csv", ["TRUE", "FALSE"], 100)
+    data = table(tmp_path, file="plain.csv", target="y", test_file="other.csv")
+    assert data.class_names == ("false", "true")
+    assert data.test.targets.tolist() == [1, 0] * 30

@@ -20,9 +20,20 @@ _MORE_THAN_CHANCE = 10
 
 
 def warn_about_parts(path: Path, data: DataSets) -> None:
-    """Warn of classes that a part lacks, and of elements that are in two parts."""
+    """Warn of classes that differ only in case or that a part lacks, and of elements in two parts."""
+    _warn_of_similar_names(path, data)
     _warn_of_missing_classes(path, data)
     _warn_of_copies(path, data)
+
+
+def _warn_of_similar_names(path: Path, data: DataSets) -> None:
+    spellings: dict[str, list[str]] = {}
+    for name in data.class_names:
+        spellings.setdefault(" ".join(name.casefold().split()), []).append(name)
+    similar = [" and ".join(map(repr, names)) for names in spellings.values() if len(names) > 1]
+    if similar:
+        what = "labels" if data.several_labels else "classes"
+        warn(f"{path} has {what} that differ only in case or spaces: {first_few(similar)}")
 
 
 def _warn_of_missing_classes(path: Path, data: DataSets) -> None:

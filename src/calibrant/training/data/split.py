@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Self
 import torch
 from torch import Tensor
 
+from calibrant.printable import counted, first_few
 from calibrant.training.data.augmentation import Normalising
 
 if TYPE_CHECKING:
@@ -167,6 +168,16 @@ class DataSets:
     def parts(self) -> tuple[Split, Split, Split]:
         """The training, validation and test part."""
         return self.train, self.validation, self.test
+
+    @property
+    def in_words(self) -> str:
+        """The sizes of the parts, and the classes or labels."""
+        sizes = (
+            f"{len(part):,} {name}"
+            for part, name in zip(self.parts, ("training", "validation", "test"), strict=True)
+        )
+        kind = ("label", "labels") if self.several_labels else ("class", "classes")
+        return f"{', '.join(sizes)}; {counted(self.num_classes, *kind)}: {first_few(self.class_names, 10)}"
 
     @property
     def num_classes(self) -> int:

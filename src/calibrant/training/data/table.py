@@ -131,6 +131,8 @@ def _target(
         check_several(target)
         return target, lambda where, table: _decisions(where, table, target)
     labels = _labels(path, columns[target], target)
+    words = _spellings(labels)
+    labels = [words.get(str(label).lower(), label) for label in labels]
     classes = sorted_classes(labels, path)
     if len(classes) > MAX_CLASSES or not repeats(len(classes), len(labels)):
         raise ValueError(
@@ -139,7 +141,9 @@ def _target(
         )
 
     def read(where: Path, table: Columns) -> Tensor:
-        found = labels if table is columns else _labels(where, table[target], target)
+        found = labels
+        if table is not columns:
+            found = [words.get(str(label).lower(), label) for label in _labels(where, table[target], target)]
         return class_positions(found, classes, f"{where}, row", range(1, len(found) + 1), file)
 
     return tuple(map(str, classes)), read
@@ -193,6 +197,20 @@ def too_many_categories(values: Sequence[Any]) -> bool:
     """Whether a column of texts has too many different ones to be categorical, as names or comments have."""
     different = len(set(as_texts(values)))
     return different > MAX_CATEGORIES or not repeats(different, len(values))
+
+
+def _spellings(labels: Sequence[str | int]) -> dict[str, str]:
+    """How true and false are written, if these are the classes: in files they may have any case.
+
+    >>> _spellings(["TRUE", "false", "true"]), _spellings(["true", "false"]), _spellings(["True", "maybe"])
+    ({'true': 'True', 'false': 'False'}, {'true': 'true', 'false': 'false'}, {})
+    """
+    distinct = {str(label) for label in labels}
+    if {label.lower() for label in distinct} != {"true", "false"}:
+        return {}
+    if len(distinct) > 2:
+        return {"true": "True", "false": "False"}
+    return {label.lower(): label for label in sorted(distinct, reverse=True)}
 
 
 def _labels(path: Path, values: Sequence[Any], target: str) -> list[str | int]:
