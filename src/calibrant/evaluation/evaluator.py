@@ -292,10 +292,10 @@ class Evaluator:
             RuntimeError: another process did not arrive in time.
         """
         with adding:
-            sums, classes = self._sums, self.num_classes
+            sums, classes, dense = self._sums, self.num_classes, self._dense
         device = None if sums is None else sums.samples.device
         if pooled:
-            classes = _agreed(classes, collective_device(device, group), group, timeout)
+            classes, dense = _agreed(classes, dense, collective_device(device, group), group, timeout)
             agree({name: getattr(self, name) for name in _SUMMED_BY}, group=group, timeout=timeout)
         if classes is None:
             raise ValueError("nothing to evaluate: call update(logits, target) first")
@@ -308,6 +308,7 @@ class Evaluator:
             empty = torch.empty(0, columns, device=device), torch.empty(0, dtype=torch.int64, device=device)
             sums = self._measure(arrange(*empty))
         evaluation = self._streamed(sums.all_reduce(group, timeout=timeout) if pooled else sums)
+        evaluation = replace(evaluation, dense=dense)
         labels = []
         for each in parts:
             with _naming(each):
@@ -539,13 +540,17 @@ def _counts(values: Any) -> list[int]:
 
 
 def _agreed(
-    classes: int | None, device: torch.device, group: dist.ProcessGroup | None, timeout: float | None
-) -> int | None:
-    """The number of classes, also in processes without data; None if no process has data."""
-    known = [-1, -math.inf] if classes is None else [classes, -classes]
-    most, least = all_reduce(
+    classes: int | None,
+    dense: bool,
+    device: torch.device,
+    group: dist.ProcessGroup | None,
+    timeout: float | None,
+) -> tuple[int | None, bool]:
+    """The number of classes, None if no process has data, and whether an input has many elements."""
+    known = [-1, -math.inf, dense] if classes is None else [classes, -classes, dense]
+    most, least, anywhere = all_reduce(
         torch.tensor(known, dtype=torch.float64, device=device), maximum=True, group=group, timeout=timeout
     ).tolist()
     if most > 0 and most != -least:
         raise ValueError(f"the processes evaluate different numbers of classes, from {-least:g} to {most:g}")
-    return int(most) if most > 0 else None
+    return (int(most) if most > 0 else None), bool(anywhere)
