@@ -26,11 +26,8 @@ DETACHED = {"calfocal": "through_gamma", "bsce-gra": "through_weight"}
 """Losses that hold a part of themselves fixed by default, and the option that differentiates it."""
 WEIGHTING = {(loss._weighted, loss.per_sample, loss.over_batch): key for key, loss in LOSSES.items()}.values()
 """A loss for each code that applies class weights; under transforms and compilation, the others share it."""
-TRACED_BACKWARD = {*WEIGHTING, "cals-alm"}
-"""Losses whose gradient is compiled too. The others have the same code around sums of plain operations.
-
-Of the adaptive losses, ada-scale learns numbers for the logits, and cals-alm numbers for the penalty.
-"""
+TRACED_BACKWARD = {*WEIGHTING, *ADAPTIVE}
+"""Losses whose gradient is compiled too. The others have the same code around sums of plain operations."""
 
 
 def batch(
