@@ -464,7 +464,7 @@ def warn_of_probabilities(logits: Tensor) -> None:
         what, logarithm = "logits", "they lie in [0, 1] and add up to 1; pass their .log()"
     elif _look_like_probabilities_of_yes(logits):
         what, logarithm = "single logits", "they lie in [0, 1]; pass their .logit()"
-    elif _are_all_within_0_and_1(logits):
+    elif _look_like_sigmoids(logits):
         what = "logits"
         logarithm = "they lie in [0, 1], as those of sigmoids do; if each is a decision of its own, pass "
         logarithm += "their .logit() and binary=True"
@@ -481,11 +481,14 @@ def _some(logits: Tensor) -> Tensor:
     return logits[:64].flatten(2)[..., :64] if logits.ndim > 2 else logits[:1024]
 
 
-def _are_all_within_0_and_1(logits: Tensor) -> bool:
-    """Whether logits lie in [0, 1], of so many elements that this is no chance."""
+def _look_like_sigmoids(logits: Tensor) -> bool:
+    """Whether logits lie in [0, 1], of so many elements that this is no chance.
+
+    And whether they come near 0 and exceed 1/2, as those of sigmoids do: cosines of CLIP do not.
+    """
     some = _some(logits)
     low, high = torch.aminmax(some) if some.numel() else (some.new_ones(()), some.new_zeros(()))
-    return some.numel() >= 20 * some.shape[1] and bool((low >= 0) & (high <= 1) & (low < high))
+    return some.numel() >= 20 * some.shape[1] and bool((low >= 0) & (low < 0.1) & (high > 0.5) & (high <= 1))
 
 
 def _look_like_probabilities_of_yes(pairs: Tensor) -> bool:

@@ -1,5 +1,6 @@
 """Scaling calibrators: they find what is there, never harm, and come out the same however data arrive."""
 
+import math
 import warnings
 from collections.abc import Callable, Iterator
 from typing import get_args
@@ -27,6 +28,7 @@ from calibrant.calibrators.linear import (
 from calibrant.calibrators.local import LocalTemperature
 from calibrant.calibrators.streaming import HeldOut, Scaling
 from calibrant.calibrators.temperature import Objective, Temperature
+from calibrant.layout import as_pairs
 
 METHODS = [kind for kind in CALIBRATORS.values() if issubclass(kind, Scaling)]
 each_method = pytest.mark.parametrize("method", METHODS, ids=lambda method: method.key)
@@ -138,19 +140,28 @@ class TestTemperature:
     def test_labels_in_another_order_are_noticed(self, imbalanced: bool) -> None:
         missed = 0
         for seed in range(20):
-            logits, target = sampled(300, 4, seed=seed)
+            logits, target = sampled(400, 4, seed=seed)
             if imbalanced:
-                frequent = torch.arange(300) % 10 < 8
+                frequent = torch.arange(400) % 10 < 8
                 logits[frequent, 0] += 8
                 target[frequent] = 0
             calm = Temperature().fit(logits, target).temperature  # warnings are errors in the tests
             with warnings.catch_warnings(record=True) as caught:
                 warnings.simplefilter("always")
-                order = torch.randperm(300, generator=torch.Generator().manual_seed(seed))
+                order = torch.randperm(400, generator=torch.Generator().manual_seed(seed))
                 shuffled = Temperature().fit(logits, target[order]).temperature
             assert shuffled > calm
             missed += not any("check the order of both" in str(each.message) for each in caught)
         assert missed <= 2
+
+    @pytest.mark.parametrize(("size", "share"), [(100, 0.1), (200, 0.03), (500, 0.03), (1000, 0.01)])
+    def test_rare_classes_and_few_elements_are_no_chance(self, size: int, share: float) -> None:
+        for seed in range(30):
+            generator = torch.Generator().manual_seed(seed)
+            target = (torch.arange(size) < share * size).long()
+            feature = torch.randn(size, generator=generator) + 1.2 * target  # an AUROC of 0.8
+            logits = 1.2 * feature - 0.72 + math.log(share / (1 - share))
+            Temperature().fit(as_pairs(logits), target)  # warnings are errors in the tests
 
     def test_one_mistake_is_not_perfect(self) -> None:
         logits, _ = sampled(1000, 5)

@@ -575,5 +575,9 @@ def test_rounded_probabilities_are_taken(tmp_path: Path) -> None:
         torch.testing.assert_close(logits.softmax(1), exact, atol=0.06, rtol=0)
         np.savez(tmp_path / "a.npz", probabilities=0.98 * exact, labels=exact.argmax(1))
         refused(tmp_path / "a.npz", "sum to 0.98", "expected 1 within 0.01 (if each is", "--binary")
+    for row in ([0.34, 0.67], [0.25, 0.25, 0.25, 0.27], [0.24, 0.24, 0.24, 0.26]):  # the furthest off
+        np.savez(tmp_path / "b.npz", probabilities=[row, row], labels=[0, 1])
+        ((logits, _),) = open_predictions(tmp_path / "b.npz").batches()
+        torch.testing.assert_close(logits[0].exp(), torch.tensor(row, dtype=torch.float64))
     np.savez(tmp_path / "a.npz", probabilities=100 * exact, labels=exact.argmax(1))
     refused(tmp_path / "a.npz", "they are percentages: divide them by 100")

@@ -381,6 +381,16 @@ def test_the_best_epoch_is_kept(criterion: str, monkeypatch: pytest.MonkeyPatch,
     assert [abs(each) for each in logged] == pytest.approx([abs(each) for each in values], rel=1e-4)
 
 
+@pytest.mark.parametrize("binary", [False, True])
+def test_a_network_that_knows_nothing_yet_is_selected_by_without_a_warning(binary: bool) -> None:
+    logits = torch.randn(400, 3, generator=torch.Generator().manual_seed(0))
+    target = (torch.arange(1200).view(400, 3) if binary else torch.arange(400)) % 2
+    with pytest.warns(UserWarning, match="check the order of both"):
+        Temperature().fit(logits, target, binary=binary)
+    # warnings are errors in the tests
+    validation._nll_after_temperature([(logits, target)], -100, binary=binary)
+
+
 @pytest.mark.parametrize("criterion", ["accuracy", "nll"])
 def test_test_figures_are_logged_and_change_nothing(criterion: str, tmp_path: Path) -> None:
     """Neither the random numbers of dropout nor the choice of the best epoch."""

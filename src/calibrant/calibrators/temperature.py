@@ -83,7 +83,7 @@ class Temperature(Scaling):
 
 
 _FEW = 100
-"""With fewer elements, a good classifier may seem to know nothing of the labels."""
+"""If shuffling changes fewer labels, as where classes are rare, good logits may seem to tell nothing."""
 
 
 def _warn_of_chance(data: HeldOut, unit: float) -> None:
@@ -91,9 +91,9 @@ def _warn_of_chance(data: HeldOut, unit: float) -> None:
 
     A test of the probability of the true class, given how often each class is predicted and occurs.
     """
-    if data.samples < _FEW:
-        return
     frequency = data.counts.double() / data.samples
+    if data.samples * (1 - float(frequency.square().sum())) < _FEW:
+        return
 
     def terms(rows: Tensor, labels: Tensor) -> Sums:
         p = (rows / unit).softmax(1).double()
@@ -110,7 +110,7 @@ def _warn_of_chance(data: HeldOut, unit: float) -> None:
     excess = float(true) - data.samples * by_chance
     if variance > 1e-12 * data.samples and excess < 2.33 * math.sqrt(variance):  # 1 % of shuffled labels pass
         warn(
-            "the logits tell nothing about the labels: the true class has a probability of "
+            "the logits tell hardly anything about the labels: the true class has a probability of "
             f"{float(true) / data.samples:.3f}, and {by_chance:.3f} if the labels are shuffled; check the "
             "order of both"
         )

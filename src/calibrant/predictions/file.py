@@ -237,7 +237,7 @@ class PredictionFile:
         wrong = (total - 1).abs() > SUM_TOLERANCE
         if wrong.any():
             tolerance = tolerance_of_rounded(checked)
-            wrong = (total - 1).abs() > tolerance
+            wrong = (total - 1).abs() > tolerance + 1e-6  # 1.01 - 1 is more than 0.01
         if wrong.any():
             raise BadFileError(
                 self.path,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import reduce
@@ -145,12 +146,14 @@ def _sums(
 
 
 def _nll_after_temperature(batches: list[tuple[Tensor, Tensor]], ignore_index: int, *, binary: bool) -> float:
-    if binary:  # one temperature for each label, which takes all of them at once
-        logits, targets = zip(*batches, strict=True)
-        batches = [(torch.cat(logits), torch.cat(targets))]
-        calibrator = Temperature().fit(*batches[0], ignore_index=ignore_index, binary=True)
-    else:
-        calibrator = Temperature().fit_batches(batches, ignore_index=ignore_index)
+    with warnings.catch_warnings():  # in its first epochs, a network knows nothing of the labels
+        warnings.filterwarnings("ignore", ".*check the order of both")
+        if binary:  # one temperature for each label, which takes all of them at once
+            logits, targets = zip(*batches, strict=True)
+            batches = [(torch.cat(logits), torch.cat(targets))]
+            calibrator = Temperature().fit(*batches[0], ignore_index=ignore_index, binary=True)
+        else:
+            calibrator = Temperature().fit_batches(batches, ignore_index=ignore_index)
     sums = (
         ValidationSums.of(calibrator(logits), target, ignore_index, binary=binary)
         for logits, target in batches

@@ -103,3 +103,8 @@ def test_classes_that_differ_only_in_case_are_told():
         warn_about_parts(
             Path("x"), DataSets(part, part.subset(torch.arange(3)), part, ("High", "high", "low"))
         )
+    letters = DataSets(part, part.subset(torch.arange(3)), part, ("A", "B", "a"))
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        warn_about_parts(Path("x"), letters)
+    assert not any("differ only in case" in str(each.message) for each in caught)

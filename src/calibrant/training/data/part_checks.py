@@ -30,7 +30,9 @@ def _warn_of_similar_names(path: Path, data: DataSets) -> None:
     spellings: dict[str, list[str]] = {}
     for name in data.class_names:
         spellings.setdefault(" ".join(name.casefold().split()), []).append(name)
-    similar = [" and ".join(map(repr, names)) for names in spellings.values() if len(names) > 1]
+    # Single letters are characters to recognise, and differ.
+    several = (names for key, names in spellings.items() if len(key) > 1 and len(names) > 1)
+    similar = [" and ".join(map(repr, names)) for names in several]
     if similar:
         what = "labels" if data.several_labels else "classes"
         warn(f"{path} has {what} that differ only in case or spaces: {first_few(similar)}")
