@@ -1356,5 +1356,6 @@ def test_evaluations_of_images_say_that_pixels_are_not_independent():
     assert (Evaluator() + evaluator).compute().dense
     evaluator.reset()
     assert not evaluator.update(logits.flatten(2)[..., 0], target.flatten(1)[:, 0]).compute().dense
+    assert evaluate(logits.flatten(2), target.flatten(1), resamples=0).dense  # the words of texts
     single = evaluate(logits[:, :1], target[:, None] > 0, resamples=0, binary=True)
     assert single.dense

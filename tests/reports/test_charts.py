@@ -38,6 +38,7 @@ def test_dots_lie_on_their_axis():
     assert name == "a"
     assert dot["place"] == pytest.approx(6.4 / float(last))
     assert dot["low"] == pytest.approx(0.93 * 6.4 / float(last))
+    assert dot["high"] == pytest.approx(1.06 * 6.4 / float(last))
     assert dot["tip"] == "a: 6.40% [5.95, 6.78]"
 
 

@@ -1,14 +1,16 @@
 from __future__ import annotations
 
 import io
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from rich.console import Console
 
-from calibrant.training import display
+from calibrant.training import display, train
 from calibrant.training.display import Display
+from calibrant.training.own_data import choose_recipe
 from calibrant.training.recipe import Recipe
 
 RECIPE = Recipe.load("digits-lt").override(["epochs=3", "loss=cals-alm[margin=6]", "seed=2"])
@@ -72,6 +74,20 @@ def test_a_note_has_a_line_of_its_own(terminal: bool, monkeypatch: pytest.Monkey
         board.step(torch.tensor(2.0), 1)
     note = "cals-alm[margin=6], seed 2: what a step cannot be, and why [not]\n"
     assert screen.getvalue().count(note) == 1
+
+
+@pytest.mark.parametrize("terminal", [False, True])
+def test_sizes_and_classes_have_a_line_that_stays(
+    terminal: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    rows = "".join(f"{i % 7},{('cat', 'dog', chr(27) + '[31mred')[i % 3]}\n" for i in range(90))
+    (tmp_path / "pets.csv").write_text(f"x,kind\n{rows}")
+    screen = watched(monkeypatch, terminal)
+    recipe = choose_recipe(tmp_path / "pets.csv", "kind", ["epochs=1"])
+    train(recipe, tmp_path / "run", progress=True)
+    line = next(line for line in screen.getvalue().splitlines() if "3 classes" in line)
+    assert line.endswith(r" test; 3 classes: \x1b[31mred, cat, dog")
+    assert "━" not in line
 
 
 def test_a_file_has_lines_now_and_then_and_the_last(monkeypatch: pytest.MonkeyPatch) -> None:

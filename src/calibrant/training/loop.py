@@ -143,7 +143,7 @@ def _train(
     read = together(lambda: load_data(recipe.data, data_root) if data is None else data, "reading the data")
     agree({"data": read.fingerprint})
     if data is None:
-        display.message(read.in_words)
+        display.note(read.in_words)
     loop = Loop(set_up(recipe, read, fabric), folder, display, lock, stop_early)
     if fabric.is_global_zero:  # only now: a recipe that cannot be followed leaves no folder behind
         replace_file(folder / run_folder.RECIPE, recipe.to_toml().encode())

@@ -215,6 +215,7 @@ def test_corrupted_images_come_with_clean_training_images_where_there_are_any(tm
     assert torch.equal(data.train.inputs, clean.train.inputs)
     assert torch.equal(data.validation.inputs, clean.validation.inputs)
     assert len(data.test) == 20
+    assert data.test.normalisation == NORMALISATIONS["cifar10"]
 
 
 def test_all_nineteen_corruptions_are_read(tmp_path):
@@ -247,6 +248,8 @@ def test_corrupted_images_of_a_hundred_classes(tmp_path):
     data, clean = cifar100_c(tmp_path, corruption="fog", validation=100), cifar100(tmp_path, validation=100)
     assert torch.equal(data.train.inputs, clean.train.inputs)
     assert data.class_names == clean.class_names
+    assert data.test.targets.tolist() == [0, 99, 50]
+    assert data.test.normalisation == NORMALISATIONS["cifar100"]
     with pytest.raises(MissingDataError, match=r"CIFAR-100-C/snow\.npy is missing: .*3555552"):
         cifar100_c(tmp_path, corruption="snow")
 
