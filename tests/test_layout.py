@@ -454,6 +454,7 @@ def test_sigmoids_and_percentages_in_place_of_logits_are_noticed():
         torch.zeros(50, 4),
         2 * logits.sigmoid(),
         torch.ones(50, 4),
+        (logits > 0).float(),  # votes
         0.1 + 0.3 * logits.sigmoid(),  # cosines of CLIP
         0.3 + 0.6 * logits.sigmoid(),  # cosines of features that are not negative
     ):

@@ -484,11 +484,15 @@ def _some(logits: Tensor) -> Tensor:
 def _look_like_sigmoids(logits: Tensor) -> bool:
     """Whether logits lie in [0, 1], of so many elements that this is no chance.
 
-    And whether they come near 0 and exceed 1/2, as those of sigmoids do: cosines of CLIP do not.
+    And whether they come near 0 and exceed 1/2, as those of sigmoids do: cosines of CLIP do not. Nor are
+    sigmoids 0 or 1, as votes and one-hot vectors are.
     """
     some = _some(logits)
-    low, high = torch.aminmax(some) if some.numel() else (some.new_ones(()), some.new_zeros(()))
-    return some.numel() >= 20 * some.shape[1] and bool((low >= 0) & (low < 0.1) & (high > 0.5) & (high <= 1))
+    if some.numel() < 20 * some.shape[1]:
+        return False
+    low, high = torch.aminmax(some)
+    inside = ((some > 0) & (some < 1)).double().mean()
+    return bool((low >= 0) & (low < 0.1) & (high > 0.5) & (high <= 1) & (inside > 0.5))
 
 
 def _look_like_probabilities_of_yes(pairs: Tensor) -> bool:

@@ -357,7 +357,7 @@ def test_sweep_stops_at_the_first_number_of_bins_that_is_not_monotone():
 
 def test_sweep_tries_512_bins():
     generator = torch.Generator().manual_seed(0)
-    logits = torch.rand(2_000, 2, generator=generator, dtype=torch.float64)
+    logits = torch.rand(2_000, 2, generator=generator, dtype=torch.float64) - 2  # not as sigmoids
     target = logits.argmax(1)
     confidence, correct = outcomes(logits, target)
     least = confidence.argmin()
@@ -372,7 +372,7 @@ def test_sweep_tries_512_bins():
 @pytest.mark.parametrize("binning", ["equal-mass", "equal-width"])
 def test_sweep_takes_the_most_bins_if_all_predictions_are_alike(samples, target_of, binning):
     generator = torch.Generator().manual_seed(0)
-    logits = torch.rand(samples, 2, generator=generator, dtype=torch.float64)
+    logits = torch.rand(samples, 2, generator=generator, dtype=torch.float64) - 2  # not as sigmoids
     target = target_of(logits, 1)  # never wrong, or always: no number of bins falls
     confidence, correct = outcomes(logits, target)
     grouped = equal_mass_groups if binning == "equal-mass" else equal_width_groups

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -286,11 +287,13 @@ class Run:
     def fitted(self, calibrator: Calibrator) -> Calibrator:
         """The calibrator, fitted to the validation data."""
         batches = self.predictions("validation")
-        if self.recipe.binary:
-            return calibrator.fit(*_joined(batches), binary=True)
-        if isinstance(calibrator, Scaling):
-            return calibrator.fit_batches(batches)
-        return calibrator.fit(*_joined(batches))
+        with warnings.catch_warnings():  # the labels of a run are in order, however little it has learned
+            warnings.filterwarnings("ignore", ".*the logits tell hardly anything about the labels")
+            if self.recipe.binary:
+                return calibrator.fit(*_joined(batches), binary=True)
+            if isinstance(calibrator, Scaling):
+                return calibrator.fit_batches(batches)
+            return calibrator.fit(*_joined(batches))
 
     def _evaluate(
         self,
