@@ -482,10 +482,10 @@ def _some(logits: Tensor) -> Tensor:
 
 
 def _look_like_sigmoids(logits: Tensor) -> bool:
-    """Whether logits lie in [0, 1], of so many elements that this is no chance.
+    """Whether logits are spread over [0, 1], as the outputs of sigmoids are.
 
-    And whether they come near 0 and exceed 1/2, as those of sigmoids do: cosines of CLIP do not. Nor are
-    sigmoids 0 or 1, as votes and one-hot vectors are.
+    Cosines of CLIP are not: they are not near 0, or not above 1/2. Most votes and entries of one-hot vectors
+    are exactly 0 or 1, which sigmoids are not. A few elements may lie in [0, 1] by chance, so 20 are needed.
     """
     some = _some(logits)
     if some.numel() < 20 * some.shape[1]:

@@ -199,7 +199,12 @@ class Dirichlet(MatrixScaling):
     Kull et al., *Beyond temperature scaling: Obtaining well-calibrated multi-class probabilities with
     Dirichlet calibration*, NeurIPS 2019.
 
-    Shape and arguments as for `MatrixScaling`.
+    Shape: logits ``(B, K, *S)``; labels ``(B, *S)``.
+
+    Args:
+        off_diagonal_penalty: λ of the paper, at least 0.
+        bias_penalty: μ of the paper, at least 0.
+        ridge: the strength of the penalty on the diagonal, at least 0.
 
     >>> logits = torch.randn(500, 3, generator=torch.Generator().manual_seed(0))
     >>> calibrator = Dirichlet().fit(logits, logits.argmax(1) * (logits[:, 0] < 1))
@@ -260,7 +265,12 @@ class StructuredMatrixScaling(StructuredVectorScaling):
     `StructuredVectorScaling` explains this prior. Recommended for few classes.
 
     After Berta, Holzmüller, Jordan and Bach, *Structured Matrix Scaling for Multi-Class Calibration*, 2025;
-    with our own penalty. Shape and argument as for `StructuredVectorScaling`.
+    with our own penalty.
+
+    Shape: logits ``(B, K, *S)``; labels ``(B, *S)``.
+
+    Args:
+        strength: the strength of the prior, at least 0.
 
     >>> logits = torch.randn(500, 3, generator=torch.Generator().manual_seed(0))
     >>> calibrator = StructuredMatrixScaling().fit(logits, logits.argmax(1) * (logits[:, 0] < 1))

@@ -45,6 +45,8 @@ class Temperature(Scaling):
     *Calibrating Deep Neural Networks using Focal Loss*, NeurIPS 2020; with bins of equal counts: Ghosh,
     Schaaf and Gormley, *AdaFocal*, NeurIPS 2022.
 
+    With ``"nll"``, `fit` warns if the logits tell hardly anything about the labels, as those in another order.
+
     Shape: logits ``(B, K, *S)``; labels ``(B, *S)``.
 
     Args:
@@ -104,7 +106,7 @@ def _warn_of_chance(data: HeldOut, unit: float) -> None:
     true, predicted, squares, expected = (each.cpu() for each in data.sums(terms))
     mean = predicted / data.samples
     by_chance = float(mean @ frequency.cpu())
-    # Over the classes of an element, and then over elements.
+    # The variance of the true class's probability, summed over elements, if labels are shuffled.
     between = float(squares - data.samples * (mean.square() @ frequency.cpu()))
     variance = between - float(expected) + data.samples * by_chance**2
     excess = float(true) - data.samples * by_chance
@@ -122,7 +124,7 @@ class Likeliest:
 
     temperature: float
     scale: float  # the typical difference between an element's top logit and the mean of its logits
-    at_bound: bool = False
+    at_bound: bool = False  # whether the best temperature lies beyond the largest or smallest allowed
 
     @property
     def unit(self) -> float:

@@ -118,7 +118,14 @@ def debiased_ece(
     `adaptive_ece`. From a histogram, whose bins hold whole cells, it is typically within 1 % of the exact
     value.
 
-    Kumar, Liang and Ma, *Verified Uncertainty Calibration*, NeurIPS 2019. Arguments as for `ece`.
+    Kumar, Liang and Ma, *Verified Uncertainty Calibration*, NeurIPS 2019.
+
+    Args:
+        source: as for `ece`.
+        target: as for `ece`.
+        bins: as for `ece`.
+        norm: 2 for squared gaps, 1 for absolute gaps.
+        ignore_index: as for `ece`.
 
     >>> round(debiased_ece(torch.tensor([[9.0, 0.0]] * 4), torch.tensor([0, 1, 1, 1]), bins=1), 3)
     0.707
