@@ -45,7 +45,7 @@ class Temperature(Scaling):
     *Calibrating Deep Neural Networks using Focal Loss*, NeurIPS 2020; with bins of equal counts: Ghosh,
     Schaaf and Gormley, *AdaFocal*, NeurIPS 2022.
 
-    With ``"nll"``, `fit` warns if the logits tell hardly anything about the labels, as those in another order.
+    With ``"nll"``, `fit` warns if the logits tell hardly anything about the labels, as in another order.
 
     Shape: logits ``(B, K, *S)``; labels ``(B, *S)``.
 
