@@ -20,6 +20,7 @@ import torch
 from safetensors.torch import load_file
 
 from calibrant.calibrators import Temperature
+from calibrant.calibrators.temperature import ChanceBoundWarning, ChanceWarning
 from calibrant.evaluation import evaluate
 from calibrant.losses import AdaptationWarning, AdaptiveLoss, create_loss
 from calibrant.options import RecipeError
@@ -382,10 +383,15 @@ def test_the_best_epoch_is_kept(criterion: str, monkeypatch: pytest.MonkeyPatch,
 
 
 @pytest.mark.parametrize("binary", [False, True])
-def test_a_network_that_knows_nothing_yet_is_selected_by_without_a_warning(binary: bool) -> None:
+@pytest.mark.parametrize("category", [ChanceWarning, ChanceBoundWarning])
+def test_a_network_that_knows_nothing_yet_is_selected_by_without_a_warning(
+    category: type[Warning], binary: bool
+) -> None:
     logits = torch.randn(400, 3, generator=torch.Generator().manual_seed(0))
-    target = (torch.arange(1200).view(400, 3) if binary else torch.arange(400)) % 2
-    with pytest.warns(UserWarning, match="check the order of both"):
+    target = torch.arange(1200).view(400, 3) % 2 if binary else torch.arange(400) % 3
+    if category is ChanceBoundWarning:  # worse than nothing
+        target = (logits < 0).long() if binary else logits.argmin(1)
+    with pytest.warns(category, match="check the order of both"):
         Temperature().fit(logits, target, binary=binary)
     # warnings are errors in the tests
     validation._nll_after_temperature([(logits, target)], -100, binary=binary)

@@ -27,6 +27,14 @@ Objective = Literal["nll", "ece", "adaptive-ece"]
 """What a temperature minimises: the negative log-likelihood, or ECE over bins of equal width or mass."""
 
 
+class ChanceWarning(UserWarning):
+    """The logits tell hardly anything about the labels, as those in another order."""
+
+
+class ChanceBoundWarning(BoundWarning):
+    """The temperature stopped at its upper bound: the logits predict the labels no better than chance."""
+
+
 class Temperature(Scaling):
     """Temperature scaling (key ``temperature``): ``l / T``, one number for all classes and elements.
 
@@ -114,7 +122,8 @@ def _warn_of_chance(data: HeldOut, unit: float) -> None:
         warn(
             "the logits tell hardly anything about the labels: the true class has a probability of "
             f"{float(true) / data.samples:.3f}, and {by_chance:.3f} if the labels are shuffled; check the "
-            "order of both"
+            "order of both",
+            ChanceWarning,
         )
 
 
@@ -150,14 +159,16 @@ def likeliest(data: HeldOut) -> Likeliest:
     # Single precision takes less than half the time and comes near, unless the scale is out of its range.
     rough = None if 1e-25 < scale < 1e25 else torch.float64
     at = _root(lambda at: derivatives(at, rough), low, high, -math.log(scale / 4), 1e-3)
-    for bound, beyond, sign, why in (
-        (high, min, -1, "every label is predicted perfectly; if the model has seen these data, take others"),
-        (low, max, 1, "the logits predict the labels no better than chance; check the order of both"),
+    perfect = "every label is predicted perfectly; if the model has seen these data, take others"
+    chance = "the logits predict the labels no better than chance; check the order of both"
+    for bound, beyond, sign, why, category in (
+        (high, min, -1, perfect, BoundWarning),
+        (low, max, 1, chance, ChanceBoundWarning),
     ):
         if abs(at - bound) < 0.01 and sign * derivatives(bound, torch.float64)[0] >= 0:
             # The likelihood still grows beyond the bound. T = 1 is better if it lies there.
             temperature = beyond(math.exp(-bound), 1.0)
-            warn(f"the temperature stopped at its bound {temperature:g}: {why}", BoundWarning)
+            warn(f"the temperature stopped at its bound {temperature:g}: {why}", category)
             return Likeliest(temperature, scale, at_bound=True)
     at = _root(lambda at: derivatives(at, torch.float64), low, high, at, 1e-7)
     return Likeliest(math.exp(-at), scale)

@@ -28,8 +28,14 @@ Metrics = Mapping[str, float | None]
 CLEAN = "0"
 """The severity of test data that are not shifted."""
 
-BASIC = ("accuracy", "nll", "ece", "adaptive_ece", "classwise_ece")
-"""The metrics in the table of a comparison, if no others are asked for."""
+
+def default_columns(dense: bool) -> tuple[str, ...]:
+    """The metrics in the table of a comparison, if no others are asked for.
+
+    >>> default_columns(dense=True)
+    ('accuracy', 'mean_iou', 'nll', 'ece', 'adaptive_ece', 'classwise_ece')
+    """
+    return ("accuracy", *(["mean_iou"] if dense else []), "nll", "ece", "adaptive_ece", "classwise_ece")
 
 
 @dataclass(frozen=True)
@@ -112,8 +118,7 @@ class Comparison:
         seeds: the seeds of the runs, the same for every method.
         methods: at least one method.
         dense: whether an input has many labels, as in segmentation.
-        columns: the metrics in tables, keys of `METRICS`; by default `BASIC`, for dense data also the mean
-            IoU.
+        columns: the metrics in tables, keys of `METRICS`; by default those of `default_columns`.
 
     Raises:
         ValueError: two methods have one name, or a method has more evaluations than there are seeds.
@@ -138,8 +143,7 @@ class Comparison:
 
     def __post_init__(self) -> None:
         if not self.columns:
-            columns = (BASIC[0], "mean_iou", *BASIC[1:]) if self.dense else BASIC
-            object.__setattr__(self, "columns", columns)
+            object.__setattr__(self, "columns", default_columns(self.dense))
         names = [method.name for method in self.methods]
         for method in self.methods:
             if names.count(method.name) > 1:

@@ -14,10 +14,15 @@ _AFTER = "-after-temperature"
 
 @dataclass(frozen=True)
 class Criterion:
-    """A figure on the validation data, by which a setting is chosen."""
+    """A figure on the validation data, by which a setting is chosen.
 
-    metric: str  # a key of `calibrant.metrics.METRICS`
-    after: bool = False  # whether it is measured after temperature scaling
+    Attributes:
+        metric: a key of `calibrant.metrics.METRICS`.
+        after: whether it is measured after temperature scaling.
+    """
+
+    metric: str
+    after: bool = False
 
     @classmethod
     def parse(cls, text: str) -> Criterion:

@@ -31,13 +31,21 @@ Values = Mapping[str, Mapping[str, Sequence[float]]]
 
 @dataclass(frozen=True)
 class Standing:
-    """The results of one experiment, such as many losses on one data set, of which some may be missing."""
+    """The results of one experiment, such as many losses on one data set, of which some may be missing.
 
-    name: str  # the heading in tables
-    folder: str  # that of its runs, from that of the leaderboard
-    comparison: Comparison | None  # the methods that have at least one seed; None if there are none
-    missing: Mapping[tuple[str, int], str]  # the methods and seeds of runs without results, and why
-    ranked: bool = True  # whether it counts in the ranks
+    Attributes:
+        name: the heading in tables.
+        folder: the folder of its runs, relative to that of the leaderboard.
+        comparison: the methods that have at least one seed; None if there are none.
+        missing: why results are missing, by the method and the seed of the run.
+        ranked: whether it counts in the ranks.
+    """
+
+    name: str
+    folder: str
+    comparison: Comparison | None
+    missing: Mapping[tuple[str, int], str]
+    ranked: bool = True
 
     def missing_lines(self) -> list[str]:
         """What is missing, with all methods in one line that lack the same seeds for the same reason.

@@ -21,15 +21,25 @@ Outcome = Literal["finished", "stopped", "failed"]
 
 @dataclass(frozen=True)
 class Trial:
-    """One setting of the hyper-parameters."""
+    """One setting of the hyper-parameters.
 
-    number: int  # from 0, in the order in which trials began
-    values: Mapping[str, float]  # of the tuned hyper-parameters
-    loss: str  # with these values
-    outcome: Outcome  # whether training finished, was stopped early, or failed
-    value: float | None = None  # the criterion on the validation data; None unless training finished
-    epochs: tuple[float, ...] = ()  # the same after each epoch; empty if training does not log it
-    reason: str = ""  # why training failed
+    Attributes:
+        number: the number of the trial, from 0, in the order in which trials began.
+        values: the values of the tuned hyper-parameters, by name.
+        loss: the loss with these values.
+        outcome: whether training finished, was stopped early, or failed.
+        value: the criterion on the validation data; None unless training finished.
+        epochs: the criterion after each epoch; empty if training does not log it.
+        reason: why training failed; empty if it did not.
+    """
+
+    number: int
+    values: Mapping[str, float]
+    loss: str
+    outcome: Outcome
+    value: float | None = None
+    epochs: tuple[float, ...] = ()
+    reason: str = ""
 
     @property
     def name(self) -> str:

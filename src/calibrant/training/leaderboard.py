@@ -14,7 +14,7 @@ from typing import Any, Self
 
 from calibrant.arguments import unknown
 from calibrant.atomic import replace_file
-from calibrant.evaluation.comparison import BASIC, Comparison
+from calibrant.evaluation.comparison import Comparison, default_columns
 from calibrant.evaluation.ranks import Standing
 from calibrant.options import Choice, RecipeError
 from calibrant.processes import process_pool, ray_cluster
@@ -325,8 +325,9 @@ def table_columns(dense: bool) -> tuple[str, ...]:
     >>> table_columns(dense=True)
     ('accuracy', 'mean_iou', 'nll', 'brier', 'ece', 'adaptive_ece', 'classwise_ece')
     """
-    first, nll, *errors = BASIC
-    return (first, *(["mean_iou"] if dense else []), nll, "brier", *errors)
+    columns = default_columns(dense)
+    scores = columns.index("nll") + 1
+    return (*columns[:scores], "brier", *columns[scores:])
 
 
 def _standing(

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from calibrant.atomic import replace_file
 from calibrant.calibrators import CALIBRATORS, Calibrator, Temperature, create_calibrator
 from calibrant.calibrators.streaming import Scaling
+from calibrant.calibrators.temperature import ChanceWarning
 from calibrant.evaluation import Evaluation, Evaluator, evaluate
 from calibrant.inference import predictions_on
 from calibrant.layout import as_decisions
@@ -288,7 +289,7 @@ class Run:
         """The calibrator, fitted to the validation data."""
         batches = self.predictions("validation")
         with warnings.catch_warnings():  # the labels of a run are in order, however little it has learned
-            warnings.filterwarnings("ignore", ".*the logits tell hardly anything about the labels")
+            warnings.simplefilter("ignore", ChanceWarning)
             if self.recipe.binary:
                 return calibrator.fit(*_joined(batches), binary=True)
             if isinstance(calibrator, Scaling):

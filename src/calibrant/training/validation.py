@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from calibrant.calibrators import Temperature
+from calibrant.calibrators.temperature import ChanceBoundWarning, ChanceWarning
 from calibrant.distributed import all_reduce, gather
 from calibrant.histogram import Bins, ConfidenceHistogram, Outcomes
 from calibrant.layout import arrange, as_decisions
@@ -147,7 +148,8 @@ def _sums(
 
 def _nll_after_temperature(batches: list[tuple[Tensor, Tensor]], ignore_index: int, *, binary: bool) -> float:
     with warnings.catch_warnings():  # in its first epochs, a network knows nothing of the labels
-        warnings.filterwarnings("ignore", ".*check the order of both")
+        warnings.simplefilter("ignore", ChanceWarning)
+        warnings.simplefilter("ignore", ChanceBoundWarning)
         if binary:  # one temperature for each label, which takes all of them at once
             logits, targets = zip(*batches, strict=True)
             batches = [(torch.cat(logits), torch.cat(targets))]
