@@ -293,30 +293,33 @@ def smooth_ece_of(confidences: Confidences) -> Tensor:
     most = residual.abs().sum(-1)
     frequency = torch.arange(cells + 1, dtype=residual.dtype, device=residual.device) * math.pi
 
-    def excess(width: Tensor) -> Tensor:
-        """The error with this kernel, less its width."""
+    def error_of(width: Tensor) -> Tensor:
+        """The error with a kernel of this width."""
         # Above a frequency of 9 / width, the kernel is less than the rounding error of 1.
         least = float(width.min()) if width.numel() else 0.0
         kept = min(cells, int(9 / (math.pi * least))) + 1 if least > _ROUNDING else cells + 1
         kernel = (-0.5 * (frequency[:kept] * width.unsqueeze(-1)).square()).exp()
         smoothed: Tensor = torch.fft.irfft(spectrum[..., :kept] * kernel, n=2 * cells)
-        return smoothed[..., :cells].abs().sum(-1).minimum(most) - width
+        return smoothed[..., :cells].abs().sum(-1).minimum(most)
 
-    # The error falls as the kernel widens. The width that equals it lies between 0 and the error without a
-    # kernel. Each step takes the secant through both ends, with half the height of an end that stays for a
-    # second time (the Illinois method): half the steps of bisection.
+    # The width that equals its error is wanted. The error falls as the kernel widens, so that width lies
+    # between any other and its error. In logarithms the error is nearly a straight line: it is constant where
+    # the model is wrong, and falls as 1 / √width where it is noise. Each step follows that line.
     tolerance = max(_LEAST_EXCESS, 4 * torch.finfo(residual.dtype).eps)
-    low, high, was_below = torch.zeros_like(most), most, None
-    at_low, at_high = high, excess(high)
-    width, left = high, at_high
+    width = most.clamp_min(tolerance)
+    error = error_of(width)
+    low, high, slope = error, width, torch.full_like(width, -0.5)
     for _ in range(_MOST_STEPS):
-        if not bool((left.abs() > tolerance).any()):
+        unfinished = (error - width).abs() > tolerance
+        if not bool(unfinished.any()):
             break
-        width = low + (high - low) * at_low / (at_low - at_high).clamp_min(_ROUNDING)
-        left = excess(width)
-        below = left > 0
-        divisor = 1 if was_below is None else 1 + (below == was_below).to(left.dtype)
-        low, at_low = torch.where(below, width, low), torch.where(below, left, at_low / divisor)
-        high, at_high = torch.where(below, high, width), torch.where(below, at_high / divisor, left)
-        was_below = below
-    return width + left
+        step = (error.clamp_min(tolerance) / width).log() / (1 - slope)
+        following = (width * step.exp()).clamp(low, high).clamp_min(tolerance)
+        # A resample whose width is found keeps it: its error must not depend on the others.
+        before, width = (width, error), torch.where(unfinished, following, width)
+        error = error_of(width)
+        low, high = low.maximum(error.minimum(width)), high.minimum(error.maximum(width))
+        widened = (width / before[0]).log()
+        steeper = (error.clamp_min(tolerance) / before[1].clamp_min(tolerance)).log() / widened
+        slope = torch.where(widened.abs() > _ROUNDING, steeper.clamp(-10, 0), slope)
+    return error

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import torch
@@ -19,6 +18,8 @@ Interval = tuple[float, float]
 
 # Simulations of a calibrated model, for the mean error by chance.
 _SIMULATIONS = 100
+# Numbers of several simulations at once, which stay in the processor's cache.
+_AT_ONCE = 1 << 16
 
 
 def interval(estimate: float, replicates: Tensor, level: float, *, debiased: bool = False) -> Interval:
@@ -154,24 +155,50 @@ def chance_mce(source: Predictions | ConfidenceHistogram, bins: int, seed: int) 
     return float((gaps.abs() / count.clamp_min(1)).amax(1).mean())
 
 
+def chance_classwise_ece(source: Predictions | ConfidenceHistogram, bins: int, seed: int) -> float:
+    """The mean class-wise ECE that a calibrated model gets by chance."""
+    return _chance_classwise(source, bins, seed)[0]
+
+
+def chance_classwise_mce(source: Predictions | ConfidenceHistogram, bins: int, seed: int) -> float:
+    """The mean class-wise MCE that a calibrated model gets by chance."""
+    return _chance_classwise(source, bins, seed)[1]
+
+
 @torch.no_grad()
-def chance_classwise(
-    error: Callable[[ClassGaps], Tensor], source: Predictions | ConfidenceHistogram, bins: int, seed: int
-) -> float:
-    """The mean error that a calibrated model gets by chance, with labels drawn from the probabilities."""
+def _chance_classwise(source: Predictions | ConfidenceHistogram, bins: int, seed: int) -> tuple[float, float]:
+    """Both class-wise errors, with labels drawn from the probabilities."""
     assert isinstance(source, Predictions)  # class-wise errors are not resampled in streams
+    name = f"class-wise errors by chance, {bins} bins, seed {seed}"
+    if name not in source.ranked.derived:
+        source.ranked.derived[name] = _simulated_classwise(source, bins, seed)
+    errors: tuple[float, float] = source.ranked.derived[name]
+    return errors
+
+
+def _simulated_classwise(source: Predictions, bins: int, seed: int) -> tuple[float, float]:
     probability = source.rows.softmax(1)
     # On the CPU, as all draws: the same numbers on every device.
     generator = torch.Generator().manual_seed(seed)
     labels = torch.multinomial(probability.cpu(), _SIMULATIONS, replacement=True, generator=generator)
     labels = torch.cat([source.label.unsqueeze(1), labels.to(probability.device)], 1)
     edges = equal_width_edges(bins, probability.device)
-    place = labels * bins + bin_of(probability.gather(1, labels).double(), edges)
+    place = (labels * bins + bin_of(probability.gather(1, labels).double(), edges)).T.contiguous()
     found = ClassGaps.of(source.elements, bins)
-    true, *drawn = (torch.bincount(column, minlength=found.gap.numel()) for column in place.unbind(1))
-    probabilities = found.gap + true.view_as(found.gap)
-    errors = [error(replace(found, gap=probabilities - column.view_as(found.gap))) for column in drawn]
-    return float(torch.stack(errors).mean())
+    size = found.gap.numel()
+
+    def occurrences(places: Tensor) -> Tensor:
+        """How often each class is true in each bin, ``(r, K, bins)``, in r simulations ``(r, N)``."""
+        apart = places + size * torch.arange(len(places), device=places.device).unsqueeze(1)
+        return torch.bincount(apart.flatten(), minlength=size * len(places)).view(-1, *found.gap.shape)
+
+    probabilities = found.gap + occurrences(place[:1])
+    errors = []
+    for some in torch.split(place[1:], max(1, _AT_ONCE // size)):
+        gaps = replace(found, gap=probabilities - occurrences(some))
+        errors.append(torch.stack([gaps.error, gaps.largest_error]))
+    mean, largest = torch.cat(errors, 1).mean(1).tolist()
+    return mean, largest
 
 
 def bins_of_the_test(bins: int) -> int:
