@@ -253,6 +253,24 @@ def test_csv_with_quotes_blank_lines_and_line_breaks(tmp_path):
     assert [len(batch) for batch, _ in open_predictions(path).batches(chunk=4)] == [2, 1]
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        "label;logit_no;logit_yes\n0;1;-1.5\n1;2;3e-2\n",
+        "label;logit_no;logit_yes\nno;1;-1.5\nyes;2;0.03\n",
+        '\ufefftext;label;logit_no;logit_yes\r\n"a; b, c";0;1;-1.5\r\nd;1;2;0.03\r\n',
+        "label;logits\n0;[1, -1.5]\n1;[2 0.03]\n",
+    ],
+)
+def test_semicolons_as_in_the_tables_of_train(tmp_path, text):
+    (tmp_path / "m.csv").write_bytes(text.encode())
+    file = open_predictions(tmp_path / "m.csv")
+    logits, labels = file.load()
+    assert logits.tolist() == [[1, -1.5], [2, 0.03]]
+    assert labels.tolist() == [0, 1]
+    assert [len(batch) for batch, _ in file.batches(chunk=2)] == [1, 1]
+
+
 def test_loading_reports_its_progress(tmp_path, logits, labels):
     write_npz(tmp_path / "m.npz", "logits", logits, labels)
     seen = []
@@ -354,8 +372,11 @@ def test_arrays_that_will_not_do(tmp_path, arrays, words):
         ("label,logit_a,logit_b\n0,1,2\n0,1\n", ["row 1 has 2 cells; expected 3 (line 3 of the file)"]),
         ("id,label,logit_a,logit_b\n0,0,1,2\n0,1\n", ["row 1 has 2 cells; expected 4 (line 3 "]),
         ("label,logit_a,logit_b\n0,1,1_0\n", ["has '1_0' in column 'logit_b' at row 0"]),
-        ("label;logit_a;logit_b\n0;1,5;2\n", ["columns separated by semicolons; expected commas"]),
-        ("logit_a\tlogit_b\tlabel\n1\t2\t0\n", ["columns separated by tabs; expected commas"]),
+        (
+            "label;logit_a;logit_b\n0;1,5;2\n",
+            ["has '1,5' in column 'logit_a' at row 0 (line 2 of the file)", "a number with a decimal point"],
+        ),
+        ("logit_a\tlogit_b\tlabel\n1\t2\t0\n", ["separated by tabs; expected commas or semicolons"]),
         ("label,logit_a,logit_b\n0,1,2,3\n", ["4 cells", "expected 3"]),
         ("label,logit_a,logit_b\n0.5,1,2\n", ["label 0.5 at row 0", "integer"]),
         ("label,logit_a,logit_b\nnan,1,2\n", ["label nan at row 0", "integer"]),

@@ -127,13 +127,16 @@ def _columns(path: Path, columns: Sequence[str]) -> _Columns:
 
 
 def open_csv(path: Path) -> PredictionFile:
-    """Columns ``label`` and ``logit_<class>`` or ``probability_<class>``, or lists; read as float64."""
+    """Columns ``label`` and ``logit_<class>`` or ``probability_<class>``, or lists; read as float64.
+
+    `delimiter_of` tells what separates the columns.
+    """
+    delimiter = delimiter_of(path)
     with path.open(encoding="utf-8-sig", newline="") as stream:
-        columns = [name.strip() for name in _cells(path, stream)]
+        columns = [name.strip() for name in _cells(path, stream, delimiter)]
         rows = sum(not line.isspace() for line in stream)
-    for separator, name in ((";", "semicolons"), ("\t", "tabs")):
-        if len(columns) == 1 and separator in columns[0]:
-            raise BadFileError(path, f"has columns separated by {name}; expected commas")
+    if len(columns) == 1 and "\t" in columns[0]:
+        raise BadFileError(path, "has columns separated by tabs; expected commas or semicolons")
     found = _columns(path, columns)
     careful = _untyped(path, found, rows, lambda: _csv_rows(path, columns, found))
     if found.lists or columns != [found.label, *found.scores]:
@@ -142,11 +145,11 @@ def open_csv(path: Path) -> PredictionFile:
     def chunks(size: int) -> Batches:
         start = 0
         with path.open(encoding="utf-8-sig", newline="") as stream:
-            _cells(path, stream)
+            _cells(path, stream, delimiter)
             lines = (line for line in stream if not line.isspace())
             for first in lines:
                 # NumPy takes memory for all rows as soon as it has counted the cells of the first one.
-                if len(_cells(path, [first])) != len(columns):
+                if len(_cells(path, [first], delimiter)) != len(columns):
                     break
                 try:
                     # NumPy parses in C, twice as fast as the csv module.
@@ -154,7 +157,7 @@ def open_csv(path: Path) -> PredictionFile:
                         chain([first], lines),
                         dtype=np.float64,
                         comments=None,
-                        delimiter=",",
+                        delimiter=delimiter,
                         quotechar='"',
                         max_rows=min(size, rows - start),
                         ndmin=2,
@@ -217,7 +220,7 @@ def _csv_rows(path: Path, columns: Sequence[str], wanted: _Columns) -> Iterator[
     fewest = 1 + max(needed) if len(needed) < len(columns) else len(columns)
     numbers = wanted.numbers
     with path.open(encoding="utf-8-sig", newline="") as stream:
-        cells = csv.reader(stream)
+        cells = csv.reader(stream, delimiter=delimiter_of(path))
         next(cells)
         # A row of empty cells is skipped, but an error where numbers are expected.
         strict = not wanted.lists
@@ -244,6 +247,8 @@ def _csv_rows(path: Path, columns: Sequence[str], wanted: _Columns) -> Iterator[
                 name, cell = next((name, cell) for name, cell in named if not _is_number(cell))
                 shown = f"has {cell!r} in" if cell else "has an empty cell in"
                 expected = "a number" if known else wanted.expected_label
+                if known and _is_number(cell.replace(",", ".")):
+                    expected += " with a decimal point"
                 raise BadFileError(
                     path, f"{shown} column {name!r} at row {number} {line}; expected {expected}"
                 )
@@ -303,10 +308,22 @@ def _json_rows(path: Path, columns: _Columns) -> Iterator[Row]:
             yield label, scores
 
 
-def _cells(path: Path, lines: Iterable[str]) -> list[str]:
+def delimiter_of(file: Path) -> str:
+    """What separates the values of a CSV or TSV file.
+
+    Tabs for ``.tsv``. Else commas, or semicolons if the first line has semicolons and no comma.
+    """
+    if file.suffix.lower() == ".tsv":
+        return "\t"
+    with file.open(encoding="utf-8-sig", newline="") as stream:
+        first = stream.readline(1 << 20)
+    return ";" if ";" in first and "," not in first else ","
+
+
+def _cells(path: Path, lines: Iterable[str], delimiter: str) -> list[str]:
     """The cells of the first row."""
     try:
-        return next(csv.reader(lines), [])
+        return next(csv.reader(lines, delimiter=delimiter), [])
     except csv.Error as error:  # such as a cell of more than 131,072 characters
         raise BadFileError(path, f"cannot be read as CSV: {error}") from error
 

@@ -14,10 +14,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from calibrant.extras import require
+from calibrant.predictions.tables import delimiter_of
 from calibrant.printable import one_line
 from calibrant.sizes import check_memory
 from calibrant.training.data.safe_readers import check_suffix, expecting_utf8, present
-from calibrant.training.data.text.tables import delimiter_of, separated
+from calibrant.training.data.text.tables import separated
 
 Columns = Mapping[str, Sequence[Any]]
 """The cells of a table by the names of its columns: texts, numbers, or None where there is nothing."""

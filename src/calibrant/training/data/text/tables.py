@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from calibrant.extras import optional_package
+from calibrant.predictions.tables import delimiter_of
 from calibrant.training.data.part_checks import warn_about_parts
 from calibrant.training.data.safe_readers import check_suffix, expecting_utf8, present
 from calibrant.training.data.split import DataSets
@@ -230,18 +231,6 @@ def _text(row: Mapping[str, Any], column: str, where: str, option: str) -> str:
     if not isinstance(content, str):
         raise ValueError(f"{where}: column {column!r} has {content!r}, expected a string")
     return content
-
-
-def delimiter_of(file: Path) -> str:
-    """What separates the values of a CSV or TSV file.
-
-    Tabs for ``.tsv``. Else commas, or semicolons if the first line has semicolons and no comma.
-    """
-    if file.suffix.lower() == ".tsv":
-        return "\t"
-    with file.open(encoding="utf-8-sig", newline="") as stream:
-        first = stream.readline(1 << 20)
-    return ";" if ";" in first and "," not in first else ","
 
 
 def separated(file: Path) -> Iterator[tuple[int, dict[str, Any]]]:
