@@ -105,6 +105,13 @@ def test_single_scores_are_refused_with_an_advice_that_works():
     assert "elsewhere two scores are needed: (0, logit) or (1 - p, p)" in line
 
 
+def test_probabilities_of_labels_are_refused_with_an_advice_that_works():
+    logits, labels = data(0)
+    np.savez("labels.npz", probabilities=logits.sigmoid().numpy(), labels=labels.numpy())
+    line = fail_at_once("conformal", "labels.npz")
+    assert "a label of its own, pass --binary to evaluate or calibrate, in Python binary=True" in line
+
+
 def test_the_printed_range_is_that_of_one_fit():
     low, high = (100 * end for end in expected_coverage(399, 0.1))
     assert (

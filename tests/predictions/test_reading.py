@@ -271,6 +271,109 @@ def test_semicolons_as_in_the_tables_of_train(tmp_path, text):
     assert [len(batch) for batch, _ in file.batches(chunk=2)] == [1, 1]
 
 
+def write_labels(path, scores, labels):
+    """A file of logits with labels of any type, in the format of the suffix."""
+    if path.suffix == ".npz":
+        np.savez(path, logits=scores, labels=labels)
+    elif path.suffix == ".npy":
+        np.save(path.with_name("m.logits.npy"), scores)
+        np.save(path.with_name("m.labels.npy"), labels)
+    elif path.suffix in (".pt", ".safetensors"):
+        save = torch.save if path.suffix == ".pt" else save_file
+        save({"logits": torch.from_numpy(scores), "labels": torch.from_numpy(labels)}, path)
+    else:
+        columns = {f"logit_{name}": column.tolist() for name, column in zip("abc", scores.T, strict=False)}
+        columns = {"label": labels.tolist(), **columns}
+        if path.suffix == ".csv":
+            rows = [columns, *zip(*columns.values(), strict=True)]
+            path.write_text("\n".join(",".join(map(str, row)) for row in rows))
+        elif path.suffix == ".jsonl":
+            rows = [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
+            path.write_text("\n".join(map(json.dumps, rows)))
+        else:
+            pyarrow = pytest.importorskip("pyarrow")
+            from pyarrow import parquet
+
+            parquet.write_table(pyarrow.table(columns), path)
+
+
+LABELLED = ["m.npz", "m.logits.npy", "m.pt", "m.safetensors", "m.csv", "m.jsonl", "m.parquet"]
+
+
+@pytest.mark.parametrize("name", LABELLED)
+def test_whole_labels_of_floating_point(tmp_path, name):
+    labels = np.array([2.0, 0.0, -100.0, 1.0])
+    write_labels(tmp_path / name, np.zeros((4, 3)), labels)
+    assert open_predictions(tmp_path / name).load()[1].tolist() == [2, 0, -100, 1]
+    write_labels(tmp_path / name, np.zeros((4, 3)), np.array([2.0, 0.0, 2.5, 1.0]))
+    refused(tmp_path / name, "label 2.5 at row 2; expected integer class numbers")
+
+
+def test_labels_that_their_type_rounds(tmp_path):
+    """2049 becomes 2048 in half precision."""
+    for dtype, large in ((torch.float16, 2049), (torch.bfloat16, 257)):
+        for label in (large, large - 2):
+            tensors = {"logits": torch.zeros(2, 3000), "labels": torch.tensor([1, label], dtype=dtype)}
+            torch.save(tensors, tmp_path / "m.pt")
+            if label == large:
+                words = f"label {large - 1}.0 at row 1, so large that {dtype}".replace("torch.", "")
+                refused(tmp_path / "m.pt", words)
+            else:
+                assert open_predictions(tmp_path / "m.pt").load()[1].tolist() == [1, label]
+
+
+@pytest.mark.parametrize("name", LABELLED)
+def test_labels_of_decisions_may_be_true_and_false(tmp_path, name):
+    labels = np.array([True, False, False])
+    write_labels(tmp_path / name, np.zeros((3, 1)), labels)
+    assert open_predictions(tmp_path / name, binary=True).load()[1].tolist() == [[1], [0], [0]]
+    write_labels(tmp_path / name, np.zeros((3, 2)), labels)  # of two classes they may mean anything
+    refused(tmp_path / name, "expected")
+
+
+@pytest.mark.parametrize("suffix", [".npz", ".pt", ".safetensors"])
+def test_several_labels_may_be_true_and_false(tmp_path, suffix):
+    labels = np.array([[True, False], [True, True], [False, False]])
+    write_labels(tmp_path / f"m{suffix}", np.zeros((3, 2)), labels)
+    found = open_predictions(tmp_path / f"m{suffix}", binary=True).load()[1]
+    assert found.tolist() == labels.astype(int).tolist()
+
+
+@pytest.mark.parametrize("suffix", [".csv", ".jsonl", ".parquet"])
+def test_true_and_false_in_any_case(tmp_path, suffix):
+    path, words = tmp_path / f"m{suffix}", ["TRUE", "false", "False", "true"]
+    write_labels(path, np.zeros((4, 1)), np.array(words))
+    assert open_predictions(path, binary=True).load()[1].flatten().tolist() == [1, 0, 0, 1]
+    write_labels(path, np.zeros((4, 1)), np.array([*words[:3], "Yes"]))
+    refused(path, "'Yes'", "at row 3", "expected", "false", "true", binary=True)
+
+
+def test_lists_of_one_score_with_true_and_false(tmp_path):
+    path = tmp_path / "m.jsonl"
+    path.write_text('{"label": true, "logits": [1.5]}\n{"label": "FALSE", "logits": [0.5]}\n')
+    assert open_predictions(path, binary=True).load()[1].flatten().tolist() == [1, 0]
+    path.write_text('{"label": true, "logits": [1.5, 2.5]}\n')
+    refused(path, "label True at row 0; expected a class number")
+    (tmp_path / "m.csv").write_text("label,logits\nTrue,[1.5]\nFALSE,[0.5]\n")
+    assert open_predictions(tmp_path / "m.csv", binary=True).load()[1].flatten().tolist() == [1, 0]
+
+
+@pytest.mark.parametrize(
+    ("column", "advice"),
+    [
+        ("probability_no", "of yes, in a column called probability (if it is that of no, write 1 - p)"),
+        ("probability_False", "expected the probability of yes"),
+        (
+            "logit_0",
+            "expected the logit of yes, in a column called logit (if it is that of no, write -logit)",
+        ),
+    ],
+)
+def test_a_single_column_that_is_called_no(tmp_path, column, advice):
+    (tmp_path / "m.csv").write_text(f"label,{column}\n1,0.25\n")
+    refused(tmp_path / "m.csv", f"has only the column {column}; expected", advice, binary=True)
+
+
 def test_loading_reports_its_progress(tmp_path, logits, labels):
     write_npz(tmp_path / "m.npz", "logits", logits, labels)
     seen = []
@@ -310,11 +413,14 @@ LOGITS, LABELS = np.zeros((3, 2), np.float32), np.zeros(3, int)
         ({"logits": np.zeros((3, 5, 2)), "labels": np.zeros((3, 5), int)}, ["class axis comes second"]),
         ({"logits": np.zeros((5, 3, 2)), "labels": LABELS}, ["shape (3,)", "--ensemble"]),
         ({"logits": LOGITS.astype(int), "labels": LABELS}, ["int64", "floating point"]),
-        ({"logits": LOGITS, "labels": LABELS.astype(float)}, ["float64", "integer"]),
+        ({"logits": LOGITS, "labels": LABELS + 0.5}, ["label 0.5 at row 0; expected integer class numbers"]),
+        ({"logits": LOGITS, "labels": np.array([0, np.nan, 0])}, ["label nan at row 1", "integer"]),
+        ({"logits": LOGITS, "labels": np.array([0, 0, np.inf])}, ["label inf at row 2", "integer"]),
         ({"logits": LOGITS, "labels": LABELS.astype(bool)}, ["bool", "integer"]),
         ({"logits": LOGITS, "labels": np.eye(2, dtype=int)[[0, 1, 1]]}, ["one-hot: store their argmax over"]),
-        ({"logits": LOGITS, "labels": np.eye(2, dtype=bool)[[0, 1, 1]]}, ["if they are one-hot"]),
-        ({"logits": LOGITS, "labels": np.eye(2)[[0, 1, 1]]}, ["if they are one-hot"]),
+        ({"logits": LOGITS, "labels": np.eye(2, dtype=bool)[[0, 1, 1]]}, ["one-hot: store their argmax"]),
+        ({"logits": LOGITS, "labels": np.eye(2)[[0, 1, 1]]}, ["one-hot: store their argmax"]),
+        ({"logits": LOGITS, "labels": np.full((3, 2), 0.5)}, ["label 0.5 at row 0; expected integer"]),
         ({"logits": LOGITS, "labels": np.array([1, 2, 1])}, ["if the labels count from 1, subtract 1"]),
         (
             {"logits": LOGITS},
@@ -453,7 +559,7 @@ def test_named_labels_beside_other_columns_and_ignored_elements(tmp_path):
 
 def test_names_are_no_labels_of_single_logits(tmp_path):
     (tmp_path / "m.csv").write_text("label,logit_spam\nspam,1\n")  # class 0 would mean: no spam
-    refused(tmp_path / "m.csv", "'spam' in column 'label'", "expected a class number", binary=True)
+    refused(tmp_path / "m.csv", "'spam' in column 'label'", "expected 0 or 1, or false or true", binary=True)
 
 
 def test_rows_are_counted_from_the_first_of_the_file(tmp_path):
@@ -473,7 +579,8 @@ def test_parquet_that_will_not_do(tmp_path):
 
     columns = {"label": [0, 1], "logit_a": [0.0, 1.0], "logit_b": [0.0, 1.0]}
     for change, words in (
-        ({"label": [0.0, 1.0]}, ["double", "integer"]),
+        ({"label": [0.0, 2.5]}, ["label 2.5 at row 1; expected integer class numbers"]),
+        ({"label": [False, True]}, ["bool", "integer"]),
         ({"label": [0, None]}, ["'label' is empty at row 1"]),
         ({"logit_a": ["x", "y"]}, ["'logit_a' is string"]),
         ({"logit_a": [0.0, None]}, ["'logit_a' is empty at row 1"]),

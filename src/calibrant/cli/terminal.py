@@ -58,8 +58,8 @@ Binary = Annotated[
     typer.Option(
         "--binary",
         help="Each score is a yes-or-no decision of its own: one in each row, or one for each of several "
-        "labels. Labels are 0 and 1, in the shape of the scores. Calibration is that of the probability of "
-        "yes.",
+        "labels. Labels are 0 and 1, or false and true, in the shape of the scores. Calibration is that of "
+        "the probability of yes.",
     ),
 ]
 Resamples = Annotated[

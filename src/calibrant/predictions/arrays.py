@@ -52,11 +52,10 @@ def _predictions(
     scores, labels = arrays[kind], arrays["labels"]
     if scores.dtype is None or not scores.dtype.is_floating_point:
         raise BadFileError(path, f"{kind} are {scores.stored}; expected floating point")
-    if labels.dtype != torch.long:
-        hint = ""
-        if labels.shape == scores.shape and len(labels.shape) > 1 and labels.shape[1] > 1:
-            hint = "; if they are one-hot, store their argmax over axis 1"
-        raise BadFileError(path, f"labels are {labels.stored}; expected integer class numbers{hint}")
+    # Booleans are answers: of a single score, or in the shape of the scores.
+    several = len(scores.shape) > 1 and scores.shape[1] > 1 and labels.shape != scores.shape
+    if labels.dtype is None and (several or labels.stored.lower() != "bool"):
+        raise BadFileError(path, f"labels are {labels.stored}; expected integer class numbers")
 
     def chunks(rows: int) -> Batches:
         with scores.open() as all_scores, labels.open() as all_labels:
@@ -77,15 +76,32 @@ def to_tensor(array: np.ndarray[Any, Any] | Tensor, dtype: torch.dtype | None) -
 
 
 def to_labels(path: Path, array: np.ndarray[Any, Any] | Tensor, start: int) -> Tensor:
-    """Labels as int64, unless one is so large that it would become another. ``start`` is the first row."""
-    wide = array.dtype == torch.uint64 if isinstance(array, Tensor) else array.dtype.kind in "uf"
-    if wide:
-        numbers = np.asarray(array)
-        wrong = ~(abs(numbers.astype(np.float64)) < 2.0**63)
+    """Labels as int64, unless one is not whole or may be another one, rounded. ``start`` is the first row."""
+    limit = _limit(array.dtype)
+    if limit is not None:
+        numbers = np.asarray(array.double() if isinstance(array, Tensor) and limit < 2.0**63 else array)
+        values = numbers.astype(np.float64)
+        wrong = ~(abs(values) < limit) | (values != np.rint(values))
         if wrong.any():
             row = start + int(wrong.reshape(len(wrong), -1).any(1).argmax())
-            raise BadFileError(path, f"has label {numbers[wrong][0]} at row {row}; expected class numbers")
+            label, stored = numbers[wrong][0], str(array.dtype).removeprefix("torch.")
+            large = limit < 2.0**63 and abs(label) >= limit
+            reason = f", so large that {stored} rounds it" if large else ""
+            raise BadFileError(
+                path, f"has label {label} at row {row}{reason}; expected integer class numbers"
+            )
     return to_tensor(array, torch.long)
+
+
+def _limit(dtype: np.dtype[Any] | torch.dtype) -> float | None:
+    """Labels of a type are exact below this size; None if all are."""
+    if isinstance(dtype, torch.dtype):
+        if dtype.is_floating_point:
+            return 2 / torch.finfo(dtype).eps
+        return 2.0**63 if dtype == torch.uint64 else None
+    if dtype.kind == "f":
+        return min(2 / float(np.finfo(dtype).eps), 2.0**53)
+    return 2.0**63 if dtype.kind == "u" else None
 
 
 def _strings(path: Path, value: object) -> tuple[str, ...]:

@@ -243,7 +243,7 @@ class PredictionFile:
                 self.path,
                 f"probabilities sum to {float(total[wrong][0]):.4g} over the classes at row "
                 f"{start + first_row(wrong)}; expected 1 within {tolerance:g} (if each is the probability of "
-                "a label of its own, pass --binary, in Python binary=True)",
+                "a label of its own, pass --binary to evaluate or calibrate, in Python binary=True)",
             )
         return as_logits(scores)
 

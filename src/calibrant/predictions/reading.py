@@ -157,6 +157,13 @@ def _as_decisions(file: PredictionFile) -> PredictionFile:
         )
     names = file.class_names
     if names is not None and len(names) == 1:  # a table with one column of scores
+        if names[0].lower() in ("no", "false", "negative", "0"):
+            column, opposite = {"logits": ("logit", "-logit")}.get(file.kind, ("probability", "1 - p"))
+            raise BadFileError(
+                file.path,
+                f"has only the column {column}_{names[0]}; expected the {column} of yes, in a column called "
+                f"{column} (if it is that of no, write {opposite})",
+            )
         names = None if names[0] in ("logit", "probability") else (f"not {names[0]}", names[0])
     return replace(file, shape=shape, class_names=names, binary=True)
 

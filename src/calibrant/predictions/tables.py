@@ -26,6 +26,8 @@ from calibrant.sizes import MAX_TEXT
 
 _PREFIXES = {"logits": "logit_", "probabilities": "probability_"}
 _LABELS = ("label", "labels")
+_ANSWERS = {"false": 0, "true": 1}
+"""Labels of single scores, in lower case, and what they stand for."""
 
 Row = tuple[float, list[float]]
 """A label, and the scores of all classes."""
@@ -56,6 +58,8 @@ class _Columns(NamedTuple):
     @property
     def expected_label(self) -> str:
         """What a label must be, for messages."""
+        if len(self.class_names or ()) == 1:
+            return "0 or 1, or false or true"
         return "a class number" + f", or one of the class names {first_few(self.numbers)}" * bool(
             self.numbers
         )
@@ -205,12 +209,6 @@ def _in_batches(
 
 def _batch(path: Path, labels: np.ndarray[Any, Any], scores: ArrayLike, start: int) -> Batch:
     """Scores and labels as tensors. ``start`` is the number of the first row."""
-    wrong = labels % 1 != 0
-    if wrong.any():
-        row = int(wrong.argmax())
-        raise BadFileError(
-            path, f"has label {labels[row]} at row {start + row}; expected integer class numbers"
-        )
     return to_tensor(np.array(scores, np.float64), torch.float64), to_labels(path, labels, start)
 
 
@@ -241,7 +239,9 @@ def _csv_rows(path: Path, columns: Sequence[str], wanted: _Columns) -> Iterator[
                 raise BadFileError(
                     path, f"has {start!r} at row {number}; expected a list of numbers such as [1.5, -0.3]"
                 )
-            known = label in numbers or _is_number(label)
+            answers = _ANSWERS if len(scores) == 1 else {}
+            meant = numbers.get(label, answers.get(label.lower()))
+            known = meant is not None or _is_number(label)
             if values is None or not known:
                 named = zip(wanted.scores, scores, strict=True) if known else [(wanted.label, label)]
                 name, cell = next((name, cell) for name, cell in named if not _is_number(cell))
@@ -252,7 +252,7 @@ def _csv_rows(path: Path, columns: Sequence[str], wanted: _Columns) -> Iterator[
                 raise BadFileError(
                     path, f"{shown} column {name!r} at row {number} {line}; expected {expected}"
                 )
-            yield numbers[label] if label in numbers else float(label), values
+            yield float(label) if meant is None else meant, values
 
 
 def open_jsonl(path: Path) -> PredictionFile:
@@ -295,12 +295,14 @@ def _json_rows(path: Path, columns: _Columns) -> Iterator[Row]:
                 if name not in row:
                     raise BadFileError(path, f"has no {name!r} at row {number}; the first row has it")
             label = row[columns.label]
+            scores = row[columns.kind] if columns.lists else [row[name] for name in columns.scores]
+            if isinstance(scores, list) and len(scores) == 1 and isinstance(label, bool | str):
+                label = _ANSWERS.get(str(label).lower(), label)
             label = numbers.get(label, label) if isinstance(label, str) else label
             if type(label) not in (int, float):
                 raise BadFileError(
                     path, f"has label {label!r} at row {number}; expected {columns.expected_label}"
                 )
-            scores = row[columns.kind] if columns.lists else [row[name] for name in columns.scores]
             if not isinstance(scores, list) or not set(map(type, scores)) <= {int, float}:
                 raise BadFileError(
                     path, f"{columns.kind} at row {number} are not a list of numbers; expected one per class"
@@ -347,9 +349,6 @@ def open_parquet(path: Path) -> PredictionFile:
         kept = {name: schema.field(name).type for name in (label, *scores)}
         texts = ("string", "large_string", "string_view")
         named = str(kept[label]) in texts or types.is_dictionary(kept[label])
-        numbers = columns.numbers if named else {}
-        if not types.is_integer(kept[label]) and not numbers:
-            raise BadFileError(path, f"labels are {kept.pop(label)}; expected integer class numbers")
         classes = len(scores)
         if columns.lists:
             found, expected = kept[kind], "a list of floating-point numbers in every row"
@@ -359,6 +358,10 @@ def open_parquet(path: Path) -> PredictionFile:
             first = next(file.iter_batches(batch_size=1, columns=[kind]), None) if rows else None
             classes = 0 if first is None else len(first.column(kind)[0].as_py() or ())
             names = _class_labels(schema, label)
+        numbers = (_ANSWERS if classes == 1 else columns.numbers) if named else {}
+        answers = classes == 1 and types.is_boolean(kept[label])
+        if not (types.is_integer(kept[label]) or types.is_floating(kept[label]) or numbers or answers):
+            raise BadFileError(path, f"labels are {kept.pop(label)}; expected integer class numbers")
         for name in scores:
             if not types.is_floating(kept[name]):
                 raise BadFileError(
@@ -386,14 +389,16 @@ def open_parquet(path: Path) -> PredictionFile:
                         table[:, position] = batch.column(name).to_numpy(zero_copy_only=False)
                 labels = batch.column(label).to_numpy(zero_copy_only=False)
                 if numbers:
-                    stray = [row for row, name in enumerate(labels) if name not in numbers]
+                    keys = [str(name).lower() for name in labels] if numbers is _ANSWERS else labels
+                    stray = [row for row, name in enumerate(keys) if name not in numbers]
                     if stray:
+                        expected = "" if numbers is _ANSWERS else "one of the class names "
                         raise BadFileError(
                             path,
                             f"has label {labels[stray[0]]!r} at row {start + stray[0]}; expected "
-                            f"one of the class names {first_few(numbers)}",
+                            f"{expected}{first_few(numbers)}",
                         )
-                    labels = np.array([numbers[name] for name in labels])
+                    labels = np.array([numbers[name] for name in keys])
                 yield torch.from_numpy(table), to_labels(path, labels, start)
                 start += len(batch)
 
