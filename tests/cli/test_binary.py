@@ -11,7 +11,7 @@ from torch import Tensor
 from calibrant.calibrators import Temperature, create_calibrator, load_calibrator
 from calibrant.evaluation import Evaluation, evaluate
 
-from .commands import fail, fail_at_once, printed
+from .commands import fail, fail_at_once, printed, succeed
 
 ROWS, LABELS = 120, 3
 
@@ -95,6 +95,17 @@ def test_several_labels_are_calibrated_reported_and_applied(method: str) -> None
         assert text in Path("r.html").read_text()
     printed("apply", "c.safetensors", file, "--output", "calibrated.npz")
     assert_same(evaluated("calibrated.npz"), after)
+
+
+@pytest.mark.parametrize("method", ["temperature", "auto"])
+def test_a_label_with_one_answer_is_named(method: str) -> None:
+    logits, target = decisions(ROWS, LABELS)
+    target[:, 1] = 0
+    told = "the same answer in all of these data, so the logits are left as they are"
+    for names, label in (({"class_names": np.array(["cat", "dog", "bird"])}, "dog"), ({}, "1")):
+        file = save(Path("held-out.npz"), logits, target, **names)
+        result = succeed("calibrate", file, "--binary", "--method", method, "--resamples", 0)
+        assert f"held-out.npz: label {label}: {told}" in result.stderr
 
 
 def test_a_single_logit_is_calibrated_reported_and_applied() -> None:

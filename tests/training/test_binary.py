@@ -22,6 +22,7 @@ from calibrant.layout import Elements
 from calibrant.losses.cross_entropy import CrossEntropy
 from calibrant.options import Choice
 from calibrant.predictions import open_predictions
+from calibrant.reports.table_builders import comparison_note
 from calibrant.training import Recipe, RecipeError, Run, compare, loop, train
 from calibrant.training.data import load_data
 from calibrant.training.export import Probabilities, example_of
@@ -230,6 +231,8 @@ def test_losses_are_compared_and_tuned(write: Writer) -> None:
             assert found[0].ece == pytest.approx(wanted.ece)
         assert all(each.binary for each in (*method.before, *method.after))
         assert len(method.before[0].labels) == (0 if write is single else 3)
+    meaning = "T is the mean over labels, not counting those with one answer in all of the validation data"
+    assert (meaning in comparison_note(comparison)) == (write is table)
     if write is table:
         with pytest.raises(RecipeError, match="these data have several labels"):
             compare(recipe, ["ce"], [0], "compared", outside=outside)
@@ -346,7 +349,7 @@ def test_a_label_with_one_answer_only_is_told() -> None:
         load_data(Choice("table", {"file": "many.csv", "target": ["cat", "dog"]}), ".")
 
 
-@pytest.mark.filterwarnings("ignore:.*are always 0 or always 1", "ignore:label 1")
+@pytest.mark.filterwarnings("ignore:.*are always 0 or always 1", "ignore:label dog")
 def test_a_label_with_one_answer_does_not_spoil_the_calibrator_of_the_others() -> None:
     inputs, answers = features(300, 0)
     answers[:, 1] = 0
@@ -354,6 +357,7 @@ def test_a_label_with_one_answer_does_not_spoil_the_calibrator_of_the_others() -
     data = ["--data", "data.npz", "--set", "epochs=20", "--set", "optimizer.lr=0.1"]
     output = succeed("train", *data, "--output", "auto")
     assert "every better calibrator" not in output.stdout + output.stderr
+    assert ", not counting 1 label with one answer in all data) ECE" in output.stdout
     assert not isinstance(calibrant.load("auto").calibrator, Identity)
     succeed("train", *data, "--output", "auto", "--calibrate", "temperature")
     first, constant, last = calibrant.load("auto").calibrator.labels

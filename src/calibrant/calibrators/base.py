@@ -119,6 +119,12 @@ class FittedLayer(nn.Module, ABC):
         if pairs.ndim == 2:
             pairs, target = pairs.unsqueeze(2), target.unsqueeze(1)
         constant = _constant_labels(target)
+        # The two names of a single label are those of its answers.
+        named = self.class_names if pairs.shape[2] > 1 else None
+
+        def labels_of(numbers: Sequence[int]) -> str:
+            return f"label{'s' * (len(numbers) > 1)} {some_classes(numbers, pairs.shape[2], named)}"
+
         fitted, concerned = [], defaultdict[tuple[str, type[Warning]], list[int]](list)
         for number in range(pairs.shape[2]):
             if number in constant:
@@ -131,20 +137,20 @@ class FittedLayer(nn.Module, ABC):
                     calibrator = type(self)(**self.options())
                     fitted.append(calibrator._fit(pairs[:, :, number], target[:, number], ignore_index))
                 except ValueError as problem:
-                    raise ValueError(f"label {number}: {problem}") from None
+                    raise ValueError(f"{labels_of([number])}: {problem}") from None
             for found in dict.fromkeys((str(each.message), each.category) for each in caught):
                 concerned[found].append(number)
         for (message, category), numbers in concerned.items():  # once each, however many labels it is about
             of_all = len(numbers) == len(fitted) - len(constant)
-            where = "" if of_all else f"label{'s' * (len(numbers) > 1)} {first_few(numbers)}: "
+            where = "" if of_all else f"{labels_of(numbers)}: "
             warning = category(f"{where}{message}")
             if isinstance(warning, BoundWarning):
                 warning.labels = tuple(numbers)
             warn(warning)
         if constant:
             warn(
-                f"label{'s' * (len(constant) > 1)} {first_few(constant)}: the same answer in all of these "
-                "data, so the logits are left as they are",
+                f"{labels_of(constant)}: the same answer in all of these data, so the logits are left "
+                "as they are",
                 UnchangedLabelsWarning,
             )
         for name in self._buffers:

@@ -142,22 +142,22 @@ def _fit(
 
     Without a calibrator the best one is chosen, and the ranking of all comes second.
     """
-    from calibrant.calibrators import choose
+    from calibrant.calibrators import create_calibrator, rank
     from calibrant.calibrators.streaming import Scaling
     from calibrant.cli.prediction_files import Passes, errors_of
 
-    rankings: list[Ranking] = []
+    ranking: Ranking | None = None
     reading: dict[str, Any] = {"ignore_index": file.ignore_index, "binary": file.binary}
     with terminal.progress_bars() as progress, errors_of(file):
         if loaded is not None and calibrator is None:
             progress.add_task(f"{file.name}: fitting auto", total=None)
-            best = choose(*loaded, folds=folds, seed=seed, show=rankings.append, **reading)
-            return best, rankings[0]
+            ranking = rank(*loaded, folds=folds, seed=seed, **reading)
+            calibrator = create_calibrator(ranking.best.key)
         assert calibrator is not None
         calibrator.class_names = file.class_names  # for warnings
         if loaded is not None:
             progress.add_task(f"{file.name}: fitting {calibrator.key}", total=None)
-            return calibrator.fit(*loaded, **reading), None
+            return calibrator.fit(*loaded, **reading), ranking
         assert isinstance(calibrator, Scaling)
         batches = Passes(file, progress, f"fitting {calibrator.key}")
         return calibrator.fit_batches(batches, ignore_index=file.ignore_index), None

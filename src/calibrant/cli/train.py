@@ -16,6 +16,7 @@ from calibrant.cli import training_options as options
 from calibrant.cli.program import say
 from calibrant.cli.run_files import check_written
 from calibrant.cli.terminal import app
+from calibrant.printable import counted
 
 if TYPE_CHECKING:
     from calibrant.calibrators import Calibrator
@@ -165,9 +166,12 @@ def _test_figures(run: Run, stored: Calibrator | None) -> tuple[str, str]:
     if caught:  # as after a short run, or where all validation elements are right
         text += str(caught[0].message)
     else:
-        mean = "mean " if scaled.binary and len(scaled.labels) > 1 else ""
+        parts = list(scaled.labels) if scaled.binary else []
+        mean = "mean " if len(parts) > 1 else ""
+        left = sum(next(part.buffers(), None) is None for part in parts)
+        without = f", not counting {counted(left, 'label')} with one answer in all data" if left else ""
         _, errors = tested(scaled)  # a temperature leaves the accuracy as it is
-        text += f"after temperature scaling ({mean}T = {temperature_of(scaled):.3f}) {errors}"
+        text += f"after temperature scaling ({mean}T = {temperature_of(scaled):.3f}{without}) {errors}"
     if stored is None or stored.key == "identity":
         return text, ""
     figures, errors = tested(stored)

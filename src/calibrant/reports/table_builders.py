@@ -345,14 +345,15 @@ def figures_note(comparison: Comparison, data: str, fitted: str) -> str:
     """
     seeds = len(comparison.seeds)
     spread = f"mean ± standard deviation over {seeds} seeds" if seeds > 1 else "one seed"
-    elements = comparison.methods[0].before[0].samples
+    first = comparison.methods[0].before[0]
     numbers = [METRICS[key].label for key in comparison.columns if not METRICS[key].percent]
     plain = f"All figures but {', '.join(numbers)} and T" if numbers else "All figures but T"
     beside = [key for key in comparison.calibrators if key != "temperature"]
     others = f", {', '.join(f'+ {key}' for key in beside)}: after this calibrator" if beside else ""
+    labels = f" T is the mean over labels, not counting those with one answer in all of {fitted}."
     return (
-        f"{data} of {counted(elements, 'element')}, {spread}. {plain} are in percent. + T: after temperature "
-        f"scaling{others}, fitted to {fitted}."
+        f"{data} of {counted(first.samples, 'element')}, {spread}. {plain} are in percent. + T: after "
+        f"temperature scaling{others}, fitted to {fitted}.{labels if first.labels else ''}"
     )
 
 

@@ -101,6 +101,7 @@ def _ranked(run: Run) -> Iterator[tuple[str, Callable[[], Calibrator]]]:
         if not each.acceptable:
             continue
         calibrator = create_calibrator(each.key)
+        calibrator.class_names = run.class_names  # for warnings
         if logits is not all_logits and isinstance(calibrator, Scaling) and not binary:
             yield each.key, partial(calibrator.fit_batches, chunks)
         else:

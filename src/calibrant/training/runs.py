@@ -162,6 +162,14 @@ class Run:
             return [open_predictions(stored, binary=self.recipe.binary).load()]
         return self._predicted(getattr(self.data, part))
 
+    @cached_property
+    def class_names(self) -> tuple[str, ...] | None:
+        """The names of the classes or labels, from stored predictions if there are any."""
+        stored = self._file("validation.npz")
+        if stored is None:
+            return self.data.class_names
+        return open_predictions(stored, binary=self.recipe.binary).class_names
+
     def as_classes(self, logits: Tensor, labels: Tensor) -> Predictions:
         """Logits and labels of classes; the decisions of a binary run have two classes each."""
         return as_decisions(logits, labels) if self.recipe.binary else (logits, labels)
@@ -288,6 +296,7 @@ class Run:
     def fitted(self, calibrator: Calibrator) -> Calibrator:
         """The calibrator, fitted to the validation data."""
         batches = self.predictions("validation")
+        calibrator.class_names = self.class_names  # for warnings
         with warnings.catch_warnings():  # the labels of a run are in order, however little it has learned
             warnings.simplefilter("ignore", ChanceWarning)
             if self.recipe.binary:
@@ -415,7 +424,10 @@ def _calibrated(logits: Tensor, calibrator: Calibrator | None) -> Tensor:
 
 
 def temperature_of(calibrator: Calibrator | None) -> float | None:
-    """The temperature of a `Temperature`, or the mean of those of its labels; None for others."""
+    """The temperature of a `Temperature`; None for others.
+
+    Of several labels it is the mean of those that have one. Labels with one answer have none.
+    """
     if not isinstance(calibrator, Temperature):
         return None
     if calibrator.binary:
