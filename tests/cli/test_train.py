@@ -129,6 +129,29 @@ def test_train_says_that_a_loss_had_no_effect():
     assert re.search(r"Try a margin of [\d.]+ or less", lines[0])
 
 
+@pytest.mark.filterwarnings("default:--set adapt")
+@pytest.mark.parametrize(
+    ("arguments", "because"),
+    [
+        (("train", "digits-lt", "--loss", "focal[gamma=2]"), "focal[gamma=2] does not adapt"),
+        (("compare", "digits-lt", "--losses", "ce,focal"), "none of these losses adapts"),
+        (("compare", "digits-lt", "--losses", "ce,cals-alm"), ""),
+        (("train", "digits-lt", "--loss", "ada-scale"), ""),
+        (("sweep", "digits-lt", "--loss", "mbls", "--over", "margin=4"), "mbls does not adapt"),
+        (("tune", "digits-lt", "--loss", "mbls"), "mbls does not adapt"),
+    ],
+)
+def test_settings_for_adaptive_losses_are_said_to_have_no_effect_on_others(arguments, because):
+    Path("file").write_text("")  # the command ends as soon as it looks at its folder
+    result = invoke(*arguments, "--set", "adapt=3", "--set", "adapt_on=train", "--output", "file")
+    assert result.exit_code == 2
+    told = (
+        f"calibrant: warning: --set adapt and adapt_on: no effect, because {because}; calibrant losses lists"
+    )
+    assert (told in result.stderr) == bool(because), result.stderr
+    assert result.stderr.count("warning") == bool(because)
+
+
 def test_a_finished_run_is_said_to_be_one_and_its_data_to_have_changed():
     features, labels = np.random.default_rng(0).normal(size=(90, 4)), np.arange(90) % 3
     np.savez("mine.npz", features=features, labels=labels)

@@ -87,6 +87,8 @@ def compare(
         from calibrant.training.lock import FolderLock
         from calibrant.training.runs import Run, folder_of, plain_name
 
+        options.check_adaptation(changes, split_outside_brackets(losses))
+
         folder = output or Path("runs", plain_name(followed.name))
         run_folder.check_writable(folder)
         numbers = options.seed_numbers(seeds)

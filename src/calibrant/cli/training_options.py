@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shlex
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -157,6 +158,22 @@ def load_recipe(
         recipe = Recipe.load(source).override(changes)
     given: dict[str, Any] = {"loss": loss, "seed": seed}
     return replace(recipe, **{name: value for name, value in given.items() if value is not None})
+
+
+def check_adaptation(changes: Sequence[str] | None, losses: Sequence[str]) -> None:
+    """Warn of settings for losses that adapt, if none of these does."""
+    from calibrant.losses import LOSSES, AdaptiveLoss
+    from calibrant.options import Choice
+
+    keys = [change.partition("=")[0].strip() for change in changes or ()]
+    given = [key for key in ("adapt", "adapt_on") if key in keys]
+    kinds = [LOSSES.get(Choice.parse(loss).name, AdaptiveLoss) for loss in losses]
+    if given and _is_first() and not any(issubclass(kind, AdaptiveLoss) for kind in kinds):
+        found = f"{losses[0]} does not adapt" if len(losses) == 1 else "none of these losses adapts"
+        warnings.warn(
+            f"--set {' and '.join(given)}: no effect, because {found}; calibrant losses lists those that do",
+            stacklevel=2,
+        )
 
 
 def seed_numbers(text: str) -> list[int]:
