@@ -764,6 +764,39 @@ def test_a_fit_without_validation_warns():
         fit(module(), limit_val_batches=0)
 
 
+@pytest.mark.parametrize("options", [{"max_steps": 2}, {"check_val_every_n_epoch": 9}])
+def test_a_fit_that_ends_before_it_validates_warns(options):
+    for key, expected in (("cals-alm", 1), ("ce", 0)):
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            fit(module(key), **options)
+        messages = [str(each.message) for each in caught if "has not adapted" in str(each.message)]
+        assert len(messages) == expected
+    with pytest.warns(UserWarning, match="AugmentedLagrangian has not adapted, because no .* val_check_int"):
+        fit(module(), **options)
+
+
+def test_a_model_chosen_by_a_loss_that_moves_is_told():
+    def stopping(name):
+        return lightning.pytorch.callbacks.EarlyStopping(name, strict=False, patience=99)
+
+    def told(made, name, **options):
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            fit(made, Calibration(**options), callbacks=[stopping(name)], max_epochs=1)
+        return [str(each.message) for each in caught if "cannot be compared" in str(each.message)]
+
+    (message,) = told(module(), "val/loss")
+    assert message.startswith(
+        "calibrant: EarlyStopping monitors 'val/loss'. If that is the loss of Classifier"
+    )
+    assert message.endswith("between evaluations. Monitor 'val/nll', which is logged here")
+    (message,) = told(module(), "val/loss", metrics=MetricCollection({}))
+    assert message.endswith("between evaluations")
+    assert not told(module(), "val/nll")
+    assert not told(module("ce"), "val/loss")
+
+
 def test_the_time_out_is_passed_on(monkeypatch):
     found = []
     adapt = calibrant.losses.AugmentedLagrangian.adapt

@@ -745,6 +745,14 @@ def test_arguments_that_would_have_no_effect_are_told(tmp_path):
         trainer_for(Calibration(alm()), tmp_path, label_smoothing_factor=0.1).train()
 
 
+def test_training_that_ends_before_it_evaluates_is_told(tmp_path):
+    options = {"eval_strategy": "steps", "eval_steps": 1, "eval_delay": 9, "max_steps": 2}
+    with pytest.warns(UserWarning, match="AugmentedLagrangian has not adapted, .* and eval_delay") as told:
+        trainer_for(Calibration(alm()), tmp_path, **options).train()
+    assert len(told) == 1
+    trainer_for(Calibration(create_loss("ce", 3)), tmp_path, **options).train()
+
+
 def begin(calibration, tmp_path, **options):
     arguments = TrainingArguments(str(tmp_path), eval_strategy="epoch", save_strategy="epoch", **options)
     calibration.on_train_begin(arguments, TrainerState(), TrainerControl())

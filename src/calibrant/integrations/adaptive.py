@@ -40,6 +40,18 @@ def learned_figures(loss: Loss) -> dict[str, Tensor]:
     return figures | summarised({name: value.squeeze() for name, value in loss.learned().items()})
 
 
+MOVES = "the value of this loss changes whenever it adapts and cannot be compared between evaluations"
+"""Why a model is not to be chosen by the value of a loss that adapts."""
+
+
+def never_adapted(loss: Loss, settings: str) -> str:
+    """A warning for the end of a training without evaluation; ``settings`` decide when it evaluates."""
+    return (
+        f"{type(loss).__name__} has not adapted, because no evaluation ran before the end of this training: "
+        f"train for longer, or change {settings}"
+    )
+
+
 def warn(message: str) -> None:
     """Warn on behalf of the function that calls the caller."""
     warnings.warn(f"calibrant: {message}", stacklevel=3)

@@ -17,7 +17,7 @@ from torch.utils.hooks import RemovableHandle
 
 from calibrant.extras import MissingPackageError, require
 from calibrant.inference import OwnRows, own_rows_in
-from calibrant.integrations.adaptive import learned_figures, uncompiled, warn
+from calibrant.integrations.adaptive import MOVES, learned_figures, never_adapted, uncompiled, warn
 from calibrant.losses import AdaptiveLoss, Loss
 from calibrant.losses.adaptation import advise
 
@@ -139,6 +139,7 @@ class Calibration(Callback):
         self._run: _Run | None = None
         self._fitted: weakref.ref[Trainer] | None = None
         self._ignored: list[Loss] = []
+        self._waits = False  # to adapt for the first time in this fit
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Exclude the loss from FSDP, which would cast its buffers to a lower precision."""
@@ -155,7 +156,10 @@ class Calibration(Callback):
             loss.to(strategy.root_device)  # FSDP does not move ignored modules
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Find the loss, so that an error in its name comes before the first epoch; warn if none adapts."""
+        """Find the loss, so that an error in its name comes before the first epoch; warn if none adapts.
+
+        Also warn if a callback seems to choose the best model by the value of a loss that adapts.
+        """
         _, loss = self._find(pl_module)
         if trainer.is_global_zero and not isinstance(loss, AdaptiveLoss):
             text = f"{type(loss).__name__} does not adapt, so Calibration only logs metrics"
@@ -171,11 +175,21 @@ class Calibration(Callback):
         others = [other for other in callbacks if isinstance(other, Calibration) and other is not self]
         if loss is not None and any(other._find(pl_module)[1] is loss for other in others):
             raise ValueError("there are two Calibration callbacks for the same loss: remove one of them")
+        if trainer.is_global_zero and isinstance(loss, AdaptiveLoss):
+            for other in callbacks:
+                monitored = getattr(other, "monitor", None)
+                if isinstance(monitored, str) and _names_a_loss(monitored):
+                    instead = "" if self.metrics is not None else ". Monitor 'val/nll', which is logged here"
+                    warn(
+                        f"{type(other).__name__} monitors {monitored!r}. If that is the loss of "
+                        f"{type(pl_module).__name__}: {MOVES}{instead}"
+                    )
         self._fitted = weakref.ref(trainer)
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Warn if the loss would never adapt."""
         _, loss = self._find(pl_module)
+        self._waits = isinstance(loss, AdaptiveLoss) and trainer.enable_validation
         if isinstance(loss, AdaptiveLoss) and not trainer.enable_validation and trainer.is_global_zero:
             warn(
                 f"{type(loss).__name__} adapts to validation data, but this fit has no validation: add a "
@@ -186,6 +200,8 @@ class Calibration(Callback):
         """Warn if the loss did not do its work."""
         loss = self._find(pl_module)[1]
         if isinstance(loss, Loss):
+            if self._waits and trainer.is_global_zero:
+                warn(never_adapted(loss, "val_check_interval and check_val_every_n_epoch"))
             advise(loss)
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -260,6 +276,7 @@ class Calibration(Callback):
                     )
                 # First, because it is the only collective here with a time-out.
                 run.loss.adapt(timeout=self.timeout)
+                self._waits = False
                 figures |= {f"loss/{name}": value for name, value in learned_figures(run.loss).items()}
             if not run.unmeasured:
                 stage = "test" if trainer.testing else "val"
@@ -361,6 +378,15 @@ def _losses(module: nn.Module, kind: type[Kind]) -> dict[str, tuple[nn.Module, K
         if isinstance(loss, kind) and not any(name.startswith(f"{outer}.") for outer in found):
             found[name] = part, loss
     return found
+
+
+def _names_a_loss(monitored: str) -> bool:
+    """Whether a monitored figure is called a loss, and is none of those that the callback logs.
+
+    >>> [_names_a_loss(name) for name in ("val_loss", "val/loss", "Loss", "loss/multiplier_mean", "val/nll")]
+    [True, True, True, False, False]
+    """
+    return "loss" in monitored.lower() and not monitored.startswith("loss/")
 
 
 def _default_metrics(loss: Loss | nn.CrossEntropyLoss | None) -> MetricCollection:

@@ -19,7 +19,7 @@ from transformers import EvalPrediction, TrainerCallback, TrainerControl, Traine
 from calibrant.arguments import one_of
 from calibrant.evaluation import Evaluator
 from calibrant.integrations.accelerate import own_rows
-from calibrant.integrations.adaptive import calibrant_loss, learned_figures, warn
+from calibrant.integrations.adaptive import MOVES, calibrant_loss, learned_figures, never_adapted, warn
 from calibrant.losses import AdaptiveLoss, Loss
 from calibrant.losses.adaptation import advise
 from calibrant.metrics import METRICS
@@ -126,6 +126,7 @@ class Calibration(TrainerCallback):
         self._loss_used = False
         self._left_out: set[str] = set()
         self._began = False
+        self._waits = False  # to adapt for the first time in this training
 
     def compute_loss(
         self, outputs: Any, labels: Tensor | None, num_items_in_batch: Tensor | int | None = None
@@ -261,6 +262,7 @@ class Calibration(TrainerCallback):
             self._loop = None
             self._left_out.clear()
             self.loss.adapt(timeout=self.timeout)
+            self._waits = False
             self._keep(state)
             return
         self.loss.forget()
@@ -294,7 +296,7 @@ class Calibration(TrainerCallback):
         self._stop_learning()
         self._loss_used = False
         self._left_out.clear()
-        self._began = True
+        self._began, self._waits = True, False
         if args.label_smoothing_factor:
             raise ValueError(
                 f"label_smoothing_factor={args.label_smoothing_factor} has no effect on a custom loss: set "
@@ -311,8 +313,7 @@ class Calibration(TrainerCallback):
             return
         if args.metric_for_best_model in ("loss", "eval_loss"):
             warn(
-                "metric_for_best_model is eval_loss, but the value of this loss changes whenever it adapts "
-                "and cannot be compared between evaluations. Set metric_for_best_model='nll' and "
+                f"metric_for_best_model is eval_loss, but {MOVES}. Set metric_for_best_model='nll' and "
                 "greater_is_better=False"
             )
         if args.eval_strategy == "no":
@@ -330,6 +331,7 @@ class Calibration(TrainerCallback):
             )
         elif state.is_hyper_param_search:  # every trial has a new model, but the same loss
             self._load(self._initial)
+        self._waits = args.eval_strategy != "no" and state.is_world_process_zero
         self._keep(state)
 
     def _check_best_metric(self, args: TrainingArguments) -> None:
@@ -346,6 +348,8 @@ class Calibration(TrainerCallback):
         """Learn from no evaluation after training, and warn if the loss did not do its work."""
         self._stop_learning()
         self._check_name()
+        if self._waits:
+            warn(never_adapted(self.loss, "eval_steps and eval_delay"))
         advise(self.loss)
 
     def _keep(self, state: TrainerState) -> None:
