@@ -25,6 +25,13 @@ _UNIFORM = 300  # so that 10, 12, 15, 20, 25, 30, 50 and 100 equal bins are unio
 _PER_UNIT = 64  # cells per unit of log-odds: over-confident networks put much data into the last 1/300
 _LOW, _HIGH = -14, 30  # log-odds covered: confidence from 1e-6 to 1 - 1e-13
 
+_SLACK = 1 + 2.0**-20
+"""Confidences up to an edge of equal width times this are in the bin below it: 1/5, which trees and rounded
+probabilities have, is in the same bin whether rounding made it a little smaller or larger."""
+
+_EQUAL = 2.0**-48
+"""Confidences in float64 that differ by less, relatively, are equal but for rounding."""
+
 _CHUNK = 1 << 16  # elements processed at once on a CPU, so that temporaries stay in cache
 
 
@@ -44,8 +51,8 @@ def _cell_of(confidence: Tensor) -> Tensor:
     """The cell of each confidence: the number of edges below it, uniform ones and those even in log-odds."""
     odds = torch.logit(confidence).mul_(_PER_UNIT).sub_(0.5 + _LOW * _PER_UNIT).ceil_()
     odds.clamp_(0, (_HIGH - _LOW) * _PER_UNIT)
-    cell = (confidence * _UNIFORM).ceil_().add_(odds).sub_(1)
-    return _corrected(cell, confidence, _edges_for(confidence.dtype, confidence.device))
+    cell = (confidence * (_UNIFORM / _SLACK)).ceil_().add_(odds).sub_(1)
+    return _corrected(cell, confidence, last_of_cells(confidence.dtype, confidence.device))
 
 
 def _corrected(bins: Tensor, values: Tensor, edges: Tensor) -> Tensor:
@@ -62,8 +69,11 @@ def _corrected(bins: Tensor, values: Tensor, edges: Tensor) -> Tensor:
 
 
 @lru_cache
-def _edges_for(dtype: torch.dtype, device: torch.device) -> Tensor:
-    return rounded_down(cell_edges(device), dtype)
+def last_of_cells(dtype: torch.dtype, device: torch.device) -> Tensor:
+    """The largest number of a type that is not above each edge of the cells, with the slack of some."""
+    edges = cell_edges(device)
+    of_bins = torch.isin(edges, equal_width_edges(_UNIFORM, device))
+    return rounded_down(torch.where(of_bins, edges * _SLACK, edges).clamp_max(1), dtype)
 
 
 def rounded_down(edges: Tensor, dtype: torch.dtype) -> Tensor:
@@ -84,9 +94,15 @@ def equal_width_edges(bins: int, device: torch.device) -> Tensor:
 
 
 def bin_of(values: Tensor, edges: Tensor) -> Tensor:
-    """The bin ``(lo, hi]`` of each value in ``[0, 1]``, by the edges of bins of equal width."""
+    """The bin ``(lo, hi]`` of each value in ``[0, 1]``, by the edges of bins of equal width.
+
+    >>> tenths = torch.tensor([0.1 + 0.2, 0.3, 0.29], dtype=torch.float64)  # the first is slightly above 0.3
+    >>> bin_of(tenths, equal_width_edges(10, tenths.device))
+    tensor([2, 2, 2])
+    """
     flat = values.flatten()
-    return _corrected((flat * (len(edges) - 1)).ceil_().sub_(1), flat, edges).view(values.shape)
+    near = (flat * ((len(edges) - 1) / _SLACK)).ceil_().sub_(1)
+    return _corrected(near, flat, edges * _SLACK).view(values.shape)
 
 
 def bin_with_width(values: Tensor, edges: Tensor) -> Tensor:
@@ -169,9 +185,9 @@ class Bins:
 class RankedSums:
     """Count, confidence and correctness summed along rising confidences, also for many resamples at once.
 
-    Bins are differences of running sums. Elements of equal confidence form one entry. A boundary between bins
-    of equal mass that cuts an entry divides it in proportion: each side gets the mean correctness of the
-    entry. No bin depends on the order of the data.
+    Bins are differences of running sums. Elements of equal confidence, up to rounding, form one entry. A
+    boundary between bins of equal mass that cuts an entry divides it in proportion: each side gets the mean
+    correctness of the entry. No bin depends on the order of the data.
 
     Args:
         confidence: confidences in rising order, ``(n,)``.
@@ -189,7 +205,8 @@ class RankedSums:
 
     def __init__(self, confidence: Tensor, sums: Tensor) -> None:
         running = sums.cumsum(-1)
-        ends = F.pad(confidence[1:] != confidence[:-1], (0, 1), value=True).nonzero().squeeze(1)
+        apart = confidence.diff() > _EQUAL * confidence[1:]
+        ends = F.pad(apart, (0, 1), value=True).nonzero().squeeze(1)
         if len(ends) < len(confidence):
             # index_select: indexing by brackets takes several times longer.
             confidence, running = confidence.index_select(0, ends), running.index_select(-1, ends)
@@ -219,7 +236,7 @@ class RankedSums:
     def equal_width(self, bins: int) -> Bins:
         """Bins of equal width on ``(0, 1]``, any number of them."""
         edges = equal_width_edges(bins, self._confidence.device)
-        ends = torch.searchsorted(self._confidence, edges[1:], right=True)
+        ends = torch.searchsorted(self._confidence, edges[1:] * _SLACK, right=True)
         ends[-1] = len(self._confidence)  # by rounding a confidence may be slightly above 1
         return Bins(edges, *F.pad(self.running[..., ends], (1, 0)).diff(dim=-1))
 
@@ -318,7 +335,7 @@ class ConfidenceHistogram(Statistics):
         middle = before + (self.count - 1) / 2
         bin_of_cell = torch.bucketize(middle, ends, right=True)
 
-        cells = cell_edges(self.count.device)
+        cells = last_of_cells(self.count.dtype, self.count.device)
         filled = self.count > 0
         lowest = torch.where(filled, cells[:-1], torch.inf).min().clamp_max(1)
         upper = lowest.expand(bins).scatter_reduce(

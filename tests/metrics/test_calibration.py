@@ -176,9 +176,12 @@ def outcomes(logits, target):
 
 
 def shared(confidence, correct):
-    """The mean correctness of the elements of equal confidence, in the place of each: so bins share them."""
-    _, group, count = np.unique(confidence, return_inverse=True, return_counts=True)
-    return (np.bincount(group, correct) / count)[group]
+    """The mean correctness of elements of equal confidence, up to rounding: so bins share them."""
+    order = np.argsort(confidence)
+    ranked = confidence[order].astype(np.float64)
+    group = np.empty(len(ranked), int)
+    group[order] = np.cumsum(np.diff(ranked, prepend=ranked[:1]) > 2.0**-48 * ranked)
+    return (np.bincount(group, correct) / np.bincount(group))[group]
 
 
 def equal_width_groups(confidence, bins):

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from calibrant.distributed import all_reduce
-from calibrant.histogram import Bins, ConfidenceHistogram, bin_with_width, cell_edges, rounded_down
+from calibrant.histogram import Bins, ConfidenceHistogram, bin_with_width, cell_edges, last_of_cells
 from calibrant.layout import as_decisions
 from calibrant.metrics.catalogue import Options
 from calibrant.statistics import sum_dtype
@@ -30,11 +30,11 @@ class TrainingConfidences:
     """
 
     def __init__(self, device: torch.device, ignore_index: int, *, binary: bool = False) -> None:
-        edges = cell_edges(device)
+        last = last_of_cells(torch.float32, device)
         self.ignore_index, self.binary = ignore_index, binary
-        self.sums = torch.zeros(2, 2, len(edges) - 1, device=device, dtype=sum_dtype(device))
-        self._inner = rounded_down(edges, torch.float32)[1:-1]
-        self._rows = torch.arange(4, device=device).view(2, 2, 1) * (len(edges) - 1)
+        self.sums = torch.zeros(2, 2, len(last) - 1, device=device, dtype=sum_dtype(device))
+        self._inner = last[1:-1]
+        self._rows = torch.arange(4, device=device).view(2, 2, 1) * (len(last) - 1)
 
     @torch.no_grad()
     def add(self, logits: Tensor, target: Tensor) -> None:
