@@ -32,15 +32,14 @@ class Scratch:
     def take(self, like: Tensor) -> Tensor:
         """A tensor of the same shape to write to; its contents are arbitrary."""
         if self._used == len(self._buffers):
-            self._buffers.append(torch.empty_like(like, memory_format=torch.contiguous_format))
+            self._buffers.append(like.new_empty(0))
         buffer = self._buffers[self._used]
-        if buffer.shape != like.shape:  # the last block is smaller
-            if buffer.numel() < like.numel():
-                buffer = torch.empty_like(like, memory_format=torch.contiguous_format)
-                self._buffers[self._used] = buffer
-            buffer = buffer.view(-1)[: like.numel()].view(like.shape)
+        if buffer.numel() < like.numel():
+            buffer = torch.empty_like(like, memory_format=torch.contiguous_format)
+            self._buffers[self._used] = buffer
         self._used += 1
-        return buffer
+        # The last block is smaller.
+        return buffer if buffer.shape == like.shape else buffer.view(-1)[: like.numel()].view(like.shape)
 
 
 class Block:

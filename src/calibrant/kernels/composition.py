@@ -135,20 +135,19 @@ class Composition:
         """The loss of each element, ``(A[, S])``, by operations of torch."""
         parts = [(part.factor, part.term(elements.logits)) for part in self.parts]
         term = parts[0][1] if len(parts) == 1 and parts[0][0] == 1 else WeightedSum(*parts)
-        if not self.transforms_logits:
-            return reduce_classes(elements, term)
-        return reduce_classes(elements, term, scale=self.scale, offset=self.offset, divided=self.divided)
+        scale = self.scale if self.transforms_logits else None
+        return reduce_classes(elements, term, scale=scale, offset=self.offset, divided=self.divided)
 
     def same_as(self, other: Composition) -> bool:
         """Whether both compute the same loss: equal numbers, and the very same tensors."""
-        mine, theirs = self._described(), other._described()
+        mine, theirs = self._content(), other._content()
         return len(mine) == len(theirs) and all(
-            one is other or (not isinstance(one, Tensor) and not isinstance(other, Tensor) and one == other)
-            for one, other in zip(mine, theirs, strict=True)
+            a is b or (not isinstance(a, Tensor) and not isinstance(b, Tensor) and a == b)
+            for a, b in zip(mine, theirs, strict=True)
         )
 
-    def _described(self) -> list[Any]:
-        described: list[Any] = [self.scale, self.offset, self.divided]
+    def _content(self) -> list[Any]:
+        content: list[Any] = [self.scale, self.offset, self.divided]
         for part in self.parts:
-            described += [part.device, part.factor, *part.numbers, *part.numbers.values()]
-        return described
+            content += [part.device, part.factor, *part.numbers, *part.numbers.values()]
+        return content

@@ -246,7 +246,6 @@ def loss_and_gradient(
         # Known to be aligned, the numbers of a row travel in groups.
         row = logits + b * logits_b + tl.multiple_of(s.to(tl.int64) * logits_s, ALIGNED)
         factor = tl.full((R,), 1.0, tl.float32) * weight
-        known = present
         if SOFT:
             label = tl.full((R,), -1, tl.int32)
             valid = present

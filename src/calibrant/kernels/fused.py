@@ -96,9 +96,8 @@ def fused_loss(
     """
     if torch.compiler.is_compiling():
         elements = arrange(logits, target)
-        compiled: Tensor = compiled_loss(elements.logits, elements.given, *flattened(composition), *options)[
-            0
-        ]
+        arguments = (elements.logits, elements.given, *flattened(composition), *options)
+        compiled: Tensor = compiled_loss(*arguments)[0]
         return compiled
     # Without a path for gradients, so that the views of a batch cost no nodes in autograd's graph.
     elements = arrange(logits.detach(), target)

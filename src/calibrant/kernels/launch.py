@@ -138,8 +138,8 @@ class _Plan:
         programs = -(-inner // (tile.rows * tile.tiles)) * outer
         each = reduction == "none"
         alone = programs == 1 and tile.tiles == 1 and not each
-        self.programs = 0 if alone else programs  # that compute the loss; 0 if one does it all
-        self.findings = 2 * programs + 1  # numbers that the programs leave for `finish`
+        # Numbers that the programs leave for `finish`; 0 where they leave the result itself.
+        self.findings = 0 if alone or each else 2 * programs + 1
         limits = {} if tile.registers is None else {"maxnreg": tile.registers}
         self.start = Launcher(
             device.loss_and_gradient, programs, logits.device, num_warps=tile.warps, **limits
@@ -255,7 +255,7 @@ def launch(
         plan = _plans[key] = _Plan(composition, logits, slopes, target, options, gradient, upstream)
     shape = logits.shape[:1] + logits.shape[2:] if options.reduction == "none" else ()
     found = None
-    if plan.programs and options.reduction != "none":
+    if plan.findings:
         found = torch.empty(plan.findings, dtype=torch.float32, device=logits.device)
     # Not a part of a larger tensor: autograd forbids changing those in place, as `loss /= steps` does.
     value = torch.empty(shape, dtype=torch.float32, device=logits.device)

@@ -59,22 +59,29 @@ class Term(Protocol):
         """The same numbers with their gradient, in as few passes as possible; without autograd."""
 
 
-class _Affine(NamedTuple):
-    """The map ``scale · l + offset`` that logits pass through first; None leaves a part out.
+class _Scaled(NamedTuple):
+    """A term of ``scale · logits + offset``, divided by the scale or not; None leaves a part out."""
 
-    With ``divided``, what comes out is divided by the scale.
-    """
-
-    scale: Factor | None = None
-    offset: Tensor | None = None
-    divided: bool = False
-
-    def evaluate(self, term: Term, block: Block) -> Tensor:
-        value = term.value(block)
-        return value / self.scale if self.divided and self.scale is not None else value
+    term: Term
+    scale: Factor | None
+    offset: Tensor | None
+    divided: bool
 
     def block(self, logits: Tensor, target: Tensor, scratch: Scratch | None = None) -> Block:
         return Block(logits, target, scratch, scale=self.scale, offset=self.offset)
+
+    def value(self, block: Block) -> Tensor:
+        value = self.term.value(block)
+        return value if self.scale is None or not self.divided else value / self.scale
+
+    def linearize(self, block: Block) -> Linearization:
+        value, gradient = self.term.linearize(block)
+        scale = self.scale
+        if scale is None:
+            return Linearization(value, gradient)
+        if self.divided:
+            return Linearization(value / scale, gradient)
+        return Linearization(value, lambda factor: gradient(factor * scale))
 
 
 def reduce_classes(
@@ -107,71 +114,69 @@ def reduce_classes(
         scale = scale.detach().to(computing_dtype(logits), copy=True)
         if scale.device.type == "cpu" and not traced:
             scale = float(scale)
-    affine = _Affine(scale, None if offset is None else along_classes(offset.detach(), logits), divided)
+    if offset is not None:
+        offset = along_classes(offset.detach(), logits)
+    scaled = _Scaled(term, scale, offset, divided)
     # Neither can see through a Function that writes into its own memory.
     if traced or target.requires_grad:
-        value = affine.evaluate(term, affine.block(logits, target))
+        value = scaled.value(scaled.block(logits, target))
     else:
-        arguments = (logits, target, term, affine, elements.expected)
+        arguments = (logits, target, scaled, elements.expected)
         value = _BlockwiseReduction.apply(*arguments)  # type: ignore[no-untyped-call]
     return value.squeeze(1)
 
 
 class _BlockwiseReduction(torch.autograd.Function):
     @staticmethod
-    def forward(
-        ctx: Any, logits: Tensor, target: Tensor, term: Term, affine: _Affine, expected: float
-    ) -> Tensor:
+    def forward(ctx: Any, logits: Tensor, target: Tensor, scaled: _Scaled, expected: float) -> Tensor:
         ctx.save_for_backward(logits, target)
-        ctx.term, ctx.affine, ctx.expected = term, affine, expected
+        ctx.scaled, ctx.expected = scaled, expected
         if not ctx.needs_input_grad[0]:
-            return _evaluate(logits, target, term, affine)
-        values, ctx.gradient = _evaluate_with_gradient(logits, target, term, affine, expected)
+            return _evaluate(logits, target, scaled)
+        values, ctx.gradient = _evaluate_with_gradient(logits, target, scaled, expected)
         return values
 
     @staticmethod
-    def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor, None, None, None, None]:
+    def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor, None, None, None]:
         logits, target = ctx.saved_tensors
         if torch.is_grad_enabled():  # create_graph: the gradient itself must be differentiable
-            values = ctx.affine.evaluate(ctx.term, ctx.affine.block(logits, target))
+            values = ctx.scaled.value(ctx.scaled.block(logits, target))
             (gradient,) = torch.autograd.grad(values, logits, upstream, create_graph=True)
-            return gradient, None, None, None, None
+            return gradient, None, None, None
         # The first backward pass scales the stored gradient in place and hands it out. A second pass over
         # a retained graph has to compute it again.
         gradient, ctx.gradient = ctx.gradient, None
         if gradient is None:
-            _, gradient = _evaluate_with_gradient(logits, target, ctx.term, ctx.affine, ctx.expected)
+            _, gradient = _evaluate_with_gradient(logits, target, ctx.scaled, ctx.expected)
         if is_batched(upstream):  # several gradients at once
             gradient = gradient * (upstream / ctx.expected)
         # Comparing costs nothing on a CPU, and mostly saves a pass over the logits.
         elif upstream.device.type != "cpu" or not bool((upstream == ctx.expected).all()):
             gradient.mul_(upstream / ctx.expected)
-        return gradient.to(logits.dtype), None, None, None, None
+        return gradient.to(logits.dtype), None, None, None
 
 
-def _evaluate(logits: Tensor, target: Tensor, term: Term, affine: _Affine) -> Tensor:
+def _evaluate(logits: Tensor, target: Tensor, scaled: _Scaled) -> Tensor:
     values = _one_per_element(logits)
 
     def evaluate(index: Index, scratch: Scratch) -> None:
-        values[index] = affine.evaluate(term, affine.block(logits[index], target[index], scratch))
+        values[index] = scaled.value(scaled.block(logits[index], target[index], scratch))
 
     map_blocks(evaluate, logits)
     return values
 
 
 def _evaluate_with_gradient(
-    logits: Tensor, target: Tensor, term: Term, affine: _Affine, factor: float
+    logits: Tensor, target: Tensor, scaled: _Scaled, factor: float
 ) -> tuple[Tensor, Tensor]:
     values = _one_per_element(logits)
     # In the computing type, also for 16-bit logits: the factor of a gradient scaler is applied only later.
     gradient = torch.empty_like(logits, dtype=values.dtype)
-    slope = factor if affine.scale is None or affine.divided else factor * affine.scale
 
     def evaluate(index: Index, scratch: Scratch) -> None:
-        block = affine.block(logits[index], target[index], scratch)
-        value, gradient_of = term.linearize(block)
-        values[index] = value / affine.scale if affine.divided and affine.scale is not None else value
-        _write(gradient_of(slope), block, gradient[index])
+        block = scaled.block(logits[index], target[index], scratch)
+        values[index], gradient_of = scaled.linearize(block)
+        _write(gradient_of(factor), block, gradient[index])
 
     map_blocks(evaluate, logits)
     return values, gradient
@@ -239,12 +244,8 @@ def sum_by_class(elements: Elements, function: Callable[[Tensor], tuple[Tensor, 
     return sum_blocks(sums, logits)
 
 
-def nan_if_invalid(elements: Elements, index: Index | None = None) -> Tensor:
+def nan_if_invalid(elements: Elements) -> Tensor:
     """NaN if a valid element has a logit that is not finite, or a label out of range; else 0.
-
-    Args:
-        elements: the batch.
-        index: the only block to check; None for all.
 
     >>> from calibrant.layout import arrange
     >>> logits = torch.tensor([[0.0, torch.inf], [0.0, 1.0]])
@@ -253,12 +254,13 @@ def nan_if_invalid(elements: Elements, index: Index | None = None) -> Tensor:
     >>> nan_if_invalid(arrange(logits, torch.tensor([-100, 1])))
     tensor(0.)
     """
-    if index is None:
-        parts = map_blocks(lambda block, scratch: nan_if_invalid(elements, block), elements.logits)
-        return torch.stack(parts).sum()
-    logits, place = elements.logits[index], index[:1] + index[2:]
-    # 0·x is NaN exactly where x is not finite, and a NaN survives every sum.
-    extremes = logits.amax(1) * 0 + logits.amin(1) * 0
-    if not elements.checked:
-        extremes = extremes.masked_fill(elements.stray[place], torch.nan)
-    return (extremes if elements.all_valid else torch.where(elements.valid[place], extremes, 0)).sum()
+
+    def check(index: Index, scratch: Scratch) -> Tensor:
+        logits, place = elements.logits[index], index[:1] + index[2:]
+        # 0·x is NaN exactly where x is not finite, and a NaN survives every sum.
+        extremes = logits.amax(1) * 0 + logits.amin(1) * 0
+        if not elements.checked:
+            extremes = extremes.masked_fill(elements.stray[place], torch.nan)
+        return (extremes if elements.all_valid else torch.where(elements.valid[place], extremes, 0)).sum()
+
+    return torch.stack(map_blocks(check, elements.logits)).sum()

@@ -80,16 +80,13 @@ class Formula:
 
 
 def _sum(parts: list[Gradient]) -> Gradient:
-    along: Factor = 0.0
-    at_target: Factor | None = None
-    for part in parts:
-        along = along + part.along_softmax
-        if part.at_target is not None:
-            at_target = part.at_target if at_target is None else at_target + part.at_target
-    directions = [part.dense for part in parts if part.dense is not None]
-    if len(directions) < 2:
-        return Gradient(along, at_target, *directions)
-    return Gradient(along, at_target, lambda: reduce(add, (dense() for dense in directions)))
+    at_target = [part.at_target for part in parts if part.at_target is not None]
+    dense = [part.dense for part in parts if part.dense is not None]
+    return Gradient(
+        sum(part.along_softmax for part in parts),
+        reduce(add, at_target) if at_target else None,
+        (lambda: reduce(add, (each() for each in dense))) if dense else None,
+    )
 
 
 class LogLikelihood:

@@ -36,13 +36,12 @@ def sum_blocks(function: Callable[[Index, Scratch], Sequence[Tensor]], logits: T
     totals: list[Tensor] = []
     waiting: dict[int, Sequence[Tensor]] = {}
     lock, added = Lock(), 0
-    numbers = {_start_of(index): number for number, index in enumerate(_indices(logits))}
 
-    def add(index: Index, scratch: Scratch) -> None:
+    def add(number: int, index: Index, scratch: Scratch) -> None:
         nonlocal added
         tensors = function(index, scratch)
         with lock:
-            waiting[numbers[_start_of(index)]] = tensors
+            waiting[number] = tensors
             while added in waiting:
                 ready = waiting.pop(added)
                 if added:
@@ -52,16 +51,8 @@ def sum_blocks(function: Callable[[Index, Scratch], Sequence[Tensor]], logits: T
                     totals.extend(tensor.clone() for tensor in ready)
                 added += 1
 
-    map_blocks(add, logits)
+    _for_each_block(add, logits)
     return totals
-
-
-def _indices(logits: Tensor) -> list[Index]:
-    return list(blocks(logits.shape, logits.device))
-
-
-def _start_of(index: Index) -> tuple[int | None, int | None]:
-    return index[0].start, index[-1].start
 
 
 def map_blocks(function: Callable[[Index, Scratch], Result], logits: Tensor) -> list[Result]:
@@ -77,15 +68,27 @@ def map_blocks(function: Callable[[Index, Scratch], Result], logits: Tensor) -> 
     Returns:
         The results in the order of the blocks.
     """
-    indices = _indices(logits)
-    threads = threads_for(len(indices), logits.device)
+    results: dict[int, Result] = {}
+
+    def keep(number: int, index: Index, scratch: Scratch) -> None:
+        results[number] = function(index, scratch)
+
+    _for_each_block(keep, logits)
+    return [results[number] for number in range(len(results))]
+
+
+def _for_each_block(function: Callable[[int, Index, Scratch], None], logits: Tensor) -> None:
+    """As `map_blocks`, for a function that also takes the number of the block and returns nothing."""
+    numbered = list(enumerate(blocks(logits.shape, logits.device)))
+    threads = threads_for(len(numbered), logits.device)
     if threads < 2:
         scratch = Scratch()
         with torch.no_grad(), torch.autocast(logits.device.type, enabled=False):
-            return [function(index, scratch) for index in indices]
+            for number, index in numbered:
+                function(number, index, scratch)
+        return
 
-    pending = deque(enumerate(indices))
-    results: dict[int, Result] = {}
+    pending = deque(numbered)
 
     def next_block() -> tuple[int, Index] | None:
         try:
@@ -97,8 +100,7 @@ def map_blocks(function: Callable[[Index, Scratch], Result], logits: Tensor) -> 
         scratch = Scratch()
         try:
             while block := next_block():
-                number, index = block
-                results[number] = function(index, scratch)
+                function(*block, scratch)
         except BaseException:
             pending.clear()
             raise
@@ -107,7 +109,6 @@ def map_blocks(function: Callable[[Index, Scratch], Result], logits: Tensor) -> 
         in_threads(work, threads)
     finally:
         pending.clear()  # the caller was interrupted: start no further block
-    return [results[number] for number in range(len(indices))]
 
 
 def threads_for(tasks: int, device: torch.device) -> int:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterable
 from typing import Any
 
@@ -14,6 +13,7 @@ from calibrant.inference import Forward, OwnRows, Progress, for_each_prediction
 from calibrant.losses.adaptive import AdaptationWarning, AdaptiveLoss
 from calibrant.losses.base import Loss
 from calibrant.statistics import Statistics
+from calibrant.warning import warn
 
 
 def adapt_on(
@@ -91,19 +91,16 @@ def adapt_on(
     return statistics
 
 
-def advise(loss: Loss, *, name: str | None = None, stacklevel: int = 2) -> None:
+def advise(loss: Loss, *, name: str | None = None) -> None:
     """Warn with the `AdaptiveLoss.advice` of a loss, if it has any; once per loss, in the first process.
 
     Args:
         loss: any loss.
         name: the name of the loss in the warning; its class by default.
-        stacklevel: the caller to whom the warning belongs, as in `warnings.warn`.
     """
     if not isinstance(loss, AdaptiveLoss) or loss._advised or (several_processes() and dist.get_rank()):
         return
     advice = loss.advice()
     if advice is not None:
         loss._advised = True
-        warnings.warn(
-            f"{name or type(loss).__name__}: {advice}", AdaptationWarning, stacklevel=stacklevel + 1
-        )
+        warn(f"{name or type(loss).__name__}: {advice}", AdaptationWarning)

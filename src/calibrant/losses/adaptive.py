@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -16,6 +15,7 @@ from calibrant.kernels import nan_if_invalid
 from calibrant.layout import Elements, arrange, warn_of_probabilities
 from calibrant.losses.base import Loss, LossOptions
 from calibrant.statistics import Statistics, adding, sum_dtype
+from calibrant.warning import warn
 
 SYMBOLS = {"multiplier": "λ", "gamma": "γ", "penalty_weight": "ρ"}
 """The letters by which papers call what adaptive losses learn, by the name of the buffer."""
@@ -183,7 +183,7 @@ class AdaptiveLoss(Loss):
         """Load the state, and warn if it was learned with other hyper-parameters."""
         problem = self._other_loss(metadata)
         if problem is not None:
-            warnings.warn(problem, stacklevel=4)  # the caller of `load_state_dict`
+            warn(problem)
         super()._load_from_state_dict(state_dict, prefix, metadata, strict, *lists)
         self.forget()  # it was observed under another state
 
@@ -193,15 +193,10 @@ class AdaptiveLoss(Loss):
         if name not in (None, own):
             return f"the state of {name} is loaded into {own}: create the loss that the state is from"
         options, saved = self._plain_options(), metadata.get("options", {})
-        differing = [
-            each for each in options.keys() & saved.keys() - {"ignore_index"} if options[each] != saved[each]
-        ]
-        if not differing:
+        changed = [k for k in options if k in saved and k != "ignore_index" and options[k] != saved[k]]
+        if not changed:
             return None
-        before, now = (
-            ", ".join(f"{each}={values[each]!r}" for each in options if each in differing)
-            for values in (saved, options)
-        )
+        before, now = (", ".join(f"{k}={values[k]!r}" for k in changed) for values in (saved, options))
         return (
             f"the state of {own} with {before} is loaded into one with {now}: to continue as before, create "
             "the loss with the options that it was saved with"

@@ -119,14 +119,14 @@ class BinnedFocal(AdaptiveLoss):
         edges = [b / self.bins for b in range(self.bins + 1)]
         self.register_learned("edges", edges, reported=False)
 
-    def bin_of(self, probability: Tensor, edges: Tensor | None = None) -> Tensor:
-        """The bin in which each probability is looked up, by these edges or its own; see `bin_with_width`."""
-        return bin_with_width(probability, self.edges if edges is None else edges)
+    def bin_of(self, probability: Tensor) -> Tensor:
+        """The bin in which each probability is looked up; see `bin_with_width`."""
+        return bin_with_width(probability, self.edges)
 
     def look_up(self) -> LookUp:
         """From probabilities of the true class to exponents, by copies of the current state."""
         gamma, edges = self.gamma.clone(), self.edges.clone()
-        return lambda p: gamma[self.bin_of(p, edges)]
+        return lambda p: gamma[bin_with_width(p, edges)]
 
     def composition(self) -> Composition:
         return Composition(focal(BINNED, {"gamma": self.gamma, "edges": self.edges}, self.look_up))
@@ -332,7 +332,7 @@ class CalFocal(BinnedFocal):
         accuracy, edges = self.accuracy.clone(), self.edges.clone()
 
         def exponent(p: Tensor) -> Tensor:
-            gap = p - accuracy[self.bin_of(p.detach(), edges)]
+            gap = p - accuracy[bin_with_width(p.detach(), edges)]
             return torch.where(adapted, (rate * gap).clamp_max(_LARGEST).exp(), 1.0)
 
         return exponent

@@ -16,14 +16,7 @@ from torch import Tensor, nn
 from calibrant.arguments import label, one_of, parameters_of, true_or_false, whole_number
 from calibrant.distributed import agree, several_processes
 from calibrant.kernels import Composition, Options, can_fuse, fused_loss
-from calibrant.layout import (
-    Elements,
-    along_classes,
-    arrange,
-    as_decisions,
-    computing_dtype,
-    is_transformed,
-)
+from calibrant.layout import Elements, along_classes, arrange, as_decisions, computing_dtype, is_transformed
 from calibrant.statistics import Statistics, device_only, sum_dtype
 
 Reduction = Literal["mean", "sum", "none"]
@@ -223,8 +216,8 @@ class Loss(nn.Module):
         self, composition: Composition, options: Options, logits: Tensor, target: Tensor
     ) -> Tensor:
         """The same loss again by operations of torch, if it still is the same."""
-        now, (*plain, class_weight) = self.composition(), self._kernel_options()
-        same_options = plain == [*options[:2]] and class_weight is options.class_weight
+        now, current = self.composition(), self._kernel_options()
+        same_options = current[:2] == options[:2] and current.class_weight is options.class_weight
         if now is None or not now.same_as(composition) or not same_options:
             raise RuntimeError(
                 "the loss was changed between its call and a backward pass with `create_graph=True`: "
@@ -324,15 +317,14 @@ class Loss(nn.Module):
     def _check_state(self, logits: Tensor) -> None:
         """Raise if the buffers are not as they must be for these logits."""
         for state in self._buffers.values():
-            if state is not None:
-                break
-        else:
-            return
-        if isinstance(logits, Tensor) and state.device != logits.device:
-            raise ValueError(
-                f"logits are on {logits.device}, but the state of this loss is on {state.device}: "
-                f"call loss.to({str(logits.device)!r})"
-            )
+            if state is None:
+                continue
+            if isinstance(logits, Tensor) and state.device != logits.device:
+                raise ValueError(
+                    f"logits are on {logits.device}, but the state of this loss is on {state.device}: "
+                    f"call loss.to({str(logits.device)!r})"
+                )
+            return  # the others are on the same device
 
     def observe(self, logits: Tensor, target: Tensor) -> None:
         """Take a validation batch into account; nothing to do for a loss that does not adapt."""
@@ -385,8 +377,9 @@ class Loss(nn.Module):
         for ancestor in cls.__mro__:
             if "__init__" in vars(ancestor) and issubclass(ancestor, Loss):
                 parameters = parameters_of(ancestor.__init__)
-                named = {k: p for k, p in parameters.items() if p.kind is p.KEYWORD_ONLY}
-                found = {**found, **{k: p for k, p in named.items() if k not in found}}
+                for name, parameter in parameters.items():
+                    if parameter.kind is parameter.KEYWORD_ONLY:
+                        found.setdefault(name, parameter)
                 if not any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
                     break
         return found

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from calibrant.arguments import in_range
 from calibrant.kernels import Composition, dirichlet_errors
-from calibrant.layout import Elements
+from calibrant.layout import Elements, computing_dtype
 from calibrant.losses.base import Loss, LossOptions, Range
 from calibrant.losses.cross_entropy import cross_entropy
 
@@ -62,4 +62,4 @@ class DirichletKernelCalibration(Loss):
         count = valid.sum()
         # One element has no other to be compared with: its error is undefined, and counts as 0.
         error = torch.where(count > 1, torch.where(valid, errors, 0).sum() / count.clamp_min(1), 0)
-        return (self.weight * error).to(torch.promote_types(logits.dtype, torch.float32))
+        return (self.weight * error).to(computing_dtype(logits))

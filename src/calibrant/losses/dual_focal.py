@@ -68,6 +68,6 @@ class DualFocal(Loss):
     def composition(self) -> Composition:
         numbers = {"gamma": self.gamma}
         if self.constant is not None:
-            return Composition(focal(None, numbers, self.gamma, fixed=self.constant))
+            return Composition(focal(None, numbers, self.gamma, lower=self.constant))
         device = DUAL_FOCAL if self.rank == 1 else None
         return Composition(focal(device, numbers, self.gamma, lower=LowerProbability(RANKS[self.rank])))

@@ -34,8 +34,7 @@ def focal(
     numbers: Mapping[str, Value],
     exponent: float | Callable[[], LookUp],
     *,
-    lower: LowerProbability | None = None,
-    fixed: float = 0.0,
+    lower: LowerProbability | float = 0.0,
     rate: Callable[[], Tensor] | None = None,
 ) -> Part:
     """``-(1-p+q)^γ log p`` as the first term of a loss; ``-(1+p-q)^|γ| log p``, the inverse, where γ < 0.
@@ -48,8 +47,7 @@ def focal(
         device: the GPU form; None for none.
         numbers: its numbers.
         exponent: γ; or a function that returns a `LookUp`, which copies what it needs of a learned state.
-        lower: q; None for a fixed one.
-        fixed: the fixed q.
+        lower: q, a term or a fixed number.
         rate: a function that returns ``d log γ / dp``, one number for all elements, to differentiate a γ that
             is looked up; None to hold γ fixed.
     """
@@ -70,7 +68,7 @@ def focal(
                 sign = torch.where(gamma < 0, -1.0, 1.0).to(log_p.dtype)
                 gamma = gamma.abs()
             minus_doubt = log_p.expm1()
-            distance = (lower_p[0] if lower_p else fixed) - minus_doubt
+            distance = (lower if isinstance(lower, float) else lower_p[0]) - minus_doubt
             base = ((1 - sign) + sign * distance).clamp_min(torch.finfo(log_p.dtype).tiny)
             power = -base.pow(gamma)
             value = power * log_p
@@ -81,7 +79,7 @@ def focal(
                 by_log_p = by_log_p + by_gamma * gamma * rate_of_gamma.to(log_p.dtype) * (1 + minus_doubt)
             return (value, by_log_p, by_base) if lower_p else (value, by_log_p)
 
-        return Formula(value_and_slopes, LogLikelihood(), *([] if lower is None else [lower]))
+        return Formula(value_and_slopes, LogLikelihood(), *([] if isinstance(lower, float) else [lower]))
 
     return Part(term, device, numbers)
 

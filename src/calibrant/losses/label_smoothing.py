@@ -8,13 +8,7 @@ import torch
 from torch import Tensor
 
 from calibrant.arguments import in_range
-from calibrant.kernels import (
-    Composition,
-    MeanLogLikelihood,
-    Part,
-    PenaltyTerm,
-    device_function,
-)
+from calibrant.kernels import Composition, MeanLogLikelihood, Part, PenaltyTerm, device_function
 from calibrant.layout import Elements, along_classes
 from calibrant.losses.base import Loss, LossOptions, Range
 from calibrant.losses.cross_entropy import cross_entropy

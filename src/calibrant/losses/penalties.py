@@ -4,30 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from calibrant.kernels import MarginPenalty, PenaltyFunction, Slope, SumAndSlope, sum_over_classes
+from calibrant.kernels import MarginPenalty, PenaltyFunction, Slope, SumAndSlope, Value, sum_over_classes
 
 New = Callable[[], Tensor | None]
 
-Number = float | Tensor
-"""A number, a tensor ``()``, or one number per class, ``(1, K[, 1])``."""
-
-
-class Prepare(Protocol):
-    """Fix the parameters of a penalty, and compute once what depends on them alone.
-
-    It takes the penalty weight ρ and the multiplier λ, ``(1, K[, 1])``, and returns a function of ``x``: the
-    penalty of ``z = offset + scale·x``. ``offset`` and ``scale`` are numbers, or one per class.
-    """
-
-    def __call__(
-        self, weight: Tensor, multiplier: Tensor, offset: Number, scale: Number
-    ) -> PenaltyFunction: ...
+Prepare = Callable[[Tensor, Tensor, Value, Value], PenaltyFunction]
+"""From the penalty weight ρ and the multiplier λ, ``(1, K[, 1])``, an offset and a scale, each a number or
+one per class, to a function of ``x``: the penalty of ``z = offset + scale·x``. What depends on the parameters
+alone is computed once."""
 
 
 @dataclass(frozen=True)
@@ -65,7 +54,7 @@ class Penalty:
         result = select(self.prepare(weight, multiplier, 0.0, 1.0)(violation, lambda: None))
         return result.reshape(shape)
 
-    def on_margin(self, margin: Number, *, unit: Number, weight: Tensor, multiplier: Tensor) -> MarginPenalty:
+    def on_margin(self, margin: Value, *, unit: Value, weight: Tensor, multiplier: Tensor) -> MarginPenalty:
         """This penalty of ``z_k = (max_j l_j - l_k - margin_k) / unit_k``, summed over classes.
 
         Args:
@@ -90,7 +79,7 @@ def _per_class(x: Tensor, factor: Tensor, bias: Tensor, new: New) -> Tensor:
     return torch.mul(x, factor, out=new()).add_(bias)  # two passes, yet faster along this axis
 
 
-def _phr(weight: Tensor, multiplier: Tensor, offset: Number, scale: Number) -> PenaltyFunction:
+def _phr(weight: Tensor, multiplier: Tensor, offset: Value, scale: Value) -> PenaltyFunction:
     # Both branches in one: with m = max(ρz, -λ) the penalty is m²/2ρ + mλ/ρ, and its slope m + λ. The shorter
     # ((m + λ)² - λ²) / 2ρ cancels: where λ is large, hardly a digit of m would be left.
     bias, factor, half, ratio = weight * offset, weight * scale, 0.5 / weight, multiplier / weight
@@ -112,9 +101,7 @@ def _phr(weight: Tensor, multiplier: Tensor, offset: Number, scale: Number) -> P
 # must have derivative 0 at u = 0, or autograd finds the slope 2λ there instead of λ.
 
 
-def _branches(
-    weight: Tensor, offset: Number, scale: Number
-) -> Callable[[Tensor, New], tuple[Tensor, Tensor]]:
+def _branches(weight: Tensor, offset: Value, scale: Value) -> Callable[[Tensor, New], tuple[Tensor, Tensor]]:
     """From ``x`` to ``a`` and ``-r``."""
     bias, factor = weight * offset, weight * scale
 
@@ -127,7 +114,7 @@ def _branches(
     return branches
 
 
-def _p2(weight: Tensor, multiplier: Tensor, offset: Number, scale: Number) -> PenaltyFunction:
+def _p2(weight: Tensor, multiplier: Tensor, offset: Value, scale: Value) -> PenaltyFunction:
     # λ/ρ (a + a² + r - 1) + a³/6ρ, with slope λ (2a + r²) + a²/2.
     branches, ratio, sixth = _branches(weight, offset, scale), multiplier / weight, 1 / (6 * weight)
     constant = ratio.sum(1, keepdim=True)
@@ -147,7 +134,7 @@ def _p2(weight: Tensor, multiplier: Tensor, offset: Number, scale: Number) -> Pe
     return evaluate
 
 
-def _p3(weight: Tensor, multiplier: Tensor, offset: Number, scale: Number) -> PenaltyFunction:
+def _p3(weight: Tensor, multiplier: Tensor, offset: Value, scale: Value) -> PenaltyFunction:
     # λ/ρ (a + a² + r - 1), with slope λ (2a + r²).
     branches, ratio = _branches(weight, offset, scale), multiplier / weight
     constant = ratio.sum(1, keepdim=True)
@@ -165,7 +152,7 @@ PENALTIES: dict[str, Penalty] = {"phr": Penalty(_phr), "p2": Penalty(_p2), "p3":
 """Augmented-Lagrangian penalties by name: Powell-Hestenes-Rockafellar, P2 and P3."""
 
 
-def hinge(margin: Number, multiplier: Tensor | None = None) -> PenaltyFunction:
+def hinge(margin: Value, multiplier: Tensor | None = None) -> PenaltyFunction:
     """``Σ_k λ_k max(0, max_j l_j - l_k - margin_k)``, for `MarginPenalty` in units of 1.
 
     Args:

@@ -226,7 +226,7 @@ class Loop:
             self._train_epoch()
         self._finish()
         recipe = self.parts.recipe
-        advise(self.parts.loss, name=f"{recipe.loss}, seed {recipe.seed}", stacklevel=4)
+        advise(self.parts.loss, name=f"{recipe.loss}, seed {recipe.seed}")
 
     def _stops_early(self) -> bool:
         """Whether `stop_early` ends the run here; the first process decides for all."""
