@@ -5,9 +5,6 @@ functions that stand beside the losses they belong to and are compiled into the 
 `calibrant.kernels.composition` for what they take and return.
 """
 
-# mypy: ignore-errors
-# Triton's language has no types that a checker could follow.
-
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NamedTuple

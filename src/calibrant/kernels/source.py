@@ -7,32 +7,34 @@ first kernel is launched.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from threading import Lock
 from types import FunctionType
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
-Source = TypeVar("Source", bound=Callable[..., Any])
+__all__ = ["device_function", "jitted"]
 
 _marked: list[Any] = []
 _jitted: dict[Any, Any] = {}
 _lock = Lock()
 
+if TYPE_CHECKING:  # Triton's language has no types that a checker could follow
+    from typing import no_type_check as device_function
+else:
 
-def device_function(function: Source) -> Source:
-    """Mark a module-level function as Triton source.
+    def device_function(function):
+        """Mark a module-level function as Triton source.
 
-    Its body may use ``tl`` (``triton.language``) and other marked functions, imported ones included.
-    Annotate the module with ``from __future__ import annotations``, since ``tl`` does not exist at import.
+        Its body may use ``tl`` (``triton.language``) and other marked functions, imported ones included.
+        The module needs ``from __future__ import annotations``, since ``tl`` does not exist at import.
 
-    >>> @device_function
-    ... def halved(x):
-    ...     return x * 0.5
-    >>> halved(4)  # plain Python until a kernel is launched
-    2.0
-    """
-    _marked.append(function)
-    return function
+        >>> @device_function
+        ... def halved(x):
+        ...     return x * 0.5
+        >>> halved(4)  # plain Python until a kernel is launched
+        2.0
+        """
+        _marked.append(function)
+        return function
 
 
 def jitted(function: Any) -> Any:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from typing import TYPE_CHECKING, Unpack, no_type_check
+from typing import TYPE_CHECKING, Unpack
 
 import torch
 from torch import Tensor
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 
 
 @device_function
-@no_type_check
 def _bin_of(p, edges):
     """The bin of each probability; see `bin_with_width`."""
     lowest = tl.load(edges.value)
@@ -39,14 +38,12 @@ def _bin_of(p, edges):
 
 
 @device_function
-@no_type_check
 def _binned(element, numbers):
     gamma = tl.load(numbers.gamma.value + _bin_of(element.p, numbers.edges)).to(tl.float32)
     return modulated(element, tl.abs(gamma), tl.where(gamma < 0, -1.0, 1.0))
 
 
 @device_function
-@no_type_check
 def _exponent(element, numbers):
     """CalFocal's exponent, and its derivative by log p."""
     index = _bin_of(element.p, numbers.edges)
@@ -58,14 +55,12 @@ def _exponent(element, numbers):
 
 
 @device_function
-@no_type_check
 def _per_sample(element, numbers):
     gamma, _ = _exponent(element, numbers)
     return modulated(element, gamma, 1.0)
 
 
 @device_function
-@no_type_check
 def _through_gamma(element, numbers):
     gamma, by_log_p = _exponent(element, numbers)
     value, along, by_base = modulated(element, gamma, 1.0)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, no_type_check
+from typing import TYPE_CHECKING
 
 from calibrant.kernels import Composition, Part, PenaltyTerm, SquaredError, device_function
 from calibrant.losses.base import Loss
@@ -12,7 +12,6 @@ if TYPE_CHECKING:
 
 
 @device_function
-@no_type_check
 def _below_one(shifted, e):
     """``1 - e``, to the last digit where e is almost 1."""
     near = tl.maximum(shifted, -0.125)
@@ -21,7 +20,6 @@ def _below_one(shifted, e):
 
 
 @device_function
-@no_type_check
 def _sums(tile, top, parameters, VARIANT, SOFT, ALONE):
     e = tile.exponential
     two = tl.zeros_like(e)
@@ -38,7 +36,6 @@ def _sums(tile, top, parameters, VARIANT, SOFT, ALONE):
 
 
 @device_function
-@no_type_check
 def _value(one, two, three, element, K, SOFT, ALONE):
     total = element.total
     if SOFT:
@@ -61,7 +58,6 @@ def _value(one, two, three, element, K, SOFT, ALONE):
 
 
 @device_function
-@no_type_check
 def _rest(tile, top, parameters, element, aside, K, VARIANT, SOFT, ALONE):
     e = tile.exponential
     if SOFT:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Unpack, no_type_check
+from typing import TYPE_CHECKING, Unpack
 
 import torch
 from torch import Tensor
@@ -27,7 +27,6 @@ if TYPE_CHECKING:
 
 
 @device_function
-@no_type_check
 def _sums(tile, top, parameters, VARIANT, SOFT, ALONE):
     e = tile.exponential
     zero = tl.zeros_like(e)
@@ -35,7 +34,6 @@ def _sums(tile, top, parameters, VARIANT, SOFT, ALONE):
 
 
 @device_function
-@no_type_check
 def _value(one, two, three, element, K, SOFT, ALONE):
     weight = one / (element.total * element.total) + element.doubt * element.doubt
     return -weight * element.log_p, weight, -weight * element.doubt, 0.0

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Unpack, no_type_check
+from typing import TYPE_CHECKING, Unpack
 
 from calibrant.arguments import in_range
 from calibrant.kernels import Composition, Entropy, Part, PenaltyTerm, device_function
@@ -14,27 +14,23 @@ if TYPE_CHECKING:
 
 
 @device_function
-@no_type_check
 def _products(tile):
     return tile.exponential * tl.maximum(tile.shifted, -1e30)
 
 
 @device_function
-@no_type_check
 def _sums(tile, top, parameters, VARIANT, SOFT, ALONE):
     zero = tl.zeros_like(tile.shifted)
     return _products(tile), zero, zero
 
 
 @device_function
-@no_type_check
 def _value(products, _, __, element, K, SOFT, ALONE):
     mean = products / element.total
     return element.log_total - mean, mean, mean * element.p, -1 / element.total
 
 
 @device_function
-@no_type_check
 def _rest(tile, top, parameters, element, aside, K, VARIANT, SOFT, ALONE):
     return aside[:, None] * _products(tile)
 

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from typing import no_type_check
-
 from calibrant.kernels import Composition, FirstTerm, LogLikelihood, Part, device_function
 from calibrant.losses.base import Loss
 
 
 @device_function
-@no_type_check
 def _log_likelihood(element, numbers):
     return element.log_p, 1.0, 0.0
 

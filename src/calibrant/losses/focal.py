@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Unpack, no_type_check
+from typing import TYPE_CHECKING, Unpack
 
 import torch
 from torch import Tensor
@@ -85,7 +85,6 @@ def focal(
 
 
 @device_function
-@no_type_check
 def modulated(element, exponent, sign):
     """The focal term for exponents that are not negative; ``sign`` is -1 for the inverse."""
     base = (1 - sign) + sign * (element.lower + element.doubt)
@@ -97,13 +96,11 @@ def modulated(element, exponent, sign):
 
 
 @device_function
-@no_type_check
 def _focal(element, numbers):
     return modulated(element, number(numbers.gamma), 1.0)
 
 
 @device_function
-@no_type_check
 def _by_threshold(element, numbers):
     below = element.p < number(numbers.threshold)
     gamma = tl.where(below, number(numbers.gamma_below), number(numbers.gamma_above))
@@ -111,7 +108,6 @@ def _by_threshold(element, numbers):
 
 
 @device_function
-@no_type_check
 def _inverse_focal(element, numbers):
     return modulated(element, number(numbers.gamma), -1.0)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Unpack, no_type_check
+from typing import TYPE_CHECKING, Unpack
 
 import torch
 from torch import Tensor
@@ -18,7 +18,6 @@ if TYPE_CHECKING:
 
 
 @device_function
-@no_type_check
 def _relaxed(element, numbers):
     alpha = number(numbers.alpha)
     inside = element.doubt <= alpha  # false for NaN, which must not be hidden

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Unpack, no_type_check
+from typing import TYPE_CHECKING, Unpack
 
 import torch
 from torch import Tensor
@@ -18,20 +18,17 @@ if TYPE_CHECKING:
 
 
 @device_function
-@no_type_check
 def _sums(tile, top, parameters, VARIANT, SOFT, ALONE):
     zero = tl.zeros_like(tile.shifted)
     return tl.where(tile.inside, tile.shifted, 0.0), zero, zero
 
 
 @device_function
-@no_type_check
 def _value(shifted, _, __, element, K, SOFT, ALONE):
     return shifted / K - element.log_total, -1.0, -element.p, 0.0
 
 
 @device_function
-@no_type_check
 def _rest(tile, top, parameters, element, aside, K, VARIANT, SOFT, ALONE):
     return tl.zeros_like(tile.shifted) + 1 / K
 

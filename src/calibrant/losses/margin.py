@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from typing import TYPE_CHECKING, Any, NamedTuple, Unpack, no_type_check
+from typing import TYPE_CHECKING, Any, NamedTuple, Unpack
 
 import torch
 from torch import Tensor
@@ -36,7 +36,6 @@ class _Parameters(NamedTuple):
 
 
 @device_function
-@no_type_check
 def _parameters(numbers, columns, K):
     margin, rest = exact_per_class(numbers.margin, columns, K, 1.0)
     return _Parameters(
@@ -49,7 +48,6 @@ def _parameters(numbers, columns, K):
 
 
 @device_function
-@no_type_check
 def _is_beyond(tile, top, by):
     """Whether a logit is further below the maximum than the margin, decided without rounding."""
     limit, rest = two_sum(top[:, None], -by.margin)
@@ -60,7 +58,6 @@ def _is_beyond(tile, top, by):
 
 
 @device_function
-@no_type_check
 def _penalty(tile, top, by, VARIANT):
     """The penalty of each class, and its slope by the logit distance."""
     shifted = tl.where(tile.inside, tile.shifted, 0.0)  # beyond the last class it is infinite
@@ -91,20 +88,17 @@ def _penalty(tile, top, by, VARIANT):
 
 
 @device_function
-@no_type_check
 def _sums(tile, top, by, VARIANT, SOFT, ALONE):
     value, slope = _penalty(tile, top, by, VARIANT)
     return value, slope, tl.where(tile.shifted == 0, 1.0, 0.0)
 
 
 @device_function
-@no_type_check
 def _value(value, slope, ties, element, K, SOFT, ALONE):
     return value, 0.0, 0.0, slope / ties
 
 
 @device_function
-@no_type_check
 def _rest(tile, top, by, element, at_maximum, K, VARIANT, SOFT, ALONE):
     # As in `_sums`, so that the compiler sees that it has the slope already.
     _, slope = _penalty(tile, top, by, VARIANT)
