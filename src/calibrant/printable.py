@@ -11,8 +11,8 @@ from itertools import islice
 # for undecodable bytes of file names and cannot be encoded.
 _UNSAFE = re.compile("[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff\ufeff]")
 
-NOT_INDEPENDENT = "the pixels of an image are not independent"
-"""Why intervals and tests over all pixels do not hold."""
+NOT_INDEPENDENT = "the pixels of an image or the tokens of a text are not independent"
+"""Why intervals and tests over all elements of inputs with many elements do not hold."""
 
 
 def printable(text: str) -> str:

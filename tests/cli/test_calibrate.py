@@ -166,7 +166,7 @@ def test_images_with_ignored_pixels(tmp_path):
         options = ["--ignore-index", 255, "--method", method, "--output", output]
         result = run_calibrate(path, *options)
         assert result.exit_code == 0
-        assert "the pixels of an image are not independent" in result.stdout
+        assert "pixels or tokens as independent, but those of one image or text are not" in result.stdout
         expected = create_calibrator(method).fit(logits, labels, ignore_index=255)(logits)
         torch.testing.assert_close(load_calibrator(output)(logits), expected)
         options = ["--ignore-index", 255, "--output", tmp_path / "out.npz"]

@@ -131,10 +131,10 @@ def test_images_have_no_range_and_no_intervals(options):
     output = printed("conformal", "images.npz", "--test", "other.npz", "--method", f"lac{options}")
     assert "About 90 % of the sets of new elements" in output
     assert (
-        "a single fit to few images (here 4) may reach far more or less, because the pixels of an image are "
-        "not independent" in output
+        "a single fit to few images or texts (here 4) may reach far more or less, because the pixels of an "
+        "image or the tokens of a text are not independent" in output
     )
-    assert "No intervals: the pixels of an image are not independent." in output
+    assert "No intervals: the pixels of an image or the tokens of a text are not independent." in output
     assert "at least" not in output.lower()
     assert "95 %" not in output
     assert "[" not in output

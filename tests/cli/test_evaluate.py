@@ -161,7 +161,7 @@ def test_a_note_says_that_pixels_are_not_independent(tmp_path, file):
     np.savez(tmp_path / "twice.npz", logits=2 * logits, labels=logits.argmax(1))
     images, page = tmp_path / "images.npz", tmp_path / "page.html"
     some = ("--resamples", 20)
-    why = "pixels as independent, but the pixels of an image are not independent:"
+    why = "pixels or tokens as independent, but those of one image or text are not:"
     cases = [
         ([images, *some], f"Intervals and p-values take {why} intervals are too narrow, p-values too small."),
         ([images, tmp_path / "twice.npz", *some], "and differences are called significant too easily."),

@@ -1339,7 +1339,8 @@ def test_evaluations_of_images_say_that_pixels_are_not_independent():
     logits = torch.randn(6, 3, 5, 4, generator=torch.Generator().manual_seed(0))
     target = logits.argmax(1)
     note = (
-        "take pixels as independent, but the pixels of an image are not independent: intervals are too narrow"
+        "take pixels or tokens as independent, but those of one image or text are not: "
+        "intervals are too narrow"
     )
     whole = evaluate(logits, target, resamples=20)
     assert whole.dense
@@ -1347,7 +1348,7 @@ def test_evaluations_of_images_say_that_pixels_are_not_independent():
     assert Evaluation.from_json(whole.to_json()).dense
     per_image = str(evaluate(logits, target, resamples=20, per_image=True))
     assert note not in per_image
-    assert "The p-value takes pixels as independent" in per_image
+    assert "The p-value takes pixels or tokens as independent" in per_image
     rows = evaluate(logits.movedim(1, -1).flatten(0, 2), target.flatten(), resamples=20)
     assert not rows.dense
     assert "independent" not in str(rows)

@@ -109,8 +109,8 @@ def conformal(
     promise = f"{at_least} {100 * (1 - sets.alpha):g} % of the sets of new elements"
     promise += f"{' of each class' * sets.class_conditional} hold the true class, on average over many fits"
     if held_out.spatial:
-        promise += f"; a single fit to few images (here {held_out.rows:,}) may reach far more or less"
-        promise += f", because {NOT_INDEPENDENT}"
+        promise += f"; a single fit to few images or texts (here {held_out.rows:,}) may reach far more or "
+        promise += f"less, because {NOT_INDEPENDENT}"
     elif not sets.class_conditional:
         low, high = (100 * end for end in expected_coverage(elements, sets.alpha))
         promise += f"; a single fit reaches {low:.1f} to {high:.1f} % in 95 % of cases"

@@ -13,7 +13,7 @@ import torch
 from calibrant.metrics.catalogue import METRICS
 from calibrant.metrics.selective import RiskCoverage
 from calibrant.metrics.uncertainty import Interval, interval, percentile_interval
-from calibrant.printable import NOT_INDEPENDENT, counted, text_table
+from calibrant.printable import counted, text_table
 
 if TYPE_CHECKING:
     from rich.text import Text
@@ -413,14 +413,14 @@ class Evaluation:
 
 
 def pixels_note(evaluations: Sequence[Evaluation]) -> str:
-    """A warning for evaluations of images: what takes all pixels as independent."""
+    """A warning for evaluations of images and of tokens: what takes all elements as independent."""
     if any(each.intervals and not each.per_image for each in evaluations):
         what = "Intervals and p-values take", "intervals are too narrow, p-values too small"
         if len(evaluations) > 1:
             what = what[0], f"{what[1]}, and differences are called significant too easily"
     else:  # the intervals of means over images come from the spread between images
         what = "The p-value takes", "it is too small"
-    return f"{what[0]} pixels as independent, but {NOT_INDEPENDENT}: {what[1]}."
+    return f"{what[0]} pixels or tokens as independent, but those of one image or text are not: {what[1]}."
 
 
 def _texts(metrics: Mapping[str, float | None], names: Iterable[str]) -> list[str]:
