@@ -1,5 +1,7 @@
 """`calibrant train --data`, as a user types it."""
 
+import csv
+import json
 import re
 import shlex
 from pathlib import Path
@@ -47,7 +49,33 @@ def test_a_table_is_trained_and_used():
     header, first, *_ = Path("people.csv").read_text().splitlines()
     Path("new.csv").write_text(f"{header}\n{first}\n")
     output = printed("predict", str(folder), "--input", "new.csv", "--output", "predictions.csv")
-    assert "predictions.csv: 1 input of new.csv" in output
+    assert output == "predictions.csv: 1 input of new.csv\n"
+    (row,) = csv.DictReader(Path("predictions.csv").read_text().splitlines())
+    number = dict(zip(header.split(","), first.split(","), strict=True))["id"]
+    assert list(row)[:3] == ["name", "id", "prediction"]
+    assert (row["name"], row["id"], "label" in row) == ("1", number, False)
+    output = printed("predict", str(folder), "--input", "new.csv", "--output", "predictions.npz")
+    assert output == "predictions.npz: 1 input of new.csv, without its other columns 'id'\n"
+
+
+@pytest.mark.parametrize("suffix", [".csv", ".jsonl"])
+def test_other_columns_of_texts_are_kept_beside_the_predictions(suffix):
+    texts = [f"a {word} film {number}" for number in range(20) for word in ("bad", "good")]
+    rows = [{"id": n, "text": text, "label": n % 2} for n, text in enumerate(texts)]
+    Path("texts.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    printed("train", "--data", "texts.jsonl", *FAST, "--output", "a")
+    new = Path(f"new{suffix}")
+    if suffix == ".csv":
+        new.write_text("name;id;text;label\nAnn;7;a good film;1\nBob;8;a bad film;0\n")
+    else:
+        lines = [{"name": "Ann", "id": 7, "text": "a good film"}, {"text": "a bad film"}]
+        new.write_text("\n".join(map(json.dumps, lines)))
+    output = printed("predict", "a", "--input", new, "--output", "out.csv")
+    assert output == f"out.csv: 2 inputs of {new}, without its other columns 'name'\n"
+    found = list(csv.DictReader(Path("out.csv").read_text().splitlines()))
+    assert [row["id"] for row in found] == ["7", "8" if suffix == ".csv" else ""]
+    assert [row["name"] for row in found] == ["1", "2"]
+    assert list(found[0]) == ["name", "id", "prediction", "probability_0", "probability_1"]
 
 
 def test_the_target_and_changes():

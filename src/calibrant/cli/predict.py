@@ -12,7 +12,7 @@ from calibrant.cli.program import say
 from calibrant.cli.run_files import files_of_run
 from calibrant.cli.terminal import app, check_outputs, check_suffix, fail, progress_bars
 from calibrant.cli.training_options import DataRoot, training_errors
-from calibrant.printable import counted
+from calibrant.printable import counted, first_few
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -93,8 +93,16 @@ def _predict_new(path: Path, output: Path, new: Path) -> None:
                 yield probabilities
                 progress.advance(task, len(probabilities))
 
-        write_probabilities(output, batches(), names, bundle.classes, several_labels=bundle.several_labels)
-    say(f"{output}: {counted(len(names), 'input')} of {new}")
+        left_out = write_probabilities(
+            output,
+            batches(),
+            names,
+            bundle.classes,
+            several_labels=bundle.several_labels,
+            beside=bundle.preparation.beside(new, raw),
+        )
+    without = f", without its other columns {first_few(map(repr, left_out))}" if left_out else ""
+    say(f"{output}: {counted(len(names), 'input')} of {new}{without}")
 
 
 def _predict_data(run: Path, output: Path, split: str, on: str, data_root: Path | None) -> None:

@@ -66,12 +66,14 @@ def write_probabilities(
     class_names: Sequence[str],
     *,
     several_labels: bool = False,
-) -> None:
+    beside: Mapping[str, Sequence[Any]] = {},
+) -> list[str]:
     """Write probabilities of inputs without labels, with the name and the predicted class of each input.
 
-    A ``.csv`` file has the columns ``name``, ``prediction`` and ``probability_<class>``. A ``.npz`` file has
-    ``probabilities``, ``names``, ``predictions`` and ``class_names``; if an input has many predictions, as an
-    image with one for each pixel, or each of several labels its own probability, there are no predictions.
+    A ``.csv`` file has the columns ``name``, those of ``beside``, ``prediction`` and ``probability_<class>``.
+    A ``.npz`` file has ``probabilities``, ``names``, ``predictions`` and ``class_names``. If an input has
+    many predictions, as an image with one for each pixel, or if each of several labels has its own
+    probability, there are no predictions.
     The file is replaced in one step.
 
     Bytes of a file name that are not UTF-8 are written as backslash escapes.
@@ -82,6 +84,11 @@ def write_probabilities(
         names: a name for each input, in the order of the batches.
         class_names: one name for each class or label.
         several_labels: whether each probability is that of a label of its own.
+        beside: other columns, with a cell for each input.
+
+    Returns:
+        The columns of ``beside`` that the file does not have: all of them in an ``.npz`` file, and those with
+        a name of its own columns.
 
     Raises:
         ValueError: a ``.csv`` file cannot have several predictions for an input.
@@ -95,8 +102,7 @@ def write_probabilities(
         if first.ndim > 2:
             raise ValueError(f"{path} cannot hold probabilities of every pixel; expected a name with .npz")
         with replacing(path) as stream, TextIOWrapper(stream, "utf-8", newline="") as text:
-            _write_csv(text, parts, names, class_names, several_labels)
-        return
+            return _write_csv(text, parts, names, class_names, several_labels, beside)
     predictions: list[str] = []
     predicted = first.ndim == 2 and not several_labels
 
@@ -110,6 +116,7 @@ def write_probabilities(
     with replacing(path) as stream:
         arrays: Arrays = {"probabilities": ((len(names), *first.shape[1:]), noted())}
         _write_npz(stream, arrays, class_names, texts)
+    return list(beside)
 
 
 def _write_csv(
@@ -118,15 +125,20 @@ def _write_csv(
     names: Sequence[str],
     class_names: Sequence[str],
     several_labels: bool,
-) -> None:
+    beside: Mapping[str, Sequence[Any]],
+) -> list[str]:
+    """Write the rows, and return the columns of ``beside`` that are called as other ones."""
     writer = csv.writer(stream)
     prediction = [] if several_labels else ["prediction"]
-    writer.writerow(["name", *prediction, *(f"probability_{name}" for name in class_names)])
-    remaining = iter(names)
+    own = ["name", *prediction, *(f"probability_{name}" for name in class_names)]
+    kept = {name: cells for name, cells in beside.items() if name not in own}
+    writer.writerow([own[0], *kept, *own[1:]])
+    remaining = zip(names, *kept.values(), strict=True)
     for part in parts:
         for row in part.tolist():
             best = [] if several_labels else [class_names[max(range(len(row)), key=row.__getitem__)]]
-            writer.writerow([next(remaining), *best, *(f"{value:.9g}" for value in row)])
+            writer.writerow([*next(remaining), *best, *(f"{value:.9g}" for value in row)])
+    return [name for name in beside if name not in kept]
 
 
 def _write_npz(

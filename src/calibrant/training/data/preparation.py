@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from operator import itemgetter
 from pathlib import Path
 from typing import Any, ClassVar, Self
@@ -48,6 +48,10 @@ class Preparation(ABC):
     @abstractmethod
     def read(self, path: Path) -> tuple[Any, list[str]]:
         """The raw inputs in a file or folder, and a name for each, such as its file name or row number."""
+
+    def beside(self, path: Path, raw: Any) -> Mapping[str, Sequence[Any]]:
+        """Columns of a file that are no inputs, to be kept beside predictions; ``raw`` is what was read."""
+        return {}
 
     @abstractmethod
     def state(self) -> dict[str, Any]:

@@ -106,7 +106,7 @@ def table(
     drawn = draw_parts(targets, sizes, imbalance=imbalance, num_classes=len(names), seed=split_seed)
     reference = drawn["train"] if len(drawn["train"]) else torch.arange(len(targets))
     used = {name: cells for name, cells in columns.items() if name not in (*wanted, *drop)}
-    rows = Rows.fit(path, used, reference, categorical, ignored=(*wanted, *drop))
+    rows = Rows.fit(path, used, reference, categorical, ignored=(*wanted, *drop), target=wanted)
     check_memory(4 * rows.features * len(targets), f"the prepared table {path}")
     whole = TensorSplit(_inputs(path, rows, columns), targets)
     splits = {part: whole.subset(indices) for part, indices in drawn.items()}
@@ -319,6 +319,7 @@ class Rows(Preparation):
     Attributes:
         columns: the columns that the model uses, in the order of its inputs.
         ignored: columns that may be there, and are not used: the target, and those left out.
+        target: the columns of the target; bundles of earlier versions do not tell.
 
     >>> rows = Rows([Numbers("age", 40.0, 10.0, False), Categories("colour", ("blue", "red"))])
     >>> rows([{"age": 50, "colour": "red"}, {"age": None, "colour": None}])
@@ -332,8 +333,10 @@ class Rows(Preparation):
         "calibrant.load(RUN).preparation(rows) returns"
     )
 
-    def __init__(self, columns: Iterable[Column], ignored: Iterable[str] = ()) -> None:
-        self.columns, self.ignored = tuple(columns), tuple(ignored)
+    def __init__(
+        self, columns: Iterable[Column], ignored: Iterable[str] = (), target: Iterable[str] = ()
+    ) -> None:
+        self.columns, self.ignored, self.target = tuple(columns), tuple(ignored), tuple(target)
 
     @property
     def features(self) -> int:
@@ -342,7 +345,13 @@ class Rows(Preparation):
 
     @classmethod
     def fit(
-        cls, path: Path, columns: Columns, rows: Tensor, categorical: Sequence[str], ignored: Sequence[str]
+        cls,
+        path: Path,
+        columns: Columns,
+        rows: Tensor,
+        categorical: Sequence[str],
+        ignored: Sequence[str],
+        target: Sequence[str],
     ) -> Self:
         """The preparation by the training rows of a table; ``path`` is its file, for errors.
 
@@ -372,7 +381,7 @@ class Rows(Preparation):
                     fitted.append(found)
             except ValueError as error:
                 raise ValueError(f"{path}, column {name!r}: {error}") from error
-        return cls(fitted, ignored)
+        return cls(fitted, ignored, target)
 
     def __call__(self, raw: Any) -> Tensor:
         columns = _columns_of(raw, [column.name for column in self.columns])
@@ -411,14 +420,20 @@ class Rows(Preparation):
         columns = read_columns(path)
         return columns, [str(row + 1) for row in range(len(next(iter(columns.values()))))]
 
+    def beside(self, path: Path, raw: Columns) -> Columns:
+        used = {*(column.name for column in self.columns), *self.target}
+        return {name: cells for name, cells in raw.items() if name not in used}
+
     def state(self) -> dict[str, Any]:
-        return {"columns": [asdict(column) for column in self.columns], "ignored": list(self.ignored)}
+        columns = [asdict(column) for column in self.columns]
+        return {"columns": columns, "ignored": list(self.ignored), "target": list(self.target)}
 
     @classmethod
     def from_state(cls, state: Mapping[str, Any]) -> Self:
         try:
             ignored = check_type("ignored", state["ignored"], tuple[str, ...])
-            return cls([_column(stored) for stored in state["columns"]], ignored)
+            target = check_type("target", state.get("target", []), tuple[str, ...])
+            return cls([_column(stored) for stored in state["columns"]], ignored, target)
         except (KeyError, TypeError, ValueError) as error:
             raise ValueError(f"this is no state of prepared rows: {error}") from error
 

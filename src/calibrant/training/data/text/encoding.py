@@ -57,6 +57,7 @@ def encode(
     tokenizer: str = "",
     preprocessing: Preprocessing = "glove",
     column: str = "text",
+    target: tuple[str, ...] = (),
 ) -> DataSets:
     """Encode documents by a vocabulary of words, or by a tokenizer.
 
@@ -89,6 +90,7 @@ def encode(
             embedding; inputs are then ``input_ids`` and ``attention_mask``. ``""`` for none.
         preprocessing: ``"glove"`` or ``"keras"``; not used with a tokenizer.
         column: the column of the text in tables of new texts.
+        target: the columns of the labels, which such tables may have.
 
     Returns:
         The data, with ``vocabulary_size``, ``length`` and, from a file of vectors, ``embedding``.
@@ -110,10 +112,10 @@ def encode(
         loaded = _tokenizer(root, tokenizer)
         about["vocabulary_size"] = len(loaded)
         inputs = [tokenize(loaded, part, each) for part, each in zip(texts, lengths, strict=True)]
-        preparation = TokenPreparation.of(loaded, lengths[-1], column)
+        preparation = TokenPreparation.of(loaded, lengths[-1], column, target)
     else:
         inputs, words = number_words(texts, lengths, vocabulary, preprocessing)
-        preparation = WordPreparation(tuple(words), lengths[-1], preprocessing, column)
+        preparation = WordPreparation(tuple(words), lengths[-1], preprocessing, column, target)
         special = _FIRST_WORD[preprocessing]
         about["vocabulary_size"] = len(words) + special
         if embedding:
@@ -268,6 +270,7 @@ class _TextPreparation(Preparation):
     """Texts; a raw input is a list of texts, or a table with the texts in a column."""
 
     column: str
+    target: tuple[str, ...]
 
     def texts(self, raw: Any) -> list[str]:
         """Raw texts, checked."""
@@ -287,6 +290,11 @@ class _TextPreparation(Preparation):
         texts = read_texts(path, self.column)
         return texts, [str(row + 1) for row in range(len(texts))]
 
+    def beside(self, path: Path, raw: Any) -> dict[str, list[Any]]:
+        from calibrant.training.data.text.tables import read_others
+
+        return read_others(path, (self.column, *self.target))
+
 
 @dataclass(frozen=True)
 class WordPreparation(_TextPreparation):
@@ -304,6 +312,7 @@ class WordPreparation(_TextPreparation):
     length: int
     preprocessing: Preprocessing = "glove"
     column: str = "text"
+    target: tuple[str, ...] = ()
 
     def __call__(self, raw: Any) -> Tensor:
         keras = self.preprocessing == "keras"
@@ -315,14 +324,16 @@ class WordPreparation(_TextPreparation):
         return {word: number for number, word in enumerate(self.words, _FIRST_WORD[self.preprocessing])}
 
     def state(self) -> dict[str, Any]:
-        settings = {"preprocessing": self.preprocessing, "column": self.column}
-        return {"length": self.length, **settings, "words": list(self.words)}
+        columns = {"column": self.column, "target": list(self.target)}
+        settings = {"length": self.length, "preprocessing": self.preprocessing}
+        return {**settings, **columns, "words": list(self.words)}
 
     @classmethod
     def from_state(cls, state: Mapping[str, Any]) -> Self:
         preprocessing = one_of("preprocessing", state["preprocessing"], ("glove", "keras"))
         length = whole_number("length", state["length"])
-        return cls(tuple(map(str, state["words"])), length, preprocessing, str(state["column"]))
+        target = tuple(map(str, state.get("target", ())))  # bundles of earlier versions have none
+        return cls(tuple(map(str, state["words"])), length, preprocessing, str(state["column"]), target)
 
 
 @dataclass(frozen=True)
@@ -337,16 +348,17 @@ class TokenPreparation(_TextPreparation):
     files: Mapping[str, str]
     length: int
     column: str = "text"
+    target: tuple[str, ...] = ()
 
     @classmethod
-    def of(cls, tokenizer: Any, length: int, column: str) -> Self | None:
+    def of(cls, tokenizer: Any, length: int, column: str, target: tuple[str, ...] = ()) -> Self | None:
         """The preparation by a tokenizer; None for one in Python, which is not stored as JSON."""
         if not tokenizer.is_fast:
             return None
         with tempfile.TemporaryDirectory() as folder:
             tokenizer.save_pretrained(folder)
             files = {path.name: path.read_text(encoding="utf-8") for path in Path(folder).glob("*.json")}
-        return cls(files, length, column)
+        return cls(files, length, column, target)
 
     def __call__(self, raw: Any) -> dict[str, Tensor]:
         return tokenize(self._tokenizer, self.texts(raw), self.length)
@@ -361,7 +373,8 @@ class TokenPreparation(_TextPreparation):
             return library.AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
 
     def state(self) -> dict[str, Any]:
-        return {"length": self.length, "column": self.column, "files": dict(self.files)}
+        columns = {"column": self.column, "target": list(self.target)}
+        return {"length": self.length, **columns, "files": dict(self.files)}
 
     @classmethod
     def from_state(cls, state: Mapping[str, Any]) -> Self:
@@ -369,4 +382,5 @@ class TokenPreparation(_TextPreparation):
         for name in files:
             if not re.fullmatch(r"\w+\.json", name):
                 raise ValueError(f"it has a file {name!r}, expected the JSON files of a tokenizer")
-        return cls(files, whole_number("length", state["length"]), str(state["column"]))
+        target = tuple(map(str, state.get("target", ())))
+        return cls(files, whole_number("length", state["length"]), str(state["column"]), target)

@@ -6,7 +6,7 @@ import csv
 import json
 import re
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -95,7 +95,11 @@ def text_table(
             )
         parts.append(Documents(list(texts), targets))
     documents, names = draw_missing(parts, validation, test, split_seed), tuple(map(str, classes))
-    data = encode(root, documents, names, length, test_length, vocabulary, embedding, tokenizer, column=text)
+    data = encode(
+        *(root, documents, names, length, test_length, vocabulary, embedding, tokenizer),
+        column=text,
+        target=label if isinstance(label, tuple) else (label,),
+    )
     warn_about_parts(root / file, data)
     return data
 
@@ -174,7 +178,9 @@ def huggingface(
     documents = draw_missing(parts, validation, test, split_seed)
     class_names = tuple(map(str, names or classes))
     data = encode(
-        root, documents, class_names, length, test_length, vocabulary, embedding, tokenizer, column=text
+        *(root, documents, class_names, length, test_length, vocabulary, embedding, tokenizer),
+        column=text,
+        target=(label,),
     )
     warn_about_parts(folder, data)
     return data
@@ -183,6 +189,13 @@ def huggingface(
 def read_texts(file: Path, column: str) -> list[str]:
     """The texts in a column of a table."""
     return [_text(row, column, f"{file}, line {line}", "") for line, row in _table(file)]
+
+
+def read_others(file: Path, known: Collection[str]) -> dict[str, list[Any]]:
+    """The columns of a table but those that are known; None where a row has no value."""
+    rows = [row for _, row in _table(file)]
+    names = dict.fromkeys(name for row in rows for name in row if name not in known)
+    return {name: [row.get(name) for row in rows] for name in names}
 
 
 def _rows(file: Path, text: str, label: str | tuple[str, ...]) -> Iterator[tuple[int, str, Label]]:
