@@ -32,14 +32,15 @@ class Scratch:
     def take(self, like: Tensor) -> Tensor:
         """A tensor of the same shape to write to; its contents are arbitrary."""
         if self._used == len(self._buffers):
-            self._buffers.append(like.new_empty(0))
+            self._buffers.append(torch.empty_like(like, memory_format=torch.contiguous_format))
         buffer = self._buffers[self._used]
-        if buffer.numel() < like.numel():
-            buffer = torch.empty_like(like, memory_format=torch.contiguous_format)
-            self._buffers[self._used] = buffer
+        if buffer.shape != like.shape:  # the last block is smaller
+            if buffer.numel() < like.numel():
+                buffer = torch.empty_like(like, memory_format=torch.contiguous_format)
+                self._buffers[self._used] = buffer
+            buffer = buffer.view(-1)[: like.numel()].view(like.shape)
         self._used += 1
-        # The last block is smaller.
-        return buffer if buffer.shape == like.shape else buffer.view(-1)[: like.numel()].view(like.shape)
+        return buffer
 
 
 class Block:
