@@ -457,5 +457,7 @@ def test_sigmoids_and_percentages_in_place_of_logits_are_noticed():
         (logits > 0).float(),  # votes
         0.1 + 0.3 * logits.sigmoid(),  # cosines of CLIP
         0.3 + 0.6 * logits.sigmoid(),  # cosines of features that are not negative
+        torch.tensor([0.05, 0.3, 0.6, 0.9]) + 0.01 * logits,  # of a network that has hardly been trained
+        torch.tensor([0.05, 0.5]) + 0.01 * logits[:, :2],
     ):
         warn_of_probabilities(harmless)

@@ -485,14 +485,17 @@ def _look_like_sigmoids(logits: Tensor) -> bool:
     """Whether logits are spread over [0, 1], as the outputs of sigmoids are.
 
     Cosines of CLIP are not: they are not near 0, or not above 1/2. Most votes and entries of one-hot vectors
-    are exactly 0 or 1, which sigmoids are not. A few elements may lie in [0, 1] by chance, so 20 are needed.
+    are exactly 0 or 1, which sigmoids are not. A network that has hardly been trained may give logits in
+    [0, 1], but nearly the same ones to all elements, and a few elements may have such logits by chance. So at
+    least 20 elements are needed, and two classes whose logits vary by more than 0.6.
     """
     some = _some(logits)
     if some.numel() < 20 * some.shape[1]:
         return False
-    low, high = torch.aminmax(some)
+    low, high = torch.aminmax(some.transpose(0, 1).flatten(1), dim=1)  # of each class
+    least, varying = low.amin(), (high - low > 0.6).sum()
     inside = ((some > 0) & (some < 1)).double().mean()
-    return bool((low >= 0) & (low < 0.1) & (high > 0.5) & (high <= 1) & (inside > 0.5))
+    return bool((least >= 0) & (least < 0.1) & (high.amax() <= 1) & (varying >= 2) & (inside > 0.5))
 
 
 def _look_like_probabilities_of_yes(pairs: Tensor) -> bool:
