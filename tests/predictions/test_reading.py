@@ -345,7 +345,7 @@ def test_true_and_false_in_any_case(tmp_path, suffix):
     write_labels(path, np.zeros((4, 1)), np.array(words))
     assert open_predictions(path, binary=True).load()[1].flatten().tolist() == [1, 0, 0, 1]
     write_labels(path, np.zeros((4, 1)), np.array([*words[:3], "Yes"]))
-    refused(path, "'Yes'", "at row 3", "expected", "false", "true", binary=True)
+    refused(path, "'Yes'", "at row 3", "expected", "false or true", binary=True)
 
 
 def test_lists_of_one_score_with_true_and_false(tmp_path):
@@ -356,6 +356,10 @@ def test_lists_of_one_score_with_true_and_false(tmp_path):
     refused(path, "label True at row 0; expected a class number")
     (tmp_path / "m.csv").write_text("label,logits\nTrue,[1.5]\nFALSE,[0.5]\n")
     assert open_predictions(tmp_path / "m.csv", binary=True).load()[1].flatten().tolist() == [1, 0]
+    path.write_text('{"label": true, "logits": [1.5]}\n{"label": "perhaps", "logits": [0.5]}\n')
+    (tmp_path / "m.csv").write_text("label,logits\nTrue,[1.5]\nperhaps,[0.5]\n")
+    for table in (path, tmp_path / "m.csv"):
+        refused(table, "'perhaps'", "at row 1", "expected 0 or 1, or false or true", binary=True)
 
 
 @pytest.mark.parametrize(
@@ -372,6 +376,22 @@ def test_lists_of_one_score_with_true_and_false(tmp_path):
 def test_a_single_column_that_is_called_no(tmp_path, column, advice):
     (tmp_path / "m.csv").write_text(f"label,{column}\n1,0.25\n")
     refused(tmp_path / "m.csv", f"has only the column {column}; expected", advice, binary=True)
+
+
+def test_a_single_score_of_arrays_that_is_called_no(tmp_path):
+    arrays = {"probabilities": np.full((3, 1), 0.5), "labels": np.zeros((3, 1), int)}
+    np.savez(tmp_path / "m.npz", **arrays, class_names=np.array(["no"]))
+    words = "has only the class name 'no'; expected the probability of yes (if it is that of no, write 1 - p)"
+    refused(tmp_path / "m.npz", words, binary=True)
+
+
+def test_a_single_column_that_is_called_1(tmp_path):
+    """It was refused with the advice to call it 0, which is refused as well."""
+    (tmp_path / "m.csv").write_text("label,probability_1\n0,0.25\n1,0.75\n")
+    file = open_predictions(tmp_path / "m.csv", binary=True)
+    assert file.load()[1].tolist() == [[0], [1]]
+    assert file.class_names is None
+    refused(tmp_path / "m.csv", "have 1 class on axis 1; expected at least 2; if each score is a yes-or-no")
 
 
 def test_loading_reports_its_progress(tmp_path, logits, labels):

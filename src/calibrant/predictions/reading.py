@@ -156,15 +156,18 @@ def _as_decisions(file: PredictionFile) -> PredictionFile:
             f"takes each of these as a decision of its own{table}",
         )
     names = file.class_names
-    if names is not None and len(names) == 1:  # a table with one column of scores
+    if names is not None and len(names) == 1:  # of a table with one column of scores, mostly
         if names[0].lower() in ("no", "false", "negative", "0"):
             column, opposite = {"logits": ("logit", "-logit")}.get(file.kind, ("probability", "1 - p"))
+            found, place = f"the column {column}_{names[0]}", f", in a column called {column}"
+            if file.stored_labels:  # arrays
+                found, place = f"the class name {names[0]!r}", ""
             raise BadFileError(
                 file.path,
-                f"has only the column {column}_{names[0]}; expected the {column} of yes, in a column called "
-                f"{column} (if it is that of no, write {opposite})",
+                f"has only {found}; expected the {column} of yes{place} (if it is that of no, write "
+                f"{opposite})",
             )
-        names = None if names[0] in ("logit", "probability") else (f"not {names[0]}", names[0])
+        names = None if names[0] in ("logit", "probability", "1") else (f"not {names[0]}", names[0])
     return replace(file, shape=shape, class_names=names, binary=True)
 
 

@@ -55,10 +55,9 @@ class _Columns(NamedTuple):
             return {}
         return {name: number for number, name in enumerate(names)}
 
-    @property
-    def expected_label(self) -> str:
-        """What a label must be, for messages."""
-        if len(self.class_names or ()) == 1:
+    def expected_label(self, scores: int) -> str:
+        """What the label of a row with so many scores must be, for messages."""
+        if scores == 1:
             return "0 or 1, or false or true"
         return "a class number" + f", or one of the class names {first_few(self.numbers)}" * bool(
             self.numbers
@@ -119,7 +118,8 @@ def _columns(path: Path, columns: Sequence[str]) -> _Columns:
         return _Columns(kind, labels[0], found, None)
     names = tuple(name.removeprefix(_PREFIXES[kind]) for name in found)
     numbers = [str(number) for number in range(len(names))]
-    if all(map(_is_number, names)) and list(names) != numbers:
+    # A single column is not counted: `probability_1` is that of yes.
+    if len(names) > 1 and all(map(_is_number, names)) and list(names) != numbers:
         place = next(i for i, (name, number) in enumerate(zip(names, numbers, strict=True)) if name != number)
         prefix = _PREFIXES[kind]
         raise BadFileError(
@@ -246,7 +246,7 @@ def _csv_rows(path: Path, columns: Sequence[str], wanted: _Columns) -> Iterator[
                 named = zip(wanted.scores, scores, strict=True) if known else [(wanted.label, label)]
                 name, cell = next((name, cell) for name, cell in named if not _is_number(cell))
                 shown = f"has {cell!r} in" if cell else "has an empty cell in"
-                expected = "a number" if known else wanted.expected_label
+                expected = "a number" if known else wanted.expected_label(len(scores))
                 if known and _is_number(cell.replace(",", ".")):
                     expected += " with a decimal point"
                 raise BadFileError(
@@ -300,9 +300,8 @@ def _json_rows(path: Path, columns: _Columns) -> Iterator[Row]:
                 label = _ANSWERS.get(str(label).lower(), label)
             label = numbers.get(label, label) if isinstance(label, str) else label
             if type(label) not in (int, float):
-                raise BadFileError(
-                    path, f"has label {label!r} at row {number}; expected {columns.expected_label}"
-                )
+                expected = columns.expected_label(len(scores) if isinstance(scores, list) else 0)
+                raise BadFileError(path, f"has label {label!r} at row {number}; expected {expected}")
             if not isinstance(scores, list) or not set(map(type, scores)) <= {int, float}:
                 raise BadFileError(
                     path, f"{columns.kind} at row {number} are not a list of numbers; expected one per class"
@@ -392,11 +391,11 @@ def open_parquet(path: Path) -> PredictionFile:
                     keys = [str(name).lower() for name in labels] if numbers is _ANSWERS else labels
                     stray = [row for row, name in enumerate(keys) if name not in numbers]
                     if stray:
-                        expected = "" if numbers is _ANSWERS else "one of the class names "
+                        names_of = f"one of the class names {first_few(numbers)}"
+                        expected = "false or true" if numbers is _ANSWERS else names_of
                         raise BadFileError(
                             path,
-                            f"has label {labels[stray[0]]!r} at row {start + stray[0]}; expected "
-                            f"{expected}{first_few(numbers)}",
+                            f"has label {labels[stray[0]]!r} at row {start + stray[0]}; expected {expected}",
                         )
                     labels = np.array([numbers[name] for name in keys])
                 yield torch.from_numpy(table), to_labels(path, labels, start)
