@@ -10,7 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from calibrant.histogram import ConfidenceHistogram, Outcomes, _cell_of, cell_edges
+from calibrant.histogram import ConfidenceHistogram, Outcomes, _cell_of, bin_with_width, cell_edges
 from calibrant.kernels import TopProbability, reduce_classes
 from calibrant.layout import arrange
 from tests.metrics.test_calibration import shared
@@ -489,3 +489,11 @@ def test_ignored_elements_that_a_gpu_keeps_do_not_count():
     assert total.pairs.tolist() == [[0.9, 0.6], [1.0, 0.0]]
     assert total.equal_mass(2).count.tolist() == [1, 1]
     assert total.counted().histogram.samples == 2
+
+
+def test_edges_of_equal_mass_are_above_confidences_that_rounding_took_above_an_edge():
+    fifths = torch.tensor([0.6, 0.8]).repeat(10)
+    confidence = torch.cat([fifths, fifths.nextafter(torch.ones(20))])
+    bins = ConfidenceHistogram.of_outcomes(confidence, torch.ones(40)).equal_mass(2)
+    assert bins.count.tolist() == [20, 20]
+    assert bin_with_width(confidence, bins.edges).tolist() == [0, 1] * 20

@@ -13,8 +13,8 @@ from calibrant.metrics import (
     consistency_band,
     ece,
 )
-from calibrant.metrics.calibration import ece_of
-from calibrant.metrics.classwise import classwise_ece
+from calibrant.metrics.calibration import ece_of, smooth_ece_of
+from calibrant.metrics.classwise import classwise_ece, classwise_mce
 from calibrant.metrics.resampling import Resamples, draws
 from calibrant.metrics.uncertainty import interval
 
@@ -160,6 +160,26 @@ def test_certain_and_right_is_calibrated():
     wrong = torch.zeros(50).long()
     wrong[0] = 1
     assert calibration_test(Predictions.of(logits, wrong)).p_value == 0.001
+
+
+def test_class_wise_errors_by_chance_are_those_of_drawn_labels():
+    """Also of other bins and seeds on the same data, whose simulations are kept."""
+    logits, target = batch(0, 60)
+    predictions = Predictions.of(logits, target)
+    for bins, seed in ((15, 0), (10, 0), (10, 1)):
+        generator = torch.Generator().manual_seed(seed)
+        drawn = torch.multinomial(logits.softmax(1), 100, replacement=True, generator=generator).unbind(1)
+        for name, error in (("classwise_ece", classwise_ece), ("classwise_mce", classwise_mce)):
+            wanted = np.mean([error(logits, labels, bins=bins) for labels in drawn])
+            assert METRICS[name].chance(predictions, bins, seed) == pytest.approx(wanted, abs=1e-12), name
+
+
+def test_the_smooth_error_of_a_resample_does_not_depend_on_the_others():
+    predictions = Predictions.of(*batch(0, 30))
+    weight = next(draws(30, 20, seed=0))
+    together = smooth_ece_of(Resamples.of(predictions, weight))
+    alone = [smooth_ece_of(Resamples.of(predictions, row.unsqueeze(0))) for row in weight]
+    torch.testing.assert_close(together, torch.cat(alone), rtol=0, atol=1e-13)
 
 
 @pytest.fixture

@@ -161,3 +161,14 @@ def test_logged_edges_are_those_of_the_loss_after_it_adapted(
     recipe = Recipe.load("digits").override(["epochs=3", "loss=adafocal", "model.hidden=[8]"])
     run = Run(train(recipe, tmp_path))
     assert torch.equal(run.bins["validation_edges"], torch.stack(edges))
+
+
+def test_rounding_does_not_decide_the_cell_of_an_edge() -> None:
+    votes = torch.tensor([[3, 2], [4, 1]] * 50) / 5  # 3/5 and 4/5, up to rounding
+    logits = votes.log() + 5 * torch.randn(100, 1, generator=torch.Generator().manual_seed(0))
+    target = torch.zeros(100, dtype=torch.long)
+    training = TrainingConfidences(CPU, -100)
+    training.add(logits, target)
+    cells = training.sums[0, 0].nonzero().squeeze(1)
+    assert torch.equal(cells, ConfidenceHistogram.of(arrange(logits, target)).count.nonzero().squeeze(1))
+    assert len(cells) == 2
