@@ -164,8 +164,9 @@ class Bins:
     """Confidence and correctness in M bins; may have leading axes, for resamples of the data.
 
     Attributes:
-        edges: ``(M + 1,)``, never decreasing; bin b holds confidences in ``(edges[b], edges[b+1]]``. An exact
-            bin of equal mass may also hold some of the elements at ``edges[b]``.
+        edges: ``(M + 1,)``, never decreasing; bin b holds confidences in ``(edges[b], edges[b+1]]``. A bin of
+            equal width also holds those that rounding took slightly above its upper edge, and an exact bin of
+            equal mass may hold some of the elements at ``edges[b]``.
         count: ``(M,)``, elements per bin.
         confidence: ``(M,)``, summed confidence per bin.
         correct: ``(M,)``, correct elements per bin; a fraction where a bin has a share of equal confidences.
