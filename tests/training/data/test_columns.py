@@ -70,6 +70,11 @@ def test_parquet(tmp_path):
     assert as_texts(found["whole"]) == ["1", "", "3"]
 
 
+def test_whole_numbers_in_parquet_beside_missing_ones_keep_their_digits(tmp_path):
+    columns = {"id": pyarrow.array([2**53 + 1, None, 3])}
+    assert read_columns(write_parquet(tmp_path / "a.parquet", columns)) == {"id": [2**53 + 1, None, 3]}
+
+
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [

@@ -102,7 +102,8 @@ def arrow_columns(table: Any) -> Columns:
 
     columns: dict[str, Any] = {}
     for field, column in zip(table.schema, table.columns, strict=True):
-        if _is_number(field.type):
+        # As an array, integers with missing ones among them would be rounded to floating point.
+        if _is_number(field.type) and not (types.is_integer(field.type) and column.null_count):
             columns[field.name] = column.to_numpy()
         elif types.is_dictionary(field.type):
             cells = columns[field.name] = []
