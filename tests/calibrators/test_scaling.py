@@ -28,7 +28,7 @@ from calibrant.calibrators.linear import (
 from calibrant.calibrators.local import LocalTemperature
 from calibrant.calibrators.streaming import HeldOut, Scaling
 from calibrant.calibrators.temperature import Objective, Temperature
-from calibrant.layout import as_pairs
+from calibrant.layout import as_logits, as_pairs
 
 METHODS = [kind for kind in CALIBRATORS.values() if issubclass(kind, Scaling)]
 each_method = pytest.mark.parametrize("method", METHODS, ids=lambda method: method.key)
@@ -643,3 +643,25 @@ def test_few_classes_take_few_passes(monkeypatch, key):
     approximate = CALIBRATORS[key]().fit(logits, target)(logits)
     assert few < (len(passes) - few) / 2
     torch.testing.assert_close(approximate.softmax(1), exact.softmax(1), rtol=0, atol=1e-5)
+
+
+@each_method
+@pytest.mark.parametrize("binary", [False, True])
+def test_true_classes_with_a_probability_of_0_are_warned_of(method: type[Scaling], binary: bool) -> None:
+    generator = torch.Generator().manual_seed(0)
+    probabilities = torch.randint(0, 6, (200,), generator=generator) / 5
+    target = (torch.rand(200, generator=generator) < probabilities).long()
+    target[:3] = (probabilities[:3] < 0.5).long()
+    probabilities[:3] = 1.0 - target[:3]
+    single = as_logits(probabilities) - as_logits(1 - probabilities)
+    both = as_logits(torch.stack([1 - probabilities, probabilities], 1))
+    with pytest.warns(UserWarning, match="3 of 200 true classes have a probability of 0"):
+        method().fit(single if binary else both, target, binary=binary)
+    smoothed = (5 * probabilities + 1) / 7
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        method().fit(
+            smoothed.logit() if binary else torch.stack([1 - smoothed, smoothed], 1).log(),
+            target,
+            binary=binary,
+        )

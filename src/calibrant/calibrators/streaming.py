@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from abc import abstractmethod
 from collections.abc import Callable, Iterator
 from typing import Any, Self
@@ -12,6 +13,7 @@ from torch import Tensor
 from calibrant.calibrators.base import NOT_FINITE, NOTHING_TO_FIT, Batches, Calibrator, FittedLayer
 from calibrant.kernels.workers import in_threads, threads_for
 from calibrant.layout import arrange, blocks, warn_of_probabilities
+from calibrant.warning import warn
 
 Block = tuple[Tensor, ...]
 """Logits ``(n, K)``, float32 or float64, labels ``(n,)``, and possibly another value for each element."""
@@ -27,6 +29,7 @@ class HeldOut:
         num_classes: K.
         samples: the number of elements that are not ignored.
         counts: the number of these elements in each class, ``(K,)``.
+        ruled_out: the number of these elements whose true class was given a probability of 0.
     """
 
     def __init__(self, batches: Batches, ignore_index: int = -100) -> None:
@@ -36,7 +39,7 @@ class HeldOut:
                 "once: pass a list, a data loader or another iterable that starts anew"
             )
         self.batches, self.ignore_index = batches, ignore_index
-        self.num_classes, self.samples = 0, 0
+        self.num_classes, self.samples, self.ruled_out = 0, 0, 0
         counts: Any = 0
         for logits, target in batches:
             # On a GPU a wrong label would end the process later.
@@ -53,6 +56,7 @@ class HeldOut:
             if not rows.sum().isfinite() and not rows.isfinite().all():
                 raise ValueError(NOT_FINITE)
             counts = counts + labels.bincount(minlength=classes).cpu()
+            self.ruled_out += _number_ruled_out(rows, labels)
         if not self.samples:
             raise ValueError(NOTHING_TO_FIT)
         self.counts: Tensor = counts
@@ -126,6 +130,19 @@ class HeldOut:
             )
 
 
+_ZERO = math.log(torch.finfo(torch.float32).tiny)
+"""The logit that `calibrant.layout.as_logits` gives to a probability of 0."""
+
+
+def _number_ruled_out(rows: Tensor, labels: Tensor) -> int:
+    """How many elements have a true class whose probability was 0 before it became a logit."""
+    true = rows.gather(1, labels[:, None])
+    near = (true - _ZERO).abs() < 1e-4
+    if rows.shape[1] == 2:  # a single logit is the difference of two
+        near |= (true - rows.amax(1, keepdim=True) - _ZERO).abs() < 1e-4
+    return int(near.sum())
+
+
 class FittedInPasses(FittedLayer):
     """A layer that is fitted in passes over the data, in memory or batch by batch.
 
@@ -158,6 +175,13 @@ class FittedInPasses(FittedLayer):
         """
         with torch.no_grad():
             data = HeldOut(batches, ignore_index)
+            if data.ruled_out:
+                warn(
+                    f"{data.ruled_out} of {data.samples} true classes have a probability of 0, which counts "
+                    "as 1.2e-38: the fit follows these elements above all, and may spoil the others. Take "
+                    "another method, such as isotonic, or pass probabilities with more digits or smoothed "
+                    "ones, (n p + 1) / (n + K) of n votes"
+                )
             self.fit_passes(data)
         self.fitted_to(data.counts)
         return self
