@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
@@ -25,6 +26,11 @@ _SINGLE_LOGITS = (
     "if each logit l is a yes-or-no decision of its own, pass binary=True (metrics: Predictions.of(logits, "
     "target, binary=True); what takes no binary=True: torch.stack([0 * l, l], 1))"
 )
+_LEAST_PROBABILITY = torch.finfo(torch.float32).tiny
+
+LOGIT_OF_ZERO = math.log(_LEAST_PROBABILITY)
+"""The logit that `as_logits` gives to a probability of 0."""
+
 _WIDE_UNSIGNED = (torch.uint16, torch.uint32, torch.uint64)  # for which torch has few operations
 _ONE_OF_SEVERAL = "if each element has one of several classes, leave out binary=True"
 
@@ -406,8 +412,7 @@ def as_logits(probabilities: Tensor) -> Tensor:
     Trees and rounding give probabilities of 0. A true class that got one costs 87.3 in NLL, and not
     infinitely much, whatever the type of the probabilities.
     """
-    floor = torch.finfo(torch.float32).tiny
-    return probabilities.to(computing_dtype(probabilities)).clamp_min(floor).log()
+    return probabilities.to(computing_dtype(probabilities)).clamp_min(_LEAST_PROBABILITY).log()
 
 
 def tolerance_of_rounded(probabilities: Tensor) -> float:

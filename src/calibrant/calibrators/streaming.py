@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from abc import abstractmethod
 from collections.abc import Callable, Iterator
 from typing import Any, Self
@@ -12,7 +11,7 @@ from torch import Tensor
 
 from calibrant.calibrators.base import NOT_FINITE, NOTHING_TO_FIT, Batches, Calibrator, FittedLayer
 from calibrant.kernels.workers import in_threads, threads_for
-from calibrant.layout import arrange, blocks, warn_of_probabilities
+from calibrant.layout import LOGIT_OF_ZERO, arrange, blocks, warn_of_probabilities
 from calibrant.warning import warn
 
 Block = tuple[Tensor, ...]
@@ -130,16 +129,12 @@ class HeldOut:
             )
 
 
-_ZERO = math.log(torch.finfo(torch.float32).tiny)
-"""The logit that `calibrant.layout.as_logits` gives to a probability of 0."""
-
-
 def _number_ruled_out(rows: Tensor, labels: Tensor) -> int:
     """How many elements have a true class whose probability was 0 before it became a logit."""
     true = rows.gather(1, labels[:, None])
-    near = (true - _ZERO).abs() < 1e-4
+    near = (true - LOGIT_OF_ZERO).abs() < 1e-4
     if rows.shape[1] == 2:  # a single logit is the difference of two
-        near |= (true - rows.amax(1, keepdim=True) - _ZERO).abs() < 1e-4
+        near |= (true - rows.amax(1, keepdim=True) - LOGIT_OF_ZERO).abs() < 1e-4
     return int(near.sum())
 
 
