@@ -5,6 +5,8 @@ import torch
 from torch.nn import functional as F
 
 from calibrant.calibrators import CALIBRATORS, Identity, Ranking, Temperature, choose, create_calibrator, rank
+from calibrant.layout import as_logits
+from calibrant.metrics import ece
 from tests.calibrators.test_contract import sampled
 
 
@@ -74,6 +76,25 @@ def test_of_few_elements_only_few_parameters_are_learned():
     assert very_few == {"identity", "temperature"}
     assert few == 2 * [{"identity", "temperature", "structured-vector", "vector"}]
     assert few[0] < enough
+
+
+@pytest.mark.parametrize("samples", [99, 400])
+@pytest.mark.filterwarnings("ignore:.* true classes have a probability of 0")
+def test_true_classes_with_a_probability_of_0_bring_methods_that_cope_with_them(samples):
+    votes = torch.rand(2 * samples, 10, generator=torch.Generator().manual_seed(0))
+    target = torch.arange(2 * samples) % 10
+    votes[torch.arange(2 * samples), target] += 0.5
+    votes = (10 * (4 * votes).softmax(1)).round()  # of ten trees, about
+    logits = as_logits(votes / votes.sum(1, keepdim=True))
+    train, test = slice(samples), slice(samples, None)
+    ranking = rank(logits[train], target[train])
+    assert {"ensemble-temperature", "isotonic"} <= {each.key for each in ranking.candidates}
+    chosen = choose(logits[train], target[train])
+    temperature = Temperature().fit(logits[train], target[train])
+    assert F.cross_entropy(chosen(logits[test]), target[test]) < F.cross_entropy(
+        temperature(logits[test]), target[test]
+    )
+    assert ece(chosen(logits[test]), target[test]) < ece(temperature(logits[test]), target[test])
 
 
 def test_several_labels_of_an_element_are_one_element():

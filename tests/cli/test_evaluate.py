@@ -175,6 +175,17 @@ def test_a_note_says_that_pixels_are_not_independent(tmp_path, file):
     assert "pixels" not in page.read_text()
 
 
+def test_a_note_says_that_true_classes_have_a_probability_of_0(tmp_path, file):
+    forest, page = tmp_path / "forest.csv", tmp_path / "page.html"
+    forest.write_text("label,probability_0,probability_1\n" + 9 * "0,0.8,0.2\n" + "1,1,0\n")
+    note = "1 of 10 true classes have a probability of 0"
+    for files in ([forest], [forest, forest]):
+        assert note in run_evaluate(*files, "--report", page).stdout
+        assert note in page.read_text()
+    assert "probability of 0" not in run_evaluate(file, "--report", page).stdout
+    assert "probability of 0" not in page.read_text()
+
+
 def test_large_files_are_streamed(tmp_path, file, monkeypatch):
     monkeypatch.setattr(prediction_files, "EXACT_LIMIT", ROWS * CLASSES * 8 - 1)
     assert run_evaluate(file, "--json", tmp_path / "out.json").exit_code == 0

@@ -23,6 +23,7 @@ from calibrant import metrics
 from calibrant.evaluation import Evaluation, Evaluator, GroupFigures, Reliability, evaluate, evaluator
 from calibrant.evaluation.comparison import Comparison, Method
 from calibrant.histogram import ConfidenceHistogram
+from calibrant.layout import as_logits
 from calibrant.metrics import METRICS, ClassGaps, Predictions, calibration_test, resampling
 
 from ..evaluations import assert_same, changed, leaves
@@ -1360,3 +1361,22 @@ def test_evaluations_of_images_say_that_pixels_are_not_independent():
     assert evaluate(logits.flatten(2), target.flatten(1), resamples=0).dense  # the words of texts
     single = evaluate(logits[:, :1], target[:, None] > 0, resamples=0, binary=True)
     assert single.dense
+
+
+@pytest.mark.parametrize("binary", [False, True])
+def test_true_classes_with_a_probability_of_0_are_counted(binary: bool) -> None:
+    probabilities = torch.tensor([0.0, 0.2, 1.0, 0.7, 0.0])  # of class 1
+    target = torch.tensor([1, 1, 0, 0, 0])  # the first and third are ruled out
+    logits = as_logits(torch.stack([1 - probabilities, probabilities], 1))
+    if binary:
+        logits = logits[:, 1] - logits[:, 0]
+    note = "2 of 5 true classes have a probability of 0, which counts as 1.2e-38 and costs 87.3 in NLL"
+    exact = evaluate(logits, target, resamples=0, binary=binary)
+    first, second = (Evaluator(binary=binary, resamples=0) for _ in range(2))
+    streamed = (first.update(logits[:2], target[:2]) + second.update(logits[2:], target[2:])).compute()
+    for found in (exact, streamed, Evaluation.from_json(exact.to_json())):
+        assert found.ruled_out == 2
+        assert note in str(found)
+    ignored = evaluate(logits, torch.tensor([-100, 1, -100, 0, 0]), resamples=0, binary=binary)
+    assert ignored.ruled_out == 0
+    assert "probability of 0" not in str(ignored)

@@ -40,6 +40,12 @@ def test_one_calibrated_model_is_not_called_over_confident():
     assert said.sentences[1].startswith("A temperature would change little")
 
 
+def test_no_temperature_is_recommended_for_true_classes_with_a_probability_of_0():
+    said = verdict.one_model(changed_field(of_logits(4.0), ruled_out=3))
+    assert said.sentences[1].startswith("3 of 600 true classes have a probability of 0")
+    assert "would help" not in " ".join(said.sentences)
+
+
 def test_means_over_images_are_not_tested():
     found = changed_field(of_logits(4.0), per_image=True)
     said = verdict.one_model(found)

@@ -16,7 +16,7 @@ from torch.nn import functional as F
 from calibrant.calibrators.base import BoundWarning, Calibrator, valid_rows
 from calibrant.calibrators.identity import Identity
 from calibrant.calibrators.registry import create_calibrator
-from calibrant.layout import as_decisions, as_pairs
+from calibrant.layout import arrange, as_decisions, as_pairs
 from calibrant.printable import text_table
 
 if TYPE_CHECKING:
@@ -159,10 +159,12 @@ def rank(
     valid = labels != ignore_index
     if candidates is None:
         elements = int(valid.sum()) // (labels.shape[1] if binary else 1)
-        very_few = elements < _VERY_FEW or (images and len(labels) < _FEW_IMAGES)
-        candidates = (
-            ["temperature"] if very_few else _suited(classes[:, :, 0] if binary else logits, elements)
-        )
+        if images and len(labels) < _FEW_IMAGES:
+            elements = 0
+        candidates = _suited(classes[:, :, 0] if binary else logits, elements)
+        if arrange(classes, target, ignore_index=ignore_index).ruled_out:  # which spoil a temperature
+            coping = ["ensemble-temperature", "isotonic"][: 2 if classes.shape[1] <= _FEW_CLASSES else 1]
+            candidates = [*dict.fromkeys(candidates + coping)]
     chosen = {key: create_calibrator(key) for key in [Identity.key, *candidates]}
     order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(seed)).to(labels.device)
     losses: dict[str, Tensor] = {}
@@ -249,6 +251,8 @@ def _standard_error(differences: Tensor, valid: Tensor) -> float:
 
 def _suited(logits: Tensor, elements: int) -> list[str]:
     """The default candidates for these data, which have so many labelled elements."""
+    if elements < _VERY_FEW:
+        return ["temperature"]
     if elements < _FEW_ELEMENTS:
         return ["temperature", "structured-vector", "vector"]
     always = ["temperature", "ensemble-temperature", "structured-vector", "vector", "spline"]

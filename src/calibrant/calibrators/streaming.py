@@ -11,7 +11,7 @@ from torch import Tensor
 
 from calibrant.calibrators.base import NOT_FINITE, NOTHING_TO_FIT, Batches, Calibrator, FittedLayer
 from calibrant.kernels.workers import in_threads, threads_for
-from calibrant.layout import LOGIT_OF_ZERO, arrange, blocks, warn_of_probabilities
+from calibrant.layout import arrange, blocks, warn_of_probabilities
 from calibrant.warning import warn
 
 Block = tuple[Tensor, ...]
@@ -55,7 +55,7 @@ class HeldOut:
             if not rows.sum().isfinite() and not rows.isfinite().all():
                 raise ValueError(NOT_FINITE)
             counts = counts + labels.bincount(minlength=classes).cpu()
-            self.ruled_out += _number_ruled_out(rows, labels)
+            self.ruled_out += int(elements.ruled_out)
         if not self.samples:
             raise ValueError(NOTHING_TO_FIT)
         self.counts: Tensor = counts
@@ -127,15 +127,6 @@ class HeldOut:
                 f"the batches held {self.samples} elements at first and {seen} later: a fit reads them "
                 "several times and needs the same elements each time"
             )
-
-
-def _number_ruled_out(rows: Tensor, labels: Tensor) -> int:
-    """How many elements have a true class whose probability was 0 before it became a logit."""
-    true = rows.gather(1, labels[:, None])
-    near = (true - LOGIT_OF_ZERO).abs() < 1e-4
-    if rows.shape[1] == 2:  # a single logit is the difference of two
-        near |= (true - rows.amax(1, keepdim=True) - LOGIT_OF_ZERO).abs() < 1e-4
-    return int(near.sum())
 
 
 class FittedInPasses(FittedLayer):

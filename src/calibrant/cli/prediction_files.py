@@ -247,7 +247,7 @@ def print_evaluations(evaluations: Sequence[Evaluation], *, wide: bool = False) 
     """Print one evaluation, or a comparison of several; ``wide`` as for `print_table`."""
     from rich.console import Console
 
-    from calibrant.evaluation.figures import pixels_note
+    from calibrant.evaluation.figures import pixels_note, zeros_notes
     from calibrant.reports.table_builders import evaluation_note, evaluation_table, with_groups
     from calibrant.reports.tables import WORDS, print_table
 
@@ -258,6 +258,8 @@ def print_evaluations(evaluations: Sequence[Evaluation], *, wide: bool = False) 
         print_table(table, evaluation_note(evaluations), models_across=True, marks=WORDS, wide=wide)
         if any(each.dense for each in evaluations):
             say(f"Note: {pixels_note(evaluations)}")
+        for note in zeros_notes(evaluations):
+            say(f"Note: {note}")
     else:
         # In a file or a pipe nothing limits the width, and folded columns would be hard to read.
         width = None if sys.stdout.isatty() and not wide else 10_000

@@ -472,6 +472,7 @@ class Evaluator:
             seed=self.seed,
             fingerprint=fingerprint,
             binary=self.binary,
+            ruled_out=int(sums.ruled_out),
         )
 
     def _names(self) -> Sequence[str] | None:

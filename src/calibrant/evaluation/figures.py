@@ -175,6 +175,8 @@ class Evaluation:
         labels: with several labels, the evaluation of each, without intervals. The figures above are those
             of all decisions together (micro), except those that average over classes: they average over
             labels. ``classes`` has one entry for each label. Intervals take decisions as independent.
+        ruled_out: the number of elements whose true class had a probability of 0 in a file, or in
+            scikit-learn. Each costs 87.3 in NLL.
     """
 
     name: str
@@ -195,6 +197,7 @@ class Evaluation:
     fingerprint: str | None = None
     binary: bool = False
     labels: tuple[Evaluation, ...] = ()
+    ruled_out: int = 0
 
     def __getattr__(self, name: str) -> Any:
         """The value of the metric with this name."""
@@ -391,7 +394,7 @@ class Evaluation:
             table += "\nIntervals are corrected for the bias of small samples."
         if self.dense:
             table += f"\n{pixels_note([self])}"
-        return table
+        return "\n".join([table, *zeros_notes([self])])
 
     def __rich__(self) -> Text:
         from rich.text import Text
@@ -421,6 +424,17 @@ def pixels_note(evaluations: Sequence[Evaluation]) -> str:
     else:  # the intervals of means over images come from the spread between images
         what = "The p-value takes", "it is too small"
     return f"{what[0]} pixels or tokens as independent, but those of one image or text are not: {what[1]}."
+
+
+def zeros_notes(evaluations: Sequence[Evaluation]) -> list[str]:
+    """A warning for each evaluation with true classes of probability 0: they decide its NLL."""
+    return [
+        (f"{each.name}: " if len(evaluations) > 1 else "")
+        + f"{each.ruled_out} of {each.samples} true classes have a probability of 0, which counts as 1.2e-38 "
+        "and costs 87.3 in NLL: these elements decide the NLL, and what a temperature does to it."
+        for each in evaluations
+        if each.ruled_out
+    ]
 
 
 def _texts(metrics: Mapping[str, float | None], names: Iterable[str]) -> list[str]:

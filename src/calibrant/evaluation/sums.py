@@ -43,6 +43,7 @@ class EvaluationSums(Statistics):
     grouped: Tensor  # (3, groups, bins): the same for head, mid and tail
     by_class: Tensor  # (3, K, bins): the same for the elements that are predicted as each class
     images: Tensor  # (3, metrics): the number of images that have a metric, its sum and its sum of squares
+    ruled_out: Tensor  # the number of elements whose true class has a probability of 0
 
     @classmethod
     def of(cls, predictions: Predictions, options: Options, group_of_class: Tensor | None = None) -> Self:
@@ -74,6 +75,7 @@ class EvaluationSums(Statistics):
             binned(len(GROUPS), group),
             binned(predictions.num_classes, predictions.prediction),
             torch.zeros(3, len(METRICS), dtype=torch.float64, device=device),
+            predictions.elements.ruled_out.double(),
         )
 
     def with_image(self, predictions: Predictions, options: Options) -> Self:

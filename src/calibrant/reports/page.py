@@ -20,7 +20,7 @@ from markupsafe import Markup, escape
 
 from calibrant.atomic import replace_file
 from calibrant.evaluation import ClassFigures, Evaluation
-from calibrant.evaluation.figures import pixels_note
+from calibrant.evaluation.figures import pixels_note, zeros_notes
 from calibrant.evaluation.sums import GROUPS
 from calibrant.metrics import METRICS
 from calibrant.printable import counted, printable
@@ -188,7 +188,7 @@ def render_report(
         has_intervals=any(evaluation.intervals for evaluation in evaluations),
         binary=binary,
         labels=any(evaluation.labels for evaluation in evaluations),
-        pixels=pixels_note(evaluations) if pixels else "",
+        notes=([pixels_note(evaluations)] if pixels else []) + zeros_notes(evaluations),
         axes=charts.axes(binary),
         diagrams=[charts.reliability_bins(each.reliability, each.binary) for each in evaluations],
         descriptions=[_in_words(name, each) for name, each in zip(names, evaluations, strict=True)],

@@ -8,6 +8,7 @@ from functools import partial
 from statistics import fmean
 from typing import TYPE_CHECKING
 
+from calibrant.evaluation.figures import zeros_notes
 from calibrant.metrics import METRICS
 from calibrant.printable import NOT_INDEPENDENT, counted
 from calibrant.reports.tables import Table, number_text
@@ -234,6 +235,8 @@ def _test_words(evaluation: Evaluation) -> str:
 def _room_for_a_temperature(evaluation: Evaluation) -> list[str]:
     """What one temperature would save, if the evaluation knows it."""
     nll, saved = evaluation.nll, evaluation.nll_calibration
+    if evaluation.ruled_out:  # the best temperature is theirs, and spoils the other elements
+        return zeros_notes([evaluation])
     if not nll or saved is None:
         return []
     share = f"{number_text(saved, False)} of an NLL of {number_text(nll, False)} ({100 * saved / nll:.0f}%)"
