@@ -4,6 +4,7 @@ import gc
 import inspect
 import os
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
@@ -65,6 +66,17 @@ def blank_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(drawing, "_saved", drawing._saved)  # as it was, after the test
     draw_blank()
+
+
+@pytest.fixture
+def jobs_in_a_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One thread for the jobs of `compare`: it starts sooner than processes. Two would parse at once.
+
+    Python 3.11 then fails now and then: "AST constructor recursion depth mismatch".
+    """
+    from calibrant.training import grid
+
+    monkeypatch.setattr(grid, "process_pool", lambda jobs: ThreadPoolExecutor(1))
 
 
 @pytest.fixture(scope="session")

@@ -7,7 +7,6 @@ import shlex
 import subprocess
 import sys
 import tempfile
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -20,7 +19,6 @@ from calibrant import LOSSES, cli, evaluate
 from calibrant.calibrators import create_calibrator
 from calibrant.predictions import PROBABILITY_SUFFIXES, WRITERS, open_predictions
 from calibrant.reports import comparison_page
-from calibrant.training import grid
 from calibrant.training.data import TensorSplit
 from calibrant.training.recipe import Recipe, shipped_recipes
 from calibrant.training.runs import Run
@@ -210,9 +208,8 @@ def test_compare_writes_tables_pictures_and_a_page_and_trains_only_what_is_missi
     assert {"ece.png", "reliability.png", "training-ece.png", "gamma-adafocal-adapt=3.png"} <= pictures
 
 
-@pytest.mark.usefixtures("blank_pictures")
-def test_compare_in_jobs(monkeypatch):
-    monkeypatch.setattr(grid, "process_pool", ThreadPoolExecutor)  # starts sooner
+@pytest.mark.usefixtures("blank_pictures", "jobs_in_a_thread")
+def test_compare_in_jobs():
     command = ("compare", "digits-lt", "--losses", "ce", "--seeds", "0,1", *QUICK, "--resamples", "5")
     result = succeed(*command, "--jobs", "2", "--output", "o")
     assert sorted(result.stderr.splitlines()) == ["ce, seed 0: done", "ce, seed 1: done"]

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import json
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -93,8 +92,8 @@ def test_jobs_do_every_run_once_and_give_the_same_figures(programs: Path, tmp_pa
     assert files() == evaluated  # and not again
 
 
-def test_an_error_in_a_job_is_raised(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(grid, "process_pool", ThreadPoolExecutor)  # starts sooner
+@pytest.mark.usefixtures("jobs_in_a_thread")
+def test_an_error_in_a_job_is_raised(tmp_path: Path) -> None:
     diverging = RECIPE.override(["optimizer.lr=1e30"])
     with pytest.raises(DivergedError, match=r"ce, seed [01]: .*became"):
         compare(diverging, ["ce"], [0, 1], tmp_path, resamples=20, jobs=2)
@@ -102,16 +101,16 @@ def test_an_error_in_a_job_is_raised(monkeypatch: pytest.MonkeyPatch, tmp_path: 
         compare(RECIPE, ["ce"], [0], tmp_path, jobs=0)
 
 
-def test_warnings_of_jobs_are_given(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(grid, "process_pool", ThreadPoolExecutor)
+@pytest.mark.usefixtures("jobs_in_a_thread")
+def test_warnings_of_jobs_are_given(tmp_path: Path) -> None:
     longer = RECIPE.override(["epochs=10"])
     with pytest.warns(AdaptationWarning, match="seed 0: ") as caught:
         compare(longer, ["cals-alm[margin=1000]"], [0], tmp_path, resamples=20, jobs=2)
     assert len(caught) == 1
 
 
-def test_a_warning_of_the_data_is_given_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(grid, "process_pool", ThreadPoolExecutor)
+@pytest.mark.usefixtures("jobs_in_a_thread")
+def test_a_warning_of_the_data_is_given_once(tmp_path: Path) -> None:
     rows = "".join(f"2024-01-{row % 28 + 1:02},{row % 7},{row % 2}\n" for row in range(120))
     (tmp_path / "sales.csv").write_text(f"day,amount,sold\n{rows}")
     recipe = replace(RECIPE, data=Choice("table", {"file": "sales.csv", "target": "sold"}), epochs=1)
