@@ -261,6 +261,18 @@ class RankedSums:
         first = self._confidence[:1].expand(*entry.shape[:-1], 1)
         return Bins(torch.cat([first, edges], -1), *sums)
 
+    def undivided_equal_mass(self, bins: int) -> tuple[Tensor, ...]:
+        """Count, confidence and correctness in bins of equal counts, as far as whole entries allow.
+
+        An entry is in the bin in which its middle element would be. The noise of different bins is then
+        independent, also where many confidences are equal; some bins may be empty.
+        """
+        count = self.running[0]
+        middle = count[..., :-1] + (count.diff(dim=-1) - 1) / 2
+        entries = torch.searchsorted(middle.contiguous(), equal_mass_ends(count[..., -1:], bins))
+        ends = self.running.gather(-1, entries.expand(3, *entries.shape))
+        return F.pad(ends, (1, 0)).diff(dim=-1).unbind()
+
 
 @dataclass(frozen=True, eq=False)
 class ConfidenceHistogram(Statistics):

@@ -175,12 +175,18 @@ def outcomes(logits, target):
     return confidence, shared(confidence, predictions.correct.numpy())
 
 
-def shared(confidence, correct):
-    """The mean correctness of elements of equal confidence, up to rounding: so bins share them."""
+def ties(confidence):
+    """The number of each element's group of equal confidences, up to rounding, by rising confidence."""
     order = np.argsort(confidence)
     ranked = confidence[order].astype(np.float64)
     group = np.empty(len(ranked), int)
     group[order] = np.cumsum(np.diff(ranked, prepend=ranked[:1]) > 2.0**-48 * ranked)
+    return group
+
+
+def shared(confidence, correct):
+    """The mean correctness of elements of equal confidence: so bins share them."""
+    group = ties(confidence)
     return (np.bincount(group, correct) / np.bincount(group))[group]
 
 
@@ -191,6 +197,16 @@ def equal_width_groups(confidence, bins):
 
 def equal_mass_groups(confidence, bins):
     return np.array_split(np.argsort(confidence, kind="stable"), bins)
+
+
+def undivided_groups(confidence, bins):
+    """Groups of equal mass that keep equal confidences together, where the middle one would be."""
+    tie = ties(confidence)
+    size = np.bincount(tie)
+    middle = np.floor(np.cumsum(size) - size + (size - 1) / 2)  # of an even number, the lower one
+    last = np.cumsum([len(group) for group in np.array_split(tie, bins)]) - 1
+    place = np.searchsorted(last, middle)[tie]
+    return [np.flatnonzero(place == b) for b in range(bins)]
 
 
 def gaps(groups, confidence, correct):
@@ -205,12 +221,11 @@ def by_definition(metric, confidence, correct, bins):
         share, gap = gaps(equal_width_groups(confidence, bins), confidence, correct)
         results = {ece: (share * gap).sum(), mce: gap.max(), ece_l2: np.sqrt((share * gap**2).sum())}
         return results[metric]
-    groups = equal_mass_groups(confidence, bins)
     if metric is adaptive_ece:
-        share, gap = gaps(groups, confidence, correct)
+        share, gap = gaps(equal_mass_groups(confidence, bins), confidence, correct)
         return (share * gap).sum()
     total = 0.0
-    for group in groups:
+    for group in undivided_groups(confidence, bins):
         if len(group) >= 2:
             accuracy = correct[group].mean()
             noise = accuracy * (1 - accuracy) / (len(group) - 1)
@@ -232,7 +247,7 @@ def sweep_by_definition(confidence, correct, norm, most=512, grouped=equal_mass_
 def debiased_l1_by_definition(confidence, correct, bins, resamples=None):
     """The published estimator; the mean over its Gaussian resamples as an integral, or as it is published."""
     error = mean = 0.0
-    for group in equal_mass_groups(confidence, bins):
+    for group in undivided_groups(confidence, bins):
         if len(group) < 2:
             continue
         share, accuracy = len(group) / len(correct), correct[group].mean()
@@ -326,6 +341,20 @@ def test_debiased_l1_equals_its_definition(bins, rounded):
         logits, target = batch(bins + size, size, rounded=rounded)
         expected = debiased_l1_by_definition(*outcomes(logits, target), bins)
         assert debiased_ece(logits, target, bins=bins, norm=1) == pytest.approx(expected, rel=0, abs=1e-12)
+
+
+@pytest.mark.parametrize("norm", [1, 2])
+def test_equal_confidences_do_not_bias_debiased_errors(norm):
+    gap, found = 0.05, []
+    for seed in range(40):
+        generator = torch.Generator().manual_seed(seed)
+        confidence = torch.randint(6, 11, (2_000,), generator=generator).double() / 11  # five different ones
+        correct = torch.rand(2_000, generator=generator, dtype=torch.float64) < confidence - gap
+        logits = torch.stack([confidence, 1 - confidence], 1).log()
+        predictions = Predictions.of(logits, (~correct).long())
+        found.append(debiased_ece(predictions, norm=norm))
+        assert debiased_ece(predictions.histogram, norm=norm) == pytest.approx(found[-1], abs=1e-9)
+    assert np.mean(found) == pytest.approx(gap, abs=0.005)
 
 
 def test_debiased_l1_equals_the_resampling_of_the_paper():

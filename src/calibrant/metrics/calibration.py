@@ -114,9 +114,9 @@ def debiased_ece(
     ``accuracy (1 - accuracy) / |B|``: the expectation shows how much such noise raises the error, and as much
     is subtracted. It is computed in closed form; the authors' code draws samples.
 
-    Bins with fewer than two elements contribute 0. Exact from predictions, with equal confidences as for
-    `adaptive_ece`. From a histogram, whose bins hold whole cells, it is typically within 1 % of the exact
-    value.
+    Bins with fewer than two elements contribute 0. Equal confidences are in one bin: if bins shared them,
+    their noise would be subtracted several times. Exact from predictions. From a histogram, whose bins hold
+    whole cells, it is typically within 1 % of the exact value.
 
     Kumar, Liang and Ma, *Verified Uncertainty Calibration*, NeurIPS 2019.
 
@@ -212,21 +212,22 @@ def adaptive_ece_of(confidences: Confidences, bins: int) -> Tensor:
 
 def debiased_ece_of(confidences: Confidences, bins: int, norm: int = 2) -> Tensor:
     """`debiased_ece` as a tensor."""
-    pooled = confidences.equal_mass(bins)
-    accuracy = pooled.correct / pooled.count.clamp_min(1)
+    count, confidence, correct = confidences.ranked.undivided_equal_mass(bins)
+    accuracy = correct / count.clamp_min(1)
     variance = (accuracy * (1 - accuracy)).clamp_min(0)  # rounding may take an accuracy above 1
+    gap = (confidence - correct).abs() / count.clamp_min(1)
     if norm == 2:
-        terms = pooled.gap.square() - variance / (pooled.count - 1).clamp_min(1)
+        terms = gap.square() - variance / (count - 1).clamp_min(1)
     else:
-        gap, spread = pooled.gap.abs(), (variance / pooled.count.clamp_min(1)).sqrt()
+        spread = (variance / count.clamp_min(1)).sqrt()
         ratio = gap / spread.clamp_min(torch.finfo(gap.dtype).tiny)
         # The mean of the folded normal distribution.
         folded = (
             gap * (ratio / math.sqrt(2)).erf() + spread * math.sqrt(2 / math.pi) * (-0.5 * ratio**2).exp()
         )
         terms = 2 * gap - folded
-    terms = torch.where(pooled.count > 1, terms, 0)
-    error = ((pooled.count * terms).sum(-1) / pooled.count.sum(-1)).clamp_min(0)
+    terms = torch.where(count > 1, terms, 0)
+    error = ((count * terms).sum(-1) / count.sum(-1)).clamp_min(0)
     return error.sqrt() if norm == 2 else error
 
 
