@@ -80,14 +80,14 @@ def compare(
     Runs in the output folder are reused, whether finished or not.
     """
     with options.training_errors():
-        followed = options.load_recipe(recipe, changes, data=own_data, target=target)
         from calibrant.options import Choice, split_outside_brackets
+
+        compared = split_outside_brackets(losses)
+        followed = options.load_recipe(recipe, changes, compared=compared, data=own_data, target=target)
         from calibrant.reports import comparison_page
         from calibrant.training import compare, run_folder
         from calibrant.training.lock import FolderLock
         from calibrant.training.runs import Run, folder_of, plain_name
-
-        options.check_adaptation(changes, split_outside_brackets(losses))
 
         folder = output or Path("runs", plain_name(followed.name))
         run_folder.check_writable(folder)
@@ -98,14 +98,14 @@ def compare(
         )
         others = [*outside, *shifted]
         check_written(folder, comparison_page.FILES, recipe, followed, data_root, others)
-        for loss, number in product(split_outside_brackets(losses), numbers):
+        for loss, number in product(compared, numbers):
             each = replace(followed, loss=loss, seed=number)
             place = folder_of(folder, each.loss, each.seed)
             check_written(place, run_folder.FILES, recipe, each, data_root, others)
         fabric = options.launch(followed, accelerator, devices, nodes)
         comparison = compare(
             followed,
-            split_outside_brackets(losses),
+            compared,
             numbers,
             folder,
             data_root=data_root,

@@ -64,8 +64,6 @@ def sweep(
         from calibrant.training.runs import plain_name
         from calibrant.training.sweeps import settings_of
 
-        options.check_adaptation(changes, [followed.loss])
-
         folder = output or Path("runs", plain_name(followed.name))
         run_folder.check_writable(folder)
         numbers = options.seed_numbers(seeds) if seeds else [followed.seed]

@@ -67,8 +67,6 @@ def train(
         from calibrant.training.run_folder import BUNDLE, FILES, check_folder, is_finished
         from calibrant.training.runs import Run, folder_of, plain_name
 
-        options.check_adaptation(changes, [followed.loss])
-
         folder = output or folder_of(Path("runs", plain_name(followed.name)), followed.loss, followed.seed)
         check_method(calibrate)
         check_written(folder, FILES, recipe, followed, data_root)

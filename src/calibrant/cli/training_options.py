@@ -131,10 +131,12 @@ def load_recipe(
     seed: int | None = None,
     data: Path | None = None,
     target: str | None = None,
+    compared: Sequence[str] = (),
 ) -> Recipe:
     """The recipe of a name or file, or the one chosen for ``data``, with the changes of the command line.
 
-    For ``data``, a line says what was found and chosen.
+    For ``data``, a line says what was found and chosen. A warning tells of settings for losses that adapt, if
+    neither the loss of the recipe nor, in their place, those that are ``compared`` do.
     """
     from calibrant.training import Recipe
 
@@ -157,15 +159,17 @@ def load_recipe(
     else:
         recipe = Recipe.load(source).override(changes)
     given: dict[str, Any] = {"loss": loss, "seed": seed}
-    return replace(recipe, **{name: value for name, value in given.items() if value is not None})
+    recipe = replace(recipe, **{name: value for name, value in given.items() if value is not None})
+    _check_adaptation(changes, compared or [recipe.loss])
+    return recipe
 
 
-def check_adaptation(changes: Sequence[str] | None, losses: Sequence[str]) -> None:
+def _check_adaptation(changes: Sequence[str], losses: Sequence[str]) -> None:
     """Warn of settings for losses that adapt, if none of these does."""
     from calibrant.losses import LOSSES, AdaptiveLoss
     from calibrant.options import Choice
 
-    keys = [change.partition("=")[0].strip() for change in changes or ()]
+    keys = [change.partition("=")[0].strip() for change in changes]
     given = [key for key in ("adapt", "adapt_on") if key in keys]
     kinds = [LOSSES.get(Choice.parse(loss).name, AdaptiveLoss) for loss in losses]
     if given and _is_first() and not any(issubclass(kind, AdaptiveLoss) for kind in kinds):

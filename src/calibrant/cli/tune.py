@@ -60,8 +60,6 @@ def tune(
         from calibrant.training.runs import plain_name
         from calibrant.training.tuning import space_of
 
-        options.check_adaptation(changes, [followed.loss])
-
         whole_number("--trials", trials)
         Criterion.parse(by)
         space_of(followed)
