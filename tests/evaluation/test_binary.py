@@ -95,6 +95,15 @@ def test_a_stream_has_the_same_figures(shape: tuple[int, ...]) -> None:
             assert ours.ece == close(theirs.ece)
 
 
+def test_the_name_of_yes_is_printed() -> None:
+    logits, target = decisions(50)
+    for names, yes in ((None, "yes"), (["not neg", "neg"], "neg")):
+        found = evaluate(logits, target, binary=True, class_names=names, resamples=0)
+        assert f"exact; calibration of the probability of {yes}\n" in str(found)
+    found = evaluate(*decisions(50, 2), binary=True, class_names=["a", "b"], resamples=0)
+    assert "calibration of the probability of yes\n" in str(found)
+
+
 def test_several_labels() -> None:
     logits, target = decisions(200, 4)
     names = ["cat", "dog", "bird", "fish"]

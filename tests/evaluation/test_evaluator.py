@@ -1251,6 +1251,9 @@ def test_printed_without_what_is_not_there(golden_batch: Batch) -> None:
     labels = {METRICS[name].label for name in STREAMED if name != "mean_iou_foreground"}
     assert set(table) == {*labels, "p-value of calibration"}
     assert {between for _, between in table.values()} == {""}
+    assert "interval" not in text
+    groups = evaluate(*golden_batch, class_counts=[500, 500, 5, 5, 5], resamples=0)
+    assert "interval" not in str(groups)
 
 
 def test_printed_groups(golden_batch: Batch) -> None:

@@ -1,5 +1,6 @@
 """Tables mark the best values and the significant differences, and no rendering loses or cuts a figure."""
 
+import dataclasses
 import re
 
 import pytest
@@ -291,5 +292,7 @@ def test_a_single_value_is_not_the_best(evaluations):
 def test_models_without_resamples_are_not_tested(evaluations):
     untested = [*evaluations[:2], changed(evaluations[2], replicates={})]
     assert evaluation_table(untested, NAMES, against="first").untested == (NAMES[2],)
-    assert "not tested" in evaluation_note(untested)
+    assert evaluation_note(untested).endswith("are not tested: there are no resamples")
+    images = [dataclasses.replace(each, per_image=True) for each in untested]
+    assert evaluation_note(images).endswith("are not tested: means over images have no resamples")
     assert "of the paired bootstrap" in evaluation_note(evaluations)

@@ -380,9 +380,12 @@ class Evaluation:
         parts = f"{counted(self.samples, 'element')}, {counted(self.num_classes, *words)}"
         title = f"{self.name}: {parts}, {counted(self.bins, 'bin')}, {kind}"
         if self.binary:
-            title += "; calibration of the probability of yes"
-        headings = ("metric", "value", f"{100 * self.level:g} % interval")
-        table = text_table(title, headings, self._rows())
+            yes = self.classes[1].name if len(self.classes) == 2 and not self.labels else "yes"
+            title += f"; calibration of the probability of {yes}"
+        interval = f"{100 * self.level:g} % interval" if self.intervals else ""
+        lines = [("metric", "value", interval), *self._rows()]
+        columns = 3 if any(last for _, _, last in lines) else 2
+        table = text_table(title, lines[0][:columns], [line[:columns] for line in lines[1:]])
         if self.labels:
             shown = ("accuracy", "nll", "brier", "ece", "mce")
             worst = sorted(self.labels, key=lambda label: -(label.metrics["ece"] or 0))[:_SHOWN_LABELS]

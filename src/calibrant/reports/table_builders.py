@@ -116,7 +116,8 @@ def evaluation_note(evaluations: Sequence[Evaluation]) -> str:
     """The meaning of the marks in a table of evaluations tested against the first."""
     first, *others = evaluations
     if not all(each.replicates for each in evaluations):
-        return "* best; differences are not tested: there are no resamples (means over images have none)"
+        which = "means over images have" if any(each.per_image for each in evaluations) else "there are"
+        return f"* best; differences are not tested: {which} no resamples"
     unpaired = [other.name for other in others if not first.is_paired_with(other)]
     meaning = (
         f"* best; better, worse: a significant difference from {first.name} (the {100 * first.level:g} % "
