@@ -529,7 +529,7 @@ def test_the_help_lists_every_method():
     [
         ("evaluate", "files", FORMATS),
         ("apply", "output", WRITERS),
-        ("predict", "output", [*WRITERS, ".csv", ".npz"]),  # the last two with --input
+        ("predict", "output", [*WRITERS, ".csv", ".npz", ".parquet"]),  # the last three with --input
     ],
 )
 def test_the_help_lists_every_format(command, parameter, suffixes):

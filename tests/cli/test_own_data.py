@@ -71,11 +71,12 @@ def test_other_columns_of_texts_are_kept_beside_the_predictions(suffix):
         lines = [{"name": "Ann", "id": 7, "text": "a good film"}, {"text": "a bad film"}]
         new.write_text("\n".join(map(json.dumps, lines)))
     output = printed("predict", "a", "--input", new, "--output", "out.csv")
-    assert output == f"out.csv: 2 inputs of {new}, without its other columns 'name'\n"
+    assert output == f"out.csv: 2 inputs of {new}\n"
     found = list(csv.DictReader(Path("out.csv").read_text().splitlines()))
     assert [row["id"] for row in found] == ["7", "8" if suffix == ".csv" else ""]
     assert [row["name"] for row in found] == ["1", "2"]
-    assert list(found[0]) == ["name", "id", "prediction", "probability_0", "probability_1"]
+    assert [row["input_name"] for row in found] == ["Ann", "Bob" if suffix == ".csv" else ""]
+    assert list(found[0]) == ["name", "input_name", "id", "prediction", "probability_0", "probability_1"]
 
 
 def test_the_target_and_changes():

@@ -262,7 +262,7 @@ def test_wrong_inputs_are_one_line(trained, tmp_path):
     for wrong in (tmp_path / "empty", other, tmp_path / "missing.csv"):
         line = fail("predict", run, "--input", wrong, "--output", tmp_path / "out.csv")
         assert str(wrong) in line
-    assert "expected a name that ends in .csv or .npz" in fail(
+    assert "expected a name that ends in .csv or .npz or .parquet" in fail(
         "predict", run, "--input", path, "--output", tmp_path / "out.txt"
     )
     assert "--input and --split" in fail(
@@ -444,6 +444,36 @@ def test_a_bundle_whose_data_are_gone_stays_and_is_not_said_to_be_what_was_asked
     assert "calibrated" not in result.stdout
     assert (copied / "bundle" / "bundle.json").read_bytes() == before
     assert "calibrated by temperature" in invoke(*command, "--calibrate", "temperature").stdout
+
+
+@pytest.mark.parametrize("several", [False, True])
+def test_parquet_has_the_columns_of_csv(tmp_path, several):
+    parquet = pytest.importorskip("pyarrow.parquet")
+    parts = [torch.tensor([[0.25, 0.75]]), torch.tensor([[0.5, 0.5], [1.0, 0.0]])]
+    beside = {
+        "id": [7, 2**60, 9],
+        "mixed": [1, "a", None],
+        "name": ["A", "B", "C"],
+        "input_name": [2**70, 1, 2],
+    }
+    for suffix in (".csv", ".parquet"):
+        left_out = write_probabilities(
+            tmp_path / f"out{suffix}", parts, list("123"), ["x", "y"], several_labels=several, beside=beside
+        )
+        assert left_out == []
+    table = parquet.read_table(tmp_path / "out.parquet")
+    with (tmp_path / "out.csv").open() as stream:
+        heading, *rows = csv.reader(stream)
+    assert table.column_names == heading
+    assert heading[:5] == ["name", "id", "mixed", "input_input_name", "input_name"]
+    columns = table.to_pydict()
+    if not several:
+        assert columns["prediction"] == ["y", "x", "x"]
+    assert columns["id"] == beside["id"]
+    assert columns["mixed"] == ["1", "a", None]
+    assert columns["input_input_name"] == ["A", "B", "C"]
+    assert columns["probability_y"] == [0.75, 0.5, 0.0]
+    assert [row[heading.index("probability_y")] for row in rows] == ["0.75", "0.5", "0"]
 
 
 @pytest.mark.parametrize("suffix", [".csv", ".npz"])

@@ -29,7 +29,8 @@ def predict(
     output: Annotated[
         Path,
         typer.Option(
-            metavar="OUT", help="The file to write: .npz or .safetensors; with --input, .csv or .npz."
+            metavar="OUT",
+            help="The file to write: .npz or .safetensors; with --input, .csv or .npz or .parquet.",
         ),
     ],
     new: Annotated[

@@ -10,13 +10,14 @@ from io import TextIOWrapper
 from itertools import chain
 from math import prod
 from pathlib import Path
-from typing import IO, Any, TextIO
+from typing import IO, Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from calibrant.atomic import replacing
+from calibrant.extras import require
 
 Arrays = Mapping[str, tuple[tuple[int, ...], Iterable[Tensor]]]
 """For each array its shape and its parts in order; at least one part."""
@@ -55,7 +56,7 @@ def write_predictions(
         WRITERS[path.suffix.lower()](stream, arrays, class_names)
 
 
-PROBABILITY_SUFFIXES = (".csv", ".npz")
+PROBABILITY_SUFFIXES = (".csv", ".npz", ".parquet")
 """The suffixes of the files that `write_probabilities` writes."""
 
 
@@ -70,7 +71,8 @@ def write_probabilities(
 ) -> list[str]:
     """Write probabilities of inputs without labels, with the name and the predicted class of each input.
 
-    A ``.csv`` file has the columns ``name``, those of ``beside``, ``prediction`` and ``probability_<class>``.
+    A ``.csv`` or ``.parquet`` file has the columns ``name``, those of ``beside``, ``prediction`` and
+    ``probability_<class>``. A column of ``beside`` that is called as one of these becomes ``input_<column>``.
     A ``.npz`` file has ``probabilities``, ``names``, ``predictions`` and ``class_names``. If an input has
     many predictions, as an image with one for each pixel, or if each of several labels has its own
     probability, there are no predictions.
@@ -87,22 +89,26 @@ def write_probabilities(
         beside: other columns, with a cell for each input.
 
     Returns:
-        The columns of ``beside`` that the file does not have: all of them in an ``.npz`` file, and those with
-        a name of its own columns.
+        The columns of ``beside`` that the file does not have: all of them in an ``.npz`` file.
 
     Raises:
-        ValueError: a ``.csv`` file cannot have several predictions for an input.
+        ValueError: a ``.csv`` or ``.parquet`` file cannot have several predictions for an input.
     """
+    writer = {".csv": _write_csv, ".parquet": _write_parquet}.get(path.suffix.lower())
     names, class_names = (
         [text.encode("utf-8", "backslashreplace").decode("utf-8") for text in texts]
         for texts in (names, class_names)
     )
     first, parts = _first(batches)
-    if path.suffix.lower() == ".csv":
+    if writer is not None:
         if first.ndim > 2:
             raise ValueError(f"{path} cannot hold probabilities of every pixel; expected a name with .npz")
-        with replacing(path) as stream, TextIOWrapper(stream, "utf-8", newline="") as text:
-            return _write_csv(text, parts, names, class_names, several_labels, beside)
+        prediction = [] if several_labels else ["prediction"]
+        own = ["name", *prediction, *(f"probability_{name}" for name in class_names)]
+        table = {"name": names, **_renamed(beside, own)}
+        with replacing(path) as stream:
+            writer(stream, table, parts, own[1:], None if several_labels else class_names)
+        return []
     predictions: list[str] = []
     predicted = first.ndim == 2 and not several_labels
 
@@ -119,26 +125,57 @@ def write_probabilities(
     return list(beside)
 
 
+def _renamed(columns: Mapping[str, Sequence[Any]], own: Sequence[str]) -> dict[str, Sequence[Any]]:
+    """The columns, each under a name that is not one of the file's own."""
+    renamed = {}
+    for name, cells in columns.items():
+        free = name
+        while free in own or (free != name and free in columns):
+            free = f"input_{free}"
+        renamed[free] = cells
+    return renamed
+
+
 def _write_csv(
-    stream: TextIO,
+    stream: IO[bytes],
+    table: Mapping[str, Sequence[Any]],
     parts: Iterable[Tensor],
-    names: Sequence[str],
-    class_names: Sequence[str],
-    several_labels: bool,
-    beside: Mapping[str, Sequence[Any]],
-) -> list[str]:
-    """Write the rows, and return the columns of ``beside`` that are called as other ones."""
-    writer = csv.writer(stream)
-    prediction = [] if several_labels else ["prediction"]
-    own = ["name", *prediction, *(f"probability_{name}" for name in class_names)]
-    kept = {name: cells for name, cells in beside.items() if name not in own}
-    writer.writerow([own[0], *kept, *own[1:]])
-    remaining = zip(names, *kept.values(), strict=True)
-    for part in parts:
-        for row in part.tolist():
-            best = [] if several_labels else [class_names[max(range(len(row)), key=row.__getitem__)]]
-            writer.writerow([*next(remaining), *best, *(f"{value:.9g}" for value in row)])
-    return [name for name in beside if name not in kept]
+    results: Sequence[str],
+    predicted: Sequence[str] | None,
+) -> None:
+    """Write a table, with columns ``results`` of probabilities and, before them, of the class predicted."""
+    with TextIOWrapper(stream, "utf-8", newline="") as text:
+        writer = csv.writer(text)
+        writer.writerow([*table, *results])
+        rows = zip(*table.values(), strict=True)
+        for part in parts:
+            for row in part.tolist():
+                best = [] if predicted is None else [predicted[max(range(len(row)), key=row.__getitem__)]]
+                writer.writerow([*next(rows), *best, *(f"{value:.9g}" for value in row)])
+
+
+def _write_parquet(
+    stream: IO[bytes],
+    table: Mapping[str, Sequence[Any]],
+    parts: Iterable[Tensor],
+    results: Sequence[str],
+    predicted: Sequence[str] | None,
+) -> None:
+    """As `_write_csv`; everything is in memory at once."""
+    require("parquet", "pyarrow", purpose="writing Parquet")
+    import pyarrow  # type: ignore[import-untyped]
+    import pyarrow.parquet  # type: ignore[import-untyped]
+
+    probabilities = torch.cat(list(parts))
+    best = [] if predicted is None else [[predicted[label] for label in probabilities.argmax(1).tolist()]]
+    columns = [*table.values(), *best, *probabilities.T.contiguous().numpy()]
+    arrays = []
+    for cells in columns:
+        try:
+            arrays.append(pyarrow.array(cells))
+        except (pyarrow.ArrowException, OverflowError):  # several types, or very large numbers
+            arrays.append(pyarrow.array([None if cell is None else str(cell) for cell in cells]))
+    pyarrow.parquet.write_table(pyarrow.table(arrays, [*table, *results]), stream)
 
 
 def _write_npz(
