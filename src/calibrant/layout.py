@@ -425,6 +425,19 @@ def as_logits(probabilities: Tensor) -> Tensor:
     return probabilities.to(computing_dtype(probabilities)).clamp_min(_LEAST_PROBABILITY).log()
 
 
+def decimals(probabilities: Tensor) -> int | None:
+    """The number of decimals that probabilities are rounded to: 1 to 3, or None for more.
+
+    >>> decimals(torch.tensor([[0.5, 0.25]])), decimals(torch.rand(9, 4))
+    (2, None)
+    """
+    for digits in (1, 2, 3):
+        scaled = probabilities.double() * 10**digits
+        if bool(((scaled - scaled.round()).abs() < 1e-3).all()):
+            return digits
+    return None
+
+
 def tolerance_of_rounded(probabilities: Tensor) -> float:
     """How far probabilities ``(N, K, *S)`` may be from a sum of 1, given the digits they are rounded to.
 
@@ -433,11 +446,8 @@ def tolerance_of_rounded(probabilities: Tensor) -> float:
     >>> tolerance_of_rounded(torch.tensor([[0.34, 0.34, 0.33]])), tolerance_of_rounded(torch.rand(9, 4))
     (0.015, 0.01)
     """
-    for digits in (2, 3):
-        scaled = probabilities.double() * 10**digits
-        if bool(((scaled - scaled.round()).abs() < 1e-3).all()):
-            return min(0.05, max(SUM_TOLERANCE, probabilities.shape[1] / 2 / 10**digits))
-    return SUM_TOLERANCE
+    digits = max(2, decimals(probabilities) or 9)
+    return min(0.05, max(SUM_TOLERANCE, probabilities.shape[1] / 2 / 10.0**digits))
 
 
 def are_percentages(scores: Tensor) -> bool:

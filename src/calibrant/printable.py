@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 from itertools import islice
+from pathlib import Path
 
 # Control characters, with which a text can move the cursor or retitle the window; separators of lines; marks
 # that change the direction of writing, with which a name can look like another; and surrogates, which stand
@@ -41,6 +42,16 @@ def counted(number: int, one: str, several: str = "") -> str:
     ('1 class', '2,000 elements')
     """
     return f"{number:,} {one if number == 1 else several or f'{one}s'}"
+
+
+def row_of(file: Path, index: int) -> str:
+    """A row of a file, for messages: the first has the index 0 and is called row 1.
+
+    >>> row_of(Path("a.npz"), 2), row_of(Path("a.csv"), 0)
+    ('row 3 (counted from 1)', 'row 1 (counted from 1 after the heading)')
+    """
+    heading = " after the heading" if file.suffix.lower() in (".csv", ".tsv") else ""
+    return f"row {index + 1} (counted from 1{heading})"
 
 
 def wrapped(text: str, width: int, longest_word: int = 0) -> str:

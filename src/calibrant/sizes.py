@@ -99,7 +99,10 @@ def npy_header(stream: IO[bytes], size: int, name: str) -> Header:
     else:
         shape, fortran, dtype = np.lib.format.read_array_header_2_0(header)
     if dtype.hasobject:
-        raise ValueError(f"{name} holds pickled objects, which could run code; expected a plain array")
+        raise ValueError(
+            f"{name} holds pickled objects, which could run code; expected a plain "
+            "array (of strings: .astype(str))"
+        )
     if len(shape) > MAX_AXES or any(isinstance(length, bool) or length < 0 for length in shape):
         raise ValueError(f"{name} has shape {shape}; expected at most {MAX_AXES} lengths from 0 up")
     length = size - stream.tell()

@@ -217,7 +217,7 @@ def test_one_class(metric):
 def test_numbers_that_are_not_finite(metric, value):
     logits, target = batch()
     logits[3, (target[3] + 1) % 4] = value
-    with pytest.raises(ValueError, match="NaN or infinite numbers at row 3 of the batch"):
+    with pytest.raises(ValueError, match="NaN or infinite numbers at index 3 of the batch"):
         metric(logits, target)
 
 
@@ -229,7 +229,9 @@ def test_a_class_may_be_ruled_out(metric):
     far = logits.nan_to_num(neginf=-2e4)
     assert_same(metric(logits, target), metric(far, target), 1e-6)
     target[0] = 3
-    with pytest.raises(ValueError, match=r"rule out a true class at row 0 of the batch; .* as_logits\(p\),"):
+    with pytest.raises(
+        ValueError, match=r"rule out a true class at index 0 of the batch; .* as_logits\(p\),"
+    ):
         metric(logits, target)
 
 
@@ -240,12 +242,12 @@ def test_the_row_that_is_not_finite_is_that_of_the_image(memory_format):
     target[0] = target[1, :2] = -100
     logits[0] = torch.nan  # ignored
     logits[2, 1, 3, 3] = -torch.inf
-    with pytest.raises(ValueError, match=r"rule out a true class at row 2 of the batch"):
+    with pytest.raises(ValueError, match=r"rule out a true class at index 2 of the batch"):
         Predictions.of(logits, target)
 
 
 def test_single_logits_of_probabilities_with_zeros():
-    advice = r"at row 1 of the batch; .* pass as_logits\(p\) - as_logits\(1 - p\)"
+    advice = r"at index 1 of the batch; .* pass as_logits\(p\) - as_logits\(1 - p\)"
     with pytest.raises(ValueError, match=advice):
         Predictions.of(torch.tensor([0.5, 0.0]).logit(), torch.tensor([1, 1]), binary=True)
 

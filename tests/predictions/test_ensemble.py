@@ -53,7 +53,7 @@ def test_members_that_do_not_belong_together(tmp_path, members):
 
     labels = LABELS.clone()
     labels[17] = (labels[17] + 1) % K
-    refused(r"x\.npz: has another label than .*a\.npz at row 17", labels=labels)
+    refused(r"x\.npz: has another label than .*a\.npz at row 18", labels=labels)
     refused("rows of shape", logits=LOGITS[0].repeat(1, 2))
     refused(r"x\.npz: has 20 rows", logits=LOGITS[0][:20], labels=LABELS[:20])
     refused("more", logits=LOGITS[0].repeat(2, 1), labels=LABELS.repeat(2))

@@ -74,7 +74,7 @@ def test_types_may_differ(tmp_path):
 def test_errors_name_the_shard_and_its_row(tmp_path):
     folder = write_shards(tmp_path / "test")
     np.savez(folder / "part-7.npz", logits=LOGITS[:5], labels=np.array([0, 1, 2, 7, 0]))
-    refused(folder, "part-7.npz: has label 7 at row 3")
+    refused(folder, "part-7.npz: has label 7 at row 4")
 
 
 def test_shards_that_do_not_belong_together(tmp_path):

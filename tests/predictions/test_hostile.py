@@ -139,7 +139,7 @@ def test_what_does_not_fit_in_memory_is_refused_and_can_be_streamed(tmp_path, mo
 def test_tables_with_few_cells_for_their_lines_and_columns(tmp_path, monkeypatch):
     header = ",".join(["label", *(f"logit_{number}" for number in range(5000))])
     (tmp_path / "m.csv").write_text(header + "\n0" * 5000)
-    with pytest.raises(BadFileError, match="row 0"):
+    with pytest.raises(BadFileError, match="row 1"):
         list(open_predictions(tmp_path / "m.csv").batches())
     monkeypatch.setattr(sizes, "memory", lambda: float(1 << 25))
     refused(tmp_path / "m.csv", "this machine has")
@@ -149,7 +149,7 @@ def test_a_first_row_with_more_cells_than_columns_takes_no_memory(tmp_path):
     (tmp_path / "m.csv").write_text("label,logit_0,logit_1\n" + "0," * 5000 + "0" + "\n0,1,2" * 20_000)
     tracemalloc.start()
     try:
-        with pytest.raises(BadFileError, match="row 0 has 5001 cells; expected 3"):
+        with pytest.raises(BadFileError, match=r"row 1 \(line 2 of the file\) has 5001 cells; expected 3"):
             list(open_predictions(tmp_path / "m.csv").batches())
         assert tracemalloc.get_traced_memory()[1] < 1 << 24
     finally:
@@ -167,7 +167,7 @@ def test_a_cell_longer_than_csv_allows(tmp_path):
 def test_labels_that_would_wrap_around(tmp_path, label):
     """The first would become -100, the label of elements to leave out."""
     labels = np.array([0, label, 0], np.uint64)
-    expected = [f"label {label} at row 1"]
+    expected = [f"label {label} at row 2"]
     np.savez(tmp_path / "m.npz", logits=LOGITS, labels=labels)
     np.save(tmp_path / "m.logits.npy", LOGITS)
     np.save(tmp_path / "m.labels.npy", labels.astype(">u8"))
@@ -177,7 +177,7 @@ def test_labels_that_would_wrap_around(tmp_path, label):
     for name in ("m.npz", "m.logits.npy", "m.pt", "m.safetensors"):
         refused(tmp_path / name, *expected)
     (tmp_path / "m.csv").write_text(f"label,logit_a,logit_b\n0,0,0\n{label},0,0\n")
-    refused(tmp_path / "m.csv", "at row 1")
+    refused(tmp_path / "m.csv", "at row 2")
     pyarrow = pytest.importorskip("pyarrow")
     from pyarrow import parquet
 

@@ -306,7 +306,7 @@ def test_whole_labels_of_floating_point(tmp_path, name):
     write_labels(tmp_path / name, np.zeros((4, 3)), labels)
     assert open_predictions(tmp_path / name).load()[1].tolist() == [2, 0, -100, 1]
     write_labels(tmp_path / name, np.zeros((4, 3)), np.array([2.0, 0.0, 2.5, 1.0]))
-    refused(tmp_path / name, "label 2.5 at row 2; expected integer class numbers")
+    refused(tmp_path / name, "label 2.5 at row 3 (counted from 1", "); expected integer class numbers")
 
 
 def test_labels_that_their_type_rounds(tmp_path):
@@ -316,7 +316,9 @@ def test_labels_that_their_type_rounds(tmp_path):
             tensors = {"logits": torch.zeros(2, 3000), "labels": torch.tensor([1, label], dtype=dtype)}
             torch.save(tensors, tmp_path / "m.pt")
             if label == large:
-                words = f"label {large - 1}.0 at row 1, so large that {dtype}".replace("torch.", "")
+                words = f"label {large - 1}.0 at row 2 (counted from 1), so large that {dtype}".replace(
+                    "torch.", ""
+                )
                 refused(tmp_path / "m.pt", words)
             else:
                 assert open_predictions(tmp_path / "m.pt").load()[1].tolist() == [1, label]
@@ -345,7 +347,7 @@ def test_true_and_false_in_any_case(tmp_path, suffix):
     write_labels(path, np.zeros((4, 1)), np.array(words))
     assert open_predictions(path, binary=True).load()[1].flatten().tolist() == [1, 0, 0, 1]
     write_labels(path, np.zeros((4, 1)), np.array([*words[:3], "Yes"]))
-    refused(path, "'Yes'", "at row 3", "expected", "false or true", binary=True)
+    refused(path, "'Yes'", "at row 4", "expected", "false or true", binary=True)
 
 
 def test_lists_of_one_score_with_true_and_false(tmp_path):
@@ -353,13 +355,13 @@ def test_lists_of_one_score_with_true_and_false(tmp_path):
     path.write_text('{"label": true, "logits": [1.5]}\n{"label": "FALSE", "logits": [0.5]}\n')
     assert open_predictions(path, binary=True).load()[1].flatten().tolist() == [1, 0]
     path.write_text('{"label": true, "logits": [1.5, 2.5]}\n')
-    refused(path, "label True at row 0; expected a class number")
+    refused(path, "label True at row 1 (counted from 1); expected a class number")
     (tmp_path / "m.csv").write_text("label,logits\nTrue,[1.5]\nFALSE,[0.5]\n")
     assert open_predictions(tmp_path / "m.csv", binary=True).load()[1].flatten().tolist() == [1, 0]
     path.write_text('{"label": true, "logits": [1.5]}\n{"label": "perhaps", "logits": [0.5]}\n')
     (tmp_path / "m.csv").write_text("label,logits\nTrue,[1.5]\nperhaps,[0.5]\n")
     for table in (path, tmp_path / "m.csv"):
-        refused(table, "'perhaps'", "at row 1", "expected 0 or 1, or false or true", binary=True)
+        refused(table, "'perhaps'", "at row 2", "expected 0 or 1, or false or true", binary=True)
 
 
 @pytest.mark.parametrize(
@@ -367,6 +369,7 @@ def test_lists_of_one_score_with_true_and_false(tmp_path):
     [
         ("probability_no", "of yes, in a column called probability (if it is that of no, write 1 - p)"),
         ("probability_False", "expected the probability of yes"),
+        ("probability_neg", "expected the probability of yes"),
         (
             "logit_0",
             "expected the logit of yes, in a column called logit (if it is that of no, write -logit)",
@@ -433,27 +436,30 @@ LOGITS, LABELS = np.zeros((3, 2), np.float32), np.zeros(3, int)
         ({"logits": np.zeros((3, 5, 2)), "labels": np.zeros((3, 5), int)}, ["class axis comes second"]),
         ({"logits": np.zeros((5, 3, 2)), "labels": LABELS}, ["shape (3,)", "--ensemble"]),
         ({"logits": LOGITS.astype(int), "labels": LABELS}, ["int64", "floating point"]),
-        ({"logits": LOGITS, "labels": LABELS + 0.5}, ["label 0.5 at row 0; expected integer class numbers"]),
-        ({"logits": LOGITS, "labels": np.array([0, np.nan, 0])}, ["label nan at row 1", "integer"]),
-        ({"logits": LOGITS, "labels": np.array([0, 0, np.inf])}, ["label inf at row 2", "integer"]),
+        (
+            {"logits": LOGITS, "labels": LABELS + 0.5},
+            ["label 0.5 at row 1 (", "; expected integer class numbers"],
+        ),
+        ({"logits": LOGITS, "labels": np.array([0, np.nan, 0])}, ["label nan at row 2", "integer"]),
+        ({"logits": LOGITS, "labels": np.array([0, 0, np.inf])}, ["label inf at row 3", "integer"]),
         ({"logits": LOGITS, "labels": LABELS.astype(bool)}, ["bool", "integer"]),
         ({"logits": LOGITS, "labels": np.eye(2, dtype=int)[[0, 1, 1]]}, ["one-hot: store their argmax over"]),
         ({"logits": LOGITS, "labels": np.eye(2, dtype=bool)[[0, 1, 1]]}, ["one-hot: store their argmax"]),
         ({"logits": LOGITS, "labels": np.eye(2)[[0, 1, 1]]}, ["one-hot: store their argmax"]),
-        ({"logits": LOGITS, "labels": np.full((3, 2), 0.5)}, ["label 0.5 at row 0; expected integer"]),
+        ({"logits": LOGITS, "labels": np.full((3, 2), 0.5)}, ["label 0.5 at row 1 (", "; expected integer"]),
         ({"logits": LOGITS, "labels": np.array([1, 2, 1])}, ["if the labels count from 1, subtract 1"]),
         (
             {"logits": LOGITS},
-            ["no labels", "only for calibrant apply, which does not use them, may they be zeros"],
+            ["no labels", "for calibrant apply, which does not use labels, write zeros"],
         ),
-        ({"logits": LOGITS, "labels": np.array([0, 0, 2])}, ["label 2 at row 2", "expected 0 to 1"]),
-        ({"logits": LOGITS, "labels": np.array([0, -1, 0])}, ["label -1 at row 1", "ignore_index=-100"]),
+        ({"logits": LOGITS, "labels": np.array([0, 0, 2])}, ["label 2 at row 3", "expected 0 to 1"]),
+        ({"logits": LOGITS, "labels": np.array([0, -1, 0])}, ["label -1 at row 2", "ignore_index=-100"]),
         ({"logits": LOGITS, "labels": LABELS - 100}, ["every label is -100"]),
-        ({"logits": np.array([[0, 0], [np.nan, 0], [0, 0]]), "labels": LABELS}, ["NaN", "row 1"]),
-        ({"logits": np.array([[0, 0], [0, 0], [0, np.inf]]), "labels": LABELS}, ["infinite", "row 2"]),
-        ({"probabilities": LOGITS, "labels": LABELS}, ["sum to 0", "row 0", "expected 1"]),
+        ({"logits": np.array([[0, 0], [np.nan, 0], [0, 0]]), "labels": LABELS}, ["NaN", "row 2"]),
+        ({"logits": np.array([[0, 0], [0, 0], [0, np.inf]]), "labels": LABELS}, ["infinite", "row 3"]),
+        ({"probabilities": LOGITS, "labels": LABELS}, ["sum to 0", "row 1", "expected 1"]),
         ({"probabilities": LOGITS + 50, "labels": LABELS}, ["50", "expected 0 to 1"]),
-        ({"probabilities": np.array([[-0.1, 1.1]] * 3), "labels": LABELS}, ["-0.1 to 1.1", "row 0"]),
+        ({"probabilities": np.array([[-0.1, 1.1]] * 3), "labels": LABELS}, ["-0.1 to 1.1", "row 1"]),
         (
             {"logits": LOGITS, "labels": LABELS, "class_names": np.array(["a"])},
             ["1 class_names", "2 classes"],
@@ -491,26 +497,26 @@ def test_arrays_that_will_not_do(tmp_path, arrays, words):
         ("label,logit_0,logit_2,logit_1\n1,1,2,3\n", ["count columns from 0"]),
         (
             "label,logit_a,logit_b\n0,1,2\n\n0,1,x\n",
-            ["has 'x' in column 'logit_b' at row 1 (line 4 of the file); expected a number"],
+            ["has 'x' in column 'logit_b' at row 2 (line 4 of the file); expected a number"],
         ),
-        ("label,logit_a,logit_b\n0,1,2\n0,1,\n", ["empty cell in column 'logit_b' at row 1 (line 3 "]),
-        ("label,logit_a,logit_b\n0,1,2\n,1,1\n", ["empty cell in column 'label' at row 1 (line 3 "]),
-        ("label,logit_a,logit_b\n0,1,2\n0,1\n", ["row 1 has 2 cells; expected 3 (line 3 of the file)"]),
-        ("id,label,logit_a,logit_b\n0,0,1,2\n0,1\n", ["row 1 has 2 cells; expected 4 (line 3 "]),
-        ("label,logit_a,logit_b\n0,1,1_0\n", ["has '1_0' in column 'logit_b' at row 0"]),
+        ("label,logit_a,logit_b\n0,1,2\n0,1,\n", ["empty cell in column 'logit_b' at row 2 (line 3 "]),
+        ("label,logit_a,logit_b\n0,1,2\n,1,1\n", ["empty cell in column 'label' at row 2 (line 3 "]),
+        ("label,logit_a,logit_b\n0,1,2\n0,1\n", ["row 2 (line 3 of the file) has 2 cells; expected 3"]),
+        ("id,label,logit_a,logit_b\n0,0,1,2\n0,1\n", ["row 2 (line 3 of the file) has 2 cells; expected 4"]),
+        ("label,logit_a,logit_b\n0,1,1_0\n", ["has '1_0' in column 'logit_b' at row 1"]),
         (
             "label;logit_a;logit_b\n0;1,5;2\n",
-            ["has '1,5' in column 'logit_a' at row 0 (line 2 of the file)", "a number with a decimal point"],
+            ["has '1,5' in column 'logit_a' at row 1 (line 2 of the file)", "a number with a decimal point"],
         ),
         ("logit_a\tlogit_b\tlabel\n1\t2\t0\n", ["separated by tabs; expected commas or semicolons"]),
         ("label,logit_a,logit_b\n0,1,2,3\n", ["4 cells", "expected 3"]),
-        ("label,logit_a,logit_b\n0.5,1,2\n", ["label 0.5 at row 0", "integer"]),
-        ("label,logit_a,logit_b\nnan,1,2\n", ["label nan at row 0", "integer"]),
-        ("label,logit_a,logit_b\n0,1,nan\n", ["NaN", "row 0"]),
+        ("label,logit_a,logit_b\n0.5,1,2\n", ["label 0.5 at row 1", "integer"]),
+        ("label,logit_a,logit_b\nnan,1,2\n", ["label nan at row 1", "integer"]),
+        ("label,logit_a,logit_b\n0,1,nan\n", ["NaN", "row 1"]),
         (
             "label,logit_a,logit_b\ncat,1,2\n",
             [
-                "'cat' in column 'label' at row 0 (line 2 of the file)",
+                "'cat' in column 'label' at row 1 (line 2 of the file)",
                 "a class number, or one of",
                 "names a, b",
             ],
@@ -550,7 +556,7 @@ def test_labels_may_be_the_names_of_the_columns(tmp_path, suffix):
     assert labels.tolist() == [2, 0, 1]
     assert logits.softmax(1)[0].tolist() == pytest.approx([0.5, 0.25, 0.25])
     write([*NAMED, ("cow", 0.5, 0.5, 0.0)])
-    refused(path, "'cow'", "row 3", "class names bee, cat, dog")
+    refused(path, "'cow'", "row 4", "class names bee, cat, dog")
 
 
 @pytest.mark.parametrize("kind", ["large_string", "dictionary"])
@@ -568,7 +574,7 @@ def test_names_of_any_text_type_in_parquet(tmp_path, kind):
 @pytest.mark.parametrize("label", ["0_1", "\u0661"])
 def test_numbers_that_only_python_knows_are_no_labels(tmp_path, label):
     (tmp_path / "m.csv").write_text(f"label,logit_a,logit_b\n{label},1,2\n", encoding="utf-8")
-    refused(tmp_path / "m.csv", "in column 'label' at row 0", "expected a class number")
+    refused(tmp_path / "m.csv", "in column 'label' at row 1", "expected a class number")
 
 
 def test_named_labels_beside_other_columns_and_ignored_elements(tmp_path):
@@ -577,19 +583,133 @@ def test_named_labels_beside_other_columns_and_ignored_elements(tmp_path):
     assert open_predictions(tmp_path / "m.csv").load()[1].tolist() == [1, -100, 0]
 
 
-def test_names_are_no_labels_of_single_logits(tmp_path):
-    (tmp_path / "m.csv").write_text("label,logit_spam\nspam,1\n")  # class 0 would mean: no spam
-    refused(tmp_path / "m.csv", "'spam' in column 'label'", "expected 0 or 1, or false or true", binary=True)
+@pytest.mark.parametrize("suffix", [".csv", ".jsonl", ".parquet"])
+def test_a_single_column_may_be_named_after_one_of_two_words(tmp_path, suffix):
+    path = tmp_path / f"m{suffix}"
+
+    def write(column, labels):
+        scores = np.linspace(0.1, 0.9, len(labels)).tolist()
+        if suffix == ".parquet":
+            pyarrow = pytest.importorskip("pyarrow")
+            from pyarrow import parquet
+
+            parquet.write_table(pyarrow.table({"label": labels, column: scores}), path)
+        elif suffix == ".csv":
+            path.write_text("\n".join([f"label,{column}", *map("{},{}".format, labels, scores)]))
+        else:
+            rows = zip(labels, scores, strict=True)
+            path.write_text("\n".join(json.dumps({"label": label, column: score}) for label, score in rows))
+
+    for column, labels in {"spam": ["ham", "spam", "Spam"], "neg": ["pos", "neg", "neg"]}.items():
+        write(f"probability_{column}", labels)
+        file = open_predictions(path, binary=True)
+        for _ in range(2):
+            logits, found = file.load()
+            assert found.flatten().tolist() == [0, 1, 1]
+            assert logits.flatten().sigmoid().tolist() == pytest.approx([0.1, 0.5, 0.9])
+        assert file.class_names == (f"not {column}", column)
+    write("probability_spam", ["ham", "spam", "eggs"])
+    refused(path, "'eggs'", "at row 3", "expected spam or ham", binary=True)
+    write("probability_spam", ["spam", "", "ham"])
+    refused(path, "at row 2", binary=True)
+    write("probability_spam", ["true", "false", "ham"])
+    refused(path, "'ham'", "at row 3", "expected 0 or 1, or false or true", binary=True)
+    write("probability", ["spam", "ham", "ham"])
+    refused(path, "'spam'", "two words, if the scores are named after that of yes", binary=True)
+
+
+@pytest.mark.parametrize("suffix", [".csv", ".jsonl", ".parquet"])
+@pytest.mark.parametrize("labels", [["TRUE", "FALSE"], ["True", "False"], [True, False]])
+def test_names_in_another_case(tmp_path, suffix, labels):
+    path = tmp_path / f"m{suffix}"
+    columns = {"label": labels, "logit_true": [0.5, 1.5], "logit_false": [1.5, 0.5]}
+    if suffix == ".csv":
+        rows = zip(*columns.values(), strict=True)
+        path.write_text("\n".join(",".join(map(str, row)) for row in (columns, *rows)))
+    elif suffix == ".jsonl":
+        rows = zip(*columns.values(), strict=True)
+        path.write_text("\n".join(json.dumps(dict(zip(columns, row, strict=True))) for row in rows))
+    else:
+        pyarrow = pytest.importorskip("pyarrow")
+        from pyarrow import parquet
+
+        parquet.write_table(pyarrow.table(columns), path)
+    assert open_predictions(path).load()[1].tolist() == [0, 1]
+
+
+def test_names_that_differ_only_by_case(tmp_path):
+    (tmp_path / "m.csv").write_text("label,logit_us,logit_US\nUS,1,2\nus,1,2\n")
+    assert open_predictions(tmp_path / "m.csv").load()[1].tolist() == [1, 0]
+    (tmp_path / "m.csv").write_text("label,logit_us,logit_US\nUs,1,2\n")
+    refused(tmp_path / "m.csv", "has 'Us' in column 'label'", "class names us, US")
+
+
+@pytest.mark.parametrize("name", ["m.npz", "m.logits.npy"])
+def test_arrays_of_labels_that_are_names(tmp_path, name):
+    names, labels = np.array(["cat", "dog"]), np.array(["dog", "cat", "Dog"])
+    arrays = {"logits": LOGITS, "labels": labels}
+
+    def write(**arrays):
+        if name == "m.npz":
+            np.savez(tmp_path / name, **arrays)
+            return
+        for key in ("logits", "labels"):
+            np.save(tmp_path / f"m.{key}.npy", arrays[key])
+        if "class_names" in arrays:
+            (tmp_path / "m.class_names.txt").write_text("\n".join(arrays["class_names"]))
+
+    write(**arrays)
+    refused(tmp_path / name, "labels are <U3; expected integer class numbers, or strings beside class_names")
+    write(**arrays, class_names=names)
+    assert open_predictions(tmp_path / name).load()[1].tolist() == [1, 0, 1]
+    write(logits=LOGITS[:, 0], labels=labels, class_names=names)
+    assert open_predictions(tmp_path / name, binary=True).load()[1].tolist() == [[1], [0], [1]]
+    write(**{**arrays, "labels": np.array(["dog", "cat", "cow"])}, class_names=names)
+    refused(tmp_path / name, "has label 'cow' at row 3 (counted from 1)", "class names cat, dog")
+
+
+def test_strings_that_numpy_pickles_get_a_way_out(tmp_path):
+    labels = np.array(["dog", "cat", "dog"], dtype=object)
+    np.savez(tmp_path / "m.npz", logits=LOGITS, labels=labels, class_names=np.array(["cat", "dog"]))
+    refused(tmp_path / "m.npz", "labels holds pickled objects", ".astype(str)")
+
+
+def test_a_table_of_two_classes_is_not_binary(tmp_path):
+    """The error was about shapes."""
+    (tmp_path / "m.csv").write_text("label,probability_no,probability_yes\n0,0.25,0.75\n")
+    words = "has one label in a row, but 2 probabilities", "for one label of 2 classes, leave out --binary"
+    refused(tmp_path / "m.csv", *words, binary=True)
+
+
+@pytest.mark.parametrize(
+    ("rows", "words"),
+    [
+        ([[0.3, 0.3, 0.3], [0.5, 0.3, 0.2]], "rounding to 1 decimal changes the sum too much: write more"),
+        (
+            [[0.3, 0.9, 0.9], [0.5, 0.3, 0.2]],
+            "if each is the probability of a label of its own, pass --binary",
+        ),
+        ([[0.01] * 90, [0.01] * 89 + [0.11]], "rounding to 2 decimals changes the sum too much"),
+        ([[0.3333, 0.3333, 0.2]], "pass --binary"),
+    ],
+)
+def test_the_hint_for_sums_that_are_not_1(tmp_path, rows, words):
+    np.savez(tmp_path / "m.npz", probabilities=np.array(rows), labels=np.zeros(len(rows), int))
+    refused(tmp_path / "m.npz", "probabilities sum to", words)
 
 
 def test_rows_are_counted_from_the_first_of_the_file(tmp_path):
     rows = ["label,logit_a,logit_b", *["0,1,2"] * 10]
-    for row, words in {"0,1,x": "at row 10", "0,1": "row 10 has 2 cells", "7,1,2": "at row 10"}.items():
+    for row, words in {
+        "0,1,x": "at row 11",
+        "0,1": r"row 11 \(line 12 .* has 2 cells",
+        "7,1,2": "at row 11",
+    }.items():
         (tmp_path / "m.csv").write_text("\n".join([*rows, row]))
         with pytest.raises(BadFileError, match=words):
             list(open_predictions(tmp_path / "m.csv").batches(chunk=8))
     np.savez(tmp_path / "m.npz", logits=np.zeros((9, 2)), labels=np.array([0] * 8 + [5]))
-    with pytest.raises(BadFileError, match="label 5 at row 8"):
+    with pytest.raises(BadFileError, match="label 5 at row 9"):
         list(open_predictions(tmp_path / "m.npz").batches(chunk=8))
 
 
@@ -599,13 +719,13 @@ def test_parquet_that_will_not_do(tmp_path):
 
     columns = {"label": [0, 1], "logit_a": [0.0, 1.0], "logit_b": [0.0, 1.0]}
     for change, words in (
-        ({"label": [0.0, 2.5]}, ["label 2.5 at row 1; expected integer class numbers"]),
-        ({"label": [False, True]}, ["bool", "integer"]),
-        ({"label": [0, None]}, ["'label' is empty at row 1"]),
+        ({"label": [0.0, 2.5]}, ["label 2.5 at row 2 (", "; expected integer class numbers"]),
+        ({"label": [False, True]}, ["label 'False' at row 1", "class names a, b"]),
+        ({"label": [0, None]}, ["'label' is empty at row 2"]),
         ({"logit_a": ["x", "y"]}, ["'logit_a' is string"]),
-        ({"logit_a": [0.0, None]}, ["'logit_a' is empty at row 1"]),
-        ({"logit_a": [0.0, float("nan")]}, ["NaN", "row 1"]),
-        ({"label": [0, 2]}, ["label 2 at row 1"]),
+        ({"logit_a": [0.0, None]}, ["'logit_a' is empty at row 2"]),
+        ({"logit_a": [0.0, float("nan")]}, ["NaN", "row 2"]),
+        ({"label": [0, 2]}, ["label 2 at row 2"]),
     ):
         parquet.write_table(pyarrow.table({**columns, **change}), tmp_path / "m.parquet")
         refused(tmp_path / "m.parquet", *words)
@@ -653,7 +773,7 @@ def test_a_row_of_a_csv_with_more_cells_than_columns_is_refused(tmp_path):
     path = tmp_path / "a.csv"
     for text, row in (("1,0,0,2.5,-1\n1,1,0.5,2\n", 0), ("1,1,0.5,2\n1,0,0,2.5,-1\n", 1)):
         path.write_text(f"weight,label,logit_a,logit_b\n{text}")  # a decimal comma shifts what follows
-        refused(path, f"row {row} has 5 cells; expected 4")
+        refused(path, f"row {row + 1} (line {row + 2} of the file) has 5 cells; expected 4")
 
 
 def test_classes_named_by_other_numbers_than_their_place_are_refused(tmp_path):
@@ -665,7 +785,30 @@ def test_classes_named_by_other_numbers_than_their_place_are_refused(tmp_path):
 
 def test_a_damaged_csv(tmp_path):
     (tmp_path / "m.csv").write_bytes(bytes(range(128, 256)) * 10)
-    refused(tmp_path / "m.csv", "cannot be read as .csv")
+    refused(tmp_path / "m.csv", "bytes that are not UTF-8")
+
+
+@pytest.mark.parametrize(
+    ("encoding", "words"),
+    [
+        ("latin-1", "it may be Latin-1 or Windows-1252; expected UTF-8 (save it as CSV UTF-8"),
+        (
+            "utf-16",
+            "it is UTF-16; expected UTF-8 (save it as CSV UTF-8 in a spreadsheet, or convert it by iconv",
+        ),
+    ],
+)
+@pytest.mark.parametrize("suffix", [".csv", ".jsonl"])
+def test_texts_that_are_not_utf8(tmp_path, suffix, encoding, words):
+    """The message was that of Python's decoder."""
+    text = (
+        "label,logit_é,logit_b\n0,1,2\n" if suffix == ".csv" else '{"label": 0, "logit_é": 1, "logit_b": 2}'
+    )
+    path = tmp_path / f"m{suffix}"
+    path.write_text(text, encoding=encoding)
+    refused(path, words)
+    path.write_text(text, encoding="utf-8-sig")
+    assert open_predictions(path).class_names == ("é", "b")
 
 
 class Surprise:

@@ -180,15 +180,15 @@ class Predictions:
 
 
 def _not_finite(elements: Elements, numbers: Tensor, binary: bool) -> str:
-    """Why some of the scores ``(3, N)`` are not finite, and in which row of the batch that begins."""
+    """Why some of the scores ``(3, N)`` are not finite, and where in the batch that begins."""
     wrong = int((~numbers.isfinite()).any(0).int().argmax())
     place = int(elements.valid.flatten().nonzero()[wrong])
-    row = f"at row {place // prod(elements.batch_shape[2:])} of the batch"
+    where = f"at index {place // prod(elements.batch_shape[2:])} of the batch"
     if numbers[1, wrong] != -torch.inf:
-        return f"logits hold NaN or infinite numbers {row}; metrics need finite logits"
+        return f"logits hold NaN or infinite numbers {where}; metrics need finite logits"
     advice = "as_logits(p) - as_logits(1 - p)" if binary else "as_logits(p)"
     return (
-        f"logits of minus infinity rule out a true class {row}; for probabilities p with zeros pass "
+        f"logits of minus infinity rule out a true class {where}; for probabilities p with zeros pass "
         f"{advice}, see calibrant.layout.as_logits"
     )
 

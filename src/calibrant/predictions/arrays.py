@@ -18,6 +18,8 @@ import torch
 from torch import Tensor
 
 from calibrant.predictions.file import NO_LABELS, BadFileError, Batches, PredictionFile, file_errors
+from calibrant.predictions.names import Names
+from calibrant.printable import row_of
 from calibrant.sizes import MAX_CLASSES, MAX_TEXT, check_member, check_memory, check_torch_file, npy_header
 
 _SCORES = ("logits", "probabilities")
@@ -54,14 +56,25 @@ def _predictions(
         raise BadFileError(path, f"{kind} are {scores.stored}; expected floating point")
     # Booleans are answers: of a single score, or in the shape of the scores.
     several = len(scores.shape) > 1 and scores.shape[1] > 1 and labels.shape != scores.shape
-    if labels.dtype is None and (several or labels.stored.lower() != "bool"):
-        raise BadFileError(path, f"labels are {labels.stored}; expected integer class numbers")
+    words = Names(class_names or ())
+    texts = labels.stored[1:2] == "U" and len(words.numbers) > 1  # such as <U5
+    if labels.dtype is None and not texts and (several or labels.stored.lower() != "bool"):
+        raise BadFileError(
+            path,
+            f"labels are {labels.stored}; expected integer class numbers, or strings beside class_names, "
+            "the names of all classes in the order of the scores",
+        )
+    if texts:
+        check_memory(prod(labels.shape) * np.dtype(labels.stored).itemsize, "labels as strings")
 
     def chunks(rows: int) -> Batches:
         with scores.open() as all_scores, labels.open() as all_labels:
             for start in range(0, scores.shape[0], rows):
                 part = slice(start, start + rows)
-                yield to_tensor(all_scores[part], scores.dtype), to_labels(path, all_labels[part], start)
+                found = all_labels[part]
+                if texts:
+                    found = words.numbers_of(path, found, start)
+                yield to_tensor(all_scores[part], scores.dtype), to_labels(path, found, start)
 
     return PredictionFile(
         path, kind, scores.shape, scores.dtype, class_names, chunks, stored_labels=labels.shape
@@ -83,13 +96,11 @@ def to_labels(path: Path, array: np.ndarray[Any, Any] | Tensor, start: int) -> T
         values = numbers.astype(np.float64)
         wrong = ~(abs(values) < limit) | (values != np.rint(values))
         if wrong.any():
-            row = start + int(wrong.reshape(len(wrong), -1).any(1).argmax())
+            row = row_of(path, start + int(wrong.reshape(len(wrong), -1).any(1).argmax()))
             label, stored = numbers[wrong][0], str(array.dtype).removeprefix("torch.")
             large = limit < 2.0**63 and abs(label) >= limit
             reason = f", so large that {stored} rounds it" if large else ""
-            raise BadFileError(
-                path, f"has label {label} at row {row}{reason}; expected integer class numbers"
-            )
+            raise BadFileError(path, f"has label {label} at {row}{reason}; expected integer class numbers")
     return to_tensor(array, torch.long)
 
 

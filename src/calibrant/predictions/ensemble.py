@@ -12,6 +12,7 @@ from torch import Tensor
 from calibrant.ensembles import pool
 from calibrant.predictions.file import BadFileError, Batch, Batches, PredictionFile, first_row
 from calibrant.predictions.reading import open_predictions
+from calibrant.printable import row_of
 
 
 def open_ensemble(
@@ -95,10 +96,11 @@ def _side_by_side(members: Sequence[PredictionFile], chunk: int) -> Batches:
             for member, (_, labels) in zip(members, present, strict=True):
                 differing = labels[:count] != expected
                 if differing.any():
+                    row = row_of(member.path, start + first_row(differing))
                     raise BadFileError(
                         member.path,
-                        f"has another label than {members[0].path} at row {start + first_row(differing)}; "
-                        "expected the same elements in the same order in all files of an ensemble",
+                        f"has another label than {members[0].path} at {row}; expected the same elements in "
+                        "the same order in all files of an ensemble",
                     )
             yield torch.stack([logits[:count] for logits, _ in present]), expected
             held = [(logits[count:], labels[count:]) for logits, labels in present]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from codecs import BOM_UTF16_BE, BOM_UTF16_LE
 from collections.abc import Callable, Generator, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
@@ -11,8 +12,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from calibrant.layout import SUM_TOLERANCE, are_percentages, as_logits, tolerance_of_rounded
-from calibrant.printable import one_line
+from calibrant.layout import SUM_TOLERANCE, are_percentages, as_logits, decimals, tolerance_of_rounded
+from calibrant.printable import one_line, row_of
 from calibrant.sizes import check_memory
 
 Batch = tuple[Tensor, Tensor]
@@ -21,7 +22,9 @@ Batches = Generator[Batch, None, None]
 CHUNK = 1 << 22
 """The numbers in one batch, unless a single row has more: 16 MiB of float32."""
 
-NO_LABELS = "only for calibrant apply, which does not use them, may they be zeros"
+_TEXTS = (".csv", ".jsonl", ".json", ".txt")
+
+NO_LABELS = "for calibrant apply, which does not use labels, write zeros"
 """What to do about missing labels, for messages."""
 
 
@@ -48,8 +51,21 @@ def file_errors(path: Path) -> Iterator[None]:
         missing = isinstance(error, FileNotFoundError)
         raise BadFileError(path, "does not exist" if missing else error.strerror or str(error)) from error
     except Exception as error:  # zlib.error, struct.error, SyntaxError, ...: every format has its own
+        if isinstance(error, UnicodeDecodeError) and path.suffix.lower() in _TEXTS:
+            raise BadFileError(path, not_utf8(path)) from error
         reason = str(error).strip().splitlines() or [type(error).__name__]
         raise BadFileError(path, f"cannot be read as {path.suffix.lower()}: {reason[0]}") from error
+
+
+def not_utf8(path: Path) -> str:
+    """What to say about a text file with bytes that are not UTF-8."""
+    with path.open("rb") as stream:
+        utf16 = stream.read(2) in (BOM_UTF16_LE, BOM_UTF16_BE)
+    found, name = ("is UTF-16", "UTF-16") if utf16 else ("may be Latin-1 or Windows-1252", "WINDOWS-1252")
+    return (
+        f"has bytes that are not UTF-8: it {found}; expected UTF-8 (save it as CSV UTF-8 in a spreadsheet, "
+        f"or convert it by iconv -f {name} -t UTF-8)"
+    )
 
 
 @dataclass(frozen=True)
@@ -193,12 +209,12 @@ class PredictionFile:
         """Raise an error for the first label out of range."""
         wrong = (labels != self.ignore_index) & ((labels < 0) | (labels >= self.values))
         if wrong.any():
-            row = first_row(wrong)
+            row = row_of(self.path, start + first_row(wrong))
             low, high = torch.aminmax(labels[labels != self.ignore_index])
             from_one = (int(low), int(high)) == (1, self.values)
             raise BadFileError(
                 self.path,
-                f"has label {int(labels[wrong][0])} at row {start + row}; expected 0 to "
+                f"has label {int(labels[wrong][0])} at {row}; expected 0 to "
                 f"{self.values - 1}, or ignore_index={self.ignore_index} for elements to leave out "
                 "(--ignore-index)" + "; if the labels count from 1, subtract 1" * from_one,
             )
@@ -215,9 +231,9 @@ class PredictionFile:
             wrong = ~checked.isfinite()
             if logits:  # a logit of minus infinity rules a class out
                 wrong &= checked != -inf
-            row = start + first_row(wrong)
+            row = row_of(self.path, start + first_row(wrong))
             raise BadFileError(
-                self.path, f"{self.kind} are NaN or infinite at row {row}; expected finite numbers"
+                self.path, f"{self.kind} are NaN or infinite at {row}; expected finite numbers"
             )
         if logits:
             return scores
@@ -226,10 +242,10 @@ class PredictionFile:
             hint = "if these are logits, name them logits"
             if are_percentages(checked):
                 hint = "they are percentages: divide them by 100"
+            row = row_of(self.path, start + first_row(outside))
             raise BadFileError(
                 self.path,
-                f"probabilities range from {low:.4g} to {high:.4g} at row {start + first_row(outside)}; "
-                f"expected 0 to 1 ({hint})",
+                f"probabilities range from {low:.4g} to {high:.4g} at {row}; expected 0 to 1 ({hint})",
             )
         if self.binary:
             return as_logits(scores) - as_logits(1 - scores)
@@ -239,12 +255,15 @@ class PredictionFile:
             tolerance = tolerance_of_rounded(checked)
             wrong = (total - 1).abs() > tolerance + 1e-6  # 1.01 - 1 is more than 0.01
         if wrong.any():
-            raise BadFileError(
-                self.path,
-                f"probabilities sum to {float(total[wrong][0]):.4g} over the classes at row "
-                f"{start + first_row(wrong)}; expected 1 within {tolerance:g} (if each is the probability of "
-                "a label of its own, pass --binary to evaluate or calibrate, in Python binary=True)",
-            )
+            row = row_of(self.path, start + first_row(wrong))
+            found = f"probabilities sum to {float(total[wrong][0]):.4g} over the classes at {row}"
+            hint = "each is the probability of a label of its own, pass --binary to evaluate or calibrate"
+            hint = f"if {hint}, in Python binary=True"
+            digits, furthest = decimals(checked), float((total - 1).abs().max())
+            if digits and furthest <= min(0.5, self.num_classes / 2 / 10**digits) + 1e-6:
+                places = f"{digits} decimal{'s' * (digits > 1)}"
+                hint = f"rounding to {places} changes the sum too much: write more"
+            raise BadFileError(self.path, f"{found}; expected 1 within {tolerance:g} ({hint})")
         return as_logits(scores)
 
 

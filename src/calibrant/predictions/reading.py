@@ -149,15 +149,17 @@ def _as_decisions(file: PredictionFile) -> PredictionFile:
     if shape[1:2] == (1,):
         allowed.append(shape[:1] + shape[2:])
     if labels not in allowed or not 2 <= len(shape) <= MAX_AXES:
-        table = "" if file.stored_labels else "; several labels per row need a file of arrays, such as .npz"
+        found = f"labels have shape {labels}; expected {file.shape}, that of the {file.kind}"
+        if not file.stored_labels:
+            found = f"has one label in a row, but {shape[1]} {file.kind}; expected arrays, as in .npz"
         raise BadFileError(
             file.path,
-            f"labels have shape {labels}; expected {file.shape}, that of the {file.kind}, because --binary "
-            f"takes each of these as a decision of its own{table}",
+            f"{found}, because --binary takes each of these as a decision of its own; for one label of "
+            f"{shape[1]} classes, leave out --binary",
         )
     names = file.class_names
     if names is not None and len(names) == 1:  # of a table with one column of scores, mostly
-        if names[0].lower() in ("no", "false", "negative", "0"):
+        if names[0].lower() in ("no", "false", "neg", "negative", "0"):
             column, opposite = {"logits": ("logit", "-logit")}.get(file.kind, ("probability", "1 - p"))
             found, place = f"the column {column}_{names[0]}", f", in a column called {column}"
             if file.stored_labels:  # arrays

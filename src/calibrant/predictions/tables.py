@@ -21,13 +21,13 @@ from numpy.typing import ArrayLike
 from calibrant.extras import MissingPackageError, require
 from calibrant.predictions.arrays import to_labels, to_tensor
 from calibrant.predictions.file import NO_LABELS, BadFileError, Batch, Batches, PredictionFile
-from calibrant.printable import first_few
+from calibrant.predictions.names import Answers, Names, is_number, numbers_in
+from calibrant.printable import row_of
 from calibrant.sizes import MAX_TEXT
 
 _PREFIXES = {"logits": "logit_", "probabilities": "probability_"}
 _LABELS = ("label", "labels")
-_ANSWERS = {"false": 0, "true": 1}
-"""Labels of single scores, in lower case, and what they stand for."""
+_NO_NAMES = Names(())
 
 Row = tuple[float, list[float]]
 """A label, and the scores of all classes."""
@@ -46,37 +46,12 @@ class _Columns(NamedTuple):
         """Whether the scores are one column of lists."""
         return self.class_names is None
 
-    @property
-    def numbers(self) -> dict[str, int]:
-        """The class numbers by name, for labels that are names. Empty if that could be misunderstood."""
-        names = self.class_names or ()
-        # A single column is the "yes" of --binary, which is class 1 and not class 0.
-        if len(names) < 2 or any(map(_is_number, names)):
-            return {}
-        return {name: number for number, name in enumerate(names)}
-
-    def expected_label(self, scores: int) -> str:
-        """What the label of a row with so many scores must be, for messages."""
-        if scores == 1:
-            return "0 or 1, or false or true"
-        return "a class number" + f", or one of the class names {first_few(self.numbers)}" * bool(
-            self.numbers
-        )
-
-
-def _numbers(cells: Sequence[str]) -> list[float] | None:
-    """The numbers in cells; None if one of them is something else."""
-    text = "".join(cells)
-    if not text.isascii() or "_" in text:  # Python's numbers have underscores and digits of any script
-        return None
-    try:
-        return list(map(float, cells))
-    except ValueError:
-        return None
-
-
-def _is_number(text: str) -> bool:
-    return _numbers([text]) is not None
+    def labels(self) -> Names:
+        """What labels that are words stand for."""
+        names = self.class_names or ("",)
+        if len(names) == 1:  # the column of yes, or lists that may have a single number
+            return Answers("" if names[0] in ("logit", "probability") else names[0])
+        return Names(() if any(map(is_number, names)) else names)
 
 
 def _columns(path: Path, columns: Sequence[str]) -> _Columns:
@@ -119,7 +94,7 @@ def _columns(path: Path, columns: Sequence[str]) -> _Columns:
     names = tuple(name.removeprefix(_PREFIXES[kind]) for name in found)
     numbers = [str(number) for number in range(len(names))]
     # A single column is not counted: `probability_1` is that of yes.
-    if len(names) > 1 and all(map(_is_number, names)) and list(names) != numbers:
+    if len(names) > 1 and all(map(is_number, names)) and list(names) != numbers:
         place = next(i for i, (name, number) in enumerate(zip(names, numbers, strict=True)) if name != number)
         prefix = _PREFIXES[kind]
         raise BadFileError(
@@ -142,7 +117,8 @@ def open_csv(path: Path) -> PredictionFile:
     if len(columns) == 1 and "\t" in columns[0]:
         raise BadFileError(path, "has columns separated by tabs; expected commas or semicolons")
     found = _columns(path, columns)
-    careful = _untyped(path, found, rows, lambda: _csv_rows(path, columns, found))
+    labels = found.labels()
+    careful = _untyped(path, found, rows, labels, lambda: _csv_rows(path, columns, found, labels))
     if found.lists or columns != [found.label, *found.scores]:
         return careful
 
@@ -173,24 +149,26 @@ def open_csv(path: Path) -> PredictionFile:
             else:
                 return
         # A label that is a name, or an error, which is found cell by cell.
-        remaining = islice(_csv_rows(path, columns, found), start, None)
+        remaining = islice(_csv_rows(path, columns, found, labels), start, None)
         yield from _in_batches(path, found.kind, len(found.scores), remaining, size, start)
 
     return replace(careful, _chunks=chunks)
 
 
-def _untyped(path: Path, columns: _Columns, rows: int, read: Callable[[], Iterator[Row]]) -> PredictionFile:
+def _untyped(
+    path: Path, columns: _Columns, rows: int, labels: Names, read: Callable[[], Iterator[Row]]
+) -> PredictionFile:
     """A table without types, whose rows ``read`` yields; lists are as long as the first one."""
-    classes = len(columns.scores)
-    if columns.lists:
+    kind, names, classes = columns.kind, columns.class_names, len(columns.scores)
+    if isinstance(labels, Answers):
         first = next(read(), None)
+        names = (f"not {names[0]}", names[0]) if names and labels.are_words else names
         classes = 0 if first is None else len(first[1])
-    kind = columns.kind
 
     def chunks(size: int) -> Batches:
         return _in_batches(path, kind, classes, read(), size)
 
-    return PredictionFile(path, kind, (rows, classes), torch.float64, columns.class_names, chunks)
+    return PredictionFile(path, kind, (rows, classes), torch.float64, names, chunks)
 
 
 def _in_batches(
@@ -201,7 +179,8 @@ def _in_batches(
         for row, (_, scores) in enumerate(part, start):
             if len(scores) != classes:
                 raise BadFileError(
-                    path, f"row {row} has {len(scores)} {kind}; expected {classes}, as in the first row"
+                    path,
+                    f"{row_of(path, row)} has {len(scores)} {kind}; expected {classes}, as in the first row",
                 )
         yield _batch(path, np.array([label for label, _ in part]), [scores for _, scores in part], start)
         start += len(part)
@@ -212,47 +191,43 @@ def _batch(path: Path, labels: np.ndarray[Any, Any], scores: ArrayLike, start: i
     return to_tensor(np.array(scores, np.float64), torch.float64), to_labels(path, labels, start)
 
 
-def _csv_rows(path: Path, columns: Sequence[str], wanted: _Columns) -> Iterator[Row]:
+def _csv_rows(path: Path, columns: Sequence[str], wanted: _Columns, words: Names) -> Iterator[Row]:
     """The rows of a CSV file, cell by cell. Only columns that are not read may be missing at the end."""
     needed = [columns.index(name) for name in (wanted.label, *wanted.scores)]
     fewest = 1 + max(needed) if len(needed) < len(columns) else len(columns)
-    numbers = wanted.numbers
     with path.open(encoding="utf-8-sig", newline="") as stream:
         cells = csv.reader(stream, delimiter=delimiter_of(path))
         next(cells)
         # A row of empty cells is skipped, but an error where numbers are expected.
         strict = not wanted.lists
         rows = (row for row in cells if any(cell.strip() for cell in row) or (strict and len(row) > 1))
-        for number, row in enumerate(rows):
-            line = f"(line {cells.line_num} of the file)"
+        for number, row in enumerate(rows, 1):
+            where = f"row {number} (line {cells.line_num} of the file)"
             if not fewest <= len(row) <= len(columns):
-                raise BadFileError(path, f"row {number} has {len(row)} cells; expected {len(columns)} {line}")
+                raise BadFileError(path, f"{where} has {len(row)} cells; expected {len(columns)}")
             label, *scores = (row[place].strip() for place in needed)
             if wanted.lists:
                 (text,) = scores
                 inner = text[1:-1]
                 # JSON and Python separate numbers by commas, NumPy by spaces.
                 scores = inner.split(",") if "," in inner else inner.split()
-            values = _numbers(scores)
+            values = numbers_in(scores)
             if wanted.lists and (values is None or (text[:1], text[-1:]) != ("[", "]")):
                 start = text if len(text) < 40 else f"{text[:40]}..."
                 raise BadFileError(
-                    path, f"has {start!r} at row {number}; expected a list of numbers such as [1.5, -0.3]"
+                    path, f"has {start!r} at {where}; expected a list of numbers such as [1.5, -0.3]"
                 )
-            answers = _ANSWERS if len(scores) == 1 else {}
-            meant = numbers.get(label, answers.get(label.lower()))
-            known = meant is not None or _is_number(label)
-            if values is None or not known:
-                named = zip(wanted.scores, scores, strict=True) if known else [(wanted.label, label)]
-                name, cell = next((name, cell) for name, cell in named if not _is_number(cell))
+            names = words if len(scores) == 1 or not wanted.lists else _NO_NAMES
+            meant = float(label) if is_number(label) else names.number(label)
+            if values is None or meant is None:
+                named = [(wanted.label, label)] if meant is None else zip(wanted.scores, scores, strict=True)
+                name, cell = next((name, cell) for name, cell in named if not is_number(cell))
                 shown = f"has {cell!r} in" if cell else "has an empty cell in"
-                expected = "a number" if known else wanted.expected_label(len(scores))
-                if known and _is_number(cell.replace(",", ".")):
+                expected = names.expected if meant is None else "a number"
+                if meant is not None and is_number(cell.replace(",", ".")):
                     expected += " with a decimal point"
-                raise BadFileError(
-                    path, f"{shown} column {name!r} at row {number} {line}; expected {expected}"
-                )
-            yield float(label) if meant is None else meant, values
+                raise BadFileError(path, f"{shown} column {name!r} at {where}; expected {expected}")
+            yield meant, values
 
 
 def open_jsonl(path: Path) -> PredictionFile:
@@ -262,7 +237,8 @@ def open_jsonl(path: Path) -> PredictionFile:
         first = next(lines, None)
         rows = sum(1 for _ in lines) + (first is not None)
     columns = _columns(path, list(_object(path, first, 0)) if first is not None else [])
-    return _untyped(path, columns, rows, lambda: _json_rows(path, columns))
+    labels = columns.labels()
+    return _untyped(path, columns, rows, labels, lambda: _json_rows(path, columns, labels))
 
 
 def _lines(path: Path, stream: IO[str]) -> Iterator[str]:
@@ -279,34 +255,33 @@ def _object(path: Path, line: str, row: int) -> dict[str, Any]:
         value = json.loads(line)
     except (ValueError, RecursionError) as error:
         raise BadFileError(
-            path, f"is not JSON at row {row}: {error}; expected one object per line"
+            path, f"is not JSON at {row_of(path, row)}: {error}; expected one object per line"
         ) from error
     if not isinstance(value, dict):
-        raise BadFileError(path, f"has a {type(value).__name__} at row {row}; expected an object")
+        found = type(value).__name__
+        raise BadFileError(path, f"has a {found} at {row_of(path, row)}; expected an object")
     return value
 
 
-def _json_rows(path: Path, columns: _Columns) -> Iterator[Row]:
-    numbers = columns.numbers
+def _json_rows(path: Path, columns: _Columns, words: Names) -> Iterator[Row]:
     with path.open(encoding="utf-8-sig") as stream:
         for number, line in enumerate(_lines(path, stream)):
             row = _object(path, line, number)
             for name in (columns.label, *columns.scores):
                 if name not in row:
-                    raise BadFileError(path, f"has no {name!r} at row {number}; the first row has it")
+                    where = row_of(path, number)
+                    raise BadFileError(path, f"has no {name!r} at {where}; the first row has it")
             label = row[columns.label]
             scores = row[columns.kind] if columns.lists else [row[name] for name in columns.scores]
-            if isinstance(scores, list) and len(scores) == 1 and isinstance(label, bool | str):
-                label = _ANSWERS.get(str(label).lower(), label)
-            label = numbers.get(label, label) if isinstance(label, str) else label
-            if type(label) not in (int, float):
-                expected = columns.expected_label(len(scores) if isinstance(scores, list) else 0)
-                raise BadFileError(path, f"has label {label!r} at row {number}; expected {expected}")
             if not isinstance(scores, list) or not set(map(type, scores)) <= {int, float}:
-                raise BadFileError(
-                    path, f"{columns.kind} at row {number} are not a list of numbers; expected one per class"
-                )
-            yield label, scores
+                found = f"{columns.kind} at {row_of(path, number)}"
+                raise BadFileError(path, f"{found} are not a list of numbers; expected one per class")
+            names = words if len(scores) == 1 or not columns.lists else _NO_NAMES
+            meant: Any = names.number(str(label)) if isinstance(label, bool | str) else label
+            if type(meant) not in (int, float):
+                found = f"has label {label!r} at {row_of(path, number)}"
+                raise BadFileError(path, f"{found}; expected {names.expected}")
+            yield meant, scores
 
 
 def delimiter_of(file: Path) -> str:
@@ -346,8 +321,8 @@ def open_parquet(path: Path) -> PredictionFile:
         schema, rows = file.schema_arrow, file.metadata.num_rows
         kind, label, scores, names = columns = _columns(path, schema.names)
         kept = {name: schema.field(name).type for name in (label, *scores)}
-        texts = ("string", "large_string", "string_view")
-        named = str(kept[label]) in texts or types.is_dictionary(kept[label])
+        strings = ("string", "large_string", "string_view")
+        texts = str(kept[label]) in strings or types.is_dictionary(kept[label])
         classes = len(scores)
         if columns.lists:
             found, expected = kept[kind], "a list of floating-point numbers in every row"
@@ -357,10 +332,14 @@ def open_parquet(path: Path) -> PredictionFile:
             first = next(file.iter_batches(batch_size=1, columns=[kind]), None) if rows else None
             classes = 0 if first is None else len(first.column(kind)[0].as_py() or ())
             names = _class_labels(schema, label)
-        numbers = (_ANSWERS if classes == 1 else columns.numbers) if named else {}
-        answers = classes == 1 and types.is_boolean(kept[label])
-        if not (types.is_integer(kept[label]) or types.is_floating(kept[label]) or numbers or answers):
+        words = columns.labels() if classes == 1 or not columns.lists else _NO_NAMES
+        numeric = types.is_integer(kept[label]) or types.is_floating(kept[label])
+        if not (numeric or (words.numbers and (texts or types.is_boolean(kept[label])))):
             raise BadFileError(path, f"labels are {kept.pop(label)}; expected integer class numbers")
+        if isinstance(words, Answers) and texts:
+            for batch in islice(file.iter_batches(batch_size=1, columns=[label]), 1):
+                words.number(str(batch.column(label)[0].as_py()))
+            names = (f"not {names[0]}", names[0]) if names and words.are_words else names
         for name in scores:
             if not types.is_floating(kept[name]):
                 raise BadFileError(
@@ -378,8 +357,8 @@ def open_parquet(path: Path) -> PredictionFile:
             for batch in file.iter_batches(batch_size=size, columns=[label, *scores]):
                 for name in (label, *scores):
                     if batch.column(name).null_count:
-                        row = start + batch.column(name).is_null().index(True).as_py()
-                        raise BadFileError(path, f"column {name!r} is empty at row {row}; expected a number")
+                        row = row_of(path, start + batch.column(name).is_null().index(True).as_py())
+                        raise BadFileError(path, f"column {name!r} is empty at {row}; expected a number")
                 if columns.lists:
                     table = _lists(path, batch.column(kind), kind, classes, start).astype(dtype)
                 else:
@@ -387,17 +366,8 @@ def open_parquet(path: Path) -> PredictionFile:
                     for position, name in enumerate(scores):
                         table[:, position] = batch.column(name).to_numpy(zero_copy_only=False)
                 labels = batch.column(label).to_numpy(zero_copy_only=False)
-                if numbers:
-                    keys = [str(name).lower() for name in labels] if numbers is _ANSWERS else labels
-                    stray = [row for row, name in enumerate(keys) if name not in numbers]
-                    if stray:
-                        names_of = f"one of the class names {first_few(numbers)}"
-                        expected = "false or true" if numbers is _ANSWERS else names_of
-                        raise BadFileError(
-                            path,
-                            f"has label {labels[stray[0]]!r} at row {start + stray[0]}; expected {expected}",
-                        )
-                    labels = np.array([numbers[name] for name in keys])
+                if not numeric:
+                    labels = words.numbers_of(path, labels, start)
                 yield torch.from_numpy(table), to_labels(path, labels, start)
                 start += len(batch)
 
@@ -412,14 +382,15 @@ def _lists(path: Path, column: Any, kind: str, classes: int, start: int) -> np.n
     offsets = np.array([0, classes]) if not hasattr(column, "offsets") else column.offsets.to_numpy()
     lengths = np.diff(offsets)
     if (lengths != classes).any():
-        row = int((lengths != classes).argmax())
+        place = int((lengths != classes).argmax())
+        row = row_of(path, start + place)
         raise BadFileError(
-            path, f"row {start + row} has {lengths[row]} {kind}; expected {classes}, as in the first row"
+            path, f"{row} has {lengths[place]} {kind}; expected {classes}, as in the first row"
         )
     values = column.flatten()
     if values.null_count:
-        row = start + values.is_null().index(True).as_py() // classes
-        raise BadFileError(path, f"{kind} are empty at row {row}; expected a number for every class")
+        row = row_of(path, start + values.is_null().index(True).as_py() // classes)
+        raise BadFileError(path, f"{kind} are empty at {row}; expected a number for every class")
     numbers: np.ndarray[Any, Any] = values.to_numpy(zero_copy_only=False)
     return numbers.reshape(-1, classes)
 

@@ -22,6 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, UnidentifiedImageError
 
+from calibrant.predictions.file import not_utf8
 from calibrant.printable import one_line
 from calibrant.sizes import check_member, check_memory, npy_header
 
@@ -263,7 +264,7 @@ def expecting_utf8(path: Path) -> Iterator[None]:
     try:
         yield
     except UnicodeDecodeError as error:
-        raise ValueError(f"{path} has bytes that are not UTF-8 ({error.reason}): expected UTF-8") from error
+        raise ValueError(f"{path} {not_utf8(path)}") from error
 
 
 def read_lines(path: Path) -> list[str]:

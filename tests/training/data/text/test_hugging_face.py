@@ -63,10 +63,10 @@ class TestHuggingFace:
         with pytest.raises(ValueError, match="has no column 'body': expected one of 'text', 'label'"):
             huggingface(tmp_path, path="news", text="body")
         library["test"].columns["label"] = [1, -1]
-        with pytest.raises(ValueError, match="part 'test', row 1: label -1, expected one of the labels of"):
+        with pytest.raises(ValueError, match="part 'test', row 2: label -1, expected one of the labels of"):
             huggingface(tmp_path, path="news")
         library["test"].columns["text"] = [None, "b"]
-        with pytest.raises(ValueError, match="part 'test', row 0: column 'text' has None, expected a string"):
+        with pytest.raises(ValueError, match="part 'test', row 1: column 'text' has None, expected a string"):
             huggingface(tmp_path, path="news")
 
     def test_not_installed(self, tmp_path, monkeypatch):

@@ -96,7 +96,14 @@ def text_table(
         parts.append(Documents(list(texts), targets))
     documents, names = draw_missing(parts, validation, test, split_seed), tuple(map(str, classes))
     data = encode(
-        *(root, documents, names, length, test_length, vocabulary, embedding, tokenizer),
+        root,
+        documents,
+        names,
+        length,
+        test_length,
+        vocabulary,
+        embedding,
+        tokenizer,
         column=text,
         target=label if isinstance(label, tuple) else (label,),
     )
@@ -167,18 +174,25 @@ def huggingface(
                 )
         texts, labels = list(table[text]), list(map(_named, table[label]))
         where = f"{folder}, part {part!r}, row"
-        for number, content in enumerate(texts):
+        for number, content in enumerate(texts, 1):
             if not isinstance(content, str):
                 raise ValueError(f"{where} {number}: column {text!r} has {content!r}, expected a string")
         if not classes:
             names = getattr(table.features[label], "names", None)
             classes = list(range(len(names))) if names else sorted_classes(labels, folder)
-        targets = class_positions(labels, classes, where, range(len(labels)), f"part {train_split!r}")
+        targets = class_positions(labels, classes, where, range(1, len(labels) + 1), f"part {train_split!r}")
         parts.append(Documents(texts, targets))
     documents = draw_missing(parts, validation, test, split_seed)
     class_names = tuple(map(str, names or classes))
     data = encode(
-        *(root, documents, class_names, length, test_length, vocabulary, embedding, tokenizer),
+        root,
+        documents,
+        class_names,
+        length,
+        test_length,
+        vocabulary,
+        embedding,
+        tokenizer,
         column=text,
         target=(label,),
     )

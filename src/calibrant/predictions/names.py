@@ -1,0 +1,82 @@
+"""Labels that are words instead of class numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from calibrant.predictions.file import BadFileError
+from calibrant.printable import first_few, row_of
+
+
+class Names:
+    """Class numbers by the names of the classes. Case does not matter, unless names differ only by it."""
+
+    def __init__(self, names: Sequence[str]) -> None:
+        lower = [name.lower() for name in names]
+        self._any_case = len(set(lower)) == len(lower)
+        self.numbers = {name: number for number, name in enumerate(lower if self._any_case else names)}
+        named = f", or one of the class names {first_few(names)}" if names else ""
+        self.expected = f"a class number{named}"  # for messages
+
+    def number(self, label: str) -> int | None:
+        """The number of the class with this name, or None."""
+        return self.numbers.get(label.lower() if self._any_case else label)
+
+    def numbers_of(self, path: Path, labels: np.ndarray[Any, Any], start: int) -> np.ndarray[Any, Any]:
+        """The class numbers of labels in a file. ``start`` is the first row."""
+        found = [self.number(str(label)) for label in labels.flat]
+        if None in found:
+            place = found.index(None)
+            row = row_of(path, start + place * len(labels) // len(found))
+            label = str(labels.flat[place])
+            raise BadFileError(path, f"has label {label!r} at {row}; expected {self.expected}")
+        return np.array(found, np.int64).reshape(labels.shape)
+
+
+class Answers(Names):
+    """Labels of single scores: false and true, or the word ``yes`` and one other word, in any case."""
+
+    def __init__(self, yes: str = "") -> None:
+        super().__init__(("false", "true"))
+        self.expected = "0 or 1, or false or true; or two words, if the scores are named after that of yes"
+        self._yes = None if yes.lower() in ("", "false", "true") or is_number(yes) else yes.lower()
+
+    def number(self, label: str) -> int | None:
+        """1 for yes, 0 for no, or None. The first label that is a word decides which words are expected."""
+        word = label.lower()
+        if not word or is_number(word):
+            return None
+        if self._yes and not self.are_words:
+            if word in self.numbers:
+                self._yes = None
+            else:
+                self.numbers = {self._yes: 1}
+        if len(self.numbers) < 2 and word not in self.numbers:
+            self.numbers[word] = 0
+            self.expected = " or ".join(self.numbers)
+        return self.numbers.get(word)
+
+    @property
+    def are_words(self) -> bool:
+        """Whether labels have been words other than false and true."""
+        return self._yes in self.numbers
+
+
+def numbers_in(cells: Sequence[str]) -> list[float] | None:
+    """The numbers in cells; None if one of them is something else."""
+    text = "".join(cells)
+    if not text.isascii() or "_" in text:  # Python's numbers have underscores and digits of any script
+        return None
+    try:
+        return list(map(float, cells))
+    except ValueError:
+        return None
+
+
+def is_number(text: str) -> bool:
+    """Whether a cell holds a number."""
+    return numbers_in([text]) is not None
