@@ -149,13 +149,18 @@ def _as_decisions(file: PredictionFile) -> PredictionFile:
     if shape[1:2] == (1,):
         allowed.append(shape[:1] + shape[2:])
     if labels not in allowed or not 2 <= len(shape) <= MAX_AXES:
-        found = f"labels have shape {labels}; expected {file.shape}, that of the {file.kind}"
+        scores = prod(shape[1:2])  # of a row; an array may also be a single number
+        leave_out = f"; leave out --binary if these are those of {scores} classes" * (scores > 1)
         if not file.stored_labels:
-            found = f"has one label in a row, but {shape[1]} {file.kind}; expected arrays, as in .npz"
+            raise BadFileError(
+                file.path,
+                f"has {scores} {file.kind} and one label in a row{leave_out} (several labels in a row "
+                "need a file of arrays, such as .npz)",
+            )
         raise BadFileError(
             file.path,
-            f"{found}, because --binary takes each of these as a decision of its own; for one label of "
-            f"{shape[1]} classes, leave out --binary",
+            f"labels have shape {labels}; expected {file.shape}, that of the {file.kind}, because --binary "
+            f"takes each of these as a decision of its own{leave_out}",
         )
     names = file.class_names
     if names is not None and len(names) == 1:  # of a table with one column of scores, mostly
