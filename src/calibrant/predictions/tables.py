@@ -218,7 +218,9 @@ def _csv_rows(path: Path, columns: Sequence[str], wanted: _Columns, words: Names
                     path, f"has {start!r} at {where}; expected a list of numbers such as [1.5, -0.3]"
                 )
             names = words if len(scores) == 1 or not wanted.lists else _NO_NAMES
-            meant = float(label) if is_number(label) else names.number(label)
+            meant: float | None = names.number(label)
+            if meant is None and is_number(label):
+                meant = float(label)
             if values is None or meant is None:
                 named = [(wanted.label, label)] if meant is None else zip(wanted.scores, scores, strict=True)
                 name, cell = next((name, cell) for name, cell in named if not is_number(cell))
