@@ -28,6 +28,7 @@ pytestmark = [
 PACKAGES = {"lightning": lightning.pytorch, "pytorch_lightning": pytorch_lightning}
 ADAPTIVE = [key for key, loss in calibrant.LOSSES.items() if issubclass(loss, AdaptiveLoss)]
 CLASSES, FEATURES, BATCH, EPOCHS = 4, 6, 8, 2
+TOO_LATE = "adapted only after the last training step"
 
 
 def labelled(count, seed, scale=20.0):
@@ -211,8 +212,7 @@ def test_the_fitted_trainer_validates_and_tests_without_learning():
 
 def test_a_loss_that_does_not_adapt_is_only_measured():
     made = module("ce")
-    with pytest.warns(UserWarning, match="calibrant: CrossEntropy does not adapt, so .* only logs metrics"):
-        run = fit(made)
+    run = fit(made)  # without a warning, as in the other integrations
     assert {name for name in run.callback_metrics if name != "val/loss"} == {
         "val/nll",
         "val/ece",
@@ -256,7 +256,8 @@ def test_a_checkpoint_of_a_validation_run_holds_what_it_taught(tmp_path):
 def test_resuming_equals_never_having_stopped(key, tmp_path):
     whole = module(key)
     fit(whole, max_epochs=2)
-    first = fit(module(key), max_epochs=1)
+    with pytest.warns(AdaptationWarning, match=TOO_LATE):
+        first = fit(module(key), max_epochs=1)
     first.save_checkpoint(tmp_path / "half.ckpt")
     second = module(key)
     fit(second, ckpt_path=tmp_path / "half.ckpt", max_epochs=2)
@@ -272,7 +273,8 @@ def test_resuming_with_an_order_that_follows_from_the_epoch(tmp_path):
 
     whole, second = module(), module()
     fit(whole, train=shuffled(), max_epochs=2)
-    fit(module(), train=shuffled(), max_epochs=1).save_checkpoint(tmp_path / "half.ckpt")
+    with pytest.warns(AdaptationWarning, match=TOO_LATE):
+        fit(module(), train=shuffled(), max_epochs=1).save_checkpoint(tmp_path / "half.ckpt")
     fit(second, train=shuffled(), ckpt_path=tmp_path / "half.ckpt", max_epochs=2)
     assert_equal(state(second), state(whole))
     assert not torch.equal(second.network.weight, plain_loop(epochs=2)["network.weight"])  # it did shuffle
@@ -411,11 +413,12 @@ def test_predictions_of_the_wrong_form(found, got):
 
 def test_the_loss_of_torch_is_measured():
     made = module(None, loss=nn.CrossEntropyLoss())
-    with pytest.warns(UserWarning, match="Classifier has no calibrant loss, so nothing adapts: give it one"):
+    with pytest.warns(UserWarning, match="adapts, and val/classwise_ece is not logged because .*: give it"):
         run = fit(made)
-    same = module("ce")
-    with pytest.warns(UserWarning, match="does not adapt"):
-        expected = fit(same).callback_metrics
+    with pytest.warns(UserWarning, match="Classifier has no calibrant loss, so nothing adapts: give it one"):
+        fit(module(None, loss=nn.CrossEntropyLoss()), Calibration(metrics=CalibrationError("ece")))
+    expected = fit(module("ce")).callback_metrics
+    assert "val/classwise_ece" in expected
     names = {"val/loss", "val/nll", "val/ece", "val/adaptive_ece"}
     assert set(run.callback_metrics) == names
     for name in names:
@@ -484,9 +487,7 @@ def test_single_logits(key):
     named = Calibration(predictions=lambda _, batch, made: (made.network(batch[0]), batch[1]))
     for callback in (Calibration(), named):
         run = trainer(callback)
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", "calibrant: CrossEntropy does not adapt")
-            run.fit(made, data(32, 1), data(21, 2))
+        run.fit(made, data(32, 1), data(21, 2))
         figures = {name for name in run.callback_metrics if name.startswith("val/")}
         assert figures == {"val/loss", "val/nll", "val/ece", "val/adaptive_ece"}
         assert all(value.isfinite() for value in run.callback_metrics.values())
@@ -776,6 +777,19 @@ def test_a_fit_that_ends_before_it_validates_warns(options):
         fit(module(), **options)
 
 
+def test_a_fit_that_adapts_only_after_its_last_step_warns():
+    made = module()
+    with pytest.warns(
+        AdaptationWarning, match=rf"AugmentedLagrangian: .*{TOO_LATE}.*val_check_int"
+    ) as caught:
+        fit(made, max_epochs=1)
+    assert [each.category for each in caught].count(AdaptationWarning) == 1
+    fit(made, max_epochs=1)  # with what it learned before
+    fit(module(), max_epochs=1, val_check_interval=3)  # of 4 batches
+    fit(module("ce"), max_epochs=1)
+    fit(module(), fast_dev_run=True)
+
+
 def test_a_model_chosen_by_a_loss_that_moves_is_told():
     def stopping(name):
         return lightning.pytorch.callbacks.EarlyStopping(name, strict=False, patience=99)
@@ -806,9 +820,9 @@ def test_the_time_out_is_passed_on(monkeypatch):
         return adapt(self, group)
 
     monkeypatch.setattr(calibrant.losses.AugmentedLagrangian, "adapt", noted)
-    fit(module(), Calibration(timeout=12.5), max_epochs=1)
-    fit(module(), max_epochs=1)
-    assert found == [(None, 12.5), (None, None)]
+    fit(module(), Calibration(timeout=12.5))
+    fit(module())
+    assert found == 2 * [(None, 12.5)] + 2 * [(None, None)]
 
 
 @pytest.mark.skipif(

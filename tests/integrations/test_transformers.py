@@ -482,11 +482,10 @@ def test_every_head_trains_adapts_and_is_measured(model, data, elements, tmp_pat
         train=data(),
         evaluate=data(),
         measure=True,
-        num_train_epochs=1,
         bf16=True,
     )
     trainer.train()
-    assert observed == [elements]
+    assert observed == 2 * [elements]
     metrics = trainer.evaluate()
     assert {"eval_accuracy", "eval_nll", "eval_ece", "eval_classwise_ece"} <= metrics.keys()
     assert all(math.isfinite(value) for value in metrics.values())
@@ -504,10 +503,9 @@ def test_pixels_may_be_ignored_by_another_label(tmp_path, observed):
         train=data,
         evaluate=data,
         measure=True,
-        num_train_epochs=1,
     )
     trainer.train()
-    assert observed == [4 * 8 * 16]
+    assert observed == 2 * [4 * 8 * 16]
     assert 0 <= trainer.evaluate()["eval_mean_iou"] <= 1
 
 
@@ -523,12 +521,12 @@ def test_the_loss_adapts_once_for_every_evaluation_of_training(tmp_path, observe
 
 def test_evaluations_before_and_after_training_leave_the_loss_alone(tmp_path, observed):
     calibration = Calibration(alm())
-    trainer = trainer_for(calibration, tmp_path, num_train_epochs=1, eval_on_start=True)
+    trainer = trainer_for(calibration, tmp_path, eval_on_start=True)
     trainer.evaluate()
     trainer.predict(sentences(5))
     assert_identical(snapshot(calibration.loss), snapshot(alm()))
     trainer.train()
-    assert observed == [7]
+    assert observed == 2 * [7]
     learned = snapshot(calibration.loss)
     assert not torch.equal(learned["previous_violation"], alm().previous_violation)
     trainer.evaluate()
@@ -712,10 +710,10 @@ def test_a_loss_that_does_not_adapt_leaves_nothing_in_checkpoints(tmp_path):
 
 
 def test_checkpoints_without_the_loss_or_of_another_are_told(tmp_path):
-    options = {"save_strategy": "epoch", "num_train_epochs": 1}
+    options = {"save_strategy": "epoch"}
     trainer_for(Calibration(create_loss("ce", CLASSES)), tmp_path / "ce", **options).train()
     trainer_for(Calibration(create_loss("adafocal", CLASSES)), tmp_path / "adafocal", **options).train()
-    trainer = trainer_for(Calibration(alm()), tmp_path / "new")
+    trainer = trainer_for(Calibration(alm()), tmp_path / "new", num_train_epochs=3)
     with pytest.warns(UserWarning, match="calibrant: the checkpoint was saved without Calibration"):
         trainer.train(resume_from_checkpoint=str(tmp_path / "ce" / "checkpoint-4"))
     trainer = trainer_for(Calibration(alm()), tmp_path / "new")
@@ -726,7 +724,7 @@ def test_checkpoints_without_the_loss_or_of_another_are_told(tmp_path):
 def test_every_trial_of_a_search_begins_with_a_fresh_loss(tmp_path):
     calibration = Calibration(alm())
     arguments = TrainingArguments(str(tmp_path), eval_strategy="epoch")
-    trainer_for(calibration, tmp_path, num_train_epochs=1).train()
+    trainer_for(calibration, tmp_path).train()
     learned = snapshot(calibration.loss)
     calibration.on_train_begin(arguments, TrainerState(), TrainerControl())
     assert_identical(snapshot(calibration.loss), learned)  # training continues with the state in memory
@@ -751,6 +749,19 @@ def test_training_that_ends_before_it_evaluates_is_told(tmp_path):
         trainer_for(Calibration(alm()), tmp_path, **options).train()
     assert len(told) == 1
     trainer_for(Calibration(create_loss("ce", 3)), tmp_path, **options).train()
+
+
+def test_training_that_adapts_only_after_its_last_step_is_told(tmp_path):
+    calibration = Calibration(alm())
+    with pytest.warns(
+        AdaptationWarning, match="Lagrangian: .* only after the last training step.*eval_steps"
+    ) as told:
+        trainer_for(calibration, tmp_path, num_train_epochs=1).train()
+    assert len(told) == 1
+    trainer_for(calibration, tmp_path, num_train_epochs=1).train()  # with what it learned before
+    options = {"eval_strategy": "steps", "eval_steps": 3, "max_steps": 4}
+    trainer_for(Calibration(alm()), tmp_path, **options).train()
+    trainer_for(Calibration(create_loss("ce", 3)), tmp_path, num_train_epochs=1).train()
 
 
 def begin(calibration, tmp_path, **options):

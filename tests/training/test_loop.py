@@ -259,6 +259,20 @@ def test_a_loss_without_effect_is_told_at_the_end_of_the_run(tmp_path: Path) -> 
     train(recipe, tmp_path)  # finished: no second warning
 
 
+def train_one_epoch(recipe: Recipe, folder: Path) -> Path:
+    """Train with a loss that adapts only after the last step, which a warning says."""
+    with pytest.warns(
+        AdaptationWarning, match=r"seed 0: it adapted only after the last training step, .*\(adapt"
+    ):
+        return train(recipe.override(["epochs=1"]), folder)
+
+
+def test_one_epoch_with_adaptations_within_it_gives_no_warning(tmp_path: Path) -> None:
+    train(small(ADAPTIVE, "epochs=1", "adapt=3", "batch_size=25"), tmp_path / "a")  # after 3 of 4 batches
+    train_one_epoch(small(ADAPTIVE, "adapt=4", "batch_size=25"), tmp_path / "b")
+    train(small("loss=ce", "epochs=1"), tmp_path / "c")
+
+
 def test_adaptation_follows_its_schedule(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     recipe = small("loss=cals-alm[adapt=0:epoch/2:3/4:1]", "epochs=5", "batch_size=25")  # 4 batches an epoch
     expected = [(0, 4), (1, 4)]  # at the ends of epochs
@@ -282,9 +296,7 @@ def test_a_loss_that_cannot_adapt_is_not_validated_for_that(
 
 
 def test_the_loss_learns_from_the_validation_data_alone(tmp_path: Path) -> None:
-    recipe = small("loss=cals-alm[margin=0.5]", "epochs=1")
-    folder = train(recipe, tmp_path)
-    found = tensors(folder)
+    found = tensors(train_one_epoch(small("loss=cals-alm[margin=0.5]"), tmp_path))
     loss = create_loss("cals-alm", 4, margin=0.5)
     assert isinstance(loss, AdaptiveLoss)
     loss.observe(found["validation/logits"], found["validation/labels"])
@@ -296,8 +308,8 @@ def test_the_loss_learns_from_the_validation_data_alone(tmp_path: Path) -> None:
 
 
 def test_the_loss_can_learn_from_a_part_of_the_training_data_instead(tmp_path: Path) -> None:
-    recipe = small("loss=cals-alm[margin=0.5]", "epochs=1", "adapt_on=train")
-    found = tensors(train(recipe, tmp_path))
+    recipe = small("loss=cals-alm[margin=0.5]", "adapt_on=train")
+    found = tensors(train_one_epoch(recipe, tmp_path))
     data = load_data(recipe.data)
     inputs, target = data.train.batch(shuffled(100, recipe.seed, epoch=-1)[:60])  # as many as for validation
     model = create_model(recipe.model.name, 4, data.about, **recipe.model.options)
@@ -308,7 +320,7 @@ def test_the_loss_can_learn_from_a_part_of_the_training_data_instead(tmp_path: P
     loss.adapt()
     for name, value in loss.state_dict().items():
         torch.testing.assert_close(found[f"loss.safetensors/{name}"], value, rtol=1e-5, atol=1e-9)
-    plain = tensors(train(small("loss=cals-alm[margin=0.5]", "epochs=1"), tmp_path / "plain"))
+    plain = tensors(train_one_epoch(small("loss=cals-alm[margin=0.5]"), tmp_path / "plain"))
     assert not torch.equal(plain["loss.safetensors/multiplier"], found["loss.safetensors/multiplier"])
     assert torch.equal(plain["test/logits"], found["test/logits"])  # the first epoch is the same
 

@@ -22,6 +22,7 @@ from torch import nn
 from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
+from calibrant.losses import AdaptationWarning
 from calibrant.training import setup
 from calibrant.training.data import load_data
 from calibrant.training.loop import train
@@ -302,7 +303,8 @@ def test_two_steps_and_an_adaptation(name, roots, folder, offline, monkeypatch):
     if ":" not in recipe.model.name:  # networks of other packages may expect images of a given size
         handles.append(register_module_forward_pre_hook(thinned))
     try:
-        train(recipe, folder, data_root=root)
+        with pytest.warns(AdaptationWarning, match="only after the last training step"):  # there is one epoch
+            train(recipe, folder, data_root=root)
     finally:
         for handle in handles:
             handle.remove()

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import warnings
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
 from calibrant.losses import AdaptiveLoss, Loss
+from calibrant.losses.adaptation import advise
 from calibrant.losses.adaptive import summarised
 
 
@@ -44,12 +46,35 @@ MOVES = "the value of this loss changes whenever it adapts and cannot be compare
 """Why a model is not to be chosen by the value of a loss that adapts."""
 
 
-def never_adapted(loss: Loss, settings: str) -> str:
-    """A warning for the end of a training without evaluation; ``settings`` decide when it evaluates."""
-    return (
-        f"{type(loss).__name__} has not adapted, because no evaluation ran before the end of this training: "
-        f"train for longer, or change {settings}"
-    )
+@dataclass
+class Watch:
+    """Watches over a training in the first process: the loss should adapt, and steps use what it learned.
+
+    Attributes:
+        waits: whether the loss has yet to adapt in this training. By default there is nothing to wait for.
+        used: whether a step has used what the loss learned, in this training or before.
+    """
+
+    waits: bool = False
+    used: bool = True
+
+    @classmethod
+    def begin(cls, loss: AdaptiveLoss) -> Watch:
+        """At the start of a training with evaluations."""
+        return cls(waits=True, used=bool(loss.passes > 0))
+
+    def step(self) -> None:
+        """Before a training step."""
+        self.used |= not self.waits
+
+    def end(self, loss: Loss, settings: str) -> None:
+        """At the end, warn if the loss did not do its work; ``settings`` decide when training evaluates."""
+        if self.waits:
+            warn(
+                f"{type(loss).__name__} has not adapted, because no evaluation ran before the end of this "
+                f"training: train for longer, or change {settings}"
+            )
+        advise(loss, too_late=None if self.waits or self.used else settings)
 
 
 def warn(message: str) -> None:

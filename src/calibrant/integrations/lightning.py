@@ -17,9 +17,8 @@ from torch.utils.hooks import RemovableHandle
 
 from calibrant.extras import MissingPackageError, require
 from calibrant.inference import OwnRows, own_rows_in
-from calibrant.integrations.adaptive import MOVES, learned_figures, never_adapted, uncompiled, warn
+from calibrant.integrations.adaptive import MOVES, Watch, learned_figures, uncompiled, warn
 from calibrant.losses import AdaptiveLoss, Loss
-from calibrant.losses.adaptation import advise
 
 __all__ = ["Calibration"]
 
@@ -92,8 +91,9 @@ class Calibration(Callback):
 
     It logs ``val/nll``, ``val/ece``, ``val/adaptive_ece`` and ``val/classwise_ece``; in ``trainer.test`` the
     same names begin with ``test/``. If the loss adapted, it also logs ``loss/passes`` and the mean, minimum
-    and maximum of its learned state, such as ``loss/multiplier_mean``. For a loss that does not adapt, which
-    may be `torch.nn.CrossEntropyLoss`, it warns and only logs metrics.
+    and maximum of its learned state, such as ``loss/multiplier_mean``. For a loss that does not adapt it only
+    logs metrics. For `torch.nn.CrossEntropyLoss` it also warns, and cannot log the class-wise error, because
+    that loss does not know the number of classes.
 
     Args:
         loss: the name of the loss in the module (``"loss"``, ``"head.loss"``), if there are several.
@@ -139,7 +139,7 @@ class Calibration(Callback):
         self._run: _Run | None = None
         self._fitted: weakref.ref[Trainer] | None = None
         self._ignored: list[Loss] = []
-        self._waits = False  # to adapt for the first time in this fit
+        self._watch = Watch()
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Exclude the loss from FSDP, which would cast its buffers to a lower precision."""
@@ -156,19 +156,20 @@ class Calibration(Callback):
             loss.to(strategy.root_device)  # FSDP does not move ignored modules
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Find the loss, so that an error in its name comes before the first epoch; warn if none adapts.
+        """Find the loss, so that an error in its name comes before the first epoch; warn if it is not ours.
 
         Also warn if a callback seems to choose the best model by the value of a loss that adapts.
         """
         _, loss = self._find(pl_module)
-        if trainer.is_global_zero and not isinstance(loss, AdaptiveLoss):
-            text = f"{type(loss).__name__} does not adapt, so Calibration only logs metrics"
-            if not isinstance(loss, Loss):
-                text = (
-                    f"{type(pl_module).__name__} has no calibrant loss, so nothing adapts: give it one, for "
-                    'example self.loss = calibrant.create_loss("cals-alm", num_classes)'
-                )
-            if loss is None and self.predictions is None:
+        if trainer.is_global_zero and not isinstance(loss, Loss):
+            measured = loss is not None or self.predictions is not None
+            unknown = ", and val/classwise_ece is not logged because the number of classes is unknown"
+            unknown = unknown if measured and self.metrics is None else ""
+            text = (
+                f"{type(pl_module).__name__} has no calibrant loss, so nothing adapts{unknown}: give it one, "
+                'for example self.loss = calibrant.create_loss("cals-alm", num_classes)'
+            )
+            if not measured:
                 text += "; and nothing is measured: pass predictions= to say where the logits are"
             warn(text)
         callbacks: list[Any] = trainer.callbacks  # type: ignore[attr-defined]
@@ -189,20 +190,26 @@ class Calibration(Callback):
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Warn if the loss would never adapt."""
         _, loss = self._find(pl_module)
-        self._waits = isinstance(loss, AdaptiveLoss) and trainer.enable_validation
-        if isinstance(loss, AdaptiveLoss) and not trainer.enable_validation and trainer.is_global_zero:
+        self._watch = Watch()
+        if not isinstance(loss, AdaptiveLoss) or not trainer.is_global_zero:
+            return
+        if not trainer.enable_validation:
             warn(
                 f"{type(loss).__name__} adapts to validation data, but this fit has no validation: add a "
                 "validation loader and a validation_step, and set limit_val_batches to other than 0"
             )
+        elif not getattr(trainer, "fast_dev_run", False):
+            self._watch = Watch.begin(loss)
+
+    def on_train_batch_start(self, *_: Any, **__: Any) -> None:
+        """Note that what the loss has learned is used."""
+        self._watch.step()
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Warn if the loss did not do its work."""
         loss = self._find(pl_module)[1]
         if isinstance(loss, Loss):
-            if self._waits and trainer.is_global_zero:
-                warn(never_adapted(loss, "val_check_interval and check_val_every_n_epoch"))
-            advise(loss)
+            self._watch.end(loss, "val_check_interval and check_val_every_n_epoch")
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Start to listen to the calls of the loss."""
@@ -276,7 +283,7 @@ class Calibration(Callback):
                     )
                 # First, because it is the only collective here with a time-out.
                 run.loss.adapt(timeout=self.timeout)
-                self._waits = False
+                self._watch.waits = False
                 figures |= {f"loss/{name}": value for name, value in learned_figures(run.loss).items()}
             if not run.unmeasured:
                 stage = "test" if trainer.testing else "val"

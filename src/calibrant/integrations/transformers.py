@@ -19,9 +19,8 @@ from transformers import EvalPrediction, TrainerCallback, TrainerControl, Traine
 from calibrant.arguments import one_of
 from calibrant.evaluation import Evaluator
 from calibrant.integrations.accelerate import own_rows
-from calibrant.integrations.adaptive import MOVES, calibrant_loss, learned_figures, never_adapted, warn
+from calibrant.integrations.adaptive import MOVES, Watch, calibrant_loss, learned_figures, warn
 from calibrant.losses import AdaptiveLoss, Loss
-from calibrant.losses.adaptation import advise
 from calibrant.metrics import METRICS
 
 __all__ = ["Calibration"]
@@ -126,7 +125,7 @@ class Calibration(TrainerCallback):
         self._loss_used = False
         self._left_out: set[str] = set()
         self._began = False
-        self._waits = False  # to adapt for the first time in this training
+        self._watch = Watch()
 
     def compute_loss(
         self, outputs: Any, labels: Tensor | None, num_items_in_batch: Tensor | int | None = None
@@ -241,6 +240,7 @@ class Calibration(TrainerCallback):
         """Learn from no evaluation until the step has ended."""
         self._stop_learning()
         self._check_name()
+        self._watch.step()
 
     def on_evaluate(
         self,
@@ -262,7 +262,7 @@ class Calibration(TrainerCallback):
             self._loop = None
             self._left_out.clear()
             self.loss.adapt(timeout=self.timeout)
-            self._waits = False
+            self._watch.waits = False
             self._keep(state)
             return
         self.loss.forget()
@@ -296,7 +296,7 @@ class Calibration(TrainerCallback):
         self._stop_learning()
         self._loss_used = False
         self._left_out.clear()
-        self._began, self._waits = True, False
+        self._began, self._watch = True, Watch()
         if args.label_smoothing_factor:
             raise ValueError(
                 f"label_smoothing_factor={args.label_smoothing_factor} has no effect on a custom loss: set "
@@ -331,7 +331,8 @@ class Calibration(TrainerCallback):
             )
         elif state.is_hyper_param_search:  # every trial has a new model, but the same loss
             self._load(self._initial)
-        self._waits = args.eval_strategy != "no" and state.is_world_process_zero
+        if args.eval_strategy != "no" and state.is_world_process_zero:
+            self._watch = Watch.begin(self.loss)
         self._keep(state)
 
     def _check_best_metric(self, args: TrainingArguments) -> None:
@@ -348,9 +349,7 @@ class Calibration(TrainerCallback):
         """Learn from no evaluation after training, and warn if the loss did not do its work."""
         self._stop_learning()
         self._check_name()
-        if self._waits:
-            warn(never_adapted(self.loss, "eval_steps and eval_delay"))
-        advise(self.loss)
+        self._watch.end(self.loss, "eval_strategy, eval_steps and eval_delay")
 
     def _keep(self, state: TrainerState) -> None:
         # The key is not the name of a callback, which Trainer would try to construct.

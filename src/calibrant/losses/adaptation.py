@@ -91,16 +91,23 @@ def adapt_on(
     return statistics
 
 
-def advise(loss: Loss, *, name: str | None = None) -> None:
+def advise(loss: Loss, *, name: str | None = None, too_late: str | None = None) -> None:
     """Warn with the `AdaptiveLoss.advice` of a loss, if it has any; once per loss, in the first process.
 
     Args:
         loss: any loss.
         name: the name of the loss in the warning; its class by default.
+        too_late: the settings that decide when it adapts, if it adapted only after the last training step.
+            The warning then says so.
     """
     if not isinstance(loss, AdaptiveLoss) or loss._advised or (several_processes() and dist.get_rank()):
         return
     advice = loss.advice()
+    if too_late is not None:
+        advice = (
+            "it adapted only after the last training step, so nothing was trained with what it learned. "
+            f"Train for longer, or let it adapt earlier ({too_late})"
+        )
     if advice is not None:
-        loss._advised = True
+        loss._advised = too_late is None  # a longer training may need other advice
         warn(f"{name or type(loss).__name__}: {advice}", AdaptationWarning)

@@ -37,7 +37,10 @@ def summarised(learned: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 class AdaptationWarning(UserWarning):
-    """An adaptive loss has no effect, or its learned state is at its bounds; see `AdaptiveLoss.advice`."""
+    """An adaptive loss has no effect, or its learned state is at its bounds; see `AdaptiveLoss.advice`.
+
+    Also if it adapted only after the last training step.
+    """
 
 
 SEVERAL_PASSES = 10

@@ -91,10 +91,11 @@ def train(
         OSError: data are missing, or the disk cannot be written to. Saved checkpoints stay.
 
     Warns:
-        AdaptationWarning: at the end of the run, an adaptive loss had no effect or was at its bounds.
+        AdaptationWarning: at the end of the run, an adaptive loss had no effect or was at its bounds, or it
+            adapted only after the last step.
 
     >>> from tempfile import TemporaryDirectory
-    >>> recipe = Recipe.load("digits-lt").override(["epochs=1", "loss=cals-alm"])
+    >>> recipe = Recipe.load("digits-lt").override(["epochs=2", "loss=cals-alm"])
     >>> with TemporaryDirectory() as folder:
     ...     [path.name for path in sorted(train(recipe, folder).glob("*.npz"))]
     ['test.npz', 'validation.npz']
@@ -226,7 +227,9 @@ class Loop:
             self._train_epoch()
         self._finish()
         recipe = self.parts.recipe
-        advise(self.parts.loss, name=f"{recipe.loss}, seed {recipe.seed}")
+        late = recipe.epochs == 1 and not 0 < recipe.adaptation[0][1] < self.parts.steps
+        settings = "adapt = a number of batches" if late else None
+        advise(self.parts.loss, name=f"{recipe.loss}, seed {recipe.seed}", too_late=settings)
 
     def _stops_early(self) -> bool:
         """Whether `stop_early` ends the run here; the first process decides for all."""
