@@ -48,6 +48,15 @@ def test_addition_is_the_statistics_of_both_data_sets():
         torch.testing.assert_close(part, whole, rtol=1e-14, atol=1e-14)
 
 
+def test_what_a_notebook_shows_is_short():
+    """Of subclasses too, for which dataclass would write its own."""
+    assert repr(moments([[1.0, 2.0]])) == "Moments(samples=1, total=<shape (2,)>, squares=<shape (2,)>)"
+    assert repr(Statistics(torch.tensor(1234567.0))) == "Statistics(samples=1234567)"
+    histogram = ConfidenceHistogram.of(arrange(torch.eye(3), torch.arange(3)))
+    assert repr(histogram).startswith("ConfidenceHistogram(samples=3, count=<shape (")
+    assert len(repr(histogram)) < 150
+
+
 def test_tensors_come_in_the_order_of_the_fields():
     statistics = moments([[2.0]])
     assert [tensor.reshape(-1).tolist() for tensor in statistics.tensors()] == [[1.0], [2.0], [4.0]]

@@ -70,9 +70,20 @@ class Statistics:
     >>> both = TwoMeans(one, Mean(one, one), Mean(one, two))
     >>> (both + both).second.total
     tensor(4.)
+    >>> both
+    TwoMeans(samples=1, first=Mean(samples=1, total=1), second=Mean(samples=1, total=2))
     """
 
     samples: Tensor
+
+    def __init_subclass__(cls) -> None:
+        type.__setattr__(cls, "__repr__", cls.__repr__)  # the inherited one; dataclass would write a long one
+
+    def __repr__(self) -> str:
+        """Short: the values of scalars, and the shapes of other tensors."""
+        pairs = zip(fields(self), self._parts(), strict=True)
+        parts = ", ".join(f"{field.name}={_in_short(part)}" for field, part in pairs)
+        return f"{type(self).__name__}({parts})"
 
     def _parts(self) -> list[Tensor | Statistics | tuple[Tensor, ...]]:
         return [getattr(self, field.name) for field in fields(self)]
@@ -106,6 +117,12 @@ class Statistics:
         parts = torch.split_with_sizes(pooled, [tensor.numel() for tensor in tensors])
         pairs = zip(parts, tensors, strict=True)
         return self.with_tensors(iter([part.view_as(tensor) for part, tensor in pairs]))
+
+
+def _in_short(part: Tensor | Statistics | tuple[Tensor, ...]) -> str:
+    if isinstance(part, Tensor):
+        return f"{part.item():.9g}" if part.ndim == 0 else f"<shape {tuple(part.shape)}>"
+    return repr(part) if isinstance(part, Statistics) else f"<{len(part)} tensors>"
 
 
 def _tensors(part: Tensor | Statistics | tuple[Tensor, ...]) -> list[Tensor]:
