@@ -204,6 +204,7 @@ def test_titles_and_axes_say_what_is_shown(full):
         "shift-other-ece-temperature-objective=ece": f"other, after {CALIBRATOR}",
         "gamma-ce": "ce, seed 3",
         "accuracy-against-ece": "Means and standard deviations over seeds",
+        "ece": "Calibration error on the test data, 2 seeds",
     }
     assert {name: drawn[name][0].axes[0].get_title() for name in expected} == expected
     single = _pictures(comparison(1), {}, {})["accuracy-against-ece"][0].axes

@@ -187,6 +187,14 @@ class TestStructure:
         assert len(page.find("table", class_="classes")) == 3
         assert "0.80%★ (best)[0.74, 0.85]" in page.find("td", data_figure="ece")[2][0]
 
+    def test_the_title_names_a_single_model(self):
+        for text, expected in (
+            (render_report([evaluation(name="preds")]), "Calibration of preds"),
+            (render_report(models()), "Calibration report"),
+        ):
+            page = Page(text)
+            assert page.find("h1")[0][0] == page.find("title")[0][0] == expected
+
     def test_one_model_has_no_best_and_nothing_to_sort(self):
         page = Page(render_report([evaluation()]))
         assert [each["data-figure"] for _, each in page.find("td") if "data-figure" in each][:2] == [

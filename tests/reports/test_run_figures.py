@@ -60,6 +60,8 @@ def test_curves_have_one_legend():
     figure = drawn("curves-validation", [record(), record("ls", 1), record("ls", 2)])
     (legend,) = figure.legends
     assert [text.get_text() for text in legend.get_texts()] == ["ce", "ls"]
+    assert legend.get_title().get_text() == "mean over seeds, with a band of one standard deviation"
+    assert drawn("curves-validation", [record(), record("ls", 1)]).legends[0].get_title().get_text() == ""
     assert not any(ax.get_legend() for ax in figure.axes)
 
 

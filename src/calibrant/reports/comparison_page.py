@@ -23,6 +23,7 @@ from calibrant.atomic import replace_file
 from calibrant.evaluation.comparison import Comparison
 from calibrant.losses.adaptive import SYMBOLS
 from calibrant.metrics import METRICS
+from calibrant.printable import counted
 from calibrant.reports import charts, plots, verdict
 from calibrant.reports.page import Summary, write_report
 from calibrant.reports.plots.calibration import reliability_grid
@@ -183,8 +184,9 @@ def _pictures(comparison: Comparison, history: History, learned: Learned) -> dic
     for calibrator in comparison.calibrators:
         states[state_words(calibrator)] = comparison.figures("ece", after=calibrator)
     caption = "Expected calibration error: mean over seeds and its 95 % interval"
-    height = 1.3 + rows_height(states["before"])
-    add("ece", caption, plots.methods_side_by_side, states, height=height)
+    height = 1.5 + rows_height(states["before"])
+    heading = f"Calibration error on the test data, {counted(len(comparison.seeds), 'seed')}"
+    add("ece", caption, plots.methods_side_by_side, states, height=height, title=heading)
     bars = "; bars are standard deviations over seeds" if several else ""
     for metric in _ERRORS:
         points = {

@@ -66,7 +66,7 @@ def write_report(
     evaluations: Sequence[Evaluation],
     path: str | os.PathLike[str],
     *,
-    title: str = "Calibration report",
+    title: str | None = None,
     summary: Summary | None = None,
     fitted: str = "",
     segmentation: bool | None = None,
@@ -78,7 +78,7 @@ def write_report(
     Args:
         evaluations: at least one evaluation; models of the same name are numbered.
         path: the HTML file to write, in a folder that exists.
-        title: the heading of the page.
+        title: the heading of the page; by default, "Calibration of" a single model or "Calibration report".
         summary: a section to put before the evaluations.
         fitted: for two evaluations of one model, before and after a calibrator: the calibrator and what it
             was fitted to, such as "temperature (T = 1.9), fitted to validation.npz".
@@ -103,7 +103,7 @@ def write_report(
 def render_report(
     evaluations: Sequence[Evaluation],
     *,
-    title: str = "Calibration report",
+    title: str | None = None,
     summary: Summary | None = None,
     fitted: str = "",
     segmentation: bool | None = None,
@@ -127,6 +127,8 @@ def render_report(
             for each in evaluations
         )
     names = _distinct_names([evaluation.name for evaluation in evaluations])
+    if title is None:
+        title = f"Calibration of {names[0]}" if len(names) == 1 else "Calibration report"
     table = evaluation_table(evaluations, names)
     # Metrics that need an option or many classes are shown only if at least one model has them.
     groups = {

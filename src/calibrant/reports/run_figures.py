@@ -22,6 +22,7 @@ from calibrant.reports import plots
 from calibrant.reports.plots.bins import Row, panels
 from calibrant.reports.plots.checks import Array
 from calibrant.reports.plots.drawing import figure_of, legend_of_figure, rows_height
+from calibrant.reports.plots.methods import BANDS
 
 _PARTS = ("validation", "test")
 _CURVES = ("accuracy", "nll", "ece", "adaptive_ece")
@@ -162,16 +163,17 @@ def _curves(runs: Sequence[RunRecord], part: str, metrics: Sequence[str], smooth
     down = -(-len(metrics) // across)
     figure = Figure(figsize=(3.6 * across, 2.3 * down + 0.5), layout="constrained")
     axes = np.atleast_1d(figure.subplots(down, across)).flatten()
+    groups = _by_label(runs)
     for ax, metric in zip(axes, metrics, strict=False):
         data = {
             label: [smoothed([row[f"{part}_{metric}"] for row in run.history], smooth) for run in group]
-            for label, group in _by_label(runs).items()
+            for label, group in groups.items()
         }
         title = f"{METRICS[metric].label}, {part} data"
         plots.training_curves(data, ax, metric=metric, legend=False, title=title)
     for ax in axes[len(metrics) :]:
         ax.remove()
-    legend_of_figure(figure, axes[0])
+    legend_of_figure(figure, axes[0], title=BANDS if len(runs) > len(groups) else None)
     return figure
 
 

@@ -186,15 +186,14 @@ def several_models(evaluations: Sequence[Evaluation], table: Table, warning: str
 
 def methods(comparison: Comparison) -> Verdict:
     """The verdict on a comparison of methods: the best after temperature scaling, and each one's error."""
-    lines = tuple(
-        (each.name, _method_words(each, tested=not comparison.dense)) for each in comparison.methods
-    )
+    own, common = _tests([] if comparison.dense else comparison.methods)
+    lines = tuple((each.name, _method_words(each, own.get(each.name, []))) for each in comparison.methods)
     if len(comparison.methods) == 1:
         return Verdict(_capital(lines[0][1]))
     after = "temperature" if "temperature" in comparison.calibrators else ""
     state = "after temperature scaling, " if after else ""
     headline, other = (_best_method(comparison, key, after, state) for key in ("nll", "ece"))
-    return Verdict(headline, (other,), lines)
+    return Verdict(headline, (other, *common), lines)
 
 
 def _capital(text: str) -> str:
@@ -326,8 +325,8 @@ def _best_method(comparison: Comparison, key: str, calibrator: str, state: str) 
     return f"{sentence}, {', '.join(parts)}."
 
 
-def _method_words(method: Method, *, tested: bool) -> str:
-    """The error of a method before and after temperature scaling, and the tests of calibration."""
+def _method_words(method: Method, tests: Sequence[str]) -> str:
+    """The error of a method before and after temperature scaling, and its tests of calibration."""
     pairs = [mean_confidence_and_accuracy(each.reliability) for each in method.before]
     parts = [gap_words(fmean(confidence - accuracy for confidence, accuracy in pairs))]
     before = fmean(each.ece for each in method.before)
@@ -338,12 +337,25 @@ def _method_words(method: Method, *, tested: bool) -> str:
         parts.append(f"{temperature} (ECE {_percent(before)} before, {_percent(after)} after)")
     else:
         parts.append(f"ECE {_percent(before)}")
-    if not tested:
-        return f"{'; '.join(parts)}."
-    parts.append(_seeds_rejected(method.before))
-    if method.after:
-        parts.append(f"after temperature scaling, {_seeds_rejected(method.after)}")
-    return f"{'; '.join(parts)}."
+    return f"{'; '.join([*parts, *tests])}."
+
+
+def _tests(methods: Sequence[Method]) -> tuple[dict[str, list[str]], list[str]]:
+    """The tests of calibration in words: of each method, and once what holds for all of several methods."""
+    own: dict[str, list[str]] = {each.name: [] for each in methods}
+    common = []
+    before = {each.name: each.before for each in methods}
+    after = {each.name: each.after for each in methods if each.after}
+    for state, runs in (("", before), ("after temperature scaling, ", after)):
+        words = {name: f"{state}{_seeds_rejected(found)}" for name, found in runs.items()}
+        several = len(words) == len(methods) > 1 and all(len(found) > 1 for found in runs.values())
+        if several and len(set(words.values())) == 1:
+            text = words[methods[0].name]
+            common.append(_capital(f"{text} of {'any' if text.endswith('no seed') else 'every'} method."))
+        else:
+            for name, text in words.items():
+                own[name].append(text)
+    return own, common
 
 
 def _seeds_rejected(evaluations: Sequence[Evaluation]) -> str:

@@ -58,6 +58,7 @@ def test_training_curves_draw_the_mean_and_a_band(ax):
     low, high = band.get_paths()[0].get_extents().intervaly
     np.testing.assert_allclose([low, high], [20 - 200**0.5, 20 + 200**0.5])
     assert ax.get_ylabel() == "ECE (%)"
+    assert ax.get_legend().get_title().get_text() == "mean over seeds, with a band of one standard deviation"
 
 
 @pytest.mark.parametrize(
@@ -65,6 +66,7 @@ def test_training_curves_draw_the_mean_and_a_band(ax):
 )
 def test_training_curves_have_the_unit_of_the_metric(metric, label, value, ax):
     plots.training_curves({"ce": [0.5]}, ax, metric=metric)
+    assert ax.get_legend().get_title().get_text() == ""  # one seed, no band
     assert ax.get_ylabel() == label
     assert line(ax, "ce")[1].tolist() == [value]
 

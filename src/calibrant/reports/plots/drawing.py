@@ -154,7 +154,7 @@ def legend_below(ax: Axes, handles: Sequence[Artist] | None = None, *, title: st
     return without_formulas(legend)
 
 
-def legend_of_figure(figure: Figure, *axes: Axes) -> None:
+def legend_of_figure(figure: Figure, *axes: Axes, title: str | None = None) -> None:
     """One legend below all axes of a figure, with what is drawn in these axes.
 
     Without a layout engine, the figure must have room for it.
@@ -163,7 +163,8 @@ def legend_of_figure(figure: Figure, *axes: Axes) -> None:
     labels = [str(handle.get_label()) for handle in handles]
     columns = _columns(labels, 72 * figure.get_figwidth())
     place: dict[str, Any] = {"loc": "outside lower center" if figure.get_layout_engine() else "lower center"}
-    without_formulas(figure.legend(handles, labels, ncols=columns, frameon=False, **place, **_COMPACT))
+    options: dict[str, Any] = {"title": title, "ncols": columns, "frameon": False, **place, **_COMPACT}
+    without_formulas(figure.legend(handles, labels, **options))
 
 
 def without_formulas(legend: Legend) -> Axes:

@@ -108,6 +108,10 @@ def methods_side_by_side(
     return drawing.legend_below(ax, points)
 
 
+BANDS = "mean over seeds, with a band of one standard deviation"
+"""What `training_curves` draws for several seeds."""
+
+
 def training_curves(
     data: Mapping[str, Numbers],
     ax: Axes | None = None,
@@ -121,7 +125,7 @@ def training_curves(
 
     Args:
         data: by method, ``(epochs,)`` or ``(seeds, epochs)``. For several seeds, the mean is drawn with a
-            band of one standard deviation.
+            band of one standard deviation; the legend says so.
         ax: the axes to draw on; None for a new figure.
         metric: the key of the metric in `calibrant.metrics.METRICS`, such as "ece" or "accuracy".
         part: the part of the data, such as "validation", for the label of the axis.
@@ -149,7 +153,8 @@ def training_curves(
             low, high = mean - deviation, mean + deviation
             ax.fill_between(epoch, low, high, color=style["color"], alpha=0.2, linewidth=0)
     drawing.finish(ax, "Epoch", f"{part.capitalize()} {label}".lstrip(), title, whole=True)
-    return drawing.legend_below(ax) if legend else ax
+    bands = any(len(seeds) > 1 for seeds in checked.values())
+    return drawing.legend_below(ax, title=BANDS if bands else None) if legend else ax
 
 
 def severity_curves(
