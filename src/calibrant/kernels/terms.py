@@ -93,18 +93,15 @@ class LogLikelihood:
     """``log s_y``, or ``Σ t_k log s_k`` for probability targets; gradient ``1_y - s``."""
 
     def value(self, block: Block) -> Tensor:
-        if block.soft:
-            mass = block.target.sum(1, keepdim=True)
-            return (block.target * block.shifted).sum(1, keepdim=True) - mass * block.total.log()
-        return block.shifted_at_target - block.total.log()
+        return self.linearize(block).value
 
     def linearize(self, block: Block) -> Linearization:
-        value = self.value(block)
         if not block.soft:
+            value = block.shifted_at_target - block.total.log()
             return Linearization(value, lambda factor: Gradient(-factor, factor))
         mass = block.target.sum(1, keepdim=True)
         return Linearization(
-            value,
+            (block.target * block.shifted).sum(1, keepdim=True) - mass * block.total.log(),
             lambda factor: Gradient(
                 -factor * mass, dense=lambda: torch.mul(block.target, factor, out=block.new())
             ),
