@@ -42,14 +42,23 @@ _PAUSE = 0.5  # seconds between looks at runs that other processes work on
 
 @dataclass(frozen=True)
 class Experiment:
-    """One recipe with several losses and seeds."""
+    """One recipe with several losses and seeds.
 
-    name: str  # the heading in tables, and the name of its folder
-    recipe: Recipe  # what to train; its own loss and seed are ignored
-    losses: tuple[str, ...]  # the others are tested against the first
-    seeds: tuple[int, ...]  # the seeds of every loss
-    outside: tuple[Choice, ...] = ()  # out-of-distribution data sets, to be detected by the entropy
-    ranked: bool = True  # whether it counts in the ranks
+    Attributes:
+        name: the heading in tables, and the name of its folder.
+        recipe: what to train; its own loss and seed are ignored.
+        losses: the losses; the others are tested against the first.
+        seeds: the seeds of every loss.
+        outside: out-of-distribution data sets, to be detected by the entropy.
+        ranked: whether it counts in the ranks.
+    """
+
+    name: str
+    recipe: Recipe
+    losses: tuple[str, ...]
+    seeds: tuple[int, ...]
+    outside: tuple[Choice, ...] = ()
+    ranked: bool = True
 
     def folder(self, output: Path) -> Path:
         """The folder of the experiment."""
@@ -58,10 +67,16 @@ class Experiment:
 
 @dataclass(frozen=True)
 class Entry:
-    """One run of a leaderboard."""
+    """One run of a leaderboard.
+
+    Attributes:
+        experiment: the experiment that the run belongs to.
+        recipe: its recipe, with loss and seed.
+        folder: the folder of the run.
+    """
 
     experiment: Experiment
-    recipe: Recipe  # with loss and seed
+    recipe: Recipe
     folder: Path
 
     @property
