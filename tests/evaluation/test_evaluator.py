@@ -838,6 +838,15 @@ def test_intervals_of_differences_follow_from_the_replicates(golden_batch: Batch
         assert difference.interval == pytest.approx(ends, abs=1e-12), name
 
 
+@pytest.mark.parametrize("size", [3, 60])
+def test_every_value_lies_in_its_interval(size: int) -> None:
+    generator = torch.Generator().manual_seed(0)
+    logits, target = 3 * torch.randn(size, 8, generator=generator), torch.arange(size) % 8
+    found = evaluate(logits, target, resamples=50)
+    for name, (low, high) in found.intervals.items():
+        assert low <= found.metrics[name] <= high, name
+
+
 def test_what_makes_a_comparison_unpaired(golden_batch: Batch) -> None:
     logits, target = golden_batch
     options: dict[str, Any] = {"resamples": 20}

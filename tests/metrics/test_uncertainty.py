@@ -1,3 +1,5 @@
+import math
+
 import numpy as np
 import pytest
 import torch
@@ -16,7 +18,7 @@ from calibrant.metrics import (
 from calibrant.metrics.calibration import ece_of, smooth_ece_of
 from calibrant.metrics.classwise import classwise_ece, classwise_mce
 from calibrant.metrics.resampling import Resamples, draws
-from calibrant.metrics.uncertainty import interval
+from calibrant.metrics.uncertainty import error_interval, interval
 
 
 def batch(seed, size, classes=4, rounded=False):
@@ -54,19 +56,28 @@ def over_confident(generator, size):
     return of_confidence(confidence, random(generator, size) < confidence - 0.1)
 
 
-def test_coverage_of_the_interval_of_the_ece():
-    """Of 200 intervals at 95 % from 2,000 elements each, 192 cover the error of the population."""
+def test_error_interval():
+    replicates = torch.linspace(0.4, 0.6, 1_001, dtype=torch.float64)  # larger than the estimate by 0.1
+    low, high = error_interval(0.4, replicates, 0.9)
+    assert (low, high) == pytest.approx((0.4 - 0.09 - 0.1 / (math.sqrt(2) - 1), 0.4 + 0.09))
+    low, high = error_interval(0.6, replicates, 0.9)  # as a difference may be
+    assert (low, high) == pytest.approx((0.6 - 0.09, 0.6 + 0.09 + 0.1 / (math.sqrt(2) - 1)))
+
+
+@pytest.mark.parametrize("size", [100, 1_000])
+def test_coverage_of_the_interval_of_the_ece(size):
+    """Of intervals at 95 %, about as many cover the error of the population, for small samples too."""
     generator = torch.Generator().manual_seed(0)
     covered = []
     for repetition in range(100):
-        predictions = over_confident(generator, 1_000)
+        predictions = over_confident(generator, size)
         replicates = torch.cat(
-            [ece_of(Resamples.of(predictions, weight), 15) for weight in draws(1_000, 150, repetition)]
+            [ece_of(Resamples.of(predictions, weight), 15) for weight in draws(size, 150, repetition)]
         )
-        low, high = interval(ece(predictions), replicates, 0.95)
+        low, high = error_interval(ece(predictions), replicates, 0.95)
         assert low < high
         covered.append(low <= 0.1 <= high)
-    assert 0.90 <= np.mean(covered) <= 0.98
+    assert 0.92 <= np.mean(covered) <= 0.99
 
 
 @pytest.mark.parametrize("level", [0.5, 0.95, 0.999])

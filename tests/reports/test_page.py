@@ -271,25 +271,6 @@ class TestStructure:
         assert "Mean IoU" in render_report([replace(each, per_image=True) for each in plain])
 
     @pytest.mark.parametrize("number", [1, 2])
-    def test_an_estimate_outside_its_interval_is_explained(self, number):
-        usual = models()[:number]
-        assert "lies outside its interval" not in Page(render_report(usual)).find("main")[0][0]
-        odd = [replace(each, intervals={**each.intervals, "ece": (0.0, 0.001)}) for each in usual]
-        page = Page(render_report(odd))
-        assert "lies outside its interval" in page.find("main")[0][0]
-        assert "[0.00, 0.10]" in page.find("td", data_figure="ece")[0][0]
-        assert len([text for text, _ in page.find("span", class_="outside") if text == "†"]) >= number
-
-    def test_the_explanation_is_not_in_a_narrow_card(self):
-        odd = replace(evaluation(), intervals={**evaluation().intervals, "ece": (0.0, 0.001)})
-        page = Page(render_report([odd]))
-        tiles = [text for text, _ in page.find("div", class_="tile")]
-        assert any("†" in text for text in tiles)
-        assert not any("lies outside its interval" in text for text in tiles)
-        (section,) = page.find("section", id="summary")
-        assert section[0].index("† The estimate lies outside its interval") < section[0].index("All figures")
-
-    @pytest.mark.parametrize("number", [1, 2])
     def test_the_diagram_is_where_its_explanation_is(self, number):
         page = render_report(models()[:number])
         found = [part for part in page.split("<section ")[1:] if '<svg class="chart reliability"' in part]

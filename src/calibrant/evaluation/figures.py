@@ -12,7 +12,7 @@ import torch
 
 from calibrant.metrics.catalogue import METRICS
 from calibrant.metrics.selective import RiskCoverage
-from calibrant.metrics.uncertainty import Interval, interval, percentile_interval
+from calibrant.metrics.uncertainty import Interval, error_interval, interval, percentile_interval
 from calibrant.printable import counted, text_table
 
 if TYPE_CHECKING:
@@ -109,13 +109,6 @@ class GroupFigures:
     accuracy: float | None
     confidence: float | None
     ece: float | None
-
-
-_BIAS_OF_RESAMPLES = 2**0.5 + 1
-"""The bias of the error of a calibrated model, over the bias that resamples add to it.
-
-The gap of a bin is then chance alone. A resample has the chance of the sample and its own: √2 times as much.
-"""
 
 
 @dataclass(frozen=True)
@@ -290,17 +283,12 @@ class Evaluation:
         quantiles = percentile_interval(drawn, self.level)
         if metric.curve_interval is not None:  # often at a bound, where reflected intervals are too narrow
             low, high = quantiles
-        elif metric.group != "calibration":
-            low, high = interval(value, drawn, self.level)
-        else:
-            # Nobody knows how much of the bias cancels in the difference, and the bootstrap's estimate of
-            # the rest is noisy: whatever lies between no correction and a full one is in the interval.
-            low, high = interval(value, drawn, self.level, debiased=True)
-            if not metric.debiased:
-                bias = _BIAS_OF_RESAMPLES * float(drawn.mean() - value)
-                low, high = min(low, low - bias), max(high, high - bias)
+        elif metric.group == "calibration" and not metric.debiased:
+            low, high = error_interval(value, drawn, self.level)
             if metric.maximum:
                 low, high = min(low, quantiles[0]), max(high, quantiles[1])
+        else:
+            low, high = interval(value, drawn, self.level, debiased=metric.debiased)
         # A difference by rounding is not significant, however regular it is.
         rounding = 1e-6 * max(abs(first.value), abs(second.value))
         significant = not low <= 0 <= high and abs(value) > rounding
@@ -394,7 +382,7 @@ class Evaluation:
             names = ("label, by falling ECE", *(METRICS[key].label for key in shown))
             table += "\n\n" + text_table(f"{len(worst)} of {len(self.labels)} labels", names, rows)
         if self.intervals:
-            table += "\nIntervals are corrected for the bias of small samples."
+            table += "\nIntervals of errors cover the bias of small samples."
         if self.dense:
             table += f"\n{pixels_note([self])}"
         return "\n".join([table, *zeros_notes([self])])

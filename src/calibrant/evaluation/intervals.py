@@ -18,6 +18,7 @@ from calibrant.metrics.selective import risk_coverage
 from calibrant.metrics.uncertainty import (
     Interval,
     binomial_interval,
+    error_interval,
     interval,
     normal_interval,
     percentile_interval,
@@ -59,12 +60,13 @@ def figures_of(
                 found = binomial_interval((value * sums.samples).round(), sums.samples, level)
                 ends = float(found[0]), float(found[1])
             elif metric.curve_interval is not None and curve is not None:
-                low, high = metric.curve_interval(curve)
-                ends = min(low, value), max(high, value)  # the curve has steps of a thousandth
+                ends = metric.curve_interval(curve)
             elif drawn is not None:
                 ends = _bootstrap(metric, value, drawn, level, rejected, chance)
             elif metric.source == "elements" and metric.streamed:
                 ends = normal_interval(*sums.element_moments(name, options), level)
+            if ends is not None:  # corrections for bias and steps of the curve may leave the value outside
+                ends = min(ends[0], value), max(ends[1], value)
         # Seven digits are far more precise than a resample, and halve the JSON.
         rounded = () if drawn is None else tuple(float(f"{each:.7g}") for each in drawn.tolist())
         figures[name] = Figure(value, ends and _clipped(metric, *ends), rounded)
@@ -89,9 +91,13 @@ def _bootstrap(
 ) -> Interval:
     if metric.group == "selective":
         return percentile_interval(drawn, level)
-    low, high = interval(value, drawn, level, debiased=metric.debiased)
-    if metric.chance is not None:
+    if metric.chance is not None:  # the bootstrap sees little of the bias of these errors
+        low, high = interval(value, drawn, level)
         low = min(low, interval(value, drawn, level, debiased=True)[0] - chance(metric.chance))
+    elif metric.group == "calibration" and not metric.debiased:
+        low, high = error_interval(value, drawn, level)
+    else:
+        low, high = interval(value, drawn, level, debiased=metric.debiased)
     if metric.group == "calibration" and metric.source == "confidences" and not rejected:
         low = 0.0  # the bootstrap never sees an error of 0, but the test allows it
     return low, high

@@ -18,6 +18,9 @@ Interval = tuple[float, float]
 
 # Simulations of a calibrated model, for the mean error by chance.
 _SIMULATIONS = 100
+# The bias of the error of a calibrated model, over the bias that resamples add to it. The gap of a bin is
+# chance alone then, and a resample has the chance of the sample and its own: √2 times as much.
+_BIAS_OF_RESAMPLES = 2**0.5 + 1
 # Numbers of several simulations at once, which stay in the processor's cache.
 _AT_ONCE = 1 << 16
 
@@ -25,14 +28,25 @@ _AT_ONCE = 1 << 16
 def interval(estimate: float, replicates: Tensor, level: float, *, debiased: bool = False) -> Interval:
     """The basic bootstrap interval: the quantiles of the replicates, reflected at the estimate.
 
-    It corrects for bias. The calibration error of a finite sample is larger than that of the model, and the
-    error of a resample is larger than that of the sample by about as much. An interval can therefore lie
-    below its estimate. If the estimate is ``debiased``, only the spread of the replicates ``(R,)`` is used.
+    It corrects for bias: if the estimate of a resample is too large, that of the sample is taken to be too
+    large by as much. If the estimate is ``debiased``, only the spread of the replicates ``(R,)`` is used.
     """
     if debiased:
         replicates = replicates - replicates.mean() + estimate
     low, high = percentile_interval(replicates, level)
     return 2 * estimate - high, 2 * estimate - low
+
+
+def error_interval(estimate: float, replicates: Tensor, level: float) -> Interval:
+    """The interval of a calibration error, or of the difference of two.
+
+    The error of a finite sample is larger than that of the model. By how much is not known: not at all where
+    the gaps of all bins are clear, and by `_BIAS_OF_RESAMPLES` times what resamples add if the model is
+    calibrated. Whatever lies between no correction and a full one is in the interval.
+    """
+    low, high = interval(estimate, replicates, level, debiased=True)
+    bias = _BIAS_OF_RESAMPLES * float(replicates.mean() - estimate)
+    return min(low, low - bias), max(high, high - bias)
 
 
 def percentile_interval(replicates: Tensor, level: float) -> Interval:

@@ -143,7 +143,6 @@ def render_report(
         heading: table.select(key for key in groups if groups[key] == group)
         for group, heading in _TABLES.items()
     }
-    outside = _outside_their_intervals(evaluations)
     warning = _warning(evaluations)
     across = _shared_classes(evaluations)
     worst = [_worst_classes(evaluation.classes) for evaluation in evaluations]
@@ -181,8 +180,6 @@ def render_report(
         table=table,
         key=table.select(key for key in _KEY_FIGURES if key in groups),
         tables=tables,
-        outside=outside,
-        explain=any(key in _KEY_FIGURES for key, _ in outside),
         direction=_direction,
         missing=_missing_reasons(tables.values()),
         marks=HTML,
@@ -380,16 +377,6 @@ def _shared_classes(evaluations: Sequence[Evaluation]) -> list[int]:
     if len({tuple(each.name for each in evaluation.classes) for evaluation in evaluations}) > 1:
         return []
     return charts.worst_classes([evaluation.classes for evaluation in evaluations])[:_WORST_CLASSES]
-
-
-def _outside_their_intervals(evaluations: Sequence[Evaluation]) -> set[tuple[str, int]]:
-    """The figures, by key and row, that lie outside their intervals."""
-    return {
-        (key, row)
-        for row, evaluation in enumerate(evaluations)
-        for key, (low, high) in evaluation.intervals.items()
-        if not low <= (evaluation.metrics[key] or 0.0) <= high
-    }
 
 
 def _in_words(name: str, evaluation: Evaluation) -> str:
