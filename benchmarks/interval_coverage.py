@@ -30,7 +30,7 @@ def batch(elements: int, classes: int, generator: torch.Generator) -> tuple[Tens
 def main() -> None:
     """Print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--repetitions", type=int, default=200)
+    parser.add_argument("--repetitions", type=int, default=100)
     parser.add_argument("--resamples", type=int, default=200)
     arguments = parser.parse_args()
     generator = torch.Generator().manual_seed(0)
@@ -49,8 +49,9 @@ def main() -> None:
             print(f"{classes} classes, {size} elements: done", flush=True)
     print(f"| metric | {' | '.join(columns)} |\n| --- |{' ---: |' * len(columns)}")
     for name in METRICS:
-        cells = [f"{100 * each[name] / arguments.repetitions:.0f}" for each in columns.values()]
-        if any(each[name] for each in columns.values()):
+        counts = [each[name] for each in columns.values()]
+        if any(counts):  # 0 in a column: the model has too few classes
+            cells = (f"{100 * count / arguments.repetitions:.0f}" if count else "–" for count in counts)
             print(f"| `{name}` | {' | '.join(cells)} |")
 
 
