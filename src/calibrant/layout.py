@@ -120,13 +120,13 @@ class Elements:
 
     @property
     def ruled_out(self) -> Tensor:
-        """The number of valid elements whose true class had a probability of 0 before `as_logits`."""
+        """True where the true class had a probability of 0 before `as_logits`, ``(A[, S])``."""
         logits = self.logits.detach()
         true = logits.gather(1, self.target.unsqueeze(1))
         near = (true - LOGIT_OF_ZERO).abs() < 1e-4
         if logits.shape[1] == 2:  # a single logit is the difference of two
             near |= (true - logits.amax(1, keepdim=True) - LOGIT_OF_ZERO).abs() < 1e-4
-        return (near.squeeze(1) & self.valid).sum()
+        return near.squeeze(1) & self.valid
 
     @property
     def positive(self) -> Tensor:

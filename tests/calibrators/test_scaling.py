@@ -3,6 +3,7 @@
 import math
 import warnings
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import get_args
 
 import numpy as np
@@ -645,6 +646,19 @@ def test_few_classes_take_few_passes(monkeypatch, key):
     torch.testing.assert_close(approximate.softmax(1), exact.softmax(1), rtol=0, atol=1e-5)
 
 
+def test_the_temperature_of_an_ensemble_is_that_of_possible_classes() -> None:
+    logits, target = sampled(300, 5)
+    impossible = as_logits(torch.tensor([[0.5, 0.5, 0, 0, 0]] * 9, dtype=torch.float64))
+    plain = EnsembleTemperature().fit(3 * logits, target)
+    batches = [(3 * logits, target), (impossible, torch.tensor([2, 3, 4] * 3))]
+    mixed = EnsembleTemperature().fit_batches(batches)
+    assert mixed.temperature == pytest.approx(plain.temperature)
+    assert 0.02 < mixed.weights[2] < 0.2  # the uniform part is for them
+    with pytest.warns(UserWarning, match="no better than chance"):  # nothing else to fit a temperature to
+        only = EnsembleTemperature().fit(*batches[1])
+    assert torch.equal(only(impossible).argmax(1), impossible.argmax(1))
+
+
 @each_method
 @pytest.mark.parametrize("binary", [False, True])
 def test_true_classes_with_a_probability_of_0_are_warned_of(method: type[Scaling], binary: bool) -> None:
@@ -655,8 +669,13 @@ def test_true_classes_with_a_probability_of_0_are_warned_of(method: type[Scaling
     probabilities[:3] = 1.0 - target[:3]
     single = as_logits(probabilities) - as_logits(1 - probabilities)
     both = as_logits(torch.stack([1 - probabilities, probabilities], 1))
-    with pytest.warns(UserWarning, match="3 of 200 true classes have a probability of 0"):
-        method().fit(single if binary else both, target, binary=binary)
+    fit = partial(method().fit, single if binary else both, target, binary=binary)
+    if method.copes_with_zeros:
+        assert method is EnsembleTemperature
+        fit()  # warnings are errors
+    else:
+        with pytest.warns(UserWarning, match="3 of 200 true classes have a probability of 0"):
+            fit()
     smoothed = (5 * probabilities + 1) / 7
     with warnings.catch_warnings():
         warnings.simplefilter("error")

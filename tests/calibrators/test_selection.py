@@ -88,7 +88,7 @@ def test_true_classes_with_a_probability_of_0_bring_methods_that_cope_with_them(
     logits = as_logits(votes / votes.sum(1, keepdim=True))
     train, test = slice(samples), slice(samples, None)
     ranking = rank(logits[train], target[train])
-    assert {"ensemble-temperature", "isotonic"} <= {each.key for each in ranking.candidates}
+    assert "ensemble-temperature" in {each.key for each in ranking.candidates}
     chosen = choose(logits[train], target[train])
     temperature = Temperature().fit(logits[train], target[train])
     assert F.cross_entropy(chosen(logits[test]), target[test]) < F.cross_entropy(

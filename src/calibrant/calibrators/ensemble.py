@@ -24,6 +24,9 @@ class EnsembleTemperature(Scaling):
     of temperature scaling. The weights then minimise the negative log-likelihood, which is convex in them.
     The order of the classes is kept.
 
+    True classes with a probability of 0, which trees and rounding give, do not count for T: the uniform part
+    covers them. A temperature that suits them would spoil all other probabilities.
+
     Zhang, Kailkhura and Han, *Mix-n-Match: Ensemble and Compositional Methods for Uncertainty
     Calibration in Deep Learning*, ICML 2020.
 
@@ -41,11 +44,12 @@ class EnsembleTemperature(Scaling):
 
     key: ClassVar[str] = "ensemble-temperature"
     preserves_order = True
+    copes_with_zeros = True
     temperature: Tensor
     weights: Tensor
 
     def fit_passes(self, data: HeldOut) -> None:
-        temperature = likeliest(data).temperature
+        temperature = likeliest(data.without_ruled_out()).temperature
         self.learn("weights", _likeliest_weights(data, temperature))
         self.learn("temperature", torch.tensor(temperature, dtype=torch.float64))
 

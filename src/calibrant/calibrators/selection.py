@@ -162,9 +162,9 @@ def rank(
         if images and len(labels) < _FEW_IMAGES:
             elements = 0
         candidates = _suited(classes[:, :, 0] if binary else logits, elements)
-        if arrange(classes, target, ignore_index=ignore_index).ruled_out:  # which spoil a temperature
-            coping = ["ensemble-temperature", "isotonic"][: 2 if classes.shape[1] <= _FEW_CLASSES else 1]
-            candidates = [*dict.fromkeys(candidates + coping)]
+        ruled_out = arrange(classes, target, ignore_index=ignore_index).ruled_out.any()
+        if ruled_out and "ensemble-temperature" not in candidates:  # it copes with what spoils a temperature
+            candidates.append("ensemble-temperature")
     chosen = {key: create_calibrator(key) for key in [Identity.key, *candidates]}
     order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(seed)).to(labels.device)
     losses: dict[str, Tensor] = {}

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Iterator
-from typing import Any, Self
+from dataclasses import dataclass
+from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor
@@ -55,10 +56,16 @@ class HeldOut:
             if not rows.sum().isfinite() and not rows.isfinite().all():
                 raise ValueError(NOT_FINITE)
             counts = counts + labels.bincount(minlength=classes).cpu()
-            self.ruled_out += int(elements.ruled_out)
+            self.ruled_out += int(elements.ruled_out.sum())
         if not self.samples:
             raise ValueError(NOTHING_TO_FIT)
         self.counts: Tensor = counts
+
+    def without_ruled_out(self) -> HeldOut:
+        """The same data without the elements whose true class was given a probability of 0."""
+        if not 0 < self.ruled_out < self.samples:
+            return self
+        return HeldOut(_Possible(self.batches, self.ignore_index), self.ignore_index)
 
     def sums(
         self, function: Callable[..., Sums], of_images: Callable[[Tensor], Tensor] | None = None
@@ -129,11 +136,28 @@ class HeldOut:
             )
 
 
+@dataclass(frozen=True)
+class _Possible:
+    """Batches without the elements whose true class was given a probability of 0."""
+
+    batches: Batches
+    ignore_index: int
+
+    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
+        for logits, target in self.batches:
+            elements = arrange(logits, target, ignore_index=self.ignore_index)
+            possible = ~elements.ruled_out[elements.valid]
+            yield elements.rows[possible], elements.labels[possible]
+
+
 class FittedInPasses(FittedLayer):
     """A layer that is fitted in passes over the data, in memory or batch by batch.
 
     Subclasses write `fit_passes`.
     """
+
+    copes_with_zeros: ClassVar[bool] = False
+    """Whether true classes with a probability of 0 leave the fit to the others undisturbed."""
 
     @abstractmethod
     def fit_passes(self, data: HeldOut) -> None:
@@ -161,12 +185,12 @@ class FittedInPasses(FittedLayer):
         """
         with torch.no_grad():
             data = HeldOut(batches, ignore_index)
-            if data.ruled_out:
+            if data.ruled_out and not self.copes_with_zeros:
                 warn(
                     f"{data.ruled_out} of {data.samples} true classes have a probability of 0, which counts "
                     "as 1.2e-38: the fit follows these elements above all, and may spoil the others. Take "
-                    "another method, such as isotonic, or pass probabilities with more digits or smoothed "
-                    "ones, (n p + 1) / (n + K) of n votes"
+                    "ensemble-temperature, which copes with them, or pass probabilities with more digits or "
+                    "smoothed ones, (n p + 1) / (n + K) of n votes"
                 )
             self.fit_passes(data)
         self.fitted_to(data.counts)

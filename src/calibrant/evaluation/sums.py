@@ -75,7 +75,7 @@ class EvaluationSums(Statistics):
             binned(len(GROUPS), group),
             binned(predictions.num_classes, predictions.prediction),
             torch.zeros(3, len(METRICS), dtype=torch.float64, device=device),
-            predictions.elements.ruled_out.double(),
+            predictions.elements.ruled_out.sum(dtype=torch.float64),
         )
 
     def with_image(self, predictions: Predictions, options: Options) -> Self:
