@@ -668,6 +668,46 @@ def test_arrays_of_labels_that_are_names(tmp_path, name):
     refused(tmp_path / name, "has label 'cow' at row 3 (counted from 1)", "class names cat, dog")
 
 
+@pytest.mark.parametrize("suffix", [".npz", ".parquet"])
+def test_strings_may_also_be_numbers(tmp_path, suffix):
+    """Elements could not be ignored where labels are strings."""
+    path, labels = tmp_path / f"m{suffix}", ["dog", "-100", "0"]
+    if suffix == ".npz":
+        np.savez(path, logits=LOGITS, labels=np.array(labels), class_names=np.array(["cat", "dog"]))
+    else:
+        pyarrow = pytest.importorskip("pyarrow")
+        from pyarrow import parquet
+
+        scores = {"logit_cat": LOGITS[:, 0], "logit_dog": LOGITS[:, 1]}
+        parquet.write_table(pyarrow.table({"label": labels, **scores}), path)
+    assert open_predictions(path).load()[1].tolist() == [1, -100, 0]
+
+
+def test_answers_may_be_numbers_as_strings(tmp_path):
+    """The error for '0' was that 0 or 1 was expected."""
+    pyarrow = pytest.importorskip("pyarrow")
+    from pyarrow import parquet
+
+    table = pyarrow.table({"label": ["0", "1", "-100"], "probability": [0.1, 0.9, 0.5]})
+    parquet.write_table(table, tmp_path / "m.parquet")
+    assert open_predictions(tmp_path / "m.parquet", binary=True).load()[1].tolist() == [[0], [1], [-100]]
+
+
+def test_a_table_of_answers_without_rows(tmp_path):
+    """The error was that a row had no scores."""
+    (tmp_path / "m.csv").write_text("label,probability_yes\n")
+    refused(tmp_path / "m.csv", "holds no predictions", binary=True)
+
+
+def test_names_that_are_numbers_are_the_only_labels(tmp_path):
+    names = np.array(["1", "2"])
+    for labels, expected in ((["2", "1", "2"], [1, 0, 1]), (["2", "1", "0"], None)):
+        np.savez(tmp_path / "m.npz", logits=LOGITS, labels=np.array(labels), class_names=names)
+        if expected:
+            assert open_predictions(tmp_path / "m.npz").load()[1].tolist() == expected
+    refused(tmp_path / "m.npz", "has label '0' at row 3", "expected one of the class names 1, 2")
+
+
 def test_strings_that_numpy_pickles_get_a_way_out(tmp_path):
     labels = np.array(["dog", "cat", "dog"], dtype=object)
     np.savez(tmp_path / "m.npz", logits=LOGITS, labels=labels, class_names=np.array(["cat", "dog"]))
@@ -876,3 +916,21 @@ def test_rounded_probabilities_are_taken(tmp_path: Path) -> None:
         torch.testing.assert_close(logits[0].exp(), torch.tensor(row, dtype=torch.float64))
     np.savez(tmp_path / "a.npz", probabilities=100 * exact, labels=exact.argmax(1))
     refused(tmp_path / "a.npz", "they are percentages: divide them by 100")
+
+
+@pytest.mark.parametrize("size", [(), (4, 5)])
+def test_ignored_elements_do_not_hide_rounding_and_percentages(tmp_path: Path, size: tuple[int, ...]) -> None:
+    exact = torch.randn(200, 7, *size, generator=torch.Generator().manual_seed(0)).double().softmax(1)
+    rounded = (exact * 100).round() / 100
+    assert ((rounded.sum(1) - 1).abs() > 0.015).any()
+    labels = exact.argmax(1)
+    labels[::3] = -100
+    rounded[::3] = exact[::3] = torch.nan
+    np.savez(tmp_path / "a.npz", probabilities=rounded, labels=labels)
+    ((logits, _),) = open_predictions(tmp_path / "a.npz").batches()
+    torch.testing.assert_close(logits[1::3].exp(), rounded[1::3].clamp_min(1e-30))
+    tenths = (exact * 10).round() / 10
+    np.savez(tmp_path / "a.npz", probabilities=tenths, labels=labels)
+    refused(tmp_path / "a.npz", "rounding to 1 decimal changes the sum too much")
+    np.savez(tmp_path / "a.npz", probabilities=100 * exact, labels=labels)
+    refused(tmp_path / "a.npz", "at row 2 ", "they are percentages: divide them by 100")

@@ -222,9 +222,9 @@ class PredictionFile:
     def _logits(self, scores: Tensor, labels: Tensor, start: int) -> Tensor:
         """Check the scores of a batch whose first row is ``start``, and return them as logits."""
         counted = labels != self.ignore_index
-        counted = counted if self.binary else counted.unsqueeze(1)
-        # Scores of ignored elements may be anything.
-        checked = scores if counted.all() else torch.where(counted, scores, 1 / self.values)
+        checked = scores
+        if not counted.all():  # scores of ignored elements may be anything
+            checked = torch.where(counted if self.binary else counted.unsqueeze(1), scores, 1 / self.values)
         low, high = (float(bound) for bound in torch.aminmax(checked))  # NaN if there is any NaN
         logits = self.kind == "logits"
         if not isfinite(high) or not (isfinite(low) or (logits and low == -inf)):
@@ -240,7 +240,7 @@ class PredictionFile:
         if low < 0 or high > 1 + SUM_TOLERANCE:
             outside = (checked < 0) | (checked > 1 + SUM_TOLERANCE)
             hint = "if these are logits, name them logits"
-            if are_percentages(checked):
+            if are_percentages(checked if self.binary else _rows(scores, counted)):
                 hint = "they are percentages: divide them by 100"
             row = row_of(self.path, start + first_row(outside))
             raise BadFileError(
@@ -252,19 +252,25 @@ class PredictionFile:
         total = checked.sum(1)
         wrong = (total - 1).abs() > SUM_TOLERANCE
         if wrong.any():
-            tolerance = tolerance_of_rounded(checked)
+            rows = _rows(scores, counted)
+            tolerance = tolerance_of_rounded(rows)
             wrong = (total - 1).abs() > tolerance + 1e-6  # 1.01 - 1 is more than 0.01
         if wrong.any():
             row = row_of(self.path, start + first_row(wrong))
             found = f"probabilities sum to {float(total[wrong][0]):.4g} over the classes at {row}"
             hint = "each is the probability of a label of its own, pass --binary to evaluate or calibrate"
             hint = f"if {hint}, in Python binary=True"
-            digits, furthest = decimals(checked), float((total - 1).abs().max())
+            digits, furthest = decimals(rows), float((total - 1).abs().max())
             if digits and furthest <= min(0.5, self.num_classes / 2 / 10**digits) + 1e-6:
                 places = f"{digits} decimal{'s' * (digits > 1)}"
                 hint = f"rounding to {places} changes the sum too much: write more"
             raise BadFileError(self.path, f"{found}; expected 1 within {tolerance:g} ({hint})")
         return as_logits(scores)
+
+
+def _rows(scores: Tensor, counted: Tensor) -> Tensor:
+    """The scores of the elements that are ``counted``, ``(n, K)``."""
+    return scores.movedim(1, -1)[counted]
 
 
 def first_row(mask: Tensor) -> int:

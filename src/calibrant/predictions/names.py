@@ -13,28 +13,37 @@ from calibrant.printable import first_few, row_of
 
 
 class Names:
-    """Class numbers by the names of the classes. Case does not matter, unless names differ only by it."""
+    """Class numbers by the names of the classes. Case does not matter, unless names differ only by it.
+
+    A label may also be a number, unless a name is one.
+    """
 
     def __init__(self, names: Sequence[str]) -> None:
         lower = [name.lower() for name in names]
         self._any_case = len(set(lower)) == len(lower)
         self.numbers = {name: number for number, name in enumerate(lower if self._any_case else names)}
-        named = f", or one of the class names {first_few(names)}" if names else ""
-        self.expected = f"a class number{named}"  # for messages
+        self._or_numbers = not any(map(is_number, names))
+        named = [f"one of the class names {first_few(names)}"] if names else []
+        self.expected = ", or ".join(["a class number"] * self._or_numbers + named)  # for messages
 
     def number(self, label: str) -> int | None:
         """The number of the class with this name, or None."""
         return self.numbers.get(label.lower() if self._any_case else label)
 
+    def meaning(self, label: str) -> float | None:
+        """The class number that a label stands for, or None."""
+        found = self.number(label)
+        return float(label) if found is None and self._or_numbers and is_number(label) else found
+
     def numbers_of(self, path: Path, labels: np.ndarray[Any, Any], start: int) -> np.ndarray[Any, Any]:
         """The class numbers of labels in a file. ``start`` is the first row."""
-        found = [self.number(str(label)) for label in labels.flat]
+        found = [self.meaning(str(label)) for label in labels.flat]
         if None in found:
             place = found.index(None)
             row = row_of(path, start + place * len(labels) // len(found))
             label = str(labels.flat[place])
             raise BadFileError(path, f"has label {label!r} at {row}; expected {self.expected}")
-        return np.array(found, np.int64).reshape(labels.shape)
+        return np.array(found, np.float64).reshape(labels.shape)
 
 
 class Answers(Names):

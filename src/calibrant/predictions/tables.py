@@ -163,7 +163,8 @@ def _untyped(
     if isinstance(labels, Answers):
         first = next(read(), None)
         names = (f"not {names[0]}", names[0]) if names and labels.are_words else names
-        classes = 0 if first is None else len(first[1])
+        if columns.lists:
+            classes = 0 if first is None else len(first[1])
 
     def chunks(size: int) -> Batches:
         return _in_batches(path, kind, classes, read(), size)
@@ -218,9 +219,7 @@ def _csv_rows(path: Path, columns: Sequence[str], wanted: _Columns, words: Names
                     path, f"has {start!r} at {where}; expected a list of numbers such as [1.5, -0.3]"
                 )
             names = words if len(scores) == 1 or not wanted.lists else _NO_NAMES
-            meant: float | None = names.number(label)
-            if meant is None and is_number(label):
-                meant = float(label)
+            meant = names.meaning(label)
             if values is None or meant is None:
                 named = [(wanted.label, label)] if meant is None else zip(wanted.scores, scores, strict=True)
                 name, cell = next((name, cell) for name, cell in named if not is_number(cell))
