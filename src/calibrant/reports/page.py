@@ -157,6 +157,8 @@ def render_report(
         for evaluation in evaluations
     ]
     binary = all(evaluation.binary for evaluation in evaluations)
+    said = _verdict(evaluations, table, warning, summary, fitted)
+    notes = ([pixels_note(evaluations)] if pixels else []) + zeros_notes(evaluations)
     page = template("report.html.jinja")
     return page.render(
         title=title,
@@ -173,7 +175,7 @@ def render_report(
             **({"classes": "Classes"} if shown else {}),
             **({"groups": "Groups"} if any(groups_of_classes) else {}),
         },
-        verdict=_verdict(evaluations, table, warning, summary, fitted),
+        verdict=said,
         picture=picture,
         facts=_facts(evaluations, summary, fitted),
         warning=warning,
@@ -187,7 +189,7 @@ def render_report(
         has_intervals=any(evaluation.intervals for evaluation in evaluations),
         binary=binary,
         labels=any(evaluation.labels for evaluation in evaluations),
-        notes=([pixels_note(evaluations)] if pixels else []) + zeros_notes(evaluations),
+        notes=[note for note in notes if note not in said.sentences],
         axes=charts.axes(binary),
         diagrams=[charts.reliability_bins(each.reliability, each.binary) for each in evaluations],
         descriptions=[_in_words(name, each) for name, each in zip(names, evaluations, strict=True)],
