@@ -257,7 +257,7 @@ class Run:
                 raise RecipeError(
                     f"{path} lacks {missing[0] or 'figures'} with {resamples} resamples, and without "
                     "predictions and weights they cannot be computed; ask for as many resamples as before, "
-                    "or train the run again"
+                    "use the version of calibrant that wrote it, or train the run again"
                 )
             self._present("test")
             found |= {key: self._result_of(key, resamples, kde) for key in missing}
