@@ -41,8 +41,8 @@ def test_one_calibrated_model_is_not_called_over_confident():
 
 
 def test_no_temperature_is_recommended_for_true_classes_with_a_probability_of_0():
-    said = verdict.one_model(changed_field(of_logits(4.0), ruled_out=3))
-    assert said.sentences[1].startswith("3 of 600 true classes have a probability of 0")
+    said = verdict.one_model(changed_field(of_logits(4.0), ruled_out=3, samples=6000))
+    assert said.sentences[1].startswith("3 of 6,000 true classes have a probability of 0")
     assert "would help" not in " ".join(said.sentences)
 
 

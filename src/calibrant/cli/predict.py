@@ -30,7 +30,7 @@ def predict(
         Path,
         typer.Option(
             metavar="OUT",
-            help="The file to write: .npz or .safetensors; with --input, .csv or .npz or .parquet.",
+            help="The file to write: .npz or .safetensors; with --input, .csv, .npz or .parquet.",
         ),
     ],
     new: Annotated[

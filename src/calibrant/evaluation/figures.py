@@ -421,8 +421,8 @@ def zeros_notes(evaluations: Sequence[Evaluation]) -> list[str]:
     """A warning for each evaluation with true classes of probability 0: they decide its NLL."""
     return [
         (f"{each.name}: " if len(evaluations) > 1 else "")
-        + f"{each.ruled_out} of {each.samples} true classes have a probability of 0, which counts as 1.2e-38 "
-        "and costs 87.3 in NLL: these elements decide the NLL, and what a temperature does to it."
+        + f"{each.ruled_out:,} of {each.samples:,} true classes have a probability of 0, which counts as "
+        "1.2e-38 and costs 87.3 in NLL: these elements decide the NLL, and what a temperature does to it."
         for each in evaluations
         if each.ruled_out
     ]
