@@ -1,5 +1,6 @@
 import math
 from dataclasses import FrozenInstanceError, dataclass
+from typing import Generic, TypeVar
 
 import numpy as np
 import pytest
@@ -10,6 +11,8 @@ from calibrant.histogram import ConfidenceHistogram
 from calibrant.kernels import sum_by_class
 from calibrant.layout import arrange
 from calibrant.statistics import Statistics, sum_dtype
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, eq=False)
@@ -55,6 +58,15 @@ def test_what_a_notebook_shows_is_short():
     histogram = ConfidenceHistogram.of(arrange(torch.eye(3), torch.arange(3)))
     assert repr(histogram).startswith("ConfidenceHistogram(samples=3, count=<shape (")
     assert len(repr(histogram)) < 150
+
+
+def test_subclasses_may_have_other_bases():
+    """The class was not told that it is generic."""
+
+    class Typed(Statistics, Generic[T]):
+        pass
+
+    assert Typed[int](torch.tensor(2.0)).samples == 2
 
 
 def test_tensors_come_in_the_order_of_the_fields():

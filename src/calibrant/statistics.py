@@ -77,6 +77,7 @@ class Statistics:
     samples: Tensor
 
     def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
         type.__setattr__(cls, "__repr__", cls.__repr__)  # the inherited one; dataclass would write a long one
 
     def __repr__(self) -> str:
