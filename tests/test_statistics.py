@@ -55,6 +55,7 @@ def test_what_a_notebook_shows_is_short():
     """Of subclasses too, for which dataclass would write its own."""
     assert repr(moments([[1.0, 2.0]])) == "Moments(samples=1, total=<shape (2,)>, squares=<shape (2,)>)"
     assert repr(Statistics(torch.tensor(1234567.0))) == "Statistics(samples=1234567)"
+    assert repr(Statistics(torch.empty((), device="meta"))) == "Statistics(samples=<shape ()>)"
     histogram = ConfidenceHistogram.of(arrange(torch.eye(3), torch.arange(3)))
     assert repr(histogram).startswith("ConfidenceHistogram(samples=3, count=<shape (")
     assert len(repr(histogram)) < 150

@@ -122,7 +122,7 @@ class Statistics:
 
 def _in_short(part: Tensor | Statistics | tuple[Tensor, ...]) -> str:
     if isinstance(part, Tensor):
-        return f"{part.item():.9g}" if part.ndim == 0 else f"<shape {tuple(part.shape)}>"
+        return f"<shape {tuple(part.shape)}>" if part.ndim or part.is_meta else f"{part.item():.9g}"
     return repr(part) if isinstance(part, Statistics) else f"<{len(part)} tensors>"
 
 

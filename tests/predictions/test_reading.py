@@ -609,13 +609,15 @@ def test_a_single_column_may_be_named_after_one_of_two_words(tmp_path, suffix):
             assert logits.flatten().sigmoid().tolist() == pytest.approx([0.1, 0.5, 0.9])
         assert file.class_names == (f"not {column}", column)
     write("probability_spam", ["ham", "spam", "eggs"])
-    refused(path, "'eggs'", "at row 3", "expected spam or ham", binary=True)
+    refused(path, "'eggs'", "at row 3", "expected ham, or spam, after which the scores", binary=True)
     write("probability_spam", ["spam", "", "ham"])
     refused(path, "at row 2", binary=True)
     write("probability_spam", ["true", "false", "ham"])
     refused(path, "'ham'", "at row 3", "expected 0 or 1, or false or true", binary=True)
     write("probability", ["spam", "ham", "ham"])
-    refused(path, "'spam'", "two words, if the scores are named after that of yes", binary=True)
+    refused(path, "'spam'", "two words, if the column of scores ends in the word for yes", binary=True)
+    write("probability_positive", ["pos", "pos", "pos"])  # may be yes, and would count as no
+    refused(path, "has no label 'positive', after which its scores are named", binary=True)
 
 
 @pytest.mark.parametrize("suffix", [".csv", ".jsonl", ".parquet"])

@@ -40,6 +40,13 @@ def test_one_calibrated_model_is_not_called_over_confident():
     assert said.sentences[1].startswith("A temperature would change little")
 
 
+def test_a_temperature_that_may_save_nothing_is_not_recommended():
+    found = of_logits(4.0)
+    unsure = replace(found, intervals={**found.intervals, "nll_calibration": (0.0, 9.0)})
+    assert verdict.one_model(unsure).sentences[1].startswith("A temperature may not help")
+    assert verdict.one_model(unsure).sentences[1].endswith("which may be chance.")
+
+
 def test_no_temperature_is_recommended_for_true_classes_with_a_probability_of_0():
     said = verdict.one_model(changed_field(of_logits(4.0), ruled_out=3, samples=6000))
     assert said.sentences[1].startswith("3 of 6,000 true classes have a probability of 0")
@@ -141,12 +148,24 @@ def test_a_comparison_of_methods():
     (name, words), *_ = reverse.models
     assert name == "sharp"
     assert "a temperature of 8.00 repairs most of it (ECE " in words
-    assert words.endswith("; calibration is rejected for 2 of 2 seeds.")
+    assert words.endswith("; before temperature scaling, calibration is rejected for 2 of 2 seeds.")
     assert reverse.sentences[1:] == (
         "After temperature scaling, calibration is rejected for no seed of any method.",
     )
     figures = found.figures("nll")["sharp"]
     assert ("not significantly" in said.headline) == (not figures.significant)
+
+
+def test_methods_with_the_same_figure_are_not_called_better():
+    found = comparison({"ce": 4.0, "sharp": 8.0})
+    close = [changed_field(each, after=each.before) for each in found.methods]
+    first, second = close[0], changed_field(close[0], name="other")
+    nearly = tuple(replace(each, nll=each.nll - 1e-6) for each in second.after)
+    found = changed_field(found, methods=(first, changed_field(second, after=nearly)))
+    value = f"{found.figures('nll', after=True)['other'].mean:.3f}"
+    assert verdict.methods(found).headline == (
+        f"After temperature scaling, other and ce have the same NLL, the lowest: {value}."
+    )
 
 
 def test_a_difference_from_the_first_method_comes_with_its_p_value():

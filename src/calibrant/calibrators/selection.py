@@ -159,9 +159,8 @@ def rank(
     valid = labels != ignore_index
     if candidates is None:
         elements = int(valid.sum()) // (labels.shape[1] if binary else 1)
-        if images and len(labels) < _FEW_IMAGES:
-            elements = 0
-        candidates = _suited(classes[:, :, 0] if binary else logits, elements)
+        few_images = images and len(labels) < _FEW_IMAGES
+        candidates = _suited(classes[:, :, 0] if binary else logits, 0 if few_images else elements)
         ruled_out = arrange(classes, target, ignore_index=ignore_index).ruled_out.any()
         if ruled_out and "ensemble-temperature" not in candidates:  # it copes with what spoils a temperature
             candidates.append("ensemble-temperature")

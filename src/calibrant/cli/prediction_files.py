@@ -267,10 +267,13 @@ def print_evaluations(evaluations: Sequence[Evaluation], *, wide: bool = False) 
 
 
 def in_words(calibrator: Calibrator) -> str:
-    """The key of a calibrator, with its temperature if it has one."""
+    """The key of a calibrator, with what it learned if that is one number or a few weights."""
     if calibrator.binary:
         labels = list(calibrator.labels)
         return f"{calibrator.key} of each label" if len(labels) > 1 else in_words(labels[0])  # type: ignore[arg-type]
-    temperature = getattr(calibrator, "temperature", None)
-    value = "" if temperature is None else f" (T = {float(temperature):.4g})"
-    return f"{calibrator.key}{value}"
+    learned = []
+    if (temperature := getattr(calibrator, "temperature", None)) is not None:
+        learned.append(f"T = {float(temperature):.4g}")
+    if (weights := getattr(calibrator, "weights", None)) is not None:  # of tempered, plain and uniform parts
+        learned.append("weights " + ", ".join(f"{weight:.2f}" for weight in weights.tolist()))
+    return calibrator.key + (f" ({'; '.join(learned)})" if learned else "")

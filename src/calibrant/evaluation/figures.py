@@ -24,6 +24,11 @@ _SHOWN_LABELS = 20  # in print
 _FORMAT = max(metric.since for metric in METRICS.values())
 
 
+INTERVALS_NOTE = (
+    "The calibration error of a sample is too large on average, so its interval reaches further down than up."
+)
+
+
 @dataclass(frozen=True)
 class Figure:
     """The value of one metric, with its uncertainty.
@@ -168,8 +173,8 @@ class Evaluation:
         labels: with several labels, the evaluation of each, without intervals. The figures above are those
             of all decisions together (micro), except those that average over classes: they average over
             labels. ``classes`` has one entry for each label. Intervals take decisions as independent.
-        ruled_out: the number of elements whose true class had a probability of 0 in a file, or in
-            scikit-learn. Each costs 87.3 in NLL.
+        ruled_out: the number of elements whose true class had a probability of 0, in a file or before
+            `calibrant.layout.as_logits`. Each costs 87.3 in NLL.
     """
 
     name: str
@@ -382,7 +387,7 @@ class Evaluation:
             names = ("label, by falling ECE", *(METRICS[key].label for key in shown))
             table += "\n\n" + text_table(f"{len(worst)} of {len(self.labels)} labels", names, rows)
         if self.intervals:
-            table += "\nIntervals of errors cover the bias of small samples."
+            table += f"\n{INTERVALS_NOTE}"
         if self.dense:
             table += f"\n{pixels_note([self])}"
         return "\n".join([table, *zeros_notes([self])])

@@ -35,6 +35,9 @@ class Names:
         found = self.number(label)
         return float(label) if found is None and self._or_numbers and is_number(label) else found
 
+    def check_whole(self, path: Path) -> None:
+        """After all labels of a file, raise an error if they were misunderstood."""
+
     def numbers_of(self, path: Path, labels: np.ndarray[Any, Any], start: int) -> np.ndarray[Any, Any]:
         """The class numbers of labels in a file. ``start`` is the first row."""
         found = [self.meaning(str(label)) for label in labels.flat]
@@ -51,7 +54,10 @@ class Answers(Names):
 
     def __init__(self, yes: str = "") -> None:
         super().__init__(("false", "true"))
-        self.expected = "0 or 1, or false or true; or two words, if the scores are named after that of yes"
+        self.expected = (
+            "0 or 1, or false or true; or two words, if the column of scores ends in the word for yes"
+        )
+        self._has_yes = False
         self._yes = None if yes.lower() in ("", "false", "true") or is_number(yes) else yes.lower()
 
     def number(self, label: str) -> int | None:
@@ -66,8 +72,18 @@ class Answers(Names):
                 self.numbers = {self._yes: 1}
         if len(self.numbers) < 2 and word not in self.numbers:
             self.numbers[word] = 0
-            self.expected = " or ".join(self.numbers)
+            self.expected = f"{word}, or {self._yes}, after which the scores are named"
+        self._has_yes |= word == self._yes
         return self.numbers.get(word)
+
+    def check_whole(self, path: Path) -> None:
+        """Raise an error if no label was the word for yes: then the other word may have been meant."""
+        if self.are_words and not self._has_yes:
+            raise BadFileError(
+                path,
+                f"has no label {self._yes!r}, after which its scores are named; expected scores that are "
+                "named after one of the labels, or the labels 0 and 1",
+            )
 
     @property
     def are_words(self) -> bool:

@@ -229,6 +229,7 @@ def _csv_rows(path: Path, columns: Sequence[str], wanted: _Columns, words: Names
                     expected += " with a decimal point"
                 raise BadFileError(path, f"{shown} column {name!r} at {where}; expected {expected}")
             yield meant, values
+    words.check_whole(path)
 
 
 def open_jsonl(path: Path) -> PredictionFile:
@@ -283,6 +284,7 @@ def _json_rows(path: Path, columns: _Columns, words: Names) -> Iterator[Row]:
                 found = f"has label {label!r} at {row_of(path, number)}"
                 raise BadFileError(path, f"{found}; expected {names.expected}")
             yield meant, scores
+    words.check_whole(path)
 
 
 def delimiter_of(file: Path) -> str:
@@ -371,6 +373,7 @@ def open_parquet(path: Path) -> PredictionFile:
                     labels = words.numbers_of(path, labels, start)
                 yield torch.from_numpy(table), to_labels(path, labels, start)
                 start += len(batch)
+        words.check_whole(path)
 
     return PredictionFile(
         path, kind, (rows, classes), torch.float64 if double else torch.float32, names, chunks

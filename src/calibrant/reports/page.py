@@ -20,7 +20,7 @@ from markupsafe import Markup, escape
 
 from calibrant.atomic import replace_file
 from calibrant.evaluation import ClassFigures, Evaluation
-from calibrant.evaluation.figures import pixels_note, zeros_notes
+from calibrant.evaluation.figures import INTERVALS_NOTE, pixels_note, zeros_notes
 from calibrant.evaluation.sums import GROUPS
 from calibrant.metrics import METRICS
 from calibrant.printable import counted, printable
@@ -187,6 +187,7 @@ def render_report(
         marks=HTML,
         level=_levels(evaluations),
         has_intervals=any(evaluation.intervals for evaluation in evaluations),
+        intervals_note=INTERVALS_NOTE,
         binary=binary,
         labels=any(evaluation.labels for evaluation in evaluations),
         notes=[note for note in notes if note not in said.sentences],

@@ -241,6 +241,8 @@ def _room_for_a_temperature(evaluation: Evaluation) -> list[str]:
     share = f"{number_text(saved, False)} of an NLL of {number_text(nll, False)} ({100 * saved / nll:.0f}%)"
     if saved < 0.02 * nll:
         return [f"A temperature would change little: fitted to these data, it saves {share}."]
+    if evaluation.intervals.get("nll_calibration", (saved, saved))[0] <= 0:
+        return [f"A temperature may not help: fitted to these data, it saves {share}, which may be chance."]
     return [f"A temperature would help: fitted to these data, it saves {share}."]
 
 
@@ -310,6 +312,8 @@ def _best_method(comparison: Comparison, key: str, calibrator: str, state: str) 
         return number_text(figures[name].mean, metric.percent, decimals=3, unit="%")
 
     sentence = _capital(f"{state}the lowest {_WORDS[key]} is that of {best}: {text(best)}")
+    if first in figures and best != first and text(best) == text(first):
+        return _capital(f"{state}{best} and {first} have the same {_WORDS[key]}, the lowest: {text(best)}.")
     others = {name: figure for name, figure in figures.items() if name != first}
     if first not in figures or any(figure.p_value is None for figure in others.values()):
         why = "one seed is too few" if len(comparison.seeds) == 1 else "no resamples"
@@ -346,7 +350,8 @@ def _tests(methods: Sequence[Method]) -> tuple[dict[str, list[str]], list[str]]:
     common = []
     before = {each.name: each.before for each in methods}
     after = {each.name: each.after for each in methods if each.after}
-    for state, runs in (("", before), ("after temperature scaling, ", after)):
+    states = ("before temperature scaling, " if after else "", before), ("after temperature scaling, ", after)
+    for state, runs in states:
         words = {name: f"{state}{_seeds_rejected(found)}" for name, found in runs.items()}
         several = len(words) == len(methods) > 1 and all(len(found) > 1 for found in runs.values())
         if several and len(set(words.values())) == 1:
