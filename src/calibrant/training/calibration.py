@@ -22,6 +22,7 @@ _MANY = 1 << 22
 _NONE_WANTED = "none was asked for"
 NONE_BETTER = "no calibrator is better"
 """Why a run is not calibrated."""
+_ALL_RIGHT = "every validation label is predicted correctly, so nothing says how confident to be"
 
 
 def check_method(text: str) -> str:
@@ -54,7 +55,7 @@ def fitted_calibrator(run: Run, method: str) -> tuple[Calibrator, str]:
     try:
         for key, fit in _ranked(run):
             if key == Identity.key:
-                return identity, passed_over or NONE_BETTER
+                return identity, passed_over or (_ALL_RIGHT if _is_always_right(run) else NONE_BETTER)
             with warnings.catch_warnings(record=True) as caught:
                 warnings.simplefilter("always")
                 found = fit()
@@ -69,6 +70,15 @@ def fitted_calibrator(run: Run, method: str) -> tuple[Calibrator, str]:
         warnings.warn(f"no calibrator was fitted to the validation data: {error}", stacklevel=2)
         return identity, f"no calibrator could be fitted ({error})"
     return identity, passed_over or "there are too few labelled validation data to compare calibrators"
+
+
+def _is_always_right(run: Run) -> bool:
+    batches = run.predictions("validation")
+    return (
+        not run.recipe.binary
+        and isinstance(batches, list)
+        and all(bool(((logits.argmax(1) == labels) | (labels == -100)).all()) for logits, labels in batches)
+    )
 
 
 def _identity(run: Run) -> Calibrator:
