@@ -306,7 +306,8 @@ def test_the_help_lists_the_files_that_can_be_written(command):
     ]
     assert " or ".join(WRITERS) in option.help
     if command == "predict":
-        assert f"with --input, {' or '.join(PROBABILITY_SUFFIXES)}" in option.help
+        *others, last = PROBABILITY_SUFFIXES
+        assert f"with --input, {', '.join(others)} or {last}" in option.help
 
 
 def test_losses_and_recipes_are_listed():
