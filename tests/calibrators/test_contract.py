@@ -4,13 +4,14 @@ import copy
 import math
 import pickle
 import warnings
+from functools import partial
 
 import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
 
-from calibrant.calibrators import CALIBRATORS, create_calibrator
+from calibrant.calibrators import CALIBRATORS, choose, create_calibrator
 from calibrant.calibrators.streaming import Scaling
 from calibrant.calibrators.temperature import ChanceWarning
 from tests.calibrators.test_create import OPTIONS
@@ -407,3 +408,10 @@ def test_what_cannot_learn_from_batches_says_so(key, options):
     else:
         with pytest.raises(TypeError, match=f"{type(calibrator).__name__} cannot learn from batches"):
             calibrator.fit_batches(batches)
+
+
+def test_advice_for_single_probabilities_with_zeros():
+    probabilities, target = torch.tensor([0.0, 0.2, 0.7, 1.0]), torch.tensor([0, 0, 1, 1])
+    for call in (create_calibrator("temperature").fit, partial(choose, folds=2)):
+        with pytest.raises(ValueError, match=r"binary=True as_logits\(p\) - as_logits\(1 - p\)"):
+            call(probabilities.logit(), target, binary=True)

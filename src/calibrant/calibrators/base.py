@@ -31,7 +31,8 @@ _SHOWN = 4  # the most learned numbers in print
 
 NOT_FINITE = (
     "logits hold NaN or infinite numbers; a calibrator is fitted to finite logits. For probabilities p with "
-    "zeros pass as_logits(p), see calibrant.layout.as_logits"
+    "zeros pass as_logits(p), and with binary=True as_logits(p) - as_logits(1 - p), see "
+    "calibrant.layout.as_logits"
 )
 NOTHING_TO_FIT = "nothing to fit: the data hold no element that is not ignored"
 
