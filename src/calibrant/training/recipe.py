@@ -8,6 +8,7 @@ import tomllib
 import typing
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import MISSING, dataclass, field, fields, replace
+from functools import cache
 from importlib import resources
 from pathlib import Path
 from typing import Any, Literal, Self
@@ -391,6 +392,9 @@ def _choice(where: str, table: Any) -> Choice:
 _ENOUGH_CLASSES = 1000
 """More classes than any loss demands; those of the data are known only when they are loaded."""
 
+_ACCEPTED: set[tuple[type[Loss], str, bool]] = set()
+"""Losses with hyper-parameters that were found to fit together, so that equal recipes build them once."""
+
 
 def _check_loss(choice: Choice, *, binary: bool = False) -> None:
     """Check the name and the hyper-parameters of a loss; `Recipe.create_loss` checks the classes as well."""
@@ -400,6 +404,9 @@ def _check_loss(choice: Choice, *, binary: bool = False) -> None:
             raise RecipeError(f"loss {choice}: {name} cannot be set here; the recipe and its data decide it")
     if "adapt" in choice.options and not issubclass(LOSSES[choice.name], AdaptiveLoss):
         raise RecipeError(f"loss {choice}: {choice.name} does not adapt; adapt is for losses that do")
+    checked = (LOSSES[choice.name], repr(choice), binary)
+    if checked in _ACCEPTED:
+        return
     # A list, such as class weights, may have an entry for each class.
     lengths = {len(value) for value in choice.options.values() if isinstance(value, list | tuple)}
     problems = []
@@ -407,6 +414,7 @@ def _check_loss(choice: Choice, *, binary: bool = False) -> None:
     for classes in sizes:
         try:
             _built(choice, classes, binary)
+            _ACCEPTED.add(checked)
             return
         except RecipeError as problem:
             problems.append(problem)
@@ -440,6 +448,11 @@ def _built(choice: Choice, num_classes: int, binary: bool, **shared: Any) -> Los
 
 def shipped_recipes() -> dict[str, str]:
     """The recipes that come with the package: TOML documents by name."""
+    return dict(_shipped())
+
+
+@cache
+def _shipped() -> dict[str, str]:
     folder = resources.files("calibrant") / "recipes"
     files = {Path(entry.name).stem: entry for entry in folder.iterdir() if entry.name.endswith(".toml")}
     return {name: files[name].read_text(encoding="utf-8") for name in sorted(files)}
