@@ -1392,3 +1392,16 @@ def test_true_classes_with_a_probability_of_0_are_counted(binary: bool) -> None:
     ignored = evaluate(logits, torch.tensor([-100, 1, -100, 0, 0]), resamples=0, binary=binary)
     assert ignored.ruled_out == 0
     assert "probability of 0" not in str(ignored)
+
+
+def test_the_note_about_intervals_is_not_about_means_over_images() -> None:
+    logits, target = images(6, seed=0)
+    note = "reaches further down than up"
+    assert note in str(evaluate(logits, target, resamples=20))
+    assert note not in str(evaluate(logits, target, resamples=20, per_image=True))
+
+
+def test_few_probabilities_of_0_are_not_said_to_decide_the_nll(golden_batch: Batch) -> None:
+    found = replace(evaluate(*golden_batch, resamples=0), samples=1_000_000, ruled_out=1)
+    assert "they add 8.7e-05 to the mean." in str(found)
+    assert "they add 0.087 to the mean, and a temperature would follow" in str(replace(found, ruled_out=1000))

@@ -590,3 +590,9 @@ def test_a_binary_report_speaks_of_probabilities_of_yes():
     assert (correlated in several, correlated in binary) == (True, False)
     pair = torch.stack([0 * logits, 3 * logits], 1)
     assert "Accuracy below the dashed line" in render_report([evaluate(pair, target, resamples=0)])
+
+
+def test_notes_about_probabilities_of_0_number_models_of_the_same_name():
+    text = render_report([dataclasses.replace(evaluation(), ruled_out=1)] * 2)
+    first, second = re.findall(r'<p class="quiet">([^<:]*): 1 of [\d,]+ true classes', text)
+    assert second == f"{first} (2)"

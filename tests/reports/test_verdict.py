@@ -221,3 +221,8 @@ def test_a_difference_is_clear_if_most_seeds_agree():
     calibrated = [replace(each, p_value=0.4) for each in (poor, good)]
     assert not verdict.is_clear(calibrated[:1], calibrated[1:])  # neither is miscalibrated
     assert verdict.is_clear([of_logits(4.0, resamples=0)], [of_logits(3.9, resamples=0)])  # not tested
+
+
+def test_a_temperature_is_recommended_although_few_true_classes_have_a_probability_of_0():
+    said = verdict.one_model(changed_field(of_logits(4.0), ruled_out=3, samples=6_000_000))
+    assert said.sentences[1].startswith("A temperature would help")

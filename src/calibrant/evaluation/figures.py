@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 import torch
 
+from calibrant.layout import LOGIT_OF_ZERO
 from calibrant.metrics.catalogue import METRICS
 from calibrant.metrics.selective import RiskCoverage
 from calibrant.metrics.uncertainty import Interval, error_interval, interval, percentile_interval
@@ -24,9 +25,8 @@ _SHOWN_LABELS = 20  # in print
 _FORMAT = max(metric.since for metric in METRICS.values())
 
 
-INTERVALS_NOTE = (
-    "The calibration error of a sample is too large on average, so its interval reaches further down than up."
-)
+LITTLE = 0.02
+"""The part of an NLL that is not worth a calibrator."""
 
 
 @dataclass(frozen=True)
@@ -386,11 +386,9 @@ class Evaluation:
             rows.append(("mean over all labels", *_texts(self.macro, shown)))
             names = ("label, by falling ECE", *(METRICS[key].label for key in shown))
             table += "\n\n" + text_table(f"{len(worst)} of {len(self.labels)} labels", names, rows)
-        if self.intervals:
-            table += f"\n{INTERVALS_NOTE}"
-        if self.dense:
-            table += f"\n{pixels_note([self])}"
-        return "\n".join([table, *zeros_notes([self])])
+        notes = [intervals_note([self])] if self.intervals else []
+        notes += [pixels_note([self])] if self.dense else []
+        return "\n".join([table, *filter(None, notes), *zeros_notes([self])])
 
     def __rich__(self) -> Text:
         from rich.text import Text
@@ -422,15 +420,39 @@ def pixels_note(evaluations: Sequence[Evaluation]) -> str:
     return f"{what[0]} pixels or tokens as independent, but those of one image or text are not: {what[1]}."
 
 
-def zeros_notes(evaluations: Sequence[Evaluation]) -> list[str]:
-    """A warning for each evaluation with true classes of probability 0: they decide its NLL."""
-    return [
-        (f"{each.name}: " if len(evaluations) > 1 else "")
-        + f"{each.ruled_out:,} of {each.samples:,} true classes have a probability of 0, which counts as "
-        "1.2e-38 and costs 87.3 in NLL: these elements decide the NLL, and what a temperature does to it."
-        for each in evaluations
-        if each.ruled_out
-    ]
+def intervals_note(evaluations: Sequence[Evaluation]) -> str:
+    """What is special about intervals of calibration errors; "" for means over images, where nothing is."""
+    if not any(each.intervals and not each.per_image for each in evaluations):
+        return ""
+    error = "The calibration error of a sample is too large on average"
+    return f"{error}, so its interval reaches further down than up."
+
+
+def zeros_notes(evaluations: Sequence[Evaluation], names: Sequence[str] | None = None) -> list[str]:
+    """A note for each evaluation with true classes of probability 0: what they add to its NLL.
+
+    ``names`` replace those of the evaluations.
+    """
+    notes = []
+    for each, name in zip(evaluations, names or [each.name for each in evaluations], strict=True):
+        if not each.ruled_out:
+            continue
+        note = (
+            f"{each.ruled_out:,} of {each.samples:,} true classes have a probability of 0, which counts as "
+            f"1.2e-38 and costs {-LOGIT_OF_ZERO:.1f} in NLL: they add {_added_by_zeros(each):.2g} to the mean"
+        )
+        note += ", and a temperature would follow them above all" if zeros_matter(each) else ""
+        notes.append(f"{name}: {note}." if len(evaluations) > 1 else f"{note}.")
+    return notes
+
+
+def zeros_matter(evaluation: Evaluation) -> bool:
+    """Whether true classes of probability 0 are a part of the NLL that is not `LITTLE`."""
+    return _added_by_zeros(evaluation) > LITTLE * (evaluation.nll or 0.0)
+
+
+def _added_by_zeros(evaluation: Evaluation) -> float:
+    return -LOGIT_OF_ZERO * evaluation.ruled_out / evaluation.samples
 
 
 def _texts(metrics: Mapping[str, float | None], names: Iterable[str]) -> list[str]:

@@ -20,7 +20,7 @@ from markupsafe import Markup, escape
 
 from calibrant.atomic import replace_file
 from calibrant.evaluation import ClassFigures, Evaluation
-from calibrant.evaluation.figures import INTERVALS_NOTE, pixels_note, zeros_notes
+from calibrant.evaluation.figures import intervals_note, pixels_note, zeros_notes
 from calibrant.evaluation.sums import GROUPS
 from calibrant.metrics import METRICS
 from calibrant.printable import counted, printable
@@ -158,7 +158,7 @@ def render_report(
     ]
     binary = all(evaluation.binary for evaluation in evaluations)
     said = _verdict(evaluations, table, warning, summary, fitted)
-    notes = ([pixels_note(evaluations)] if pixels else []) + zeros_notes(evaluations)
+    notes = ([pixels_note(evaluations)] if pixels else []) + zeros_notes(evaluations, names)
     page = template("report.html.jinja")
     return page.render(
         title=title,
@@ -187,7 +187,7 @@ def render_report(
         marks=HTML,
         level=_levels(evaluations),
         has_intervals=any(evaluation.intervals for evaluation in evaluations),
-        intervals_note=INTERVALS_NOTE,
+        intervals_note=intervals_note(evaluations),
         binary=binary,
         labels=any(evaluation.labels for evaluation in evaluations),
         notes=[note for note in notes if note not in said.sentences],

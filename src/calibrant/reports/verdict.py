@@ -8,7 +8,7 @@ from functools import partial
 from statistics import fmean
 from typing import TYPE_CHECKING
 
-from calibrant.evaluation.figures import zeros_notes
+from calibrant.evaluation.figures import LITTLE, zeros_matter, zeros_notes
 from calibrant.metrics import METRICS
 from calibrant.printable import NOT_INDEPENDENT, counted
 from calibrant.reports.tables import Table, number_text
@@ -234,12 +234,12 @@ def _test_words(evaluation: Evaluation) -> str:
 def _room_for_a_temperature(evaluation: Evaluation) -> list[str]:
     """What one temperature would save, if the evaluation knows it."""
     nll, saved = evaluation.nll, evaluation.nll_calibration
-    if evaluation.ruled_out:  # the best temperature is theirs, and spoils the other elements
+    if zeros_matter(evaluation):  # the best temperature is theirs, and spoils the other elements
         return zeros_notes([evaluation])
     if not nll or saved is None:
         return []
     share = f"{number_text(saved, False)} of an NLL of {number_text(nll, False)} ({100 * saved / nll:.0f}%)"
-    if saved < 0.02 * nll:
+    if saved < LITTLE * nll:
         return [f"A temperature would change little: fitted to these data, it saves {share}."]
     if evaluation.intervals.get("nll_calibration", (saved, saved))[0] <= 0:
         return [f"A temperature may not help: fitted to these data, it saves {share}, which may be chance."]
