@@ -15,7 +15,14 @@ from safetensors.torch import load_file, save_file
 from typer.testing import CliRunner
 
 from calibrant import cli
-from calibrant.calibrators import CALIBRATORS, choose, create_calibrator, load_calibrator, save_calibrator
+from calibrant.calibrators import (
+    CALIBRATORS,
+    Calibrator,
+    choose,
+    create_calibrator,
+    load_calibrator,
+    save_calibrator,
+)
 from calibrant.calibrators.streaming import Scaling
 from calibrant.cli import prediction_files
 from calibrant.evaluation import Evaluation, evaluate
@@ -547,3 +554,22 @@ def test_the_page_lists_every_method():
     for key, preserves_order, passes in marks:
         assert bool(preserves_order) == create_calibrator(key).preserves_order
         assert bool(passes) == (key in SCALING)
+
+
+def test_calibrators_from_outside_may_learn_anything():
+    class Own(Calibrator):
+        key = "own"
+
+        def fit_rows(self, rows, labels):
+            self.learn("weights", torch.eye(rows.shape[1]))
+            self.learn("temperature", torch.ones(rows.shape[1]))
+
+        def transform(self, rows):
+            return rows
+
+    logits, target = 3 * torch.eye(3).repeat(2, 1), torch.tensor([0, 1, 2, 0, 1, 0])
+    assert prediction_files.in_words(Own().fit(logits, target)) == "own"
+    ensemble = create_calibrator("ensemble-temperature").fit(logits, target)
+    assert re.fullmatch(
+        r"ensemble-temperature \(T = [\d.e+]+; weights( \d\.\d\d,?){3}\)", prediction_files.in_words(ensemble)
+    )

@@ -34,6 +34,8 @@ Batch = tuple[Tensor, Tensor]
 EXACT_LIMIT = 1 << 30
 """The most bytes of logits that are loaded into memory by default."""
 
+_FEW = 4  # the most weights in a line of text
+
 
 def load(file: PredictionFile, stream: bool | None = None) -> Batch | None:
     """All predictions; None if they are to be streamed, by default if they are too large."""
@@ -272,8 +274,9 @@ def in_words(calibrator: Calibrator) -> str:
         labels = list(calibrator.labels)
         return f"{calibrator.key} of each label" if len(labels) > 1 else in_words(labels[0])  # type: ignore[arg-type]
     learned = []
-    if (temperature := getattr(calibrator, "temperature", None)) is not None:
+    temperature, weights = (getattr(calibrator, name, None) for name in ("temperature", "weights"))
+    if isinstance(temperature, Tensor) and temperature.numel() == 1:
         learned.append(f"T = {float(temperature):.4g}")
-    if (weights := getattr(calibrator, "weights", None)) is not None:  # of tempered, plain and uniform parts
+    if isinstance(weights, Tensor) and weights.ndim == 1 and len(weights) <= _FEW:
         learned.append("weights " + ", ".join(f"{weight:.2f}" for weight in weights.tolist()))
     return calibrator.key + (f" ({'; '.join(learned)})" if learned else "")
