@@ -12,7 +12,11 @@ from torch.nn import functional as F
 from calibrant.training.models import MODELS, create_model
 from calibrant.training.models.cifar_resnet import StochasticDepth
 
-ABOUT = {"channels": 3, "image_size": 32, "vocabulary_size": 50}
+from .shapes import quick_norms, weights_without_numbers
+
+__all__ = ["quick_norms"]
+
+ABOUT = {"channels": 3, "image_size": 16, "vocabulary_size": 50}
 TEXTS = ("text-cnn", "text-bag")
 LARGE = {"cifar-resnet-50", "cifar-resnet-110", "wide-resnet-26-10", "cifar-densenet-121"}
 
@@ -23,14 +27,14 @@ def parameters(model):
 
 @cache
 def on_meta(name, num_classes, **options):
-    with torch.device("meta"):
+    with weights_without_numbers():
         return create_model(name, num_classes, ABOUT, **options)
 
 
 def inputs_for(name, count):
     if name in TEXTS:
         return torch.randint(50, (count, 30))
-    return torch.randn(count, 3, 32, 32)
+    return torch.randn(count, 3, 16, 16)
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -52,7 +56,8 @@ def test_every_parameter_gets_a_gradient(name):
 
 
 @pytest.mark.parametrize("name", sorted(LARGE))
-def test_large_networks_give_finite_logits(name):
+def test_large_networks_give_finite_logits(name, monkeypatch):
+    monkeypatch.setattr(nn.Conv2d, "reset_parameters", lambda convolution: None)  # its weights are drawn anew
     torch.manual_seed(0)
     model = create_model(name, 7, ABOUT).eval()
     with torch.no_grad():
@@ -66,6 +71,7 @@ def test_large_networks_give_finite_logits(name):
     assert 0.01 < logits.std() < 100
 
 
+@pytest.mark.usefixtures("quick_norms")
 @pytest.mark.parametrize("name", sorted(LARGE))
 def test_large_networks_have_gradients_by_shape(name):
     model = on_meta(name, 7, channels=1)
@@ -75,14 +81,16 @@ def test_large_networks_have_gradients_by_shape(name):
     assert all(parameter.grad is not None for parameter in model.parameters())
 
 
+@pytest.mark.usefixtures("quick_norms")
 @pytest.mark.parametrize("name", [name for name in MODELS if name not in ("mlp", *TEXTS)])
 def test_images_may_have_any_size_and_number_of_channels(name):
     model = on_meta(name, 7, channels=1)
-    # The tests around this one take 3 channels and 32, and the large networks to 64.
+    # The tests around this one take 3 channels and 16 or 32, and the large networks to 64.
     for size in (8,) if name in LARGE else (8, 64):
         assert model(torch.zeros(2, 1, size, size, device="meta")).shape == (2, 7)
 
 
+@pytest.mark.usefixtures("quick_norms")
 @pytest.mark.parametrize("name", ["cifar-resnet-18", "cifar-resnet-50", "wide-resnet-26-10"])
 def test_the_stem_keeps_the_resolution(name):
     model = on_meta(name, 7)
