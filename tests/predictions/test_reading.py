@@ -936,3 +936,10 @@ def test_ignored_elements_do_not_hide_rounding_and_percentages(tmp_path: Path, s
     refused(tmp_path / "a.npz", "rounding to 1 decimal changes the sum too much")
     np.savez(tmp_path / "a.npz", probabilities=100 * exact, labels=labels)
     refused(tmp_path / "a.npz", "at row 2 ", "they are percentages: divide them by 100")
+
+
+def test_names_of_several_labels_are_not_those_of_answers(tmp_path: Path) -> None:
+    answers = np.array([["cat", "dog"], ["dog", "cat"]])
+    np.savez(tmp_path / "a.npz", logits=np.zeros((2, 2)), labels=answers, class_names=["cat", "dog"])
+    with pytest.raises(BadFileError, match="labels are <U3; expected 0 and 1"):
+        open_predictions(tmp_path / "a.npz", binary=True)

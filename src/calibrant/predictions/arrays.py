@@ -55,15 +55,13 @@ def _predictions(
     if scores.dtype is None or not scores.dtype.is_floating_point:
         raise BadFileError(path, f"{kind} are {scores.stored}; expected floating point")
     # Booleans are answers: of a single score, or in the shape of the scores.
-    several = len(scores.shape) > 1 and scores.shape[1] > 1 and labels.shape != scores.shape
-    words = Names(class_names or ())
+    several, same = prod(scores.shape[1:2]) > 1, labels.shape == scores.shape
+    words = Names(() if several and same else class_names or ())  # names of labels are not those of answers
     texts = labels.stored[1:2] == "U" and len(words.numbers) > 1  # such as <U5
-    if labels.dtype is None and not texts and (several or labels.stored.lower() != "bool"):
-        raise BadFileError(
-            path,
-            f"labels are {labels.stored}; expected integer class numbers, or strings beside class_names, "
-            "the names of all classes in the order of the scores",
-        )
+    if labels.dtype is None and not texts and ((several and not same) or labels.stored.lower() != "bool"):
+        names = "class_names, the names of all classes in the order of the scores"
+        expected = "0 and 1" if several and same else f"integer class numbers, or strings beside {names}"
+        raise BadFileError(path, f"labels are {labels.stored}; expected {expected}")
     if texts:
         check_memory(prod(labels.shape) * np.dtype(labels.stored).itemsize, "labels as strings")
 
