@@ -29,6 +29,7 @@ from calibrant.training.loop import train
 from calibrant.training.models import create_model
 from calibrant.training.recipe import Recipe, shipped_recipes
 from calibrant.training.run_folder import is_finished
+from tests.training.models.shapes import weights_without_numbers
 
 PAGE = (Path(__file__).parents[2] / "docs" / "recipes.md").read_text(encoding="utf-8")
 
@@ -249,7 +250,7 @@ def thinned(module, inputs):
 
 def stand_in(name, num_classes, about, **options):
     """A small network instead of one that another recipe trains. Wrong options are still refused."""
-    with torch.device("meta"):
+    with weights_without_numbers():
         create_model(name, num_classes, about, **options)
     features = (nn.Conv2d(about["channels"], 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.AdaptiveAvgPool2d(1))
     return nn.Sequential(*features, nn.Flatten(), nn.Linear(8, num_classes))
@@ -260,9 +261,11 @@ def slim(name, num_classes, about, **options):
 
     `test_networks.py` sees to the numbers of channels.
     """
-    with torch.device("meta"):
+    if name in NARROWER:
+        return create_model(name, num_classes, about, **options)
+    with weights_without_numbers():
         network = create_model(name, num_classes, about, **options)
-    if name in NARROWER or sum(weight.numel() for weight in network.parameters()) < 5e6:
+    if sum(weight.numel() for weight in network.parameters()) < 5e6:
         return create_model(name, num_classes, about, **options)
 
     def fewer(channels):
