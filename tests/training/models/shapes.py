@@ -23,7 +23,7 @@ def weights_without_numbers() -> Iterator[None]:
 
 @pytest.fixture
 def quick_norms(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Batch normalisation as a product and a sum: the same shapes and gradients; other channels are refused."""
+    """Batch normalisation as a product and a sum: the same shapes, gradients and refusals."""
 
     def forward(norm: nn.BatchNorm2d, images: Tensor) -> Tensor:
         assert images.shape[1] == norm.num_features
