@@ -14,17 +14,20 @@ import pytest
 def operators_listed_once() -> Iterator[None]:
     """Remember which operators ONNX has. The exporter reads the source of each, which takes a second or two.
 
-    A version of torch without this function only stays slower.
+    Those of torch are also listed once, in place of once for each of its namespaces. A version of torch
+    without these functions only stays slower.
     """
     try:
+        from torch._export import utils
         from torch.onnx._internal.exporter._registration import ONNXRegistry
 
-        listing = _listing()
+        listing, load = _listing(), cache(utils._materialize_cpp_cia_ops)
     except (ImportError, AttributeError):
         yield
         return
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(ONNXRegistry, "from_torchlib", staticmethod(listing))
+        patch.setattr(utils, "_materialize_cpp_cia_ops", load)
         yield
 
 

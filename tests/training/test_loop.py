@@ -4,6 +4,7 @@ import json
 import math
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -19,6 +20,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from calibrant import metrics
 from calibrant.calibrators import Temperature
 from calibrant.calibrators.temperature import ChanceBoundWarning, ChanceWarning
 from calibrant.evaluation import evaluate
@@ -102,11 +104,16 @@ def test_a_run_learns_and_leaves_everything_behind(tmp_path: Path) -> None:
     assert torch.equal(found["test/labels"], load_data(recipe.data).test.targets)
 
 
-def test_what_is_logged_is_what_was_predicted(tmp_path: Path) -> None:
-    folder = train(small(), tmp_path)
-    found = tensors(folder)
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A finished run, which no test changes."""
+    return train(small(), tmp_path_factory.mktemp("plain"))
+
+
+def test_what_is_logged_is_what_was_predicted(plain: Path) -> None:
+    found = tensors(plain)
     expected = evaluate(found["validation/logits"], found["validation/labels"], resamples=0)
-    row = rows(folder)[-1]
+    row = rows(plain)[-1]
     for name in ("accuracy", "nll", "ece"):
         assert row[f"validation_{name}"] == pytest.approx(getattr(expected, name), rel=1e-5)
     assert row["validation_adaptive_ece"] == pytest.approx(
@@ -114,13 +121,11 @@ def test_what_is_logged_is_what_was_predicted(tmp_path: Path) -> None:
     )  # from whole cells
 
 
-def test_seeds_differ_and_repeat(tmp_path: Path) -> None:
-    first, again, other = (
-        train(small(f"seed={seed}"), tmp_path / name) for seed, name in ((0, "a"), (0, "b"), (1, "c"))
-    )
-    assert_identical(first, again)
+def test_seeds_differ_and_repeat(plain: Path, tmp_path: Path) -> None:
+    again, other = (train(small(f"seed={seed}"), tmp_path / str(seed)) for seed in (0, 1))
+    assert_identical(plain, again)
     assert not torch.equal(
-        tensors(first)["model.safetensors/1.weight"], tensors(other)["model.safetensors/1.weight"]
+        tensors(plain)["model.safetensors/1.weight"], tensors(other)["model.safetensors/1.weight"]
     )
 
 
@@ -190,9 +195,10 @@ def steps(recipe: Recipe, count: int) -> torch.nn.Module:
     return model
 
 
-@pytest.mark.parametrize("accumulate", [1, 4])
-@pytest.mark.parametrize(("batch_loss", "lr"), [("mean", 0.5), ("sum", 0.005)])
-@pytest.mark.parametrize("clip", [0, 0.05])
+@pytest.mark.parametrize(
+    ("clip", "batch_loss", "lr", "accumulate"),
+    [(0, "mean", 0.5, 1), (0, "sum", 0.005, 4), (0.05, "mean", 0.5, 4), (0.05, "sum", 0.005, 1)],
+)
 def test_a_run_of_whole_batches_is_gradient_descent(
     clip: float, batch_loss: str, lr: float, accumulate: int, tmp_path: Path
 ) -> None:
@@ -341,12 +347,11 @@ def test_training_data_fewer_than_the_validation_data_are_all_adapted_to(tmp_pat
     assert len(part) == 40
 
 
-def test_options_in_brackets_reach_the_loss(tmp_path: Path) -> None:
+def test_options_in_brackets_reach_the_loss(plain: Path, tmp_path: Path) -> None:
     wide, narrow = (
         train(small(f"loss=cals-alm[margin={margin},penalty=p2]"), tmp_path / str(margin))
         for margin in (20, 0.1)
     )
-    plain = train(small("loss=ce"), tmp_path / "plain")
     weights = "model.safetensors/1.weight"
     torch.testing.assert_close(tensors(wide)[weights], tensors(plain)[weights])
     assert not torch.allclose(tensors(narrow)[weights], tensors(plain)[weights])
@@ -380,9 +385,8 @@ def test_the_best_epoch_is_kept(criterion: str, monkeypatch: pytest.MonkeyPatch,
 
     def value(scores: torch.Tensor) -> float:
         if criterion == "nll-after-temperature":
-            calibrator = Temperature().fit(scores, labels)
-            return -evaluate(calibrator(scores), labels, resamples=0).nll
-        figure = getattr(evaluate(scores, labels, resamples=0), criterion)
+            return -metrics.nll(Temperature().fit(scores, labels)(scores), labels)
+        figure: float = getattr(metrics, criterion)(scores, labels)
         return figure if criterion == "accuracy" else -figure
 
     values = [value(scores) for scores in logits]
@@ -572,8 +576,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Path:
         pytest.param(checkpoint, "save_last", 6, id="last-checkpoint"),
         pytest.param(checkpoint.torch, "save", 4, id="half-a-file"),
         pytest.param(Path, "replace", 9, id="rename"),
-        pytest.param(Path, "replace", 10, id="next-rename"),
-        pytest.param(Path, "replace", 11, id="rename-after-that"),
+        pytest.param(Path, "replace", 11, id="rename-after-next"),
         pytest.param(logs.Logs, "write", 1, id="logs"),
         pytest.param(logs.Logs, "write", 2, id="last-logs"),
         pytest.param(loop.run_folder, "save_weights", 1, id="weights"),
@@ -600,11 +603,7 @@ def test_killed_at_any_place(
     assert_identical(tmp_path, undisturbed)
 
 
-def test_resuming_does_not_start_anew(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    with monkeypatch.context() as patch:
-        die_at(14, loop.Loop, "_train_step", patch)
-        with pytest.raises(Killed):
-            train(exact(), tmp_path)
+def test_resuming_does_not_start_anew(monkeypatch: pytest.MonkeyPatch, interrupted: Path) -> None:
     taken = []
     plain = loop.Loop._train_step
 
@@ -613,52 +612,69 @@ def test_resuming_does_not_start_anew(monkeypatch: pytest.MonkeyPatch, tmp_path:
         plain(training, batch)
 
     monkeypatch.setattr(loop.Loop, "_train_step", noting)
-    train(exact(), tmp_path)
+    train(exact(), interrupted)
     # Eight batches an epoch and a checkpoint after each third: the 13th step was the fifth of its epoch.
     assert taken[0] == (1, 3)
     assert len(taken) == 16 - 11
 
 
-def test_a_finished_run_is_left_alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    train(small(), tmp_path)
-    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+def test_a_finished_run_is_left_alone(monkeypatch: pytest.MonkeyPatch, plain: Path) -> None:
+    before = {path: path.read_bytes() for path in plain.rglob("*") if path.is_file()}
     die_at(1, loop, "load_data", monkeypatch)
-    assert train(small(), tmp_path) == tmp_path
-    assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
+    assert train(small(), plain) == plain
+    assert {path: path.read_bytes() for path in plain.rglob("*") if path.is_file()} == before
 
 
 # ---- Damage and full disks ------------------------------------------------------------------------
 
 
-def interrupted(folder: Path, monkeypatch: pytest.MonkeyPatch, step: int = 14) -> None:
-    with monkeypatch.context() as patch:
-        die_at(step, loop.Loop, "_train_step", patch)
+def killed_at(place: Any, name: str, call: int, folder: Path) -> Path:
+    with pytest.MonkeyPatch.context() as patch:
+        die_at(call, place, name, patch)
         with pytest.raises(Killed):
             train(exact(), folder)
+    return folder
 
 
-def test_a_checkpoint_of_version_0_1_is_resumed(
-    undisturbed: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+@pytest.fixture(scope="module")
+def killed_in_epoch_2(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return killed_at(loop.Loop, "_train_step", 14, tmp_path_factory.mktemp("killed"))
+
+
+@pytest.fixture(scope="module")
+def killed_at_the_end(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return killed_at(loop.Loop, "_finish", 1, tmp_path_factory.mktemp("killed"))
+
+
+@pytest.fixture
+def interrupted(killed_in_epoch_2: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(killed_in_epoch_2, tmp_path / "interrupted"))
+
+
+@pytest.fixture
+def unfinished(killed_at_the_end: Path, tmp_path: Path) -> Path:
+    """All epochs are trained, and nothing else is written."""
+    return Path(shutil.copytree(killed_at_the_end, tmp_path / "unfinished"))
+
+
+def test_a_checkpoint_of_version_0_1_is_resumed(undisturbed: Path, interrupted: Path) -> None:
     """It has a list of tensors where there is one tensor now."""
-    interrupted(tmp_path, monkeypatch)
-    path = tmp_path / "checkpoints" / "last.pt"
+    path = interrupted / "checkpoints" / "last.pt"
     state = checkpoint.load(path)
     assert state["learned"]
     state["learned"] = {name: list(values) for name, values in state["learned"].items()}
     for each in state["randomness"]:
         each["python"] = each["python"].tolist()
     checkpoint.save(path, state)
-    train(exact(), tmp_path)
-    assert_identical(tmp_path, undisturbed)
+    train(exact(), interrupted)
+    assert_identical(interrupted, undisturbed)
 
 
 @pytest.mark.parametrize("damage", ["flipped", "truncated", "empty", "foreign"])
 def test_a_damaged_checkpoint_gives_way_to_the_one_before(
-    damage: str, undisturbed: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    damage: str, undisturbed: Path, interrupted: Path
 ) -> None:
-    interrupted(tmp_path, monkeypatch)
-    path = tmp_path / "checkpoints" / "last.pt"
+    path = interrupted / "checkpoints" / "last.pt"
     content = bytearray(path.read_bytes())
     weights = checkpoint.load(path)["model"]["layers.0.weight"].numpy().tobytes()
     content[content.index(weights) + 5] ^= 16
@@ -666,52 +682,37 @@ def test_a_damaged_checkpoint_gives_way_to_the_one_before(
         {"flipped": bytes(content), "truncated": content[:-1000], "empty": b"", "foreign": b"a text"}[damage]
     )
     with pytest.warns(UserWarning, match=r"last\.pt is damaged; going back to the one before"):
-        train(exact(), tmp_path)
-    assert_identical(tmp_path, undisturbed)
+        train(exact(), interrupted)
+    assert_identical(interrupted, undisturbed)
 
 
-def test_with_every_checkpoint_damaged_a_run_starts_anew(
-    undisturbed: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    interrupted(tmp_path, monkeypatch)
+def test_with_every_checkpoint_damaged_a_run_starts_anew(undisturbed: Path, interrupted: Path) -> None:
     for name in ("last.pt", "previous.pt"):
-        (tmp_path / "checkpoints" / name).write_bytes(b"")
+        (interrupted / "checkpoints" / name).write_bytes(b"")
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        train(exact(), tmp_path)
+        train(exact(), interrupted)
     said = [str(each.message) for each in caught]
     assert len(said) == 2
     assert "last.pt is damaged" in said[0]
     assert "previous.pt is damaged" in said[1]
-    assert_identical(tmp_path, undisturbed)
+    assert_identical(interrupted, undisturbed)
 
 
-def test_damaged_best_weights_give_way_to_the_best_before(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    with monkeypatch.context() as patch:
-        die_at(1, loop.Loop, "_finish", patch)
-        with pytest.raises(Killed):
-            train(exact(), tmp_path)
-    checkpoints = tmp_path / "checkpoints"
+def test_damaged_best_weights_give_way_to_the_best_before(unfinished: Path) -> None:
+    checkpoints = unfinished / "checkpoints"
     before = checkpoint.load(checkpoints / "second-best.pt")
     (checkpoints / "best.pt").write_bytes(b"")
     with pytest.warns(UserWarning, match=r"best\.pt is damaged; taking the best before it"):
-        train(exact(), tmp_path)
-    assert json.loads((tmp_path / "result.json").read_text())["epoch"] == before["epoch"]
+        train(exact(), unfinished)
+    assert json.loads((unfinished / "result.json").read_text())["epoch"] == before["epoch"]
 
 
-def test_best_weights_that_are_all_damaged_say_what_to_do(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    with monkeypatch.context() as patch:
-        die_at(1, loop.Loop, "_finish", patch)
-        with pytest.raises(Killed):
-            train(exact(), tmp_path)
+def test_best_weights_that_are_all_damaged_say_what_to_do(unfinished: Path) -> None:
     for name in ("best.pt", "second-best.pt"):
-        (tmp_path / "checkpoints" / name).unlink()
+        (unfinished / "checkpoints" / name).unlink()
     with pytest.raises(TrainingError, match=r"best weights are damaged; delete"):
-        train(exact(), tmp_path)
+        train(exact(), unfinished)
 
 
 @pytest.mark.parametrize("call", [2, 6, 8])
@@ -761,16 +762,15 @@ def test_a_disk_that_really_is_too_small(undisturbed: Path, programs: Path, tmp_
 # ---- Refusals -------------------------------------------------------------------------------------
 
 
-def test_the_folder_of_another_recipe_is_refused(tmp_path: Path) -> None:
-    train(small(), tmp_path)
-    before = (tmp_path / "recipe.toml").read_bytes()
+def test_the_folder_of_another_recipe_is_refused(plain: Path) -> None:
+    before = (plain / "recipe.toml").read_bytes()
     with pytest.raises(
         RecipeError, match=r"holds a run of another recipe \(there: epochs = 3\); choose another"
     ):
-        train(small("epochs=4"), tmp_path)
+        train(small("epochs=4"), plain)
     with pytest.raises(RecipeError, match=r"there: loss = \"ce\""):
-        train(small("loss=cals-alm[margin=6,penalty=p2]"), tmp_path)
-    assert (tmp_path / "recipe.toml").read_bytes() == before
+        train(small("loss=cals-alm[margin=6,penalty=p2]"), plain)
+    assert (plain / "recipe.toml").read_bytes() == before
 
 
 def test_a_folder_in_which_nothing_was_trained_is_free(tmp_path: Path) -> None:
@@ -1053,7 +1053,9 @@ def test_recipes_made_in_python_can_be_resumed(monkeypatch: pytest.MonkeyPatch, 
     train(recipe, tmp_path)
 
 
-def test_a_compiled_model_trains_like_a_plain_one(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_compiled_model_trains_like_a_plain_one(
+    plain: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     # The same graphs without a C++ compiler at work on them.
     monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="eager"))
-    assert_close(train(small("compile=true"), tmp_path / "a"), train(small(), tmp_path / "b"))
+    assert_close(train(small("compile=true"), tmp_path), plain)
