@@ -285,12 +285,12 @@ class Evaluation:
             theirs = theirs.flip(0)
         value = first.value - second.value
         metric, drawn = METRICS[name], ours - theirs
-        quantiles = percentile_interval(drawn, self.level)
         if metric.curve_interval is not None:  # often at a bound, where reflected intervals are too narrow
-            low, high = quantiles
+            low, high = percentile_interval(drawn, self.level)
         elif metric.group == "calibration" and not metric.debiased:
             low, high = error_interval(value, drawn, self.level)
             if metric.maximum:
+                quantiles = percentile_interval(drawn, self.level)
                 low, high = min(low, quantiles[0]), max(high, quantiles[1])
         else:
             low, high = interval(value, drawn, self.level, debiased=metric.debiased)
