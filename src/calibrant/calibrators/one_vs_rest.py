@@ -214,12 +214,13 @@ def number_below(points: Tensor, at: Tensor) -> Tensor:
     """
     if not (torch.compiler.is_exporting() or is_traced()):
         return torch.searchsorted(points, at)
-    size = int(points.shape[1])
+    curves, size = map(int, points.shape)
+    bits = size.bit_length()
+    padded = torch.cat([points, points.new_full((curves, (1 << bits) - 1 - size), math.inf)], 1)
     below = torch.zeros_like(at, dtype=torch.long)
-    for bit in reversed(range(size.bit_length())):
-        further = below + (1 << bit)
-        reached = points.gather(1, further.clamp_max(size) - 1) < at
-        below = torch.where(reached & (further <= size), further, below)
+    for bit in reversed(range(bits)):
+        reached = padded.gather(1, below + ((1 << bit) - 1)) < at
+        below = torch.where(reached, below + (1 << bit), below)
     return below
 
 
