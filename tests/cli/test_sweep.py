@@ -23,6 +23,7 @@ def _in_an_empty_folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
 
 
+@pytest.mark.usefixtures("blank_pictures")
 def test_a_sweep_writes_tables_and_curves_and_tests_only_its_choice():
     over = ("--over", "margin=0.5,6", "--over", "weight=0.1, 0.5")
     result = succeed(*SWEEP, *over, "--seeds", "1", "--by", "accuracy")

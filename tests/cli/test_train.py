@@ -42,7 +42,7 @@ def logits_and_labels(path):
 
 
 def test_train_then_predict_then_evaluate():
-    output = printed("train", "digits-lt", "--loss", "cals-alm[margin=6]", *QUICK, "--output", "runs/a")
+    output = printed("train", "digits-lt", "--loss", "cals-alm[margin=6]", *FAST, "--output", "runs/a")
     assert re.search(
         r"runs/a: digits-lt, cals-alm\[margin=6\], seed 0, 2 epochs; validation accuracy", output
     )

@@ -23,6 +23,7 @@ def _in_an_empty_folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
 
 
+@pytest.mark.usefixtures("blank_pictures")
 def test_a_study_writes_tables_curves_and_a_page_and_tests_only_its_choice():
     result = succeed(*TUNE, "--trials", 3, "--by", "ece")
     assert "trial 2: weight=" in result.stderr
