@@ -236,10 +236,16 @@ class RankedSums:
 
     def equal_width(self, bins: int) -> Bins:
         """Bins of equal width on ``(0, 1]``, any number of them."""
+        edges, places = self._at_equal_widths(bins)
+        return Bins(edges, *self.running.index_select(-1, places).diff(dim=-1))
+
+    def _at_equal_widths(self, bins: int) -> tuple[Tensor, Tensor]:
+        """The edges of bins of equal width, and the number of entries below each of them."""
         edges = equal_width_edges(bins, self._confidence.device)
-        ends = torch.searchsorted(self._confidence, edges[1:] * _SLACK, right=True)
-        ends[-1] = len(self._confidence)  # by rounding a confidence may be slightly above 1
-        return Bins(edges, *F.pad(self.running[..., ends], (1, 0)).diff(dim=-1))
+        places = torch.searchsorted(self._confidence, edges * _SLACK, right=True)
+        places[0] = 0
+        places[-1] = len(self._confidence)  # by rounding a confidence may be slightly above 1
+        return edges, places
 
     def equal_mass(self, bins: int) -> Bins:
         """Bins of equal counts: elements sorted and cut into groups whose sizes differ by at most one.

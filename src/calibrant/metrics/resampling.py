@@ -45,8 +45,11 @@ class Resamples(RankedSums):
 
     def residual(self, cells: int) -> Tensor:
         """``(correct - confidence) / N`` in cells of ``[0, 1]``, ``(R, cells)``."""
-        pooled = self.equal_width(cells)
-        return (pooled.correct - pooled.confidence) / pooled.count.sum(-1, keepdim=True)
+        count, confidence, correct = self.running
+        _, places = self._at_equal_widths(cells)
+        gap = (correct - confidence).index_select(-1, places).diff(dim=-1)
+        residual: Tensor = gap / count[..., -1:]
+        return residual
 
 
 def draws(samples: int, resamples: int, seed: int, numbers: int = 1) -> Iterator[Tensor]:
