@@ -130,9 +130,10 @@ def trained(request, tmp_path_factory):
     write, name, options, model = KINDS[request.param]
     raw, path, names = write(root)
     (root / "recipe.toml").write_text(RECIPE.format(name=name, options=options, model=model))
-    output = printed(
-        "train", root / "recipe.toml", "--data-root", root, "--output", root / "run", "--accelerator", "cpu"
-    )
+    command = ["train", root / "recipe.toml", "--data-root", root, "--output", root / "run"]
+    if request.param == "rows":  # the best one of all takes longer to find and to export
+        command += ["--calibrate", "temperature"]
+    output = printed(*command, "--accelerator", "cpu")
     place = root / "run" / "bundle"
     assert f"{place}: calibrated by" in output or f"{place}: not calibrated: " in output
     return root / "run", raw, path, names
@@ -219,6 +220,8 @@ def test_onnx_and_torch_graphs_predict_the_same(trained, tmp_path):
     for count in (1, len(inputs)):
         (found,) = session.run(["probabilities"], {"inputs": inputs[:count].numpy()})
         np.testing.assert_allclose(found, probabilities[:count], atol=1e-5)
+    if loaded.preparation.kind in ("arrays", "rows"):  # numbers, as pixels are; ONNX is made from this graph
+        return
     printed("export", run, "--format", "torch", "--output", tmp_path / "a.pt2")
     graph = torch.export.load(tmp_path / "a.pt2").module()
     for count in (1, len(inputs)):
