@@ -248,17 +248,13 @@ def by_name(cases):
 ROWS, IMAGES = (7, CLASSES), (3, CLASSES, 7)
 SHAPES = pytest.mark.parametrize("shape", [ROWS, IMAGES], ids=["rows", "images"])
 
-CUTS = pytest.mark.parametrize(
-    ("shape", "limit", "sizes"),
-    [
-        (ROWS, 1 << 18, [7]),
-        (ROWS, 3 * CLASSES, [3, 3, 1]),
-        (IMAGES, 1 << 18, [21]),
-        (IMAGES, 3 * CLASSES, [3, 3, 1] * 3),
-        (IMAGES, 2 * 7 * CLASSES, [14, 7]),
-    ],
-    ids=["rows", "some-rows", "images", "columns", "some-images"],
-)
+CUTS = {
+    "rows": (ROWS, 1 << 18, [7]),
+    "some-rows": (ROWS, 3 * CLASSES, [3, 3, 1]),
+    "images": (IMAGES, 1 << 18, [21]),
+    "columns": (IMAGES, 3 * CLASSES, [3, 3, 1] * 3),
+    "some-images": (IMAGES, 2 * 7 * CLASSES, [14, 7]),
+}
 
 
 @pytest.fixture
@@ -312,11 +308,12 @@ def fused(case, elements, upstream=None):
     return value.detach(), logits.grad
 
 
-def assert_fused_is_autograd(case, elements, upstream=None, tolerance=1e-12):
-    value, gradient = fused(case, elements, upstream)
-    expected_value, expected_gradient = by_autograd(case, elements, upstream)
-    torch.testing.assert_close(value, expected_value, rtol=tolerance, atol=tolerance)
-    torch.testing.assert_close(gradient, expected_gradient, rtol=tolerance, atol=tolerance)
+def assert_fused_is_autograd(case, elements, upstream=None, *, what=""):
+    found, expected = fused(case, elements, upstream), by_autograd(case, elements, upstream)
+    for ours, theirs in zip(found, expected, strict=True):
+        torch.testing.assert_close(
+            ours, theirs, rtol=1e-12, atol=1e-12, msg=lambda text: f"{what}: {text}" if what else text
+        )
 
 
 def test_the_fused_path_is_the_one_under_test():
@@ -383,21 +380,22 @@ def test_correctness(shape):
 
 
 @by_name(CASES)
-@CUTS
-def test_fused_is_autograd(case, shape, limit, sizes, cut):
-    cut(limit, shape, sizes)
-    for ties, seed in ((False, 0), (True, 0), (True, 1)):
-        assert_fused_is_autograd(case, arrange(*batch(shape, ties=ties, seed=seed)))
+def test_fused_is_autograd(case, cut):
+    for name, (shape, limit, sizes) in CUTS.items():
+        cut(limit, shape, sizes)
+        for ties, seed in ((False, 0), (True, 0), (True, 1)):
+            elements = arrange(*batch(shape, ties=ties, seed=seed))
+            assert_fused_is_autograd(case, elements, what=f"{name}, ties={ties}, seed={seed}")
 
 
 @by_name(SOFT)
-@CUTS
-def test_fused_is_autograd_with_probability_targets(case, shape, limit, sizes, cut):
-    cut(limit, shape, sizes)
-    for ties in (False, True):
-        elements = arrange(*batch(shape, soft=True, ties=ties), soft=True)
-        assert elements.soft
-        assert_fused_is_autograd(case, elements)
+def test_fused_is_autograd_with_probability_targets(case, cut):
+    for name, (shape, limit, sizes) in CUTS.items():
+        cut(limit, shape, sizes)
+        for ties in (False, True):
+            elements = arrange(*batch(shape, soft=True, ties=ties), soft=True)
+            assert elements.soft
+            assert_fused_is_autograd(case, elements, what=f"{name}, ties={ties}")
 
 
 @by_name(SOFT)
@@ -453,15 +451,15 @@ def test_broadcast_logits(case):
 
 
 @by_name(CASES)
-@pytest.mark.parametrize("shape", [(0, CLASSES), (0, CLASSES, 4), (2, CLASSES, 0)])
-def test_empty_batches(case, shape):
-    logits = torch.empty(shape, dtype=torch.float64, requires_grad=True)
-    target = torch.empty(shape[:1] + shape[2:], dtype=torch.int64)
-    elements = Elements(logits, target, target == 0)
-    value = reduce_classes(elements, case.build(logits))
-    assert value.shape == target.shape
-    value.sum().backward()
-    assert logits.grad.shape == shape
+def test_empty_batches(case):
+    for shape in ((0, CLASSES), (0, CLASSES, 4), (2, CLASSES, 0)):
+        logits = torch.empty(shape, dtype=torch.float64, requires_grad=True)
+        target = torch.empty(shape[:1] + shape[2:], dtype=torch.int64)
+        elements = Elements(logits, target, target == 0)
+        value = reduce_classes(elements, case.build(logits))
+        assert value.shape == target.shape
+        value.sum().backward()
+        assert logits.grad.shape == shape
 
 
 @by_name(CASES)
@@ -525,13 +523,13 @@ ALIKE = {
 
 
 @by_name(BASIC)
-@SHAPES
-def test_every_two_terms_can_be_summed(case, shape, cut):
-    """Also two that both want to write over the block, in either order."""
-    cut(2 * 7 * CLASSES, shape)
-    elements = arrange(*batch(shape))
+def test_every_two_terms_can_be_summed(case, cut):
+    """Also two that both want to write over the block, in either order: one with rows, one with images."""
+    batches = [arrange(*batch(shape)) for shape in (ROWS, IMAGES)]
+    cut(2 * 7 * CLASSES, IMAGES)
     wrong = []
     for other in (other for other in BASIC if other.name not in ALIKE):
+        elements = batches[BASIC.index(case) < BASIC.index(other)]
         pair = Case(
             "",
             lambda logits, other=other: WeightedSum((0.7, case.build(logits)), (-1.3, other.build(logits))),
@@ -615,8 +613,7 @@ def test_scale_and_offset_are_constants_of_the_forward_pass():
 
 
 @by_name(CASES)
-@SHAPES
-@pytest.mark.parametrize("expected", [1.0, 1 / 21])
+@pytest.mark.parametrize(("shape", "expected"), [(ROWS, 1 / 21), (IMAGES, 1.0)], ids=["rows", "images"])
 def test_upstream_gradients_that_are_not_uniform(case, shape, expected, cut):
     cut(3 * CLASSES, shape)
     elements = replace(arrange(*batch(shape)), expected=expected)
@@ -626,15 +623,17 @@ def test_upstream_gradients_that_are_not_uniform(case, shape, expected, cut):
 
 
 @by_name(CASES)
-@pytest.mark.parametrize("factor", [0.25, 1.0, -3.0, 0.0])
-def test_uniform_upstream_gradients_other_than_expected(case, factor):
+def test_uniform_upstream_gradients_other_than_expected(case):
     elements = replace(arrange(*batch((7, CLASSES))), expected=0.25)
-    assert_fused_is_autograd(case, elements, torch.full((7,), factor, dtype=torch.float64))
+    for factor in (0.25, 1.0, -3.0, 0.0):
+        upstream = torch.full((7,), factor, dtype=torch.float64)
+        assert_fused_is_autograd(case, elements, upstream, what=f"factor {factor}")
 
 
 @by_name(CASES)
-@SHAPES
-@pytest.mark.parametrize("uniform", [True, False], ids=["as-expected", "otherwise"])
+@pytest.mark.parametrize(
+    ("shape", "uniform"), [(ROWS, True), (IMAGES, False)], ids=["as-expected", "otherwise"]
+)
 def test_a_second_backward_over_a_retained_graph(case, shape, uniform, cut):
     cut(3 * CLASSES, shape)
     elements = arrange(*batch(shape))
@@ -719,8 +718,7 @@ def narrow(shape, dtype, *, ties, soft=False):
 
 
 @by_name(CASES)
-@SHAPES
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize(("shape", "dtype"), [(ROWS, torch.float16), (IMAGES, torch.bfloat16)])
 def test_16_bit_logits(case, shape, dtype, cut):
     cut(3 * CLASSES, shape)
     for ties in (False, True):
