@@ -491,12 +491,12 @@ def _direction(slope: Tensor, solve: Solve, history: list[tuple[Tensor, Tensor, 
     rest, factors = slope.clone(), []
     for moved, turned, inverse in reversed(history):
         factor = inverse * (moved @ rest)
-        rest -= factor * turned
+        rest.addcmul_(factor, turned, value=-1)
         factors.append(factor)
     rest = solve(rest)
     if history:
         moved, turned, _ = history[-1]
         rest *= (moved @ turned) / (turned @ solve(turned))
     for (moved, turned, inverse), factor in zip(history, reversed(factors), strict=True):
-        rest += (factor - inverse * (turned @ rest)) * moved
+        rest.addcmul_(torch.addcmul(factor, inverse, turned @ rest, value=-1), moved)
     return rest

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 from typing import Any, ClassVar, Self
 
 import torch
@@ -67,7 +68,7 @@ class LocalTemperature(Scaling):
         self.strength = in_range("strength", strength)
 
     def _fit(self, logits: Tensor, target: Tensor, ignore_index: int) -> Self:
-        return self.fit_batches([(logits, target)], ignore_index=ignore_index)
+        return self._fit_to([(logits, target)], ignore_index, in_memory=True)
 
     def fit_passes(self, data: HeldOut) -> None:
         reference = likeliest(data).temperature
@@ -91,6 +92,7 @@ class LocalTemperature(Scaling):
         from scipy.optimize import minimize  # type: ignore[import-untyped]  # here: it takes half a second
 
         penalty = self.strength / images
+        entropies = partial(_entropies, reference=reference)
 
         def evaluate(at: Any) -> tuple[float, list[float]]:
             """The objective and its gradient."""
@@ -104,7 +106,7 @@ class LocalTemperature(Scaling):
                 place = torch.where(exponent.abs() < _LIMIT, place, 0)  # beyond it the slope has no effect
                 return value, first, first * place
 
-            sums = data.totals(terms, lambda logits: _entropies(logits, reference)) / data.samples
+            sums = data.totals(terms, entropies) / data.samples
             gradient = 2 * penalty * torch.from_numpy(at) - sums[1:]  # the sums are derivatives in -log T
             return float(sums[0]) + penalty * float(at @ at), gradient.tolist()
 

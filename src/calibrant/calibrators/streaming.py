@@ -21,9 +21,17 @@ Block = tuple[Tensor, ...]
 Sums = tuple[Tensor, ...]
 """Sums over the elements of a block."""
 
+OfImages = Callable[[Tensor], Tensor]
+"""Takes the logits of a batch ``(B, K, *S)``; returns one value per image ``(B,)``."""
+
 
 class HeldOut:
     """Batches of logits and targets, checked once and read as often as a fit needs.
+
+    Args:
+        batches: pairs of logits and target.
+        ignore_index: the label of elements to leave out.
+        in_memory: whether memory holds all batches, so that they need to be arranged only once.
 
     Attributes:
         num_classes: K.
@@ -32,13 +40,14 @@ class HeldOut:
         ruled_out: the number of these elements whose true class was given a probability of 0.
     """
 
-    def __init__(self, batches: Batches, ignore_index: int = -100) -> None:
+    def __init__(self, batches: Batches, ignore_index: int = -100, *, in_memory: bool = False) -> None:
         if isinstance(batches, Iterator):
             raise TypeError(
                 f"a fit reads the batches several times, but a {type(batches).__name__} can be read only "
                 "once: pass a list, a data loader or another iterable that starts anew"
             )
-        self.batches, self.ignore_index = batches, ignore_index
+        self.batches, self.ignore_index, self.in_memory = batches, ignore_index, in_memory
+        self._arranged: tuple[OfImages | None, list[list[Block]]] | None = None
         self.num_classes, self.samples, self.ruled_out = 0, 0, 0
         counts: Any = 0
         for logits, target in batches:
@@ -65,11 +74,12 @@ class HeldOut:
         """The same data without the elements whose true class was given a probability of 0."""
         if not 0 < self.ruled_out < self.samples:
             return self
-        return HeldOut(_Possible(self.batches, self.ignore_index), self.ignore_index)
+        possible: Batches = _Possible(self.batches, self.ignore_index)
+        if self.in_memory:
+            possible = list(possible)
+        return HeldOut(possible, self.ignore_index, in_memory=self.in_memory)
 
-    def sums(
-        self, function: Callable[..., Sums], of_images: Callable[[Tensor], Tensor] | None = None
-    ) -> list[Tensor]:
+    def sums(self, function: Callable[..., Sums], of_images: OfImages | None = None) -> list[Tensor]:
         """Add up what a function computes from blocks of the data, in one pass.
 
         On a CPU the blocks of a batch are spread over threads. Each thread runs all operations of its blocks
@@ -77,8 +87,8 @@ class HeldOut:
 
         Args:
             function: takes the parts of a `Block`; returns sums over its elements.
-            of_images: takes the logits of a batch ``(B, K, *S)``; returns one value per image ``(B,)``, which
-                the function gets as third argument, ``(n,)``, one for each element.
+            of_images: gives a value per image, which the function gets as third argument, ``(n,)``, one for
+                each element.
         """
         totals: dict[int, list[Tensor]] = {}
         for batch in self._batches(of_images):
@@ -99,11 +109,9 @@ class HeldOut:
             else:
                 in_threads(work, threads)
         per_thread = [totals[thread] for thread in sorted(totals)]
-        return [torch.stack(parts).sum(0) for parts in zip(*per_thread, strict=True)]
+        return [sum(parts[1:], parts[0]) for parts in zip(*per_thread, strict=True)]
 
-    def totals(
-        self, function: Callable[..., Sums], of_images: Callable[[Tensor], Tensor] | None = None
-    ) -> Tensor:
+    def totals(self, function: Callable[..., Sums], of_images: OfImages | None = None) -> Tensor:
         """`sums` of a function that returns tensors of one value per element ``(n,)``: a number for each."""
 
         def summed(*block: Tensor) -> Sums:
@@ -116,8 +124,16 @@ class HeldOut:
         for batch in self._batches():
             yield from batch
 
-    def _batches(self, of_images: Callable[[Tensor], Tensor] | None = None) -> Iterator[list[Block]]:
+    def _batches(self, of_images: OfImages | None = None) -> Iterator[list[Block]]:
         """One pass over the batches that hold elements, each cut into blocks that fit into a CPU's cache."""
+        if not self.in_memory:
+            yield from self._read(of_images)
+            return
+        if self._arranged is None or self._arranged[0] is not of_images:
+            self._arranged = of_images, list(self._read(of_images))
+        yield from self._arranged[1]
+
+    def _read(self, of_images: OfImages | None) -> Iterator[list[Block]]:
         seen = 0
         for logits, target in self.batches:
             elements = arrange(logits, target, ignore_index=self.ignore_index)
@@ -165,11 +181,10 @@ class FittedInPasses(FittedLayer):
 
     def _fit(self, logits: Tensor, target: Tensor, ignore_index: int) -> Self:
         elements = arrange(logits, target, ignore_index=ignore_index)
-        # Selecting and converting the elements here avoids doing so in every pass.
-        return self.fit_batches([(elements.rows, elements.labels)], ignore_index=ignore_index)
+        return self._fit_to([(elements.rows, elements.labels)], ignore_index, in_memory=True)
 
     def fit_rows(self, rows: Tensor, labels: Tensor) -> None:
-        self.fit_passes(HeldOut([(rows, labels)]))
+        self.fit_passes(HeldOut([(rows, labels)], in_memory=True))
 
     def fit_batches(self, batches: Batches, *, ignore_index: int = -100) -> Self:
         """Learn from batches what `fit` learns from all of them together, with one in memory at a time.
@@ -183,8 +198,11 @@ class FittedInPasses(FittedLayer):
             TypeError: the batches are an iterator, which can be read only once.
             ValueError: as for `fit`, or the batches do not agree in the number of classes.
         """
+        return self._fit_to(batches, ignore_index)
+
+    def _fit_to(self, batches: Batches, ignore_index: int, *, in_memory: bool = False) -> Self:
         with torch.no_grad():
-            data = HeldOut(batches, ignore_index)
+            data = HeldOut(batches, ignore_index, in_memory=in_memory)
             if data.ruled_out and not self.copes_with_zeros:
                 warn(
                     f"{data.ruled_out} of {data.samples} true classes have a probability of 0, which counts "

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from functools import partial
 from inspect import Parameter
 from operator import index
@@ -229,7 +228,7 @@ class Loss(nn.Module):
         """The loss by operations of torch."""
         valid = elements.valid
         if self.reduction == "mean" and elements.all_valid and self.class_weight is None:
-            elements = replace(elements, expected=1 / max(1, valid.numel()))
+            elements = elements.with_changes(expected=1 / max(1, valid.numel()))
         values, weights = self._weighted_finitely(elements)
         if not elements.checked:
             values = values.masked_fill(elements.stray, torch.nan)
