@@ -13,11 +13,12 @@ from matplotlib.figure import Figure
 
 from calibrant.losses import create_loss
 from calibrant.options import split_outside_brackets
-from calibrant.reports import comparison_page, page
+from calibrant.reports import comparison_page, page, run_figures
+from calibrant.reports.plots import drawing
 from calibrant.training.data import in_memory
 from calibrant.training.recipe import Recipe
 
-from .miniatures import Miniatures, blank_picture, commands_of, rows_of, values_of
+from .miniatures import FirstPictures, Miniatures, blank_picture, commands_of, rows_of, values_of
 
 ROOT = Path(__file__).parents[1]
 PAGE = (ROOT / "docs" / "reproduce.md").read_text(encoding="utf-8")
@@ -132,7 +133,10 @@ def miniatures(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Miniatures]
         patch.setenv("CALIBRANT_DATA", "data")
         patch.setitem(in_memory.cifar10_c.__kwdefaults__, "validation", 60)  # the files have 200 images
         # Pictures and pages take most of the time, and other tests look at them.
-        patch.setattr(Figure, "savefig", blank_picture)
+        pictures = FirstPictures()
+        patch.setattr(drawing, "_saved", blank_picture)
+        patch.setattr(comparison_page, "figure_of", pictures.figure_of)
+        patch.setattr(run_figures, "drawings_of_runs", pictures.drawings_of_runs)
         patch.setattr(comparison_page, "reliability_grid", lambda data, title: Figure())
         patch.setattr(page, "render_report", lambda *arguments, **options: "<!doctype html>")
         named = re.findall(r"`((?:runs|figures)/[^`]+)`", PAGE)
