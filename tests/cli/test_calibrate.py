@@ -5,6 +5,7 @@ import re
 import shutil
 import sys
 import weakref
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -78,6 +79,22 @@ def evaluations(path):
     return [Evaluation.from_dict(each) for each in json.loads(path.read_text())]
 
 
+@pytest.fixture(scope="module")
+def known():
+    return evaluate(*data(0), resamples=0)
+
+
+@pytest.fixture
+def evaluated_once(known, monkeypatch):
+    """Predictions are calibrated, and their figures are taken from others, which saves most of the time."""
+
+    def evaluate_file(file, name, loaded, options, calibrator=None):
+        assert prediction_files.calibrate_batch(calibrator, file, *loaded).isfinite().all()
+        return replace(known, name=name)
+
+    monkeypatch.setattr(prediction_files, "evaluate_file", evaluate_file)
+
+
 # ----------------------------------------------------------------------------------------------- calibrate
 
 
@@ -93,6 +110,7 @@ def test_files_are_written_even_if_nobody_reads_the_table(tmp_path, file, comman
     assert all(path.is_file() for path in written)
 
 
+@pytest.mark.usefixtures("evaluated_once")
 @pytest.mark.parametrize("method", CALIBRATORS)
 def test_every_method_is_fitted_and_written(tmp_path, file, method):
     output = tmp_path / "calibrator.safetensors"
@@ -187,7 +205,7 @@ def test_images_with_ignored_pixels(tmp_path):
 def all_is_large(monkeypatch):
     """Treat every file as too large to load, and read it in several batches."""
     monkeypatch.setattr(prediction_files, "EXACT_LIMIT", 100)
-    defaults = PredictionFile.batches.__kwdefaults__ | {"chunk": 60 * CLASSES}
+    defaults = PredictionFile.batches.__kwdefaults__ | {"chunk": 120 * CLASSES}
     monkeypatch.setattr(PredictionFile.batches, "__kwdefaults__", defaults)
 
 
@@ -222,11 +240,18 @@ def test_a_warning_is_one_line(tmp_path, file):
 # --------------------------------------------------------------------------------------------------- apply
 
 
-@pytest.fixture
-def calibrator(tmp_path, file):
-    path = tmp_path / "calibrator.safetensors"
+@pytest.fixture(scope="module")
+def fitted(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("fitted")
+    path = folder / "calibrator.safetensors"
+    file = save(folder / "validation.npz", *data(0))
     assert run_calibrate(file, "--method", "vector", "--output", path).exit_code == 0
     return path
+
+
+@pytest.fixture
+def calibrator(tmp_path, fitted):
+    return Path(shutil.copy(fitted, tmp_path))
 
 
 def applied(calibrator, path, output):
@@ -395,6 +420,7 @@ def test_a_calibrator_keeps_the_names_of_its_classes(tmp_path):
         applied(calibrator, path, out)
 
 
+@pytest.mark.usefixtures("evaluated_once")
 @pytest.mark.parametrize(
     ("method", "given", "expected"),
     [

@@ -39,7 +39,8 @@ def test_members_with_single_logits(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     labels = torch.randint(2, (60, 3), generator=torch.Generator().manual_seed(1))
     for name, member in zip("ab", logits, strict=True):
         np.savez(f"{name}.npz", logits=member, labels=labels)
-    shown = printed("evaluate", "--ensemble", "--binary", "a.npz", "b.npz", "--json", "e.json")
+    options = ("--ensemble", "--binary", "--resamples", 0, "--json", "e.json")
+    shown = printed("evaluate", *options, "a.npz", "b.npz")
     means = Diversity.of(logits, labels, binary=True).means()
     assert f"disagree in {100 * means['disagreement']:.2f} % of all pairs" in shown
     pooled, *members = [Evaluation.from_dict(plain) for plain in json.loads(Path("e.json").read_text())]
