@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -80,22 +81,38 @@ def _of(loss: str) -> Recipe:
     return RECIPE.override([f"loss={loss}"])
 
 
+class Finished(NamedTuple):
+    """A study of three trials, which no test changes."""
+
+    folder: Path
+    result: Tuning
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Finished:
+    folder = tmp_path_factory.mktemp("finished")
+    return Finished(folder, tuned(folder))
+
+
 def test_a_finished_study_is_only_read_and_more_trials_are_added(
-    trained: list[tuple[str, int]], tmp_path: Path
+    finished: Finished, trained: list[tuple[str, int]], tmp_path: Path
 ) -> None:
-    first = tuned(tmp_path, 2)
-    assert tuned(tmp_path, 2).to_json() == first.to_json()
-    assert tuned(tmp_path, 1).to_json() == first.to_json()  # the study has two already
-    assert len(trained) == 2
-    more = tuned(tmp_path, 3)
-    assert more.trials[:2] == first.trials
-    assert len(trained) == len(more.trials) == 3
+    first = finished.result
+    shutil.copytree(finished.folder, tmp_path, dirs_exist_ok=True)
+    assert tuned(tmp_path).to_json() == first.to_json()
+    assert tuned(tmp_path, 1).to_json() == first.to_json()  # the study has three already
+    assert trained == []
+    more = tuned(tmp_path, 4)
+    assert more.trials[:3] == first.trials
+    assert trained == [(more.trials[3].loss, 0)]
 
 
-def test_the_same_study_gives_the_same_trials_and_another_seed_others(tmp_path: Path) -> None:
-    once, again = (tuned(tmp_path / name, 2) for name in "ab")
+def test_the_same_study_gives_the_same_trials_and_another_seed_others(
+    finished: Finished, tmp_path: Path
+) -> None:
+    once, again = finished.result, tuned(tmp_path / "again")
     assert once.to_json() == again.to_json()
-    other = tuned(tmp_path / "c", 2, RECIPE.override(["seed=1"]))
+    other = tuned(tmp_path / "other", 2, RECIPE.override(["seed=1"]))
     assert other.trials[1].values != once.trials[1].values
 
 
@@ -148,16 +165,16 @@ def test_no_trial_is_stopped_early_if_not_wanted_or_not_logged(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(study, "TRIALS_BEFORE_PRUNING", 1)
-    worse_and_worse(monkeypatch, spoil=[1, 2])
-    assert {trial.outcome for trial in tuned(tmp_path / "a", prune=False).trials} == {"finished"}
+    worse_and_worse(monkeypatch, spoil=[1])
+    assert {trial.outcome for trial in tuned(tmp_path / "a", 2, prune=False).trials} == {"finished"}
     said: list[str] = []
-    result = tuned(tmp_path / "b", by="brier", report=said.append)
+    result = tuned(tmp_path / "b", 2, by="brier", report=said.append)
     assert {(trial.outcome, trial.epochs) for trial in result.trials} == {("finished", ())}
     line = "brier is not logged after each epoch: no trial is stopped early"
     assert said.count(line) == 1
     said.clear()
-    tuned(tmp_path / "b", by="brier", prune=False, report=said.append)
-    tuned(tmp_path / "a", prune=True, report=said.append)
+    tuned(tmp_path / "b", 2, by="brier", prune=False, report=said.append)
+    tuned(tmp_path / "a", 2, prune=True, report=said.append)
     assert not any("is not logged" in each for each in said)
 
 
@@ -254,7 +271,7 @@ def three_trials(folder: Path) -> str:
 
 
 def test_a_study_that_was_killed_goes_on_as_if_nothing_had_happened(
-    trained: list[tuple[str, int]], tmp_path: Path
+    finished: Finished, trained: list[tuple[str, int]], tmp_path: Path
 ) -> None:
     killed_in_step(three_trials, tmp_path / "killed", 11)  # three steps in each epoch: epoch 2 of trial 1
     journal = (tmp_path / "killed" / "study" / "journal.log").read_text()
@@ -263,7 +280,7 @@ def test_a_study_that_was_killed_goes_on_as_if_nothing_had_happened(
     losses = [trial.loss for trial in resumed.trials]
     assert [loss for loss, _ in trained] == losses[1:]  # trial 1 is continued, trial 0 is not repeated
     assert (tmp_path / "killed" / "study" / "journal.log").read_text().count('"op_code":4') == 3
-    assert resumed.to_json() == tuned(tmp_path / "undisturbed").to_json()
+    assert resumed.to_json() == finished.result.to_json()
 
 
 def five_trials(folder: Path) -> str:
