@@ -1,15 +1,17 @@
 from __future__ import annotations
 
 import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
 import torch
 from PIL import Image
 
+from calibrant.evaluation.comparison import Comparison
 from calibrant.losses import AdaptationWarning
 from calibrant.metrics import METRICS
 from calibrant.options import Choice, RecipeError, split_outside_brackets
@@ -68,8 +70,22 @@ def test_every_loss_is_trained_from_every_seed(trained: list[tuple[str, int]], t
     assert (run.loss, run.seed) == (WRITTEN[1], 4)
 
 
-def test_jobs_do_every_run_once_and_give_the_same_figures(programs: Path, tmp_path: Path) -> None:
-    expected = compare(RECIPE, LOSSES, [0, 1], tmp_path / "one", resamples=20)
+class Done(NamedTuple):
+    """What a comparison found, and its folder, which no test changes."""
+
+    folder: Path
+    comparison: Comparison
+
+
+@pytest.fixture(scope="module")
+def done(tmp_path_factory: pytest.TempPathFactory) -> Done:
+    folder = tmp_path_factory.mktemp("done")
+    comparison = compare(RECIPE, LOSSES, [0, 1], folder, resamples=20)
+    assert comparison is not None
+    return Done(folder, comparison)
+
+
+def test_jobs_do_every_run_once_and_give_the_same_figures(done: Done, programs: Path, tmp_path: Path) -> None:
     train(replace(RECIPE, loss=LOSSES[1], seed=0), folder_of(tmp_path / "two", WRITTEN[1], 0))
     finished = (folder_of(tmp_path / "two", WRITTEN[1], 0) / "result.json").stat().st_mtime_ns
     lines: list[str] = []
@@ -85,7 +101,7 @@ def test_jobs_do_every_run_once_and_give_the_same_figures(programs: Path, tmp_pa
 
     with started_by(programs / "python"):
         found = compare(RECIPE, LOSSES, [0, 1], tmp_path / "two", resamples=20, jobs=2, report=report)
-    assert found == expected
+    assert found == done.comparison
     assert sorted(lines) == sorted(f"{loss}, seed {seed}: done" for loss in WRITTEN for seed in (0, 1))
     assert (folder_of(tmp_path / "two", WRITTEN[1], 0) / "result.json").stat().st_mtime_ns == finished
     assert len(evaluated) == 4  # by the jobs,
@@ -127,17 +143,11 @@ def test_jobs_need_one_device(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -
     assert not list(tmp_path.iterdir())
 
 
-def test_only_what_is_missing_is_trained(trained: list[tuple[str, int]], tmp_path: Path) -> None:
-    first = compare(RECIPE, ["ce"], [0], tmp_path, resamples=20)
-    assert trained == [("ce", 0)]
-    second = compare(RECIPE, LOSSES, [0, 1], tmp_path, resamples=20)
-    assert trained == [("ce", 0), ("ce", 1), (WRITTEN[1], 0), (WRITTEN[1], 1)]
-    assert first is not None
-    assert second is not None
-    assert second.methods[0].before[0] == first.methods[0].before[0]
-    again = compare(RECIPE, LOSSES, [0, 1], tmp_path, resamples=20)
-    assert len(trained) == 4
-    assert again == second
+def test_only_what_is_missing_is_trained(done: Done, trained: list[tuple[str, int]], tmp_path: Path) -> None:
+    shutil.copytree(folder_of(done.folder, "ce", 0), folder_of(tmp_path, "ce", 0))
+    for _ in range(2):
+        assert compare(RECIPE, LOSSES, [0, 1], tmp_path, resamples=20) == done.comparison
+        assert trained == [("ce", 1), (WRITTEN[1], 0), (WRITTEN[1], 1)]
 
 
 def test_a_run_that_was_stopped_is_finished(
