@@ -250,27 +250,25 @@ def sweep_ece_of(confidences: Confidences, norm: int = 2, binning: str = "equal-
     name = f"{binning} sweep"
     if name not in ranked.derived:
         pool = confidences.equal_mass if binning == "equal-mass" else ranked.equal_width
-        ranked.derived[name] = _sweep(pool, confidences.most_bins)
+        ranked.derived[name] = _sweep(pool, ranked, confidences.most_bins)
     errors: tuple[Tensor, Tensor] = ranked.derived[name]
     return errors[norm - 1]
 
 
-def _sweep(pool: Callable[[int], Bins], most_bins: int) -> tuple[Tensor, Tensor]:
+def _sweep(pool: Callable[[int], Bins], ranked: RankedSums, most_bins: int) -> tuple[Tensor, Tensor]:
     """The errors of norm 1 and 2 over the largest number of bins whose accuracies do not fall."""
     pooled = pool(1)
     first = second = torch.zeros_like(pooled.count[..., 0])
     rising = torch.ones_like(first, dtype=torch.bool)
     most_bins = min(most_bins, int(pooled.count.max()))
-    all_alike = bool(((pooled.correct == 0) | (pooled.correct == pooled.count)).all())
-    # If all predictions are right, or all wrong, no accuracy falls: only the largest number of bins counts.
-    for bins in range(max(2, most_bins) if all_alike else 2, most_bins + 1):
+    # Where the accuracy never falls from one confidence to the next, it falls with no number of bins.
+    count, _, correct = ranked.running.diff(dim=-1)
+    open_ended = ~_falls(count, correct)
+    bins = 1
+    while bins < most_bins:
+        bins = most_bins if bool((open_ended | ~rising).all()) else bins + 1
         before, pooled = pooled, pool(bins)
-        accuracy = pooled.correct / pooled.count.clamp_min(1)
-        # An empty bin takes the accuracy of the bin before it.
-        accuracy = (
-            torch.where(pooled.count > 0, accuracy, 0).cummax(-1).values.where(pooled.count == 0, accuracy)
-        )
-        falling = rising & (accuracy.diff(dim=-1) < -_ROUNDING).any(-1)
+        falling = rising & ~open_ended & _falls(pooled.count, pooled.correct)
         if bool(falling.any()):
             first = torch.where(falling, _mean_gap(before, 1), first)
             second = torch.where(falling, _mean_gap(before, 2), second)
@@ -280,6 +278,13 @@ def _sweep(pool: Callable[[int], Bins], most_bins: int) -> tuple[Tensor, Tensor]
     first = torch.where(rising, _mean_gap(pooled, 1), first)
     second = torch.where(rising, _mean_gap(pooled, 2), second)
     return first, second
+
+
+def _falls(count: Tensor, correct: Tensor) -> Tensor:
+    """Whether the accuracy falls from one bin to the next; an empty bin has the accuracy of the one before."""
+    accuracy = correct / count.clamp_min(1)
+    accuracy = torch.where(count > 0, accuracy, 0).cummax(-1).values.where(count == 0, accuracy)
+    return (accuracy.diff(dim=-1) < -_ROUNDING).any(-1)
 
 
 def smooth_ece_of(confidences: Confidences) -> Tensor:
