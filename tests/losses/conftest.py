@@ -1,9 +1,11 @@
 """What the tests of the losses share."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from functools import cache
 
 import pytest
 import torch
+from torch import Tensor
 
 from calibrant import LOSSES, create_loss
 from calibrant.losses import AdaptiveLoss, Loss
@@ -18,15 +20,40 @@ def key(request: pytest.FixtureRequest) -> str:
     return request.param
 
 
+@pytest.fixture(scope="session")
+def quick_compiler() -> Iterator[None]:
+    """`torch.compile` without a measurement of its guards, and without a search for garbage, in every graph.
+
+    Each takes a good part of the time of a small one. A version of torch without them only stays slower.
+    """
+    import torch._dynamo.guards
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch._dynamo.config, "run_gc_after_compile", False, raising=False)
+        patch.setattr(torch._dynamo.guards, "profile_guard_manager", lambda *_: 0.0, raising=False)
+        yield
+
+
 def adapted_loss(key: str, num_classes: int, passes: int = 3, **arguments: object) -> Loss:
     """A loss whose state is not the one it started with, where it has any."""
     loss = create_loss(key, num_classes, **arguments)
-    generator = torch.Generator().manual_seed(11)
-    for _ in range(passes):
-        logits = 6 * torch.randn(200, num_classes, generator=generator, dtype=torch.float64)
-        loss.observe(logits, torch.randint(num_classes, (200,), generator=generator))
-        loss.adapt()
+    if isinstance(loss, AdaptiveLoss):
+        for logits, target in validation_batches(num_classes, passes):
+            loss.observe(logits, target)
+            loss.adapt()
     return loss
+
+
+@cache
+def validation_batches(num_classes: int, number: int) -> list[tuple[Tensor, Tensor]]:
+    generator = torch.Generator().manual_seed(11)
+    return [
+        (
+            6 * torch.randn(200, num_classes, generator=generator, dtype=torch.float64),
+            torch.randint(num_classes, (200,), generator=generator),
+        )
+        for _ in range(number)
+    ]
 
 
 def peak_memory(run: Callable[[], object]) -> int:
