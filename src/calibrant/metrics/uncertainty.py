@@ -109,13 +109,21 @@ def consistency_band(bins: Bins, level: float = 0.95) -> tuple[Tensor, Tensor]:
     >>> low.item(), high.item()
     (0.72, 0.88)
     """
-    from scipy.stats import binom  # type: ignore[import-untyped]
+    from scipy.special import bdtrik, betainc  # scipy.stats would take another half a second
 
     tail = (1 - level) / 2
-    count = bins.count.cpu().clamp_min(1).numpy()
-    probability = (bins.confidence / bins.count.clamp_min(1)).clamp(0, 1).cpu().numpy()
-    low, high = (torch.from_numpy(binom.ppf(q, count, probability) / count) for q in (tail, 1 - tail))
-    return low.clamp_min(0), high
+    count = bins.count.double().cpu().clamp_min(1)
+    probability = (bins.confidence / bins.count.clamp_min(1)).double().clamp(0, 1).cpu()
+
+    def quantile(at: float) -> Tensor:
+        """The smallest fraction of successes whose cumulative probability is at least ``at``."""
+        most = torch.as_tensor(bdtrik(at, count.numpy(), probability.numpy()))
+        most = most.nan_to_num(0).ceil()  # NaN for a probability of 0
+        fewer = (most - 1).clamp_min(0)
+        reached = betainc((count - fewer).numpy(), (fewer + 1).numpy(), (1 - probability).numpy())
+        return torch.where(torch.as_tensor(reached) >= at, fewer, most) / count
+
+    return quantile(tail), quantile(1 - tail)
 
 
 @dataclass(frozen=True)
