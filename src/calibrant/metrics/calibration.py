@@ -281,7 +281,7 @@ def _sweep(pool: Callable[[int], Bins], ranked: RankedSums, most_bins: int) -> t
 
 
 def _falls(count: Tensor, correct: Tensor) -> Tensor:
-    """Whether the accuracy falls from one bin to the next; an empty bin has the accuracy of the one before."""
+    """Whether the accuracy falls from a bin to the next; an empty bin has the accuracy of the one before."""
     accuracy = correct / count.clamp_min(1)
     accuracy = torch.where(count > 0, accuracy, 0).cummax(-1).values.where(count == 0, accuracy)
     return (accuracy.diff(dim=-1) < -_ROUNDING).any(-1)
