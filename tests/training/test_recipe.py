@@ -229,3 +229,19 @@ def test_when_a_loss_adapts(changes: list[str], expected: tuple[tuple[int, int],
 def test_recipes_do_not_change() -> None:
     with pytest.raises(AttributeError):
         DIGITS.epochs = 3  # type: ignore[misc]
+
+
+@pytest.mark.parametrize(
+    ("accepted", "refused", "words"),
+    [
+        (["loss=mbls[margin=4]"], ["loss=mbls[margin=-4]"], "margin must"),
+        (["loss=nacl"], ["loss=nacl", "binary=true"], "nacl takes no single logits"),
+    ],
+)
+def test_a_loss_that_was_accepted_is_checked_again_if_anything_differs(
+    accepted: list[str], refused: list[str], words: str
+) -> None:
+    for _ in range(2):
+        Recipe.load("digits-lt").override(accepted)
+        with pytest.raises(RecipeError, match=words):
+            Recipe.load("digits-lt").override(refused)
