@@ -16,6 +16,7 @@ from calibrant.evaluation import Evaluation
 from calibrant.reports.page import write_report
 
 
+@pytest.mark.usefixtures("blank_pictures")
 @pytest.mark.parametrize("labels", [1, 3], ids=["single logit", "several labels"])
 def test_from_training_to_export(labels: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)

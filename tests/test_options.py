@@ -59,7 +59,7 @@ values = st.one_of(
 
 
 @given(st.dictionaries(st.from_regex(r"[a-z_]{1,6}", fullmatch=True), values, max_size=3))
-@settings(deadline=None)
+@settings(deadline=None, max_examples=50)
 def test_any_choice_is_read_back(options: dict[str, Any]) -> None:
     choice = Choice("name", options)
     assert Choice.parse(str(choice)) == choice

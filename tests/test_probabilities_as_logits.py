@@ -76,11 +76,11 @@ def test_ranks_of_calibrators():
 @pytest.mark.parametrize(
     "command",
     [
-        ["evaluate"],
-        ["evaluate", "--stream"],
-        ["evaluate", "--binary"],
-        ["calibrate"],
-        ["calibrate", "--method", "identity"],
+        ["evaluate", "--resamples", "0"],
+        ["evaluate", "--stream", "--resamples", "0"],
+        ["evaluate", "--binary", "--resamples", "0"],
+        ["calibrate", "--resamples", "0"],
+        ["calibrate", "--method", "identity", "--resamples", "0"],
         ["conformal"],
     ],
 )

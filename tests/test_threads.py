@@ -16,7 +16,7 @@ from calibrant import Evaluator, create_loss
 from calibrant.integrations.torchmetrics import CalibrationError, ClasswiseCalibrationError
 from calibrant.losses import AdaptiveLoss
 
-THREADS, BATCHES, SIZE = 8, 40, 4
+THREADS, BATCHES, SIZE = 8, 20, 4
 
 
 @pytest.fixture(autouse=True)
