@@ -530,8 +530,18 @@ def test_a_file_that_is_not_of_the_run_is_not_read(finished: Path, tmp_path: Pat
 
 
 def test_stored_evaluations_that_were_changed_or_are_of_another_run_are_computed_anew(
-    finished: Path, tmp_path: Path
+    finished: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
+    computed: list[str] = []
+    plain, results = Run._result_of, {}
+
+    def computing(run: Run, key: str, *arguments: Any) -> Any:
+        computed.append(key)
+        if key not in results:
+            results[key] = plain(run, key, *arguments)
+        return results[key]
+
+    monkeypatch.setattr(Run, "_result_of", computing)
     shutil.copytree(finished, tmp_path, dirs_exist_ok=True)
     expected = Run(tmp_path).evaluations(resamples=10)
     path = tmp_path / "evaluation.json"
@@ -543,5 +553,7 @@ def test_stored_evaluations_that_were_changed_or_are_of_another_run_are_computed
         *(json.dumps(each) for each in (changed, {**kept, "metrics": ["ece"]}, {**kept, "run": "another"})),
     ):
         path.write_text(content)
+        computed.clear()
         assert Run(tmp_path).evaluations(resamples=10) == expected
+        assert computed == ["", "temperature"]
         assert json.loads(path.read_text()) == kept
