@@ -35,8 +35,8 @@ class Resamples(RankedSums):
         order = predictions.order
         confidence = predictions.forecast[order].double()
         values = (torch.ones_like(confidence), confidence, predictions.outcome[order].double())
-        weight = weight[:, order]
-        return cls(confidence, torch.stack([weight * value for value in values]))
+        # index_select: indexing by brackets takes several times longer.
+        return cls(confidence, weight.index_select(1, order) * torch.stack(values).unsqueeze(1))
 
     @property
     def ranked(self) -> Self:
@@ -200,7 +200,7 @@ def _class_residuals(predictions: Predictions, bins: int) -> tuple[Tensor, Spars
 def _drawn_gaps(weight: Tensor, dense: Tensor, sparse: Sparse, bins: int) -> ClassGaps:
     element, place, residual = sparse
     classes = dense.shape[1]
-    drawn, samples = weight[:, element], weight.sum(1)
+    drawn, samples = weight.index_select(1, element), weight.sum(1)
     gap, count = (weight.new_zeros(len(weight), classes * bins) for _ in range(2))
     count = count.index_add_(1, place, drawn).view(len(weight), classes, bins)
     gap = gap.index_add_(1, place, drawn * residual).view(len(weight), classes, bins)
