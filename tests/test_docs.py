@@ -179,6 +179,7 @@ SHORTER = {
     r"\b2000\b": "500",
     r"\b200 \*": "50 *",
     "^import own_parts$": "import own_parts, tests.programs; tests.programs.draw_blank()",
+    "^torchrun ": "python -m torch.distributed.run ",  # with what it imports there already
     # The graph for ONNX takes longest: the commands for using a model write one.
     "--output labels.onnx": "--output labels.pt2 --format torch",
 }

@@ -2,6 +2,7 @@
 
 import os
 import re
+import socket
 import subprocess
 from pathlib import Path
 
@@ -20,16 +21,16 @@ PAGES = {
 }
 
 SHORTER = {
-    "plain_loop": [("else 60", "else 15")],
-    "lightning": [("else 60", "else 15")],
-    "huggingface": [("num_train_epochs=20", "num_train_epochs=4")],
-    "accelerate": [("else 60", "else 15")],
+    "plain_loop": [("else 60", "else 11")],
+    "lightning": [("else 60", "else 11")],
+    "huggingface": [("num_train_epochs=20", "num_train_epochs=3")],
+    "accelerate": [("else 60", "else 11")],
     "timm_mixup": [
-        ("EPOCHS, MIXUP_OFF = 30, 10", "EPOCHS, MIXUP_OFF = 12, 4"),
+        ("EPOCHS, MIXUP_OFF = 30, 10", "EPOCHS, MIXUP_OFF = 10, 3"),
         ("size=(32, 32)", "size=(16, 16)"),
     ],
-    "segmentation": [("EPOCHS = 11, 255, 50", "EPOCHS = 11, 255, 4")],
-    "token_classification": [('"num_train_epochs": 15', '"num_train_epochs": 3')],
+    "segmentation": [("EPOCHS = 11, 255, 50", "EPOCHS = 11, 255, 3")],
+    "token_classification": [('"num_train_epochs": 15', '"num_train_epochs": 2')],
 }
 """Numbers of each example, mostly epochs, and smaller ones for the tests; `make examples` has all of them."""
 
@@ -134,5 +135,7 @@ def test_the_plain_loop_resumes_and_runs_on_two_processes(programs, tmp_path):
     assert run(programs, tmp_path / "stopped", program, "2") == whole
     assert states(tmp_path / "stopped") == states(tmp_path / "whole")
     assert set(states(tmp_path / "whole")) == {"plain-loop-ce.pt", "plain-loop-cals-alm.pt"}
-    torchrun = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = str(free.getsockname()[1])
+    torchrun = ("-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", port)
     assert run(programs, tmp_path / "two", program, "2", launcher=torchrun) == whole
