@@ -34,14 +34,28 @@ def python_blocks():
             yield pytest.param(document, line, match[1], id=f"{document.name}:{line + 1}")
 
 
+SHORTER_PYTHON = {
+    r"^(for epoch in range|epochs = )(\(?)\d+": r"\1\g<2>2",
+    r"\b22_000\b": "3000",
+    r"\b20_000\b": "1000",
+    r"\b300\b": "100",
+}
+"""Numbers in the Python of pages, and smaller ones for the tests."""
+
+
+def with_smaller_numbers(text, numbers):
+    for pattern, smaller in numbers.items():
+        text = re.sub(pattern, smaller, text, flags=re.MULTILINE)
+    return text
+
+
 @pytest.mark.filterwarnings(r"ignore:.isinstance\(treespec, LeafSpec\):FutureWarning")  # torch.onnx on torch
 @pytest.mark.parametrize(("document", "line", "source"), list(python_blocks()))
 def test_every_python_block_runs(document, line, source, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)  # a block may write files
     # The same graphs without a C++ compiler at work on them: seconds instead of a minute.
     monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="eager"))
-    shorter = re.sub(r"^(for epoch in range|epochs = )(\(?)\d+", r"\1\g<2>2", source, flags=re.MULTILINE)
-    code = compile("\n" * line + shorter, str(document), "exec")
+    code = compile("\n" * line + with_smaller_numbers(source, SHORTER_PYTHON), str(document), "exec")
     # A block may register a loss. A thousand resamples, the default, take most of the time of some.
     fewer = patch.dict(calibrant.evaluate.__kwdefaults__, resamples=20)
     with patch.dict(calibrant.LOSSES), fewer, operators_listed_once():
@@ -191,10 +205,7 @@ def run_commands(text, programs, folder):
     commands = re.findall(r"^```bash\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
     folders = [str(programs), str(Path(sys.executable).parent), os.environ["PATH"]]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PATH": os.pathsep.join(folders)}
-    shorter = "\n".join(commands)
-    for pattern, smaller in SHORTER.items():
-        shorter = re.sub(pattern, smaller, shorter, flags=re.MULTILINE)
-    command = ["bash", "-e", "-c", shorter]
+    command = ["bash", "-e", "-c", with_smaller_numbers("\n".join(commands), SHORTER)]
     result = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
     assert result.returncode == 0, result.stderr
     return result
