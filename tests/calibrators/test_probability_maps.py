@@ -10,6 +10,7 @@ from calibrant.calibrators import Beta, Platt
 from calibrant.calibrators.bayesian_binning import BayesianBinning
 from calibrant.calibrators.histogram_binning import HistogramBinning
 from calibrant.calibrators.isotonic import Isotonic
+from calibrant.calibrators.one_vs_rest import number_below
 from calibrant.calibrators.spline import Spline
 from calibrant.metrics import ece, nll
 from tests.calibrators.probabilities import overconfident
@@ -299,3 +300,17 @@ def test_errors(make):
 def test_options_are_checked(make, message):
     with pytest.raises(ValueError, match=message):
         make()
+
+
+@pytest.mark.parametrize("size", range(1, 10))
+def test_graphs_count_the_points_below_a_number_as_torch_does(monkeypatch, size):
+    """Also below one of the points, and of points that are equal."""
+    points = torch.randint(5, (3, size), generator=torch.Generator().manual_seed(size)).double().sort().values
+    at = (
+        torch.tensor([-math.inf, -1.0, 0.0, 0.5, 1.0, 2.0, 3.0, 3.5, 4.0, 5.0, math.inf])
+        .double()
+        .repeat(3, 1)
+    )
+    expected = torch.searchsorted(points, at)
+    monkeypatch.setattr("calibrant.calibrators.one_vs_rest.is_traced", lambda: True)
+    assert torch.equal(number_below(points, at), expected)
