@@ -183,7 +183,7 @@ class Comparison:
         tested: dict[str, float] = {}
         for method in self.methods:
             evaluations = method.evaluations(calibrator)
-            if not evaluations or any(each.metrics[metric] is None for each in evaluations):
+            if not evaluations or any(each.figures[metric].value is None for each in evaluations):
                 continue
             values = _values(evaluations, metric)
             replicates = _replicates(evaluations, metric)
@@ -349,7 +349,7 @@ def _of_seeds(values: Sequence[float], of_test_data: float | None) -> _Estimate:
 
 
 def _values(evaluations: Sequence[Evaluation], metric: str) -> list[float]:
-    return [float(each.metrics[metric] or 0.0) for each in evaluations]
+    return [float(each.figures[metric].value or 0.0) for each in evaluations]
 
 
 def _replicates(evaluations: Sequence[Evaluation], metric: str) -> Tensor | None:

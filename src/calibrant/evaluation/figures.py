@@ -217,7 +217,7 @@ class Evaluation:
         """The mean of every metric over the labels; None if a label lacks it. Empty without labels."""
         if not self.labels:
             return {}
-        columns = {name: [label.metrics[name] for label in self.labels] for name in self.figures}
+        columns = {name: [label.figures[name].value for label in self.labels] for name in self.figures}
         return {
             name: None if None in values else fmean(value for value in values if value is not None)
             for name, values in columns.items()

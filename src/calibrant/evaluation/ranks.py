@@ -182,7 +182,7 @@ def _values(comparison: Comparison, criterion: Criterion) -> dict[str, list[floa
     found = {}
     for method in comparison.methods:
         evaluations = method.evaluations("temperature" if criterion.after else "")
-        numbers = [value for each in evaluations if (value := each.metrics[metric]) is not None]
+        numbers = [value for each in evaluations if (value := each.figures[metric].value) is not None]
         if numbers and len(numbers) == len(evaluations):
             found[method.name] = numbers
     return found
