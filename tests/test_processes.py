@@ -1,5 +1,6 @@
 """Pools of processes: errors end them, and they do not outlive the process that started them."""
 
+import inspect
 import os
 import signal
 import subprocess
@@ -58,11 +59,12 @@ def test_a_killed_worker_is_told(tmp_path: Path) -> None:
         lose()
 
 
-PROGRAM = """
-import sys
+PROGRAM = f"""
+import os, sys, time
 from pathlib import Path
 from calibrant.processes import process_pool
-from tests.test_processes import work
+
+{inspect.getsource(work)}
 
 if __name__ == "__main__":
     with process_pool(1) as pool:
@@ -73,9 +75,8 @@ if __name__ == "__main__":
 @pytest.mark.skipif(not Path("/proc").exists(), reason="needs /proc")
 def test_workers_end_with_the_process_that_started_them(tmp_path: Path) -> None:
     (tmp_path / "program.py").write_text(PROGRAM)
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])}
     command = [sys.executable, str(tmp_path / "program.py"), str(tmp_path)]
-    with subprocess.Popen(command, env=environment) as program:
+    with subprocess.Popen(command) as program:
         worker = begun(tmp_path)
         program.kill()
     for _ in range(100):

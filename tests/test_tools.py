@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -23,9 +24,11 @@ def run(*command, **environment):
 
 
 @pytest.mark.skipif(find_spec("torchvision") is None, reason="torchvision is not installed")
+@pytest.mark.filterwarnings("ignore")
 def test_torchvision_is_importable():
-    result = run("-c", "import timm.data, torchvision.transforms")
-    assert result.returncode == 0, result.stderr
+    """Here, because the tool is imported whenever Python starts."""
+    for package in ("timm.data", "torchvision.transforms"):
+        import_module(package)
 
 
 @pytest.mark.parametrize(("loads", "declared"), [(True, []), (False, ["nms", "qnms"])])
