@@ -384,6 +384,14 @@ def test_ties(name: str) -> None:
     assert_same(run(loss, logits, target), expected(loss, logits, target))
 
 
+def test_runners_up_that_tie_across_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
+    use_tiles(monkeypatch, 2, 2)
+    logits = torch.tensor([[1.0, 0.0, 0.0, -9.0], [1.0, 0.0, -9.0, 0.0]], device=HERE)
+    loss = create("dual-focal", 4)
+    target = torch.zeros(2, dtype=torch.long, device=HERE)
+    assert_same(run(loss, logits, target), expected(loss, logits, target))
+
+
 @every_loss
 @pytest.mark.parametrize(
     ("logits", "label"),
