@@ -99,11 +99,11 @@ def test_statistics_are_those_of_the_start_of_the_pass() -> None:
 
 def minimum(loss: AugmentedLagrangian, positive: float) -> Tensor:
     """The logits (a, 0) that minimise the loss when a share ``positive`` of the labels is class 0."""
-    number = 1001
+    number = 201
     candidates = torch.linspace(-50, 50, number, dtype=torch.float64)
     target = torch.tensor([0, 1]).repeat_interleave(number)
     share = torch.tensor([positive, 1 - positive], dtype=torch.float64).repeat_interleave(number)
-    for _ in range(3):  # the derivative by a is monotone: zoom in on where it changes sign, to 1e-7
+    for _ in range(4):  # the derivative by a is monotone: zoom in on where it changes sign, to 1e-7
         logit = candidates.requires_grad_()
         logits = torch.stack([logit, torch.zeros_like(logit)], 1).repeat(2, 1)
         (slope,) = torch.autograd.grad(loss(logits, target), logit, share)
