@@ -1,9 +1,10 @@
 import math
+from itertools import product
 
 import numpy as np
 import pytest
 import torch
-from scipy.stats import binomtest
+from scipy.stats import binom, binomtest
 
 from calibrant import evaluate
 from calibrant.histogram import Bins, ConfidenceHistogram
@@ -110,6 +111,18 @@ def test_consistency_band_covers_what_a_calibrated_model_does(level):
     # Whole numbers of correct elements make the band a little wide.
     coverage = torch.stack(inside).mean().item()
     assert level - 0.01 <= coverage <= level + 0.05
+
+
+def test_consistency_band_is_that_of_scipy():
+    """Also where a quantile is reached exactly, as by one element with a confidence of 0.9."""
+    pairs = product([1, 2, 10, 777], [0, 0.1, 0.25, 0.5, 0.9, 0.999, 1])
+    count, confidence = torch.tensor(list(pairs), dtype=torch.float64).T
+    bins = Bins(torch.zeros(len(count) + 1), count, count * confidence, count)
+    for level in (0.5, 0.8, 0.95):
+        tail = (1 - level) / 2
+        for end, at in zip(consistency_band(bins, level), (tail, 1 - tail), strict=True):
+            quantile = torch.from_numpy(binom.ppf(at, count, confidence).clip(0))
+            torch.testing.assert_close(end, quantile / count, rtol=1e-12, atol=0, msg=f"level {level}")
 
 
 def test_consistency_band_of_one_bin():
