@@ -85,8 +85,14 @@ def serve(listener: socket.socket) -> NoReturn:
     """Answer calls for ever."""
     import torch
     import typer.main
+    from torch.distributed.elastic.rendezvous import dynamic_rendezvous
 
     from calibrant.cli import app
+
+    with suppress(ImportError):  # what the first command of every fork would import
+        import typer._adapters
+    # torchrun --standalone looks for the name of a function in all modules, of which there are thousands here.
+    dynamic_rendezvous.get_method_name = lambda depth=2: ""
 
     torch.set_num_threads(1)
     build_commands_once()
@@ -120,7 +126,16 @@ def draw_blank() -> None:
     from calibrant.reports.plots import drawing
 
     save = drawing._saved
-    drawing._saved = lambda figure, **options: save(Figure(figsize=figure.get_size_inches()), **options)
+    pictures: dict[tuple[float, float, str], bytes] = {}
+
+    def blank(figure: Figure, **options: object) -> bytes:
+        width, height = figure.get_size_inches()
+        kind = width, height, str(options["format"])
+        if kind not in pictures:
+            pictures[kind] = save(Figure(figsize=(width, height)), **options)
+        return pictures[kind]
+
+    drawing._saved = blank
 
 
 def answer(call: socket.socket) -> NoReturn:
