@@ -91,7 +91,7 @@ def serve(listener: socket.socket) -> NoReturn:
 
     with suppress(ImportError):  # what the first command of every fork would import
         import typer._adapters
-    # torchrun --standalone looks for the name of a function in all modules, of which there are thousands here.
+    # torchrun --standalone looks for the name of a function in all modules: here there are thousands.
     dynamic_rendezvous.get_method_name = lambda depth=2: ""
 
     torch.set_num_threads(1)
