@@ -1405,3 +1405,14 @@ def test_few_probabilities_of_0_are_not_said_to_decide_the_nll(golden_batch: Bat
     found = replace(evaluate(*golden_batch, resamples=0), samples=1_000_000, ruled_out=1)
     assert "they add 8.7e-05 to the mean." in str(found)
     assert "they add 0.087 to the mean, and a temperature would follow" in str(replace(found, ruled_out=1000))
+
+
+def test_what_probabilities_of_0_add_is_not_said_of_means_over_images() -> None:
+    """An image with one pixel counts as much as one with a hundred."""
+    target = torch.full((2, 10, 10), -100)
+    target[0, 0, 0], target[1] = 0, 1
+    logits = as_logits(torch.tensor([0.0, 0.5, 0.5])).view(1, 3, 1, 1).expand(2, 3, 10, 10)
+    found = evaluate(logits, target, resamples=0, per_image=True)
+    assert found.nll > 40
+    said = "1 of 101 true classes have a probability of 0, which counts as 1.2e-38 and costs 87.3 in NLL."
+    assert said in str(found)

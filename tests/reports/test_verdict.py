@@ -226,3 +226,5 @@ def test_a_difference_is_clear_if_most_seeds_agree():
 def test_a_temperature_is_recommended_although_few_true_classes_have_a_probability_of_0():
     said = verdict.one_model(changed_field(of_logits(4.0), ruled_out=3, samples=6_000_000))
     assert said.sentences[1].startswith("A temperature would help")
+    images = changed_field(of_logits(4.0, resamples=0), ruled_out=3, samples=6_000_000, per_image=True)
+    assert verdict.one_model(images).sentences[1].startswith("3 of 6,000,000 true classes")

@@ -429,7 +429,7 @@ def intervals_note(evaluations: Sequence[Evaluation]) -> str:
 
 
 def zeros_notes(evaluations: Sequence[Evaluation], names: Sequence[str] | None = None) -> list[str]:
-    """A note for each evaluation with true classes of probability 0: what they add to its NLL.
+    """A note for each evaluation with true classes of probability 0: how many, and what they add to its NLL.
 
     ``names`` replace those of the evaluations.
     """
@@ -439,15 +439,19 @@ def zeros_notes(evaluations: Sequence[Evaluation], names: Sequence[str] | None =
             continue
         note = (
             f"{each.ruled_out:,} of {each.samples:,} true classes have a probability of 0, which counts as "
-            f"1.2e-38 and costs {-LOGIT_OF_ZERO:.1f} in NLL: they add {_added_by_zeros(each):.2g} to the mean"
+            f"1.2e-38 and costs {-LOGIT_OF_ZERO:.1f} in NLL"
         )
-        note += ", and a temperature would follow them above all" if zeros_matter(each) else ""
+        if not each.per_image:  # what they add to a mean over images depends on the sizes of theirs
+            note += f": they add {_added_by_zeros(each):.2g} to the mean"
+            note += ", and a temperature would follow them above all" if zeros_matter(each) else ""
         notes.append(f"{name}: {note}." if len(evaluations) > 1 else f"{note}.")
     return notes
 
 
 def zeros_matter(evaluation: Evaluation) -> bool:
-    """Whether true classes of probability 0 are a part of the NLL that is not `LITTLE`."""
+    """Whether true classes of probability 0 may be a part of the NLL that is not `LITTLE`."""
+    if evaluation.per_image:
+        return evaluation.ruled_out > 0
     return _added_by_zeros(evaluation) > LITTLE * (evaluation.nll or 0.0)
 
 
