@@ -2,6 +2,7 @@
 
 import math
 import warnings
+import weakref
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import get_args
@@ -684,3 +685,16 @@ def test_true_classes_with_a_probability_of_0_are_warned_of(method: type[Scaling
             target,
             binary=binary,
         )
+
+
+def test_arranged_data_are_let_go_before_others_take_their_place():
+    logits, target = images(4)
+    data = HeldOut([(logits, target)], 255, in_memory=True)
+    rows = [weakref.ref(rows) for rows, _ in data]
+    assert all(each() is not None for each in rows)
+
+    def of_images(logits: Tensor) -> Tensor:
+        assert all(each() is None for each in rows)
+        return logits.flatten(1).mean(1)
+
+    data.totals(lambda rows, labels, value: (value,), of_images)

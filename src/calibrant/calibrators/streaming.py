@@ -130,6 +130,7 @@ class HeldOut:
             yield from self._read(of_images)
             return
         if self._arranged is None or self._arranged[0] is not of_images:
+            self._arranged = None  # memory need not hold what is replaced as well
             self._arranged = of_images, list(self._read(of_images))
         yield from self._arranged[1]
 
