@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 import torch
@@ -154,7 +154,11 @@ class Elements:
 
     def with_changes(self, **changes: Any) -> Elements:
         """As `dataclasses.replace`, which takes longer, above all under `torch.compile`."""
-        return Elements(**{**vars(self), **changes})
+        # Not by vars(self), which older versions of torch.compile cannot unpack.
+        return Elements(**{**{name: getattr(self, name) for name in _FIELDS}, **changes})
+
+
+_FIELDS = tuple(field.name for field in fields(Elements))
 
 
 def arrange(
