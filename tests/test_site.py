@@ -61,6 +61,8 @@ CLAIMS = {
         "pooled['cals-alm'].classes[1].ece < pooled['ce'].classes[1].ece",
         "pooled['cals-alm'].classes[0].ece > pooled['ce'].classes[0].ece",
         "result.samples < test[1].numel()",
+        "after['temperature'].nll < pooled['cals-alm'].nll",
+        "abs(after['temperature'].ece - pooled['cals-alm'].ece) < 0.003",
     ],
     "tutorials/text": [
         "abs(results['ce'].accuracy - results['cals-alm'].accuracy) < 0.05",

@@ -597,5 +597,5 @@ def test_calibrators_from_outside_may_learn_anything():
     assert prediction_files.in_words(Own().fit(logits, target)) == "own"
     ensemble = create_calibrator("ensemble-temperature").fit(logits, target)
     assert re.fullmatch(
-        r"ensemble-temperature \(T = [\d.e+]+; weights( \d\.\d\d,?){3}\)", prediction_files.in_words(ensemble)
+        r"ensemble-temperature \(T = [\d.e+]+; weights( [\d.e-]+,?){3}\)", prediction_files.in_words(ensemble)
     )

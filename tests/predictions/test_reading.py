@@ -609,7 +609,7 @@ def test_a_single_column_may_be_named_after_one_of_two_words(tmp_path, suffix):
             assert logits.flatten().sigmoid().tolist() == pytest.approx([0.1, 0.5, 0.9])
         assert file.class_names == (f"not {column}", column)
     write("probability_spam", ["ham", "spam", "eggs"])
-    refused(path, "'eggs'", "at row 3", "expected ham, or spam, after which the scores", binary=True)
+    refused(path, "'eggs'", "at row 3", "expected ham, or spam, the word in the name", binary=True)
     write("probability_spam", ["spam", "", "ham"])
     refused(path, "at row 2", binary=True)
     write("probability_spam", ["true", "false", "ham"])
@@ -617,7 +617,7 @@ def test_a_single_column_may_be_named_after_one_of_two_words(tmp_path, suffix):
     write("probability", ["spam", "ham", "ham"])
     refused(path, "'spam'", "two words, if the column of scores ends in the word for yes", binary=True)
     write("probability_positive", ["pos", "pos", "pos"])  # may be yes, and would count as no
-    refused(path, "has no label 'positive', after which its scores are named", binary=True)
+    refused(path, "has no label 'positive', the word in the name of its scores", binary=True)
 
 
 @pytest.mark.parametrize("suffix", [".csv", ".jsonl", ".parquet"])

@@ -77,6 +77,9 @@ def test_a_calibrator():
     before, after = of_logits(4.0), of_logits(1.0)
     said = verdict.before_and_after(before, after, "temperature (T = 4), fitted to val.npz")
     assert said.headline.endswith("points on average; temperature (T = 4) repairs most of it.")
+    ensemble = "ensemble-temperature (T = 4; weights 1, 0, 0.00033)"
+    said_of_ensemble = verdict.before_and_after(before, after, f"{ensemble}, fitted to val.npz")
+    assert said_of_ensemble.headline.endswith(f"; {ensemble} repairs most of it.")
     assert "Calibrator: temperature (T = 4), fitted to val.npz." in said.sentences
     assert (
         f"ECE {100 * before.ece:.2f}% before, {100 * after.ece:.2f}% after (significantly better)"

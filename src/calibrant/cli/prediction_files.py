@@ -278,5 +278,5 @@ def in_words(calibrator: Calibrator) -> str:
     if isinstance(temperature, Tensor) and temperature.numel() == 1:
         learned.append(f"T = {float(temperature):.4g}")
     if isinstance(weights, Tensor) and weights.ndim == 1 and len(weights) <= _FEW:
-        learned.append("weights " + ", ".join(f"{weight:.2f}" for weight in weights.tolist()))
+        learned.append("weights " + ", ".join(f"{weight:.2g}" for weight in weights.tolist()))
     return calibrator.key + (f" ({'; '.join(learned)})" if learned else "")

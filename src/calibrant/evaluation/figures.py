@@ -442,8 +442,9 @@ def zeros_notes(evaluations: Sequence[Evaluation], names: Sequence[str] | None =
             f"1.2e-38 and costs {-LOGIT_OF_ZERO:.1f} in NLL"
         )
         if not each.per_image:  # what they add to a mean over images depends on the sizes of theirs
-            note += f": they add {_added_by_zeros(each):.2g} to the mean"
-            note += ", and a temperature would follow them above all" if zeros_matter(each) else ""
+            note += f": together {_added_by_zeros(each):.2g} of the mean"
+            if zeros_matter(each):
+                note += ". They would decide a temperature; ensemble-temperature leaves them out"
         notes.append(f"{name}: {note}." if len(evaluations) > 1 else f"{note}.")
     return notes
 

@@ -72,7 +72,7 @@ class Answers(Names):
                 self.numbers = {self._yes: 1}
         if len(self.numbers) < 2 and word not in self.numbers:
             self.numbers[word] = 0
-            self.expected = f"{word}, or {self._yes}, after which the scores are named"
+            self.expected = f"{word}, or {self._yes}, the word in the name of the scores"
         self._has_yes |= word == self._yes
         return self.numbers.get(word)
 
@@ -81,8 +81,8 @@ class Answers(Names):
         if self.are_words and not self._has_yes:
             raise BadFileError(
                 path,
-                f"has no label {self._yes!r}, after which its scores are named; expected scores that are "
-                "named after one of the labels, or the labels 0 and 1",
+                f"has no label {self._yes!r}, the word in the name of its scores; if no element is "
+                f"{self._yes}, write the labels as 0 and 1",
             )
 
     @property

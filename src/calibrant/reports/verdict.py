@@ -159,7 +159,7 @@ def before_and_after(before: Evaluation, after: Evaluation, fitted: str) -> Verd
     change = "is not needed"
     if _is_needed(before, after):
         change = change_words(before.ece, after.ece, is_clear([before], [after]))
-    headline = f"{_capital(_headline(before))}; {fitted.split(',')[0]} {change}."
+    headline = f"{_capital(_headline(before))}; {fitted.partition(', fitted to ')[0]} {change}."
     sentences = [
         f"Calibrator: {fitted}.",
         f"{_from_to(before, after, 'ece')}; {_from_to(before, after, 'nll')}.",
