@@ -264,16 +264,16 @@ def _sweep(pool: Callable[[int], Bins], ranked: RankedSums, most_bins: int) -> t
     most_bins = min(most_bins, int(pooled.count.max()))
     # Where the accuracy never falls from one confidence to the next, it falls with no number of bins. Mostly
     # it falls among the first few already, and the others need not be looked at.
-    open_ended = rising
+    never_falls = rising
     for entries in (_FEW, ranked.running.shape[-1]):
-        if bool(open_ended.any()):
+        if bool(never_falls.any()):
             count, _, correct = ranked.running[..., :entries].diff(dim=-1)
-            open_ended = ~_falls(count, correct)
+            never_falls = ~_falls(count, correct)
     bins = 1
     while bins < most_bins:
-        bins = most_bins if bool((open_ended | ~rising).all()) else bins + 1
+        bins = most_bins if bool((never_falls | ~rising).all()) else bins + 1
         before, pooled = pooled, pool(bins)
-        falling = rising & ~open_ended & _falls(pooled.count, pooled.correct)
+        falling = rising & ~never_falls & _falls(pooled.count, pooled.correct)
         if bool(falling.any()):
             first = torch.where(falling, _mean_gap(before, 1), first)
             second = torch.where(falling, _mean_gap(before, 2), second)
