@@ -31,7 +31,7 @@ HOPPER = GPUTarget("cuda", 90, 32)
 done: set[str] = set()
 
 
-def compile_only(self: Launcher, *arguments: object) -> None:
+def compile_only(self: Launcher, tensors: tuple[Tensor | None, ...], *others: object) -> None:
     """In place of a launch."""
     kernel = self.kernel
     signature, constants, attributes = {}, {}, {}
@@ -51,7 +51,7 @@ def compile_only(self: Launcher, *arguments: object) -> None:
             return f"*{TYPES[argument.dtype]}"
         return "fp32" if isinstance(argument, float) else "i32"
 
-    for number, (parameter, argument) in enumerate(zip(kernel.params, arguments, strict=True)):
+    for number, (parameter, argument) in enumerate(zip(kernel.params, (*tensors, *others), strict=True)):
         if parameter.is_constexpr:
             signature[parameter.name], constants[(number,)] = "constexpr", argument
         else:

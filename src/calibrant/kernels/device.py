@@ -177,17 +177,43 @@ def _correction(counted, scale, elements):
 
 
 @device_function
+def _finish(found, values, losses, counted, weight, elements, COUNT):
+    """Leave this program's sums. The program that does so last adds up those of all, in a fixed order.
+
+    It also leaves the result, and what corrects the mean by what really counted.
+    """
+    together: tl.constexpr = 1024
+    place, programs = tl.program_id(0), tl.num_programs(0)
+    tl.store(found + 1 + place, losses)
+    if COUNT:
+        tl.store(found + 1 + programs + place, counted)
+    if tl.atomic_add(found.to(tl.pointer_type(tl.int32), bitcast=True), 1) == programs - 1:
+        value = tl.zeros((together,), tl.float32)
+        count = tl.zeros((together,), tl.float32)
+        for start in range(0, programs, together):
+            index = start + tl.arange(0, together)
+            value += tl.load(found + 1 + index, mask=index < programs, other=0.0)
+            if COUNT:
+                count += tl.load(found + 1 + programs + index, mask=index < programs, other=0.0)
+        by = 1.0
+        if COUNT:
+            by = _correction(tl.sum(count), weight, elements)
+        tl.store(values, tl.sum(value) * by)
+        tl.store(found, by)
+
+
+@device_function
 def loss_and_gradient(
     logits,
     target,
     class_weight,
-    first,
-    penalty,
-    view,
     found,
     values,
     gradient,
     upstream,
+    first,
+    penalty,
+    view,
     S,
     logits_b,
     logits_k,
@@ -229,10 +255,11 @@ def loss_and_gradient(
     Element ``s`` of batch entry ``b`` has its class ``k`` at ``b·logits_b + k·logits_k + s·logits_s``, where
     ``ALIGNED`` divides ``logits_s`` and ``gradient_s``. Each element enters by ``weight``. For P programs
     `found` has a place for the gradient's correction, P sums of losses, and P sums of what the mean ought to
-    divide by; `finish` adds them up. A program that is ``ALONE`` needs no correction.
+    divide by. Its first place must hold 0: programs count themselves there, and the last one adds up the
+    rest. A program that is ``ALONE`` needs none of this.
     """
     blocks = tl.cdiv(S, R * TILES)
-    place, programs = tl.program_id(0), tl.num_programs(0)
+    place = tl.program_id(0)
     b = (place // blocks).to(tl.int64)
     k = tl.arange(0, BK)
     counted = 0.0
@@ -266,7 +293,6 @@ def loss_and_gradient(
                 factor *= _correction(tl.sum(weighed), weight, elements)
             else:
                 counted += tl.sum(weighed)
-                tl.store(found + 1 + programs + place, counted)
         at = tl.zeros((R,), tl.float32)
         origin = at
         if SCALED:  # the largest logit first: a number common to all of a row must not cost digits
@@ -417,7 +443,6 @@ def loss_and_gradient(
                 tl.store(values, tl.sum(value))
             else:
                 losses += tl.sum(value)
-                tl.store(found + 1 + place, losses)
         elif UPSTREAM == 1:
             factor *= tl.load(upstream).to(tl.float32)
         else:
@@ -455,24 +480,8 @@ def loss_and_gradient(
                     by_class,
                     mask=present[:, None] & here.inside,
                 )
-
-
-@device_function
-def finish(found, result, programs, weight, elements, COUNT: tl.constexpr, BLOCK: tl.constexpr):
-    """Add up what all programs found, in a fixed order, and correct the mean by what really counted."""
-    index = tl.arange(0, BLOCK)
-    value = tl.zeros((BLOCK,), tl.float32)
-    count = tl.zeros((BLOCK,), tl.float32)
-    for start in range(0, programs, BLOCK):
-        inside = start + index < programs
-        value += tl.load(found + 1 + start + index, mask=inside, other=0.0)
-        if COUNT:
-            count += tl.load(found + 1 + programs + start + index, mask=inside, other=0.0)
-    by = 1.0
-    if COUNT:
-        by = _correction(tl.sum(count), weight, elements)
-    tl.store(result, tl.sum(value) * by)
-    tl.store(found, by)
+    if UPSTREAM == 0 and not EACH and not ALONE:
+        _finish(found, values, losses, counted, weight, elements, COUNT)
 
 
 @device_function

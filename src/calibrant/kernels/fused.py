@@ -12,7 +12,7 @@ from dataclasses import replace
 from functools import cache
 from importlib.metadata import version
 from importlib.util import find_spec
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -61,7 +61,7 @@ def _triton_works(where: torch.device) -> bool:
         if tuple(map(int, version("triton").split(".")[:2])) < (3, 3):
             raise RuntimeError(f"needs Triton 3.3 or newer, found {version('triton')}")
         one = torch.ones(1, device=where)
-        Launcher(device.scale_in_place, 1, where)(one, one, one, 1, 4096)
+        Launcher(device.scale_in_place, 1, where)((one, one, one), 1, 4096)
     except Exception as error:  # whatever goes wrong, plain operations of torch remain
         reason = str(error).strip().partition("\n")[0]
         warnings.warn(
@@ -101,24 +101,24 @@ def fused_loss(
         return compiled
     # Without a path for gradients, so that the views of a batch cost no nodes in autograd's graph.
     elements = arrange(logits.detach(), target)
-    value: Tensor = _FusedLoss.apply(  # type: ignore[no-untyped-call]
-        logits, target, elements, composition, options, arrange, eager
-    )
+    job = _Job(composition, options, arrange, eager)
+    value: Tensor = _FusedLoss.apply(logits, target, elements, job)  # type: ignore[no-untyped-call]
     return value
+
+
+class _Job(NamedTuple):
+    """Arguments of `fused_loss`."""
+
+    composition: Composition
+    options: Options
+    arrange: Callable[[Tensor, Tensor], Elements]
+    eager: Eager
 
 
 class _FusedLoss(torch.autograd.Function):
     @staticmethod
-    def forward(
-        ctx: Any,
-        logits: Tensor,
-        target: Tensor,
-        elements: Elements,
-        composition: Composition,
-        options: Options,
-        arrange: Callable[[Tensor, Tensor], Elements],
-        eager: Eager,
-    ) -> Tensor:
+    def forward(ctx: Any, logits: Tensor, target: Tensor, elements: Elements, job: _Job) -> Tensor:
+        composition, options = job.composition, job.options
         if not ctx.needs_input_grad[0]:
             return launch(composition, elements.logits, elements.given, options, gradient=False).value
         # The upstream gradient of a scalar is nearly always 1, so the gradient is computed at once. In
@@ -128,8 +128,7 @@ class _FusedLoss(torch.autograd.Function):
         value, ctx.gradient, ctx.correction, ctx.plan = launch(
             composition, elements.logits, elements.given, options, gradient=early
         )
-        ctx.composition, ctx.options, ctx.arrange, ctx.eager = composition, options, arrange, eager
-        ctx.versions = _versions(composition, options)
+        ctx.job, ctx.shape, ctx.versions = job, logits.shape, _versions(composition, options)
         # A graph must not see what the next adaptation does to the numbers.
         ctx.kept = None if early else _copied(composition, options)
         ctx.save_for_backward(logits, target)
@@ -137,43 +136,44 @@ class _FusedLoss(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, ...]:
-        logits, target = ctx.saved_tensors
         gradient, ctx.gradient = ctx.gradient, None
+        shape = ctx.shape
         upstream = upstream if in_memory(upstream) else upstream.clone()
         if torch.is_grad_enabled():
-            gradient = _differentiable_gradient(ctx, logits, target, upstream)
+            gradient = _differentiable_gradient(ctx, upstream)
         elif is_batched(upstream):  # several gradients at once: multiples of the same one
-            one = torch.ones(upstream.shape, device=logits.device)
-            gradient = unflatten(_gradient_again(ctx, logits, target, one), logits.shape)
-            by_element = (*logits.shape[:1], 1, *logits.shape[2:])
-            gradient = gradient * (upstream.reshape(by_element) if upstream.ndim else upstream)
-            gradient = gradient.to(logits.dtype)
+            again = _gradient_again(ctx, torch.ones(upstream.shape, device=upstream.device))
+            gradient = unflatten(again, shape)
+            by_element = upstream.reshape(*shape[:1], 1, *shape[2:]) if upstream.ndim else upstream
+            gradient = (gradient * by_element).to(again.dtype)
         else:
             if gradient is None:
-                gradient = _gradient_again(ctx, logits, target, upstream)
+                gradient = _gradient_again(ctx, upstream)
             elif ctx.correction is None:
                 gradient.mul_(upstream)
             else:
                 ctx.plan.scale(gradient, upstream, ctx.correction)
-            gradient = unflatten(gradient, logits.shape)
-        return gradient, None, None, None, None, None, None
+            gradient = unflatten(gradient, shape)
+        return gradient, None, None, None
 
 
-def _differentiable_gradient(ctx: Any, logits: Tensor, target: Tensor, upstream: Tensor) -> Tensor:
+def _differentiable_gradient(ctx: Any, upstream: Tensor) -> Tensor:
     """The gradient with a path for gradients of its own."""
+    logits, target = ctx.saved_tensors
     _check_unchanged(ctx)
     upstream = upstream.view(logits.shape[:1] + logits.shape[2:]) if upstream.ndim else upstream
     gradient: Tensor
-    (gradient,) = torch.autograd.grad(ctx.eager(logits, target), logits, upstream, create_graph=True)
+    (gradient,) = torch.autograd.grad(ctx.job.eager(logits, target), logits, upstream, create_graph=True)
     return gradient
 
 
-def _gradient_again(ctx: Any, logits: Tensor, target: Tensor, upstream: Tensor) -> Tensor:
+def _gradient_again(ctx: Any, upstream: Tensor) -> Tensor:
     """The gradient where it was not kept, as in a second pass over a graph."""
+    logits, target = ctx.saved_tensors
     if ctx.kept is None:
         _check_unchanged(ctx)
-    composition, options = ctx.kept or (ctx.composition, ctx.options)
-    elements = ctx.arrange(logits.detach(), target)
+    composition, options = ctx.kept or ctx.job[:2]
+    elements = ctx.job.arrange(logits.detach(), target)
     upstream = upstream.contiguous() if ctx.correction is None else upstream * ctx.correction[0]
     gradient = launch(
         composition, elements.logits, elements.given, options, gradient=True, upstream=upstream
@@ -183,7 +183,7 @@ def _gradient_again(ctx: Any, logits: Tensor, target: Tensor, upstream: Tensor) 
 
 
 def _check_unchanged(ctx: Any) -> None:
-    if _versions(ctx.composition, ctx.options) != ctx.versions:
+    if _versions(ctx.job.composition, ctx.job.options) != ctx.versions:
         raise RuntimeError(
             "the loss has adapted, or its class weights were changed, between two backward passes over the "
             "same graph: call the loss again"

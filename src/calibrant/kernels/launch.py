@@ -32,7 +32,7 @@ class Launcher:
     and all numbers that are not floating point.
 
     Args:
-        kernel: a device function.
+        kernel: a device function whose first parameters are tensors.
         programs: how many programs to start.
         where: the device of the tensors.
         **settings: settings of the launch, such as ``num_warps``.
@@ -43,16 +43,17 @@ class Launcher:
         self._grid, self._device = (programs, 1, 1), where.index
         self._start: Callable[..., None] | None = None
 
-    def __call__(self, *arguments: Any) -> None:
+    def __call__(self, tensors: tuple[Tensor | None, ...], *others: Any) -> None:
         """Launch with all arguments of the kernel, in order."""
         # Triton launches on the current device, wherever the data are.
         if self._device is not None and self._device != torch.cuda.current_device():
             with torch.cuda.device(self._device):
-                self(*arguments)
+                self(tensors, *others)
         elif self._start is not None:
-            self._start(*arguments)
+            # Addresses instead of tensors: Triton would ask the driver about every tensor.
+            self._start(*[None if each is None else each.data_ptr() for each in tensors], *others)
         else:
-            compiled = self.kernel[self._grid](*arguments, **self.settings)
+            compiled = self.kernel[self._grid](*tensors, *others, **self.settings)
             if compiled is not None:  # None if it was interpreted
                 self._start = compiled[self._grid]
 
@@ -138,8 +139,8 @@ class _Plan:
         programs = -(-inner // (tile.rows * tile.tiles)) * outer
         each = reduction == "none"
         alone = programs == 1 and tile.tiles == 1 and not each
-        # Numbers that the programs leave for `finish`; 0 where they leave the result itself.
-        self.findings = 0 if alone or each else 2 * programs + 1
+        # Numbers that the programs leave for the last one; 0 where they leave the result itself.
+        self.findings = 0 if alone or each or upstream is not None else 2 * programs + 1
         limits = {} if tile.registers is None else {"maxnreg": tile.registers}
         self.start = Launcher(
             device.loss_and_gradient, programs, logits.device, num_warps=tile.warps, **limits
@@ -179,20 +180,14 @@ class _Plan:
             tile.rows,
             tile.classes,
         )
-        self._finish = Launcher(device.finish, 1, logits.device, num_warps=4)
-        self._finishing = (programs, weight, float(outer * inner), count, 1024)
         size, block = logits.numel(), 4096
         many = max(1, min(-(-size // block), 528))
         self._scale = Launcher(device.scale_in_place, many, logits.device, num_warps=8)
         self._scaling = (size, block)
 
-    def finish(self, found: Tensor, value: Tensor) -> None:
-        """Add up what the programs found."""
-        self._finish(found, value, *self._finishing)
-
     def scale(self, gradient: Tensor, upstream: Tensor, correction: Tensor) -> None:
         """Multiply the gradient by two numbers on the device."""
-        self._scale(gradient, upstream, correction, *self._scaling)
+        self._scale((gradient, upstream, correction), *self._scaling)
 
 
 def _per_class(composition: Composition, classes: int) -> int:
@@ -256,23 +251,11 @@ def launch(
     shape = logits.shape[:1] + logits.shape[2:] if options.reduction == "none" else ()
     found = None
     if plan.findings:
-        found = torch.empty(plan.findings, dtype=torch.float32, device=logits.device)
+        found = torch.zeros(plan.findings, dtype=torch.float32, device=logits.device)
     # Not a part of a larger tensor: autograd forbids changing those in place, as `loss /= steps` does.
     value = torch.empty(shape, dtype=torch.float32, device=logits.device)
-    plan.start(
-        logits,
-        target,
-        weight,
-        *numbers,
-        found,
-        value if found is None else None,  # what is not used is not passed: a pointer costs the launch a µs
-        slopes if gradient else None,
-        upstream,
-        *plan.before,
-        *plan.constants,
-    )
-    if upstream is None and found is not None:
-        plan.finish(found, value)
+    tensors = (logits, target, weight, found, value, slopes if gradient else None, upstream)
+    plan.start(tensors, *numbers, *plan.before, *plan.constants)
     return Launched(value, slopes if gradient else None, found, plan)
 
 
