@@ -99,10 +99,8 @@ def fused_loss(
         arguments = (elements.logits, elements.given, *flattened(composition), *options)
         compiled: Tensor = compiled_loss(*arguments)[0]
         return compiled
-    # Without a path for gradients, so that the views of a batch cost no nodes in autograd's graph.
-    elements = arrange(logits.detach(), target)
     job = _Job(composition, options, arrange, eager)
-    value: Tensor = _FusedLoss.apply(logits, target, elements, job)  # type: ignore[no-untyped-call]
+    value: Tensor = _FusedLoss.apply(logits, target, job)  # type: ignore[no-untyped-call]
     return value
 
 
@@ -117,8 +115,9 @@ class _Job(NamedTuple):
 
 class _FusedLoss(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, logits: Tensor, target: Tensor, elements: Elements, job: _Job) -> Tensor:
+    def forward(ctx: Any, logits: Tensor, target: Tensor, job: _Job) -> Tensor:
         composition, options = job.composition, job.options
+        elements = job.arrange(logits, target)
         if not ctx.needs_input_grad[0]:
             return launch(composition, elements.logits, elements.given, options, gradient=False).value
         # The upstream gradient of a scalar is nearly always 1, so the gradient is computed at once. In
@@ -154,7 +153,7 @@ class _FusedLoss(torch.autograd.Function):
             else:
                 ctx.plan.scale(gradient, upstream, ctx.correction)
             gradient = unflatten(gradient, shape)
-        return gradient, None, None, None
+        return gradient, None, None
 
 
 def _differentiable_gradient(ctx: Any, upstream: Tensor) -> Tensor:

@@ -147,7 +147,7 @@ class _Plan:
         )
         weight = 1 / max(1, outer * inner) if reduction == "mean" else 1.0
         count = reduction == "mean" and not soft
-        self.before = (  # arguments of `start` between its tensors and its constants
+        self.others = (  # arguments of `start` after its tensors and named numbers
             inner,
             *strides,
             *target_strides,
@@ -155,8 +155,6 @@ class _Plan:
             ignore_index,
             weight,
             float(outer * inner),
-        )
-        self.constants = (
             classes,
             None if first is None else jitted(first.value),
             first is not None and first.uses_lower,
@@ -255,7 +253,7 @@ def launch(
     # Not a part of a larger tensor: autograd forbids changing those in place, as `loss /= steps` does.
     value = torch.empty(shape, dtype=torch.float32, device=logits.device)
     tensors = (logits, target, weight, found, value, slopes if gradient else None, upstream)
-    plan.start(tensors, *numbers, *plan.before, *plan.constants)
+    plan.start(tensors, *numbers, *plan.others)
     return Launched(value, slopes if gradient else None, found, plan)
 
 
@@ -269,9 +267,18 @@ def _numbers(composition: Composition) -> tuple[list[Any], list[Any]]:
         else:
             kinds.append(part.device)
             groups.append(_pack(part.numbers, part.factor, kinds))
-    view = {"scale": composition.scale, "offset": 0.0 if composition.offset is None else composition.offset}
-    groups.append(_pack(view, float(composition.divided), kinds))
+    if composition.transforms_logits:
+        offset = 0.0 if composition.offset is None else composition.offset
+        view: dict[str, Value] = {"scale": composition.scale, "offset": offset}
+        groups.append(_pack(view, float(composition.divided), kinds))
+    else:
+        groups.append(_plain_view())
     return groups, kinds
+
+
+@cache
+def _plain_view() -> Any:
+    return _pack({"scale": 1.0, "offset": 0.0}, 0.0, [])
 
 
 def _pack(named: Mapping[str, Value], factor: float, kinds: list[Any]) -> Any:

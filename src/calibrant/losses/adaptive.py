@@ -82,7 +82,8 @@ class AdaptiveLoss(Loss):
         for name in self._learned:
             state = self._buffers[name]
             assert state is not None
-            if state.dtype != sum_dtype(state.device):
+            # float64 first: this runs in every call, and asking for the device takes longer.
+            if state.dtype is not torch.float64 and state.dtype != sum_dtype(state.device):
                 raise TypeError(
                     f"the learned {name} was converted to {state.dtype}, which is not precise enough. FSDP "
                     "with MixedPrecision(buffer_dtype=...) converts the buffers of wrapped modules: keep the "
