@@ -164,7 +164,12 @@ def relative_errors(name: str, logits: Tensor, target: Tensor) -> dict[str, floa
         total += wanted.item() / valid
         error += (slope.double() - wanted_slope / valid).square().sum().item()
         size += (wanted_slope / valid).square().sum().item()
-    return {"value": abs(value.item() - total) / max(abs(total), 1e-30), "gradient": (error / size) ** 0.5}
+    # A loss may be flat where all elements lie: then its gradient must be 0 too.
+    tiny = 1e-30
+    return {
+        "value": abs(value.item() - total) / max(abs(total), tiny),
+        "gradient": (error / max(size, tiny)) ** 0.5,
+    }
 
 
 # ----------------------------------------------------------------------------------------------------- losses
@@ -186,10 +191,22 @@ def microseconds(call: Callable[[], object], repeats: int = 20, rounds: int = 7)
     return median(times)
 
 
-def over(call: Callable[[], object], peer: Callable[[], object], repeats: int = 20) -> tuple[float, float]:
-    """Microseconds, and their ratio to the peer's. Both take turns, so that noise affects them equally."""
-    pairs = [(microseconds(call, repeats, 3), microseconds(peer, repeats, 3)) for _ in range(9)]
-    return median(ours for ours, _ in pairs), median(ours / theirs for ours, theirs in pairs)
+def over(
+    calls: dict[str, Callable[[], object]], peer: Callable[[], object], repeats: int = 20
+) -> dict[str, tuple[float, float]]:
+    """Median microseconds of each call, and the median of their ratios to the peer's.
+
+    Each measurement is followed by one of the peer. All calls take turns, nine times, so that a spell in
+    which the host is slow disturbs a few measurements of all instead of all of one.
+    """
+    pairs: dict[str, list[tuple[float, float]]] = {name: [] for name in calls}
+    for _ in range(9):
+        for name, call in calls.items():
+            pairs[name].append((microseconds(call, repeats, 3), microseconds(peer, repeats, 3)))
+    return {
+        name: (median(ours for ours, _ in found), median(ours / theirs for ours, theirs in found))
+        for name, found in pairs.items()
+    }
 
 
 def from_graph(call: Callable[[], object]) -> float:
@@ -239,14 +256,19 @@ def losses() -> Rows:
         held = memory(partial(step, F.cross_entropy), logits)
         copied = torch.empty_like(logits)
         floor = from_graph(partial(copied.copy_, logits.detach()))
+        created = {name: create(name, shape[1]) for name in LOSSES}
+        called = over(
+            {name: partial(step, loss) for name, loss in created.items()},
+            partial(step, F.cross_entropy),
+            repeats,
+        )
         rows = []
-        for name in LOSSES:
-            loss = create(name, shape[1])
+        for name, loss in created.items():
             graph = from_graph(partial(step, loss))
             rows.append(
                 {
                     "loss": name,
-                    "as called": over(partial(step, loss), partial(step, F.cross_entropy), repeats)[1],
+                    "as called": called[name][1],
                     "from a graph": graph / base_graph,
                     "torch": microseconds(partial(step, partial(by_torch, loss)), 5) / base,
                     "floor": graph / floor,
@@ -278,8 +300,8 @@ def measuring() -> Rows:
             f"{key}.observe": create(key, shape[1]).observe for key in ("cals-alm", "cals-hr", "adafocal")
         }
         jobs["Evaluator.update"] = calibrant.Evaluator(shape[1]).update
-        for name, job in jobs.items():
-            ours, ratio = over(partial(job, logits.detach(), target), peer, 3)
+        calls = {name: partial(job, logits.detach(), target) for name, job in jobs.items()}
+        for name, (ours, ratio) in over(calls, peer, 3).items():
             size = f"{shape} {str(dtype).removeprefix('torch.')}"
             rows.append({"job": name, "shape": size, "µs": ours, "over F.cross_entropy": ratio})
     print_table("Measuring a validation batch", rows)
