@@ -150,3 +150,7 @@ def test_wrong_input_gets_one_line() -> None:
     assert "has 1 labels, but c.safetensors was fitted to 2" in fail(
         "apply", "c.safetensors", single, "--output", "o.npz"
     )
+    Path("two.csv").write_text("label,logit_cat,logit_dog\n0,1,2\n")
+    assert "expected one, as --binary and calibrators fitted with it take it" in fail(
+        "apply", "c.safetensors", "two.csv", "--output", "o.npz"
+    )

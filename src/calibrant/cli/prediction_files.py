@@ -24,6 +24,7 @@ from calibrant.cli.terminal import progress_bars
 from calibrant.ensembles import Diversity
 from calibrant.evaluation import Evaluation
 from calibrant.predictions import CHUNK, BadFileError, PredictionFile, batches_of, open_ensemble
+from calibrant.printable import first_few
 from calibrant.processes import Workers
 
 if TYPE_CHECKING:
@@ -205,9 +206,11 @@ def check_calibrator(file: PredictionFile, calibrator: Calibrator, source: Path)
     if calibrator.binary:
         what, fitted = "labels", len(calibrator.labels)
     if file.num_classes != fitted:
-        raise BadFileError(
-            file.path, f"has {file.num_classes} {what}, but {source.name} was fitted to {fitted}"
+        found, expected = (
+            f"{number} {what}" + (f" ({first_few(names)})" if names else "")
+            for number, names in ((file.num_classes, file.class_names), (fitted, calibrator.class_names))
         )
+        raise BadFileError(file.path, f"has {found}, but {source.name} was fitted to {expected}")
     check_class_names(file, calibrator.class_names, source.name)
 
 

@@ -51,7 +51,7 @@ class _Columns(NamedTuple):
         names = self.class_names or ("",)
         if len(names) == 1:  # the column of yes, or lists that may have a single number
             return Answers("" if names[0] in ("logit", "probability") else names[0])
-        return Names(() if any(map(is_number, names)) else names)
+        return Names(() if any(map(is_number, names)) else names, ", as in the names of the columns")
 
 
 def _columns(path: Path, columns: Sequence[str]) -> _Columns:
@@ -160,16 +160,17 @@ def _untyped(
 ) -> PredictionFile:
     """A table without types, whose rows ``read`` yields; lists are as long as the first one."""
     kind, names, classes = columns.kind, columns.class_names, len(columns.scores)
+    words: tuple[str, ...] = ()
     if isinstance(labels, Answers):
-        first = next(read(), None)
-        names = (f"not {names[0]}", names[0]) if names and labels.are_words else names
         if columns.lists:
-            classes = 0 if first is None else len(first[1])
+            classes = len(next(read(), (0, ()))[1])
+        words = labels.settle(label for label, _ in read())
+        names = (f"not {names[0]}", names[0]) if names and words else names
 
     def chunks(size: int) -> Batches:
         return _in_batches(path, kind, classes, read(), size)
 
-    return PredictionFile(path, kind, (rows, classes), torch.float64, names, chunks)
+    return PredictionFile(path, kind, (rows, classes), torch.float64, names, chunks, words=words)
 
 
 def _in_batches(
@@ -229,7 +230,6 @@ def _csv_rows(path: Path, columns: Sequence[str], wanted: _Columns, words: Names
                     expected += " with a decimal point"
                 raise BadFileError(path, f"{shown} column {name!r} at {where}; expected {expected}")
             yield meant, values
-    words.check_whole(path)
 
 
 def open_jsonl(path: Path) -> PredictionFile:
@@ -284,7 +284,6 @@ def _json_rows(path: Path, columns: _Columns, words: Names) -> Iterator[Row]:
                 found = f"has label {label!r} at {row_of(path, number)}"
                 raise BadFileError(path, f"{found}; expected {names.expected}")
             yield meant, scores
-    words.check_whole(path)
 
 
 def delimiter_of(file: Path) -> str:
@@ -339,10 +338,11 @@ def open_parquet(path: Path) -> PredictionFile:
         numeric = types.is_integer(kept[label]) or types.is_floating(kept[label])
         if not (numeric or (words.numbers and (texts or types.is_boolean(kept[label])))):
             raise BadFileError(path, f"labels are {kept.pop(label)}; expected integer class numbers")
+        seen: tuple[str, ...] = ()
         if isinstance(words, Answers) and texts:
-            for batch in islice(file.iter_batches(batch_size=1, columns=[label]), 1):
-                words.number(str(batch.column(label)[0].as_py()))
-            names = (f"not {names[0]}", names[0]) if names and words.are_words else names
+            cells = (cell for batch in file.iter_batches(columns=[label]) for cell in batch.column(label))
+            seen = words.settle(words.meaning(cell.as_py() or "") for cell in cells)
+            names = (f"not {names[0]}", names[0]) if names and seen else names
         for name in scores:
             if not types.is_floating(kept[name]):
                 raise BadFileError(
@@ -373,11 +373,9 @@ def open_parquet(path: Path) -> PredictionFile:
                     labels = words.numbers_of(path, labels, start)
                 yield torch.from_numpy(table), to_labels(path, labels, start)
                 start += len(batch)
-        words.check_whole(path)
 
-    return PredictionFile(
-        path, kind, (rows, classes), torch.float64 if double else torch.float32, names, chunks
-    )
+    stored = torch.float64 if double else torch.float32
+    return PredictionFile(path, kind, (rows, classes), stored, names, chunks, words=seen)
 
 
 def _lists(path: Path, column: Any, kind: str, classes: int, start: int) -> np.ndarray[Any, Any]:
