@@ -61,6 +61,15 @@ def test_a_table_is_trained_and_used():
     assert re.match(r"calibrant: new\.csv, row 2 \(line 3 of the file\): column 'age' has 'many', exp", error)
 
 
+def test_a_name_is_kept_even_if_the_model_uses_it():
+    """The output has a column of this name with the number of the row."""
+    write_csv(Path("people.csv"), [{"name": "ab"[row["id"] % 2], **row} for row in people()])
+    assert invoke("train", "--data", "people.csv", *QUICK, "--output", "run").exit_code == 0
+    printed("predict", "run", "--input", "people.csv", "--output", "predictions.csv")
+    first, *_ = csv.DictReader(Path("predictions.csv").read_text().splitlines())
+    assert (first["name"], first["input_name"], "age" in first) == ("1", "ab"[int(first["id"]) % 2], False)
+
+
 @pytest.mark.parametrize("suffix", [".csv", ".jsonl"])
 def test_other_columns_of_texts_are_kept_beside_the_predictions(suffix):
     texts = [f"a {word} film {number}" for number in range(20) for word in ("bad", "good")]

@@ -435,7 +435,8 @@ class Rows(Preparation):
         return columns, [str(row + 1) for row in range(len(next(iter(columns.values()))))]
 
     def beside(self, path: Path, raw: Columns) -> Columns:
-        used = {*(column.name for column in self.columns), *self.target}
+        # The output has a column called name with other content, which would be taken for that of the table.
+        used = {column.name for column in self.columns} - {"name"} | {*self.target}
         return {name: cells for name, cells in raw.items() if name not in used}
 
     def state(self) -> dict[str, Any]:
