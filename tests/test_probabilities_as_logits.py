@@ -95,7 +95,9 @@ def test_commands_once_with_advice_for_the_file(tmp_path, command):
     (line,) = [line for line in lines if "check the order of both" not in line]
     assert line.startswith(f"calibrant: warning: {path}: these ")
     assert "look like probabilities: they lie in [0, 1]" in line
-    assert line.endswith("; in a file, name the array probabilities")
+    assert line.endswith(
+        "; in a file, name the array probabilities, or the columns of a table probability_<class>"
+    )
 
 
 @pytest.mark.parametrize("key", ADAPTIVE)

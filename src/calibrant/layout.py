@@ -506,7 +506,8 @@ def warn_of_probabilities(logits: Tensor) -> None:
         what, logarithm = "logits", "they add up to 100, as percentages do; pass (logits / 100).log()"
     else:
         return
-    warn(f"these {what} look like probabilities: {logarithm}; in a file, name the array probabilities")
+    in_files = "in a file, name the array probabilities, or the columns of a table probability_<class>"
+    warn(f"these {what} look like probabilities: {logarithm}; {in_files}")
 
 
 def _some(logits: Tensor) -> Tensor:

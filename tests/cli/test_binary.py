@@ -150,3 +150,25 @@ def test_wrong_input_gets_one_line() -> None:
     assert "has 1 labels, but c.safetensors was fitted to 2" in fail(
         "apply", "c.safetensors", single, "--output", "o.npz"
     )
+    Path("two.csv").write_text("label,logit_cat,logit_dog\n0,1,2\n")
+    assert "expected one, as --binary and calibrators fitted with it take it" in fail(
+        "apply", "c.safetensors", "two.csv", "--output", "o.npz"
+    )
+
+
+@pytest.mark.parametrize("classes", [1, 2])
+def test_scores_or_labels_that_are_turned_round_are_told(classes: int) -> None:
+    """A table with the probability of ham, and 1 for spam: only the name of the column said so."""
+    logits, target = decisions(ROWS)
+    ham = (-logits).sigmoid().tolist()
+    for labels, told in ((target, True), (1 - target, False)):
+        rows = [f"{p},{1 - p},{label}" for p, label in zip(ham, labels.tolist(), strict=True)]
+        lines = ["probability_ham,probability_spam,label", *rows]
+        if classes == 1:
+            lines = [",".join(line.split(",")[::2]) for line in lines]
+        else:
+            lines = [",".join(line.split(",")[order] for order in (1, 0, 2)) for line in lines]
+        Path("t.csv").write_text("\n".join(lines))
+        result = succeed("calibrate", *(["--binary"] * (classes == 1)), "t.csv", "--resamples", 0)
+        expected = "t.csv: the probability of 'ham' is higher where the label is that of"
+        assert result.stderr.count(expected) == told

@@ -1,5 +1,6 @@
 """The commands calibrate and apply: same results as in Python for all formats and sizes, one-line errors."""
 
+import csv
 import json
 import re
 import shutil
@@ -511,7 +512,11 @@ def test_what_cannot_be_applied_is_refused_before_the_work(tmp_path, judged):
     fails(run("apply", calibrator, judged, "--output", tmp_path / "no" / "out.npz"), "there is no folder")
     fails(run("apply", calibrator, judged, "--output", judged), "one of the files to read")
     fails(run("apply", calibrator, judged, "--output", calibrator), "one of the files to read")
-    fails(run("apply", calibrator, judged, "--output", tmp_path / "out.csv"), ".npz or .safetensors")
+    fails(
+        run("apply", calibrator, judged, "--output", tmp_path / "out.csv"),
+        "out.csv: needs a .csv file to read",
+    )
+    fails(run("apply", calibrator, judged, "--output", tmp_path / "out.txt"), ".npz or .safetensors")
     fails(run("apply", tmp_path / "none", judged, "--output", out), "there is no calibrator")
     fails(run("apply", calibrator, tmp_path / "none.npz", "--output", out), "none.npz: does not exist")
     fails(run("apply", judged, judged, "--output", out), "test.npz is no safetensors file, or damaged")
@@ -522,8 +527,49 @@ def test_what_cannot_be_applied_is_refused_before_the_work(tmp_path, judged):
     fails(run("apply", damaged, judged, "--output", out), "not a calibrator")
     fails(run("apply", calibrator, calibrator, "--output", out), "neither logits nor probabilities")
     four = save(tmp_path / "four.npz", torch.cat([logits, logits[:, :1]], 1), labels)
-    fails(run("apply", calibrator, four, "--output", out), "has 4 classes", "was fitted to 3")
+    fails(run("apply", calibrator, four, "--output", out), "has 4 classes, but", "was fitted to 3 classes")
     assert not out.exists()
+
+
+@pytest.mark.parametrize("kind", ["logits", "probabilities", "lists", "binary"])
+def test_a_table_stays_a_table(tmp_path, kind):
+    """The output was an archive without the other columns, and nobody was told."""
+    logits, labels = data(0)
+    labels[3] = -100
+    binary, scores = kind == "binary", logits
+    calibrator, path, out = tmp_path / "c.safetensors", tmp_path / "m.csv", tmp_path / "out.csv"
+    if binary:
+        scores, labels = logits[:, :1].sigmoid(), labels.clamp_max(1)
+        save_calibrator(create_calibrator("beta").fit(logits[:, 0], labels, binary=True), calibrator)
+    else:
+        save_calibrator(create_calibrator("vector").fit(logits, labels), calibrator)
+    if kind == "probabilities":
+        scores = logits.double().softmax(1)
+    heading = {"lists": "logits", "binary": "probability_yes"}.get(kind)
+    heading = heading or ";".join(
+        f"{'logit' if kind == 'logits' else 'probability'}_{name}" for name in "abc"
+    )
+    lines = [f"id ;{heading};label; note"]
+    for number, (row, label) in enumerate(zip(scores.tolist(), labels.tolist(), strict=True)):
+        cells = [str(row)] if kind == "lists" else map(str, row)
+        lines.append(";".join([f'"id; {number}"', *cells, str(label), "ä\n" if number == 9 else ""]))
+        lines += [""] * (number == 5)
+    path.write_text("\n".join(lines), "utf-8-sig")
+    told = run("apply", calibrator, path, "--output", out).output
+    assert re.search(f"out.csv: {ROWS} rows of m.csv, calibrated by [a-z]+$", told)
+    with path.open(encoding="utf-8-sig", newline="") as old, out.open(encoding="utf-8", newline="") as new:
+        (head, *rows), (written, *others) = ([*csv.reader(each, delimiter=";")] for each in (old, new))
+    assert head == written
+    rows = [row for row in rows if row]
+    assert [(row[0], *row[-2:]) for row in rows] == [(row[0], *row[-2:]) for row in others]
+    archive = tmp_path / "out.npz"
+    told = run("apply", calibrator, path, "--output", archive).output
+    assert told.endswith("; without its other columns 'id', 'note'\n")
+    found, expected = (open_predictions(file, binary=binary).load() for file in (out, archive))
+    assert torch.equal(found[1].flatten(), expected[1].flatten())
+    torch.testing.assert_close(found[0].diff(dim=1), expected[0].diff(dim=1).double())
+    if binary:
+        torch.testing.assert_close(found[0], expected[0].double())
 
 
 def test_half_a_file_is_never_left(tmp_path, calibrator, judged, monkeypatch):
@@ -561,7 +607,7 @@ def test_the_help_lists_every_method():
     ("command", "parameter", "suffixes"),
     [
         ("evaluate", "files", FORMATS),
-        ("apply", "output", WRITERS),
+        ("apply", "output", [*WRITERS, ".csv"]),
         ("predict", "output", [*WRITERS, ".csv", ".npz", ".parquet"]),  # the last three with --input
     ],
 )

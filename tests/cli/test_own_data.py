@@ -56,6 +56,18 @@ def test_a_table_is_trained_and_used():
     assert (row["name"], row["id"], "label" in row) == ("1", number, False)
     output = printed("predict", str(folder), "--input", "new.csv", "--output", "predictions.npz")
     assert output == "predictions.npz: 1 input of new.csv, without its other columns 'id'\n"
+    Path("new.csv").write_text(f"{header}\n{first}\n{re.sub('[0-9.]+', 'many', first)}\n")
+    error = fail("predict", str(folder), "--input", "new.csv", "--output", "predictions.csv")
+    assert re.match(r"calibrant: new\.csv, row 2 \(line 3 of the file\): column 'age' has 'many', exp", error)
+
+
+def test_a_name_is_kept_even_if_the_model_uses_it():
+    """The output has a column of this name with the number of the row."""
+    write_csv(Path("people.csv"), [{"name": "ab"[row["id"] % 2], **row} for row in people()])
+    assert invoke("train", "--data", "people.csv", *QUICK, "--output", "run").exit_code == 0
+    printed("predict", "run", "--input", "people.csv", "--output", "predictions.csv")
+    first, *_ = csv.DictReader(Path("predictions.csv").read_text().splitlines())
+    assert (first["name"], first["input_name"], "age" in first) == ("1", "ab"[int(first["id"]) % 2], False)
 
 
 @pytest.mark.parametrize("suffix", [".csv", ".jsonl"])
@@ -185,7 +197,10 @@ def test_a_class_that_a_part_has_no_element_of_is_told_once(name):
         (("--data", "a.csv", "--target", "y", "--set", 'data.drop=["z"]'), "a.csv has no column 'z'"),
         (("--data", "a.csv", "--target", "x"), "column 'x' has 40 different values in 40 rows"),
         (("--data", "one.csv", "--target", "y"), "labels of 1 classes"),
-        (("--data", "nan.csv", "--target", "y"), "row 3 has nothing in the target column 'y'"),
+        (
+            ("--data", "nan.csv", "--target", "y"),
+            "row 3 (line 4 of the file): column 'y' has nothing",
+        ),
     ],
 )
 def test_one_line_and_nothing_written(arguments, message):

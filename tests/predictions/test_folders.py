@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from calibrant.predictions import BadFileError, open_predictions
+from calibrant.predictions import BadFileError, batches_of, open_predictions
 
 ROWS, CLASSES = 60, 3
 LOGITS = np.random.default_rng(0).normal(size=(ROWS, CLASSES)).astype(np.float32)
@@ -108,3 +108,25 @@ def test_a_missing_or_foreign_shard_is_noticed(tmp_path):
 
 def test_a_folder_without_predictions(tmp_path):
     refused(tmp_path, "is a folder without predictions", ".npz", ".jsonl")
+
+
+def test_a_shard_may_lack_the_word_for_yes(tmp_path):
+    def write(**files):
+        for name, labels in files.items():
+            rows = "".join(f"{label},0.5\n" for label in labels)
+            (tmp_path / f"{name}.csv").write_text(f"label,probability_yes\n{rows}")
+
+    write(a=["-100", "no", "no"], b=["yes", "no"])
+    expected = [-100, 0, 0, 1, 0]
+    assert open_predictions(tmp_path, binary=True).load()[1].flatten().tolist() == expected
+    parts = [batches_of(tmp_path / f"{name}.csv", binary=True) for name in "ab"]
+    found = [label for part in parts for _, labels in part for label in labels.flatten().tolist()]
+    assert found == expected
+    with pytest.raises(BadFileError, match=r"a\.csv: has no label 'yes', the word in the name of its scores"):
+        open_predictions(tmp_path / "a.csv", binary=True)
+    write(b=["yes", "nope"])
+    with pytest.raises(BadFileError, match="has the labels no, nope, yes; expected yes and one other in all"):
+        open_predictions(tmp_path, binary=True)
+    write(b=["no"])
+    with pytest.raises(BadFileError, match="has no label 'yes'"):
+        open_predictions(tmp_path, binary=True)

@@ -219,7 +219,7 @@ def test_an_index_to_ignore_that_no_label_can_have(tmp_path, index):
 
 def test_control_characters_do_not_reach_a_message(tmp_path):
     (tmp_path / "a\x1b]0;title\x07.csv").write_text("label,\x1b[31mx,logit_\x9bb\n0,1,2\n")
-    refused(tmp_path / "a\x1b]0;title\x07.csv", "\\x1b]0;title\\x07.csv", "1 class")
+    refused(tmp_path / "a\x1b]0;title\x07.csv", "\\x1b]0;title\\x07.csv", "a single score in each row")
     np.savez(tmp_path / "m.npz", logits=LOGITS, labels=LABELS, class_names=["a\x1b[2J", "a\x1b[2J"])
     refused(tmp_path / "m.npz", "twice")
     np.savez(tmp_path / "m.npz", **{"logits\x1b[2J": LOGITS, "labels": LABELS})

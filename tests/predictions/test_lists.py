@@ -147,7 +147,7 @@ def refused(path, *words):
         ({"logits": [[[1.0]], [[2.0]]]}, ["list<", "list of floating-point numbers"]),
         ({"logits": [1.0, 2.0]}, ["'logits' is double", "list of floating-point numbers"]),
         ({"logits": [[], []]}, ["list<", "null", "list of floating-point numbers"]),
-        ({"logits": [[0.5], [0.5]]}, ["1 class", "at least 2"]),
+        ({"logits": [[0.5], [0.5]]}, ["a single score in each row; expected one for each class"]),
         ({"probabilities": [[0.5, 0.5]] * 2}, ["both logits and probabilities"]),
         ({"logit_a": [1.0, 2.0]}, ["'logits'"]),
         ({"probs": [1.0, 2.0]}, ["'probs'", "no scores beside logits"]),

@@ -394,7 +394,7 @@ def test_a_single_column_that_is_called_1(tmp_path):
     file = open_predictions(tmp_path / "m.csv", binary=True)
     assert file.load()[1].tolist() == [[0], [1]]
     assert file.class_names is None
-    refused(tmp_path / "m.csv", "have 1 class on axis 1; expected at least 2; if each score is a yes-or-no")
+    refused(tmp_path / "m.csv", "a single score in each row; expected one for each class; if each score is a")
 
 
 def test_loading_reports_its_progress(tmp_path, logits, labels):
@@ -486,7 +486,7 @@ def test_arrays_that_will_not_do(tmp_path, arrays, words):
         ("label,logit_a,logit_b\n", ["no predictions"]),
         ("label,a,b\n0,1,2\n", ["no scores", "found label, a, b"]),
         ("target,logit_a,logit_b\n0,1,2\n", ["no labels", "named label"]),
-        ("label,logit_a\n0,1\n", ["1 class", "at least 2"]),
+        ("label,logit_a\n0,1\n", ["a single score in each row; expected one for each class"]),
         ("label,logit_a,probability_b\n0,1,2\n", ["both"]),
         ("label,logit_a,logit_b,logits_c\n0,1,2,3\n", ["'logits_c'", "logit_<class>"]),
         ("label,logit_a,logit_a\n0,1,2\n", ["'logit_a' twice"]),
@@ -618,6 +618,17 @@ def test_a_single_column_may_be_named_after_one_of_two_words(tmp_path, suffix):
     refused(path, "'spam'", "two words, if the column of scores ends in the word for yes", binary=True)
     write("probability_positive", ["pos", "pos", "pos"])  # may be yes, and would count as no
     refused(path, "has no label 'positive', the word in the name of its scores", binary=True)
+    write("probability_spma", ["ham", "spam", "ham"])
+    if suffix == ".parquet":
+        refused(path, "no label 'spma', the word in the name of its scores, which may be", binary=True)
+    else:
+        words = "expected ham, or spma, the word in the name of the scores; if spma is misspelt, name"
+        refused(path, "'spam'", "at row 2", words, binary=True)
+    if suffix != ".jsonl":  # where numbers are no texts
+        write("probability_no", ["-100", "yes", "no"])  # the first label was taken for one of numbers
+        assert open_predictions(path, binary=True).load()[1].flatten().tolist() == [-100, 0, 1]
+        write("probability_spam", ["0", "1", "ham"])
+        refused(path, "'ham'", "at row 3", "expected 0 or 1", binary=True)
 
 
 @pytest.mark.parametrize("suffix", [".csv", ".jsonl", ".parquet"])
@@ -719,7 +730,9 @@ def test_strings_that_numpy_pickles_get_a_way_out(tmp_path):
 def test_a_table_of_two_classes_is_not_binary(tmp_path):
     """The error was about shapes."""
     (tmp_path / "m.csv").write_text("label,probability_no,probability_yes\n0,0.25,0.75\n")
-    words = "has 2 probabilities and one label in a row; leave out --binary if these are those of 2 classes"
+    words = (
+        "has 2 probabilities and one label in a row; expected one, as --binary and calibrators fitted with it"
+    )
     refused(tmp_path / "m.csv", words, binary=True)
     np.savez(tmp_path / "m.npz", logits=LOGITS, labels=LABELS)
     refused(tmp_path / "m.npz", "leave out --binary if these are those of 2 classes", binary=True)

@@ -279,7 +279,7 @@ def write_npz(name: str, scale: float) -> None:
         (("--data", "many.csv", "--target", "cat,cat"), "has the column 'cat' twice"),
         (
             ("--data", "many.csv", "--target", "cat,rooms"),
-            "row 3 has '2' in the target column 'rooms', expected 0 or 1",
+            "many.csv, row 3 (line 4 of the file): column 'rooms' has '2', expected 0 or 1",
         ),
         (
             ("--data", "many.csv", "--target", "cat,dog", "--loss", "mmce"),

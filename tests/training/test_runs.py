@@ -180,7 +180,7 @@ def test_only_results_of_a_calibrator_that_was_defined_otherwise_are_computed_an
     run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     shutil.copytree(run.folder, tmp_path, dirs_exist_ok=True)
-    keys = ["isotonic", "isotonic[variant=top-label]", "beta"]
+    keys = ["isotonic", "isotonic[variant=top-label]", "ensemble-temperature", "beta"]
     found = Run(tmp_path).results(keys, resamples=5)
     path = tmp_path / "evaluation.json"
     plain = json.loads(path.read_text())
@@ -195,7 +195,7 @@ def test_only_results_of_a_calibrator_that_was_defined_otherwise_are_computed_an
         return evaluate(*arguments, **options)
 
     monkeypatch.setattr(runs, "evaluate", noting)
-    for expected in (["ce + isotonic", "ce + isotonic[variant=top-label]"], []):
+    for expected in ([f"ce + {key}" for key in keys[:3]], []):
         assert Run(tmp_path).results(keys, resamples=5) == found
         assert computed == expected
         computed.clear()

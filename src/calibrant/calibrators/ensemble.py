@@ -44,6 +44,7 @@ class EnsembleTemperature(Scaling):
 
     key: ClassVar[str] = "ensemble-temperature"
     preserves_order = True
+    definition: ClassVar[int] = 2
     copes_with_zeros = True
     temperature: Tensor
     weights: Tensor

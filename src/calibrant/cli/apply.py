@@ -9,6 +9,7 @@ import typer
 
 from calibrant.cli import terminal
 from calibrant.cli.program import say
+from calibrant.printable import first_few
 
 
 @terminal.app.command()
@@ -22,16 +23,26 @@ def apply(
     file: Annotated[
         Path, typer.Argument(metavar="FILE", help="Predictions; see evaluate.", show_default=False)
     ],
-    output: Annotated[Path, typer.Option(metavar="OUT", help="The file to write: .npz or .safetensors.")],
+    output: Annotated[
+        Path,
+        typer.Option(
+            metavar="OUT",
+            help="The file to write: .npz, .safetensors, or if FILE is a table of the same kind, .csv.",
+        ),
+    ],
     ignore_index: terminal.IgnoreIndex = -100,
 ) -> None:
     """Write the calibrated predictions of a file."""
     from calibrant.calibrators import load_calibrator
     from calibrant.cli import prediction_files
-    from calibrant.predictions import WRITERS, open_predictions, write_predictions
+    from calibrant.predictions import WRITERS, open_predictions, rewrite_table, write_predictions
 
     with terminal.one_line_errors(OSError, ValueError):
-        terminal.check_suffix(output, WRITERS)
+        as_table = output.suffix.lower() == ".csv"
+        if as_table and (file.is_dir() or file.suffix.lower() != ".csv"):
+            terminal.fail(f"--output {output}: needs a .csv file to read; expected .npz or .safetensors")
+        if not as_table:
+            terminal.check_suffix(output, WRITERS)
         layer = load_calibrator(calibrator)
         predictions = open_predictions(file, ignore_index=ignore_index, binary=layer.binary)
         terminal.check_outputs([calibrator, *predictions.files], {"--output": output})
@@ -48,6 +59,12 @@ def apply(
                 lines = prediction_files.Passes(predictions, progress, "counting rows")
                 rows = sum(len(labels) for _, labels in lines)
             calibrated = prediction_files.Passes(predictions, progress, "calibrating", layer)
-            write_predictions(output, calibrated, rows, predictions.class_names)
+            if as_table:
+                rewrite_table(output, predictions, (logits for logits, _ in calibrated))
+            else:
+                write_predictions(output, calibrated, rows, predictions.class_names)
     source, method = predictions.path.name, prediction_files.in_words(layer)
-    say(f"{output}: {rows:,} rows of {source}, calibrated by {method}")
+    left_out = dict.fromkeys(name for part in predictions.parts for name in part.beside)
+    without = f"; without its other columns {first_few(map(repr, left_out))}"
+    kept = without if left_out and not as_table else ""
+    say(f"{output}: {rows:,} rows of {source}, calibrated by {method}{kept}")

@@ -24,7 +24,9 @@ from calibrant.cli.terminal import progress_bars
 from calibrant.ensembles import Diversity
 from calibrant.evaluation import Evaluation
 from calibrant.predictions import CHUNK, BadFileError, PredictionFile, batches_of, open_ensemble
+from calibrant.printable import first_few
 from calibrant.processes import Workers
+from calibrant.warning import warn
 
 if TYPE_CHECKING:
     from rich.progress import Progress
@@ -104,6 +106,8 @@ def evaluate_file(
     options = {**options, "name": name, "class_names": file.class_names}
     with progress_bars() as progress, errors_of(file):
         if loaded is not None:
+            if calibrator is None and file.num_classes == (1 if file.binary else 2):
+                _warn_if_turned_round(file, *loaded)
             resampling = progress.add_task(f"{name}: resampling", total=options["resamples"])
             return calibrant.evaluation.evaluate(
                 calibrate_batch(calibrator, file, *loaded),
@@ -121,6 +125,21 @@ def evaluate_file(
 
         return calibrant.evaluation.evaluate_parts(
             file.parts, batches, num_classes=file.num_classes, **options
+        )
+
+
+def _warn_if_turned_round(file: PredictionFile, logits: Tensor, labels: Tensor) -> None:
+    """Warn if the probability of the second class, or of yes, is clearly higher where it is not true."""
+    yes = (logits[:, -1] if file.binary else logits.diff(dim=1)[:, 0]).sigmoid()
+    parts = [yes[labels.view_as(yes) == label] for label in (0, 1)]
+    if min(map(len, parts)) < 2:
+        return
+    noise = sum(float(part.var()) / len(part) for part in parts) ** 0.5
+    if parts[0].mean() - parts[1].mean() > 5 * noise:
+        names = file.class_names or ("no", "yes")
+        warn(
+            f"the probability of {names[1]!r} is higher where the label is that of {names[0]!r}: scores or "
+            "labels may be turned round"
         )
 
 
@@ -205,9 +224,11 @@ def check_calibrator(file: PredictionFile, calibrator: Calibrator, source: Path)
     if calibrator.binary:
         what, fitted = "labels", len(calibrator.labels)
     if file.num_classes != fitted:
-        raise BadFileError(
-            file.path, f"has {file.num_classes} {what}, but {source.name} was fitted to {fitted}"
+        found, expected = (
+            f"{number} {what}" + (f" ({first_few(names)})" if names else "")
+            for number, names in ((file.num_classes, file.class_names), (fitted, calibrator.class_names))
         )
+        raise BadFileError(file.path, f"has {found}, but {source.name} was fitted to {expected}")
     check_class_names(file, calibrator.class_names, source.name)
 
 

@@ -6,6 +6,7 @@ from calibrant.predictions.reading import FORMATS, batches_of, open_predictions,
 from calibrant.predictions.writing import (
     PROBABILITY_SUFFIXES,
     WRITERS,
+    rewrite_table,
     write_predictions,
     write_probabilities,
 )
@@ -21,6 +22,7 @@ __all__ = [
     "open_ensemble",
     "open_predictions",
     "read_class_counts",
+    "rewrite_table",
     "write_predictions",
     "write_probabilities",
 ]

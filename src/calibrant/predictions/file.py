@@ -86,6 +86,8 @@ class PredictionFile:
         stored_labels: the shape of the labels in the file; None if they fit by construction.
         binary: whether each score is a yes-or-no decision of its own. Labels then have the shape of the
             scores and hold 0 and 1.
+        beside: the columns of a table that are not read.
+        words: the labels of a single decision in a table, if they are words other than false and true.
     """
 
     path: Path
@@ -99,6 +101,8 @@ class PredictionFile:
     shards: tuple[PredictionFile, ...] = ()
     stored_labels: tuple[int, ...] | None = None
     binary: bool = False
+    beside: tuple[str, ...] = ()
+    words: tuple[str, ...] = ()
 
     @property
     def parts(self) -> tuple[PredictionFile, ...]:

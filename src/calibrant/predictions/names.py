@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,15 +15,15 @@ from calibrant.printable import first_few, row_of
 class Names:
     """Class numbers by the names of the classes. Case does not matter, unless names differ only by it.
 
-    A label may also be a number, unless a name is one.
+    A label may also be a number, unless a name is one. ``where`` says where the names are, for messages.
     """
 
-    def __init__(self, names: Sequence[str]) -> None:
+    def __init__(self, names: Sequence[str], where: str = "") -> None:
         lower = [name.lower() for name in names]
         self._any_case = len(set(lower)) == len(lower)
         self.numbers = {name: number for number, name in enumerate(lower if self._any_case else names)}
         self._or_numbers = not any(map(is_number, names))
-        named = [f"one of the class names {first_few(names)}"] if names else []
+        named = [f"one of the class names {first_few(names)}{where}"] if names else []
         self.expected = ", or ".join(["a class number"] * self._or_numbers + named)  # for messages
 
     def number(self, label: str) -> int | None:
@@ -34,9 +34,6 @@ class Names:
         """The class number that a label stands for, or None."""
         found = self.number(label)
         return float(label) if found is None and self._or_numbers and is_number(label) else found
-
-    def check_whole(self, path: Path) -> None:
-        """After all labels of a file, raise an error if they were misunderstood."""
 
     def numbers_of(self, path: Path, labels: np.ndarray[Any, Any], start: int) -> np.ndarray[Any, Any]:
         """The class numbers of labels in a file. ``start`` is the first row."""
@@ -50,14 +47,17 @@ class Names:
 
 
 class Answers(Names):
-    """Labels of single scores: false and true, or the word ``yes`` and one other word, in any case."""
+    """Labels of single scores: false and true, or the word ``yes`` and one other word, in any case.
+
+    ``words`` are the labels so far, if they are words other than false and true.
+    """
 
     def __init__(self, yes: str = "") -> None:
         super().__init__(("false", "true"))
         self.expected = (
             "0 or 1, or false or true; or two words, if the column of scores ends in the word for yes"
         )
-        self._has_yes = False
+        self.words: set[str] = set()
         self._yes = None if yes.lower() in ("", "false", "true") or is_number(yes) else yes.lower()
 
     def number(self, label: str) -> int | None:
@@ -65,7 +65,7 @@ class Answers(Names):
         word = label.lower()
         if not word or is_number(word):
             return None
-        if self._yes and not self.are_words:
+        if self._yes and not self.words:
             if word in self.numbers:
                 self._yes = None
             else:
@@ -73,22 +73,20 @@ class Answers(Names):
         if len(self.numbers) < 2 and word not in self.numbers:
             self.numbers[word] = 0
             self.expected = f"{word}, or {self._yes}, the word in the name of the scores"
-        self._has_yes |= word == self._yes
+        if self._yes and word in self.numbers:
+            self.words.add(word)
+        elif self.words and self._yes not in self.words:  # neither label is the word for yes
+            self.expected += f"; if {self._yes} is misspelt, name the scores after one of the labels"
         return self.numbers.get(word)
 
-    def check_whole(self, path: Path) -> None:
-        """Raise an error if no label was the word for yes: then the other word may have been meant."""
-        if self.are_words and not self._has_yes:
-            raise BadFileError(
-                path,
-                f"has no label {self._yes!r}, the word in the name of its scores; if no element is "
-                f"{self._yes}, write the labels as 0 and 1",
-            )
-
-    @property
-    def are_words(self) -> bool:
-        """Whether labels have been words other than false and true."""
-        return self._yes in self.numbers
+    def settle(self, labels: Iterable[float | None]) -> tuple[str, ...]:
+        """Read labels of a file, by `meaning`, until it is certain what they are; return ``words``."""
+        for label in labels:
+            if label in (0, 1) and not self.words:
+                self._yes = None
+            if self._yes is None or len(self.words) == 2:
+                break
+        return tuple(self.words)
 
 
 def numbers_in(cells: Sequence[str]) -> list[float] | None:

@@ -73,7 +73,22 @@ def open_predictions(path: Path | str, *, ignore_index: int = -100, binary: bool
     >>> [tuple(logits.shape) for logits, labels in file.batches(chunk=6)]
     [(2, 3), (2, 3), (1, 3)]
     """
-    path = Path(path)
+    file = _opened(Path(path), ignore_index, binary)
+    words = sorted({word for part in file.parts for word in part.words})
+    yes = file.class_names[1] if file.class_names else ""
+    if words and yes.lower() not in words:  # then another word may have been meant by it
+        raise BadFileError(
+            file.path,
+            f"has no label {yes!r}, the word in the name of its scores, which may be misspelt; if no element "
+            f"is {yes}, write the labels as 0 and 1",
+        )
+    if len(words) > 2:
+        listed = ", ".join(words)
+        raise BadFileError(file.path, f"has the labels {listed}; expected {yes} and one other in all files")
+    return file
+
+
+def _opened(path: Path, ignore_index: int, binary: bool) -> PredictionFile:
     label("ignore_index", ignore_index)
     with file_errors(path):
         if path.is_dir():
@@ -84,15 +99,15 @@ def open_predictions(path: Path | str, *, ignore_index: int = -100, binary: bool
 def batches_of(path: Path | str, ignore_index: int = -100, binary: bool = False) -> Batches:
     """The batches of a file or folder, which is opened when the first one is asked for.
 
-    A file in which all elements are ignored is no error: it may be a part of a larger set.
+    It may be a part of a larger set: a file in which all elements are ignored is no error, nor is one without
+    the word for yes.
 
     Args:
         path: the file or folder; see `open_predictions`.
         ignore_index: the label of elements to leave out.
         binary: whether each score is a yes-or-no decision of its own.
     """
-    file = open_predictions(path, ignore_index=ignore_index, binary=binary)
-    yield from file.batches(all_ignored=True)
+    yield from _opened(Path(path), ignore_index, binary).batches(all_ignored=True)
 
 
 def _open_file(path: Path, ignore_index: int, binary: bool) -> PredictionFile:
@@ -154,8 +169,8 @@ def _as_decisions(file: PredictionFile) -> PredictionFile:
         if not file.stored_labels:
             raise BadFileError(
                 file.path,
-                f"has {scores} {file.kind} and one label in a row{leave_out} (several labels in a row "
-                "need a file of arrays, such as .npz)",
+                f"has {scores} {file.kind} and one label in a row; expected one, as --binary and calibrators "
+                f"fitted with it take it{leave_out} (several labels need a file of arrays, such as .npz)",
             )
         raise BadFileError(
             file.path,
@@ -186,9 +201,10 @@ def _checked(file: PredictionFile) -> PredictionFile:
     if classes > MAX_CLASSES:
         raise BadFileError(path, f"{file.kind} have {classes:,} classes; expected at most {MAX_CLASSES:,}")
     if classes < 2 and not file.binary:
-        raise BadFileError(
-            path, f"{file.kind} have {classes} class on axis 1; expected at least 2; {_SINGLE}"
-        )
+        found = f"{file.kind} have {classes} class on axis 1; expected at least 2"
+        if file.stored_labels is None:
+            found = "has a single score in each row; expected one for each class"
+        raise BadFileError(path, f"{found}; {_SINGLE}")
     if not prod(file.shape):
         raise BadFileError(path, f"holds no predictions: {file.kind} have shape {file.shape}")
     classes = max(2, classes)  # a single decision has the names of no and yes

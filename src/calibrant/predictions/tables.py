@@ -17,6 +17,7 @@ from typing import IO, Any, NamedTuple
 import numpy as np
 import torch
 from numpy.typing import ArrayLike
+from torch import Tensor
 
 from calibrant.extras import MissingPackageError, require
 from calibrant.predictions.arrays import to_labels, to_tensor
@@ -40,6 +41,7 @@ class _Columns(NamedTuple):
     label: str
     scores: list[str]
     class_names: tuple[str, ...] | None  # None if the scores are one column of lists
+    beside: tuple[str, ...]  # the other columns
 
     @property
     def lists(self) -> bool:
@@ -51,7 +53,7 @@ class _Columns(NamedTuple):
         names = self.class_names or ("",)
         if len(names) == 1:  # the column of yes, or lists that may have a single number
             return Answers("" if names[0] in ("logit", "probability") else names[0])
-        return Names(() if any(map(is_number, names)) else names)
+        return Names(() if any(map(is_number, names)) else names, ", as in the names of the columns")
 
 
 def _columns(path: Path, columns: Sequence[str]) -> _Columns:
@@ -89,8 +91,9 @@ def _columns(path: Path, columns: Sequence[str]) -> _Columns:
         raise BadFileError(path, f"has no labels; expected a column named label, found {shown}; {NO_LABELS}")
     if len(labels) == 2:
         raise BadFileError(path, "has columns label and labels; expected exactly one of them")
+    beside = tuple(name for name in columns if name not in (*labels, *found))
     if not kinds:
-        return _Columns(kind, labels[0], found, None)
+        return _Columns(kind, labels[0], found, None, beside)
     names = tuple(name.removeprefix(_PREFIXES[kind]) for name in found)
     numbers = [str(number) for number in range(len(names))]
     # A single column is not counted: `probability_1` is that of yes.
@@ -102,7 +105,7 @@ def _columns(path: Path, columns: Sequence[str]) -> _Columns:
             f"has the column {found[place]} where {prefix}{place} is expected; labels count columns from 0, "
             f"so numbered ones must be {prefix}0 to {prefix}{numbers[-1]} in this order",
         )
-    return _Columns(kind, labels[0], found, names)
+    return _Columns(kind, labels[0], found, names, beside)
 
 
 def open_csv(path: Path) -> PredictionFile:
@@ -160,16 +163,18 @@ def _untyped(
 ) -> PredictionFile:
     """A table without types, whose rows ``read`` yields; lists are as long as the first one."""
     kind, names, classes = columns.kind, columns.class_names, len(columns.scores)
+    words: tuple[str, ...] = ()
     if isinstance(labels, Answers):
-        first = next(read(), None)
-        names = (f"not {names[0]}", names[0]) if names and labels.are_words else names
         if columns.lists:
-            classes = 0 if first is None else len(first[1])
+            classes = len(next(read(), (0, ()))[1])
+        words = labels.settle(label for label, _ in read())
+        names = (f"not {names[0]}", names[0]) if names and words else names
 
     def chunks(size: int) -> Batches:
         return _in_batches(path, kind, classes, read(), size)
 
-    return PredictionFile(path, kind, (rows, classes), torch.float64, names, chunks)
+    shape, beside = (rows, classes), columns.beside
+    return PredictionFile(path, kind, shape, torch.float64, names, chunks, words=words, beside=beside)
 
 
 def _in_batches(
@@ -196,40 +201,61 @@ def _csv_rows(path: Path, columns: Sequence[str], wanted: _Columns, words: Names
     """The rows of a CSV file, cell by cell. Only columns that are not read may be missing at the end."""
     needed = [columns.index(name) for name in (wanted.label, *wanted.scores)]
     fewest = 1 + max(needed) if len(needed) < len(columns) else len(columns)
+    for number, (line, row) in enumerate(_filled(path, wanted), 1):
+        where = f"row {number} (line {line} of the file)"
+        if not fewest <= len(row) <= len(columns):
+            raise BadFileError(path, f"{where} has {len(row)} cells; expected {len(columns)}")
+        label, *scores = (row[place].strip() for place in needed)
+        if wanted.lists:
+            (text,) = scores
+            inner = text[1:-1]
+            # JSON and Python separate numbers by commas, NumPy by spaces.
+            scores = inner.split(",") if "," in inner else inner.split()
+        values = numbers_in(scores)
+        if wanted.lists and (values is None or (text[:1], text[-1:]) != ("[", "]")):
+            start = text if len(text) < 40 else f"{text[:40]}..."
+            raise BadFileError(
+                path, f"has {start!r} at {where}; expected a list of numbers such as [1.5, -0.3]"
+            )
+        names = words if len(scores) == 1 or not wanted.lists else _NO_NAMES
+        meant = names.meaning(label)
+        if values is None or meant is None:
+            named = [(wanted.label, label)] if meant is None else zip(wanted.scores, scores, strict=True)
+            name, cell = next((name, cell) for name, cell in named if not is_number(cell))
+            shown = f"has {cell!r} in" if cell else "has an empty cell in"
+            expected = names.expected if meant is None else "a number"
+            if meant is not None and is_number(cell.replace(",", ".")):
+                expected += " with a decimal point"
+            raise BadFileError(path, f"{shown} column {name!r} at {where}; expected {expected}")
+        yield meant, values
+
+
+def _filled(path: Path, wanted: _Columns) -> Iterator[tuple[int, list[str]]]:
+    """The line and the cells of each row. Empty rows are skipped, but not where numbers are expected."""
+    strict = not wanted.lists
     with path.open(encoding="utf-8-sig", newline="") as stream:
         cells = csv.reader(stream, delimiter=delimiter_of(path))
         next(cells)
-        # A row of empty cells is skipped, but an error where numbers are expected.
-        strict = not wanted.lists
-        rows = (row for row in cells if any(cell.strip() for cell in row) or (strict and len(row) > 1))
-        for number, row in enumerate(rows, 1):
-            where = f"row {number} (line {cells.line_num} of the file)"
-            if not fewest <= len(row) <= len(columns):
-                raise BadFileError(path, f"{where} has {len(row)} cells; expected {len(columns)}")
-            label, *scores = (row[place].strip() for place in needed)
-            if wanted.lists:
-                (text,) = scores
-                inner = text[1:-1]
-                # JSON and Python separate numbers by commas, NumPy by spaces.
-                scores = inner.split(",") if "," in inner else inner.split()
-            values = numbers_in(scores)
-            if wanted.lists and (values is None or (text[:1], text[-1:]) != ("[", "]")):
-                start = text if len(text) < 40 else f"{text[:40]}..."
-                raise BadFileError(
-                    path, f"has {start!r} at {where}; expected a list of numbers such as [1.5, -0.3]"
-                )
-            names = words if len(scores) == 1 or not wanted.lists else _NO_NAMES
-            meant = names.meaning(label)
-            if values is None or meant is None:
-                named = [(wanted.label, label)] if meant is None else zip(wanted.scores, scores, strict=True)
-                name, cell = next((name, cell) for name, cell in named if not is_number(cell))
-                shown = f"has {cell!r} in" if cell else "has an empty cell in"
-                expected = names.expected if meant is None else "a number"
-                if meant is not None and is_number(cell.replace(",", ".")):
-                    expected += " with a decimal point"
-                raise BadFileError(path, f"{shown} column {name!r} at {where}; expected {expected}")
-            yield meant, values
-    words.check_whole(path)
+        for row in cells:
+            if any(cell.strip() for cell in row) or (strict and len(row) > 1):
+                yield cells.line_num, row
+
+
+def rewritten(path: Path, batches: Iterable[Tensor]) -> Iterator[list[str]]:
+    """The heading and the rows of a CSV file of predictions, with these scores in place of its own."""
+    with path.open(encoding="utf-8-sig", newline="") as stream:
+        heading = _cells(path, stream, delimiter_of(path))
+    yield heading
+    columns = [name.strip() for name in heading]
+    wanted = _columns(path, columns)
+    places = [columns.index(name) for name in wanted.scores]
+    rows = _filled(path, wanted)
+    for batch in batches:
+        for scores in batch.tolist():
+            _, row = next(rows)
+            for place, cell in zip(places, [scores] if wanted.lists else scores, strict=True):
+                row[place] = str(cell)
+            yield row
 
 
 def open_jsonl(path: Path) -> PredictionFile:
@@ -284,7 +310,6 @@ def _json_rows(path: Path, columns: _Columns, words: Names) -> Iterator[Row]:
                 found = f"has label {label!r} at {row_of(path, number)}"
                 raise BadFileError(path, f"{found}; expected {names.expected}")
             yield meant, scores
-    words.check_whole(path)
 
 
 def delimiter_of(file: Path) -> str:
@@ -322,7 +347,7 @@ def open_parquet(path: Path) -> PredictionFile:
     types = pyarrow.types
     with pyarrow.parquet.ParquetFile(path) as file:
         schema, rows = file.schema_arrow, file.metadata.num_rows
-        kind, label, scores, names = columns = _columns(path, schema.names)
+        kind, label, scores, names, beside = columns = _columns(path, schema.names)
         kept = {name: schema.field(name).type for name in (label, *scores)}
         strings = ("string", "large_string", "string_view")
         texts = str(kept[label]) in strings or types.is_dictionary(kept[label])
@@ -339,10 +364,11 @@ def open_parquet(path: Path) -> PredictionFile:
         numeric = types.is_integer(kept[label]) or types.is_floating(kept[label])
         if not (numeric or (words.numbers and (texts or types.is_boolean(kept[label])))):
             raise BadFileError(path, f"labels are {kept.pop(label)}; expected integer class numbers")
+        seen: tuple[str, ...] = ()
         if isinstance(words, Answers) and texts:
-            for batch in islice(file.iter_batches(batch_size=1, columns=[label]), 1):
-                words.number(str(batch.column(label)[0].as_py()))
-            names = (f"not {names[0]}", names[0]) if names and words.are_words else names
+            cells = (cell for batch in file.iter_batches(columns=[label]) for cell in batch.column(label))
+            seen = words.settle(words.meaning(cell.as_py() or "") for cell in cells)
+            names = (f"not {names[0]}", names[0]) if names and seen else names
         for name in scores:
             if not types.is_floating(kept[name]):
                 raise BadFileError(
@@ -373,11 +399,9 @@ def open_parquet(path: Path) -> PredictionFile:
                     labels = words.numbers_of(path, labels, start)
                 yield torch.from_numpy(table), to_labels(path, labels, start)
                 start += len(batch)
-        words.check_whole(path)
 
-    return PredictionFile(
-        path, kind, (rows, classes), torch.float64 if double else torch.float32, names, chunks
-    )
+    stored = torch.float64 if double else torch.float32
+    return PredictionFile(path, kind, (rows, classes), stored, names, chunks, words=seen, beside=beside)
 
 
 def _lists(path: Path, column: Any, kind: str, classes: int, start: int) -> np.ndarray[Any, Any]:

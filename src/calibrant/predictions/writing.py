@@ -18,6 +18,8 @@ from torch import Tensor
 
 from calibrant.atomic import replacing
 from calibrant.extras import require
+from calibrant.predictions.file import PredictionFile
+from calibrant.predictions.tables import delimiter_of, rewritten
 
 Arrays = Mapping[str, tuple[tuple[int, ...], Iterable[Tensor]]]
 """For each array its shape and its parts in order; at least one part."""
@@ -54,6 +56,27 @@ def write_predictions(
     }
     with replacing(path) as stream:
         WRITERS[path.suffix.lower()](stream, arrays, class_names)
+
+
+def rewrite_table(path: Path, source: PredictionFile, batches: Iterable[Tensor]) -> None:
+    """Write a CSV file of predictions again, with other scores; everything else stays.
+
+    The file is replaced in one step. Probabilities stay probabilities, and logits logits.
+
+    Args:
+        path: the file to write.
+        source: the CSV file.
+        batches: the other logits, in the order of the rows, as `PredictionFile.batches` has them.
+    """
+
+    def scores() -> Iterator[Tensor]:
+        for logits in batches:
+            if source.kind == "probabilities":
+                logits = logits.sigmoid() if source.binary else logits.softmax(1)
+            yield logits
+
+    with replacing(path) as stream, TextIOWrapper(stream, "utf-8", newline="") as text:
+        csv.writer(text, delimiter=delimiter_of(source.path)).writerows(rewritten(source.path, scores()))
 
 
 PROBABILITY_SUFFIXES = (".csv", ".npz", ".parquet")

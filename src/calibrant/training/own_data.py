@@ -30,7 +30,7 @@ from calibrant.training.data.columns import (
 from calibrant.training.data.on_disk import ImageFileSplit
 from calibrant.training.data.safe_readers import expecting_utf8, image_size
 from calibrant.training.data.sampling import part_sizes
-from calibrant.training.data.table import repeats, too_many_categories
+from calibrant.training.data.table import looks_like, repeats, too_many_categories
 from calibrant.training.data.text.encoding import tokens
 from calibrant.training.data.text.tables import json_lines
 from calibrant.training.recipe import Recipe
@@ -182,7 +182,8 @@ def _table(files: Mapping[str, Path], target: str | None, changes: Sequence[str]
         )
     unusable = [name for name in others if name not in numeric and too_many_categories(others[name])]
     for name in unusable:
-        _warn_of_odd_numbers(path, name, as_texts(others[name]))
+        if meant := looks_like(as_texts(others[name])):
+            warn(f"{path}: column {name!r} is left out, because it has too many different texts, but {meant}")
     drop = [name for name in table if name in (*counted, *unusable)]
     if len(drop) == len(table) - len(targets):
         raise RecipeError(
@@ -206,17 +207,6 @@ def _table(files: Mapping[str, Path], target: str | None, changes: Sequence[str]
 
     options = {**named, **option, **({"drop": drop} if drop else {})}
     return _recipe(path, found, size, Choice("table", options), Choice("mlp"), changes, **settings)
-
-
-def _warn_of_odd_numbers(path: Path, name: str, texts: Sequence[str]) -> None:
-    """Tell of a column that is left out although it holds numbers: some cells are written otherwise."""
-    odd = [text for text in texts if text and not is_numeric([text])]
-    others = [text for text in odd if not is_numeric([text.replace(",", "").replace("%", "")])]
-    if odd and 2 * len(others) < len(texts):
-        warn(
-            f"{path}: column {name!r} is left out, because {len(odd)} of {len(texts)} cells are not written "
-            f"as numbers, such as {odd[0][:40]!r}; write 1234.5, and leave cells without a number empty"
-        )
 
 
 def _check_rows(path: Path, labels: Sequence[Any], size: int, given: Sequence[str]) -> None:

@@ -9,7 +9,14 @@ import numpy as np
 import pytest
 
 from calibrant import sizes
-from calibrant.training.data.columns import as_numbers, as_texts, is_numeric, read_columns
+from calibrant.training.data.columns import (
+    BadCellError,
+    as_numbers,
+    as_texts,
+    is_numeric,
+    place_of,
+    read_columns,
+)
 from calibrant.training.data.safe_readers import MissingDataError
 
 pyarrow = pytest.importorskip("pyarrow")
@@ -46,8 +53,10 @@ def test_semicolons_where_the_first_line_has_no_commas(tmp_path):
 
 
 def test_names_and_cells_over_several_lines(tmp_path):
-    columns = read_columns(write(tmp_path / "a.csv", 'a,"b\nc"\n1,"x\ny"\n'))
-    assert columns == {"a": ["1"], "b\nc": ["x\ny"]}
+    path = write(tmp_path / "a.csv", 'a,"b\nc"\n1,"x\ny"\n\n2,z\n')
+    columns = read_columns(path)
+    assert columns == {"a": ["1", "2"], "b\nc": ["x\ny", "z"]}
+    assert place_of(columns, 1) == f"{path}, row 2 (line 6 of the file)"
 
 
 def test_parquet(tmp_path):
@@ -164,8 +173,9 @@ def test_numbers():
         [1, 2.5, -300, np.nan, np.nan, np.nan, np.nan, 4, 5],
     )
     for text in ("1_000", "1,5", "one", [1]):
-        with pytest.raises(ValueError, match="row 2 has "):
+        with pytest.raises(BadCellError, match=r"^has ") as found:
             as_numbers(["1", text])
+        assert found.value.index == 1
     assert not is_numeric(["1", "1_000"])
 
 

@@ -144,13 +144,14 @@ def test_a_class_may_be_called_none(tmp_path):
         (lambda number: f"{number % 28 + 1}.1.2024 12:30", "dates"),
         (lambda number: f"1/{number % 28 + 1}/2024", "dates"),
         (lambda number: f"2024/01/{number % 28 + 1}", "dates"),
+        (lambda number: number % 30 or "unknown", "numbers, .* such as 'unknown'"),
     ],
 )
 def test_texts_that_are_no_categories_are_told(tmp_path, value, what):
     rows = [{**row, "at": value(number)} for number, row in enumerate(people())]
     write_csv(tmp_path / "a.csv", rows, ";")
     with pytest.warns(
-        UserWarning, match=f"column 'at': its \\d+ different texts .* look like {what}; .*drop"
+        UserWarning, match=f"column 'at': its \\d+ different texts .* look like {what}: .*drop"
     ):
         table(tmp_path, file="a.csv", **OPTIONS)
     table(tmp_path, file="a.csv", **{**OPTIONS, "categorical": ("rooms", "at")})  # says so itself
@@ -240,9 +241,9 @@ def test_names_of_columns_that_are_no_texts():
     [
         ([{"age": 1}], "the rows have no column 'colour'; expected 'age', 'colour'"),
         ([{"age": 1, "color": "red"}], "no column 'colour' [(]did you mean 'color'"),
-        ([{"age": "old", "colour": ""}], "column 'age': row 1 has 'old', expected finite numbers"),
-        ([{"age": float("inf"), "colour": ""}], "column 'age': row 1 has an infinite number"),
-        ([{"age": 1e300, "colour": ""}], "column 'age': row 1 has 1e\\+300, which is too large"),
+        ([{"age": "old", "colour": ""}], "^row 1: column 'age' has 'old', expected a finite number$"),
+        ([{"age": float("inf"), "colour": ""}], "row 1: column 'age' has an infinite number"),
+        ([{"age": 1e300, "colour": ""}], "row 1: column 'age' has 1e\\+300, which is too large"),
         ({"age": 1, "colour": "red"}, r"got a dictionary of single values, .*: pass \[row\] for one"),
         ({"age": [1, 2], "colour": ["red"]}, "columns of one length"),
         (np.zeros((2, 2)), "got ndarray, expected rows of a table"),
@@ -328,19 +329,20 @@ def varied(**columns):
         (varied(), {"target": "y", "drop": ("y",)}, "'y' is the target"),
         (varied(), {"target": "y", "drop": ("x",)}, "has no column besides 'y', 'x'"),
         (varied(y=lambda n: "a"), {"target": "y"}, "labels of 1 classes: expected at least 2"),
-        (varied(y=lambda n: "a" if n else None), {"target": "y"}, "row 1 has nothing in the target column"),
-        (varied(y=lambda n: "nan" if n == 4 else n % 2), {"target": "y"}, "row 5 has nothing in the target"),
-        (
-            varied(y=lambda n: n / 2),
-            {"target": "y"},
-            r"row 2 has 0\.5 in the target column 'y', expected a c",
-        ),
+        (varied(y=lambda n: "a" if n else None), {"target": "y"}, r"a\.csv, row 1@: column 'y' has nothing"),
+        (varied(y=lambda n: "nan" if n == 4 else n % 2), {"target": "y"}, "row 5@: column 'y' has nothing"),
+        (varied(y=lambda n: n / 2), {"target": "y"}, r"row 2@: column 'y' has 0\.5, expected a class"),
         (varied(y=lambda n: n), {"target": "y"}, "'y' has 40 different values in 40 rows, expected classes"),
         (varied(name=lambda n: f"N. {n}"), {"target": "y"}, r'40 different texts .* drop = \["name"\]'),
         (
             varied(x=lambda n: "inf" if n == 2 else n),
             {"target": "y"},
-            r"a\.csv: column 'x': row 3 has an infi",
+            r"a\.csv, row 3@: column 'x' has an",
+        ),
+        (
+            varied(x=lambda n: "inf" if n == 3 else n),
+            {"target": "y"},
+            r"a\.csv, row 4@: column 'x' has an",
         ),
         (varied(x=lambda n: 1e308 * (n % 2)), {"target": "y"}, "column 'x': its numbers are infinite or too"),
         (varied(), {"target": "y", "validation": 0.7, "test": 0.7}, "must add up to at most 1"),
@@ -355,7 +357,8 @@ def test_tables_that_cannot_be_used(tmp_path, rows, options, message, suffix):
         }
         rows = [{name: str(v) if name in mixed else v for name, v in row.items()} for row in rows]
     write(tmp_path / f"a.{suffix}", rows)
-    with pytest.raises(ValueError, match=message.replace("csv", suffix)):
+    lines = "" if suffix == "parquet" else r" \(line \d+ of the file\)"
+    with pytest.raises(ValueError, match=message.replace("csv", suffix).replace("@", lines)):
         table(tmp_path, file=f"a.{suffix}", **options)
 
 
@@ -363,9 +366,12 @@ def test_parts_that_do_not_fit(tmp_path):
     write_csv(tmp_path / "a.csv", varied())
     for rows, message in (
         ([{"x": 1, "z": "a"}], r"b\.csv has no column 'y': expected the target of a\.csv"),
-        ([{"x": 1, "y": "c"}], r"b\.csv, row 1: label 'c', expected one of the labels of a\.csv"),
+        (
+            [{"x": 1, "y": "c"}],
+            r"b\.csv, row 1 \(line 2 of the file\): label 'c', expected one of the labels of a",
+        ),
         ([{"z": 1, "y": "a"}], r"b\.csv: the rows have no column 'x'"),
-        ([{"x": "one", "y": "a"}], r"b\.csv: column 'x': row 1 has 'one'"),
+        ([{"x": "one", "y": "a"}], r"b\.csv, row 1 \(line 2 of the file\): column 'x' has 'one'"),
     ):
         write_csv(tmp_path / "b.csv", rows)
         with pytest.raises(ValueError, match=message):

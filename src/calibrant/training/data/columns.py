@@ -6,6 +6,7 @@ import csv
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from itertools import islice
 from math import nan
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,34 @@ from calibrant.training.data.text.tables import separated
 Columns = Mapping[str, Sequence[Any]]
 """The cells of a table by the names of its columns: texts, numbers, or None where there is nothing."""
 
+
+class FileColumns(dict[str, Sequence[Any]]):
+    """`Columns` of a file."""
+
+    def __init__(self, path: Path, columns: Columns) -> None:
+        super().__init__(columns)
+        self.path = path
+
+
+class BadCellError(ValueError):
+    """A cell of a column cannot be used; the message is its content. ``index`` is its row."""
+
+    def __init__(self, index: int, problem: str) -> None:
+        super().__init__(problem)
+        self.index = index
+
+
+def place_of(columns: Columns, index: int) -> str:
+    """A row, counted from 1, for messages; of columns of a file also the file, of a text file the line."""
+    row = f"row {index + 1}"
+    if not isinstance(columns, FileColumns):
+        return row
+    if columns.path.suffix.lower() == ".parquet":
+        return f"{columns.path}, {row}"
+    line, _ = next(islice(separated(columns.path), index, None))
+    return f"{columns.path}, {row} (line {line} of the file)"
+
+
 SUFFIXES = (".csv", ".tsv", ".parquet")
 """The suffixes of files with tables, in lower case."""
 
@@ -33,7 +62,7 @@ _BYTES = 64
 """The memory of a short text in Python, and of its place in a list."""
 
 
-def read_columns(path: Path) -> Columns:
+def read_columns(path: Path) -> FileColumns:
     """The columns of a CSV, TSV or Parquet file.
 
     CSV and TSV files have column names in the first line, and are in UTF-8; `delimiter_of` tells what
@@ -44,7 +73,7 @@ def read_columns(path: Path) -> Columns:
     columns = _read_parquet(path) if path.suffix.lower() == ".parquet" else _read_separated(path)
     if not columns or not len(next(iter(columns.values()))):
         raise ValueError(f"{path} has no rows: expected column names, and at least one row")
-    return columns
+    return FileColumns(path, columns)
 
 
 def _read_separated(path: Path) -> Columns:
@@ -146,7 +175,7 @@ def as_numbers(values: Sequence[Any]) -> NDArray[np.float64]:
     """The cells of a column as numbers, NaN for missing values.
 
     Raises:
-        ValueError: a cell is not a number; the message is its row, from 1, and its content.
+        BadCellError: a cell is not a number.
     """
     if isinstance(values, np.ndarray) and values.dtype.kind in "iuf":
         return values.astype(np.float64)
@@ -158,7 +187,7 @@ def as_numbers(values: Sequence[Any]) -> NDArray[np.float64]:
                 raise ValueError(value)
         except (TypeError, ValueError, OverflowError) as error:
             if not is_missing(value):
-                raise ValueError(f"row {row + 1} has {str(value)[:40]!r}") from error
+                raise BadCellError(row, f"has {str(value)[:40]!r}") from error
             number = nan
         numbers.append(number)
     return np.array(numbers, np.float64)

@@ -6,6 +6,7 @@ import re
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from math import inf, isfinite
 from pathlib import Path
 from typing import Any, ClassVar, Self
@@ -20,12 +21,15 @@ from calibrant.options import check_type
 from calibrant.printable import first_few
 from calibrant.sizes import MAX_CLASSES, check_memory
 from calibrant.training.data.columns import (
+    BadCellError,
     Columns,
+    FileColumns,
     arrow_columns,
     as_numbers,
     as_texts,
     is_missing,
     is_numeric,
+    place_of,
     read_columns,
 )
 from calibrant.training.data.part_checks import warn_about_parts
@@ -95,8 +99,8 @@ def table(
     for name in wanted:
         if name in (*categorical, *drop):
             raise ValueError(f"{name!r} is the target: expected other columns in categorical and drop")
-    names, read = _target(path, columns, target, file)
-    targets = read(path, columns)
+    names, read = _target(columns, target, file)
+    targets = read(columns)
     given = {
         part: read_columns(root / name)
         for part, name in (("validation", validation_file), ("test", test_file))
@@ -106,16 +110,15 @@ def table(
     drawn = draw_parts(targets, sizes, imbalance=imbalance, num_classes=len(names), seed=split_seed)
     reference = drawn["train"] if len(drawn["train"]) else torch.arange(len(targets))
     used = {name: cells for name, cells in columns.items() if name not in (*wanted, *drop)}
-    rows = Rows.fit(path, used, reference, categorical, ignored=(*wanted, *drop), target=wanted)
+    rows = Rows.fit(FileColumns(path, used), reference, categorical, ignored=(*wanted, *drop), target=wanted)
     check_memory(4 * rows.features * len(targets), f"the prepared table {path}")
-    whole = TensorSplit(_inputs(path, rows, columns), targets)
+    whole = TensorSplit(rows.prepared(columns), targets)
     splits = {part: whole.subset(indices) for part, indices in drawn.items()}
     for part, other in given.items():
-        where = root / (validation_file if part == "validation" else test_file)
         for name in wanted:
             if name not in other:
-                raise ValueError(f"{where} has no column {name!r}: expected the target of {file}")
-        splits[part] = TensorSplit(_inputs(where, rows, other), read(where, other))
+                raise ValueError(f"{other.path} has no column {name!r}: expected the target of {file}")
+        splits[part] = TensorSplit(rows.prepared(other), read(other))
     train, held_out, tested = (splits[name] for name in ("train", "validation", "test"))
     about, several = {"features": rows.features}, targets.ndim > 1
     data = DataSets(train, held_out, tested, names, about, preparation=rows, several_labels=several)
@@ -124,68 +127,68 @@ def table(
 
 
 def _target(
-    path: Path, columns: Columns, target: str | tuple[str, ...], file: str
-) -> tuple[tuple[str, ...], Callable[[Path, Columns], Tensor]]:
+    columns: FileColumns, target: str | tuple[str, ...], file: str
+) -> tuple[tuple[str, ...], Callable[[FileColumns], Tensor]]:
     """The names of the classes or labels, and a function that reads the targets of a file."""
     if not isinstance(target, str):
         check_several(target)
-        return target, lambda where, table: _decisions(where, table, target)
-    labels = _labels(path, columns[target], target)
+        return target, lambda table: _decisions(table, target)
+    labels = _labels(columns, target)
     words = _spellings(labels)
     labels = [words.get(str(label).lower(), label) for label in labels]
-    classes = sorted_classes(labels, path)
+    classes = sorted_classes(labels, columns.path)
     if len(classes) > MAX_CLASSES or not repeats(len(classes), len(labels)):
         raise ValueError(
-            f"{path}: column {target!r} has {len(classes)} different values in {len(labels)} rows, expected "
-            "classes that repeat"
+            f"{columns.path}: column {target!r} has {len(classes)} different values in {len(labels)} rows, "
+            "expected classes that repeat"
         )
 
-    def read(where: Path, table: Columns) -> Tensor:
+    def read(table: FileColumns) -> Tensor:
         found = labels
         if table is not columns:
-            found = [words.get(str(label).lower(), label) for label in _labels(where, table[target], target)]
-        return class_positions(found, classes, f"{where}, row", range(1, len(found) + 1), file)
+            found = [words.get(str(label).lower(), label) for label in _labels(table, target)]
+        return class_positions(found, classes, partial(place_of, table), file)
 
     return tuple(map(str, classes)), read
 
 
-def _decisions(path: Path, columns: Columns, names: Sequence[str]) -> Tensor:
+def _decisions(columns: FileColumns, names: Sequence[str]) -> Tensor:
     """The labels ``(N, L)`` in these columns."""
     found = [
-        [yes_or_no(text, f"{path}: row {row}", name) for row, text in enumerate(as_texts(columns[name]), 1)]
-        for name in names
+        [yes_or_no(text, partial(place_of, columns, row), name) for row, text in enumerate(as_texts(cells))]
+        for name, cells in ((name, columns[name]) for name in names)
     ]
     return torch.tensor(found, dtype=torch.long).T.contiguous()
 
 
-def _inputs(path: Path, rows: Rows, columns: Columns) -> Tensor:
-    """The prepared rows of a file, which errors name."""
-    try:
-        return rows.prepared(columns)
-    except ValueError as error:
-        raise ValueError(f"{path}: {error}") from error
-
-
 _YEAR, _MONTH, _DAY = r"(19|20)\d\d", r"(0?[1-9]|1[0-2])", r"(0?[1-9]|[12]\d|3[01])"
 _NOT_CATEGORIES = {
-    "numbers with commas; write 1.5 for 1,5 and 1234 for 1,234": r"[+-]?\d+(,\d+)?",
-    "dates; make numbers of them, such as the month or the days since a day": (
+    "numbers with commas: write 1.5 for 1,5 and 1234 for 1,234": r"[+-]?\d+(,\d+)?",
+    "dates: make numbers of them, such as the month or the days since a day": (
         rf"({_YEAR}[-/.]{_MONTH}[-/.]{_DAY}|({_DAY}[-/.]{_MONTH}|{_MONTH}/{_DAY})[-/.]{_YEAR})([ T].*)?"
     ),
 }
 """What columns of texts can be that are not meant as categories, and the form of such texts."""
 
 
-def _warn_of_no_category(path: Path, name: str, categories: Sequence[str]) -> None:
-    """Tell of a column of texts whose form is not that of categories."""
-    texts = [text for text in categories if text]
+def looks_like(texts: Sequence[str]) -> str:
+    """What a column of texts seems to be instead of categories, and what to do about it; "" if nothing.
+
+    >>> looks_like(["2020-01-31", "2020-02-01", "2020-02-02"])
+    'they look like dates: make numbers of them, such as the month or the days since a day'
+    """
+    distinct = {text: None for text in texts if text}
     for what, form in _NOT_CATEGORIES.items():
-        if len(texts) > 2 and all(re.fullmatch(form, text) for text in texts):
-            warn(
-                f"{path}, column {name!r}: its {len(texts)} different texts become categories, but they look "
-                f'like {what}. Or leave the column out with drop = ["{name}"]. If they are meant as '
-                f'categories, set categorical = ["{name}"]'
-            )
+        if len(distinct) > 2 and all(re.fullmatch(form, text) for text in distinct):
+            return f"they look like {what}"
+    odd = [text for text in distinct if not is_numeric([text])]
+    words = [text for text in odd if not is_numeric([re.sub("[,%$€£]", "", text)])]
+    if odd and len(distinct) > _ALWAYS_ALLOWED and 2 * len(words) < len(distinct):
+        return (
+            f"{len(distinct) - len(words)} of them look like numbers, some are written otherwise, such as "
+            f"{odd[0][:40]!r}: write 1234.5, and leave cells without a number empty"
+        )
+    return ""
 
 
 def repeats(different: int, rows: int) -> bool:
@@ -213,14 +216,15 @@ def _spellings(labels: Sequence[str | int]) -> dict[str, str]:
     return {label.lower(): label for label in sorted(distinct, reverse=True)}
 
 
-def _labels(path: Path, values: Sequence[Any], target: str) -> list[str | int]:
+def _labels(columns: FileColumns, target: str) -> list[str | int]:
     """The cells of the target column: whole numbers if all are, else texts."""
-    for row, value in enumerate(values, start=1):
+    values = columns[target]
+    for row, value in enumerate(values):
         # A class may be called none, so fewer texts stand for a missing value here.
         if (value.strip().lower() in ("", "nan")) if isinstance(value, str) else is_missing(value):
             raise ValueError(
-                f"{path}: row {row} has nothing in the target column {target!r}, expected a class; leave out "
-                "rows without one"
+                f"{place_of(columns, row)}: column {target!r} has nothing, expected a class; leave out rows "
+                "without one"
             )
     numbers = as_numbers(values) if is_numeric(values) else None
     if numbers is None or np.isnan(numbers).any():
@@ -229,8 +233,8 @@ def _labels(path: Path, values: Sequence[Any], target: str) -> list[str | int]:
     if fractions.any():
         row = int(fractions.argmax())
         raise ValueError(
-            f"{path}: row {row + 1} has {values[row]} in the target column {target!r}, expected a class: a "
-            "text or a whole number"
+            f"{place_of(columns, row)}: column {target!r} has {values[row]}, expected a class: a text or a "
+            "whole number"
         )
     return [int(number) for number in numbers.tolist()]
 
@@ -253,16 +257,16 @@ class Numbers:
         return 2 if self.missing else 1
 
     def fill(self, inputs: NDArray[np.float32], values: Sequence[Any]) -> None:
-        """Write the inputs ``(N, width)`` for these cells; the message of an error is the row and content."""
+        """Write the inputs ``(N, width)`` for these cells, or raise a `BadCellError`."""
         numbers = as_numbers(values)
         if np.isinf(numbers).any():
-            raise ValueError(f"row {int(np.isinf(numbers).argmax()) + 1} has an infinite number")
+            raise BadCellError(int(np.isinf(numbers).argmax()), "has an infinite number")
         missing = np.isnan(numbers)
         with np.errstate(over="ignore"):
             standardised = np.where(missing, 0.0, (numbers - self.mean) / self.std).astype(np.float32)
         if not np.isfinite(standardised).all():
             row = int((~np.isfinite(standardised)).argmax())
-            raise ValueError(f"row {row + 1} has {values[row]}, which is too large")
+            raise BadCellError(row, f"has {values[row]}, which is too large")
         inputs[:, 0] = standardised
         if self.missing:
             inputs[:, 1] = missing
@@ -346,41 +350,47 @@ class Rows(Preparation):
     @classmethod
     def fit(
         cls,
-        path: Path,
-        columns: Columns,
+        columns: FileColumns,
         rows: Tensor,
         categorical: Sequence[str],
         ignored: Sequence[str],
         target: Sequence[str],
     ) -> Self:
-        """The preparation by the training rows of a table; ``path`` is its file, for errors.
+        """The preparation by the training rows of a table.
 
         ``columns`` are without those that are ``ignored``, which new rows may have besides.
         """
         if not columns:
-            raise ValueError(f"{path} has no column besides {', '.join(map(repr, ignored))}: expected some")
+            listed = ", ".join(map(repr, ignored))
+            raise ValueError(f"{columns.path} has no column besides {listed}: expected some")
         fitted: list[Column] = []
         for name, values in columns.items():
-            training: Sequence[Any] = (
-                values[rows.numpy()]
-                if isinstance(values, np.ndarray)
-                else [values[row] for row in rows.tolist()]
-            )
-            try:
-                if name not in categorical and is_numeric(values):
-                    fitted.append(Numbers.fit(name, training))
-                elif too_many_categories(values):
+            where = f"{columns.path}, column {name!r}"
+            if name not in categorical and is_numeric(values):
+                numbers = as_numbers(values)
+                if np.isinf(numbers).any():
+                    place = place_of(columns, int(np.isinf(numbers).argmax()))
                     raise ValueError(
-                        f"{len(set(as_texts(values)))} different texts in {len(values)} rows are no "
-                        f'categories; leave it out with drop = ["{name}"]'
+                        f"{place}: column {name!r} has an infinite number, expected a finite one"
                     )
-                else:
-                    found = Categories.fit(name, training)
-                    if name not in categorical:
-                        _warn_of_no_category(path, name, found.categories)
-                    fitted.append(found)
-            except ValueError as error:
-                raise ValueError(f"{path}, column {name!r}: {error}") from error
+                try:
+                    fitted.append(Numbers.fit(name, numbers[rows.numpy()]))
+                except ValueError as error:
+                    raise ValueError(f"{where}: {error}") from error
+                continue
+            advice, texts = f'leave it out with drop = ["{name}"]', as_texts(values)
+            meant = "" if name in categorical else looks_like(texts)
+            if too_many_categories(values):
+                raise ValueError(
+                    f"{where}: {len(set(texts))} different texts in {len(values)} rows are no categories; "
+                    f"{meant and f'{meant}. Or '}{advice}"
+                )
+            if meant:
+                warn(
+                    f"{where}: its {len(set(texts))} different texts become categories, but {meant}. Or "
+                    f'{advice}. If they are meant as categories, set categorical = ["{name}"]'
+                )
+            fitted.append(Categories.fit(name, [values[row] for row in rows.tolist()]))
         return cls(fitted, ignored, target)
 
     def __call__(self, raw: Any) -> Tensor:
@@ -400,9 +410,10 @@ class Rows(Preparation):
         lacking = [name for name in names if name not in columns]
         size = len(next(iter(columns.values()))) if columns else 0
         if lacking and columns:
+            source = f"{columns.path}: " if isinstance(columns, FileColumns) else ""
             raise ValueError(
-                f"the rows have no column {first_few(map(repr, lacking))}{nearest(lacking[0], unknown)}; "
-                f"expected {', '.join(map(repr, names))}"
+                f"{source}the rows have no column {first_few(map(repr, lacking))}"
+                f"{nearest(lacking[0], unknown)}; expected {', '.join(map(repr, names))}"
             )
         if unknown:
             warnings.warn(f"the model does not use the columns {first_few(map(repr, unknown))}", stacklevel=3)
@@ -411,8 +422,11 @@ class Rows(Preparation):
         for column in self.columns if size else ():
             try:
                 column.fill(inputs[:, start : start + column.width], columns[column.name])
-            except ValueError as error:
-                raise ValueError(f"column {column.name!r}: {error}, expected finite numbers") from error
+            except BadCellError as error:
+                place = place_of(columns, error.index)
+                raise ValueError(
+                    f"{place}: column {column.name!r} {error}, expected a finite number"
+                ) from error
             start += column.width
         return torch.from_numpy(inputs)
 
@@ -421,7 +435,8 @@ class Rows(Preparation):
         return columns, [str(row + 1) for row in range(len(next(iter(columns.values()))))]
 
     def beside(self, path: Path, raw: Columns) -> Columns:
-        used = {*(column.name for column in self.columns), *self.target}
+        # The output has a column called name with other content, which would be taken for that of the table.
+        used = {column.name for column in self.columns} - {"name"} | {*self.target}
         return {name: cells for name, cells in raw.items() if name not in used}
 
     def state(self) -> dict[str, Any]:
@@ -478,6 +493,8 @@ def _columns_of(raw: Any, used: Sequence[str]) -> Columns:
     if hasattr(raw, "columns") and hasattr(raw, "__len__"):  # a DataFrame of pandas or polars
         names = _by_text(raw.columns)
         return {text: list(raw[name]) for text, name in names.items()}
+    if isinstance(raw, FileColumns):
+        return raw
     if isinstance(raw, Mapping):
         lists = [isinstance(values, list | tuple | np.ndarray) for values in raw.values()]
         if all(lists) and len({len(values) for values in raw.values()}) <= 1:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -42,13 +42,16 @@ def sorted_classes(labels: Iterable[Any], source: Path) -> list[str | int]:
 
 
 def class_positions(
-    labels: Sequence[Hashable], classes: Sequence[Hashable], where: str, rows: Sequence[int], training: str
+    labels: Sequence[Hashable], classes: Sequence[Hashable], place: Callable[[int], str], training: str
 ) -> Tensor:
-    """The positions ``(N,)`` of labels in ``classes``; the other arguments are for the error message."""
+    """The positions ``(N,)`` of labels in ``classes``; the other arguments are for the error message.
+
+    ``place`` says where the label with an index is, and ``training`` is the file of the classes.
+    """
     positions = {value: position for position, value in enumerate(classes)}
-    for label, row in zip(labels, rows, strict=True):
+    for index, label in enumerate(labels):
         if label not in positions:
-            raise ValueError(f"{where} {row}: label {label!r}, expected one of the labels of {training}")
+            raise ValueError(f"{place(index)}: label {label!r}, expected one of the labels of {training}")
     return torch.tensor([positions[label] for label in labels], dtype=torch.long)
 
 
@@ -64,18 +67,17 @@ def check_several(names: Sequence[str]) -> None:
         )
 
 
-def yes_or_no(cell: Any, where: str, column: str) -> int:
-    """The label in a cell, 0 or 1; an error if it holds something else.
+def yes_or_no(cell: Any, place: Callable[[], str], column: str) -> int:
+    """The label in a cell, 0 or 1; an error if it holds something else. ``place`` says where it is.
 
-    >>> yes_or_no("1", "row 1", "cat"), yes_or_no(False, "row 1", "cat")
+    >>> yes_or_no("1", lambda: "row 1", "cat"), yes_or_no(False, lambda: "row 1", "cat")
     (1, 0)
     """
     answer = _ANSWERS.get(str(cell).strip().lower())
     if answer is None:
         found = f"has {cell!r}" if cell not in ("", None) else "has nothing"
         raise ValueError(
-            f"{where} {found} in the target column {column!r}, expected 0 or 1, because several columns "
-            "are named"
+            f"{place()}: column {column!r} {found}, expected 0 or 1, because several target columns are named"
         )
     return answer
 
@@ -83,14 +85,14 @@ def yes_or_no(cell: Any, where: str, column: str) -> int:
 def label_positions(
     labels: Sequence[Sequence[Hashable]],
     classes: Sequence[Hashable],
-    where: str,
-    rows: Sequence[int],
+    place: Callable[[int], str],
     training: str,
 ) -> Tensor:
     """Lists of labels as ``(N, L)`` of 0 and 1; the arguments are those of `class_positions`."""
     found = torch.zeros(len(labels), len(classes), dtype=torch.long)
-    for number, (some, row) in enumerate(zip(labels, rows, strict=True)):
-        found[number, class_positions(some, classes, where, [row] * len(some), training)] = 1
+    rows = [row for row, some in enumerate(labels) for _ in some]
+    joined = [label for some in labels for label in some]
+    found[rows, class_positions(joined, classes, lambda index: place(rows[index]), training)] = 1
     return found
 
 

@@ -6,7 +6,8 @@ import csv
 import json
 import re
 import sys
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -88,7 +89,7 @@ def text_table(
             raise ValueError(f"{path} has no rows: expected at least one")
         lines, texts, labels = zip(*rows, strict=True)
         positions = label_positions if several else class_positions
-        targets = positions(labels, classes, f"{path}, line", lines, file)
+        targets = positions(labels, classes, partial(_place, f"{path}, line", lines), file)
         if parts and parts[0] is not None and parts[0].targets.ndim != targets.ndim:
             raise ValueError(
                 f"only one of {path} and {file} has lists of labels: expected both or none to have them"
@@ -173,14 +174,14 @@ def huggingface(
                     f"{', '.join(map(repr, table.column_names))}"
                 )
         texts, labels = list(table[text]), list(map(_named, table[label]))
-        where = f"{folder}, part {part!r}, row"
-        for number, content in enumerate(texts, 1):
+        place = partial(_place, f"{folder}, part {part!r}, row", range(1, len(texts) + 1))
+        for index, content in enumerate(texts):
             if not isinstance(content, str):
-                raise ValueError(f"{where} {number}: column {text!r} has {content!r}, expected a string")
+                raise ValueError(f"{place(index)}: column {text!r} has {content!r}, expected a string")
         if not classes:
             names = getattr(table.features[label], "names", None)
             classes = list(range(len(names))) if names else sorted_classes(labels, folder)
-        targets = class_positions(labels, classes, where, range(1, len(labels) + 1), f"part {train_split!r}")
+        targets = class_positions(labels, classes, place, f"part {train_split!r}")
         parts.append(Documents(texts, targets))
     documents = draw_missing(parts, validation, test, split_seed)
     class_names = tuple(map(str, names or classes))
@@ -198,6 +199,10 @@ def huggingface(
     )
     warn_about_parts(folder, data)
     return data
+
+
+def _place(where: str, numbers: Sequence[int], index: int) -> str:
+    return f"{where} {numbers[index]}"
 
 
 def read_texts(file: Path, column: str) -> list[str]:
@@ -222,7 +227,8 @@ def _rows(file: Path, text: str, label: str | tuple[str, ...]) -> Iterator[tuple
         content = _text(row, text, where, "text")
         if isinstance(label, tuple):
             cells = {name: _value(row, name, where, "label") for name in label}
-            yield line, content, [name for name, cell in cells.items() if yes_or_no(cell, where, name)]
+            place = partial(str, where)
+            yield line, content, [name for name, cell in cells.items() if yes_or_no(cell, place, name)]
             continue
         value = _value(row, label, where, "label")
         lists = isinstance(value, list) if lists is None else lists
