@@ -44,8 +44,6 @@ def reliability_diagram(
 
     Args:
         data: the bins, such as `Evaluation.reliability`.
-        ax: the axes to draw on; None for a new figure.
-        title: the title.
         ece: the calibration error to print; None to compute it from the bins.
         histogram: whether to draw a histogram of the confidence in the lower part. Its axes become the last
             of the figure.
@@ -161,8 +159,6 @@ def class_gaps(
 
     Args:
         data: the classes in any order, such as `Evaluation.classes`.
-        ax: the axes to draw on; None for a new figure.
-        title: the title.
         named: the number of classes to list with positive gaps, and with negative ones.
 
     >>> from matplotlib.figure import Figure

@@ -24,9 +24,7 @@ def maximum_logits(
 
     Args:
         data: by method or data set, logits ``(N, K, *S)``.
-        ax: the axes to draw on; None for a new figure.
         bins: the number of bins, of equal width and the same for all.
-        title: the title.
 
     >>> from matplotlib.figure import Figure
     >>> logits = torch.tensor([[0.0, 1.0], [0.0, 3.0], [5.0, 0.0], [0.0, 5.0]])
@@ -46,9 +44,7 @@ def confidences(
 
     Args:
         data: by method or data set, logits ``(N, K, *S)``.
-        ax: the axes to draw on; None for a new figure.
         bins: the number of bins, of equal width on [0, 1].
-        title: the title.
 
     >>> from matplotlib.figure import Figure
     >>> logits = torch.tensor([[0.9, 0.1], [0.3, 0.7], [0.2, 0.8], [0.6, 0.4]]).log()
@@ -93,8 +89,6 @@ def lower_probabilities(
 
     Args:
         data: by method, logits ``(N, K, *S)`` and labels ``(N, *S)``; the label -100 is ignored.
-        ax: the axes to draw on; None for a new figure.
-        title: the title.
 
     >>> from matplotlib.figure import Figure
     >>> logits = torch.tensor([[0.5, 0.3, 0.2], [0.5, 0.3, 0.2], [0.5, 0.3, 0.2]]).log()
@@ -146,8 +140,6 @@ def roc_curve(
     Args:
         data: by method, the scores ``(N,)`` of data in the distribution and ``(M,)`` of data outside; high
             scores mean outside.
-        ax: the axes to draw on; None for a new figure.
-        title: the title.
 
     >>> from matplotlib.figure import Figure
     >>> ax = roc_curve({"entropy": ([0.1, 0.2, 0.3], [0.3, 0.4])}, Figure().subplots())
@@ -177,8 +169,6 @@ def mean_roc_curve(
     Args:
         data: by method, the true positive rates at evenly spaced false positive rates from 0 to 1, as
             `calibrant.metrics.ood.roc` returns them, and the area, as fractions.
-        ax: the axes to draw on; None for a new figure.
-        title: the title.
 
     >>> from matplotlib.figure import Figure
     >>> ax = mean_roc_curve({"ce": ([0.0, 0.8, 1.0], 0.65)}, Figure().subplots())

@@ -19,9 +19,7 @@ def focal_losses(ax: Axes | None = None, *, accuracy: float = 0.8, title: str | 
     """Plot cross-entropy and focal losses against the probability of the true class.
 
     Args:
-        ax: the axes to draw on; None for a new figure.
         accuracy: the accuracy A of the validation bin, for CalFocal.
-        title: the title.
 
     >>> from matplotlib.figure import Figure
     >>> ax = focal_losses(Figure().subplots())
@@ -39,9 +37,7 @@ def exponents(ax: Axes | None = None, *, accuracy: float = 0.8, title: str | Non
     """Plot the exponent γ of focal losses against the probability of the true class.
 
     Args:
-        ax: the axes to draw on; None for a new figure.
         accuracy: the accuracy A of the validation bin, for CalFocal.
-        title: the title.
 
     >>> from matplotlib.figure import Figure
     >>> [line.get_label() for line in exponents(Figure().subplots()).lines][:2]
@@ -64,10 +60,8 @@ def dual_focal_phi(
     to the right of the point where φ falls below 1.
 
     Args:
-        ax: the axes to draw on; None for a new figure.
         gamma: γ of both losses.
         lower: q of the dual focal loss, the largest probability below that of the true class.
-        title: the title.
 
     >>> from matplotlib.figure import Figure
     >>> ax = dual_focal_phi(Figure().subplots())
@@ -102,9 +96,7 @@ def penalty_weights(
 
     Args:
         data: pairs ``(λ, ρ)``.
-        ax: the axes to draw on; None for a new figure.
         penalty: a key of `calibrant.losses.PENALTIES`.
-        title: the title.
 
     >>> from matplotlib.figure import Figure
     >>> ax = penalty_weights([(1.0, 1.0), (1.0, 10.0)], Figure().subplots())

@@ -33,9 +33,7 @@ def learned_quantity(
 
     Args:
         data: ``(epochs,)``, or ``(epochs, n)`` for a vector.
-        ax: the axes to draw on; None for a new figure.
         name: the name of the quantity, such as "multiplier" or "scale".
-        title: the title.
 
     >>> from matplotlib.figure import Figure
     >>> ax = learned_quantity([1.0, 1.5, 1.75], Figure().subplots(), name="logit_scale")
@@ -68,8 +66,6 @@ def multipliers(
 
     Args:
         data: ``(passes, K)``, such as a copy of the loss's `multiplier` after each pass.
-        ax: the axes to draw on; None for a new figure.
-        title: the title.
         ylabel: the name of the numbers, for penalty weights and the like.
 
     >>> from matplotlib.figure import Figure
@@ -85,8 +81,6 @@ def gammas(data: Numbers, ax: Axes | None = None, *, title: str | None = None) -
 
     Args:
         data: ``(passes, bins)``, such as a copy of the loss's `gamma` after each pass.
-        ax: the axes to draw on; None for a new figure.
-        title: the title.
 
     >>> from matplotlib.figure import Figure
     >>> ax = gammas([[1.0, 1.0], [0.5, 2.0], [0.25, 4.0]], Figure().subplots())
@@ -102,8 +96,6 @@ def gaps(data: Numbers, ax: Axes | None = None, *, title: str | None = None) -> 
 
     Args:
         data: ``(passes, bins)``, as fractions. NaN stands for an empty bin and interrupts its line.
-        ax: the axes to draw on; None for a new figure.
-        title: the title.
 
     >>> from matplotlib.figure import Figure
     >>> ax = gaps([[0.0, 0.5], [float("nan"), 0.25]], Figure().subplots())
@@ -119,8 +111,6 @@ def edges(data: Numbers, ax: Axes | None = None, *, title: str | None = None) ->
 
     Args:
         data: ``(passes, bins + 1)``, such as a copy of the loss's `edges` after each pass.
-        ax: the axes to draw on; None for a new figure.
-        title: the title.
 
     >>> from matplotlib.figure import Figure
     >>> ax = edges([[0.0, 0.5, 1.0], [0.0, 0.75, 1.0]], Figure().subplots())
@@ -143,9 +133,7 @@ def bin_confidences(
     Args:
         data: ``(passes, bins)`` by data set, such as "training" and "validation". NaN stands for an empty bin
             and interrupts its line.
-        ax: the axes to draw on; None for a new figure.
         bins: the bins to draw, counted from 0; None for at most four, evenly spread.
-        title: the title.
 
     >>> from matplotlib.figure import Figure
     >>> passes = {"training": [[0.4, 0.9], [0.3, 0.9]], "validation": [[0.4, 0.8], [0.4, 0.7]]}
@@ -199,11 +187,9 @@ def penalties(
 
     Args:
         data: the penalties by name.
-        ax: the axes to draw on; None for a new figure.
         multiplier: the multiplier λ.
         penalty_weight: the penalty weight ρ.
         violations: the range of z.
-        title: the title.
 
     >>> from matplotlib.figure import Figure
     >>> ax = penalties(ax=Figure().subplots(), penalty_weight=2.0)

@@ -30,9 +30,7 @@ def accuracy_against_ece(
 
     Args:
         data: by method, ``(accuracy, ece)`` of each seed, as fractions.
-        ax: the axes to draw on; None for a new figure.
         metric: the kind of calibration error, a key of `calibrant.metrics.METRICS`.
-        title: the title.
 
     >>> from matplotlib.figure import Figure
     >>> ax = accuracy_against_ece({"ce": [(0.9, 0.05), (0.92, 0.07)]}, Figure().subplots())
@@ -75,9 +73,7 @@ def methods_side_by_side(
 
     Args:
         data: by state, such as "before" and "after", the methods' figures from `Comparison.figures`.
-        ax: the axes to draw on; None for a new figure.
         metric: the key of the metric in `calibrant.metrics.METRICS`.
-        title: the title.
 
     >>> from matplotlib.figure import Figure
     >>> data = {"before": {"ce": MeanFigure(0.05, None, (0.04, 0.06)), "ls": MeanFigure(0.02, None, None)}}
@@ -126,11 +122,9 @@ def training_curves(
     Args:
         data: by method, ``(epochs,)`` or ``(seeds, epochs)``. For several seeds, the mean is drawn with a
             band of one standard deviation; the legend says so.
-        ax: the axes to draw on; None for a new figure.
         metric: the key of the metric in `calibrant.metrics.METRICS`, such as "ece" or "accuracy".
         part: the part of the data, such as "validation", for the label of the axis.
         legend: whether to draw a legend.
-        title: the title.
 
     >>> from matplotlib.figure import Figure
     >>> ax = training_curves({"ce": [[0.25, 0.5], [0.75, 0.5]]}, Figure().subplots(), metric="accuracy")
@@ -170,10 +164,8 @@ def severity_curves(
     Args:
         data: by method, ``(severities,)`` or ``(seeds, severities)``. For several seeds, the mean is drawn
             with bars of one standard deviation.
-        ax: the axes to draw on; None for a new figure.
         severities: a label for each severity, the clean data first.
         metric: the key of the metric in `calibrant.metrics.METRICS`, such as "ece" or "accuracy".
-        title: the title.
 
     >>> from matplotlib.figure import Figure
     >>> ax = severity_curves({"ce": [0.25, 0.5]}, Figure().subplots(), severities=["0", "1"])
@@ -224,13 +216,11 @@ def sensitivity(
 
     Args:
         data: by line, such as a value of a second option, the figures by value of the first option.
-        ax: the axes to draw on; None for a new figure.
         option: the name of the first option.
         metric: the key of the metric in `calibrant.metrics.METRICS`.
         after: whether the metric is measured after temperature scaling; for the label.
         chosen: the line and the value to mark.
         legend: whether several lines get a legend below.
-        title: the title.
 
     >>> from matplotlib.figure import Figure
     >>> figures = {4: MeanFigure(0.02, 0.01, None), 6: MeanFigure(0.01, 0.0, None)}
@@ -294,8 +284,6 @@ def mean_ranks(ranks: Ranks, ax: Axes | None = None, *, title: str | None = None
 
     Args:
         ranks: the ranks.
-        ax: the axes to draw on; None for a new figure.
-        title: the title.
 
     >>> from matplotlib.figure import Figure
     >>> from calibrant.evaluation.ranks import rank_methods
@@ -334,8 +322,6 @@ def risk_coverage(
 
     Args:
         data: by method, the curve, such as `Evaluation.risk_coverage`.
-        ax: the axes to draw on; None for a new figure.
-        title: the title.
 
     >>> from matplotlib.figure import Figure
     >>> curve = RiskCoverage((0.5, 1.0), (0.0, 0.2), ((0.0, 0.3), (0.1, 0.4)))
