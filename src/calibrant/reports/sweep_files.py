@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from itertools import zip_longest
-from pathlib import Path
 
 from calibrant.extras import require
 
@@ -12,7 +11,7 @@ require("report", "matplotlib", purpose=__name__)
 
 from matplotlib.figure import Figure
 
-from calibrant.atomic import replace_file
+from calibrant.atomic import replace_files
 from calibrant.evaluation.comparison import MeanFigure
 from calibrant.evaluation.criterion import Criterion
 from calibrant.evaluation.sweep import Sweep, Value
@@ -83,13 +82,5 @@ def write_sweep(sweep: Sweep, folder: str | os.PathLike[str]) -> None:
     """
     with default_style():
         picture = curves(sweep)
-        contents = (
-            f"{sweep.to_json()}\n".encode(),
-            markdown(sweep).encode(),
-            latex(sweep).encode(),
-            png(picture),
-            svg(picture),
-        )
-    (Path(folder) / "plots").mkdir(parents=True, exist_ok=True)
-    for name, content in zip(FILES, contents, strict=True):
-        replace_file(Path(folder) / name, content)
+        contents = (f"{sweep.to_json()}\n", markdown(sweep), latex(sweep), png(picture), svg(picture))
+    replace_files(folder, dict(zip(FILES, contents, strict=True)))

@@ -15,7 +15,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter
 
-from calibrant.atomic import replace_file
+from calibrant.atomic import replace_files
 from calibrant.evaluation.tuning import Trial, Tuning
 from calibrant.reports import charts, verdict
 from calibrant.reports.chosen import chosen_note, markdown, validation_note
@@ -148,18 +148,13 @@ def write_tuning(tuning: Tuning, folder: str | os.PathLike[str]) -> None:
 
     The folder is created if necessary, and existing files are replaced.
     """
-    target = Path(folder)
     with default_style():
         drawn = {"history": history(tuning), "values": values(tuning)}
         if any(trial.epochs for trial in tuning.trials):
             drawn["epochs"] = epochs(tuning)
-        images = {name: png(figure) for name, figure in drawn.items()}
+        images = {f"plots/tune-{name}.png": png(figure) for name, figure in drawn.items()}
         pictures = tuple((_CAPTIONS[name], svg(figure)) for name, figure in drawn.items())
-    (target / "plots").mkdir(parents=True, exist_ok=True)
-    replace_file(target / "tune.json", f"{tuning.to_json()}\n".encode())
-    replace_file(target / "tune.md", markdown(tuning).encode())
-    for name, image in images.items():
-        replace_file(target / "plots" / f"tune-{name}.png", image)
+    replace_files(folder, {"tune.json": f"{tuning.to_json()}\n", "tune.md": markdown(tuning), **images})
     (tested,) = tuning.test.methods
     summary = Summary(
         "Trials",
@@ -175,7 +170,7 @@ def write_tuning(tuning: Tuning, folder: str | os.PathLike[str]) -> None:
     )
     write_report(
         [*tested.before, *tested.after],
-        target / "tune.html",
+        Path(folder, "tune.html"),
         title=tuning.title,
         summary=summary,
         segmentation=tuning.test.dense,
