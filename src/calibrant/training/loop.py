@@ -108,7 +108,25 @@ def train(
         agree({"recipe": recipe.to_toml()})
         together(lambda: check_free(folder, recipe), "checking the output folder")
         if not gather(run_folder.is_finished(folder))[0]:
-            data = _train(recipe, folder, data_root, data, fabric, progress, stop_early, stack)
+            lock = lock_of(folder, recipe)
+            stack.callback(lock.release)
+            wait_for(lock, fabric)
+            together(lambda: run_folder.check_folder(folder, recipe), "checking the output folder")
+            finished = run_folder.is_finished(folder)  # by another process, meanwhile
+            agree({"view of the output folder": "a finished run" if finished else "no finished run"})
+            if not finished:
+                display = stack.enter_context(Display(recipe, shown=progress and fabric.is_global_zero))
+                data = _read(recipe, data, data_root, display)
+                loop = Loop(set_up(recipe, data, fabric), folder, display, lock, stop_early)
+                # Only now: a recipe that cannot be followed leaves no folder behind.
+                if fabric.is_global_zero:
+                    replace_file(folder / run_folder.RECIPE, recipe.to_toml().encode())
+                    loop.logs = stack.enter_context(Logs(folder))
+                if fabric.device.type == "cuda":
+                    stack.callback(setattr, torch.backends.cudnn, "benchmark", torch.backends.cudnn.benchmark)
+                    torch.backends.cudnn.benchmark = True
+                stack.enter_context(loop.writer)
+                loop.run()
             fabric.barrier()
     if fabric.is_global_zero and (stop_early is None or run_folder.is_finished(folder)):
         run_folder.check_finished(folder, recipe, None if data is None else data.fingerprint)
@@ -119,42 +137,15 @@ def train(
     return folder
 
 
-def _train(
-    recipe: Recipe,
-    folder: Path,
-    data_root: str | Path | None,
-    data: DataSets | None,
-    fabric: Fabric,
-    progress: bool,
-    stop_early: StopEarly | None,
-    stack: ExitStack,
-) -> DataSets | None:
-    """Lock the folder and train, unless another process has finished the run meanwhile; return the data."""
-    lock = lock_of(folder, recipe)
-    stack.callback(lock.release)
-    wait_for(lock, fabric)
-    together(lambda: run_folder.check_folder(folder, recipe), "checking the output folder")
-    finished = run_folder.is_finished(folder)
-    agree({"view of the output folder": "a finished run" if finished else "no finished run"})
-    if finished:
-        return data
-    display = stack.enter_context(Display(recipe, shown=progress and fabric.is_global_zero))
-    if data is None:
+def _read(recipe: Recipe, given: DataSets | None, data_root: str | Path | None, display: Display) -> DataSets:
+    """The data, read unless they are given; all processes have the same."""
+    if given is None:
         display.message("reading the data")
-    read = together(lambda: load_data(recipe.data, data_root) if data is None else data, "reading the data")
-    agree({"data": read.fingerprint})
-    if data is None:
-        display.note(read.in_words)
-    loop = Loop(set_up(recipe, read, fabric), folder, display, lock, stop_early)
-    if fabric.is_global_zero:  # only now: a recipe that cannot be followed leaves no folder behind
-        replace_file(folder / run_folder.RECIPE, recipe.to_toml().encode())
-        loop.logs = stack.enter_context(Logs(folder))
-    if fabric.device.type == "cuda":
-        stack.callback(setattr, torch.backends.cudnn, "benchmark", torch.backends.cudnn.benchmark)
-        torch.backends.cudnn.benchmark = True
-    stack.enter_context(loop.writer)
-    loop.run()
-    return read
+    data = together(lambda: load_data(recipe.data, data_root) if given is None else given, "reading the data")
+    agree({"data": data.fingerprint})
+    if given is None:
+        display.note(data.in_words)
+    return data
 
 
 def _training_part(parts: Parts) -> Split | None:
