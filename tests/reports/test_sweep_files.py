@@ -4,9 +4,9 @@ import json
 
 import pytest
 
+from calibrant.evaluation.chosen import Sweep
 from calibrant.evaluation.comparison import Comparison
 from calibrant.evaluation.criterion import Criterion
-from calibrant.evaluation.sweep import Sweep
 from calibrant.reports.chosen import SWEEP_FILES, curves, latex, markdown, write_sweep
 from calibrant.reports.plots import drawing
 from tests.programs import draw_blank

@@ -17,10 +17,9 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter
 
 from calibrant.atomic import replace_files
+from calibrant.evaluation.chosen import Sweep, Trial, Tuning, Value
 from calibrant.evaluation.comparison import MeanFigure
 from calibrant.evaluation.criterion import Criterion
-from calibrant.evaluation.sweep import Sweep, Value
-from calibrant.evaluation.tuning import Trial, Tuning
 from calibrant.printable import printable
 from calibrant.reports import charts, plots, verdict
 from calibrant.reports.comparison_page import facts

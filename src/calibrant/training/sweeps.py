@@ -13,9 +13,9 @@ from typing import Any
 from calibrant.arguments import nearest
 from calibrant.distributed import agree, gather, readable_errors, together
 from calibrant.evaluation import Evaluation
+from calibrant.evaluation.chosen import Sweep, Value
 from calibrant.evaluation.comparison import Comparison, Method
 from calibrant.evaluation.criterion import Criterion
-from calibrant.evaluation.sweep import Sweep, Value
 from calibrant.losses import LOSSES, AdaptiveLoss
 from calibrant.options import Choice, RecipeError, to_toml_value
 from calibrant.training.data import DataSets, load_data

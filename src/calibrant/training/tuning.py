@@ -11,9 +11,9 @@ from typing import Any
 
 from calibrant.arguments import whole_number
 from calibrant.distributed import agree, gather, readable_errors, together
+from calibrant.evaluation.chosen import Trial, Tuning
 from calibrant.evaluation.comparison import Comparison, Method
 from calibrant.evaluation.criterion import Criterion
-from calibrant.evaluation.tuning import Trial, Tuning
 from calibrant.losses import LOSSES
 from calibrant.losses.base import Range
 from calibrant.metrics import METRICS
