@@ -21,8 +21,7 @@ def focal_losses(ax: Axes | None = None, *, accuracy: float = 0.8, title: str | 
     Args:
         accuracy: the accuracy A of the validation bin, for CalFocal.
 
-    >>> from matplotlib.figure import Figure
-    >>> ax = focal_losses(Figure().subplots())
+    >>> ax = focal_losses()
     >>> [line.get_label() for line in ax.lines][:3]
     ['CE', 'FL-3', 'FL-5']
     """
@@ -39,8 +38,7 @@ def exponents(ax: Axes | None = None, *, accuracy: float = 0.8, title: str | Non
     Args:
         accuracy: the accuracy A of the validation bin, for CalFocal.
 
-    >>> from matplotlib.figure import Figure
-    >>> [line.get_label() for line in exponents(Figure().subplots()).lines][:2]
+    >>> [line.get_label() for line in exponents().lines][:2]
     ['FL-3', 'FLSD-53']
     """
     p, steps = _PROBABILITIES, SampleDependentFocal(2)
@@ -63,8 +61,7 @@ def dual_focal_phi(
         gamma: γ of both losses.
         lower: q of the dual focal loss, the largest probability below that of the true class.
 
-    >>> from matplotlib.figure import Figure
-    >>> ax = dual_focal_phi(Figure().subplots())
+    >>> ax = dual_focal_phi()
     >>> bool((ax.lines[1].get_ydata() > ax.lines[0].get_ydata()).all())  # dual focal above focal
     True
     """
@@ -98,8 +95,7 @@ def penalty_weights(
         data: pairs ``(λ, ρ)``.
         penalty: a key of `calibrant.losses.PENALTIES`.
 
-    >>> from matplotlib.figure import Figure
-    >>> ax = penalty_weights([(1.0, 1.0), (1.0, 10.0)], Figure().subplots())
+    >>> ax = penalty_weights([(1.0, 1.0), (1.0, 10.0)])
     >>> [line.get_label() for line in ax.lines[2:]]
     ['λ = 1, ρ = 1', 'λ = 1, ρ = 10']
     """

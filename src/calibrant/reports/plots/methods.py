@@ -32,8 +32,7 @@ def accuracy_against_ece(
         data: by method, ``(accuracy, ece)`` of each seed, as fractions.
         metric: the kind of calibration error, a key of `calibrant.metrics.METRICS`.
 
-    >>> from matplotlib.figure import Figure
-    >>> ax = accuracy_against_ece({"ce": [(0.9, 0.05), (0.92, 0.07)]}, Figure().subplots())
+    >>> ax = accuracy_against_ece({"ce": [(0.9, 0.05), (0.92, 0.07)]})
     >>> [round(float(number), 6) for number in ax.lines[0].get_xydata()[0]]
     [6.0, 91.0]
     """
@@ -75,9 +74,8 @@ def methods_side_by_side(
         data: by state, such as "before" and "after", the methods' figures from `Comparison.figures`.
         metric: the key of the metric in `calibrant.metrics.METRICS`.
 
-    >>> from matplotlib.figure import Figure
     >>> data = {"before": {"ce": MeanFigure(0.05, None, (0.04, 0.06)), "ls": MeanFigure(0.02, None, None)}}
-    >>> ax = methods_side_by_side(data, Figure().subplots())
+    >>> ax = methods_side_by_side(data)
     >>> [label.get_text() for label in ax.get_yticklabels()]
     ['ce', 'ls']
     """
@@ -126,8 +124,7 @@ def training_curves(
         part: the part of the data, such as "validation", for the label of the axis.
         legend: whether to draw a legend.
 
-    >>> from matplotlib.figure import Figure
-    >>> ax = training_curves({"ce": [[0.25, 0.5], [0.75, 0.5]]}, Figure().subplots(), metric="accuracy")
+    >>> ax = training_curves({"ce": [[0.25, 0.5], [0.75, 0.5]]}, metric="accuracy")
     >>> ax.get_ylabel(), ax.lines[0].get_ydata().tolist()  # the mean of two seeds
     ('Accuracy (%)', [50.0, 50.0])
     """
@@ -167,8 +164,7 @@ def severity_curves(
         severities: a label for each severity, the clean data first.
         metric: the key of the metric in `calibrant.metrics.METRICS`, such as "ece" or "accuracy".
 
-    >>> from matplotlib.figure import Figure
-    >>> ax = severity_curves({"ce": [0.25, 0.5]}, Figure().subplots(), severities=["0", "1"])
+    >>> ax = severity_curves({"ce": [0.25, 0.5]}, severities=["0", "1"])
     >>> ax.get_ylabel(), ax.lines[0].get_ydata().tolist()
     ('ECE (%)', [25.0, 50.0])
     """
@@ -222,9 +218,8 @@ def sensitivity(
         chosen: the line and the value to mark.
         legend: whether several lines get a legend below.
 
-    >>> from matplotlib.figure import Figure
     >>> figures = {4: MeanFigure(0.02, 0.01, None), 6: MeanFigure(0.01, 0.0, None)}
-    >>> ax = sensitivity({"": figures}, Figure().subplots(), option="margin", chosen=("", 6))
+    >>> ax = sensitivity({"": figures}, option="margin", chosen=("", 6))
     >>> ax.get_xlabel(), ax.lines[0].get_xydata().tolist()
     ('margin', [[4.0, 2.0], [6.0, 1.0]])
     """
@@ -285,10 +280,9 @@ def mean_ranks(ranks: Ranks, ax: Axes | None = None, *, title: str | None = None
     Args:
         ranks: the ranks.
 
-    >>> from matplotlib.figure import Figure
     >>> from calibrant.evaluation.ranks import rank_methods
     >>> values = {name: {"ce": [0.2], "ls": [0.1]} for name in ("digits", "cifar10")}
-    >>> ax = mean_ranks(rank_methods(values, higher_is_better=False), Figure().subplots())
+    >>> ax = mean_ranks(rank_methods(values, higher_is_better=False))
     >>> [label.get_text() for label in ax.get_yticklabels()]
     ['ls', 'ce']
     """
@@ -323,9 +317,8 @@ def risk_coverage(
     Args:
         data: by method, the curve, such as `Evaluation.risk_coverage`.
 
-    >>> from matplotlib.figure import Figure
     >>> curve = RiskCoverage((0.5, 1.0), (0.0, 0.2), ((0.0, 0.3), (0.1, 0.4)))
-    >>> ax = risk_coverage({"ce": curve}, Figure().subplots())
+    >>> ax = risk_coverage({"ce": curve})
     >>> ax.lines[0].get_ydata().tolist()
     [0.0, 20.0]
     """
