@@ -283,8 +283,8 @@ class Run:
         """The calibrator, fitted to the validation data."""
         batches = self.predictions("validation")
         calibrator.class_names = self.class_names  # for warnings
-        with warnings.catch_warnings():  # the labels of a run are in order, however little it has learned
-            warnings.simplefilter("ignore", ChanceWarning)
+        # The labels of a run are in order, however little it has learned.
+        with warnings.catch_warnings(action="ignore", category=ChanceWarning):
             if self.recipe.binary:
                 return calibrator.fit(*_joined(batches), binary=True)
             if isinstance(calibrator, Scaling):

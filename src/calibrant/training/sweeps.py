@@ -264,6 +264,5 @@ def check_setting(setting: Setting, seeds: Sequence[int], data: DataSets, fabric
         together(check, "checking the output folder")
     if gather(all(is_finished(setting.folder(seed)) for seed in seeds))[0]:
         return  # what it started from may be gone
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # training repeats them
+    with warnings.catch_warnings(action="ignore"):  # training repeats them
         set_up(setting.with_seed(seeds[0]), data, fabric)
