@@ -42,23 +42,14 @@ _PAUSE = 0.5  # seconds between looks at runs that other processes work on
 
 @dataclass(frozen=True)
 class Experiment:
-    """One recipe with several losses and seeds.
+    """One recipe with several losses and seeds."""
 
-    Attributes:
-        name: the heading in tables, and the name of its folder.
-        recipe: what to train; its own loss and seed are ignored.
-        losses: the losses; the others are tested against the first.
-        seeds: the seeds of every loss.
-        outside: out-of-distribution data sets, to be detected by the entropy.
-        ranked: whether it counts in the ranks.
-    """
-
-    name: str
-    recipe: Recipe
-    losses: tuple[str, ...]
-    seeds: tuple[int, ...]
-    outside: tuple[Choice, ...] = ()
-    ranked: bool = True
+    name: str  # the heading in tables, and the name of its folder
+    recipe: Recipe  # what to train; its own loss and seed are ignored
+    losses: tuple[str, ...]  # the others are tested against the first
+    seeds: tuple[int, ...]  # those of every loss
+    outside: tuple[Choice, ...] = ()  # out-of-distribution data sets, to be detected by the entropy
+    ranked: bool = True  # whether it counts in the ranks
 
     def folder(self, output: Path) -> Path:
         """The folder of the experiment."""
@@ -67,16 +58,10 @@ class Experiment:
 
 @dataclass(frozen=True)
 class Entry:
-    """One run of a leaderboard.
-
-    Attributes:
-        experiment: the experiment that the run belongs to.
-        recipe: its recipe, with loss and seed.
-        folder: the folder of the run.
-    """
+    """One run of a leaderboard, of one of its experiments."""
 
     experiment: Experiment
-    recipe: Recipe
+    recipe: Recipe  # with loss and seed
     folder: Path
 
     @property
@@ -111,10 +96,6 @@ class Entry:
 class Leaderboard:
     """Several experiments, as a TOML file declares them.
 
-    Attributes:
-        title: the heading of the page.
-        experiments: the experiments.
-
     >>> text = '''
     ... title = "Small"
     ... losses = ["ce", "ls"]
@@ -129,7 +110,7 @@ class Leaderboard:
     ['out/digits--two-epochs/runs/ce-seed0', 'out/digits--two-epochs/runs/ls-seed0']
     """
 
-    title: str
+    title: str  # the heading of the page
     experiments: tuple[Experiment, ...]
 
     @classmethod

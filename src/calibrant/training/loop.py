@@ -159,21 +159,7 @@ def _training_part(parts: Parts) -> Split | None:
 
 
 class Loop:
-    """A training run in progress.
-
-    Attributes:
-        epoch: the number of complete epochs.
-        step: the number of steps taken in the current epoch.
-        total_loss: the sum of the losses of these steps.
-        history: a log row for each complete epoch.
-        learned: the learned state of the loss after each epoch, ``(epochs, …)``, by name.
-        bins: bins of confidence after each epoch, ``(epochs, …)``, by the names of `epoch_bins`.
-        validation_bins: the bins of the latest validation.
-        adapted_to: the part of the training data that the loss adapts to; None for the validation data.
-        best: the best value of the recipe's criterion so far; NaN before the first.
-        origin: the recipe and the fingerprint of the data, for every file that another run must not use.
-        stop_early: the function that may end the run before its last epoch; see `train`.
-    """
+    """A training run in progress."""
 
     def __init__(
         self, parts: Parts, folder: Path, display: Display, lock: FolderLock, stop_early: StopEarly | None
@@ -181,16 +167,17 @@ class Loop:
         self.parts, self.folder, self.display = parts, folder, display
         self.lock, self.stop_early = lock, stop_early  # the first process holds the lock
         self.logs: Logs | None = None
+        # For every file that another run must not use.
         self.origin = {"recipe": parts.recipe.to_toml(), "data": parts.fingerprint}
-        self.epoch, self.step = 0, 0
+        self.epoch, self.step = 0, 0  # complete epochs, and the steps taken in the current one
         device = parts.fabric.device
-        self.total_loss = torch.zeros((), device=device, dtype=sum_dtype(device))
-        self.history: list[dict[str, float]] = []
-        self.learned: dict[str, Tensor] = {}
-        self.bins: dict[str, Tensor] = {}
-        self.validation_bins: Bins | None = None
-        self.adapted_to = _training_part(parts)
-        self.best = math.nan
+        self.total_loss = torch.zeros((), device=device, dtype=sum_dtype(device))  # the sum over these steps
+        self.history: list[dict[str, float]] = []  # a log row for each complete epoch
+        self.learned: dict[str, Tensor] = {}  # the state of the loss after each epoch, (epochs, …), by name
+        self.bins: dict[str, Tensor] = {}  # after each epoch, (epochs, …), by the names of `epoch_bins`
+        self.validation_bins: Bins | None = None  # of the latest validation
+        self.adapted_to = _training_part(parts)  # None for the validation data
+        self.best = math.nan  # the best value of the recipe's criterion so far
         if parts.recipe.log_test and not len(parts.data.test):
             raise RecipeError(f"log_test needs test data; data {parts.recipe.data.name!r} have none")
         single_gpu = is_single_gpu(parts.fabric)
