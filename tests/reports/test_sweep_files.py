@@ -71,7 +71,7 @@ def test_files_are_written_and_replaced(tmp_path):
 
 
 def test_nothing_is_written_if_a_picture_cannot_be_drawn(tmp_path, monkeypatch):
-    monkeypatch.setattr("calibrant.reports.chosen.png", lambda _: 1 / 0)
+    monkeypatch.setattr("calibrant.reports.plots.drawing.png", lambda _: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         write_sweep(sweep(), tmp_path / "out")
     assert not (tmp_path / "out").exists()

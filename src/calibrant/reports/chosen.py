@@ -24,21 +24,7 @@ from calibrant.printable import printable
 from calibrant.reports import charts, plots, verdict
 from calibrant.reports.comparison_page import facts
 from calibrant.reports.page import Summary, write_report
-from calibrant.reports.plots import checks
-from calibrant.reports.plots.drawing import (
-    BLUE,
-    GREY,
-    LARGE,
-    PALE,
-    VERMILLION,
-    add_grid,
-    default_style,
-    finish,
-    legend_below,
-    legend_of_figure,
-    png,
-    svg,
-)
+from calibrant.reports.plots import checks, drawing
 from calibrant.reports.table_builders import comparison_table, figures_note
 from calibrant.reports.tables import (
     means_in_markdown,
@@ -131,7 +117,7 @@ def curves(sweep: Sweep) -> Figure:
     rows = -(-len(drawn) // 2)
     legend = 0.2 + 0.08 * len(set(lines.values())) if others else 0.0  # inches, two entries in a row
     figure = Figure(figsize=(6.8, 2.2 * rows + legend), layout="constrained")
-    figure.suptitle(f"{sweep.title} (validation data)", fontsize=LARGE, parse_math=False)
+    figure.suptitle(f"{sweep.title} (validation data)", fontsize=drawing.LARGE, parse_math=False)
     panels = figure.subplots(rows, 2, squeeze=False).flatten().tolist()
     for criterion, ax in zip_longest(drawn, panels):
         by_line: dict[str, dict[Value, MeanFigure]] = {}
@@ -150,7 +136,7 @@ def curves(sweep: Sweep) -> Figure:
             legend=False,
         )
     if others:
-        legend_of_figure(figure, panels[0])
+        drawing.legend_of_figure(figure, panels[0])
     return figure
 
 
@@ -159,23 +145,24 @@ def write_sweep(sweep: Sweep, folder: str | os.PathLike[str]) -> None:
 
     The folder is created if necessary, and existing files are replaced.
     """
-    with default_style():
+    with drawing.default_style():
         picture = curves(sweep)
-        contents = (f"{sweep.to_json()}\n", markdown(sweep), latex(sweep), png(picture), svg(picture))
+        images = drawing.png(picture), drawing.svg(picture)
+    contents = (f"{sweep.to_json()}\n", markdown(sweep), latex(sweep), *images)
     replace_files(folder, dict(zip(SWEEP_FILES, contents, strict=True)))
 
 
 # --------------------------------------------------------------------------------------------------- a tuning
 
 
-_FINISHED: dict[str, Any] = {"color": BLUE, "marker": "o", "linestyle": "none", "markersize": 3.5}
-_STOPPED: dict[str, Any] = {"color": GREY, "marker": "x", "linestyle": "none", "markersize": 4}
-_FAILED: dict[str, Any] = {**_STOPPED, "marker": "+", "color": "black", "markersize": 6}
-_UNTUNED: dict[str, Any] = {"color": VERMILLION, "marker": "D", "linestyle": "none", "markersize": 4.5}
-_CHOSEN: dict[str, Any] = {
-    **{"color": "black", "marker": "o", "linestyle": "none", "markersize": 9},
-    **{"fillstyle": "none", "markeredgewidth": 0.9},
+_LOOKS: dict[str, dict[str, Any]] = {
+    "finished": {"color": drawing.BLUE, "marker": "o", "markersize": 3.5},
+    "not tuned": {"color": drawing.VERMILLION, "marker": "D", "markersize": 4.5},
+    "chosen": {"color": "black", "marker": "o", "markersize": 9, "fillstyle": "none", "markeredgewidth": 0.9},
+    "stopped early": {"color": drawing.GREY, "marker": "x", "markersize": 4},
+    "failed": {"color": "black", "marker": "+", "markersize": 6},
 }
+"""The points of trials, by what the legend calls them."""
 
 _TOP = 0.97  # of the height of the axes
 
@@ -189,10 +176,10 @@ def history(tuning: Tuning) -> Figure:
     last = tuning.trials[-1].number
     steps = {**best, last: list(best.values())[-1]}
     heights = [scale * value for value in steps.values()]
-    ax.step(list(steps), heights, where="post", color=BLUE, linewidth=1.2, label="best so far")
+    ax.step(list(steps), heights, where="post", color=drawing.BLUE, linewidth=1.2, label="best so far")
     _points(ax, tuning, {trial.number: float(trial.number) for trial in tuning.trials}, scale)
-    finish(ax, "Trial", label, None, whole=True)
-    legend_below(ax)
+    drawing.finish(ax, "Trial", label, None, whole=True)
+    drawing.legend_below(ax)
     return figure
 
 
@@ -209,8 +196,8 @@ def values(tuning: Tuning) -> Figure:
         _points(ax, tuning, {trial.number: trial.values[name] for trial in tuning.trials}, scale)
         edge = 0.0 if log else 0.04 * (high - low)
         ax.set_xlim((low / 1.15, high * 1.15) if log else (low - edge, high + edge))
-        finish(ax, name, label if ax is panels[0] else "", None)
-    legend_of_figure(figure, panels[0])
+        drawing.finish(ax, name, label if ax is panels[0] else "", None)
+    drawing.legend_of_figure(figure, panels[0])
     return figure
 
 
@@ -224,18 +211,18 @@ def epochs(tuning: Tuning) -> Figure:
         curve = [scale * value for value in trial.epochs]
         if not curve:
             continue
-        style: dict[str, Any] = {"color": PALE, "linewidth": 0.8, "label": "finished"}
+        style: dict[str, Any] = {"color": drawing.PALE, "linewidth": 0.8, "label": "finished"}
         if trial.outcome == "stopped":
             style |= {"linestyle": "--", "label": "stopped early"}
-            ax.plot(len(curve), curve[-1], **_STOPPED)
+            ax.plot(len(curve), curve[-1], linestyle="none", **_LOOKS["stopped early"])
         if trial.number == 0:
-            style |= {"color": VERMILLION, "linewidth": 1.2, "label": "not tuned"}
+            style |= {"color": drawing.VERMILLION, "linewidth": 1.2, "label": "not tuned"}
         if trial == chosen:
-            style |= {"color": BLUE, "linewidth": 1.8, "label": f"chosen (trial {trial.number})"}
+            style |= {"color": drawing.BLUE, "linewidth": 1.8, "label": f"chosen (trial {trial.number})"}
         ax.plot(range(1, len(curve) + 1), curve, **style)
-    finish(ax, "Epoch", label, None, whole=True)
+    drawing.finish(ax, "Epoch", label, None, whole=True)
     handles = {str(line.get_label()): line for line in ax.lines if not str(line.get_label()).startswith("_")}
-    legend_below(ax, list(handles.values()))
+    drawing.legend_below(ax, list(handles.values()))
     return figure
 
 
@@ -249,20 +236,20 @@ def _axis(tuning: Tuning) -> tuple[str, int]:
 def _points(ax: Axes, tuning: Tuning, places: Mapping[int, float], scale: float) -> None:
     """Draw the values of the trials at these places, and those without a value at the upper edge."""
 
-    def draw(trials: Iterable[Trial], label: str, style: dict[str, Any], **options: Any) -> None:
+    def draw(label: str, trials: Iterable[Trial], **options: Any) -> None:
         found = [(places[each.number], _TOP if each.value is None else scale * each.value) for each in trials]
         if found:
-            ax.plot(*zip(*found, strict=True), label=label, **style, **options)
+            ax.plot(*zip(*found, strict=True), label=label, linestyle="none", **_LOOKS[label], **options)
 
     trials = tuning.trials
-    draw((each for each in trials if each.outcome == "finished" and each.number), "finished", _FINISHED)
-    draw((each for each in trials if each.number == 0 and each.value is not None), "not tuned", _UNTUNED)
-    draw([tuning.chosen_trial], "chosen", _CHOSEN)
+    draw("finished", (each for each in trials if each.outcome == "finished" and each.number))
+    draw("not tuned", (each for each in trials if each.number == 0 and each.value is not None))
+    draw("chosen", [tuning.chosen_trial])
     upper = ax.get_xaxis_transform()  # heights from 0 to 1
-    draw((each for each in trials if each.outcome == "stopped"), "stopped early", _STOPPED, transform=upper)
-    draw((each for each in trials if each.outcome == "failed"), "failed", _FAILED, transform=upper)
+    draw("stopped early", (each for each in trials if each.outcome == "stopped"), transform=upper)
+    draw("failed", (each for each in trials if each.outcome == "failed"), transform=upper)
     ax.margins(y=0.15)
-    add_grid(ax)
+    drawing.add_grid(ax)
 
 
 def write_tuning(tuning: Tuning, folder: str | os.PathLike[str]) -> None:
@@ -270,12 +257,12 @@ def write_tuning(tuning: Tuning, folder: str | os.PathLike[str]) -> None:
 
     The folder is created if necessary, and existing files are replaced.
     """
-    with default_style():
+    with drawing.default_style():
         drawn = {"history": history(tuning), "values": values(tuning)}
         if any(trial.epochs for trial in tuning.trials):
             drawn["epochs"] = epochs(tuning)
-        images = {f"plots/tune-{name}.png": png(figure) for name, figure in drawn.items()}
-        pictures = tuple((_CAPTIONS[name], svg(figure)) for name, figure in drawn.items())
+        images = {f"plots/tune-{name}.png": drawing.png(figure) for name, figure in drawn.items()}
+        pictures = tuple((_CAPTIONS[name], drawing.svg(figure)) for name, figure in drawn.items())
     replace_files(folder, {"tune.json": f"{tuning.to_json()}\n", "tune.md": markdown(tuning), **images})
     (tested,) = tuning.test.methods
     summary = Summary(
