@@ -6,7 +6,7 @@ import json
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -121,7 +121,7 @@ def train(
                 # Only now: a recipe that cannot be followed leaves no folder behind.
                 if fabric.is_global_zero:
                     replace_file(folder / run_folder.RECIPE, recipe.to_toml().encode())
-                    loop.logs = stack.enter_context(Logs(folder))
+                    loop.logs = stack.enter_context(closing(Logs(folder)))
                 if fabric.device.type == "cuda":
                     stack.callback(setattr, torch.backends.cudnn, "benchmark", torch.backends.cudnn.benchmark)
                     torch.backends.cudnn.benchmark = True
