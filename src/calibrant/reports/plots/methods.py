@@ -72,7 +72,6 @@ def methods_side_by_side(
 
     Args:
         data: by state, such as "before" and "after", the methods' figures from `Comparison.figures`.
-        metric: the key of the metric in `calibrant.metrics.METRICS`.
 
     >>> data = {"before": {"ce": MeanFigure(0.05, None, (0.04, 0.06)), "ls": MeanFigure(0.02, None, None)}}
     >>> ax = methods_side_by_side(data)
@@ -120,7 +119,6 @@ def training_curves(
     Args:
         data: by method, ``(epochs,)`` or ``(seeds, epochs)``. For several seeds, the mean is drawn with a
             band of one standard deviation; the legend says so.
-        metric: the key of the metric in `calibrant.metrics.METRICS`, such as "ece" or "accuracy".
         part: the part of the data, such as "validation", for the label of the axis.
         legend: whether to draw a legend.
 
@@ -162,7 +160,6 @@ def severity_curves(
         data: by method, ``(severities,)`` or ``(seeds, severities)``. For several seeds, the mean is drawn
             with bars of one standard deviation.
         severities: a label for each severity, the clean data first.
-        metric: the key of the metric in `calibrant.metrics.METRICS`, such as "ece" or "accuracy".
 
     >>> ax = severity_curves({"ce": [0.25, 0.5]}, severities=["0", "1"])
     >>> ax.get_ylabel(), ax.lines[0].get_ydata().tolist()
@@ -213,7 +210,6 @@ def sensitivity(
     Args:
         data: by line, such as a value of a second option, the figures by value of the first option.
         option: the name of the first option.
-        metric: the key of the metric in `calibrant.metrics.METRICS`.
         after: whether the metric is measured after temperature scaling; for the label.
         chosen: the line and the value to mark.
         legend: whether several lines get a legend below.
@@ -276,9 +272,6 @@ def mean_ranks(ranks: Ranks, ax: Axes | None = None, *, title: str | None = None
     """Plot the mean rank of every method with its 95 % interval, the best at the top.
 
     A bar at the right connects methods that do not differ significantly (Nemenyi's test at 5 %).
-
-    Args:
-        ranks: the ranks.
 
     >>> from calibrant.evaluation.ranks import rank_methods
     >>> values = {name: {"ce": [0.2], "ls": [0.1]} for name in ("digits", "cifar10")}
