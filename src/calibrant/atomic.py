@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import secrets
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO
@@ -56,6 +56,14 @@ def replace_file(path: Path | str, content: bytes) -> None:
     """Write or replace a file in one step; see `replacing`."""
     with replacing(path) as stream:
         stream.write(content)
+
+
+def replace_files(folder: str | os.PathLike[str], contents: Mapping[str, bytes | str]) -> None:
+    """Write or replace files of a folder, by their names. Missing folders are created."""
+    for name, content in contents.items():
+        path = Path(folder, name)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        replace_file(path, content.encode() if isinstance(content, str) else content)
 
 
 def _standard_stream(status: os.stat_result | None) -> int | None:

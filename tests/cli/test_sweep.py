@@ -9,7 +9,7 @@ import pytest
 import typer
 
 from calibrant import cli
-from calibrant.reports.sweep_files import FILES
+from calibrant.reports.chosen import SWEEP_FILES as FILES
 from calibrant.training import sweeps
 from tests.cli.commands import fail_at_once, invoke, succeed
 

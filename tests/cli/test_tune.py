@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from calibrant.cli import training_options
-from calibrant.reports.tuning_files import FILES
+from calibrant.reports.chosen import TUNING_FILES as FILES
 from tests.cli.commands import fail_at_once, invoke, succeed
 
 DATA = "data=synthetic[classes=3,features=4,train_size=60,validation_size=40,test_size=41]"

@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from calibrant.evaluation import evaluate
+from calibrant.evaluation.chosen import Sweep
 from calibrant.evaluation.comparison import Comparison, Method
 from calibrant.evaluation.criterion import Criterion
-from calibrant.evaluation.sweep import Sweep
 from tests.evaluations import changed
 
 EVALUATION = evaluate(5 * torch.eye(3), torch.arange(3), resamples=0)

@@ -2,9 +2,9 @@
 
 import json
 
+from calibrant.evaluation.chosen import Trial, Tuning
 from calibrant.evaluation.comparison import Comparison
 from calibrant.evaluation.criterion import Criterion
-from calibrant.evaluation.tuning import Trial, Tuning
 from tests.reports.test_comparison_page import method
 
 SPACE = (("margin", 1.0, 30.0, True), ("weight", 0.0, 1.0, False))

@@ -4,12 +4,11 @@ import json
 
 import pytest
 
+from calibrant.evaluation.chosen import Sweep
 from calibrant.evaluation.comparison import Comparison
 from calibrant.evaluation.criterion import Criterion
-from calibrant.evaluation.sweep import Sweep
-from calibrant.reports.chosen import markdown
+from calibrant.reports.chosen import SWEEP_FILES, curves, latex, markdown, write_sweep
 from calibrant.reports.plots import drawing
-from calibrant.reports.sweep_files import FILES, curves, latex, write_sweep
 from tests.programs import draw_blank
 from tests.reports.test_comparison_page import method, rows
 
@@ -65,14 +64,14 @@ def test_files_are_written_and_replaced(tmp_path):
     found = sweep()
     write_sweep(found, tmp_path / "out")
     files = {path.relative_to(tmp_path / "out").as_posix() for path in (tmp_path / "out").rglob("*.*")}
-    assert files == set(FILES)
+    assert files == set(SWEEP_FILES)
     assert json.loads((tmp_path / "out/sweep.json").read_text()) == json.loads(found.to_json())
     assert (tmp_path / "out/sweep.md").read_text() == markdown(found)
     assert (tmp_path / "out/plots/sensitivity.svg").read_text().startswith("<?xml")
 
 
 def test_nothing_is_written_if_a_picture_cannot_be_drawn(tmp_path, monkeypatch):
-    monkeypatch.setattr("calibrant.reports.sweep_files.png", lambda _: 1 / 0)
+    monkeypatch.setattr("calibrant.reports.plots.drawing.png", lambda _: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         write_sweep(sweep(), tmp_path / "out")
     assert not (tmp_path / "out").exists()

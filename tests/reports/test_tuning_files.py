@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from calibrant.reports.tuning_files import FILES, epochs, history, values, write_tuning
+from calibrant.reports.chosen import TUNING_FILES, epochs, history, values, write_tuning
 from tests.evaluation.test_tuning import tuning
 
 
@@ -57,7 +57,7 @@ def test_files_are_written(logged, tmp_path, request):
         found = replace(found, trials=tuple(replace(trial, epochs=()) for trial in found.trials))
     write_tuning(found, tmp_path)
     files = {path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("*.*")}
-    assert files == {name for name in FILES if logged or "epochs" not in name}
+    assert files == {name for name in TUNING_FILES if logged or "epochs" not in name}
     assert json.loads((tmp_path / "tune.json").read_text()) == json.loads(found.to_json())
     text = (tmp_path / "tune.md").read_text()
     assert f"- Chosen on the validation data: {found.chosen}" in text

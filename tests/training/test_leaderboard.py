@@ -14,7 +14,8 @@ from calibrant.options import RecipeError
 from calibrant.processes import ray_cluster
 from calibrant.reports.leaderboard_files import all_rankings, markdown, to_json
 from calibrant.training import DivergedError, leaderboard, loop
-from calibrant.training.leaderboard import Leaderboard, standings, work, work_on_ray
+from calibrant.training.leaderboard import Leaderboard, standings, work
+from calibrant.training.lock import FolderLock
 from tests.cli.commands import printed
 from tests.cli.test_evaluate_folders import figures, same, write_folder
 from tests.training.interruptions import killed_in_step, side_by_side
@@ -196,7 +197,24 @@ def cluster(programs: Path) -> Iterator[None]:
 @pytest.mark.usefixtures("cluster")
 def test_ray_does_every_run_once(expected: str, tmp_path: Path) -> None:
     said: list[str] = []
-    work_on_ray(board(), tmp_path, resamples=20, report=said.append)
+    work(board(), tmp_path, jobs=2, on="ray", resamples=20, report=said.append)
+    assert len(said) == 6
+    assert written(tmp_path) == expected
+
+
+@pytest.mark.usefixtures("cluster")
+def test_ray_waits_for_a_run_that_another_process_works_on(expected: str, tmp_path: Path) -> None:
+    folder = board().entries(tmp_path)[0].folder
+    claim = FolderLock(folder.parents[1] / "claims" / folder.name, "this test")
+    assert claim.acquire()
+    said: list[str] = []
+
+    def report(line: str) -> None:
+        said.append(line)
+        if len(said) == 5:  # all the others
+            claim.release()
+
+    work(board(), tmp_path, jobs=2, on="ray", resamples=20, report=report)
     assert len(said) == 6
     assert written(tmp_path) == expected
 

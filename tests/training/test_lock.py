@@ -533,15 +533,15 @@ def test_stored_evaluations_that_were_changed_or_are_of_another_run_are_computed
     finished: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     computed: list[str] = []
-    plain, results = Run._result_of, {}
+    plain, results = Run._results_on, {}
 
-    def computing(run: Run, key: str, *arguments: Any) -> Any:
-        computed.append(key)
-        if key not in results:
-            results[key] = plain(run, key, *arguments)
-        return results[key]
+    def computing(run: Run, batches: Any, keys: Any, *arguments: Any, **options: Any) -> Any:
+        computed.extend(keys)
+        if not results:
+            results.update(plain(run, batches, keys, *arguments, **options))
+        return {key: results[key] for key in keys}
 
-    monkeypatch.setattr(Run, "_result_of", computing)
+    monkeypatch.setattr(Run, "_results_on", computing)
     shutil.copytree(finished, tmp_path, dirs_exist_ok=True)
     expected = Run(tmp_path).evaluations(resamples=10)
     path = tmp_path / "evaluation.json"

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import csv
 import json
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -24,7 +25,7 @@ def scalars(folder: Path, name: str) -> list[tuple[int, float]]:
 
 
 def write(folder: Path, first: int, last: int, key: str = "ce") -> None:
-    with Logs(folder) as logs:
+    with closing(Logs(folder)) as logs:
         for count in range(first, last + 1):
             logs.write(ROWS[:count], create_loss(key, 4).learned())
 
@@ -57,6 +58,6 @@ def test_what_a_killed_run_wrote_too_much_is_written_over(tmp_path: Path) -> Non
 
 
 def test_nothing_is_made_where_nothing_is_written(tmp_path: Path) -> None:
-    with Logs(tmp_path):
+    with closing(Logs(tmp_path)):
         pass
     assert list(tmp_path.iterdir()) == []

@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 
 import pytest
 
+from calibrant.evaluation.chosen import Tuning
 from calibrant.evaluation.criterion import Criterion
-from calibrant.evaluation.tuning import Tuning
 from calibrant.losses import LOSSES, MarginSmoothing
 from calibrant.losses.base import Range
 from calibrant.options import RecipeError

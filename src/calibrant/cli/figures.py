@@ -155,7 +155,7 @@ def _bins(text: str, records: Sequence[RunRecord]) -> list[int] | None:
 
 def _write(drawings: Sequence[Drawing], folder: Path) -> None:
     """Draw everything, and only then write."""
-    from calibrant.atomic import replace_file
+    from calibrant.atomic import replace_files
     from calibrant.reports.plots.drawing import default_style, png, svg
 
     files = {}
@@ -165,6 +165,4 @@ def _write(drawings: Sequence[Drawing], folder: Path) -> None:
             figure = draw()
             files[f"{name}.png"], files[f"{name}.svg"] = png(figure), svg(figure)
             progress.advance(task)
-    folder.mkdir(parents=True, exist_ok=True)
-    for name, content in files.items():
-        replace_file(folder / name, content)
+    replace_files(folder, files)

@@ -56,14 +56,8 @@ def leaderboard(
         def report(line: str) -> None:
             say(line, err=True)
 
-        if tables_only:
-            pass
-        elif on == "ray":
-            leaderboard.work_on_ray(plan, folder, jobs, report=report, **shared)
-        elif jobs > 1:
-            leaderboard.work_in_processes(plan, folder, jobs, report=report, **shared)
-        else:
-            leaderboard.work(plan, folder, progress=True, report=report, **shared)
+        if not tables_only:
+            leaderboard.work(plan, folder, jobs=jobs, on=on, progress=True, report=report, **shared)
         standings = leaderboard.standings(plan, folder, **shared)
         if all(each.comparison is None for each in standings):
             fail(f"{folder} has no run of {board} that is done")

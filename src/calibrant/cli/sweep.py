@@ -57,8 +57,7 @@ def sweep(
     with options.training_errors(), options.preparing() as started:
         followed = options.load_recipe(recipe, changes, loss=loss, data=own_data, target=target)
         from calibrant.evaluation.criterion import Criterion
-        from calibrant.reports import sweep_files
-        from calibrant.reports.chosen import print_choice
+        from calibrant.reports import chosen
         from calibrant.training import run_folder, sweep
         from calibrant.training.lock import FolderLock
         from calibrant.training.runs import plain_name
@@ -70,7 +69,7 @@ def sweep(
         values = _values(over)
         Criterion.parse(by)
         settings = settings_of(followed, values, folder)
-        check_written(folder, sweep_files.FILES, recipe, followed, data_root)
+        check_written(folder, chosen.SWEEP_FILES, recipe, followed, data_root)
         for setting, seed in product(settings, numbers):
             place = setting.folder(seed)
             check_written(place, run_folder.FILES, recipe, setting.with_seed(seed), data_root)
@@ -90,9 +89,9 @@ def sweep(
         if result is None:
             return
         with FolderLock(folder, "writing the results of a sweep"):  # all files are of one sweep
-            sweep_files.write_sweep(result, folder)
-    print_choice(result, wide=wide)
-    say(f"{folder}: {', '.join(sweep_files.FILES)}")
+            chosen.write_sweep(result, folder)
+    chosen.print_choice(result, wide=wide)
+    say(f"{folder}: {', '.join(chosen.SWEEP_FILES)}")
 
 
 def _values(texts: list[str]) -> dict[str, list[Any]]:

@@ -157,8 +157,7 @@ def _test_figures(run: Run, stored: Calibrator | None) -> tuple[str, str]:
         errors = f"ECE {100 * found['ece']:.2f} %, NLL {found['nll']:.4f}"
         return f"test accuracy {100 * found['accuracy']:.2f} %, {errors}", errors
 
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
+    with warnings.catch_warnings(record=True, action="always") as caught:
         warnings.simplefilter("ignore", UnchangedLabelsWarning)
         scaled = run.calibrator("temperature")
     assert scaled is not None

@@ -53,8 +53,7 @@ def tune(
         followed = options.load_recipe(recipe, changes, loss=loss, data=own_data, target=target)
         from calibrant.arguments import whole_number
         from calibrant.evaluation.criterion import Criterion
-        from calibrant.reports import tuning_files
-        from calibrant.reports.chosen import print_choice
+        from calibrant.reports import chosen
         from calibrant.training import run_folder, tune
         from calibrant.training.lock import FolderLock
         from calibrant.training.runs import plain_name
@@ -65,7 +64,7 @@ def tune(
         space_of(followed)
         folder = output or Path("runs", plain_name(followed.name), f"tune-{plain_name(followed.loss)}")
         run_folder.check_writable(folder)
-        check_written(folder, tuning_files.FILES, recipe, followed, data_root)
+        check_written(folder, chosen.TUNING_FILES, recipe, followed, data_root)
         fabric = options.launch(followed, accelerator, devices, nodes)
         result = tune(
             followed,
@@ -82,6 +81,6 @@ def tune(
         if result is None:
             return
         with FolderLock(folder, "writing the results of a study"):  # all files are of one state of it
-            tuning_files.write_tuning(result, folder)
-    print_choice(result, wide=wide)
-    say(f"{folder}: {', '.join(name for name in tuning_files.FILES if (folder / name).is_file())}")
+            chosen.write_tuning(result, folder)
+    chosen.print_choice(result, wide=wide)
+    say(f"{folder}: {', '.join(name for name in chosen.TUNING_FILES if (folder / name).is_file())}")

@@ -14,15 +14,10 @@ _AFTER = "-after-temperature"
 
 @dataclass(frozen=True)
 class Criterion:
-    """A figure on the validation data, by which a setting is chosen.
+    """A figure on the validation data, by which a setting is chosen."""
 
-    Attributes:
-        metric: a key of `calibrant.metrics.METRICS`.
-        after: whether it is measured after temperature scaling.
-    """
-
-    metric: str
-    after: bool = False
+    metric: str  # a key of `calibrant.metrics.METRICS`
+    after: bool = False  # whether it is measured after temperature scaling
 
     @classmethod
     def parse(cls, text: str) -> Criterion:

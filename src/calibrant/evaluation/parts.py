@@ -113,8 +113,7 @@ def _evaluated(part: Part, read: Read[Part], options: dict[str, Any]) -> Evaluat
 def _result(part: Part, *, read: Read[Part], options: dict[str, Any]) -> bytes:
     """In a worker: the pickled evaluator, or the error of bad data, and the texts of all warnings."""
     outcome: Evaluator | Exception
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
+    with warnings.catch_warnings(record=True, action="always") as caught:
         try:
             outcome = _evaluated(part, read, options)
         except ValueError as error:

@@ -31,21 +31,13 @@ Values = Mapping[str, Mapping[str, Sequence[float]]]
 
 @dataclass(frozen=True)
 class Standing:
-    """The results of one experiment, such as many losses on one data set, of which some may be missing.
+    """The results of one experiment, such as many losses on one data set, of which some may be missing."""
 
-    Attributes:
-        name: the heading in tables.
-        folder: the folder of its runs, relative to that of the leaderboard.
-        comparison: the methods that have at least one seed; None if there are none.
-        missing: why results are missing, by the method and the seed of the run.
-        ranked: whether it counts in the ranks.
-    """
-
-    name: str
-    folder: str
-    comparison: Comparison | None
-    missing: Mapping[tuple[str, int], str]
-    ranked: bool = True
+    name: str  # the heading in tables
+    folder: str  # of its runs, relative to that of the leaderboard
+    comparison: Comparison | None  # the methods that have at least one seed; None if there are none
+    missing: Mapping[tuple[str, int], str]  # why results are missing, by the method and the seed of the run
+    ranked: bool = True  # whether it counts in the ranks
 
     def missing_lines(self) -> list[str]:
         """What is missing, with all methods in one line that lack the same seeds for the same reason.
@@ -67,15 +59,6 @@ class Standing:
 class Ranks:
     """The ranks of methods by one metric. 1 is the best, and equal values share the mean of their ranks.
 
-    Attributes:
-        data: the names of the data sets. Methods without values on all of them are left out.
-        by_data: the rank of every method on each data set, by the mean over seeds.
-        mean: the mean rank of every method, the best first.
-        intervals: 95 % intervals of the mean ranks, from resampled data sets and seeds.
-        p_value: the p-value of Friedman's test that all methods are equal; NaN with one data set.
-        critical_difference: mean ranks that are further apart than this differ significantly at 5 %, by
-            Nemenyi's test (Demšar, 2006); infinite with one data set.
-
     >>> values = {name: {"a": [0.1], "b": [0.2], "c": [0.3]} for name in ("one", "two", "three")}
     >>> ranks = rank_methods(values, higher_is_better=False)
     >>> ranks.mean
@@ -84,12 +67,13 @@ class Ranks:
     (1.91, [('a', 'b'), ('b', 'c')])
     """
 
-    data: tuple[str, ...]
-    by_data: Mapping[str, tuple[float, ...]]
-    mean: Mapping[str, float]
-    intervals: Mapping[str, Interval]
-    p_value: float
-    critical_difference: float
+    data: tuple[str, ...]  # the data sets; methods without values on all of them are left out
+    by_data: Mapping[str, tuple[float, ...]]  # the rank of every method on each, by the mean over seeds
+    mean: Mapping[str, float]  # the mean rank of every method, the best first
+    intervals: Mapping[str, Interval]  # 95 % intervals of the mean ranks, from resampled data sets and seeds
+    p_value: float  # of Friedman's test that all methods are equal; NaN with one data set
+    # Mean ranks that are further apart differ significantly at 5 %, by Nemenyi's test (Demšar, 2006).
+    critical_difference: float  # infinite with one data set
 
     def groups(self) -> list[tuple[str, ...]]:
         """Groups of methods, as large as possible, in which no two differ significantly."""

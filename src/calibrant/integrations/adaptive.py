@@ -48,15 +48,10 @@ MOVES = "the value of this loss changes whenever it adapts and cannot be compare
 
 @dataclass
 class Watch:
-    """Watches over a training in the first process: the loss should adapt, and steps use what it learned.
+    """Watches over a training in the first process: the loss should adapt, and steps use what it learned."""
 
-    Attributes:
-        waits: whether the loss has yet to adapt in this training. By default there is nothing to wait for.
-        used: whether a step has used what the loss learned, in this training or before.
-    """
-
-    waits: bool = False
-    used: bool = True
+    waits: bool = False  # whether the loss has yet to adapt in this training
+    used: bool = True  # whether a step has used what the loss learned, in this training or before
 
     @classmethod
     def begin(cls, loss: AdaptiveLoss) -> Watch:

@@ -213,11 +213,36 @@ class Calibration(Callback):
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Start to listen to the calls of the loss."""
-        self._begin(trainer, pl_module, trainer.num_val_batches)
+        self.teardown()
+        module, loss = self._find(pl_module)
+        batches = trainer.num_test_batches if trainer.testing else trainer.num_val_batches
+        index = self.dataloader_idx
+        if trainer.testing and len(batches) == 1:
+            index = 0
+        if index >= len(batches):
+            raise ValueError(
+                f"Calibration(dataloader_idx={index}): there is no such loader, only 0 to {len(batches) - 1}"
+            )
+        if module is None and self.predictions is None:
+            if trainer.state.fn != "fit" and trainer.is_global_zero:  # on_fit_start has said it for a fit
+                warn(
+                    f"nothing is measured, because {type(pl_module).__name__} has no calibrant loss: pass "
+                    "predictions= to say where the logits are"
+                )
+            return
+        if isinstance(loss, Loss):
+            loss.forget()
+        metrics = _default_metrics(loss) if self.metrics is None else self.metrics
+        metrics.reset()
+        metrics = metrics.to(trainer.strategy.root_device)
+        buffers = [] if loss is None else loss.named_buffers()
+        state = {name: value.clone() for name, value in buffers}
+        own_rows = own_rows_in(self._loader(trainer, index))
+        self._run = run = _Run(loss, metrics, index, own_rows, state)
+        if self.predictions is None and module is not None:
+            run.hook = module.register_forward_hook(self._listen, with_kwargs=True)
 
-    def on_test_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Start to listen to the calls of the loss."""
-        self._begin(trainer, pl_module, trainer.num_test_batches)
+    on_test_start = on_validation_start
 
     def on_validation_batch_start(self, *_: Any, **__: Any) -> None:
         """Count the calls of the loss anew for each batch."""
@@ -306,35 +331,6 @@ class Calibration(Callback):
             run.metrics.reset()
 
     on_exception = teardown
-
-    def _begin(self, trainer: Trainer, pl_module: LightningModule, batches: list[Any]) -> None:
-        self.teardown()
-        module, loss = self._find(pl_module)
-        index = self.dataloader_idx
-        if trainer.testing and len(batches) == 1:
-            index = 0
-        if index >= len(batches):
-            raise ValueError(
-                f"Calibration(dataloader_idx={index}): there is no such loader, only 0 to {len(batches) - 1}"
-            )
-        if module is None and self.predictions is None:
-            if trainer.state.fn != "fit" and trainer.is_global_zero:  # on_fit_start has said it for a fit
-                warn(
-                    f"nothing is measured, because {type(pl_module).__name__} has no calibrant loss: pass "
-                    "predictions= to say where the logits are"
-                )
-            return
-        if isinstance(loss, Loss):
-            loss.forget()
-        metrics = _default_metrics(loss) if self.metrics is None else self.metrics
-        metrics.reset()
-        metrics = metrics.to(trainer.strategy.root_device)
-        buffers = [] if loss is None else loss.named_buffers()
-        state = {name: value.clone() for name, value in buffers}
-        own_rows = own_rows_in(self._loader(trainer, index))
-        self._run = run = _Run(loss, metrics, index, own_rows, state)
-        if self.predictions is None and module is not None:
-            run.hook = module.register_forward_hook(self._listen, with_kwargs=True)
 
     def _listen(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], _: Any) -> None:
         if self._run is not None:

@@ -139,9 +139,8 @@ class ReliabilityDisplay:
         ax_: the axes of the last drawing.
         figure_: the figure of these axes.
 
-    >>> from matplotlib.figure import Figure
     >>> probabilities, y = [[0.9, 0.1], [0.2, 0.8], [0.7, 0.3]], [0, 1, 1]
-    >>> display = ReliabilityDisplay.from_predictions(probabilities, y, ax=Figure().subplots())
+    >>> display = ReliabilityDisplay.from_predictions(probabilities, y)
     >>> sum(display.reliability.count), round(display.ece, 4)
     (3, 0.3333)
     """

@@ -204,15 +204,8 @@ class CalibrationError(_ErrorOfHistogram):
         ignore_index: int = -100,
         **options: Any,
     ) -> None:
-        super().__init__(
-            kind,
-            calibration_errors("confidences"),
-            bins=bins,
-            binary=binary,
-            of_yes=binary,
-            ignore_index=ignore_index,
-            **options,
-        )
+        options |= {"bins": bins, "binary": binary, "ignore_index": ignore_index}
+        super().__init__(kind, calibration_errors("confidences"), of_yes=binary, **options)
 
 
 class SelectiveRisk(_ErrorOfHistogram):

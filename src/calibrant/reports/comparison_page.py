@@ -19,7 +19,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from torch import Tensor
 
-from calibrant.atomic import replace_file
+from calibrant.atomic import replace_files
 from calibrant.evaluation.comparison import Comparison
 from calibrant.losses.adaptive import SYMBOLS
 from calibrant.metrics import METRICS
@@ -109,19 +109,19 @@ def write_comparison(
     target = Path(folder)
     with default_style():
         drawn = _pictures(comparison, history or {}, learned or {})
-        files = {f"{name}.png": png(figure) for name, (figure, _) in drawn.items()}
-        files["reliability.png"] = png(_diagrams(comparison))
+        images = {f"{name}.png": png(figure) for name, (figure, _) in drawn.items()}
+        images["reliability.png"] = png(_diagrams(comparison))
         pictures = [
             (caption, svg(figure)) for name, (figure, caption) in drawn.items() if name not in _DRAWN_IN_PAGE
         ]
-    (target / "plots").mkdir(parents=True, exist_ok=True)
-    for stale in _own_pictures(target, learned or {}) - files.keys():
+    for stale in _own_pictures(target, learned or {}) - images.keys():
         (target / "plots" / stale).unlink(missing_ok=True)
-    replace_file(target / "results.json", (comparison.to_json() + "\n").encode())
-    replace_file(target / "results.md", markdown(comparison).encode())
-    replace_file(target / "results.tex", latex(comparison).encode())
-    for name, content in files.items():
-        replace_file(target / "plots" / name, content)
+    tables = {
+        "results.json": f"{comparison.to_json()}\n",
+        "results.md": markdown(comparison),
+        "results.tex": latex(comparison),
+    }
+    replace_files(target, {**tables, **{f"plots/{name}": image for name, image in images.items()}})
     summary = Summary(
         "Comparison",
         comparison_note(comparison),

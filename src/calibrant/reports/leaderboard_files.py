@@ -13,7 +13,7 @@ from calibrant.extras import require
 
 require("report", "jinja2", "matplotlib", purpose=__name__)
 
-from calibrant.atomic import replace_file
+from calibrant.atomic import replace_files
 from calibrant.evaluation.comparison import Comparison
 from calibrant.evaluation.criterion import Criterion
 from calibrant.evaluation.ranks import Ranks, Standing, rankings, widest
@@ -202,7 +202,6 @@ def write_leaderboard(
             if report is not None:
                 report(f"{each.name}: writing tables and plots of {len(each.comparison.methods)} losses")
             write_comparison(each.comparison, target / each.folder)
-    (target / "plots").mkdir(parents=True, exist_ok=True)
     page = template("leaderboard.html.jinja").render(
         title=title,
         facts=_facts(standings),
@@ -226,8 +225,7 @@ def write_leaderboard(
         latex(standings, ranked),
         page,
     )
-    for name, content in zip(FILES, contents, strict=True):
-        replace_file(target / name, content.encode())
+    replace_files(target, dict(zip(FILES, contents, strict=True)))
     drawn = {f"{each.name}-{criterion}.png" for each in ranked for criterion in each.found}
     for plot in (target / "plots").glob("ranks-*.png"):
         if plot.name not in drawn:  # of a ranking that is no longer there
@@ -247,7 +245,7 @@ def _pictures(ranking: Ranking, folder: Path) -> list[tuple[str, bytes]]:
             )
             caption += "connects do not differ significantly"
             pictures.append((caption, svg(figure)))
-            replace_file(folder / f"{ranking.name}-{criterion}.png", png(figure))
+            replace_files(folder, {f"{ranking.name}-{criterion}.png": png(figure)})
     return pictures
 
 

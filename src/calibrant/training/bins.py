@@ -24,14 +24,12 @@ class TrainingConfidences:
     two for each element: the probability of the predicted class, and that of the true class. Both have a
     histogram with the cells of `ConfidenceHistogram`. Sums are changed in place only, as a recorded step
     requires, and the host never waits.
-
-    Attributes:
-        sums: ``(2, 2, cells)``: for the predicted and the true class, counts and summed confidences.
     """
 
     def __init__(self, device: torch.device, ignore_index: int, *, binary: bool = False) -> None:
         last = last_of_cells(torch.float32, device)
         self.ignore_index, self.binary = ignore_index, binary
+        # (2, 2, cells): for the predicted and the true class, counts and summed confidences.
         self.sums = torch.zeros(2, 2, len(last) - 1, device=device, dtype=sum_dtype(device))
         self._inner = last[1:-1]
         self._rows = torch.arange(4, device=device).view(2, 2, 1) * (len(last) - 1)

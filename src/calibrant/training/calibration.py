@@ -56,8 +56,7 @@ def fitted_calibrator(run: Run, method: str) -> tuple[Calibrator, str]:
         for key, fit in _ranked(run):
             if key == Identity.key:
                 return identity, passed_over or (_ALL_RIGHT if _is_always_right(run) else NONE_BETTER)
-            with warnings.catch_warnings(record=True) as caught:
-                warnings.simplefilter("always")
+            with warnings.catch_warnings(record=True, action="always") as caught:
                 found = fit()
             serious = [each for each in caught if not issubclass(each.category, UnchangedLabelsWarning)]
             if not serious:

@@ -64,8 +64,7 @@ def compile_network(parts: Parts, batch: Batch) -> FabricModule:
     buffers = [(buffer, buffer.clone()) for buffer in network.buffers()]
     randomness = random_state()
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # the compiler's hints are for developers
+        with warnings.catch_warnings(action="ignore"):  # the compiler's hints are for developers
             compiled = cast(nn.Module, torch.compile(network, dynamic=False))
             model = fabric.setup_module(compiled)
             fabric.backward(parts.loss(model(inputs), target))

@@ -195,12 +195,12 @@ def _perform(
     folder: Path,
 ) -> list[Warning]:
     """Train and evaluate a run in a process of its own; return its warnings. Its folder keeps the results."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # the process that started this one has read the data, and warned
+    with warnings.catch_warnings(
+        action="ignore"
+    ):  # the process that started this one has read the data, and warned
         data = load_data_once(str(recipe.data), data_root)
     fabric = launched(recipe, accelerator=accelerator, devices=1)
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
+    with warnings.catch_warnings(record=True, action="always") as caught:
         train(recipe, folder, data=data, fabric=fabric)
         Run(folder, loaded=data).results(calibrators, resamples=resamples, kde=kde)
     return [each.message for each in caught if isinstance(each.message, UserWarning)]

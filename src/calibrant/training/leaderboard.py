@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 import time
 import tomllib
-from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import as_completed
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, as_completed
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Self
@@ -17,7 +17,7 @@ from calibrant.atomic import replace_file
 from calibrant.evaluation.comparison import Comparison, default_columns
 from calibrant.evaluation.ranks import Standing
 from calibrant.options import Choice, RecipeError
-from calibrant.processes import process_pool, ray_cluster
+from calibrant.processes import Workers, process_pool, ray_cluster
 from calibrant.training import TrainingError
 from calibrant.training.data import load_data_once
 from calibrant.training.grid import check_unique, method_of
@@ -42,23 +42,14 @@ _PAUSE = 0.5  # seconds between looks at runs that other processes work on
 
 @dataclass(frozen=True)
 class Experiment:
-    """One recipe with several losses and seeds.
+    """One recipe with several losses and seeds."""
 
-    Attributes:
-        name: the heading in tables, and the name of its folder.
-        recipe: what to train; its own loss and seed are ignored.
-        losses: the losses; the others are tested against the first.
-        seeds: the seeds of every loss.
-        outside: out-of-distribution data sets, to be detected by the entropy.
-        ranked: whether it counts in the ranks.
-    """
-
-    name: str
-    recipe: Recipe
-    losses: tuple[str, ...]
-    seeds: tuple[int, ...]
-    outside: tuple[Choice, ...] = ()
-    ranked: bool = True
+    name: str  # the heading in tables, and the name of its folder
+    recipe: Recipe  # what to train; its own loss and seed are ignored
+    losses: tuple[str, ...]  # the others are tested against the first
+    seeds: tuple[int, ...]  # those of every loss
+    outside: tuple[Choice, ...] = ()  # out-of-distribution data sets, to be detected by the entropy
+    ranked: bool = True  # whether it counts in the ranks
 
     def folder(self, output: Path) -> Path:
         """The folder of the experiment."""
@@ -67,16 +58,10 @@ class Experiment:
 
 @dataclass(frozen=True)
 class Entry:
-    """One run of a leaderboard.
-
-    Attributes:
-        experiment: the experiment that the run belongs to.
-        recipe: its recipe, with loss and seed.
-        folder: the folder of the run.
-    """
+    """One run of a leaderboard, of one of its experiments."""
 
     experiment: Experiment
-    recipe: Recipe
+    recipe: Recipe  # with loss and seed
     folder: Path
 
     @property
@@ -111,10 +96,6 @@ class Entry:
 class Leaderboard:
     """Several experiments, as a TOML file declares them.
 
-    Attributes:
-        title: the heading of the page.
-        experiments: the experiments.
-
     >>> text = '''
     ... title = "Small"
     ... losses = ["ce", "ls"]
@@ -129,7 +110,7 @@ class Leaderboard:
     ['out/digits--two-epochs/runs/ce-seed0', 'out/digits--two-epochs/runs/ls-seed0']
     """
 
-    title: str
+    title: str  # the heading of the page
     experiments: tuple[Experiment, ...]
 
     @classmethod
@@ -208,6 +189,8 @@ def work(
     board: Leaderboard,
     output: str | Path,
     *,
+    jobs: int = 1,
+    on: Workers = "processes",
     data_root: str | Path | None = None,
     resamples: int = 1000,
     progress: bool = False,
@@ -219,18 +202,61 @@ def work(
     is killed releases its run, and the next one continues it; see `FolderLock`. Of a run that is done, only
     its small files are needed, not weights and predictions.
 
-    ``output`` is the folder of all runs. ``report`` is called with a line about every run that was done or
-    has failed. The other options are those of `calibrant.training.compare`.
+    Args:
+        board: the leaderboard.
+        output: the folder of all runs.
+        jobs: the number of runs at the same time. Several have processes of their own, which share the cores
+            of this machine. With Ray, the number of CPUs of a new cluster, if this machine belongs to none.
+        on: ``"ray"`` makes every run a task of Ray. All machines must see the output folder and the data.
+            Every task gets a GPU, if the cluster has any. Without GPUs it gets one core. Only clusters on one
+            machine have been tried.
+        data_root: the folder with the files of the data sets.
+        resamples: bootstrap resamples for the intervals.
+        progress: show the progress of training on the terminal, if runs are done in this process.
+        report: called with a line about every run that was done or has failed.
     """
-    left = board.entries(Path(output))
-    while left:
-        left = [
-            entry
-            for entry in left
-            if not perform(entry, data_root=data_root, resamples=resamples, progress=progress, report=report)
-        ]
-        if left:  # other processes work on these
-            time.sleep(_PAUSE)
+    if on == "ray":  # its workers may have another working folder
+        output, data_root = Path(output).absolute(), data_root and Path(data_root).absolute()
+    left = [entry for entry in board.entries(Path(output)) if not entry.has_ended]
+    with _workers(jobs, on, {"data_root": data_root, "resamples": resamples}, progress) as performed:
+        while left:
+            worked_on_elsewhere = []
+            for entry, has_ended in performed(left):
+                if not has_ended:
+                    worked_on_elsewhere.append(entry)
+                elif report is not None:
+                    report(f"{entry.name}: {entry.failure or 'done'}")
+            left = worked_on_elsewhere
+            if left:
+                time.sleep(_PAUSE)
+
+
+Performed = Callable[[Sequence[Entry]], Iterable[tuple[Entry, bool]]]
+
+
+@contextmanager
+def _workers(jobs: int, on: Workers, options: dict[str, Any], progress: bool) -> Iterator[Performed]:
+    """A function that performs entries, here or by workers, and yields each with the result of `perform`."""
+
+    def by(start: Callable[[Entry], Future[bool]]) -> Performed:
+        def performed(entries: Sequence[Entry]) -> Iterator[tuple[Entry, bool]]:
+            futures = {start(entry): entry for entry in entries}
+            return ((futures[future], future.result()) for future in as_completed(futures))
+
+        return performed
+
+    if on == "ray":
+        with ray_cluster(jobs, "--on ray") as ray:
+            on_gpu = ray.cluster_resources().get("GPU", 0) > 0
+            task = ray.remote(num_cpus=1, num_gpus=1 if on_gpu else 0)(perform)
+            yield by(lambda entry: task.remote(entry, **options).future())
+    elif jobs > 1:
+        with process_pool(jobs) as pool:
+            yield by(lambda entry: pool.submit(perform, entry, **options))
+    else:
+        yield lambda entries: (
+            (entry, perform(entry, progress=progress, **options)) for entry in entries if not entry.has_ended
+        )
 
 
 def perform(
@@ -239,7 +265,6 @@ def perform(
     data_root: str | Path | None = None,
     resamples: int = 1000,
     progress: bool = False,
-    report: Report | None = None,
 ) -> bool:
     """Train and evaluate one run, unless that was done already; False if another process works on it."""
     if entry.has_ended:
@@ -263,61 +288,7 @@ def perform(
         replace_file(entry.folder / FAILURE, f"{error}\n".encode())
     finally:
         claim.release()
-    _say(report, entry)
     return True
-
-
-def _say(report: Report | None, entry: Entry) -> None:
-    if report is not None:
-        report(f"{entry.name}: {entry.failure or 'done'}")
-
-
-def work_in_processes(
-    board: Leaderboard, output: str | Path, jobs: int, *, report: Report | None = None, **options: Any
-) -> None:
-    """`work` in several processes of this machine, which share its cores; other arguments as there."""
-    left = [entry for entry in board.entries(Path(output)) if not entry.has_ended]
-    with process_pool(jobs) as pool:
-        while left:
-            futures = {pool.submit(perform, entry, **options): entry for entry in left}
-            left = []
-            for future in as_completed(futures):
-                entry = futures[future]
-                if future.result():
-                    _say(report, entry)
-                else:
-                    left.append(entry)
-            if left:  # processes of other commands work on these
-                time.sleep(_PAUSE)
-
-
-def work_on_ray(
-    board: Leaderboard,
-    output: str | Path,
-    jobs: int | None = None,
-    *,
-    data_root: str | Path | None = None,
-    report: Report | None = None,
-    **options: Any,
-) -> None:
-    """`work` as tasks of Ray, one for each run. All machines must see the output folder and the data.
-
-    Every task gets a GPU, if the cluster has any. Without GPUs it gets one core. Only clusters on one machine
-    have been tried. ``jobs`` is the number of CPUs of a new cluster, if this machine belongs to none; None
-    for all. The other arguments are those of `work`.
-    """
-    # Workers may have another working folder.
-    entries = [entry for entry in board.entries(Path(output).absolute()) if not entry.has_ended]
-    options["data_root"] = None if data_root is None else Path(data_root).absolute()
-    with ray_cluster(jobs, "--on ray") as ray:
-        on_gpu = ray.cluster_resources().get("GPU", 0) > 0
-        task = ray.remote(num_cpus=1, num_gpus=1 if on_gpu else 0)(perform)
-        waiting = {task.remote(entry, **options): entry for entry in entries}
-        while waiting:
-            (finished,), _ = ray.wait(list(waiting))
-            entry = waiting.pop(finished)
-            if ray.get(finished):
-                _say(report, entry)
 
 
 def standings(

@@ -7,7 +7,7 @@ import io
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING
 
 from torch import Tensor
 
@@ -25,10 +25,8 @@ class Logs:
         self.folder = folder
         self._board: SummaryWriter | None = None
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *problem: Any) -> None:
+    def close(self) -> None:
+        """Write what TensorBoard holds back."""
         if self._board is not None:
             self._board.close()
 

@@ -6,7 +6,7 @@ import json
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -108,7 +108,25 @@ def train(
         agree({"recipe": recipe.to_toml()})
         together(lambda: check_free(folder, recipe), "checking the output folder")
         if not gather(run_folder.is_finished(folder))[0]:
-            data = _train(recipe, folder, data_root, data, fabric, progress, stop_early, stack)
+            lock = lock_of(folder, recipe)
+            stack.callback(lock.release)
+            wait_for(lock, fabric)
+            together(lambda: run_folder.check_folder(folder, recipe), "checking the output folder")
+            finished = run_folder.is_finished(folder)  # by another process, meanwhile
+            agree({"view of the output folder": "a finished run" if finished else "no finished run"})
+            if not finished:
+                display = stack.enter_context(Display(recipe, shown=progress and fabric.is_global_zero))
+                data = _read(recipe, data, data_root, display)
+                loop = Loop(set_up(recipe, data, fabric), folder, display, lock, stop_early)
+                # Only now: a recipe that cannot be followed leaves no folder behind.
+                if fabric.is_global_zero:
+                    replace_file(folder / run_folder.RECIPE, recipe.to_toml().encode())
+                    loop.logs = stack.enter_context(closing(Logs(folder)))
+                if fabric.device.type == "cuda":
+                    stack.callback(setattr, torch.backends.cudnn, "benchmark", torch.backends.cudnn.benchmark)
+                    torch.backends.cudnn.benchmark = True
+                stack.enter_context(loop.writer)
+                loop.run()
             fabric.barrier()
     if fabric.is_global_zero and (stop_early is None or run_folder.is_finished(folder)):
         run_folder.check_finished(folder, recipe, None if data is None else data.fingerprint)
@@ -119,42 +137,15 @@ def train(
     return folder
 
 
-def _train(
-    recipe: Recipe,
-    folder: Path,
-    data_root: str | Path | None,
-    data: DataSets | None,
-    fabric: Fabric,
-    progress: bool,
-    stop_early: StopEarly | None,
-    stack: ExitStack,
-) -> DataSets | None:
-    """Lock the folder and train, unless another process has finished the run meanwhile; return the data."""
-    lock = lock_of(folder, recipe)
-    stack.callback(lock.release)
-    wait_for(lock, fabric)
-    together(lambda: run_folder.check_folder(folder, recipe), "checking the output folder")
-    finished = run_folder.is_finished(folder)
-    agree({"view of the output folder": "a finished run" if finished else "no finished run"})
-    if finished:
-        return data
-    display = stack.enter_context(Display(recipe, shown=progress and fabric.is_global_zero))
-    if data is None:
+def _read(recipe: Recipe, given: DataSets | None, data_root: str | Path | None, display: Display) -> DataSets:
+    """The data, read unless they are given; all processes have the same."""
+    if given is None:
         display.message("reading the data")
-    read = together(lambda: load_data(recipe.data, data_root) if data is None else data, "reading the data")
-    agree({"data": read.fingerprint})
-    if data is None:
-        display.note(read.in_words)
-    loop = Loop(set_up(recipe, read, fabric), folder, display, lock, stop_early)
-    if fabric.is_global_zero:  # only now: a recipe that cannot be followed leaves no folder behind
-        replace_file(folder / run_folder.RECIPE, recipe.to_toml().encode())
-        loop.logs = stack.enter_context(Logs(folder))
-    if fabric.device.type == "cuda":
-        stack.callback(setattr, torch.backends.cudnn, "benchmark", torch.backends.cudnn.benchmark)
-        torch.backends.cudnn.benchmark = True
-    stack.enter_context(loop.writer)
-    loop.run()
-    return read
+    data = together(lambda: load_data(recipe.data, data_root) if given is None else given, "reading the data")
+    agree({"data": data.fingerprint})
+    if given is None:
+        display.note(data.in_words)
+    return data
 
 
 def _training_part(parts: Parts) -> Split | None:
@@ -168,21 +159,7 @@ def _training_part(parts: Parts) -> Split | None:
 
 
 class Loop:
-    """A training run in progress.
-
-    Attributes:
-        epoch: the number of complete epochs.
-        step: the number of steps taken in the current epoch.
-        total_loss: the sum of the losses of these steps.
-        history: a log row for each complete epoch.
-        learned: the learned state of the loss after each epoch, ``(epochs, …)``, by name.
-        bins: bins of confidence after each epoch, ``(epochs, …)``, by the names of `epoch_bins`.
-        validation_bins: the bins of the latest validation.
-        adapted_to: the part of the training data that the loss adapts to; None for the validation data.
-        best: the best value of the recipe's criterion so far; NaN before the first.
-        origin: the recipe and the fingerprint of the data, for every file that another run must not use.
-        stop_early: the function that may end the run before its last epoch; see `train`.
-    """
+    """A training run in progress."""
 
     def __init__(
         self, parts: Parts, folder: Path, display: Display, lock: FolderLock, stop_early: StopEarly | None
@@ -190,16 +167,17 @@ class Loop:
         self.parts, self.folder, self.display = parts, folder, display
         self.lock, self.stop_early = lock, stop_early  # the first process holds the lock
         self.logs: Logs | None = None
+        # For every file that another run must not use.
         self.origin = {"recipe": parts.recipe.to_toml(), "data": parts.fingerprint}
-        self.epoch, self.step = 0, 0
+        self.epoch, self.step = 0, 0  # complete epochs, and the steps taken in the current one
         device = parts.fabric.device
-        self.total_loss = torch.zeros((), device=device, dtype=sum_dtype(device))
-        self.history: list[dict[str, float]] = []
-        self.learned: dict[str, Tensor] = {}
-        self.bins: dict[str, Tensor] = {}
-        self.validation_bins: Bins | None = None
-        self.adapted_to = _training_part(parts)
-        self.best = math.nan
+        self.total_loss = torch.zeros((), device=device, dtype=sum_dtype(device))  # the sum over these steps
+        self.history: list[dict[str, float]] = []  # a log row for each complete epoch
+        self.learned: dict[str, Tensor] = {}  # the state of the loss after each epoch, (epochs, …), by name
+        self.bins: dict[str, Tensor] = {}  # after each epoch, (epochs, …), by the names of `epoch_bins`
+        self.validation_bins: Bins | None = None  # of the latest validation
+        self.adapted_to = _training_part(parts)  # None for the validation data
+        self.best = math.nan  # the best value of the recipe's criterion so far
         if parts.recipe.log_test and not len(parts.data.test):
             raise RecipeError(f"log_test needs test data; data {parts.recipe.data.name!r} have none")
         single_gpu = is_single_gpu(parts.fabric)

@@ -339,8 +339,7 @@ def _arrays(path: Path, changes: Sequence[str]) -> Recipe:
 
 def _loaded(data: Choice) -> DataSets:
     """The data, without their warnings: they come when the recipe is followed."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
+    with warnings.catch_warnings(action="ignore"):
         return load_data(data)
 
 

@@ -11,6 +11,7 @@ from dataclasses import MISSING, dataclass, field, fields, replace
 from functools import cache
 from importlib import resources
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Literal, Self
 
 from calibrant.arguments import nearest, unknown
@@ -446,13 +447,9 @@ def _built(choice: Choice, num_classes: int, binary: bool, **shared: Any) -> Los
         raise RecipeError(f"loss {choice}: {error}") from None
 
 
-def shipped_recipes() -> dict[str, str]:
-    """The recipes that come with the package: TOML documents by name."""
-    return dict(_shipped())
-
-
 @cache
-def _shipped() -> dict[str, str]:
+def shipped_recipes() -> Mapping[str, str]:
+    """The recipes that come with the package: TOML documents by name."""
     folder = resources.files("calibrant") / "recipes"
     files = {Path(entry.name).stem: entry for entry in folder.iterdir() if entry.name.endswith(".toml")}
-    return {name: files[name].read_text(encoding="utf-8") for name in sorted(files)}
+    return MappingProxyType({name: files[name].read_text(encoding="utf-8") for name in sorted(files)})

@@ -58,7 +58,7 @@ def wait_for(lock: FolderLock, fabric: Fabric) -> None:
             said = holder
             warnings.warn(
                 f"{lock.folder} is in use by {holder} for the same recipe; waiting until it ends",
-                stacklevel=4,
+                stacklevel=3,
             )
         holder = found
         time.sleep(_SECONDS_BETWEEN_ATTEMPTS)

@@ -176,13 +176,7 @@ class Run:
 
     def validation(self) -> tuple[Evaluation, Evaluation, float]:
         """The validation results before and after temperature scaling, and the temperature; no intervals."""
-        batches, loss = self.predictions("validation"), self.recipe.loss
-        calibrator = self.calibrator("temperature")
-        before = self._evaluate(batches, loss, None, 0)
-        after = self._evaluate(batches, f"{loss} + temperature", calibrator, 0)
-        temperature = temperature_of(calibrator)
-        assert temperature is not None
-        return before, after, temperature
+        return _scaled(self._results_on(self.predictions("validation"), (BEFORE, "temperature"), 0))
 
     def _predicted(self, split: Split) -> Predicted:
         batch_size = self.recipe.evaluation_batch_size or self.recipe.batch_size
@@ -215,9 +209,7 @@ class Run:
 
     def evaluations(self, *, resamples: int = 1000) -> tuple[Evaluation, Evaluation, float]:
         """The test results before and after temperature scaling, and the temperature; see `results`."""
-        before, after = self.results(["temperature"], resamples=resamples).values()
-        assert after.temperature is not None
-        return before.evaluation, after.evaluation, after.temperature
+        return _scaled(self.results(["temperature"], resamples=resamples))
 
     def results(
         self, calibrators: Sequence[str], *, resamples: int = 1000, kde: bool = False
@@ -260,7 +252,7 @@ class Run:
                     "use the version of calibrant that wrote it, or train the run again"
                 )
             self._present("test")
-            found |= {key: self._result_of(key, resamples, kde) for key in missing}
+            found |= self._results_on(self.predictions("test"), missing, resamples, kde=kde)
             results = {
                 key: {
                     "evaluation": each.evaluation.to_dict(),
@@ -277,12 +269,6 @@ class Run:
     def _can_predict(self) -> bool:
         return any((self.folder / name).is_file() for name in ("test.npz", run_folder.WEIGHTS))
 
-    def _result_of(self, key: str, resamples: int, kde: bool) -> Result:
-        name = f"{self.recipe.loss} + {key}" if key else self.recipe.loss
-        calibrator = self.calibrator(key)
-        evaluation = self._evaluate(self.predictions("test"), name, calibrator, resamples, kde=kde)
-        return Result(evaluation, temperature_of(calibrator))
-
     def calibrator(self, key: str) -> Calibrator | None:
         """A calibrator fitted to the validation data, by its name and options; None for `BEFORE`."""
         if key not in self._calibrators:
@@ -297,38 +283,39 @@ class Run:
         """The calibrator, fitted to the validation data."""
         batches = self.predictions("validation")
         calibrator.class_names = self.class_names  # for warnings
-        with warnings.catch_warnings():  # the labels of a run are in order, however little it has learned
-            warnings.simplefilter("ignore", ChanceWarning)
+        # The labels of a run are in order, however little it has learned.
+        with warnings.catch_warnings(action="ignore", category=ChanceWarning):
             if self.recipe.binary:
                 return calibrator.fit(*_joined(batches), binary=True)
             if isinstance(calibrator, Scaling):
                 return calibrator.fit_batches(batches)
             return calibrator.fit(*_joined(batches))
 
-    def _evaluate(
-        self,
-        batches: Iterable[Predictions],
-        name: str,
-        calibrator: Calibrator | None,
-        resamples: int,
-        *,
-        kde: bool = False,
-    ) -> Evaluation:
-        counts = self.data.class_counts
+    def _results_on(
+        self, batches: Iterable[Predictions], keys: Iterable[str], resamples: int, *, kde: bool = False
+    ) -> dict[str, Result]:
+        """The results on these predictions before and after calibrators, by their names."""
+        counts, loss = self.data.class_counts, self.recipe.loss
         options: dict[str, Any] = {
-            "name": name,
             "binary": self.recipe.binary,
             "class_names": self.data.class_names,
             "class_counts": counts if counts and max(counts) > 2 * max(1, min(counts)) else None,
             "resamples": 0 if self.data.dense else resamples,  # the pixels of an image are not independent
         }
-        if isinstance(batches, list):
-            ((logits, labels),) = batches
-            return evaluate(_calibrated(logits, calibrator), labels, kde=kde, **options)
-        evaluator = Evaluator(self.recipe.outputs(self.data), **options)
-        for logits, labels in batches:
-            evaluator.update(_calibrated(logits, calibrator), labels)
-        return evaluator.compute(pooled=False)  # the other processes may have ended
+        found = {}
+        for key in keys:
+            calibrator = self.calibrator(key)
+            options["name"] = f"{loss} + {key}" if key else loss
+            if isinstance(batches, list):
+                ((logits, labels),) = batches
+                evaluation = evaluate(_calibrated(logits, calibrator), labels, kde=kde, **options)
+            else:
+                evaluator = Evaluator(self.recipe.outputs(self.data), **options)
+                for logits, labels in batches:
+                    evaluator.update(_calibrated(logits, calibrator), labels)
+                evaluation = evaluator.compute(pooled=False)  # the other processes may have ended
+            found[key] = Result(evaluation, temperature_of(calibrator))
+        return found
 
     def metrics_on(self, split: Split, calibrators: Sequence[str]) -> dict[str, dict[str, float | None]]:
         """The metrics of other data before and after each calibrator, by its name, without intervals.
@@ -338,10 +325,8 @@ class Run:
         batches: Iterable[Predictions] = self._predicted(split)
         if not self.data.dense:
             batches = [_joined(batches)]
-        return {
-            key: self._evaluate(batches, key, self.calibrator(key), resamples=0).metrics
-            for key in (BEFORE, *calibrators)
-        }
+        found = self._results_on(batches, (BEFORE, *calibrators), 0)
+        return {key: result.evaluation.metrics for key, result in found.items()}
 
     @torch.no_grad()
     def detected(self, outside: Split, calibrators: Sequence[str]) -> dict[str, Detected]:
@@ -414,6 +399,13 @@ def make_calibrator(choice: Choice) -> Calibrator:
         return create_calibrator(choice.name, **options)
     except (TypeError, ValueError) as error:
         raise RecipeError(str(error)) from error
+
+
+def _scaled(results: Mapping[str, Result]) -> tuple[Evaluation, Evaluation, float]:
+    """The results before and after temperature scaling, and the temperature."""
+    before, after = results[BEFORE], results["temperature"]
+    assert after.temperature is not None
+    return before.evaluation, after.evaluation, after.temperature
 
 
 def _calibrated(logits: Tensor, calibrator: Calibrator | None) -> Tensor:

@@ -155,8 +155,7 @@ class Recorded:
         """Take an eager step and find out whether it can be recorded."""
         self.quieten()
         before, mode = _host_randomness(), torch.cuda.get_sync_debug_mode()
-        with warnings.catch_warnings(record=True) as caught:
-            warnings.simplefilter("always")
+        with warnings.catch_warnings(record=True, action="always") as caught:
             torch.cuda.set_sync_debug_mode("warn")
             try:
                 self._take_aside(inputs, target)

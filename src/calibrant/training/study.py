@@ -17,8 +17,8 @@ import optuna
 from optuna.storages.journal import JournalFileBackend, JournalStorage
 from optuna.trial import FrozenTrial, TrialState
 
+from calibrant.evaluation.chosen import Outcome, Trial
 from calibrant.evaluation.criterion import Criterion
-from calibrant.evaluation.tuning import Outcome, Trial
 from calibrant.losses.base import Range
 from calibrant.options import RecipeError
 from calibrant.training.lock import FolderLock

@@ -13,9 +13,9 @@ from typing import Any
 from calibrant.arguments import nearest
 from calibrant.distributed import agree, gather, readable_errors, together
 from calibrant.evaluation import Evaluation
+from calibrant.evaluation.chosen import Sweep, Value
 from calibrant.evaluation.comparison import Comparison, Method
 from calibrant.evaluation.criterion import Criterion
-from calibrant.evaluation.sweep import Sweep, Value
 from calibrant.losses import LOSSES, AdaptiveLoss
 from calibrant.options import Choice, RecipeError, to_toml_value
 from calibrant.training.data import DataSets, load_data
@@ -264,6 +264,5 @@ def check_setting(setting: Setting, seeds: Sequence[int], data: DataSets, fabric
         together(check, "checking the output folder")
     if gather(all(is_finished(setting.folder(seed)) for seed in seeds))[0]:
         return  # what it started from may be gone
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # training repeats them
+    with warnings.catch_warnings(action="ignore"):  # training repeats them
         set_up(setting.with_seed(seeds[0]), data, fabric)

@@ -11,9 +11,9 @@ from typing import Any
 
 from calibrant.arguments import whole_number
 from calibrant.distributed import agree, gather, readable_errors, together
+from calibrant.evaluation.chosen import Trial, Tuning
 from calibrant.evaluation.comparison import Comparison, Method
 from calibrant.evaluation.criterion import Criterion
-from calibrant.evaluation.tuning import Trial, Tuning
 from calibrant.losses import LOSSES
 from calibrant.losses.base import Range
 from calibrant.metrics import METRICS
@@ -100,22 +100,17 @@ def tune(
         (data,) = load_settings([untuned], data_root).values()
         _check_ends(recipe, space, data)
         check_setting(untuned, [recipe.seed], data, fabric)
-
-        def open_study() -> Study | None:
-            if not fabric.is_global_zero:
-                return None
-            return Study(place, recipe, criterion, space, defaults, data.fingerprint)
-
-        tuner = _Tuner(recipe, place, criterion, defaults, data, fabric, progress, say)
-        tuner.study = together(open_study, "opening the study")
+        about = (place, recipe, criterion, space, defaults, data.fingerprint)
+        study = together(lambda: Study(*about) if fabric.is_global_zero else None, "opening the study")
+        tuner = _Tuner(recipe, place, criterion, defaults, data, fabric, progress, say, study)
         if prune and str(criterion) not in (*_LOGGED, recipe.select):
             say(f"{criterion} is not logged after each epoch: no trial is stopped early")
         try:
             while (claimed := tuner.claim(trials)) is not None:
                 tuner.work_on(*claimed, trials, prune=prune)
         finally:
-            if tuner.study is not None:
-                tuner.study.give_up()
+            if study is not None:
+                study.give_up()
         return tuner.result(space, resamples)
 
 
@@ -172,7 +167,7 @@ class _Tuner:
     fabric: Fabric
     progress: bool
     say: Callable[[str], None]
-    study: Study | None = None
+    study: Study | None
     waited: bool = False
     methods: dict[int, Method] = field(default_factory=dict)
 

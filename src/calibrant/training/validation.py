@@ -35,16 +35,11 @@ from calibrant.training.setup import Parts
 
 @dataclass(frozen=True, eq=False)
 class ValidationSums:
-    """The summed negative log-likelihood and the outcomes of validation or test data.
+    """The summed negative log-likelihood and the outcomes of validation or test data."""
 
-    Attributes:
-        nll: the sum over the elements that are not ignored.
-        outcomes: confidence and correctness of these elements.
-        yes: if binary, the probability of yes and whether it is yes: the ECEs are computed from these.
-    """
-
-    nll: Tensor
-    outcomes: Outcomes
+    nll: Tensor  # the sum over the elements that are not ignored
+    outcomes: Outcomes  # confidence and correctness of these elements
+    # If binary, the probability of yes and whether it is yes: the ECEs are computed from these.
     yes: ConfidenceHistogram | None = None
 
     @classmethod

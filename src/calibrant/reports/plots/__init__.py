@@ -1,4 +1,8 @@
-"""Plots for papers and reports. Each is a function of data and axes that returns the axes it drew on."""
+"""Plots for papers and reports. Each is a function of data and axes that returns the axes it drew on.
+
+``ax`` are the axes to draw on, by default those of a new figure. ``title`` is written above them. ``metric``
+is a key of `calibrant.metrics.METRICS`.
+"""
 
 from calibrant.extras import require
 

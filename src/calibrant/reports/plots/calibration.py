@@ -44,18 +44,15 @@ def reliability_diagram(
 
     Args:
         data: the bins, such as `Evaluation.reliability`.
-        ax: the axes to draw on; None for a new figure.
-        title: the title.
         ece: the calibration error to print; None to compute it from the bins.
         histogram: whether to draw a histogram of the confidence in the lower part. Its axes become the last
             of the figure.
         legend: whether to draw a legend.
         binary: whether the bins are those of yes-or-no decisions, such as `Evaluation.binary`.
 
-    >>> from matplotlib.figure import Figure
     >>> intervals = (None, (0.1, 0.9)), (None, (0.25, 1.0))
     >>> bins = Reliability((0.0, 0.5, 1.0), (0, 4), (None, 0.8), (None, 0.5), *intervals)
-    >>> ax = reliability_diagram(bins, Figure().subplots(), histogram=False)
+    >>> ax = reliability_diagram(bins, histogram=False)
     >>> ax.texts[0].get_text()
     'ECE 30.00 %'
     """
@@ -161,13 +158,10 @@ def class_gaps(
 
     Args:
         data: the classes in any order, such as `Evaluation.classes`.
-        ax: the axes to draw on; None for a new figure.
-        title: the title.
         named: the number of classes to list with positive gaps, and with negative ones.
 
-    >>> from matplotlib.figure import Figure
     >>> classes = [ClassFigures("cat", 2, 1.0, 1.0, 0.1, 0.1), ClassFigures("dog", 2, 0.5, 0.5, -0.1, 0.1)]
-    >>> ax = class_gaps(classes, Figure().subplots())
+    >>> ax = class_gaps(classes)
     >>> [label.get_text() for label in ax.get_yticklabels()]  # from the bottom
     ['dog', 'cat']
     """

@@ -24,13 +24,10 @@ def maximum_logits(
 
     Args:
         data: by method or data set, logits ``(N, K, *S)``.
-        ax: the axes to draw on; None for a new figure.
         bins: the number of bins, of equal width and the same for all.
-        title: the title.
 
-    >>> from matplotlib.figure import Figure
     >>> logits = torch.tensor([[0.0, 1.0], [0.0, 3.0], [5.0, 0.0], [0.0, 5.0]])
-    >>> ax = maximum_logits({"ce": logits}, Figure().subplots(), bins=2)
+    >>> ax = maximum_logits({"ce": logits}, bins=2)
     >>> ax.patches[0].get_data().values.tolist()  # percentages in [1, 3) and in [3, 5]
     [25.0, 75.0]
     """
@@ -46,13 +43,10 @@ def confidences(
 
     Args:
         data: by method or data set, logits ``(N, K, *S)``.
-        ax: the axes to draw on; None for a new figure.
         bins: the number of bins, of equal width on [0, 1].
-        title: the title.
 
-    >>> from matplotlib.figure import Figure
     >>> logits = torch.tensor([[0.9, 0.1], [0.3, 0.7], [0.2, 0.8], [0.6, 0.4]]).log()
-    >>> ax = confidences({"ce": logits}, Figure().subplots(), bins=4)
+    >>> ax = confidences({"ce": logits}, bins=4)
     >>> ax.patches[0].get_data().values.tolist()  # percentages in each quarter
     [0.0, 0.0, 50.0, 50.0]
     """
@@ -93,12 +87,9 @@ def lower_probabilities(
 
     Args:
         data: by method, logits ``(N, K, *S)`` and labels ``(N, *S)``; the label -100 is ignored.
-        ax: the axes to draw on; None for a new figure.
-        title: the title.
 
-    >>> from matplotlib.figure import Figure
     >>> logits = torch.tensor([[0.5, 0.3, 0.2], [0.5, 0.3, 0.2], [0.5, 0.3, 0.2]]).log()
-    >>> ax = lower_probabilities({"ce": (logits, torch.tensor([0, 1, 2]))}, Figure().subplots())
+    >>> ax = lower_probabilities({"ce": (logits, torch.tensor([0, 1, 2]))})
     >>> [round(float(number), 3) for number in ax.lines[2].get_xdata()]  # the median of 0.3, 0.2 and 0
     [0.2, 0.2]
     """
@@ -146,11 +137,8 @@ def roc_curve(
     Args:
         data: by method, the scores ``(N,)`` of data in the distribution and ``(M,)`` of data outside; high
             scores mean outside.
-        ax: the axes to draw on; None for a new figure.
-        title: the title.
 
-    >>> from matplotlib.figure import Figure
-    >>> ax = roc_curve({"entropy": ([0.1, 0.2, 0.3], [0.3, 0.4])}, Figure().subplots())
+    >>> ax = roc_curve({"entropy": ([0.1, 0.2, 0.3], [0.3, 0.4])})
     >>> ax.get_legend().get_texts()[0].get_text()  # one of 6 pairs is tied
     'entropy: 91.67'
     """
@@ -177,11 +165,8 @@ def mean_roc_curve(
     Args:
         data: by method, the true positive rates at evenly spaced false positive rates from 0 to 1, as
             `calibrant.metrics.ood.roc` returns them, and the area, as fractions.
-        ax: the axes to draw on; None for a new figure.
-        title: the title.
 
-    >>> from matplotlib.figure import Figure
-    >>> ax = mean_roc_curve({"ce": ([0.0, 0.8, 1.0], 0.65)}, Figure().subplots())
+    >>> ax = mean_roc_curve({"ce": ([0.0, 0.8, 1.0], 0.65)})
     >>> ax.get_legend().get_texts()[0].get_text()
     'ce: 65.00'
     """

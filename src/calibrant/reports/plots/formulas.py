@@ -19,12 +19,9 @@ def focal_losses(ax: Axes | None = None, *, accuracy: float = 0.8, title: str | 
     """Plot cross-entropy and focal losses against the probability of the true class.
 
     Args:
-        ax: the axes to draw on; None for a new figure.
         accuracy: the accuracy A of the validation bin, for CalFocal.
-        title: the title.
 
-    >>> from matplotlib.figure import Figure
-    >>> ax = focal_losses(Figure().subplots())
+    >>> ax = focal_losses()
     >>> [line.get_label() for line in ax.lines][:3]
     ['CE', 'FL-3', 'FL-5']
     """
@@ -39,12 +36,9 @@ def exponents(ax: Axes | None = None, *, accuracy: float = 0.8, title: str | Non
     """Plot the exponent γ of focal losses against the probability of the true class.
 
     Args:
-        ax: the axes to draw on; None for a new figure.
         accuracy: the accuracy A of the validation bin, for CalFocal.
-        title: the title.
 
-    >>> from matplotlib.figure import Figure
-    >>> [line.get_label() for line in exponents(Figure().subplots()).lines][:2]
+    >>> [line.get_label() for line in exponents().lines][:2]
     ['FL-3', 'FLSD-53']
     """
     p, steps = _PROBABILITIES, SampleDependentFocal(2)
@@ -64,13 +58,10 @@ def dual_focal_phi(
     to the right of the point where φ falls below 1.
 
     Args:
-        ax: the axes to draw on; None for a new figure.
         gamma: γ of both losses.
         lower: q of the dual focal loss, the largest probability below that of the true class.
-        title: the title.
 
-    >>> from matplotlib.figure import Figure
-    >>> ax = dual_focal_phi(Figure().subplots())
+    >>> ax = dual_focal_phi()
     >>> bool((ax.lines[1].get_ydata() > ax.lines[0].get_ydata()).all())  # dual focal above focal
     True
     """
@@ -102,12 +93,9 @@ def penalty_weights(
 
     Args:
         data: pairs ``(λ, ρ)``.
-        ax: the axes to draw on; None for a new figure.
         penalty: a key of `calibrant.losses.PENALTIES`.
-        title: the title.
 
-    >>> from matplotlib.figure import Figure
-    >>> ax = penalty_weights([(1.0, 1.0), (1.0, 10.0)], Figure().subplots())
+    >>> ax = penalty_weights([(1.0, 1.0), (1.0, 10.0)])
     >>> [line.get_label() for line in ax.lines[2:]]
     ['λ = 1, ρ = 1', 'λ = 1, ρ = 10']
     """

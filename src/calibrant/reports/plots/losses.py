@@ -33,12 +33,9 @@ def learned_quantity(
 
     Args:
         data: ``(epochs,)``, or ``(epochs, n)`` for a vector.
-        ax: the axes to draw on; None for a new figure.
         name: the name of the quantity, such as "multiplier" or "scale".
-        title: the title.
 
-    >>> from matplotlib.figure import Figure
-    >>> ax = learned_quantity([1.0, 1.5, 1.75], Figure().subplots(), name="logit_scale")
+    >>> ax = learned_quantity([1.0, 1.5, 1.75], name="logit_scale")
     >>> ax.get_ylabel(), ax.lines[0].get_ydata().tolist()
     ('Logit scale', [1.0, 1.5, 1.75])
     """
@@ -68,12 +65,9 @@ def multipliers(
 
     Args:
         data: ``(passes, K)``, such as a copy of the loss's `multiplier` after each pass.
-        ax: the axes to draw on; None for a new figure.
-        title: the title.
         ylabel: the name of the numbers, for penalty weights and the like.
 
-    >>> from matplotlib.figure import Figure
-    >>> ax = multipliers([[1.0, 1.0], [0.5, 2.0]], Figure().subplots())
+    >>> ax = multipliers([[1.0, 1.0], [0.5, 2.0]])
     >>> {line.get_label(): line.get_ydata().tolist() for line in ax.lines}
     {'Max': [1.0, 2.0], 'Mean': [1.0, 1.25], 'Min': [1.0, 0.5]}
     """
@@ -85,11 +79,8 @@ def gammas(data: Numbers, ax: Axes | None = None, *, title: str | None = None) -
 
     Args:
         data: ``(passes, bins)``, such as a copy of the loss's `gamma` after each pass.
-        ax: the axes to draw on; None for a new figure.
-        title: the title.
 
-    >>> from matplotlib.figure import Figure
-    >>> ax = gammas([[1.0, 1.0], [0.5, 2.0], [0.25, 4.0]], Figure().subplots())
+    >>> ax = gammas([[1.0, 1.0], [0.5, 2.0], [0.25, 4.0]])
     >>> ax.lines[-1].get_ydata().tolist()  # the last bin
     [1.0, 2.0, 4.0]
     """
@@ -102,11 +93,8 @@ def gaps(data: Numbers, ax: Axes | None = None, *, title: str | None = None) -> 
 
     Args:
         data: ``(passes, bins)``, as fractions. NaN stands for an empty bin and interrupts its line.
-        ax: the axes to draw on; None for a new figure.
-        title: the title.
 
-    >>> from matplotlib.figure import Figure
-    >>> ax = gaps([[0.0, 0.5], [float("nan"), 0.25]], Figure().subplots())
+    >>> ax = gaps([[0.0, 0.5], [float("nan"), 0.25]])
     >>> ax.lines[-1].get_ydata().tolist()  # the last bin
     [50.0, 25.0]
     """
@@ -119,11 +107,8 @@ def edges(data: Numbers, ax: Axes | None = None, *, title: str | None = None) ->
 
     Args:
         data: ``(passes, bins + 1)``, such as a copy of the loss's `edges` after each pass.
-        ax: the axes to draw on; None for a new figure.
-        title: the title.
 
-    >>> from matplotlib.figure import Figure
-    >>> ax = edges([[0.0, 0.5, 1.0], [0.0, 0.75, 1.0]], Figure().subplots())
+    >>> ax = edges([[0.0, 0.5, 1.0], [0.0, 0.75, 1.0]])
     >>> ax.lines[1].get_ydata().tolist()  # the edge between two bins
     [0.5, 0.75]
     """
@@ -143,13 +128,10 @@ def bin_confidences(
     Args:
         data: ``(passes, bins)`` by data set, such as "training" and "validation". NaN stands for an empty bin
             and interrupts its line.
-        ax: the axes to draw on; None for a new figure.
         bins: the bins to draw, counted from 0; None for at most four, evenly spread.
-        title: the title.
 
-    >>> from matplotlib.figure import Figure
     >>> passes = {"training": [[0.4, 0.9], [0.3, 0.9]], "validation": [[0.4, 0.8], [0.4, 0.7]]}
-    >>> ax = bin_confidences(passes, Figure().subplots(), bins=[1])
+    >>> ax = bin_confidences(passes, bins=[1])
     >>> [text.get_text() for text in ax.get_legend().get_texts()]
     ['training', 'validation', 'Bin 2']
     """
@@ -199,14 +181,11 @@ def penalties(
 
     Args:
         data: the penalties by name.
-        ax: the axes to draw on; None for a new figure.
         multiplier: the multiplier λ.
         penalty_weight: the penalty weight ρ.
         violations: the range of z.
-        title: the title.
 
-    >>> from matplotlib.figure import Figure
-    >>> ax = penalties(ax=Figure().subplots(), penalty_weight=2.0)
+    >>> ax = penalties(penalty_weight=2.0)
     >>> ax.get_ylabel(), [text.get_text() for text in ax.get_legend().get_texts()]
     ('Penalty, λ = 1, ρ = 2', ['PHR', 'P2', 'P3'])
     """

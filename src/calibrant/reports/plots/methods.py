@@ -30,12 +30,9 @@ def accuracy_against_ece(
 
     Args:
         data: by method, ``(accuracy, ece)`` of each seed, as fractions.
-        ax: the axes to draw on; None for a new figure.
         metric: the kind of calibration error, a key of `calibrant.metrics.METRICS`.
-        title: the title.
 
-    >>> from matplotlib.figure import Figure
-    >>> ax = accuracy_against_ece({"ce": [(0.9, 0.05), (0.92, 0.07)]}, Figure().subplots())
+    >>> ax = accuracy_against_ece({"ce": [(0.9, 0.05), (0.92, 0.07)]})
     >>> [round(float(number), 6) for number in ax.lines[0].get_xydata()[0]]
     [6.0, 91.0]
     """
@@ -75,13 +72,9 @@ def methods_side_by_side(
 
     Args:
         data: by state, such as "before" and "after", the methods' figures from `Comparison.figures`.
-        ax: the axes to draw on; None for a new figure.
-        metric: the key of the metric in `calibrant.metrics.METRICS`.
-        title: the title.
 
-    >>> from matplotlib.figure import Figure
     >>> data = {"before": {"ce": MeanFigure(0.05, None, (0.04, 0.06)), "ls": MeanFigure(0.02, None, None)}}
-    >>> ax = methods_side_by_side(data, Figure().subplots())
+    >>> ax = methods_side_by_side(data)
     >>> [label.get_text() for label in ax.get_yticklabels()]
     ['ce', 'ls']
     """
@@ -126,14 +119,10 @@ def training_curves(
     Args:
         data: by method, ``(epochs,)`` or ``(seeds, epochs)``. For several seeds, the mean is drawn with a
             band of one standard deviation; the legend says so.
-        ax: the axes to draw on; None for a new figure.
-        metric: the key of the metric in `calibrant.metrics.METRICS`, such as "ece" or "accuracy".
         part: the part of the data, such as "validation", for the label of the axis.
         legend: whether to draw a legend.
-        title: the title.
 
-    >>> from matplotlib.figure import Figure
-    >>> ax = training_curves({"ce": [[0.25, 0.5], [0.75, 0.5]]}, Figure().subplots(), metric="accuracy")
+    >>> ax = training_curves({"ce": [[0.25, 0.5], [0.75, 0.5]]}, metric="accuracy")
     >>> ax.get_ylabel(), ax.lines[0].get_ydata().tolist()  # the mean of two seeds
     ('Accuracy (%)', [50.0, 50.0])
     """
@@ -170,13 +159,9 @@ def severity_curves(
     Args:
         data: by method, ``(severities,)`` or ``(seeds, severities)``. For several seeds, the mean is drawn
             with bars of one standard deviation.
-        ax: the axes to draw on; None for a new figure.
         severities: a label for each severity, the clean data first.
-        metric: the key of the metric in `calibrant.metrics.METRICS`, such as "ece" or "accuracy".
-        title: the title.
 
-    >>> from matplotlib.figure import Figure
-    >>> ax = severity_curves({"ce": [0.25, 0.5]}, Figure().subplots(), severities=["0", "1"])
+    >>> ax = severity_curves({"ce": [0.25, 0.5]}, severities=["0", "1"])
     >>> ax.get_ylabel(), ax.lines[0].get_ydata().tolist()
     ('ECE (%)', [25.0, 50.0])
     """
@@ -224,17 +209,13 @@ def sensitivity(
 
     Args:
         data: by line, such as a value of a second option, the figures by value of the first option.
-        ax: the axes to draw on; None for a new figure.
         option: the name of the first option.
-        metric: the key of the metric in `calibrant.metrics.METRICS`.
         after: whether the metric is measured after temperature scaling; for the label.
         chosen: the line and the value to mark.
         legend: whether several lines get a legend below.
-        title: the title.
 
-    >>> from matplotlib.figure import Figure
     >>> figures = {4: MeanFigure(0.02, 0.01, None), 6: MeanFigure(0.01, 0.0, None)}
-    >>> ax = sensitivity({"": figures}, Figure().subplots(), option="margin", chosen=("", 6))
+    >>> ax = sensitivity({"": figures}, option="margin", chosen=("", 6))
     >>> ax.get_xlabel(), ax.lines[0].get_xydata().tolist()
     ('margin', [[4.0, 2.0], [6.0, 1.0]])
     """
@@ -292,15 +273,9 @@ def mean_ranks(ranks: Ranks, ax: Axes | None = None, *, title: str | None = None
 
     A bar at the right connects methods that do not differ significantly (Nemenyi's test at 5 %).
 
-    Args:
-        ranks: the ranks.
-        ax: the axes to draw on; None for a new figure.
-        title: the title.
-
-    >>> from matplotlib.figure import Figure
     >>> from calibrant.evaluation.ranks import rank_methods
     >>> values = {name: {"ce": [0.2], "ls": [0.1]} for name in ("digits", "cifar10")}
-    >>> ax = mean_ranks(rank_methods(values, higher_is_better=False), Figure().subplots())
+    >>> ax = mean_ranks(rank_methods(values, higher_is_better=False))
     >>> [label.get_text() for label in ax.get_yticklabels()]
     ['ls', 'ce']
     """
@@ -334,12 +309,9 @@ def risk_coverage(
 
     Args:
         data: by method, the curve, such as `Evaluation.risk_coverage`.
-        ax: the axes to draw on; None for a new figure.
-        title: the title.
 
-    >>> from matplotlib.figure import Figure
     >>> curve = RiskCoverage((0.5, 1.0), (0.0, 0.2), ((0.0, 0.3), (0.1, 0.4)))
-    >>> ax = risk_coverage({"ce": curve}, Figure().subplots())
+    >>> ax = risk_coverage({"ce": curve})
     >>> ax.lines[0].get_ydata().tolist()
     [0.0, 20.0]
     """

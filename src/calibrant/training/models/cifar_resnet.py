@@ -189,7 +189,6 @@ def cifar_resnet_50(num_classes: int, *, channels: int = 3) -> CifarResNet:
 
     See `cifar_resnet_18` for the arguments.
 
-    >>> import torch
     >>> with torch.device("meta"):
     ...     sum(parameter.numel() for parameter in cifar_resnet_50(100).parameters())
     23705252
@@ -203,7 +202,6 @@ def cifar_resnet_110(num_classes: int, *, channels: int = 3) -> CifarResNet:
     The ResNet-110 for CIFAR of He et al. (2016) is a different network with 1.7 million parameters: see
     `cifar_resnet_110_sd`. See `cifar_resnet_18` for the arguments.
 
-    >>> import torch
     >>> with torch.device("meta"):
     ...     len(cifar_resnet_110(100).stages[2])
     26
@@ -244,7 +242,6 @@ def wide_resnet(
     ``dropout`` is its probability between the two convolutions of a block. See `cifar_resnet_18` for the
     other arguments.
 
-    >>> import torch
     >>> with torch.device("meta"):
     ...     sum(parameter.numel() for parameter in wide_resnet(10).parameters())
     36481434
