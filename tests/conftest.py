@@ -2,23 +2,23 @@
 
 import gc
 import inspect
+import multiprocessing
 import os
+import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from functools import cache
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from types import ModuleType
+from typing import Any
 
 import pytest
-import torch
 
-from .programs import build_commands_once, draw_blank, quick_programs
+from .programs import build_commands_once, draw_blank, quick_programs, start_processes_quickly
 
-torch.set_num_threads(1)  # several processes run the tests, and their threads would wait for one another
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # for processes that tests start: other threads, other rounding
-with suppress(ImportError):  # typer is an extra
-    build_commands_once()
 
 SLOW = (
     "test_compiles_whole_and_is_not_compiled_again_by_adapt",
@@ -41,6 +41,49 @@ SLOW = (
 """Tests that `make check` leaves out, because they take most of the time of their files."""
 
 
+FOLDER = pytest.StashKey[str]()
+"""The folder of the stand-ins for programs, in the process that starts those which run the tests."""
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_setupnodes(config: pytest.Config, specs: list[Any]) -> None:
+    """Let the processes that run the tests be forks of one server, which has imported what they need."""
+    stack = ExitStack()
+    config.add_cleanup(stack.close)
+    folder = stack.enter_context(quick_programs(Path(stack.enter_context(TemporaryDirectory()))))
+    config.stash[FOLDER] = str(folder)
+    for spec in specs:
+        spec.python = str(folder / "python")
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_configure_node(node: Any) -> None:
+    """Tell such a process where the server is, and which Python it stands for."""
+    node.workerinput |= {"programs": node.config.stash[FOLDER], "python": sys.executable}
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Let a fork of the server start programs as if it had been started by itself."""
+    if given := getattr(config, "workerinput", None):
+        sys.executable = given["python"]
+        multiprocessing.set_executable(sys.executable)
+        start_processes_quickly(Path(given["programs"], "python"))
+
+
+def pytest_collection() -> None:
+    """Search for no garbage while modules are imported: nearly all that is found is in use.
+
+    Later, all objects are searched rarely. It takes a third of a second each time.
+    """
+    import torch
+
+    gc.disable()
+    gc.set_threshold(700, 10, 1000)
+    torch.set_num_threads(1)  # several processes run the tests, and their threads would wait for one another
+    with suppress(ImportError):  # typer is an extra
+        build_commands_once()
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark slow tests, and put files that start programs first: they take longest."""
     for item in items:
@@ -52,6 +95,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def pytest_collection_finish() -> None:
     """Leave all that was imported out of the search for garbage, which trainers start before each run."""
     gc.freeze()
+    gc.enable()
 
 
 def pytest_sessionfinish() -> None:
@@ -80,8 +124,11 @@ def jobs_in_a_thread(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture(scope="session")
-def programs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+def programs(pytestconfig: pytest.Config, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """A folder with a `calibrant` and a `python` that start at once."""
+    if given := getattr(pytestconfig, "workerinput", None):
+        yield Path(given["programs"])
+        return
     with quick_programs(tmp_path_factory.mktemp("programs")) as folder:
         yield folder
 
@@ -89,4 +136,4 @@ def programs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 @cache
 def starts_programs(module: ModuleType) -> bool:
     source = inspect.getsource(module)
-    return "subprocess" in source or "processes import" in source
+    return any(word in source for word in ("subprocess", "processes import", "programs import"))

@@ -7,15 +7,20 @@ Two more things would take most of the time of documented commands: a thousand r
 
 A folder, put first on ``PATH``, has a stand-in for each command. It hands its arguments, folder, environment
 and open files to the server, and exits as the fork does. If it is killed, the fork is. Programs that start
-processes, as `torchrun` and `multiprocessing` do, start the stand-in too.
+processes, as `torchrun` and `multiprocessing` do, start the stand-in too. So does pytest-xdist: the processes
+that run the tests are forks of one server, which serves the programs of all tests.
 """
 
 from __future__ import annotations
 
+import atexit
 import fcntl
 import gc
-import json
+import marshal
 import multiprocessing
+import multiprocessing.forkserver
+import multiprocessing.spawn
+import multiprocessing.util
 import os
 import runpy
 import select
@@ -31,24 +36,29 @@ from pathlib import Path
 from types import ModuleType
 from typing import NoReturn
 
-from .distributed.processes import PREPARED
+PREPARED = multiprocessing.get_context("forkserver")
+"""Starts processes in which what takes seconds to be imported is there already."""
+
+PREPARED.set_forkserver_preload(["tests.preloaded"])
 
 RESAMPLING = ("calibrate", "compare", "evaluate", "leaderboard", "sweep", "tune")
 """The commands with an option ``--resamples``."""
 
 STAND_IN = """#!{python} -IS
-import json, os, socket, sys
+import _socket, marshal, posix, sys  # others, such as json, take longer to be imported than all of this
 def passed_on(number):
     try:
-        return os.get_inheritable(number)
+        return posix.get_inheritable(number)
     except OSError:  # of the listing itself
         return False
-streams = [number for number in map(int, os.listdir("/dev/fd")) if passed_on(number)]
-call = {{"arguments": sys.argv, "streams": streams, "folder": os.getcwd(), "environment": dict(os.environ)}}
-server = socket.socket(socket.AF_UNIX)
+streams = [number for number in map(int, posix.listdir("/dev/fd")) if passed_on(number)]
+call = marshal.dumps((sys.argv, streams, posix.getcwd(), posix.environ))
+sent = b"".join(number.to_bytes(4, sys.byteorder) for number in streams)
+server = _socket.socket(_socket.AF_UNIX)
 server.connect({address!r})
-socket.send_fds(server, [json.dumps(call).encode()], streams)
-server.shutdown(socket.SHUT_WR)
+done = server.sendmsg([call], [(_socket.SOL_SOCKET, _socket.SCM_RIGHTS, sent)])
+server.sendall(call[done:])
+server.shutdown(_socket.SHUT_WR)
 sys.exit(int(server.recv(16) or 1))
 """
 
@@ -71,6 +81,23 @@ def quick_programs(folder: Path) -> Iterator[Path]:
     finally:
         server.kill()
         server.join()
+
+
+@contextmanager
+def started_by(python: Path) -> Iterator[None]:
+    """Processes that `multiprocessing` spawns are started by another program, such as one that is quick."""
+    before = multiprocessing.spawn.get_executable()
+    multiprocessing.set_executable(str(python))
+    try:
+        yield
+    finally:
+        multiprocessing.set_executable(before)
+
+
+def start_processes_quickly(python: Path) -> None:
+    """Let the processes of `PREPARED` be forks of the server too."""
+    with started_by(python):
+        multiprocessing.forkserver.ensure_running()
 
 
 def build_commands_once() -> None:
@@ -99,14 +126,45 @@ def serve(listener: socket.socket) -> NoReturn:
     typer.main.get_command(app)  # for all forks
     compile_templates()
     gc.freeze()  # a fork need not search what was imported for garbage, which would copy all of it
-    signal.signal(signal.SIGCHLD, lambda *_: os.waitpid(-1, os.WNOHANG))  # leave no zombies
+    atexit._clear()  # at its end a fork does what it registered itself, and lets go of semaphores
+    atexit.register(multiprocessing.util._exit_function)
+    ended, wake = os.pipe()
+    os.set_blocking(wake, False)
+    signal.set_wakeup_fd(wake)
+    signal.signal(signal.SIGCHLD, lambda *_: None)  # so that the pipe is told
+    waiting = select.poll()
+    waiting.register(listener, select.POLLIN)
+    waiting.register(ended, select.POLLIN)
+    calls: dict[int, socket.socket] = {}  # from the stand-ins, by the process that does what they should
     while True:
-        call, _ = listener.accept()
-        if os.fork() == 0:
-            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-            listener.close()
-            answer(call)
-        call.close()
+        for number, _ in waiting.poll():
+            if number == listener.fileno():
+                call, _ = listener.accept()
+                if (process := os.fork()) == 0:
+                    signal.set_wakeup_fd(-1)
+                    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+                    for other in (listener, *calls.values()):
+                        other.close()
+                    os.close(ended)
+                    os.close(wake)
+                    answer(call)
+                calls[process] = call
+                waiting.register(call, 0)  # only for its end
+            elif number == ended:
+                os.read(number, 1 << 10)
+            else:  # a stand-in was killed
+                waiting.unregister(number)
+                os.kill(next(each for each in calls if calls[each].fileno() == number), signal.SIGKILL)
+        while calls:
+            process, status = os.waitpid(-1, os.WNOHANG)
+            if process == 0:
+                break
+            call = calls.pop(process)
+            with suppress(KeyError):  # it was killed
+                waiting.unregister(call)
+            with suppress(OSError):
+                call.sendall(str(os.waitstatus_to_exitcode(status)).encode())
+            call.close()
 
 
 def compile_templates() -> None:
@@ -139,33 +197,23 @@ def draw_blank() -> None:
 
 
 def answer(call: socket.socket) -> NoReturn:
-    """Run the command in a process of its own, and tell the stand-in its exit status."""
+    """Run the command that a stand-in was called with, in this process, and exit as it does."""
     message, streams, _, _ = socket.recv_fds(call, 1 << 20, 64)
     while more := call.recv(1 << 20):
         message += more
-    if process := os.fork():
-        stand_in = select.poll()
-        stand_in.register(call, 0)
-        while (ended := os.waitpid(process, os.WNOHANG)) == (0, 0):
-            if stand_in.poll(10):  # milliseconds; it was killed
-                os.kill(process, signal.SIGKILL)
-        with suppress(OSError):
-            call.sendall(str(os.waitstatus_to_exitcode(ended[1])).encode())
-        os._exit(0)
     call.close()
-    content = json.loads(message)
+    (name, *arguments), numbers, folder, environment = marshal.loads(message)
     high = [fcntl.fcntl(stream, fcntl.F_DUPFD, 256) for stream in streams]  # out of the way of one another
-    for number, stream in zip(content["streams"], high, strict=True):
+    for number, stream in zip(numbers, high, strict=True):
         os.dup2(stream, number)
         os.close(stream)
     sys.stdin = open(0, closefd=False)  # noqa: SIM115
     sys.stdout = open(1, "w", closefd=False)  # noqa: SIM115
     sys.stderr = open(2, "w", buffering=1, closefd=False, errors="backslashreplace")  # noqa: SIM115
     os.environ.clear()
-    os.environ.update(content["environment"])
+    os.environb.update(environment)
     sys.path[:0] = filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))
-    os.chdir(content["folder"])
-    name, *arguments = content["arguments"]
+    os.chdir(folder)
     sys.executable = str(Path(name).with_name("python"))
     multiprocessing.set_executable(sys.executable)
     sys.modules["__main__"] = program = ModuleType("__main__")
@@ -180,6 +228,7 @@ def answer(call: socket.socket) -> NoReturn:
     except BaseException:
         traceback.print_exc()
         status = 1
+    atexit._run_exitfuncs()
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(status)

@@ -7,7 +7,7 @@ import pytest
 from typer.testing import CliRunner
 
 from calibrant import cli
-from tests.distributed.processes import started_by
+from tests.programs import started_by
 
 ROWS, CLASSES, SHARDS = 40, 4, 10
 

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import multiprocessing
-import multiprocessing.spawn
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -15,39 +12,6 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 
 Results = dict[str, Any]
-
-PREPARED = multiprocessing.get_context("forkserver")
-"""Starts processes in which what takes seconds to be imported is there already."""
-
-PREPARED.set_forkserver_preload(
-    [
-        "tests",
-        "lightning.pytorch",
-        "accelerate",
-        "calibrant.cli",
-        "calibrant.reports.comparison_page",
-        "calibrant.reports.plots",
-        "calibrant.training.grid",
-        "matplotlib.pyplot",
-        "pydantic.main",
-        "sklearn.datasets",
-        "timm.data",
-        "torch.utils.tensorboard",
-        "transformers.trainer",
-        "transformers.models.bert.modeling_bert",
-    ]
-)
-
-
-@contextmanager
-def started_by(python: Path) -> Iterator[None]:
-    """Processes that `multiprocessing` spawns are started by another program, such as one that is quick."""
-    before = multiprocessing.spawn.get_executable()
-    multiprocessing.set_executable(str(python))
-    try:
-        yield
-    finally:
-        multiprocessing.set_executable(before)
 
 
 def in_processes(scenario: Callable[[int], Results], count: int, folder: Path) -> list[Results]:

@@ -15,9 +15,9 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from calibrant import Evaluation, adapt_on, create_loss, evaluate_on
+from tests.programs import started_by
 
 from ..evaluations import assert_same as assert_same_evaluation
-from .processes import started_by
 
 CLASSES, FEATURES, VALIDATION, COUNT = 4, 6, 23, 2
 EPOCHS = 12  # enough for schedules that look every tenth time

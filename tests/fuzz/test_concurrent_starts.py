@@ -21,7 +21,7 @@ from calibrant import cli
 from calibrant.training.recipe import Recipe
 from calibrant.training.run_folder import check_file, result_of
 from calibrant.training.runs import Run
-from tests.distributed.processes import PREPARED
+from tests.programs import PREPARED
 from tests.training.run_folders import assert_identical
 
 CHANGES = [

@@ -26,7 +26,7 @@ import torch
 
 from calibrant.training.loop import train
 from calibrant.training.setup import make_fabric
-from tests.distributed.processes import PREPARED
+from tests.programs import PREPARED
 from tests.training.run_folders import assert_identical
 from tests.training.test_recipes import reduced, write_cifar, write_newsgroups, write_tiny_bert
 

@@ -26,7 +26,7 @@ from sklearn.tree import DecisionTreeClassifier
 
 from calibrant import metrics
 from calibrant.integrations.sklearn import ReliabilityDisplay, calibration_scorer, evaluate_estimator
-from tests.distributed.processes import PREPARED
+from tests.programs import PREPARED
 
 KINDS = [
     "ece",

@@ -11,7 +11,7 @@ from threading import Barrier
 from typing import Any
 
 from calibrant.training import loop
-from tests.distributed.processes import PREPARED
+from tests.programs import PREPARED
 
 Work = Callable[[Path], str]
 """Works in a folder and returns a result as text. It goes to other processes, so it is no inner function."""

@@ -24,7 +24,7 @@ from calibrant.training.other_data import load_other
 from calibrant.training.recipe import Recipe
 from calibrant.training.runs import folder_of
 from calibrant.training.setup import make_fabric
-from tests.distributed.processes import started_by
+from tests.programs import started_by
 
 RECIPE = Recipe.load("digits-lt").override(
     [

@@ -34,7 +34,7 @@ from calibrant.training.optimization import SCHEDULES
 from calibrant.training.recipe import Recipe
 from calibrant.training.run_folder import is_finished
 from calibrant.training.setup import make_fabric, set_up
-from tests.distributed.processes import PREPARED
+from tests.programs import PREPARED
 
 from . import program
 from .run_folders import assert_close, assert_identical, result, rows, tensors
