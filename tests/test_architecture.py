@@ -47,6 +47,7 @@ MAY_IMPORT = {
         "printable",
         "reports",
         "training",
+        "warning",
     },
     "training": {
         "options",

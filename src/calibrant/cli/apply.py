@@ -27,7 +27,7 @@ def apply(
         Path,
         typer.Option(
             metavar="OUT",
-            help="The file to write: .npz, .safetensors, or if FILE is a table of the same kind, .csv.",
+            help="The file to write: .npz or .safetensors; or .csv, if FILE is a CSV table.",
         ),
     ],
     ignore_index: terminal.IgnoreIndex = -100,
