@@ -113,7 +113,7 @@ STRANGERS = {
         *("safetensors", "scipy", "sklearn"),
     },
     "kernels": {"triton"},
-    "losses": {"triton"},
+    "losses": {"numpy", "triton"},
     "predictions": {"numpy", "pyarrow", "safetensors"},
     "sizes": {"numpy"},
     "evaluation": {"rich", "scipy"},

@@ -21,7 +21,7 @@ SUM_TOLERANCE = 1e-2
 # Numbers in one block. On a CPU: few enough that temporaries stay in cache and that there are blocks for
 # several threads, and many enough that arithmetic outweighs the overhead of calls. On other devices blocks
 # only bound the memory.
-_CPU_BLOCK, _DEVICE_BLOCK = 1 << 18, 1 << 26
+_CPU_BLOCK, _DEVICE_BLOCK = 1 << 19, 1 << 26
 
 _SINGLE_LOGITS = (
     "if each logit l is a yes-or-no decision of its own, pass binary=True (metrics: Predictions.of(logits, "

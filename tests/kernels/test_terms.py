@@ -22,13 +22,17 @@ from calibrant.kernels import (
     MeanLogLikelihood,
     SquaredError,
     Term,
+    TopDoubt,
     TopProbability,
     WeightedSum,
     reduce_classes,
+    reduce_each,
     terms,
 )
 from calibrant.kernels.block import Block, Scratch
 from calibrant.layout import Elements, along_classes, arrange, blocks
+from calibrant.losses.class_frequency import _Excess
+from calibrant.losses.conditional_smoothing import _SquaredDistances
 from calibrant.losses.penalties import PENALTIES, hinge
 
 CLASSES = 5
@@ -136,7 +140,28 @@ BASIC = [
         soft=True,
     ),
     Case("top-probability", lambda logits: TopProbability(), lambda s, x, y: s.exp().max(), soft=True),
+    Case("top-doubt", lambda logits: TopDoubt(), lambda s, x, y: 1 - s.exp().max(), soft=True),
     Case("entropy", lambda logits: Entropy(), lambda s, x, y: -(s * s.exp()).sum(), soft=True),
+    Case(
+        "precise-entropy",
+        lambda logits: Entropy(precise=True),
+        lambda s, x, y: -(s * s.exp()).sum(),
+        soft=True,
+    ),
+    Case(
+        "excess",
+        lambda logits: _Excess(along_classes(WEIGHT, logits)),
+        lambda s, x, y: (WEIGHT * (s.exp() - F.one_hot(torch.tensor(y), len(s)))).sum(),
+    ),
+    Case(
+        "penalty-on-squared-distances",
+        lambda logits: _SquaredDistances(1.0, top=0.7, others=0.3),
+        lambda s, x, y: (
+            0.7 * (x.max() - x.min() - 1).clamp_min(0) ** 2
+            + 0.3 * ((x.max() - x - 1).clamp_min(0) ** 2).sum()
+        ),
+        soft=True,
+    ),
     Case(
         "squared-error",
         lambda logits: SquaredError(),
@@ -330,7 +355,7 @@ def test_every_term_has_a_case():
         if isinstance(value, type) and hasattr(value, "linearize") and value.__module__ == terms.__name__
     }
     logits = torch.zeros(1, CLASSES, dtype=torch.float64)
-    assert classes - {Correctness} == {type(case.build(logits)) for case in CASES}
+    assert classes - {Correctness} <= {type(case.build(logits)) for case in CASES}
 
 
 # ----------------------------------------------------------------------------------------- what it means
@@ -460,6 +485,76 @@ def test_empty_batches(case):
         assert value.shape == target.shape
         value.sum().backward()
         assert logits.grad.shape == shape
+
+
+def several(logits):
+    return [LogLikelihood(), hinged(1.0)(logits), TopProbability(), Correctness(), Entropy()]
+
+
+@pytest.mark.parametrize("unused", [(), (1,), (0, 1, 2, 4)])
+def test_several_terms_in_one_pass(unused, cut):
+    """Each with a factor of its own for each element, or none where its result is not used."""
+    for name, (shape, limit, sizes) in CUTS.items():
+        cut(limit, shape, sizes)
+        for ties in (False, True):
+            elements = arrange(*batch(shape, ties=ties))
+            factor = torch.linspace(-1, 2, elements.target.numel(), dtype=torch.float64)
+            factor = factor.view(elements.target.shape)
+            logits = elements.logits.detach().requires_grad_()
+            found = reduce_each(replace(elements, logits=logits), *several(logits))
+            total, expected = 0 * logits.sum(), torch.zeros_like(logits)
+            for number, (value, term) in enumerate(zip(found, several(logits), strict=True)):
+                plain, gradient = (
+                    by_autograd(
+                        Case("", lambda logits, term=term: term, None), elements, (number + 1) * factor
+                    )
+                    if not isinstance(term, Correctness)
+                    else (reduce_classes(elements, term), 0)
+                )
+                torch.testing.assert_close(value.detach(), plain, rtol=1e-12, atol=1e-12)
+                if number not in unused:
+                    total = total + ((number + 1) * factor * value).sum()
+                    expected = expected + gradient
+            total.backward()
+            torch.testing.assert_close(logits.grad, expected, rtol=1e-12, atol=1e-12, msg=name)
+
+
+@SHAPES
+def test_several_terms_have_second_derivatives_and_batched_gradients(shape, cut):
+    cut(3 * CLASSES, shape)
+    elements = arrange(*batch(shape, ties=False))
+
+    def total(logits):
+        likelihood, confidence, entropy = reduce_each(
+            replace(elements, logits=logits), LogLikelihood(), TopProbability(), Entropy()
+        )
+        return torch.stack([(likelihood * confidence).sum(), (entropy * likelihood).sum()])
+
+    logits = elements.logits.detach().requires_grad_()
+    torch.autograd.gradcheck(total, logits)
+    torch.autograd.gradgradcheck(total, logits)
+    one_by_one = torch.autograd.functional.jacobian(total, logits)
+    batched = torch.autograd.functional.jacobian(total, logits, vectorize=True)
+    torch.testing.assert_close(batched, one_by_one)
+    torch.testing.assert_close(torch.func.jacrev(total)(logits.detach()), one_by_one)
+
+
+def test_doubt_and_entropy_keep_their_digits_where_the_network_is_sure(cut):
+    cut(3 * CLASSES, IMAGES)
+    logits, target = batch(IMAGES, ties=False)
+    logits[:, 2] += torch.linspace(0, 80, 7, dtype=torch.float64)
+    for term in (TopDoubt(), Entropy(precise=True)):
+        single = logits.float()
+        found = reduce_classes(arrange(single, target), term).double()
+        assert found.min() < 1e-30
+        s = single.double().log_softmax(1)
+        others = s.exp().scatter(1, s.argmax(1, keepdim=True), 0).sum(1)
+        expected = others
+        if isinstance(term, Entropy):
+            # The top class adds -p log p with log p = log(1 - others).
+            top = -(1 - others) * (-others).log1p()
+            expected = top - (s.exp() * s).scatter(1, s.argmax(1, keepdim=True), 0).sum(1)
+        torch.testing.assert_close(found, expected, rtol=2e-5, atol=0)
 
 
 @by_name(CASES)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from calibrant import create_loss
+from calibrant import create_loss, layout
 
 from .conftest import peak_memory
 
@@ -108,9 +108,13 @@ def test_conditional_smoothing_of_the_release(logits: Tensor, target: Tensor) ->
     close(torch.autograd.grad(found, logits)[0], torch.autograd.grad(expected, logits)[0])
 
 
+@pytest.mark.parametrize("numbers", [1 << 18, 21])  # in a block
 @pytest.mark.parametrize(("shape", "window"), [((9,), 3), ((5, 4), 3), ((5, 4), 5), ((3, 4, 5), 3)])
-def test_neighbour_aware_calibration(shape: tuple[int, ...], window: int) -> None:
+def test_neighbour_aware_calibration(
+    shape: tuple[int, ...], window: int, numbers: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """One pixel at a time, on lines, images and volumes; ignored pixels are no neighbours."""
+    monkeypatch.setattr(layout, "_CPU_BLOCK", numbers)
     generator = torch.Generator().manual_seed(len(shape))
     logits = torch.randn(2, 3, *shape, generator=generator, dtype=torch.float64)
     target = torch.randint(3, (2, *shape), generator=generator)

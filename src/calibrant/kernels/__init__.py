@@ -5,7 +5,17 @@ from calibrant.kernels.composition import Composition, FirstTerm, Part, PenaltyT
 from calibrant.kernels.dirichlet import dirichlet_bandwidth, dirichlet_errors
 from calibrant.kernels.fused import can_fuse, fused_loss
 from calibrant.kernels.launch import Options
-from calibrant.kernels.reduction import Term, nan_if_invalid, reduce_classes, sum_by_class, visit
+from calibrant.kernels.reduction import (
+    Factor,
+    Gradient,
+    Linearization,
+    Term,
+    nan_if_invalid,
+    reduce_classes,
+    reduce_each,
+    sum_by_class,
+    visit,
+)
 from calibrant.kernels.source import device_function
 from calibrant.kernels.terms import (
     Correctness,
@@ -21,8 +31,10 @@ from calibrant.kernels.terms import (
     Slope,
     SquaredError,
     SumAndSlope,
+    TopDoubt,
     TopProbability,
     WeightedSum,
+    add_at_maximum,
     sum_over_classes,
 )
 
@@ -33,8 +45,11 @@ __all__ = [
     "Discrimination",
     "Entropy",
     "Exclusion",
+    "Factor",
     "FirstTerm",
     "Formula",
+    "Gradient",
+    "Linearization",
     "LogLikelihood",
     "LowerProbability",
     "MarginPenalty",
@@ -47,9 +62,11 @@ __all__ = [
     "SquaredError",
     "SumAndSlope",
     "Term",
+    "TopDoubt",
     "TopProbability",
     "Value",
     "WeightedSum",
+    "add_at_maximum",
     "can_fuse",
     "device_function",
     "dirichlet_bandwidth",
@@ -57,6 +74,7 @@ __all__ = [
     "fused_loss",
     "nan_if_invalid",
     "reduce_classes",
+    "reduce_each",
     "sum_by_class",
     "sum_over_classes",
     "visit",

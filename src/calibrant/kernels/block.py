@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from calibrant.layout import along_classes, computing_dtype, is_transformed
+from calibrant.layout import Index, along_classes, computing_dtype, is_transformed
 
 _LANES = 64
 """A multiple of the columns that torch's sum takes at a time on any CPU: four vectors of up to 16 numbers."""
@@ -56,8 +56,10 @@ class Block:
         scratch: memory to work in. Without it all results are newly allocated and autograd can follow.
         scale: a number to multiply the logits by; None for 1.
         offset: one number per class to add afterwards, ``(1, K[, 1])``; None for 0.
+        index: where the elements lie in the batch; None for the whole batch.
 
     Attributes:
+        logits: the logits in the computing type, before scale and offset, ``(A, K[, S])``.
         shifted: logits minus their maximum, ``(A, K[, S])``.
         exponential: ``exp(shifted)``.
         total: the sum of `exponential` over classes, ``(A, 1[, S])``. Its logarithm is the log-normaliser,
@@ -72,11 +74,14 @@ class Block:
         *,
         scale: float | Tensor | None = None,
         offset: Tensor | None = None,
+        index: Index | None = None,
     ) -> None:
         logits = logits.to(computing_dtype(logits))
-        self._like = logits
+        self.logits = logits
+        self.index = index
         self._scratch = scratch
         self._top: Tensor | None = None
+        self._others: Tensor | None = None
         if scratch is not None:
             scratch.restart()
         self.target = target
@@ -93,7 +98,7 @@ class Block:
 
     def new(self) -> Tensor | None:
         """Scratch memory of the block's shape to write a result to, or None to allocate one."""
-        return None if self._scratch is None else self._scratch.take(self._like)
+        return None if self._scratch is None else self._scratch.take(self.logits)
 
     @property
     def soft(self) -> bool:
@@ -109,6 +114,19 @@ class Block:
         # Torch adds up the last columns, too few for four vectors, in another order than the others.
         last = F.pad(self.exponential[..., -odd:], (0, _LANES - odd)).sum(1, keepdim=True)[..., :odd]
         return torch.cat([self.total[..., :-odd], last], -1).reciprocal()
+
+    @property
+    def others(self) -> Tensor:
+        """The sum of `exponential` over all classes but one at the top, ``(A, 1[, S])``.
+
+        `total` minus 1 would lose all digits where the network is sure. Use it before `top`.
+        """
+        if self._others is None:
+            below = self.indicator(torch.lt, self.shifted, 0)
+            ties = below.shape[1] - 1 - below.sum(1, keepdim=True)
+            terms = torch.mul(below, self.exponential, out=None if self._scratch is None else below)
+            self._others = ties + terms.sum(1, keepdim=True)
+        return self._others
 
     @property
     def shifted_at_target(self) -> Tensor:
@@ -152,7 +170,7 @@ class Block:
         """A comparison as numbers 0 and 1, in ``left``'s type and shape, without a gradient."""
         left = left.detach()
         right = right.detach() if isinstance(right, Tensor) else right
-        out = self.new() if left.shape == self._like.shape else None
+        out = self.new() if left.shape == self.logits.shape else None
         if out is None:
             return comparison(left, right).to(left.dtype)
         return comparison(left, right, out=out)  # without a boolean in between: four times faster

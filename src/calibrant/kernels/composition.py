@@ -131,10 +131,14 @@ class Composition:
         first, penalty = self.first, self.penalty
         return (first is None or first.device is not None) and (penalty is None or penalty.device is not None)
 
+    def term(self, logits: Tensor) -> Term:
+        """The CPU form, before scale and offset."""
+        parts = [(part.factor, part.term(logits)) for part in self.parts]
+        return parts[0][1] if len(parts) == 1 and parts[0][0] == 1 else WeightedSum(*parts)
+
     def per_sample(self, elements: Elements) -> Tensor:
         """The loss of each element, ``(A[, S])``, by operations of torch."""
-        parts = [(part.factor, part.term(elements.logits)) for part in self.parts]
-        term = parts[0][1] if len(parts) == 1 and parts[0][0] == 1 else WeightedSum(*parts)
+        term = self.term(elements.logits)
         scale = self.scale if self.transforms_logits else None
         return reduce_classes(elements, term, scale=scale, offset=self.offset, divided=self.divided)
 

@@ -8,6 +8,8 @@ block. The gradient is the only tensor of the logits' size that it allocates.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import reduce
+from operator import add
 from typing import Any, NamedTuple, Protocol, TypeVar
 
 import torch
@@ -42,6 +44,17 @@ class Gradient(NamedTuple):
     dense: Callable[[], Tensor] | None = None
 
 
+def sum_of_gradients(parts: Sequence[Gradient]) -> Gradient:
+    """The sum of gradients on the same block."""
+    at_target = [part.at_target for part in parts if part.at_target is not None]
+    dense = [part.dense for part in parts if part.dense is not None]
+    return Gradient(
+        sum(part.along_softmax for part in parts),
+        reduce(add, at_target) if at_target else None,
+        (lambda: reduce(add, (each() for each in dense))) if dense else None,
+    )
+
+
 class Linearization(NamedTuple):
     """The values of a term on one block, with their gradient."""
 
@@ -67,8 +80,10 @@ class _Scaled(NamedTuple):
     offset: Tensor | None
     divided: bool
 
-    def block(self, logits: Tensor, target: Tensor, scratch: Scratch | None = None) -> Block:
-        return Block(logits, target, scratch, scale=self.scale, offset=self.offset)
+    def block(
+        self, logits: Tensor, target: Tensor, scratch: Scratch | None = None, index: Index | None = None
+    ) -> Block:
+        return Block(logits, target, scratch, scale=self.scale, offset=self.offset, index=index)
 
     def value(self, block: Block) -> Tensor:
         value = self.term.value(block)
@@ -126,6 +141,70 @@ def reduce_classes(
     return value.squeeze(1)
 
 
+def reduce_each(elements: Elements, *terms: Term) -> list[Tensor]:
+    """Evaluate several terms for every element in one pass.
+
+    For losses whose gradient is known only once all elements have been seen. The gradient takes a second
+    pass, in which the terms again share the softmax.
+
+    Args:
+        elements: the batch.
+        *terms: the numbers to compute for each element.
+
+    Returns:
+        One tensor ``(A[, S])`` per term, differentiable with respect to the logits.
+    """
+    logits = elements.logits
+    target = elements.target if elements.soft else elements.target.unsqueeze(1)
+    if torch.compiler.is_compiling() or is_transformed() or target.requires_grad:
+        block = Block(logits, target)
+        values = [term.value(block) for term in terms]
+    else:
+        values = _SeveralReductions.apply(logits, target, *terms)  # type: ignore[no-untyped-call]
+    return [value.squeeze(1) for value in values]
+
+
+class _SeveralReductions(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, logits: Tensor, target: Tensor, *terms: Term) -> tuple[Tensor, ...]:
+        ctx.save_for_backward(logits, target)
+        ctx.terms = terms
+        ctx.set_materialize_grads(False)
+        found = tuple(_one_per_element(logits) for _ in terms)
+
+        def evaluate(index: Index, scratch: Scratch) -> None:
+            block = Block(logits[index], target[index], scratch, index=index)
+            for term, values in zip(terms, found, strict=True):
+                values[index] = term.value(block)
+
+        map_blocks(evaluate, logits)
+        return found
+
+    @staticmethod
+    def backward(ctx: Any, *upstream: Tensor | None) -> tuple[Tensor | None, ...]:
+        logits, target = ctx.saved_tensors
+        used = [(term, by) for term, by in zip(ctx.terms, upstream, strict=True) if by is not None]
+        create_graph = torch.is_grad_enabled()
+        if create_graph or any(is_batched(by) for _, by in used):
+            with torch.enable_grad():
+                given = logits if create_graph else logits.detach().requires_grad_()
+                block = Block(given, target)
+                values = [(term.value(block), by) for term, by in used]
+            values = [(value, by) for value, by in values if value.requires_grad]
+            outputs, factors = zip(*values, strict=True)
+            (gradient,) = torch.autograd.grad(outputs, given, factors, create_graph=create_graph)
+            return (gradient, None, *(None for _ in ctx.terms))
+        gradient = torch.empty_like(logits, dtype=computing_dtype(logits))
+
+        def write(index: Index, scratch: Scratch) -> None:
+            block = Block(logits[index], target[index], scratch, index=index)
+            parts = [term.linearize(block).gradient(by[index]) for term, by in used]
+            _write(sum_of_gradients(parts), block, gradient[index])
+
+        map_blocks(write, logits)
+        return (gradient.to(logits.dtype), None, *(None for _ in ctx.terms))
+
+
 class _BlockwiseReduction(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, logits: Tensor, target: Tensor, scaled: _Scaled, expected: float) -> Tensor:
@@ -160,7 +239,7 @@ def _evaluate(logits: Tensor, target: Tensor, scaled: _Scaled) -> Tensor:
     values = _one_per_element(logits)
 
     def evaluate(index: Index, scratch: Scratch) -> None:
-        values[index] = scaled.value(scaled.block(logits[index], target[index], scratch))
+        values[index] = scaled.value(scaled.block(logits[index], target[index], scratch, index))
 
     map_blocks(evaluate, logits)
     return values
@@ -174,7 +253,7 @@ def _evaluate_with_gradient(
     gradient = torch.empty_like(logits, dtype=values.dtype)
 
     def evaluate(index: Index, scratch: Scratch) -> None:
-        block = scaled.block(logits[index], target[index], scratch)
+        block = scaled.block(logits[index], target[index], scratch, index)
         values[index], gradient_of = scaled.linearize(block)
         _write(gradient_of(factor), block, gradient[index])
 
@@ -213,9 +292,11 @@ def visit(elements: Elements, function: Callable[[Index, Block], Sequence[Tensor
     """
     logits = elements.logits
     target = elements.target if elements.soft else elements.target.unsqueeze(1)
+    if torch.compiler.is_compiling() or is_transformed():
+        return list(function((slice(None),) * logits.ndim, Block(logits.detach(), target)))
 
     def evaluate(index: Index, scratch: Scratch) -> Sequence[Tensor]:
-        return function(index, Block(logits[index], target[index], scratch))
+        return function(index, Block(logits[index], target[index], scratch, index=index))
 
     return sum_blocks(evaluate, logits)
 

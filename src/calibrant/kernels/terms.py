@@ -7,23 +7,26 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from functools import reduce
-from operator import add
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
 from calibrant.kernels.block import Block
-from calibrant.kernels.reduction import Factor, Gradient, Linearization, Term
+from calibrant.kernels.reduction import Factor, Gradient, Linearization, Term, sum_of_gradients
 
 # Pairs of classes that `Exclusion` holds at once: bounds its memory, whatever K is.
 _PAIRS = 1 << 22
 
 
-def _add_at_maximum(block: Block, amount: Tensor, direction: Tensor) -> Tensor:
+def add_at_maximum(block: Block, amount: Tensor, direction: Tensor) -> Tensor:
     """Add an amount at the top class in place, divided evenly at a tie; overwrites `shifted`."""
     return direction.addcmul_(block.top, amount / block.top.sum(1, keepdim=True))
+
+
+def _at_maximum(block: Block, amount: Tensor) -> Tensor:
+    """An amount at the top class, divided evenly at a tie, and 0 elsewhere; overwrites `shifted`."""
+    return torch.mul(block.top, amount / block.top.sum(1, keepdim=True), out=block.new())
 
 
 class WeightedSum:
@@ -50,7 +53,7 @@ class WeightedSum:
             value.add_(part.value, alpha=weight)
             parts.append((weight, part.gradient))
         return Linearization(
-            value, lambda factor: _sum([gradient(weight * factor) for weight, gradient in parts])
+            value, lambda factor: sum_of_gradients([gradient(weight * factor) for weight, gradient in parts])
         )
 
 
@@ -75,18 +78,10 @@ class Formula:
         value, *slopes = self.function(*(part.value for part in parts))
         return Linearization(
             value,
-            lambda factor: _sum([part.gradient(s * factor) for part, s in zip(parts, slopes, strict=True)]),
+            lambda factor: sum_of_gradients(
+                [part.gradient(s * factor) for part, s in zip(parts, slopes, strict=True)]
+            ),
         )
-
-
-def _sum(parts: list[Gradient]) -> Gradient:
-    at_target = [part.at_target for part in parts if part.at_target is not None]
-    dense = [part.dense for part in parts if part.dense is not None]
-    return Gradient(
-        sum(part.along_softmax for part in parts),
-        reduce(add, at_target) if at_target else None,
-        (lambda: reduce(add, (each() for each in dense))) if dense else None,
-    )
 
 
 class LogLikelihood:
@@ -145,12 +140,21 @@ class TopProbability:
 
         def gradient(factor: Factor) -> Gradient:
             amount = value * factor
-            return Gradient(
-                -amount,
-                dense=lambda: _add_at_maximum(block, amount, torch.zeros_like(block.shifted)),
-            )
+            return Gradient(-amount, dense=lambda: _at_maximum(block, amount))
 
         return Linearization(value, gradient)
+
+
+class TopDoubt:
+    """``1 - max_k s_k``, to full precision; the gradient is minus that of `TopProbability`."""
+
+    def value(self, block: Block) -> Tensor:
+        return block.others / block.total
+
+    def linearize(self, block: Block) -> Linearization:
+        return Linearization(
+            self.value(block), lambda factor: TopProbability().linearize(block).gradient(-factor)
+        )
 
 
 class Correctness:
@@ -164,17 +168,27 @@ class Correctness:
 
 
 class Entropy:
-    """``H = -Σ s_k log s_k``; gradient ``-s_k (log s_k + H)``."""
+    """``H = -Σ s_k log s_k``; gradient ``-s_k (log s_k + H)``.
+
+    Args:
+        precise: whether the entropy keeps all its digits where it is nearly 0, in two more passes.
+    """
+
+    def __init__(self, precise: bool = False) -> None:
+        self.precise = precise
 
     def value(self, block: Block) -> Tensor:
-        product = block.exponential * block.shifted
-        return block.total.log() - product.sum(1, keepdim=True) / block.total
+        product = torch.mul(block.exponential, block.shifted, out=block.new())
+        return self._log_total(block) - product.sum(1, keepdim=True) / block.total
+
+    def _log_total(self, block: Block) -> Tensor:
+        return block.others.log1p() if self.precise else block.total.log()
 
     def linearize(self, block: Block) -> Linearization:
         product = torch.mul(block.exponential, block.shifted, out=block.new())
         mean_shifted = product.sum(1, keepdim=True) / block.total
         return Linearization(
-            block.total.log() - mean_shifted,
+            self._log_total(block) - mean_shifted,
             lambda factor: Gradient(factor * mean_shifted, dense=lambda: product.mul_(-factor / block.total)),
         )
 
@@ -345,7 +359,7 @@ class MarginPenalty:
                 slope.mul_(weight / unit)
                 weight, unit = 1.0, 1.0
             total = sum_over_classes(slope, weight) * (factor / unit)
-            return _add_at_maximum(block, total, slope.mul_(weight * (-factor / unit)))
+            return add_at_maximum(block, total, slope.mul_(weight * (-factor / unit)))
 
         return Linearization(value, lambda factor: Gradient(dense=lambda: dense(factor)))
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from queue import SimpleQueue
 from threading import Barrier, Lock, Semaphore, Thread
@@ -22,6 +22,7 @@ from calibrant.kernels.block import Scratch
 from calibrant.layout import Index, blocks
 
 Result = TypeVar("Result")
+Task = TypeVar("Task")
 _Job = tuple[Callable[[], None], Semaphore]
 
 # Only one thread at a time holds Python's interpreter lock to start an operation: more threads would wait.
@@ -77,20 +78,43 @@ def map_blocks(function: Callable[[Index, Scratch], Result], logits: Tensor) -> 
     return [results[number] for number in range(len(results))]
 
 
+def map_tasks(
+    function: Callable[[Task], Result], tasks: Sequence[Task], device: torch.device
+) -> list[Result]:
+    """Call a function with each task, without gradients and without autocast.
+
+    On a CPU, where torch may use threads, even a single task is worked on in a thread of its own. Inside it,
+    torch uses one thread.
+    """
+    if device.type != "cpu" or torch.get_num_threads() == 1:
+        with torch.no_grad(), torch.autocast(device.type, enabled=False):
+            return [function(task) for task in tasks]
+    results: dict[int, Result] = {}
+
+    def keep(number: int, task: Task, scratch: Scratch) -> None:
+        results[number] = function(task)
+
+    _for_each(tasks, keep, threads_for(len(tasks), device))
+    return [results[number] for number in range(len(tasks))]
+
+
 def _for_each_block(function: Callable[[int, Index, Scratch], None], logits: Tensor) -> None:
     """As `map_blocks`, for a function that also takes the number of the block and returns nothing."""
-    numbered = list(enumerate(blocks(logits.shape, logits.device)))
-    threads = threads_for(len(numbered), logits.device)
-    if threads < 2:
-        scratch = Scratch()
-        with torch.no_grad(), torch.autocast(logits.device.type, enabled=False):
-            for number, index in numbered:
-                function(number, index, scratch)
+    places = list(blocks(logits.shape, logits.device))
+    threads = threads_for(len(places), logits.device)
+    if threads > 1:
+        _for_each(places, function, threads)
         return
+    scratch = Scratch()
+    with torch.no_grad(), torch.autocast(logits.device.type, enabled=False):
+        for number, index in enumerate(places):
+            function(number, index, scratch)
 
-    pending = deque(numbered)
 
-    def next_block() -> tuple[int, Index] | None:
+def _for_each(tasks: Iterable[Task], function: Callable[[int, Task, Scratch], None], threads: int) -> None:
+    pending = deque(enumerate(tasks))
+
+    def next_task() -> tuple[int, Task] | None:
         try:
             return pending.popleft()
         except IndexError:
@@ -99,8 +123,8 @@ def _for_each_block(function: Callable[[int, Index, Scratch], None], logits: Ten
     def work(_: int) -> None:
         scratch = Scratch()
         try:
-            while block := next_block():
-                function(*block, scratch)
+            while task := next_task():
+                function(*task, scratch)
         except BaseException:
             pending.clear()
             raise
@@ -108,7 +132,7 @@ def _for_each_block(function: Callable[[int, Index, Scratch], None], logits: Ten
     try:
         in_threads(work, threads)
     finally:
-        pending.clear()  # the caller was interrupted: start no further block
+        pending.clear()  # the caller was interrupted: start no further task
 
 
 def threads_for(tasks: int, device: torch.device) -> int:

@@ -8,14 +8,14 @@ import torch
 from torch import Tensor
 
 from calibrant.arguments import in_range
-from calibrant.kernels import Composition, Correctness, reduce_classes
+from calibrant.kernels import Composition, Correctness, Entropy, Term, TopDoubt
 from calibrant.layout import Elements, computing_dtype
-from calibrant.losses.base import Loss, LossOptions, Range
+from calibrant.losses.base import LossOptions, Range
+from calibrant.losses.batch import BatchLoss, in_type_of_sums
 from calibrant.losses.cross_entropy import cross_entropy
-from calibrant.statistics import sum_dtype
 
 
-class AccuracyUncertainty(Loss):
+class AccuracyUncertainty(BatchLoss):
     """Accuracy versus uncertainty calibration beside cross-entropy, ``ce + w AvUC`` (key ``avuc``).
 
     ``AvUC = log(1 + (n_au + n_ic) / (n_ac + n_iu))`` over the batch. An element is certain (c) if its entropy
@@ -61,18 +61,17 @@ class AccuracyUncertainty(Loss):
     def composition(self) -> Composition:
         return Composition(cross_entropy())
 
-    def over_batch(self, elements: Elements) -> Tensor:
-        valid, dtype = elements.valid, sum_dtype(elements.logits.device)
-        # Not in float32: the sums may consist of differences 1 - r alone.
-        log_s = elements.logits.to(dtype).log_softmax(1)
-        s = log_s.exp()
-        confidence, entropy = s.amax(1), -(s * log_s).sum(1)
-        accurate = reduce_classes(elements.detached(), Correctness()) > 0
-        certain = entropy.detach() <= self._threshold(entropy.detach(), accurate & valid, ~accurate & valid)
-        doubtful = entropy.tanh()
-        amount = torch.where(accurate, confidence, 1 - confidence)
-        amount = amount * torch.where(certain, 1 - doubtful, doubtful)
-        amount = torch.where(valid, amount, 0)
+    def numbers(self, elements: Elements) -> tuple[Term, ...]:
+        # Precisely: the sums may consist of numbers near 0 alone.
+        return TopDoubt(), Entropy(precise=True), Correctness()
+
+    def over_numbers(self, elements: Elements, *numbers: Tensor) -> Tensor:
+        counted, doubt, entropy, correct = in_type_of_sums(elements, *numbers)
+        accurate = correct > 0
+        certain = entropy.detach() <= self._threshold(entropy.detach(), correct, counted - correct)
+        uncertainty = entropy.tanh()
+        amount = torch.where(accurate, 1 - doubt, doubt)
+        amount = counted * amount * torch.where(certain, 1 - uncertainty, uncertainty)
         desired = torch.where(accurate == certain, amount, 0)
         term = (amount.sum() + 1e-10).log() - (desired.sum() + 1e-10).log()
         return (self.weight * term).to(computing_dtype(elements.logits))
@@ -80,7 +79,7 @@ class AccuracyUncertainty(Loss):
     def _threshold(self, entropy: Tensor, accurate: Tensor, inaccurate: Tensor) -> Tensor | float:
         if self.threshold is not None:
             return self.threshold
-        counts = torch.stack([accurate.sum(), inaccurate.sum()])
-        sums = torch.stack([torch.where(group, entropy, 0).sum() for group in (accurate, inaccurate)])
-        middle = (sums / counts.clamp_min(1)).sum() / (counts > 0).sum().clamp_min(1)
-        return middle * (1 + 1e-9)  # equal entropies are certain, however their mean is rounded
+        groups = torch.stack([accurate, inaccurate])
+        counts = groups.sum(1)
+        middle = (groups @ entropy / counts.clamp_min(1)).sum() / (counts > 0).sum().clamp_min(1)
+        return middle * (1 + 1e-6)  # equal entropies are certain, however they and their mean are rounded

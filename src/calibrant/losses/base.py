@@ -195,6 +195,10 @@ class Loss(nn.Module):
         """A scalar that depends on the batch as a whole; it is added to every element's loss."""
         return None
 
+    def _terms(self, elements: Elements) -> tuple[Tensor, Tensor | None]:
+        """The results of `per_sample` and `over_batch`."""
+        return self.per_sample(elements), self.over_batch(elements)
+
     def forward(self, logits: Tensor, target: Tensor) -> Tensor:
         """The reduced loss; see the class for shapes."""
         logits, target = self._classes(logits, target)
@@ -275,8 +279,7 @@ class Loss(nn.Module):
                     elements = elements.with_target(target)
             else:
                 weights = self.class_weight.to(computing_dtype(elements.logits))[target]
-        values = self.per_sample(elements)
-        batch_term = self.over_batch(elements)
+        values, batch_term = self._terms(elements)
         if batch_term is not None:
             values = values + batch_term
         return (values if weights is None else values * weights), weights

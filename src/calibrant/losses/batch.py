@@ -2,33 +2,61 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import torch
 from torch import Tensor
 
-from calibrant.kernels import Correctness, TopProbability, reduce_classes
-from calibrant.layout import Elements
+from calibrant.kernels import Term, reduce_each
+from calibrant.kernels.workers import map_tasks
+from calibrant.layout import Elements, is_batched, is_transformed
+from calibrant.losses.base import Loss
 from calibrant.statistics import sum_dtype
 
 
-def confidence_and_correctness(elements: Elements) -> tuple[Tensor, Tensor, Tensor]:
-    """Confidence, correctness, and whether each element counts, ``(N,)`` each, in the type of sums.
+class BatchLoss(Loss):
+    """A loss with a term over the batch that is a function of a few numbers of each element.
 
-    Gradients flow through the confidence only. Where an element does not count, its confidence is 0, and its
-    correctness has no meaning.
+    A subclass defines `composition`, of logits without scale and offset, `numbers` and `over_numbers`. All
+    numbers and the composition are computed in one pass over the logits, and their gradients in another.
+    """
+
+    def numbers(self, elements: Elements) -> tuple[Term, ...]:
+        """The numbers that `over_numbers` takes."""
+        raise NotImplementedError
+
+    def over_numbers(self, elements: Elements, *numbers: Tensor) -> Tensor:
+        """The term over the batch, a scalar.
+
+        Args:
+            elements: the batch.
+            *numbers: what `numbers` asks for, ``(A[, S])`` each; without meaning at ignored elements.
+        """
+        raise NotImplementedError
+
+    def over_batch(self, elements: Elements) -> Tensor:
+        return self.over_numbers(elements, *reduce_each(elements, *self.numbers(elements)))
+
+    def _terms(self, elements: Elements) -> tuple[Tensor, Tensor]:
+        composition = self.composition()
+        assert composition is not None
+        terms = composition.term(elements.logits), *self.numbers(elements)
+        values, *numbers = reduce_each(elements, *terms)
+        return values, self.over_numbers(elements, *numbers)
+
+
+def in_type_of_sums(elements: Elements, *numbers: Tensor) -> list[Tensor]:
+    """Whether each element counts, and its numbers, ``(N,)`` each; 0 where it does not count.
 
     >>> from calibrant.layout import arrange
-    >>> confidence, correct, counted = confidence_and_correctness(
-    ...     arrange(torch.zeros(2, 2), torch.tensor([0, -100]))
-    ... )
-    >>> confidence.tolist(), correct[0].item(), counted.tolist()
-    ([0.5, 0.0], 1.0, [1.0, 0.0])
+    >>> elements = arrange(torch.zeros(2, 2), torch.tensor([0, -100]))
+    >>> [each.tolist() for each in in_type_of_sums(elements, torch.tensor([0.5, torch.nan]))]
+    [[1.0, 0.0], [0.5, 0.0]]
     """
     dtype = sum_dtype(elements.logits.device)
-    confidence = reduce_classes(elements, TopProbability())
-    correct = reduce_classes(elements.detached(), Correctness())
-    confidence = torch.where(elements.valid, confidence, 0)  # ignored logits may not be numbers
-    counted = elements.valid.flatten().to(dtype)
-    return confidence.flatten().to(dtype), correct.flatten().to(dtype), counted
+    masked = [torch.where(elements.valid, each, 0) for each in numbers]  # ignored logits may not be numbers
+    return [each.flatten().to(dtype) for each in (elements.valid, *masked)]
 
 
 def root(square: Tensor) -> Tensor:
@@ -41,3 +69,68 @@ def root(square: Tensor) -> Tensor:
     """
     positive = square > 0
     return torch.where(positive, torch.where(positive, square, 1).sqrt(), 0)
+
+
+_SMALLEST_PART, _MOST_PARTS = 2048, 16
+
+
+def sum_of_parts(function: Callable[..., Tensor], *numbers: Tensor, together: bool = False) -> Tensor:
+    """The sum of a function over parts of a batch, where its results for parts add up to that for all.
+
+    On a CPU one thread computes a part, forward and backward: with other work on the cores, operations that
+    torch splits among its threads would take several times as long.
+
+    Args:
+        function: takes numbers of some elements, ``(n,)`` each, and returns a tensor.
+        *numbers: of all elements, ``(N,)`` each.
+        together: whether the function needs all elements at once.
+
+    >>> sum_of_parts(lambda x, y: (x * y).sum(), torch.tensor([1.0, 2.0]), torch.tensor([3.0, 4.0]))
+    tensor(11.)
+    """
+    if torch.compiler.is_compiling() or is_transformed():
+        return function(*numbers)
+    count = len(numbers[0])
+    together = together or numbers[0].device.type != "cpu"
+    size = count if together else max(_SMALLEST_PART, -(-count // _MOST_PARTS))
+    return _SumOfParts.apply(function, max(1, size), *numbers)  # type: ignore[no-any-return, no-untyped-call]
+
+
+class _SumOfParts(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, function: Callable[..., Tensor], size: int, *numbers: Tensor) -> Tensor:
+        ctx.function = function
+        ctx.save_for_backward(*numbers)
+        needed = any(ctx.needs_input_grad)
+
+        def evaluate(start: int) -> tuple[list[Tensor], Tensor]:
+            given = [each.detach()[start : start + size].requires_grad_(needed) for each in numbers]
+            with torch.set_grad_enabled(needed):
+                return given, function(*given)
+
+        ctx.parts = map_tasks(evaluate, range(0, max(1, len(numbers[0])), size), numbers[0].device)
+        return torch.stack([result.detach() for _, result in ctx.parts]).sum(0)
+
+    @staticmethod
+    def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, ...]:
+        def differentiate(part: tuple[list[Tensor], Tensor]) -> tuple[Tensor, ...]:
+            given, result = part
+            return torch.autograd.grad(result, given, upstream, create_graph=create_graph)
+
+        create_graph = torch.is_grad_enabled()
+        parts, ctx.parts = ctx.parts, None  # which hold the memory of a graph
+        if parts is None or create_graph or is_batched(upstream):  # once more, and all elements at once
+            with torch.enable_grad(), torch.autocast(upstream.device.type, enabled=False):
+                # Views, because one number may depend on another.
+                given = [
+                    each.view_as(each)
+                    if create_graph and each.requires_grad
+                    else each.detach().requires_grad_()
+                    for each in ctx.saved_tensors
+                ]
+                return None, None, *differentiate((given, ctx.function(*given)))
+        return (
+            None,
+            None,
+            *map(torch.cat, zip(*map_tasks(differentiate, parts, upstream.device), strict=True)),
+        )

@@ -8,14 +8,44 @@ import torch
 from torch import Tensor
 
 from calibrant.arguments import in_range
-from calibrant.kernels import Composition
-from calibrant.layout import Elements, computing_dtype
-from calibrant.losses.base import Loss, LossOptions, Range
+from calibrant.kernels import Block, Composition, Factor, Gradient, Linearization, Term, visit
+from calibrant.layout import Elements, Index, along_classes, computing_dtype
+from calibrant.losses.base import LossOptions, Range
+from calibrant.losses.batch import BatchLoss, in_type_of_sums
 from calibrant.losses.focal import FOCAL, focal
 from calibrant.statistics import sum_dtype
 
 
-class ClassFrequencyPenalty(Loss):
+class _Excess:
+    """``Σ_k a_k (s_k - 1[y=k])`` with constant ``a``; gradient ``s_k (a_k - Σ_j a_j s_j)``.
+
+    Args:
+        slope: a, shaped like a class axis.
+    """
+
+    def __init__(self, slope: Tensor) -> None:
+        self.slope = slope
+
+    def value(self, block: Block) -> Tensor:
+        return self._mean(block, block.exponential * self.slope) - self._at_target(block)
+
+    def linearize(self, block: Block) -> Linearization:
+        product = torch.mul(block.exponential, self.slope, out=block.new())
+        mean = self._mean(block, product)
+
+        def gradient(factor: Factor) -> Gradient:
+            return Gradient(-factor * mean, dense=lambda: product.mul_(factor / block.total))
+
+        return Linearization(mean - self._at_target(block), gradient)
+
+    def _mean(self, block: Block, product: Tensor) -> Tensor:
+        return product.sum(1, keepdim=True) / block.total
+
+    def _at_target(self, block: Block) -> Tensor:
+        return self.slope.expand_as(block.exponential).gather(1, block.target)
+
+
+class ClassFrequencyPenalty(BatchLoss):
     """Focal loss plus the multi-class difference between confidence and accuracy (key ``mdca``).
 
     ``-(1-p)^γ log p + w/K Σ_k |mean s_k - mean 1[y=k]|``, with means over the batch.
@@ -54,11 +84,24 @@ class ClassFrequencyPenalty(Loss):
     def composition(self) -> Composition:
         return Composition(focal(FOCAL, {"gamma": self.gamma}, self.gamma))
 
-    def over_batch(self, elements: Elements) -> Tensor:
-        valid, target = elements.valid, elements.target.unsqueeze(1)
-        probability = elements.logits.to(computing_dtype(elements.logits)).softmax(1)
-        excess = probability.scatter_add(1, target, -torch.ones_like(probability[:, :1]))
-        excess = torch.where(valid.unsqueeze(1), excess, 0)
-        others = [axis for axis in range(excess.ndim) if axis != 1]
-        gap = excess.sum(others, dtype=sum_dtype(excess.device)) / valid.sum().clamp_min(1)
-        return (self.weight * gap.abs().mean()).to(excess.dtype)
+    def numbers(self, elements: Elements) -> tuple[Term, ...]:
+        slope = (self.weight / self.num_classes) * self._gap(elements).sign()
+        return (_Excess(along_classes(slope, elements.logits)),)
+
+    def over_numbers(self, elements: Elements, *numbers: Tensor) -> Tensor:
+        # Only now divided by the count: in float32 the slopes could become 0 in a large batch.
+        (excess,) = in_type_of_sums(elements, *numbers)[1:]
+        return (excess.sum() / elements.valid.sum().clamp_min(1)).to(computing_dtype(elements.logits))
+
+    def _gap(self, elements: Elements) -> Tensor:
+        """For each class, how far the sum of its probabilities exceeds its number of elements, ``(K,)``."""
+
+        def sums(index: Index, block: Block) -> list[Tensor]:
+            excess = torch.div(block.exponential, block.total, out=block.new())
+            excess = excess.scatter_add(1, block.target, -torch.ones_like(block.total))
+            if not elements.all_valid:
+                excess = torch.where(elements.valid.unsqueeze(1)[index], excess, 0)
+            axes = [axis for axis in range(excess.ndim) if axis != 1]
+            return [excess.sum(axes).to(sum_dtype(excess.device))]
+
+        return visit(elements, sums)[0]

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any, Unpack
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from calibrant.arguments import in_range
-from calibrant.kernels import Composition
-from calibrant.layout import Elements, computing_dtype
-from calibrant.losses.base import Loss, LossOptions, Range
-from calibrant.losses.batch import confidence_and_correctness, root
+from calibrant.kernels import Composition, Correctness, Term, TopProbability
+from calibrant.layout import Elements, computing_dtype, is_transformed
+from calibrant.losses.base import LossOptions, Range
+from calibrant.losses.batch import BatchLoss, in_type_of_sums, root, sum_of_parts
 from calibrant.losses.cross_entropy import cross_entropy
 
 
@@ -23,8 +25,9 @@ def laplacian_form(position: Tensor, weight: Tensor, width: float) -> Tensor:
     between ``w`` and ``e·w``. Sums that leave a cell fall by a factor of e in every further cell. Pairs at
     the same position enter by plain sums: the kernel's derivative there is taken as 0, as that of ``|x|``.
     """
-    order = position.detach().argsort()
-    position, weight = position[order], weight[order]
+    order = _order(position.detach())
+    # gather, because the derivative of indexing is many times slower.
+    position, weight = position.gather(0, order), weight.gather(0, order)
     fixed = position.detach()
     last = int(1 / width)
     # No index errors: NaN has no cell, and in float32 the quotient may be rounded up to a cell too far.
@@ -39,10 +42,18 @@ def laplacian_form(position: Tensor, weight: Tensor, width: float) -> Tensor:
     cells = torch.arange(last + 1, dtype=fixed.dtype, device=fixed.device)
     of_cells = torch.zeros_like(cells).index_add(0, cell, sent)
     carried = (cells - cells.unsqueeze(1)).exp().tril(-1) @ of_cells
-    from_below = (running[first] - running[start] + carried[cell]) * (-inside).exp()
+    from_below = running.gather(0, first) - running.gather(0, start) + carried.gather(0, cell)
+    from_below = from_below * (-inside).exp()
     tied = torch.zeros_like(weight).index_add(0, first, weight)
     # Each pair is counted once, from above.
     return tied.square().sum() + 2 * (weight * from_below).sum()
+
+
+def _order(numbers: Tensor) -> Tensor:
+    """The places of the numbers, ``(N,)``, from the smallest number to the largest."""
+    if numbers.device.type != "cpu" or torch.compiler.is_compiling() or is_transformed():
+        return numbers.argsort()
+    return torch.from_numpy(np.argsort(numbers.numpy()))  # three times as fast as torch's
 
 
 def _first_of_equals(ordered: Tensor) -> Tensor:
@@ -51,7 +62,7 @@ def _first_of_equals(ordered: Tensor) -> Tensor:
     return (torch.arange(len(ordered), device=ordered.device) * begins).cummax(0).values
 
 
-class KernelCalibration(Loss):
+class KernelCalibration(BatchLoss):
     """Maximum mean calibration error beside cross-entropy, ``ce + w √MMCE²`` (key ``mmce``).
 
     ``MMCE² = 1/N² Σ_ij (c_i - r_i)(c_j - r_j) exp(-|r_i - r_j| / width)`` over the batch, with ``r`` the
@@ -100,10 +111,14 @@ class KernelCalibration(Loss):
     def composition(self) -> Composition:
         return Composition(cross_entropy())
 
-    def over_batch(self, elements: Elements) -> Tensor:
-        confidence, correct, counted = confidence_and_correctness(elements)
+    def numbers(self, elements: Elements) -> tuple[Term, ...]:
+        return TopProbability(), Correctness()
+
+    def over_numbers(self, elements: Elements, *numbers: Tensor) -> Tensor:
+        counted, confidence, correct = in_type_of_sums(elements, *numbers)
         residual = self.residual(confidence, correct, counted)
-        squared = laplacian_form(confidence, residual, self.kernel_width)
+        form = partial(laplacian_form, width=self.kernel_width)
+        squared = sum_of_parts(form, confidence, residual, together=True)
         return (self.weight * root(squared)).to(computing_dtype(elements.logits))
 
     def residual(self, confidence: Tensor, correct: Tensor, counted: Tensor) -> Tensor:

@@ -9,12 +9,63 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from calibrant.arguments import in_range, whole_number
-from calibrant.kernels import Composition
-from calibrant.layout import Elements, computing_dtype, unflatten
+from calibrant.kernels import (
+    Block,
+    Factor,
+    Gradient,
+    Linearization,
+    LogLikelihood,
+    WeightedSum,
+    reduce_classes,
+)
+from calibrant.layout import Elements
 from calibrant.losses.base import Loss, LossOptions, Range
-from calibrant.losses.cross_entropy import cross_entropy
 
-_POOLS = {1: F.avg_pool1d, 2: F.avg_pool2d, 3: F.avg_pool3d}
+_NO_LABEL = -1  # of an ignored pixel, or outside the image
+
+
+class _NeighbourDistance:
+    """``mean_k |l_k - τ_k|``, with τ_k the proportion of class k among the labels around the element.
+
+    Args:
+        elements: the batch.
+        window: the width of the window in pixels, an odd number.
+    """
+
+    def __init__(self, elements: Elements, window: int) -> None:
+        labels = torch.where(elements.valid, elements.target, _NO_LABEL).reshape(elements.shape)
+        axes = range(1, labels.ndim)
+        small = torch.int16 if elements.logits.shape[1] <= torch.iinfo(torch.int16).max else torch.int32
+        around = F.pad(labels.to(small), (window // 2,) * (2 * len(axes)), value=_NO_LABEL)
+        for axis in axes:
+            around = around.unfold(axis, window, 1)
+        around = around.flatten(labels.ndim) if axes else around.unsqueeze(-1)
+        # For each element the labels around it, (A, window size[, S]).
+        shape = (*elements.target.shape, around.shape[-1])
+        self.around = around.reshape(shape).movedim(-1, 1).contiguous()
+
+    def value(self, block: Block) -> Tensor:
+        return (block.logits - self._proportions(block)).abs().mean(1, keepdim=True)
+
+    def linearize(self, block: Block) -> Linearization:
+        proportions = self._proportions(block)
+        distance = torch.sub(block.logits, proportions, out=proportions)
+        value = torch.linalg.vector_norm(distance, 1, 1, keepdim=True) / distance.shape[1]
+
+        def dense(factor: Factor) -> Tensor:
+            return distance.sign_().mul_(factor / distance.shape[1])
+
+        return Linearization(value, lambda factor: Gradient(dense=lambda: dense(factor)))
+
+    def _proportions(self, block: Block) -> Tensor:
+        """τ, ``(A, K[, S])``."""
+        around = (self.around if block.index is None else self.around[block.index]).long()
+        counts = (around != _NO_LABEL).to(block.logits.dtype)
+        out = block.new()
+        found = torch.zeros_like(block.logits) if out is None else out.zero_()
+        found = found.scatter_add_(1, around.clamp_min_(0), counts)
+        # A window with nothing that counts lies around an ignored pixel, whose loss is not used.
+        return found.div_(counts.sum(1, keepdim=True).clamp_min(1))
 
 
 class NeighbourAware(Loss):
@@ -58,26 +109,10 @@ class NeighbourAware(Loss):
             raise ValueError(f"window must be odd, so that a pixel is in its middle, got {window}")
 
     def per_sample(self, elements: Elements) -> Tensor:
-        logits = unflatten(elements.logits, elements.batch_shape).to(computing_dtype(elements.logits))
-        distance = (logits - self._proportions(elements, logits)).abs().mean(1)
-        first = Composition(cross_entropy()).per_sample(elements)
-        return first + self.weight * distance.reshape(first.shape)
-
-    def _proportions(self, elements: Elements, logits: Tensor) -> Tensor:
-        """τ, of the logits' shape."""
-        valid = elements.valid.reshape(elements.shape).unsqueeze(1).to(logits.dtype)
-        target = elements.target.reshape(elements.shape).unsqueeze(1)
-        present = torch.zeros_like(logits).scatter(1, target, valid)
-        axes = logits.ndim - 2
-        if not axes or not logits.numel():
-            return present
-        if axes not in _POOLS:
+        axes = len(elements.batch_shape) - 2
+        if axes > 3:
             raise ValueError(
-                f"nacl takes logits with up to 3 spatial axes, got {axes}: {tuple(logits.shape)}"
+                f"nacl takes logits with up to 3 spatial axes, got {axes}: {tuple(elements.batch_shape)}"
             )
-
-        def mean(values: Tensor) -> Tensor:  # of the window, where pixels outside the image count as 0
-            return _POOLS[axes](values, self.window, stride=1, padding=self.window // 2)
-
-        # A window with nothing that counts lies around an ignored pixel, whose loss is not used.
-        return mean(present) / mean(valid).clamp_min(torch.finfo(logits.dtype).tiny)
+        distance = _NeighbourDistance(elements, self.window)
+        return reduce_classes(elements, WeightedSum((-1.0, LogLikelihood()), (self.weight, distance)))

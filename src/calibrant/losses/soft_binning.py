@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 
 from calibrant.arguments import in_range, whole_number
-from calibrant.kernels import Composition
+from calibrant.kernels import Composition, Correctness, Term, TopProbability
 from calibrant.layout import Elements, computing_dtype
-from calibrant.losses.base import Loss, LossOptions, Range
-from calibrant.losses.batch import confidence_and_correctness, root
+from calibrant.losses.base import LossOptions, Range
+from calibrant.losses.batch import BatchLoss, in_type_of_sums, root, sum_of_parts
 from calibrant.losses.cross_entropy import cross_entropy
 
 # Bins with less than this share of the batch are left out: they add less than its root, and their quotients
@@ -19,7 +19,7 @@ from calibrant.losses.cross_entropy import cross_entropy
 _EMPTY = 1e-30
 
 
-class SoftBinning(Loss):
+class SoftBinning(BatchLoss):
     """Soft-binned expected calibration error beside cross-entropy, ``ce + w SB-ECE`` (key ``sb-ece``).
 
     ``SB-ECE = √(Σ_b S_b/N (A_b - C_b)²)`` over the batch. Every element belongs to every bin b, by the share
@@ -64,12 +64,23 @@ class SoftBinning(Loss):
     def composition(self) -> Composition:
         return Composition(cross_entropy())
 
-    def over_batch(self, elements: Elements) -> Tensor:
-        confidence, correct, counted = confidence_and_correctness(elements)
-        middles = (torch.arange(self.bins, dtype=counted.dtype, device=counted.device) + 0.5) / self.bins
-        share = (-(confidence.unsqueeze(1) - middles).square() / self.temperature).softmax(1)
-        share = share * (counted / counted.sum().clamp_min(1)).unsqueeze(1)
-        size, gap = share.sum(0), (correct - confidence) @ share
+    def numbers(self, elements: Elements) -> tuple[Term, ...]:
+        return TopProbability(), Correctness()
+
+    def over_numbers(self, elements: Elements, *numbers: Tensor) -> Tensor:
+        dtype = computing_dtype(elements.logits)
+        counted, confidence, correct = in_type_of_sums(elements, *numbers)
+        weight = counted / counted.sum().clamp_min(1)
+        sums = sum_of_parts(self._sums, *(each.to(dtype) for each in (confidence, correct, weight)))
+        size, gap = sums.to(counted.dtype)
         present = size > _EMPTY
         squared = torch.where(present, gap * (gap / torch.where(present, size, 1)), 0).sum()
-        return (self.weight * root(squared)).to(computing_dtype(elements.logits))
+        return (self.weight * root(squared)).to(dtype)
+
+    def _sums(self, confidence: Tensor, correct: Tensor, weight: Tensor) -> Tensor:
+        """The size of each bin, and its size times its gap, ``(2, bins)``."""
+        bins = torch.arange(self.bins, dtype=confidence.dtype, device=confidence.device)
+        distance = ((bins + 0.5) / self.bins).unsqueeze(1) - confidence
+        # The bins come first, because torch's softmax is several times slower along a short last axis.
+        share = (distance * (distance * (-1 / self.temperature))).softmax(0)
+        return torch.stack([weight, (correct - confidence) * weight]) @ share.T
