@@ -151,7 +151,7 @@ def test_wrong_input_gets_one_line() -> None:
         "apply", "c.safetensors", single, "--output", "o.npz"
     )
     Path("two.csv").write_text("label,logit_cat,logit_dog\n0,1,2\n")
-    assert "expected one, as --binary and calibrators fitted with it take it" in fail(
+    assert "--binary, and calibrators fitted with it, need a single score; leave out" in fail(
         "apply", "c.safetensors", "two.csv", "--output", "o.npz"
     )
 
