@@ -188,7 +188,10 @@ def test_scores_or_labels_that_are_swapped_are_told(classes: int, stream: bool) 
     ("binary", "message"),
     [
         (True, "elements labelled 'no' have a higher mean probability of 'yes' than those labelled 'yes'"),
-        (False, "labelled 'class 0' have a higher mean probability of 'class 1' than those labelled 'class 1'"),
+        (
+            False,
+            "labelled 'class 0' have a higher mean probability of 'class 1' than those labelled 'class 1'",
+        ),
     ],
 )
 def test_swapped_scores_in_a_file_without_names_are_told(binary: bool, message: str) -> None:

@@ -758,7 +758,7 @@ def test_strings_that_numpy_pickles_get_a_way_out(tmp_path):
 def test_a_table_of_two_classes_is_not_binary(tmp_path):
     """The error was about shapes."""
     (tmp_path / "m.csv").write_text("label,probability_no,probability_yes\n0,0.25,0.75\n")
-    words = "has 2 probabilities and one label in a row; --binary, and calibrators fitted with it, need a single"
+    words = "has 2 probabilities and one label in a row; --binary, and calibrators fitted with it, need"
     refused(tmp_path / "m.csv", words, binary=True)
     np.savez(tmp_path / "m.npz", logits=LOGITS, labels=LABELS)
     refused(tmp_path / "m.npz", "leave out --binary if these are those of 2 classes", binary=True)

@@ -156,8 +156,8 @@ def _warn_if_swapped(file: PredictionFile, sums: Tensor) -> None:
     if mean[0] - mean[1] > 5 * noise + 1e-6:
         no, yes = file.class_names or (("no", "yes") if file.binary else ("class 0", "class 1"))
         warn(
-            f"elements labelled {no!r} have a higher mean probability of {yes!r} than those labelled {yes!r}: "
-            "scores or labels may be swapped"
+            f"elements labelled {no!r} have a higher mean probability of {yes!r} than those labelled "
+            f"{yes!r}: scores or labels may be swapped"
         )
 
 
