@@ -42,12 +42,12 @@ SLOW = (
 
 
 FOLDER = pytest.StashKey[str]()
-"""The folder of the stand-ins for programs, in the process that starts those which run the tests."""
+"""Where the stand-ins for programs are; set in pytest's main process."""
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_setupnodes(config: pytest.Config, specs: list[Any]) -> None:
-    """Let the processes that run the tests be forks of one server, which has imported what they need."""
+    """Start the workers of pytest-xdist as forks of one server, which has already imported what they need."""
     stack = ExitStack()
     config.add_cleanup(stack.close)
     folder = stack.enter_context(quick_programs(Path(stack.enter_context(TemporaryDirectory()))))
@@ -58,12 +58,12 @@ def pytest_xdist_setupnodes(config: pytest.Config, specs: list[Any]) -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_configure_node(node: Any) -> None:
-    """Tell such a process where the server is, and which Python it stands for."""
+    """Tell each worker where the stand-ins are, and the path of the real Python."""
     node.workerinput |= {"programs": node.config.stash[FOLDER], "python": sys.executable}
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Let a fork of the server start programs as if it had been started by itself."""
+    """In a worker: restore the real `sys.executable`, and start multiprocessing's fork server as a fork."""
     if given := getattr(config, "workerinput", None):
         sys.executable = given["python"]
         multiprocessing.set_executable(sys.executable)
@@ -71,9 +71,9 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection() -> None:
-    """Search for no garbage while modules are imported: nearly all that is found is in use.
+    """Turn garbage collection off while modules are imported: nearly all objects that it visits are in use.
 
-    Later, all objects are searched rarely. It takes a third of a second each time.
+    Later, full collections are rare, because each takes a third of a second.
     """
     import torch
 

@@ -9,6 +9,8 @@ A folder, put first on ``PATH``, has a stand-in for each command. It hands its a
 and open files to the server, and exits as the fork does. If it is killed, the fork is. Programs that start
 processes, as `torchrun` and `multiprocessing` do, start the stand-in too. So does pytest-xdist: the processes
 that run the tests are forks of one server, which serves the programs of all tests.
+
+All forks have the server's hash seed: differences in the order of sets are not seen.
 """
 
 from __future__ import annotations

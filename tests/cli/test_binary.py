@@ -151,13 +151,17 @@ def test_wrong_input_gets_one_line() -> None:
         "apply", "c.safetensors", single, "--output", "o.npz"
     )
     Path("two.csv").write_text("label,logit_cat,logit_dog\n0,1,2\n")
-    assert "expected one, as --binary and calibrators fitted with it take it" in fail(
+    assert "--binary, and calibrators fitted with it, need a single score; leave out" in fail(
         "apply", "c.safetensors", "two.csv", "--output", "o.npz"
     )
 
 
+SWAPPED = "scores or labels may be swapped"
+
+
+@pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("classes", [1, 2])
-def test_scores_or_labels_that_are_turned_round_are_told(classes: int) -> None:
+def test_scores_or_labels_that_are_swapped_are_told(classes: int, stream: bool) -> None:
     """A table with the probability of ham, and 1 for spam: only the name of the column said so."""
     logits, target = decisions(ROWS)
     ham = (-logits).sigmoid().tolist()
@@ -169,6 +173,38 @@ def test_scores_or_labels_that_are_turned_round_are_told(classes: int) -> None:
         else:
             lines = [",".join(line.split(",")[order] for order in (1, 0, 2)) for line in lines]
         Path("t.csv").write_text("\n".join(lines))
-        result = succeed("calibrate", *(["--binary"] * (classes == 1)), "t.csv", "--resamples", 0)
-        expected = "t.csv: the probability of 'ham' is higher where the label is that of"
-        assert result.stderr.count(expected) == told
+        command = ["evaluate", "--stream"] if stream else ["calibrate"]
+        stderr = succeed(*command, *["--binary"] * (classes == 1), "t.csv", "--resamples", 0).stderr
+        assert stderr.count(SWAPPED) == told
+        if told:
+            other = "not ham" if classes == 1 else "spam"
+            assert (
+                f"t.csv: elements labelled '{other}' have a higher mean probability of 'ham' than those "
+                "labelled 'ham'" in stderr
+            )
+
+
+@pytest.mark.parametrize(
+    ("binary", "message"),
+    [
+        (True, "elements labelled 'no' have a higher mean probability of 'yes' than those labelled 'yes'"),
+        (
+            False,
+            "labelled 'class 0' have a higher mean probability of 'class 1' than those labelled 'class 1'",
+        ),
+    ],
+)
+def test_swapped_scores_in_a_file_without_names_are_told(binary: bool, message: str) -> None:
+    logits, target = decisions(ROWS)
+    scores = -logits if binary else torch.stack([logits, -logits], 1)
+    file = save(Path("p.npz"), scores, target)
+    options = ["--binary"] * binary + ["--resamples", 0]
+    assert message in succeed("evaluate", *options, file).stderr
+    assert SWAPPED not in succeed("evaluate", *options, file, "--ignore-index", 0).stderr
+
+
+def test_equal_scores_are_not_taken_for_swapped() -> None:
+    """Their means over the elements of each label differ by rounding."""
+    _, target = decisions(2000)
+    file = save(Path("p.npz"), torch.full((2000,), -2.4, dtype=torch.float64), target)
+    assert SWAPPED not in succeed("evaluate", "--binary", "--resamples", 0, file).stderr

@@ -514,7 +514,7 @@ def test_what_cannot_be_applied_is_refused_before_the_work(tmp_path, judged):
     fails(run("apply", calibrator, judged, "--output", calibrator), "one of the files to read")
     fails(
         run("apply", calibrator, judged, "--output", tmp_path / "out.csv"),
-        "out.csv: needs a .csv file to read",
+        "test.npz is not a .csv file; expected .npz or .safetensors",
     )
     fails(run("apply", calibrator, judged, "--output", tmp_path / "out.txt"), ".npz or .safetensors")
     fails(run("apply", tmp_path / "none", judged, "--output", out), "there is no calibrator")
@@ -570,6 +570,15 @@ def test_a_table_stays_a_table(tmp_path, kind):
     torch.testing.assert_close(found[0].diff(dim=1), expected[0].diff(dim=1).double())
     if binary:
         torch.testing.assert_close(found[0], expected[0].double())
+
+
+@pytest.mark.parametrize("end", ["\n", "\r\n"])
+def test_a_table_keeps_the_ends_of_its_lines(tmp_path, end):
+    calibrator, path, out = tmp_path / "c.safetensors", tmp_path / "m.csv", tmp_path / "out.csv"
+    save_calibrator(create_calibrator("temperature").fit(*data(0)), calibrator)
+    path.write_text(end.join(["logit_a,logit_b,logit_c,label", "1,2,3,0", ""]), newline="")
+    assert run("apply", calibrator, path, "--output", out).exit_code == 0
+    assert re.findall(r"\r?\n", out.read_bytes().decode()) == [end, end]
 
 
 def test_half_a_file_is_never_left(tmp_path, calibrator, judged, monkeypatch):

@@ -4,6 +4,7 @@ import csv
 import json
 import sys
 import zipfile
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -583,23 +584,24 @@ def test_named_labels_beside_other_columns_and_ignored_elements(tmp_path):
     assert open_predictions(tmp_path / "m.csv").load()[1].tolist() == [1, -100, 0]
 
 
+def write_single_scores(path, column, labels):
+    scores = np.linspace(0.1, 0.9, len(labels)).tolist()
+    if path.suffix == ".parquet":
+        pyarrow = pytest.importorskip("pyarrow")
+        from pyarrow import parquet
+
+        parquet.write_table(pyarrow.table({"label": labels, column: scores}), path)
+    elif path.suffix == ".csv":
+        path.write_text("\n".join([f"label,{column}", *map("{},{}".format, labels, scores)]))
+    else:
+        rows = zip(labels, scores, strict=True)
+        path.write_text("\n".join(json.dumps({"label": label, column: score}) for label, score in rows))
+
+
 @pytest.mark.parametrize("suffix", [".csv", ".jsonl", ".parquet"])
 def test_a_single_column_may_be_named_after_one_of_two_words(tmp_path, suffix):
     path = tmp_path / f"m{suffix}"
-
-    def write(column, labels):
-        scores = np.linspace(0.1, 0.9, len(labels)).tolist()
-        if suffix == ".parquet":
-            pyarrow = pytest.importorskip("pyarrow")
-            from pyarrow import parquet
-
-            parquet.write_table(pyarrow.table({"label": labels, column: scores}), path)
-        elif suffix == ".csv":
-            path.write_text("\n".join([f"label,{column}", *map("{},{}".format, labels, scores)]))
-        else:
-            rows = zip(labels, scores, strict=True)
-            path.write_text("\n".join(json.dumps({"label": label, column: score}) for label, score in rows))
-
+    write = partial(write_single_scores, path)
     for column, labels in {"spam": ["ham", "spam", "Spam"], "neg": ["pos", "neg", "neg"]}.items():
         write(f"probability_{column}", labels)
         file = open_predictions(path, binary=True)
@@ -629,6 +631,32 @@ def test_a_single_column_may_be_named_after_one_of_two_words(tmp_path, suffix):
         assert open_predictions(path, binary=True).load()[1].flatten().tolist() == [-100, 0, 1]
         write("probability_spam", ["0", "1", "ham"])
         refused(path, "'ham'", "at row 3", "expected 0 or 1", binary=True)
+
+
+@pytest.mark.parametrize("suffix", [".csv", ".jsonl", ".parquet"])
+def test_0_and_1_beside_words_are_refused_in_any_order(tmp_path, suffix):
+    (tmp_path / "folder").mkdir()
+    path, other = (tmp_path / "folder" / f"{name}{suffix}" for name in "ab")
+
+    def write(file, labels):
+        if suffix == ".jsonl":
+            labels = [int(label) if label[-1].isdigit() else label for label in labels]
+        write_single_scores(file, "probability_yes", labels)
+
+    expected = "expected no, or yes, the word in the name of the scores"
+    write(path, ["no", "yes", "1", "0"])
+    refused(path, "at row 3", expected, binary=True)
+    write(path, ["-100", "no", "0", "yes"])
+    refused(path, "at row 3", expected, binary=True)
+    # With 0 as the ignored label, every "no" would be left out too.
+    for labels, ignored, row in ((["-100", "1", "no", "yes"], -100, 3), (["0", "no", "yes"], 0, 2)):
+        write(path, labels)
+        words = f"at row {row}", "expected 0 or 1, or false or true, as in the rows before"
+        refused(path, "'no'", *words, binary=True, ignore_index=ignored)
+    write(path, ["no", "no", "1"])
+    write(other, ["yes", "no", "no"])
+    with pytest.raises(BadFileError, match=f"at row 3.*{expected}"):
+        open_predictions(path.parent, binary=True).load()
 
 
 @pytest.mark.parametrize("suffix", [".csv", ".jsonl", ".parquet"])
@@ -730,9 +758,7 @@ def test_strings_that_numpy_pickles_get_a_way_out(tmp_path):
 def test_a_table_of_two_classes_is_not_binary(tmp_path):
     """The error was about shapes."""
     (tmp_path / "m.csv").write_text("label,probability_no,probability_yes\n0,0.25,0.75\n")
-    words = (
-        "has 2 probabilities and one label in a row; expected one, as --binary and calibrators fitted with it"
-    )
+    words = "has 2 probabilities and one label in a row; --binary, and calibrators fitted with it, need"
     refused(tmp_path / "m.csv", words, binary=True)
     np.savez(tmp_path / "m.npz", logits=LOGITS, labels=LABELS)
     refused(tmp_path / "m.npz", "leave out --binary if these are those of 2 classes", binary=True)

@@ -40,7 +40,7 @@ def apply(
     with terminal.one_line_errors(OSError, ValueError):
         as_table = output.suffix.lower() == ".csv"
         if as_table and (file.is_dir() or file.suffix.lower() != ".csv"):
-            terminal.fail(f"--output {output}: needs a .csv file to read; expected .npz or .safetensors")
+            terminal.fail(f"--output {output}: {file} is not a .csv file; expected .npz or .safetensors")
         if not as_table:
             terminal.check_suffix(output, WRITERS)
         layer = load_calibrator(calibrator)
@@ -64,7 +64,6 @@ def apply(
             else:
                 write_predictions(output, calibrated, rows, predictions.class_names)
     source, method = predictions.path.name, prediction_files.in_words(layer)
-    left_out = dict.fromkeys(name for part in predictions.parts for name in part.beside)
-    without = f"; without its other columns {first_few(map(repr, left_out))}"
-    kept = without if left_out and not as_table else ""
-    say(f"{output}: {rows:,} rows of {source}, calibrated by {method}{kept}")
+    left_out = {} if as_table else dict.fromkeys(name for part in predictions.parts for name in part.beside)
+    without = f"; without its other columns {first_few(map(repr, left_out))}" if left_out else ""
+    say(f"{output}: {rows:,} rows of {source}, calibrated by {method}{without}")

@@ -104,10 +104,11 @@ def evaluate_file(
 ) -> Evaluation:
     """Evaluate loaded predictions, or stream the file, after applying a calibrator if there is one."""
     options = {**options, "name": name, "class_names": file.class_names}
+    checked = calibrator is None and file.num_classes == (1 if file.binary else 2)
     with progress_bars() as progress, errors_of(file):
         if loaded is not None:
-            if calibrator is None and file.num_classes == (1 if file.binary else 2):
-                _warn_if_turned_round(file, *loaded)
+            if checked:
+                _warn_if_swapped(file, _sums_by_label(file, *loaded))
             resampling = progress.add_task(f"{name}: resampling", total=options["resamples"])
             return calibrant.evaluation.evaluate(
                 calibrate_batch(calibrator, file, *loaded),
@@ -116,30 +117,47 @@ def evaluate_file(
                 progress=lambda done, total: progress.update(resampling, completed=done, total=total),
             )
         reading = progress.add_task(f"{name}: reading", total=file.rows)
+        sums = torch.zeros(2, 3, dtype=torch.float64)
 
         def batches(part: PredictionFile) -> Iterator[Batch]:
             with closing(part.batches(all_ignored=True)) as found:
                 for logits, labels in found:
+                    if checked:
+                        sums.add_(_sums_by_label(file, logits, labels))
                     yield calibrate_batch(calibrator, file, logits, labels), labels
                     progress.advance(reading, len(labels))
 
-        return calibrant.evaluation.evaluate_parts(
+        evaluation = calibrant.evaluation.evaluate_parts(
             file.parts, batches, num_classes=file.num_classes, **options
         )
+        if checked:
+            _warn_if_swapped(file, sums)
+        return evaluation
 
 
-def _warn_if_turned_round(file: PredictionFile, logits: Tensor, labels: Tensor) -> None:
+def _sums_by_label(file: PredictionFile, logits: Tensor, labels: Tensor) -> Tensor:
+    """For labels 0 and 1: the number of elements, and sums of the probability of 1 and of its square."""
+    if file.binary:
+        logits, labels = logits[:, 0], labels[:, 0]
+    else:
+        logits = logits[:, 1] - logits[:, 0]
+    yes = logits.double().sigmoid()
+    parts = [yes[labels == label] for label in (0, 1)]
+    return torch.tensor([[len(part), part.sum(), part.square().sum()] for part in parts], dtype=torch.float64)
+
+
+def _warn_if_swapped(file: PredictionFile, sums: Tensor) -> None:
     """Warn if the probability of the second class, or of yes, is clearly higher where it is not true."""
-    yes = (logits[:, -1] if file.binary else logits.diff(dim=1)[:, 0]).sigmoid()
-    parts = [yes[labels.view_as(yes) == label] for label in (0, 1)]
-    if min(map(len, parts)) < 2:
+    count, total, squares = sums.unbind(1)
+    if file.ignore_index in (0, 1) or count.min() < 2:
         return
-    noise = sum(float(part.var()) / len(part) for part in parts) ** 0.5
-    if parts[0].mean() - parts[1].mean() > 5 * noise:
-        names = file.class_names or ("no", "yes")
+    mean = total / count
+    noise = ((squares / count - mean.square()).clamp_min(0) / (count - 1)).sum().sqrt()
+    if mean[0] - mean[1] > 5 * noise + 1e-6:
+        no, yes = file.class_names or (("no", "yes") if file.binary else ("class 0", "class 1"))
         warn(
-            f"the probability of {names[1]!r} is higher where the label is that of {names[0]!r}: scores or "
-            "labels may be turned round"
+            f"elements labelled {no!r} have a higher mean probability of {yes!r} than those labelled "
+            f"{yes!r}: scores or labels may be swapped"
         )
 
 

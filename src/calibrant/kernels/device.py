@@ -178,9 +178,10 @@ def _correction(counted, scale, elements):
 
 @device_function
 def _finish(found, values, losses, counted, weight, elements, COUNT):
-    """Leave this program's sums. The program that does so last adds up those of all, in a fixed order.
+    """Store this program's sums.
 
-    It also leaves the result, and what corrects the mean by what really counted.
+    The last program to finish adds up the sums of all in a fixed order, and stores the loss and the factor
+    that corrects the gradient.
     """
     together: tl.constexpr = 1024
     place, programs = tl.program_id(0), tl.num_programs(0)

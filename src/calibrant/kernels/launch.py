@@ -59,7 +59,7 @@ class Launcher:
 
 
 _SINGLE_PROGRAM = 1 << 14
-"""Up to this many logits are left to one program, so that no second kernel need add up several results."""
+"""Up to this many logits are left to one program, which needs no sums of others."""
 
 
 class Tiling(NamedTuple):
@@ -139,7 +139,8 @@ class _Plan:
         programs = -(-inner // (tile.rows * tile.tiles)) * outer
         each = reduction == "none"
         alone = programs == 1 and tile.tiles == 1 and not each
-        # Numbers that the programs leave for the last one; 0 where they leave the result itself.
+        # Numbers that programs leave for the last one to add up; 0 if there is one program, no reduction, or
+        # an upstream gradient.
         self.findings = 0 if alone or each or upstream is not None else 2 * programs + 1
         limits = {} if tile.registers is None else {"maxnreg": tile.registers}
         self.start = Launcher(

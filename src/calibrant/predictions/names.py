@@ -30,10 +30,16 @@ class Names:
         """The number of the class with this name, or None."""
         return self.numbers.get(label.lower() if self._any_case else label)
 
+    def takes(self, number: object) -> bool:
+        """Whether a label may be this number instead of a name."""
+        return self._or_numbers
+
     def meaning(self, label: str) -> float | None:
         """The class number that a label stands for, or None."""
         found = self.number(label)
-        return float(label) if found is None and self._or_numbers and is_number(label) else found
+        if found is None and is_number(label) and self.takes(float(label)):
+            return float(label)
+        return found
 
     def numbers_of(self, path: Path, labels: np.ndarray[Any, Any], start: int) -> np.ndarray[Any, Any]:
         """The class numbers of labels in a file. ``start`` is the first row."""
@@ -49,6 +55,7 @@ class Names:
 class Answers(Names):
     """Labels of single scores: false and true, or the word ``yes`` and one other word, in any case.
 
+    Beside such words, 0 and 1 are refused.
     ``words`` are the labels so far, if they are words other than false and true.
     """
 
@@ -79,11 +86,14 @@ class Answers(Names):
             self.expected += f"; if {self._yes} is misspelt, name the scores after one of the labels"
         return self.numbers.get(word)
 
+    def takes(self, number: object) -> bool:
+        return not self.words or number not in (0, 1)
+
     def settle(self, labels: Iterable[float | None]) -> tuple[str, ...]:
-        """Read labels of a file, by `meaning`, until it is certain what they are; return ``words``."""
+        """Read labels, as `meaning` returns them, until their kind is certain; return the words."""
         for label in labels:
             if label in (0, 1) and not self.words:
-                self._yes = None
+                self._yes, self.expected = None, "0 or 1, or false or true, as in the rows before"
             if self._yes is None or len(self.words) == 2:
                 break
         return tuple(self.words)

@@ -99,8 +99,7 @@ def _opened(path: Path, ignore_index: int, binary: bool) -> PredictionFile:
 def batches_of(path: Path | str, ignore_index: int = -100, binary: bool = False) -> Batches:
     """The batches of a file or folder, which is opened when the first one is asked for.
 
-    It may be a part of a larger set: a file in which all elements are ignored is no error, nor is one without
-    the word for yes.
+    The file may be part of a larger set: it may lack the word for yes, and all its elements may be ignored.
 
     Args:
         path: the file or folder; see `open_predictions`.
@@ -169,8 +168,8 @@ def _as_decisions(file: PredictionFile) -> PredictionFile:
         if not file.stored_labels:
             raise BadFileError(
                 file.path,
-                f"has {scores} {file.kind} and one label in a row; expected one, as --binary and calibrators "
-                f"fitted with it take it{leave_out} (several labels need a file of arrays, such as .npz)",
+                f"has {scores} {file.kind} and one label in a row; --binary, and calibrators fitted with it, "
+                f"need a single score{leave_out} (several labels need a file of arrays, such as .npz)",
             )
         raise BadFileError(
             file.path,

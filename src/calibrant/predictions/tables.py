@@ -220,8 +220,10 @@ def _csv_rows(path: Path, columns: Sequence[str], wanted: _Columns, words: Names
         names = words if len(scores) == 1 or not wanted.lists else _NO_NAMES
         meant = names.meaning(label)
         if values is None or meant is None:
-            named = [(wanted.label, label)] if meant is None else zip(wanted.scores, scores, strict=True)
-            name, cell = next((name, cell) for name, cell in named if not is_number(cell))
+            name, cell = wanted.label, label
+            if meant is not None:
+                named = zip(wanted.scores, scores, strict=True)
+                name, cell = next((name, cell) for name, cell in named if not is_number(cell))
             shown = f"has {cell!r} in" if cell else "has an empty cell in"
             expected = names.expected if meant is None else "a number"
             if meant is not None and is_number(cell.replace(",", ".")):
@@ -231,7 +233,10 @@ def _csv_rows(path: Path, columns: Sequence[str], wanted: _Columns, words: Names
 
 
 def _filled(path: Path, wanted: _Columns) -> Iterator[tuple[int, list[str]]]:
-    """The line and the cells of each row. Empty rows are skipped, but not where numbers are expected."""
+    """The line number and cells of each row.
+
+    Blank lines are skipped; so are rows of empty cells if scores are lists.
+    """
     strict = not wanted.lists
     with path.open(encoding="utf-8-sig", newline="") as stream:
         cells = csv.reader(stream, delimiter=delimiter_of(path))
@@ -305,7 +310,9 @@ def _json_rows(path: Path, columns: _Columns, words: Names) -> Iterator[Row]:
                 found = f"{columns.kind} at {row_of(path, number)}"
                 raise BadFileError(path, f"{found} are not a list of numbers; expected one per class")
             names = words if len(scores) == 1 or not columns.lists else _NO_NAMES
-            meant: Any = names.number(str(label)) if isinstance(label, bool | str) else label
+            meant: Any = label if names.takes(label) else None
+            if isinstance(label, bool | str):
+                meant = names.number(str(label))
             if type(meant) not in (int, float):
                 found = f"has label {label!r} at {row_of(path, number)}"
                 raise BadFileError(path, f"{found}; expected {names.expected}")

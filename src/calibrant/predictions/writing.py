@@ -59,7 +59,7 @@ def write_predictions(
 
 
 def rewrite_table(path: Path, source: PredictionFile, batches: Iterable[Tensor]) -> None:
-    """Write a CSV file of predictions again, with other scores; everything else stays.
+    """Write a CSV file of predictions again, with other scores; the other columns keep their cells.
 
     The file is replaced in one step. Probabilities stay probabilities, and logits logits.
 
@@ -75,8 +75,11 @@ def rewrite_table(path: Path, source: PredictionFile, batches: Iterable[Tensor])
                 logits = logits.sigmoid() if source.binary else logits.softmax(1)
             yield logits
 
+    with source.path.open("rb") as old:
+        end = "\r\n" if old.readline(1 << 20).endswith(b"\r\n") else "\n"
     with replacing(path) as stream, TextIOWrapper(stream, "utf-8", newline="") as text:
-        csv.writer(text, delimiter=delimiter_of(source.path)).writerows(rewritten(source.path, scores()))
+        writer = csv.writer(text, delimiter=delimiter_of(source.path), lineterminator=end)
+        writer.writerows(rewritten(source.path, scores()))
 
 
 PROBABILITY_SUFFIXES = (".csv", ".npz", ".parquet")

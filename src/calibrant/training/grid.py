@@ -195,9 +195,8 @@ def _perform(
     folder: Path,
 ) -> list[Warning]:
     """Train and evaluate a run in a process of its own; return its warnings. Its folder keeps the results."""
-    with warnings.catch_warnings(
-        action="ignore"
-    ):  # the process that started this one has read the data, and warned
+    # The process that started this one has read the data, and warned.
+    with warnings.catch_warnings(action="ignore"):
         data = load_data_once(str(recipe.data), data_root)
     fabric = launched(recipe, accelerator=accelerator, devices=1)
     with warnings.catch_warnings(record=True, action="always") as caught:

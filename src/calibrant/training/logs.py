@@ -26,7 +26,7 @@ class Logs:
         self._board: SummaryWriter | None = None
 
     def close(self) -> None:
-        """Write what TensorBoard holds back."""
+        """Close TensorBoard's writer, which writes what it has buffered."""
         if self._board is not None:
             self._board.close()
 

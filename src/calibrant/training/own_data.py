@@ -183,7 +183,7 @@ def _table(files: Mapping[str, Path], target: str | None, changes: Sequence[str]
     unusable = [name for name in others if name not in numeric and too_many_categories(others[name])]
     for name in unusable:
         if meant := looks_like(as_texts(others[name])):
-            warn(f"{path}: column {name!r} is left out, because it has too many different texts, but {meant}")
+            warn(f"{path}: column {name!r} is left out, because it has too many different texts; {meant}")
     drop = [name for name in table if name in (*counted, *unusable)]
     if len(drop) == len(table) - len(targets):
         raise RecipeError(

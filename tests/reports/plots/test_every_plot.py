@@ -1,6 +1,8 @@
 """Every plot uses the given axes, fits a paper's column, is legible and can be saved."""
 
+import inspect
 import io
+import re
 from itertools import cycle, pairwise
 
 import matplotlib
@@ -78,6 +80,13 @@ PICTURES = {
 
 def test_every_public_function_is_drawn_here():
     assert set(plots.__all__) == {name.partition(",")[0].partition(" ")[0] for name in PICTURES}
+
+
+@pytest.mark.parametrize("name", plots.__all__)
+def test_arguments_are_described_by_the_package_or_the_function(name):
+    function = getattr(plots, name)
+    shared, own = re.findall(r"``(\w+)``", plots.__doc__), re.findall(r"(?m)^ +(\w+): ", function.__doc__)
+    assert set(inspect.signature(function).parameters) <= {*shared, *own}
 
 
 @pytest.mark.parametrize("picture", PICTURES.values(), ids=PICTURES)

@@ -151,10 +151,16 @@ def test_texts_that_are_no_categories_are_told(tmp_path, value, what):
     rows = [{**row, "at": value(number)} for number, row in enumerate(people())]
     write_csv(tmp_path / "a.csv", rows, ";")
     with pytest.warns(
-        UserWarning, match=f"column 'at': its \\d+ different texts .* look like {what}: .*drop"
+        UserWarning, match=f"column 'at': its texts become categories; .*look like {what}.*: .*drop"
     ):
         table(tmp_path, file="a.csv", **OPTIONS)
     table(tmp_path, file="a.csv", **{**OPTIONS, "categorical": ("rooms", "at")})  # says so itself
+
+
+def test_missing_values_are_no_texts_that_are_counted(tmp_path):
+    write_csv(tmp_path / "a.csv", [{"at": f"N. {n}" if n else "", "y": n % 2} for n in range(40)])
+    with pytest.raises(ValueError, match="column 'at': 39 different texts in 40 rows are no categories"):
+        table(tmp_path, file="a.csv", target="y")
 
 
 @pytest.mark.parametrize("form", ["1.{}.10", "555-12{}", "12-34-{}", "{}-5", "1999-{}99-01"])

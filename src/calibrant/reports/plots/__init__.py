@@ -1,7 +1,7 @@
 """Plots for papers and reports. Each is a function of data and axes that returns the axes it drew on.
 
-``ax`` are the axes to draw on, by default those of a new figure. ``title`` is written above them. ``metric``
-is a key of `calibrant.metrics.METRICS`.
+``ax`` are the axes of matplotlib to draw on, by default those of a new figure. ``title`` is written above
+them. ``metric`` is a key of `calibrant.metrics.METRICS`.
 """
 
 from calibrant.extras import require

@@ -273,6 +273,9 @@ def mean_ranks(ranks: Ranks, ax: Axes | None = None, *, title: str | None = None
 
     A bar at the right connects methods that do not differ significantly (Nemenyi's test at 5 %).
 
+    Args:
+        ranks: the ranks, as `calibrant.evaluation.ranks.rank_methods` returns them.
+
     >>> from calibrant.evaluation.ranks import rank_methods
     >>> values = {name: {"ce": [0.2], "ls": [0.1]} for name in ("digits", "cifar10")}
     >>> ax = mean_ranks(rank_methods(values, higher_is_better=False))

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from functools import partial
 from math import inf, isfinite
@@ -185,8 +186,8 @@ def looks_like(texts: Sequence[str]) -> str:
     words = [text for text in odd if not is_numeric([re.sub("[,%$€£]", "", text)])]
     if odd and len(distinct) > _ALWAYS_ALLOWED and 2 * len(words) < len(distinct):
         return (
-            f"{len(distinct) - len(words)} of them look like numbers, some are written otherwise, such as "
-            f"{odd[0][:40]!r}: write 1234.5, and leave cells without a number empty"
+            f"{len(distinct) - len(words)} of them look like numbers, but texts such as {odd[0][:40]!r} "
+            "are not plain numbers: write 1234.5, and leave cells without a number empty"
         )
     return ""
 
@@ -258,9 +259,7 @@ class Numbers:
 
     def fill(self, inputs: NDArray[np.float32], values: Sequence[Any]) -> None:
         """Write the inputs ``(N, width)`` for these cells, or raise a `BadCellError`."""
-        numbers = as_numbers(values)
-        if np.isinf(numbers).any():
-            raise BadCellError(int(np.isinf(numbers).argmax()), "has an infinite number")
+        numbers = _finite(values)
         missing = np.isnan(numbers)
         with np.errstate(over="ignore"):
             standardised = np.where(missing, 0.0, (numbers - self.mean) / self.std).astype(np.float32)
@@ -367,12 +366,8 @@ class Rows(Preparation):
         for name, values in columns.items():
             where = f"{columns.path}, column {name!r}"
             if name not in categorical and is_numeric(values):
-                numbers = as_numbers(values)
-                if np.isinf(numbers).any():
-                    place = place_of(columns, int(np.isinf(numbers).argmax()))
-                    raise ValueError(
-                        f"{place}: column {name!r} has an infinite number, expected a finite one"
-                    )
+                with _naming_cells(columns, name):
+                    numbers = _finite(values)
                 try:
                     fitted.append(Numbers.fit(name, numbers[rows.numpy()]))
                 except ValueError as error:
@@ -381,14 +376,15 @@ class Rows(Preparation):
             advice, texts = f'leave it out with drop = ["{name}"]', as_texts(values)
             meant = "" if name in categorical else looks_like(texts)
             if too_many_categories(values):
+                different = len(set(texts) - {""})
                 raise ValueError(
-                    f"{where}: {len(set(texts))} different texts in {len(values)} rows are no categories; "
+                    f"{where}: {different} different texts in {len(values)} rows are no categories; "
                     f"{meant and f'{meant}. Or '}{advice}"
                 )
             if meant:
                 warn(
-                    f"{where}: its {len(set(texts))} different texts become categories, but {meant}. Or "
-                    f'{advice}. If they are meant as categories, set categorical = ["{name}"]'
+                    f"{where}: its texts become categories; {meant}. Or {advice}. If they are meant as "
+                    f'categories, set categorical = ["{name}"]'
                 )
             fitted.append(Categories.fit(name, [values[row] for row in rows.tolist()]))
         return cls(fitted, ignored, target)
@@ -420,13 +416,8 @@ class Rows(Preparation):
         inputs = np.zeros((size, self.features), np.float32)
         start = 0
         for column in self.columns if size else ():
-            try:
+            with _naming_cells(columns, column.name):
                 column.fill(inputs[:, start : start + column.width], columns[column.name])
-            except BadCellError as error:
-                place = place_of(columns, error.index)
-                raise ValueError(
-                    f"{place}: column {column.name!r} {error}, expected a finite number"
-                ) from error
             start += column.width
         return torch.from_numpy(inputs)
 
@@ -451,6 +442,24 @@ class Rows(Preparation):
             return cls([_column(stored) for stored in state["columns"]], ignored, target)
         except (KeyError, TypeError, ValueError) as error:
             raise ValueError(f"this is no state of prepared rows: {error}") from error
+
+
+def _finite(values: Sequence[Any]) -> NDArray[np.float64]:
+    """The numbers in a column, or a `BadCellError` if one is infinite."""
+    numbers = as_numbers(values)
+    if np.isinf(numbers).any():
+        raise BadCellError(int(np.isinf(numbers).argmax()), "has an infinite number")
+    return numbers
+
+
+@contextmanager
+def _naming_cells(columns: Columns, name: str) -> Iterator[None]:
+    """Let errors about a cell name its place and column."""
+    try:
+        yield
+    except BadCellError as error:
+        place = place_of(columns, error.index)
+        raise ValueError(f"{place}: column {name!r} {error}, expected a finite number") from error
 
 
 def _warn_of_unknown(column: Categories, values: Sequence[Any], inputs: Tensor) -> None:
