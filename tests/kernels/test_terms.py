@@ -31,7 +31,6 @@ from calibrant.kernels import (
 )
 from calibrant.kernels.block import Block, Scratch
 from calibrant.layout import Elements, along_classes, arrange, blocks
-from calibrant.losses.class_frequency import _Excess
 from calibrant.losses.conditional_smoothing import _SquaredDistances
 from calibrant.losses.penalties import PENALTIES, hinge
 
@@ -147,11 +146,6 @@ BASIC = [
         lambda logits: Entropy(precise=True),
         lambda s, x, y: -(s * s.exp()).sum(),
         soft=True,
-    ),
-    Case(
-        "excess",
-        lambda logits: _Excess(along_classes(WEIGHT, logits)),
-        lambda s, x, y: (WEIGHT * (s.exp() - F.one_hot(torch.tensor(y), len(s)))).sum(),
     ),
     Case(
         "penalty-on-squared-distances",

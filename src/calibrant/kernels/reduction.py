@@ -51,8 +51,13 @@ def sum_of_gradients(parts: Sequence[Gradient]) -> Gradient:
     return Gradient(
         sum(part.along_softmax for part in parts),
         reduce(add, at_target) if at_target else None,
-        (lambda: reduce(add, (each() for each in dense))) if dense else None,
+        (lambda: reduce(_add_to, (each() for each in dense))) if dense else None,
     )
+
+
+def _add_to(total: Tensor, other: Tensor) -> Tensor:
+    """The sum, in the memory of the first tensor if both have one shape."""
+    return total.add_(other) if total.shape == other.shape else total + other
 
 
 class Linearization(NamedTuple):
@@ -141,18 +146,28 @@ def reduce_classes(
     return value.squeeze(1)
 
 
-def reduce_each(elements: Elements, *terms: Term) -> list[Tensor]:
-    """Evaluate several terms for every element in one pass.
+class SumTerm(Protocol):
+    """One number per class, summed over elements, and its gradient with respect to the logits."""
+
+    def value(self, block: Block) -> Tensor:
+        """The sums over a block ``(K,)``, by operations that autograd can differentiate."""
+
+    def gradient(self, block: Block, factor: Tensor) -> Gradient:
+        """The gradient of ``Σ_k factor_k · sum_k``; without autograd."""
+
+
+def reduce_each(elements: Elements, *terms: Term | SumTerm) -> list[Tensor]:
+    """Evaluate several terms in one pass.
 
     For losses whose gradient is known only once all elements have been seen. The gradient takes a second
     pass, in which the terms again share the softmax.
 
     Args:
         elements: the batch.
-        *terms: the numbers to compute for each element.
+        *terms: what to compute for each element, or for all elements together.
 
     Returns:
-        One tensor ``(A[, S])`` per term, differentiable with respect to the logits.
+        One tensor ``(A[, S])`` or ``(K,)`` per term, differentiable with respect to the logits.
     """
     logits = elements.logits
     target = elements.target if elements.soft else elements.target.unsqueeze(1)
@@ -161,24 +176,31 @@ def reduce_each(elements: Elements, *terms: Term) -> list[Tensor]:
         values = [term.value(block) for term in terms]
     else:
         values = _SeveralReductions.apply(logits, target, *terms)  # type: ignore[no-untyped-call]
-    return [value.squeeze(1) for value in values]
+    return [value if value.ndim == 1 else value.squeeze(1) for value in values]
 
 
 class _SeveralReductions(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, logits: Tensor, target: Tensor, *terms: Term) -> tuple[Tensor, ...]:
+    def forward(ctx: Any, logits: Tensor, target: Tensor, *terms: Term | SumTerm) -> tuple[Tensor, ...]:
         ctx.save_for_backward(logits, target)
         ctx.terms = terms
         ctx.set_materialize_grads(False)
-        found = tuple(_one_per_element(logits) for _ in terms)
+        found = {term: _one_per_element(logits) for term in terms if hasattr(term, "linearize")}
 
-        def evaluate(index: Index, scratch: Scratch) -> None:
+        def evaluate(index: Index, scratch: Scratch) -> list[Tensor]:
             block = Block(logits[index], target[index], scratch, index=index)
-            for term, values in zip(terms, found, strict=True):
-                values[index] = term.value(block)
+            sums = []
+            for term in terms:
+                value = term.value(block)
+                if term in found:
+                    found[term][index] = value
+                else:
+                    sums.append(value)
+            return sums
 
-        map_blocks(evaluate, logits)
-        return found
+        ctx.mark_non_differentiable(*(found[term] for term in terms if getattr(term, "constant", False)))
+        sums = iter(sum_blocks(evaluate, logits))
+        return tuple(found[term] if term in found else next(sums) for term in terms)
 
     @staticmethod
     def backward(ctx: Any, *upstream: Tensor | None) -> tuple[Tensor | None, ...]:
@@ -198,7 +220,14 @@ class _SeveralReductions(torch.autograd.Function):
 
         def write(index: Index, scratch: Scratch) -> None:
             block = Block(logits[index], target[index], scratch, index=index)
-            parts = [term.linearize(block).gradient(by[index]) for term, by in used]
+            parts = []
+            for term, by in used:
+                factor = by if by.ndim == 1 else by[index]
+                # A few terms have a gradient that takes less time without the value.
+                separate = hasattr(term, "gradient")
+                parts.append(
+                    term.gradient(block, factor) if separate else term.linearize(block).gradient(factor)
+                )
             _write(sum_of_gradients(parts), block, gradient[index])
 
         map_blocks(write, logits)
@@ -292,8 +321,6 @@ def visit(elements: Elements, function: Callable[[Index, Block], Sequence[Tensor
     """
     logits = elements.logits
     target = elements.target if elements.soft else elements.target.unsqueeze(1)
-    if torch.compiler.is_compiling() or is_transformed():
-        return list(function((slice(None),) * logits.ndim, Block(logits.detach(), target)))
 
     def evaluate(index: Index, scratch: Scratch) -> Sequence[Tensor]:
         return function(index, Block(logits[index], target[index], scratch, index=index))

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -152,13 +153,16 @@ class TopDoubt:
         return block.others / block.total
 
     def linearize(self, block: Block) -> Linearization:
-        return Linearization(
-            self.value(block), lambda factor: TopProbability().linearize(block).gradient(-factor)
-        )
+        return Linearization(self.value(block), partial(self.gradient, block))
+
+    def gradient(self, block: Block, factor: Factor) -> Gradient:
+        return TopProbability().linearize(block).gradient(-factor)
 
 
 class Correctness:
     """1 where the first of the top classes is the true one, else 0; without a gradient."""
+
+    constant = True
 
     def value(self, block: Block) -> Tensor:
         return block.correct.to(block.total.dtype)
@@ -178,19 +182,28 @@ class Entropy:
         self.precise = precise
 
     def value(self, block: Block) -> Tensor:
-        product = torch.mul(block.exponential, block.shifted, out=block.new())
-        return self._log_total(block) - product.sum(1, keepdim=True) / block.total
+        return self._log_total(block) - self._mean(block)[1]
 
     def _log_total(self, block: Block) -> Tensor:
         return block.others.log1p() if self.precise else block.total.log()
 
     def linearize(self, block: Block) -> Linearization:
+        product, mean = self._mean(block)
+        value = self._log_total(block) - mean
+        return Linearization(value, lambda factor: self._gradient(block, factor, product, mean))
+
+    def gradient(self, block: Block, factor: Factor) -> Gradient:
+        return self._gradient(block, factor, *self._mean(block))
+
+    @staticmethod
+    def _mean(block: Block) -> tuple[Tensor, Tensor]:
+        """``shifted`` times `exponential`, and the expectation of `shifted` under the softmax."""
         product = torch.mul(block.exponential, block.shifted, out=block.new())
-        mean_shifted = product.sum(1, keepdim=True) / block.total
-        return Linearization(
-            self._log_total(block) - mean_shifted,
-            lambda factor: Gradient(factor * mean_shifted, dense=lambda: product.mul_(-factor / block.total)),
-        )
+        return product, product.sum(1, keepdim=True) / block.total
+
+    @staticmethod
+    def _gradient(block: Block, factor: Factor, product: Tensor, mean: Tensor) -> Gradient:
+        return Gradient(factor * mean, dense=lambda: product.mul_(-factor / block.total))
 
 
 class SquaredError:

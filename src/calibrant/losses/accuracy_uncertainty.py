@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Unpack
 
 import torch
@@ -11,7 +12,7 @@ from calibrant.arguments import in_range
 from calibrant.kernels import Composition, Correctness, Entropy, Term, TopDoubt
 from calibrant.layout import Elements, computing_dtype
 from calibrant.losses.base import LossOptions, Range
-from calibrant.losses.batch import BatchLoss, in_type_of_sums
+from calibrant.losses.batch import BatchLoss, flattened, in_type_of_sums, sum_of_parts
 from calibrant.losses.cross_entropy import cross_entropy
 
 
@@ -66,20 +67,33 @@ class AccuracyUncertainty(BatchLoss):
         return TopDoubt(), Entropy(precise=True), Correctness()
 
     def over_numbers(self, elements: Elements, *numbers: Tensor) -> Tensor:
-        counted, doubt, entropy, correct = in_type_of_sums(elements, *numbers)
-        accurate = correct > 0
-        certain = entropy.detach() <= self._threshold(entropy.detach(), correct, counted - correct)
-        uncertainty = entropy.tanh()
-        amount = torch.where(accurate, 1 - doubt, doubt)
-        amount = counted * amount * torch.where(certain, 1 - uncertainty, uncertainty)
-        desired = torch.where(accurate == certain, amount, 0)
-        term = (amount.sum() + 1e-10).log() - (desired.sum() + 1e-10).log()
-        return (self.weight * term).to(computing_dtype(elements.logits))
+        counted, doubt, entropy, correct = flattened(elements, *numbers)
+        threshold: Tensor | float | None = self.threshold
+        if threshold is None:
+            threshold = self._middle(*sum_of_parts(self._entropies, counted, entropy.detach(), correct))
+        sums = partial(self._sums, threshold)
+        total, desired = (sum_of_parts(sums, counted, doubt, entropy, correct) + 1e-10).log()
+        term: Tensor = self.weight * (total - desired)
+        return term.to(computing_dtype(elements.logits))
 
-    def _threshold(self, entropy: Tensor, accurate: Tensor, inaccurate: Tensor) -> Tensor | float:
-        if self.threshold is not None:
-            return self.threshold
-        groups = torch.stack([accurate, inaccurate])
-        counts = groups.sum(1)
-        middle = (groups @ entropy / counts.clamp_min(1)).sum() / (counts > 0).sum().clamp_min(1)
+    @staticmethod
+    def _sums(threshold: Tensor | float, *numbers: Tensor) -> Tensor:
+        """``n`` over all elements, and over those that are accurate and certain, or neither."""
+        counted, doubt, entropy, correct = in_type_of_sums(*numbers)
+        accurate, certain = correct > 0, entropy.detach() <= threshold
+        uncertainty = entropy.tanh()
+        amount = counted * torch.where(accurate, 1 - doubt, doubt)
+        amount = amount * torch.where(certain, 1 - uncertainty, uncertainty)
+        return torch.stack([amount.sum(), ((accurate == certain) * amount).sum()])
+
+    @staticmethod
+    def _entropies(*numbers: Tensor) -> Tensor:
+        """The sums of entropies of accurate and inaccurate elements, and their numbers, ``(2, 2)``."""
+        counted, entropy, correct = in_type_of_sums(*numbers)
+        groups = torch.stack([counted * correct, counted * (1 - correct)])
+        return torch.stack([groups @ entropy, groups.sum(1)])
+
+    @staticmethod
+    def _middle(sums: Tensor, counts: Tensor) -> Tensor:
+        middle: Tensor = (sums / counts.clamp_min(1)).sum() / (counts > 0).sum().clamp_min(1)
         return middle * (1 + 1e-6)  # equal entropies are certain, however they and their mean are rounded

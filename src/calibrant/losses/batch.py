@@ -8,21 +8,21 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from calibrant.kernels import Term, reduce_each
+from calibrant.kernels import SumTerm, Term, reduce_each
 from calibrant.kernels.workers import map_tasks
-from calibrant.layout import Elements, is_batched, is_transformed
+from calibrant.layout import Elements, computing_dtype, is_batched, is_transformed
 from calibrant.losses.base import Loss
 from calibrant.statistics import sum_dtype
 
 
 class BatchLoss(Loss):
-    """A loss with a term over the batch that is a function of a few numbers of each element.
+    """A loss with a term over the batch that is a function of a few numbers of elements or classes.
 
     A subclass defines `composition`, of logits without scale and offset, `numbers` and `over_numbers`. All
     numbers and the composition are computed in one pass over the logits, and their gradients in another.
     """
 
-    def numbers(self, elements: Elements) -> tuple[Term, ...]:
+    def numbers(self, elements: Elements) -> tuple[Term | SumTerm, ...]:
         """The numbers that `over_numbers` takes."""
         raise NotImplementedError
 
@@ -31,7 +31,8 @@ class BatchLoss(Loss):
 
         Args:
             elements: the batch.
-            *numbers: what `numbers` asks for, ``(A[, S])`` each; without meaning at ignored elements.
+            *numbers: what `numbers` asks for, ``(A[, S])`` or ``(K,)`` each; of an ignored element, they may
+                be anything.
         """
         raise NotImplementedError
 
@@ -46,17 +47,22 @@ class BatchLoss(Loss):
         return values, self.over_numbers(elements, *numbers)
 
 
-def in_type_of_sums(elements: Elements, *numbers: Tensor) -> list[Tensor]:
-    """Whether each element counts, and its numbers, ``(N,)`` each; 0 where it does not count.
+def flattened(elements: Elements, *numbers: Tensor) -> list[Tensor]:
+    """Whether each element counts, as 0 or 1, and its numbers, ``(N,)`` each; 0 where it does not count.
 
     >>> from calibrant.layout import arrange
     >>> elements = arrange(torch.zeros(2, 2), torch.tensor([0, -100]))
-    >>> [each.tolist() for each in in_type_of_sums(elements, torch.tensor([0.5, torch.nan]))]
+    >>> [each.tolist() for each in flattened(elements, torch.tensor([0.5, torch.nan]))]
     [[1.0, 0.0], [0.5, 0.0]]
     """
-    dtype = sum_dtype(elements.logits.device)
-    masked = [torch.where(elements.valid, each, 0) for each in numbers]  # ignored logits may not be numbers
-    return [each.flatten().to(dtype) for each in (elements.valid, *masked)]
+    if not elements.all_valid:  # ignored logits may not be numbers
+        numbers = tuple(torch.where(elements.valid, each, 0) for each in numbers)
+    return [each.flatten() for each in (elements.valid.to(computing_dtype(elements.logits)), *numbers)]
+
+
+def in_type_of_sums(*numbers: Tensor) -> list[Tensor]:
+    """The same numbers in the type in which many of them can be added up."""
+    return [each.to(sum_dtype(each.device)) for each in numbers]
 
 
 def root(square: Tensor) -> Tensor:
@@ -101,11 +107,12 @@ class _SumOfParts(torch.autograd.Function):
     def forward(ctx: Any, function: Callable[..., Tensor], size: int, *numbers: Tensor) -> Tensor:
         ctx.function = function
         ctx.save_for_backward(*numbers)
-        needed = any(ctx.needs_input_grad)
+        needed = ctx.needs_input_grad[2:]
 
         def evaluate(start: int) -> tuple[list[Tensor], Tensor]:
-            given = [each.detach()[start : start + size].requires_grad_(needed) for each in numbers]
-            with torch.set_grad_enabled(needed):
+            given = [each.detach()[start : start + size] for each in numbers]
+            given = [each.requires_grad_(grad) for each, grad in zip(given, needed, strict=True)]
+            with torch.set_grad_enabled(any(needed)):
                 return given, function(*given)
 
         ctx.parts = map_tasks(evaluate, range(0, max(1, len(numbers[0])), size), numbers[0].device)
@@ -115,22 +122,20 @@ class _SumOfParts(torch.autograd.Function):
     def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, ...]:
         def differentiate(part: tuple[list[Tensor], Tensor]) -> tuple[Tensor, ...]:
             given, result = part
-            return torch.autograd.grad(result, given, upstream, create_graph=create_graph)
+            wanted = [each for each in given if each.requires_grad]
+            return torch.autograd.grad(result, wanted, upstream, create_graph=create_graph)
 
-        create_graph = torch.is_grad_enabled()
+        needed, create_graph = ctx.needs_input_grad[2:], torch.is_grad_enabled()
         parts, ctx.parts = ctx.parts, None  # which hold the memory of a graph
         if parts is None or create_graph or is_batched(upstream):  # once more, and all elements at once
             with torch.enable_grad(), torch.autocast(upstream.device.type, enabled=False):
                 # Views, because one number may depend on another.
                 given = [
-                    each.view_as(each)
-                    if create_graph and each.requires_grad
-                    else each.detach().requires_grad_()
-                    for each in ctx.saved_tensors
+                    each.view_as(each) if create_graph else each.detach().requires_grad_(grad)
+                    for each, grad in zip(ctx.saved_tensors, needed, strict=True)
                 ]
-                return None, None, *differentiate((given, ctx.function(*given)))
-        return (
-            None,
-            None,
-            *map(torch.cat, zip(*map_tasks(differentiate, parts, upstream.device), strict=True)),
-        )
+                gradients = iter(differentiate((given, ctx.function(*given))))
+        else:
+            found = map_tasks(differentiate, parts, upstream.device)
+            gradients = map(torch.cat, zip(*found, strict=True))
+        return None, None, *(next(gradients) if grad else None for grad in needed)

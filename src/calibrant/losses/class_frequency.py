@@ -8,41 +8,39 @@ import torch
 from torch import Tensor
 
 from calibrant.arguments import in_range
-from calibrant.kernels import Block, Composition, Factor, Gradient, Linearization, Term, visit
-from calibrant.layout import Elements, Index, along_classes, computing_dtype
+from calibrant.kernels import Block, Composition, Gradient, SumTerm
+from calibrant.layout import Elements, along_classes, computing_dtype
 from calibrant.losses.base import LossOptions, Range
-from calibrant.losses.batch import BatchLoss, in_type_of_sums
+from calibrant.losses.batch import BatchLoss
 from calibrant.losses.focal import FOCAL, focal
 from calibrant.statistics import sum_dtype
 
 
 class _Excess:
-    """``Σ_k a_k (s_k - 1[y=k])`` with constant ``a``; gradient ``s_k (a_k - Σ_j a_j s_j)``.
+    """``Σ (s_k - 1[y=k])`` for each class k; gradient of ``s_k``: ``s_k (1_k - s)``."""
 
-    Args:
-        slope: a, shaped like a class axis.
-    """
-
-    def __init__(self, slope: Tensor) -> None:
-        self.slope = slope
+    def __init__(self, elements: Elements) -> None:
+        self.valid = None if elements.all_valid else elements.valid.unsqueeze(1)
 
     def value(self, block: Block) -> Tensor:
-        return self._mean(block, block.exponential * self.slope) - self._at_target(block)
+        excess = torch.div(block.exponential, block.total, out=block.new())
+        excess = excess.scatter_add(1, block.target, -torch.ones_like(block.total))
+        if self.valid is not None:
+            excess = torch.where(self._valid(block), excess, 0)
+        axes = [axis for axis in range(excess.ndim) if axis != 1]
+        return excess.sum(axes).to(sum_dtype(excess.device))
 
-    def linearize(self, block: Block) -> Linearization:
-        product = torch.mul(block.exponential, self.slope, out=block.new())
-        mean = self._mean(block, product)
+    def gradient(self, block: Block, factor: Tensor) -> Gradient:
+        product = torch.mul(block.exponential, along_classes(factor, block.exponential), out=block.new())
+        scale = block.total.reciprocal()
+        if self.valid is not None:
+            scale = torch.where(self._valid(block), scale, 0)
+        mean = product.sum(1, keepdim=True) * scale
+        return Gradient(-mean, dense=lambda: product.mul_(scale))
 
-        def gradient(factor: Factor) -> Gradient:
-            return Gradient(-factor * mean, dense=lambda: product.mul_(factor / block.total))
-
-        return Linearization(mean - self._at_target(block), gradient)
-
-    def _mean(self, block: Block, product: Tensor) -> Tensor:
-        return product.sum(1, keepdim=True) / block.total
-
-    def _at_target(self, block: Block) -> Tensor:
-        return self.slope.expand_as(block.exponential).gather(1, block.target)
+    def _valid(self, block: Block) -> Tensor:
+        assert self.valid is not None
+        return self.valid if block.index is None else self.valid[block.index]
 
 
 class ClassFrequencyPenalty(BatchLoss):
@@ -84,24 +82,9 @@ class ClassFrequencyPenalty(BatchLoss):
     def composition(self) -> Composition:
         return Composition(focal(FOCAL, {"gamma": self.gamma}, self.gamma))
 
-    def numbers(self, elements: Elements) -> tuple[Term, ...]:
-        slope = (self.weight / self.num_classes) * self._gap(elements).sign()
-        return (_Excess(along_classes(slope, elements.logits)),)
+    def numbers(self, elements: Elements) -> tuple[SumTerm]:
+        return (_Excess(elements),)
 
     def over_numbers(self, elements: Elements, *numbers: Tensor) -> Tensor:
-        # Only now divided by the count: in float32 the slopes could become 0 in a large batch.
-        (excess,) = in_type_of_sums(elements, *numbers)[1:]
-        return (excess.sum() / elements.valid.sum().clamp_min(1)).to(computing_dtype(elements.logits))
-
-    def _gap(self, elements: Elements) -> Tensor:
-        """For each class, how far the sum of its probabilities exceeds its number of elements, ``(K,)``."""
-
-        def sums(index: Index, block: Block) -> list[Tensor]:
-            excess = torch.div(block.exponential, block.total, out=block.new())
-            excess = excess.scatter_add(1, block.target, -torch.ones_like(block.total))
-            if not elements.all_valid:
-                excess = torch.where(elements.valid.unsqueeze(1)[index], excess, 0)
-            axes = [axis for axis in range(excess.ndim) if axis != 1]
-            return [excess.sum(axes).to(sum_dtype(excess.device))]
-
-        return visit(elements, sums)[0]
+        gap = numbers[0] / elements.valid.sum().clamp_min(1)
+        return (self.weight * gap.abs().mean()).to(computing_dtype(elements.logits))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any, Unpack
 
 import numpy as np
@@ -13,7 +12,7 @@ from calibrant.arguments import in_range
 from calibrant.kernels import Composition, Correctness, Term, TopProbability
 from calibrant.layout import Elements, computing_dtype, is_transformed
 from calibrant.losses.base import LossOptions, Range
-from calibrant.losses.batch import BatchLoss, in_type_of_sums, root, sum_of_parts
+from calibrant.losses.batch import BatchLoss, flattened, in_type_of_sums, root, sum_of_parts
 from calibrant.losses.cross_entropy import cross_entropy
 
 
@@ -115,11 +114,13 @@ class KernelCalibration(BatchLoss):
         return TopProbability(), Correctness()
 
     def over_numbers(self, elements: Elements, *numbers: Tensor) -> Tensor:
-        counted, confidence, correct = in_type_of_sums(elements, *numbers)
-        residual = self.residual(confidence, correct, counted)
-        form = partial(laplacian_form, width=self.kernel_width)
-        squared = sum_of_parts(form, confidence, residual, together=True)
+        squared = sum_of_parts(self._squared, *flattened(elements, *numbers), together=True)
         return (self.weight * root(squared)).to(computing_dtype(elements.logits))
+
+    def _squared(self, *numbers: Tensor) -> Tensor:
+        counted, confidence, correct = in_type_of_sums(*numbers)
+        residual = self.residual(confidence, correct, counted)
+        return laplacian_form(confidence, residual, self.kernel_width)
 
     def residual(self, confidence: Tensor, correct: Tensor, counted: Tensor) -> Tensor:
         """Signed, normalised miscalibration of each element; every argument is ``(N,)``.

@@ -9,10 +9,11 @@ from torch import Tensor
 
 from calibrant.arguments import in_range, whole_number
 from calibrant.kernels import Composition, Correctness, Term, TopProbability
-from calibrant.layout import Elements, computing_dtype
+from calibrant.layout import Elements
 from calibrant.losses.base import LossOptions, Range
-from calibrant.losses.batch import BatchLoss, in_type_of_sums, root, sum_of_parts
+from calibrant.losses.batch import BatchLoss, flattened, root, sum_of_parts
 from calibrant.losses.cross_entropy import cross_entropy
+from calibrant.statistics import sum_dtype
 
 # Bins with less than this share of the batch are left out: they add less than its root, and their quotients
 # might overflow.
@@ -68,19 +69,16 @@ class SoftBinning(BatchLoss):
         return TopProbability(), Correctness()
 
     def over_numbers(self, elements: Elements, *numbers: Tensor) -> Tensor:
-        dtype = computing_dtype(elements.logits)
-        counted, confidence, correct = in_type_of_sums(elements, *numbers)
-        weight = counted / counted.sum().clamp_min(1)
-        sums = sum_of_parts(self._sums, *(each.to(dtype) for each in (confidence, correct, weight)))
-        size, gap = sums.to(counted.dtype)
+        sums = sum_of_parts(self._sums, *flattened(elements, *numbers))
+        size, gap = sums.to(sum_dtype(sums.device)) / elements.valid.sum().clamp_min(1)
         present = size > _EMPTY
         squared = torch.where(present, gap * (gap / torch.where(present, size, 1)), 0).sum()
-        return (self.weight * root(squared)).to(dtype)
+        return (self.weight * root(squared)).to(sums.dtype)
 
-    def _sums(self, confidence: Tensor, correct: Tensor, weight: Tensor) -> Tensor:
+    def _sums(self, counted: Tensor, confidence: Tensor, correct: Tensor) -> Tensor:
         """The size of each bin, and its size times its gap, ``(2, bins)``."""
         bins = torch.arange(self.bins, dtype=confidence.dtype, device=confidence.device)
         distance = ((bins + 0.5) / self.bins).unsqueeze(1) - confidence
         # The bins come first, because torch's softmax is several times slower along a short last axis.
         share = (distance * (distance * (-1 / self.temperature))).softmax(0)
-        return torch.stack([weight, (correct - confidence) * weight]) @ share.T
+        return torch.stack([counted, counted * (correct - confidence)]) @ share.T
