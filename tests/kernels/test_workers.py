@@ -1,7 +1,9 @@
 """Blocks in several threads: the same results, the caller's settings untouched, errors passed on."""
 
 import os
+import signal
 import subprocess
+import sys
 import threading
 from dataclasses import replace
 
@@ -154,6 +156,26 @@ def test_errors_reach_the_caller_and_the_next_call_works(threads):
     with pytest.raises(IndexError, match="at "):
         map_blocks(fail, logits)
     assert len(map_blocks(lambda index, scratch: None, logits)) == 6
+
+
+def test_the_process_ends_well_after_an_interruption():
+    """At its end a thread may still be inside torch."""
+    program = """
+import _thread, torch
+from calibrant.kernels.workers import in_threads
+
+def work(thread):
+    _thread.interrupt_main()
+    x = torch.ones(400, 400)
+    for _ in range(300):
+        x @ x
+
+in_threads(work, 2)
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert "KeyboardInterrupt" in done.stderr
+    assert "terminate" not in done.stderr
+    assert done.returncode in (130, -signal.SIGINT)
 
 
 def test_inference_mode(threads):

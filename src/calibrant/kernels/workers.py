@@ -7,6 +7,7 @@ whole blocks, runs all operations of a block alone, and waits for the others onl
 
 from __future__ import annotations
 
+import atexit
 import os
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
@@ -168,17 +169,15 @@ def in_threads(work: Callable[[int], None], threads: int) -> None:
 
 
 _lock = Lock()
-_jobs: SimpleQueue[_Job] = SimpleQueue()
-_workers = 0
+_jobs: SimpleQueue[_Job | None] = SimpleQueue()
+_workers: list[Thread] = []
 
 
-def _jobs_for(threads: int) -> SimpleQueue[_Job]:
+def _jobs_for(threads: int) -> SimpleQueue[_Job | None]:
     """The queue from which at least so many worker threads take their jobs."""
-    global _workers
     with _lock:
-        if _workers < threads:
-            _start(threads - _workers)
-            _workers = threads
+        if len(_workers) < threads:
+            _start(threads - len(_workers))
     return _jobs
 
 
@@ -190,22 +189,36 @@ def _start(count: int) -> None:
         torch.get_num_threads()  # applies torch's default to this thread, which would undo the next line
         torch.set_num_threads(1)
         ready.wait()
-        while True:
-            job, finished = jobs.get()
+        while entry := jobs.get():
+            job, finished = entry
             job()
-            del job  # before the caller goes on: autograd copies a gradient that somebody else still holds
+            del job, entry  # first: autograd copies a gradient that somebody else still holds
             finished.release()
 
     default = torch.get_num_threads()
-    for _ in range(count):
-        Thread(target=serve, name="calibrant", daemon=True).start()
+    threads = [Thread(target=serve, name="calibrant", daemon=True) for _ in range(count)]
+    for thread in threads:
+        thread.start()
+    _workers.extend(threads)
     ready.wait()
     torch.set_num_threads(default)  # what a thread sets also becomes the default of threads started later
 
 
+@atexit.register
+def _end_workers() -> None:
+    """Let threads end before Python does: one that is inside torch then would abort the process.
+
+    There are jobs at the end if the caller was interrupted while it waited for them.
+    """
+    for _ in _workers:
+        _jobs.put(None)
+    for thread in _workers:
+        thread.join()
+
+
 def _forget_workers() -> None:
     global _lock, _jobs, _workers
-    _lock, _jobs, _workers = Lock(), SimpleQueue(), 0
+    _lock, _jobs, _workers = Lock(), SimpleQueue(), []
 
 
 # A forked process has none of its parent's threads.
