@@ -8,7 +8,9 @@ import pytest
 import torch
 from sklearn.metrics import accuracy_score, balanced_accuracy_score, jaccard_score
 
+from calibrant import layout
 from calibrant.metrics import ClassCounts, Predictions, accuracy, balanced_accuracy, mean_iou, top_k_accuracy
+from calibrant.metrics.accuracy import in_top_k
 
 GOLDEN = json.loads((Path(__file__).parents[1] / "golden" / "metrics.json").read_text())
 
@@ -119,6 +121,21 @@ def test_top_k_accuracy_equals_its_definition(k, rounded):
     assert top_k_accuracy(logits, target, k=k) == pytest.approx(expected, abs=1e-12)
     if k == 1:
         assert top_k_accuracy(logits, target, k=1) == pytest.approx(accuracy(logits, target))
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float64])
+@pytest.mark.parametrize("shape", [(60, 7), (3, 7, 5, 4)])
+def test_ties_are_broken_the_same_way_in_every_block(shape, dtype, monkeypatch):
+    monkeypatch.setattr(layout, "_CPU_BLOCK", 7 * 9)
+    generator = torch.Generator().manual_seed(0)
+    logits = (2 * torch.randn(shape, generator=generator)).round().to(dtype)
+    target = torch.randint(7, (shape[0], *shape[2:]), generator=generator)
+    target.view(-1)[::5] = -100
+    predictions = Predictions.of(logits, target)
+    order = predictions.elements.rows.argsort(dim=1, descending=True, stable=True)
+    for k in range(1, 9):
+        expected = (order[:, :k] == predictions.label.unsqueeze(1)).any(1)
+        assert torch.equal(in_top_k(predictions, k), expected.double())
 
 
 def test_top_k_accuracy_needs_a_whole_number():

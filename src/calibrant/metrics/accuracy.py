@@ -9,6 +9,9 @@ import torch
 from torch import Tensor
 
 from calibrant.arguments import label, whole_number
+from calibrant.kernels.block import Scratch
+from calibrant.kernels.workers import map_blocks
+from calibrant.layout import Index, computing_dtype
 from calibrant.metrics.predictions import Predictions, as_predictions
 from calibrant.statistics import Statistics, sum_dtype
 
@@ -106,10 +109,25 @@ def in_top_k(predictions: Predictions, k: int) -> Tensor:
     """1 for the elements whose true class is among the k most probable, else 0, ``(N,)`` in float64."""
     if k >= predictions.num_classes:
         return torch.ones_like(predictions.confidence, dtype=torch.float64)
-    rows, labels = predictions.elements.rows, predictions.label.unsqueeze(1)
-    own = rows.gather(1, labels)
-    earlier = torch.arange(rows.shape[1], device=rows.device) < labels
-    return (((rows > own) | ((rows == own) & earlier)).sum(1) < k).double()
+    elements = predictions.elements
+    found = torch.empty(elements.valid.shape, dtype=torch.float64, device=elements.logits.device)
+
+    def score(index: Index, scratch: Scratch) -> None:
+        place = index[:1] + index[2:]
+        logits = elements.logits[index].to(computing_dtype(elements.logits))
+        labels = elements.target[place].unsqueeze(1)
+        own = logits.gather(1, labels)
+        scratch.restart()
+        # As numbers, because torch adds up booleans many times more slowly.
+        inside = torch.ge(logits, own, out=scratch.take(logits)).sum(1) <= k
+        unsure = ~inside  # false, or several classes have the true one's logit
+        rows, own = logits.movedim(1, -1)[unsure], own.squeeze(1)[unsure].unsqueeze(1)
+        earlier = torch.arange(rows.shape[1], device=rows.device) < labels.squeeze(1)[unsure].unsqueeze(1)
+        before = (rows > own).to(rows.dtype).addcmul_((rows == own).to(rows.dtype), earlier.to(rows.dtype))
+        found[place] = inside.to(found.dtype).masked_scatter_(unsure, (before.sum(1) < k).to(found.dtype))
+
+    map_blocks(score, elements.logits)
+    return found.flatten() if elements.all_valid else found[elements.valid]
 
 
 def mean_iou(
