@@ -124,13 +124,20 @@ def test_train_ends_with_the_next_commands():
 
 
 @pytest.mark.filterwarnings("default::calibrant.losses.AdaptationWarning")
-def test_train_says_that_a_loss_had_no_effect():
-    arguments = ("--loss", "cals-alm[margin=1000]", *FAST, "--set", "epochs=10")
+@pytest.mark.parametrize(
+    ("epochs", "words"),
+    [
+        (10, "after 10 passes the penalty is still negligible"),
+        (2, "its penalty had no effect in this run of 2 passes"),
+    ],
+)
+def test_train_says_that_a_loss_had_no_effect(epochs, words):
+    arguments = ("--loss", "cals-alm[margin=1000]", *FAST, "--set", f"epochs={epochs}")
     result = invoke("train", "digits-lt", *arguments, "--output", "a")
     assert result.exit_code == 0, result.output
     lines = [line for line in result.stderr.splitlines() if line.startswith("calibrant: warning: ")]
     assert len(lines) == 1
-    assert "cals-alm[margin=1000], seed 0: after 10 passes the penalty is still negligible" in lines[0]
+    assert f"cals-alm[margin=1000], seed 0: {words}" in lines[0]
     assert re.search(r"Try a margin of [\d.]+ or less", lines[0])
 
 
