@@ -215,6 +215,12 @@ def test_different_numbers_of_seeds_are_not_tested() -> None:
     json.loads(comparison.to_json())
 
 
+@pytest.mark.parametrize("resamples", [1, 39])
+def test_with_few_resamples_nothing_is_tested(resamples: int) -> None:
+    methods = [method(name, scale, 2, resamples=resamples) for name, scale in (("a", 1.0), ("b", 6.0))]
+    assert Comparison("", (0, 1), tuple(methods)).figures("nll")["b"].p_value is None
+
+
 def test_without_resamples_nothing_is_tested() -> None:
     comparison = Comparison("", (0, 1), (method("a", 1.0, 2, resamples=0), method("b", 6.0, 2, resamples=0)))
     figure = comparison.figures("nll")["b"]

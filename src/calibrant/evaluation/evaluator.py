@@ -76,7 +76,7 @@ def evaluate(
             no and yes, or of the L labels.
         kde: also compute `kde_ece`, without an interval. Its time grows with N². It is only informative for
             few classes and many elements.
-        resamples: number of bootstrap resamples for the intervals; 0 for no intervals.
+        resamples: number of bootstrap resamples for the intervals; 0 for neither intervals nor tests.
         level: the level of the intervals.
         seed: the seed of the bootstrap.
         progress: called with the number of resamples done and their total.
@@ -442,8 +442,10 @@ class Evaluator:
         predictions: Predictions | None = None,
         fingerprint: str | None = None,
     ) -> Evaluation:
-        bins = bins_of_the_test(self.bins)
-        p_value = calibration_test(sums.histogram, bins=bins, seed=self.seed).p_value
+        p_value = None
+        if self.resamples:
+            bins = bins_of_the_test(self.bins)
+            p_value = calibration_test(sums.histogram, bins=bins, seed=self.seed).p_value
         ranked = predictions or (sums.histogram.ranked.folded() if self.binary else sums.histogram)
         figures = figures_of(
             estimates,
@@ -451,7 +453,7 @@ class Evaluator:
             sums,
             options,
             level=self.level if self.resamples else None,
-            rejected=p_value < 1 - self.level,
+            rejected=p_value is not None and p_value < 1 - self.level,
             chance=lambda metric: metric(predictions or sums.histogram, self.bins, self.seed),
             ranked=ranked,
         )
