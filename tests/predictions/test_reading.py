@@ -451,7 +451,7 @@ LOGITS, LABELS = np.zeros((3, 2), np.float32), np.zeros(3, int)
         ({"logits": LOGITS, "labels": np.array([1, 2, 1])}, ["if the labels count from 1, subtract 1"]),
         (
             {"logits": LOGITS},
-            ["no labels", "for calibrant apply, which does not use labels, write zeros"],
+            ["no labels", "expected an integer array named labels, found logits"],
         ),
         ({"logits": LOGITS, "labels": np.array([0, 0, 2])}, ["label 2 at row 3", "expected 0 to 1"]),
         ({"logits": LOGITS, "labels": np.array([0, -1, 0])}, ["label -1 at row 2", "ignore_index=-100"]),
