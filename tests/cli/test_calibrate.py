@@ -238,6 +238,13 @@ def test_a_warning_is_one_line(tmp_path, file):
     assert result.stderr.count("\n") == 1
 
 
+def test_labels_of_a_single_class_are_warned_of(tmp_path):
+    logits, labels = data(0)
+    path = save(tmp_path / "one.npz", logits, torch.ones_like(labels), class_names=np.array(["a", "b", "c"]))
+    result = run_calibrate(path)
+    assert f"calibrant: warning: {path}: all labels are of one class (b), so this fit means" in result.stderr
+
+
 # --------------------------------------------------------------------------------------------------- apply
 
 
@@ -581,7 +588,7 @@ def test_data_that_cannot_be_fitted_are_one_line(tmp_path, file):
     fails(run_calibrate(nan, "--output", output), "nan.npz", "NaN")
     fails(run_calibrate(file, "--test", nan, "--output", output), "nan.npz", "NaN")
     fails(run_calibrate(infinite, "--test", file, "--output", output), "infinite.npz", "finite logits")
-    fails(run_calibrate(few, "--method", "auto", "--output", output), "few.npz", "folds must be from 2 to")
+    fails(run_calibrate(few, "--method", "auto", "--output", output), "few.npz: 3 elements cannot be divided")
     assert not output.exists()
 
 

@@ -344,7 +344,8 @@ def test_what_cannot_be_done_is_refused_before_the_work(tmp_path, file):
     fails(run_evaluate(file, "--background", 4), "has 4 classes")
     fails(run_evaluate(file, "--class-counts", "1,2"), "has 4 classes", "2 numbers")
     fails(run_evaluate(file, "--per-image"), "--per-image needs logits of shape (N, K, *S)")
-    fails(run_evaluate(file, "--class-counts", "1,b"), "1,b", "does not exist")
+    fails(run_evaluate(file, "--class-counts", "1,b"), "--class-counts 1,b: expected whole numbers separated")
+    fails(run_evaluate(file, "--class-counts", "counts.txt"), "counts.txt: does not exist")
     fails(run_evaluate(file, "--class-counts", "9" * 5000), "File name too long")
 
 

@@ -566,3 +566,17 @@ def test_an_error_in_a_model_of_the_user_is_logged(tmp_path, monkeypatch):
     assert "(own_model.py, line 10): not enough values" in result.stderr
     (log,) = (tmp_path / "logs").glob("calibrant-*.log")
     assert str(log) in result.stderr
+
+
+def test_a_training_that_diverged_is_not_told_to_check_the_order_of_labels():
+    result = invoke("train", "digits", *FAST, "--set", "optimizer.lr=1e9", "--output", "diverged")
+    assert "check the order" not in result.output
+    assert "no better than chance; the training diverged, or learned nothing yet: try" in result.stdout
+
+
+def test_bold_is_spoken_of_only_where_it_is_shown():
+    arguments = ("compare", "digits-lt", "--losses", "ce,ls", "--set", "epochs=2", "--output", "out")
+    result = invoke(*arguments)
+    assert result.exit_code == 0, result.output
+    assert "bold" not in result.output
+    assert "Best mean in bold." in Path("out/results.md").read_text()

@@ -917,6 +917,18 @@ def test_too_few_resamples_tell_nothing(golden_batch: Batch, level: float, least
     assert first.compare(second)["nll"].significant
 
 
+def test_labels_that_are_no_answers_are_named_without_the_shape_of_two_classes() -> None:
+    logits, target = torch.randn(50), torch.arange(50) % 5
+    message = r"^with binary=True the target holds 0 and 1, .*; got labels from 0 to 4$"
+    with pytest.raises(ValueError, match=message):
+        evaluate(logits, target, binary=True)
+    with pytest.raises(ValueError, match=message):
+        Evaluator(binary=True).update(logits, target)
+    with pytest.raises(ValueError, match=r"got labels from -1 to 1$"):
+        evaluate(logits, target % 3 - 1, binary=True)
+    evaluate(logits, torch.where(target > 1, 7, target), binary=True, ignore_index=7, resamples=0)
+
+
 def test_only_figures_of_one_kind_are_compared() -> None:
     logits, target = torch.randn(50), torch.randint(2, (50,))
     single = evaluate(logits, target, binary=True, resamples=10)
@@ -1130,8 +1142,9 @@ def test_options_that_do_not_fit_the_classes(options: dict[str, Any], message: s
     [
         ({"bins": 0}, "bins must be a whole number of at least 1, got 0"),
         ({"resamples": -1}, "resamples must be a whole number of at least 0, got -1"),
-        ({"level": 0.0}, "level must be between 0 and 1, got 0.0"),
-        ({"level": 1.0}, "level must be between 0 and 1, got 1.0"),
+        ({"level": 0.0}, r"level must lie in \(0, 1\), got 0.0"),
+        ({"level": 1.0}, r"level must lie in \(0, 1\), got 1.0"),
+        ({"level": 95}, r"level must lie in \(0, 1\), got 95"),
         ({"level": 95}, "level must lie in .0, 1., got 95"),
         ({"level": math.nan}, "level must lie in .0, 1., got nan"),
     ],

@@ -513,7 +513,10 @@ def test_arrays_that_will_not_do(tmp_path, arrays, words):
         ("label,logit_a,logit_b\n0,1,2,3\n", ["4 cells", "expected 3"]),
         ("label,logit_a,logit_b\n0.5,1,2\n", ["label 0.5 at row 1", "integer"]),
         ("label,logit_a,logit_b\nnan,1,2\n", ["label nan at row 1", "integer"]),
-        ("label,logit_a,logit_b\n0,1,nan\n", ["NaN", "row 1"]),
+        (
+            "label,logit_a,logit_b\n0,1,nan\n",
+            ["column 'logit_b' is NaN", "row 1 (counted from 1 after the heading)"],
+        ),
         (
             "label,logit_a,logit_b\ncat,1,2\n",
             [
@@ -611,7 +614,7 @@ def test_a_single_column_may_be_named_after_one_of_two_words(tmp_path, suffix):
             assert logits.flatten().sigmoid().tolist() == pytest.approx([0.1, 0.5, 0.9])
         assert file.class_names == (f"not {column}", column)
     write("probability_spam", ["ham", "spam", "eggs"])
-    refused(path, "'eggs'", "at row 3", "expected ham, or spam, the word in the name", binary=True)
+    refused(path, "'eggs'", "at row 3", "two different words, and eggs is a third beside ham", binary=True)
     write("probability_spam", ["spam", "", "ham"])
     refused(path, "at row 2", binary=True)
     write("probability_spam", ["true", "false", "ham"])

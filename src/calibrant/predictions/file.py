@@ -85,6 +85,7 @@ class PredictionFile:
             scores and hold 0 and 1.
         beside: the columns of a table that are not read.
         words: the labels of a single decision in a table, if they are words other than false and true.
+        columns: the columns of the scores in a table, if each has its own.
         no_labels: for messages, that the file has no labels, and where they are expected; "" if it has them.
             A batch then has labels that stand for any class.
     """
@@ -102,6 +103,7 @@ class PredictionFile:
     binary: bool = False
     beside: tuple[str, ...] = ()
     words: tuple[str, ...] = ()
+    columns: tuple[str, ...] = ()
     no_labels: str = ""
 
     @property
@@ -238,10 +240,11 @@ class PredictionFile:
             wrong = ~checked.isfinite()
             if logits:  # a logit of minus infinity rules a class out
                 wrong &= checked != -inf
-            row = row_of(self.path, start + first_row(wrong))
-            raise BadFileError(
-                self.path, f"{self.kind} are NaN or infinite at {row}; expected finite numbers"
-            )
+            first, what = first_row(wrong), f"{self.kind} are"
+            if self.columns:
+                what = f"column {self.columns[int(wrong[first].int().argmax())]!r} is"
+            found = f"{what} NaN or infinite at {row_of(self.path, start + first)}"
+            raise BadFileError(self.path, f"{found}; expected finite numbers")
         if logits:
             return scores
         if low < 0 or high > 1 + SUM_TOLERANCE:

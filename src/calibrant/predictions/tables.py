@@ -49,6 +49,12 @@ class _Columns(NamedTuple):
         """Whether the scores are one column of lists."""
         return self.class_names is None
 
+    @property
+    def about(self) -> dict[str, Any]:
+        """What a `PredictionFile` says of the columns."""
+        columns = () if self.lists else tuple(self.scores)
+        return {"beside": self.beside, "columns": columns, "no_labels": self.no_labels}
+
     def names(self) -> Names:
         """What labels that are words stand for."""
         names = self.class_names or ("",)
@@ -173,8 +179,8 @@ def _untyped(
     def chunks(size: int) -> Batches:
         return _in_batches(path, kind, classes, read(), size)
 
-    about: dict[str, Any] = {"words": words, "beside": columns.beside, "no_labels": columns.no_labels}
-    return PredictionFile(path, kind, (rows, classes), torch.float64, names, chunks, **about)
+    shape = rows, classes
+    return PredictionFile(path, kind, shape, torch.float64, names, chunks, words=words, **columns.about)
 
 
 def _in_batches(
@@ -355,7 +361,8 @@ def open_parquet(path: Path) -> PredictionFile:
     types = pyarrow.types
     with pyarrow.parquet.ParquetFile(path) as file:
         schema, rows = file.schema_arrow, file.metadata.num_rows
-        kind, labels, scores, names, beside, no_labels = columns = _columns(path, schema.names)
+        columns = _columns(path, schema.names)
+        kind, labels, scores, names, *_ = columns
         kept = {name: schema.field(name).type for name in scores}
         given = schema.field(labels[0]).type if labels else pyarrow.int64()
         strings = ("string", "large_string", "string_view")
@@ -412,8 +419,7 @@ def open_parquet(path: Path) -> PredictionFile:
                 start += len(batch)
 
     stored = torch.float64 if double else torch.float32
-    about: dict[str, Any] = {"words": seen, "beside": beside, "no_labels": no_labels}
-    return PredictionFile(path, kind, (rows, classes), stored, names, chunks, **about)
+    return PredictionFile(path, kind, (rows, classes), stored, names, chunks, words=seen, **columns.about)
 
 
 def _lists(path: Path, column: Any, kind: str, classes: int, start: int) -> np.ndarray[Any, Any]:

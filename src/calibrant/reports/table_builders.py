@@ -15,6 +15,7 @@ from calibrant.metrics import METRICS
 from calibrant.options import Choice, RecipeError
 from calibrant.printable import NOT_INDEPENDENT, counted
 from calibrant.reports.tables import (
+    BEST_IN_BOLD,
     Cell,
     Column,
     Table,
@@ -348,7 +349,7 @@ def comparison_note(comparison: Comparison) -> str:
     figures = figures_note(comparison, "Test set", "the validation data")
     if len(comparison.methods) == 1 and seeds > 1 and not comparison.dense:
         return figures  # nothing to compare
-    return f"{figures} Best mean in bold. {tested}"
+    return f"{figures} {BEST_IN_BOLD} {tested}"
 
 
 def figures_note(comparison: Comparison, data: str, fitted: str) -> str:
