@@ -1424,7 +1424,7 @@ def test_true_classes_with_a_probability_of_0_are_counted(binary: bool) -> None:
 
 def test_the_note_about_intervals_is_not_about_means_over_images() -> None:
     logits, target = images(6, seed=0)
-    note = "reaches further down than up"
+    note = "the true error is probably lower"
     assert note in str(evaluate(logits, target, resamples=20))
     assert note not in str(evaluate(logits, target, resamples=20, per_image=True))
 
@@ -1432,7 +1432,7 @@ def test_the_note_about_intervals_is_not_about_means_over_images() -> None:
 def test_few_probabilities_of_0_are_not_said_to_decide_the_nll(golden_batch: Batch) -> None:
     found = replace(evaluate(*golden_batch, resamples=0), samples=1_000_000, ruled_out=1)
     assert "together 8.7e-05 of the mean." in str(found)
-    assert "together 0.087 of the mean. They would decide" in str(replace(found, ruled_out=1000))
+    assert "together 0.087 of the mean. They would dominate the fit" in str(replace(found, ruled_out=1000))
 
 
 def test_what_probabilities_of_0_add_is_not_said_of_means_over_images() -> None:

@@ -449,8 +449,7 @@ def intervals_note(evaluations: Sequence[Evaluation]) -> str:
     """What is special about intervals of calibration errors; "" for means over images, where nothing is."""
     if not any(each.intervals and not each.per_image for each in evaluations):
         return ""
-    error = "The calibration error of a sample is too large on average"
-    return f"{error}, so its interval reaches further down than up."
+    return "Measured calibration errors are biased upwards, so the true error is probably lower."
 
 
 def zeros_notes(evaluations: Sequence[Evaluation], names: Sequence[str] | None = None) -> list[str]:
@@ -469,7 +468,7 @@ def zeros_notes(evaluations: Sequence[Evaluation], names: Sequence[str] | None =
         if not each.per_image:  # what they add to a mean over images depends on the sizes of theirs
             note += f": together {_added_by_zeros(each):.2g} of the mean"
             if zeros_matter(each):
-                note += ". They would decide a temperature; ensemble-temperature leaves them out"
+                note += ". They would dominate the fit of a temperature; ensemble-temperature leaves them out"
         notes.append(f"{name}: {note}." if len(evaluations) > 1 else f"{note}.")
     return notes
 
