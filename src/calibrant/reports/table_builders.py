@@ -10,7 +10,7 @@ from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from calibrant.evaluation.figures import least_resamples, of_same_data
+from calibrant.evaluation.figures import of_same_data
 from calibrant.metrics import METRICS
 from calibrant.options import Choice, RecipeError
 from calibrant.printable import NOT_INDEPENDENT, counted
@@ -341,7 +341,11 @@ def comparison_note(comparison: Comparison) -> str:
     elif seeds == 1:
         tested = "The intervals cover other test data, but not other seeds. One seed is too few to test "
         tested += "significance."
-    elif len(comparison.methods[0].before[0].figures["accuracy"].replicates) < least_resamples(0.95):
+    elif not any(
+        figure.p_value is not None
+        for key in comparison.columns
+        for figure in comparison.figures(key).values()
+    ):
         tested = "Too few resamples to test significance."
     else:
         tested = f"Better or worse: a significant difference from {first} at 5 %, over seeds and resampled "
