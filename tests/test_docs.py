@@ -57,7 +57,7 @@ def test_every_python_block_runs(document, line, source, monkeypatch, tmp_path):
     monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="eager"))
     code = compile("\n" * line + with_smaller_numbers(source, SHORTER_PYTHON), str(document), "exec")
     # A block may register a loss. A thousand resamples, the default, take most of the time of some.
-    fewer = patch.dict(calibrant.evaluate.__kwdefaults__, resamples=20)
+    fewer = patch.dict(calibrant.evaluate.__kwdefaults__, resamples=40)
     with patch.dict(calibrant.LOSSES), fewer, operators_listed_once():
         exec(code, {"__name__": "__main__"})
 
@@ -168,6 +168,14 @@ def test_counts_are_those_of_the_registries(noun):
 def test_every_key_is_listed(file, pattern, keys):
     (listed,) = re.findall(pattern, (ROOT / file).read_text(encoding="utf-8"))
     assert re.findall(r"[a-z-]+", listed.replace("\n", " ").replace(" and ", " ")) == list(keys)
+
+
+def test_the_table_of_calibrators_names_their_classes():
+    text = (ROOT / "docs" / "calibrators.md").read_text(encoding="utf-8")
+    rows = cells(text.partition("\n| key | class |")[2].partition("\n\n")[0])
+    assert [row[:2] for row in rows] == [
+        [f"`{key}`", f"`{kind.__name__}`"] for key, kind in CALIBRATORS.items()
+    ]
 
 
 def test_every_plot_is_listed():
@@ -288,7 +296,8 @@ def test_every_command_of_a_page_runs(page, printed, programs, tmp_path):
     (shown,) = re.findall(r"^```text\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
     error, code = shown.splitlines()
     errors = [line for line in result.stderr.splitlines() if line.startswith("calibrant: ")]
-    assert errors == [error]
+    # Of short runs, which the page makes longer.
+    assert [line for line in errors if "penalty had no effect in this run" not in line] == [error]
     assert code in result.stdout
     for pattern in printed:
         assert re.search(pattern, result.stdout), pattern

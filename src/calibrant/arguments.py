@@ -36,13 +36,15 @@ def in_range(
     high: float = float("inf"),
     *,
     open_low: bool = False,
+    open_high: bool = False,
 ) -> float:
     """Return ``value`` as a float if it is finite and in the range; otherwise raise an error."""
     number = _as_float(name, value)
     above = number > low if open_low else number >= low
-    if not (above and number <= high and isfinite(number)):
+    below = number < high if open_high else number <= high
+    if not (above and below and isfinite(number)):
         left = "(" if open_low or low == -float("inf") else "["
-        right = "]" if high != float("inf") else ")"
+        right = ")" if open_high or high == float("inf") else "]"
         raise ValueError(f"{name} must lie in {left}{low:g}, {high:g}{right}, got {value!r}")
     return number
 

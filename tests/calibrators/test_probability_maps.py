@@ -140,6 +140,7 @@ def test_many_classes_that_never_occur_leave_room_for_those_that_do(make):
 @pytest.mark.filterwarnings("ignore:of 3 classes the data lack 2")
 @every
 @pytest.mark.parametrize("label", [0, 2])
+@pytest.mark.filterwarnings("ignore:all labels are of one class")
 def test_a_single_sample(make, label):
     logits = torch.tensor([[0.5, 2.0, -1.0]])
     calibrator = make().fit(logits, torch.tensor([label]))

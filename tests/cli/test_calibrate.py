@@ -134,13 +134,13 @@ def test_temperature_is_the_default_and_printed(tmp_path, file):
 
 def test_before_and_after_are_those_of_the_judged(tmp_path, file, judged):
     options = ["--bins", 10, "--seed", 3, "--json", tmp_path / "out.json", "--report", tmp_path / "page.html"]
-    result = run_calibrate(file, "--test", judged, *options, resamples=20)
+    result = run_calibrate(file, "--test", judged, *options, resamples=40)
     assert result.exit_code == 0
     calibrator = create_calibrator("temperature").fit(*data(0))
     logits, labels = data(1)
     before, after = evaluations(tmp_path / "out.json")
-    assert before == evaluate(logits, labels, name="before", bins=10, resamples=20, seed=3)
-    assert after == evaluate(calibrator(logits), labels, name="after", bins=10, resamples=20, seed=3)
+    assert before == evaluate(logits, labels, name="before", bins=10, resamples=40, seed=3)
+    assert after == evaluate(calibrator(logits), labels, name="after", bins=10, resamples=40, seed=3)
     heading = next(line for line in result.stdout.splitlines() if "before" in line)
     assert heading.split() == ["before", "after"]
     row = next(line for line in result.stdout.splitlines() if line.split()[:1] == ["NLL"])
@@ -238,6 +238,13 @@ def test_a_warning_is_one_line(tmp_path, file):
     assert result.stderr.count("\n") == 1
 
 
+def test_labels_of_a_single_class_are_warned_of(tmp_path):
+    logits, labels = data(0)
+    path = save(tmp_path / "one.npz", logits, torch.ones_like(labels), class_names=np.array(["a", "b", "c"]))
+    result = run_calibrate(path)
+    assert f"calibrant: warning: {path}: all labels are of one class (b), so this fit means" in result.stderr
+
+
 # --------------------------------------------------------------------------------------------------- apply
 
 
@@ -260,6 +267,88 @@ def applied(calibrator, path, output):
     assert (result.exit_code, result.stderr) == (0, "")
     assert f"{ROWS} rows of {path.name}, calibrated by vector" in result.stdout
     return open_predictions(output)
+
+
+def unlabelled(folder, suffix, scores, **more):
+    """A file with logits and without labels."""
+    path, lists = folder / f"new{suffix}", [row.tolist() for row in scores]
+    head, columns = [f"logit_{name}" for name in "abc"[: scores.shape[1]]], list(zip(*lists, strict=True))
+    if suffix == ".npz":
+        np.savez(path, logits=scores.numpy(), **more)
+    elif suffix == ".npy":
+        path = folder / "new.logits.npy"
+        np.save(path, scores.numpy())
+    elif suffix == ".pt":
+        torch.save({"logits": scores}, path)
+    elif suffix == ".safetensors":
+        save_file({"logits": scores}, path)
+    elif suffix == ".csv":
+        rows = [[f"id {number}", *row] for number, row in enumerate(lists)]
+        path.write_text("\n".join(",".join(map(str, row)) for row in [["id", *head], *rows]))
+    elif suffix == ".jsonl":
+        path.write_text("\n".join(json.dumps({"logits": row}) for row in lists))
+    else:
+        pyarrow = pytest.importorskip("pyarrow")
+        from pyarrow import parquet
+
+        parquet.write_table(pyarrow.table(dict(zip(head, columns, strict=True))), path)
+    return path
+
+
+@pytest.mark.parametrize("suffix", FORMATS)
+def test_apply_needs_no_labels(tmp_path, calibrator, suffix):
+    logits, _ = data(1)
+    path = unlabelled(tmp_path, suffix, logits)
+    for output in (tmp_path / "out.npz", tmp_path / "out.safetensors"):
+        result = run("apply", calibrator, path, "--ignore-index", 0, "--output", output)
+        assert (result.exit_code, result.stderr) == (0, "")
+        found = dict(np.load(output)) if output.suffix == ".npz" else load_file(output)
+        assert "labels" not in found
+        assert np.array_equal(found["logits"], load_calibrator(calibrator)(logits).numpy())
+    for command in (["evaluate"], ["calibrate"], ["conformal", "--alpha", "0.1"]):
+        fails(run(*command, path), "labels", "expected")
+        fails(run(*command, tmp_path / "out.npz"), "out.npz: has no labels")
+
+
+def test_apply_keeps_the_columns_of_a_table_without_labels(tmp_path, calibrator):
+    logits, _ = data(1)
+    path, output = unlabelled(tmp_path, ".csv", logits), tmp_path / "out.csv"
+    assert run("apply", calibrator, path, "--output", output).exit_code == 0
+    with output.open(newline="") as stream:
+        head, *rows = csv.reader(stream)
+    assert head == ["id", "logit_a", "logit_b", "logit_c"]
+    assert rows[7][0] == "id 7"
+    found = torch.tensor([[float(cell) for cell in row[1:]] for row in rows], dtype=torch.float64)
+    assert torch.equal(found, load_calibrator(calibrator)(logits))
+
+
+@pytest.mark.parametrize(("labels", "suffix"), [(1, ".npz"), (1, ".csv"), (3, ".npz"), (3, ".safetensors")])
+def test_apply_needs_no_labels_of_decisions(tmp_path, labels, suffix):
+    logits = data(1)[0][:, :labels]
+    layer = create_calibrator("platt").fit(logits, (logits > torch.randn_like(logits)).long(), binary=True)
+    save_calibrator(layer, tmp_path / "c.safetensors")
+    path, output = unlabelled(tmp_path, suffix, logits), tmp_path / f"out{suffix}"
+    assert run("apply", tmp_path / "c.safetensors", path, "--output", output).exit_code == 0
+    found = open_predictions(output, binary=True, labelled=False)
+    assert torch.equal(found.load()[0], layer(logits))
+    fails(run("evaluate", "--binary", output), "has no labels")
+
+
+def test_apply_names_the_row_of_a_bad_score_without_labels(tmp_path, calibrator):
+    logits, _ = data(1)
+    logits[4, 1] = torch.nan
+    path = unlabelled(tmp_path, ".npz", logits)
+    fails(run("apply", calibrator, path, "--output", tmp_path / "out.npz"), "NaN or infinite at row 5")
+
+
+def test_a_folder_of_parts_needs_no_labels(tmp_path, calibrator):
+    (tmp_path / "parts").mkdir()
+    for part in range(2):
+        np.savez(tmp_path / "parts" / f"{part}.npz", logits=data(part)[0].numpy())
+    result = run("apply", calibrator, tmp_path / "parts", "--output", tmp_path / "out.npz")
+    assert (result.exit_code, result.stderr) == (0, "")
+    assert np.load(tmp_path / "out.npz")["logits"].shape == (2 * ROWS, CLASSES)
+    fails(run("evaluate", tmp_path / "parts"), "0.npz: has no labels")
 
 
 def test_apply_does_not_write_into_the_folder_that_it_reads(tmp_path):
@@ -499,7 +588,7 @@ def test_data_that_cannot_be_fitted_are_one_line(tmp_path, file):
     fails(run_calibrate(nan, "--output", output), "nan.npz", "NaN")
     fails(run_calibrate(file, "--test", nan, "--output", output), "nan.npz", "NaN")
     fails(run_calibrate(infinite, "--test", file, "--output", output), "infinite.npz", "finite logits")
-    fails(run_calibrate(few, "--method", "auto", "--output", output), "few.npz", "folds must be from 2 to")
+    fails(run_calibrate(few, "--method", "auto", "--output", output), "few.npz: 3 elements cannot be divided")
     assert not output.exists()
 
 

@@ -201,7 +201,7 @@ def test_large_files_are_streamed(tmp_path, file, monkeypatch):
 
 def test_several_files_are_compared(tmp_path, file, logits, labels):
     np.savez(tmp_path / "worse.npz", logits=logits / 50, labels=labels)
-    result = run_evaluate(file, tmp_path / "worse.npz", "--json", tmp_path / "out.json", resamples=20)
+    result = run_evaluate(file, tmp_path / "worse.npz", "--json", tmp_path / "out.json", resamples=40)
     assert result.exit_code == 0
     first, second = evaluations(tmp_path / "out.json")
     heading = next(line for line in result.output.splitlines() if "worse" in line)
@@ -214,15 +214,49 @@ def test_several_files_are_compared(tmp_path, file, logits, labels):
     assert "a significant difference from model" in result.output
 
 
-def test_whether_data_are_paired_is_said(tmp_path, file, logits, labels):
+def test_different_data_have_no_best_values(tmp_path, file, logits, labels):
     np.savez(tmp_path / "other.npz", logits=logits[:200] / 50, labels=labels[:200])
-    result = run_evaluate(file, tmp_path / "other.npz", resamples=20)
+    page = tmp_path / "page.html"
+    options = ("--class-counts", "900,200,50,3", "--report", page)
+    result = run_evaluate(file, tmp_path / "other.npz", *options, resamples=40)
     assert result.exit_code == 0
-    assert re.search(r"Not paired with \S+: other\.", " ".join(result.output.split()))
+    text = " ".join(result.output.split())
+    assert re.search("other has other labels than model, .* compared as independent data", text)
+    assert "*" not in text
+    assert 'class="best"' not in page.read_text()
+    assert "No value is marked as the best of its column: these models were" in page.read_text()
     result = run_evaluate(file, tmp_path / "other.npz")
     assert result.exit_code == 0
-    assert "not tested" in result.output
+    assert "differences are not tested: there are no resamples. other has other labels" in result.output
+    assert "*" not in result.output
     assert not re.search("better|worse", result.output)
+
+
+def test_unpaired_predictions_of_the_same_data(tmp_path, file, logits, labels):
+    np.savez(tmp_path / "other.npz", logits=logits / 50, labels=labels)
+    result = run_evaluate(file, tmp_path / "other.npz", "--stream", resamples=40)
+    text = " ".join(result.output.split())
+    assert "other and model are compared as independent data, so only larger differences are found" in text
+    assert "* best" in text
+
+
+@pytest.mark.parametrize("few", [1, 39])
+def test_few_resamples_give_no_verdict(tmp_path, file, logits, labels, few):
+    np.savez(tmp_path / "worse.npz", logits=logits / 50, labels=labels)
+    page = tmp_path / "page.html"
+    result = run_evaluate(file, tmp_path / "worse.npz", "--report", page, resamples=few)
+    assert re.search(f"differences are not tested: {few} resamples? (is|are) too few", result.output)
+    assert not re.search("better|significant", result.output)
+    assert "could not be tested" in page.read_text()
+    assert "significantly lower" not in page.read_text()
+
+
+def test_without_resamples_nothing_is_tested(tmp_path, file):
+    page = tmp_path / "page.html"
+    result = run_evaluate(file, "--report", page, "--json", tmp_path / "out.json", resamples=0)
+    assert "p-value" not in result.output
+    assert not re.search("p-value|p_value|rejected", page.read_text())
+    assert evaluations(tmp_path / "out.json")[0].p_value is None
 
 
 def test_equal_names_are_told_apart_by_their_paths(tmp_path, file, logits, labels):
@@ -310,7 +344,8 @@ def test_what_cannot_be_done_is_refused_before_the_work(tmp_path, file):
     fails(run_evaluate(file, "--background", 4), "has 4 classes")
     fails(run_evaluate(file, "--class-counts", "1,2"), "has 4 classes", "2 numbers")
     fails(run_evaluate(file, "--per-image"), "--per-image needs logits of shape (N, K, *S)")
-    fails(run_evaluate(file, "--class-counts", "1,b"), "1,b", "does not exist")
+    fails(run_evaluate(file, "--class-counts", "1,b"), "--class-counts 1,b: expected whole numbers separated")
+    fails(run_evaluate(file, "--class-counts", "counts.txt"), "counts.txt: does not exist")
     fails(run_evaluate(file, "--class-counts", "9" * 5000), "File name too long")
 
 

@@ -196,7 +196,7 @@ def test_a_class_that_a_part_has_no_element_of_is_told_once(name):
         (("--data", "a.csv", "--target", "y", "--set", "data.dropp=[]"), "no option 'dropp'"),
         (("--data", "a.csv", "--target", "y", "--set", 'data.drop=["z"]'), "a.csv has no column 'z'"),
         (("--data", "a.csv", "--target", "x"), "column 'x' has 40 different values in 40 rows"),
-        (("--data", "one.csv", "--target", "y"), "labels of 1 classes"),
+        (("--data", "one.csv", "--target", "y"), "labels of 1 class"),
         (
             ("--data", "nan.csv", "--target", "y"),
             "row 3 (line 4 of the file): column 'y' has nothing",

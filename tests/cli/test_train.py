@@ -124,13 +124,20 @@ def test_train_ends_with_the_next_commands():
 
 
 @pytest.mark.filterwarnings("default::calibrant.losses.AdaptationWarning")
-def test_train_says_that_a_loss_had_no_effect():
-    arguments = ("--loss", "cals-alm[margin=1000]", *FAST, "--set", "epochs=10")
+@pytest.mark.parametrize(
+    ("epochs", "words"),
+    [
+        (10, "after 10 passes the penalty is still negligible"),
+        (2, "its penalty had no effect in this run of 2 passes"),
+    ],
+)
+def test_train_says_that_a_loss_had_no_effect(epochs, words):
+    arguments = ("--loss", "cals-alm[margin=1000]", *FAST, "--set", f"epochs={epochs}")
     result = invoke("train", "digits-lt", *arguments, "--output", "a")
     assert result.exit_code == 0, result.output
     lines = [line for line in result.stderr.splitlines() if line.startswith("calibrant: warning: ")]
     assert len(lines) == 1
-    assert "cals-alm[margin=1000], seed 0: after 10 passes the penalty is still negligible" in lines[0]
+    assert f"cals-alm[margin=1000], seed 0: {words}" in lines[0]
     assert re.search(r"Try a margin of [\d.]+ or less", lines[0])
 
 
@@ -559,3 +566,17 @@ def test_an_error_in_a_model_of_the_user_is_logged(tmp_path, monkeypatch):
     assert "(own_model.py, line 10): not enough values" in result.stderr
     (log,) = (tmp_path / "logs").glob("calibrant-*.log")
     assert str(log) in result.stderr
+
+
+def test_a_training_that_diverged_is_not_told_to_check_the_order_of_labels():
+    result = invoke("train", "digits", *FAST, "--set", "optimizer.lr=1e9", "--output", "diverged")
+    assert "check the order" not in result.output
+    assert "no better than chance; the training diverged, or learned nothing yet: try" in result.stdout
+
+
+def test_bold_is_spoken_of_only_where_it_is_shown():
+    arguments = ("compare", "digits-lt", "--losses", "ce,ls", "--set", "epochs=2", "--output", "out")
+    result = invoke(*arguments)
+    assert result.exit_code == 0, result.output
+    assert "bold" not in result.output
+    assert "Best mean in bold." in Path("out/results.md").read_text()

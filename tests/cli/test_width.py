@@ -126,7 +126,7 @@ def test_several_files_fit_the_terminal(shown, files):
 def test_groups_are_shown_for_several_files(shown, files):
     counts = ("--class-counts", "900,200,50,3")
     alone, _ = shown(80, "evaluate", files[0], "--resamples", 0, *counts)
-    _, lines = shown(120, "evaluate", *files[:2], "--resamples", 20, *counts)
+    _, lines = shown(140, "evaluate", *files[:2], "--resamples", 40, *counts)
     for group in ("head", "tail"):
         for figure in ("Accuracy", "ECE"):
             (row,) = [line for line in lines if line.startswith(f"{figure}, {group} ")]

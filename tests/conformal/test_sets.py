@@ -168,10 +168,10 @@ def test_batches_give_the_fit_of_all_data(key, options):
 
 
 def test_scores_are_computed_in_blocks(monkeypatch):
-    """A fit to 200,000 pixels of 21 classes never holds the float64 scores of all of them."""
+    """A fit to 260,000 pixels of 21 classes never holds the float64 scores of all of them."""
     found, scores = [], APS.scores
     monkeypatch.setattr(APS, "scores", lambda self, rows: found.append(rows.numel()) or scores(self, rows))
-    logits = torch.randn(20, 21, 100, 100, generator=torch.Generator().manual_seed(0))
+    logits = torch.randn(26, 21, 100, 100, generator=torch.Generator().manual_seed(0))
     APS().fit(logits, logits.argmax(1))
     assert sum(found) == logits.numel()
     assert max(found) < logits.numel() / 10

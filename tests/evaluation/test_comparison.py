@@ -13,6 +13,7 @@ from scipy import special, stats
 
 from calibrant.evaluation import Evaluation, Evaluator, Figure, evaluate
 from calibrant.evaluation.comparison import Comparison, MeanFigure, Method, _holm
+from calibrant.reports.table_builders import comparison_note
 
 from ..evaluations import changed
 
@@ -213,6 +214,14 @@ def test_different_numbers_of_seeds_are_not_tested() -> None:
     assert not figure.significant
     assert figure.interval is not None
     json.loads(comparison.to_json())
+
+
+@pytest.mark.parametrize("resamples", [1, 39])
+def test_with_few_resamples_nothing_is_tested(resamples: int) -> None:
+    methods = [method(name, scale, 2, resamples=resamples) for name, scale in (("a", 1.0), ("b", 6.0))]
+    comparison = Comparison("", (0, 1), tuple(methods))
+    assert comparison.figures("nll")["b"].p_value is None
+    assert comparison_note(comparison).endswith("Too few resamples to test significance.")
 
 
 def test_without_resamples_nothing_is_tested() -> None:

@@ -65,7 +65,7 @@ def fitted(key: str, batch: Batch, **options: object) -> Calibrator:
     """A calibrator fitted to a batch. Warnings of bounds and absent classes are expected."""
     assume(batch.valid.any())
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "(the |of ).*", UserWarning)
+        warnings.filterwarnings("ignore", "(the |of |all labels ).*", UserWarning)
         return create_calibrator(key, **options).fit(
             batch.logits, batch.target, ignore_index=batch.ignore_index
         )

@@ -451,7 +451,7 @@ LOGITS, LABELS = np.zeros((3, 2), np.float32), np.zeros(3, int)
         ({"logits": LOGITS, "labels": np.array([1, 2, 1])}, ["if the labels count from 1, subtract 1"]),
         (
             {"logits": LOGITS},
-            ["no labels", "for calibrant apply, which does not use labels, write zeros"],
+            ["no labels", "expected an integer array named labels, found logits"],
         ),
         ({"logits": LOGITS, "labels": np.array([0, 0, 2])}, ["label 2 at row 3", "expected 0 to 1"]),
         ({"logits": LOGITS, "labels": np.array([0, -1, 0])}, ["label -1 at row 2", "ignore_index=-100"]),
@@ -513,7 +513,10 @@ def test_arrays_that_will_not_do(tmp_path, arrays, words):
         ("label,logit_a,logit_b\n0,1,2,3\n", ["4 cells", "expected 3"]),
         ("label,logit_a,logit_b\n0.5,1,2\n", ["label 0.5 at row 1", "integer"]),
         ("label,logit_a,logit_b\nnan,1,2\n", ["label nan at row 1", "integer"]),
-        ("label,logit_a,logit_b\n0,1,nan\n", ["NaN", "row 1"]),
+        (
+            "label,logit_a,logit_b\n0,1,nan\n",
+            ["column 'logit_b' is NaN", "row 1 (counted from 1 after the heading)"],
+        ),
         (
             "label,logit_a,logit_b\ncat,1,2\n",
             [
@@ -611,7 +614,7 @@ def test_a_single_column_may_be_named_after_one_of_two_words(tmp_path, suffix):
             assert logits.flatten().sigmoid().tolist() == pytest.approx([0.1, 0.5, 0.9])
         assert file.class_names == (f"not {column}", column)
     write("probability_spam", ["ham", "spam", "eggs"])
-    refused(path, "'eggs'", "at row 3", "expected ham, or spam, the word in the name", binary=True)
+    refused(path, "'eggs'", "at row 3", "two different words, and eggs is a third beside ham", binary=True)
     write("probability_spam", ["spam", "", "ham"])
     refused(path, "at row 2", binary=True)
     write("probability_spam", ["true", "false", "ham"])

@@ -161,7 +161,7 @@ def page_of_models():
 
 
 def with_replicates(evaluations):
-    return [replace(each, replicates=dict.fromkeys(each.intervals, (0.0,))) for each in evaluations]
+    return [replace(each, replicates=dict.fromkeys(each.intervals, (0.0,) * 40)) for each in evaluations]
 
 
 class TestStructure:
@@ -415,17 +415,14 @@ class TestMarks:
         assert "significantly worse" in page.find("p", class_="quiet")[0][0]
 
     def test_no_significance_without_resamples(self, monkeypatch):
-        def compare(self, other):
-            raise ValueError("nothing to compare")
-
-        monkeypatch.setattr(Evaluation, "compare", compare, raising=False)
+        monkeypatch.setattr(Evaluation, "why_untested", lambda self, other: "for a reason")
         for evaluations in (models(), with_replicates(models())):
             page = Page(render_report(evaluations))
             assert {attributes.get("class") for _, attributes in page.find("td", data_figure="ece")} == {
                 "best",
                 None,
             }
-            assert "could not be tested" in page.find("p", class_="quiet")[0][0]
+            assert "could not be tested: for a reason." in page.find("p", class_="quiet")[0][0]
 
     @pytest.mark.parametrize(
         "change", [{"samples": 5}, {"num_classes": 3}, {"fingerprint": "b"}, {"bins": 10}]

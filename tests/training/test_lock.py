@@ -35,7 +35,7 @@ RECIPE = Recipe.load("digits-lt").override(
         "model.hidden=[4]",
         "select=nll",
         "average=0.5",
-        "loss=cals-alm[margin=2]",
+        "loss=cals-alm[margin=0.3]",
     ]
 )
 OTHER = RECIPE.override(["loss=focal"])

@@ -210,7 +210,7 @@ def test_many_images_get_a_residual_network(tmp_path, monkeypatch):
             "the columns 'x', 'y' besides 'label', expected one",
         ),
         ("a.npz", b"", None, "cannot be read as a NumPy archive"),
-        ("a.npz", b"", "label", "--target names a column of a table, but .* is not a table"),
+        ("a.npz", b"", "label", "--target names a column of a table, but .* expected .csv, .tsv, .parquet"),
         (
             "a.xlsx",
             b"",
@@ -288,7 +288,11 @@ def test_two_classes_may_be_true_and_false(tmp_path, name, values, classes):
     ("cell", "problem"),
     [
         (lambda n: "unknown" if n == 7 else n, "119 of them look like numbers, .* such as 'unknown' are"),
-        (lambda n: f"{n + 1},000.5", "120 of them look like numbers, .* such as '1,000.5' are"),
+        (lambda n: f"{n + 1},000.5", "they look like numbers with commas: .* 1234 for 1,234"),
+        (
+            lambda n: f"{n + 1},553.92" if n else "9.5",
+            "they look like numbers with commas: .* 1234 for 1,234",
+        ),
         (lambda n: f"{n + 1} %", "120 of them look like numbers, .* such as '1 %' are"),
         (lambda n: f"{n % 28 + 1}.{n % 12 + 1}.2024 {n % 24}:00", "they look like dates: make numbers"),
         (lambda n: f"{n},5", "they look like numbers with commas: write 1.5"),
@@ -323,9 +327,13 @@ def test_folders_that_cannot_be_used(tmp_path):
     folder.mkdir()
     with pytest.raises(ValueError, match="images is of no known kind: expected a folder with a folder of im"):
         choose_recipe(folder)
-    (folder / "ant").mkdir()
-    with pytest.raises(ValueError, match="images has no images in its class folders"):
+    (folder / "people.csv").write_text("age,y\n1,2\n")
+    with pytest.raises(ValueError, match=r"for a single table pass the file, such as .*people\.csv"):
         choose_recipe(folder)
+    (folder / "ant").mkdir()
+    with pytest.raises(ValueError, match=r"images has no images in its class folders.*such as .*people\.csv"):
+        choose_recipe(folder)
+    (folder / "people.csv").unlink()
     write_folders(folder, parts=("",), classes=("ant",))
     with pytest.raises(ValueError, match="has images of 1 class, expected a folder for each of 2 or more"):
         choose_recipe(folder)

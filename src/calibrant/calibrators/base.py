@@ -299,11 +299,17 @@ class Calibrator(FittedLayer):
         """Calibrate logits ``(N, K)``, by operations that `torch.export` can follow and that ONNX has."""
 
     def fitted_to(self, counts: Tensor) -> None:
-        """Finish a fit; warn of classes without elements."""
+        """Finish a fit; warn of classes without elements, and of data with a single class."""
         names = self.class_names
         super().fitted_to(counts)
+        present = counts.nonzero().flatten().tolist()
         absent = (counts == 0).nonzero().flatten().tolist()
-        if self.per_class and absent:
+        if len(present) == 1:
+            warn(
+                f"all labels are of one class ({some_classes(present, len(counts), names)}), so this fit "
+                "means nothing for the others: use data with all classes"
+            )
+        elif self.per_class and absent:
             warn(
                 f"of {len(counts)} classes the data lack {len(absent)} "
                 f"({some_classes(absent, len(counts), names)}): "

@@ -13,11 +13,12 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from calibrant.arguments import whole_number
 from calibrant.calibrators.base import BoundWarning, Calibrator, valid_rows
 from calibrant.calibrators.identity import Identity
 from calibrant.calibrators.registry import create_calibrator
 from calibrant.layout import arrange, as_decisions, as_pairs
-from calibrant.printable import text_table
+from calibrant.printable import counted, text_table
 
 if TYPE_CHECKING:
     from rich.text import Text
@@ -153,9 +154,10 @@ def rank(
     if images or binary:
         labelled = (target != ignore_index).flatten(1).any(1)
         rows, labels = logits.detach().double()[labelled], target.long()[labelled]
-    if not 2 <= folds <= len(labels):
-        what = "images" if images else "elements"
-        raise ValueError(f"folds must be from 2 to the number of {what}, {len(labels)}, got {folds}")
+    folds = whole_number("folds", folds, 2)
+    if folds > len(labels):
+        found = counted(len(labels), "image" if images else "element")
+        raise ValueError(f"{found} cannot be divided into {folds} folds: expected at least {folds} of them")
     valid = labels != ignore_index
     if candidates is None:
         elements = int(valid.sum()) // (labels.shape[1] if binary else 1)

@@ -27,6 +27,10 @@ Objective = Literal["nll", "ece", "adaptive-ece"]
 """What a temperature minimises: the negative log-likelihood, or ECE over bins of equal width or mass."""
 
 
+CHECK_ORDER = "check the order of both"
+"""What to do where the logits tell nothing about the labels, unless one has just trained the model."""
+
+
 class ChanceWarning(UserWarning):
     """The logits tell hardly anything about the labels, as those in another order."""
 
@@ -121,8 +125,8 @@ def _warn_of_chance(data: HeldOut, unit: float) -> None:
     if variance > 1e-12 * data.samples and excess < 2.33 * math.sqrt(variance):  # 1 % of shuffled labels pass
         warn(
             "the logits tell hardly anything about the labels: the true class has a probability of "
-            f"{float(true) / data.samples:.3f}, and {by_chance:.3f} if the labels are shuffled; check the "
-            "order of both",
+            f"{float(true) / data.samples:.3f}, and {by_chance:.3f} if the labels are shuffled; "
+            f"{CHECK_ORDER}",
             ChanceWarning,
         )
 
@@ -160,7 +164,7 @@ def likeliest(data: HeldOut) -> Likeliest:
     rough = None if 1e-25 < scale < 1e25 else torch.float64
     at = _root(lambda at: derivatives(at, rough), low, high, -math.log(scale / 4), 1e-3)
     perfect = "every label is predicted perfectly; if the model has seen these data, take others"
-    chance = "the logits predict the labels no better than chance; check the order of both"
+    chance = f"the logits predict the labels no better than chance; {CHECK_ORDER}"
     for bound, beyond, sign, why, category in (
         (high, min, -1, perfect, BoundWarning),
         (low, max, 1, chance, ChanceBoundWarning),

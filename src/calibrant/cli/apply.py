@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -21,7 +21,10 @@ def apply(
         ),
     ],
     file: Annotated[
-        Path, typer.Argument(metavar="FILE", help="Predictions; see evaluate.", show_default=False)
+        Path,
+        typer.Argument(
+            metavar="FILE", help="Predictions, also without labels; see evaluate.", show_default=False
+        ),
     ],
     output: Annotated[
         Path,
@@ -44,7 +47,8 @@ def apply(
         if not as_table:
             terminal.check_suffix(output, WRITERS)
         layer = load_calibrator(calibrator)
-        predictions = open_predictions(file, ignore_index=ignore_index, binary=layer.binary)
+        reading: dict[str, Any] = {"ignore_index": ignore_index, "binary": layer.binary}
+        predictions = open_predictions(file, labelled=False, **reading)
         terminal.check_outputs([calibrator, *predictions.files], {"--output": output})
         if file.is_dir() and output.resolve().parent == file.resolve():
             terminal.fail(
@@ -62,7 +66,8 @@ def apply(
             if as_table:
                 rewrite_table(output, predictions, (logits for logits, _ in calibrated))
             else:
-                write_predictions(output, calibrated, rows, predictions.class_names)
+                labelled = not predictions.no_labels
+                write_predictions(output, calibrated, rows, predictions.class_names, labelled=labelled)
     source, method = predictions.path.name, prediction_files.in_words(layer)
     left_out = {} if as_table else dict.fromkeys(name for part in predictions.parts for name in part.beside)
     without = f"; without its other columns {first_few(map(repr, left_out))}" if left_out else ""

@@ -101,6 +101,11 @@ def evaluate(
         if class_counts is not None and re.fullmatch(r"\d{1,15}(,\d{1,15})*", class_counts):
             counts = [int(count) for count in class_counts.split(",")]
         elif class_counts is not None:
+            if "," in class_counts and not Path(class_counts).exists():
+                terminal.fail(
+                    f"--class-counts {class_counts}: expected whole numbers separated by commas, or the name "
+                    "of a file with them"
+                )
             counts = read_class_counts(class_counts)
             inputs.append(Path(class_counts))
         opened = [open_predictions(file, ignore_index=ignore_index, binary=binary) for file in files]

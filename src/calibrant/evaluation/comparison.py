@@ -14,7 +14,7 @@ from scipy import special  # type: ignore[import-untyped]
 from torch import Tensor
 
 from calibrant.arguments import unknown
-from calibrant.evaluation.figures import Evaluation
+from calibrant.evaluation.figures import Evaluation, least_resamples
 from calibrant.metrics.catalogue import METRICS
 from calibrant.metrics.uncertainty import Interval
 
@@ -291,7 +291,7 @@ class _Estimate:
     """
 
     mean: float
-    of_test_data: float | None  # None if the metric was not resampled
+    of_test_data: float | None  # None if it is not known
     of_seeds: float
     seeds: int  # their number
 
@@ -329,7 +329,8 @@ def _difference(ours: Sequence[Evaluation], theirs: Sequence[Evaluation], metric
     if len(others) != len(values):  # seeds cannot be paired
         values, others = [fmean(values)], [fmean(others)]
     drawn, others_drawn = _replicates(ours, metric), _replicates(theirs, metric)
-    if drawn is None or others_drawn is None:
+    few = least_resamples(0.95)
+    if drawn is None or others_drawn is None or min(drawn.shape[1], others_drawn.shape[1]) < few:
         of_test_data = None
     elif len(ours) == len(theirs) and all(map(Evaluation.is_paired_with, ours, theirs)):
         size = min(drawn.shape[1], others_drawn.shape[1])
@@ -353,10 +354,10 @@ def _values(evaluations: Sequence[Evaluation], metric: str) -> list[float]:
 
 
 def _replicates(evaluations: Sequence[Evaluation], metric: str) -> Tensor | None:
-    """The replicates of each seed, ``(seeds, resamples)``; None if the metric was not resampled."""
+    """The replicates of each seed, ``(seeds, resamples)``; None if it was resampled less than twice."""
     replicates = [each.figures[metric].replicates for each in evaluations]
     size = min(map(len, replicates))
-    return torch.tensor([each[:size] for each in replicates], dtype=torch.float64) if size else None
+    return torch.tensor([each[:size] for each in replicates], dtype=torch.float64) if size > 1 else None
 
 
 def _variance(replicates: Tensor, evaluations: Sequence[Evaluation]) -> float:

@@ -23,7 +23,7 @@ from calibrant.histogram import bin_of_cells
 from calibrant.inference import Forward, OwnRows, Progress, for_each_prediction
 from calibrant.layout import Elements, arrange, as_decisions, warn_of_probabilities
 from calibrant.metrics.catalogue import METRICS, Options, element_values
-from calibrant.metrics.predictions import Predictions
+from calibrant.metrics.predictions import Predictions, answers
 from calibrant.metrics.resampling import ResampleProgress, bootstrap, bootstrap_histogram
 from calibrant.metrics.selective import risk_coverage
 from calibrant.metrics.uncertainty import bins_of_the_test, calibration_test
@@ -76,7 +76,7 @@ def evaluate(
             no and yes, or of the L labels.
         kde: also compute `kde_ece`, without an interval. Its time grows with N². It is only informative for
             few classes and many elements.
-        resamples: number of bootstrap resamples for the intervals; 0 for no intervals.
+        resamples: number of bootstrap resamples for the intervals; 0 for neither intervals nor tests.
         level: the level of the intervals.
         seed: the seed of the bootstrap.
         progress: called with the number of resamples done and their total.
@@ -219,9 +219,7 @@ class Evaluator:
         self.ignore_index, self.seed = label("ignore_index", self.ignore_index), label("seed", self.seed)
         self.per_image = true_or_false("per_image", self.per_image)
         self.binary = true_or_false("binary", self.binary)
-        self.level = in_range("level", self.level, 0, 1)
-        if self.level in (0, 1):
-            raise ValueError(f"level must be between 0 and 1, got {self.level}")
+        self.level = in_range("level", self.level, 0, 1, open_low=True, open_high=True)
         if self.num_classes is not None:
             self.num_classes = whole_number("num_classes", self.num_classes)
         if self.background is not None:
@@ -251,7 +249,7 @@ class Evaluator:
             bin_of_cells(self.bins, torch.device("cpu"))  # raises an error for bins that a stream cannot have
         given, expected = (logits, target), self.num_classes
         if self.binary:
-            logits, target = as_decisions(logits, target)
+            logits, target = answers(logits, target, self.ignore_index)
             expected = 2
         elements = arrange(
             logits, target, num_classes=expected, ignore_index=self.ignore_index, look_at_labels=True
@@ -442,8 +440,10 @@ class Evaluator:
         predictions: Predictions | None = None,
         fingerprint: str | None = None,
     ) -> Evaluation:
-        bins = bins_of_the_test(self.bins)
-        p_value = calibration_test(sums.histogram, bins=bins, seed=self.seed).p_value
+        p_value = None
+        if self.resamples:
+            bins = bins_of_the_test(self.bins)
+            p_value = calibration_test(sums.histogram, bins=bins, seed=self.seed).p_value
         ranked = predictions or (sums.histogram.ranked.folded() if self.binary else sums.histogram)
         figures = figures_of(
             estimates,
@@ -451,7 +451,7 @@ class Evaluator:
             sums,
             options,
             level=self.level if self.resamples else None,
-            rejected=p_value < 1 - self.level,
+            rejected=p_value is not None and p_value < 1 - self.level,
             chance=lambda metric: metric(predictions or sums.histogram, self.bins, self.seed),
             ranked=ranked,
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from statistics import fmean
@@ -156,7 +157,7 @@ class Evaluation:
             they are those of means over images, and the p-value is too small.
         figures: the figure of every metric, by name.
         p_value: the probability that a calibrated model gets an ECE at least as large; see
-            `calibration_test`. With 15 bins if ``bins`` is not a divisor of 300.
+            `calibration_test`. With 15 bins if ``bins`` is not a divisor of 300. None without resamples.
         reliability: the numbers of the reliability diagram.
         classes: the figures of each class.
         groups: the figures of the groups "head", "mid" and "tail", if class counts were given.
@@ -170,9 +171,9 @@ class Evaluation:
             the reliability diagram are then those of the probability of yes: "confidence" is this
             probability, and "accuracy" in the diagram the frequency of yes. The Brier score is
             ``mean (p - y)²``. Accuracy as a metric stays what it is.
-        labels: with several labels, the evaluation of each, without intervals. The figures above are those
-            of all decisions together (micro), except those that average over classes: they average over
-            labels. ``classes`` has one entry for each label. Intervals take decisions as independent.
+        labels: with several labels, the evaluation of each, without intervals and p-value. The figures above
+            are those of all decisions together (micro), except those that average over classes: they average
+            over labels. ``classes`` has one entry for each label. Intervals take decisions as independent.
         ruled_out: the number of elements whose true class had a probability of 0, in a file or before
             `calibrant.layout.as_logits`. Each costs 87.3 in NLL.
     """
@@ -185,7 +186,7 @@ class Evaluation:
     per_image: bool = False
     dense: bool = False
     figures: Mapping[str, Figure]
-    p_value: float
+    p_value: float | None
     reliability: Reliability
     classes: tuple[ClassFigures, ...]
     groups: Mapping[str, GroupFigures] = field(default_factory=dict)
@@ -245,8 +246,7 @@ class Evaluation:
             numbers of bins differ.
 
         Raises:
-            ValueError: an evaluation has means over images, or has no resampled figures; or the two differ in
-                `binary` or `level`.
+            ValueError: the two cannot be compared, see `why_untested`.
 
         >>> from calibrant import evaluate
         >>> logits = torch.randn(500, 3, generator=torch.Generator().manual_seed(0))
@@ -255,25 +255,34 @@ class Evaluation:
         >>> difference.significant, difference.better
         (True, 'second')
         """
-        if self.per_image or other.per_image:
-            raise ValueError("figures that are means over images are not resampled, and cannot be compared")
-        for what in ("binary", "level"):
-            own, others = getattr(self, what), getattr(other, what)
-            if own != others:
-                raise ValueError(
-                    f"evaluations with {what}={own} and {what}={others} cannot be compared; expected equal"
-                )
-        ours, theirs = self.replicates, other.replicates
-        names = [name for name in ours if name in theirs]
-        if not names:
-            raise ValueError(
-                "nothing to compare: one of the evaluations has no resampled figures; evaluate "
-                "with resamples > 0"
-            )
+        if problem := self.why_untested(other):
+            raise ValueError(f"nothing to compare: {problem}")
+        names = [name for name in self.replicates if name in other.replicates]
         if self.bins != other.bins:
             names = [name for name in names if METRICS[name].group != "calibration"]
         paired = self.is_paired_with(other)
         return {name: self._difference(other, name, paired) for name in names}
+
+    def why_untested(self, other: Evaluation) -> str:
+        """Why the two cannot be compared; "" if they can.
+
+        An evaluation has means over images, or too few resamples for its level; or the two differ in `binary`
+        or `level`.
+        """
+        if self.per_image or other.per_image:
+            return "means over images have no resamples"
+        for what in ("binary", "level"):
+            own, others = getattr(self, what), getattr(other, what)
+            if own != others:
+                return f"one evaluation has {what}={own}, the other {what}={others}"
+        ours, theirs = self.replicates, other.replicates
+        drawn = min((min(len(ours[name]), len(theirs[name])) for name in ours if name in theirs), default=0)
+        if not drawn:
+            return "there are no resamples"
+        if drawn >= (least := least_resamples(self.level)):
+            return ""
+        few = f"{counted(drawn, 'resample')} {'is' if drawn == 1 else 'are'} too few"
+        return f"{few} for a level of {100 * self.level:g} %, which needs at least {least}"
 
     def _difference(self, other: Evaluation, name: str, paired: bool) -> Difference:
         first, second = self.figures[name], other.figures[name]
@@ -406,7 +415,23 @@ class Evaluation:
                 accuracy, ece = METRICS["accuracy"].text(group.accuracy), METRICS["ece"].text(group.ece)
                 yield f"Accuracy, {name}", accuracy, counted(group.classes, "class", "classes")
                 yield f"ECE, {name}", ece, counted(group.count, "element")
-        yield "p-value of calibration", f"{self.p_value:.3f}", ""
+        if self.p_value is not None:
+            yield "p-value of calibration", f"{self.p_value:.3f}", ""
+
+
+def least_resamples(level: float) -> int:
+    """The fewest resamples that tell whether a difference is significant: one lies outside of each end.
+
+    >>> least_resamples(0.95)
+    40
+    """
+    return math.ceil(2 / (1 - level) - 1e-6)
+
+
+def of_same_data(evaluations: Sequence[Evaluation]) -> bool:
+    """Whether the evaluations may be of the same data, as far as their sizes and labels tell."""
+    fingerprints = {each.fingerprint for each in evaluations if each.fingerprint is not None}
+    return len(fingerprints) < 2 and len({(each.samples, each.num_classes) for each in evaluations}) == 1
 
 
 def pixels_note(evaluations: Sequence[Evaluation]) -> str:
@@ -424,8 +449,7 @@ def intervals_note(evaluations: Sequence[Evaluation]) -> str:
     """What is special about intervals of calibration errors; "" for means over images, where nothing is."""
     if not any(each.intervals and not each.per_image for each in evaluations):
         return ""
-    error = "The calibration error of a sample is too large on average"
-    return f"{error}, so its interval reaches further down than up."
+    return "Measured calibration errors are biased upwards, so the true error is probably lower."
 
 
 def zeros_notes(evaluations: Sequence[Evaluation], names: Sequence[str] | None = None) -> list[str]:
@@ -444,7 +468,7 @@ def zeros_notes(evaluations: Sequence[Evaluation], names: Sequence[str] | None =
         if not each.per_image:  # what they add to a mean over images depends on the sizes of theirs
             note += f": together {_added_by_zeros(each):.2g} of the mean"
             if zeros_matter(each):
-                note += ". They would decide a temperature; ensemble-temperature leaves them out"
+                note += ". They would dominate the fit of a temperature; ensemble-temperature leaves them out"
         notes.append(f"{name}: {note}." if len(evaluations) > 1 else f"{note}.")
     return notes
 

@@ -54,7 +54,7 @@ class AdaptiveLoss(Loss):
     It is kept in persistent float64 buffers: saved in the ``state_dict``, moved with the module, equal on
     every rank. The observed sums are a plain attribute: not saved, and never broadcast.
 
-    Subclasses write `measure` and `update`, and may write `advice`.
+    Subclasses write `measure` and `update`, and may write `advice` and `idle`.
 
     >>> from calibrant import create_loss
     >>> loss = create_loss("cals-hr", 2)
@@ -104,6 +104,13 @@ class AdaptiveLoss(Loss):
         In place, because a compiled loss then sees the new values without being compiled again.
         `passes` still counts the passes before this one.
         """
+
+    def idle(self) -> str | None:
+        """What to change if the loss has no effect under the current state; None if it has one or may have.
+
+        Unlike `advice`, it also looks at the first passes, which show little.
+        """
+        return None
 
     @torch.no_grad()
     def observe(self, logits: Tensor, target: Tensor) -> None:

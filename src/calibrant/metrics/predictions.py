@@ -64,7 +64,7 @@ class Predictions:
                 infinite, or a true class with probability 0.
         """
         if binary:
-            logits, target = as_decisions(logits, target)
+            logits, target = answers(logits, target, ignore_index)
         elements = arrange(logits, target, ignore_index=ignore_index, look_at_labels=True)
         predictions = cls.of_elements(elements, binary=binary)
         if not predictions.samples:
@@ -202,3 +202,16 @@ def as_predictions(source: Tensor | Predictions, target: Tensor | None, ignore_i
     if target is None:
         raise TypeError("a metric of logits needs their target: pass logits and target, or Predictions")
     return Predictions.of(source, target, ignore_index=ignore_index)
+
+
+def answers(logits: Tensor, target: Tensor, ignore_index: int) -> tuple[Tensor, Tensor]:
+    """Yes-or-no decisions as two classes, see `as_decisions`; an error unless all labels are 0 and 1."""
+    logits, target = as_decisions(logits, target)
+    valid = target[target != ignore_index]
+    low, high = map(int, torch.aminmax(valid)) if valid.numel() else (0, 1)
+    if low < 0 or high > 1:
+        raise ValueError(
+            f"with binary=True the target holds 0 and 1, or ignore_index={ignore_index} for elements to "
+            f"leave out; got labels from {low} to {high}"
+        )
+    return logits, target

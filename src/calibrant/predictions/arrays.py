@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from calibrant.predictions.file import NO_LABELS, BadFileError, Batches, PredictionFile, file_errors
+from calibrant.predictions.file import BadFileError, Batches, PredictionFile, file_errors
 from calibrant.predictions.names import Names
 from calibrant.printable import row_of
 from calibrant.sizes import MAX_CLASSES, MAX_TEXT, check_member, check_memory, check_torch_file, npy_header
@@ -37,23 +37,46 @@ class _Array:
 
 
 def _predictions(
-    path: Path, arrays: Mapping[str, _Array], class_names: tuple[str, ...] | None, found: str
+    path: Path,
+    arrays: Mapping[str, _Array],
+    class_names: tuple[str, ...] | None,
+    found: str,
+    no_labels: str = "",
 ) -> PredictionFile:
-    """Check that the arrays fit together. ``found`` lists all names in the file, for messages."""
+    """Check that the arrays fit together.
+
+    ``found`` lists all names in the file, and ``no_labels`` says where labels are expected, for messages.
+    """
     found = found or "nothing"
     kinds = [name for name in _SCORES if name in arrays]
     if len(kinds) == 2:
         raise BadFileError(path, "holds both logits and probabilities; expected exactly one of them")
     if not kinds:
         raise BadFileError(path, f"has neither logits nor probabilities; expected one of them, found {found}")
-    if "labels" not in arrays:
-        raise BadFileError(
-            path, f"has no labels; expected an integer array named labels, found {found}; {NO_LABELS}"
-        )
     (kind,) = kinds
-    scores, labels = arrays[kind], arrays["labels"]
+    scores = arrays[kind]
     if scores.dtype is None or not scores.dtype.is_floating_point:
         raise BadFileError(path, f"{kind} are {scores.stored}; expected floating point")
+    if "labels" not in arrays:
+        no_labels = no_labels or f"has no labels; expected an integer array named labels, found {found}"
+
+        def unlabelled(rows: int) -> Batches:
+            with scores.open() as all_scores:
+                for start in range(0, scores.shape[0], rows):
+                    part = to_tensor(all_scores[start : start + rows], scores.dtype)
+                    yield part, torch.zeros(len(part), dtype=torch.long)
+
+        return PredictionFile(
+            path,
+            kind,
+            scores.shape,
+            scores.dtype,
+            class_names,
+            unlabelled,
+            stored_labels=scores.shape,
+            no_labels=no_labels,
+        )
+    labels = arrays["labels"]
     # Booleans are answers: of a single score, or in the shape of the scores.
     several, same = prod(scores.shape[1:2]) > 1, labels.shape == scores.shape
     words = Names(() if several and same else class_names or ())  # names of labels are not those of answers
@@ -192,15 +215,15 @@ def open_npy(path: Path) -> PredictionFile:
     wanted = _ARRAYS if role == "labels" else (role, "labels")
     files = {name: path.with_name(f"{stem}.{name}{path.suffix}") for name in wanted}
     present = {name: file for name, file in files.items() if file.is_file()}
-    if "labels" not in present or len(present) < 2:
-        expected = " or ".join(file.name for name, file in files.items() if name not in present)
-        missing = f"; {NO_LABELS}" if "labels" not in present else ""
-        raise BadFileError(path, f"is one of a pair; expected {expected} beside it{missing}")
+    expected = " or ".join(file.name for name, file in files.items() if name not in present)
+    alone = f"is one of a pair; expected {expected} beside it" if len(present) < 2 else ""
+    if alone and "labels" in present:
+        raise BadFileError(path, alone)
     arrays = {name: _npy_array(file, name) for name, file in present.items()}
     listing = path.with_name(f"{stem}.class_names.txt")
     names = _listed_names(listing) if listing.is_file() else None
-    file = _predictions(path, arrays, names, ", ".join(sorted(arrays)))
-    others = [present["labels"], *([] if names is None else [listing])]
+    file = _predictions(path, arrays, names, ", ".join(sorted(arrays)), alone)
+    others = [*([] if alone else [present["labels"]]), *([] if names is None else [listing])]
     return replace(file, path=present[file.kind], others=tuple(others))
 
 

@@ -24,9 +24,6 @@ CHUNK = 1 << 22
 
 _TEXTS = (".csv", ".jsonl", ".json", ".txt")
 
-NO_LABELS = "for calibrant apply, which does not use labels, write zeros"
-"""What to do about missing labels, for messages."""
-
 
 class BadFileError(ValueError):
     """A file of predictions cannot be used; the one-line message says why and what was expected."""
@@ -88,6 +85,9 @@ class PredictionFile:
             scores and hold 0 and 1.
         beside: the columns of a table that are not read.
         words: the labels of a single decision in a table, if they are words other than false and true.
+        columns: the columns of the scores in a table, if each has its own.
+        no_labels: for messages, that the file has no labels, and where they are expected; "" if it has them.
+            A batch then has labels that stand for any class.
     """
 
     path: Path
@@ -103,6 +103,8 @@ class PredictionFile:
     binary: bool = False
     beside: tuple[str, ...] = ()
     words: tuple[str, ...] = ()
+    columns: tuple[str, ...] = ()
+    no_labels: str = ""
 
     @property
     def parts(self) -> tuple[PredictionFile, ...]:
@@ -184,8 +186,11 @@ class PredictionFile:
                 if pair is None:
                     break
                 scores, labels = pair
+                if self.no_labels:  # none is to be ignored, so that all scores are checked
+                    place = scores.shape if self.binary else (len(scores), *self.spatial)
+                    labels = torch.full(place, int(self.ignore_index == 0))
                 if self.binary:
-                    scores, labels = (each.reshape(-1, *self.shape[1:]) for each in pair)
+                    scores, labels = (each.reshape(-1, *self.shape[1:]) for each in (scores, labels))
                 if start + len(labels) > self.rows:
                     raise BadFileError(self.path, f"has more than the {self.rows} rows that it declares")
                 self._check_labels(labels, start)
@@ -235,10 +240,11 @@ class PredictionFile:
             wrong = ~checked.isfinite()
             if logits:  # a logit of minus infinity rules a class out
                 wrong &= checked != -inf
-            row = row_of(self.path, start + first_row(wrong))
-            raise BadFileError(
-                self.path, f"{self.kind} are NaN or infinite at {row}; expected finite numbers"
-            )
+            first, what = first_row(wrong), f"{self.kind} are"
+            if self.columns:
+                what = f"column {self.columns[int(wrong[first].int().argmax())]!r} is"
+            found = f"{what} NaN or infinite at {row_of(self.path, start + first)}"
+            raise BadFileError(self.path, f"{found}; expected finite numbers")
         if logits:
             return scores
         if low < 0 or high > 1 + SUM_TOLERANCE:

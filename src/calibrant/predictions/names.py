@@ -77,6 +77,9 @@ class Answers(Names):
                 self._yes = None
             else:
                 self.numbers = {self._yes: 1}
+        if len(self.words) == 2 and word not in self.numbers:
+            first, second = sorted(self.words)
+            self.expected = f"two different words, and {word} is a third beside {first} and {second}"
         if len(self.numbers) < 2 and word not in self.numbers:
             self.numbers[word] = 0
             self.expected = f"{word}, or {self._yes}, the word in the name of the scores"

@@ -46,7 +46,9 @@ FORMATS: dict[str, Callable[[Path], PredictionFile]] = {
 """For each suffix the function that opens such a file."""
 
 
-def open_predictions(path: Path | str, *, ignore_index: int = -100, binary: bool = False) -> PredictionFile:
+def open_predictions(
+    path: Path | str, *, ignore_index: int = -100, binary: bool = False, labelled: bool = True
+) -> PredictionFile:
     """Open a file of predictions, or a folder of them: read and check the descriptions.
 
     The files of a folder are one set of data. They have the same suffix, the same classes and the same kind
@@ -58,6 +60,7 @@ def open_predictions(path: Path | str, *, ignore_index: int = -100, binary: bool
             ``NAME.labels.npy``, either of the two. Or a folder of such files.
         ignore_index: the label of elements to leave out.
         binary: whether each score is a yes-or-no decision of its own.
+        labelled: whether a file without labels is refused; see `PredictionFile.no_labels`.
 
     Raises:
         BadFileError: the file does not exist, is damaged, or lacks something.
@@ -73,7 +76,7 @@ def open_predictions(path: Path | str, *, ignore_index: int = -100, binary: bool
     >>> [tuple(logits.shape) for logits, labels in file.batches(chunk=6)]
     [(2, 3), (2, 3), (1, 3)]
     """
-    file = _opened(Path(path), ignore_index, binary)
+    file = _opened(Path(path), ignore_index, binary, labelled)
     words = sorted({word for part in file.parts for word in part.words})
     yes = file.class_names[1] if file.class_names else ""
     if words and yes.lower() not in words:  # then another word may have been meant by it
@@ -88,12 +91,12 @@ def open_predictions(path: Path | str, *, ignore_index: int = -100, binary: bool
     return file
 
 
-def _opened(path: Path, ignore_index: int, binary: bool) -> PredictionFile:
+def _opened(path: Path, ignore_index: int, binary: bool, labelled: bool = True) -> PredictionFile:
     label("ignore_index", ignore_index)
     with file_errors(path):
         if path.is_dir():
-            return _open_folder(path, ignore_index, binary)
-    return _checked(_open_file(path, ignore_index, binary))
+            return _open_folder(path, ignore_index, binary, labelled)
+    return _checked(_open_file(path, ignore_index, binary, labelled))
 
 
 def batches_of(path: Path | str, ignore_index: int = -100, binary: bool = False) -> Batches:
@@ -109,7 +112,7 @@ def batches_of(path: Path | str, ignore_index: int = -100, binary: bool = False)
     yield from _opened(Path(path), ignore_index, binary).batches(all_ignored=True)
 
 
-def _open_file(path: Path, ignore_index: int, binary: bool) -> PredictionFile:
+def _open_file(path: Path, ignore_index: int, binary: bool, labelled: bool) -> PredictionFile:
     open_format = FORMATS.get(path.suffix.lower())
     if open_format is None:
         if not path.suffix:  # more likely a mistyped folder
@@ -123,6 +126,8 @@ def _open_file(path: Path, ignore_index: int, binary: bool) -> PredictionFile:
         if not about.st_size:
             raise BadFileError(path, "is empty; expected predictions")
         file = replace(open_format(path), ignore_index=ignore_index)
+    if labelled and file.no_labels:
+        raise BadFileError(path, file.no_labels)
     return _as_decisions(file) if binary else _as_classes(file)
 
 
@@ -135,7 +140,7 @@ def _as_classes(file: PredictionFile) -> PredictionFile:
             file.path, f"{kind} have shape {shape}; expected (N, K) or (N, K, *S) for K classes{hint}"
         )
     expected = shape[:1] + shape[2:]
-    if labels not in (None, expected):
+    if labels not in (None, expected) and not file.no_labels:
         hint = "; the class axis comes second" if labels == shape[:-1] else ""
         if len(shape) > 2 and labels == shape[1:2] + shape[3:]:
             hint = "; store each member of an ensemble in a file of its own, and use --ensemble"
@@ -215,7 +220,7 @@ def _checked(file: PredictionFile) -> PredictionFile:
     return file
 
 
-def _open_folder(folder: Path, ignore_index: int, binary: bool) -> PredictionFile:
+def _open_folder(folder: Path, ignore_index: int, binary: bool, labelled: bool) -> PredictionFile:
     """Open all files of a folder, and check that they belong together."""
     paths = [path for path in folder.iterdir() if path.suffix.lower() in FORMATS and path.name[0] not in "._"]
     if not paths:
@@ -228,7 +233,9 @@ def _open_folder(folder: Path, ignore_index: int, binary: bool) -> PredictionFil
     paths.sort(key=_natural_order)
     _check_numbered(folder, [path.stem for path in paths])
     # Both files of a pair of .npy files open the same predictions.
-    opened = {file.path: file for file in (_open_file(path, ignore_index, binary) for path in paths)}
+    opened = {
+        file.path: file for file in (_open_file(path, ignore_index, binary, labelled) for path in paths)
+    }
     shards = tuple(_checked(file) for file in opened.values() if file.rows)
     if not shards:
         raise BadFileError(folder, f"holds no predictions: all {len(opened)} files are without rows")
@@ -257,6 +264,7 @@ def _open_folder(folder: Path, ignore_index: int, binary: bool) -> PredictionFil
         ignore_index,
         shards=shards,
         binary=binary,
+        no_labels=next((shard.no_labels for shard in shards if shard.no_labels), ""),
     )
 
 

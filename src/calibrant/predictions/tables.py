@@ -21,7 +21,7 @@ from torch import Tensor
 
 from calibrant.extras import MissingPackageError, require
 from calibrant.predictions.arrays import to_labels, to_tensor
-from calibrant.predictions.file import NO_LABELS, BadFileError, Batch, Batches, PredictionFile
+from calibrant.predictions.file import BadFileError, Batch, Batches, PredictionFile
 from calibrant.predictions.names import Answers, Names, is_number, numbers_in
 from calibrant.printable import row_of
 from calibrant.sizes import MAX_TEXT
@@ -38,17 +38,24 @@ class _Columns(NamedTuple):
     """The columns of a table that are read."""
 
     kind: str
-    label: str
+    labels: list[str]  # one column, or none
     scores: list[str]
     class_names: tuple[str, ...] | None  # None if the scores are one column of lists
     beside: tuple[str, ...]  # the other columns
+    no_labels: str  # as in `PredictionFile`
 
     @property
     def lists(self) -> bool:
         """Whether the scores are one column of lists."""
         return self.class_names is None
 
-    def labels(self) -> Names:
+    @property
+    def about(self) -> dict[str, Any]:
+        """What a `PredictionFile` says of the columns."""
+        columns = () if self.lists else tuple(self.scores)
+        return {"beside": self.beside, "columns": columns, "no_labels": self.no_labels}
+
+    def names(self) -> Names:
         """What labels that are words stand for."""
         names = self.class_names or ("",)
         if len(names) == 1:  # the column of yes, or lists that may have a single number
@@ -87,13 +94,12 @@ def _columns(path: Path, columns: Sequence[str]) -> _Columns:
             expected = f"{_PREFIXES[kind]}<class> for every class" if kinds else f"no scores beside {kind}"
             raise BadFileError(path, f"has a column {name!r}; expected {expected}")
     labels = [name for name in _LABELS if name in columns]
-    if not labels:
-        raise BadFileError(path, f"has no labels; expected a column named label, found {shown}; {NO_LABELS}")
+    no_labels = "" if labels else f"has no labels; expected a column named label, found {shown}"
     if len(labels) == 2:
         raise BadFileError(path, "has columns label and labels; expected exactly one of them")
     beside = tuple(name for name in columns if name not in (*labels, *found))
     if not kinds:
-        return _Columns(kind, labels[0], found, None, beside)
+        return _Columns(kind, labels, found, None, beside, no_labels)
     names = tuple(name.removeprefix(_PREFIXES[kind]) for name in found)
     numbers = [str(number) for number in range(len(names))]
     # A single column is not counted: `probability_1` is that of yes.
@@ -105,7 +111,7 @@ def _columns(path: Path, columns: Sequence[str]) -> _Columns:
             f"has the column {found[place]} where {prefix}{place} is expected; labels count columns from 0, "
             f"so numbered ones must be {prefix}0 to {prefix}{numbers[-1]} in this order",
         )
-    return _Columns(kind, labels[0], found, names, beside)
+    return _Columns(kind, labels, found, names, beside, no_labels)
 
 
 def open_csv(path: Path) -> PredictionFile:
@@ -120,9 +126,9 @@ def open_csv(path: Path) -> PredictionFile:
     if len(columns) == 1 and "\t" in columns[0]:
         raise BadFileError(path, "has columns separated by tabs; expected commas or semicolons")
     found = _columns(path, columns)
-    labels = found.labels()
+    labels = found.names()
     careful = _untyped(path, found, rows, labels, lambda: _csv_rows(path, columns, found, labels))
-    if found.lists or columns != [found.label, *found.scores]:
+    if found.lists or not found.labels or columns != [*found.labels, *found.scores]:
         return careful
 
     def chunks(size: int) -> Batches:
@@ -173,8 +179,8 @@ def _untyped(
     def chunks(size: int) -> Batches:
         return _in_batches(path, kind, classes, read(), size)
 
-    shape, beside = (rows, classes), columns.beside
-    return PredictionFile(path, kind, shape, torch.float64, names, chunks, words=words, beside=beside)
+    shape = rows, classes
+    return PredictionFile(path, kind, shape, torch.float64, names, chunks, words=words, **columns.about)
 
 
 def _in_batches(
@@ -199,13 +205,14 @@ def _batch(path: Path, labels: np.ndarray[Any, Any], scores: ArrayLike, start: i
 
 def _csv_rows(path: Path, columns: Sequence[str], wanted: _Columns, words: Names) -> Iterator[Row]:
     """The rows of a CSV file, cell by cell. Only columns that are not read may be missing at the end."""
-    needed = [columns.index(name) for name in (wanted.label, *wanted.scores)]
+    needed = [columns.index(name) for name in (*wanted.labels, *wanted.scores)]
     fewest = 1 + max(needed) if len(needed) < len(columns) else len(columns)
     for number, (line, row) in enumerate(_filled(path, wanted), 1):
         where = f"row {number} (line {line} of the file)"
         if not fewest <= len(row) <= len(columns):
             raise BadFileError(path, f"{where} has {len(row)} cells; expected {len(columns)}")
-        label, *scores = (row[place].strip() for place in needed)
+        scores = [row[place].strip() for place in needed]
+        label = scores.pop(0) if wanted.labels else "0"
         if wanted.lists:
             (text,) = scores
             inner = text[1:-1]
@@ -220,7 +227,7 @@ def _csv_rows(path: Path, columns: Sequence[str], wanted: _Columns, words: Names
         names = words if len(scores) == 1 or not wanted.lists else _NO_NAMES
         meant = names.meaning(label)
         if values is None or meant is None:
-            name, cell = wanted.label, label
+            name, cell = "".join(wanted.labels), label
             if meant is not None:
                 named = zip(wanted.scores, scores, strict=True)
                 name, cell = next((name, cell) for name, cell in named if not is_number(cell))
@@ -270,7 +277,7 @@ def open_jsonl(path: Path) -> PredictionFile:
         first = next(lines, None)
         rows = sum(1 for _ in lines) + (first is not None)
     columns = _columns(path, list(_object(path, first, 0)) if first is not None else [])
-    labels = columns.labels()
+    labels = columns.names()
     return _untyped(path, columns, rows, labels, lambda: _json_rows(path, columns, labels))
 
 
@@ -300,11 +307,11 @@ def _json_rows(path: Path, columns: _Columns, words: Names) -> Iterator[Row]:
     with path.open(encoding="utf-8-sig") as stream:
         for number, line in enumerate(_lines(path, stream)):
             row = _object(path, line, number)
-            for name in (columns.label, *columns.scores):
+            for name in (*columns.labels, *columns.scores):
                 if name not in row:
                     where = row_of(path, number)
                     raise BadFileError(path, f"has no {name!r} at {where}; the first row has it")
-            label = row[columns.label]
+            label = row[columns.labels[0]] if columns.labels else 0
             scores = row[columns.kind] if columns.lists else [row[name] for name in columns.scores]
             if not isinstance(scores, list) or not set(map(type, scores)) <= {int, float}:
                 found = f"{columns.kind} at {row_of(path, number)}"
@@ -354,10 +361,12 @@ def open_parquet(path: Path) -> PredictionFile:
     types = pyarrow.types
     with pyarrow.parquet.ParquetFile(path) as file:
         schema, rows = file.schema_arrow, file.metadata.num_rows
-        kind, label, scores, names, beside = columns = _columns(path, schema.names)
-        kept = {name: schema.field(name).type for name in (label, *scores)}
+        columns = _columns(path, schema.names)
+        kind, labels, scores, names, *_ = columns
+        kept = {name: schema.field(name).type for name in scores}
+        given = schema.field(labels[0]).type if labels else pyarrow.int64()
         strings = ("string", "large_string", "string_view")
-        texts = str(kept[label]) in strings or types.is_dictionary(kept[label])
+        texts = str(given) in strings or types.is_dictionary(given)
         classes = len(scores)
         if columns.lists:
             found, expected = kept[kind], "a list of floating-point numbers in every row"
@@ -366,14 +375,14 @@ def open_parquet(path: Path) -> PredictionFile:
             kept[kind] = found.value_type
             first = next(file.iter_batches(batch_size=1, columns=[kind]), None) if rows else None
             classes = 0 if first is None else len(first.column(kind)[0].as_py() or ())
-            names = _class_labels(schema, label)
-        words = columns.labels() if classes == 1 or not columns.lists else _NO_NAMES
-        numeric = types.is_integer(kept[label]) or types.is_floating(kept[label])
-        if not (numeric or (words.numbers and (texts or types.is_boolean(kept[label])))):
-            raise BadFileError(path, f"labels are {kept.pop(label)}; expected integer class numbers")
+            names = _class_labels(schema, labels[0]) if labels else None
+        words = columns.names() if classes == 1 or not columns.lists else _NO_NAMES
+        numeric = types.is_integer(given) or types.is_floating(given)
+        if not (numeric or (words.numbers and (texts or types.is_boolean(given)))):
+            raise BadFileError(path, f"labels are {given}; expected integer class numbers")
         seen: tuple[str, ...] = ()
         if isinstance(words, Answers) and texts:
-            cells = (cell for batch in file.iter_batches(columns=[label]) for cell in batch.column(label))
+            cells = (cell for batch in file.iter_batches(columns=labels) for cell in batch.column(0))
             seen = words.settle(words.meaning(cell.as_py() or "") for cell in cells)
             names = (f"not {names[0]}", names[0]) if names and seen else names
         for name in scores:
@@ -390,8 +399,8 @@ def open_parquet(path: Path) -> PredictionFile:
         # The buffer makes pyarrow read columns as needed instead of whole groups of rows.
         with pyarrow.parquet.ParquetFile(path, buffer_size=1 << 16) as file:
             start = 0
-            for batch in file.iter_batches(batch_size=size, columns=[label, *scores]):
-                for name in (label, *scores):
+            for batch in file.iter_batches(batch_size=size, columns=[*labels, *scores]):
+                for name in (*labels, *scores):
                     if batch.column(name).null_count:
                         row = row_of(path, start + batch.column(name).is_null().index(True).as_py())
                         raise BadFileError(path, f"column {name!r} is empty at {row}; expected a number")
@@ -401,14 +410,16 @@ def open_parquet(path: Path) -> PredictionFile:
                     table = np.empty((len(batch), len(scores)), dtype)
                     for position, name in enumerate(scores):
                         table[:, position] = batch.column(name).to_numpy(zero_copy_only=False)
-                labels = batch.column(label).to_numpy(zero_copy_only=False)
+                numbers = np.zeros(len(batch))
+                if labels:
+                    numbers = batch.column(labels[0]).to_numpy(zero_copy_only=False)
                 if not numeric:
-                    labels = words.numbers_of(path, labels, start)
-                yield torch.from_numpy(table), to_labels(path, labels, start)
+                    numbers = words.numbers_of(path, numbers, start)
+                yield torch.from_numpy(table), to_labels(path, numbers, start)
                 start += len(batch)
 
     stored = torch.float64 if double else torch.float32
-    return PredictionFile(path, kind, (rows, classes), stored, names, chunks, words=seen, beside=beside)
+    return PredictionFile(path, kind, (rows, classes), stored, names, chunks, words=seen, **columns.about)
 
 
 def _lists(path: Path, column: Any, kind: str, classes: int, start: int) -> np.ndarray[Any, Any]:

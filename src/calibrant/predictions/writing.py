@@ -21,12 +21,17 @@ from calibrant.extras import require
 from calibrant.predictions.file import PredictionFile
 from calibrant.predictions.tables import delimiter_of, rewritten
 
-Arrays = Mapping[str, tuple[tuple[int, ...], Iterable[Tensor]]]
+Arrays = dict[str, tuple[tuple[int, ...], Iterable[Tensor]]]
 """For each array its shape and its parts in order; at least one part."""
 
 
 def write_predictions(
-    path: Path, batches: Iterable[tuple[Tensor, Tensor]], rows: int, class_names: Sequence[str] | None = None
+    path: Path,
+    batches: Iterable[tuple[Tensor, Tensor]],
+    rows: int,
+    class_names: Sequence[str] | None = None,
+    *,
+    labelled: bool = True,
 ) -> None:
     """Write logits and labels to a file that `open_predictions` reads.
 
@@ -37,6 +42,7 @@ def write_predictions(
         batches: pairs ``(logits, labels)`` of shapes ``(n, K, *S)`` and ``(n, *S)``.
         rows: the number of rows of all batches together.
         class_names: one name for each class.
+        labelled: whether to write the labels.
     """
     labels: list[Tensor] = []
 
@@ -50,10 +56,9 @@ def write_predictions(
             yield batch_logits
 
     first, parts = _first(logits())
-    arrays: Arrays = {
-        "logits": ((rows, *first.shape[1:]), parts),
-        "labels": (tuple(labels[0].shape), labels),
-    }
+    arrays: Arrays = {"logits": ((rows, *first.shape[1:]), parts)}
+    if labelled:
+        arrays |= {"labels": (tuple(labels[0].shape), labels)}
     with replacing(path) as stream:
         WRITERS[path.suffix.lower()](stream, arrays, class_names)
 

@@ -27,6 +27,7 @@ from calibrant.reports.page import Summary, write_report
 from calibrant.reports.plots import checks, drawing
 from calibrant.reports.table_builders import comparison_table, figures_note
 from calibrant.reports.tables import (
+    BEST_IN_BOLD,
     means_in_markdown,
     plain_markdown,
     print_table,
@@ -53,7 +54,7 @@ Chosen = Sweep | Tuning
 def validation_note(result: Chosen) -> str:
     """What the figures on the validation data mean."""
     fitted = "the same data, so that these figures are optimistic"
-    best = " Best mean in bold." if len(result.validation.methods) > 1 else ""
+    best = f" {BEST_IN_BOLD}" if len(result.validation.methods) > 1 else ""
     return figures_note(result.validation, "Validation data", fitted) + best
 
 

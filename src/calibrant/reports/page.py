@@ -20,7 +20,7 @@ from markupsafe import Markup, escape
 
 from calibrant.atomic import replace_file
 from calibrant.evaluation import ClassFigures, Evaluation
-from calibrant.evaluation.figures import intervals_note, pixels_note, zeros_notes
+from calibrant.evaluation.figures import intervals_note, of_same_data, pixels_note, zeros_notes
 from calibrant.evaluation.sums import GROUPS
 from calibrant.metrics import METRICS
 from calibrant.printable import counted, printable
@@ -138,7 +138,8 @@ def render_report(
         and not (column.empty and METRICS[column.key].why_missing)
         and (segmentation or column.key not in _SEGMENTATION)
     }
-    groups["p_value"] = "calibration"
+    if not table.columns[-1].empty:
+        groups["p_value"] = "calibration"
     tables = {
         heading: table.select(key for key in groups if groups[key] == group)
         for group, heading in _TABLES.items()
@@ -179,10 +180,12 @@ def render_report(
         picture=picture,
         facts=_facts(evaluations, summary, fitted),
         warning=warning,
+        ranked=of_same_data(evaluations),
         table=table,
         key=table.select(key for key in _KEY_FIGURES if key in groups),
         tables=tables,
         direction=_direction,
+        untested=next(filter(None, map(evaluations[0].why_untested, evaluations[1:])), ""),
         missing=_missing_reasons(tables.values()),
         marks=HTML,
         level=_levels(evaluations),
@@ -354,8 +357,7 @@ def _span(values: Iterable[int], one: str, several: str = "") -> str:
 
 def _warning(evaluations: Sequence[Evaluation]) -> str:
     """Why the models' figures should not be compared, or ""."""
-    fingerprints = {each.fingerprint for each in evaluations if each.fingerprint is not None}
-    if len(fingerprints) > 1 or len({(each.samples, each.num_classes) for each in evaluations}) > 1:
+    if not of_same_data(evaluations):
         return "These models were evaluated on different data. Their figures do not show which is better."
     if len({each.bins for each in evaluations}) > 1:
         return (

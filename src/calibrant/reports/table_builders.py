@@ -10,10 +10,12 @@ from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
+from calibrant.evaluation.figures import of_same_data
 from calibrant.metrics import METRICS
 from calibrant.options import Choice, RecipeError
 from calibrant.printable import NOT_INDEPENDENT, counted
 from calibrant.reports.tables import (
+    BEST_IN_BOLD,
     Cell,
     Column,
     Table,
@@ -50,15 +52,17 @@ def evaluation_table(
     """Every figure of several evaluations.
 
     The columns are "samples", the metrics in the order of `calibrant.metrics.METRICS`, and "p_value". Each
-    value is tested ``against`` the best of its column, or the first model. The unit follows a percentage.
+    value is tested ``against`` the best of its column, or the first model. The unit follows a percentage. If
+    the models were evaluated on different data, none is the best.
     """
     known: dict[tuple[int, int], dict[str, Difference]] = {}
     counts = tuple(Cell(each.samples, f"{each.samples:,}") for each in evaluations)
     columns = [Column("samples", "Elements", counts)]
+    ranked = of_same_data(evaluations)
     for key, metric in METRICS.items():
         values = [_known(evaluation.metrics[key]) for evaluation in evaluations]
         printed = [number_text(value, metric.percent, unit=unit) for value in values]
-        winner, best = _best(values, printed, metric.higher_is_better)
+        winner, best = _best(values, printed, metric.higher_is_better if ranked else None)
         reference = winner if against == "best" else 0
         cells = []
         for index, (evaluation, value) in enumerate(zip(evaluations, values, strict=True)):
@@ -95,13 +99,14 @@ def with_groups(table: Table, evaluations: Sequence[Evaluation], *, unit: str = 
     Differences between the figures of groups are not tested. The unit follows a percentage.
     """
     columns = []
+    ranked = of_same_data(evaluations)
     for group in dict.fromkeys(name for evaluation in evaluations for name in evaluation.groups):
         for key in ("accuracy", "ece"):
             metric = METRICS[key]
             found = [evaluation.groups.get(group) for evaluation in evaluations]
             values: list[float | None] = [None if each is None else getattr(each, key) for each in found]
             printed = [number_text(value, metric.percent, unit=unit) for value in values]
-            _, best = _best(values, printed, metric.higher_is_better)
+            _, best = _best(values, printed, metric.higher_is_better if ranked else None)
             cells = (
                 Cell(value, text, best=is_best)
                 for value, text, is_best in zip(values, printed, best, strict=True)
@@ -115,33 +120,39 @@ def with_groups(table: Table, evaluations: Sequence[Evaluation], *, unit: str = 
 def evaluation_note(evaluations: Sequence[Evaluation]) -> str:
     """The meaning of the marks in a table of evaluations tested against the first."""
     first, *others = evaluations
-    if not all(each.replicates for each in evaluations):
-        which = "means over images have" if any(each.per_image for each in evaluations) else "there are"
-        return f"* best; differences are not tested: {which} no resamples"
+    elsewhere = [other.name for other in others if not of_same_data([first, other])]
+    best = "" if elsewhere else "* best; "
+    independent = ""
+    if elsewhere:
+        have = "has" if len(elsewhere) == 1 else "have"
+        independent = (
+            f"{', '.join(elsewhere)} {have} other labels than {first.name}, or the same in another order: no "
+            "value is marked as the best"
+        )
+    if reason := next(filter(None, map(first.why_untested, others)), ""):
+        untested = f"{best}differences are not tested: {reason}"
+        return f"{untested}. {independent}" if independent else untested
     unpaired = [other.name for other in others if not first.is_paired_with(other)]
     meaning = (
-        f"* best; better, worse: a significant difference from {first.name} (the {100 * first.level:g} % "
+        f"{best}better, worse: a significant difference from {first.name} (the {100 * first.level:g} % "
         f"interval of {'the bootstrap' if unpaired else 'the paired bootstrap'} leaves out 0)"
     )
     if first.groups:
         meaning += "; figures of groups of classes are not tested"
+    if independent:
+        return f"{meaning}. {independent}, and they are compared as independent data"
     if not unpaired:
         return meaning
     return (
-        f"{meaning}. Not paired with {first.name}: {', '.join(unpaired)}. Only larger differences are found "
-        "so. Pairing needs the same labels in the same order, files in memory (evaluate --exact), and at "
-        "most 200 million elements times resamples"
+        f"{meaning}. {', '.join(unpaired)} and {first.name} are compared as independent data, so only larger "
+        "differences are found. Pairing needs the same labels in the same order, files in memory (evaluate "
+        "--exact), and at most 200 million elements times resamples"
     )
 
 
 def _differences(first: Evaluation, second: Evaluation) -> dict[str, Difference]:
     """First minus second, by metric; empty if the two cannot be compared."""
-    if not (first.replicates and second.replicates):
-        return {}
-    try:
-        return first.compare(second)
-    except ValueError:  # no figure is resampled in both
-        return {}
+    return {} if first.why_untested(second) else first.compare(second)
 
 
 def _verdict(difference: Difference, against: str, reference: str, distance: str) -> tuple[Verdict, str]:
@@ -330,13 +341,19 @@ def comparison_note(comparison: Comparison) -> str:
     elif seeds == 1:
         tested = "The intervals cover other test data, but not other seeds. One seed is too few to test "
         tested += "significance."
+    elif not any(
+        figure.p_value is not None
+        for key in comparison.columns
+        for figure in comparison.figures(key).values()
+    ):
+        tested = "Too few resamples to test significance."
     else:
         tested = f"Better or worse: a significant difference from {first} at 5 %, over seeds and resampled "
         tested += "test data together, corrected for the number of methods (Holm)."
     figures = figures_note(comparison, "Test set", "the validation data")
     if len(comparison.methods) == 1 and seeds > 1 and not comparison.dense:
         return figures  # nothing to compare
-    return f"{figures} Best mean in bold. {tested}"
+    return f"{figures} {BEST_IN_BOLD} {tested}"
 
 
 def figures_note(comparison: Comparison, data: str, fitted: str) -> str:

@@ -102,6 +102,10 @@ class Table:
         return "95 % intervals of the means are in brackets." if self.intervals().columns else ""
 
 
+BEST_IN_BOLD = "Best mean in bold."
+"""A sentence for notes on tables of means; `print_table` leaves it out where nothing is bold."""
+
+
 def listing(rows: Sequence[Sequence[str]], headings: Mapping[str, int]) -> Table:
     """A table of texts: the name of each row with its texts, and each column's importance by its heading."""
     names, *texts = zip(*rows, strict=True)
@@ -340,6 +344,8 @@ def print_table(
         console.width = max(width, width_of(part, _SHORTEST_LINE if limited else None))
         console.print(grid_of(part))
     console.width = width
+    if not console.is_terminal:
+        note = note.replace(f"{BEST_IN_BOLD} ", "").removesuffix(BEST_IN_BOLD).rstrip()
     notes = [note] if note else []
     if hidden:
         notes.insert(0, f"Hidden, to fit {width} columns: {', '.join(hidden)}. --wide shows all.")

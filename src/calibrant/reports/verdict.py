@@ -119,7 +119,7 @@ def is_clear(before: Sequence[Evaluation], after: Sequence[Evaluation]) -> bool:
 
     It does if more than half of the seeds show it, in the direction of the mean difference. A seed shows it
     if the difference is significant (see `Evaluation.compare`) and calibration is rejected before or after.
-    Without resamples nothing can be tested, and any difference counts.
+    With too few resamples nothing can be tested, and any difference counts.
     """
     pairs = list(zip(before, after, strict=True))
     tests = [_difference(first, second, "ece") for first, second in pairs]
@@ -202,11 +202,12 @@ def _capital(text: str) -> str:
 
 def _is_tested(evaluation: Evaluation) -> bool:
     """Whether the test of calibration holds. It takes elements as independent, and pixels are not."""
-    return evaluation.p_value == evaluation.p_value and not evaluation.per_image  # not NaN
+    return evaluation.p_value is not None and not evaluation.per_image
 
 
 def _is_rejected(evaluation: Evaluation) -> bool:
-    return _is_tested(evaluation) and evaluation.p_value < 1 - evaluation.level
+    p_value = None if evaluation.per_image else evaluation.p_value
+    return p_value is not None and p_value < 1 - evaluation.level
 
 
 def _is_needed(before: Evaluation, after: Evaluation) -> bool:
@@ -225,7 +226,7 @@ def _headline(evaluation: Evaluation) -> str:
 
 
 def _test_words(evaluation: Evaluation) -> str:
-    if not _is_tested(evaluation):
+    if evaluation.p_value is None or evaluation.per_image:
         return "calibration is not tested"
     result = "is rejected" if _is_rejected(evaluation) else "is not rejected"
     return f"calibration {result} ({p_words(evaluation.p_value)})"
@@ -258,10 +259,8 @@ def _from_to(before: Evaluation, after: Evaluation, key: str) -> str:
 
 
 def _difference(before: Evaluation, after: Evaluation, key: str) -> Difference | None:
-    """The tested difference of one figure; None without resamples."""
-    if not (before.replicates and after.replicates):
-        return None
-    return before.compare(after).get(key)
+    """The tested difference of one figure; None if it cannot be tested."""
+    return None if before.why_untested(after) else before.compare(after).get(key)
 
 
 def _ranking(table: Table, key: str) -> str:
@@ -316,7 +315,7 @@ def _best_method(comparison: Comparison, key: str, calibrator: str, state: str) 
         return _capital(f"{state}{best} and {first} have the same {_WORDS[key]}, the lowest: {text(best)}.")
     others = {name: figure for name, figure in figures.items() if name != first}
     if first not in figures or any(figure.p_value is None for figure in others.values()):
-        why = "one seed is too few" if len(comparison.seeds) == 1 else "no resamples"
+        why = "one seed is too few" if len(comparison.seeds) == 1 else "too few resamples"
         return f"{sentence}; differences are not tested ({NOT_INDEPENDENT if comparison.dense else why})."
     if best != first:
         found = "a significant" if figures[best].significant else "no significant"

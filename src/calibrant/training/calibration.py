@@ -13,7 +13,7 @@ from calibrant.calibrators import Calibrator, Identity, Temperature, create_cali
 from calibrant.calibrators.base import UnchangedLabelsWarning
 from calibrant.calibrators.streaming import Scaling
 from calibrant.options import Choice, RecipeError
-from calibrant.training.runs import Run, make_calibrator
+from calibrant.training.runs import Run, about_training, make_calibrator
 from calibrant.warning import warn
 
 _MANY = 1 << 22
@@ -56,7 +56,7 @@ def fitted_calibrator(run: Run, method: str) -> tuple[Calibrator, str]:
         for key, fit in _ranked(run):
             if key == Identity.key:
                 return identity, passed_over or (_ALL_RIGHT if _is_always_right(run) else NONE_BETTER)
-            with warnings.catch_warnings(record=True, action="always") as caught:
+            with warnings.catch_warnings(record=True, action="always") as caught, about_training():
                 found = fit()
             serious = [each for each in caught if not issubclass(each.category, UnchangedLabelsWarning)]
             if not serious:
@@ -84,7 +84,8 @@ def _identity(run: Run) -> Calibrator:
     outputs = run.recipe.outputs(run.data)
     identity = Identity()
     if run.recipe.binary:
-        return identity.fit(torch.zeros(1, outputs), torch.zeros(1, outputs, dtype=torch.long), binary=True)
+        both = torch.arange(2).unsqueeze(1).expand(2, outputs)
+        return identity.fit(torch.zeros(2, outputs), both, binary=True)
     identity.fitted_to(torch.ones(outputs))
     return identity
 

@@ -87,14 +87,25 @@ def choose_recipe(path: Path, target: str | None = None, changes: Sequence[str] 
     if suffix in _TABLES:
         return _table(files, target, changes)
     if target is not None:
-        raise RecipeError(f"--target names a column of a table, but {path} is not a table")
+        raise RecipeError(
+            f"--target names a column of a table, but {path} is not a table of a known kind: expected "
+            f"{', '.join(_TABLES)}"
+        )
     if suffix == ".npz":
         return _arrays(path, changes)
-    if path.is_dir() and any(entry.is_dir() for entry in path.iterdir()):
-        return _images(path, changes)
+    entries = sorted(path.iterdir()) if path.is_dir() else []
+    tables = [entry for entry in entries if entry.suffix.lower() in _TABLES]
+    hint = f"; for a single table pass the file, such as {tables[0]}" if tables else ""
+    if any(entry.is_dir() for entry in entries):
+        try:
+            return _images(path, changes)
+        except ValueError as error:
+            if hint:
+                raise RecipeError(f"{error}{hint}") from error
+            raise
     raise RecipeError(
         f"{path} is of no known kind: expected a folder with a folder of images for each class, a "
-        f"{', '.join(_TABLES)} table, or an .npz file"
+        f"{', '.join(_TABLES)} table, or an .npz file{hint}"
     )
 
 

@@ -6,7 +6,7 @@ import hashlib
 import json
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from calibrant.atomic import replace_file
 from calibrant.calibrators import CALIBRATORS, Calibrator, Temperature, create_calibrator
 from calibrant.calibrators.streaming import Scaling
-from calibrant.calibrators.temperature import ChanceWarning
+from calibrant.calibrators.temperature import CHECK_ORDER, ChanceWarning
 from calibrant.evaluation import Evaluation, Evaluator, evaluate
 from calibrant.inference import predictions_on
 from calibrant.layout import as_decisions
@@ -37,9 +37,15 @@ from calibrant.training.lock import FolderLock
 from calibrant.training.models import PREFIXES, create_model
 from calibrant.training.other_data import load_other
 from calibrant.training.recipe import Recipe
+from calibrant.warning import warn
 
 Part = Literal["train", "validation", "test"]
 Predictions = tuple[Tensor, Tensor]
+
+DIVERGED = (
+    "the training diverged, or learned nothing yet: try another learning rate, a smaller one if the loss rose"
+)
+"""What to do where the logits of a run tell nothing about the labels."""
 
 _STARTING_WEIGHTS = ("weights", "replace_head", "pretrained", "encoder_weights")
 """Options of models that say which weights training started from."""
@@ -284,7 +290,7 @@ class Run:
         batches = self.predictions("validation")
         calibrator.class_names = self.class_names  # for warnings
         # The labels of a run are in order, however little it has learned.
-        with warnings.catch_warnings(action="ignore", category=ChanceWarning):
+        with about_training(), warnings.catch_warnings(action="ignore", category=ChanceWarning):
             if self.recipe.binary:
                 return calibrator.fit(*_joined(batches), binary=True)
             if isinstance(calibrator, Scaling):
@@ -387,6 +393,16 @@ def trained_model(
             f"model {choice} does not take the weights of {where}: {str(error).splitlines()[-1].strip()}"
         ) from error
     return model.eval()
+
+
+@contextmanager
+def about_training() -> Iterator[None]:
+    """Let warnings of a fit speak of the training: the labels of a run are in order."""
+    with warnings.catch_warnings(record=True, action="always") as caught:
+        yield
+    for each in caught:
+        text = str(each.message).replace(CHECK_ORDER, DIVERGED)
+        warn(text, each.category)
 
 
 def make_calibrator(choice: Choice) -> Calibrator:

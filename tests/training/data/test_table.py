@@ -334,7 +334,7 @@ def varied(**columns):
         (varied(), {"target": "y", "drop": ("xx",)}, r"no column 'xx' [(]did you mean 'x'"),
         (varied(), {"target": "y", "drop": ("y",)}, "'y' is the target"),
         (varied(), {"target": "y", "drop": ("x",)}, "has no column besides 'y', 'x'"),
-        (varied(y=lambda n: "a"), {"target": "y"}, "labels of 1 classes: expected at least 2"),
+        (varied(y=lambda n: "a"), {"target": "y"}, "labels of 1 class: expected at least 2"),
         (varied(y=lambda n: "a" if n else None), {"target": "y"}, r"a\.csv, row 1@: column 'y' has nothing"),
         (varied(y=lambda n: "nan" if n == 4 else n % 2), {"target": "y"}, "row 5@: column 'y' has nothing"),
         (varied(y=lambda n: n / 2), {"target": "y"}, r"row 2@: column 'y' has 0\.5, expected a class"),

@@ -164,7 +164,9 @@ def _decisions(columns: FileColumns, names: Sequence[str]) -> Tensor:
 
 _YEAR, _MONTH, _DAY = r"(19|20)\d\d", r"(0?[1-9]|1[0-2])", r"(0?[1-9]|[12]\d|3[01])"
 _NOT_CATEGORIES = {
-    "numbers with commas: write 1.5 for 1,5 and 1234 for 1,234": r"[+-]?\d+(,\d+)?",
+    "numbers with commas: write 1.5 for 1,5 and 1234 for 1,234": (
+        r"[+-]?(\d+(,\d+)?|\d{1,3}(,\d{3})*(\.\d+)?)"
+    ),
     "dates: make numbers of them, such as the month or the days since a day": (
         rf"({_YEAR}[-/.]{_MONTH}[-/.]{_DAY}|({_DAY}[-/.]{_MONTH}|{_MONTH}/{_DAY})[-/.]{_YEAR})([ T].*)?"
     ),

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from calibrant.arguments import in_range
+from calibrant.printable import counted
 from calibrant.training.data.sampling import stratified
 
 
@@ -37,7 +38,9 @@ def sorted_classes(labels: Iterable[Any], source: Path) -> list[str | int]:
         if isinstance(label, bool) or not isinstance(label, str | int):
             raise ValueError(f"{source} has the label {label!r}: expected strings or integers")
     if len(distinct) < 2:
-        raise ValueError(f"{source} has labels of {len(distinct)} classes: expected at least 2")
+        raise ValueError(
+            f"{source} has labels of {counted(len(distinct), 'class', 'classes')}: expected at least 2"
+        )
     return sorted(distinct, key=lambda label: (isinstance(label, str), label))
 
 

@@ -283,7 +283,15 @@ def separated(file: Path) -> Iterator[tuple[int, dict[str, Any]]]:
                     )
                 yield reader.line_num, row
     except csv.Error as error:
-        raise ValueError(f"{file}, line {reader.reader.line_num}: {error}") from error
+        problem = str(error)
+        if "expected after" in problem:
+            problem = (
+                f"a value in quotation marks goes on after them: expected {delimiter!r}, which separates the "
+                'columns as in the first line; a quotation mark within a value is written twice, ""'
+            )
+        elif "unexpected end of data" in problem:
+            problem = "a quotation mark is not closed"
+        raise ValueError(f"{file}, line {reader.reader.line_num}: {problem}") from error
     finally:
         csv.field_size_limit(limit)
 
