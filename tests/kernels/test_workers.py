@@ -45,7 +45,10 @@ SHAPES = pytest.mark.parametrize("shape", [(700, 30), (3, 7, 50, 60)], ids=["row
 
 
 @SHAPES
-@pytest.mark.parametrize("key", ["cals-alm", "mbls", "brier", "dual-focal", "ls"])
+@pytest.mark.parametrize(
+    "key",
+    ["cals-alm", "mbls", "brier", "dual-focal", "ls", "acls", "nacl", "mdca", "avuc", "sb-ece", "mmce"],
+)
 def test_losses_do_not_depend_on_the_number_of_threads(key, shape, threads):
     logits, target = batch(shape, ignored=True)
     results = []
@@ -58,6 +61,21 @@ def test_losses_do_not_depend_on_the_number_of_threads(key, shape, threads):
     for value, gradient in results[1:]:
         assert torch.equal(value, results[0][0])
         assert torch.equal(gradient, results[0][1])
+
+
+@SHAPES
+@pytest.mark.parametrize("key", ["cals-alm", "acls", "nacl", "mdca", "avuc", "sb-ece", "mmce"])
+def test_losses_do_not_depend_on_the_blocks(key, shape, threads, monkeypatch):
+    logits, target = batch(shape, ignored=True)
+    target[1:].view(-1)[::7] = -100
+    results = []
+    for numbers in (1 << 12, 1 << 30):
+        monkeypatch.setattr(layout, "_CPU_BLOCK", numbers)
+        leaf = (4 * logits).double().requires_grad_()
+        value = create_loss(key, shape[1])(leaf, target)
+        value.backward()
+        results.append((value.detach(), leaf.grad))
+    torch.testing.assert_close(*results)
 
 
 def test_no_thread_holds_on_to_the_gradient(threads, monkeypatch):

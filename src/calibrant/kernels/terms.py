@@ -182,22 +182,22 @@ class Entropy:
         self.precise = precise
 
     def value(self, block: Block) -> Tensor:
-        return self._log_total(block) - self._mean(block)[1]
+        return self._log_total(block) - self._product_and_mean(block)[1]
 
     def _log_total(self, block: Block) -> Tensor:
         return block.others.log1p() if self.precise else block.total.log()
 
     def linearize(self, block: Block) -> Linearization:
-        product, mean = self._mean(block)
+        product, mean = self._product_and_mean(block)
         value = self._log_total(block) - mean
         return Linearization(value, lambda factor: self._gradient(block, factor, product, mean))
 
     def gradient(self, block: Block, factor: Factor) -> Gradient:
-        return self._gradient(block, factor, *self._mean(block))
+        return self._gradient(block, factor, *self._product_and_mean(block))
 
     @staticmethod
-    def _mean(block: Block) -> tuple[Tensor, Tensor]:
-        """``shifted`` times `exponential`, and the expectation of `shifted` under the softmax."""
+    def _product_and_mean(block: Block) -> tuple[Tensor, Tensor]:
+        """`shifted` times `exponential`, and the mean of `shifted` under the softmax."""
         product = torch.mul(block.exponential, block.shifted, out=block.new())
         return product, product.sum(1, keepdim=True) / block.total
 

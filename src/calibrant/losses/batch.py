@@ -81,13 +81,14 @@ _SMALLEST_PART, _MOST_PARTS = 2048, 16
 
 
 def sum_of_parts(function: Callable[..., Tensor], *numbers: Tensor, together: bool = False) -> Tensor:
-    """The sum of a function over parts of a batch, where its results for parts add up to that for all.
+    """A function of all elements, computed by adding up its results for parts of them.
 
-    On a CPU one thread computes a part, forward and backward: with other work on the cores, operations that
-    torch splits among its threads would take several times as long.
+    On a CPU each part is computed by one thread, forward and backward. With other work on the cores,
+    operations that torch splits among its threads take several times as long.
 
     Args:
-        function: takes numbers of some elements, ``(n,)`` each, and returns a tensor.
+        function: takes numbers of some elements, ``(n,)`` each, and returns a tensor. It must be a sum over
+            elements, unless ``together``.
         *numbers: of all elements, ``(N,)`` each.
         together: whether the function needs all elements at once.
 

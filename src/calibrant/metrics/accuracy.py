@@ -124,7 +124,8 @@ def in_top_k(predictions: Predictions, k: int) -> Tensor:
         rows, own = logits.movedim(1, -1)[unsure], own.squeeze(1)[unsure].unsqueeze(1)
         earlier = torch.arange(rows.shape[1], device=rows.device) < labels.squeeze(1)[unsure].unsqueeze(1)
         before = (rows > own).to(rows.dtype).addcmul_((rows == own).to(rows.dtype), earlier.to(rows.dtype))
-        found[place] = inside.to(found.dtype).masked_scatter_(unsure, (before.sum(1) < k).to(found.dtype))
+        inside[unsure] = before.sum(1) < k
+        found[place] = inside.to(found.dtype)
 
     map_blocks(score, elements.logits)
     return found.flatten() if elements.all_valid else found[elements.valid]
