@@ -70,8 +70,8 @@ class Linearization(NamedTuple):
 class Term(Protocol):
     """A number per element and its gradient with respect to the logits.
 
-    For `reduce_each` a term may also have ``gradient(block, factor)``, if that takes less time than `linearize`,
-    and ``constant = True``, if its gradient is 0.
+    For `reduce_each` a term may also have ``gradient(block, factor)``, if that takes less time than
+    `linearize`, and ``constant = True``, if its gradient is 0.
     """
 
     def value(self, block: Block) -> Tensor:
