@@ -15,5 +15,7 @@ import torch
 
 importlib.metadata.entry_points = cache(importlib.metadata.entry_points)
 
+# Ask for a GPU without starting CUDA, which forks of the process that asked could then not use.
+os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"
