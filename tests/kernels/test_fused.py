@@ -86,8 +86,7 @@ def by_kernel(loss: Loss, logits: Tensor, target: Tensor) -> Tensor:
     assert composition is not None
     assert composition.has_device_form
     eager = partial(loss._unless_changed, composition, options)
-    value = fused_loss(composition, logits, target, loss.elements, eager, options)
-    return value.view(logits.shape[:1] + logits.shape[2:]) if value.ndim else value
+    return fused_loss(composition, logits, target, eager, options)
 
 
 def by_torch(loss: Loss, logits: Tensor, target: Tensor) -> Tensor:
@@ -453,10 +452,33 @@ def test_nothing_counts_where_all_is_ignored() -> None:
 
 def test_a_label_out_of_range_shows() -> None:
     logits, target = batch(3, 4)
-    target[1] = 7
     loss = create("ce", 4)
-    value = fused_loss(loss.composition(), logits, target, Elements, by_torch, loss._kernel_options())
-    assert value.isnan()
+    run(loss, logits, target)  # a CPU looks at the labels of the first such batch
+    target[1] = 7
+    assert run(loss, logits, target)[0].isnan()
+
+
+def test_a_batch_of_another_kind_is_checked() -> None:
+    logits, target = batch(3, 4)
+    loss = create("ce", 4)
+    run(loss, logits, target)
+    with pytest.raises(ValueError, match="target must have shape"):
+        run(loss, logits, target[:2])
+    with pytest.raises(ValueError, match="expected num_classes=5"):
+        run(create("ce", 5), logits, target)
+    with pytest.raises(TypeError, match="integer labels"):
+        run(create("focal", 4), logits, logits.softmax(1))
+
+
+def test_images_that_must_be_copied() -> None:
+    logits, target = batch(2, 3, 4, 5)
+    loss = create("cals-alm", 3, reduction="none")
+    turned = logits.transpose(2, 3), target.transpose(1, 2)
+    for _ in range(2):
+        value, slope = run(loss, *turned)
+        wanted = expected(loss, *turned)
+        assert value.shape == turned[1].shape
+        assert_same((value, slope), wanted)
 
 
 @pytest.mark.parametrize("reduction", ["mean", "none"])
@@ -661,10 +683,7 @@ def test_the_compiler_is_told_the_truth() -> None:
     arguments = (
         logits.requires_grad_(),
         target,
-        *operators.flattened(loss.composition()),
-        "mean",
-        -100,
-        None,
+        *operators.flattened(loss.composition(), loss._kernel_options()),
     )
     torch.library.opcheck(torch.ops.calibrant.loss, arguments)
 
@@ -685,10 +704,7 @@ def test_the_compiler_is_told_how_a_gradient_lies(layout: str) -> None:
     arguments = (
         elements.logits,
         elements.given,
-        *operators.flattened(loss.composition()),
-        "mean",
-        -100,
-        None,
+        *operators.flattened(loss.composition(), loss._kernel_options()),
     )
     upstream = torch.ones((), device=HERE)
     torch.library.opcheck(torch.ops.calibrant.loss_backward, (upstream, *arguments))

@@ -21,7 +21,7 @@ from calibrant.kernels import device
 from calibrant.kernels.composition import Composition, Part
 from calibrant.kernels.launch import Launcher, Options, launch
 from calibrant.kernels.operators import compiled_loss, flattened
-from calibrant.layout import Elements, is_batched, is_transformed, unflatten
+from calibrant.layout import is_batched, is_transformed
 
 Eager = Callable[[Tensor, Tensor], Tensor]
 """From logits and target to a loss, by operations of torch."""
@@ -77,7 +77,6 @@ def fused_loss(
     composition: Composition,
     logits: Tensor,
     target: Tensor,
-    arrange: Callable[[Tensor, Tensor], Elements],
     eager: Eager,
     options: Options,
 ) -> Tensor:
@@ -87,19 +86,20 @@ def fused_loss(
         composition: what to compute; it must have a device form.
         logits: ``(B, K, *S)``.
         target: labels ``(B, *S)`` or probabilities ``(B, K, *S)``.
-        arrange: checks a batch and returns its elements.
         eager: the same loss by operations of torch, for gradients of gradients.
         options: reduction, ignored label and class weights (with labels only).
 
     Returns:
-        A float32 scalar, or one number per element ``(A[, S])`` for ``reduction="none"``.
+        A float32 scalar, or one number per element ``(B, *S)`` for ``reduction="none"``.
+
+    Raises:
+        TypeError, ValueError: as `calibrant.layout.arrange`.
     """
     if torch.compiler.is_compiling():
-        elements = arrange(logits, target)
-        arguments = (elements.logits, elements.given, *flattened(composition), *options)
-        compiled: Tensor = compiled_loss(*arguments)[0]
-        return compiled
-    job = _Job(composition, options, arrange, eager)
+        elements = options.arrange(logits, target)
+        compiled: Tensor = compiled_loss(elements.logits, elements.given, *flattened(composition, options))[0]
+        return compiled.view(elements.shape) if compiled.ndim else compiled
+    job = _Job(composition, options, eager)
     value: Tensor = _FusedLoss.apply(logits, target, job)  # type: ignore[no-untyped-call]
     return value
 
@@ -109,7 +109,6 @@ class _Job(NamedTuple):
 
     composition: Composition
     options: Options
-    arrange: Callable[[Tensor, Tensor], Elements]
     eager: Eager
 
 
@@ -117,17 +116,16 @@ class _FusedLoss(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, logits: Tensor, target: Tensor, job: _Job) -> Tensor:
         composition, options = job.composition, job.options
-        elements = job.arrange(logits, target)
         if not ctx.needs_input_grad[0]:
-            return launch(composition, elements.logits, elements.given, options, gradient=False).value
+            return launch(composition, logits, target, options, gradient=False).value
         # The upstream gradient of a scalar is nearly always 1, so the gradient is computed at once. In
         # float16 it could vanish before a gradient scaler's factor arrives: there it waits for that.
         early = options.reduction != "none" and logits.dtype != torch.float16
         # Not the value: a context that holds its own output is freed late, by the garbage collector.
         value, ctx.gradient, ctx.correction, ctx.plan = launch(
-            composition, elements.logits, elements.given, options, gradient=early
+            composition, logits, target, options, gradient=early
         )
-        ctx.job, ctx.shape, ctx.versions = job, logits.shape, _versions(composition, options)
+        ctx.job, ctx.versions = job, _versions(composition, options)
         # A graph must not see what the next adaptation does to the numbers.
         ctx.kept = None if early else _copied(composition, options)
         ctx.save_for_backward(logits, target)
@@ -136,23 +134,19 @@ class _FusedLoss(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, ...]:
         gradient, ctx.gradient = ctx.gradient, None
-        shape = ctx.shape
         upstream = upstream if in_memory(upstream) else upstream.clone()
         if torch.is_grad_enabled():
             gradient = _differentiable_gradient(ctx, upstream)
         elif is_batched(upstream):  # several gradients at once: multiples of the same one
-            again = _gradient_again(ctx, torch.ones(upstream.shape, device=upstream.device))
-            gradient = unflatten(again, shape)
-            by_element = upstream.reshape(*shape[:1], 1, *shape[2:]) if upstream.ndim else upstream
-            gradient = (gradient * by_element).to(again.dtype)
+            gradient = _gradient_again(ctx, torch.ones(upstream.shape, device=upstream.device))
+            by_element = upstream.unsqueeze(1) if upstream.ndim else upstream
+            gradient = (gradient * by_element).to(gradient.dtype)
+        elif gradient is None:
+            gradient = _gradient_again(ctx, upstream)
+        elif ctx.correction is None:
+            gradient.mul_(upstream)
         else:
-            if gradient is None:
-                gradient = _gradient_again(ctx, upstream)
-            elif ctx.correction is None:
-                gradient.mul_(upstream)
-            else:
-                ctx.plan.scale(gradient, upstream, ctx.correction)
-            gradient = unflatten(gradient, shape)
+            ctx.plan.scale(gradient, upstream, ctx.correction)
         return gradient, None, None
 
 
@@ -160,7 +154,6 @@ def _differentiable_gradient(ctx: Any, upstream: Tensor) -> Tensor:
     """The gradient with a path for gradients of its own."""
     logits, target = ctx.saved_tensors
     _check_unchanged(ctx)
-    upstream = upstream.view(logits.shape[:1] + logits.shape[2:]) if upstream.ndim else upstream
     gradient: Tensor
     (gradient,) = torch.autograd.grad(ctx.job.eager(logits, target), logits, upstream, create_graph=True)
     return gradient
@@ -172,10 +165,9 @@ def _gradient_again(ctx: Any, upstream: Tensor) -> Tensor:
     if ctx.kept is None:
         _check_unchanged(ctx)
     composition, options = ctx.kept or ctx.job[:2]
-    elements = ctx.job.arrange(logits.detach(), target)
     upstream = upstream.contiguous() if ctx.correction is None else upstream * ctx.correction[0]
     gradient = launch(
-        composition, elements.logits, elements.given, options, gradient=True, upstream=upstream
+        composition, logits.detach(), target, options, gradient=True, upstream=upstream
     ).gradient
     assert gradient is not None
     return gradient

@@ -15,6 +15,7 @@ from torch import Tensor
 from calibrant.kernels import device
 from calibrant.kernels.composition import Composition, FirstTerm, PenaltyTerm, Value
 from calibrant.kernels.source import jitted
+from calibrant.layout import Elements, arrange, unflatten
 
 
 class Options(NamedTuple):
@@ -23,6 +24,18 @@ class Options(NamedTuple):
     reduction: str = "mean"
     ignore_index: int = -100
     class_weight: Tensor | None = None
+    num_classes: int | None = None  # None for any number
+    soft: bool = True  # whether targets may be probabilities
+
+    def arrange(self, logits: Tensor, target: Tensor) -> Elements:
+        """The batch, checked; see `calibrant.layout.arrange`."""
+        return arrange(
+            logits,
+            target,
+            num_classes=self.num_classes,
+            ignore_index=self.ignore_index,
+            soft=self.soft,
+        )
 
 
 class Launcher:
@@ -104,7 +117,11 @@ def tiling(classes: int, elements: int, adjacent: bool, bytes_each: int, numbers
 
 
 class _Plan:
-    """A prepared launch: everything that depends on shapes and on the kind of the loss."""
+    """A prepared launch: everything that depends on shapes and on the kind of the loss.
+
+    It takes logits, slopes and target as `arrange` returns them, and launches with the addresses of any
+    batch that `arrange` turns into such views.
+    """
 
     def __init__(
         self,
@@ -116,7 +133,7 @@ class _Plan:
         gradient: bool,
         upstream: Tensor | None,
     ) -> None:
-        reduction, ignore_index, class_weight = options
+        reduction, ignore_index, class_weight, *_ = options
         classes, soft = logits.shape[1], target.is_floating_point()
         strides: tuple[int, ...]
         slope_strides: tuple[int, ...]
@@ -218,11 +235,23 @@ def launch(
     gradient: bool,
     upstream: Tensor | None = None,
 ) -> Launched:
-    """Run the kernel.
+    """Check a batch and run the kernel.
 
-    With an upstream gradient, which must include the correction of the first launch, the loss is left out.
+    On a GPU, checks and views depend on shapes and types alone. A batch of a kind that was launched before
+    is therefore not checked again.
+
+    Args:
+        composition: what to compute; it must have a device form.
+        logits: ``(B, K, *S)``.
+        target: labels ``(B, *S)`` or probabilities ``(B, K, *S)``.
+        options: reduction, ignored label and class weights (with labels only).
+        gradient: whether to compute the gradient.
+        upstream: an upstream gradient, contiguous, which must include the correction of the first launch;
+            the loss is then left out.
+
+    Raises:
+        TypeError, ValueError: as `calibrant.layout.arrange`.
     """
-    slopes = torch.empty_like(logits) if gradient else logits
     numbers, kinds = _numbers(composition)
     weight = options.class_weight
     key = (
@@ -230,32 +259,48 @@ def launch(
         composition.transforms_logits,
         options.reduction,
         options.ignore_index,
+        options.num_classes,
+        options.soft,
         None if weight is None else (weight.dtype, weight.data_ptr() % 16),
         logits.shape,
         logits.stride(),
         logits.dtype,
         logits.data_ptr() % 16,
+        logits.device,
+        target.shape,
         target.stride(),
         target.dtype,
+        target.device,
         target.data_ptr() % 16,
         gradient,
         None if upstream is None else (upstream.dtype, upstream.ndim, upstream.data_ptr() % 16),
-        logits.device,
     )
+    shape = logits.shape[:1] + logits.shape[2:] if options.reduction == "none" else ()
     plan = _plans.get(key)
     if plan is None:
+        elements = options.arrange(logits, target)
+        rows, given = elements.logits, elements.given
+        if (rows.data_ptr(), given.data_ptr()) != (logits.data_ptr(), target.data_ptr()):  # they are copies
+            copied = launch(composition, rows, given, options, gradient=gradient, upstream=upstream)
+            slopes = copied.gradient
+            return copied._replace(
+                value=copied.value.view(shape),
+                gradient=None if slopes is None else unflatten(slopes, logits.shape),
+            )
+        slope_rows = options.arrange(torch.empty_like(logits), target).logits if gradient else rows
         if len(_plans) >= _MOST_PLANS:
             _plans.clear()
-        plan = _plans[key] = _Plan(composition, logits, slopes, target, options, gradient, upstream)
-    shape = logits.shape[:1] + logits.shape[2:] if options.reduction == "none" else ()
+        plan = _plans[key] = _Plan(composition, rows, slope_rows, given, options, gradient, upstream)
+        del slope_rows  # memory for the gradient itself
+    slopes = torch.empty_like(logits) if gradient else None
     found = None
     if plan.findings:
         found = torch.zeros(plan.findings, dtype=torch.float32, device=logits.device)
     # Not a part of a larger tensor: autograd forbids changing those in place, as `loss /= steps` does.
     value = torch.empty(shape, dtype=torch.float32, device=logits.device)
-    tensors = (logits, target, weight, found, value, slopes if gradient else None, upstream)
+    tensors = (logits, target, weight, found, value, slopes, upstream)
     plan.start(tensors, *numbers, *plan.others)
-    return Launched(value, slopes if gradient else None, found, plan)
+    return Launched(value, slopes, found, plan)
 
 
 def _numbers(composition: Composition) -> tuple[list[Any], list[Any]]:

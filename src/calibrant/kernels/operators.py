@@ -21,8 +21,8 @@ _ARGUMENTS = (
 )
 
 
-def flattened(composition: Composition) -> tuple[list[str], list[str], list[float], list[Tensor]]:
-    """A composition as the names of its device forms, names of numbers, numbers and tensors."""
+def flattened(composition: Composition, options: Options) -> tuple[Any, ...]:
+    """The arguments of the operators after logits and target."""
     forms, names, numbers, tensors = [], [], [], []
 
     def add(name: str, value: Value) -> None:
@@ -43,7 +43,7 @@ def flattened(composition: Composition) -> tuple[list[str], list[str], list[floa
             add(f"{role}.factor", part.factor)
             for name, value in part.numbers.items():
                 add(f"{role}.{name}", value)
-    return forms, names, numbers, tensors
+    return forms, names, numbers, tensors, *options[:3]
 
 
 def _composed(forms: list[str], names: list[str], numbers: list[float], tensors: list[Tensor]) -> Composition:

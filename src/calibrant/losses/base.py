@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from calibrant.arguments import label, one_of, parameters_of, true_or_false, whole_number
 from calibrant.distributed import agree, several_processes
 from calibrant.kernels import Composition, Options, can_fuse, fused_loss
-from calibrant.layout import Elements, along_classes, arrange, as_decisions, computing_dtype, is_transformed
+from calibrant.layout import Elements, along_classes, as_decisions, computing_dtype, is_transformed
 from calibrant.statistics import Statistics, device_only, sum_dtype
 
 Reduction = Literal["mean", "sum", "none"]
@@ -207,20 +207,29 @@ class Loss(nn.Module):
             weighted_classes = target.is_floating_point() and options.class_weight is not None
             own = type(self).per_sample is not Loss.per_sample or type(self).over_batch is not Loss.over_batch
             if composition is not None and composition.has_device_form and not (weighted_classes or own):
+                self._check_state(logits)
                 eager = partial(self._unless_changed, composition, options)
-                value = fused_loss(composition, logits, target, self.elements, eager, options)
-                return value if self.reduction != "none" else value.view(target.shape[:1] + logits.shape[2:])
+                return fused_loss(composition, logits, target, eager, options)
         return self._reduced(self.elements(logits, target))
 
     def _kernel_options(self) -> Options:
-        return Options(self.reduction, self.ignore_index, self._buffers["class_weight"])
+        return Options(
+            self.reduction,
+            self.ignore_index,
+            self._buffers["class_weight"],
+            self.num_classes,
+            self.accepts_probabilities,
+        )
 
     def _unless_changed(
         self, composition: Composition, options: Options, logits: Tensor, target: Tensor
     ) -> Tensor:
         """The same loss again by operations of torch, if it still is the same."""
         now, current = self.composition(), self._kernel_options()
-        same_options = current[:2] == options[:2] and current.class_weight is options.class_weight
+        same_weight = current.class_weight is options.class_weight
+        same_options = same_weight and current._replace(class_weight=None) == options._replace(
+            class_weight=None
+        )
         if now is None or not now.same_as(composition) or not same_options:
             raise RuntimeError(
                 "the loss was changed between its call and a backward pass with `create_graph=True`: "
@@ -308,13 +317,7 @@ class Loss(nn.Module):
     def elements(self, logits: Tensor, target: Tensor) -> Elements:
         """The batch, checked against this loss; see `calibrant.layout.arrange` for the errors."""
         self._check_state(logits)
-        return arrange(
-            logits,
-            target,
-            num_classes=self.num_classes,
-            ignore_index=self.ignore_index,
-            soft=self.accepts_probabilities,
-        )
+        return self._kernel_options().arrange(logits, target)
 
     def _check_state(self, logits: Tensor) -> None:
         """Raise if the buffers are not as they must be for these logits."""

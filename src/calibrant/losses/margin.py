@@ -58,6 +58,13 @@ def _is_beyond(tile, top, by):
 
 
 @device_function
+def _reciprocal(x):
+    """1 / x for x > 0, in two instructions; a division takes a dozen."""
+    root = tl.rsqrt(x)
+    return root * root
+
+
+@device_function
 def _penalty(tile, top, by, VARIANT):
     """The penalty of each class, and its slope by the logit distance."""
     shifted = tl.where(tile.inside, tile.shifted, 0.0)  # beyond the last class it is infinite
@@ -74,9 +81,8 @@ def _penalty(tile, top, by, VARIANT):
         by_unit = by.weight * by.per_unit
         scaled = -by.margin * by_unit - shifted * by_unit  # the violation, times the weight
         above = tl.maximum(scaled, 0.0)
-        root = tl.rsqrt(1 - tl.minimum(scaled, 0.0))
-        below = root * root  # two instructions, where a division takes a dozen
-        inverse = 1 / by.weight
+        below = _reciprocal(1 - tl.minimum(scaled, 0.0))
+        inverse = _reciprocal(by.weight)
         ratio = by.multiplier * inverse
         slope = by.multiplier * (2 * above + below * below)
         if VARIANT == "p2":
