@@ -16,7 +16,8 @@ import torch.distributed as dist
 
 import calibrant
 from calibrant.kernels import fused_loss
-from calibrant.losses import AdaptiveLoss, HeuristicMultipliers
+from calibrant.layout import Elements
+from calibrant.losses import AdaptiveLoss, HeuristicMultipliers, Loss
 
 HERE = "cuda" if torch.cuda.is_available() else "cpu"
 PAGE = Path(__file__).parents[2] / "docs" / "architecture.md"
@@ -116,3 +117,29 @@ def test_processes_compare_only_plain_options() -> None:
     assert losses[0]._kind() == losses[1]._kind()
     for schedule in (1, 0.5, "cosine", True, (1, "a"), [None, 2.0]):
         assert f"schedule={schedule!r}" in Renamed(3, schedule=schedule)._kind()
+
+
+class MeanOfBatch(Loss):
+    """A loss whose author takes `per_sample` for the loss of the batch."""
+
+    def per_sample(self, elements: Elements) -> torch.Tensor:
+        return torch.nn.functional.cross_entropy(elements.logits, elements.target)
+
+
+class TermOfElements(Loss):
+    """A loss whose author takes `over_batch` for a term of each element."""
+
+    def per_sample(self, elements: Elements) -> torch.Tensor:
+        return elements.logits.logsumexp(1)
+
+    def over_batch(self, elements: Elements) -> torch.Tensor:
+        return elements.logits.logsumexp(1)
+
+
+@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+def test_a_result_of_another_shape_is_refused(reduction: str) -> None:
+    logits, target = torch.zeros(4, 3), torch.tensor([0, 1, 2, -100])
+    with pytest.raises(ValueError, match=r"MeanOfBatch.per_sample must return .* shape \(4,\), got \(\)"):
+        MeanOfBatch(3, reduction=reduction)(logits, target)
+    with pytest.raises(ValueError, match=r"TermOfElements.over_batch must return a scalar, got shape \(4,\)"):
+        TermOfElements(3, reduction=reduction)(logits, target)

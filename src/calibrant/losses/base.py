@@ -289,6 +289,16 @@ class Loss(nn.Module):
             else:
                 weights = self.class_weight.to(computing_dtype(elements.logits))[target]
         values, batch_term = self._terms(elements)
+        expected = elements.logits.shape[:1] + elements.logits.shape[2:]
+        if values.shape != expected:
+            raise ValueError(
+                f"{type(self).__name__}.per_sample must return the loss of each element, of shape "
+                f"{tuple(expected)}, got {tuple(values.shape)}"
+            )
+        if batch_term is not None and batch_term.ndim:
+            raise ValueError(
+                f"{type(self).__name__}.over_batch must return a scalar, got shape {tuple(batch_term.shape)}"
+            )
         if batch_term is not None:
             values = values + batch_term
         return (values if weights is None else values * weights), weights
