@@ -117,9 +117,7 @@ class PaddedPreparation(ImagePreparation):
 
 def _canvases(count: int, crop: int) -> Bytes:
     """Squares ``(count, crop, crop, 3)`` of the mean colour."""
-    images = np.empty((count, crop, crop, 3), np.uint8)
-    images[:] = _FILL
-    return images
+    return np.full((count, crop, crop, 3), _FILL, np.uint8)
 
 
 @dataclass(frozen=True)
