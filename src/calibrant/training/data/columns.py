@@ -146,6 +146,7 @@ def arrow_columns(table: Any) -> Columns:
 
 def _is_number(kind: Any) -> bool:
     """Whether a type of pyarrow is one of numbers."""
+    require("parquet", "pyarrow", purpose="a table of pyarrow")
     from pyarrow import types
 
     return bool(types.is_integer(kind) or types.is_floating(kind))
