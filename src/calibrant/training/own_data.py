@@ -28,11 +28,11 @@ from calibrant.training.data.columns import (
     read_columns,
 )
 from calibrant.training.data.on_disk import ImageFileSplit
-from calibrant.training.data.safe_readers import expecting_utf8, image_size
+from calibrant.training.data.safe_readers import image_size
 from calibrant.training.data.sampling import part_sizes
 from calibrant.training.data.table import looks_like, repeats, too_many_categories
 from calibrant.training.data.text.encoding import tokens
-from calibrant.training.data.text.tables import json_lines
+from calibrant.training.data.text.tables import read_others
 from calibrant.training.recipe import Recipe
 from calibrant.warning import warn
 
@@ -233,13 +233,10 @@ def _check_rows(path: Path, labels: Sequence[Any], size: int, given: Sequence[st
 
 
 def _json_columns(path: Path) -> Columns:
-    with expecting_utf8(path):
-        rows = [row for _, row in json_lines(path)]
-    if not rows:
+    found = read_others(path, known=())
+    if not found:
         raise ValueError(f"{path} has no rows: expected an object in each line")
-    return {
-        name: [row.get(name) for row in rows] for name in dict.fromkeys(name for row in rows for name in row)
-    }
+    return found
 
 
 def _targets(path: Path, table: Columns, target: str | None) -> list[str]:

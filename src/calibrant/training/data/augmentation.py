@@ -145,17 +145,6 @@ def pixels(image: Image.Image) -> Tensor:
     )
 
 
-def scaled(image: Image.Image, height: int, width: int) -> Image.Image:
-    """An image of this size; one that has it stays as it is.
-
-    >>> scaled(Image.new("RGB", (90, 60)), 28, 28).size
-    (28, 28)
-    """
-    if image.size == (width, height):
-        return image
-    return image.resize((width, height), Image.Resampling.BILINEAR)
-
-
 def centre_crop(image: Image.Image, size: int, fraction: float = 0.875) -> Image.Image:
     """The central square of an image whose short side is scaled to ``size / fraction``.
 

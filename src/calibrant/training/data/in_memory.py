@@ -103,8 +103,8 @@ def cifar10(
     """
     folder = root / "cifar-10-batches-py"
     batches = [folder / f"data_batch_{number}" for number in range(1, 6)]
-    names = _cifar_names(root, folder / "batches.meta", "label_names")
-    parts = [_cifar_part(root, path, "labels", len(names)) for path in [*batches, folder / "test_batch"]]
+    names = _cifar_names(folder / "batches.meta", "label_names")
+    parts = [_cifar_part(path, "labels", len(names)) for path in [*batches, folder / "test_batch"]]
     images, labels = (torch.cat(tensors) for tensors in zip(*parts[:-1], strict=True))
     drawn = validation, imbalance, split_seed
     return _data_sets((images, labels), parts[-1], names, NORMALISATIONS["cifar10"], augmentation, *drawn)
@@ -123,8 +123,8 @@ def cifar100(
     Reads the folder ``cifar-100-python``, the version for Python. The options are those of `cifar10`.
     """
     folder = root / "cifar-100-python"
-    names = _cifar_names(root, folder / "meta", "fine_label_names")
-    train, test = (_cifar_part(root, folder / part, "fine_labels", len(names)) for part in ("train", "test"))
+    names = _cifar_names(folder / "meta", "fine_label_names")
+    train, test = (_cifar_part(folder / part, "fine_labels", len(names)) for part in ("train", "test"))
     drawn = validation, imbalance, split_seed
     return _data_sets(train, test, names, NORMALISATIONS["cifar100"], augmentation, *drawn)
 
@@ -273,8 +273,8 @@ def _with_facts(train: Split, validation: Split, test: ImageSplit, names: tuple[
     return DataSets(train, validation, test, names, about, preparation=preparation)
 
 
-def _cifar_names(root: Path, path: Path, field: str) -> tuple[str, ...]:
-    names = read_pickle(_cifar_file(root, path)).get(field)
+def _cifar_names(path: Path, field: str) -> tuple[str, ...]:
+    names = read_pickle(_cifar_file(path)).get(field)
     if not isinstance(names, list) or not names or not all(isinstance(name, str) for name in names):
         raise ValueError(f"{path} has no list {field!r} of texts, expected the names of the classes")
     if len(names) > MAX_CLASSES:
@@ -282,8 +282,8 @@ def _cifar_names(root: Path, path: Path, field: str) -> tuple[str, ...]:
     return tuple(names)
 
 
-def _cifar_part(root: Path, path: Path, field: str, classes: int) -> tuple[Tensor, Tensor]:
-    content = read_pickle(_cifar_file(root, path))
+def _cifar_part(path: Path, field: str, classes: int) -> tuple[Tensor, Tensor]:
+    content = read_pickle(_cifar_file(path))
     rows, labels = content.get("data"), content.get(field)
     if not isinstance(rows, np.ndarray) or rows.dtype != np.uint8 or rows.ndim != 2 or rows.shape[1] != 3072:
         found = f"{rows.dtype} of shape {rows.shape}" if isinstance(rows, np.ndarray) else "no array"
@@ -295,9 +295,9 @@ def _cifar_part(root: Path, path: Path, field: str, classes: int) -> tuple[Tenso
     return torch.from_numpy(rows.reshape(-1, 3, 32, 32).copy()), targets
 
 
-def _cifar_file(root: Path, path: Path) -> Path:
-    archive = path.parent.name.replace("-batches-py", "-python").removesuffix("-python") + "-python.tar.gz"
-    return present(path, f"https://www.cs.toronto.edu/~kriz/{archive}", root)
+def _cifar_file(path: Path) -> Path:
+    archive = "-".join(path.parent.name.split("-")[:2])
+    return present(path, f"https://www.cs.toronto.edu/~kriz/{archive}-python.tar.gz", path.parents[1])
 
 
 def _svhn_part(path: Path) -> tuple[Tensor, Tensor]:

@@ -34,10 +34,10 @@ from calibrant.training.data.safe_readers import SUFFIXES, is_image, present, re
 from calibrant.training.data.sampling import draw_parts, long_tail, part_sizes, stratified
 from calibrant.training.data.split import DataSets, Split
 
-Augmentation = Callable[[Image.Image, Tensor, ImagePreparation], Tensor]
+Augment = Callable[[Image.Image, Tensor, ImagePreparation], Tensor]
 """A function of a training image, its random numbers and the preparation; it returns a normalised image."""
 
-Transform = tuple[ImagePreparation, Augmentation | None]
+Transform = tuple[ImagePreparation, Augment | None]
 """What is done to images for evaluation, and for training if it is something else."""
 
 _IMAGENET = "ILSVRC2012 (train and val, each with one folder per class) from https://image-net.org/download"
@@ -80,7 +80,7 @@ class ImageFileSplit(Split):
         paths: Sequence[str],
         targets: Tensor,
         preparation: ImagePreparation,
-        augmentation: Augmentation | None = None,
+        augmentation: Augment | None = None,
     ) -> None:
         self.folder, self.targets = folder, targets.long()
         self.preparation, self.augmentation = preparation, augmentation
