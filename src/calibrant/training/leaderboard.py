@@ -247,13 +247,7 @@ def _workers(jobs: int, on: Workers) -> Iterator[Callable[..., Future[bool]] | N
         yield None
 
 
-def perform(
-    entry: Entry,
-    *,
-    data_root: str | Path | None = None,
-    resamples: int = 1000,
-    progress: bool = False,
-) -> bool:
+def perform(entry: Entry, *, data_root: str | Path | None, resamples: int, progress: bool = False) -> bool:
     """Train and evaluate one run, unless that was done already; False if another process works on it."""
     if entry.has_ended:
         return True

@@ -273,13 +273,7 @@ def _is_prose(values: Sequence[Any]) -> bool:
 
 
 def _texts(
-    path: Path,
-    named: Mapping[str, Any],
-    about: str,
-    changes: Sequence[str],
-    column: Columns,
-    *,
-    binary: bool,
+    path: Path, named: Mapping[str, Any], about: str, changes: Sequence[str], column: Columns, *, binary: bool
 ) -> Recipe:
     ((name, values),) = column.items()
     words = sorted(len(tokens(str(value))) for value in values[:1000])

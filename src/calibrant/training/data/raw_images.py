@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
@@ -132,13 +132,7 @@ class ImagePreparation(Preparation):
         return images, [str(number) for number in range(len(images))]
 
     def state(self) -> dict[str, Any]:
-        constants = self.normalisation
-        return {
-            "mean": list(constants.mean),
-            "std": list(constants.std),
-            "height": self.height,
-            "width": self.width,
-        }
+        return {**asdict(self.normalisation), "height": self.height, "width": self.width}
 
     @classmethod
     def from_state(cls, state: Mapping[str, Any]) -> Self:
