@@ -11,7 +11,8 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib import metadata
-from types import ModuleType
+from importlib.machinery import ModuleSpec
+from importlib.util import module_from_spec
 
 
 @contextmanager
@@ -21,7 +22,7 @@ def _only_the_version_of(package: str) -> Iterator[None]:
     if found is None or package in sys.modules:
         yield
         return
-    sys.modules[package] = ModuleType(package)
+    sys.modules[package] = module_from_spec(ModuleSpec(package, None))
     sys.modules[package].__version__ = found.version  # type: ignore[attr-defined]
     try:
         yield
