@@ -103,10 +103,8 @@ STRANGERS = {
         *(
             "PIL",
             "lightning_fabric",
-            "lightning_utilities",
             "numpy",
             "optuna",
-            "packaging",
             "pyarrow",
             "rich",
         ),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import importlib
 import operator
 import subprocess
 import sys
@@ -11,38 +10,39 @@ from importlib import metadata
 from pathlib import Path
 
 import pytest
-from lightning_utilities.core import imports
+from lightning_utilities.core.imports import compare_version
 
 from calibrant.training import fabric
 
 TRAINING = Path(fabric.__file__).parent
 
 
-def test_versions_are_compared_without_an_import(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(name: str) -> None:
-        raise AssertionError(f"{name} was imported")
-
-    plain = imports.compare_version
-    with fabric._version_from_metadata("torchmetrics"):
-        with monkeypatch.context() as patch:
-            patch.setattr(importlib, "import_module", refuse)
-            patch.setattr(metadata, "version", lambda _: "1.9.0")
-            assert imports.compare_version("torchmetrics", operator.ge, "1.0.0")
-            assert not imports.compare_version("torchmetrics", operator.ge, "2.0.0")
-        assert imports.compare_version("torch", operator.ge, "2.0.0")  # as before
-    assert imports.compare_version is plain
+def test_a_version_is_known_without_an_import(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(sys.modules, "torchmetrics", raising=False)
+    version = metadata.version("torchmetrics")
+    with fabric._only_the_version_of("torchmetrics"):
+        assert compare_version("torchmetrics", operator.eq, version)
+        assert not compare_version("torchmetrics", operator.gt, version)
+        assert not hasattr(sys.modules["torchmetrics"], "Metric")
+    assert "torchmetrics" not in sys.modules
 
 
 def test_a_package_that_is_not_installed() -> None:
-    with fabric._version_from_metadata("no-such-package"):
-        assert not imports.compare_version("no-such-package", operator.ge, "0.0")
+    with fabric._only_the_version_of("no-such-package"):
+        assert not compare_version("no-such-package", operator.ge, "0.0")
 
 
-def test_the_comparison_is_restored_after_an_error() -> None:
-    plain = imports.compare_version
-    with pytest.raises(ImportError), fabric._version_from_metadata("torchmetrics"):
+def test_a_package_that_is_imported_already_stays() -> None:
+    with fabric._only_the_version_of("pytest"):
+        assert sys.modules["pytest"] is pytest
+    assert sys.modules["pytest"] is pytest
+
+
+def test_nothing_is_left_after_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(sys.modules, "torchmetrics", raising=False)
+    with pytest.raises(ImportError), fabric._only_the_version_of("torchmetrics"):
         raise ImportError
-    assert imports.compare_version is plain
+    assert "torchmetrics" not in sys.modules
 
 
 @pytest.mark.parametrize("path", sorted(TRAINING.rglob("*.py")), ids=lambda path: path.stem)

@@ -268,14 +268,17 @@ def test_a_damaged_entry_is_refused(done: Path, tmp_path: Path) -> None:
         (("[[experiment]]", "[experiment"), "is not TOML"),
         (
             ("seeds = [0]", "sedes = [0]"),
-            "experiment 2: unknown key 'sedes' [(]did you mean 'seeds'[?][)]; known: name",
+            "experiment 2 has no option 'sedes' [(]did you mean 'seeds'[?][)]; its options: recipe",
         ),
-        (("seeds = [0]", "seeds = [-1]"), r"experiment 2: seeds = \[-1\]; expected whole numbers"),
+        (
+            ("seeds = [0]", "seeds = [-1]"),
+            "losses, and seeds of at least 0, got seeds = -1",
+        ),
         (("seeds = [0]", "seeds = [0, 0]"), "experiment 2: seed 0 is there twice"),
-        (("seeds = [0]", "seeds = 0"), "experiment 2: seeds = 0; expected a list"),
-        (("seeds = [0]", "ranked = 1"), "experiment 2: ranked = 1; expected true or false"),
+        (("seeds = [0]", "seeds = 0"), "experiment 2: seeds must be a list, each a whole number, got 0"),
+        (("seeds = [0]", "ranked = 1"), "experiment 2: ranked must be true or false, got 1"),
         (('name = "hard"', 'name = "easy"'), "two experiments have the folder easy"),
-        (('recipe = "digits-lt"', ""), "experiment 1: expected recipe"),
+        (('recipe = "digits-lt"', ""), "experiment 1 needs the option 'recipe'"),
         (('["ce", ', '["cee", '), "'cee'"),
     ],
 )

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from calibrant.training.sweeps import sweep
     from calibrant.training.tuning import tune
 
-require("train", "lightning_fabric", "lightning_utilities", "packaging", "PIL", "rich", purpose=__name__)
+require("train", "lightning_fabric", "PIL", "rich", purpose=__name__)
 
 __all__ = [
     "Choice",

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
-from typing import cast
 
 import torch
 from torch import Tensor
@@ -67,7 +66,7 @@ def _load(batches: _Batches, parts: Sequence[Tensor], workers: int, pinned: bool
         return _made_at_once(batches, parts)
     if workers == 0:
         return (batches[indices] for indices in parts)
-    loader = DataLoader(
+    return DataLoader(
         batches,
         batch_size=None,
         sampler=parts,
@@ -75,7 +74,6 @@ def _load(batches: _Batches, parts: Sequence[Tensor], workers: int, pinned: bool
         pin_memory=pinned,
         generator=torch.Generator(),  # torch's own would be moved on, and a resumed run would differ
     )
-    return cast(Iterable[Batch], loader)
 
 
 def steps_per_epoch(size: int, batch_size: int, drop_last: bool) -> int:

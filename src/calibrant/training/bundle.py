@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -239,7 +240,7 @@ def _with_tensors(about: Mapping[str, Any]) -> dict[str, Any]:
     for name, value in about.items():
         if isinstance(value, dict):
             shape = [int(length) for length in value["shape"]]
-            check_memory(4 * int(np.prod(shape, dtype=object)), name)
+            check_memory(4 * prod(shape), name)
             facts[name] = torch.zeros(shape)
     return facts
 
@@ -248,7 +249,7 @@ def _example(plain: Mapping[str, Any]) -> Inputs:
     """An argument of the network with two elements, of zeros."""
     tensors = {}
     for name, (dtype, *shape) in plain.items():
-        check_memory(16 * int(np.prod(shape, dtype=object)), name)
+        check_memory(16 * prod(shape), name)
         tensors[name] = torch.zeros(2, *shape, dtype=getattr(torch, dtype))
     return tensors.get("", tensors)
 

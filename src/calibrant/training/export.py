@@ -66,13 +66,13 @@ class _Normalise(nn.Module):
         return (inputs - first.view(shape)) / second.view(shape)
 
 
-def example_of(bundle: Bundle) -> tuple[Tensor, ...]:
-    """Arguments of `Probabilities` with two elements."""
+def _example(bundle: Bundle) -> dict[str, Tensor]:
+    """Arguments of `Probabilities` with two elements, by the names of the graph's inputs."""
     if isinstance(bundle.inputs, dict):
-        return tuple(bundle.inputs.values())
+        return bundle.inputs
     constants = None if bundle.preparation is None else bundle.preparation.normalisation
     pixels = isinstance(constants, Normalisation)
-    return (bundle.inputs.to(torch.uint8) if pixels else bundle.inputs,)
+    return {"inputs": bundle.inputs.to(torch.uint8) if pixels else bundle.inputs}
 
 
 def export(bundle: Bundle, form: str, output: str | os.PathLike[str]) -> None:
@@ -94,7 +94,7 @@ def export(bundle: Bundle, form: str, output: str | os.PathLike[str]) -> None:
 
 
 def _program(bundle: Bundle) -> ExportedProgram:
-    example = example_of(bundle)
+    example = tuple(_example(bundle).values())
     dynamic = (tuple({0: Dim("batch")} for _ in example),)
     return torch.export.export(Probabilities(bundle).eval(), example, dynamic_shapes=dynamic)
 
@@ -107,7 +107,7 @@ def _torch(bundle: Bundle) -> bytes:
 
 def _onnx(bundle: Bundle) -> bytes:
     require("onnx", "onnx", "onnxscript", purpose="the format onnx")
-    names = list(bundle.inputs) if isinstance(bundle.inputs, dict) else ["inputs"]
+    names = list(_example(bundle))
     program: Any = torch.onnx.export(
         _program(bundle), input_names=names, output_names=["probabilities"], dynamo=True, verbose=False
     )
@@ -128,9 +128,8 @@ def _name_batch_axis(graph: Any) -> None:
 
 def described_inputs(bundle: Bundle) -> tuple[str, str]:
     """The name, type and shape of each input of the graph of a bundle, and what the inputs are, in words."""
-    names = list(bundle.inputs) if isinstance(bundle.inputs, dict) else ["inputs"]
     tensors = []
-    for name, each in zip(names, example_of(bundle), strict=True):
+    for name, each in _example(bundle).items():
         shape = ", ".join(["batch", *map(str, each.shape[1:])])
         tensors.append(f"{name}: {str(each.dtype).removeprefix('torch.')} ({shape})")
     how = Preparation if bundle.preparation is None else bundle.preparation

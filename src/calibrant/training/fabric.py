@@ -1,48 +1,36 @@
 """Lightning Fabric, imported without torchmetrics.
 
 Fabric asks for the version of torchmetrics, and imports it for that. This takes seconds where torchvision and
-transformers are installed, because torchmetrics imports them. Here the version is read from the installed
-package's metadata instead. All modules import Fabric from here.
+transformers are installed, because torchmetrics imports them. Here it meets an empty module that knows the
+version of the installed package. All modules import Fabric from here.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import sys
+from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib import metadata
-from typing import Any
-
-from lightning_utilities.core import imports
-from packaging.version import Version
+from importlib.machinery import ModuleSpec
+from importlib.util import module_from_spec
 
 
 @contextmanager
-def _version_from_metadata(only: str) -> Iterator[None]:
-    """Let Lightning compare the version of this package without importing it.
-
-    Modules that are imported meanwhile keep the function that does so.
-    """
-    compare = imports.compare_version
-
-    def compare_version(
-        package: str, op: Callable[..., Any], version: str, use_base_version: bool = False
-    ) -> bool:
-        if package != only:
-            return compare(package, op, version, use_base_version)
-        try:
-            found = Version(metadata.version(package))
-        except (metadata.PackageNotFoundError, TypeError):  # the latter: its metadata are damaged
-            return False
-        return bool(op(Version(found.base_version) if use_base_version else found, Version(version)))
-
-    imports.compare_version = compare_version
+def _only_the_version_of(package: str) -> Iterator[None]:
+    """An empty module in place of a package that is installed, and not imported yet."""
+    found = next(iter(metadata.distributions(name=package)), None)
+    if found is None or package in sys.modules:
+        yield
+        return
+    sys.modules[package] = module_from_spec(ModuleSpec(package, None))
+    sys.modules[package].__version__ = found.version  # type: ignore[attr-defined]
     try:
         yield
     finally:
-        imports.compare_version = compare
+        del sys.modules[package]
 
 
-with _version_from_metadata("torchmetrics"):
+with _only_the_version_of("torchmetrics"):
     from lightning_fabric import Fabric
     from lightning_fabric.plugins.precision import MixedPrecision, Precision
     from lightning_fabric.strategies.single_device import SingleDeviceStrategy

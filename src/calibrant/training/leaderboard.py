@@ -5,18 +5,17 @@ from __future__ import annotations
 import json
 import time
 import tomllib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, as_completed
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Self
 
-from calibrant.arguments import unknown
 from calibrant.atomic import replace_file
 from calibrant.evaluation.comparison import Comparison, default_columns
 from calibrant.evaluation.ranks import Standing
-from calibrant.options import Choice, RecipeError
+from calibrant.options import Choice, RecipeError, check_option, check_options, check_type
 from calibrant.processes import Workers, process_pool, ray_cluster
 from calibrant.training import TrainingError
 from calibrant.training.data import load_data_once
@@ -122,21 +121,25 @@ class Leaderboard:
     def from_toml(cls, text: str, *, where: str = "leaderboard") -> Self:
         """Read TOML; see `load`."""
         try:
-            plain = tomllib.loads(text)
+            shared = tomllib.loads(text)
         except tomllib.TOMLDecodeError as error:
             raise RecipeError(f"{where} is not TOML: {error}") from error
-        shared = _checked(where, plain, {"title": str, "losses": list, "seeds": list, "experiment": list})
-        experiments = tuple(
-            _experiment(f"{where}, experiment {number}", each, shared)
-            for number, each in enumerate(shared.get("experiment", ()), start=1)
-        )
+        for key in shared:
+            check_option(where, key, ("title", "losses", "seeds", "experiment"))
+        title = check_type(f"{where}: title", shared.pop("title", "Leaderboard"), str)
+        tables = check_type(f"{where}: experiment", shared.pop("experiment", ()), tuple[dict[str, Any], ...])
+        experiments = []
+        for number, table in enumerate(tables, start=1):
+            place = f"{where}, experiment {number}"
+            options = check_options(place, {**shared, **table}, _experiment)
+            experiments.append(_experiment(place, **options))
         folders = [plain_name(each.name) for each in experiments]
         for folder in folders:
             if folders.count(folder) > 1:
                 raise RecipeError(f"{where}: two experiments have the folder {folder}; change a name")
         if not experiments:
             raise RecipeError(f"{where}: expected at least one table [[experiment]]")
-        return cls(shared.get("title", "Leaderboard"), experiments)
+        return cls(title, tuple(experiments))
 
     def entries(self, output: Path) -> list[Entry]:
         """All runs, the first seed of every loss before the second. Folders of other recipes are refused."""
@@ -152,37 +155,27 @@ class Leaderboard:
         return found
 
 
-def _checked(where: str, plain: Any, kinds: Mapping[str, type]) -> dict[str, Any]:
-    """A table of TOML whose keys are known and whose values have the right types."""
-    if not isinstance(plain, dict):
-        raise RecipeError(f"{where}: expected a table")
-    for key, value in plain.items():
-        if key not in kinds:
-            raise RecipeError(f"{where}: {unknown('key', key, kinds)}")
-        if not isinstance(value, kinds[key]):
-            kind = {list: "a list", str: "a text", bool: "true or false"}[kinds[key]]
-            raise RecipeError(f"{where}: {key} = {value!r}; expected {kind}")
-    return plain
-
-
-def _experiment(where: str, plain: Any, shared: Mapping[str, Any]) -> Experiment:
-    texts = {"name": str, "recipe": str}
-    lists = {"losses": list, "seeds": list, "changes": list, "ood": list}
-    table = {key: shared[key] for key in ("losses", "seeds") if key in shared}
-    table |= _checked(where, plain, {**texts, **lists, "ranked": bool})
-    for key in ("recipe", "losses", "seeds"):
-        if not table.get(key):
-            raise RecipeError(f"{where}: expected {key}")
-    recipe = Recipe.load(table["recipe"]).override(map(str, table.get("changes", ())))
-    seeds = table["seeds"]
-    if not all(type(seed) is int and seed >= 0 for seed in seeds):
-        raise RecipeError(f"{where}: seeds = {seeds}; expected whole numbers")
-    losses = [replace(recipe, loss=str(loss)).loss for loss in table["losses"]]
+def _experiment(
+    where: str,
+    *,
+    recipe: str,
+    losses: tuple[str, ...],
+    seeds: tuple[int, ...],
+    name: str = "",
+    changes: tuple[str, ...] = (),
+    ood: tuple[str, ...] = (),
+    ranked: bool = True,
+) -> Experiment:
+    """An experiment from its table in TOML."""
+    if not losses or not seeds or min(seeds) < 0:
+        given = ", ".join(map(str, seeds)) or "none"
+        raise RecipeError(f"{where}: expected losses, and seeds of at least 0, got seeds = {given}")
+    followed = Recipe.load(recipe).override(changes)
+    losses = tuple(replace(followed, loss=loss).loss for loss in losses)
     check_unique(f"{where}: loss", losses)
     check_unique(f"{where}: seed", seeds)
-    outside = tuple(Choice.parse(str(each)) for each in table.get("ood", ()))
-    name, ranked = table.get("name", recipe.name), table.get("ranked", True)
-    return Experiment(name, recipe, tuple(losses), tuple(seeds), outside, ranked)
+    outside = tuple(map(Choice.parse, ood))
+    return Experiment(name or followed.name, followed, losses, seeds, outside, ranked)
 
 
 def work(
@@ -218,10 +211,18 @@ def work(
     if on == "ray":  # its workers may have another working folder
         output, data_root = Path(output).absolute(), data_root and Path(data_root).absolute()
     left = [entry for entry in board.entries(Path(output)) if not entry.has_ended]
-    with _workers(jobs, on, {"data_root": data_root, "resamples": resamples}, progress) as performed:
+    options: dict[str, Any] = {"data_root": data_root, "resamples": resamples}
+    with _workers(jobs, on) as start:
         while left:
+            performed: Iterable[tuple[Entry, bool]]
+            if start is None:
+                not_ended = (entry for entry in left if not entry.has_ended)
+                performed = ((entry, perform(entry, progress=progress, **options)) for entry in not_ended)
+            else:
+                futures = {start(entry, **options): entry for entry in left}
+                performed = ((futures[each], each.result()) for each in as_completed(futures))
             worked_on_elsewhere = []
-            for entry, has_ended in performed(left):
+            for entry, has_ended in performed:
                 if not has_ended:
                     worked_on_elsewhere.append(entry)
                 elif report is not None:
@@ -231,41 +232,22 @@ def work(
                 time.sleep(_PAUSE)
 
 
-Performed = Callable[[Sequence[Entry]], Iterable[tuple[Entry, bool]]]
-
-
 @contextmanager
-def _workers(jobs: int, on: Workers, options: dict[str, Any], progress: bool) -> Iterator[Performed]:
-    """A function that performs entries, here or by workers, and yields each with the result of `perform`."""
-
-    def by(start: Callable[[Entry], Future[bool]]) -> Performed:
-        def performed(entries: Sequence[Entry]) -> Iterator[tuple[Entry, bool]]:
-            futures = {start(entry): entry for entry in entries}
-            return ((futures[future], future.result()) for future in as_completed(futures))
-
-        return performed
-
+def _workers(jobs: int, on: Workers) -> Iterator[Callable[..., Future[bool]] | None]:
+    """A function that starts `perform` in a worker; None if runs are done in this process."""
     if on == "ray":
         with ray_cluster(jobs, "--on ray") as ray:
             on_gpu = ray.cluster_resources().get("GPU", 0) > 0
             task = ray.remote(num_cpus=1, num_gpus=1 if on_gpu else 0)(perform)
-            yield by(lambda entry: task.remote(entry, **options).future())
+            yield lambda entry, **options: task.remote(entry, **options).future()
     elif jobs > 1:
         with process_pool(jobs) as pool:
-            yield by(lambda entry: pool.submit(perform, entry, **options))
+            yield lambda entry, **options: pool.submit(perform, entry, **options)
     else:
-        yield lambda entries: (
-            (entry, perform(entry, progress=progress, **options)) for entry in entries if not entry.has_ended
-        )
+        yield None
 
 
-def perform(
-    entry: Entry,
-    *,
-    data_root: str | Path | None = None,
-    resamples: int = 1000,
-    progress: bool = False,
-) -> bool:
+def perform(entry: Entry, *, data_root: str | Path | None, resamples: int, progress: bool = False) -> bool:
     """Train and evaluate one run, unless that was done already; False if another process works on it."""
     if entry.has_ended:
         return True

@@ -28,8 +28,6 @@ def load_other(
 
     ``recipe`` and ``data`` are those of the models. ``same_classes`` refuses data with other class names.
     """
-    known = DATA_SETS.get(choice.name)
-    options = {} if known is None else options_of(known)
     given = "normalisation" in choice.options
     ours = data.test.normalisation
     if choice.name == "npz" and choice.options.get("normalisation", "own") == "own":
@@ -39,10 +37,8 @@ def load_other(
                 "normalisation, to none or to the name of the constants"
             )
         choice = Choice(choice.name, {"normalisation": "none", **choice.options})
-    if "tokenizer" in options and not (
-        choice.options.get("tokenizer")
-        and choice.options.get("tokenizer") == recipe.data.options.get("tokenizer")
-    ):
+    tokenizer = choice.options.get("tokenizer")
+    if _takes(choice, "tokenizer") and (not tokenizer or tokenizer != recipe.data.options.get("tokenizer")):
         raise RecipeError(
             f"data {choice} would be encoded by a vocabulary of their own: for other texts, both data sets "
             "need the same tokenizer"
@@ -86,9 +82,13 @@ def by_severity(choice: Choice) -> dict[str, Choice]:
     """
     if "severity" in choice.options:
         return {str(choice.options["severity"]): choice}
-    if choice.name in DATA_SETS and "severity" in options_of(DATA_SETS[choice.name]):
+    if _takes(choice, "severity"):
         return {str(severity): choice.with_options({"severity": severity}) for severity in SEVERITIES}
     return {"shifted": choice}
+
+
+def _takes(choice: Choice, option: str) -> bool:
+    return choice.name in DATA_SETS and option in options_of(DATA_SETS[choice.name])
 
 
 def _listed(names: tuple[str, ...]) -> str:

@@ -28,11 +28,11 @@ from calibrant.training.data.columns import (
     read_columns,
 )
 from calibrant.training.data.on_disk import ImageFileSplit
-from calibrant.training.data.safe_readers import expecting_utf8, image_size
+from calibrant.training.data.safe_readers import image_size
 from calibrant.training.data.sampling import part_sizes
 from calibrant.training.data.table import looks_like, repeats, too_many_categories
 from calibrant.training.data.text.encoding import tokens
-from calibrant.training.data.text.tables import json_lines
+from calibrant.training.data.text.tables import read_others
 from calibrant.training.recipe import Recipe
 from calibrant.warning import warn
 
@@ -114,10 +114,9 @@ def _parts(folder: Path) -> dict[str, Path]:
     options = {"file": ("train",), "validation_file": ("validation", "val"), "test_file": ("test",)}
     found = {}
     for option, names in options.items():
-        tables = [folder / f"{name}{suffix}" for name in names for suffix in _TABLES]
-        existing = [file for file in tables if file.is_file()]
-        if existing:
-            found[option] = existing[0]
+        tables = (folder / f"{name}{suffix}" for name in names for suffix in _TABLES)
+        if file := next(filter(Path.is_file, tables), None):
+            found[option] = file
     return found if "file" in found else {}
 
 
@@ -179,13 +178,12 @@ def _table(files: Mapping[str, Path], target: str | None, changes: Sequence[str]
     about = f"{size:,} rows, target {listed}{'' if target else ' (by its name)'}"
     about += ", several labels for each (binary)" if several else ""
     option: dict[str, Any] = {"target": targets if len(targets) > 1 else targets[0]}
-    settings: dict[str, Any] = {"binary": True} if several else {}
     if len(others) == 1 and not numeric and _is_prose(next(iter(others.values()))):
         if path.suffix.lower() == ".parquet":
             raise RecipeError(f"{path} is a table of texts: expected it as .csv, .tsv or .jsonl")
         _check_rows(path, [] if several else labels[0], size, given_parts)
         named = {**named, "label": option["target"]}
-        return _texts(path, named, about, changes, *others.items(), **settings)
+        return _texts(path, named, about, changes, others, binary=several)
     if path.suffix.lower() == ".jsonl":
         raise RecipeError(
             f"{path} has the columns {_quoted(others)} besides {listed}, expected one of texts; save a "
@@ -217,7 +215,7 @@ def _table(files: Mapping[str, Path], target: str | None, changes: Sequence[str]
         )
 
     options = {**named, **option, **({"drop": drop} if drop else {})}
-    return _recipe(path, found, size, Choice("table", options), Choice("mlp"), changes, **settings)
+    return _recipe(path, found, size, Choice("table", options), Choice("mlp"), changes, binary=several)
 
 
 def _check_rows(path: Path, labels: Sequence[Any], size: int, given: Sequence[str]) -> None:
@@ -233,13 +231,10 @@ def _check_rows(path: Path, labels: Sequence[Any], size: int, given: Sequence[st
 
 
 def _json_columns(path: Path) -> Columns:
-    with expecting_utf8(path):
-        rows = [row for _, row in json_lines(path)]
-    if not rows:
+    found = read_others(path, known=())
+    if not found:
         raise ValueError(f"{path} has no rows: expected an object in each line")
-    return {
-        name: [row.get(name) for row in rows] for name in dict.fromkeys(name for row in rows for name in row)
-    }
+    return found
 
 
 def _targets(path: Path, table: Columns, target: str | None) -> list[str]:
@@ -278,14 +273,9 @@ def _is_prose(values: Sequence[Any]) -> bool:
 
 
 def _texts(
-    path: Path,
-    named: Mapping[str, Any],
-    about: str,
-    changes: Sequence[str],
-    column: tuple[str, Sequence[Any]],
-    **settings: Any,
+    path: Path, named: Mapping[str, Any], about: str, changes: Sequence[str], column: Columns, *, binary: bool
 ) -> Recipe:
-    name, values = column
+    ((name, values),) = column.items()
     words = sorted(len(tokens(str(value))) for value in values[:1000])
     most = words[int(0.95 * (len(words) - 1))]
     length = next((each for each in _TEXT_LENGTHS if most <= each), _TEXT_LENGTHS[-1])
@@ -297,7 +287,7 @@ def _texts(
         Choice("text-bag", {"dropout": 0.3}),
         changes,
         optimizer=Choice("adamw", {"lr": 1e-2}),
-        **settings,
+        binary=binary,
     )
 
 
@@ -339,13 +329,9 @@ def _arrays(path: Path, changes: Sequence[str]) -> Recipe:
     shape = " × ".join(map(str, inputs.shape[1:]))
     what = "labels for each (binary)" if several else "classes"
     found = f"{total:,} arrays of {shape} numbers, {loaded.num_classes} {what}"
-    settings: dict[str, Any] = {"binary": True} if several else {}
-    if "channels" in loaded.about:
-        return _recipe(
-            path, lambda _: found, total, data, changes=changes, **_image_network(total), **settings
-        )
     features = {} if "features" in loaded.about else {"features": inputs[0].numel()}
-    return _recipe(path, lambda _: found, total, data, Choice("mlp", features), changes, **settings)
+    network = _image_network(total) if "channels" in loaded.about else {"model": Choice("mlp", features)}
+    return _recipe(path, lambda _: found, total, data, changes=changes, binary=several, **network)
 
 
 def _loaded(data: Choice) -> DataSets:

@@ -42,7 +42,7 @@ _CHOICES: dict[str, Mapping[str, Any]] = {
 }
 """The tables of a recipe that choose something by its name, with the registry of each."""
 
-_SHARED: dict[str, Any] = {"data": skewed, "model": create_model}
+_SHARED: dict[str, list[Any]] = {"data": [skewed], "model": [create_model]}
 """Functions whose options belong to every entry of a registry."""
 
 _AT_LEAST_0 = ("evaluation_batch_size", "gradient_clip", "workers", "checkpoint_batches", "seed")
@@ -348,15 +348,14 @@ def _as_in_toml(value: Any) -> Any:
 
 def _checked(table: str, choice: Choice) -> Choice:
     """A choice with options of the right types; models from elsewhere are checked when they are built."""
-    known, options = _CHOICES[table], _as_in_toml(choice.options)
+    options = _as_in_toml(choice.options)
     if table == "model" and ":" in choice.name:
         return Choice(choice.name, options)
-    _check_known(table, choice.name, known)
-    functions = [known[choice.name], *([_SHARED[table]] if table in _SHARED else [])]
+    _check_known(table, choice.name, _CHOICES[table])
+    functions = _CHOICES[table][choice.name], *_SHARED.get(table, [])
     complete = table != "model"  # the data supply the rest of a model's options
-    return Choice(
-        choice.name, check_options(f"{table} {choice.name!r}", options, *functions, complete=complete)
-    )
+    options = check_options(f"{table} {choice.name!r}", options, *functions, complete=complete)
+    return Choice(choice.name, options)
 
 
 def _with_option(table: str, choice: Choice, key: str, text: str) -> Choice:
@@ -365,8 +364,8 @@ def _with_option(table: str, choice: Choice, key: str, text: str) -> Choice:
     if choice.name not in _CHOICES[table]:
         return choice.with_options({key: parse_value(text)})
     hints = options_of(_CHOICES[table][choice.name])
-    if table in _SHARED:
-        hints |= options_of(_SHARED[table])
+    for function in _SHARED.get(table, []):
+        hints |= options_of(function)
     check_option(f"{table} {choice.name!r}", key, hints)
     return choice.with_options({key: _typed(f"{table}.{key}", text, hints[key])})
 
@@ -393,9 +392,6 @@ def _choice(where: str, table: Any) -> Choice:
 _ENOUGH_CLASSES = 1000
 """More classes than any loss demands; those of the data are known only when they are loaded."""
 
-_ACCEPTED: set[tuple[type[Loss], str, bool]] = set()
-"""Losses with hyper-parameters that were found to fit together, so that equal recipes build them once."""
-
 
 def _check_loss(choice: Choice, *, binary: bool = False) -> None:
     """Check the name and the hyper-parameters of a loss; `Recipe.create_loss` checks the classes as well."""
@@ -405,9 +401,6 @@ def _check_loss(choice: Choice, *, binary: bool = False) -> None:
             raise RecipeError(f"loss {choice}: {name} cannot be set here; the recipe and its data decide it")
     if "adapt" in choice.options and not issubclass(LOSSES[choice.name], AdaptiveLoss):
         raise RecipeError(f"loss {choice}: {choice.name} does not adapt; adapt is for losses that do")
-    checked = (LOSSES[choice.name], repr(choice), binary)
-    if checked in _ACCEPTED:
-        return
     # A list, such as class weights, may have an entry for each class.
     lengths = {len(value) for value in choice.options.values() if isinstance(value, list | tuple)}
     problems = []
@@ -415,7 +408,6 @@ def _check_loss(choice: Choice, *, binary: bool = False) -> None:
     for classes in sizes:
         try:
             _built(choice, classes, binary)
-            _ACCEPTED.add(checked)
             return
         except RecipeError as problem:
             problems.append(problem)

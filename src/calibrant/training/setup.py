@@ -216,11 +216,8 @@ def check_classes(logits: Tensor, recipe: Recipe, data: DataSets) -> None:
         found = f"shape {tuple(logits.shape)}" if isinstance(logits, Tensor) else type(logits).__name__
         raise RecipeError(f"model {name!r} gives {found}; expected logits of shape (B, {outputs}, …)")
     if logits.shape[1] != outputs:
-        if recipe.binary:
-            raise RecipeError(
-                f"model {name!r} gives {logits.shape[1]} outputs; binary = true needs {outputs}"
-            )
-        raise RecipeError(f"model {name!r} gives {logits.shape[1]} classes; the data have {outputs}")
+        what, needs = ("outputs", "binary = true needs") if recipe.binary else ("classes", "the data have")
+        raise RecipeError(f"model {name!r} gives {logits.shape[1]} {what}; {needs} {outputs}")
 
 
 def _lay_channels_last(network: nn.Module, inputs: Inputs) -> bool:

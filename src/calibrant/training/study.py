@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from threading import Lock
 from typing import Any
 
 from calibrant.extras import require
@@ -51,20 +52,6 @@ def quiet_optuna() -> Iterator[None]:
         yield
     finally:
         optuna.logging.set_verbosity(before)
-
-
-class _HeldOutside:
-    """The lock of Optuna's journal, which is left to `Study`.
-
-    Optuna's own locks are files that stay behind when a process is killed. Others then wait 30 seconds and
-    remove them, which can remove the lock of a process that is alive. The system releases a `FolderLock`.
-    """
-
-    def acquire(self) -> bool:
-        return True
-
-    def release(self) -> None:
-        pass
 
 
 class Study:
@@ -126,7 +113,10 @@ class Study:
         path = self.folder / JOURNAL
         epochs = self.recipe.epochs
         try:
-            backend = JournalFileBackend(str(path), lock_obj=_HeldOutside())  # type: ignore[arg-type]
+            # A lock that does nothing between processes: all access is under a `FolderLock`, which the system
+            # releases. Optuna's own locks are files that stay behind when a process is killed. Others wait 30
+            # seconds and remove them, which can remove the lock of a process that is alive.
+            backend = JournalFileBackend(str(path), lock_obj=Lock())  # type: ignore[arg-type]
             return optuna.create_study(
                 storage=JournalStorage(backend),
                 study_name="calibrant",

@@ -109,23 +109,18 @@ def sweep(
     if not fabric.is_global_zero:
         return None
 
-    def runs(setting: Setting) -> list[Run]:
-        return [setting.run(seed, data[setting.name]) for seed in numbers]
-
     def comparison(part: str, methods: Sequence[Method]) -> Comparison:
         dense = any(each.dense for each in data.values())
         return Comparison(f"{recipe.name}, {part} data", numbers, tuple(methods), dense)
 
     say("evaluating on the validation data")
     validation = comparison(
-        "validation",
-        [method_of(setting.name, [run.validation() for run in runs(setting)]) for setting in settings],
+        "validation", [setting.validated(numbers, data[setting.name]) for setting in settings]
     )
     name = criterion.choose(validation)
     (chosen,) = [setting for setting in settings if setting.name == name]
     say(f"evaluating {name} on the test data")
-    results = [run.evaluations(resamples=resamples) for run in runs(chosen)]
-    test = comparison("test", [method_of(chosen.full_name, results)])
+    test = comparison("test", [chosen.tested(numbers, data[name], resamples)])
     options = {option: tuple(map(_plain, values)) for option, values in over.items()}
     title = f"{recipe.name}: {recipe.loss} over {', '.join(options)}"
     return Sweep(title, options, criterion, validation, name, test)
@@ -160,6 +155,15 @@ class Setting:
     def run(self, seed: int, data: DataSets) -> Run:
         """The finished run with this seed."""
         return Run(self.folder(seed), loaded=data)
+
+    def validated(self, seeds: Sequence[int], data: DataSets) -> Method:
+        """The results on the validation data."""
+        return _method(self.name, [self.run(seed, data).validation() for seed in seeds])
+
+    def tested(self, seeds: Sequence[int], data: DataSets, resamples: int) -> Method:
+        """The results on the test data."""
+        results = [self.run(seed, data).evaluations(resamples=resamples) for seed in seeds]
+        return _method(self.full_name, results)
 
 
 def settings_of(recipe: Recipe, over: Mapping[str, Sequence[Any]], output: Path) -> tuple[Setting, ...]:
@@ -198,10 +202,8 @@ def settings_of(recipe: Recipe, over: Mapping[str, Sequence[Any]], output: Path)
 
 def _options_of_loss(loss: Choice) -> list[str]:
     kind = LOSSES[loss.name]
-    adapt = ["adapt"] if issubclass(kind, AdaptiveLoss) else []
-    return [
-        name for name in kind.hyperparameters() if name not in ("reduction", "ignore_index", "binary")
-    ] + adapt
+    own = [name for name in kind.hyperparameters() if name not in ("reduction", "ignore_index", "binary")]
+    return [*own, "adapt"] if issubclass(kind, AdaptiveLoss) else own
 
 
 def _check_option(option: str, loss: Choice, of_loss: Sequence[str]) -> None:
@@ -226,7 +228,7 @@ def _check_values(option: str, values: Sequence[Any]) -> None:
             raise RecipeError(f"value {_text(value)} of {option} is there twice; expected each once")
 
 
-def method_of(name: str, results: Sequence[tuple[Evaluation, Evaluation, float]]) -> Method:
+def _method(name: str, results: Sequence[tuple[Evaluation, Evaluation, float]]) -> Method:
     """A method from the results of its runs: before and after temperature scaling, and the temperature."""
     before, after, temperatures = zip(*results, strict=True)
     return Method(name, before, after, temperatures)

@@ -25,7 +25,7 @@ from calibrant.training.recipe import Recipe
 from calibrant.training.run_folder import is_finished
 from calibrant.training.setup import launched
 from calibrant.training.study import Study, quiet_optuna
-from calibrant.training.sweeps import Setting, check_setting, load_settings, method_of
+from calibrant.training.sweeps import Setting, check_setting, load_settings
 
 _SECONDS_BETWEEN_ATTEMPTS = 0.2
 """The pause before this process asks again whether the trials of other processes have ended."""
@@ -242,8 +242,7 @@ class _Tuner:
     def method(self, number: int, setting: Setting) -> Method:
         """The validation figures of a finished trial."""
         if number not in self.methods:
-            run = setting.run(self.recipe.seed, self.data)
-            self.methods[number] = method_of(setting.name, [run.validation()])
+            self.methods[number] = setting.validated([self.recipe.seed], self.data)
         return self.methods[number]
 
     def _value(self, method: Method) -> float:
@@ -270,12 +269,11 @@ class _Tuner:
         chosen = self.criterion.choose(validation)
         (best,) = [settings[number] for number in finished if settings[number].name == chosen]
         self.say(f"evaluating {chosen} on the test data")
-        tested = best.run(self.recipe.seed, self.data).evaluations(resamples=resamples)
+        test = self._comparison("test", [best.tested([self.recipe.seed], self.data, resamples)])
         values = {number: self._value(method) for number, method in methods.items()}
         found = [
             replace(each, loss=settings[each.number].recipe.loss, value=values.get(each.number))
             for each in records
         ]
         title = f"{self.recipe.name}: {self.recipe.loss} tuned over {', '.join(each.name for each in space)}"
-        test = self._comparison("test", [method_of(best.recipe.loss, [tested])])
         return Tuning(title, space, self.criterion, tuple(found), validation, chosen, test)

@@ -7,9 +7,7 @@ from PIL import Image
 
 from calibrant.training.data.augmentation import (
     NORMALISATIONS,
-    CropFlip,
     Normalisation,
-    ResizedCrop,
     _rectangle,
     centre_crop,
     colour_jitter,
@@ -18,6 +16,8 @@ from calibrant.training.data.augmentation import (
     random_erasing,
     random_resized_crop,
 )
+from calibrant.training.data.on_disk import ResizedCrop, shifted_and_mirrored
+from calibrant.training.data.raw_images import CentreCropPreparation, ImagePreparation
 from calibrant.training.data.sampling import random_numbers
 
 
@@ -188,25 +188,18 @@ def test_erasing_fills_every_pixel_with_noise_of_its_own():
 
 
 @pytest.mark.parametrize(
-    "transform",
+    ("augmentation", "kind"),
     [
-        CropFlip(NORMALISATIONS["imagenet"], 24),
-        ResizedCrop(NORMALISATIONS["imagenet"], 24, jitter=0.4, erasing=0.25),
+        (shifted_and_mirrored, ImagePreparation),
+        (ResizedCrop(jitter=0.4, erasing=0.25), CentreCropPreparation),
     ],
 )
-def test_transforms_are_functions_of_the_image_and_the_numbers(transform):
+def test_augmentations_are_functions_of_the_image_and_the_numbers(augmentation, kind):
+    preparation = kind(NORMALISATIONS["imagenet"], 24, 24)
     draws = random_numbers(0, 0, torch.arange(6))
-    found = [transform(picture(), row) for row in draws]
+    found, again = ([augmentation(picture(), row, preparation) for row in draws] for _ in range(2))
     assert all(image.shape == (3, 24, 24) and image.dtype == torch.float32 for image in found)
-    assert all(torch.equal(image, transform(picture(), row)) for image, row in zip(found, draws, strict=True))
+    assert all(map(torch.equal, found, again))
     assert not torch.equal(found[0], found[1])
-    plain = transform(picture(), None)
-    assert torch.equal(plain, transform(picture(), None))
+    (plain,) = preparation([picture()])
     assert all(not torch.equal(plain, image) for image in found)
-
-
-@pytest.mark.parametrize("kind", [CropFlip, ResizedCrop])
-def test_transforms_without_augmentation_ignore_the_numbers(kind):
-    transform = kind(NORMALISATIONS["imagenet"], 24, augmented=False)
-    draws = random_numbers(0, 0, torch.arange(1))[0]
-    assert torch.equal(transform(picture(), draws), transform(picture(), None))

@@ -7,7 +7,7 @@ import pytest
 import torch
 from PIL import Image
 
-from calibrant.training.data.on_disk import ImageFileSplit, image_folder, imagenet, imagenet_lt, tiny_imagenet
+from calibrant.training.data.on_disk import image_folder, imagenet, imagenet_lt, tiny_imagenet
 from calibrant.training.data.safe_readers import MissingDataError
 from calibrant.training.data.sampling import random_numbers
 
@@ -208,6 +208,13 @@ def test_a_damaged_image_is_named_when_it_is_needed(tmp_path):
         part.batch(torch.tensor([2]))
 
 
+def test_without_augmentation_the_numbers_are_ignored(tmp_path):
+    write_folders(tmp_path, per_class=3)
+    part = image_folder(tmp_path, image_size=32, augmentation="none", validation=0, test=0).train
+    indices = torch.arange(6)
+    assert torch.equal(part.batch(indices)[0], part.batch(indices, random_numbers(0, 0, indices))[0])
+
+
 def test_crops_with_padding_for_small_images(tmp_path):
     write_folders(tmp_path, per_class=3)
     part = image_folder(tmp_path, image_size=32, augmentation="crop-flip", validation=0, test=0).train
@@ -215,11 +222,6 @@ def test_crops_with_padding_for_small_images(tmp_path):
     plain, moved = part.batch(indices)[0], part.batch(indices, random_numbers(0, 0, indices))[0]
     assert plain.shape == moved.shape == (6, 3, 32, 32)
     assert not torch.equal(plain, moved)
-
-
-def test_paths_and_targets_must_be_as_many(tmp_path):
-    with pytest.raises(ValueError, match="there are 1 paths and 2 targets"):
-        ImageFileSplit(tmp_path, ["a.png"], torch.zeros(2), None)
 
 
 def test_imagenet_divides_the_official_validation_images(tmp_path):

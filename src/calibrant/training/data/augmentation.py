@@ -145,17 +145,6 @@ def pixels(image: Image.Image) -> Tensor:
     )
 
 
-def scaled(image: Image.Image, height: int, width: int) -> Image.Image:
-    """An image of this size; one that has it stays as it is.
-
-    >>> scaled(Image.new("RGB", (90, 60)), 28, 28).size
-    (28, 28)
-    """
-    if image.size == (width, height):
-        return image
-    return image.resize((width, height), Image.Resampling.BILINEAR)
-
-
 def centre_crop(image: Image.Image, size: int, fraction: float = 0.875) -> Image.Image:
     """The central square of an image whose short side is scaled to ``size / fraction``.
 
@@ -240,47 +229,3 @@ def _rectangle(
     down = min(height, max(1, round(sqrt(area / shape))))
     top, left = int(draws[2] * (height - down + 1)), int(draws[3] * (width - across + 1))
     return left, top, left + across, top + down
-
-
-@dataclass(frozen=True)
-class CropFlip:
-    """Transform of small images on disk: random shifts and mirror images (`crop_flip`) for training.
-
-    Images that are not squares of ``size`` are scaled.
-    """
-
-    normalisation: Normalisation
-    size: int
-    augmented: bool = True
-
-    def __call__(self, image: Image.Image, draws: Tensor | None) -> Tensor:
-        """A normalised image ``(C, H, W)``; ``draws`` are one row of those in `Split.batch`."""
-        content = pixels(scaled(image, self.size, self.size))
-        if self.augmented and draws is not None:
-            content = crop_flip(content[None], draws[None])[0]
-        return self.normalisation(content)
-
-
-@dataclass(frozen=True)
-class ResizedCrop:
-    """Transform of images on disk of any size: `random_resized_crop` for training, else `centre_crop`.
-
-    ``jitter`` is the strength of `colour_jitter`, and ``erasing`` the probability of `random_erasing`.
-    """
-
-    normalisation: Normalisation
-    size: int
-    jitter: float = 0.0
-    erasing: float = 0.0
-    augmented: bool = True
-
-    def __call__(self, image: Image.Image, draws: Tensor | None) -> Tensor:
-        """A normalised image ``(C, H, W)``; ``draws`` are one row of those in `Split.batch`."""
-        if draws is None or not self.augmented:
-            return self.normalisation(pixels(centre_crop(image, self.size)))
-        numbers: list[float] = draws.tolist()
-        image = random_resized_crop(image, numbers[:4], self.size)
-        if numbers[4] < 0.5:
-            image = image.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
-        image = colour_jitter(image, numbers[5:9], self.jitter)
-        return random_erasing(self.normalisation(pixels(image)), numbers[9:16], self.erasing)

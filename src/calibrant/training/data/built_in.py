@@ -53,7 +53,7 @@ def digits(
     content = torch.from_numpy(np.loadtxt(file, delimiter=","))
     images, labels = content[:, :-1].float() / 16, content[:, -1].long()
     generator = torch.Generator().manual_seed(split_seed)
-    parts: tuple[list[Tensor], ...] = ([], [], [])
+    drawn = []
     held_out = test_per_class + validation_per_class
     for digit in range(10):
         indices = (labels == digit).nonzero().flatten()
@@ -64,13 +64,11 @@ def digits(
                 f"digit {digit} has {len(indices)} images, too few for {size} to train, "
                 f"{validation_per_class} to validate and {test_per_class} to test with"
             )
-        drawn = torch.split(indices[: held_out + size], [test_per_class, validation_per_class, size])
-        for part, chosen in zip(parts, drawn, strict=True):
-            part.append(chosen)
+        drawn.append(torch.split(indices[: held_out + size], [test_per_class, validation_per_class, size]))
     images = images if flat else images.view(-1, 1, 8, 8)
     whole = TensorSplit(images, labels)
     about = {"features": 64} if flat else {"channels": 1, "image_size": 8}
-    test, validation, train = (whole.subset(torch.cat(part)) for part in parts)
+    test, validation, train = (whole.subset(torch.cat(part)) for part in zip(*drawn, strict=True))
     shape = tuple(images.shape[1:])
     # Raw digits are those of scikit-learn, from 0 to 16.
     preparation = ArrayPreparation(shape, Standardisation((0.0,) * shape[0], (16.0,) * shape[0]))

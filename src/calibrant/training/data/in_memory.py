@@ -103,8 +103,8 @@ def cifar10(
     """
     folder = root / "cifar-10-batches-py"
     batches = [folder / f"data_batch_{number}" for number in range(1, 6)]
-    names = _cifar_names(root, folder / "batches.meta", "label_names")
-    parts = [_cifar_part(root, path, "labels", len(names)) for path in [*batches, folder / "test_batch"]]
+    names = _cifar_names(folder / "batches.meta", "label_names")
+    parts = [_cifar_part(path, "labels", len(names)) for path in [*batches, folder / "test_batch"]]
     images, labels = (torch.cat(tensors) for tensors in zip(*parts[:-1], strict=True))
     drawn = validation, imbalance, split_seed
     return _data_sets((images, labels), parts[-1], names, NORMALISATIONS["cifar10"], augmentation, *drawn)
@@ -123,8 +123,8 @@ def cifar100(
     Reads the folder ``cifar-100-python``, the version for Python. The options are those of `cifar10`.
     """
     folder = root / "cifar-100-python"
-    names = _cifar_names(root, folder / "meta", "fine_label_names")
-    train, test = (_cifar_part(root, folder / part, "fine_labels", len(names)) for part in ("train", "test"))
+    names = _cifar_names(folder / "meta", "fine_label_names")
+    train, test = (_cifar_part(folder / part, "fine_labels", len(names)) for part in ("train", "test"))
     drawn = validation, imbalance, split_seed
     return _data_sets(train, test, names, NORMALISATIONS["cifar100"], augmentation, *drawn)
 
@@ -145,14 +145,16 @@ def cifar10_c(
     folder of `cifar10` exists too, training and validation images are its clean ones, and the other options
     are described there. Otherwise both parts are empty.
     """
-    download = "CIFAR-10-C.tar from https://zenodo.org/records/2535967"
-    test = _corrupted(root, "CIFAR-10-C", download, corruption, severity, len(CIFAR10_CLASSES))
+    names = CIFAR10_CLASSES
+    test = _corrupted(
+        root / "CIFAR-10-C", "2535967", corruption, severity, len(names), NORMALISATIONS["cifar10"]
+    )
     if not (root / "cifar-10-batches-py").exists():
-        return _only_tested(test, CIFAR10_CLASSES, NORMALISATIONS["cifar10"])
+        return _only_tested(test, names)
     clean = cifar10(
         root, validation=validation, imbalance=imbalance, augmentation=augmentation, split_seed=split_seed
     )
-    return replace(clean, test=ImageSplit(*test, NORMALISATIONS["cifar10"]))
+    return replace(clean, test=test)
 
 
 def cifar100_c(
@@ -170,14 +172,16 @@ def cifar100_c(
     Reads the folder ``CIFAR-100-C``. Without the folder of `cifar100`, the names of the classes are numbers.
     The options are those of `cifar10_c`.
     """
-    download = "CIFAR-100-C.tar from https://zenodo.org/records/3555552"
-    test = _corrupted(root, "CIFAR-100-C", download, corruption, severity, 100)
+    names = tuple(map(str, range(100)))
+    test = _corrupted(
+        root / "CIFAR-100-C", "3555552", corruption, severity, len(names), NORMALISATIONS["cifar100"]
+    )
     if not (root / "cifar-100-python").exists():
-        return _only_tested(test, tuple(map(str, range(100))), NORMALISATIONS["cifar100"])
+        return _only_tested(test, names)
     clean = cifar100(
         root, validation=validation, imbalance=imbalance, augmentation=augmentation, split_seed=split_seed
     )
-    return replace(clean, test=ImageSplit(*test, NORMALISATIONS["cifar100"]))
+    return replace(clean, test=test)
 
 
 def svhn(
@@ -200,10 +204,10 @@ def svhn(
     download = "{} from http://ufldl.stanford.edu/housenumbers"
     test_path, train_path = root / "test_32x32.mat", root / "train_32x32.mat"
     test = _svhn_part(present(test_path, download.format(test_path.name), root, "put"))
-    if train_path.exists():
-        drawn = validation, imbalance, split_seed
-        return _data_sets(_svhn_part(train_path), test, names, chosen, augmentation, *drawn)
-    return _only_tested(test, names, chosen)
+    if not train_path.exists():
+        return _only_tested(ImageSplit(*test, chosen), names)
+    drawn = validation, imbalance, split_seed
+    return _data_sets(_svhn_part(train_path), test, names, chosen, augmentation, *drawn)
 
 
 CIFAR10_CLASSES = (
@@ -230,14 +234,14 @@ def _data_sets(
 
 
 def _corrupted(
-    root: Path, name: str, download: str, corruption: Corruption, severity: int, classes: int
-) -> tuple[Tensor, Tensor]:
-    """The images of one corruption at one severity, and their labels."""
+    folder: Path, record: str, corruption: str, severity: int, classes: int, normalisation: Normalisation
+) -> ImageSplit:
+    """The images of one corruption at one severity; ``record`` is the number of the files on Zenodo."""
     one_of("corruption", corruption, get_args(Corruption))
     one_of("severity", severity, (1, 2, 3, 4, 5))
-    folder = root / name
-    images = read_npy(present(folder / f"{corruption}.npy", download, root))
-    labels = read_npy(present(folder / "labels.npy", download, root))
+    download = f"{folder.name}.tar from https://zenodo.org/records/{record}"
+    images = read_npy(present(folder / f"{corruption}.npy", download, folder.parent))
+    labels = read_npy(present(folder / "labels.npy", download, folder.parent))
     # A file holds the five severities one after the other. Only one of them is read from disk.
     size, rest = divmod(len(images), 5) if images.ndim else (0, 1)
     if images.dtype != np.uint8 or images.ndim != 4 or images.shape[-1] != 3 or rest:
@@ -252,16 +256,14 @@ def _corrupted(
     rows = slice((severity - 1) * size, severity * size)
     chosen = torch.from_numpy(np.ascontiguousarray(images[rows].transpose(0, 3, 1, 2)))
     part = labels[rows if len(labels) > size else slice(None)]
-    return chosen, torch.from_numpy(whole_labels(folder / "labels.npy", part, classes))
+    targets = torch.from_numpy(whole_labels(folder / "labels.npy", part, classes))
+    return ImageSplit(chosen, targets, normalisation)
 
 
-def _only_tested(
-    test: tuple[Tensor, Tensor], names: tuple[str, ...], normalisation: Normalisation
-) -> DataSets:
+def _only_tested(test: ImageSplit, names: tuple[str, ...]) -> DataSets:
     """Test images without any for training and validation."""
-    part = ImageSplit(*test, normalisation)
-    empty = part.subset(torch.arange(0))
-    return _with_facts(empty, empty, part, names)
+    empty = test.subset(torch.arange(0))
+    return _with_facts(empty, empty, test, names)
 
 
 def _with_facts(train: Split, validation: Split, test: ImageSplit, names: tuple[str, ...]) -> DataSets:
@@ -271,8 +273,8 @@ def _with_facts(train: Split, validation: Split, test: ImageSplit, names: tuple[
     return DataSets(train, validation, test, names, about, preparation=preparation)
 
 
-def _cifar_names(root: Path, path: Path, field: str) -> tuple[str, ...]:
-    names = read_pickle(_cifar_file(root, path)).get(field)
+def _cifar_names(path: Path, field: str) -> tuple[str, ...]:
+    names = read_pickle(_cifar_file(path)).get(field)
     if not isinstance(names, list) or not names or not all(isinstance(name, str) for name in names):
         raise ValueError(f"{path} has no list {field!r} of texts, expected the names of the classes")
     if len(names) > MAX_CLASSES:
@@ -280,8 +282,8 @@ def _cifar_names(root: Path, path: Path, field: str) -> tuple[str, ...]:
     return tuple(names)
 
 
-def _cifar_part(root: Path, path: Path, field: str, classes: int) -> tuple[Tensor, Tensor]:
-    content = read_pickle(_cifar_file(root, path))
+def _cifar_part(path: Path, field: str, classes: int) -> tuple[Tensor, Tensor]:
+    content = read_pickle(_cifar_file(path))
     rows, labels = content.get("data"), content.get(field)
     if not isinstance(rows, np.ndarray) or rows.dtype != np.uint8 or rows.ndim != 2 or rows.shape[1] != 3072:
         found = f"{rows.dtype} of shape {rows.shape}" if isinstance(rows, np.ndarray) else "no array"
@@ -293,9 +295,9 @@ def _cifar_part(root: Path, path: Path, field: str, classes: int) -> tuple[Tenso
     return torch.from_numpy(rows.reshape(-1, 3, 32, 32).copy()), targets
 
 
-def _cifar_file(root: Path, path: Path) -> Path:
-    archive = path.parent.name.replace("-batches-py", "-python").removesuffix("-python") + "-python.tar.gz"
-    return present(path, f"https://www.cs.toronto.edu/~kriz/{archive}", root)
+def _cifar_file(path: Path) -> Path:
+    archive = "-".join(path.parent.name.split("-")[:2])
+    return present(path, f"https://www.cs.toronto.edu/~kriz/{archive}-python.tar.gz", path.parents[1])
 
 
 def _svhn_part(path: Path) -> tuple[Tensor, Tensor]:

@@ -9,6 +9,7 @@ from typing import Literal
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from calibrant.arguments import one_of
@@ -20,7 +21,7 @@ from calibrant.training.data.part_checks import warn_about_parts
 from calibrant.training.data.preparation import Preparation
 from calibrant.training.data.raw_arrays import ArrayPreparation
 from calibrant.training.data.raw_images import ImagePreparation
-from calibrant.training.data.safe_readers import ARRAYS, Array, present, read_npz
+from calibrant.training.data.safe_readers import ARRAYS, Array, present, read_npz, whole_labels
 from calibrant.training.data.sampling import draw_parts, part_sizes
 from calibrant.training.data.split import DataSets, TensorSplit
 
@@ -174,39 +175,7 @@ def _read_part(path: Path, arrays: Mapping[str, Array], prefixes: Sequence[str])
                 f"{path} has {printable(', '.join(arrays))}, expected {prefix}labels and exactly one of "
                 f"{', '.join(prefix + name for name in ARRAYS)}"
             )
-        inputs, labels = arrays[found[0]], arrays[prefix + "labels"]
-        if labels.ndim == 2 and labels.shape[1] == 1:
-            labels = labels[:, 0]
-        if labels.dtype.kind == "b":  # false is class 0, true is class 1
-            labels = labels.astype(np.uint8)
-        several = labels.ndim == 2 and labels.dtype.kind in "iu"
-        if several and not labels.shape[1]:
-            raise ValueError(
-                f"{path} has {prefix}labels of shape {labels.shape}, expected at least one label"
-            )
-        if several and len(labels) and (labels.sum(1, dtype=np.int64) == 1).all() and labels.max() == 1:
-            raise ValueError(
-                f"{path} has {prefix}labels of shape {labels.shape} with exactly one 1 in every row: for one "
-                "class each, save labels.argmax(1)"
-            )
-        if several and not np.isin(labels, (0, 1)).all():
-            wrong = labels[~np.isin(labels, (0, 1))][0]
-            raise ValueError(
-                f"{path} has {wrong} in {prefix}labels of shape {labels.shape}, expected 0 or 1 for each of "
-                f"several labels, or (N,) whole numbers of one class"
-            )
-        if labels.ndim == 1 and labels.dtype.kind in "iu" and len(labels):
-            for label in (labels.min(), labels.max()):
-                if not 0 <= label < MAX_CLASSES:
-                    raise ValueError(
-                        f"{path} has the label {label} in {prefix}labels, expected whole numbers from 0 to "
-                        f"{MAX_CLASSES - 1}"
-                    )
-        if not several and (labels.ndim != 1 or labels.dtype.kind not in "iu"):
-            raise ValueError(
-                f"{path} has {prefix}labels of type {labels.dtype} and shape {labels.shape}, expected (N,) "
-                "whole numbers from 0"
-            )
+        inputs, labels = arrays[found[0]], _labels(path, prefix + "labels", arrays[prefix + "labels"])
         empty = 0 in inputs.shape[1:]
         if inputs.ndim < 2 or len(inputs) != len(labels) or inputs.dtype.kind not in "biuf" or empty:
             raise ValueError(
@@ -226,8 +195,32 @@ def _read_part(path: Path, arrays: Mapping[str, Array], prefixes: Sequence[str])
                     f"{path} has {found[0]} of type {inputs.dtype} and shape {inputs.shape}, which look like "
                     f"images with their channels last; expected {advice}"
                 )
-        return _as_inputs(inputs), torch.from_numpy(labels.astype(np.int64))
+        return _as_inputs(inputs), torch.from_numpy(labels)
     return None
+
+
+def _labels(path: Path, name: str, labels: Array) -> NDArray[np.int64]:
+    """Labels ``(N,)`` from 0, or ``(N, L)`` of 0 and 1."""
+    if labels.dtype.kind == "b":  # false is class 0, true is class 1
+        labels = labels.astype(np.uint8)
+    if labels.ndim == 2 and labels.shape[1] == 1:
+        labels = labels[:, 0]
+    if labels.ndim != 2 or labels.dtype.kind not in "iu":
+        return whole_labels(path, labels, MAX_CLASSES, name)
+    found = f"{name} of shape {labels.shape}"
+    if not labels.shape[1]:
+        raise ValueError(f"{path} has {found}, expected at least one label")
+    wrong = labels[(labels != 0) & (labels != 1)]
+    if len(wrong):
+        raise ValueError(
+            f"{path} has {wrong[0]} in {found}, expected 0 or 1 for each of several labels, or (N,) whole "
+            "numbers of one class"
+        )
+    if len(labels) and (labels.sum(1) == 1).all():
+        raise ValueError(
+            f"{path} has {found} with exactly one 1 in every row: for one class each, save labels.argmax(1)"
+        )
+    return labels.astype(np.int64)
 
 
 def _as_inputs(array: Array) -> Tensor:

@@ -4,24 +4,29 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Iterable, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Sequence
+from copy import copy
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
 import numpy as np
 import torch
+from PIL import Image
 from torch import Tensor
 
 from calibrant.arguments import in_range, one_of, whole_number
 from calibrant.sizes import MAX_CLASSES
 from calibrant.training.data.augmentation import (
     NORMALISATIONS,
-    CropFlip,
     Normalisation,
     Normalising,
     Published,
-    ResizedCrop,
+    colour_jitter,
+    crop_flip,
+    pixels,
+    random_erasing,
+    random_resized_crop,
 )
 from calibrant.training.data.part_checks import warn_about_parts
 from calibrant.training.data.raw_images import CentreCropPreparation, ImagePreparation
@@ -29,10 +34,39 @@ from calibrant.training.data.safe_readers import SUFFIXES, is_image, present, re
 from calibrant.training.data.sampling import draw_parts, long_tail, part_sizes, stratified
 from calibrant.training.data.split import DataSets, Split
 
-Transform = CropFlip | ResizedCrop
+Augment = Callable[[Image.Image, Tensor, ImagePreparation], Tensor]
+"""A function of a training image, its random numbers and the preparation; it returns a normalised image."""
+
+Transform = tuple[ImagePreparation, Augment | None]
+"""What is done to images for evaluation, and for training if it is something else."""
 
 _IMAGENET = "ILSVRC2012 (train and val, each with one folder per class) from https://image-net.org/download"
 _TINY_IMAGENET = "http://cs231n.stanford.edu/tiny-imagenet-200.zip"
+
+
+def shifted_and_mirrored(image: Image.Image, draws: Tensor, preparation: ImagePreparation) -> Tensor:
+    """The augmentation `crop_flip` of small images."""
+    content = pixels(preparation.fitted(image))
+    return preparation.normalisation(crop_flip(content[None], draws[None])[0])
+
+
+@dataclass(frozen=True)
+class ResizedCrop:
+    """The augmentation `random_resized_crop` with mirror images, of images of any size.
+
+    ``jitter`` is the strength of `colour_jitter`, and ``erasing`` the probability of `random_erasing`.
+    """
+
+    jitter: float = 0.0
+    erasing: float = 0.0
+
+    def __call__(self, image: Image.Image, draws: Tensor, preparation: ImagePreparation) -> Tensor:
+        numbers: list[float] = draws.tolist()
+        image = random_resized_crop(image, numbers[:4], preparation.height)
+        if numbers[4] < 0.5:
+            image = image.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
+        image = colour_jitter(image, numbers[5:9], self.jitter)
+        return random_erasing(preparation.normalisation(pixels(image)), numbers[9:16], self.erasing)
 
 
 class ImageFileSplit(Split):
@@ -41,35 +75,43 @@ class ImageFileSplit(Split):
     targets: Tensor
 
     def __init__(
-        self, folder: Path, paths: Sequence[str] | np.ndarray, targets: Tensor, transform: Transform
+        self,
+        folder: Path,
+        paths: Sequence[str],
+        targets: Tensor,
+        preparation: ImagePreparation,
+        augmentation: Augment | None = None,
     ) -> None:
-        if len(paths) != len(targets):
-            raise ValueError(f"there are {len(paths)} paths and {len(targets)} targets")
-        self.folder, self.targets, self.transform = folder, targets.long(), transform
-        self.normalisation = transform.normalisation
+        self.folder, self.targets = folder, targets.long()
+        self.preparation, self.augmentation = preparation, augmentation
+        self.normalisation = preparation.normalisation
         # Worker processes share the memory of one array. They would copy a million strings.
-        encoded = paths if isinstance(paths, np.ndarray) else [os.fsencode(path) for path in paths]
-        self.paths = np.asarray(encoded, dtype=np.bytes_)
+        self.paths = np.array([os.fsencode(path) for path in paths], dtype=np.bytes_)
 
     def __len__(self) -> int:
         return len(self.targets)
 
     def batch(self, indices: Tensor, draws: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        images = []
-        for row, index in enumerate(indices.tolist()):
-            image = read_image(self.folder / os.fsdecode(self.paths[index]), "RGB")
-            images.append(self.transform(image, None if draws is None else draws[row]))
-        size = self.transform.size
-        return torch.stack(images) if images else torch.empty(0, 3, size, size), self.targets[indices]
+        paths = [self.folder / os.fsdecode(path) for path in self.paths[indices.numpy()]]
+        augment, targets = self.augmentation, self.targets[indices]
+        if draws is None or augment is None or not paths:
+            return self.preparation(paths), targets
+        numbered = zip(paths, draws, strict=True)
+        images = [augment(read_image(path, "RGB"), row, self.preparation) for path, row in numbered]
+        return torch.stack(images), targets
 
     def normalised_by(self, normalisation: Normalising) -> ImageFileSplit:
         if not isinstance(normalisation, Normalisation):
             raise TypeError("images cannot be normalised by constants of features")
-        transform = replace(self.transform, normalisation=normalisation)
-        return ImageFileSplit(self.folder, self.paths, self.targets, transform)
+        changed = copy(self)
+        changed.normalisation = normalisation
+        changed.preparation = replace(self.preparation, normalisation=normalisation)
+        return changed
 
     def subset(self, indices: Tensor) -> ImageFileSplit:
-        return ImageFileSplit(self.folder, self.paths[indices.numpy()], self.targets[indices], self.transform)
+        part = copy(self)
+        part.paths, part.targets = self.paths[indices.numpy()], self.targets[indices]
+        return part
 
 
 def tiny_imagenet(
@@ -105,11 +147,12 @@ def tiny_imagenet(
         test_targets.append(labels[wnid])
     sizes = {"validation": validation_per_class * len(classes)}
     drawn = draw_parts(targets, sizes, imbalance=imbalance, num_classes=len(classes), seed=split_seed)
-    transform = CropFlip(NORMALISATIONS["tiny-imagenet"], 64, augmentation == "crop-flip")
-    train, validation = (ImageFileSplit(folder, paths, targets, transform).subset(drawn[n]) for n in drawn)
-    test = ImageFileSplit(folder, test_paths, torch.tensor(test_targets), transform)
-    names = _wordnet_names(folder / "words.txt", "\t", classes)
-    return _data_sets(train, validation, test, names, transform)
+    preparation = ImagePreparation(NORMALISATIONS["tiny-imagenet"], 64, 64)
+    augment = shifted_and_mirrored if augmentation == "crop-flip" else None
+    whole = ImageFileSplit(folder, paths, targets, preparation, augment)
+    train, validation = (whole.subset(part) for part in drawn.values())
+    test = ImageFileSplit(folder, test_paths, torch.tensor(test_targets), preparation)
+    return _data_sets(train, validation, test, _wordnet_names(folder / "words.txt", "\t", classes))
 
 
 def image_folder(
@@ -152,13 +195,13 @@ def image_folder(
     constants = NORMALISATIONS[one_of("normalisation", normalisation, tuple(NORMALISATIONS))]
     whole_number("image_size", image_size)
     transform: Transform = (
-        CropFlip(constants, image_size)
+        (ImagePreparation(constants, image_size, image_size), shifted_and_mirrored)
         if augmentation == "crop-flip"
         else _resized_crop(image_size, colour_jitter, erasing, augmentation, constants)
     )
     classes = _class_folders(top)
     paths, targets = _listed(top, classes)
-    whole = ImageFileSplit(top, paths, targets, transform)
+    whole = ImageFileSplit(top, paths, targets, *transform)
     empty = sorted(set(range(len(classes))) - set(targets.tolist()))
     if top == base and empty:
         raise ValueError(
@@ -173,7 +216,7 @@ def image_folder(
     sizes = part_sizes(len(targets), parts, validation=validation, test=test)
     drawn = draw_parts(targets, sizes, imbalance=imbalance, num_classes=len(classes), seed=split_seed)
     parts |= {name: whole.subset(indices) for name, indices in drawn.items()}
-    data = _data_sets(**parts, names=tuple(classes), transform=transform)
+    data = _data_sets(**parts, names=tuple(classes))
     warn_about_parts(base, data)
     return data
 
@@ -204,13 +247,13 @@ def imagenet(
     classes = _class_folders(base / "train")
     paths, targets = _listed(base, [f"train/{name}" for name in classes])
     kept = long_tail(targets, imbalance, split_seed, len(classes))
-    train = ImageFileSplit(base, paths, targets, transform).subset(kept)
+    train = ImageFileSplit(base, paths, targets, *transform).subset(kept)
     official = _folder_part(base, "val", classes, transform)
     size = round(in_range("validation", validation, 0, 1) * len(official))
     drawn = stratified(official.targets, (size, len(official) - size), split_seed)
     names = _wordnet_names(base / "LOC_synset_mapping.txt", " ", classes)
     held_out, test = (official.subset(part) for part in drawn)
-    return _data_sets(train, held_out, test, names, transform)
+    return _data_sets(train, held_out, test, names)
 
 
 def imagenet_lt(
@@ -231,24 +274,19 @@ def imagenet_lt(
     base = root / folder
     transform = _resized_crop(image_size, colour_jitter, erasing, augmentation)
     lists = [_list_file(base, f"ImageNet_LT_{name}.txt") for name in ("train", "val", "test")]
-    train, validation, test = (ImageFileSplit(base, paths, targets, transform) for paths, targets in lists)
+    train, validation, test = (ImageFileSplit(base, *listed, *transform) for listed in lists)
     size = 1 + max(int(targets.max()) for _, targets in lists)
     folders = dict.fromkeys(range(size), "")
     for path, label in zip(lists[0][0], lists[0][1].tolist(), strict=True):
         folders[label] = folders[label] or Path(path).parent.name
     classes = [name or str(label) for label, name in folders.items()]
     names = _wordnet_names(base / "LOC_synset_mapping.txt", " ", classes)
-    return _data_sets(train, validation, test, names, transform)
+    return _data_sets(train, validation, test, names)
 
 
-def _data_sets(
-    train: Split, validation: Split, test: Split, names: tuple[str, ...], transform: Transform
-) -> DataSets:
-    size = transform.size
-    kind = ImagePreparation if isinstance(transform, CropFlip) else CentreCropPreparation
-    preparation = kind(transform.normalisation, size, size)
-    about = {"channels": 3, "image_size": size}
-    return DataSets(train, validation, test, names, about, preparation=preparation)
+def _data_sets(train: ImageFileSplit, validation: Split, test: Split, names: tuple[str, ...]) -> DataSets:
+    about = {"channels": 3, "image_size": train.preparation.height}
+    return DataSets(train, validation, test, names, about, preparation=train.preparation)
 
 
 def _resized_crop(
@@ -257,14 +295,11 @@ def _resized_crop(
     erasing: float,
     augmentation: str,
     constants: Normalisation = NORMALISATIONS["imagenet"],
-) -> ResizedCrop:
-    return ResizedCrop(
-        constants,
-        whole_number("image_size", image_size),
-        in_range("colour_jitter", jitter),
-        in_range("erasing", erasing, 0, 1),
-        one_of("augmentation", augmentation, ("resized-crop", "none")) == "resized-crop",
-    )
+) -> Transform:
+    size = whole_number("image_size", image_size)
+    augment = ResizedCrop(in_range("colour_jitter", jitter), in_range("erasing", erasing, 0, 1))
+    one_of("augmentation", augmentation, ("resized-crop", "none"))
+    return CentreCropPreparation(constants, size, size), None if augmentation == "none" else augment
 
 
 def _has_only_classes(folder: Path) -> bool:
@@ -303,7 +338,7 @@ def _folder_part(base: Path, name: str, classes: Sequence[str], transform: Trans
         raise ValueError(f"{base / name} has a class {unknown[0]!r} that {base / 'train'} does not have")
     paths, places = _listed(base, [f"{name}/{label}" for label in found])
     labels = {label: number for number, label in enumerate(classes)}
-    return ImageFileSplit(base, paths, torch.tensor([labels[label] for label in found])[places], transform)
+    return ImageFileSplit(base, paths, torch.tensor([labels[label] for label in found])[places], *transform)
 
 
 def _list_file(base: Path, name: str) -> tuple[list[str], Tensor]:

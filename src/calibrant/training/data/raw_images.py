@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
@@ -12,7 +12,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from calibrant.training.data.augmentation import Normalisation, centre_crop, pixels, scaled
+from calibrant.training.data.augmentation import Normalisation, centre_crop, pixels
 from calibrant.training.data.preparation import Preparation
 from calibrant.training.data.safe_readers import SUFFIXES, Array, converted, is_image, read_image, read_inputs
 
@@ -53,7 +53,7 @@ class ImagePreparation(Preparation):
 
     def fitted(self, image: Image.Image) -> Image.Image:
         """An image of the size that the model needs."""
-        return scaled(image, self.height, self.width)
+        return image.resize((self.width, self.height), Image.Resampling.BILINEAR)
 
     def __call__(self, raw: Any) -> Tensor:
         return self.normalisation(self.bytes_of(raw))
@@ -132,13 +132,7 @@ class ImagePreparation(Preparation):
         return images, [str(number) for number in range(len(images))]
 
     def state(self) -> dict[str, Any]:
-        constants = self.normalisation
-        return {
-            "mean": list(constants.mean),
-            "std": list(constants.std),
-            "height": self.height,
-            "width": self.width,
-        }
+        return {**asdict(self.normalisation), "height": self.height, "width": self.width}
 
     @classmethod
     def from_state(cls, state: Mapping[str, Any]) -> Self:

@@ -327,18 +327,18 @@ def read_inputs(path: Path) -> Array:
     return arrays[found[0]]
 
 
-def whole_labels(path: Path, labels: Any, classes: int) -> NDArray[np.int64]:
+def whole_labels(path: Path, labels: Any, classes: int, name: str = "labels") -> NDArray[np.int64]:
     """Labels ``(N,)`` as int64; an error if they are not whole numbers from 0 to ``classes - 1``."""
     array: Array = np.empty(0)
     with suppress(TypeError, ValueError, OverflowError):
         array = np.asarray(labels)
     if array.ndim != 1 or (len(array) and array.dtype.kind not in "iu"):
         raise ValueError(
-            f"{path} has labels of type {array.dtype} and shape {array.shape}, expected (N,) whole numbers "
+            f"{path} has {name} of type {array.dtype} and shape {array.shape}, expected (N,) whole numbers "
             f"from 0 to {classes - 1}"
         )
     if len(array) and not 0 <= int(array.min()) <= int(array.max()) < classes:
         raise ValueError(
-            f"{path} has labels from {int(array.min())} to {int(array.max())}, expected 0 to {classes - 1}"
+            f"{path} has {name} from {int(array.min())} to {int(array.max())}, expected 0 to {classes - 1}"
         )
     return array.astype(np.int64)

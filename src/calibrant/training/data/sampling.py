@@ -34,19 +34,16 @@ def _stream(seed: int, epoch: int) -> int:
 
 
 def _mix(values: Tensor) -> Tensor:
-    values = values + _signed(0x9E3779B97F4A7C15)
-    values = (values ^ _shift_right(values, 30)) * _signed(0xBF58476D1CE4E5B9)
-    values = (values ^ _shift_right(values, 27)) * _signed(0x94D049BB133111EB)
+    # The constants are less 2^64, as signed integers of the same bits.
+    values = values + (0x9E3779B97F4A7C15 - 2**64)
+    values = (values ^ _shift_right(values, 30)) * (0xBF58476D1CE4E5B9 - 2**64)
+    values = (values ^ _shift_right(values, 27)) * (0x94D049BB133111EB - 2**64)
     return values ^ _shift_right(values, 31)
 
 
 def _shift_right(values: Tensor, bits: int) -> Tensor:
     """Shift as if the integers were unsigned."""
     return (values >> bits) & ((1 << (64 - bits)) - 1)
-
-
-def _signed(bits: int) -> int:
-    return bits - (1 << 64) if bits >> 63 else bits
 
 
 def shuffled(size: int, seed: int, epoch: int = 0) -> Tensor:

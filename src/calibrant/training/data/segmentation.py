@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import ClassVar
 
@@ -117,9 +117,7 @@ class PaddedPreparation(ImagePreparation):
 
 def _canvases(count: int, crop: int) -> Bytes:
     """Squares ``(count, crop, crop, 3)`` of the mean colour."""
-    images = np.empty((count, crop, crop, 3), np.uint8)
-    images[:] = _FILL
-    return images
+    return np.full((count, crop, crop, 3), _FILL, np.uint8)
 
 
 @dataclass(frozen=True)
@@ -140,10 +138,7 @@ class SegmentationSplit(Split):
     crop: int
     scales: tuple[float, ...] = (0.5, 2.0)
     augmentation: bool = True
-
-    @property
-    def targets(self) -> None:  # type: ignore[override]
-        """None: the labels are in the files."""
+    targets: None = field(default=None, init=False)  # the labels are in the files
 
     def __len__(self) -> int:
         return len(self.files)

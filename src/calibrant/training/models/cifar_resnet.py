@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from calibrant import arguments
-from calibrant.training.models.layers import batch_norm, initialised
+from calibrant.training.models.layers import batch_norm, initialise
 
 
 class _PaddedShortcut(nn.Module):
@@ -150,7 +150,7 @@ class CifarResNet(nn.Module):
             stages.append(nn.Sequential(*blocks))
         self.stages = nn.Sequential(*stages)
         self.head = nn.Linear(features, num_classes)
-        initialised(self)
+        initialise(self)
 
     def forward(self, images: Tensor) -> Tensor:
         logits: Tensor = self.head(self.stages(self.stem(images)).mean((2, 3)))

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from calibrant import arguments
-from calibrant.training.models.layers import batch_norm, initialised
+from calibrant.training.models.layers import batch_norm, initialise
 
 
 class _DenseLayer(nn.Module):
@@ -55,7 +55,7 @@ class CifarDenseNet(nn.Module):
             features += depth * growth
         self.layers = nn.Sequential(*layers, batch_norm(features))
         self.head = nn.Linear(features, num_classes)
-        initialised(self)
+        initialise(self)
 
     def forward(self, images: Tensor) -> Tensor:
         logits: Tensor = self.head(self.layers(images).mean((2, 3)))

@@ -16,6 +16,7 @@ from torch.nn import functional as F
 from calibrant import arguments
 from calibrant.extras import optional_package
 from calibrant.options import Choice
+from calibrant.printable import one_line
 from calibrant.training.models.weights import SUFFIXES, load_weights
 
 Task = Literal["sequence", "token", "image", "segmentation"]
@@ -231,7 +232,7 @@ def _configuration(transformers: Any, source: str, pretrained: bool) -> tuple[An
         raise OSError(
             f"hf:{source} is neither a folder with a config.json nor a model that can be reached on the "
             f"Hugging Face hub{'' if pretrained else ', nor a type of model that transformers knows'}: "
-            f"{_line(error)}"
+            f"{one_line(str(error))}"
         ) from error
     return described, type(described).get_config_dict(source)[0]
 
@@ -281,7 +282,7 @@ def _package(package: str, models: str, extra: str) -> Any:
     except RuntimeError as error:
         # A torchvision built for another torch raises this. timm and smp import it.
         raise ImportError(
-            f"models {models} need {package}, which cannot be imported: {_line(error)}; torch and "
+            f"models {models} need {package}, which cannot be imported: {one_line(str(error))}; torch and "
             "torchvision must be builds for each other"
         ) from error
 
@@ -296,8 +297,6 @@ def _built(name: str, factory: Callable[..., nn.Module], options: Mapping[str, A
         return factory(**options)
     except TypeError as error:
         given = ", ".join(f"{option}={value!r}" for option, value in options.items())
-        raise TypeError(f"{name} cannot be built with {given or 'no options'}: {_line(error)}") from error
-
-
-def _line(error: Exception) -> str:
-    return " ".join(str(error).split())
+        raise TypeError(
+            f"{name} cannot be built with {given or 'no options'}: {one_line(str(error))}"
+        ) from error

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from typing import TypeVar
 
 from torch import nn
-
-Network = TypeVar("Network", bound=nn.Module)
 
 
 def batch_norm(channels: int, *, relu: bool = True) -> nn.Sequential:
@@ -22,13 +19,14 @@ def batch_norm(channels: int, *, relu: bool = True) -> nn.Sequential:
     return nn.Sequential(OrderedDict(layers))
 
 
-def initialised(network: Network) -> Network:
-    """Draw the weights of all convolutions anew, in place, and return the network.
+def initialise(network: nn.Module) -> None:
+    """Draw the weights of all convolutions anew, in place.
 
     Weights are normal with variance ``2 / fan-out`` and biases are 0 (He et al., 2015), so that gradients
     keep their size through layers with ReLU. All other layers keep PyTorch's initial weights.
 
-    >>> convolution = initialised(nn.Conv2d(64, 64, 3))
+    >>> convolution = nn.Conv2d(64, 64, 3)
+    >>> initialise(convolution)
     >>> bool((convolution.weight.std() * (9 * 64 / 2) ** 0.5 - 1).abs() < 0.05)
     True
     """
@@ -37,4 +35,3 @@ def initialised(network: Network) -> Network:
             nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
             if module.bias is not None:
                 nn.init.zeros_(module.bias)
-    return network

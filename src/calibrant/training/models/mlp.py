@@ -6,7 +6,7 @@ from itertools import pairwise
 
 from torch import Tensor, nn
 
-from calibrant.training.models.layers import initialised
+from calibrant.training.models.layers import initialise
 
 
 def mlp(
@@ -54,7 +54,7 @@ class _SmallCNN(nn.Module):
             channels = out
         self.layers = nn.Sequential(*layers)
         self.head = nn.Linear(channels, num_classes)
-        initialised(self)
+        initialise(self)
 
     def forward(self, images: Tensor) -> Tensor:
         logits: Tensor = self.head(self.layers(images).mean((2, 3)))

@@ -43,5 +43,3 @@ class TestEncoded:
             encode(Path(), [part] * 3, ("x", "y"), length=1, vocabulary=2)
         with pytest.raises(ValueError, match="no training documents"):
             encode(Path(), [self.documents(), part, part], ("x", "y"), length=1)
-        with pytest.raises(ValueError, match="2 texts and 1 labels"):
-            Documents(["a", "b"], torch.zeros(1))

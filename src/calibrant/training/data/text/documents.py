@@ -22,10 +22,6 @@ class Documents:
     texts: list[str]
     targets: Tensor
 
-    def __post_init__(self) -> None:
-        if len(self.texts) != len(self.targets):
-            raise ValueError(f"there are {len(self.texts)} texts and {len(self.targets)} labels")
-
     def subset(self, indices: Tensor) -> Documents:
         """The documents with these indices."""
         return Documents([self.texts[index] for index in indices.tolist()], self.targets[indices])

@@ -96,18 +96,9 @@ def text_table(
             )
         parts.append(Documents(list(texts), targets))
     documents, names = draw_missing(parts, validation, test, split_seed), tuple(map(str, classes))
-    data = encode(
-        root,
-        documents,
-        names,
-        length,
-        test_length,
-        vocabulary,
-        embedding,
-        tokenizer,
-        column=text,
-        target=label if isinstance(label, tuple) else (label,),
-    )
+    encoded = length, test_length, vocabulary, embedding, tokenizer
+    target = label if isinstance(label, tuple) else (label,)
+    data = encode(root, documents, names, *encoded, column=text, target=target)
     warn_about_parts(root / file, data)
     return data
 
@@ -185,18 +176,8 @@ def huggingface(
         parts.append(Documents(texts, targets))
     documents = draw_missing(parts, validation, test, split_seed)
     class_names = tuple(map(str, names or classes))
-    data = encode(
-        root,
-        documents,
-        class_names,
-        length,
-        test_length,
-        vocabulary,
-        embedding,
-        tokenizer,
-        column=text,
-        target=(label,),
-    )
+    encoded = length, test_length, vocabulary, embedding, tokenizer
+    data = encode(root, documents, class_names, *encoded, column=text, target=(label,))
     warn_about_parts(folder, data)
     return data
 
