@@ -161,7 +161,7 @@ def rank(
         raise ValueError(f"{found} cannot be divided into {folds} folds: expected at least {folds} of them")
     valid = labels != ignore_index
     columns = labels.unbind(1) if binary else (labels,)
-    if all(len(column[column != ignore_index].unique()) < 2 for column in columns):
+    if all(column[column != ignore_index].bincount().count_nonzero() < 2 for column in columns):
         found = (
             "each label has the same answer in all of these data" if binary else "all labels are of one class"
         )
