@@ -68,8 +68,9 @@ class FittedLayer(nn.Module, ABC):
     """
 
     key: ClassVar[str]
-    always_shown: ClassVar[tuple[str, ...]] = ()  # options that are printed even at their defaults
     """The name in the registry, on the command line and in files."""
+
+    always_shown: ClassVar[tuple[str, ...]] = ()  # options that are printed even at their defaults
 
     labels: nn.ModuleList
 

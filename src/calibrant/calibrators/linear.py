@@ -194,17 +194,8 @@ class MatrixScaling(Linear):
 class Dirichlet(MatrixScaling):
     """Dirichlet calibration with the same regularisation, Dir-ODIR (key ``dirichlet``).
 
-    ``W log softmax(l) + b``: `MatrixScaling` of log-probabilities, with the same penalty.
-
-    Kull et al., *Beyond temperature scaling: Obtaining well-calibrated multi-class probabilities with
-    Dirichlet calibration*, NeurIPS 2019.
-
-    Shape: logits ``(B, K, *S)``; labels ``(B, *S)``.
-
-    Args:
-        off_diagonal_penalty: λ of the paper, at least 0.
-        bias_penalty: μ of the paper, at least 0.
-        ridge: the strength of the penalty on the diagonal, at least 0.
+    ``W log softmax(l) + b``: `MatrixScaling` of log-probabilities, with the same penalty. Arguments, shapes
+    and reference as for `MatrixScaling`.
 
     >>> logits = torch.randn(500, 3, generator=torch.Generator().manual_seed(0))
     >>> calibrator = Dirichlet().fit(logits, logits.argmax(1) * (logits[:, 0] < 1))
@@ -262,15 +253,8 @@ class StructuredMatrixScaling(StructuredVectorScaling):
 
         ``strength / N · (K · Σ D_kk² + K(K-1) · Σ_{i≠j} D_ij² + K · Σ c_k²)``
 
-    `StructuredVectorScaling` explains this prior. Recommended for few classes.
-
-    After Berta, Holzmüller, Jordan and Bach, *Structured Matrix Scaling for Multi-Class Calibration*, 2025;
-    with our own penalty.
-
-    Shape: logits ``(B, K, *S)``; labels ``(B, *S)``.
-
-    Args:
-        strength: the strength of the prior, at least 0.
+    `StructuredVectorScaling` explains this prior; argument, shapes and reference as there. Recommended for
+    few classes.
 
     >>> logits = torch.randn(500, 3, generator=torch.Generator().manual_seed(0))
     >>> calibrator = StructuredMatrixScaling().fit(logits, logits.argmax(1) * (logits[:, 0] < 1))
