@@ -183,8 +183,7 @@ def rank(
         for part in order.tensor_split(folds):
             others = torch.ones(len(labels), dtype=torch.bool, device=labels.device)
             others[part] = False
-            with warnings.catch_warnings(record=True) as caught:
-                warnings.simplefilter("always")
+            with warnings.catch_warnings(record=True, action="always") as caught:
                 calibrator.fit(rows[others], labels[others], ignore_index=ignore_index, binary=binary)
             calibrated = calibrator(rows[part])
             loss[part] = F.cross_entropy(
