@@ -8,13 +8,7 @@ import torch
 from torch import Tensor
 
 from calibrant.arguments import one_of, whole_number
-from calibrant.calibrators.one_vs_rest import (
-    ProbabilityMap,
-    Variant,
-    binary_problems,
-    ordering,
-    stepped,
-)
+from calibrant.calibrators.one_vs_rest import ProbabilityMap, Variant, binary_problems, ordering, stepped
 
 Binning = Literal["equal-width", "equal-mass"]
 """Bins of equal width, or bins with equal numbers of samples."""

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
@@ -81,8 +80,7 @@ class Sigmoid(OneVsRest):
         return logarithms.clamp_min(-1e4)
 
 
-@dataclass(frozen=True, eq=False)
-class _Place:
+class _Place(NamedTuple):
     """Coefficients ``(C, G)``, with the objective ``(C,)``, its gradient and its Hessian ``(C, G, G)``."""
 
     weights: Tensor
@@ -104,12 +102,8 @@ class _Place:
     def better(self, other: _Place) -> _Place:
         """The better place for each problem."""
         moved = other.value <= self.value
-        return _Place(
-            torch.where(moved.unsqueeze(-1), other.weights, self.weights),
-            torch.where(moved, other.value, self.value),
-            torch.where(moved.unsqueeze(-1), other.slope, self.slope),
-            torch.where(moved.view(-1, 1, 1), other.curvature, self.curvature),
-        )
+        both = zip(self, other, strict=True)
+        return _Place(*(torch.where(moved.view(-1, *[1] * (x.ndim - 1)), y, x) for x, y in both))
 
 
 def fit_logistic(features: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
