@@ -58,7 +58,7 @@ class HistogramBinning(ProbabilityMap):
     def __init__(
         self, *, bins: int = 15, variant: Variant = "one-vs-rest", binning: Binning = "equal-width"
     ) -> None:
-        super().__init__(variant)
+        super().__init__(variant=variant)
         self.binning: Binning = one_of("binning", binning, get_args(Binning))
         self.bins = whole_number("bins", bins)
 

@@ -45,7 +45,7 @@ class OneVsRest(Calibrator):
     per_class = True
     ceilings: Tensor | None
 
-    def __init__(self, variant: Variant = "one-vs-rest") -> None:
+    def __init__(self, *, variant: Variant = "one-vs-rest") -> None:
         super().__init__()
         self.variant: Variant = one_of("variant", variant, get_args(Variant))
         self.preserves_order = variant == "top-label"  # type: ignore[misc]  # one class, two answers

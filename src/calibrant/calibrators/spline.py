@@ -59,7 +59,7 @@ class Spline(ProbabilityMap):
     values: Tensor
 
     def __init__(self, *, knots: int = 6) -> None:
-        super().__init__("top-label")
+        super().__init__(variant="top-label")
         self.knots = whole_number("knots", knots, 2)
 
     def fit_maps(self, rows: Tensor, labels: Tensor) -> None:
