@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -96,7 +95,8 @@ def spline_slope(at: Tensor, values: Tensor, knots: int, where: Tensor) -> Tenso
     from scipy.interpolate import CubicSpline  # type: ignore[import-untyped]
 
     # The splines that are 1 at one knot and 0 at the others.
-    basis = CubicSpline(np.linspace(0, 1, knots), np.eye(knots), bc_type="natural")
+    ends, identity = torch.linspace(0, 1, knots, dtype=torch.float64), torch.eye(knots, dtype=torch.float64)
+    basis = CubicSpline(ends.numpy(), identity.numpy(), bc_type="natural")
     design = torch.from_numpy(basis(at.cpu().numpy())).to(at)
     # The basis is well conditioned, so the normal equations are accurate, and they need no copy of it.
     heights: Tensor = torch.linalg.solve(design.T @ design, design.T @ values)

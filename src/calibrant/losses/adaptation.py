@@ -12,7 +12,6 @@ from calibrant.distributed import several_processes
 from calibrant.inference import Forward, OwnRows, Progress, for_each_prediction
 from calibrant.losses.adaptive import SEVERAL_PASSES, AdaptationWarning, AdaptiveLoss
 from calibrant.losses.base import Loss
-from calibrant.printable import counted
 from calibrant.statistics import Statistics
 from calibrant.warning import warn
 
@@ -115,7 +114,7 @@ def advise(loss: Loss, *, name: str | None = None, ended: bool = False, too_late
         loss._advised = True  # after the others, a longer training may need other advice
     elif ended and 0 < passes < SEVERAL_PASSES and (remedy := loss.idle()) is not None:
         found = (
-            f"its penalty had no effect in this run of {counted(passes, 'pass', 'passes')}: this is "
+            f"its penalty had no effect in this run of {passes} pass{'es' * (passes > 1)}: this is "
             f"cross-entropy. {remedy}, or train for longer"
         )
     if found is not None:
