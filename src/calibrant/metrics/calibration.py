@@ -120,12 +120,7 @@ def debiased_ece(
 
     Kumar, Liang and Ma, *Verified Uncertainty Calibration*, NeurIPS 2019.
 
-    Args:
-        source: as for `ece`.
-        target: as for `ece`.
-        bins: as for `ece`.
-        norm: 2 for squared gaps, 1 for absolute gaps.
-        ignore_index: as for `ece`.
+    ``norm`` is 2 for squared gaps, 1 for absolute gaps. Other arguments as for `ece`.
 
     >>> round(debiased_ece(torch.tensor([[9.0, 0.0]] * 4), torch.tensor([0, 1, 1, 1]), bins=1), 3)
     0.707
