@@ -162,10 +162,8 @@ def compute(parts: Mapping[str, Any], options: Options) -> dict[str, Tensor]:
     found: dict[str, Tensor] = {}
     if "confidences" in parts:
         known = parts["confidences"]
-        ranking = known
-        if not isinstance(known, Predictions):  # which keep their sums and fold themselves
-            ranking = known.ranked.folded() if options.binary else known.ranked
-        parts = {**parts, "ranking": ranking}
+        folded = options.binary and not isinstance(known, Predictions)  # which fold and keep their own sums
+        parts = {**parts, "ranking": known.ranked.folded() if folded else known}
     for name, metric in METRICS.items():
         if not metric.wanted(options):
             continue
