@@ -177,19 +177,14 @@ def chance_mce(source: Predictions | ConfidenceHistogram, bins: int, seed: int) 
     return float((gaps.abs() / count.clamp_min(1)).amax(1).mean())
 
 
+@torch.no_grad()
 def chance_classwise(source: Predictions | ConfidenceHistogram, bins: int, seed: int) -> tuple[float, float]:
     """The mean class-wise ECE and MCE that a calibrated model gets by chance."""
     assert isinstance(source, Predictions)  # class-wise errors are not resampled in streams
     name = "class-wise errors by chance", bins, seed
-    if name not in source.derived:
-        source.derived[name] = _simulated_classwise(source, bins, seed)
-    errors: tuple[float, float] = source.derived[name]
-    return errors
-
-
-@torch.no_grad()
-def _simulated_classwise(source: Predictions, bins: int, seed: int) -> tuple[float, float]:
-    """Both class-wise errors, with labels drawn from the probabilities."""
+    if name in source.derived:
+        known: tuple[float, float] = source.derived[name]
+        return known
     probability = source.rows.softmax(1)
     # On the CPU, as all draws: the same numbers on every device.
     generator = torch.Generator().manual_seed(seed)
@@ -211,6 +206,7 @@ def _simulated_classwise(source: Predictions, bins: int, seed: int) -> tuple[flo
         gaps = replace(found, gap=probabilities - occurrences(some))
         errors.append(torch.stack([gaps.error, gaps.largest_error]))
     mean, largest = torch.cat(errors, 1).mean(1).tolist()
+    source.derived[name] = mean, largest
     return mean, largest
 
 
