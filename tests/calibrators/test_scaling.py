@@ -226,7 +226,8 @@ class TestTemperature:
         errors = []
         for order in (torch.arange(120), by_target, by_target.flip(0)):
             data = HeldOut([(logits[order], target[order])])
-            errors.append(temperature_module._equal_mass_errors(data))
+            bins = [each.equal_mass(15) for each in temperature_module._ranked(data)]
+            errors.append([float((each.confidence - each.correct).abs().sum()) for each in bins])
         for other in errors[1:]:
             np.testing.assert_allclose(other, errors[0], atol=1e-9)
 
@@ -234,7 +235,7 @@ class TestTemperature:
         logits, target = sampled(3000, 5)
         exact = Temperature(objective="adaptive-ece").fit(2.5 * logits, target)
         monkeypatch.setattr(temperature_module, "_MOST_SORTED", 100)
-        monkeypatch.setattr(temperature_module, "_equal_mass_errors", lambda _: pytest.fail("sorted"))
+        monkeypatch.setattr(temperature_module, "_ranked", lambda _: pytest.fail("sorted"))
         close = Temperature(objective="adaptive-ece").fit(2.5 * logits, target)
         assert abs(float(close.temperature - exact.temperature)) <= 0.2
 

@@ -1,5 +1,7 @@
 """Choosing a calibrator by what it does for data that it was not fitted to."""
 
+import warnings
+
 import pytest
 import torch
 from torch.nn import functional as F
@@ -198,6 +200,7 @@ def test_void_pixels_are_left_out():
     assert winner(logits).shape == logits.shape
 
 
+@pytest.mark.filterwarnings("ignore:all labels are of one class")
 @pytest.mark.parametrize(("samples", "folds"), [(5, 4), (10, 7), (6, 6), (2, 2)])
 def test_there_are_as_many_folds_as_asked_for(monkeypatch, samples, folds):
     sizes = []
@@ -372,3 +375,18 @@ def test_a_label_that_is_always_right_leaves_the_temperature_of_the_others():
 def test_probabilities_in_place_of_logits_are_ranked_too():
     logits, target = sampled(100, 3)
     assert rank(logits.softmax(1), target, candidates=["temperature"]).best.key == "temperature"
+
+
+@pytest.mark.parametrize("binary", [False, True])
+@pytest.mark.parametrize("choosing", [rank, choose])
+def test_labels_of_a_single_class_are_warned_of_once(choosing, binary):
+    logits = torch.randn(60, 2, generator=torch.Generator().manual_seed(0))
+    target = torch.tensor([[0, 1]]).expand(60, 2).clone() if binary else torch.ones(60, dtype=torch.long)
+    target[:5] = -100
+    with pytest.warns(UserWarning, match="same answer|of one class") as caught:
+        choosing(logits, target, candidates=["temperature"], binary=binary)
+    assert len(caught) == (2 if binary and choosing is choose else 1)  # of 0 and of 1
+    assert {each.filename for each in caught} == {__file__}
+    target[5] = 1 - target[5]
+    with warnings.catch_warnings(action="error"):
+        rank(logits, target, candidates=["temperature"], binary=binary)

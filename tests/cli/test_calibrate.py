@@ -241,8 +241,12 @@ def test_a_warning_is_one_line(tmp_path, file):
 def test_labels_of_a_single_class_are_warned_of(tmp_path):
     logits, labels = data(0)
     path = save(tmp_path / "one.npz", logits, torch.ones_like(labels), class_names=np.array(["a", "b", "c"]))
-    result = run_calibrate(path)
-    assert f"calibrant: warning: {path}: all labels are of one class (b), so this fit means" in result.stderr
+    for method in ("temperature", "auto"):
+        result = run_calibrate(path, "--method", method)
+        assert (
+            f"calibrant: warning: {path}: all labels are of one class (b), so this fit means" in result.stderr
+        )
+        assert result.stderr.count("all labels are of one class") == 1
 
 
 # --------------------------------------------------------------------------------------------------- apply

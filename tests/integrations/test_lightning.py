@@ -659,6 +659,21 @@ def test_a_loss_without_effect_is_told_at_the_end_of_the_fit():
     assert sum(warning.category is AdaptationWarning for warning in caught) == 1
 
 
+@pytest.mark.parametrize("key", ["cals-alm", "cals-hr"])
+def test_a_short_fit_tells_of_a_loss_without_effect(key):
+    made = module(loss=calibrant.create_loss(key, CLASSES, margin=1e6))
+    idle = "its penalty had no effect in this run of 3 passes: .* Try a .* or train for"
+    with pytest.warns(AdaptationWarning, match=idle) as caught:
+        fit(made, max_epochs=3)
+    assert [warning.category for warning in caught].count(AdaptationWarning) == 1
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", AdaptationWarning)
+        fit(made, fast_dev_run=True)
+        fit(module(loss=calibrant.create_loss(key, CLASSES, margin=0.5)), max_epochs=3)
+        fit(module("ada-scale"), max_epochs=3)
+    assert not [warning for warning in caught if warning.category is AdaptationWarning]
+
+
 def test_what_is_logged():
     made = module()
     run = fit(made)

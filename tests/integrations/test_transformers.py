@@ -4,6 +4,7 @@ import copy
 import functools
 import json
 import math
+import warnings
 
 import pytest
 import torch
@@ -792,6 +793,18 @@ def test_a_loss_without_effect_is_told_at_the_end_of_training(tmp_path):
     with pytest.warns(AdaptationWarning, match="after 12 passes the penalty is still negligible") as caught:
         trainer.train()
     assert len(caught) == 1
+
+
+@pytest.mark.parametrize("key", ["cals-alm", "cals-hr"])
+def test_a_short_training_tells_of_a_loss_without_effect(key, tmp_path):
+    trainer = trainer_for(Calibration(create_loss(key, CLASSES, margin=1e6)), tmp_path, num_train_epochs=3)
+    idle = "its penalty had no effect in this run of 3 passes: .* Try a .* or train for longer"
+    with pytest.warns(AdaptationWarning, match=idle) as caught:
+        trainer.train()
+    assert len(caught) == 1
+    with warnings.catch_warnings(action="error"):
+        calibration = Calibration(create_loss(key, CLASSES, margin=0.1))
+        trainer_for(calibration, tmp_path, num_train_epochs=3).train()
 
 
 def test_a_trainer_without_the_callback_is_told(tmp_path):

@@ -515,8 +515,11 @@ def test_arrays_that_will_not_do(tmp_path, arrays, words):
         ("label,logit_a,logit_b\nnan,1,2\n", ["label nan at row 1", "integer"]),
         (
             "label,logit_a,logit_b\n0,1,nan\n",
-            ["column 'logit_b' is NaN", "row 1 (counted from 1 after the heading)"],
+            ["column 'logit_b' is NaN", "row 1 (line 2 of the file)"],
         ),
+        ("label,logit_a,logit_b\n0,1,2\n\n1,inf,2\n", ["'logit_a' is NaN or infinite at row 2 (line 4 "]),
+        ("id,label,logit_a,logit_b\n\na,0,1,2\n\nb,0,1,nan\n", ["'logit_b' is NaN", "row 2 (line 5 of"]),
+        ('label,logits\n0,"[1, 2]"\n\n0,"[1, nan]"\n', ["logits are NaN", "row 2 (line 4 of the file)"]),
         (
             "label,logit_a,logit_b\ncat,1,2\n",
             [

@@ -68,8 +68,9 @@ class FittedLayer(nn.Module, ABC):
     """
 
     key: ClassVar[str]
-    always_shown: ClassVar[tuple[str, ...]] = ()  # options that are printed even at their defaults
     """The name in the registry, on the command line and in files."""
+
+    always_shown: ClassVar[tuple[str, ...]] = ()  # options that are printed even at their defaults
 
     labels: nn.ModuleList
 
@@ -131,15 +132,14 @@ class FittedLayer(nn.Module, ABC):
 
         fitted, concerned = [], defaultdict[tuple[str, type[Warning]], list[int]](list)
         for number in range(pairs.shape[2]):
+            calibrator = type(self)(**self.options())
+            fitted.append(calibrator)
             if number in constant:
-                fitted.append(type(self)(**self.options()))
-                fitted[-1].num_classes = 2
+                calibrator.num_classes = 2
                 continue
-            with warnings.catch_warnings(record=True) as caught:
-                warnings.simplefilter("always")
+            with warnings.catch_warnings(record=True, action="always") as caught:
                 try:
-                    calibrator = type(self)(**self.options())
-                    fitted.append(calibrator._fit(pairs[:, :, number], target[:, number], ignore_index))
+                    calibrator._fit(pairs[:, :, number], target[:, number], ignore_index)
                 except ValueError as problem:
                     raise ValueError(f"{labels_of([number])}: {problem}") from None
             for found in dict.fromkeys((str(each.message), each.category) for each in caught):
@@ -323,17 +323,19 @@ class Calibrator(FittedLayer):
         If fitted to binary decisions, logits ``(B,)`` or ``(B, L, *S)``.
         """
         with sizes_as_constants():
-            if self.binary:
-                return self._calibrate_labels(logits)
-            classes = self.check(logits)
-            # Not -1: the older exporter to ONNX writes it as it is, and no runtime loads that.
-            last = logits.ndim - 1
-            rows = logits.movedim(1, last)
-            flat = rows.reshape(-1, classes).to(computing_dtype(logits))
-            calibrated = self.transform(flat).to(flat.dtype)
-            # A class that is ruled out keeps the probability 0. Softmax gives its share to the others.
-            calibrated = calibrated.masked_fill(flat == -torch.inf, -torch.inf)
-            return calibrated.view(rows.shape).movedim(last, 1)
+            return self._calibrate_labels(logits) if self.binary else self._calibrate(logits)
+
+    def _calibrate(self, logits: Tensor) -> Tensor:
+        """Calibrate logits ``(B, K, *S)`` of classes."""
+        classes = self.check(logits)
+        # Not -1: the older exporter to ONNX writes it as it is, and no runtime loads that.
+        last = logits.ndim - 1
+        rows = logits.movedim(1, last)
+        flat = rows.reshape(-1, classes).to(computing_dtype(logits))
+        calibrated = self.transform(flat).to(flat.dtype)
+        # A class that is ruled out keeps the probability 0. Softmax gives its share to the others.
+        calibrated = calibrated.masked_fill(flat == -torch.inf, -torch.inf)
+        return calibrated.view(rows.shape).movedim(last, 1)
 
     def _calibrate_labels(self, logits: Tensor) -> Tensor:
         pairs, number = as_pairs(logits), len(self.labels)

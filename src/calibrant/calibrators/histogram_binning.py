@@ -8,13 +8,7 @@ import torch
 from torch import Tensor
 
 from calibrant.arguments import one_of, whole_number
-from calibrant.calibrators.one_vs_rest import (
-    ProbabilityMap,
-    Variant,
-    binary_problems,
-    ordering,
-    stepped,
-)
+from calibrant.calibrators.one_vs_rest import ProbabilityMap, Variant, binary_problems, ordering, stepped
 
 Binning = Literal["equal-width", "equal-mass"]
 """Bins of equal width, or bins with equal numbers of samples."""
@@ -64,7 +58,7 @@ class HistogramBinning(ProbabilityMap):
     def __init__(
         self, *, bins: int = 15, variant: Variant = "one-vs-rest", binning: Binning = "equal-width"
     ) -> None:
-        super().__init__(variant)
+        super().__init__(variant=variant)
         self.binning: Binning = one_of("binning", binning, get_args(Binning))
         self.bins = whole_number("bins", bins)
 

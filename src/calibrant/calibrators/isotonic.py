@@ -7,14 +7,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from calibrant.calibrators.one_vs_rest import (
-    ProbabilityMap,
-    Variant,
-    binary_problems,
-    interpolated,
-    ordering,
-    stacked,
-)
+from calibrant.calibrators.one_vs_rest import ProbabilityMap, binary_problems, interpolated, ordering, stacked
 
 # Over-confident classifiers predict 1e-30 and 1e-90. If the order of such numbers counted, the map would be 0
 # below the first success, and one mistake there would cost 27 nats.
@@ -60,9 +53,6 @@ class Isotonic(ProbabilityMap):
     definition: ClassVar[int] = 2
     points: Tensor
     values: Tensor
-
-    def __init__(self, *, variant: Variant = "one-vs-rest") -> None:
-        super().__init__(variant)
 
     def fit_maps(self, rows: Tensor, labels: Tensor) -> None:
         curves = [

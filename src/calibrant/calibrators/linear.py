@@ -20,8 +20,17 @@ from calibrant.calibrators.temperature import likeliest
 from calibrant.kernels.block import Scratch
 from calibrant.warning import warn
 
+Inputs = Callable[..., Tensor]
+"""Maps logits ``(n, K)`` to centred features in the type to compute in."""
+
+Penalties = tuple[float, float, float]
+"""The factors of the summed squares of D's diagonal, of the rest of D, and of c; see `Linear`."""
+
 Solve = Callable[[Tensor], Tensor]
 """Multiplies a gradient by an approximate inverse of the curvature."""
+
+Turn = tuple[Tensor, Tensor, Tensor]
+"""A step, the change of the gradient along it, and the inverse of their product."""
 
 _STEPS, _HISTORY = 1000, 30
 _ROUNDING = 1e-14  # a relative gain that may be rounding
@@ -62,8 +71,8 @@ class Linear(Scaling):
     bias: Tensor
 
     @abstractmethod
-    def penalties(self, classes: int, samples: int) -> tuple[float, float, float]:
-        """The factors of the summed squares of D's diagonal, of the rest of D, and of c."""
+    def penalties(self, classes: int, samples: int) -> Penalties:
+        """The penalties on D and c."""
 
     def features(self, rows: Tensor) -> Tensor:
         """The input of the linear map."""
@@ -146,7 +155,7 @@ class VectorScaling(Linear):
         super().__init__()
         self.ridge = in_range("ridge", ridge)
 
-    def penalties(self, classes: int, samples: int) -> tuple[float, float, float]:
+    def penalties(self, classes: int, samples: int) -> Penalties:
         return self.ridge, 0.0, self.ridge
 
 
@@ -186,7 +195,7 @@ class MatrixScaling(Linear):
         self.bias_penalty = in_range("bias_penalty", bias_penalty)
         self.ridge = in_range("ridge", ridge)
 
-    def penalties(self, classes: int, samples: int) -> tuple[float, float, float]:
+    def penalties(self, classes: int, samples: int) -> Penalties:
         off_diagonal = max(1, classes * (classes - 1))
         return self.ridge, self.off_diagonal_penalty / off_diagonal, self.bias_penalty / classes
 
@@ -194,17 +203,8 @@ class MatrixScaling(Linear):
 class Dirichlet(MatrixScaling):
     """Dirichlet calibration with the same regularisation, Dir-ODIR (key ``dirichlet``).
 
-    ``W log softmax(l) + b``: `MatrixScaling` of log-probabilities, with the same penalty.
-
-    Kull et al., *Beyond temperature scaling: Obtaining well-calibrated multi-class probabilities with
-    Dirichlet calibration*, NeurIPS 2019.
-
-    Shape: logits ``(B, K, *S)``; labels ``(B, *S)``.
-
-    Args:
-        off_diagonal_penalty: λ of the paper, at least 0.
-        bias_penalty: μ of the paper, at least 0.
-        ridge: the strength of the penalty on the diagonal, at least 0.
+    ``W log softmax(l) + b``: `MatrixScaling` of log-probabilities, with the same penalty. Arguments, shapes
+    and reference as for `MatrixScaling`.
 
     >>> logits = torch.randn(500, 3, generator=torch.Generator().manual_seed(0))
     >>> calibrator = Dirichlet().fit(logits, logits.argmax(1) * (logits[:, 0] < 1))
@@ -250,7 +250,7 @@ class StructuredVectorScaling(Linear):
         super().__init__()
         self.strength = in_range("strength", strength)
 
-    def penalties(self, classes: int, samples: int) -> tuple[float, float, float]:
+    def penalties(self, classes: int, samples: int) -> Penalties:
         each = self.strength / samples
         return each * classes, each * classes * (classes - 1), each * classes
 
@@ -262,15 +262,8 @@ class StructuredMatrixScaling(StructuredVectorScaling):
 
         ``strength / N · (K · Σ D_kk² + K(K-1) · Σ_{i≠j} D_ij² + K · Σ c_k²)``
 
-    `StructuredVectorScaling` explains this prior. Recommended for few classes.
-
-    After Berta, Holzmüller, Jordan and Bach, *Structured Matrix Scaling for Multi-Class Calibration*, 2025;
-    with our own penalty.
-
-    Shape: logits ``(B, K, *S)``; labels ``(B, *S)``.
-
-    Args:
-        strength: the strength of the prior, at least 0.
+    `StructuredVectorScaling` explains this prior; argument, shapes and reference as there. Recommended for
+    few classes.
 
     >>> logits = torch.randn(500, 3, generator=torch.Generator().manual_seed(0))
     >>> calibrator = StructuredMatrixScaling().fit(logits, logits.argmax(1) * (logits[:, 0] < 1))
@@ -285,17 +278,10 @@ class StructuredMatrixScaling(StructuredVectorScaling):
 class _PerClass:
     """The likelihood of a factor and an offset per class, its gradient and its curvature.
 
-    ``inputs`` maps logits ``(n, K)`` to centred features in the type to compute in. ``penalties`` are those
-    of `Linear`. ``like`` is a float64 tensor ``(K,)`` on the device of the data.
+    ``like`` is a float64 tensor ``(K,)`` on the device of the data.
     """
 
-    def __init__(
-        self,
-        data: HeldOut,
-        inputs: Callable[..., Tensor],
-        penalties: tuple[float, float, float],
-        like: Tensor,
-    ) -> None:
+    def __init__(self, data: HeldOut, inputs: Inputs, penalties: Penalties, like: Tensor) -> None:
         self.inputs, self.samples = inputs, data.samples
         self.strengths = torch.cat([torch.full_like(like, penalties[0]), torch.full_like(like, penalties[2])])
 
@@ -360,17 +346,11 @@ class _Matrix:
     """The likelihood of a matrix and an offset per class, its gradient and its approximate curvature.
 
     The curvature in row k of the matrix is approximated by ``E[p_k (1 - p_k)] · E[x xᵀ]``, with the exact
-    number on the diagonal of the matrix. One eigendecomposition serves all rows and all steps. Arguments as
+    number on the diagonal of the matrix. One eigendecomposition serves all rows and all steps. ``like`` is as
     for `_PerClass`.
     """
 
-    def __init__(
-        self,
-        data: HeldOut,
-        inputs: Callable[..., Tensor],
-        penalties: tuple[float, float, float],
-        like: Tensor,
-    ) -> None:
+    def __init__(self, data: HeldOut, inputs: Inputs, penalties: Penalties, like: Tensor) -> None:
         self.inputs, self.samples, self.penalties = inputs, data.samples, penalties
         on_diagonal, elsewhere, offset = penalties
         matrix = like.new_full((len(like), len(like)), elsewhere).fill_diagonal_(on_diagonal)
@@ -432,11 +412,7 @@ def _exponentials(output: Tensor, labels: Tensor) -> tuple[Tensor, Tensor, Tenso
 
 
 def minimise(
-    objective: Callable[[Tensor], tuple[float, Tensor, Solve]],
-    start: Tensor,
-    what: str,
-    *,
-    enough: float = 0.0,
+    objective: Callable[[Tensor], tuple[float, Tensor, Solve]], start: Tensor, what: str, *, enough: float
 ) -> Tensor:
     """Minimise a convex function by preconditioned L-BFGS. The result is never worse than the start.
 
@@ -447,7 +423,7 @@ def minimise(
     at = start
     value, slope, solve = objective(at)
     gain = math.inf
-    history: list[tuple[Tensor, Tensor, Tensor]] = []
+    history: list[Turn] = []
     for _ in range(_STEPS):
         if slope.abs().max() <= _GRADIENT:
             break
@@ -486,7 +462,7 @@ def minimise(
     return at
 
 
-def _direction(slope: Tensor, solve: Solve, history: list[tuple[Tensor, Tensor, Tensor]]) -> Tensor:
+def _direction(slope: Tensor, solve: Solve, history: list[Turn]) -> Tensor:
     """The gradient times the inverse curvature that solver and history approximate."""
     rest, factors = slope.clone(), []
     for moved, turned, inverse in reversed(history):

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from calibrant.arguments import in_range
-from calibrant.calibrators.base import below_maximum, sizes_as_constants
+from calibrant.calibrators.base import below_maximum
 from calibrant.calibrators.streaming import HeldOut, Scaling, Sums
 from calibrant.calibrators.temperature import likeliest, sharpness_terms
 from calibrant.layout import computing_dtype
@@ -114,16 +114,13 @@ class LocalTemperature(Scaling):
         found = minimize(evaluate, [0.0, 0.0], jac=True, method="L-BFGS-B", bounds=bounds, options=options)
         return torch.from_numpy(found.x)
 
-    def forward(self, logits: Tensor) -> Tensor:
-        with sizes_as_constants():
-            if self.binary:
-                return self._calibrate_labels(logits)
-            classes = self.check(logits)
-            computing = below_maximum(logits.to(computing_dtype(logits)), 1)
-            pixels = computing.movedim(1, logits.ndim - 1)
-            pixels = pixels.reshape(logits.shape[0], math.prod(logits.shape[2:]), classes)
-            temperatures = self._temperatures(self._entropy(pixels).mean(1)).to(computing.dtype)
-            return computing / temperatures.view(-1, *(1,) * (logits.ndim - 1))
+    def _calibrate(self, logits: Tensor) -> Tensor:
+        classes = self.check(logits)
+        computing = below_maximum(logits.to(computing_dtype(logits)), 1)
+        pixels = computing.movedim(1, logits.ndim - 1)
+        pixels = pixels.reshape(logits.shape[0], math.prod(logits.shape[2:]), classes)
+        temperatures = self._temperatures(self._entropy(pixels).mean(1)).to(computing.dtype)
+        return computing / temperatures.view(-1, *(1,) * (logits.ndim - 1))
 
     def transform(self, rows: Tensor) -> Tensor:
         rows = below_maximum(rows)

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
@@ -81,8 +80,7 @@ class Sigmoid(OneVsRest):
         return logarithms.clamp_min(-1e4)
 
 
-@dataclass(frozen=True, eq=False)
-class _Place:
+class _Place(NamedTuple):
     """Coefficients ``(C, G)``, with the objective ``(C,)``, its gradient and its Hessian ``(C, G, G)``."""
 
     weights: Tensor
@@ -104,21 +102,16 @@ class _Place:
     def better(self, other: _Place) -> _Place:
         """The better place for each problem."""
         moved = other.value <= self.value
-        return _Place(
-            torch.where(moved.unsqueeze(-1), other.weights, self.weights),
-            torch.where(moved, other.value, self.value),
-            torch.where(moved.unsqueeze(-1), other.slope, self.slope),
-            torch.where(moved.view(-1, 1, 1), other.curvature, self.curvature),
-        )
+        both = zip(self, other, strict=True)
+        return _Place(*(torch.where(moved.view(-1, *[1] * (x.ndim - 1)), y, x) for x, y in both))
 
 
-def fit_logistic(features: Tensor, targets: Tensor, free: Tensor | None = None) -> tuple[Tensor, Tensor]:
+def fit_logistic(features: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
     """Minimise ``Σ softplus(z) - t z`` with ``z = w · x + v``, by damped Newton steps, for C problems.
 
     Args:
         features: x, scores ``(C, F, N)``. Their sum should be a fair guess of z.
         targets: t, ``(C, N)``, from 0 to 1.
-        free: ``(C, F)``, false for coefficients to keep at 0. None means that all are free.
 
     Returns:
         The coefficients ``(C, F + 1)``, with the intercept v last, and the least value found ``(C,)``.
@@ -127,13 +120,9 @@ def fit_logistic(features: Tensor, targets: Tensor, free: Tensor | None = None) 
     scale = (features - center).square().mean(-1, keepdim=True).sqrt()
     # A constant feature is useless. Its deviation, which is rounding, must not be scaled up.
     scale = torch.where(scale > 1e-12 * center.abs(), scale, torch.inf)
-    design = torch.cat([(features - center) / scale, torch.ones_like(features[:, :1])], 1)
+    design = torch.cat([(features - center) / scale, torch.ones_like(targets).unsqueeze(1)], 1)
 
-    moving = torch.ones_like(design[:, :, 0])
-    if free is not None:
-        moving[:, :-1] = free.to(moving.dtype)
-    pinned = torch.diag_embed(1 - moving)
-    ridge = _RIDGE * torch.eye(moving.shape[1], dtype=moving.dtype, device=moving.device)
+    ridge = _RIDGE * torch.eye(design.shape[1], dtype=design.dtype, device=design.device)
 
     def measure(weights: Tensor) -> _Place:
         logits = (weights.unsqueeze(1) @ design).squeeze(1)
@@ -141,11 +130,10 @@ def fit_logistic(features: Tensor, targets: Tensor, free: Tensor | None = None) 
         fitted = logits.sigmoid()
         slope = (design @ (fitted - targets).unsqueeze(-1)).squeeze(-1) + _RIDGE * weights
         curvature = (design * (fitted * (1 - fitted)).unsqueeze(1)) @ design.mT + ridge
-        curvature = curvature * moving.unsqueeze(-1) * moving.unsqueeze(-2) + pinned
-        return _Place(weights, value, slope * moving, curvature)
+        return _Place(weights, value, slope, curvature)
 
     # Two starting points: the scores themselves, usually close, and the mean of the targets, always safe.
-    guess = torch.cat([scale.nan_to_num(posinf=0), center.sum(1, keepdim=True)], 1).squeeze(-1) * moving
+    guess = torch.cat([scale.nan_to_num(posinf=0), center.sum(1, keepdim=True)], 1).squeeze(-1)
     safe = torch.zeros_like(guess)
     safe[:, -1] = targets.mean(-1).clamp(1e-6, 1 - 1e-6).logit()
     place = measure(safe).better(measure(guess))
@@ -256,12 +244,13 @@ class Beta(Sigmoid):
         negative = best[:, :2] < 0
         value = value.masked_fill(negative.any(1), torch.inf)
 
-        def attempt(tried: Tensor, free: list[bool]) -> None:
+        def attempt(tried: Tensor, free: list[int]) -> None:
+            """Fit the free slopes alone; the others are 0."""
             problems = tried.nonzero().squeeze(1)
             if not len(problems):
                 return
-            choice = torch.tensor(free, device=features.device).expand(len(problems), 2)
-            found, found_value = fit_logistic(features[problems], targets[problems], choice)
+            found = torch.zeros_like(best[problems])
+            found[:, [*free, -1]], found_value = fit_logistic(features[problems][:, free], targets[problems])
             better = (found[:, :2] >= 0).all(1) & (found_value < value[problems])
             value[problems] = torch.where(better, found_value, value[problems])
             best[problems] = torch.where(better.unsqueeze(1), found, best[problems])
@@ -269,7 +258,7 @@ class Beta(Sigmoid):
         # The problem is convex. If one slope is negative in the free solution, it is 0 in the constrained
         # solution. If both are negative, at least one of them is 0. Both are 0 only if no solution with one
         # slope is allowed.
-        attempt(negative[:, 0], [False, True])
-        attempt(negative[:, 1], [True, False])
-        attempt(value.isinf(), [False, False])
+        attempt(negative[:, 0], [1])
+        attempt(negative[:, 1], [0])
+        attempt(value.isinf(), [])
         return best

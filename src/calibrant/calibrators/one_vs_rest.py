@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from calibrant.arguments import one_of
-from calibrant.calibrators.base import Calibrator, is_traced
+from calibrant.calibrators.base import Calibrator, below_maximum, is_traced
 
 Variant = Literal["one-vs-rest", "top-label"]
 """The probabilities to calibrate: those of every class, or only that of the predicted class."""
@@ -45,7 +45,7 @@ class OneVsRest(Calibrator):
     per_class = True
     ceilings: Tensor | None
 
-    def __init__(self, variant: Variant = "one-vs-rest") -> None:
+    def __init__(self, *, variant: Variant = "one-vs-rest") -> None:
         super().__init__()
         self.variant: Variant = one_of("variant", variant, get_args(Variant))
         self.preserves_order = variant == "top-label"  # type: ignore[misc]  # one class, two answers
@@ -98,9 +98,7 @@ def probabilities(rows: Tensor, variant: Variant) -> Tensor:
 
 def log_probabilities(rows: Tensor) -> tuple[Tensor, Tensor]:
     """``log s`` and ``log(1 - s)`` of every class, each ``(N, K)``, accurate even if s rounds to 1."""
-    # The bound replaces -inf.
-    rows = in_double(rows)
-    rows = (rows - rows.amax(-1, keepdim=True)).clamp_min(-1e30)
+    rows = below_maximum(in_double(rows)).clamp_min(-1e30)  # instead of -inf
     present = rows.log_softmax(-1)
     # The plain formula is accurate for s ≤ 1/2, which holds for all classes but the predicted one.
     is_top = _is_top(rows)
@@ -167,8 +165,7 @@ def _with_confidence(rows: Tensor, confidence: Tensor) -> Tensor:
     doubt = (1 - confidence).clamp_min(FLOOR)
     confidence = 1 - doubt
     is_top = _is_top(rows)
-    relative = (rows - rows.amax(-1, keepdim=True)).clamp_min(-1e30)
-    shares = relative.masked_fill(is_top, -torch.inf).log_softmax(-1)
+    shares = below_maximum(rows).clamp_min(-1e30).masked_fill(is_top, -torch.inf).log_softmax(-1)
     largest = shares.amax(-1, keepdim=True).exp()
     allowed = _RUNNER_UP * confidence / doubt
     equal = ((largest - allowed) / (largest - 1 / others).clamp_min(_TRACE)).clamp(_TRACE, 1 - FLOOR)
@@ -224,7 +221,7 @@ def number_below(points: Tensor, at: Tensor) -> Tensor:
     return below
 
 
-def stacked(curves: Sequence[Tensor], *, at_least: int = 0) -> Tensor:
+def stacked(curves: Sequence[Tensor], *, at_least: int) -> Tensor:
     """Curves of different lengths as rows of one tensor. Short curves repeat their last number."""
-    length = max(at_least, *(len(curve) for curve in curves), 0)
+    length = max(at_least, *map(len, curves))
     return torch.stack([torch.cat([curve, curve[-1:].expand(length - len(curve))]) for curve in curves])

@@ -19,6 +19,7 @@ from calibrant.calibrators.identity import Identity
 from calibrant.calibrators.registry import create_calibrator
 from calibrant.layout import arrange, as_decisions, as_pairs
 from calibrant.printable import counted, text_table
+from calibrant.warning import warn
 
 if TYPE_CHECKING:
     from rich.text import Text
@@ -159,6 +160,12 @@ def rank(
         found = counted(len(labels), "image" if images else "element")
         raise ValueError(f"{found} cannot be divided into {folds} folds: expected at least {folds} of them")
     valid = labels != ignore_index
+    columns = labels.unbind(1) if binary else (labels,)
+    if all(column[column != ignore_index].bincount().count_nonzero() < 2 for column in columns):
+        found = (
+            "each label has the same answer in all of these data" if binary else "all labels are of one class"
+        )
+        warn(f"{found}, so this ranking means nothing for others: use data with all classes")
     if candidates is None:
         elements = int(valid.sum()) // (labels.shape[1] if binary else 1)
         few_images = images and len(labels) < _FEW_IMAGES
@@ -176,8 +183,7 @@ def rank(
         for part in order.tensor_split(folds):
             others = torch.ones(len(labels), dtype=torch.bool, device=labels.device)
             others[part] = False
-            with warnings.catch_warnings(record=True) as caught:
-                warnings.simplefilter("always")
+            with warnings.catch_warnings(record=True, action="always") as caught:
                 calibrator.fit(rows[others], labels[others], ignore_index=ignore_index, binary=binary)
             calibrated = calibrator(rows[part])
             loss[part] = F.cross_entropy(
@@ -237,7 +243,8 @@ def choose(
     'temperature'
     """
     shared: dict[str, Any] = {"ignore_index": ignore_index, "binary": binary}
-    ranking = rank(logits, target, candidates=candidates, folds=folds, seed=seed, **shared)
+    with warnings.catch_warnings(action="ignore"):  # the fit below warns of the same
+        ranking = rank(logits, target, candidates=candidates, folds=folds, seed=seed, **shared)
     if show is not None:
         show(ranking)
     return create_calibrator(ranking.best.key).fit(logits, target, **shared)

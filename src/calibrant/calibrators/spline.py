@@ -58,7 +58,7 @@ class Spline(ProbabilityMap):
     values: Tensor
 
     def __init__(self, *, knots: int = 6) -> None:
-        super().__init__("top-label")
+        super().__init__(variant="top-label")
         self.knots = whole_number("knots", knots, 2)
 
     def fit_maps(self, rows: Tensor, labels: Tensor) -> None:
@@ -94,22 +94,10 @@ def spline_slope(at: Tensor, values: Tensor, knots: int, where: Tensor) -> Tenso
     """The slope ``(M,)`` of a natural cubic spline on [0, 1], fitted to values ``(N,)`` by least squares."""
     from scipy.interpolate import CubicSpline  # type: ignore[import-untyped]
 
-    # The splines that are 1 at one knot and 0 at the others: coefficients ``(4, pieces, knots)`` of the
-    # powers 3 to 0 of the distance from the start of each piece.
+    # The splines that are 1 at one knot and 0 at the others.
     ends, identity = torch.linspace(0, 1, knots, dtype=torch.float64), torch.eye(knots, dtype=torch.float64)
-    units = torch.from_numpy(CubicSpline(ends.numpy(), identity.numpy(), bc_type="natural").c).to(at)
-
-    def places(at: Tensor) -> tuple[Tensor, Tensor]:
-        """The piece of each number, and the distance from its start."""
-        piece = (at * (knots - 1)).floor().clamp(0, knots - 2)
-        return piece.long(), at - piece / (knots - 1)
-
-    piece, distance = places(at)
-    cubic, square, linear, constant = units[:, piece].unbind()
-    x = distance.unsqueeze(1)
-    basis = ((cubic * x + square) * x + linear) * x + constant
+    basis = CubicSpline(ends.numpy(), identity.numpy(), bc_type="natural")
+    design = torch.from_numpy(basis(at.cpu().numpy())).to(at)
     # The basis is well conditioned, so the normal equations are accurate, and they need no copy of it.
-    heights: Tensor = torch.linalg.solve(basis.T @ basis, basis.T @ values)
-    piece, distance = places(where)
-    cubic, square, linear, _ = (units @ heights)[:, piece].unbind()
-    return (3 * cubic * distance + 2 * square) * distance + linear
+    heights: Tensor = torch.linalg.solve(design.T @ design, design.T @ values)
+    return torch.from_numpy(basis(where.cpu().numpy(), 1)).to(at) @ heights

@@ -237,10 +237,10 @@ def _root(
 
 def _best_calibrated(data: HeldOut, *, equal_mass: bool) -> float:
     """The temperature of the grid with the least expected calibration error."""
-    if equal_mass and data.samples <= _MOST_SORTED:
-        errors = _equal_mass_errors(data)
-    else:
-        errors = _errors_of_cells(data, equal_mass=equal_mass)
+    ranked = equal_mass and data.samples <= _MOST_SORTED
+    sums: Iterator[RankedSums | ConfidenceHistogram] = _ranked(data) if ranked else _histograms(data)
+    bins = [each.equal_mass(_BINS) if equal_mass else each.equal_width(_BINS) for each in sums]
+    errors = [float((each.confidence - each.correct).abs().sum()) for each in bins]
     best = _GRID[errors.index(min(errors))]
     if best in (_GRID[0], _GRID[-1]):
         warn(
@@ -259,17 +259,16 @@ def _outcomes(rows: Tensor, labels: Tensor) -> tuple[Iterator[Tensor], Tensor]:
     return confidences, predicted.squeeze(1) == labels
 
 
-def _equal_mass_errors(data: HeldOut) -> list[float]:
-    """Exact errors, from all confidences at every temperature."""
+def _ranked(data: HeldOut) -> Iterator[RankedSums]:
+    """All confidences at every temperature, for exact errors."""
     parts = [(torch.stack(list(each)), correct) for each, correct in (_outcomes(*block) for block in data)]
     confidences = torch.cat([each.cpu() for each, _ in parts], dim=1).double()
     correct = torch.cat([each.cpu() for _, each in parts]).double()
-    bins = [RankedSums.of_outcomes(row, correct).equal_mass(_BINS) for row in confidences]
-    return [float((each.confidence - each.correct).abs().sum()) for each in bins]
+    return (RankedSums.of_outcomes(row, correct) for row in confidences)
 
 
-def _errors_of_cells(data: HeldOut, *, equal_mass: bool) -> list[float]:
-    """Errors from a histogram at every temperature: exact for bins of equal width."""
+def _histograms(data: HeldOut) -> Iterator[ConfidenceHistogram]:
+    """A histogram at every temperature: exact for bins of equal width."""
 
     def cells(rows: Tensor, labels: Tensor) -> Sums:
         confidences, correct = _outcomes(rows, labels)
@@ -278,6 +277,4 @@ def _errors_of_cells(data: HeldOut, *, equal_mass: bool) -> list[float]:
             torch.stack([torch.stack([each.count, each.confidence, each.correct]) for each in histograms]),
         )
 
-    histograms = [ConfidenceHistogram(each[0].sum(), *each) for each in data.sums(cells)[0]]
-    bins = [each.equal_mass(_BINS) if equal_mass else each.equal_width(_BINS) for each in histograms]
-    return [float((each.confidence - each.correct).abs().sum()) for each in bins]
+    return (ConfidenceHistogram(each[0].sum(), *each) for each in data.sums(cells)[0])

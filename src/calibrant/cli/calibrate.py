@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -151,7 +152,8 @@ def _fit(
     with terminal.progress_bars() as progress, errors_of(file):
         if loaded is not None and calibrator is None:
             progress.add_task(f"{file.name}: fitting auto", total=None)
-            ranking = rank(*loaded, folds=folds, seed=seed, **reading)
+            with warnings.catch_warnings(action="ignore"):  # the fit below warns of the same
+                ranking = rank(*loaded, folds=folds, seed=seed, **reading)
             calibrator = create_calibrator(ranking.best.key)
         assert calibrator is not None
         calibrator.class_names = file.class_names  # for warnings

@@ -138,9 +138,7 @@ class SetCounts(Statistics):
         least, most = normal_interval(mean, math.sqrt(variance / total), level)
         low, high = binomial_interval(self.covered.sum(), self.samples, level)
         names = [str(k) for k in range(len(self.occurs))] if class_names is None else class_names
-        ends = zip(
-            *(end.tolist() for end in binomial_interval(self.covered, self.occurs, level)), strict=True
-        )
+        ends = torch.stack(binomial_interval(self.covered, self.occurs, level), 1).tolist()
         columns = zip(
             names, self.occurs.tolist(), self.covered.tolist(), ends, self.size.tolist(), strict=True
         )
@@ -153,10 +151,10 @@ class SetCounts(Statistics):
             empty=float(self.sizes[0]) / total,
             single=float(self.sizes[1]) / total,
             classes=tuple(
-                ClassSets(name, int(n), covered / n, interval, sizes / n)
+                ClassSets(name, int(n), covered / n, (low, high), sizes / n)
                 if n
                 else ClassSets(name, 0, None, None, None)
-                for name, n, covered, interval, sizes in columns
+                for name, n, covered, (low, high), sizes in columns
             ),
             level=level,
         )

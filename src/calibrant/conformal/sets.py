@@ -251,12 +251,9 @@ def create_conformal(key: str, **options: Any) -> ConformalSets:
 def save_conformal(
     sets: ConformalSets, path: str | os.PathLike[str], *, class_names: Sequence[str] | None = None
 ) -> None:
-    """Write fitted conformal sets to a safetensors file, as `calibrant.calibrators.save_calibrator` does.
+    """Write fitted conformal sets to a safetensors file.
 
-    Args:
-        sets: the fitted sets.
-        path: the file to write. An existing file is replaced in one step.
-        class_names: the names of the classes in the order of the logits. None keeps those of the sets.
+    Arguments and errors as for `calibrant.calibrators.save_calibrator`.
     """
     save_layer(sets, path, what=_WHAT, class_names=class_names)
 
@@ -266,13 +263,6 @@ def load_conformal(
 ) -> ConformalSets:
     """Read conformal sets that `save_conformal` wrote.
 
-    Args:
-        path: the file to read.
-        class_names: the names of the classes in the order of the logits. If the sets were saved with names,
-            they must be the same.
-
-    Raises:
-        FileNotFoundError: there is no such file.
-        ValueError: the file is damaged, holds something else, or is for other classes.
+    Arguments and errors as for `calibrant.calibrators.load_calibrator`.
     """
     return load_layer(path, what=_WHAT, create=create_conformal, class_names=class_names)

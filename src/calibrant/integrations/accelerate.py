@@ -112,16 +112,9 @@ def evaluate_on(accelerator: Accelerator, model: nn.Module, batches: Any, **opti
     The processes exchange sums of constant size, not logits. Elements that accelerate repeats are left out,
     as in ``accelerator.gather_for_metrics``. Call it in every process.
 
-    Args:
-        accelerator: the accelerator that prepared the loader.
-        model: maps an input to logits; prepared or not.
-        batches: the loader that ``accelerator.prepare`` returned. With a single process, any iterable of
-            batches.
-        **options: further arguments of `calibrant.evaluate_on`: ``forward`` for batches that are not pairs,
-            ``progress``, ``timeout``, and the options of `calibrant.Evaluator`.
-
-    Raises:
-        TypeError: there are several processes and the loader was not prepared, so each would count all data.
+    ``options`` are further arguments of `calibrant.evaluate_on`: ``forward`` for batches that are not pairs,
+    ``progress``, ``timeout``, and the options of `calibrant.Evaluator`. Other arguments, and errors, as for
+    `adapt_on`.
 
     >>> import torch
     >>> accelerator = Accelerator(cpu=True)

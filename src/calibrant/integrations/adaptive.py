@@ -50,13 +50,14 @@ MOVES = "the value of this loss changes whenever it adapts and cannot be compare
 class Watch:
     """Watches over a training in the first process: the loss should adapt, and steps use what it learned."""
 
+    begun: bool = False  # whether the training has evaluations
     waits: bool = False  # whether the loss has yet to adapt in this training
     used: bool = True  # whether a step has used what the loss learned, in this training or before
 
     @classmethod
     def begin(cls, loss: AdaptiveLoss) -> Watch:
         """At the start of a training with evaluations."""
-        return cls(waits=True, used=bool(loss.passes > 0))
+        return cls(begun=True, waits=True, used=bool(loss.passes > 0))
 
     def step(self) -> None:
         """Before a training step."""
@@ -69,7 +70,8 @@ class Watch:
                 f"{type(loss).__name__} has not adapted, because no evaluation ran before the end of this "
                 f"training: train for longer, or change {settings}"
             )
-        advise(loss, too_late=None if self.waits or self.used else settings)
+        ended = self.begun and not self.waits
+        advise(loss, ended=ended, too_late=None if self.waits or self.used else settings)
 
 
 def warn(message: str) -> None:

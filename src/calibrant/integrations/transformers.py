@@ -357,13 +357,10 @@ class Calibration(TrainerCallback):
         kept[_KEY] = _plain(self.loss)
 
     def _load(self, plain: Mapping[str, Any]) -> None:
-        own = self.loss.state_dict()
+        # float64 holds them all exactly; loading converts them to their own types.
+        state = {name: torch.tensor(value, dtype=torch.float64) for name, value in plain.items()}
         try:
-            tensors = {
-                name: torch.tensor(value, dtype=own[name].dtype if name in own else None)
-                for name, value in plain.items()
-            }
-            self.loss.load_state_dict(tensors)
+            self.loss.load_state_dict(state)
         except RuntimeError as problem:
             raise ValueError(f"the checkpoint is of another loss than {self.loss}: {problem}") from problem
 
@@ -389,9 +386,8 @@ class Calibration(TrainerCallback):
             evaluation = self._evaluator.compute(pooled=False)
         finally:
             self._evaluator.reset()
-        figures = {name: evaluation.metrics[name] for name in self.metrics}
-        known = {name: value for name, value in figures.items() if value is not None}
-        return known | {name: value.item() for name, value in learned_figures(self.loss).items()}
+        figures = {name: value for name in self.metrics if (value := evaluation.metrics[name]) is not None}
+        return figures | {name: value.item() for name, value in learned_figures(self.loss).items()}
 
     def on_prediction_step(self, *_: Any, eval_dataloader: object = None, **__: Any) -> None:
         """Discard the sums of an interrupted evaluation."""

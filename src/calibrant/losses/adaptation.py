@@ -10,7 +10,7 @@ from torch import nn
 
 from calibrant.distributed import several_processes
 from calibrant.inference import Forward, OwnRows, Progress, for_each_prediction
-from calibrant.losses.adaptive import AdaptationWarning, AdaptiveLoss
+from calibrant.losses.adaptive import SEVERAL_PASSES, AdaptationWarning, AdaptiveLoss
 from calibrant.losses.base import Loss
 from calibrant.statistics import Statistics
 from calibrant.warning import warn
@@ -91,23 +91,31 @@ def adapt_on(
     return statistics
 
 
-def advise(loss: Loss, *, name: str | None = None, too_late: str | None = None) -> None:
+def advise(loss: Loss, *, name: str | None = None, ended: bool = False, too_late: str | None = None) -> None:
     """Warn with the `AdaptiveLoss.advice` of a loss, if it has any; once per loss, in the first process.
 
     Args:
         loss: any loss.
         name: the name of the loss in the warning; its class by default.
+        ended: whether training has ended. A training too short for advice then warns of a loss that is
+            `AdaptiveLoss.idle`.
         too_late: the settings that decide when it adapts, if it adapted only after the last training step.
             The warning then says so.
     """
     if not isinstance(loss, AdaptiveLoss) or loss._advised or (several_processes() and dist.get_rank()):
         return
-    advice = loss.advice()
+    found, passes = loss.advice(), int(loss.passes)
     if too_late is not None:
-        advice = (
+        found = (
             "it adapted only after the last training step, so nothing was trained with what it learned. "
             f"Train for longer, or let it adapt earlier ({too_late})"
         )
-    if advice is not None:
-        loss._advised = too_late is None  # a longer training may need other advice
-        warn(f"{name or type(loss).__name__}: {advice}", AdaptationWarning)
+    elif found is not None:
+        loss._advised = True  # after the others, a longer training may need other advice
+    elif ended and 0 < passes < SEVERAL_PASSES and (remedy := loss.idle()) is not None:
+        found = (
+            f"its penalty had no effect in this run of {passes} pass{'es' * (passes > 1)}: this is "
+            f"cross-entropy. {remedy}, or train for longer"
+        )
+    if found is not None:
+        warn(f"{name or type(loss).__name__}: {found}", AdaptationWarning)

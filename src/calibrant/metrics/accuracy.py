@@ -88,14 +88,9 @@ def top_k_accuracy(
 ) -> float:
     """The fraction of elements whose true class is among the k most probable; exact, also in streams.
 
-    Of equal logits the first are taken, as for `accuracy`. With at most k classes it is always
-    1; `calibrant.evaluate` then leaves it out.
-
-    Args:
-        source: logits ``(B, K, *S)`` or `Predictions`.
-        target: as for `accuracy`.
-        k: number of classes, at least 1.
-        ignore_index: as for `accuracy`.
+    Of equal logits the first are taken, as for `accuracy`. With at most k classes it is always 1, and
+    `calibrant.evaluate` leaves it out. The source is logits or `Predictions`, and ``k`` is at least 1. Other
+    arguments as for `accuracy`.
 
     >>> top_k_accuracy(torch.tensor([[3.0, 2.0, 1.0], [3.0, 2.0, 1.0]]), torch.tensor([1, 2]), k=2)
     0.5

@@ -120,12 +120,7 @@ def debiased_ece(
 
     Kumar, Liang and Ma, *Verified Uncertainty Calibration*, NeurIPS 2019.
 
-    Args:
-        source: as for `ece`.
-        target: as for `ece`.
-        bins: as for `ece`.
-        norm: 2 for squared gaps, 1 for absolute gaps.
-        ignore_index: as for `ece`.
+    ``norm`` is 2 for squared gaps, 1 for absolute gaps. Other arguments as for `ece`.
 
     >>> round(debiased_ece(torch.tensor([[9.0, 0.0]] * 4), torch.tensor([0, 1, 1, 1]), bins=1), 3)
     0.707
@@ -252,15 +247,15 @@ def sweep_ece_of(confidences: Confidences, norm: int = 2, binning: str = "equal-
     if name not in ranked.derived:
         pool = confidences.equal_mass if binning == "equal-mass" else ranked.equal_width
         ranked.derived[name] = _sweep(pool, ranked, confidences.most_bins)
-    errors: tuple[Tensor, Tensor] = ranked.derived[name]
+    errors: Tensor = ranked.derived[name]
     return errors[norm - 1]
 
 
-def _sweep(pool: Callable[[int], Bins], ranked: RankedSums, most_bins: int) -> tuple[Tensor, Tensor]:
+def _sweep(pool: Callable[[int], Bins], ranked: RankedSums, most_bins: int) -> Tensor:
     """The errors of norm 1 and 2 over the largest number of bins whose accuracies do not fall."""
-    pooled = pool(1)
-    first = second = torch.zeros_like(pooled.count[..., 0])
-    rising = torch.ones_like(first, dtype=torch.bool)
+    bins, pooled = 1, pool(1)
+    errors = _mean_gaps(pooled)
+    rising = torch.ones_like(errors[0], dtype=torch.bool)
     most_bins = min(most_bins, int(pooled.count.max()))
     # Where the accuracy never falls from one confidence to the next, it falls with no number of bins. Mostly
     # it falls among the first few already, and the others need not be looked at.
@@ -269,20 +264,17 @@ def _sweep(pool: Callable[[int], Bins], ranked: RankedSums, most_bins: int) -> t
         if bool(never_falls.any()):
             count, _, correct = ranked.running[..., :entries].diff(dim=-1)
             never_falls = ~_falls(count, correct)
-    bins = 1
-    while bins < most_bins:
+    while bins < most_bins and bool(rising.any()):
         bins = most_bins if bool((never_falls | ~rising).all()) else bins + 1
-        before, pooled = pooled, pool(bins)
-        falling = rising & ~never_falls & _falls(pooled.count, pooled.correct)
-        if bool(falling.any()):
-            first = torch.where(falling, _mean_gap(before, 1), first)
-            second = torch.where(falling, _mean_gap(before, 2), second)
-            rising = rising & ~falling
-            if not bool(rising.any()):
-                return first, second
-    first = torch.where(rising, _mean_gap(pooled, 1), first)
-    second = torch.where(rising, _mean_gap(pooled, 2), second)
-    return first, second
+        pooled = pool(bins)
+        rising = rising & (never_falls | ~_falls(pooled.count, pooled.correct))
+        errors = torch.where(rising, _mean_gaps(pooled), errors)
+    return errors
+
+
+def _mean_gaps(bins: Bins) -> Tensor:
+    """The errors of norm 1 and 2."""
+    return torch.stack([_mean_gap(bins, 1), _mean_gap(bins, 2)])
 
 
 def _falls(count: Tensor, correct: Tensor) -> Tensor:

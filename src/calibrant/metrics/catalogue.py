@@ -35,7 +35,7 @@ from calibrant.metrics.selective import (
     coverage_at_risk_of,
     risk_at_coverage_of,
 )
-from calibrant.metrics.uncertainty import Interval, chance_classwise_ece, chance_classwise_mce, chance_mce
+from calibrant.metrics.uncertainty import Interval, chance_classwise, chance_mce
 
 DEFINITIONS = 2
 """The number of the definitions of all metrics, stored with the results of runs.
@@ -162,10 +162,8 @@ def compute(parts: Mapping[str, Any], options: Options) -> dict[str, Tensor]:
     found: dict[str, Tensor] = {}
     if "confidences" in parts:
         known = parts["confidences"]
-        ranking = known
-        if not isinstance(known, Predictions):  # which keep their sums and fold themselves
-            ranking = known.ranked.folded() if options.binary else known.ranked
-        parts = {**parts, "ranking": ranking}
+        folded = options.binary and not isinstance(known, Predictions)  # which fold and keep their own sums
+        parts = {**parts, "ranking": known.ranked.folded() if folded else known}
     for name, metric in METRICS.items():
         if not metric.wanted(options):
             continue
@@ -312,14 +310,14 @@ METRICS: dict[str, Metric] = {
         "ECE of each class's probability against its frequency, averaged over classes.",
         source="gaps",
         function=lambda gaps, options: gaps.error,
-        chance=chance_classwise_ece,
+        chance=lambda *given: chance_classwise(*given)[0],
     ),
     "classwise_mce": Metric(
         "Class-wise MCE",
         "MCE of each class's probability against its frequency, averaged over classes.",
         source="gaps",
         function=lambda gaps, options: gaps.largest_error,
-        chance=chance_classwise_mce,
+        chance=lambda *given: chance_classwise(*given)[1],
         maximum=True,
         since=3,
     ),

@@ -247,16 +247,15 @@ def ood_detection(in_logits: Tensor, out_logits: Tensor) -> dict[str, Detection]
     >>> round(ood_detection(in_logits, out_logits)["entropy"].auroc, 4)
     0.8333
     """
-    _check_logits(in_logits, "in_logits")
-    _check_logits(out_logits, "out_logits")
+    for name, logits in _checked(in_logits, out_logits, "logits"):
+        _check_logits(logits, name)
+        if not (logits < torch.inf).all():
+            raise ValueError(f"{name} hold NaN or +∞")
     if in_logits.shape[1] != out_logits.shape[1]:
         raise ValueError(
             f"in_logits have {in_logits.shape[1]} classes on axis 1, but out_logits have "
             f"{out_logits.shape[1]}: both must come from one model"
         )
-    for name, logits in _checked(in_logits, out_logits, "logits"):
-        if not (logits < torch.inf).all():
-            raise ValueError(f"{name} hold NaN or +∞")
     return {name: detection(score(in_logits), score(out_logits)) for name, score in SCORES.items()}
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cached_property
 from math import prod
-from typing import ClassVar, Self
+from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor
@@ -140,6 +140,11 @@ class Predictions:
         """
         rows = self.elements.rows
         return rows if float(rows.amin()) >= _RULED_OUT else rows.clamp_min(_RULED_OUT)
+
+    @cached_property
+    def derived(self) -> dict[object, Any]:
+        """What several metrics derive from these predictions and keep here."""
+        return {}
 
     @cached_property
     def histogram(self) -> ConfidenceHistogram:

@@ -6,7 +6,6 @@ import math
 from collections.abc import Callable, Iterator
 from functools import cache
 from typing import NamedTuple
-from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
@@ -149,19 +148,17 @@ def brier_parts(predictions: Predictions) -> tuple[Tensor, Tensor]:
 
 _Score = Callable[[Predictions, float], Tensor]
 
-# The search takes about ten passes over the logits, and several metrics need its result.
-_SPLITS: WeakKeyDictionary[Predictions, dict[_Score, Split]] = WeakKeyDictionary()
-
 
 def _split(predictions: Predictions, score: _Score, slope: Callable[[Predictions, float], float]) -> Split:
-    known = _SPLITS.setdefault(predictions, {})
+    known = predictions.derived  # the search takes about ten passes, and several metrics need its result
     if score not in known:
         temperature = 1 / _root(lambda sharpness: slope(predictions, sharpness))
         before, after = (float(score(predictions, t).mean()) for t in (1.0, temperature))
         if after > before:  # by rounding, or in another local optimum
             temperature, after = 1.0, before
         known[score] = Split(before - after, after, temperature)
-    return known[score]
+    split: Split = known[score]
+    return split
 
 
 def _root(function: Callable[[float], float]) -> float:

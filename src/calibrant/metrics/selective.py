@@ -153,13 +153,9 @@ def risk_coverage(
     The intervals are those of a fraction of errors among a given number of elements. They hold for one
     coverage at a time, not for the whole curve.
 
-    Args:
-        source: as for `aurc`.
-        target: as for `aurc`.
-        points: the number of coverages, from ``1 / points`` to 1. The number of accepted elements is rounded
-            up, and coverages that accept the same number are listed once.
-        level: the level of the intervals.
-        ignore_index: as for `aurc`.
+    ``points`` is the number of coverages, from ``1 / points`` to 1. The number of accepted elements is
+    rounded up, and coverages that accept the same number are listed once. ``level`` is the level of the
+    intervals. Other arguments as for `aurc`.
 
     >>> logits = torch.tensor([[3.0, 0.0], [2.0, 0.0], [1.0, 0.0], [0.5, 0.0]])
     >>> curve = risk_coverage(logits, torch.tensor([0, 0, 1, 1]))

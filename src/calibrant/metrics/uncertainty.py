@@ -177,28 +177,14 @@ def chance_mce(source: Predictions | ConfidenceHistogram, bins: int, seed: int) 
     return float((gaps.abs() / count.clamp_min(1)).amax(1).mean())
 
 
-def chance_classwise_ece(source: Predictions | ConfidenceHistogram, bins: int, seed: int) -> float:
-    """The mean class-wise ECE that a calibrated model gets by chance."""
-    return _chance_classwise(source, bins, seed)[0]
-
-
-def chance_classwise_mce(source: Predictions | ConfidenceHistogram, bins: int, seed: int) -> float:
-    """The mean class-wise MCE that a calibrated model gets by chance."""
-    return _chance_classwise(source, bins, seed)[1]
-
-
 @torch.no_grad()
-def _chance_classwise(source: Predictions | ConfidenceHistogram, bins: int, seed: int) -> tuple[float, float]:
-    """Both class-wise errors, with labels drawn from the probabilities."""
+def chance_classwise(source: Predictions | ConfidenceHistogram, bins: int, seed: int) -> tuple[float, float]:
+    """The mean class-wise ECE and MCE that a calibrated model gets by chance."""
     assert isinstance(source, Predictions)  # class-wise errors are not resampled in streams
-    name = f"class-wise errors by chance, {bins} bins, seed {seed}"
-    if name not in source.ranked.derived:
-        source.ranked.derived[name] = _simulated_classwise(source, bins, seed)
-    errors: tuple[float, float] = source.ranked.derived[name]
-    return errors
-
-
-def _simulated_classwise(source: Predictions, bins: int, seed: int) -> tuple[float, float]:
+    name = "class-wise errors by chance", bins, seed
+    if name in source.derived:
+        known: tuple[float, float] = source.derived[name]
+        return known
     probability = source.rows.softmax(1)
     # On the CPU, as all draws: the same numbers on every device.
     generator = torch.Generator().manual_seed(seed)
@@ -220,6 +206,7 @@ def _simulated_classwise(source: Predictions, bins: int, seed: int) -> tuple[flo
         gaps = replace(found, gap=probabilities - occurrences(some))
         errors.append(torch.stack([gaps.error, gaps.largest_error]))
     mean, largest = torch.cat(errors, 1).mean(1).tolist()
+    source.derived[name] = mean, largest
     return mean, largest
 
 

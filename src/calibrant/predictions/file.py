@@ -105,6 +105,7 @@ class PredictionFile:
     words: tuple[str, ...] = ()
     columns: tuple[str, ...] = ()
     no_labels: str = ""
+    _line: Callable[[int], int] | None = field(default=None, repr=False, compare=False)  # of a CSV row
 
     @property
     def parts(self) -> tuple[PredictionFile, ...]:
@@ -243,7 +244,10 @@ class PredictionFile:
             first, what = first_row(wrong), f"{self.kind} are"
             if self.columns:
                 what = f"column {self.columns[int(wrong[first].int().argmax())]!r} is"
-            found = f"{what} NaN or infinite at {row_of(self.path, start + first)}"
+            row = row_of(self.path, start + first)
+            if self._line is not None:
+                row = f"row {start + first + 1} (line {self._line(start + first)} of the file)"
+            found = f"{what} NaN or infinite at {row}"
             raise BadFileError(self.path, f"{found}; expected finite numbers")
         if logits:
             return scores

@@ -127,7 +127,10 @@ def open_csv(path: Path) -> PredictionFile:
         raise BadFileError(path, "has columns separated by tabs; expected commas or semicolons")
     found = _columns(path, columns)
     labels = found.names()
-    careful = _untyped(path, found, rows, labels, lambda: _csv_rows(path, columns, found, labels))
+    careful = replace(
+        _untyped(path, found, rows, labels, lambda: _csv_rows(path, columns, found, labels)),
+        _line=lambda row: next(islice(_filled(path, found), row, None))[0],
+    )
     if found.lists or not found.labels or columns != [*found.labels, *found.scores]:
         return careful
 

@@ -21,9 +21,8 @@ from calibrant.evaluation.criterion import Criterion
 from calibrant.histogram import Bins
 from calibrant.losses import AdaptiveLoss
 from calibrant.losses.adaptation import advise
-from calibrant.losses.adaptive import SEVERAL_PASSES, AdaptationWarning, summarised
+from calibrant.losses.adaptive import summarised
 from calibrant.options import RecipeError
-from calibrant.printable import counted
 from calibrant.statistics import sum_dtype
 from calibrant.training import DivergedError, TrainingError, checkpoint, run_folder
 from calibrant.training.batches import Batch, training_batches
@@ -43,7 +42,6 @@ from calibrant.training.runs import Run
 from calibrant.training.setup import Parts, is_single_gpu, launched, set_up
 from calibrant.training.step import Recorded, Step
 from calibrant.training.validation import measure_test, observe_part, store_predictions, validate
-from calibrant.warning import warn
 
 StopEarly = Callable[[Sequence[Mapping[str, float]]], bool]
 """A function of the log rows so far that returns whether training ends here."""
@@ -210,22 +208,7 @@ class Loop:
         late = recipe.epochs == 1 and not 0 < recipe.adaptation[0][1] < self.parts.steps
         settings = "adapt = a number of batches; on the command line --set adapt=2" if late else None
         name = f"{recipe.loss}, seed {recipe.seed}"
-        advise(self.parts.loss, name=name, too_late=settings)
-        if not late:
-            self._tell_if_idle(name)
-
-    def _tell_if_idle(self, name: str) -> None:
-        """Warn if the loss had no effect in a run that is too short for its advice."""
-        loss = self.parts.loss
-        if not isinstance(loss, AdaptiveLoss) or not self.parts.fabric.is_global_zero:
-            return
-        passes = int(loss.passes)
-        if 0 < passes < SEVERAL_PASSES and (remedy := loss.idle()) is not None:
-            warn(
-                f"{name}: its penalty had no effect in this run of {counted(passes, 'pass', 'passes')}: this "
-                f"is cross-entropy. {remedy}, or train for longer",
-                AdaptationWarning,
-            )
+        advise(self.parts.loss, name=name, ended=True, too_late=settings)
 
     def _stops_early(self) -> bool:
         """Whether `stop_early` ends the run here; the first process decides for all."""
