@@ -1073,3 +1073,29 @@ def test_a_compiled_model_trains_like_a_plain_one(
     # The same graphs without a C++ compiler at work on them.
     monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="eager"))
     assert_close(train(small("compile=true"), tmp_path), plain)
+
+
+@pytest.mark.parametrize(
+    ("changes", "variable", "threads"),
+    [([], None, 1), (["model.hidden=[2048, 2048]"], None, 2), ([], "2", 2)],
+    ids=["small", "large", "chosen by the user"],
+)
+def test_a_small_network_trains_with_one_thread(
+    changes: list[str],
+    variable: str | None,
+    threads: int,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    monkeypatch.delenv("OMP_NUM_THREADS")
+    if variable:
+        monkeypatch.setenv("OMP_NUM_THREADS", variable)
+    before, seen = torch.get_num_threads(), []
+    torch.set_num_threads(2)
+    try:
+        recipe = Recipe.load("digits-lt").override(["epochs=2", *changes])
+        train(recipe, tmp_path / "run", stop_early=lambda rows: bool(seen.append(torch.get_num_threads())))
+        assert seen == [threads]
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)

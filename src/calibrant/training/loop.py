@@ -39,7 +39,7 @@ from calibrant.training.optimization import SCHEDULES, load_moments, set_rates
 from calibrant.training.recipe import Recipe
 from calibrant.training.run_lock import check_free, lock_of, wait_for
 from calibrant.training.runs import Run
-from calibrant.training.setup import Parts, is_single_gpu, launched, set_up
+from calibrant.training.setup import Parts, is_single_gpu, launched, set_up, threads_that_suit
 from calibrant.training.step import Recorded, Step
 from calibrant.training.validation import measure_test, observe_part, store_predictions, validate
 
@@ -125,6 +125,7 @@ def train(
                 if fabric.device.type == "cuda":
                     stack.callback(setattr, torch.backends.cudnn, "benchmark", torch.backends.cudnn.benchmark)
                     torch.backends.cudnn.benchmark = True
+                stack.enter_context(threads_that_suit(loop.parts))
                 stack.enter_context(loop.writer)
                 loop.run()
             fabric.barrier()

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import os
 import random
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -20,6 +23,9 @@ from calibrant.training.fabric import Fabric, FabricModule, FabricOptimizer, Sin
 from calibrant.training.models import create_model
 from calibrant.training.optimization import OPTIMIZERS, RunningAverage, make_recordable
 from calibrant.training.recipe import Recipe
+
+_SMALL = 10**8
+"""With fewer multiplications than this in a batch, threads wait for one another longer than they compute."""
 
 
 def make_fabric(
@@ -153,6 +159,30 @@ def set_up(recipe: Recipe, data: DataSets, fabric: Fabric) -> Parts:
         torch.manual_seed(recipe.seed + (fabric.global_rank << 32))
         random.seed(recipe.seed + (fabric.global_rank << 32))
     return parts
+
+
+@contextmanager
+def threads_that_suit(parts: Parts) -> Iterator[None]:
+    """One thread inside torch while a small network trains on a CPU, unless ``OMP_NUM_THREADS`` is set.
+
+    The number depends on the recipe and the data alone, because sums are rounded differently with others.
+    """
+    before = torch.get_num_threads()
+    parameters = sum(each.numel() for each in parts.network.parameters())
+    small = parameters * _places(parts.data) * parts.batch_size < _SMALL
+    if small and parts.fabric.device.type == "cpu" and "OMP_NUM_THREADS" not in os.environ:
+        torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def _places(data: DataSets) -> int:
+    """The number of pixels or tokens of an element: each parameter is used at most so many times for it."""
+    inputs = data.train.batch(torch.zeros(1, dtype=torch.long))[0]
+    tensors = [inputs] if isinstance(inputs, Tensor) else inputs.values()
+    return max(math.prod(each.shape[2:] if each.is_floating_point() else each.shape[1:]) for each in tensors)
 
 
 def _check_batch_size(recipe: Recipe, processes: int) -> None:
