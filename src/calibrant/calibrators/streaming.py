@@ -208,8 +208,8 @@ class FittedInPasses(FittedLayer):
                 warn(
                     f"{data.ruled_out} of {data.samples} true classes have a probability of 0, which counts "
                     "as 1.2e-38: the fit follows these elements above all, and may spoil the others. Take "
-                    "ensemble-temperature, which copes with them, or pass probabilities with more digits or "
-                    "smoothed ones, (n p + 1) / (n + K) of n votes"
+                    "ensemble-temperature, which copes with them (--method ensemble-temperature), or pass "
+                    "probabilities with more digits or smoothed ones, (n p + 1) / (n + K) of n votes"
                 )
             self.fit_passes(data)
         self.fitted_to(data.counts)
