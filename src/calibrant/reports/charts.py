@@ -162,10 +162,9 @@ def dots(
         for end in (value, *(interval or ()))
     ]
     ticks = _ticks(min(0.0, *known, 0.0), max(0.0, *known, 1e-9))
-    start, stop = ticks[0], ticks[-1]
 
     def place(value: float) -> float:
-        return (100 * value - start) / (stop - start)
+        return _place(100 * value, ticks)
 
     def dot(name: str, number: int, value: float, interval: Interval | None) -> dict[str, Any]:
         text = _percent(value, signed=signed)
@@ -180,7 +179,7 @@ def dots(
             (name, [dot(name, n, value, ends) for n, (value, ends) in enumerate(row) if value is not None])
             for name, row in rows
         ],
-        "ticks": [((tick - start) / (stop - start), f"{tick:g}".replace("-", "−")) for tick in ticks],
+        "ticks": _labelled(ticks),
         "series": series,
         "zero": place(0.0) if signed else None,
     }
@@ -221,33 +220,29 @@ def accuracy_against_error(comparison: Comparison) -> Chart:
         method.name: [(ece[method.name], accuracy[method.name]) for ece, accuracy in figures]
         for method in comparison.methods
     }
-    axes = []
-    for axis in (0, 1):
-        values = [100 * state[axis].mean for each in found.values() for state in each]
-        low, high = (0.0 if axis == 0 else min(values)), max(values)
-        edge = 0.08 * (high - low) or 1.0
-        if axis:  # a point long, or half of one near 100 %: less is chance, and the labels would not fit
-            edge = max(edge, (1 - (high - low)) / 2)
-        axes.append(_ticks(max(0.0, low - (edge if axis else 0)), min(100.0, high + edge)))
-
-    def place(axis: int, value: float) -> float:
-        return (value - axes[axis][0]) / (axes[axis][-1] - axes[axis][0])
-
-    def ticks_of(axis: int) -> tuple[tuple[float, str], ...]:
-        return tuple((place(axis, tick), f"{tick:g}") for tick in axes[axis])
+    errors, accuracies = (
+        [100 * figure.mean for figure in axis]
+        for axis in zip(*(state for each in found.values() for state in each), strict=True)
+    )
+    largest, low, high = max(errors), min(accuracies), max(accuracies)
+    x_ticks = _ticks(0.0, min(100.0, largest + (0.08 * largest or 1.0)))
+    # A point long, or half of one near 100 %: less is chance, and the labels would not fit.
+    edge = max(0.08 * (high - low) or 1.0, (1 - (high - low)) / 2)
+    y_ticks = _ticks(max(0.0, low - edge), min(100.0, high + edge))
 
     def point(series: int, state: int, name: str, ece: MeanFigure, accuracy: MeanFigure) -> dict[str, Any]:
         lines = [f"{name}, {state_words(states[state])}"]
         for metric, figure in (("ece", ece), ("accuracy", accuracy)):
             lines.append(f"{METRICS[metric].label} {_percent(figure.mean)} {interval_text(figure.interval)}")
-        x, y = place(0, 100 * ece.mean), place(1, 100 * accuracy.mean)
+        x, y = _place(100 * ece.mean, x_ticks), _place(100 * accuracy.mean, y_ticks)
         return {"x": x, "y": y, "series": series, "state": state, "tip": "\n".join(lines)}
 
     points = [
         [point(series, state, name, *figures) for state, figures in enumerate(each)]
         for series, (name, each) in enumerate(found.items())
     ]
-    return {"points": points, "x_ticks": ticks_of(0), "y_ticks": ticks_of(1), "names": list(found)}
+    ticks = {"x_ticks": _labelled(x_ticks), "y_ticks": _labelled(y_ticks)}
+    return {"points": points, **ticks, "names": list(found)}
 
 
 def risks(evaluations: Sequence[Evaluation], names: Sequence[str]) -> Chart | None:
@@ -259,7 +254,7 @@ def risks(evaluations: Sequence[Evaluation], names: Sequence[str]) -> Chart | No
     ticks = _ticks(0.0, max(100 * max(*each.risk, each.interval[-1][1], 1e-3) for each in found))
 
     def place(risk: float) -> float:
-        return min(1.0, 100 * risk / ticks[-1])
+        return min(1.0, _place(100 * risk, ticks))
 
     def joined(points: Iterable[tuple[float, float]]) -> str:
         return " ".join(f"{x:.4g},{place(y):.4g}" for x, y in points)
@@ -282,7 +277,7 @@ def risks(evaluations: Sequence[Evaluation], names: Sequence[str]) -> Chart | No
 
     return {
         "curves": [curve(name, data) for name, data in zip(names, found, strict=True)],
-        "y_ticks": [(tick / ticks[-1], f"{tick:g}") for tick in ticks],
+        "y_ticks": _labelled(ticks),
         "names": names,
     }
 
@@ -290,3 +285,12 @@ def risks(evaluations: Sequence[Evaluation], names: Sequence[str]) -> Chart | No
 def _ticks(low: float, high: float) -> list[float]:
     """Round numbers from below ``low`` to above ``high``."""
     return [float(tick) for tick in MaxNLocator(5).tick_values(low, high)]
+
+
+def _place(value: float, ticks: Sequence[float]) -> float:
+    """Where a value lies between the first tick and the last one, from 0 to 1."""
+    return (value - ticks[0]) / (ticks[-1] - ticks[0])
+
+
+def _labelled(ticks: Sequence[float]) -> list[tuple[float, str]]:
+    return [(_place(tick, ticks), f"{tick:g}".replace("-", "−")) for tick in ticks]
