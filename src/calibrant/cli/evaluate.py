@@ -151,11 +151,11 @@ def evaluate(
                 found = prediction_files.evaluate_in_workers(
                     file, name, options, jobs=jobs or (None if on == "ray" else 1), on=on
                 )
-                evaluations.append(found)
-                continue
-            loaded = prediction_files.load(file, stream)
-            evaluations.append(prediction_files.evaluate_file(file, name, loaded, options))
-            del loaded  # before the next file is loaded
+            else:
+                loaded = prediction_files.load(file, stream)
+                found = prediction_files.evaluate_file(file, name, loaded, options)
+                del loaded  # before the next file is loaded
+            evaluations.append(found)
     with terminal.one_line_errors(OSError):  # written first: printing fails if nobody reads the output
         prediction_files.write_evaluations(evaluations, report, json)
     prediction_files.print_evaluations(evaluations, wide=wide)

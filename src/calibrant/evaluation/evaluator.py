@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+import operator
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import copy
@@ -336,14 +337,11 @@ class Evaluator:
         total = copy(self)
         total.num_classes = self.num_classes or other.num_classes
         total._dense |= other._dense
-        total._sums = None
-        parts = [part._sums for part in (self, other) if part._sums is not None]
-        total._labels = self._labels or other._labels
+        total._sums, total._labels = self._sums or other._sums, self._labels or other._labels
+        if self._sums and other._sums:
+            total._sums = self._sums + other._sums.to(self._sums.samples.device)
         if self._labels and other._labels:
-            pairs = zip(self._labels, other._labels, strict=True)
-            total._labels = tuple(one + two for one, two in pairs)
-        if parts:
-            total._sums = parts[0] if len(parts) == 1 else parts[0] + parts[1].to(parts[0].samples.device)
+            total._labels = tuple(map(operator.add, self._labels, other._labels))
         return total
 
     def _parts(self, labels: int) -> tuple[Evaluator, ...]:

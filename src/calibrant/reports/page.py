@@ -20,12 +20,13 @@ from markupsafe import Markup, escape
 
 from calibrant.atomic import replace_file
 from calibrant.evaluation import ClassFigures, Evaluation
+from calibrant.evaluation.comparison import Comparison
 from calibrant.evaluation.figures import intervals_note, of_same_data, pixels_note, zeros_notes
 from calibrant.evaluation.sums import GROUPS
 from calibrant.metrics import METRICS
 from calibrant.printable import counted, printable
 from calibrant.reports import charts, verdict
-from calibrant.reports.table_builders import evaluation_table
+from calibrant.reports.table_builders import evaluation_table, state_words
 from calibrant.reports.tables import HTML, Table, interval_text, number_text
 
 # The tables of the summary, by the group of their metrics.
@@ -47,18 +48,15 @@ _percent = partial(number_text, unit="%")
 
 @dataclass(frozen=True)
 class Summary:
-    """A section before the evaluations, with a table and pictures."""
+    """A section on a comparison of methods before the evaluations, with a table and pictures."""
 
     heading: str
     note: str  # below the heading
     table: Table
-    pictures: tuple[tuple[str, bytes], ...] = ()  # captions and SVG images, below the tables
-    others: tuple[tuple[str, Table], ...] = ()  # further tables with their headings
-    verdict: verdict.Verdict | None = None  # on all seeds; by default that of the evaluations
-    errors: charts.Chart | None = None  # the picture beside the verdict
+    comparison: Comparison  # what the page says first, and the methods to count as models
+    pictures: Sequence[tuple[str, bytes]] = ()  # captions and SVG images, below the tables
+    others: Sequence[tuple[str, Table]] = ()  # further tables with their headings
     scatter: charts.Chart | None = None
-    models: tuple[str, ...] = ()  # the names to count as models; by default those of the evaluations
-    facts: tuple[str, ...] = ()  # what there is several times, such as "2 seeds"
     pictured: str = "other errors, training, what the losses learn"  # what the pictures show
 
 
@@ -149,9 +147,13 @@ def render_report(
     worst = [_worst_classes(evaluation.classes) for evaluation in evaluations]
     shown = [each for parts in worst for part in parts for each in part]
     shown += [evaluation.classes[k] for evaluation in evaluations for k in across]
-    plotted = len(summary.models) if summary and summary.models else len(names)  # those before calibration
-    errors = charts.error_of_models(evaluations, names) if len(names) > 1 else None
-    picture = summary.errors if summary and summary.errors else errors
+    models = [] if fitted else names
+    plotted = len(names)
+    picture = charts.error_of_models(evaluations, names) if len(names) > 1 else None
+    if summary:
+        models = [method.name for method in summary.comparison.methods]
+        plotted = len(models)  # those before calibration
+        picture = charts.error_of_methods(summary.comparison)
     risks = charts.risks(evaluations[:plotted], names[:plotted]) if plotted <= _MOST_DOTS else None
     groups_of_classes = [
         {name: group for name, group in evaluation.groups.items() if group.count}
@@ -164,7 +166,7 @@ def render_report(
     return page.render(
         title=title,
         summary=summary,
-        models=summary.models if summary and summary.models else [] if fitted else names,
+        models=models,
         names=names,
         evaluations=evaluations,
         sections={
@@ -248,8 +250,8 @@ def template(name: str) -> Template:
 def _verdict(
     evaluations: Sequence[Evaluation], table: Table, warning: str, summary: Summary | None, fitted: str
 ) -> verdict.Verdict:
-    if summary is not None and summary.verdict is not None:
-        return summary.verdict
+    if summary:
+        return verdict.methods(summary.comparison)
     if fitted:
         return verdict.before_and_after(evaluations[0], evaluations[1], fitted)
     if len(evaluations) == 1:
@@ -317,8 +319,13 @@ def _facts(evaluations: Sequence[Evaluation], summary: Summary | None, fitted: s
     what = [counted(models, "model")]
     if fitted:
         what = ["1 model before and after calibration"]
-    elif summary is not None and summary.facts:
-        what = [*summary.facts]
+    elif summary:
+        comparison = summary.comparison
+        what = [
+            counted(len(comparison.methods), "loss", "losses"),
+            counted(len(comparison.seeds), "seed"),
+            *(f"before and {state_words(calibrator)}" for calibrator in comparison.calibrators),
+        ]
     parts = [
         *what,
         _span((each.samples for each in evaluations), "decision" if labels else "element"),
