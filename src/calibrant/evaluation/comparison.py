@@ -137,9 +137,6 @@ class Comparison:
     methods: tuple[Method, ...]
     dense: bool = False
     columns: tuple[str, ...] = ()
-    _found: dict[tuple[str, str], dict[str, MeanFigure]] = field(
-        default_factory=dict, init=False, repr=False, compare=False
-    )  # what `figures` has computed
 
     def __post_init__(self) -> None:
         if not self.columns:
@@ -173,11 +170,6 @@ class Comparison:
         if metric not in METRICS:
             raise ValueError(unknown("metric", metric, METRICS))
         calibrator = after if isinstance(after, str) else "temperature" if after else ""
-        if (metric, calibrator) not in self._found:
-            self._found[metric, calibrator] = self._figures(metric, calibrator)
-        return dict(self._found[metric, calibrator])
-
-    def _figures(self, metric: str, calibrator: str) -> dict[str, MeanFigure]:
         found: dict[str, MeanFigure] = {}
         first: tuple[Evaluation, ...] | None = None
         tested: dict[str, float] = {}

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
@@ -18,16 +18,13 @@ require("report", "matplotlib", purpose=__name__)
 
 from matplotlib.ticker import MaxNLocator
 
-from calibrant.metrics import METRICS
+from calibrant.evaluation import ClassFigures, Evaluation, Reliability
+from calibrant.evaluation.comparison import Comparison, MeanFigure
+from calibrant.metrics import METRICS, RiskCoverage
 from calibrant.metrics.uncertainty import Interval, binomial_interval
 from calibrant.printable import counted, printable
 from calibrant.reports.table_builders import state_words
 from calibrant.reports.tables import interval_text, number_text
-
-if TYPE_CHECKING:
-    from calibrant.evaluation import ClassFigures, Evaluation, Reliability
-    from calibrant.evaluation.comparison import Comparison, MeanFigure
-    from calibrant.metrics import RiskCoverage
 
 _percent = partial(number_text, unit="%")
 
@@ -118,8 +115,7 @@ def worst_classes(models: Sequence[Sequence[ClassFigures]]) -> list[int]:
     number = min(len(classes) for classes in models)
 
     def key(k: int) -> tuple[bool, float]:
-        known = [classes[k].ece for classes in models if classes[k].ece == classes[k].ece]  # not NaN
-        return not any(classes[k].accuracy for classes in models), -max(known, default=0.0)
+        return not any(classes[k].accuracy for classes in models), -max(each[k].ece for each in models)
 
     return sorted(range(number), key=key)
 

@@ -214,7 +214,7 @@ def render_report(
         class_diagrams=charts.class_diagrams(evaluations, names)
         if across and all(each.labels or not each.binary for each in evaluations)
         else None,
-        largest=max((each.ece for each in shown if each.ece == each.ece), default=0.0) or 1.0,
+        largest=max((each.ece for each in shown), default=0.0) or 1.0,
     )
 
 
@@ -378,8 +378,7 @@ def _worst_classes(classes: Sequence[ClassFigures]) -> tuple[list[ClassFigures],
 
     The error of a class that gets no probability is small, which does not make it well calibrated.
     """
-    known = (each for each in classes if each.ece == each.ece)  # not NaN
-    ordered = sorted(known, key=lambda each: each.ece, reverse=True)
+    ordered = sorted(classes, key=lambda each: each.ece, reverse=True)
     right = [each for each in ordered if each.accuracy][:_WORST_CLASSES]
     return right, [each for each in ordered if not each.accuracy][:_WORST_CLASSES]
 

@@ -8,8 +8,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
+from calibrant.evaluation import Difference, Evaluation
+from calibrant.evaluation.comparison import CLEAN, Comparison, MeanFigure, mean_figure
 from calibrant.evaluation.figures import of_same_data
 from calibrant.metrics import METRICS
 from calibrant.options import Choice, RecipeError
@@ -23,10 +25,6 @@ from calibrant.reports.tables import (
     interval_text,
     number_text,
 )
-
-if TYPE_CHECKING:
-    from calibrant.evaluation import Difference, Evaluation
-    from calibrant.evaluation.comparison import Comparison, MeanFigure
 
 
 def _best(
@@ -196,8 +194,6 @@ def comparison_table(comparison: Comparison, leading: str = "") -> Table:
 
     ``leading`` is the key of the most important metric.
     """
-    from calibrant.evaluation.comparison import mean_figure
-
     methods = comparison.methods
     names = tuple(method.name for method in methods)
     columns = []
@@ -320,8 +316,6 @@ def level_label(level: str) -> str:
     >>> level_label("0"), level_label("3"), level_label("shifted")
     ('clean', 'severity 3', 'shifted')
     """
-    from calibrant.evaluation.comparison import CLEAN
-
     if level == CLEAN:
         return "clean"
     return f"severity {level}" if level.isdecimal() else level

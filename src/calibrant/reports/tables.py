@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import re
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
@@ -156,18 +156,21 @@ def to_markdown(table: Table, heading: str = "model") -> str:
     | second | **5.00** better |
     """
 
-    def line(parts: Iterable[str]) -> str:
-        return "| " + " | ".join(parts) + " |"
-
     def printed(cell: Cell) -> str:
         text = plain_markdown(cell.text)
         return " ".join([f"**{text}**" if cell.best else text, *cell.marks(VERDICTS)])
 
-    lines = [line([heading, *(plain_markdown(column.label) for column in table.columns)])]
-    lines.append("| --- |" + " ---: |" * len(table.columns))
+    first, *others = (f"| {' | '.join(line)} |" for line in _lines(table, heading, plain_markdown, printed))
+    return "\n".join([first, "| --- |" + " ---: |" * len(table.columns), *others])
+
+
+def _lines(
+    table: Table, heading: str, escaped: Callable[[str], str], printed: Callable[[Cell], str]
+) -> Iterator[list[str]]:
+    """The headings, and each row: its name and its figures."""
+    yield [heading, *(escaped(column.label) for column in table.columns)]
     for row, name in enumerate(table.rows):
-        lines.append(line([plain_markdown(name), *(printed(column.cells[row]) for column in table.columns)]))
-    return "\n".join(lines)
+        yield [escaped(name), *(printed(column.cells[row]) for column in table.columns)]
 
 
 def means_in_markdown(table: Table, note: str, heading: str) -> list[str]:
@@ -207,29 +210,14 @@ def to_latex(table: Table, heading: str = "Model") -> str:
     \end{tabular}
     """
 
-    def line(parts: Iterable[str]) -> str:
-        return " & ".join(parts) + r" \\"
-
     def printed(cell: Cell) -> str:
         text = tex(cell.text)
         raised = [rf"\textsuperscript{{{mark}}}" for mark in cell.marks(VERDICTS)]
         return "".join([rf"\textbf{{{text}}}" if cell.best else text, *raised])
 
-    body = [
-        line([tex(name), *(printed(column.cells[row]) for column in table.columns)])
-        for row, name in enumerate(table.rows)
-    ]
-    return "\n".join(
-        [
-            rf"\begin{{tabular}}{{l{'r' * len(table.columns)}}}",
-            r"\toprule",
-            line([heading, *(tex(column.label) for column in table.columns)]),
-            r"\midrule",
-            *body,
-            r"\bottomrule",
-            r"\end{tabular}",
-        ]
-    )
+    first, *others = (" & ".join(line) + r" \\" for line in _lines(table, heading, tex, printed))
+    start = rf"\begin{{tabular}}{{l{'r' * len(table.columns)}}}"
+    return "\n".join([start, r"\toprule", first, r"\midrule", *others, r"\bottomrule", r"\end{tabular}"])
 
 
 _TEX = {

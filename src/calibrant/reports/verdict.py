@@ -6,16 +6,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from statistics import fmean
-from typing import TYPE_CHECKING
 
+from calibrant.evaluation import Difference, Evaluation, Reliability
+from calibrant.evaluation.comparison import Comparison, Method
 from calibrant.evaluation.figures import LITTLE, zeros_matter, zeros_notes
 from calibrant.metrics import METRICS
 from calibrant.printable import NOT_INDEPENDENT, counted
 from calibrant.reports.tables import Table, number_text
-
-if TYPE_CHECKING:
-    from calibrant.evaluation import Difference, Evaluation, Reliability
-    from calibrant.evaluation.comparison import Comparison, Method
 
 _percent = partial(number_text, unit="%")
 
