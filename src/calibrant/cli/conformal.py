@@ -26,7 +26,6 @@ def conformal(
         typer.Argument(
             metavar="FILE",
             help="Held-out predictions to fit to, new to the calibrator; see evaluate.",
-            show_default=False,
         ),
     ],
     method: Annotated[

@@ -23,7 +23,6 @@ def evaluate(
             metavar="FILE",
             help="Files with logits or probabilities, and labels: .npz, .npy (either file of a pair), .pt, "
             ".safetensors, .csv, .parquet or .jsonl. Or folders of such files: a folder is one set.",
-            show_default=False,
         ),
     ],
     report: terminal.Report = None,
@@ -56,7 +55,6 @@ def evaluate(
             "--stream/--exact",
             help="Read in constant memory (equal-mass figures are approximate, some are missing), or load "
             "everything. By default a file is loaded if its logits take less than 1 GiB.",
-            show_default=False,
         ),
     ] = None,
     jobs: Annotated[
@@ -66,7 +64,6 @@ def evaluate(
             max=4096,
             help="Read this many files of a folder at the same time, each in a process of its own. More "
             "than one job implies --stream. By default 1; with --on ray, the CPUs of the cluster.",
-            show_default=False,
         ),
     ] = None,
     on: terminal.On = "processes",
