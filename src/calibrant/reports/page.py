@@ -118,12 +118,10 @@ def render_report(
         raise ValueError("a report needs at least one evaluation")
     if fitted and len(evaluations) != 2:
         raise ValueError(f"fitted needs an evaluation before and one after, got {len(evaluations)}")
-    pixels = segmentation or any(each.dense or each.per_image for each in evaluations)
+    dense = any(each.dense or each.per_image for each in evaluations)
+    pixels = segmentation or dense
     if segmentation is None:
-        segmentation = any(
-            each.dense or each.per_image or each.metrics["mean_iou_foreground"] is not None
-            for each in evaluations
-        )
+        segmentation = dense or any(each.mean_iou_foreground is not None for each in evaluations)
     names = _distinct_names([evaluation.name for evaluation in evaluations])
     if title is None:
         title = f"Calibration of {names[0]}" if len(names) == 1 else "Calibration report"
@@ -378,7 +376,7 @@ def _worst_classes(classes: Sequence[ClassFigures]) -> tuple[list[ClassFigures],
 
     The error of a class that gets no probability is small, which does not make it well calibrated.
     """
-    ordered = sorted(classes, key=lambda each: each.ece, reverse=True)
+    ordered = [classes[k] for k in charts.worst_classes([classes])]
     right = [each for each in ordered if each.accuracy][:_WORST_CLASSES]
     return right, [each for each in ordered if not each.accuracy][:_WORST_CLASSES]
 

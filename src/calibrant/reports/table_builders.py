@@ -76,7 +76,7 @@ def evaluation_table(
             if reference is not None and printed[index] != printed[reference]:
                 pair = reference, index
                 if pair not in known:
-                    known[pair] = _differences(evaluations[reference], evaluation)
+                    known[pair] = differences(evaluations[reference], evaluation)
                 if (difference := known[pair].get(key)) is not None:
                     low, high = difference.interval
                     distance = number_text(-difference.value, metric.percent, unit=unit, signed=True)
@@ -148,7 +148,7 @@ def evaluation_note(evaluations: Sequence[Evaluation]) -> str:
     )
 
 
-def _differences(first: Evaluation, second: Evaluation) -> dict[str, Difference]:
+def differences(first: Evaluation, second: Evaluation) -> dict[str, Difference]:
     """First minus second, by metric; empty if the two cannot be compared."""
     return {} if first.why_untested(second) else first.compare(second)
 
