@@ -10,9 +10,10 @@ from contextlib import closing, contextmanager
 from functools import partial
 from math import prod
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
+from rich.progress import Progress
 from torch import Tensor
 
 import calibrant.evaluation
@@ -27,9 +28,6 @@ from calibrant.predictions import CHUNK, BadFileError, PredictionFile, batches_o
 from calibrant.printable import first_few
 from calibrant.processes import Workers
 from calibrant.warning import warn
-
-if TYPE_CHECKING:
-    from rich.progress import Progress
 
 Batch = tuple[Tensor, Tensor]
 
