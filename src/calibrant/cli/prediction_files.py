@@ -288,13 +288,13 @@ def print_evaluations(evaluations: Sequence[Evaluation], *, wide: bool = False) 
 
     from calibrant.evaluation.figures import pixels_note, zeros_notes
     from calibrant.reports.table_builders import evaluation_note, evaluation_table, with_groups
-    from calibrant.reports.tables import WORDS, print_table
+    from calibrant.reports.tables import print_table
 
     if len(evaluations) > 1:
         names = [evaluation.name for evaluation in evaluations]
         table = evaluation_table(evaluations, names, against="first", unit=" %")
         table = with_groups(table, evaluations, unit=" %")
-        print_table(table, evaluation_note(evaluations), models_across=True, marks=WORDS, wide=wide)
+        print_table(table, evaluation_note(evaluations), models_across=True, wide=wide)
         if any(each.dense for each in evaluations):
             say(f"Note: {pixels_note(evaluations)}")
         for note in zeros_notes(evaluations):

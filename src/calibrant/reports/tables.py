@@ -248,7 +248,6 @@ def print_table(
     *,
     heading: str = "",
     models_across: bool = False,
-    marks: Mapping[str, str] = VERDICTS,
     wide: bool = False,
 ) -> None:
     """Print a table to the standard output, fitted to the width of the terminal.
@@ -261,9 +260,9 @@ def print_table(
         table: the table to print.
         note: a text to print below it.
         heading: the heading of the names.
-        models_across: whether models are columns instead of rows. They come without intervals, which would
-            double the height. Models that do not fit continue below, because none is less important.
-        marks: the marks of best values and verdicts.
+        models_across: whether models are columns instead of rows. Best values get a mark, and there are no
+            intervals, which would double the height. Models that do not fit continue below, because none is
+            less important.
         wide: whether to print all columns side by side, however wide the terminal is.
     """
     require("cli", "rich", purpose="a printed table")
@@ -273,7 +272,7 @@ def print_table(
     from rich.text import Text
 
     def printed(cell: Cell) -> Text:
-        text = " ".join([printable(cell.text), *cell.marks(marks)])
+        text = " ".join([printable(cell.text), *cell.marks(WORDS if models_across else VERDICTS)])
         if cell.interval and not models_across:
             text += f"\n{cell.interval}"
         return Text(text, style="bold" if cell.best else "")
