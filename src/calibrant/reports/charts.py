@@ -7,7 +7,6 @@ or height of a chart. ``series`` is the number of a colour and a shape. Colours 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from functools import partial
 from typing import Any
 
 import torch
@@ -24,9 +23,7 @@ from calibrant.metrics import METRICS, RiskCoverage
 from calibrant.metrics.uncertainty import Interval, binomial_interval
 from calibrant.printable import counted, printable
 from calibrant.reports.table_builders import state_words
-from calibrant.reports.tables import interval_text, number_text
-
-_percent = partial(number_text, unit="%")
+from calibrant.reports.tables import in_percent, interval_text
 
 Chart = dict[str, Any]
 
@@ -58,8 +55,8 @@ def reliability_bins(data: Reliability, binary: bool = False) -> list[dict[str, 
         expected = data.consistency[number] or (confidence, confidence)
         tip = (
             f"{x.capitalize()} {left:.2f} to {right:.2f}: {counted(count, 'element')}\n"
-            f"mean {x} {_percent(confidence)}\n"
-            f"{y} {_percent(accuracy)} {interval_text(interval)}\n"
+            f"mean {x} {in_percent(confidence)}\n"
+            f"{y} {in_percent(accuracy)} {interval_text(interval)}\n"
             f"if calibrated {interval_text(expected)}"
         )
         found.append(
@@ -163,7 +160,7 @@ def dots(
         return _place(100 * value, ticks)
 
     def dot(name: str, number: int, value: float, interval: Interval | None) -> dict[str, Any]:
-        text = _percent(value, signed=signed)
+        text = in_percent(value, signed=signed)
         what = f"{name}, {series[number]}" if series[number] else name
         low, high = interval or (value, value)
         tip = f"{what}: {text} {interval_text(interval)}".rstrip()
@@ -229,7 +226,9 @@ def accuracy_against_error(comparison: Comparison) -> Chart:
     def point(series: int, state: int, name: str, ece: MeanFigure, accuracy: MeanFigure) -> dict[str, Any]:
         lines = [f"{name}, {state_words(states[state])}"]
         for metric, figure in (("ece", ece), ("accuracy", accuracy)):
-            lines.append(f"{METRICS[metric].label} {_percent(figure.mean)} {interval_text(figure.interval)}")
+            lines.append(
+                f"{METRICS[metric].label} {in_percent(figure.mean)} {interval_text(figure.interval)}"
+            )
         x, y = _place(100 * ece.mean, x_ticks), _place(100 * accuracy.mean, y_ticks)
         return {"x": x, "y": y, "series": series, "state": state, "tip": "\n".join(lines)}
 
@@ -262,8 +261,8 @@ def risks(evaluations: Sequence[Evaluation], names: Sequence[str]) -> Chart | No
             (
                 data.coverage[n],
                 place(data.risk[n]),
-                f"{name}: the {_percent(data.coverage[n])} most confident elements\n"
-                f"error rate {_percent(data.risk[n])} {interval_text(data.interval[n])}",
+                f"{name}: the {in_percent(data.coverage[n])} most confident elements\n"
+                f"error rate {in_percent(data.risk[n])} {interval_text(data.interval[n])}",
             )
             for n in range(step - 1, len(data.coverage), step)
         ]

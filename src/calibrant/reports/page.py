@@ -27,7 +27,7 @@ from calibrant.metrics import METRICS
 from calibrant.printable import counted, printable
 from calibrant.reports import charts, verdict
 from calibrant.reports.table_builders import evaluation_table, state_words
-from calibrant.reports.tables import HTML, Table, interval_text, number_text
+from calibrant.reports.tables import HTML, Table, in_percent, interval_text
 
 # The tables of the summary, by the group of their metrics.
 _TABLES = {
@@ -42,8 +42,6 @@ _MOST_DOTS = 8  # models with a colour of their own
 # The figures that matter most, in this order. The others are folded away.
 _KEY_FIGURES = ("ece", "adaptive_ece", "classwise_ece", "nll", "brier", "accuracy", "mean_iou", "p_value")
 _SEGMENTATION = ("mean_iou", "mean_iou_foreground")
-
-_percent = partial(number_text, unit="%")
 
 
 @dataclass(frozen=True)
@@ -229,8 +227,8 @@ def template(name: str) -> Template:
         lstrip_blocks=True,
     )
     environment.filters.update(
-        figure=_percent,
-        signed=partial(_percent, signed=True),
+        figure=in_percent,
+        signed=partial(in_percent, signed=True),
         plain=lambda value: "" if value is None or value != value else repr(value),
         bracket=lambda interval: interval_text(interval) or "–",
         count="{:,}".format,
@@ -399,7 +397,7 @@ def _in_words(name: str, evaluation: Evaluation) -> str:
     widest = max(bins, key=lambda each: abs(each["confidence"] - each["accuracy"]))
     return (
         f"Reliability diagram of {name}: {y} is below {x} in {below} of {len(bins)} bins with data. Overall, "
-        f"mean {x} is {_percent(confidence)} and {y} {_percent(accuracy)}: "
+        f"mean {x} is {in_percent(confidence)} and {y} {in_percent(accuracy)}: "
         f"{verdict.reliability_words(evaluation)}. The widest gap is at "
-        f"{x} {_percent(widest['confidence'])}, where {y} is {_percent(widest['accuracy'])}."
+        f"{x} {in_percent(widest['confidence'])}, where {y} is {in_percent(widest['accuracy'])}."
     )

@@ -10,6 +10,7 @@ import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Literal
 
 from calibrant.extras import require
@@ -132,6 +133,10 @@ def number_text(
         return "∞" if value > 0 else "−∞"
     text = f"{100 * value:z.2f}{unit}" if percent else f"{value:z.{decimals}f}"
     return ("+" if signed and value > 0 else "") + text.replace("-", "−")
+
+
+in_percent = partial(number_text, unit="%")
+"""A figure as printed, in percent and with the unit."""
 
 
 def interval_text(interval: Sequence[float] | None, percent: bool = True, *, decimals: int = 4) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from statistics import fmean
 
 from calibrant.evaluation import Evaluation, Reliability
@@ -13,9 +12,7 @@ from calibrant.evaluation.figures import LITTLE, zeros_matter, zeros_notes
 from calibrant.metrics import METRICS
 from calibrant.printable import NOT_INDEPENDENT, counted
 from calibrant.reports.table_builders import differences
-from calibrant.reports.tables import Table, number_text
-
-_percent = partial(number_text, unit="%")
+from calibrant.reports.tables import Table, in_percent, number_text
 
 _SMALL_GAP = 0.005  # between mean confidence and accuracy: not worth a headline
 _WORDS = {"ece": "calibration error (ECE)", "nll": "NLL"}
@@ -134,14 +131,14 @@ def is_clear(before: Sequence[Evaluation], after: Sequence[Evaluation]) -> bool:
 def one_model(evaluation: Evaluation) -> Verdict:
     """The verdict on one model."""
     confidence, accuracy = mean_confidence_and_accuracy(evaluation.reliability)
-    sentences = [f"Mean confidence is {_percent(confidence)}, accuracy {_percent(accuracy)}."]
+    sentences = [f"Mean confidence is {in_percent(confidence)}, accuracy {in_percent(accuracy)}."]
     if evaluation.binary:
         sentences = [
-            f"The mean probability of yes is {_percent(confidence)}, its frequency {_percent(accuracy)}."
+            f"The mean probability of yes is {in_percent(confidence)}, its frequency {in_percent(accuracy)}."
         ]
     sentences += _room_for_a_temperature(evaluation)
     if _p_value(evaluation) is not None:
-        error = _percent(evaluation.ece)
+        error = in_percent(evaluation.ece)
         meaning = f"a calibrated model may well get an ECE of {error} from this many elements"
         if _is_rejected(evaluation):
             meaning = f"chance alone does not explain an ECE of {error}"
@@ -331,9 +328,9 @@ def _method_words(method: Method, tests: Sequence[str]) -> str:
         after = fmean(each.ece for each in method.after)
         change = change_words(before, after, is_clear(method.before, method.after))
         temperature = f"a temperature of {fmean(method.temperatures):.2f} {change}"
-        parts.append(f"{temperature} (ECE {_percent(before)} before, {_percent(after)} after)")
+        parts.append(f"{temperature} (ECE {in_percent(before)} before, {in_percent(after)} after)")
     else:
-        parts.append(f"ECE {_percent(before)}")
+        parts.append(f"ECE {in_percent(before)}")
     return f"{'; '.join([*parts, *tests])}."
 
 
