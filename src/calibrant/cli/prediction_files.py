@@ -270,16 +270,16 @@ def check_same_classes(first: PredictionFile, other: PredictionFile) -> None:
 
 
 def write_evaluations(
-    evaluations: Sequence[Evaluation], report: Path | None, json: Path | None, **about: Any
+    evaluations: Sequence[Evaluation], report: Path | None, json: Path | None, fitted: str = ""
 ) -> None:
-    """Write the report and the JSON file, if asked for; ``about`` as the options of `write_report`."""
+    """Write the report and the JSON file, if asked for; ``fitted`` as in `write_report`."""
     if json is not None:
         listed = ",\n".join(evaluation.to_json() for evaluation in evaluations)
         replace_file(json, f"[{listed}]\n".encode())
     if report is not None:
         from calibrant.reports.page import write_report
 
-        write_report(evaluations, report, **about)
+        write_report(evaluations, report, fitted=fitted)
 
 
 def print_evaluations(evaluations: Sequence[Evaluation], *, wide: bool = False) -> None:

@@ -154,7 +154,7 @@ def dots(
         if value is not None
         for end in (value, *(interval or ()))
     ]
-    ticks = _ticks(min(0.0, *known, 0.0), max(0.0, *known, 1e-9))
+    ticks = _ticks(min([*known, 0.0]), max([*known, 1e-9]))
 
     def place(value: float) -> float:
         return _place(100 * value, ticks)

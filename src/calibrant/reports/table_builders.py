@@ -217,12 +217,12 @@ def comparison_table(comparison: Comparison, leading: str = "") -> Table:
                     names[0],
                 )
             )
-    if all(method.temperatures for method in methods):
-        means = [mean_figure(method.temperatures) for method in methods]
-        columns.append(_mean_column("T", means, False, None))
+    temperatures = {"T": [method.temperatures for method in methods]}
     for calibrator in methods[0].chosen:
-        means = [mean_figure(method.chosen[calibrator]) for method in methods]
-        columns.append(_mean_column(f"T, {calibrator}", means, False, None))
+        temperatures[f"T, {calibrator}"] = [method.chosen[calibrator] for method in methods]
+    for label, found in temperatures.items():
+        if all(found):
+            columns.append(_mean_column(label, list(map(mean_figure, found)), False, None))
     for other, short in data_labels(methods[0].detection).items():
         for calibrator in methods[0].detected:
             if all(other in method.detected.get(calibrator, ()) for method in methods):

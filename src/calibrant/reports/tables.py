@@ -97,6 +97,15 @@ class Table:
         )
         return replace(self, columns=tuple(columns))
 
+    def transposed(self) -> Table:
+        """The table with models as columns, without intervals, which would double its height."""
+        cells = zip(*(column.cells for column in self.columns), strict=True)
+        models = (
+            Column(name, name, tuple(replace(cell, interval="") for cell in each))
+            for name, each in zip(self.rows, cells, strict=True)
+        )
+        return Table(tuple(column.label for column in self.columns), tuple(models))
+
     @property
     def intervals_note(self) -> str:
         """What the brackets in a table of means are; "" if it has none."""
@@ -266,8 +275,7 @@ def print_table(
         note: a text to print below it.
         heading: the heading of the names.
         models_across: whether models are columns instead of rows. Best values get a mark, and there are no
-            intervals, which would double the height. Models that do not fit continue below, because none is
-            less important.
+            intervals. Models that do not fit continue below, because none is less important.
         wide: whether to print all columns side by side, however wide the terminal is.
     """
     require("cli", "rich", purpose="a printed table")
@@ -276,58 +284,63 @@ def print_table(
     from rich.table import Table as Grid
     from rich.text import Text
 
+    shown = replace(
+        table,
+        rows=tuple(printable(name) for name in table.rows),
+        columns=tuple(replace(each, label=printable(each.label)) for each in table.columns if not each.empty),
+    )
+    if models_across:
+        shown = shown.transposed()
+
     def printed(cell: Cell) -> Text:
         text = " ".join([printable(cell.text), *cell.marks(WORDS if models_across else VERDICTS)])
-        if cell.interval and not models_across:
+        if cell.interval:
             text += f"\n{cell.interval}"
         return Text(text, style="bold" if cell.best else "")
 
-    names = [printable(name) for name in table.rows]
-    columns = [
-        _Printed(printable(each.label), tuple(map(printed, each.cells)), each.importance, each.prose)
-        for each in table.columns
-        if not each.empty
-    ]
-    if models_across:
-        across = zip(names, zip(*(column.cells for column in columns), strict=True), strict=True)
-        names, columns = [column.heading for column in columns], [_Printed(*each) for each in across]
+    def folded(column: Column) -> Column:
+        """The column with its heading in lines no wider than the cells below, as far as its words allow."""
+        below = max(len(line) for cell in column.cells for line in printed(cell).plain.split("\n"))
+        heading = column.label.replace(" + ", " +\u00a0")  # a plus sign stays with the next word
+        return replace(column, label=wrapped(heading, below, _LONGEST_WORD))
 
-    def grid_of(columns: Sequence[_Printed], line: int | None = None) -> Grid:
+    def grid_of(columns: Sequence[Column], line: int | None = None) -> Grid:
         grid = Grid(box=box.SIMPLE_HEAD, show_edge=False, padding=(0, 1, 0, 0), pad_edge=False)
         grid.add_column(Text(heading), no_wrap=True)
         for column in columns:
             grid.add_column(
-                Text(column.heading),
+                Text(column.label),
                 justify="left" if column.prose else "right",
                 no_wrap=not column.prose,
-                width=min(column.width, line) if column.prose and line else None,
+                max_width=line if column.prose else None,
             )
         for row, name in enumerate(names):
-            grid.add_row(Text(name), *(column.cells[row] for column in columns))
+            grid.add_row(Text(name), *(printed(column.cells[row]) for column in columns))
         return grid
 
-    def width_of(columns: Sequence[_Printed], line: int | None = _LINE) -> int:
+    def width_of(columns: Sequence[Column], line: int | None = _LINE) -> int:
         grid = grid_of(columns, line)
         return console.measure(grid, options=console.options.update(max_width=10_000)).maximum
 
     console = Console(highlight=False)
     width, limited = console.width, sys.stdout.isatty() and not wide
-    parts, hidden = [columns], list[str]()
-    if limited and width_of(columns, None) > width:
+    names, kept = list(shown.rows), list(shown.columns)
+    parts, hidden = [kept], list[str]()
+    if limited and width_of(kept, None) > width:
         names = [wrapped(name, max(width // 3, 12), _LONGEST_WORD) for name in names]
-        folded = [column.folded() for column in columns]
+        kept = [folded(column) for column in kept]
         if models_across:
             parts = [[]]
-            for column in folded:
+            for column in kept:
                 if parts[-1] and width_of([*parts[-1], column]) > width:
                     parts.append([])
                 parts[-1].append(column)
         else:
-            kept = folded
             while len(kept) > 1 and width_of(kept) > width:
                 least = min(reversed(kept), key=lambda column: column.importance)
                 kept = [column for column in kept if column is not least]
-            hidden = [whole.heading for whole, each in zip(columns, folded, strict=True) if each not in kept]
+            keys = {column.key for column in kept}
+            hidden = [column.label for column in shown.columns if column.key not in keys]
             parts = [kept]
     for number, part in enumerate(parts):
         if number:
@@ -345,25 +358,3 @@ def print_table(
         notes.insert(0, f"Too wide for this terminal: the columns are printed in {len(parts)} parts.")
     for line in notes:
         console.print(printable(line), markup=False, soft_wrap=not limited)
-
-
-@dataclass(frozen=True, eq=False)
-class _Printed:
-    """A column as it is printed."""
-
-    heading: str
-    cells: tuple[Text, ...]
-    importance: int = 0
-    prose: bool = False
-
-    @property
-    def width(self) -> int:
-        """The number of characters in the longest line of heading and cells."""
-        lines = [line for cell in self.cells for line in cell.plain.split("\n")]
-        return max(map(len, [*lines, *self.heading.split("\n")]))
-
-    def folded(self) -> _Printed:
-        """The column with its heading in lines no wider than the cells below, as far as its words allow."""
-        below = replace(self, heading="").width
-        # A plus sign stays with the next word.
-        return replace(self, heading=wrapped(self.heading.replace(" + ", " +\u00a0"), below, _LONGEST_WORD))
