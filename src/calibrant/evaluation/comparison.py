@@ -232,6 +232,9 @@ class Comparison:
                     summaries[name][metric] = {key: value for key, value in entries if key != "better"}
             return summaries
 
+        def metrics(evaluations: Sequence[Evaluation]) -> list[Metrics]:
+            return [each.metrics for each in evaluations]
+
         plain = {
             "format": _FORMAT,
             "title": self.title,
@@ -245,13 +248,10 @@ class Comparison:
             "calibrated": {key: summary(key) for key in self.calibrators if key != "temperature"},
             "runs": {
                 method.name: {
-                    "before": [each.metrics for each in method.before],
-                    "after": [each.metrics for each in method.after],
+                    "before": metrics(method.before),
+                    "after": metrics(method.after),
                     "temperature": method.temperatures,
-                    "calibrated": {
-                        key: [each.metrics for each in evaluations]
-                        for key, evaluations in method.calibrated.items()
-                    },
+                    "calibrated": {key: metrics(each) for key, each in method.calibrated.items()},
                     "chosen_temperature": method.chosen,
                     "detection": method.detection,
                     "detection_after": method.detection_after,
