@@ -10,7 +10,7 @@ import torch
 
 from calibrant.evaluation import evaluate
 from calibrant.evaluation.comparison import Comparison, Method
-from calibrant.reports import charts, verdict
+from calibrant.reports import charts
 from calibrant.reports.page import Summary, write_report
 from calibrant.reports.table_builders import comparison_note, comparison_table
 from tests.reports import test_page as pages
@@ -57,10 +57,8 @@ def comparison_page(tmp_path_factory):
         "Comparison",
         comparison_note(comparison),
         comparison_table(comparison),
-        verdict=verdict.methods(comparison),
-        errors=charts.error_of_methods(comparison),
+        comparison,
         scatter=charts.accuracy_against_error(comparison),
-        models=NAMES,
     )
     path = tmp_path_factory.mktemp("page") / "report.html"
     evaluations = [method.evaluations(state)[0] for state in ("", "temperature") for method in methods]

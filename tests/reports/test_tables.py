@@ -11,7 +11,6 @@ from calibrant.evaluation.comparison import Comparison, Method
 from calibrant.metrics import METRICS
 from calibrant.reports.table_builders import comparison_table, evaluation_note, evaluation_table
 from calibrant.reports.tables import (
-    WORDS,
     Cell,
     Column,
     Table,
@@ -150,7 +149,7 @@ def test_a_wide_terminal_shows_one_table(table, monkeypatch, capsys):
 
 
 def test_models_may_stand_side_by_side(table, monkeypatch, capsys):
-    shown = on_terminal(monkeypatch, capsys, 100, table, models_across=True, marks=WORDS)
+    shown = on_terminal(monkeypatch, capsys, 100, table, models_across=True)
     lines = [line.split() for line in shown.splitlines() if line.strip()]
     assert lines[0] == list(NAMES)
     assert lines[2] == ["Accuracy", "90.00", "95.00", "*", "better", "80.00", "worse"]

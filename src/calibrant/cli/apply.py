@@ -16,15 +16,11 @@ from calibrant.printable import first_few
 def apply(
     calibrator: Annotated[
         Path,
-        typer.Argument(
-            metavar="CALIBRATOR", help="A calibrator, written by calibrate --output.", show_default=False
-        ),
+        typer.Argument(metavar="CALIBRATOR", help="A calibrator, written by calibrate --output."),
     ],
     file: Annotated[
         Path,
-        typer.Argument(
-            metavar="FILE", help="Predictions, also without labels; see evaluate.", show_default=False
-        ),
+        typer.Argument(metavar="FILE", help="Predictions, also without labels; see evaluate."),
     ],
     output: Annotated[
         Path,

@@ -22,9 +22,7 @@ if TYPE_CHECKING:
 def calibrate(
     file: Annotated[
         Path,
-        typer.Argument(
-            metavar="FILE", help="Held-out predictions to fit to; see evaluate.", show_default=False
-        ),
+        typer.Argument(metavar="FILE", help="Held-out predictions to fit to; see evaluate."),
     ],
     method: Annotated[
         str,

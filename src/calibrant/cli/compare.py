@@ -41,7 +41,6 @@ def compare(
         typer.Option(
             metavar="DATA,DATA[OPTION=VALUE],…",
             help="Out-of-distribution data sets, to be detected by the entropy: svhn, cifar10-c[severity=3].",
-            show_default=False,
         ),
     ] = "",
     shift: Annotated[
@@ -49,7 +48,6 @@ def compare(
         typer.Option(
             metavar="DATA,DATA[OPTION=VALUE],…",
             help="Shifted test data with the same classes, at every severity: cifar10-c[corruption=fog].",
-            show_default=False,
         ),
     ] = "",
     calibrators: Annotated[

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
+from json import dumps
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from calibrant.atomic import replace_file
 from calibrant.cli import terminal
 from calibrant.cli.program import say
 from calibrant.printable import counted
@@ -26,7 +29,6 @@ def conformal(
         typer.Argument(
             metavar="FILE",
             help="Held-out predictions to fit to, new to the calibrator; see evaluate.",
-            show_default=False,
         ),
     ],
     method: Annotated[
@@ -103,7 +105,8 @@ def conformal(
         if output is not None:
             save_conformal(sets, output, class_names=held_out.class_names)
         if json is not None and figures is not None:
-            _write(json, sets, figures)
+            content = {"method": sets.key, "options": sets.options(), **asdict(figures)}
+            replace_file(json, (dumps(content) + "\n").encode())
     elements = batches.elements
     at_least = "About" if held_out.spatial else "At least"
     promise = f"{at_least} {100 * (1 - sets.alpha):g} % of the sets of new elements"
@@ -157,16 +160,6 @@ def _figures(sets: ConformalSets, layer: Calibrator | None, file: PredictionFile
             raise ValueError("holds no predictions")
         names = file.class_names
         return total.figures(class_names=None if names is None else tuple(names))
-
-
-def _write(path: Path, sets: ConformalSets, figures: SetFigures) -> None:
-    from dataclasses import asdict
-    from json import dumps
-
-    from calibrant.atomic import replace_file
-
-    content = {"method": sets.key, "options": sets.options(), **asdict(figures)}
-    replace_file(path, (dumps(content) + "\n").encode())
 
 
 def _print(figures: SetFigures, file: PredictionFile, *, wide: bool) -> None:

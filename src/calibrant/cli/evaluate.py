@@ -23,7 +23,6 @@ def evaluate(
             metavar="FILE",
             help="Files with logits or probabilities, and labels: .npz, .npy (either file of a pair), .pt, "
             ".safetensors, .csv, .parquet or .jsonl. Or folders of such files: a folder is one set.",
-            show_default=False,
         ),
     ],
     report: terminal.Report = None,
@@ -56,7 +55,6 @@ def evaluate(
             "--stream/--exact",
             help="Read in constant memory (equal-mass figures are approximate, some are missing), or load "
             "everything. By default a file is loaded if its logits take less than 1 GiB.",
-            show_default=False,
         ),
     ] = None,
     jobs: Annotated[
@@ -66,7 +64,6 @@ def evaluate(
             max=4096,
             help="Read this many files of a folder at the same time, each in a process of its own. More "
             "than one job implies --stream. By default 1; with --on ray, the CPUs of the cluster.",
-            show_default=False,
         ),
     ] = None,
     on: terminal.On = "processes",
@@ -151,11 +148,11 @@ def evaluate(
                 found = prediction_files.evaluate_in_workers(
                     file, name, options, jobs=jobs or (None if on == "ray" else 1), on=on
                 )
-                evaluations.append(found)
-                continue
-            loaded = prediction_files.load(file, stream)
-            evaluations.append(prediction_files.evaluate_file(file, name, loaded, options))
-            del loaded  # before the next file is loaded
+            else:
+                loaded = prediction_files.load(file, stream)
+                found = prediction_files.evaluate_file(file, name, loaded, options)
+                del loaded  # before the next file is loaded
+            evaluations.append(found)
     with terminal.one_line_errors(OSError):  # written first: printing fails if nobody reads the output
         prediction_files.write_evaluations(evaluations, report, json)
     prediction_files.print_evaluations(evaluations, wide=wide)

@@ -16,7 +16,7 @@ from calibrant.cli.training_options import training_errors
 def export(
     bundle: Annotated[
         Path,
-        typer.Argument(metavar="BUNDLE", help="Folder of a bundle, or of its run.", show_default=False),
+        typer.Argument(metavar="BUNDLE", help="Folder of a bundle, or of its run."),
     ],
     output: Annotated[Path, typer.Option(metavar="FILE", help="The file to write: .onnx or .pt2.")],
     form: Annotated[str, typer.Option("--format", help="onnx, or torch for torch.export.")] = "onnx",

@@ -29,7 +29,6 @@ def figures(
         typer.Argument(
             metavar="RUN…",
             help="Folders of finished runs or comparisons; the word formulas for the formulas of losses.",
-            show_default=False,
         ),
     ],
     output: Annotated[Path, typer.Option(metavar="DIR", help="Folder for the figures, as .png and .svg.")],

@@ -16,9 +16,7 @@ from calibrant.cli.terminal import On, Resamples, Wide, app, fail
 def leaderboard(
     board: Annotated[
         Path,
-        typer.Argument(
-            metavar="FILE", help="A TOML file with recipes, losses and seeds.", show_default=False
-        ),
+        typer.Argument(metavar="FILE", help="A TOML file with recipes, losses and seeds."),
     ],
     output: Annotated[
         Path | None,

@@ -22,9 +22,7 @@ if TYPE_CHECKING:
 def predict(
     run: Annotated[
         Path,
-        typer.Argument(
-            metavar="RUN", help="Folder of a finished run or, with --input, of a bundle.", show_default=False
-        ),
+        typer.Argument(metavar="RUN", help="Folder of a finished run or, with --input, of a bundle."),
     ],
     output: Annotated[
         Path,

@@ -10,9 +10,10 @@ from contextlib import closing, contextmanager
 from functools import partial
 from math import prod
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
+from rich.progress import Progress
 from torch import Tensor
 
 import calibrant.evaluation
@@ -27,9 +28,6 @@ from calibrant.predictions import CHUNK, BadFileError, PredictionFile, batches_o
 from calibrant.printable import first_few
 from calibrant.processes import Workers
 from calibrant.warning import warn
-
-if TYPE_CHECKING:
-    from rich.progress import Progress
 
 Batch = tuple[Tensor, Tensor]
 
@@ -272,16 +270,16 @@ def check_same_classes(first: PredictionFile, other: PredictionFile) -> None:
 
 
 def write_evaluations(
-    evaluations: Sequence[Evaluation], report: Path | None, json: Path | None, **about: Any
+    evaluations: Sequence[Evaluation], report: Path | None, json: Path | None, fitted: str = ""
 ) -> None:
-    """Write the report and the JSON file, if asked for; ``about`` as the options of `write_report`."""
+    """Write the report and the JSON file, if asked for; ``fitted`` as in `write_report`."""
     if json is not None:
         listed = ",\n".join(evaluation.to_json() for evaluation in evaluations)
         replace_file(json, f"[{listed}]\n".encode())
     if report is not None:
         from calibrant.reports.page import write_report
 
-        write_report(evaluations, report, **about)
+        write_report(evaluations, report, fitted=fitted)
 
 
 def print_evaluations(evaluations: Sequence[Evaluation], *, wide: bool = False) -> None:
@@ -290,13 +288,13 @@ def print_evaluations(evaluations: Sequence[Evaluation], *, wide: bool = False) 
 
     from calibrant.evaluation.figures import pixels_note, zeros_notes
     from calibrant.reports.table_builders import evaluation_note, evaluation_table, with_groups
-    from calibrant.reports.tables import WORDS, print_table
+    from calibrant.reports.tables import print_table
 
     if len(evaluations) > 1:
         names = [evaluation.name for evaluation in evaluations]
         table = evaluation_table(evaluations, names, against="first", unit=" %")
         table = with_groups(table, evaluations, unit=" %")
-        print_table(table, evaluation_note(evaluations), models_across=True, marks=WORDS, wide=wide)
+        print_table(table, evaluation_note(evaluations), models_across=True, wide=wide)
         if any(each.dense for each in evaluations):
             say(f"Note: {pixels_note(evaluations)}")
         for note in zeros_notes(evaluations):

@@ -78,30 +78,31 @@ def _run(command: Callable[[], Any]) -> Any:
         if not isinstance(end.__context__, BrokenPipeError):
             raise
         code = NOBODY_READS
-    except MemoryError as problem:
-        complain(f"not enough memory: {problem or 'expected smaller files, or --stream for predictions'}")
-        code = EXPECTED
-    except MissingPackageError as problem:
-        complain(str(problem))
-        code = EXPECTED
-    except OSError as problem:
-        unnamed = problem.filename is None and not _can_be_written(sys.stdout)
-        complain(f"the standard output: {problem.strerror}" if unnamed else described(problem))
-        code = EXPECTED
     except Exception as problem:
         if hasattr(problem, "exit_code") or isinstance(problem, typer.Abort):
             raise  # typer ends the program by these, after a usage error for example
-        words = str(problem)
-        if isinstance(problem, RuntimeError) and re.search(
-            "allocat.* memory|memory.* allocat|out of memory", words
-        ):
-            complain(f"not enough memory: {words.strip().splitlines()[0]}")  # torch's own error
-            code = EXPECTED
-        else:
-            complain(f"unexpected {_summary(problem)}; {_logged(problem)}")
-            code = FAILED
+        expected = _expected(problem)
+        complain(expected or f"unexpected {_summary(problem)}; {_logged(problem)}")
+        code = EXPECTED if expected else FAILED
     _give_up_unwritable()
     raise typer.Exit(code) from None
+
+
+def _expected(error: Exception) -> str:
+    """What to say about an error that may come from what a command is given; "" for any other."""
+    words = str(error)
+    if isinstance(error, MemoryError):
+        return f"not enough memory: {words or 'expected smaller files, or --stream for predictions'}"
+    if isinstance(error, MissingPackageError):
+        return words
+    if isinstance(error, OSError):
+        unnamed = error.filename is None and not _can_be_written(sys.stdout)
+        return f"the standard output: {error.strerror}" if unnamed else described(error)
+    if isinstance(error, RuntimeError) and re.search(
+        "allocat.* memory|memory.* allocat|out of memory", words
+    ):
+        return f"not enough memory: {words.strip().splitlines()[0]}"  # torch's own error
+    return ""
 
 
 def foreseen(error: Exception) -> bool:

@@ -14,9 +14,7 @@ from calibrant.cli.training_options import Changes, OwnData, Target, load_recipe
 
 @app.command()
 def recipes(
-    name: Annotated[
-        str | None, typer.Argument(metavar="NAME", help="Print this recipe as TOML.", show_default=False)
-    ] = None,
+    name: Annotated[str | None, typer.Argument(metavar="NAME", help="Print this recipe as TOML.")] = None,
     data: OwnData = None,
     target: Target = None,
     changes: Changes = None,

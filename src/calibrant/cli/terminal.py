@@ -206,9 +206,7 @@ def _unwritable(path: Path) -> str | None:
 def _same_file(first: Path, second: Path) -> bool:
     if first.exists() and not first.is_file():
         return False  # a device or a pipe is written to, not replaced
-    if os.path.realpath(first) == os.path.realpath(second):
-        return True
     try:
-        return os.path.samefile(first, second)
+        return first.samefile(second)
     except OSError:  # one of them does not exist
-        return False
+        return os.path.realpath(first) == os.path.realpath(second)

@@ -35,7 +35,6 @@ OwnData = Annotated[
         metavar="PATH",
         help="Your own data, in place of a recipe: a folder of class folders with images, a .csv, .tsv, "
         ".parquet or .jsonl table, or an .npz file.",
-        show_default=False,
     ),
 ]
 Target = Annotated[

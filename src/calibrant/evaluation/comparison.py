@@ -7,7 +7,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from statistics import fmean, stdev
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from scipy import special  # type: ignore[import-untyped]
@@ -137,9 +137,6 @@ class Comparison:
     methods: tuple[Method, ...]
     dense: bool = False
     columns: tuple[str, ...] = ()
-    _found: dict[tuple[str, str], dict[str, MeanFigure]] = field(
-        default_factory=dict, init=False, repr=False, compare=False
-    )  # what `figures` has computed
 
     def __post_init__(self) -> None:
         if not self.columns:
@@ -173,33 +170,28 @@ class Comparison:
         if metric not in METRICS:
             raise ValueError(unknown("metric", metric, METRICS))
         calibrator = after if isinstance(after, str) else "temperature" if after else ""
-        if (metric, calibrator) not in self._found:
-            self._found[metric, calibrator] = self._figures(metric, calibrator)
-        return dict(self._found[metric, calibrator])
-
-    def _figures(self, metric: str, calibrator: str) -> dict[str, MeanFigure]:
         found: dict[str, MeanFigure] = {}
-        first: tuple[Evaluation, ...] | None = None
+        first: _Runs | None = None
         tested: dict[str, float] = {}
         for method in self.methods:
             evaluations = method.evaluations(calibrator)
             if not evaluations or any(each.figures[metric].value is None for each in evaluations):
                 continue
-            values = _values(evaluations, metric)
-            replicates = _replicates(evaluations, metric)
-            estimate = _of_seeds(values, None if replicates is None else _variance(replicates, evaluations))
+            runs = _runs(evaluations, metric)
+            of_test_data = None if runs.replicates is None else _variance(runs.replicates, evaluations)
+            estimate = _of_seeds(runs.values, of_test_data)
             better = False
             if method is self.methods[0]:
-                first = evaluations
+                first = runs
             elif first is not None:
-                difference = _difference(evaluations, first, metric)
+                difference = _difference(runs, first)
                 better = difference.mean != 0 and (difference.mean > 0) == METRICS[metric].higher_is_better
                 p_value = None if METRICS[metric].maximum else difference.p_value()
                 if p_value is not None:
                     tested[method.name] = p_value
             found[method.name] = MeanFigure(
                 estimate.mean,
-                stdev(values) if len(values) > 1 else None,
+                stdev(runs.values) if len(runs.values) > 1 else None,
                 estimate.interval(METRICS[metric].percent),
                 better=better,
             )
@@ -240,6 +232,9 @@ class Comparison:
                     summaries[name][metric] = {key: value for key, value in entries if key != "better"}
             return summaries
 
+        def metrics(evaluations: Sequence[Evaluation]) -> list[Metrics]:
+            return [each.metrics for each in evaluations]
+
         plain = {
             "format": _FORMAT,
             "title": self.title,
@@ -253,13 +248,10 @@ class Comparison:
             "calibrated": {key: summary(key) for key in self.calibrators if key != "temperature"},
             "runs": {
                 method.name: {
-                    "before": [each.metrics for each in method.before],
-                    "after": [each.metrics for each in method.after],
+                    "before": metrics(method.before),
+                    "after": metrics(method.after),
                     "temperature": method.temperatures,
-                    "calibrated": {
-                        key: [each.metrics for each in evaluations]
-                        for key, evaluations in method.calibrated.items()
-                    },
+                    "calibrated": {key: metrics(each) for key, each in method.calibrated.items()},
                     "chosen_temperature": method.chosen,
                     "detection": method.detection,
                     "detection_after": method.detection_after,
@@ -323,20 +315,38 @@ class _Estimate:
         return high
 
 
-def _difference(ours: Sequence[Evaluation], theirs: Sequence[Evaluation], metric: str) -> _Estimate:
+class _Runs(NamedTuple):
+    """One metric of one method in every seed."""
+
+    evaluations: Sequence[Evaluation]
+    values: list[float]
+    replicates: Tensor | None  # (seeds, resamples); None if the metric was resampled less than twice
+
+
+def _runs(evaluations: Sequence[Evaluation], metric: str) -> _Runs:
+    figures = [each.figures[metric] for each in evaluations]
+    drawn = [each.replicates for each in figures]
+    size = min(map(len, drawn))
+    replicates = torch.tensor([each[:size] for each in drawn], dtype=torch.float64) if size > 1 else None
+    return _Runs(evaluations, [float(each.value or 0.0) for each in figures], replicates)
+
+
+def _difference(ours: _Runs, theirs: _Runs) -> _Estimate:
     """The mean difference over seeds."""
-    values, others = _values(ours, metric), _values(theirs, metric)
+    values, others = ours.values, theirs.values
     if len(others) != len(values):  # seeds cannot be paired
         values, others = [fmean(values)], [fmean(others)]
-    drawn, others_drawn = _replicates(ours, metric), _replicates(theirs, metric)
+    drawn, others_drawn = ours.replicates, theirs.replicates
     few = least_resamples(0.95)
     if drawn is None or others_drawn is None or min(drawn.shape[1], others_drawn.shape[1]) < few:
         of_test_data = None
-    elif len(ours) == len(theirs) and all(map(Evaluation.is_paired_with, ours, theirs)):
+    elif len(drawn) == len(others_drawn) and all(
+        map(Evaluation.is_paired_with, ours.evaluations, theirs.evaluations)
+    ):
         size = min(drawn.shape[1], others_drawn.shape[1])
-        of_test_data = _variance(drawn[:, :size] - others_drawn[:, :size], ours)
+        of_test_data = _variance(drawn[:, :size] - others_drawn[:, :size], ours.evaluations)
     else:
-        of_test_data = _variance(drawn, ours) + _variance(others_drawn, theirs)
+        of_test_data = _variance(drawn, ours.evaluations) + _variance(others_drawn, theirs.evaluations)
     return _of_seeds([value - other for value, other in zip(values, others, strict=True)], of_test_data)
 
 
@@ -347,17 +357,6 @@ def _of_seeds(values: Sequence[float], of_test_data: float | None) -> _Estimate:
         stdev(values) ** 2 / len(values) if len(values) > 1 else 0.0,
         len(values),
     )
-
-
-def _values(evaluations: Sequence[Evaluation], metric: str) -> list[float]:
-    return [float(each.figures[metric].value or 0.0) for each in evaluations]
-
-
-def _replicates(evaluations: Sequence[Evaluation], metric: str) -> Tensor | None:
-    """The replicates of each seed, ``(seeds, resamples)``; None if it was resampled less than twice."""
-    replicates = [each.figures[metric].replicates for each in evaluations]
-    size = min(map(len, replicates))
-    return torch.tensor([each[:size] for each in replicates], dtype=torch.float64) if size > 1 else None
 
 
 def _variance(replicates: Tensor, evaluations: Sequence[Evaluation]) -> float:

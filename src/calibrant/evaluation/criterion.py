@@ -71,9 +71,9 @@ class Criterion:
 
     def reason(self, validation: Comparison, chosen: str) -> str:
         """Why this method was chosen, in a sentence."""
-        means = [figure.mean for figure in self.figures(validation).values()]
-        mean = self.figures(validation)[chosen].mean
-        equal, seeds = means.count(mean), len(validation.seeds)
+        means = {name: figure.mean for name, figure in self.figures(validation).items()}
+        mean, seeds = means[chosen], len(validation.seeds)
+        equal = list(means.values()).count(mean)
         which = f"the first of {equal} settings with" if equal > 1 else "with"
         best = "highest" if self.higher_is_better else "lowest"
         over = f", mean over {seeds} seeds" if seeds > 1 else ""

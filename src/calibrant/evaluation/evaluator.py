@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+import operator
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import copy
@@ -336,14 +337,11 @@ class Evaluator:
         total = copy(self)
         total.num_classes = self.num_classes or other.num_classes
         total._dense |= other._dense
-        total._sums = None
-        parts = [part._sums for part in (self, other) if part._sums is not None]
-        total._labels = self._labels or other._labels
+        total._sums, total._labels = self._sums or other._sums, self._labels or other._labels
+        if self._sums and other._sums:
+            total._sums = self._sums + other._sums.to(self._sums.samples.device)
         if self._labels and other._labels:
-            pairs = zip(self._labels, other._labels, strict=True)
-            total._labels = tuple(one + two for one, two in pairs)
-        if parts:
-            total._sums = parts[0] if len(parts) == 1 else parts[0] + parts[1].to(parts[0].samples.device)
+            total._labels = tuple(map(operator.add, self._labels, other._labels))
         return total
 
     def _parts(self, labels: int) -> tuple[Evaluator, ...]:
@@ -367,22 +365,20 @@ class Evaluator:
                 what = "label" if num_classes == 1 else "labels"
                 hint = "; with binary=True the num_classes of an Evaluator is the number of labels"
             raise ValueError(f"the logits have {num_classes} {what}, expected {self.num_classes}{hint}")
-        what = "classes"
+        classes = 2 if self.binary else num_classes
+        entries, what = classes, "classes"
         if self.binary and num_classes > 1:
-            what = "labels"
+            entries, what = num_classes, "labels"
             if self.class_counts is not None:
                 raise ValueError("class_counts have no meaning for several labels: leave them out")
-        elif self.binary:
-            num_classes = 2
         for option, values in (("class_names", self.class_names), ("class_counts", self.class_counts)):
-            if values is not None and len(values) != num_classes:
+            if values is not None and len(values) != entries:
                 raise ValueError(
-                    f"{option} must have one entry for each of {num_classes} {what}, got {len(values)}"
+                    f"{option} must have one entry for each of {entries} {what}, got {len(values)}"
                 )
-        num_classes = 2 if self.binary else num_classes
-        if self.background is not None and not 0 <= self.background < num_classes:
+        if self.background is not None and not 0 <= self.background < classes:
             raise ValueError(
-                f"background must be a class from 0 to {num_classes - 1}, or None, got {self.background}"
+                f"background must be a class from 0 to {classes - 1}, or None, got {self.background}"
             )
 
     def _groups(self) -> Tensor | None:

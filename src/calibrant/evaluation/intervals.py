@@ -27,8 +27,6 @@ from calibrant.metrics.uncertainty import (
 
 # Points of the risk-coverage curve that intervals are read off.
 _POINTS = 1000
-# Powers of ten that float64 holds exactly.
-_POWERS = torch.tensor([float(10**power) for power in range(23)], dtype=torch.float64)
 
 
 def figures_of(
@@ -69,7 +67,8 @@ def figures_of(
                 ends = normal_interval(*sums.element_moments(name, options), level)
             if ends is not None:  # corrections for bias and steps of the curve may leave the value outside
                 ends = min(ends[0], value), max(ends[1], value)
-        rounded = () if drawn is None else tuple(_seven_digits(drawn).tolist())
+        # Seven digits are far more precise than a resample. They halve the JSON.
+        rounded = () if drawn is None else tuple(float(f"{each:.7g}") for each in drawn.tolist())
         figures[name] = Figure(value, ends and _clipped(metric, *ends), rounded)
     return figures
 
@@ -85,12 +84,6 @@ def image_figures(images: Tensor, level: float | None) -> dict[str, Figure]:
                 ends = student_interval(mean, math.sqrt(variance), count, level)
             figures[name] = Figure(mean, ends and _clipped(metric, *ends))
     return figures
-
-
-def _seven_digits(values: Tensor) -> Tensor:
-    """Values rounded to seven digits, far more precise than a resample. They halve the JSON."""
-    digits = (6 - values.abs().log10().floor()).clamp(0, len(_POWERS) - 1).long()
-    return (values * _POWERS[digits]).round() / _POWERS[digits]
 
 
 def _bootstrap(

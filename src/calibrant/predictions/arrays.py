@@ -57,26 +57,12 @@ def _predictions(
     scores = arrays[kind]
     if scores.dtype is None or not scores.dtype.is_floating_point:
         raise BadFileError(path, f"{kind} are {scores.stored}; expected floating point")
-    if "labels" not in arrays:
+    if "labels" in arrays:
+        labels = arrays["labels"]
+    else:
         no_labels = no_labels or f"has no labels; expected an integer array named labels, found {found}"
-
-        def unlabelled(rows: int) -> Batches:
-            with scores.open() as all_scores:
-                for start in range(0, scores.shape[0], rows):
-                    part = to_tensor(all_scores[start : start + rows], scores.dtype)
-                    yield part, torch.zeros(len(part), dtype=torch.long)
-
-        return PredictionFile(
-            path,
-            kind,
-            scores.shape,
-            scores.dtype,
-            class_names,
-            unlabelled,
-            stored_labels=scores.shape,
-            no_labels=no_labels,
-        )
-    labels = arrays["labels"]
+        zeros = torch.zeros((), dtype=torch.long).expand(scores.shape[:1])
+        labels = _Array(scores.shape, "int64", torch.long, lambda: nullcontext(zeros))
     # Booleans are answers: of a single score, or in the shape of the scores.
     several, same = prod(scores.shape[1:2]) > 1, labels.shape == scores.shape
     words = Names(() if several and same else class_names or ())  # names of labels are not those of answers
@@ -98,7 +84,14 @@ def _predictions(
                 yield to_tensor(all_scores[part], scores.dtype), to_labels(path, found, start)
 
     return PredictionFile(
-        path, kind, scores.shape, scores.dtype, class_names, chunks, stored_labels=labels.shape
+        path,
+        kind,
+        scores.shape,
+        scores.dtype,
+        class_names,
+        chunks,
+        stored_labels=labels.shape,
+        no_labels=no_labels,
     )
 
 

@@ -81,16 +81,9 @@ def _side_by_side(members: Sequence[PredictionFile], chunk: int) -> Batches:
     """The logits of all members ``(M, n, K, *S)`` and their labels, in batches."""
     with ExitStack() as stack:
         streams = [stack.enter_context(closing(member.batches(chunk=chunk))) for member in members]
-        held: list[Batch | None] = [None] * len(members)
+        held: list[Batch | None] = [next(stream, None) for stream in streams]
         start = 0
-        while True:
-            for index, stream in enumerate(streams):
-                batch = held[index]
-                if batch is None or not len(batch[1]):
-                    held[index] = next(stream, None)
-            present = [batch for batch in held if batch is not None]
-            if len(present) < len(members):
-                break
+        while len(present := [batch for batch in held if batch is not None]) == len(members):
             count = min(len(labels) for _, labels in present)
             expected = present[0][1][:count]
             for member, (_, labels) in zip(members, present, strict=True):
@@ -103,7 +96,10 @@ def _side_by_side(members: Sequence[PredictionFile], chunk: int) -> Batches:
                         "the same order in all files of an ensemble",
                     )
             yield torch.stack([logits[:count] for logits, _ in present]), expected
-            held = [(logits[count:], labels[count:]) for logits, labels in present]
+            held = [
+                (logits[count:], labels[count:]) if len(labels) > count else next(stream, None)
+                for stream, (logits, labels) in zip(streams, present, strict=True)
+            ]
             start += count
         if present:
             index = held.index(None)

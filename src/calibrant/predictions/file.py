@@ -29,12 +29,11 @@ class BadFileError(ValueError):
     """A file of predictions cannot be used; the one-line message says why and what was expected."""
 
     def __init__(self, path: Path | str, problem: str) -> None:
-        super().__init__(one_line(f"{path}: {problem}"))
-        self._made_of = path, problem
+        super().__init__(path, problem)  # as its arguments, so that worker processes can send it by pickle
 
-    def __reduce__(self) -> tuple[type[BadFileError], tuple[Path | str, str]]:
-        # By default an error is pickled with its message as the only argument. Worker processes send errors.
-        return type(self), self._made_of
+    def __str__(self) -> str:
+        path, problem = self.args
+        return one_line(f"{path}: {problem}")
 
 
 @contextmanager

@@ -19,6 +19,7 @@ from dataclasses import replace
 from itertools import islice
 from math import prod
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -240,12 +241,13 @@ def _open_folder(folder: Path, ignore_index: int, binary: bool, labelled: bool) 
     if not shards:
         raise BadFileError(folder, f"holds no predictions: all {len(opened)} files are without rows")
     first = shards[0]
-    attributes = {"kind": "scores", "shape": "axes", "class_names": "class names"}
+
+    def described(file: PredictionFile) -> dict[str, Any]:
+        return {"scores": file.kind, "axes": ("N", *file.shape[1:]), "class names": file.class_names}
+
     for shard in shards:
-        for attribute, name in attributes.items():
-            found, expected = (getattr(each, attribute) for each in (shard, first))
-            if attribute == "shape":
-                found, expected = ("N", *found[1:]), ("N", *expected[1:])
+        for name, found in described(shard).items():
+            expected = described(first)[name]
             if found != expected:
                 raise BadFileError(
                     shard.path,

@@ -7,8 +7,7 @@ or height of a chart. ``series`` is the number of a colour and a shape. Colours 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
@@ -18,18 +17,13 @@ require("report", "matplotlib", purpose=__name__)
 
 from matplotlib.ticker import MaxNLocator
 
-from calibrant.metrics import METRICS
+from calibrant.evaluation import ClassFigures, Evaluation, Reliability
+from calibrant.evaluation.comparison import Comparison, MeanFigure
+from calibrant.metrics import METRICS, RiskCoverage
 from calibrant.metrics.uncertainty import Interval, binomial_interval
 from calibrant.printable import counted, printable
 from calibrant.reports.table_builders import state_words
-from calibrant.reports.tables import interval_text, number_text
-
-if TYPE_CHECKING:
-    from calibrant.evaluation import ClassFigures, Evaluation, Reliability
-    from calibrant.evaluation.comparison import Comparison, MeanFigure
-    from calibrant.metrics import RiskCoverage
-
-_percent = partial(number_text, unit="%")
+from calibrant.reports.tables import in_percent, interval_text
 
 Chart = dict[str, Any]
 
@@ -61,8 +55,8 @@ def reliability_bins(data: Reliability, binary: bool = False) -> list[dict[str, 
         expected = data.consistency[number] or (confidence, confidence)
         tip = (
             f"{x.capitalize()} {left:.2f} to {right:.2f}: {counted(count, 'element')}\n"
-            f"mean {x} {_percent(confidence)}\n"
-            f"{y} {_percent(accuracy)} {interval_text(interval)}\n"
+            f"mean {x} {in_percent(confidence)}\n"
+            f"{y} {in_percent(accuracy)} {interval_text(interval)}\n"
             f"if calibrated {interval_text(expected)}"
         )
         found.append(
@@ -118,8 +112,7 @@ def worst_classes(models: Sequence[Sequence[ClassFigures]]) -> list[int]:
     number = min(len(classes) for classes in models)
 
     def key(k: int) -> tuple[bool, float]:
-        known = [classes[k].ece for classes in models if classes[k].ece == classes[k].ece]  # not NaN
-        return not any(classes[k].accuracy for classes in models), -max(known, default=0.0)
+        return not any(classes[k].accuracy for classes in models), -max(each[k].ece for each in models)
 
     return sorted(range(number), key=key)
 
@@ -161,14 +154,13 @@ def dots(
         if value is not None
         for end in (value, *(interval or ()))
     ]
-    ticks = _ticks(min(0.0, *known, 0.0), max(0.0, *known, 1e-9))
-    start, stop = ticks[0], ticks[-1]
+    ticks = _ticks(min([*known, 0.0]), max([*known, 1e-9]))
 
     def place(value: float) -> float:
-        return (100 * value - start) / (stop - start)
+        return _place(100 * value, ticks)
 
     def dot(name: str, number: int, value: float, interval: Interval | None) -> dict[str, Any]:
-        text = _percent(value, signed=signed)
+        text = in_percent(value, signed=signed)
         what = f"{name}, {series[number]}" if series[number] else name
         low, high = interval or (value, value)
         tip = f"{what}: {text} {interval_text(interval)}".rstrip()
@@ -180,7 +172,7 @@ def dots(
             (name, [dot(name, n, value, ends) for n, (value, ends) in enumerate(row) if value is not None])
             for name, row in rows
         ],
-        "ticks": [((tick - start) / (stop - start), f"{tick:g}".replace("-", "−")) for tick in ticks],
+        "ticks": _labelled(ticks),
         "series": series,
         "zero": place(0.0) if signed else None,
     }
@@ -221,33 +213,31 @@ def accuracy_against_error(comparison: Comparison) -> Chart:
         method.name: [(ece[method.name], accuracy[method.name]) for ece, accuracy in figures]
         for method in comparison.methods
     }
-    axes = []
-    for axis in (0, 1):
-        values = [100 * state[axis].mean for each in found.values() for state in each]
-        low, high = (0.0 if axis == 0 else min(values)), max(values)
-        edge = 0.08 * (high - low) or 1.0
-        if axis:  # a point long, or half of one near 100 %: less is chance, and the labels would not fit
-            edge = max(edge, (1 - (high - low)) / 2)
-        axes.append(_ticks(max(0.0, low - (edge if axis else 0)), min(100.0, high + edge)))
-
-    def place(axis: int, value: float) -> float:
-        return (value - axes[axis][0]) / (axes[axis][-1] - axes[axis][0])
-
-    def ticks_of(axis: int) -> tuple[tuple[float, str], ...]:
-        return tuple((place(axis, tick), f"{tick:g}") for tick in axes[axis])
+    errors, accuracies = (
+        [100 * figure.mean for figure in axis]
+        for axis in zip(*(state for each in found.values() for state in each), strict=True)
+    )
+    largest, low, high = max(errors), min(accuracies), max(accuracies)
+    x_ticks = _ticks(0.0, min(100.0, largest + (0.08 * largest or 1.0)))
+    # A point long, or half of one near 100 %: less is chance, and the labels would not fit.
+    edge = max(0.08 * (high - low) or 1.0, (1 - (high - low)) / 2)
+    y_ticks = _ticks(max(0.0, low - edge), min(100.0, high + edge))
 
     def point(series: int, state: int, name: str, ece: MeanFigure, accuracy: MeanFigure) -> dict[str, Any]:
         lines = [f"{name}, {state_words(states[state])}"]
         for metric, figure in (("ece", ece), ("accuracy", accuracy)):
-            lines.append(f"{METRICS[metric].label} {_percent(figure.mean)} {interval_text(figure.interval)}")
-        x, y = place(0, 100 * ece.mean), place(1, 100 * accuracy.mean)
+            lines.append(
+                f"{METRICS[metric].label} {in_percent(figure.mean)} {interval_text(figure.interval)}"
+            )
+        x, y = _place(100 * ece.mean, x_ticks), _place(100 * accuracy.mean, y_ticks)
         return {"x": x, "y": y, "series": series, "state": state, "tip": "\n".join(lines)}
 
     points = [
         [point(series, state, name, *figures) for state, figures in enumerate(each)]
         for series, (name, each) in enumerate(found.items())
     ]
-    return {"points": points, "x_ticks": ticks_of(0), "y_ticks": ticks_of(1), "names": list(found)}
+    ticks = {"x_ticks": _labelled(x_ticks), "y_ticks": _labelled(y_ticks)}
+    return {"points": points, **ticks, "names": list(found)}
 
 
 def risks(evaluations: Sequence[Evaluation], names: Sequence[str]) -> Chart | None:
@@ -259,7 +249,7 @@ def risks(evaluations: Sequence[Evaluation], names: Sequence[str]) -> Chart | No
     ticks = _ticks(0.0, max(100 * max(*each.risk, each.interval[-1][1], 1e-3) for each in found))
 
     def place(risk: float) -> float:
-        return min(1.0, 100 * risk / ticks[-1])
+        return min(1.0, _place(100 * risk, ticks))
 
     def joined(points: Iterable[tuple[float, float]]) -> str:
         return " ".join(f"{x:.4g},{place(y):.4g}" for x, y in points)
@@ -271,8 +261,8 @@ def risks(evaluations: Sequence[Evaluation], names: Sequence[str]) -> Chart | No
             (
                 data.coverage[n],
                 place(data.risk[n]),
-                f"{name}: the {_percent(data.coverage[n])} most confident elements\n"
-                f"error rate {_percent(data.risk[n])} {interval_text(data.interval[n])}",
+                f"{name}: the {in_percent(data.coverage[n])} most confident elements\n"
+                f"error rate {in_percent(data.risk[n])} {interval_text(data.interval[n])}",
             )
             for n in range(step - 1, len(data.coverage), step)
         ]
@@ -282,7 +272,7 @@ def risks(evaluations: Sequence[Evaluation], names: Sequence[str]) -> Chart | No
 
     return {
         "curves": [curve(name, data) for name, data in zip(names, found, strict=True)],
-        "y_ticks": [(tick / ticks[-1], f"{tick:g}") for tick in ticks],
+        "y_ticks": _labelled(ticks),
         "names": names,
     }
 
@@ -290,3 +280,12 @@ def risks(evaluations: Sequence[Evaluation], names: Sequence[str]) -> Chart | No
 def _ticks(low: float, high: float) -> list[float]:
     """Round numbers from below ``low`` to above ``high``."""
     return [float(tick) for tick in MaxNLocator(5).tick_values(low, high)]
+
+
+def _place(value: float, ticks: Sequence[float]) -> float:
+    """Where a value lies between the first tick and the last one, from 0 to 1."""
+    return (value - ticks[0]) / (ticks[-1] - ticks[0])
+
+
+def _labelled(ticks: Sequence[float]) -> list[tuple[float, str]]:
+    return [(_place(tick, ticks), f"{tick:g}".replace("-", "−")) for tick in ticks]

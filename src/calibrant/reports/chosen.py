@@ -21,8 +21,7 @@ from calibrant.evaluation.chosen import Sweep, Trial, Tuning, Value
 from calibrant.evaluation.comparison import MeanFigure
 from calibrant.evaluation.criterion import Criterion
 from calibrant.printable import printable
-from calibrant.reports import charts, plots, verdict
-from calibrant.reports.comparison_page import facts
+from calibrant.reports import plots
 from calibrant.reports.page import Summary, write_report
 from calibrant.reports.plots import checks, drawing
 from calibrant.reports.table_builders import comparison_table, figures_note
@@ -263,19 +262,16 @@ def write_tuning(tuning: Tuning, folder: str | os.PathLike[str]) -> None:
         if any(trial.epochs for trial in tuning.trials):
             drawn["epochs"] = epochs(tuning)
         images = {f"plots/tune-{name}.png": drawing.png(figure) for name, figure in drawn.items()}
-        pictures = tuple((_CAPTIONS[name], drawing.svg(figure)) for name, figure in drawn.items())
+        pictures = [(_CAPTIONS[name], drawing.svg(figure)) for name, figure in drawn.items()]
     replace_files(folder, {"tune.json": f"{tuning.to_json()}\n", "tune.md": markdown(tuning), **images})
     (tested,) = tuning.test.methods
     summary = Summary(
         "Trials",
         " ".join([*tuning.remarks(), validation_note(tuning), chosen_note(tuning)]),
         comparison_table(tuning.validation),
+        tuning.test,
         pictures,
-        (("The chosen loss on the test data", comparison_table(tuning.test)),),
-        verdict=verdict.methods(tuning.test),
-        errors=charts.error_of_methods(tuning.test),
-        models=(tested.name,),
-        facts=facts(tuning.test),
+        [("The chosen loss on the test data", comparison_table(tuning.test))],
         pictured="the history of the trials",
     )
     write_report(

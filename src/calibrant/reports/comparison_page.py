@@ -24,7 +24,7 @@ from calibrant.evaluation.comparison import Comparison
 from calibrant.losses.adaptive import SYMBOLS
 from calibrant.metrics import METRICS
 from calibrant.printable import counted
-from calibrant.reports import charts, plots, verdict
+from calibrant.reports import charts, plots
 from calibrant.reports.page import Summary, write_report
 from calibrant.reports.plots.calibration import reliability_grid
 from calibrant.reports.plots.drawing import default_style, figure_of, png, rows_height, svg
@@ -126,13 +126,10 @@ def write_comparison(
         "Comparison",
         comparison_note(comparison),
         comparison_table(comparison),
-        tuple(pictures),
-        tuple(shift_tables(comparison).items()),
-        verdict=verdict.methods(comparison),
-        errors=charts.error_of_methods(comparison),
-        scatter=charts.accuracy_against_error(comparison),
-        models=tuple(method.name for method in comparison.methods),
-        facts=facts(comparison),
+        comparison,
+        pictures,
+        list(shift_tables(comparison).items()),
+        charts.accuracy_against_error(comparison),
     )
     states = "", *comparison.calibrators
     evaluations = [method.evaluations(state)[0] for state in states for method in comparison.methods]
@@ -142,16 +139,6 @@ def write_comparison(
         title=comparison.title,
         summary=summary,
         segmentation=comparison.dense,
-    )
-
-
-def facts(comparison: Comparison) -> tuple[str, ...]:
-    """How many methods and seeds, and what was done to them."""
-    losses, seeds = len(comparison.methods), len(comparison.seeds)
-    return (
-        "1 loss" if losses == 1 else f"{losses} losses",
-        "1 seed" if seeds == 1 else f"{seeds} seeds",
-        *(f"before and {state_words(calibrator)}" for calibrator in comparison.calibrators),
     )
 
 

@@ -18,6 +18,7 @@ from calibrant.evaluation.comparison import Comparison
 from calibrant.evaluation.criterion import Criterion
 from calibrant.evaluation.ranks import Ranks, Standing, rankings, widest
 from calibrant.metrics import METRICS
+from calibrant.printable import counted
 from calibrant.reports import charts, plots
 from calibrant.reports.comparison_page import write_comparison
 from calibrant.reports.page import template
@@ -117,8 +118,7 @@ def _label(criterion: Criterion) -> str:
 def ranks_note(found: Mapping[Criterion, Ranks], standings: Sequence[Standing]) -> str:
     """What the table of ranks shows, and what it leaves out."""
     ranks = next(iter(found.values()))
-    plural = "s" if len(ranks.data) > 1 else ""
-    text = f"Mean ranks over {len(ranks.data)} experiment{plural} ({'; '.join(ranks.data)}), with 95 % "
+    text = f"Mean ranks over {counted(len(ranks.data), 'experiment')} ({'; '.join(ranks.data)}), with 95 % "
     text += "intervals over experiments and seeds; 1 is best."
     methods = {method.name for each in standings if each.comparison for method in each.comparison.methods}
     if left := len(methods - ranks.mean.keys()):

@@ -20,13 +20,14 @@ from markupsafe import Markup, escape
 
 from calibrant.atomic import replace_file
 from calibrant.evaluation import ClassFigures, Evaluation
+from calibrant.evaluation.comparison import Comparison
 from calibrant.evaluation.figures import intervals_note, of_same_data, pixels_note, zeros_notes
 from calibrant.evaluation.sums import GROUPS
 from calibrant.metrics import METRICS
 from calibrant.printable import counted, printable
 from calibrant.reports import charts, verdict
-from calibrant.reports.table_builders import evaluation_table
-from calibrant.reports.tables import HTML, Table, interval_text, number_text
+from calibrant.reports.table_builders import evaluation_table, state_words
+from calibrant.reports.tables import HTML, Table, in_percent, interval_text
 
 # The tables of the summary, by the group of their metrics.
 _TABLES = {
@@ -42,23 +43,18 @@ _MOST_DOTS = 8  # models with a colour of their own
 _KEY_FIGURES = ("ece", "adaptive_ece", "classwise_ece", "nll", "brier", "accuracy", "mean_iou", "p_value")
 _SEGMENTATION = ("mean_iou", "mean_iou_foreground")
 
-_percent = partial(number_text, unit="%")
-
 
 @dataclass(frozen=True)
 class Summary:
-    """A section before the evaluations, with a table and pictures."""
+    """A section on a comparison of methods before the evaluations, with a table and pictures."""
 
     heading: str
     note: str  # below the heading
     table: Table
-    pictures: tuple[tuple[str, bytes], ...] = ()  # captions and SVG images, below the tables
-    others: tuple[tuple[str, Table], ...] = ()  # further tables with their headings
-    verdict: verdict.Verdict | None = None  # on all seeds; by default that of the evaluations
-    errors: charts.Chart | None = None  # the picture beside the verdict
+    comparison: Comparison  # what the page says first, and the methods to count as models
+    pictures: Sequence[tuple[str, bytes]] = ()  # captions and SVG images, below the tables
+    others: Sequence[tuple[str, Table]] = ()  # further tables with their headings
     scatter: charts.Chart | None = None
-    models: tuple[str, ...] = ()  # the names to count as models; by default those of the evaluations
-    facts: tuple[str, ...] = ()  # what there is several times, such as "2 seeds"
     pictured: str = "other errors, training, what the losses learn"  # what the pictures show
 
 
@@ -120,12 +116,10 @@ def render_report(
         raise ValueError("a report needs at least one evaluation")
     if fitted and len(evaluations) != 2:
         raise ValueError(f"fitted needs an evaluation before and one after, got {len(evaluations)}")
-    pixels = segmentation or any(each.dense or each.per_image for each in evaluations)
+    dense = any(each.dense or each.per_image for each in evaluations)
+    pixels = segmentation or dense
     if segmentation is None:
-        segmentation = any(
-            each.dense or each.per_image or each.metrics["mean_iou_foreground"] is not None
-            for each in evaluations
-        )
+        segmentation = dense or any(each.mean_iou_foreground is not None for each in evaluations)
     names = _distinct_names([evaluation.name for evaluation in evaluations])
     if title is None:
         title = f"Calibration of {names[0]}" if len(names) == 1 else "Calibration report"
@@ -149,9 +143,13 @@ def render_report(
     worst = [_worst_classes(evaluation.classes) for evaluation in evaluations]
     shown = [each for parts in worst for part in parts for each in part]
     shown += [evaluation.classes[k] for evaluation in evaluations for k in across]
-    plotted = len(summary.models) if summary and summary.models else len(names)  # those before calibration
-    errors = charts.error_of_models(evaluations, names) if len(names) > 1 else None
-    picture = summary.errors if summary and summary.errors else errors
+    models = [] if fitted else names
+    plotted = len(names)
+    picture = charts.error_of_models(evaluations, names) if len(names) > 1 else None
+    if summary:
+        models = [method.name for method in summary.comparison.methods]
+        plotted = len(models)  # those before calibration
+        picture = charts.error_of_methods(summary.comparison)
     risks = charts.risks(evaluations[:plotted], names[:plotted]) if plotted <= _MOST_DOTS else None
     groups_of_classes = [
         {name: group for name, group in evaluation.groups.items() if group.count}
@@ -164,7 +162,7 @@ def render_report(
     return page.render(
         title=title,
         summary=summary,
-        models=summary.models if summary and summary.models else [] if fitted else names,
+        models=models,
         names=names,
         evaluations=evaluations,
         sections={
@@ -212,7 +210,7 @@ def render_report(
         class_diagrams=charts.class_diagrams(evaluations, names)
         if across and all(each.labels or not each.binary for each in evaluations)
         else None,
-        largest=max((each.ece for each in shown if each.ece == each.ece), default=0.0) or 1.0,
+        largest=max((each.ece for each in shown), default=0.0) or 1.0,
     )
 
 
@@ -229,8 +227,8 @@ def template(name: str) -> Template:
         lstrip_blocks=True,
     )
     environment.filters.update(
-        figure=_percent,
-        signed=partial(_percent, signed=True),
+        figure=in_percent,
+        signed=partial(in_percent, signed=True),
         plain=lambda value: "" if value is None or value != value else repr(value),
         bracket=lambda interval: interval_text(interval) or "–",
         count="{:,}".format,
@@ -248,8 +246,8 @@ def template(name: str) -> Template:
 def _verdict(
     evaluations: Sequence[Evaluation], table: Table, warning: str, summary: Summary | None, fitted: str
 ) -> verdict.Verdict:
-    if summary is not None and summary.verdict is not None:
-        return summary.verdict
+    if summary:
+        return verdict.methods(summary.comparison)
     if fitted:
         return verdict.before_and_after(evaluations[0], evaluations[1], fitted)
     if len(evaluations) == 1:
@@ -317,8 +315,13 @@ def _facts(evaluations: Sequence[Evaluation], summary: Summary | None, fitted: s
     what = [counted(models, "model")]
     if fitted:
         what = ["1 model before and after calibration"]
-    elif summary is not None and summary.facts:
-        what = [*summary.facts]
+    elif summary:
+        comparison = summary.comparison
+        what = [
+            counted(len(comparison.methods), "loss", "losses"),
+            counted(len(comparison.seeds), "seed"),
+            *(f"before and {state_words(calibrator)}" for calibrator in comparison.calibrators),
+        ]
     parts = [
         *what,
         _span((each.samples for each in evaluations), "decision" if labels else "element"),
@@ -371,8 +374,7 @@ def _worst_classes(classes: Sequence[ClassFigures]) -> tuple[list[ClassFigures],
 
     The error of a class that gets no probability is small, which does not make it well calibrated.
     """
-    known = (each for each in classes if each.ece == each.ece)  # not NaN
-    ordered = sorted(known, key=lambda each: each.ece, reverse=True)
+    ordered = [classes[k] for k in charts.worst_classes([classes])]
     right = [each for each in ordered if each.accuracy][:_WORST_CLASSES]
     return right, [each for each in ordered if not each.accuracy][:_WORST_CLASSES]
 
@@ -395,7 +397,7 @@ def _in_words(name: str, evaluation: Evaluation) -> str:
     widest = max(bins, key=lambda each: abs(each["confidence"] - each["accuracy"]))
     return (
         f"Reliability diagram of {name}: {y} is below {x} in {below} of {len(bins)} bins with data. Overall, "
-        f"mean {x} is {_percent(confidence)} and {y} {_percent(accuracy)}: "
+        f"mean {x} is {in_percent(confidence)} and {y} {in_percent(accuracy)}: "
         f"{verdict.reliability_words(evaluation)}. The widest gap is at "
-        f"{x} {_percent(widest['confidence'])}, where {y} is {_percent(widest['accuracy'])}."
+        f"{x} {in_percent(widest['confidence'])}, where {y} is {in_percent(widest['accuracy'])}."
     )

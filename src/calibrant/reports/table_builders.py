@@ -8,8 +8,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
+from calibrant.evaluation import Difference, Evaluation
+from calibrant.evaluation.comparison import CLEAN, Comparison, MeanFigure, mean_figure
 from calibrant.evaluation.figures import of_same_data
 from calibrant.metrics import METRICS
 from calibrant.options import Choice, RecipeError
@@ -23,10 +25,6 @@ from calibrant.reports.tables import (
     interval_text,
     number_text,
 )
-
-if TYPE_CHECKING:
-    from calibrant.evaluation import Difference, Evaluation
-    from calibrant.evaluation.comparison import Comparison, MeanFigure
 
 
 def _best(
@@ -78,7 +76,7 @@ def evaluation_table(
             if reference is not None and printed[index] != printed[reference]:
                 pair = reference, index
                 if pair not in known:
-                    known[pair] = _differences(evaluations[reference], evaluation)
+                    known[pair] = differences(evaluations[reference], evaluation)
                 if (difference := known[pair].get(key)) is not None:
                     low, high = difference.interval
                     distance = number_text(-difference.value, metric.percent, unit=unit, signed=True)
@@ -150,7 +148,7 @@ def evaluation_note(evaluations: Sequence[Evaluation]) -> str:
     )
 
 
-def _differences(first: Evaluation, second: Evaluation) -> dict[str, Difference]:
+def differences(first: Evaluation, second: Evaluation) -> dict[str, Difference]:
     """First minus second, by metric; empty if the two cannot be compared."""
     return {} if first.why_untested(second) else first.compare(second)
 
@@ -196,8 +194,6 @@ def comparison_table(comparison: Comparison, leading: str = "") -> Table:
 
     ``leading`` is the key of the most important metric.
     """
-    from calibrant.evaluation.comparison import mean_figure
-
     methods = comparison.methods
     names = tuple(method.name for method in methods)
     columns = []
@@ -221,12 +217,12 @@ def comparison_table(comparison: Comparison, leading: str = "") -> Table:
                     names[0],
                 )
             )
-    if all(method.temperatures for method in methods):
-        means = [mean_figure(method.temperatures) for method in methods]
-        columns.append(_mean_column("T", means, False, None))
+    temperatures = {"T": [method.temperatures for method in methods]}
     for calibrator in methods[0].chosen:
-        means = [mean_figure(method.chosen[calibrator]) for method in methods]
-        columns.append(_mean_column(f"T, {calibrator}", means, False, None))
+        temperatures[f"T, {calibrator}"] = [method.chosen[calibrator] for method in methods]
+    for label, found in temperatures.items():
+        if all(found):
+            columns.append(_mean_column(label, list(map(mean_figure, found)), False, None))
     for other, short in data_labels(methods[0].detection).items():
         for calibrator in methods[0].detected:
             if all(other in method.detected.get(calibrator, ()) for method in methods):
@@ -320,8 +316,6 @@ def level_label(level: str) -> str:
     >>> level_label("0"), level_label("3"), level_label("shifted")
     ('clean', 'severity 3', 'shifted')
     """
-    from calibrant.evaluation.comparison import CLEAN
-
     if level == CLEAN:
         return "clean"
     return f"severity {level}" if level.isdecimal() else level

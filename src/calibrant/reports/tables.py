@@ -8,8 +8,9 @@ from __future__ import annotations
 import math
 import re
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Literal
 
 from calibrant.extras import require
@@ -96,6 +97,15 @@ class Table:
         )
         return replace(self, columns=tuple(columns))
 
+    def transposed(self) -> Table:
+        """The table with models as columns, without intervals, which would double its height."""
+        cells = zip(*(column.cells for column in self.columns), strict=True)
+        models = (
+            Column(name, name, tuple(replace(cell, interval="") for cell in each))
+            for name, each in zip(self.rows, cells, strict=True)
+        )
+        return Table(tuple(column.label for column in self.columns), tuple(models))
+
     @property
     def intervals_note(self) -> str:
         """What the brackets in a table of means are; "" if it has none."""
@@ -134,6 +144,10 @@ def number_text(
     return ("+" if signed and value > 0 else "") + text.replace("-", "−")
 
 
+in_percent = partial(number_text, unit="%")
+"""A figure as printed, in percent and with the unit."""
+
+
 def interval_text(interval: Sequence[float] | None, percent: bool = True, *, decimals: int = 4) -> str:
     """An interval in brackets, without the unit; "" for None.
 
@@ -156,18 +170,21 @@ def to_markdown(table: Table, heading: str = "model") -> str:
     | second | **5.00** better |
     """
 
-    def line(parts: Iterable[str]) -> str:
-        return "| " + " | ".join(parts) + " |"
-
     def printed(cell: Cell) -> str:
         text = plain_markdown(cell.text)
         return " ".join([f"**{text}**" if cell.best else text, *cell.marks(VERDICTS)])
 
-    lines = [line([heading, *(plain_markdown(column.label) for column in table.columns)])]
-    lines.append("| --- |" + " ---: |" * len(table.columns))
+    first, *others = (f"| {' | '.join(line)} |" for line in _lines(table, heading, plain_markdown, printed))
+    return "\n".join([first, "| --- |" + " ---: |" * len(table.columns), *others])
+
+
+def _lines(
+    table: Table, heading: str, escaped: Callable[[str], str], printed: Callable[[Cell], str]
+) -> Iterator[list[str]]:
+    """The headings, and each row: its name and its figures."""
+    yield [heading, *(escaped(column.label) for column in table.columns)]
     for row, name in enumerate(table.rows):
-        lines.append(line([plain_markdown(name), *(printed(column.cells[row]) for column in table.columns)]))
-    return "\n".join(lines)
+        yield [escaped(name), *(printed(column.cells[row]) for column in table.columns)]
 
 
 def means_in_markdown(table: Table, note: str, heading: str) -> list[str]:
@@ -207,29 +224,14 @@ def to_latex(table: Table, heading: str = "Model") -> str:
     \end{tabular}
     """
 
-    def line(parts: Iterable[str]) -> str:
-        return " & ".join(parts) + r" \\"
-
     def printed(cell: Cell) -> str:
         text = tex(cell.text)
         raised = [rf"\textsuperscript{{{mark}}}" for mark in cell.marks(VERDICTS)]
         return "".join([rf"\textbf{{{text}}}" if cell.best else text, *raised])
 
-    body = [
-        line([tex(name), *(printed(column.cells[row]) for column in table.columns)])
-        for row, name in enumerate(table.rows)
-    ]
-    return "\n".join(
-        [
-            rf"\begin{{tabular}}{{l{'r' * len(table.columns)}}}",
-            r"\toprule",
-            line([heading, *(tex(column.label) for column in table.columns)]),
-            r"\midrule",
-            *body,
-            r"\bottomrule",
-            r"\end{tabular}",
-        ]
-    )
+    first, *others = (" & ".join(line) + r" \\" for line in _lines(table, heading, tex, printed))
+    start = rf"\begin{{tabular}}{{l{'r' * len(table.columns)}}}"
+    return "\n".join([start, r"\toprule", first, r"\midrule", *others, r"\bottomrule", r"\end{tabular}"])
 
 
 _TEX = {
@@ -260,7 +262,6 @@ def print_table(
     *,
     heading: str = "",
     models_across: bool = False,
-    marks: Mapping[str, str] = VERDICTS,
     wide: bool = False,
 ) -> None:
     """Print a table to the standard output, fitted to the width of the terminal.
@@ -273,9 +274,8 @@ def print_table(
         table: the table to print.
         note: a text to print below it.
         heading: the heading of the names.
-        models_across: whether models are columns instead of rows. They come without intervals, which would
-            double the height. Models that do not fit continue below, because none is less important.
-        marks: the marks of best values and verdicts.
+        models_across: whether models are columns instead of rows. Best values get a mark, and there are no
+            intervals. Models that do not fit continue below, because none is less important.
         wide: whether to print all columns side by side, however wide the terminal is.
     """
     require("cli", "rich", purpose="a printed table")
@@ -284,58 +284,63 @@ def print_table(
     from rich.table import Table as Grid
     from rich.text import Text
 
+    shown = replace(
+        table,
+        rows=tuple(printable(name) for name in table.rows),
+        columns=tuple(replace(each, label=printable(each.label)) for each in table.columns if not each.empty),
+    )
+    if models_across:
+        shown = shown.transposed()
+
     def printed(cell: Cell) -> Text:
-        text = " ".join([printable(cell.text), *cell.marks(marks)])
-        if cell.interval and not models_across:
+        text = " ".join([printable(cell.text), *cell.marks(WORDS if models_across else VERDICTS)])
+        if cell.interval:
             text += f"\n{cell.interval}"
         return Text(text, style="bold" if cell.best else "")
 
-    names = [printable(name) for name in table.rows]
-    columns = [
-        _Printed(printable(each.label), tuple(map(printed, each.cells)), each.importance, each.prose)
-        for each in table.columns
-        if not each.empty
-    ]
-    if models_across:
-        across = zip(names, zip(*(column.cells for column in columns), strict=True), strict=True)
-        names, columns = [column.heading for column in columns], [_Printed(*each) for each in across]
+    def folded(column: Column) -> Column:
+        """The column with its heading in lines no wider than the cells below, as far as its words allow."""
+        below = max(len(line) for cell in column.cells for line in printed(cell).plain.split("\n"))
+        heading = column.label.replace(" + ", " +\u00a0")  # a plus sign stays with the next word
+        return replace(column, label=wrapped(heading, below, _LONGEST_WORD))
 
-    def grid_of(columns: Sequence[_Printed], line: int | None = None) -> Grid:
+    def grid_of(columns: Sequence[Column], line: int | None = None) -> Grid:
         grid = Grid(box=box.SIMPLE_HEAD, show_edge=False, padding=(0, 1, 0, 0), pad_edge=False)
         grid.add_column(Text(heading), no_wrap=True)
         for column in columns:
             grid.add_column(
-                Text(column.heading),
+                Text(column.label),
                 justify="left" if column.prose else "right",
                 no_wrap=not column.prose,
-                width=min(column.width, line) if column.prose and line else None,
+                max_width=line if column.prose else None,
             )
         for row, name in enumerate(names):
-            grid.add_row(Text(name), *(column.cells[row] for column in columns))
+            grid.add_row(Text(name), *(printed(column.cells[row]) for column in columns))
         return grid
 
-    def width_of(columns: Sequence[_Printed], line: int | None = _LINE) -> int:
+    def width_of(columns: Sequence[Column], line: int | None = _LINE) -> int:
         grid = grid_of(columns, line)
         return console.measure(grid, options=console.options.update(max_width=10_000)).maximum
 
     console = Console(highlight=False)
     width, limited = console.width, sys.stdout.isatty() and not wide
-    parts, hidden = [columns], list[str]()
-    if limited and width_of(columns, None) > width:
+    names, kept = list(shown.rows), list(shown.columns)
+    parts, hidden = [kept], list[str]()
+    if limited and width_of(kept, None) > width:
         names = [wrapped(name, max(width // 3, 12), _LONGEST_WORD) for name in names]
-        folded = [column.folded() for column in columns]
+        kept = [folded(column) for column in kept]
         if models_across:
             parts = [[]]
-            for column in folded:
+            for column in kept:
                 if parts[-1] and width_of([*parts[-1], column]) > width:
                     parts.append([])
                 parts[-1].append(column)
         else:
-            kept = folded
             while len(kept) > 1 and width_of(kept) > width:
                 least = min(reversed(kept), key=lambda column: column.importance)
                 kept = [column for column in kept if column is not least]
-            hidden = [whole.heading for whole, each in zip(columns, folded, strict=True) if each not in kept]
+            keys = {column.key for column in kept}
+            hidden = [column.label for column in shown.columns if column.key not in keys]
             parts = [kept]
     for number, part in enumerate(parts):
         if number:
@@ -353,25 +358,3 @@ def print_table(
         notes.insert(0, f"Too wide for this terminal: the columns are printed in {len(parts)} parts.")
     for line in notes:
         console.print(printable(line), markup=False, soft_wrap=not limited)
-
-
-@dataclass(frozen=True, eq=False)
-class _Printed:
-    """A column as it is printed."""
-
-    heading: str
-    cells: tuple[Text, ...]
-    importance: int = 0
-    prose: bool = False
-
-    @property
-    def width(self) -> int:
-        """The number of characters in the longest line of heading and cells."""
-        lines = [line for cell in self.cells for line in cell.plain.split("\n")]
-        return max(map(len, [*lines, *self.heading.split("\n")]))
-
-    def folded(self) -> _Printed:
-        """The column with its heading in lines no wider than the cells below, as far as its words allow."""
-        below = replace(self, heading="").width
-        # A plus sign stays with the next word.
-        return replace(self, heading=wrapped(self.heading.replace(" + ", " +\u00a0"), below, _LONGEST_WORD))

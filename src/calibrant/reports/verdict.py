@@ -4,20 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from statistics import fmean
-from typing import TYPE_CHECKING
 
+from calibrant.evaluation import Evaluation, Reliability
+from calibrant.evaluation.comparison import Comparison, Method
 from calibrant.evaluation.figures import LITTLE, zeros_matter, zeros_notes
 from calibrant.metrics import METRICS
 from calibrant.printable import NOT_INDEPENDENT, counted
-from calibrant.reports.tables import Table, number_text
-
-if TYPE_CHECKING:
-    from calibrant.evaluation import Difference, Evaluation, Reliability
-    from calibrant.evaluation.comparison import Comparison, Method
-
-_percent = partial(number_text, unit="%")
+from calibrant.reports.table_builders import differences
+from calibrant.reports.tables import Table, in_percent, number_text
 
 _SMALL_GAP = 0.005  # between mean confidence and accuracy: not worth a headline
 _WORDS = {"ece": "calibration error (ECE)", "nll": "NLL"}
@@ -122,7 +117,7 @@ def is_clear(before: Sequence[Evaluation], after: Sequence[Evaluation]) -> bool:
     With too few resamples nothing can be tested, and any difference counts.
     """
     pairs = list(zip(before, after, strict=True))
-    tests = [_difference(first, second, "ece") for first, second in pairs]
+    tests = [differences(first, second).get("ece") for first, second in pairs]
     if None in tests:
         return True
     better = "second" if sum(second.ece - first.ece for first, second in pairs) < 0 else "first"
@@ -136,14 +131,14 @@ def is_clear(before: Sequence[Evaluation], after: Sequence[Evaluation]) -> bool:
 def one_model(evaluation: Evaluation) -> Verdict:
     """The verdict on one model."""
     confidence, accuracy = mean_confidence_and_accuracy(evaluation.reliability)
-    sentences = [f"Mean confidence is {_percent(confidence)}, accuracy {_percent(accuracy)}."]
+    sentences = [f"Mean confidence is {in_percent(confidence)}, accuracy {in_percent(accuracy)}."]
     if evaluation.binary:
         sentences = [
-            f"The mean probability of yes is {_percent(confidence)}, its frequency {_percent(accuracy)}."
+            f"The mean probability of yes is {in_percent(confidence)}, its frequency {in_percent(accuracy)}."
         ]
     sentences += _room_for_a_temperature(evaluation)
-    if _is_tested(evaluation):
-        error = _percent(evaluation.ece)
+    if _p_value(evaluation) is not None:
+        error = in_percent(evaluation.ece)
         meaning = f"a calibrated model may well get an ECE of {error} from this many elements"
         if _is_rejected(evaluation):
             meaning = f"chance alone does not explain an ECE of {error}"
@@ -200,36 +195,37 @@ def _capital(text: str) -> str:
     return text[:1].upper() + text[1:]
 
 
-def _is_tested(evaluation: Evaluation) -> bool:
-    """Whether the test of calibration holds. It takes elements as independent, and pixels are not."""
-    return evaluation.p_value is not None and not evaluation.per_image
+def _p_value(evaluation: Evaluation) -> float | None:
+    """That of the test of calibration. The test takes elements as independent, and pixels are not."""
+    return None if evaluation.per_image else evaluation.p_value
 
 
 def _is_rejected(evaluation: Evaluation) -> bool:
-    p_value = None if evaluation.per_image else evaluation.p_value
+    p_value = _p_value(evaluation)
     return p_value is not None and p_value < 1 - evaluation.level
 
 
 def _is_needed(before: Evaluation, after: Evaluation) -> bool:
     """Whether a calibrator has something to repair, or has broken something, as far as this is tested."""
-    return not _is_tested(before) or _is_rejected(before) or _is_rejected(after)
+    return _p_value(before) is None or _is_rejected(before) or _is_rejected(after)
 
 
 def _headline(evaluation: Evaluation) -> str:
     confidence, accuracy = mean_confidence_and_accuracy(evaluation.reliability)
-    if _is_tested(evaluation) and not _is_rejected(evaluation):
+    if _p_value(evaluation) is not None and not _is_rejected(evaluation):
         return f"no sign of miscalibration in {counted(evaluation.samples, 'element')}"
     small = abs(confidence - accuracy) < _SMALL_GAP and not evaluation.binary
-    if _is_tested(evaluation) and small:
+    if _is_rejected(evaluation) and small:
         return "miscalibrated, although mean confidence and accuracy agree"
     return reliability_words(evaluation)
 
 
 def _test_words(evaluation: Evaluation) -> str:
-    if evaluation.p_value is None or evaluation.per_image:
+    p_value = _p_value(evaluation)
+    if p_value is None:
         return "calibration is not tested"
     result = "is rejected" if _is_rejected(evaluation) else "is not rejected"
-    return f"calibration {result} ({p_words(evaluation.p_value)})"
+    return f"calibration {result} ({p_words(p_value)})"
 
 
 def _room_for_a_temperature(evaluation: Evaluation) -> list[str]:
@@ -251,16 +247,11 @@ def _from_to(before: Evaluation, after: Evaluation, key: str) -> str:
     metric = METRICS[key]
     ends = [number_text(each.metrics[key], metric.percent, unit="%") for each in (before, after)]
     text = f"{metric.label} {ends[0]} before, {ends[1]} after"
-    difference = _difference(before, after, key)
+    difference = differences(before, after).get(key)
     if difference is not None:
         better = "significantly better" if difference.better == "second" else "significantly worse"
         text += f" ({better if difference.significant else 'no significant difference'})"
     return text
-
-
-def _difference(before: Evaluation, after: Evaluation, key: str) -> Difference | None:
-    """The tested difference of one figure; None if it cannot be tested."""
-    return None if before.why_untested(after) else before.compare(after).get(key)
 
 
 def _ranking(table: Table, key: str) -> str:
@@ -337,9 +328,9 @@ def _method_words(method: Method, tests: Sequence[str]) -> str:
         after = fmean(each.ece for each in method.after)
         change = change_words(before, after, is_clear(method.before, method.after))
         temperature = f"a temperature of {fmean(method.temperatures):.2f} {change}"
-        parts.append(f"{temperature} (ECE {_percent(before)} before, {_percent(after)} after)")
+        parts.append(f"{temperature} (ECE {in_percent(before)} before, {in_percent(after)} after)")
     else:
-        parts.append(f"ECE {_percent(before)}")
+        parts.append(f"ECE {in_percent(before)}")
     return f"{'; '.join([*parts, *tests])}."
 
 

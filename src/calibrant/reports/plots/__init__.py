@@ -16,7 +16,13 @@ from calibrant.reports.plots.distributions import (
     mean_roc_curve,
     roc_curve,
 )
-from calibrant.reports.plots.formulas import dual_focal_phi, exponents, focal_losses, penalty_weights
+from calibrant.reports.plots.formulas import (
+    dual_focal_phi,
+    exponents,
+    focal_losses,
+    penalties,
+    penalty_weights,
+)
 from calibrant.reports.plots.losses import (
     bin_confidences,
     edges,
@@ -24,7 +30,6 @@ from calibrant.reports.plots.losses import (
     gaps,
     learned_quantity,
     multipliers,
-    penalties,
 )
 from calibrant.reports.plots.methods import (
     accuracy_against_ece,

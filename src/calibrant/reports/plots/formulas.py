@@ -9,8 +9,17 @@ from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 from torch import Tensor
 
-from calibrant.losses import PENALTIES, CalFocal, DualFocal, Focal, InverseFocal, Loss, SampleDependentFocal
-from calibrant.reports.plots import drawing
+from calibrant.losses import (
+    PENALTIES,
+    CalFocal,
+    DualFocal,
+    Focal,
+    InverseFocal,
+    Loss,
+    Penalty,
+    SampleDependentFocal,
+)
+from calibrant.reports.plots import checks, drawing
 
 _PROBABILITIES = torch.linspace(0.002, 0.998, 499, dtype=torch.float64)
 
@@ -82,6 +91,40 @@ def dual_focal_phi(
     return drawing.legend_below(ax, [*ax.get_legend_handles_labels()[0], dotted])
 
 
+def penalties(
+    data: Mapping[str, Penalty] = PENALTIES,
+    ax: Axes | None = None,
+    *,
+    multiplier: float = 1.0,
+    penalty_weight: float = 1.0,
+    violations: tuple[float, float] = (-2.0, 2.0),
+    title: str | None = None,
+) -> Axes:
+    """Plot penalties as functions of the violation ``z``.
+
+    Args:
+        data: the penalties by name.
+        multiplier: the multiplier λ.
+        penalty_weight: the penalty weight ρ.
+        violations: the range of z.
+
+    >>> ax = penalties(penalty_weight=2.0)
+    >>> ax.get_ylabel(), [text.get_text() for text in ax.get_legend().get_texts()]
+    ('Penalty, λ = 1, ρ = 2', ['PHR', 'P2', 'P3'])
+    """
+    checks.check_filled(data, "a mapping from name to Penalty")
+    for name, value in (("multiplier", multiplier), ("penalty_weight", penalty_weight)):
+        if not 0 < value < float("inf"):
+            raise ValueError(f"{name} must be positive and finite, got {value}")
+    low, high = violations
+    if not -float("inf") < low < high < float("inf"):
+        raise ValueError(f"violations must be a range (low, high) of finite numbers, got {violations}")
+    curves = {name.upper(): (penalty, multiplier, penalty_weight) for name, penalty in data.items()}
+    ax = _penalties(curves, drawing.given_or_new(ax, 2.4), low, high)
+    drawing.finish(ax, "Violation z", f"Penalty, λ = {multiplier:g}, ρ = {penalty_weight:g}", title)
+    return drawing.legend_inside(ax, "upper left")  # penalties increase: this corner is free
+
+
 def penalty_weights(
     data: Sequence[tuple[float, float]] = ((1.0, 1.0), (1.0, 4.0), (1.0, 16.0), (0.2, 1.0), (3.0, 1.0)),
     ax: Axes | None = None,
@@ -99,18 +142,24 @@ def penalty_weights(
     >>> [line.get_label() for line in ax.lines[2:]]
     ['λ = 1, ρ = 1', 'λ = 1, ρ = 10']
     """
-    violation = torch.linspace(-2, 2, 401, dtype=torch.float64)
-    ax = drawing.given_or_new(ax, 2.6)
-    ax.axhline(0, color=drawing.GREY, linewidth=0.5)
-    ax.axvline(0, color=drawing.GREY, linewidth=0.5)
-    for number, (multiplier, weight) in enumerate(data):
-        pair = violation.new_tensor(weight), violation.new_tensor(multiplier)
-        curve = PENALTIES[penalty].value(violation, *pair)
-        label = f"λ = {multiplier:g}, ρ = {weight:g}"
-        ax.plot(violation.numpy(), curve.numpy(), label=label, linewidth=1.2, **drawing.line_style(number))
-    ax.set(xlim=(-2, 2), ylim=(-2.5, 6))
+    curves = {f"λ = {pair[0]:g}, ρ = {pair[1]:g}": (PENALTIES[penalty], *pair) for pair in data}
+    ax = _penalties(curves, drawing.given_or_new(ax, 2.6), -2, 2)
+    ax.set_ylim(-2.5, 6)
     drawing.finish(ax, "Violation z", f"Penalty {penalty.upper()}", title)
     return drawing.legend_below(ax)
+
+
+def _penalties(data: Mapping[str, tuple[Penalty, float, float]], ax: Axes, low: float, high: float) -> Axes:
+    """Draw penalties, each with its multiplier λ and its weight ρ, for violations from low to high."""
+    ax.axhline(0, color=drawing.GREY, linewidth=0.5)
+    ax.axvline(0, color=drawing.GREY, linewidth=0.5)
+    violation = torch.linspace(low, high, 401, dtype=torch.float64)
+    for number, (label, (penalty, *numbers)) in enumerate(data.items()):
+        multiplier, weight = map(violation.new_tensor, numbers)
+        curve = penalty.value(violation, weight, multiplier)
+        ax.plot(violation.numpy(), curve.numpy(), label=label, linewidth=1.2, **drawing.line_style(number))
+    ax.set_xlim(low, high)
+    return ax
 
 
 def _calfocal(rate: float, accuracy: float) -> CalFocal:

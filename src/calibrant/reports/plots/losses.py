@@ -1,4 +1,4 @@
-"""Plots of losses: penalty functions, and the quantities that adaptive losses learn."""
+"""Plots of the quantities that adaptive losses learn."""
 
 from __future__ import annotations
 
@@ -6,14 +6,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-import torch
 from matplotlib.axes import Axes
 from matplotlib.cm import ScalarMappable
 from matplotlib.collections import LineCollection
 from matplotlib.colors import BoundaryNorm, ListedColormap
 from matplotlib.lines import Line2D
 
-from calibrant.losses import PENALTIES, Penalty
 from calibrant.losses.adaptive import SYMBOLS
 from calibrant.reports.plots import checks, drawing
 from calibrant.reports.plots.checks import Array, Numbers
@@ -166,48 +164,6 @@ def bin_confidences(
     ]
     entries += [Line2D([], [], color=colour, label=f"Bin {b + 1}") for b, colour in colours.items()]
     return drawing.legend_below(ax, entries)
-
-
-def penalties(
-    data: Mapping[str, Penalty] = PENALTIES,
-    ax: Axes | None = None,
-    *,
-    multiplier: float = 1.0,
-    penalty_weight: float = 1.0,
-    violations: tuple[float, float] = (-2.0, 2.0),
-    title: str | None = None,
-) -> Axes:
-    """Plot penalties as functions of the violation ``z``.
-
-    Args:
-        data: the penalties by name.
-        multiplier: the multiplier λ.
-        penalty_weight: the penalty weight ρ.
-        violations: the range of z.
-
-    >>> ax = penalties(penalty_weight=2.0)
-    >>> ax.get_ylabel(), [text.get_text() for text in ax.get_legend().get_texts()]
-    ('Penalty, λ = 1, ρ = 2', ['PHR', 'P2', 'P3'])
-    """
-    checks.check_filled(data, "a mapping from name to Penalty")
-    for name, value in (("multiplier", multiplier), ("penalty_weight", penalty_weight)):
-        if not 0 < value < float("inf"):
-            raise ValueError(f"{name} must be positive and finite, got {value}")
-    low, high = violations
-    if not -float("inf") < low < high < float("inf"):
-        raise ValueError(f"violations must be a range (low, high) of finite numbers, got {violations}")
-    violation = torch.linspace(low, high, 401, dtype=torch.float64)
-    weight, factor = violation.new_tensor(penalty_weight), violation.new_tensor(multiplier)
-
-    ax = drawing.given_or_new(ax, 2.4)
-    ax.axhline(0, color=drawing.GREY, linewidth=0.5)
-    ax.axvline(0, color=drawing.GREY, linewidth=0.5)
-    for number, (name, penalty) in enumerate(data.items()):
-        curve = penalty.value(violation, weight, factor).numpy()
-        ax.plot(violation.numpy(), curve, label=name.upper(), linewidth=1.2, **drawing.line_style(number))
-    ax.set_xlim(low, high)
-    drawing.finish(ax, "Violation z", f"Penalty, λ = {multiplier:g}, ρ = {penalty_weight:g}", title)
-    return drawing.legend_inside(ax, "upper left")  # penalties increase: this corner is free
 
 
 def _constant(values: Array, ax: Axes | None, ylabel: str, title: str | None) -> Axes:

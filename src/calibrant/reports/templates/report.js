@@ -50,7 +50,7 @@
   const interval = (cell) => cell.querySelector(".interval");
   const value = (cell) => {
     if ("value" in cell.dataset) return cell.dataset.value;
-    const plain = (cell.querySelector(".label") || cell).cloneNode(true);
+    const plain = cell.cloneNode(true);
     for (const each of all(".interval", plain)) each.remove();
     return words(plain);
   };
@@ -82,7 +82,7 @@
     const button = make("button", { type: "button", className: "export", textContent: "Save as CSV" });
     button.title = "Values that are not rounded; percentages as fractions";
     button.addEventListener("click", () => save(table));
-    (table.closest(".scroll") || table).after(button);
+    table.closest(".scroll").after(button);
   }
 
   // Hover.
