@@ -530,7 +530,16 @@ def test_arrays_that_will_not_do(tmp_path, arrays, words):
         ),
         ("label,logit_0,logit_1\ncat,1,2\n", ["'cat' in column 'label'", "expected a class number"]),
         ("label,logit_3,logit_cat\ncat,1,2\n", ["'cat' in column 'label'", "expected a class number"]),
-        ("label,probability_a,probability_b\n0,1,0.5\n", ["sum to 1.5"]),
+        ("label,probability_a,probability_b\n0,1,0.5\n", ["sum to 1.5", "at row 1 (line 2 of the file)"]),
+        (
+            "label,probability_a,probability_b\n\n0,0.4,0.3\n",
+            ["line 3", "the 2 classes a, b: is one missing?"],
+        ),
+        (
+            "label,logit_a,logit_b\n0,1,2\n2,1,2\n",
+            ["label 2", "line 3", "the 2 classes a, b: is one missing?"],
+        ),
+        ("label,logit_a,logit_b\n1,1,2\n2,1,2\n", ["label 2", "line 3", "labels count from 1"]),
     ],
 )
 def test_tables_that_will_not_do(tmp_path, text, words):

@@ -295,9 +295,8 @@ def print_evaluations(evaluations: Sequence[Evaluation], *, wide: bool = False) 
         table = evaluation_table(evaluations, names, against="first", unit=" %")
         table = with_groups(table, evaluations, unit=" %")
         print_table(table, evaluation_note(evaluations), models_across=True, wide=wide)
-        if any(each.dense for each in evaluations):
-            say(f"Note: {pixels_note(evaluations)}")
-        for note in zeros_notes(evaluations):
+        notes = [pixels_note(evaluations)] if any(each.dense for each in evaluations) else []
+        for note in filter(None, [*notes, *zeros_notes(evaluations)]):
             say(f"Note: {note}")
     else:
         # In a file or a pipe nothing limits the width, and folded columns would be hard to read.

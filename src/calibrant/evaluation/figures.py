@@ -435,13 +435,16 @@ def of_same_data(evaluations: Sequence[Evaluation]) -> bool:
 
 
 def pixels_note(evaluations: Sequence[Evaluation]) -> str:
-    """A warning for evaluations of images and of tokens: what takes all elements as independent."""
+    """A warning for evaluations of images and of tokens: what takes all elements as independent, or ""."""
     if any(each.intervals and not each.per_image for each in evaluations):
         what = "Intervals and p-values take", "intervals are too narrow, p-values too small"
         if len(evaluations) > 1:
             what = what[0], f"{what[1]}, and differences are called significant too easily"
-    else:  # the intervals of means over images come from the spread between images
+    elif any(each.p_value is not None for each in evaluations):
+        # The intervals of means over images come from the spread between images.
         what = "The p-value takes", "it is too small"
+    else:
+        return ""
     return f"{what[0]} pixels or tokens as independent, but those of one image or text are not: {what[1]}."
 
 

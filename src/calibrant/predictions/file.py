@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from calibrant.layout import SUM_TOLERANCE, are_percentages, as_logits, decimals, tolerance_of_rounded
-from calibrant.printable import one_line, row_of
+from calibrant.printable import first_few, one_line, row_of
 from calibrant.sizes import check_memory
 
 Batch = tuple[Tensor, Tensor]
@@ -214,18 +214,33 @@ class PredictionFile:
                 start = end
         return logits[:start], labels[:start]
 
+    def _row(self, index: int) -> str:
+        """A row for messages, with its line in the file if that is known."""
+        if self._line is None:
+            return row_of(self.path, index)
+        return f"row {index + 1} (line {self._line(index)} of the file)"
+
+    @property
+    def _classes_hint(self) -> str:
+        """What to look at if a table may lack the column of a class."""
+        if not self.columns or self.binary or not self.class_names:
+            return ""
+        names = first_few(self.class_names)
+        return f"; the table has columns of the {len(self.class_names)} classes {names}: is one missing?"
+
     def _check_labels(self, labels: Tensor, start: int) -> None:
         """Raise an error for the first label out of range."""
         wrong = (labels != self.ignore_index) & ((labels < 0) | (labels >= self.values))
         if wrong.any():
-            row = row_of(self.path, start + first_row(wrong))
+            row = self._row(start + first_row(wrong))
             low, high = torch.aminmax(labels[labels != self.ignore_index])
             from_one = (int(low), int(high)) == (1, self.values)
             raise BadFileError(
                 self.path,
                 f"has label {int(labels[wrong][0])} at {row}; expected 0 to "
                 f"{self.values - 1}, or ignore_index={self.ignore_index} for elements to leave out "
-                "(--ignore-index)" + "; if the labels count from 1, subtract 1" * from_one,
+                "(--ignore-index)"
+                + ("; if the labels count from 1, subtract 1" if from_one else self._classes_hint),
             )
 
     def _logits(self, scores: Tensor, labels: Tensor, start: int) -> Tensor:
@@ -243,10 +258,7 @@ class PredictionFile:
             first, what = first_row(wrong), f"{self.kind} are"
             if self.columns:
                 what = f"column {self.columns[int(wrong[first].int().argmax())]!r} is"
-            row = row_of(self.path, start + first)
-            if self._line is not None:
-                row = f"row {start + first + 1} (line {self._line(start + first)} of the file)"
-            found = f"{what} NaN or infinite at {row}"
+            found = f"{what} NaN or infinite at {self._row(start + first)}"
             raise BadFileError(self.path, f"{found}; expected finite numbers")
         if logits:
             return scores
@@ -255,7 +267,7 @@ class PredictionFile:
             hint = "if these are logits, name them logits"
             if are_percentages(checked if self.binary else _rows(scores, counted)):
                 hint = "they are percentages: divide them by 100"
-            row = row_of(self.path, start + first_row(outside))
+            row = self._row(start + first_row(outside))
             raise BadFileError(
                 self.path,
                 f"probabilities range from {low:.4g} to {high:.4g} at {row}; expected 0 to 1 ({hint})",
@@ -269,7 +281,7 @@ class PredictionFile:
             tolerance = tolerance_of_rounded(rows)
             wrong = (total - 1).abs() > tolerance + 1e-6  # 1.01 - 1 is more than 0.01
         if wrong.any():
-            row = row_of(self.path, start + first_row(wrong))
+            row = self._row(start + first_row(wrong))
             found = f"probabilities sum to {float(total[wrong][0]):.4g} over the classes at {row}"
             hint = "each is the probability of a label of its own, pass --binary to evaluate or calibrate"
             hint = f"if {hint}, in Python binary=True"
@@ -277,7 +289,8 @@ class PredictionFile:
             if digits and furthest <= min(0.5, self.num_classes / 2 / 10**digits) + 1e-6:
                 places = f"{digits} decimal{'s' * (digits > 1)}"
                 hint = f"rounding to {places} changes the sum too much: write more"
-            raise BadFileError(self.path, f"{found}; expected 1 within {tolerance:g} ({hint})")
+            missing = self._classes_hint if total[wrong][0] < 1 else ""
+            raise BadFileError(self.path, f"{found}; expected 1 within {tolerance:g} ({hint}){missing}")
         return as_logits(scores)
 
 

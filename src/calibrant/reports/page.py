@@ -157,7 +157,8 @@ def render_report(
     ]
     binary = all(evaluation.binary for evaluation in evaluations)
     said = _verdict(evaluations, table, warning, summary, fitted)
-    notes = ([pixels_note(evaluations)] if pixels else []) + zeros_notes(evaluations, names)
+    notes = [pixels_note(evaluations)] if pixels else []
+    notes = [*filter(None, notes), *zeros_notes(evaluations, names)]
     page = template("report.html.jinja")
     return page.render(
         title=title,
