@@ -470,15 +470,39 @@ def test_a_batch_of_another_kind_is_checked() -> None:
         run(create("focal", 4), logits, logits.softmax(1))
 
 
-def test_images_that_must_be_copied() -> None:
+def odd_layout(name: str) -> tuple[Tensor, Tensor]:
+    """Logits of three classes that arranging copies, or whose gradient is laid out otherwise."""
     logits, target = batch(2, 3, 4, 5)
-    loss = create("cals-alm", 3, reduction="none")
-    turned = logits.transpose(2, 3), target.transpose(1, 2)
-    for _ in range(2):
-        value, slope = run(loss, *turned)
-        wanted = expected(loss, *turned)
-        assert value.shape == turned[1].shape
-        assert_same((value, slope), wanted)
+    if name == "turned":  # both are copied
+        return logits.transpose(2, 3), target.transpose(1, 2)
+    wide = torch.stack([logits, logits + 1], 2).flatten(1, 2)
+    if name == "classes of channels last":
+        return wide.to(memory_format=torch.channels_last)[:, :3], target
+    if name == "images of channels last":
+        twice = torch.cat([wide[:, :3]] * 2).to(memory_format=torch.channels_last)
+        return twice[::2], target
+    if name == "pooled":
+        return wide[..., :1, :1].contiguous()[:, :3], target[:, :1, :1]
+    assert name == "overlapping"
+    strided = torch.as_strided(logits.flatten(), (1, 3, 4, 5), (64, 3, 10, 2))
+    return strided, target[:1]
+
+
+@pytest.mark.parametrize(
+    "layout", ["turned", "classes of channels last", "images of channels last", "pooled", "overlapping"]
+)
+@pytest.mark.parametrize("reduction", ["mean", "none"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_odd_layouts(layout: str, reduction: str, dtype: torch.dtype) -> None:
+    logits, target = odd_layout(layout)
+    target[0, 0, 0] = -100
+    loss = create("cals-alm", 3, reduction=reduction)
+    given = logits.detach().to(dtype)
+    given = torch.as_strided(given, logits.shape, logits.stride()) if layout == "overlapping" else given
+    for _ in range(2):  # the first call of its kind, and a later one
+        value, slope = run(loss, given, target)
+        assert value.shape == (target.shape if reduction == "none" else ())
+        assert_same((value, slope), expected(loss, given, target), 1e-2 if dtype == torch.float16 else 1e-6)
 
 
 @pytest.mark.parametrize("reduction", ["mean", "none"])

@@ -119,8 +119,8 @@ def tiling(classes: int, elements: int, adjacent: bool, bytes_each: int, numbers
 class _Plan:
     """A prepared launch: everything that depends on shapes and on the kind of the loss.
 
-    It takes logits, slopes and target as `arrange` returns them, and launches with the addresses of any
-    batch that `arrange` turns into such views.
+    Strides come from logits, slopes and target as `arrange` returns them. Later batches of the same kind only
+    pass addresses.
     """
 
     def __init__(
@@ -213,7 +213,7 @@ def _per_class(composition: Composition, classes: int) -> int:
     return sum(isinstance(number, Tensor) and number.shape == (classes,) for number in numbers)
 
 
-_plans: dict[Any, _Plan] = {}
+_plans: dict[Any, _Plan | None] = {}  # by kind of batch, see `_prepared`
 _MOST_PLANS = 4096  # where shapes never end
 
 
@@ -238,7 +238,7 @@ def launch(
     """Check a batch and run the kernel.
 
     On a GPU, checks and views depend on shapes and types alone. A batch of a kind that was launched before
-    is therefore not checked again.
+    is therefore not checked again, unless it has to be copied.
 
     Args:
         composition: what to compute; it must have a device form.
@@ -276,22 +276,21 @@ def launch(
         None if upstream is None else (upstream.dtype, upstream.ndim, upstream.data_ptr() % 16),
     )
     shape = logits.shape[:1] + logits.shape[2:] if options.reduction == "none" else ()
-    plan = _plans.get(key)
-    if plan is None:
-        elements = options.arrange(logits, target)
-        rows, given = elements.logits, elements.given
-        if (rows.data_ptr(), given.data_ptr()) != (logits.data_ptr(), target.data_ptr()):  # they are copies
-            copied = launch(composition, rows, given, options, gradient=gradient, upstream=upstream)
-            slopes = copied.gradient
-            return copied._replace(
-                value=copied.value.view(shape),
-                gradient=None if slopes is None else unflatten(slopes, logits.shape),
-            )
-        slope_rows = options.arrange(torch.empty_like(logits), target).logits if gradient else rows
+    if key not in _plans:
         if len(_plans) >= _MOST_PLANS:
             _plans.clear()
-        plan = _plans[key] = _Plan(composition, rows, slope_rows, given, options, gradient, upstream)
-        del slope_rows  # memory for the gradient itself
+        _plans[key] = _prepared(composition, logits, target, options, gradient, upstream)
+    plan = _plans[key]
+    if plan is None:
+        elements = options.arrange(logits, target)
+        arranged = launch(
+            composition, elements.logits, elements.given, options, gradient=gradient, upstream=upstream
+        )
+        found = arranged.gradient
+        return arranged._replace(
+            value=arranged.value.view(shape),
+            gradient=None if found is None else unflatten(found, logits.shape),
+        )
     slopes = torch.empty_like(logits) if gradient else None
     found = None
     if plan.findings:
@@ -301,6 +300,29 @@ def launch(
     tensors = (logits, target, weight, found, value, slopes, upstream)
     plan.start(tensors, *numbers, *plan.others)
     return Launched(value, slopes, found, plan)
+
+
+def _prepared(
+    composition: Composition,
+    logits: Tensor,
+    target: Tensor,
+    options: Options,
+    gradient: bool,
+    upstream: Tensor | None,
+) -> _Plan | None:
+    """Check a batch, and plan launches for batches of its kind; None if they must be arranged each time.
+
+    That is so where arranging copies, or where a gradient like the logits has no such view as they have.
+    """
+    elements = options.arrange(logits, target)
+    rows, given = elements.logits, elements.given
+    if rows.data_ptr() != logits.data_ptr() or given.data_ptr() != target.data_ptr():
+        return None
+    slopes = torch.empty_like(logits) if gradient else logits
+    slope_rows = slopes if rows.shape == logits.shape else options.arrange(slopes, target).logits
+    if slope_rows.data_ptr() != slopes.data_ptr() or slope_rows.shape != rows.shape:
+        return None
+    return _Plan(composition, rows, slope_rows, given, options, gradient, upstream)
 
 
 def _numbers(composition: Composition) -> tuple[list[Any], list[Any]]:
