@@ -75,7 +75,7 @@ def test_a_log_that_cannot_be_written_is_said(file, logs, monkeypatch):
     ("problem", "code", "words"),
     [
         (KeyboardInterrupt(), 130, "stopped"),
-        (MemoryError(), 2, "not enough memory"),
+        (MemoryError(), 2, "not enough memory: expected smaller files"),
         (RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: 9 bytes"), 2, "9 bytes"),
         (OSError(errno.ENOSPC, "No space left on device", "/x/y"), 2, "/x/y: No space left on device"),
         (PermissionError(errno.EACCES, "Permission denied", b"/x/\xff"), 2, "/x/\\udcff: Permission denied"),

@@ -128,7 +128,7 @@ def test_train_ends_with_the_next_commands():
     ("epochs", "words"),
     [
         (10, "after 10 passes the penalty is still negligible"),
-        (2, "its penalty had no effect in this run of 2 passes"),
+        (2, "its penalty had no effect in 2 passes"),
     ],
 )
 def test_train_says_that_a_loss_had_no_effect(epochs, words):

@@ -798,7 +798,7 @@ def test_a_loss_without_effect_is_told_at_the_end_of_training(tmp_path):
 @pytest.mark.parametrize("key", ["cals-alm", "cals-hr"])
 def test_a_short_training_tells_of_a_loss_without_effect(key, tmp_path):
     trainer = trainer_for(Calibration(create_loss(key, CLASSES, margin=1e6)), tmp_path, num_train_epochs=3)
-    idle = "its penalty had no effect in this run of 3 passes: .* Try a .* or train for longer"
+    idle = "its penalty had no effect in 3 passes: .* Try a .* or train for longer"
     with pytest.warns(AdaptationWarning, match=idle) as caught:
         trainer.train()
     assert len(caught) == 1

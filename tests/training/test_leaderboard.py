@@ -272,7 +272,7 @@ def test_a_damaged_entry_is_refused(done: Path, tmp_path: Path) -> None:
         ),
         (
             ("seeds = [0]", "seeds = [-1]"),
-            "losses, and seeds of at least 0, got seeds = -1",
+            "expected seeds of at least 0, got -1",
         ),
         (("seeds = [0]", "seeds = [0, 0]"), "experiment 2: seed 0 is there twice"),
         (("seeds = [0]", "seeds = 0"), "experiment 2: seeds must be a list, each a whole number, got 0"),

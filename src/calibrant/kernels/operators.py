@@ -22,7 +22,7 @@ _ARGUMENTS = (
 
 
 def flattened(composition: Composition, options: Options) -> tuple[Any, ...]:
-    """The arguments of the operators after logits and target."""
+    """The arguments of the operators after logits and target, in the order of `_ARGUMENTS`."""
     forms, names, numbers, tensors = [], [], [], []
 
     def add(name: str, value: Value) -> None:

@@ -114,8 +114,8 @@ def advise(loss: Loss, *, name: str | None = None, ended: bool = False, too_late
         loss._advised = True  # after the others, a longer training may need other advice
     elif ended and 0 < passes < SEVERAL_PASSES and (remedy := loss.idle()) is not None:
         found = (
-            f"its penalty had no effect in this run of {passes} pass{'es' * (passes > 1)}: this is "
-            f"cross-entropy. {remedy}, or train for longer"
+            f"its penalty had no effect in {passes} pass{'es' * (passes > 1)}: this is cross-entropy. "
+            f"{remedy}, or train for longer"
         )
     if found is not None:
         warn(f"{name or type(loss).__name__}: {found}", AdaptationWarning)

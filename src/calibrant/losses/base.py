@@ -295,7 +295,7 @@ class Loss(nn.Module):
                 f"{type(self).__name__}.per_sample must return the loss of each element, of shape "
                 f"{tuple(expected)}, got {tuple(values.shape)}"
             )
-        if batch_term is not None and batch_term.ndim:
+        if isinstance(batch_term, Tensor) and batch_term.ndim:
             raise ValueError(
                 f"{type(self).__name__}.over_batch must return a scalar, got shape {tuple(batch_term.shape)}"
             )

@@ -61,7 +61,7 @@ def _predictions(
         labels = arrays["labels"]
     else:
         no_labels = no_labels or f"has no labels; expected an integer array named labels, found {found}"
-        zeros = torch.zeros((), dtype=torch.long).expand(scores.shape[:1])
+        zeros = torch.zeros(scores.shape[:1], dtype=torch.long)
         labels = _Array(scores.shape, "int64", torch.long, lambda: nullcontext(zeros))
     # Booleans are answers: of a single score, or in the shape of the scores.
     several, same = prod(scores.shape[1:2]) > 1, labels.shape == scores.shape

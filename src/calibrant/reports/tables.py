@@ -300,7 +300,8 @@ def print_table(
 
     def folded(column: Column) -> Column:
         """The column with its heading in lines no wider than the cells below, as far as its words allow."""
-        below = max(len(line) for cell in column.cells for line in printed(cell).plain.split("\n"))
+        lines = [line for cell in column.cells for line in printed(cell).plain.split("\n")]
+        below = max(map(len, lines), default=0)
         heading = column.label.replace(" + ", " +\u00a0")  # a plus sign stays with the next word
         return replace(column, label=wrapped(heading, below, _LONGEST_WORD))
 

@@ -19,7 +19,7 @@ from importlib.util import module_from_spec
 def _only_the_version_of(package: str) -> Iterator[None]:
     """An empty module in place of a package that is installed, and not imported yet."""
     found = next(iter(metadata.distributions(name=package)), None)
-    if found is None or package in sys.modules:
+    if found is None or not found.version or package in sys.modules:  # not installed, or damaged metadata
         yield
         return
     sys.modules[package] = module_from_spec(ModuleSpec(package, None))

@@ -167,9 +167,11 @@ def _experiment(
     ranked: bool = True,
 ) -> Experiment:
     """An experiment from its table in TOML."""
-    if not losses or not seeds or min(seeds) < 0:
+    if not losses:
+        raise RecipeError(f"{where}: expected losses, got none")
+    if not seeds or min(seeds) < 0:
         given = ", ".join(map(str, seeds)) or "none"
-        raise RecipeError(f"{where}: expected losses, and seeds of at least 0, got seeds = {given}")
+        raise RecipeError(f"{where}: expected seeds of at least 0, got {given}")
     followed = Recipe.load(recipe).override(changes)
     losses = tuple(replace(followed, loss=loss).loss for loss in losses)
     check_unique(f"{where}: loss", losses)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 import random
 import warnings
@@ -14,6 +13,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
+from calibrant.distributed import together
 from calibrant.evaluation import look_like_probabilities
 from calibrant.losses import Loss
 from calibrant.options import RecipeError
@@ -25,7 +25,7 @@ from calibrant.training.optimization import OPTIMIZERS, RunningAverage, make_rec
 from calibrant.training.recipe import Recipe
 
 _SMALL = 10**8
-"""With fewer multiplications than this in a batch, threads wait for one another longer than they compute."""
+"""Multiplications in a batch: with fewer, threads wait for one another longer than they compute."""
 
 
 def make_fabric(
@@ -167,22 +167,28 @@ def threads_that_suit(parts: Parts) -> Iterator[None]:
 
     The number depends on the recipe and the data alone, because sums are rounded differently with others.
     """
+    chosen_by_user = "OMP_NUM_THREADS" in os.environ
+    if parts.fabric.device.type != "cpu" or chosen_by_user or _multiplications(parts) >= _SMALL:
+        yield
+        return
     before = torch.get_num_threads()
-    parameters = sum(each.numel() for each in parts.network.parameters())
-    small = parameters * _places(parts.data) * parts.batch_size < _SMALL
-    if small and parts.fabric.device.type == "cpu" and "OMP_NUM_THREADS" not in os.environ:
-        torch.set_num_threads(1)
+    torch.set_num_threads(1)
     try:
         yield
     finally:
         torch.set_num_threads(before)
 
 
-def _places(data: DataSets) -> int:
-    """The number of pixels or tokens of an element: each parameter is used at most so many times for it."""
-    inputs = data.train.batch(torch.zeros(1, dtype=torch.long))[0]
+def _multiplications(parts: Parts) -> int:
+    """At most so many are needed for the logits of a batch: each parameter, at each number of the inputs.
+
+    Of inputs that are plain features, each parameter is used once.
+    """
+    inputs = together(lambda: parts.data.train.batch(torch.zeros(1, dtype=torch.long))[0], "reading the data")
     tensors = [inputs] if isinstance(inputs, Tensor) else inputs.values()
-    return max(math.prod(each.shape[2:] if each.is_floating_point() else each.shape[1:]) for each in tensors)
+    places = [each.numel() for each in tensors if each.ndim > 2 or not each.is_floating_point()]
+    numbers = max(places, default=1)
+    return sum(each.numel() for each in parts.network.parameters()) * numbers * parts.batch_size
 
 
 def _check_batch_size(recipe: Recipe, processes: int) -> None:
