@@ -276,11 +276,12 @@ def launch(
         None if upstream is None else (upstream.dtype, upstream.ndim, upstream.data_ptr() % 16),
     )
     shape = logits.shape[:1] + logits.shape[2:] if options.reduction == "none" else ()
-    if key not in _plans:
+    try:  # one look: another thread may clear the plans
+        plan = _plans[key]
+    except KeyError:
         if len(_plans) >= _MOST_PLANS:
             _plans.clear()
-        _plans[key] = _prepared(composition, logits, target, options, gradient, upstream)
-    plan = _plans[key]
+        plan = _plans[key] = _prepared(composition, logits, target, options, gradient, upstream)
     if plan is None:
         elements = options.arrange(logits, target)
         arranged = launch(
