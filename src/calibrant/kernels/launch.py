@@ -7,7 +7,7 @@ import math
 from collections import namedtuple
 from collections.abc import Callable, Mapping
 from functools import cache, lru_cache
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -213,7 +213,7 @@ def _per_class(composition: Composition, classes: int) -> int:
     return sum(isinstance(number, Tensor) and number.shape == (classes,) for number in numbers)
 
 
-_plans: dict[Any, _Plan | None] = {}  # by kind of batch, see `_prepared`
+_plans: dict[Any, _Plan | Literal[False]] = {}  # by kind of batch, see `_prepared`
 _MOST_PLANS = 4096  # where shapes never end
 
 
@@ -276,13 +276,12 @@ def launch(
         None if upstream is None else (upstream.dtype, upstream.ndim, upstream.data_ptr() % 16),
     )
     shape = logits.shape[:1] + logits.shape[2:] if options.reduction == "none" else ()
-    try:  # one look: another thread may clear the plans
-        plan = _plans[key]
-    except KeyError:
+    plan = _plans.get(key)
+    if plan is None:
         if len(_plans) >= _MOST_PLANS:
             _plans.clear()
         plan = _plans[key] = _prepared(composition, logits, target, options, gradient, upstream)
-    if plan is None:
+    if plan is False:
         elements = options.arrange(logits, target)
         arranged = launch(
             composition, elements.logits, elements.given, options, gradient=gradient, upstream=upstream
@@ -310,19 +309,19 @@ def _prepared(
     options: Options,
     gradient: bool,
     upstream: Tensor | None,
-) -> _Plan | None:
-    """Check a batch, and plan launches for batches of its kind; None if they must be arranged each time.
+) -> _Plan | Literal[False]:
+    """Check a batch, and plan launches for batches of its kind; False if they must be arranged each time.
 
     That is so where arranging copies, or where a gradient like the logits has no such view as they have.
     """
     elements = options.arrange(logits, target)
     rows, given = elements.logits, elements.given
     if rows.data_ptr() != logits.data_ptr() or given.data_ptr() != target.data_ptr():
-        return None
+        return False
     slopes = torch.empty_like(logits) if gradient else logits
     slope_rows = slopes if rows.shape == logits.shape else options.arrange(slopes, target).logits
     if slope_rows.data_ptr() != slopes.data_ptr() or slope_rows.shape != rows.shape:
-        return None
+        return False
     return _Plan(composition, rows, slope_rows, given, options, gradient, upstream)
 
 
