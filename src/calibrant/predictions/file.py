@@ -235,12 +235,12 @@ class PredictionFile:
             row = self._row(start + first_row(wrong))
             low, high = torch.aminmax(labels[labels != self.ignore_index])
             from_one = (int(low), int(high)) == (1, self.values)
+            hint = self._classes_hint if high >= self.values else ""
             raise BadFileError(
                 self.path,
                 f"has label {int(labels[wrong][0])} at {row}; expected 0 to "
                 f"{self.values - 1}, or ignore_index={self.ignore_index} for elements to leave out "
-                "(--ignore-index)"
-                + ("; if the labels count from 1, subtract 1" if from_one else self._classes_hint),
+                "(--ignore-index)" + ("; if the labels count from 1, subtract 1" if from_one else hint),
             )
 
     def _logits(self, scores: Tensor, labels: Tensor, start: int) -> Tensor:

@@ -13,7 +13,6 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from calibrant.distributed import together
 from calibrant.evaluation import look_like_probabilities
 from calibrant.losses import Loss
 from calibrant.options import RecipeError
@@ -180,11 +179,11 @@ def threads_that_suit(parts: Parts) -> Iterator[None]:
 
 
 def _multiplications(parts: Parts) -> int:
-    """At most so many are needed for the logits of a batch: each parameter, at each number of the inputs.
+    """An upper bound of the multiplications for the logits of a batch.
 
-    Of inputs that are plain features, each parameter is used once.
+    Each parameter is used once for each number of an element; for features in a row, once for the element.
     """
-    inputs = together(lambda: parts.data.train.batch(torch.zeros(1, dtype=torch.long))[0], "reading the data")
+    inputs, _ = parts.data.validation.batch(torch.zeros(1, dtype=torch.long))  # as in `_create_network`
     tensors = [inputs] if isinstance(inputs, Tensor) else inputs.values()
     places = [each.numel() for each in tensors if each.ndim > 2 or not each.is_floating_point()]
     numbers = max(places, default=1)
