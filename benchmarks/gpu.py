@@ -353,17 +353,17 @@ def training() -> Rows:
         # Cross-entropy before and after the adaptive losses, in case the speed of the machine changes. The
         # long run comes last, when the compiled network is in the cache.
         jobs = [
-            ("ce", "false", EPOCHS),
-            ("cals-alm", "false", EPOCHS),
-            ("adafocal", "false", EPOCHS),
-            ("ce", "false", EPOCHS),
-            ("ce", "true", EPOCHS),
-            ("ce", "auto", LONG),
+            ("loss=ce, compile=false", EPOCHS),
+            ("loss=cals-alm, compile=false", EPOCHS),
+            ("loss=adafocal, compile=false", EPOCHS),
+            ("loss=ce, compile=false", EPOCHS),
+            ("loss=ce, compile=false, precision=16-mixed", EPOCHS),
+            ("loss=ce, compile=true", EPOCHS),
+            ("loss=ce, compile=auto", LONG),
         ]
-        for number, (loss, compiled, length) in enumerate(jobs, start=1):
-            job = f"calibrant train, {loss}, compile={compiled}"
+        for number, (job, length) in enumerate(jobs, start=1):
             console.print(f"{job}, run {number} of {len(jobs)} …")
-            changed = recipe.override([f"loss={loss}", f"compile={compiled}", f"epochs={length}"])
+            changed = recipe.override([*job.split(", "), f"epochs={length}"])
             with timed_validation() as validations:
                 run = train(changed, folder / str(number), data_root=folder)
             history = json.loads((run / "result.json").read_text(encoding="utf-8"))["history"]
@@ -375,7 +375,7 @@ def training() -> Rows:
         job: middle[job]([each.seconds - each.validation for each in found]) for job, found in epochs.items()
     }
     whole = {job: middle[job]([each.seconds for each in found]) for job, found in epochs.items()}
-    plain, base = "plain loop, float32", "calibrant train, ce, compile=false"
+    plain, base = "plain loop, float32", "loss=ce, compile=false"
     rows: Rows = [
         {
             "training": job,

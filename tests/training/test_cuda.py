@@ -18,6 +18,7 @@ from calibrant.training.data import DataSets
 from calibrant.training.data.augmentation import NORMALISATIONS
 from calibrant.training.data.in_memory import ImageSplit
 from calibrant.training.display import Display, _DelayedMean
+from calibrant.training.fabric import Fabric, MixedPrecision
 from calibrant.training.loop import TrainingError, train
 from calibrant.training.models.cifar_resnet import StochasticDepth
 from calibrant.training.recipe import Recipe
@@ -122,13 +123,13 @@ def recordings(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Recorded]]:
     found.clear()
 
 
-def plainly(recipe: Recipe, folder: Path, data: DataSets | None = None) -> Path:
+def plainly(recipe: Recipe, folder: Path, data: DataSets | None = None, fabric: Fabric | None = None) -> Path:
     """The run of a loop without recordings, with floats for learning rates and batches from the CPU."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(loop, "Recorded", lambda step, *_: step)
-        patch.setattr(setup, "make_recordable", lambda optimizer, device: None)
+        patch.setattr(setup, "recordable", lambda optimizer, device: optimizer)
         patch.setattr(setup, "on_device", lambda data, device: data)
-        return train(recipe, folder, data=data or made_up())
+        return train(recipe, folder, data=data or made_up(), fabric=fabric)
 
 
 @pytest.mark.parametrize(
@@ -342,12 +343,32 @@ def test_a_network_that_cannot_be_recorded_trains_all_the_same(
     assert_close(stubborn, plainly(recipe_of(SMALL), tmp_path / "plain"), tolerance=1e-4)
 
 
-def test_a_gradient_scaler_is_not_recorded(
+@pytest.mark.parametrize("optimizer", ["sgd", "adamw[lr=0.002]"])
+def test_a_gradient_scaler_skips_recorded_steps_too(
+    optimizer: str, recordings: list[Recorded], said: list[str], tmp_path: Path
+) -> None:
+    recipe = recipe_of("precision=16-mixed", "gradient_clip=0.0", "epochs=4", f"optimizer={optimizer}")
+    found, scales = [], []
+    for run in (train, plainly):
+        # Gradients overflow until the scale is small enough, which takes more steps than the warm-up.
+        plugin = MixedPrecision("16-mixed", "cuda", torch.amp.GradScaler("cuda", init_scale=2.0**26))
+        fabric = Fabric(accelerator="cuda", devices=1, plugins=plugin)
+        fabric.launch()
+        folder = run(recipe, tmp_path / run.__name__, data=made_up(), fabric=fabric)
+        found.append({name: each for name, each in tensors(folder).items() if name.startswith("model")})
+        scales.append(plugin.scaler.get_scale())
+    assert [each.graph is not None for each in recordings] == [True]
+    assert not [text for text in said if "recorded" in text]
+    assert scales[0] == scales[1] < 2.0**21
+    torch.testing.assert_close(found[0], found[1], rtol=1e-2, atol=1e-2)
+
+
+def test_a_gradient_scaler_with_clipped_gradients_is_not_recorded(
     recordings: list[Recorded], said: list[str], tmp_path: Path
 ) -> None:
     folder = train(recipe_of("precision=16-mixed"), tmp_path, data=made_up())
     assert recordings == []
-    assert len([text for text in said if "16-mixed cannot be recorded" in text]) == 1
+    assert len([text for text in said if "16-mixed with gradient_clip cannot be recorded" in text]) == 1
     assert all(value.isfinite().all() for value in tensors(folder).values())
 
 

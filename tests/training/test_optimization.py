@@ -19,8 +19,8 @@ from calibrant.training.optimization import (
     cosine,
     linear,
     load_moments,
-    make_recordable,
     multistep,
+    recordable,
     set_rates,
     sgd,
 )
@@ -95,11 +95,10 @@ def same_networks(count: int) -> list[nn.Module]:
 @pytest.mark.parametrize("make", OPTIMIZERS.values(), ids=OPTIMIZERS)
 def test_recordable_steps_are_the_same_steps(make: Any) -> None:
     one, other = same_networks(2)
-    plain, recordable = make(one), make(other)
-    make_recordable(recordable, torch.device("cpu"))
+    plain, fused = make(one), recordable(make(other), torch.device("cpu"))
     descend(one, plain, [0.1, 0.05, 0.2])
-    descend(other, recordable, [0.1, 0.05, 0.2])
-    assert all(group["lr"].item() == pytest.approx(0.2) for group in recordable.param_groups)
+    descend(other, fused, [0.1, 0.05, 0.2])
+    assert all(group["lr"].item() == pytest.approx(0.2) for group in fused.param_groups)
     assert plain.param_groups[0]["lr"] == 0.2
     for name, value in one.state_dict().items():
         torch.testing.assert_close(other.state_dict()[name], value)
@@ -110,8 +109,9 @@ def test_recordable_steps_are_the_same_steps(make: Any) -> None:
 def test_moments_go_over_to_the_other_kind_of_device(make: Any, recorded: bool) -> None:
     whole, begun, resumed = same_networks(3)
     descend(whole, make(whole), [0.1] * 4)
-    first, second = make(begun), make(resumed)
-    make_recordable(first if recorded else second, torch.device("cpu"))
+    cpu = torch.device("cpu")
+    first = recordable(make(begun), cpu) if recorded else make(begun)
+    second = make(resumed) if recorded else recordable(make(resumed), cpu)
     generator = torch.Generator().manual_seed(1)
     batches = [torch.randn(8, 1, 3, 3, generator=generator) for _ in range(4)]
     for model, optimizer, part in ((begun, first, batches[:2]), (resumed, second, batches[2:])):

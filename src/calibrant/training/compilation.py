@@ -7,16 +7,14 @@ import warnings
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import cast
 
 import torch
-from torch import nn
 
 from calibrant.training.batches import Batch, rows_of
 from calibrant.training.checkpoint import random_state, restore_random_state
 from calibrant.training.data import tensors_of
 from calibrant.training.fabric import FabricModule
-from calibrant.training.setup import Parts, is_single_gpu
+from calibrant.training.setup import Parts, compiled, is_single_gpu
 
 COMPILE_SECONDS = 60.0
 """The time that `torch.compile` typically takes: ResNet-50 takes about 45 seconds on an H200."""
@@ -65,8 +63,7 @@ def compile_network(parts: Parts, batch: Batch) -> FabricModule:
     randomness = random_state()
     try:
         with warnings.catch_warnings(action="ignore"):  # the compiler's hints are for developers
-            compiled = cast(nn.Module, torch.compile(network, dynamic=False))
-            model = fabric.setup_module(compiled)
+            model = fabric.setup_module(compiled(network, fabric.device, dynamic=False))
             fabric.backward(parts.loss(model(inputs), target))
     finally:
         parts.optimizer.zero_grad(set_to_none=True)

@@ -188,7 +188,10 @@ class Loop:
         self.take_step = self._recorded()
         self.compiling_is_open = True
         if single_gpu and parts.recipe.record and not parts.recorded:
-            display.note(f"{parts.recipe.precision} cannot be recorded as a CUDA graph; bf16-mixed is faster")
+            precision = parts.recipe.precision
+            display.note(
+                f"{precision} with gradient_clip cannot be recorded as a CUDA graph; bf16-mixed is faster"
+            )
 
     def _recorded(self) -> Callable[[Inputs, Tensor], None]:
         """The step, recorded as a CUDA graph after its first calls if that is possible."""

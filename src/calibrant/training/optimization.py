@@ -75,12 +75,24 @@ OPTIMIZERS: dict[str, Callable[..., Optimizer]] = {"sgd": sgd, "adam": adam, "ad
 """Optimizers by name: functions of a model and options."""
 
 
-def make_recordable(optimizer: Optimizer, device: torch.device) -> None:
-    """Prepare an optimizer for recording as a CUDA graph: everything that changes is kept on the GPU."""
+def recordable(optimizer: Optimizer, device: torch.device) -> Optimizer:
+    """A new optimizer like this one whose steps can be recorded as a CUDA graph.
+
+    Everything that changes is kept on the GPU: learning rates, and whether a gradient scaler skips a step.
+    """
+    groups = []
     for group in optimizer.param_groups:
-        group.update(lr=torch.tensor(group["lr"], dtype=torch.float32, device=device), fused=True)
-        if "capturable" in group:
-            group["capturable"] = True
+        rate = torch.tensor(group["lr"], dtype=torch.float32, device=device)
+        capturable = {"capturable": True} if "capturable" in group else {}
+        groups.append({**group, "lr": rate, "fused": True, **capturable})
+    fused = type(optimizer)(groups, fused=True)  # type: ignore[call-arg]  # all of OPTIMIZERS take it
+    for group in groups:
+        # Torch would leave the momentum uninitialised if a gradient scaler skips the first step.
+        if group.get("momentum"):
+            fused.state.update(
+                {each: {"momentum_buffer": torch.zeros_like(each)} for each in group["params"]}
+            )
+    return fused
 
 
 def set_rates(optimizer: Optimizer, rates: list[float]) -> None:

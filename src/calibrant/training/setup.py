@@ -20,11 +20,21 @@ from calibrant.training.batches import Batch, on_device, steps_per_epoch
 from calibrant.training.data import DataSets, Inputs
 from calibrant.training.fabric import Fabric, FabricModule, FabricOptimizer, SingleDeviceStrategy
 from calibrant.training.models import create_model
-from calibrant.training.optimization import OPTIMIZERS, RunningAverage, make_recordable
+from calibrant.training.optimization import OPTIMIZERS, RunningAverage, recordable
 from calibrant.training.recipe import Recipe
 
 _SMALL = 10**8
 """Multiplications in a batch: with fewer, threads wait for one another longer than they compute."""
+
+
+_FASTER_KERNELS: dict[str, Any] = {"max_autotune_pointwise": True, "combo_kernels": True}
+"""Options of the compiler on a GPU: try more forms of a kernel, and run small independent ones together."""
+
+
+def compiled(network: nn.Module, device: torch.device, *, dynamic: bool | None = None) -> nn.Module:
+    """The network behind `torch.compile`; ``dynamic`` as there. It compiles when it is first called."""
+    options = _FASTER_KERNELS if device.type == "cuda" else None
+    return cast(nn.Module, torch.compile(network, dynamic=dynamic, options=options))
 
 
 def make_fabric(
@@ -133,12 +143,13 @@ def set_up(recipe: Recipe, data: DataSets, fabric: Fabric) -> Parts:
     except ValueError as error:
         raise RecipeError(f"optimizer {recipe.optimizer}: {error}") from None
     learning_rates = [group["lr"] for group in optimizer.param_groups]
-    scaled = getattr(fabric.strategy.precision, "scaler", None) is not None  # its steps wait for the GPU
-    recorded = single_gpu and recipe.record and not scaled
+    scaled = getattr(fabric.strategy.precision, "scaler", None) is not None
+    # Fabric does not clip gradients that a fused optimizer divides by the scale.
+    recorded = single_gpu and recipe.record and not (scaled and recipe.gradient_clip)
     if recorded:
-        make_recordable(optimizer, fabric.device)
-    compiled = cast(nn.Module, torch.compile(network)) if recipe.compile is True else network
-    model, wrapped_optimizer = fabric.setup(compiled, optimizer)
+        optimizer = recordable(optimizer, fabric.device)
+    called = compiled(network, fabric.device) if recipe.compile is True else network
+    model, wrapped_optimizer = fabric.setup(called, optimizer)
     parts = Parts(
         recipe=recipe,
         fabric=fabric,
