@@ -177,18 +177,18 @@ def _correction(counted, scale, elements):
 
 
 @device_function
-def _finish(found, values, losses, counted, weight, elements, COUNT):
+def _finish(found, finished, values, losses, counted, weight, elements, COUNT):
     """Store this program's sums.
 
-    The last program to finish adds up the sums of all in a fixed order, and stores the loss and the factor
-    that corrects the gradient.
+    The last program to finish adds up the sums of all in a fixed order, stores the loss and the factor that
+    corrects the gradient, and resets `finished` for the next launch.
     """
     together: tl.constexpr = 1024
     place, programs = tl.program_id(0), tl.num_programs(0)
     tl.store(found + 1 + place, losses)
     if COUNT:
         tl.store(found + 1 + programs + place, counted)
-    if tl.atomic_add(found.to(tl.pointer_type(tl.int32), bitcast=True), 1) == programs - 1:
+    if tl.atomic_add(finished, 1) == programs - 1:
         value = tl.zeros((together,), tl.float32)
         count = tl.zeros((together,), tl.float32)
         for start in range(0, programs, together):
@@ -201,6 +201,7 @@ def _finish(found, values, losses, counted, weight, elements, COUNT):
             by = _correction(tl.sum(count), weight, elements)
         tl.store(values, tl.sum(value) * by)
         tl.store(found, by)
+        tl.store(finished, 0)
 
 
 @device_function
@@ -209,6 +210,7 @@ def loss_and_gradient(
     target,
     class_weight,
     found,
+    finished,
     values,
     gradient,
     upstream,
@@ -256,8 +258,8 @@ def loss_and_gradient(
     Element ``s`` of batch entry ``b`` has its class ``k`` at ``b·logits_b + k·logits_k + s·logits_s``, where
     ``ALIGNED`` divides ``logits_s`` and ``gradient_s``. Each element enters by ``weight``. For P programs
     `found` has a place for the gradient's correction, P sums of losses, and P sums of what the mean ought to
-    divide by. Its first place must hold 0: programs count themselves there, and the last one adds up the
-    rest. A program that is ``ALONE`` needs none of this.
+    divide by. `finished` is 0 before and after: programs count themselves there, and the last one adds up
+    the sums of all. A program that is ``ALONE`` needs none of this.
     """
     blocks = tl.cdiv(S, R * TILES)
     place = tl.program_id(0)
@@ -482,7 +484,7 @@ def loss_and_gradient(
                     mask=present[:, None] & here.inside,
                 )
     if UPSTREAM == 0 and not EACH and not ALONE:
-        _finish(found, values, losses, counted, weight, elements, COUNT)
+        _finish(found, finished, values, losses, counted, weight, elements, COUNT)
 
 
 @device_function

@@ -292,14 +292,31 @@ def launch(
             gradient=None if found is None else unflatten(found, logits.shape),
         )
     slopes = torch.empty_like(logits) if gradient else None
-    found = None
+    found = finished = None
     if plan.findings:
-        found = torch.zeros(plan.findings, dtype=torch.float32, device=logits.device)
+        found = torch.empty(plan.findings, dtype=torch.float32, device=logits.device)
+        finished = _finished(logits.device)
     # Not a part of a larger tensor: autograd forbids changing those in place, as `loss /= steps` does.
     value = torch.empty(shape, dtype=torch.float32, device=logits.device)
-    tensors = (logits, target, weight, found, value, slopes, upstream)
+    tensors = (logits, target, weight, found, finished, value, slopes, upstream)
     plan.start(tensors, *numbers, *plan.others)
     return Launched(value, slopes, found, plan)
+
+
+def _finished(where: torch.device) -> Tensor:
+    """A number 0 on the device in which the programs of a launch count themselves; they leave it at 0.
+
+    Launches on the default stream run one after another and share one number: filling a new one takes the
+    host as long as a launch. Launches on other streams may overlap, and CUDA graphs are recorded there.
+    """
+    if where.type == "cuda" and torch.cuda.current_stream(where).cuda_stream == 0:
+        return _shared_by_launches(where)
+    return torch.zeros((), dtype=torch.int32, device=where)
+
+
+@cache
+def _shared_by_launches(where: torch.device) -> Tensor:
+    return torch.zeros((), dtype=torch.int32, device=where)
 
 
 def _prepared(
