@@ -168,6 +168,16 @@ def test_ignoring_is_deleting(shape):
         assert_same(histogram, of(rows, labels))
 
 
+def test_ignoring_is_deleting_across_blocks():
+    logits, target = batch(3, 150_000, classes=2)
+    ignored = target.roll(1) == 1
+    rows, labels = logits[~ignored], target[~ignored]
+    histogram = of(logits, target.masked_fill(ignored, -100))
+    assert_same(histogram, of(rows, labels), tolerance=1e-9)
+    confidence, correct = rows.softmax(1).amax(1), rows.argmax(1) == labels
+    assert_same(histogram, ConfidenceHistogram.of_outcomes(confidence, correct), tolerance=1e-9)
+
+
 @pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last])
 def test_dense_equals_flattened(memory_format):
     generator = torch.Generator().manual_seed(4)

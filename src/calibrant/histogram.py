@@ -18,7 +18,9 @@ from torch.nn import functional as F
 from calibrant.arguments import label, whole_number
 from calibrant.distributed import all_reduce, several_processes
 from calibrant.kernels import Block, visit
-from calibrant.layout import Elements, Index
+from calibrant.kernels.block import Scratch
+from calibrant.kernels.workers import sum_blocks
+from calibrant.layout import Elements, Index, computing_dtype
 from calibrant.statistics import Statistics, sum_dtype
 
 _UNIFORM = 300  # so that 10, 12, 15, 20, 25, 30, 50 and 100 equal bins are unions of cells
@@ -31,8 +33,6 @@ probabilities have, is in the same bin whether rounding made it a little smaller
 
 _EQUAL = 2.0**-48
 """Confidences in float64 that differ by less, relatively, are equal but for rounding."""
-
-_CHUNK = 1 << 16  # elements processed at once on a CPU, so that temporaries stay in cache
 
 
 @lru_cache
@@ -145,18 +145,36 @@ def _empty_sums(device: torch.device) -> Tensor:
     return torch.zeros(3, len(cell_edges(device)) - 1, dtype=sum_dtype(device), device=device)
 
 
-def _tally(sums: Tensor, confidence: Tensor, correct: Tensor, valid: Tensor | None) -> None:
-    """Add elements to the cells' sums ``(3, cells)`` of count, confidence and correctness."""
-    confidence, correct = confidence.flatten(), correct.flatten().to(sums.dtype)
+def _tally(confidence: Tensor, correct: Tensor, valid: Tensor | None) -> Tensor:
+    """The cells' sums ``(3, cells)`` of count, confidence and correctness, of elements ``(n,)``."""
+    sums = _empty_sums(confidence.device)
+    correct = correct.to(sums.dtype)
     if valid is None:
         values = (torch.ones_like(correct), confidence.to(sums.dtype), correct)
     else:
-        weight = valid.flatten().to(sums.dtype)
-        confidence = torch.where(valid.flatten(), confidence, 1)
+        weight = valid.to(sums.dtype)
+        confidence = torch.where(valid, confidence, 1)
         values = (weight, confidence.to(sums.dtype) * weight, correct * weight)
     cell = _cell_of(confidence)
     for total, value in zip(sums, values, strict=True):
         total.index_add_(0, cell, value)
+    return sums
+
+
+def _outcomes(elements: Elements) -> tuple[Tensor, Tensor]:
+    """The probability of the top class, and whether it is the true one, of all elements ``(A[, S])``."""
+    logits, shape = elements.logits, elements.valid.shape
+    confidence = torch.empty(shape, dtype=computing_dtype(logits), device=logits.device)
+    correct = torch.empty(shape, dtype=torch.bool, device=logits.device)
+
+    def fill(index: Index, block: Block) -> list[Tensor]:
+        place = index[:1] + index[2:]
+        confidence[place] = block.confidence.squeeze(1)
+        correct[place] = block.correct.squeeze(1)
+        return []
+
+    visit(elements, fill)
+    return confidence, correct
 
 
 @dataclass(frozen=True, eq=False)
@@ -316,26 +334,24 @@ class ConfidenceHistogram(Statistics):
     @torch.no_grad()
     def of(cls, elements: Elements) -> Self:
         """The histogram of the top class's probability, over the elements that are not ignored."""
-        sums = _empty_sums(elements.logits.device)
-
-        def tally(index: Index, block: Block) -> list[Tensor]:
-            part = torch.zeros_like(sums)
-            valid = None if elements.all_valid else elements.valid[index[:1] + index[2:]]
-            _tally(part, block.confidence.squeeze(1), block.correct.squeeze(1), valid)
-            return [part]
-
-        (sums,) = visit(elements, tally)
-        return cls(sums[0].sum(), *sums)
+        return cls.of_outcomes(*_outcomes(elements), None if elements.all_valid else elements.valid)
 
     @classmethod
     @torch.no_grad()
-    def of_outcomes(cls, confidence: Tensor, correct: Tensor) -> Self:
-        """The histogram of confidences of any shape, and of whether each prediction is right."""
-        sums = _empty_sums(confidence.device)
-        chunk = _CHUNK if confidence.device.type == "cpu" else max(1, confidence.numel())
-        parts = (torch.split(values.flatten(), chunk) for values in (confidence, correct))
-        for part, hits in zip(*parts, strict=True):
-            _tally(sums, part, hits, None)
+    def of_outcomes(cls, confidence: Tensor, correct: Tensor, valid: Tensor | None = None) -> Self:
+        """The histogram of confidences of any shape, and of whether each prediction is right.
+
+        ``valid`` says which elements count; None for all.
+        """
+        confidence, correct = confidence.flatten(), correct.flatten()
+        valid = None if valid is None else valid.flatten()
+
+        def tally(index: Index, _: Scratch) -> list[Tensor]:
+            part = index[-1]
+            return [_tally(confidence[part], correct[part], None if valid is None else valid[part])]
+
+        # Blocks as large as those of logits with 8 classes: the dozen temporaries then stay in a CPU's cache.
+        (sums,) = sum_blocks(tally, confidence.expand(1, 8, -1))
         return cls(sums[0].sum(), *sums)
 
     def equal_width(self, bins: int) -> Bins:
@@ -417,15 +433,7 @@ class Outcomes(Statistics):
         if valid.numel() > cls.limit and (device.type != "cpu" or int(valid.sum()) > cls.limit):
             histogram = ConfidenceHistogram.of(elements)
             return cls(histogram.samples, histogram, ())
-        pairs = torch.empty((2, *valid.shape), dtype=sum_dtype(device), device=device)
-
-        def fill(index: Index, block: Block) -> list[Tensor]:
-            place = index[:1] + index[2:]
-            pairs[0][place] = block.confidence.squeeze(1).to(pairs.dtype)
-            pairs[1][place] = block.correct.squeeze(1).to(pairs.dtype)
-            return []
-
-        visit(elements, fill)
+        pairs = torch.stack([each.to(sum_dtype(device)) for each in _outcomes(elements)])
         if not elements.all_valid:
             pairs = pairs[:, valid] if device.type == "cpu" else torch.where(valid, pairs, 0)
         return cls(valid.sum(dtype=pairs.dtype), ConfidenceHistogram.empty(device), (pairs.flatten(1),))

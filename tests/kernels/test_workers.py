@@ -128,6 +128,11 @@ def test_invalid_logits_are_found_in_any_block(threads):
         assert nan_if_invalid(arrange(broken, target)).isnan()
 
 
+def test_finite_logits_whose_sum_overflows_are_valid():
+    logits, target = batch((700, 30))
+    assert nan_if_invalid(arrange(torch.full_like(logits, 3e38), target)) == 0
+
+
 def test_results_come_in_order_and_from_several_threads(threads):
     threads(2)
     logits, _ = batch((700, 30))

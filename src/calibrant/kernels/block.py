@@ -8,10 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from calibrant.layout import Index, along_classes, computing_dtype, is_transformed
-
-_LANES = 64
-"""A multiple of the columns that torch's sum takes at a time on any CPU: four vectors of up to 16 numbers."""
+from calibrant.layout import LANES, Index, along_classes, computing_dtype, is_transformed
 
 
 class Scratch:
@@ -108,11 +105,11 @@ class Block:
     @property
     def confidence(self) -> Tensor:
         """The top probability, ``(A, 1[, S])``; equal for equal logits, wherever they lie in the block."""
-        odd = self.total.shape[-1] % _LANES
+        odd = self.total.shape[-1] % LANES
         if self.total.ndim == 2 or not odd or self.total.device.type != "cpu":
             return self.total.reciprocal()
         # Torch adds up the last columns, too few for four vectors, in another order than the others.
-        last = F.pad(self.exponential[..., -odd:], (0, _LANES - odd)).sum(1, keepdim=True)[..., :odd]
+        last = F.pad(self.exponential[..., -odd:], (0, LANES - odd)).sum(1, keepdim=True)[..., :odd]
         return torch.cat([self.total[..., :-odd], last], -1).reciprocal()
 
     @property
