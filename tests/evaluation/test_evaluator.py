@@ -1273,6 +1273,12 @@ def test_printed(golden: Evaluation) -> None:
         assert table["p-value of calibration"] == ["0.001", ""]
 
 
+def test_groups_of_metrics_are_printed_apart(golden: Evaluation) -> None:
+    _, _, rows = str(golden).partition("-----\n")
+    groups = [[row.split("  ")[0] for row in part.splitlines()] for part in rows.split("\n\n")]
+    assert [group[0] for group in groups] == ["Accuracy", "NLL", "ECE", "AURC", "p-value of calibration"]
+
+
 def test_one_is_printed_without_a_plural() -> None:
     text = str(evaluate(torch.zeros(1, 2), torch.tensor([0]), bins=1, class_counts=[200, 5], resamples=0))
     assert text.startswith("model: 1 element, 2 classes, 1 bin, exact")

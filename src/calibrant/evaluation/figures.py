@@ -6,6 +6,7 @@ import json
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
+from itertools import groupby
 from statistics import fmean
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
@@ -405,11 +406,15 @@ class Evaluation:
         return Text(str(self))
 
     def _rows(self) -> Iterator[tuple[str, str, str]]:
-        for name, figure in self.figures.items():
-            if figure.value is not None:
-                metric = METRICS[name]
+        present = [(METRICS[name], each) for name, each in self.figures.items() if each.value is not None]
+        for group, members in groupby(present, lambda each: each[0].group):
+            if group != present[0][0].group:
+                yield "", "", ""  # an empty line between groups
+            for metric, figure in members:
                 ends = " – ".join(metric.text(end) for end in figure.interval or ())
                 yield metric.label, metric.text(figure.value), ends
+        if present and (self.groups or self.p_value is not None):
+            yield "", "", ""
         for name, group in self.groups.items():
             if group.ece is not None and group.accuracy is not None:
                 accuracy, ece = METRICS["accuracy"].text(group.accuracy), METRICS["ece"].text(group.ece)
