@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from collections import UserDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from difflib import get_close_matches
 from functools import lru_cache
@@ -13,6 +14,30 @@ T = TypeVar("T")
 
 LARGEST_INT = 2**63 - 1
 """The largest integer of 64 bits: the largest seed, label or count."""
+
+
+class Registry(UserDict[str, T]):
+    """Losses, metrics or calibrators by key. Users add their own; anything else is refused at once.
+
+    Args:
+        parts: the parts by key.
+        kind: what each part is an instance of.
+        classes: whether parts are subclasses of ``kind`` instead.
+    """
+
+    def __init__(self, parts: Mapping[str, T], kind: type, *, classes: bool = True) -> None:
+        self._kind, self._classes = kind, classes
+        super().__init__(parts)
+
+    def __setitem__(self, key: str, part: T) -> None:
+        kind = self._kind
+        if self._classes:
+            expected, fits = "a subclass", isinstance(part, type) and issubclass(part, kind)
+        else:
+            expected, fits = "an instance", isinstance(part, kind)
+        if not fits:
+            raise TypeError(f"{key!r}: expected {expected} of calibrant's {kind.__name__}, got {part!r}")
+        super().__setitem__(key, part)
 
 
 def one_of(name: str, value: T, allowed: Sequence[T]) -> T:

@@ -299,6 +299,13 @@ def unlabelled(folder, suffix, scores, **more):
     return path
 
 
+def test_apply_recognises_swapped_arguments(tmp_path, calibrator):
+    path, output = save(tmp_path / "new.npz", *data(1)), tmp_path / "out.npz"
+    fails(run("apply", path, calibrator, "--output", output), str(path), "expected the calibrator first")
+    fails(run("apply", path, path, "--output", output), "new.npz is no safetensors file")
+    assert not output.exists()
+
+
 @pytest.mark.parametrize("suffix", FORMATS)
 def test_apply_needs_no_labels(tmp_path, calibrator, suffix):
     logits, _ = data(1)

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+import calibrant
 from calibrant import LOSSES, create_loss
 
 
@@ -288,3 +289,12 @@ def test_no_weight_is_no_loss(key: str) -> None:
     value.backward()
     assert value == 0
     assert (logits.grad == 0).all()
+
+
+@pytest.mark.parametrize(
+    "part", [lambda logits, target: 0, torch.nn.CrossEntropyLoss, calibrant.create_loss("ce", 2)]
+)
+def test_only_losses_are_registered(part: object) -> None:
+    with pytest.raises(TypeError, match="'own': expected a subclass of calibrant's Loss, got "):
+        LOSSES["own"] = part  # type: ignore[assignment]
+    assert "own" not in LOSSES

@@ -5,7 +5,7 @@ from __future__ import annotations
 from inspect import signature
 from typing import Any
 
-from calibrant.arguments import nearest, unknown
+from calibrant.arguments import Registry, nearest, unknown
 from calibrant.calibrators.base import Calibrator
 from calibrant.calibrators.bayesian_binning import BayesianBinning
 from calibrant.calibrators.ensemble import EnsembleTemperature
@@ -42,7 +42,7 @@ _KINDS: tuple[type[Calibrator], ...] = (
     Platt,
 )
 
-CALIBRATORS: dict[str, type[Calibrator]] = {kind.key: kind for kind in _KINDS}
+CALIBRATORS = Registry({kind.key: kind for kind in _KINDS}, Calibrator)
 """Every calibrator by its key."""
 
 

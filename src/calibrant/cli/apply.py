@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from calibrant.cli import terminal
 from calibrant.cli.program import say
 from calibrant.printable import first_few
+
+if TYPE_CHECKING:
+    from calibrant.calibrators import Calibrator
 
 
 @terminal.app.command()
@@ -32,17 +36,16 @@ def apply(
     ignore_index: terminal.IgnoreIndex = -100,
 ) -> None:
     """Write the calibrated predictions of a file."""
-    from calibrant.calibrators import load_calibrator
     from calibrant.cli import prediction_files
     from calibrant.predictions import WRITERS, open_predictions, rewrite_table, write_predictions
 
     with terminal.one_line_errors(OSError, ValueError):
+        layer = _loaded(calibrator, file)
         as_table = output.suffix.lower() == ".csv"
         if as_table and (file.is_dir() or file.suffix.lower() != ".csv"):
             terminal.fail(f"--output {output}: {file} is not a .csv file; expected .npz or .safetensors")
         if not as_table:
             terminal.check_suffix(output, WRITERS)
-        layer = load_calibrator(calibrator)
         reading: dict[str, Any] = {"ignore_index": ignore_index, "binary": layer.binary}
         predictions = open_predictions(file, labelled=False, **reading)
         terminal.check_outputs([calibrator, *predictions.files], {"--output": output})
@@ -68,3 +71,16 @@ def apply(
     left_out = {} if as_table else dict.fromkeys(name for part in predictions.parts for name in part.beside)
     without = f"; without its other columns {first_few(map(repr, left_out))}" if left_out else ""
     say(f"{output}: {rows:,} rows of {source}, calibrated by {method}{without}")
+
+
+def _loaded(calibrator: Path, file: Path) -> Calibrator:
+    """The calibrator, with a better error where both arguments were swapped."""
+    from calibrant.calibrators import load_calibrator
+
+    try:
+        return load_calibrator(calibrator)
+    except ValueError:
+        with suppress(OSError, ValueError):
+            load_calibrator(file)
+            terminal.fail(f"{calibrator}: is no calibrator, but {file} is; expected the calibrator first")
+        raise

@@ -406,13 +406,16 @@ class Evaluation:
         return Text(str(self))
 
     def _rows(self) -> Iterator[tuple[str, str, str]]:
-        present = [(METRICS[name], each) for name, each in self.figures.items() if each.value is not None]
+        present = [
+            (METRICS[name], each.value, each.interval)
+            for name, each in self.figures.items()
+            if each.value is not None
+        ]
         for group, members in groupby(present, lambda each: each[0].group):
             if group != present[0][0].group:
                 yield "", "", ""  # an empty line between groups
-            for metric, figure in members:
-                ends = " – ".join(metric.text(end) for end in figure.interval or ())
-                yield metric.label, metric.text(figure.value), ends
+            for metric, value, ends in members:
+                yield metric.label, metric.text(value), " – ".join(map(metric.text, ends or ()))
         if present and (self.groups or self.p_value is not None):
             yield "", "", ""
         for name, group in self.groups.items():

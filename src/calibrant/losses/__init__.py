@@ -70,7 +70,7 @@ __all__ = [
     "create_loss",
 ]
 
-LOSSES: dict[str, type[Loss]] = {
+_LOSSES: dict[str, type[Loss]] = {
     "ce": CrossEntropy,
     "ls": LabelSmoothing,
     "ecp": ConfidencePenalty,
@@ -99,6 +99,8 @@ LOSSES: dict[str, type[Loss]] = {
     "calfocal": CalFocal,
     "ada-scale": LearnedScale,
 }
+
+LOSSES = arguments.Registry(_LOSSES, Loss)
 """Every loss by its key."""
 
 

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from calibrant.arguments import Registry
 from calibrant.histogram import ConfidenceHistogram
 from calibrant.metrics.accuracy import in_top_k, mean_of_ious
 from calibrant.metrics.calibration import (
@@ -217,7 +218,7 @@ _score = partial(Metric, group="scores", percent=False, source="elements")
 _COVERAGE, _RISK = 0.8, 0.05  # of the metrics risk_at_coverage and coverage_at_risk
 _selective = partial(Metric, group="selective", source="ranking", since=3)
 
-METRICS: dict[str, Metric] = {
+_METRICS: dict[str, Metric] = {
     "accuracy": _recognition(
         "Accuracy",
         "The fraction of elements whose most probable class is the true one.",
@@ -396,4 +397,6 @@ METRICS: dict[str, Metric] = {
         higher_is_better=True,
     ),
 }
+
+METRICS = Registry(_METRICS, Metric, classes=False)
 """Every metric by name, in the order of the tables."""
