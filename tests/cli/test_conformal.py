@@ -47,7 +47,7 @@ def test_the_same_figures_as_in_python():
     assert written["options"]["weight"] == 0.05
     assert [each["coverage"] for each in written["classes"]] == [each.coverage for each in expected.classes]
     assert [each["name"] for each in written["classes"]] == ["cat", "dog", "owl"]
-    assert f"{100 * expected.coverage:.2f}%" in output
+    assert f"{100 * expected.coverage:.2f} %" in output
     assert "raps, fitted to 399 elements of held-out.npz" in output
     for name in ("all classes", "cat", "dog", "owl"):
         assert name in output

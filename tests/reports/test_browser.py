@@ -127,7 +127,7 @@ def test_a_bar_shows_its_numbers(browser, models_page):
     browser.point_at("h1")
     assert browser.run("tip.hidden")
     browser.run("document.querySelector('.dots .dot').focus()")
-    assert "cross-entropy: 6.40% [" in browser.run("tip.textContent")
+    assert "cross-entropy: 6.40 % [" in browser.run("tip.textContent")
 
 
 PRESS = """

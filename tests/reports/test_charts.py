@@ -25,7 +25,7 @@ def test_bins_have_the_numbers_of_the_evaluation():
     )
     assert last["tip"].splitlines()[0] == f"Confidence 0.93 to 1.00: {found.reliability.count[-1]:,} elements"
     low, high = found.reliability.accuracy_interval[-1]
-    assert f"accuracy {100 * last['accuracy']:.2f}% [{100 * low:.2f}, {100 * high:.2f}]" in last["tip"]
+    assert f"accuracy {100 * last['accuracy']:.2f} % [{100 * low:.2f}, {100 * high:.2f}]" in last["tip"]
     assert bins[0]["certainty"] < last["certainty"]
     assert last["lower"] == last["accuracy"] < last["confidence"]
 
@@ -39,7 +39,7 @@ def test_dots_lie_on_their_axis():
     assert dot["place"] == pytest.approx(6.4 / float(last))
     assert dot["low"] == pytest.approx(0.93 * 6.4 / float(last))
     assert dot["high"] == pytest.approx(1.06 * 6.4 / float(last))
-    assert dot["tip"] == "a: 6.40% [5.95, 6.78]"
+    assert dot["tip"] == "a: 6.40 % [5.95, 6.78]"
 
 
 def test_gaps_have_signs_and_a_zero():
@@ -47,7 +47,7 @@ def test_gaps_have_signs_and_a_zero():
     chart = charts.gaps_of_classes([replace(evaluation(), classes=classes)], ["net"], [1, 0])
     assert [name for name, _ in chart["rows"]] == ["x", "x"]
     assert chart["rows"][0][1][0]["place"] > chart["zero"] > chart["rows"][1][1][0]["place"]
-    assert chart["rows"][0][1][0]["tip"] == "x: +5.00%"
+    assert chart["rows"][0][1][0]["tip"] == "x: +5.00 %"
 
 
 def test_the_chart_of_methods_has_every_state():
@@ -62,7 +62,7 @@ def test_the_chart_of_methods_has_every_state():
     first, second = scatter["points"][0]
     assert first["x"] > second["x"]
     assert 0 <= second["y"] <= 1
-    assert f"ECE {100 * found.figures('ece')['sharp'].mean:.2f}% [" in first["tip"]
+    assert f"ECE {100 * found.figures('ece')['sharp'].mean:.2f} % [" in first["tip"]
 
 
 def test_accuracies_that_differ_by_chance_are_drawn_close():
@@ -104,8 +104,8 @@ def test_risks_have_the_numbers_of_the_curves():
     assert line == "0.25,0"
     assert points[-1] == (1.0, pytest.approx(30 / top), points[-1][2])
     assert points[-1][2].splitlines() == [
-        "a: the 100.00% most confident elements",
-        "error rate 30.00% [20.00, 40.00]",
+        "a: the 100.00 % most confident elements",
+        "error rate 30.00 % [20.00, 40.00]",
     ]
     assert chart["curves"][0]["band"].split()[0] == "0.25,1"  # cut at the top
     assert charts.risks([found, replace(found, risk_coverage=None)], ["a", "b"]) is None

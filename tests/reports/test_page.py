@@ -173,7 +173,7 @@ class TestStructure:
             assert part in header
         assert "15 bins" in header
         assert "exact" in header
-        assert "95% intervals" in header
+        assert "95 % intervals" in header
         headings = [
             attributes["data-key"]
             for _, attributes in page.find("th", scope="col")
@@ -185,7 +185,7 @@ class TestStructure:
             len(page.find("svg", class_="chart reliability")) == len(page.find("table", class_="bins")) == 3
         )
         assert len(page.find("table", class_="classes")) == 3
-        assert "0.80%★ (best)[0.74, 0.85]" in page.find("td", data_figure="ece")[2][0]
+        assert "0.80 %★ (best)[0.74, 0.85]" in page.find("td", data_figure="ece")[2][0]
 
     def test_the_title_names_a_single_model(self):
         for text, expected in (
@@ -288,7 +288,7 @@ class TestStructure:
         assert "Selective prediction" in section[0]
         assert len(page.find("polyline", class_="curve")) == len(page.find("polygon", class_="band")) == 2
         tips = [attributes["data-tip"] for _, attributes in page.find("g", class_="dot")]
-        assert any("error rate 15.00% [12.00, 19.00]" in tip for tip in tips)
+        assert any("error rate 15.00 % [12.00, 19.00]" in tip for tip in tips)
         assert Page(render_report([pair[0], models()[1]])).find("section", id="selective") == []
 
     def test_navigation_leads_to_every_section(self):
@@ -408,8 +408,8 @@ class TestMarks:
         page = Page(render_report(with_replicates(models())))
         cells = page.find("td", data_figure="ece")
         assert [attributes["class"] for _, attributes in cells] == ["worse", "equal", "best"]
-        assert cells[0][1]["title"] == "significantly worse than CALS-ALM: +5.60% [2.60, 8.60]"
-        assert cells[1][1]["title"] == "not distinguishable from CALS-ALM: +2.60% [−0.40, 5.60]"
+        assert cells[0][1]["title"] == "significantly worse than CALS-ALM: +5.60 % [2.60, 8.60]"
+        assert cells[1][1]["title"] == "not distinguishable from CALS-ALM: +2.60 % [−0.40, 5.60]"
         assert "worse (significantly worse than" in cells[0][0]
         assert "≈" in cells[1][0]
         assert "significantly worse" in page.find("p", class_="quiet")[0][0]

@@ -82,7 +82,7 @@ def test_a_calibrator():
     assert said_of_ensemble.headline.endswith(f"; {ensemble} repairs most of it.")
     assert "Calibrator: temperature (T = 4), fitted to val.npz." in said.sentences
     assert (
-        f"ECE {100 * before.ece:.2f}% before, {100 * after.ece:.2f}% after (significantly better)"
+        f"ECE {100 * before.ece:.2f} % before, {100 * after.ece:.2f} % after (significantly better)"
         in (said.sentences[1])
     )
     worse = verdict.before_and_after(after, before, "spline, fitted to val.npz")
@@ -113,7 +113,7 @@ def test_several_models_without_a_test_or_on_other_data():
     names = [each.name for each in models()]
     said = verdict.several_models(models(), evaluation_table(models(), names), "")
     assert said.headline == (
-        "CALS-ALM has the lowest calibration error (ECE), 0.80%; differences from it are not tested."
+        "CALS-ALM has the lowest calibration error (ECE), 0.80 %; differences from it are not tested."
     )
     other = verdict.several_models(models(), evaluation_table(models(), names), "different data")
     assert other.headline == "No ranking of these models."
@@ -126,7 +126,7 @@ def test_models_with_equal_figures():
     same = [of_logits(1.0)] * 2
     said = verdict.several_models(same, evaluation_table(same, ["a", "b"]), "")
     assert (
-        said.headline == f"All models have about the same calibration error (ECE), {100 * same[0].ece:.2f}%."
+        said.headline == f"All models have about the same calibration error (ECE), {100 * same[0].ece:.2f} %."
     )
     assert said.sentences == (f"All models have about the same NLL, {same[0].nll:.4f}.",)
 

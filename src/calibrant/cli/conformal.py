@@ -176,7 +176,7 @@ def _print(figures: SetFigures, file: PredictionFile, *, wide: bool) -> None:
         (
             name,
             f"{count:,}",
-            number_text(each.coverage, unit="%"),
+            number_text(each.coverage, unit=" %"),
             *([] if file.spatial else [interval_text(each.coverage_interval)]),
             number_text(each.size, percent=False, decimals=2),
         )

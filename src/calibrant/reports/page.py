@@ -27,7 +27,7 @@ from calibrant.metrics import METRICS
 from calibrant.printable import counted, printable
 from calibrant.reports import charts, verdict
 from calibrant.reports.table_builders import evaluation_table, state_words
-from calibrant.reports.tables import HTML, Table, in_percent, interval_text
+from calibrant.reports.tables import HTML, Table, in_percent, interval_text, without_bold
 
 # The tables of the summary, by the group of their metrics.
 _TABLES = {
@@ -236,6 +236,7 @@ def template(name: str) -> Template:
         short=lambda value: f"{value:.4g}",
         percent=lambda place: f"{100 * place:.4g}%",
         breakable=_breakable,
+        without_bold=without_bold,
         lines=lambda text: Markup("&#10;").join(printable(line) for line in text.split("\n")),
         data_url=lambda image: f"data:image/svg+xml;base64,{base64.b64encode(image).decode('ascii')}",
         # The hash by which the page's security policy allows its own script and no other.
@@ -349,7 +350,7 @@ def _facts(evaluations: Sequence[Evaluation], summary: Summary | None, fitted: s
 
 def _levels(evaluations: Sequence[Evaluation]) -> str:
     """The levels of the intervals."""
-    return " and ".join(f"{100 * level:g}%" for level in sorted({each.level for each in evaluations}))
+    return " and ".join(f"{100 * level:g} %" for level in sorted({each.level for each in evaluations}))
 
 
 def _span(values: Iterable[int], one: str, several: str = "") -> str:

@@ -45,7 +45,7 @@ def evaluation_table(
     names: Sequence[str],
     *,
     against: Literal["best", "first"] = "best",
-    unit: str = "%",
+    unit: str = " %",
 ) -> Table:
     """Every figure of several evaluations.
 
@@ -91,7 +91,7 @@ def evaluation_table(
     return Table(tuple(names), tuple(columns), tested, tuple(names[index] for index in untested))
 
 
-def with_groups(table: Table, evaluations: Sequence[Evaluation], *, unit: str = "%") -> Table:
+def with_groups(table: Table, evaluations: Sequence[Evaluation], *, unit: str = " %") -> Table:
     """An `evaluation_table` with accuracy and ECE of the head, middle and tail classes before its p-values.
 
     Differences between the figures of groups are not tested. The unit follows a percentage.
@@ -173,7 +173,7 @@ def _p_values(evaluations: Sequence[Evaluation]) -> Column:
             continue
         text = "<0.001" if value < 0.001 else f"{value:.3f}"
         result = "rejected" if value < 1 - evaluation.level else "not rejected"
-        note = f"calibration is {result} at the {100 * (1 - evaluation.level):g}% level"
+        note = f"calibration is {result} at the {100 * (1 - evaluation.level):g} % level"
         cells.append(Cell(value, text, result, note=note))
     sentence = "The probability of an ECE at least this large if the model were calibrated. A small value "
     return Column("p_value", "p-value of calibration", tuple(cells), sentence + "rejects calibration.")

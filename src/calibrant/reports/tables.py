@@ -113,7 +113,12 @@ class Table:
 
 
 BEST_IN_BOLD = "Best mean in bold."
-"""A sentence for notes on tables of means; `print_table` leaves it out where nothing is bold."""
+"""A sentence for notes on tables of means."""
+
+
+def without_bold(note: str) -> str:
+    """A note on a table in which nothing is bold."""
+    return note.replace(f"{BEST_IN_BOLD} ", "").removesuffix(BEST_IN_BOLD).rstrip()
 
 
 def listing(rows: Sequence[Sequence[str]], headings: Mapping[str, int]) -> Table:
@@ -131,8 +136,8 @@ def number_text(
 ) -> str:
     """A figure as printed: in percent with two decimals, otherwise with `decimals`.
 
-    >>> number_text(0.0412, unit="%"), number_text(1.25, percent=False), number_text(None)
-    ('4.12%', '1.2500', '–')
+    >>> number_text(0.0412, unit=" %"), number_text(1.25, percent=False), number_text(None)
+    ('4.12 %', '1.2500', '–')
     >>> number_text(0.0412, signed=True), number_text(-0.0412)
     ('+4.12', '−4.12')
     """
@@ -144,7 +149,7 @@ def number_text(
     return ("+" if signed and value > 0 else "") + text.replace("-", "−")
 
 
-in_percent = partial(number_text, unit="%")
+in_percent = partial(number_text, unit=" %")
 """A figure as printed, in percent and with the unit."""
 
 
@@ -351,7 +356,7 @@ def print_table(
         console.print(grid_of(part))
     console.width = width
     if not console.is_terminal:
-        note = note.replace(f"{BEST_IN_BOLD} ", "").removesuffix(BEST_IN_BOLD).rstrip()
+        note = without_bold(note)
     notes = [note] if note else []
     if hidden:
         notes.insert(0, f"Hidden, to fit {width} columns: {', '.join(hidden)}. --wide shows all.")

@@ -235,7 +235,7 @@ def _room_for_a_temperature(evaluation: Evaluation) -> list[str]:
         return zeros_notes([evaluation])
     if not nll or saved is None:
         return []
-    share = f"{number_text(saved, False)} of an NLL of {number_text(nll, False)} ({100 * saved / nll:.0f}%)"
+    share = f"{number_text(saved, False)} of an NLL of {number_text(nll, False)} ({100 * saved / nll:.0f} %)"
     if saved < LITTLE * nll:
         return [f"A temperature would change little: fitted to these data, it saves {share}."]
     if evaluation.intervals.get("nll_calibration", (saved, saved))[0] <= 0:
@@ -245,7 +245,7 @@ def _room_for_a_temperature(evaluation: Evaluation) -> list[str]:
 
 def _from_to(before: Evaluation, after: Evaluation, key: str) -> str:
     metric = METRICS[key]
-    ends = [number_text(each.metrics[key], metric.percent, unit="%") for each in (before, after)]
+    ends = [number_text(each.metrics[key], metric.percent, unit=" %") for each in (before, after)]
     text = f"{metric.label} {ends[0]} before, {ends[1]} after"
     difference = differences(before, after).get(key)
     if difference is not None:
@@ -299,7 +299,7 @@ def _best_method(comparison: Comparison, key: str, calibrator: str, state: str) 
     best = min(figures, key=lambda name: figures[name].mean)
 
     def text(name: str) -> str:
-        return number_text(figures[name].mean, metric.percent, decimals=3, unit="%")
+        return number_text(figures[name].mean, metric.percent, decimals=3, unit=" %")
 
     sentence = _capital(f"{state}the lowest {_WORDS[key]} is that of {best}: {text(best)}")
     if first in figures and best != first and text(best) == text(first):

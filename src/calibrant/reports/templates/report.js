@@ -128,7 +128,7 @@
     return made;
   };
   const [across, upwards] = place.dataset.axes.split("|");
-  const percent = (value) => `${(100 * value).toFixed(1)}%`;
+  const percent = (value) => `${(100 * value).toFixed(1)} %`;
 
   const draw = (name, model, bins) => {
     const card = make("figure", { className: "card" });
