@@ -598,6 +598,25 @@ def test_very_many_parameters_are_fitted_nearly_as_well(
     assert nearly < likelihood(logits, target)
 
 
+@pytest.mark.parametrize("method", [MatrixScaling, Dirichlet])
+def test_a_large_matrix_that_learns_the_data_by_heart_says_so(
+    method: type[MatrixScaling], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("calibrant.calibrators.linear._MANY", 20)
+    logits, target = sampled(200, 50, spread=1.0)
+    batches = Counted([(logits, target)])
+    with pytest.warns(UserWarning, match="learned the data by heart: it lowers their NLL from 3"):
+        calibrator = method().fit_batches(batches)
+    assert batches.passes < 40
+    assert (
+        likelihood(calibrator(logits), target)
+        < likelihood(Temperature().fit(logits, target)(logits), target) / 100
+    )
+    with warnings.catch_warnings(action="error"):
+        held = method(off_diagonal_penalty=100).fit(logits, target)
+    assert likelihood(held(logits), target) > 1
+
+
 def test_rounded_matrix_products_are_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
     """With TF32 the fit of very many parameters is the exact one, in double precision."""
     logits, target = sampled(500, 5)
