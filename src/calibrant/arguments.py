@@ -23,11 +23,26 @@ class Registry(UserDict[str, T]):
         parts: the parts by key.
         kind: what each part is an instance of.
         classes: whether parts are subclasses of ``kind`` instead.
+
+    >>> numbers = Registry({"one": 1}, int, classes=False)
+    >>> numbers["two"] = "2"
+    Traceback (most recent call last):
+    TypeError: 'two': expected an instance of calibrant's int, got '2'
     """
 
     def __init__(self, parts: Mapping[str, T], kind: type, *, classes: bool = True) -> None:
         self._kind, self._classes = kind, classes
         super().__init__(parts)
+
+    def __or__(self, other: Any) -> Any:  # a dictionary: with other parts it need not be a registry
+        return self.data | dict(other)
+
+    def __ror__(self, other: Any) -> Any:
+        return dict(other) | self.data
+
+    def __ior__(self, other: Any) -> Any:
+        self.update(other)  # checks each part
+        return self
 
     def __setitem__(self, key: str, part: T) -> None:
         kind = self._kind

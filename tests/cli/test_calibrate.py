@@ -303,6 +303,7 @@ def test_apply_recognises_swapped_arguments(tmp_path, calibrator):
     path, output = save(tmp_path / "new.npz", *data(1)), tmp_path / "out.npz"
     fails(run("apply", path, calibrator, "--output", output), str(path), "expected the calibrator first")
     fails(run("apply", path, path, "--output", output), "new.npz is no safetensors file")
+    fails(run("apply", tmp_path, calibrator, "--output", output), "expected the calibrator first")
     assert not output.exists()
 
 

@@ -1279,6 +1279,14 @@ def test_groups_of_metrics_are_printed_apart(golden: Evaluation) -> None:
     assert [group[0] for group in groups] == ["Accuracy", "NLL", "ECE", "AURC", "p-value of calibration"]
 
 
+def test_a_metric_of_the_first_group_that_is_added_is_printed_apart(
+    golden: Evaluation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(METRICS, "own", replace(METRICS["accuracy"], label="Own"))
+    own = replace(golden, figures={**golden.figures, "own": golden.figures["accuracy"]})
+    assert "\n\nOwn  " in str(own)
+
+
 def test_one_is_printed_without_a_plural() -> None:
     text = str(evaluate(torch.zeros(1, 2), torch.tensor([0]), bins=1, class_counts=[200, 5], resamples=0))
     assert text.startswith("model: 1 element, 2 classes, 1 bin, exact")

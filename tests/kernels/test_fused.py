@@ -118,6 +118,17 @@ def assert_same(found: tuple[Tensor, Tensor], wanted: tuple[Tensor, Tensor], tol
         assert (ours.double() - theirs).norm() <= tolerance * theirs.norm()
 
 
+def test_the_number_that_launches_share_is_left_at_zero(monkeypatch: pytest.MonkeyPatch) -> None:
+    shared, taken = torch.zeros((), dtype=torch.int32, device=HERE), []
+    monkeypatch.setattr(launch, "_finished", lambda where: taken.append(where) or shared)
+    loss, other = create("ce", 5), create("focal", 5)
+    logits, target = batch(3, 5, 7000)
+    for each in (loss, other, loss):
+        assert_same(run(each, logits, target), expected(each, logits, target))
+        assert shared == 0
+    assert len(taken) == 3
+
+
 @every_loss
 @pytest.mark.parametrize("shape", [(7, 5), (2, 21, 3, 2)])
 def test_values_and_gradients(name: str, shape: tuple[int, ...]) -> None:

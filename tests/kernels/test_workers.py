@@ -128,6 +128,13 @@ def test_invalid_logits_are_found_in_any_block(threads):
         assert nan_if_invalid(arrange(broken, target)).isnan()
 
 
+def test_invalid_logits_are_found_in_vmap():
+    logits, target = batch((700, 30))
+    several = torch.stack([logits, logits.index_fill(0, torch.tensor([3]), torch.inf)])
+    found = torch.func.vmap(lambda each: nan_if_invalid(arrange(each, target)))(several)
+    assert found.isnan().tolist() == [False, True]
+
+
 def test_finite_logits_whose_sum_overflows_are_valid():
     logits, target = batch((700, 30))
     assert nan_if_invalid(arrange(torch.full_like(logits, 3e38), target)) == 0

@@ -15,6 +15,7 @@ from calibrant.training.optimization import (
     RunningAverage,
     adam,
     adamw,
+    can_be_fused,
     constant,
     cosine,
     linear,
@@ -127,6 +128,27 @@ def test_moments_go_over_to_the_other_kind_of_device(make: Any, recorded: bool) 
     assert isinstance(second.param_groups[0]["lr"], torch.Tensor) is not recorded
     for name, value in whole.state_dict().items():
         torch.testing.assert_close(resumed.state_dict()[name], value)
+
+
+@pytest.mark.parametrize(
+    "kind", [torch.optim.RMSprop, torch.optim.NAdam, torch.optim.Adagrad, torch.optim.Adamax]
+)
+def test_optimizers_that_torch_cannot_fuse_stay_what_they_are(kind: type[torch.optim.Optimizer]) -> None:
+    (model,) = same_networks(1)
+    optimizer = kind(model.parameters(), lr=0.1)
+    assert not can_be_fused(optimizer)
+    assert recordable(optimizer, torch.device("cpu")) is optimizer
+    assert isinstance(optimizer.param_groups[0]["lr"], torch.Tensor)
+
+
+def test_momenta_of_fused_steps_begin_at_zero_after_a_resume_as_well() -> None:
+    """A run whose steps were all skipped by a gradient scaler saves no momenta."""
+    one, other = same_networks(2)
+    fused = recordable(sgd(other), torch.device("cpu"))
+    load_moments(fused, sgd(one).state_dict()["state"])
+    for group in fused.param_groups:
+        for parameter in group["params"]:
+            assert torch.equal(fused.state[parameter]["momentum_buffer"], torch.zeros_like(parameter))
 
 
 def test_the_running_average_is_that_of_torch() -> None:

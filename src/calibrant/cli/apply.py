@@ -76,11 +76,13 @@ def apply(
 def _loaded(calibrator: Path, file: Path) -> Calibrator:
     """The calibrator, with a better error where both arguments were swapped."""
     from calibrant.calibrators import load_calibrator
+    from calibrant.predictions import open_predictions
 
     try:
         return load_calibrator(calibrator)
-    except ValueError:
+    except (OSError, ValueError):
         with suppress(OSError, ValueError):
             load_calibrator(file)
-            terminal.fail(f"{calibrator}: is no calibrator, but {file} is; expected the calibrator first")
+            open_predictions(calibrator, labelled=False)
+            terminal.fail(f"{calibrator} is no calibrator, but {file} is; expected the calibrator first")
         raise

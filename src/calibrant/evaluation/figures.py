@@ -411,8 +411,8 @@ class Evaluation:
             for name, each in self.figures.items()
             if each.value is not None
         ]
-        for group, members in groupby(present, lambda each: each[0].group):
-            if group != present[0][0].group:
+        for number, (_, members) in enumerate(groupby(present, lambda each: each[0].group)):
+            if number:
                 yield "", "", ""  # an empty line between groups
             for metric, value, ends in members:
                 yield metric.label, metric.text(value), " – ".join(map(metric.text, ends or ()))

@@ -370,7 +370,8 @@ def nan_if_invalid(elements: Elements) -> Tensor:
     def check(index: Index, scratch: Scratch) -> Tensor:
         logits, place = elements.logits[index], index[:1] + index[2:]
         # The sum of finite numbers is finite unless it overflows. On other devices asking would wait.
-        if elements.checked and logits.device.type == "cpu" and logits.sum().isfinite():
+        ask = elements.checked and logits.device.type == "cpu" and not is_batched(logits)
+        if ask and logits.sum().isfinite():
             return logits.new_zeros(())
         # 0·x is NaN exactly where x is not finite, and a NaN survives every sum.
         extremes = logits.amax(1) * 0 + logits.amin(1) * 0

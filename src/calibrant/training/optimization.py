@@ -75,24 +75,35 @@ OPTIMIZERS: dict[str, Callable[..., Optimizer]] = {"sgd": sgd, "adam": adam, "ad
 """Optimizers by name: functions of a model and options."""
 
 
-def recordable(optimizer: Optimizer, device: torch.device) -> Optimizer:
-    """A new optimizer like this one whose steps can be recorded as a CUDA graph.
+def can_be_fused(optimizer: Optimizer) -> bool:
+    """Whether torch has a fused form of the optimizer for GPUs, which leaves a skipped step to the GPU."""
+    return type(optimizer) in (SGD, Adam, AdamW)
 
-    Everything that changes is kept on the GPU: learning rates, and whether a gradient scaler skips a step.
+
+def recordable(optimizer: Optimizer, device: torch.device) -> Optimizer:
+    """An optimizer like this one whose steps can be recorded as a CUDA graph.
+
+    Everything that changes is kept on the GPU: learning rates and, if `can_be_fused`, whether a gradient
+    scaler skips a step.
     """
-    groups = []
     for group in optimizer.param_groups:
-        rate = torch.tensor(group["lr"], dtype=torch.float32, device=device)
-        capturable = {"capturable": True} if "capturable" in group else {}
-        groups.append({**group, "lr": rate, "fused": True, **capturable})
-    fused = type(optimizer)(groups, fused=True)  # type: ignore[call-arg]  # all of OPTIMIZERS take it
-    for group in groups:
-        # Torch would leave the momentum uninitialised if a gradient scaler skips the first step.
-        if group.get("momentum"):
-            fused.state.update(
-                {each: {"momentum_buffer": torch.zeros_like(each)} for each in group["params"]}
-            )
+        group["lr"] = torch.tensor(group["lr"], dtype=torch.float32, device=device)
+        if "capturable" in group:
+            group["capturable"] = True
+    if not can_be_fused(optimizer):
+        return optimizer
+    groups = [{**group, "fused": True} for group in optimizer.param_groups]
+    fused = type(optimizer)(groups, fused=True)  # type: ignore[call-arg]  # the three of `can_be_fused` take it
+    _begin_momenta(fused)
     return fused
+
+
+def _begin_momenta(optimizer: Optimizer) -> None:
+    """Set missing momenta of fused steps to 0; torch leaves them uninitialised if it skips the first step."""
+    for group in optimizer.param_groups:
+        for parameter in group["params"] if group.get("fused") and group.get("momentum") else ():
+            if optimizer.state[parameter].get("momentum_buffer") is None:
+                optimizer.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
 
 
 def set_rates(optimizer: Optimizer, rates: list[float]) -> None:
@@ -122,6 +133,7 @@ def load_moments(optimizer: Optimizer, state: Mapping[Any, Any]) -> None:
                 raise ValueError(
                     f"{name} has shape {tuple(moment.shape)}; its parameter has {tuple(parameter.shape)}"
                 )
+    _begin_momenta(optimizer)
 
 
 class RunningAverage:

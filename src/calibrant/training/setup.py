@@ -20,7 +20,7 @@ from calibrant.training.batches import Batch, on_device, steps_per_epoch
 from calibrant.training.data import DataSets, Inputs
 from calibrant.training.fabric import Fabric, FabricModule, FabricOptimizer, SingleDeviceStrategy
 from calibrant.training.models import create_model
-from calibrant.training.optimization import OPTIMIZERS, RunningAverage, recordable
+from calibrant.training.optimization import OPTIMIZERS, RunningAverage, can_be_fused, recordable
 from calibrant.training.recipe import Recipe
 
 _SMALL = 10**8
@@ -144,8 +144,9 @@ def set_up(recipe: Recipe, data: DataSets, fabric: Fabric) -> Parts:
         raise RecipeError(f"optimizer {recipe.optimizer}: {error}") from None
     learning_rates = [group["lr"] for group in optimizer.param_groups]
     scaled = getattr(fabric.strategy.precision, "scaler", None) is not None
-    # Fabric does not clip gradients that a fused optimizer divides by the scale.
-    recorded = single_gpu and recipe.record and not (scaled and recipe.gradient_clip)
+    # With a scaler only fused steps are recorded, and Fabric does not clip the gradients of those.
+    recorded = single_gpu and recipe.record
+    recorded = recorded and not (scaled and (recipe.gradient_clip or not can_be_fused(optimizer)))
     if recorded:
         optimizer = recordable(optimizer, fabric.device)
     called = compiled(network, fabric.device) if recipe.compile is True else network

@@ -1,0 +1,53 @@
+"""Registries: what is added in any way is checked; otherwise they are dictionaries."""
+
+import copy
+import pickle
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import pytest
+
+from calibrant.arguments import Registry
+
+
+@pytest.fixture
+def registry() -> Registry[int]:
+    return Registry({"one": 1, "two": 2}, int, classes=False)
+
+
+def join(registry: Any, parts: Mapping[str, Any]) -> None:
+    registry |= parts
+
+
+def set_default(registry: Any, parts: Mapping[str, Any]) -> None:
+    registry.setdefault("three", parts["three"])
+
+
+@pytest.mark.parametrize(
+    "add",
+    [lambda to, parts: to.update(parts), lambda to, parts: to.setdefault("three", parts["three"]), join],
+)
+def test_every_way_to_add_is_checked(registry: Registry[int], add: Callable[..., Any]) -> None:
+    with pytest.raises(TypeError, match="'three': expected an instance of calibrant's int, got '3'"):
+        add(registry, {"three": "3"})
+    assert list(registry) == ["one", "two"]
+    add(registry, {"three": 3})
+    assert dict(registry) == {"one": 1, "two": 2, "three": 3}
+
+
+def test_registries_are_joined_as_dictionaries(registry: Registry[int]) -> None:
+    other: dict[str, Any] = {"two": "another", "three": 3}
+    assert registry | other == {"one": 1, **other}
+    assert other | registry == {"three": 3, "one": 1, "two": 2}
+    assert registry | registry == registry
+    assert list(registry) == ["one", "two"]
+
+
+@pytest.mark.parametrize("same", [copy.copy, copy.deepcopy, lambda each: pickle.loads(pickle.dumps(each))])
+def test_copies_check_as_well(registry: Registry[int], same: Callable[..., Any]) -> None:
+    copied = same(registry)
+    assert copied == registry
+    with pytest.raises(TypeError, match="'three'"):
+        copied["three"] = "3"
+    copied["three"] = 3
+    assert "three" not in registry
